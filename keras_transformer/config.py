@@ -6,7 +6,9 @@ One place lists every hyperparameter; layers take plain numbers and never see th
 
 import dataclasses
 import json
-from typing import Any, Literal, Self, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
+
+from typing_extensions import Self
 
 from keras_transformer.errors import InputError
 
