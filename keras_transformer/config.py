@@ -1,4 +1,4 @@
-"""Hyperparameters of models and search, as frozen dataclasses that check themselves.
+"""Hyperparameters of model, data, training and search: frozen dataclasses that check themselves.
 
 One place lists every hyperparameter; layers take plain numbers and never see these classes.
 `ModelConfig.preset("base")` gives the paper's settings, `to_json` and `from_json` a round trip.
@@ -76,10 +76,11 @@ class ModelConfig(JsonConfig):
         feed_forward_dim: inner width of the feed-forward layers, d_ff.
         num_heads: attention heads, h.
         key_dim, value_dim: width of one head, d_k and d_v; None means model_dim / num_heads.
-        dropout: rate on each sub-layer's output and, unless set apart below, everywhere else.
-        embedding_dropout: rate on the sum of embedding and position.
-        attention_dropout: rate on the attention weights.
-        feed_forward_dropout: rate inside the feed-forward layer, after its ReLU.
+        dropout: rate on each sub-layer's output, before the residual sum (5.4).
+        embedding_dropout: rate on the sum of embedding and position; None means `dropout`, as in
+            the paper.
+        attention_dropout: rate on the attention weights; none in the paper's text.
+        feed_forward_dropout: rate inside the feed-forward layer, after its ReLU; likewise.
         share_embeddings: "all" shares one matrix between source embedding, target embedding and
             pre-softmax projection (3.4), "target" between the last two, "none" nothing.
         norm_position: "post" as in the paper, or "pre" (norm before each sub-layer, one more
@@ -105,8 +106,8 @@ class ModelConfig(JsonConfig):
     value_dim: int | None = None
     dropout: float = 0.1
     embedding_dropout: float | None = None
-    attention_dropout: float | None = None
-    feed_forward_dropout: float | None = None
+    attention_dropout: float = 0.0
+    feed_forward_dropout: float = 0.0
     share_embeddings: Literal["all", "target", "none"] = "all"
     norm_position: Literal["post", "pre"] = "post"
     norm_form: Literal["variance", "sigma"] = "variance"
@@ -164,10 +165,114 @@ class ModelConfig(JsonConfig):
         return cls.from_dict(PRESETS[name] | changes)
 
 
+# "tiny" is the encoder and decoder that Wu et al. 2021 trained on Multi30k.
 PRESETS: dict[str, dict[str, Any]] = {
     "tiny": dict(num_layers=4, model_dim=128, feed_forward_dim=256, num_heads=4, dropout=0.3),
     "base": dict(num_layers=6, model_dim=512, feed_forward_dim=2048, num_heads=8, dropout=0.1),
     "big": dict(num_layers=6, model_dim=1024, feed_forward_dim=4096, num_heads=16, dropout=0.3),
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataConfig(JsonConfig):
+    """Where sentence pairs come from and how they become symbols.
+
+    Attributes:
+        dataset: name of a TFDS data set; left out where the files below are given.
+        train_source, train_target, dev_source, dev_target: parallel text files, plain or .gz.
+        vocabulary: a SentencePiece model to use instead of learning one; the source's own where
+            `target_vocabulary` is given too.
+        target_vocabulary: the target's own SentencePiece model.
+        vocabulary_size: symbols of each vocabulary that is learned.
+        vocabulary_kind: what the symbols are.
+        share_vocabulary: whether one vocabulary is learned for both sides.
+        max_length: pairs with more symbols on a side are left out of training.
+    """
+
+    dataset: str | None = None
+    train_source: str | None = None
+    train_target: str | None = None
+    dev_source: str | None = None
+    dev_target: str | None = None
+    vocabulary: str | None = None
+    target_vocabulary: str | None = None
+    vocabulary_size: int = 8000
+    vocabulary_kind: Literal["bpe", "unigram", "char", "word"] = "bpe"
+    share_vocabulary: bool = True
+    max_length: int = 256
+
+    def __post_init__(self) -> None:
+        self._check_choices()
+        self._check_at_least(1, "vocabulary_size", "max_length")
+        files = (self.train_source, self.train_target)
+        if self.dataset is not None and any(files):
+            raise InputError(
+                f"dataset {self.dataset!r} and train_source/train_target are both given; give one"
+            )
+        if self.dataset is None and not all(files):
+            raise InputError("no training data: give dataset, or train_source and train_target")
+        if (self.dev_source is None) != (self.dev_target is None):
+            raise InputError("dev_source and dev_target go together; one of them is missing")
+        if self.target_vocabulary is not None and self.vocabulary is None:
+            raise InputError("target_vocabulary needs vocabulary, the source's, beside it")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainingConfig(JsonConfig):
+    """How a model is trained (Vaswani et al. 2017, section 5).
+
+    Attributes:
+        train_steps: updates in all.
+        batch_tokens: about so many source and so many target symbols a batch, padding included.
+        learning_rate: the highest rate, reached after `warmup_steps`; None means the paper's
+            (model_dim * warmup_steps)^-0.5.
+        warmup_steps: updates of linear warm-up.
+        label_smoothing: probability spread over the whole vocabulary.
+        checkpoint_steps: updates between two checkpoints, each with a validation.
+        keep_checkpoints: newest checkpoints kept on disk.
+        average_last: newest checkpoints whose weights are averaged at the end (6.1).
+        precision: the Keras dtype policy.
+        seed: of initial weights, dropout and the order of the data.
+    """
+
+    train_steps: int = 100_000
+    batch_tokens: int = 25_000
+    learning_rate: float | None = None
+    warmup_steps: int = 4000
+    label_smoothing: float = 0.1
+    checkpoint_steps: int = 1000
+    keep_checkpoints: int = 20
+    average_last: int = 5
+    precision: Literal["float32", "mixed_bfloat16", "mixed_float16"] = "float32"
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        self._check_choices()
+        self._check_at_least(
+            1, "train_steps", "batch_tokens", "warmup_steps", "checkpoint_steps",
+            "keep_checkpoints", "average_last",
+        )  # fmt: skip
+        self._check_at_least(0, "label_smoothing", "learning_rate", "seed")
+        if self.label_smoothing >= 1:
+            raise InputError(f"label_smoothing must be below 1, got {self.label_smoothing}")
+        if self.average_last > self.keep_checkpoints:
+            raise InputError(
+                f"average_last {self.average_last} is larger than keep_checkpoints "
+                f"{self.keep_checkpoints}; keep more checkpoints or average fewer"
+            )
+
+    @classmethod
+    def preset(cls, name: str, **changes: Any) -> Self:
+        """Returns the training that goes with the model preset of the same name."""
+        if name not in TRAINING_PRESETS:
+            raise InputError(f"unknown preset {name!r}; choose one of {', '.join(PRESETS)}")
+        return cls.from_dict(TRAINING_PRESETS[name] | changes)
+
+
+TRAINING_PRESETS: dict[str, dict[str, Any]] = {
+    "tiny": dict(train_steps=20_000, batch_tokens=2048, warmup_steps=1000, average_last=5),
+    "base": dict(train_steps=100_000, average_last=5),
+    "big": dict(train_steps=300_000, average_last=20),
 }
 
 

@@ -1,0 +1,201 @@
+"""The decoder: N layers of self-attention, cross-attention and feed-forward (3.1).
+
+`call` reads whole sequences, as in training; `step` reads one symbol of each hypothesis. Both
+go through the same sub-layers: only self-attention knows the difference.
+
+Shapes: B batch, T target length, S source length, D model dimension, W hypotheses a sentence.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import keras
+
+from keras_transformer.layers.attention import CrossAttention, KeysValues, SelfAttention
+from keras_transformer.layers.encoder import final_norm
+from keras_transformer.layers.feed_forward import FeedForward
+from keras_transformer.layers.residual import Residual
+
+Tensor = Any
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class DecoderLayer(keras.layers.Layer):
+    """Self-attention, cross-attention, feed-forward, each within a residual connection.
+
+    Args: as of `EncoderLayer`.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_heads: int,
+        key_dim: int,
+        value_dim: int,
+        feed_forward_dim: int,
+        dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+        feed_forward_dropout: float = 0.0,
+        attention_bias: bool = False,
+        norm_position: Literal["post", "pre"] = "post",
+        norm_form: Literal["variance", "sigma"] = "variance",
+        norm_epsilon: float = 1e-6,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        dtype = self.dtype_policy
+        residual = dict(
+            norm_position=norm_position,
+            norm_form=norm_form,
+            norm_epsilon=norm_epsilon,
+            dropout=dropout,
+            dtype=dtype,
+        )
+        attention = dict(
+            num_heads=num_heads,
+            key_dim=key_dim,
+            value_dim=value_dim,
+            dropout=attention_dropout,
+            use_bias=attention_bias,
+            dtype=dtype,
+        )
+        self.self_attention = SelfAttention(**attention, name="self_attention")
+        self.self_attention_residual = Residual(**residual, name="self_attention_residual")
+        self.cross_attention = CrossAttention(**attention, name="cross_attention")
+        self.cross_attention_residual = Residual(**residual, name="cross_attention_residual")
+        self.feed_forward = FeedForward(
+            feed_forward_dim, feed_forward_dropout, name="feed_forward", dtype=dtype
+        )
+        self.feed_forward_residual = Residual(**residual, name="feed_forward_residual")
+
+    def build(self, input_shape: tuple[int | None, ...], *other_shapes: Any) -> None:
+        for layer in (
+            self.self_attention,
+            self.self_attention_residual,
+            self.cross_attention,
+            self.cross_attention_residual,
+            self.feed_forward,
+            self.feed_forward_residual,
+        ):
+            layer.build(input_shape)
+
+    def call(
+        self,
+        x: Tensor,
+        memory: KeysValues,
+        self_bias: Tensor | None = None,
+        memory_bias: Tensor | None = None,
+        training: bool | None = None,
+    ) -> Tensor:
+        """Returns [B, T, D] for x [B, T, D] and the memory that `cross_attention` projected."""
+        x, _ = self._run(
+            x,
+            lambda y: (self.self_attention(y, self_bias, training=training), None),
+            memory,
+            memory_bias,
+            training,
+        )
+        return x
+
+    def step(
+        self, x: Tensor, memory: KeysValues, memory_bias: Tensor | None, cache: KeysValues
+    ) -> tuple[Tensor, KeysValues]:
+        """Returns [B, W, D] for the new symbols x [B, W, D], and the cache with them added."""
+        return self._run(
+            x, lambda y: self.self_attention.step(y, cache), memory, memory_bias, False
+        )
+
+    def _run(
+        self,
+        x: Tensor,
+        attend_to_self: Callable[[Tensor], tuple[Tensor, Any]],
+        memory: KeysValues,
+        memory_bias: Tensor | None,
+        training: bool | None,
+    ) -> tuple[Tensor, Any]:
+        y = self.self_attention_residual.enter(x)
+        y, cache = attend_to_self(y)
+        x = self.self_attention_residual(x, y, training=training)
+        y = self.cross_attention_residual.enter(x)
+        y = self.cross_attention(y, memory, memory_bias, training=training)
+        x = self.cross_attention_residual(x, y, training=training)
+        y = self.feed_forward_residual.enter(x)
+        y = self.feed_forward(y, training=training)
+        return self.feed_forward_residual(x, y, training=training), cache
+
+    def compute_output_shape(
+        self, input_shape: tuple[int | None, ...], *other_shapes: Any
+    ) -> tuple[int | None, ...]:
+        return tuple(input_shape)
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class Decoder(keras.layers.Layer):
+    """A stack of `DecoderLayer`s, with a last norm where norms stand before the sub-layers.
+
+    Args:
+        num_layers: N.
+        **layer_options: see `DecoderLayer`.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_layers: int,
+        name: str | None = None,
+        dtype: Any = None,
+        trainable: bool = True,
+        **layer_options: Any,
+    ) -> None:
+        super().__init__(name=name, dtype=dtype, trainable=trainable)
+        self.layers = [
+            DecoderLayer(**layer_options, name=f"layer_{index}", dtype=self.dtype_policy)
+            for index in range(num_layers)
+        ]
+        self.final_norm = final_norm(layer_options, self.dtype_policy)
+
+    def build(self, input_shape: tuple[int | None, ...], *other_shapes: Any) -> None:
+        for layer in self.layers:
+            layer.build(input_shape)
+        if self.final_norm is not None:
+            self.final_norm.build(input_shape)
+
+    def project_memory(self, memory: Tensor) -> list[KeysValues]:
+        """Returns each layer's keys and values of the encoder's output [B, S, D]."""
+        return [layer.cross_attention.project_memory(memory) for layer in self.layers]
+
+    def call(
+        self,
+        x: Tensor,
+        memory: list[KeysValues],
+        self_bias: Tensor | None = None,
+        memory_bias: Tensor | None = None,
+        training: bool | None = None,
+    ) -> Tensor:
+        """Returns [B, T, D] for x [B, T, D] and the memory from `project_memory`."""
+        for layer, layer_memory in zip(self.layers, memory, strict=True):
+            x = layer(x, layer_memory, self_bias, memory_bias, training=training)
+        return x if self.final_norm is None else self.final_norm(x)
+
+    def step(
+        self,
+        x: Tensor,
+        memory: list[KeysValues],
+        memory_bias: Tensor | None,
+        cache: list[KeysValues],
+    ) -> tuple[Tensor, list[KeysValues]]:
+        """Returns [B, W, D] for the new symbols x [B, W, D], and the grown caches."""
+        grown = []
+        for layer, layer_memory, layer_cache in zip(self.layers, memory, cache, strict=True):
+            x, layer_cache = layer.step(x, layer_memory, memory_bias, layer_cache)
+            grown.append(layer_cache)
+        return (x if self.final_norm is None else self.final_norm(x)), grown
+
+    def empty_cache(self, batch: int | Tensor) -> list[KeysValues]:
+        """Returns each layer's cache before the first symbol, for one hypothesis a sentence."""
+        return [layer.self_attention.empty_cache(batch) for layer in self.layers]
+
+    def compute_output_shape(
+        self, input_shape: tuple[int | None, ...], *other_shapes: Any
+    ) -> tuple[int | None, ...]:
+        return tuple(input_shape)

@@ -1,0 +1,47 @@
+"""Symbols to vectors and back (3.4).
+
+Shapes: B batch, T length, D model dimension, V vocabulary.
+"""
+
+from typing import Any
+
+import keras
+from keras import ops
+
+Tensor = Any
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class TokenEmbedding(keras.layers.Layer):
+    """A matrix [V, D] that embeds symbols and, where it is shared, projects back onto them.
+
+    Args:
+        vocabulary_size: number of symbols, V.
+        model_dim: width of a vector, D.
+    """
+
+    def __init__(self, vocabulary_size: int, model_dim: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.vocabulary_size = vocabulary_size
+        self.model_dim = model_dim
+
+    def build(self, input_shape: Any = None) -> None:
+        # Entries of variance 1/D: scaled by sqrt(D) they have variance 1 beside the sinusoids,
+        # and as a projection of normalized vectors they give logits of variance 1.
+        self.table = self.add_weight(
+            name="table",
+            shape=(self.vocabulary_size, self.model_dim),
+            initializer=keras.initializers.RandomNormal(stddev=self.model_dim**-0.5),
+        )
+
+    def call(self, ids: Tensor) -> Tensor:
+        """Returns the vectors [..., D] of ids [...], multiplied by sqrt(D) (3.4)."""
+        vectors = ops.take(self.table, ids, axis=0)
+        return ops.cast(vectors, self.compute_dtype) * self.model_dim**0.5
+
+    def project(self, x: Tensor) -> Tensor:
+        """Returns logits [..., V]: vectors x [..., D] times the transposed matrix."""
+        return ops.matmul(x, ops.transpose(ops.cast(self.table, x.dtype)))
+
+    def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
+        return (*input_shape, self.model_dim)

@@ -1,0 +1,44 @@
+"""Position-wise feed-forward networks (3.3).
+
+Shapes: D model dimension, F inner dimension.
+"""
+
+from typing import Any
+
+import keras
+
+Tensor = Any
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class FeedForward(keras.layers.Layer):
+    """FFN(x) = max(0, x W1 + b1) W2 + b2 (Vaswani et al. 2017, eq. 2).
+
+    Args:
+        inner_dim: F = d_ff.
+        dropout: rate after the ReLU.
+    """
+
+    def __init__(self, inner_dim: int, dropout: float = 0.0, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.inner_dim = inner_dim
+        self.dropout = keras.layers.Dropout(dropout, name="dropout", dtype=self.dtype_policy)
+
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        self.inner = keras.layers.Dense(
+            self.inner_dim, activation="relu", name="inner", dtype=self.dtype_policy
+        )
+        self.inner.build(input_shape)
+        self.outer = keras.layers.Dense(input_shape[-1], name="outer", dtype=self.dtype_policy)
+        self.outer.build((*input_shape[:-1], self.inner_dim))
+
+    def call(self, x: Tensor, training: bool | None = None) -> Tensor:
+        """Returns [..., D] for x [..., D]."""
+        return self.outer(self.dropout(self.inner(x), training=training))
+
+    def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
+        return tuple(input_shape)
+
+    def get_config(self) -> dict[str, Any]:
+        config = {"inner_dim": self.inner_dim, "dropout": self.dropout.rate}
+        return super().get_config() | config

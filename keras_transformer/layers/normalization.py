@@ -1,0 +1,55 @@
+"""Layer normalization (Ba et al. 2016), over the last axis.
+
+Shapes: D model dimension.
+"""
+
+from typing import Any, Literal
+
+import keras
+from keras import ops
+
+Tensor = Any
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class LayerNormalization(keras.layers.Layer):
+    """Normalizes each vector to mean 0 and variance 1, then applies a learned gain and bias.
+
+    Args:
+        epsilon: keeps the quotient finite where all entries are equal.
+        form: "variance" is gain * (x - mean) / sqrt(variance + epsilon) + bias, "sigma" is
+            gain * (x - mean) / (sigma + epsilon) + bias. The variance is that of the
+            population: it divides by D.
+    """
+
+    def __init__(
+        self,
+        epsilon: float = 1e-6,
+        form: Literal["variance", "sigma"] = "variance",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.epsilon = epsilon
+        self.form = form
+
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        dim = input_shape[-1]
+        self.gain = self.add_weight(name="gain", shape=(dim,), initializer="ones")
+        self.bias = self.add_weight(name="bias", shape=(dim,), initializer="zeros")
+
+    def call(self, x: Tensor) -> Tensor:
+        """Returns x [..., D] normalized, of the same shape and dtype."""
+        # Half precision cannot hold the sum of squares: the statistics are float32 always.
+        full = ops.cast(x, "float32")
+        centered = full - ops.mean(full, axis=-1, keepdims=True)
+        variance = ops.mean(ops.square(centered), axis=-1, keepdims=True)
+        if self.form == "variance":
+            normal = centered * ops.rsqrt(variance + self.epsilon)
+        else:
+            # The square root has no finite slope at 0; a tiny floor keeps gradients finite.
+            normal = centered / (ops.sqrt(ops.maximum(variance, 1e-24)) + self.epsilon)
+        gain, bias = ops.cast(self.gain, "float32"), ops.cast(self.bias, "float32")
+        return ops.cast(normal * gain + bias, self.compute_dtype)
+
+    def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
+        return tuple(input_shape)

@@ -1,0 +1,77 @@
+"""Positions: what tells the model in which order the symbols stand (3.5).
+
+Shapes: T positions, D model dimension.
+"""
+
+import math
+from typing import Any, Literal
+
+import keras
+from keras import ops
+
+Tensor = Any
+
+
+def sinusoids(positions: Tensor, model_dim: int, layout: str = "sinusoidal") -> Tensor:
+    """Returns the sinusoidal encoding of positions [...] as float32 [..., D].
+
+    "sinusoidal" is Vaswani et al. 2017, 3.5, sine and cosine interleaved:
+        PE(pos, 2i)   = sin(pos / 10000^(2i / D))
+        PE(pos, 2i+1) = cos(pos / 10000^(2i / D))
+    "concatenated" is what tensor2tensor, OpenNMT and fairseq compute: all D/2 sines, then all
+    cosines, with wavelengths in a geometric row from 2 pi to exactly 10000 * 2 pi.
+    """
+    num_rates = model_dim // 2
+    steps = num_rates if layout == "sinusoidal" else max(num_rates - 1, 1)
+    rates = ops.exp(ops.arange(num_rates, dtype="float32") * (-math.log(10000.0) / steps))
+    angles = ops.cast(positions, "float32")[..., None] * rates  # [..., D/2]
+    sines, cosines = ops.sin(angles), ops.cos(angles)
+    if layout == "concatenated":
+        return ops.concatenate([sines, cosines], axis=-1)
+    pairs = ops.stack([sines, cosines], axis=-1)  # [..., D/2, 2]
+    return ops.reshape(pairs, (*ops.shape(positions), model_dim))
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class PositionalEncoding(keras.layers.Layer):
+    """Gives the encoding of positions.
+
+    Args:
+        model_dim: width of the encoding, D.
+        kind: "sinusoidal", "concatenated" (see `sinusoids`) or "learned" (Table 3 row E).
+        first_position: the number of the first symbol's position.
+        max_positions: rows of the table of learned positions; later positions share the last.
+    """
+
+    def __init__(
+        self,
+        model_dim: int,
+        kind: Literal["sinusoidal", "concatenated", "learned"] = "sinusoidal",
+        first_position: int = 0,
+        max_positions: int = 1024,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.model_dim = model_dim
+        self.kind = kind
+        self.first_position = first_position
+        self.max_positions = max_positions
+        self.table = None
+
+    def build(self, input_shape: Any = None) -> None:
+        if self.kind == "learned":
+            self.table = self.add_weight(
+                name="table",
+                shape=(self.max_positions, self.model_dim),
+                initializer=keras.initializers.RandomNormal(stddev=self.model_dim**-0.5),
+            )
+
+    def call(self, positions: Tensor) -> Tensor:
+        """Returns [..., D] for integer positions [...], counted from 0."""
+        positions = positions + self.first_position
+        if self.table is not None:
+            return ops.take(self.table, ops.minimum(positions, self.max_positions - 1), axis=0)
+        return ops.cast(sinusoids(positions, self.model_dim, self.kind), self.compute_dtype)
+
+    def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
+        return (*input_shape, self.model_dim)

@@ -1,0 +1,70 @@
+"""The residual connection and normalization around every sub-layer (3.1, 5.4)."""
+
+from typing import Any, Literal
+
+import keras
+
+from keras_transformer.layers.normalization import LayerNormalization
+
+Tensor = Any
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class Residual(keras.layers.Layer):
+    """What stands before and after a sub-layer.
+
+    "post" is the paper's LayerNorm(x + Dropout(Sublayer(x))); "pre" is
+    x + Dropout(Sublayer(LayerNorm(x))), which trains deep stacks more easily and needs one
+    more norm at the end of the stack.
+
+    A sub-layer stands between the two halves:
+        y = residual.enter(x)
+        y = sublayer(y)
+        x = residual(x, y)
+
+    Args:
+        norm_position: "post" or "pre".
+        norm_form, norm_epsilon: see `LayerNormalization`.
+        dropout: rate on the sub-layer's output.
+    """
+
+    def __init__(
+        self,
+        *,
+        norm_position: Literal["post", "pre"] = "post",
+        norm_form: Literal["variance", "sigma"] = "variance",
+        norm_epsilon: float = 1e-6,
+        dropout: float = 0.0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.norm_position = norm_position
+        self.norm = LayerNormalization(
+            norm_epsilon, norm_form, name="norm", dtype=self.dtype_policy
+        )
+        self.dropout = keras.layers.Dropout(dropout, name="dropout", dtype=self.dtype_policy)
+
+    def build(self, input_shape: tuple[int | None, ...], output_shape: Any = None) -> None:
+        self.norm.build(input_shape)
+
+    def enter(self, x: Tensor) -> Tensor:
+        """Returns what the sub-layer reads of the stack's x [B, T, D]."""
+        return self.norm(x) if self.norm_position == "pre" else x
+
+    def call(self, x: Tensor, output: Tensor, training: bool | None = None) -> Tensor:
+        """Returns the stack's next x [B, T, D] from this one and the sub-layer's output."""
+        x = x + self.dropout(output, training=training)
+        return x if self.norm_position == "pre" else self.norm(x)
+
+    def compute_output_shape(
+        self, input_shape: tuple[int | None, ...], output_shape: Any = None
+    ) -> tuple[int | None, ...]:
+        return tuple(input_shape)
+
+    def get_config(self) -> dict[str, Any]:
+        return super().get_config() | {
+            "norm_position": self.norm_position,
+            "norm_form": self.norm.form,
+            "norm_epsilon": self.norm.epsilon,
+            "dropout": self.dropout.rate,
+        }

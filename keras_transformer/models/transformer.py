@@ -1,0 +1,192 @@
+"""The Transformer as an ordinary Keras model (Vaswani et al. 2017, section 3).
+
+`call` trains it, `encode` and `step` decode with it; all three run the same layers.
+
+Shapes: B batch, S source length, T target length, W hypotheses a sentence, D model dimension,
+V target vocabulary.
+"""
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_transformer.config import ModelConfig
+from keras_transformer.decoding import DecodingState
+from keras_transformer.layers import Decoder, Encoder, PositionalEncoding, TokenEmbedding
+from keras_transformer.layers.masks import causal_bias, padding_bias
+from keras_transformer.models.training_step import TokenWeightedModel
+
+Tensor = Any
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class Transformer(TokenWeightedModel):
+    """Encoder and decoder for sequence transduction.
+
+    Args:
+        config: the hyperparameters.
+
+    Example:
+        >>> model = Transformer(ModelConfig.preset("tiny", vocabulary_size=100))
+        >>> ids = np.array([[5, 6, 7, 3]])
+        >>> model({"source": ids, "target": ids}).shape
+        TensorShape([1, 4, 100])
+    """
+
+    def __init__(self, config: ModelConfig, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.config = config
+        target_size = config.target_vocabulary_size or config.vocabulary_size
+        dtype = self.dtype_policy
+
+        self.source_embedding = TokenEmbedding(
+            config.vocabulary_size, config.model_dim, name="source_embedding", dtype=dtype
+        )
+        self.target_embedding = self.source_embedding
+        if config.share_embeddings != "all":
+            self.target_embedding = TokenEmbedding(
+                target_size, config.model_dim, name="target_embedding", dtype=dtype
+            )
+        self.positions = PositionalEncoding(
+            config.model_dim,
+            config.positions,
+            config.first_position,
+            config.max_positions,
+            name="positions",
+            dtype=dtype,
+        )
+        embedding_dropout = config.embedding_dropout
+        if embedding_dropout is None:
+            embedding_dropout = config.dropout
+        self.source_dropout = keras.layers.Dropout(
+            embedding_dropout, name="source_dropout", dtype=dtype
+        )
+        self.target_dropout = keras.layers.Dropout(
+            embedding_dropout, name="target_dropout", dtype=dtype
+        )
+        options = _layer_options(config)
+        self.encoder = Encoder(**options, name="encoder", dtype=dtype)
+        self.decoder = Decoder(**options, name="decoder", dtype=dtype)
+        self.projection = None
+        if config.share_embeddings == "none":
+            self.projection = keras.layers.Dense(
+                target_size, use_bias=False, name="projection", dtype=dtype
+            )
+        # Every size is known from the config, so the weights exist from the start: summary(),
+        # load_weights() and strategies need no first batch.
+        self.build()
+
+    def build(self, input_shape: Any = None) -> None:
+        config = self.config
+        hidden = (None, None, config.model_dim)
+        self.source_embedding.build()
+        if self.target_embedding is not self.source_embedding:
+            self.target_embedding.build()
+        self.positions.build()
+        self.encoder.build(hidden)
+        self.decoder.build(hidden)
+        if self.projection is not None:
+            self.projection.build(hidden)
+        self.output_bias = None
+        if config.output_bias:
+            self.output_bias = self.add_weight(
+                name="output_bias",
+                shape=(config.target_vocabulary_size or config.vocabulary_size,),
+                initializer="zeros",
+            )
+        self.built = True
+
+    def call(self, inputs: dict[str, Tensor], training: bool | None = None) -> Tensor:
+        """Returns the logits of each next target symbol.
+
+        Args:
+            inputs: "source" ids [B, S], and "target" ids [B, T] shifted right, which start with
+                the start symbol. Padding is 0.
+            training: whether dropout is on.
+
+        Returns:
+            Logits [B, T, V].
+        """
+        source, target = inputs["source"], inputs["target"]
+        memory_bias = padding_bias(source)
+        memory = self.decoder.project_memory(self._encode(source, memory_bias, training))
+        x = self.target_embedding(target)
+        length = ops.shape(target)[1]
+        x = self.target_dropout(x + self.positions(ops.arange(length)), training=training)
+        # Padding follows the real symbols, so the causal bias alone hides it from them.
+        x = self.decoder(x, memory, causal_bias(length), memory_bias, training=training)
+        return self._logits(x)
+
+    def encode(self, source: Tensor) -> DecodingState:
+        """Reads the source ids [B, S] once, for any number of calls of `step`.
+
+        Returns:
+            The state before the first target symbol, of one hypothesis a sentence (W = 1).
+        """
+        bias = padding_bias(source)
+        memory = self.decoder.project_memory(self._encode(source, bias, training=False))
+        cache = self.decoder.empty_cache(ops.shape(source)[0])
+        return DecodingState(context={"memory": memory, "bias": bias}, cache=cache)
+
+    def step(self, ids: Tensor, state: DecodingState) -> tuple[Tensor, DecodingState]:
+        """Reads one more target symbol of each hypothesis.
+
+        Args:
+            ids: [B, W], the newest symbols; the start symbol at first.
+            state: from `encode` or the previous `step`.
+
+        Returns:
+            Logits [B, W, V] of the next symbols, and the next state.
+        """
+        # As many symbols stand before this one as the caches hold.
+        position = ops.convert_to_tensor(ops.shape(state.cache[0].keys)[-2], "int32")
+        x = self.target_embedding(ids) + self.positions(position)  # [B, W, D]
+        memory, bias = state.context["memory"], state.context["bias"]
+        x, cache = self.decoder.step(x, memory, bias, state.cache)
+        return self._logits(x), state._replace(cache=cache)
+
+    def compute_output_shape(self, input_shape: dict[str, Any]) -> tuple[int | None, ...]:
+        size = self.config.target_vocabulary_size or self.config.vocabulary_size
+        return (*input_shape["target"], size)
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            "config": self.config.to_dict(),
+            "name": self.name,
+            "dtype": keras.saving.serialize_keras_object(self.dtype_policy),
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "Transformer":
+        values = dict(config)
+        values["dtype"] = keras.saving.deserialize_keras_object(values["dtype"])
+        return cls(ModelConfig.from_dict(values.pop("config")), **values)
+
+    def _encode(self, source: Tensor, bias: Tensor, training: bool | None) -> Tensor:
+        x = self.source_embedding(source) + self.positions(ops.arange(ops.shape(source)[1]))
+        x = self.source_dropout(x, training=training)
+        return self.encoder(x, bias, training=training)
+
+    def _logits(self, x: Tensor) -> Tensor:
+        project = self.target_embedding.project if self.projection is None else self.projection
+        logits = project(x)
+        return logits if self.output_bias is None else logits + ops.cast(self.output_bias, x.dtype)
+
+
+def _layer_options(config: ModelConfig) -> dict[str, Any]:
+    head_dim = config.model_dim // config.num_heads
+    return {
+        "num_layers": config.num_layers,
+        "num_heads": config.num_heads,
+        "key_dim": config.key_dim or head_dim,
+        "value_dim": config.value_dim or head_dim,
+        "feed_forward_dim": config.feed_forward_dim,
+        "dropout": config.dropout,
+        "attention_dropout": config.attention_dropout,
+        "feed_forward_dropout": config.feed_forward_dropout,
+        "attention_bias": config.attention_bias,
+        "norm_position": config.norm_position,
+        "norm_form": config.norm_form,
+        "norm_epsilon": config.norm_epsilon,
+    }

@@ -1,0 +1,7 @@
+"""Search for the best translations over a step function; knows nothing else of the model."""
+
+from keras_transformer.search.beam import beam_search
+from keras_transformer.search.greedy import greedy_search
+from keras_transformer.search.hypotheses import Hypotheses
+
+__all__ = ["Hypotheses", "beam_search", "greedy_search"]

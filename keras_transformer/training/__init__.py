@@ -1,0 +1,30 @@
+"""Training: loss, metrics, schedule, checkpoints and the run that ties them together."""
+
+from keras_transformer.training.checkpoints import Checkpoints
+from keras_transformer.training.corpora import (
+    make_vocabularies,
+    read_training_text,
+    read_validation_text,
+    tokenize,
+)
+from keras_transformer.training.fit import compile_for_training, train
+from keras_transformer.training.losses import SmoothedCrossEntropy
+from keras_transformer.training.metrics import Perplexity, TargetTokens, TokenAccuracy
+from keras_transformer.training.run_directory import RunDirectory
+from keras_transformer.training.schedules import InverseSquareRoot
+
+__all__ = [
+    "Checkpoints",
+    "InverseSquareRoot",
+    "Perplexity",
+    "RunDirectory",
+    "SmoothedCrossEntropy",
+    "TargetTokens",
+    "TokenAccuracy",
+    "compile_for_training",
+    "make_vocabularies",
+    "read_training_text",
+    "read_validation_text",
+    "tokenize",
+    "train",
+]

@@ -1,0 +1,62 @@
+"""What happens between the batches of `model.fit`: speed, checkpoints, the record of the run."""
+
+import json
+import pathlib
+import time
+from typing import Any
+
+import keras
+
+from keras_transformer.training.checkpoints import Checkpoints
+
+
+class Throughput(keras.callbacks.Callback):
+    """Shows real target symbols a second, from the metric `TargetTokens` and the wall clock."""
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self._seconds = 0.0
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        self._start = time.perf_counter()
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        self._seconds += time.perf_counter() - self._start
+        self._replace(logs)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self._replace(logs)
+        if logs is not None:
+            logs.pop("val_target_tokens", None)
+
+    def _replace(self, logs: dict[str, Any] | None) -> None:
+        if logs and "target_tokens" in logs:
+            logs["tokens_per_second"] = round(logs.pop("target_tokens") / self._seconds)
+
+
+class SaveCheckpoint(keras.callbacks.Callback):
+    """Writes a checkpoint at the end of each interval that `fit` calls an epoch."""
+
+    def __init__(self, checkpoints: Checkpoints) -> None:
+        super().__init__()
+        self.checkpoints = checkpoints
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self.checkpoints.save(self.model, int(self.model.optimizer.iterations))
+
+
+class MetricsFile(keras.callbacks.Callback):
+    """Appends one JSON object an interval to a file: step, wall-clock seconds, all metrics."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        super().__init__()
+        self.path = path
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        self._start = time.perf_counter()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        row = {"step": int(self.model.optimizer.iterations)}
+        row["seconds"] = round(time.perf_counter() - self._start, 1)
+        row |= {name: float(value) for name, value in (logs or {}).items()}
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")

@@ -1,0 +1,140 @@
+"""A run directory: all that later commands need of a training run.
+
+    config.json         the model, data and training configurations
+    source.model        the source's SentencePiece vocabulary; the target's too where shared
+    target.model        the target's own vocabulary, where there is one
+    checkpoints/        see `checkpoints.py`
+    metrics.jsonl       one JSON object a checkpoint
+    tensorboard/        on request
+"""
+
+import json
+import os
+import pathlib
+from typing import Any
+
+import keras
+
+from keras_transformer.config import DataConfig, ModelConfig, TrainingConfig
+from keras_transformer.errors import InputError
+from keras_transformer.models import Transformer
+from keras_transformer.text import Vocabulary
+from keras_transformer.training.checkpoints import Checkpoints
+
+# What a later run of the same command may change: it does not alter what is trained.
+_MAY_CHANGE = {"train_steps", "keep_checkpoints", "average_last"}
+
+
+class RunDirectory:
+    """Opens or creates the directory of one training run.
+
+    Args:
+        path: the directory.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = pathlib.Path(path)
+
+    @property
+    def exists(self) -> bool:
+        """Whether a run has been created here."""
+        return self._config_path.is_file()
+
+    def create(
+        self,
+        model: ModelConfig,
+        data: DataConfig,
+        training: TrainingConfig,
+        source: Vocabulary,
+        target: Vocabulary,
+    ) -> None:
+        """Writes the vocabularies and, last, the configuration.
+
+        Raises:
+            InputError: the directory cannot be written.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            source.save(self.path / "source.model")
+            if target.fingerprint != source.fingerprint:
+                target.save(self.path / "target.model")
+            self._write_config(model, data, training)
+        except OSError as error:
+            raise InputError(f"cannot write run directory {self.path}: {error}") from error
+
+    def configs(self) -> tuple[ModelConfig, DataConfig, TrainingConfig]:
+        """Returns the configurations of the run.
+
+        Raises:
+            InputError: there is no run here, or its configuration is damaged.
+        """
+        if not self.exists:
+            raise InputError(
+                f"no training run in {self.path}: it has no config.json; "
+                "give the --run_dir of an earlier scripts/train.py"
+            )
+        try:
+            values = json.loads(self._config_path.read_text(encoding="utf-8"))
+            return (
+                ModelConfig.from_dict(values["model"]),
+                DataConfig.from_dict(values["data"]),
+                TrainingConfig.from_dict(values["training"]),
+            )
+        except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+            raise InputError(f"{self._config_path} is damaged: {error!r}") from error
+
+    def continue_with(self, model: ModelConfig, data: DataConfig, training: TrainingConfig) -> None:
+        """Checks that a command asks for the run that is here, and notes a new length of it.
+
+        Raises:
+            InputError: the configuration differs; the message names each difference.
+        """
+        differences = []
+        for here, asked in zip(self.configs(), (model, data, training), strict=True):
+            for name, value in asked.to_dict().items():
+                before = here.to_dict()[name]
+                if value != before and name not in _MAY_CHANGE:
+                    differences.append(f"{name} is {before!r} there and {value!r} here")
+        if differences:
+            raise InputError(
+                f"run directory {self.path} holds another run: {'; '.join(differences)}; "
+                "repeat its flags to go on with it, or give another --run_dir"
+            )
+        self._write_config(model, data, training)
+
+    def vocabularies(self) -> tuple[Vocabulary, Vocabulary]:
+        """Returns the vocabularies of source and target; one object where they share it."""
+        source = Vocabulary.load(self.path / "source.model")
+        target_path = self.path / "target.model"
+        return source, Vocabulary.load(target_path) if target_path.exists() else source
+
+    def checkpoints(self) -> Checkpoints:
+        """Returns the run's checkpoints."""
+        keep = self.configs()[2].keep_checkpoints if self.exists else 1
+        return Checkpoints(self.path / "checkpoints", keep)
+
+    def load_model(self, checkpoint: str = "auto") -> Transformer:
+        """Returns the model with the weights of a checkpoint, in float32.
+
+        Args:
+            checkpoint: see `Checkpoints.find`.
+
+        Raises:
+            InputError: there is no such run or checkpoint, or it is damaged.
+        """
+        checkpoints, model_config = self.checkpoints(), self.configs()[0]
+        name = checkpoints.find(checkpoint)
+        model = Transformer(model_config, dtype=keras.DTypePolicy("float32"))
+        checkpoints.restore(model, name)
+        return model
+
+    @property
+    def _config_path(self) -> pathlib.Path:
+        return self.path / "config.json"
+
+    def _write_config(self, *configs: Any) -> None:
+        model, data, training = (config.to_dict() for config in configs)
+        text = json.dumps({"model": model, "data": data, "training": training}, indent=2)
+        aside = self._config_path.with_suffix(".writing")
+        aside.write_text(text + "\n", encoding="utf-8")
+        os.replace(aside, self._config_path)

@@ -1,0 +1,251 @@
+"""Tokenizing inside the graph: the same ids and text as outside it, also after export."""
+
+import json
+import random
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_transformer.config import END_ID, PAD_ID, START_ID, UNKNOWN_ID
+from keras_transformer.text import Tokenizer, Vocabulary, learn_vocabulary
+
+KINDS = ["bpe", "unigram", "char", "word"]
+SCRIPTS = [
+    "The old bridge over the river was closed for three years.",
+    "Straßenbahnen, Äpfel und Übermut: größer geht's nicht!",
+    "الجسر القديم فوق النهر مُغلق منذ ثلاث سنوات.",
+    "Старый мост через реку был закрыт три года.",
+    "河上的旧桥关闭了三年。",
+    "नदी पर पुराना पुल तीन साल से बंद था।",
+    "Ｆｕｌｌ－ｗｉｄｔｈ ﬁne ﬂow… ½ ① ㎏ ﷺ",
+    "cafe\u0301 A\u030angstro\u0308m ệ e\u0323\u0302",
+    "👩‍👩‍👧‍👦 🏳️‍🌈 👍🏽 🙂",
+    "tabs\tand\u00a0no-break\u3000wide spaces\u2028lines",
+]
+ODDITIES = [
+    "",
+    " ",
+    " \t \u3000 ",
+    "\u200b",
+    "zero\u200bwidth\u200djoined\ufeffmarks\u00adsoft",
+    "controls\x00\x01\x1f\x7f\x85here",
+    "  many    spaces  ",
+    "line\nbreak\r\nand\x0bmore",
+    "<s> </s> <pad> <unk>",
+    "unknown Ω ж 龘 ꙮ \U0010ffff \ue000 characters",
+    "▁ written ▁▁out ▅ ⁇",
+    "\u0301 begins with an accent",
+    "the bridge " * 10_000,
+    "旧桥" * 55_000,
+    "a" * 100_001,
+]
+
+
+def _learn(kind: str, normalization: str = "nfkc", byte_fallback: bool = False) -> Vocabulary:
+    size = {"bpe": 400, "unigram": 260, "char": 1000, "word": 1000}[kind]
+    return learn_vocabulary(
+        SCRIPTS * 3,
+        size=size + 256 * byte_fallback,
+        kind=kind,
+        normalization=normalization,
+        byte_fallback=byte_fallback,
+    )
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def tokenizer(request) -> Tokenizer:
+    return Tokenizer(_learn(request.param))
+
+
+def _texts(strings: tf.Tensor) -> list[str]:
+    return [string.decode() for string in strings.numpy()]
+
+
+def test_ids_equal_those_outside_the_graph(tokenizer):
+    texts = SCRIPTS + ODDITIES
+    assert tokenizer.tokenize(tf.constant(texts)).to_list() == tokenizer.vocabulary.encode(texts)
+
+
+@pytest.mark.parametrize(
+    ("kind", "normalization", "byte_fallback"),
+    [("bpe", "identity", False), ("unigram", "nfkc", True), ("word", "identity", False)],
+)
+def test_ids_equal_those_outside_the_graph_whatever_the_options(kind, normalization, byte_fallback):
+    vocabulary = _learn(kind, normalization, byte_fallback)
+    texts = SCRIPTS + ODDITIES
+    ids = vocabulary.encode(texts)
+    tokenizer = Tokenizer(vocabulary)
+    assert tokenizer.tokenize(tf.constant(texts)).to_list() == ids
+    padded = tf.ragged.constant(ids, dtype=tf.int32).to_tensor(PAD_ID)
+    assert _texts(tokenizer.detokenize(padded)) == vocabulary.decode(ids)
+
+
+def test_known_text_comes_back_normalized(tokenizer):
+    ids = tokenizer.tokenize(tf.constant(SCRIPTS))
+    assert not tf.reduce_any(ids.flat_values == UNKNOWN_ID)
+    normalized = [tokenizer.vocabulary.normalize(text) for text in SCRIPTS]
+    assert _texts(tokenizer.detokenize(ids.to_tensor(PAD_ID))) == normalized
+
+
+def test_any_text_reads_the_same_inside_and_outside_the_graph(tokenizer):
+    ids = tokenizer.tokenize(tf.constant(ODDITIES))
+    expected = tokenizer.vocabulary.decode(ids.to_list())
+    assert _texts(tokenizer.detokenize(ids.to_tensor(PAD_ID))) == expected
+
+
+def test_an_unknown_character_or_word_reads_as_a_question(tokenizer):
+    bridge = "bridge over the river"
+    ids = tokenizer.tokenize(tf.constant([f"龘 {bridge} 龘 {bridge} 龘"]))
+    text = tokenizer.detokenize(ids.to_tensor())
+    assert _texts(text) == [f"⁇ {bridge} ⁇ {bridge} ⁇"]
+
+
+def test_bytes_that_are_not_utf8_become_unknown_and_harm_nothing_else(tokenizer):
+    generator = random.Random(1)
+    broken = [b"\xff", b"\xc3", b"\xed\xa0\x80", b"\xf5\x80\x80\x80", b"\xc0\x80", b"\xf0\x9f\x98"]
+    broken += [generator.randbytes(generator.randrange(60)) for _ in range(500)]
+    rows = tokenizer.tokenize(tf.constant([*broken, b"the old bridge"])).to_list()
+    assert all(UNKNOWN_ID in row for row in rows[:6])
+    assert rows[-1] == tokenizer.vocabulary.encode(["the old bridge"])[0]
+
+
+def test_padding_and_start_are_skipped_and_the_first_end_ends(tokenizer):
+    [old, bridge] = tokenizer.vocabulary.encode(["old", "bridge"])
+    row = [START_ID, PAD_ID, *old, PAD_ID, END_ID, *bridge, END_ID, PAD_ID]
+    assert _texts(tokenizer.detokenize(tf.constant([row]))) == ["old"]
+    assert tokenizer.vocabulary.decode([row]) == ["old"]
+
+
+@pytest.mark.parametrize("leading", [(), (3,), (2, 3), (2, 1, 3), (0,), (2, 0)])
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+def test_detokenizing_keeps_any_leading_shape(tokenizer, leading, dtype):
+    [ids] = tokenizer.vocabulary.encode(["the old bridge"])
+    text = tokenizer.detokenize(np.full((*leading, len(ids)), ids, dtype))
+    assert text.shape == leading
+    assert set(text.numpy().reshape(-1).tolist()) <= {b"the old bridge"}
+
+
+@pytest.mark.parametrize("leading", [(2,), (2, 3), (0,)])
+def test_detokenizing_no_symbols_gives_empty_text(tokenizer, leading):
+    text = tokenizer.detokenize(tf.zeros((*leading, 0), tf.int32))
+    assert text.shape == leading
+    assert set(text.numpy().reshape(-1).tolist()) <= {b""}
+
+
+def test_no_sentences_have_no_ids(tokenizer):
+    ids = tokenizer.tokenize(tf.zeros([0], tf.string))
+    assert ids.shape.as_list() == [0, None]
+    assert ids.dtype == tf.int32
+
+
+def test_shapes_are_known_while_tracing(tokenizer):
+    @tf.function(input_signature=[tf.TensorSpec([None, 4, None], tf.int32)])
+    def detokenize(ids):
+        text = tokenizer.detokenize(ids)
+        assert text.shape.as_list() == [None, 4]
+        return text
+
+    assert detokenize(tf.zeros([2, 4, 5], tf.int32)).shape == (2, 4)
+
+
+def test_ids_outside_the_vocabulary_are_refused(tokenizer):
+    with pytest.raises(tf.errors.OutOfRangeError, match="Invalid id"):
+        tokenizer.detokenize(tf.constant([[4, tokenizer.vocabulary.size]]))
+
+
+def test_a_data_pipeline_tokenizes(tokenizer):
+    batches = tf.data.Dataset.from_tensor_slices(SCRIPTS).batch(4).map(tokenizer.tokenize)
+    rows = [row for batch in batches for row in batch.to_list()]
+    assert rows == tokenizer.vocabulary.encode(SCRIPTS)
+
+
+class _Pair(tf.Module):
+    """Two tokenizers with different models, as a translation model has."""
+
+    def __init__(self, source: Tokenizer, target: Tokenizer) -> None:
+        super().__init__()
+        self.source = source
+        self.target = target
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.string)])
+    def serve(self, text):
+        source = self.source.tokenize(text).to_tensor(PAD_ID)
+        target = self.target.tokenize(text).to_tensor(PAD_ID)
+        return {
+            "source": source,
+            "target": target,
+            "source_text": self.source.detokenize(source),
+            "target_text": self.target.detokenize(target),
+        }
+
+
+# Runs where only TensorFlow and TensorFlow Text are imported; prints what both loaders answer.
+_LOAD = """
+import json, sys
+import tensorflow as tf, tensorflow_text
+path, texts = sys.argv[1], json.loads(sys.argv[2])
+
+def plain(outputs):
+    return {name: [v.decode() if isinstance(v, bytes) else v for v in value.tolist()]
+            for name, value in outputs.items()}
+
+module = tf.saved_model.load(path)
+eager = {k: v.numpy() for k, v in module.signatures["serving_default"](tf.constant(texts)).items()}
+with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+    signature = tf.compat.v1.saved_model.load(session, ["serve"], path).signature_def
+    signature = signature["serving_default"]
+    fetches = {name: info.name for name, info in signature.outputs.items()}
+    fed = session.run(fetches, {signature.inputs["text"].name: texts})
+assert not any(name.split(".")[0] in ("keras_transformer", "sentencepiece") for name in sys.modules)
+print(json.dumps([plain(eager), plain(fed)]))
+"""
+
+
+def test_two_tokenizers_in_one_saved_model_keep_their_own_models(tmp_path):
+    source, target = _learn("bpe"), _learn("char")
+    pair = _Pair(Tokenizer(source), Tokenizer(target))
+    tf.saved_model.save(pair, str(tmp_path), signatures=pair.serve)
+    texts = [SCRIPTS[0], SCRIPTS[4], "Ω bridge", ""]
+    result = subprocess.run(
+        [sys.executable, "-c", _LOAD, str(tmp_path), json.dumps(texts)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr[-2000:]
+    for answer in json.loads(result.stdout):
+        for side, vocabulary in (("source", source), ("target", target)):
+            rows = [[id_ for id_ in row if id_ != PAD_ID] for row in answer[side]]
+            assert rows == vocabulary.encode(texts)
+            assert answer[f"{side}_text"] == vocabulary.decode(rows)
+
+
+def test_real_text_gets_the_same_ids_inside_and_outside_the_graph(shared_data):
+    lines = []
+    for folder, name in (
+        ("newstest2014", "newstest2014.en-de.de"),
+        ("newstest2014", "newstest2014.en-fr.fr"),
+        ("newstest2014", "newstest2014.en-de.en"),
+    ):
+        lines += (shared_data(folder) / name).read_text(encoding="utf-8").split("\n")[:1000]
+    words = json.loads((shared_data("transliteration_aren") / "oracle.json").read_text("utf-8"))
+    lines += [word for word in _strings(words) if word][:1000]
+    for kind in ("bpe", "unigram"):
+        vocabulary = learn_vocabulary(lines[::2], size=2000, kind=kind)
+        ids = Tokenizer(vocabulary).tokenize(tf.constant(lines)).to_list()
+        assert ids == vocabulary.encode(lines)
+
+
+def _strings(values: object) -> list[str]:
+    """All strings in nested JSON values."""
+    if isinstance(values, str):
+        return [values]
+    if isinstance(values, dict):
+        values = list(values.values())
+    return (
+        [text for value in values for text in _strings(value)] if isinstance(values, list) else []
+    )

@@ -1,0 +1,336 @@
+"""Learning, saving and using a vocabulary outside the graph."""
+
+import hashlib
+import os
+import re
+import stat
+
+import pytest
+
+from keras_transformer.config import END_ID, PAD_ID, START_ID, UNKNOWN_ID
+from keras_transformer.errors import InputError
+from keras_transformer.text import Vocabulary, learn_vocabulary
+
+KINDS = ["bpe", "unigram", "char", "word"]
+SENTENCES = [
+    "Zwei junge Männer sind im Freien in der Nähe vieler Büsche.",
+    "Ein kleines Mädchen klettert in ein Spielhaus aus Holz.",
+    "Ein Mann in einem blauen Hemd steht auf einer Leiter und putzt ein Fenster.",
+    "Zwei Männer stehen am Herd und bereiten Essen zu.",
+    "Ein Hund rennt über die Wiese, und ein Kind rennt ihm nach.",
+]
+NUM_CHARACTERS = len(set("".join(SENTENCES)))
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> Vocabulary:
+    return learn_vocabulary(SENTENCES, size=80)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_padding_unknown_start_and_end_have_the_first_four_ids(kind):
+    pieces = learn_vocabulary(SENTENCES, size=60, kind=kind).pieces(
+        [PAD_ID, UNKNOWN_ID, START_ID, END_ID]
+    )
+    assert pieces == ["<pad>", "<unk>", "<s>", "</s>"]
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_a_subword_vocabulary_has_exactly_the_size_asked_for(kind):
+    assert learn_vocabulary(SENTENCES, size=70, kind=kind).size == 70
+
+
+def test_a_character_vocabulary_has_one_symbol_for_each_character():
+    assert learn_vocabulary(SENTENCES, size=1000, kind="char").size == 4 + NUM_CHARACTERS
+
+
+def test_a_word_vocabulary_has_one_symbol_for_each_word():
+    words = set(" ".join(SENTENCES).split())
+    assert learn_vocabulary(SENTENCES, size=1000, kind="word").size == 4 + len(words)
+
+
+def test_a_smaller_word_vocabulary_keeps_the_most_frequent_words():
+    vocabulary = learn_vocabulary(["a a a b b c"], size=6, kind="word")
+    assert vocabulary.pieces([4, 5]) == ["▁a", "▁b"]
+
+
+def test_merges_are_those_of_byte_pair_encoding():
+    # Sennrich et al. 2016: "a b" stands five times, "ab c" three times; nothing else repeats.
+    vocabulary = learn_vocabulary(["xab yab xabc yabc zabc"], size=4 + 7 + 2)
+    assert vocabulary.pieces([4, 5]) == ["ab", "abc"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_decoding_gives_back_what_was_encoded(kind):
+    vocabulary = learn_vocabulary(SENTENCES, size=100, kind=kind)
+    if kind == "word":
+        assert vocabulary.size < 100  # every word has its symbol
+    assert vocabulary.decode(vocabulary.encode(SENTENCES)) == SENTENCES
+
+
+def test_encoding_adds_neither_start_nor_end(vocabulary):
+    ids = {id_ for row in vocabulary.encode([*SENTENCES, "", "<s> </s> <pad>"]) for id_ in row}
+    assert not ids & {PAD_ID, START_ID, END_ID}
+
+
+def test_threads_do_not_change_the_ids(vocabulary):
+    texts = SENTENCES * 50
+    assert vocabulary.encode(texts, num_threads=3) == vocabulary.encode(texts, num_threads=1)
+
+
+def test_empty_input_gives_empty_output(vocabulary):
+    assert vocabulary.encode([]) == []
+    assert vocabulary.encode(["", "  "]) == [[], []]
+    assert vocabulary.decode([]) == []
+    assert vocabulary.decode([[], [END_ID]]) == ["", ""]
+
+
+def test_decoding_skips_padding_and_start_and_stops_at_the_first_end(vocabulary):
+    [hund, kind] = vocabulary.encode(["Hund", "Kind"])
+    row = [START_ID, PAD_ID, *hund, PAD_ID, END_ID, *kind, END_ID, PAD_ID]
+    assert vocabulary.decode([row]) == ["Hund"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_unknown_character_or_word_reads_as_a_question(kind):
+    vocabulary = learn_vocabulary(["ein Hund", "ein Kind"], size=13, kind=kind)
+    ids = vocabulary.encode(["Ω ein Ω Hund Ω"])
+    assert vocabulary.decode(ids) == ["⁇ ein ⁇ Hund ⁇"]
+
+
+def test_nfkc_folds_compatible_characters_and_drops_controls(vocabulary):
+    assert vocabulary.normalize("  ﬁx…\tＡ１\u200b  e\u0301\x01 ") == "fix... A1 é"
+
+
+def test_identity_normalization_only_squeezes_spaces():
+    text = "  ﬁx… Ａ１  e\u0301 "
+    vocabulary = learn_vocabulary([text], size=100, kind="char", normalization="identity")
+    assert vocabulary.normalize(text) == "ﬁx… Ａ１ e\u0301"
+    assert vocabulary.decode(vocabulary.encode([text])) == ["ﬁx… Ａ１ e\u0301"]
+
+
+@pytest.mark.parametrize("normalization", ["nfkc", "identity"])
+def test_tokens_of_a_tokenized_corpus_stay_whole(normalization):
+    line = "a un@@ happy do@@ g &apos;s  ##AT##-##AT## ."
+    vocabulary = learn_vocabulary([line], size=100, kind="word", normalization=normalization)
+    [ids] = vocabulary.encode([line])
+    assert vocabulary.pieces(ids) == ["▁" + token for token in line.split()]
+    assert vocabulary.decode([ids]) == [" ".join(line.split())]
+
+
+def test_byte_fallback_spells_out_characters_never_seen():
+    vocabulary = learn_vocabulary(SENTENCES, size=400, byte_fallback=True)
+    text = "Ωμέγα 数 🙂"
+    [ids] = vocabulary.encode([text])
+    assert UNKNOWN_ID not in ids
+    assert vocabulary.decode([ids]) == [text]
+
+
+def test_lower_coverage_leaves_out_the_rarest_characters():
+    vocabulary = learn_vocabulary(
+        ["ab" * 1000 + "c"], size=100, kind="char", character_coverage=0.999
+    )
+    assert vocabulary.encode(["c"])[0][-1] == UNKNOWN_ID
+    assert UNKNOWN_ID not in vocabulary.encode(["ab"])[0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_text_gives_the_same_bytes(kind):
+    first = learn_vocabulary(SENTENCES, size=60, kind=kind)
+    again = learn_vocabulary(iter(SENTENCES), size=60, kind=kind)
+    assert first.model_bytes == again.model_bytes
+    assert first.fingerprint == hashlib.sha256(first.model_bytes).hexdigest()
+
+
+def test_a_sample_has_the_size_asked_for_and_depends_on_its_seed_only():
+    numbers = [str(number) for number in range(1000)]
+
+    def words(seed):
+        vocabulary = learn_vocabulary(numbers, size=1000, kind="word", max_sentences=50, seed=seed)
+        return set(vocabulary.pieces(range(4, vocabulary.size)))
+
+    assert words(1) == words(1) != words(2)
+    assert len(words(1)) == 50
+    assert {int(word[1:]) // 250 for word in words(1)} == {0, 1, 2, 3}  # from all of the text
+
+
+def test_line_ends_are_not_part_of_the_text():
+    with_ends = [sentence + "\r\n" for sentence in SENTENCES]
+    settings = {"size": 60, "normalization": "identity"}
+    assert (
+        learn_vocabulary(with_ends, **settings).model_bytes
+        == learn_vocabulary(SENTENCES, **settings).model_bytes
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_very_long_lines_are_learned_from(kind):
+    spaced, unbroken = "Hund und Katze " * 10_000, "é" * 100_000
+    vocabulary = learn_vocabulary(["x", spaced, unbroken], size=17, kind=kind)
+    [ids] = vocabulary.encode(["Hund und Katze " + "é" * (1 if kind != "word" else 4096)])
+    assert UNKNOWN_ID not in ids
+
+
+def test_a_line_that_the_trainer_would_skip_is_learned_from():
+    vocabulary = learn_vocabulary(["ab", "cd ▅ \0 <s> ef"], size=100, kind="char")
+    assert UNKNOWN_ID not in vocabulary.encode(["abcdef"])[0]
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_too_large_a_size_names_the_largest_one_and_that_one_works(kind):
+    with pytest.raises(InputError, match=f"{kind} vocabulary of size 50000 .* at most") as error:
+        learn_vocabulary(SENTENCES, size=50_000, kind=kind)
+    largest = int(re.search(r"at most (\d+)", str(error.value))[1])
+    assert learn_vocabulary(SENTENCES, size=largest, kind=kind).size == largest
+    with pytest.raises(InputError, match=f"at most {largest}; ask for {largest} or less"):
+        learn_vocabulary(SENTENCES, size=largest + 1, kind=kind)
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_too_small_a_size_names_the_smallest_one_and_that_one_works(kind):
+    smallest = 4 + NUM_CHARACTERS
+    with pytest.raises(InputError, match=f"size 10 .* at least {smallest}"):
+        learn_vocabulary(SENTENCES, size=10, kind=kind)
+    assert learn_vocabulary(SENTENCES, size=smallest, kind=kind).size == smallest
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("sentences", [[], ["", "  "], ["\u200b"]])
+def test_text_without_a_character_is_refused(kind, sentences):
+    with pytest.raises(InputError, match="there is no text"):
+        learn_vocabulary(sentences, size=100, kind=kind)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"size": 4}, "more than the 4 reserved symbols, got 4"),
+        ({"size": 260, "byte_fallback": True}, "more than the 260 reserved symbols"),
+        ({"kind": "wordpiece"}, "kind must be one of bpe, unigram, char, word, got 'wordpiece'"),
+        ({"normalization": "nfc"}, "normalization must be one of nfkc, identity, got 'nfc'"),
+        ({"character_coverage": 1.5}, "above 0 and at most 1, got 1.5"),
+        ({"max_sentences": 0}, "max_sentences must be at least 1, got 0"),
+    ],
+)
+def test_options_out_of_range_are_refused(options, message):
+    with pytest.raises(InputError, match=message):
+        learn_vocabulary(SENTENCES, **{"size": 60, **options})
+
+
+def test_one_text_in_place_of_several_is_refused(vocabulary):
+    with pytest.raises(InputError, match="expected a sequence of sentences, got one: 'ein Hund'"):
+        learn_vocabulary("ein Hund", size=60)
+    with pytest.raises(InputError, match="expected a sequence of sentences, got one: 'ein Hund'"):
+        vocabulary.encode("ein Hund")
+
+
+def test_text_that_is_not_unicode_is_refused(vocabulary):
+    for use in (
+        lambda text: learn_vocabulary([text], size=60),
+        lambda text: vocabulary.encode(["ein", text]),
+        vocabulary.normalize,
+    ):
+        with pytest.raises(InputError, match="lone surrogate at character 2"):
+            use("ab\udcff")
+
+
+def test_an_error_of_whoever_reads_the_text_arrives_as_it_is():
+    def sentences():
+        yield from SENTENCES
+        raise InputError("line 6 is not UTF-8")
+
+    with pytest.raises(InputError, match=r"^line 6 is not UTF-8$"):
+        learn_vocabulary(sentences(), size=60)
+
+
+@pytest.mark.parametrize("id_", [-1, 80])
+def test_ids_outside_the_vocabulary_are_refused(vocabulary, id_):
+    for use in (lambda: vocabulary.decode([[5, id_]]), lambda: vocabulary.pieces([5, id_])):
+        with pytest.raises(InputError, match=f"0 to 79, got {id_}"):
+            use()
+
+
+def test_a_saved_vocabulary_loads_as_the_same_one(vocabulary, tmp_path):
+    path = tmp_path / "subwords.model"
+    path.write_bytes(b"an older one")
+    vocabulary.save(path)
+    loaded = Vocabulary.load(path)
+    assert loaded.fingerprint == vocabulary.fingerprint
+    assert loaded.encode(SENTENCES) == vocabulary.encode(SENTENCES)
+    assert os.listdir(tmp_path) == [path.name]
+    assert stat.S_IMODE(path.stat().st_mode) & 0o044 == 0o044 & ~_umask()
+
+
+def test_saving_into_a_folder_that_does_not_exist_is_refused(vocabulary, tmp_path):
+    with pytest.raises(
+        InputError, match=r"cannot write the vocabulary .*none.*a folder that exists"
+    ):
+        vocabulary.save(tmp_path / "none" / "subwords.model")
+
+
+def test_a_failed_save_leaves_the_older_file(vocabulary, tmp_path, monkeypatch):
+    path = tmp_path / "subwords.model"
+    path.write_bytes(b"an older one")
+
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pathlib.Path.replace", fail)
+    with pytest.raises(InputError, match="No space left on device"):
+        vocabulary.save(path)
+    assert path.read_bytes() == b"an older one"
+    assert os.listdir(tmp_path) == [path.name]
+
+
+@pytest.mark.parametrize("content", [None, b"", b"no model", "cut", "foreign"])
+def test_a_missing_or_damaged_file_is_named(vocabulary, tmp_path, content):
+    path = tmp_path / "subwords.model"
+    if content == "cut":
+        content = vocabulary.model_bytes[:-1000]
+    elif content == "foreign":
+        content = _foreign_model()
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InputError, match=f"cannot read the vocabulary {re.escape(str(path))}: "):
+        Vocabulary.load(path)
+
+
+def test_learning_prints_nothing(capfd):
+    learn_vocabulary(SENTENCES, size=60)
+    with pytest.raises(InputError):
+        learn_vocabulary(SENTENCES, size=60_000)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_real_corpus_comes_back_after_encoding(shared_data):
+    lines = (shared_data("multi30k") / "val.de").read_text(encoding="utf-8").splitlines()
+    vocabulary = learn_vocabulary(lines, size=1000)
+    decoded = vocabulary.decode(vocabulary.encode(lines))
+    assert decoded == [vocabulary.normalize(line) for line in lines]
+
+
+def test_a_real_tokenized_corpus_keeps_its_tokens(shared_data):
+    path = shared_data("multi30k_bpe") / "valid.de"
+    lines = path.read_text(encoding="utf-8").splitlines()
+    vocabulary = learn_vocabulary(lines, size=20_000, kind="word", normalization="identity")
+    assert vocabulary.decode(vocabulary.encode(lines)) == [line.strip() for line in lines]
+    assert vocabulary.size == 4 + len({token for line in lines for token in line.split()})
+
+
+def _umask() -> int:
+    umask = os.umask(0)
+    os.umask(umask)
+    return umask
+
+
+def _foreign_model() -> bytes:
+    """A model learned with SentencePiece's own ids: unknown 0, start 1, end 2, no padding."""
+    import io
+
+    import sentencepiece
+
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(SENTENCES), model_writer=model, vocab_size=60, minloglevel=2
+    )
+    return model.getvalue()
