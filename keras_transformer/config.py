@@ -24,7 +24,7 @@ class JsonConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields as plain Python values."""
-        return dataclasses.asdict(self)  # type: ignore[call-overload, no-any-return]
+        return dataclasses.asdict(self)  # type: ignore[call-overload]
 
     def to_json(self) -> str:
         """Returns the fields as indented JSON text."""
@@ -37,7 +37,7 @@ class JsonConfig:
         unknown = sorted(set(values) - set(known))
         if unknown:
             raise InputError(
-                f"{cls.__name__} has no field {', '.join(unknown)}; known fields: {', '.join(known)}"
+                f"{cls.__name__} has no field {', '.join(unknown)}; it has {', '.join(known)}"
             )
         return cls(**values)
 
@@ -138,14 +138,11 @@ class ModelConfig(JsonConfig):
             raise InputError(
                 f"model_dim must be even for {self.positions} positions, got {self.model_dim}"
             )
-        if self.share_embeddings == "all" and self.target_vocabulary_size not in (
-            None,
-            self.vocabulary_size,
-        ):
+        if self.share_embeddings == "all" and self.target_vocabulary_size is not None:
             raise InputError(
-                "share_embeddings 'all' needs one vocabulary for both sides, got sizes "
-                f"{self.vocabulary_size} and {self.target_vocabulary_size}; "
-                "set share_embeddings to 'target' or 'none'"
+                "share_embeddings 'all' needs one vocabulary for both sides, but "
+                f"target_vocabulary_size {self.target_vocabulary_size} is given; "
+                "set share_embeddings to 'target' or 'none', or share the vocabulary"
             )
 
     @classmethod
@@ -285,16 +282,19 @@ class SearchConfig(JsonConfig):
         length_penalty: alpha of ((5 + length) / 6) ** alpha (Wu et al. 2016, eq. 14), by which
             log-probabilities are divided; the length counts the end symbol.
         max_extra_length: a translation has at most the source's length plus this many symbols.
+        max_source_length: symbols of a sentence that are read; what is beyond them is cut off, so
+            that no input can exhaust the memory.
         num_translations: best translations returned for each sentence, at most `beam_size`.
     """
 
     beam_size: int = 4
     length_penalty: float = 0.6
     max_extra_length: int = 50
+    max_source_length: int = 512
     num_translations: int = 1
 
     def __post_init__(self) -> None:
-        self._check_at_least(1, "beam_size", "num_translations")
+        self._check_at_least(1, "beam_size", "num_translations", "max_source_length")
         self._check_at_least(0, "length_penalty", "max_extra_length")
         if self.num_translations > self.beam_size:
             raise InputError(

@@ -31,6 +31,8 @@ def attention_weights(query: Tensor, keys: Tensor, bias: Tensor | None) -> Tenso
     """
     scores = ops.matmul(query, ops.swapaxes(keys, -1, -2))  # [..., H, T, S]
     scores = ops.cast(scores, "float32")
+    if scores.shape[-1] == 1:  # a single key has all the weight; ops.softmax would warn
+        return ops.ones_like(scores, dtype=query.dtype)
     if bias is not None:
         scores = scores + ops.cast(bias, "float32")
     return ops.cast(ops.softmax(scores, axis=-1), query.dtype)
@@ -128,7 +130,7 @@ class SelfAttention(keras.layers.Layer):
         )
 
     def compute_output_shape(
-        self, input_shape: tuple[int | None, ...], bias_shape: Any = None
+        self, input_shape: tuple[int | None, ...], *other_shapes: Any
     ) -> tuple[int | None, ...]:
         return tuple(input_shape)
 
@@ -210,7 +212,7 @@ class CrossAttention(keras.layers.Layer):
 
 
 def _dense(
-    layer: SelfAttention | CrossAttention, units: int, name: str, input_shape: Any
+    layer: SelfAttention | CrossAttention, units: int | None, name: str, input_shape: Any
 ) -> keras.layers.Dense:
     dense = keras.layers.Dense(units, use_bias=layer.use_bias, name=name, dtype=layer.dtype_policy)
     dense.build(input_shape)

@@ -36,7 +36,8 @@ class TokenEmbedding(keras.layers.Layer):
 
     def call(self, ids: Tensor) -> Tensor:
         """Returns the vectors [..., D] of ids [...], multiplied by sqrt(D) (3.4)."""
-        vectors = ops.take(self.table, ids, axis=0)
+        # Under a strategy Keras builds the model's metrics with ids turned into floats.
+        vectors = ops.take(self.table, ops.cast(ids, "int32"), axis=0)
         return ops.cast(vectors, self.compute_dtype) * self.model_dim**0.5
 
     def project(self, x: Tensor) -> Tensor:

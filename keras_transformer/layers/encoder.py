@@ -84,7 +84,7 @@ class EncoderLayer(keras.layers.Layer):
         return self.feed_forward_residual(x, y, training=training)
 
     def compute_output_shape(
-        self, input_shape: tuple[int | None, ...], bias_shape: Any = None
+        self, input_shape: tuple[int | None, ...], *other_shapes: Any
     ) -> tuple[int | None, ...]:
         return tuple(input_shape)
 
@@ -127,7 +127,7 @@ class Encoder(keras.layers.Layer):
         return x if self.final_norm is None else self.final_norm(x)
 
     def compute_output_shape(
-        self, input_shape: tuple[int | None, ...], bias_shape: Any = None
+        self, input_shape: tuple[int | None, ...], *other_shapes: Any
     ) -> tuple[int | None, ...]:
         return tuple(input_shape)
 

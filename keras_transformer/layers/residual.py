@@ -44,7 +44,7 @@ class Residual(keras.layers.Layer):
         )
         self.dropout = keras.layers.Dropout(dropout, name="dropout", dtype=self.dtype_policy)
 
-    def build(self, input_shape: tuple[int | None, ...], output_shape: Any = None) -> None:
+    def build(self, input_shape: tuple[int | None, ...], *other_shapes: Any) -> None:
         self.norm.build(input_shape)
 
     def enter(self, x: Tensor) -> Tensor:
@@ -57,7 +57,7 @@ class Residual(keras.layers.Layer):
         return x if self.norm_position == "pre" else self.norm(x)
 
     def compute_output_shape(
-        self, input_shape: tuple[int | None, ...], output_shape: Any = None
+        self, input_shape: tuple[int | None, ...], *other_shapes: Any
     ) -> tuple[int | None, ...]:
         return tuple(input_shape)
 

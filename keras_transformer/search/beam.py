@@ -98,8 +98,9 @@ def beam_search(
     if beam_size == 1:
         return greedy_search(step, state, **arguments)
     task = make_task(state.context, **arguments)
+    largest_penalty = _largest_penalty(task)
     end = repeat(
-        lambda beams: _advance(step, beams, beam_size, task),
+        lambda beams: _advance(step, beams, beam_size, largest_penalty, task),
         _start(state.cache, beam_size, num_hypotheses, task),
         goes_on=lambda beams: tf.reduce_any(beams.log_probs[:, 0] > IMPOSSIBLE),
     )
@@ -123,7 +124,9 @@ def _start(cache: Any, beam_size: int, num_hypotheses: int, task: Task) -> _Beam
     )
 
 
-def _advance(step: StepFunction, beams: _Beams, beam_size: int, task: Task) -> _Beams:
+def _advance(
+    step: StepFunction, beams: _Beams, beam_size: int, largest_penalty: Tensor, task: Task
+) -> _Beams:
     """Reads the last symbol of every beam and replaces the beams with their best continuations."""
     logits, (_, cache) = step(beams.ids, DecodingState(task.context, beams.cache))
     logits.set_shape(beams.ids.shape.concatenate([None]))
@@ -141,7 +144,8 @@ def _advance(step: StepFunction, beams: _Beams, beam_size: int, task: Task) -> _
     log_probs, index = tf.math.top_k(tf.where(has_ended, IMPOSSIBLE, log_probs), beam_size)
     entries = tf.gather(tf.stack([parents, ids], axis=-1), index, batch_dims=1)  # [B, W, 2]
     parents, ids = tf.unstack(entries, axis=-1)
-    is_open = _best_score_to_come(log_probs[:, :1], task) > scores[:, -1:]
+    # What is open may still win: a log-probability, at most 0, only falls.
+    is_open = log_probs[:, :1] / largest_penalty > scores[:, -1:]  # [B, 1]
     return _Beams(
         time=beams.time + 1,
         ids=ids,
@@ -154,9 +158,7 @@ def _advance(step: StepFunction, beams: _Beams, beam_size: int, task: Task) -> _
     )
 
 
-def _finish(
-    beams: _Beams, log_probs: Tensor, parents: Tensor, task: Task
-) -> tuple[Tensor, Tensor]:
+def _finish(beams: _Beams, log_probs: Tensor, parents: Tensor, task: Task) -> tuple[Tensor, Tensor]:
     """Returns scores [B, N] and endings [B, N, 2] of the best of old and new finished hypotheses.
 
     Args:
@@ -174,12 +176,10 @@ def _finish(
     return scores, tf.gather(endings, index, batch_dims=1)
 
 
-def _best_score_to_come(log_probs: Tensor, task: Task) -> Tensor:
-    """Returns what the completions of hypotheses with `log_probs` [B, 1] cannot exceed, [B, 1].
+def _largest_penalty(task: Task) -> Tensor:
+    """Returns the largest length penalty that a sentence can meet, [B, 1].
 
-    A log-probability is at most 0 and only falls, so the score is at best this one divided by
-    the largest penalty that any length from 1 to the limit has: the last's where alpha is
-    positive, the first's, which is 1, where alpha is negative.
+    That is the longest translation's where alpha is positive, and the shortest's, which is 1,
+    where alpha is negative.
     """
-    longest = scoring.length_penalty(task.max_lengths[:, None] + 1, task.alpha)
-    return log_probs / tf.maximum(longest, 1.0)
+    return tf.maximum(scoring.length_penalty(task.max_lengths[:, None] + 1, task.alpha), 1.0)

@@ -20,8 +20,8 @@ def repeat(
 
     Args:
         advance: gives the next state, a nest of the same structure.
-        state: nest of tensors and tensor arrays. From one round to the next, the first two dimensions of a tensor
-            may change in the first round only, all others at will.
+        state: nest of tensors and tensor arrays. The first two dimensions of a tensor may change
+            in the first round only, the others in every round.
         goes_on: gives a bool [] tensor.
     """
     first = advance(state)

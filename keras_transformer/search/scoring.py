@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from keras_transformer.decoding import Tensor
 from keras_transformer.search.task import Task
+from keras_transformer.search.top_k import top_k
 
 IMPOSSIBLE = -float("inf")
 
@@ -35,7 +36,7 @@ def next_symbols(logits: Tensor, count: int, time: Tensor, task: Task) -> tuple[
     chooses the same symbols, since it subtracts the same number from all logits of a hypothesis.
 
     Args:
-        logits: float [B, R, V] of any precision, V static.
+        logits: float [B, R, V] of any precision, R and V static.
         count: symbols wanted of each hypothesis.
         time: int32 [], symbols that the hypotheses have. Where that is the most a sentence may
             have, END is the only candidate.
@@ -49,9 +50,10 @@ def next_symbols(logits: Tensor, count: int, time: Tensor, task: Task) -> tuple[
     logits = tf.cast(logits, tf.float32)
     wanted = count + 2  # PAD and START may take two of the places
     width = min(wanted, logits.shape[-1])
-    top_logits, ids = tf.math.top_k(logits, width)  # [B, R, width]
-    # Differences from the largest logit stay exact where logits are huge.
-    largest = top_logits[..., :1]  # [B, R, 1]
+    top_logits, ids = top_k(logits, width)  # [B, R, width]
+    # Differences from the largest logit stay exact where logits are huge. It is not the slice
+    # [..., :1] of the top: XLA would then sort all V logits instead of using its quick top-k.
+    largest = tf.reduce_max(top_logits, axis=-1, keepdims=True)  # [B, R, 1]
     log_sum = tf.math.log(tf.reduce_sum(tf.exp(logits - largest), axis=-1, keepdims=True))
 
     must_end = (time >= task.max_lengths)[:, None, None]  # [B, 1, 1]
@@ -66,6 +68,4 @@ def next_symbols(logits: Tensor, count: int, time: Tensor, task: Task) -> tuple[
     if missing:
         padding = [[0, 0], [0, 0], [missing, 0]]
         log_probs = tf.pad(log_probs, padding, constant_values=IMPOSSIBLE)
-    return log_probs, tf.pad(
-        ids, [[0, 0], [0, 0], [missing, 1]], constant_values=task.end_id
-    )
+    return log_probs, tf.pad(ids, [[0, 0], [0, 0], [missing, 1]], constant_values=task.end_id)

@@ -55,7 +55,7 @@ class MetricsFile(keras.callbacks.Callback):
         self._start = time.perf_counter()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        row = {"step": int(self.model.optimizer.iterations)}
+        row: dict[str, float] = {"step": int(self.model.optimizer.iterations)}
         row["seconds"] = round(time.perf_counter() - self._start, 1)
         row |= {name: float(value) for name, value in (logs or {}).items()}
         with self.path.open("a", encoding="utf-8") as file:

@@ -5,7 +5,6 @@ from collections.abc import Iterable
 
 from keras_transformer.config import DataConfig
 from keras_transformer.data import ParallelText, TokenizedCorpus, load_parallel, read_parallel
-from keras_transformer.errors import InputError
 from keras_transformer.text import Vocabulary, learn_vocabulary
 
 
@@ -52,12 +51,6 @@ def tokenize(
         InputError: no pair is left after those with an empty or too long side are dropped.
     """
     source, target = vocabularies
-    corpus = TokenizedCorpus.from_ids(
+    return TokenizedCorpus.from_ids(
         source.encode(text.source), target.encode(text.target), max_length=max_length
     )
-    if not len(corpus):
-        raise InputError(
-            f"none of {len(text.source)} sentence pairs can be used (dropped: {corpus.dropped}); "
-            "raise max_length, or check the files"
-        )
-    return corpus

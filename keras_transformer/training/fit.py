@@ -1,11 +1,19 @@
 """Trains a model on a run directory with `model.fit`, from its last checkpoint on."""
 
+import functools
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from keras_transformer.config import TrainingConfig
-from keras_transformer.data import TokenizedCorpus, evaluation_batches, to_dataset
+from keras_transformer.data import (
+    TokenizedCorpus,
+    bucket_corpus,
+    evaluation_batches,
+    to_dataset,
+    training_batches,
+)
 from keras_transformer.models import Transformer
 from keras_transformer.training.callbacks import MetricsFile, SaveCheckpoint, Throughput
 from keras_transformer.training.losses import SmoothedCrossEntropy
@@ -72,17 +80,26 @@ def train(
         callbacks.append(keras.callbacks.TensorBoard(run.path / "tensorboard", update_freq=100))
     held_out = None
     if validation is not None:
-        held_out = evaluation_batches(validation, batch_tokens=training.batch_tokens)
-    for interval_end, interval in _intervals(step, training):
+        count = sum(bucket_corpus(validation, batch_tokens=training.batch_tokens).batches)
+        held_out = to_dataset(
+            functools.partial(evaluation_batches, validation, batch_tokens=training.batch_tokens)
+        ).apply(tf.data.experimental.assert_cardinality(count))
+    for first, last, interval in _intervals(step, training):
+        batches = functools.partial(
+            training_batches,
+            corpus,
+            batch_tokens=training.batch_tokens,
+            seed=training.seed,
+            first_step=step,
+        )
         model.fit(
-            to_dataset(
-                corpus, batch_tokens=training.batch_tokens, seed=training.seed, first_step=step
-            ),
+            to_dataset(batches),
             validation_data=held_out,
-            initial_epoch=step // training.checkpoint_steps,
-            epochs=interval_end,
+            initial_epoch=first,
+            epochs=last,
             steps_per_epoch=interval,
             callbacks=callbacks,
+            shuffle=False,  # the batches are shuffled already
             verbose=verbose,
         )
         step = int(model.optimizer.iterations)
@@ -93,16 +110,17 @@ def train(
     return model
 
 
-def _intervals(step: int, training: TrainingConfig) -> list[tuple[int, int]]:
-    """Returns the calls of `fit` that lead from `step` to the end: (last epoch, steps an epoch).
+def _intervals(step: int, training: TrainingConfig) -> list[tuple[int, int, int]]:
+    """Returns the calls of `fit` that lead from `step` to the end.
 
-    All intervals but the last have `checkpoint_steps` steps, so there are at most two calls.
+    Each is (first epoch, last epoch, steps an epoch), where an epoch ends at a multiple of
+    `checkpoint_steps` or at the end of training.
     """
-    whole = training.train_steps // training.checkpoint_steps
-    rest = training.train_steps % training.checkpoint_steps
+    every, end = training.checkpoint_steps, training.train_steps
     calls = []
-    if step < whole * training.checkpoint_steps:
-        calls.append((whole, training.checkpoint_steps))
-    if rest and step < training.train_steps:
-        calls.append((whole + 1, rest))
+    while step < end:
+        steps = min(every - step % every, end - step)
+        count = (end - step) // every if steps == every else 1
+        calls.append((step // every, step // every + count, steps))
+        step += count * steps
     return calls

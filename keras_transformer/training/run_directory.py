@@ -1,11 +1,11 @@
 """A run directory: all that later commands need of a training run.
 
-    config.json         the model, data and training configurations
-    source.model        the source's SentencePiece vocabulary; the target's too where shared
-    target.model        the target's own vocabulary, where there is one
-    checkpoints/        see `checkpoints.py`
-    metrics.jsonl       one JSON object a checkpoint
-    tensorboard/        on request
+config.json         the model, data and training configurations
+source.model        the source's SentencePiece vocabulary; the target's too where shared
+target.model        the target's own vocabulary, where there is one
+checkpoints/        see `checkpoints.py`
+metrics.jsonl       one JSON object a checkpoint
+tensorboard/        on request
 """
 
 import json

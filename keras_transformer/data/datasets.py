@@ -1,0 +1,114 @@
+"""Parallel text from TensorFlow Datasets, by name.
+
+TensorFlow Datasets takes long to import, so that happens inside the functions.
+"""
+
+import difflib
+import os
+from typing import Any
+
+from keras_transformer.data.corpus import ParallelText
+from keras_transformer.errors import InputError
+
+_READ_EXAMPLES = 1024  # examples to convert at a time
+
+
+def load_parallel(
+    name: str,
+    split: str,
+    *,
+    data_dir: str | os.PathLike[str] | None = None,
+    reverse: bool = False,
+) -> ParallelText:
+    """Reads a translation data set, downloading and preparing it the first time.
+
+    Args:
+        name: of a data set and its config, such as "wmt14_translate/de-en" or
+            "number_names/en-de". The first language is the source.
+        split: such as "train" or "train[:1000]".
+        data_dir: where prepared data sets are kept; None is ~/tensorflow_datasets.
+        reverse: whether to swap source and target.
+
+    Returns:
+        The sentences in the data set's order.
+
+    Raises:
+        InputError: there is no such data set, config or split, it is not parallel text, or it
+            cannot be downloaded. (Without a network the downloader first retries for minutes.)
+
+    Example:
+        >>> load_parallel("number_names/en-de", "test[:1]")  # doctest: +SKIP
+        ParallelText(source=['seven'], target=['sieben'])
+    """
+    builder = _find_builder(name, data_dir)
+    source, target = _languages(builder, name)
+    _prepare(builder, name)
+    try:
+        builder.info.splits[split]
+    except (KeyError, ValueError) as error:
+        known = ", ".join(builder.info.splits)
+        raise InputError(f"{name} has no split {split!r}; choose one of {known}") from error
+    if reverse:
+        source, target = target, source
+    text = ParallelText([], [])
+    for examples in builder.as_dataset(split=split).batch(_READ_EXAMPLES).as_numpy_iterator():
+        text.source.extend(sentence.decode("utf-8") for sentence in examples[source])
+        text.target.extend(sentence.decode("utf-8") for sentence in examples[target])
+    return text
+
+
+def _find_builder(name: str, data_dir: str | os.PathLike[str] | None) -> Any:
+    import tensorflow_datasets as tfds
+
+    from keras_transformer.data import number_names  # noqa: F401 (registers itself)
+
+    try:
+        return tfds.builder(name, data_dir=data_dir)
+    except tfds.core.DatasetNotFoundError as error:
+        known = tfds.list_builders(with_community_datasets=False)
+        close = difflib.get_close_matches(name.split("/")[0], known, n=5) or ["number_names"]
+        raise InputError(
+            f"there is no data set {name!r}; close names: {', '.join(close)}"
+        ) from error
+    except ValueError as error:
+        configs = tfds.builder_cls(name.split("/")[0]).builder_configs
+        raise InputError(
+            f"there is no config or version {name!r}; configs: {', '.join(configs) or 'none'} "
+            "(a pair that is there the other way round can be reversed)"
+        ) from error
+
+
+def _languages(builder: Any, name: str) -> tuple[str, str]:
+    """Returns the source's and the target's key in the examples."""
+    import tensorflow_datasets as tfds
+
+    features = builder.info.features
+    if not isinstance(features, tfds.features.Translation) or len(features) != 2:
+        raise InputError(
+            f"{name} is not a data set of sentences in two languages, it has features "
+            f"{', '.join(features or ()) or 'unknown'}; choose one like wmt14_translate/de-en"
+        )
+    if builder.info.supervised_keys:
+        source, target = builder.info.supervised_keys
+        return source, target
+    config = builder.builder_config.name if builder.builder_config else ""
+    source, target = sorted(features, key=config.find)  # "en-de": in the order of the name
+    return source, target
+
+
+def _prepare(builder: Any, name: str) -> None:
+    import tensorflow_datasets as tfds
+
+    download = tfds.download.DownloadConfig(try_download_gcs=False)
+    try:
+        builder.download_and_prepare(download_config=download)
+    except ImportError as error:
+        raise InputError(
+            f"{name} needs a package that is missing ({error}); install it with pip"
+        ) from error
+    except (OSError, AssertionError, tfds.download.DownloadError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise InputError(
+            f"{name} could not be downloaded and prepared ({reason}); check the network, or "
+            f"prepare it elsewhere and copy it to {builder.data_dir}"
+        ) from error

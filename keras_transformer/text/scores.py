@@ -1,0 +1,38 @@
+"""How good translations are, measured by sacreBLEU (Post 2018)."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
+
+
+def score_translations(
+    translations: Sequence[str],
+    references: Sequence[str],
+    *,
+    lowercase: bool = False,
+    tokenize: str = "13a",
+) -> dict[str, Any]:
+    """Compares translations with one reference each.
+
+    Args:
+        translations: detokenized text.
+        references: as many sentences, in the same order.
+        lowercase: whether BLEU ignores case.
+        tokenize: sacreBLEU's tokenizer; "none" for text that is tokenized already.
+
+    Returns:
+        "bleu" and "chrf" in 0..100 with their "bleu_signature" and "chrf_signature",
+        "exact_match" in 0..1, and the number of "sentences".
+    """
+    bleu, chrf = BLEU(lowercase=lowercase, tokenize=tokenize, force=True), CHRF()
+    pairs = list(zip(translations, references, strict=True))
+    return {
+        "bleu": bleu.corpus_score(translations, [references]).score,
+        "bleu_signature": str(bleu.get_signature()),
+        "chrf": chrf.corpus_score(translations, [references]).score,
+        "chrf_signature": str(chrf.get_signature()),
+        "exact_match": sum(ours == theirs for ours, theirs in pairs) / len(pairs),
+        "sentences": len(pairs),
+    }

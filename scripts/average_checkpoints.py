@@ -1,0 +1,44 @@
+"""Averages the weights of a run's checkpoints into its checkpoint "average" (6.1).
+
+python scripts/average_checkpoints.py --run_dir=runs/mine --last=20
+"""
+
+import common
+from absl import flags
+
+from keras_transformer.errors import InputError
+
+_RUN_DIR = flags.DEFINE_string("run_dir", None, "Directory of a training run.", required=True)
+_LAST = flags.DEFINE_integer(
+    "last", None, "How many of the newest. Default: the run's average_last.", lower_bound=1
+)
+_STEPS = flags.DEFINE_list("steps", None, "The steps to average, in place of --last.")
+
+
+def main(arguments: list[str]) -> None:
+    common.refuse_arguments(arguments)
+    import keras
+
+    from keras_transformer.models import Transformer
+    from keras_transformer.training import RunDirectory
+
+    run = RunDirectory(_RUN_DIR.value)
+    model_config, _, training = run.configs()
+    checkpoints = run.checkpoints()
+    there = checkpoints.steps()
+    last = _LAST.value or training.average_last
+    steps = there[-last:]
+    if _STEPS.value is not None:
+        if not all(step.isdigit() for step in _STEPS.value):
+            raise InputError(f"--steps takes numbers, got {','.join(_STEPS.value)!r}")
+        steps = [int(step) for step in _STEPS.value]
+    elif len(there) < last:
+        raise InputError(f"cannot average the last {last} checkpoints: there are {len(there)}")
+    model = Transformer(model_config, dtype=keras.DTypePolicy("float32"))
+    checkpoints.average(model, steps)
+    checkpoints.save_average(model)
+    print(f"Averaged steps {', '.join(map(str, steps))} into {checkpoints.folder / 'average'}.")
+
+
+if __name__ == "__main__":
+    common.run(main)

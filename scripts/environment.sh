@@ -1,0 +1,26 @@
+# Sourced by the other shell scripts: makes .venv in the repository's root, once, and installs
+# the package into it. Usage: . scripts/environment.sh [extra], where extra is "test" or nothing.
+
+find_python() {
+  local candidate
+  for candidate in "${PYTHON:-}" python3.13 python3.12 python3.11 python3.10 python3; do
+    if [ -n "$candidate" ] && "$candidate" -c \
+        'import sys, venv; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' 2>/dev/null; then
+      echo "$candidate"
+      return
+    fi
+  done
+  echo "needs Python 3.10 to 3.13 with venv on the PATH; install one, or set PYTHON to it" >&2
+  return 1
+}
+
+make_environment() {
+  local extra="${1:+[$1]}" python
+  if [ ! -x .venv/bin/python ]; then
+    python=$(find_python)
+    echo "Making a virtual environment in .venv with $("$python" --version) ..."
+    "$python" -m venv .venv
+  fi
+  echo "Installing the package and what it needs into .venv ..."
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check --editable ".$extra"
+}

@@ -1,0 +1,76 @@
+"""Translates a test set and scores it: sacreBLEU with its signature, chrF, exact match.
+
+python scripts/evaluate.py --run_dir=runs/numbers
+python scripts/evaluate.py --run_dir=runs/mine --source=test.en --target=test.de --json
+"""
+
+import json
+import pathlib
+
+import common
+from absl import flags
+
+from keras_transformer.config import SearchConfig
+from keras_transformer.errors import InputError
+
+_RUN_DIR = flags.DEFINE_string("run_dir", None, "Directory of a training run.", required=True)
+_CHECKPOINT = flags.DEFINE_string(
+    "checkpoint", "auto", "Which checkpoint: average, latest, a step, or auto."
+)
+_SOURCE = flags.DEFINE_string("source", None, "File to translate, plain or .gz.")
+_TARGET = flags.DEFINE_string("target", None, "Its reference translation.")
+_SPLIT = flags.DEFINE_string(
+    "split", "test", "Split of the run's data set, where no --source is given."
+)
+_LOWERCASE = flags.DEFINE_boolean("lowercase", False, "Compute BLEU without regard to case.")
+_TOKENIZE = flags.DEFINE_string(
+    "tokenize", "13a", "sacreBLEU's tokenizer; none for text that is tokenized already."
+)
+_OUTPUT = flags.DEFINE_string("output", None, "File for the translations; not written otherwise.")
+_JSON = flags.DEFINE_boolean("json", False, "Print one JSON object.")
+_BATCH_SIZE = flags.DEFINE_integer("batch_size", 64, "Sentences translated at once.", lower_bound=1)
+common.define_flags(SearchConfig, set(SearchConfig.__dataclass_fields__) - {"num_translations"})
+
+
+def main(arguments: list[str]) -> None:
+    common.refuse_arguments(arguments)
+    from keras_transformer.data import load_parallel, read_parallel
+
+    from keras_transformer.serving import Translator
+    from keras_transformer.text import score_translations
+    from keras_transformer.training import RunDirectory
+
+    run = RunDirectory(_RUN_DIR.value)
+    data = run.configs()[1]
+    if (_SOURCE.value is None) != (_TARGET.value is None):
+        raise InputError("--source and --target go together; one of them is missing")
+    if _SOURCE.value is not None:
+        text = read_parallel(_SOURCE.value, _TARGET.value)
+    elif data.dataset is not None:
+        text = load_parallel(data.dataset, _SPLIT.value)
+    else:
+        raise InputError("this run was trained on files: give --source and --target of a test set")
+
+    search = SearchConfig(**common.given_flags(SearchConfig))
+    checkpoint = run.checkpoints().find(_CHECKPOINT.value)
+    translator = Translator(run.load_model(checkpoint), *run.vocabularies(), search)
+    results = translator.translate(text.source, _BATCH_SIZE.value)
+    translations = [best.text for best, *_ in results]
+    if _OUTPUT.value is not None:
+        lines = "".join(line + "\n" for line in translations)
+        pathlib.Path(_OUTPUT.value).write_text(lines, encoding="utf-8")
+    scores = score_translations(
+        translations, text.target, lowercase=_LOWERCASE.value, tokenize=_TOKENIZE.value
+    )
+    if _JSON.value:
+        print(json.dumps(scores | {"checkpoint": checkpoint}))
+        return
+    print(f"checkpoint   {checkpoint}")
+    print(f"sentences    {scores['sentences']:,}")
+    print(f"sacreBLEU    {scores['bleu']:.2f}   {scores['bleu_signature']}")
+    print(f"chrF         {scores['chrf']:.2f}   {scores['chrf_signature']}")
+    print(f"exact match  {scores['exact_match']:.4f}")
+
+
+if __name__ == "__main__":
+    common.run(main)

@@ -1,0 +1,97 @@
+"""Translates files, or standard input, to standard output: one sentence a line, in order.
+
+echo "two hundred and five" | python scripts/translate.py --run_dir=runs/numbers
+python scripts/translate.py --saved_model=exports/numbers/1 input.en > output.de
+"""
+
+import itertools
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import common
+from absl import flags
+
+from keras_transformer.config import SearchConfig
+from keras_transformer.errors import InputError
+
+_RUN_DIR = flags.DEFINE_string("run_dir", None, "Directory of a training run.")
+_SAVED_MODEL = flags.DEFINE_string(
+    "saved_model", None, "An exported version to translate with, in place of --run_dir."
+)
+_CHECKPOINT = flags.DEFINE_string(
+    "checkpoint", "auto", "Which checkpoint: average, latest, a step, or auto."
+)
+_BATCH_SIZE = flags.DEFINE_integer("batch_size", 64, "Sentences translated at once.", lower_bound=1)
+_SCORES = flags.DEFINE_boolean(
+    "scores",
+    False,
+    "Write line number, score and translation, tab-separated; so it is for n-best lists anyway.",
+)
+common.define_flags(SearchConfig)
+
+# Lines that are sorted by length together; their translations come out together.
+_LINES_AT_ONCE = 10_000
+
+
+def main(arguments: list[str]) -> None:
+    from keras_transformer.serving import translate_sorted
+
+    if (_RUN_DIR.value is None) == (_SAVED_MODEL.value is None):
+        raise InputError("give --run_dir or --saved_model, one of the two")
+    lines = _lines(arguments)  # opened before the model, so that a wrong name is told at once
+    if _RUN_DIR.value is not None:
+        translate = _from_run(_RUN_DIR.value)
+    else:
+        translate = _from_saved_model(_SAVED_MODEL.value)
+    at_once = 1 if not arguments and sys.stdin.isatty() else _LINES_AT_ONCE
+    number = 0
+    while sentences := list(itertools.islice(lines, at_once)):
+        for translations in translate_sorted(translate, sentences, _BATCH_SIZE.value):
+            number += 1
+            if len(translations) == 1 and not _SCORES.value:
+                sys.stdout.write(translations[0].text + "\n")
+                continue
+            for text, score in translations:
+                sys.stdout.write(f"{number}\t{score:.4f}\t{text}\n")
+        sys.stdout.flush()
+
+
+def _lines(paths: list[str]) -> Iterator[str]:
+    from keras_transformer.data import read_lines
+
+    if paths:
+        return itertools.chain.from_iterable([read_lines(path) for path in paths])
+    return _standard_input()
+
+
+def _standard_input() -> Iterator[str]:
+    for number, line in enumerate(sys.stdin.buffer, start=1):
+        try:
+            yield line.decode("utf-8").rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            raise InputError(
+                f"standard input, line {number} is not UTF-8: {error.reason}; convert it first"
+            ) from error
+
+
+def _from_run(run_dir: str) -> Callable[[Any], dict[str, Any]]:
+    from keras_transformer.serving import Translator
+    from keras_transformer.training import RunDirectory
+
+    search = SearchConfig(**common.given_flags(SearchConfig))
+    run = RunDirectory(run_dir)
+    return Translator(run.load_model(_CHECKPOINT.value), *run.vocabularies(), search)
+
+
+def _from_saved_model(version: str) -> Callable[[Any], dict[str, Any]]:
+    from keras_transformer.serving import load_exported
+
+    fixed = sorted(common.given_flags(SearchConfig))
+    if fixed:
+        raise InputError(f"--{fixed[0]} was fixed when {version} was exported; leave it")
+    return load_exported(version)
+
+
+if __name__ == "__main__":
+    common.run(main)

@@ -1,0 +1,37 @@
+"""Installs the package keras_transformer: pip install ."""
+
+import pathlib
+import re
+
+from setuptools import find_packages, setup
+
+_HERE = pathlib.Path(__file__).parent
+_VERSION = re.search(
+    r'__version__ = "(.+)"', (_HERE / "keras_transformer/__init__.py").read_text(encoding="utf-8")
+).group(1)
+
+setup(
+    name="keras_transformer",
+    version=_VERSION,
+    description='The Transformer of "Attention Is All You Need" for Keras, with SavedModel export',
+    long_description=(_HERE / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    packages=find_packages(include=["keras_transformer*"]),
+    package_data={"keras_transformer": ["py.typed"]},
+    python_requires=">=3.10",
+    install_requires=[
+        "absl-py",
+        "keras>=3.10",
+        "num2words",
+        "sacrebleu>=2.4",
+        # 0.2.1 crashes on blank text.
+        "sentencepiece>=0.2.2",
+        # The text ops of one TensorFlow minor version load in no other: tensorflow-text pins
+        # the TensorFlow that it was built for. Its 2.21.0 does not import.
+        "tensorflow-text>=2.20,!=2.21.0",
+        "tensorflow>=2.20",
+        "tensorflow-datasets>=4.9.7",
+        "typing-extensions",
+    ],
+    extras_require={"test": ["mypy", "pytest", "ruff"]},
+)

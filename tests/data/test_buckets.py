@@ -1,0 +1,116 @@
+"""The choice of batch shapes."""
+
+import gzip
+
+import numpy as np
+import pytest
+
+from keras_transformer.data.buckets import Bucket, _route_leftovers, choose_buckets
+from keras_transformer.errors import InputError
+
+
+def some_lengths(pairs=20_000):
+    """Lengths of an invented corpus: log-normal, the sides correlated."""
+    random = np.random.default_rng(7)
+    source = np.exp(random.normal(2.7, 0.6, pairs))
+    target = source * np.exp(random.normal(0.1, 0.2, pairs))
+    return [np.clip(side, 1, 150).astype(np.int64) + 1 for side in (source, target)]
+
+
+def test_two_lengths_get_two_exact_shapes():
+    lengths = np.array([4] * 16 + [8] * 8)
+    bucketing = choose_buckets(lengths, lengths, batch_tokens=64)
+    assert bucketing.buckets == (Bucket(16, 4, 4), Bucket(8, 8, 8))
+    assert bucketing.bucket_of_pair.tolist() == [0] * 16 + [1] * 8
+    assert bucketing.batches == (1, 1)
+    assert bucketing.real_share == 1.0
+
+
+def test_every_pair_fits_its_bucket_and_every_bucket_the_bound():
+    source, target = some_lengths()
+    bucketing = choose_buckets(source, target, batch_tokens=1000)
+    shapes = np.array(bucketing.buckets)[bucketing.bucket_of_pair]
+    assert (source <= shapes[:, 1]).all()
+    assert (target <= shapes[:, 2]).all()
+    for rows, source_length, target_length in bucketing.buckets:
+        assert 1 <= rows <= 1000 // max(source_length, target_length)
+        assert rows < 8 or rows % 8 == 0
+
+
+def test_leftovers_only_move_to_buckets_that_hold_them():
+    source, target = some_lengths()
+    bucketing = choose_buckets(source, target, batch_tokens=2048)
+    moved = [(a, b) for a, b in enumerate(bucketing.leftovers_to) if a != b]
+    assert moved
+    for number, home in moved:
+        smaller, larger = bucketing.buckets[number], bucketing.buckets[home]
+        assert home > number
+        assert larger.source_length >= smaller.source_length
+        assert larger.target_length >= smaller.target_length
+
+
+def test_leftovers_move_on_where_that_is_cheaper_than_empty_rows():
+    buckets = [Bucket(10, 4, 4), Bucket(8, 5, 5)]
+    assert _route_leftovers(buckets, [13, 5]) == ((1, 1), (1, 1))  # 3 * 10 cells, not 10 * 8
+    assert _route_leftovers(buckets, [19, 5]) == ((2, 1), (0, 1))  # 9 * 10 cells, not 10 * 8
+
+
+def test_a_smaller_number_of_shapes_is_kept_to():
+    bucketing = choose_buckets(*some_lengths(), batch_tokens=2048, max_buckets=5)
+    assert len(bucketing.buckets) <= 5
+
+
+def test_no_more_shapes_are_taken_than_needed():
+    few = choose_buckets(*some_lengths(), batch_tokens=2048, enough_share=0.8)
+    many = choose_buckets(*some_lengths(), batch_tokens=2048, enough_share=0.92)
+    assert 0.8 <= few.real_share < 0.88
+    assert many.real_share >= 0.92
+    assert len(few.buckets) < len(many.buckets) <= 96
+
+
+def test_replicas_can_share_every_batch():
+    bucketing = choose_buckets(*some_lengths(), batch_tokens=1000, rows_multiple=3)
+    assert all(bucket.rows % 3 == 0 for bucket in bucketing.buckets)
+
+
+def test_a_sentence_beyond_the_batch_is_refused():
+    with pytest.raises(InputError, match=r"batch_tokens 63 has no room .* \(64 symbols\)"):
+        choose_buckets(np.array([64]), np.array([3]), batch_tokens=63)
+
+
+def test_a_single_pair_makes_a_batch():
+    bucketing = choose_buckets(np.array([5]), np.array([7]), batch_tokens=7)
+    assert bucketing.buckets == (Bucket(1, 5, 7),)
+    assert bucketing.batches == (1,)
+
+
+@pytest.mark.parametrize("batch_tokens", [2048, 4096])
+@pytest.mark.parametrize(
+    ("name", "source_file", "target_file", "symbols_per_word"),
+    [
+        ("multi30k_bpe", "train.en", "train.de", 1),  # already cut into subwords
+        ("tatoeba_ende", "train.en.gz", "train.de.gz", 1.4),
+        ("canlaws_enfr", "train.en.gz", "train.fr.gz", 1.4),
+    ],
+)
+def test_real_corpora_waste_little_on_padding(
+    shared_data, name, source_file, target_file, symbols_per_word, batch_tokens
+):
+    source, target = (
+        np.minimum(_word_counts(shared_data(name) / file) * symbols_per_word, 255).astype(int) + 1
+        for file in (source_file, target_file)
+    )
+    bucketing = choose_buckets(source, target, batch_tokens=batch_tokens)
+    assert bucketing.real_share >= 0.92
+    assert len(bucketing.buckets) <= 96
+
+
+_CACHE: dict = {}
+
+
+def _word_counts(path):
+    if path not in _CACHE:
+        opener = gzip.open if path.suffix == ".gz" else open
+        with opener(path, "rb") as lines:
+            _CACHE[path] = np.array([line.count(b" ") + 1 for line in lines])
+    return _CACHE[path]

@@ -1,0 +1,120 @@
+"""Reading parallel text through TensorFlow Datasets."""
+
+import itertools
+
+import pytest
+import tensorflow_datasets as tfds
+
+from keras_transformer.data.corpus import ParallelText
+from keras_transformer.data.datasets import load_parallel
+from keras_transformer.errors import InputError
+
+tfds.disable_progress_bar()
+
+
+class TinyPhrases(tfds.core.GeneratorBasedBuilder):
+    """Three phrases; config en_to_de has no supervised keys to tell its direction."""
+
+    VERSION = tfds.core.Version("1.0.0")
+    BUILDER_CONFIGS = [  # noqa: RUF012
+        tfds.core.BuilderConfig(name=name) for name in ("de_to_en", "en_to_de")
+    ]
+
+    def _info(self):
+        name = self.builder_config.name
+        return tfds.core.DatasetInfo(
+            builder=self,
+            features=tfds.features.Translation(languages=("de", "en")),
+            supervised_keys=("de", "en") if name == "de_to_en" else None,
+        )
+
+    def _split_generators(self, dl_manager):
+        return {"train": self._generate_examples(3), "dev": self._generate_examples(1)}
+
+    def _generate_examples(self, count):
+        phrases = [("Häuser", "houses"), ("ein Baum", "a tree"), ("\u2028", "")]
+        for number, (german, english) in enumerate(phrases[:count]):
+            yield number, {"de": german, "en": english}
+
+
+class TinyBroken(tfds.core.GeneratorBasedBuilder):
+    """A translation data set whose download fails as without a network."""
+
+    VERSION = tfds.core.Version("1.0.0")
+
+    def _info(self):
+        return tfds.core.DatasetInfo(
+            builder=self,
+            features=tfds.features.Translation(languages=("de", "en")),
+        )
+
+    def _split_generators(self, dl_manager):
+        raise ConnectionError("host not found")
+
+    def _generate_examples(self):
+        yield from ()
+
+
+class TinyNumbers(TinyBroken):
+    """No translation data set at all."""
+
+    def _info(self):
+        features = tfds.features.FeaturesDict({"n": int})
+        return tfds.core.DatasetInfo(builder=self, features=features)
+
+
+def pairs(text):
+    return sorted(zip(text.source, text.target, strict=True))
+
+
+def test_sentences_come_as_text_with_the_source_first(tmp_path):
+    text = load_parallel("tiny_phrases/de_to_en", "train", data_dir=tmp_path)
+    assert isinstance(text, ParallelText)
+    assert pairs(text) == [("Häuser", "houses"), ("ein Baum", "a tree"), ("\u2028", "")]
+
+
+def test_without_supervised_keys_the_config_name_gives_the_direction(tmp_path):
+    text = load_parallel("tiny_phrases/en_to_de", "dev", data_dir=tmp_path)
+    assert pairs(text) == [("houses", "Häuser")]
+
+
+def test_the_direction_can_be_reversed(tmp_path):
+    text = load_parallel("tiny_phrases/de_to_en", "dev", data_dir=tmp_path, reverse=True)
+    assert pairs(text) == [("houses", "Häuser")]
+
+
+def test_part_of_a_split_can_be_read_and_keeps_its_order(tmp_path):
+    whole = load_parallel("tiny_phrases/de_to_en", "train", data_dir=tmp_path)
+    part = load_parallel("tiny_phrases/de_to_en", "train[1:]", data_dir=tmp_path)
+    assert part == ParallelText(whole.source[1:], whole.target[1:])
+
+
+@pytest.mark.parametrize(
+    ("name", "split", "message"),
+    [
+        ("tiny_phrase/de_to_en", "train", r"no data set 'tiny_phrase/de_to_en'.*tiny_phrases"),
+        ("tiny_phrases/de_to_fr", "train", r"configs: de_to_en, en_to_de"),
+        (
+            "tiny_phrases/de_to_en",
+            "test",
+            r"no split 'test'; choose one of (train, dev|dev, train)",
+        ),
+        ("tiny_numbers", "train", r"not a data set of sentences in two languages.*features n;"),
+        ("tiny_broken", "train", r"could not be downloaded.*host not found.*check the network"),
+        ("wmt14_translate/en-de", "train", r"configs: .*de-en.*reversed"),
+    ],
+)
+def test_what_cannot_be_read_is_named_with_a_way_out(tmp_path, name, split, message):
+    with pytest.raises(InputError, match=message):
+        load_parallel(name, split, data_dir=tmp_path)
+
+
+def test_known_corpora_have_the_direction_of_their_name(tmp_path):
+    from keras_transformer.data.datasets import _find_builder, _languages
+
+    for name, languages in {
+        "wmt14_translate/de-en": ("de", "en"),
+        "ted_hrlr_translate/pt_to_en": ("pt", "en"),
+        **{f"number_names/{a}-{b}": (a, b) for a, b in itertools.permutations(("en", "de"))},
+    }.items():
+        assert _languages(_find_builder(name, tmp_path), name) == languages

@@ -1,0 +1,91 @@
+"""The data set of number names."""
+
+import itertools
+
+import pytest
+import tensorflow_datasets as tfds
+
+from keras_transformer.data import number_names
+from keras_transformer.data.number_names import LANGUAGES, number_name, numbers_of_split
+
+SPLITS = ("train", "validation", "test")
+
+
+@pytest.mark.parametrize(
+    ("number", "language", "name"),
+    [
+        (0, "en", "zero"),
+        (102_005, "en", "one hundred and two thousand and five"),
+        (999_999, "en", "nine hundred and ninety-nine thousand, nine hundred and ninety-nine"),
+        (102_005, "de", "einhundertzweitausendfünf"),
+        (101_000, "de", "einhunderteintausend"),
+        (701_101, "de", "siebenhunderteintausendeinhunderteins"),
+        (21_031, "de", "einundzwanzigtausendeinunddreißig"),
+        (80, "fr", "quatre-vingts"),
+        (81, "fr", "quatre-vingt-un"),
+        (71, "fr", "soixante et onze"),
+        (1_100, "fr", "mille cent"),
+        (80_200, "fr", "quatre-vingt mille deux cents"),
+        (200_091, "fr", "deux cent mille quatre-vingt-onze"),
+    ],
+)
+def test_names_are_those_of_the_grammar(number, language, name):
+    assert number_name(number, language) == name
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_no_two_numbers_share_a_name(language):
+    numbers = {*range(1000), *range(0, 1_000_000, 1000), *numbers_of_split("test")}
+    assert len({number_name(number, language) for number in numbers}) == len(numbers)
+
+
+def test_splits_share_no_number_and_lie_below_a_million():
+    numbers = [number for split in SPLITS for number in numbers_of_split(split)]
+    assert len(numbers) == len(set(numbers))
+    assert 0 <= min(numbers) <= max(numbers) <= 999_999
+
+
+def test_every_split_has_numbers_of_every_magnitude():
+    assert [len(numbers_of_split(split)) for split in SPLITS] == [37_167, 1_000, 2_000]
+    for split in SPLITS:
+        assert {len(str(number)) for number in numbers_of_split(split)} == {1, 2, 3, 4, 5, 6}
+
+
+def test_splits_never_change():
+    assert numbers_of_split("test")[:3] == [4, 8, 23]
+    assert numbers_of_split("train")[6] == 0
+
+
+@pytest.mark.parametrize("language", ["en", "fr"])
+def test_training_shows_every_word(language):
+    def words(numbers):
+        names = (number_name(number, language) for number in numbers)
+        return set(" ".join(names).replace("-", " ").replace(",", "").split())
+
+    shown = words(numbers_of_split("train")[:3000])
+    assert words([*range(1000), 1000]) <= shown
+
+
+@pytest.fixture
+def small_splits(monkeypatch):
+    share = number_names._Share(train=4, validation=2, test=3)
+    monkeypatch.setattr(number_names, "_SHARES", {1: share, 6: share})
+    tfds.disable_progress_bar()
+
+
+def test_tfds_loads_it_by_name(small_splits, tmp_path):
+    data = tfds.load("number_names/en-de", data_dir=tmp_path)
+    assert {split: len(examples) for split, examples in data.items()} == {
+        "train": 8, "validation": 4, "test": 6,
+    }  # fmt: skip
+    for split, dataset in data.items():
+        examples = list(dataset.as_numpy_iterator())
+        expected = {number_name(n, "en"): number_name(n, "de") for n in numbers_of_split(split)}
+        assert {e["en"].decode(): e["de"].decode() for e in examples} == expected
+
+
+def test_it_looks_like_a_translation_data_set(tmp_path):
+    for source, target in itertools.permutations(LANGUAGES, 2):
+        info = tfds.builder(f"number_names/{source}-{target}", data_dir=tmp_path).info
+        assert info.supervised_keys == (source, target)
+        assert set(info.features) == {source, target}

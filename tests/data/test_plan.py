@@ -1,0 +1,77 @@
+"""The order of batches in an epoch."""
+
+import time
+
+import numpy as np
+
+from keras_transformer.data.buckets import choose_buckets
+from keras_transformer.data.plan import plan_epoch
+
+
+def a_bucketing(pairs=3000, batch_tokens=512):
+    random = np.random.default_rng(5)
+    source = random.integers(2, 40, pairs)
+    target = np.maximum(2, source + random.integers(-5, 6, pairs))
+    return choose_buckets(source, target, batch_tokens=batch_tokens), source, target
+
+
+def order(planned):
+    return np.concatenate([batch.pairs for batch in planned]).tolist()
+
+
+def test_every_pair_occurs_exactly_once_and_fits_its_batch():
+    bucketing, source, target = a_bucketing()
+    for seed in (None, 0, 1):
+        planned = plan_epoch(bucketing, epoch=2, seed=seed)
+        assert sorted(order(planned)) == list(range(3000))
+        for bucket, pairs in planned:
+            assert 0 < len(pairs) <= bucket.rows
+            assert source[pairs].max() <= bucket.source_length
+            assert target[pairs].max() <= bucket.target_length
+
+
+def test_every_epoch_has_the_same_number_of_batches():
+    bucketing, _, _ = a_bucketing()
+    counts = {len(plan_epoch(bucketing, epoch=epoch, seed=3)) for epoch in range(4)}
+    assert counts == {sum(bucketing.batches)}
+
+
+def test_the_order_follows_from_seed_and_epoch():
+    bucketing, _, _ = a_bucketing()
+    first = order(plan_epoch(bucketing, epoch=1, seed=4))
+    assert first == order(plan_epoch(bucketing, epoch=1, seed=4))
+    assert first != order(plan_epoch(bucketing, epoch=2, seed=4))
+    assert first != order(plan_epoch(bucketing, epoch=1, seed=5))
+
+
+def test_batches_are_made_up_anew_in_each_epoch():
+    bucketing, _, _ = a_bucketing()
+    epochs = [
+        {frozenset(batch.pairs.tolist()) for batch in plan_epoch(bucketing, epoch=epoch, seed=1)}
+        for epoch in (0, 1)
+    ]
+    # A bucket of a single batch, without leftovers from others, holds the same pairs each time.
+    assert len(epochs[0] & epochs[1]) <= bucketing.batches.count(1) < len(epochs[0]) / 3
+
+
+def test_shapes_are_mixed_over_the_epoch():
+    bucketing, _, _ = a_bucketing()
+    planned = plan_epoch(bucketing, seed=0)
+    cells = np.array([batch.bucket.row_cells for batch in planned])
+    half = len(cells) // 2
+    assert abs(cells[:half].mean() - cells[half:].mean()) < 0.2 * cells.mean()
+
+
+def test_without_a_seed_the_order_is_that_of_buckets_and_corpus():
+    bucketing, _, _ = a_bucketing()
+    planned = plan_epoch(bucketing)
+    cells = [batch.bucket.row_cells for batch in planned]
+    assert cells == sorted(cells)
+    assert order(planned) == order(plan_epoch(bucketing, epoch=3))
+
+
+def test_half_a_million_pairs_are_planned_within_a_second():
+    bucketing, _, _ = a_bucketing(500_000, 4096)
+    start = time.process_time()
+    plan_epoch(bucketing, epoch=1, seed=1)
+    assert time.process_time() - start < 1

@@ -1,0 +1,54 @@
+"""Packing token ids into flat arrays."""
+
+import numpy as np
+import pytest
+
+from keras_transformer.config import END_ID
+from keras_transformer.data.tokenized import TokenizedCorpus, gather_rows, pad_ids
+from keras_transformer.errors import InputError
+
+
+def test_sources_get_an_end_symbol_and_targets_stay_bare():
+    corpus = TokenizedCorpus.from_ids([[5, 6], [7]], [[8], [9, 10, 11]])
+    assert corpus.source_ids.tolist() == [5, 6, END_ID, 7, END_ID]
+    assert corpus.source_offsets.tolist() == [0, 3, 5]
+    assert corpus.target_ids.tolist() == [8, 9, 10, 11]
+    assert corpus.target_offsets.tolist() == [0, 1, 4]
+    assert corpus.source_ids.dtype == corpus.target_ids.dtype == np.int32
+    assert len(corpus) == 2
+
+
+def test_lengths_count_the_end_symbol_on_both_sides():
+    corpus = TokenizedCorpus.from_ids([[5, 6], [7]], [[8], [9, 10, 11]])
+    assert corpus.source_lengths.tolist() == [3, 2]
+    assert corpus.target_lengths.tolist() == [2, 4]
+
+
+def test_empty_and_long_pairs_are_dropped_and_counted():
+    corpus = TokenizedCorpus.from_ids(
+        [[5], [], [6, 6], [7] * 3, [8], [9] * 3], [[5], [5], [6, 6], [7], [], []], max_length=2
+    )
+    assert corpus.dropped == {"empty": 3, "too long": 1}
+    assert corpus.source_ids.tolist() == [5, END_ID, 6, 6, END_ID]
+    assert corpus.target_ids.tolist() == [5, 6, 6]
+
+
+def test_a_corpus_without_usable_pairs_is_refused():
+    with pytest.raises(InputError, match="no pair of sentences is left of 2: 1 have an empty side"):
+        TokenizedCorpus.from_ids([[], [5, 5]], [[5], [5]], max_length=1)
+
+
+def test_sides_that_do_not_pair_up_are_refused():
+    with pytest.raises(InputError, match="got 1 and 2 sentences"):
+        TokenizedCorpus.from_ids([[5]], [[5], [6]])
+
+
+def test_pad_ids_fills_up_on_the_right():
+    assert pad_ids([[4], [], [5, 6]]).tolist() == [[4, 0], [0, 0], [5, 6]]
+    assert pad_ids([]).shape == (0, 0)
+
+
+def test_gathered_rows_keep_their_order_and_leave_the_rest_empty():
+    ids = np.array([4, 5, 6, 7], np.int32)
+    rows = gather_rows(ids, np.array([0, 1, 4]), np.array([1, 0]), (3, 4))
+    assert rows.tolist() == [[5, 6, 7, 0], [4, 0, 0, 0], [0, 0, 0, 0]]

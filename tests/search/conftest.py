@@ -1,0 +1,64 @@
+"""A model for tests of search: logits from a random table, found by the symbols read so far."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_transformer.decoding import DecodingState
+
+START = 2
+
+
+class TableModel:
+    """Gives each prefix of each sentence its own random logits.
+
+    The cache holds the prefix itself and grows at every step, so a cache that search reorders
+    wrongly gives wrong logits. It holds the prefix a second time along another axis, and a number.
+    """
+
+    rows = 499
+
+    def __init__(self, *, sentences: int, vocabulary_size: int, seed: int, end_bias: float = 0.0):
+        random = np.random.default_rng(seed)
+        table = 2 * random.standard_normal((sentences, self.rows, vocabulary_size))
+        table[:, :, 3] += end_bias
+        self.table = table.astype(np.float32)
+        self.calls: list[tuple[int | None, ...]] = []  # static shapes of ids
+        self.dtype = tf.float32
+
+    def state(self, sentences: Any) -> DecodingState:
+        """Returns the state before START for a batch of sentence numbers [B]."""
+        size = tf.size(sentences)
+        cache = {
+            "prefix": tf.zeros([size, 1, 0], tf.int32),
+            "deep": [tf.zeros([size, 1, 2, 0], tf.int32), tf.zeros([size, 1], tf.int32)],
+        }
+        return DecodingState(context={"sentence": tf.convert_to_tensor(sentences)}, cache=cache)
+
+    def step(self, ids: Any, state: DecodingState) -> tuple[Any, DecodingState]:
+        self.calls.append(tuple(ids.shape))
+        deep, count = state.cache["deep"]
+        prefix = tf.concat([state.cache["prefix"], ids[..., None]], axis=-1)  # [B, W, t]
+        deep = tf.concat([deep, tf.stack([ids, -ids], axis=-1)[..., None]], axis=-1)
+        tf.debugging.assert_equal(deep[:, :, 1], -prefix)
+        tf.debugging.assert_equal(count, tf.shape(prefix)[2] - 1)
+        weights = 7 ** (tf.range(tf.shape(prefix)[2]) % 5) + tf.range(tf.shape(prefix)[2])
+        row = tf.reduce_sum(prefix * weights, axis=-1) % self.rows  # [B, W]
+        logits = tf.gather(tf.gather(self.table, state.context["sentence"]), row, batch_dims=1)
+        cache = {"prefix": prefix, "deep": [deep, count + 1]}
+        return tf.cast(logits, self.dtype), DecodingState(state.context, cache)
+
+    def log_probs(self, sentence: int, symbols: tuple[int, ...]) -> np.ndarray:
+        """Returns float64 log-probabilities [V] of the symbol after START and `symbols`."""
+        prefix = (START, *symbols)
+        row = sum(symbol * (7 ** (i % 5) + i) for i, symbol in enumerate(prefix)) % self.rows
+        logits = self.table[sentence, row].astype(np.float64)
+        return logits - np.log(np.sum(np.exp(logits - logits.max()))) - logits.max()
+
+
+@pytest.fixture
+def table_model() -> Callable[..., TableModel]:
+    return TableModel

@@ -1,0 +1,305 @@
+"""Beam search against exhaustive search and against a plain reference without early stop."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_transformer.config import END_ID, PAD_ID, START_ID
+from keras_transformer.decoding import DecodingState
+from keras_transformer.errors import InputError
+from keras_transformer.search import beam_search
+
+NEVER = (PAD_ID, START_ID)
+
+
+def penalized(log_prob, symbols, alpha):
+    return log_prob / ((5 + len(symbols)) / 6) ** alpha
+
+
+def every_translation(model, sentence, limit, alpha):
+    """All complete translations with (score, log-probability, symbols), best first."""
+    found, open_ = [], [((), 0.0)]
+    for length in range(limit + 1):
+        longer = []
+        for symbols, so_far in open_:
+            for symbol, gain in enumerate(model.log_probs(sentence, symbols)):
+                if symbol == END_ID:
+                    found.append(((*symbols, symbol), so_far + gain))
+                elif symbol not in NEVER and length < limit:
+                    longer.append(((*symbols, symbol), so_far + gain))
+        open_ = longer
+    return sorted(((penalized(p, s, alpha), p, s) for s, p in found), reverse=True)
+
+
+def reference_beam(model, sentence, limit, alpha, beam_size):
+    """Beam search written out, run to the last step: (score, log-probability, symbols) sorted."""
+    found, beams = [], [((), 0.0)]
+    for length in range(limit + 1):
+        candidates = []
+        for symbols, so_far in beams:
+            gains = model.log_probs(sentence, symbols)
+            allowed = [END_ID] if length == limit else sorted(set(range(len(gains))) - set(NEVER))
+            candidates += [((*symbols, s), so_far + gains[s]) for s in allowed]
+        candidates = sorted(candidates, key=lambda pair: -pair[1])[: 2 * beam_size]
+        found += [(penalized(p, s, alpha), p, s) for s, p in candidates if s[-1] == END_ID]
+        beams = [(s, p) for s, p in candidates if s[-1] != END_ID][:beam_size]
+    return sorted(found, reverse=True)
+
+
+def search(model, sentences, limits, **options):
+    return beam_search(
+        model.step,
+        model.state(sentences),
+        start_ids=tf.fill([len(sentences)], START_ID),
+        max_lengths=tf.constant(limits, tf.int32),
+        **options,
+    )
+
+
+def assert_equal_to(expected, found, row):
+    """Compares one sentence of `found` with sorted (score, log-probability, symbols)."""
+    n = found.scores.shape[1]
+    for place, (score, log_prob, symbols) in enumerate(expected[:n]):
+        length = int(found.lengths[row, place])
+        assert tuple(found.ids[row, place, :length].numpy()) == symbols
+        assert not np.any(found.ids[row, place, length:].numpy() != PAD_ID)
+        np.testing.assert_allclose(found.scores[row, place], score, rtol=2e-5)
+        np.testing.assert_allclose(found.log_probs[row, place], log_prob, rtol=2e-5)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0, 2.0, -0.5])
+def test_a_beam_that_holds_everything_finds_the_true_best_translations(table_model, alpha):
+    model = table_model(sentences=3, vocabulary_size=6, seed=1)
+    found = search(
+        model, [0, 1, 2], [3, 3, 2], beam_size=27, num_hypotheses=27, length_penalty=alpha
+    )
+    for row, limit in enumerate([3, 3, 2]):
+        assert_equal_to(every_translation(model, row, limit, alpha), found, row)
+
+
+@pytest.mark.parametrize("beam_size", [2, 3, 5])
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.5, -0.5])
+@pytest.mark.parametrize("end_bias", [-3.0, 1.5])
+def test_a_narrow_beam_equals_a_search_written_out_without_early_stop(
+    table_model, beam_size, alpha, end_bias
+):
+    model = table_model(sentences=6, vocabulary_size=11, seed=2, end_bias=end_bias)
+    limits = [8, 0, 5, 12, 1, 9]
+    found = search(
+        model, range(6), limits, beam_size=beam_size, num_hypotheses=2, length_penalty=alpha
+    )
+    for row, limit in enumerate(limits):
+        expected = reference_beam(model, row, limit, alpha, beam_size)
+        assert_equal_to(expected, found, row)
+        assert int(tf.math.count_nonzero(found.lengths[row])) == min(2, len(expected))
+
+
+def test_a_long_vocabulary_is_searched_like_a_short_one(table_model):
+    model = table_model(sentences=2, vocabulary_size=2003, seed=3, end_bias=6.0)
+    found = search(model, [0, 1], [6, 4], beam_size=3, num_hypotheses=3)
+    for row, limit in enumerate([6, 4]):
+        assert_equal_to(reference_beam(model, row, limit, 0.6, 3), found, row)
+
+
+def test_sentences_get_in_a_batch_what_they_get_alone(table_model):
+    model = table_model(sentences=5, vocabulary_size=9, seed=4, end_bias=1.0)
+    limits = [10, 2, 0, 7, 4]
+    options = dict(beam_size=4, num_hypotheses=3, length_penalty=tf.fill([5], 0.6))
+    batch = search(model, range(5), limits, **options)
+    for row, limit in enumerate(limits):
+        alone = search(model, [row], [limit], **options | dict(length_penalty=0.6))
+        length = alone.ids.shape[-1]
+        np.testing.assert_array_equal(batch.ids[row, :, :length], alone.ids[0])
+        np.testing.assert_array_equal(batch.ids[row, :, length:], PAD_ID)
+        np.testing.assert_array_equal(batch.scores[row], alone.scores[0])
+        np.testing.assert_array_equal(batch.lengths[row], alone.lengths[0])
+
+
+def test_every_sentence_may_have_its_own_length_penalty(table_model):
+    model = table_model(sentences=1, vocabulary_size=9, seed=5)
+    alphas = [0.0, 1.0, 3.0]
+    found = search(model, [0, 0, 0], [6] * 3, beam_size=3, length_penalty=tf.constant(alphas))
+    for row, alpha in enumerate(alphas):
+        assert_equal_to(reference_beam(model, 0, 6, alpha, 3), found, row)
+
+
+def test_search_stops_when_no_open_hypothesis_can_win(table_model):
+    model = table_model(sentences=4, vocabulary_size=9, seed=6, end_bias=4.0)
+    found = search(model, range(4), [40] * 4, beam_size=4)
+    assert 2 <= len(model.calls) < 10
+    assert model.calls[:2] == [(4, 1), (4, 4)]
+    for row in range(4):
+        assert_equal_to(reference_beam(model, row, 40, 0.6, 4), found, row)
+
+
+@pytest.mark.parametrize(("alpha", "end_at_first"), [(1.0, 0.4), (0.0, 0.4), (-1.0, 0.45)])
+def test_search_goes_on_while_a_longer_translation_may_still_win(alpha, end_at_first):
+    # END's probability is 0.4 at first and 0.99 later. With alpha 1, log(0.4) = -0.92 loses to
+    # log(0.6 * 0.99) / (7/6) = -0.45; with alpha -1, log(0.45) = -0.80 loses to -0.71.
+    first = np.log([1e-9, 1e-9, 1e-9, end_at_first, 1 - end_at_first]).astype("f")
+    later = np.log([1e-9, 1e-9, 1e-9, 0.99, 0.01]).astype("f")
+
+    def step(ids, state):
+        return tf.where((ids == START_ID)[..., None], first, later), state
+
+    found = beam_search(
+        step, DecodingState((), ()), start_ids=tf.constant([START_ID]),
+        max_lengths=tf.constant([9]), beam_size=2, length_penalty=alpha,
+    )  # fmt: skip
+    np.testing.assert_array_equal(found.ids[0, 0, :3], [4, END_ID, PAD_ID])
+    score = np.log((1 - end_at_first) * 0.99) / (7 / 6) ** alpha
+    np.testing.assert_allclose(found.scores[0, 0], score, atol=1e-5)
+
+
+def test_the_graph_with_unknown_sizes_gives_what_eager_search_gives(table_model):
+    model = table_model(sentences=3, vocabulary_size=9, seed=7, end_bias=1.0)
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int32)] * 2)
+    def translate(sentences, limits):
+        return beam_search(
+            model.step, model.state(sentences), start_ids=tf.fill(tf.shape(sentences), START_ID),
+            max_lengths=limits, beam_size=3, num_hypotheses=2,
+        )  # fmt: skip
+
+    found = translate(tf.range(3), tf.constant([7, 0, 4]))
+    expected = search(model, range(3), [7, 0, 4], beam_size=3, num_hypotheses=2)
+    for left, right in zip(found, expected, strict=True):
+        np.testing.assert_allclose(left, right, rtol=1e-6)
+    assert all(shape in {(None, 1), (None, 3), (3, 1), (3, 3)} for shape in model.calls)
+    nothing = translate(tf.zeros([0], tf.int32), tf.zeros([0], tf.int32))
+    assert [tuple(part.shape) for part in nothing] == [(0, 2, 1), (0, 2), (0, 2), (0, 2)]
+    shortest = translate(tf.range(2), tf.constant([0, 0]))
+    np.testing.assert_array_equal(shortest.ids[:, 0], [[END_ID], [END_ID]])
+
+
+def test_the_search_compiles_with_xla_where_shapes_are_known(table_model):
+    model = table_model(sentences=2, vocabulary_size=9, seed=8, end_bias=1.0)
+
+    def step(ids, state):  # knows only the last symbol, and counts the steps in a static cache
+        logits = tf.gather(tf.gather(model.table, state.context), ids, batch_dims=1)
+        logits += 0.1 * state.cache[..., None] * tf.range(9, dtype=tf.float32)
+        return logits, DecodingState(state.context, state.cache + 1)
+
+    def translate(sentences, limits):
+        return beam_search(
+            step, DecodingState(sentences, tf.zeros([2, 1])), start_ids=tf.fill([2], START_ID),
+            max_lengths=limits, beam_size=3, num_hypotheses=2, longest=6,
+        )  # fmt: skip
+
+    arguments = tf.range(2), tf.constant([4, 9])
+    expected = translate(*arguments)
+    found = tf.function(translate, jit_compile=True)(*arguments)
+    assert expected.ids.shape == (2, 2, 7)
+    for left, right in zip(found, expected, strict=True):
+        np.testing.assert_allclose(left, right, rtol=1e-5)
+
+
+@pytest.mark.parametrize("vocabulary_size", [4, 5, 6])
+def test_a_vocabulary_smaller_than_the_beam_fills_the_places_with_nothing(
+    table_model, vocabulary_size
+):
+    model = table_model(sentences=2, vocabulary_size=vocabulary_size, seed=9)
+    found = search(model, [0, 1], [2, 0], beam_size=20, num_hypotheses=20)
+    for row, limit in enumerate([2, 0]):
+        expected = every_translation(model, row, limit, 0.6)
+        assert_equal_to(expected, found, row)
+        nothing = slice(len(expected), None)
+        np.testing.assert_array_equal(found.lengths[row, nothing], 0)
+        np.testing.assert_array_equal(found.ids[row, nothing], PAD_ID)
+        np.testing.assert_array_equal(found.scores[row, nothing], np.float32(-1e9))
+        np.testing.assert_array_equal(found.log_probs[row, nothing], np.float32(-1e9))
+
+
+@pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16])
+def test_logits_of_low_precision_are_scored_in_float32(table_model, dtype):
+    model = table_model(sentences=2, vocabulary_size=9, seed=10)
+    rounded = tf.cast(tf.cast(model.table, dtype), tf.float32).numpy()
+    model.dtype = dtype
+    found = search(model, [0, 1], [5, 5], beam_size=3)
+    model.table = rounded
+    assert found.scores.dtype == tf.float32
+    for row in range(2):
+        assert_equal_to(reference_beam(model, row, 5, 0.6, 3), found, row)
+
+
+def test_scores_stay_finite_and_exact_with_huge_logits(table_model):
+    model = table_model(sentences=2, vocabulary_size=9, seed=11)
+    model.table = np.where(model.table > 0, 1e4, -1e4).astype(np.float32)
+    model.table += np.random.default_rng(0).integers(0, 99, model.table.shape, endpoint=True)
+    found = search(model, [0, 1], [5, 5], beam_size=4, num_hypotheses=4)
+    assert np.all(np.isfinite(found.scores))
+    for row in range(2):
+        best = reference_beam(model, row, 5, 0.6, 4)[0]
+        np.testing.assert_allclose(found.scores[row, 0], best[0], rtol=1e-5, atol=1e-5)
+
+
+def test_scores_stay_finite_where_the_model_forbids_end():
+    def step(ids, state):
+        return tf.where(tf.range(6) == END_ID, -np.inf, tf.zeros([*ids.shape, 6])), state
+
+    found = beam_search(
+        step, DecodingState((), ()), start_ids=tf.constant([START_ID]),
+        max_lengths=tf.constant([3]), beam_size=3,
+    )  # fmt: skip
+    assert float(found.scores[0, 0]) == np.float32(-1e9)
+    assert int(found.lengths[0, 0]) == 0
+
+
+def test_equal_scores_go_to_the_lower_beam_and_the_lower_id():
+    def step(ids, state):
+        return tf.zeros([*ids.shape, 7]), state
+
+    found = beam_search(
+        step, DecodingState((), ()), start_ids=tf.constant([START_ID]),
+        max_lengths=tf.constant([2]), beam_size=2, num_hypotheses=2, length_penalty=20.0,
+    )  # fmt: skip
+    # Open after one symbol: 1 and 4. Continuations of 1 come first: 1 1 and 1 4.
+    np.testing.assert_array_equal(found.ids[0], [[1, 1, END_ID], [1, 4, END_ID]])
+
+
+def test_pad_and_the_start_symbol_are_never_generated_however_probable(table_model):
+    model = table_model(sentences=2, vocabulary_size=9, seed=12)
+    model.table[:, :, NEVER] += 9.0
+    found = search(model, [0, 1], [5, 5], beam_size=3, num_hypotheses=3)
+    for row in range(2):
+        assert_equal_to(reference_beam(model, row, 5, 0.6, 3), found, row)
+
+
+def test_each_sentence_starts_with_its_own_symbol_and_even_with_end():
+    def step(ids, state):  # most probable: END after 4, else the last symbol plus 1
+        return 9.0 * tf.one_hot(tf.where(ids == 4, END_ID, ids + 1), 9), state
+
+    found = beam_search(
+        step, DecodingState((), ()), start_ids=tf.constant([5, END_ID]),
+        max_lengths=tf.constant([2, 2]), beam_size=2,
+    )  # fmt: skip
+    np.testing.assert_array_equal(found.ids[:, 0], [[6, 7, END_ID], [4, END_ID, PAD_ID]])
+
+
+def test_known_sizes_of_the_cache_stay_known_inside_the_loop():
+    seen = []
+
+    def step(ids, state):
+        still, grown = state.cache
+        seen.append((tuple(still.shape), tuple(grown.shape)))
+        grown = tf.concat([grown, tf.zeros([*ids.shape, 1, 8])], axis=2)
+        return tf.zeros([*ids.shape, 9]), DecodingState((), (still, grown))
+
+    tf.function(beam_search).get_concrete_function(
+        step, DecodingState((), (tf.zeros([2, 1, 5, 7]), tf.zeros([2, 1, 0, 8]))),
+        start_ids=tf.constant([2, 2]), max_lengths=tf.constant([3, 3]), beam_size=4,
+    )  # fmt: skip
+    assert seen == [((2, 1, 5, 7), (2, 1, 0, 8)), ((2, 4, 5, 7), (2, 4, None, 8))]
+
+
+@pytest.mark.parametrize(("beam_size", "num_hypotheses"), [(2, 3), (4, 0), (0, 1)])
+def test_impossible_numbers_of_hypotheses_are_refused(table_model, beam_size, num_hypotheses):
+    model = table_model(sentences=1, vocabulary_size=9, seed=13)
+    with pytest.raises(InputError, match=f"got {num_hypotheses} with beam_size {beam_size}"):
+        search(model, [0], [3], beam_size=beam_size, num_hypotheses=num_hypotheses)
+
+
+def test_end_and_pad_must_differ(table_model):
+    model = table_model(sentences=1, vocabulary_size=9, seed=14)
+    with pytest.raises(InputError, match="end_id and pad_id must differ, both are 3"):
+        search(model, [0], [3], beam_size=2, pad_id=3)
