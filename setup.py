@@ -31,6 +31,7 @@ setup(
         "tensorflow-text>=2.20,!=2.21.0",
         "tensorflow>=2.20",
         "tensorflow-datasets>=4.9.7",
+        "importlib_resources",  # tensorflow-datasets imports it without saying so
         "typing-extensions",
     ],
     extras_require={"test": ["mypy", "pytest", "ruff"]},

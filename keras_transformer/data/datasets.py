@@ -70,10 +70,12 @@ def _find_builder(name: str, data_dir: str | os.PathLike[str] | None) -> Any:
         raise InputError(
             f"there is no data set {name!r}; close names: {', '.join(close)}"
         ) from error
-    except ValueError as error:
+    except (ValueError, AssertionError, ImportError) as error:
+        if "BuilderConfig" not in str(error):  # a malformed name, or a version that is not there
+            raise InputError(f"data set {name!r} cannot be opened: {_one_line(error)}") from error
         configs = tfds.builder_cls(name.split("/")[0]).builder_configs
         raise InputError(
-            f"there is no config or version {name!r}; configs: {', '.join(configs) or 'none'} "
+            f"there is no config {name!r}; configs: {', '.join(configs) or 'none'} "
             "(a pair that is there the other way round can be reversed)"
         ) from error
 
@@ -107,8 +109,11 @@ def _prepare(builder: Any, name: str) -> None:
             f"{name} needs a package that is missing ({error}); install it with pip"
         ) from error
     except (OSError, AssertionError, tfds.download.DownloadError) as error:
-        reason = " ".join(str(error).split())[:300]
         raise InputError(
-            f"{name} could not be downloaded and prepared ({reason}); check the network, or "
-            f"prepare it elsewhere and copy it to {builder.data_dir}"
+            f"{name} could not be downloaded and prepared ({_one_line(error)}); check the "
+            f"network, or prepare it elsewhere and copy it to {builder.data_dir}"
         ) from error
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300]

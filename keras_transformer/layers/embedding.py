@@ -21,7 +21,7 @@ class TokenEmbedding(keras.layers.Layer):
     """
 
     def __init__(self, vocabulary_size: int, model_dim: int, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+        super().__init__(autocast=False, **kwargs)  # ids are no floats to be rounded
         self.vocabulary_size = vocabulary_size
         self.model_dim = model_dim
 

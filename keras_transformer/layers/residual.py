@@ -45,7 +45,8 @@ class Residual(keras.layers.Layer):
         self.dropout = keras.layers.Dropout(dropout, name="dropout", dtype=self.dtype_policy)
 
     def build(self, input_shape: tuple[int | None, ...], *other_shapes: Any) -> None:
-        self.norm.build(input_shape)
+        if not self.norm.built:  # by `enter`
+            self.norm.build(input_shape)
 
     def enter(self, x: Tensor) -> Tensor:
         """Returns what the sub-layer reads of the stack's x [B, T, D]."""

@@ -35,7 +35,7 @@ class Transformer(TokenWeightedModel):
     """
 
     def __init__(self, config: ModelConfig, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+        super().__init__(autocast=False, **kwargs)  # ids are no floats to be rounded
         self.config = config
         target_size = config.target_vocabulary_size or config.vocabulary_size
         dtype = self.dtype_policy

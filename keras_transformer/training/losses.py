@@ -13,18 +13,33 @@ from keras_transformer.config import PAD_ID
 Tensor = Any
 
 
+def flat_labels_and_logits(labels: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns labels [B, T] as int32 [N] and logits [B, T, V] as float32 [N, V], N = B * T.
+
+    Loss and metrics share this and the functions below, call for call, so that TensorFlow finds
+    the passes over the logits that they have in common and makes each once.
+    """
+    flat = ops.reshape(logits, (-1, ops.shape(logits)[-1]))
+    return ops.cast(ops.reshape(labels, (-1,)), "int32"), ops.cast(flat, "float32")
+
+
 def log_normalizer(logits: Tensor) -> Tensor:
-    """Returns log Z = log(sum(exp(logits))) [...] of float32 logits [..., V].
+    """Returns log Z = log(sum(exp(logits))) [N] of float32 logits [N, V].
 
     Computed as max(z) - log(max(softmax(z))): the softmax is one fused pass, which the gradient
     needs anyway, and its largest entry is at least 1/V, so that its logarithm is exact.
     """
-    return ops.max(logits, axis=-1) - ops.log(ops.max(ops.softmax(logits), axis=-1))
+    return best_logits(logits) - ops.log(ops.max(ops.softmax(logits), axis=-1))
+
+
+def best_logits(logits: Tensor) -> Tensor:
+    """Returns the highest logit [N] of each row of [N, V]."""
+    return ops.max(logits, axis=-1)
 
 
 def label_logits(labels: Tensor, logits: Tensor) -> Tensor:
-    """Returns the logits [...] of the labels [...], from logits [..., V]."""
-    return ops.squeeze(ops.take_along_axis(logits, labels[..., None], axis=-1), -1)
+    """Returns the logits [N] of int32 labels [N], from logits [N, V]."""
+    return ops.squeeze(ops.take_along_axis(logits, labels[:, None], axis=-1), -1)
 
 
 def smoothed_cross_entropy(labels: Tensor, logits: Tensor, smoothing: float) -> Tensor:
@@ -34,23 +49,23 @@ def smoothed_cross_entropy(labels: Tensor, logits: Tensor, smoothing: float) -> 
     1 - smoothing at the label: the automatic one scatters into a zero matrix [N, V], which on a
     CPU took a third of a whole training step.
     """
+    count, size = ops.shape(logits)
+    labelled = (1.0 - smoothing) * label_logits(labels, logits)
+    value = log_normalizer(logits) - labelled - smoothing * ops.mean(logits, axis=-1)
+    probabilities = ops.softmax(logits)
+    rows = ops.stack([ops.arange(count, dtype="int32"), labels], axis=-1)  # [N, 2]
 
     @ops.custom_gradient
-    def loss(logits: Tensor) -> tuple[Tensor, Any]:
-        count, size = ops.shape(logits)
-        rows = ops.stack([ops.arange(count, dtype="int32"), labels], axis=-1)  # [N, 2]
-
+    def with_gradient(_: Tensor) -> tuple[Tensor, Any]:
         def gradient(*args: Tensor, upstream: Tensor | None = None) -> Tensor:
             slope = (args[0] if upstream is None else upstream)[:, None]  # [N, 1]
-            others = (ops.softmax(logits) - smoothing / size) * slope  # [N, V]
+            others = (probabilities - smoothing / size) * slope  # [N, V]
             own = ops.take_along_axis(others, labels[:, None], axis=-1) - (1 - smoothing) * slope
             return ops.scatter_update(others, rows, own[:, 0])
 
-        labelled = (1.0 - smoothing) * label_logits(labels, logits)
-        value = log_normalizer(logits) - labelled - smoothing * ops.mean(logits, axis=-1)
-        return value, gradient
+        return ops.stop_gradient(value), gradient
 
-    return loss(logits)
+    return with_gradient(logits)
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -87,10 +102,7 @@ class SmoothedCrossEntropy(keras.losses.Loss):
 
     def call(self, y_true: Tensor, y_pred: Tensor) -> Tensor:
         """Returns the loss of each symbol, [B, T], for labels [B, T] and logits [B, T, V]."""
-        size = ops.shape(y_pred)[-1]
-        logits = ops.cast(ops.reshape(y_pred, (-1, size)), "float32")
-        labels = ops.cast(ops.reshape(y_true, (-1,)), "int32")
-        losses = smoothed_cross_entropy(labels, logits, self.smoothing)
+        losses = smoothed_cross_entropy(*flat_labels_and_logits(y_true, y_pred), self.smoothing)
         return ops.reshape(losses, ops.shape(y_true))
 
     def get_config(self) -> dict[str, Any]:

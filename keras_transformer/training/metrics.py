@@ -9,7 +9,12 @@ import keras
 from keras import ops
 
 from keras_transformer.config import PAD_ID
-from keras_transformer.training.losses import label_logits, log_normalizer
+from keras_transformer.training.losses import (
+    best_logits,
+    flat_labels_and_logits,
+    label_logits,
+    log_normalizer,
+)
 
 Tensor = Any
 
@@ -20,15 +25,18 @@ def _real(labels: Tensor) -> Tensor:
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class TokenAccuracy(keras.metrics.Mean):
-    """The share of real target symbols to which the model gave the highest logit."""
+    """The share of real target symbols to which the model gave the highest logit.
+
+    Where several symbols share the highest logit, each of them counts as right.
+    """
 
     def __init__(self, name: str = "accuracy", **kwargs: Any) -> None:
         super().__init__(name=name, **kwargs)
 
     def update_state(self, y_true: Tensor, y_pred: Tensor, sample_weight: Any = None) -> None:
-        labels = ops.cast(y_true, "int32")
-        best = ops.cast(ops.argmax(y_pred, axis=-1), "int32")
-        super().update_state(ops.cast(ops.equal(best, labels), "float32"), _real(labels))
+        labels, logits = flat_labels_and_logits(y_true, y_pred)
+        is_best = ops.equal(label_logits(labels, logits), best_logits(logits))
+        super().update_state(ops.cast(is_best, "float32"), _real(labels))
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -39,7 +47,7 @@ class Perplexity(keras.metrics.Mean):
         super().__init__(name=name, **kwargs)
 
     def update_state(self, y_true: Tensor, y_pred: Tensor, sample_weight: Any = None) -> None:
-        labels, logits = ops.cast(y_true, "int32"), ops.cast(y_pred, "float32")
+        labels, logits = flat_labels_and_logits(y_true, y_pred)
         losses = log_normalizer(logits) - label_logits(labels, logits)
         super().update_state(losses, _real(labels))
 

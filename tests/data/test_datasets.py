@@ -2,6 +2,7 @@
 
 import itertools
 
+import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 
@@ -59,7 +60,7 @@ class TinyNumbers(TinyBroken):
     """No translation data set at all."""
 
     def _info(self):
-        features = tfds.features.FeaturesDict({"n": int})
+        features = tfds.features.FeaturesDict({"n": np.int64})
         return tfds.core.DatasetInfo(builder=self, features=features)
 
 
@@ -99,6 +100,8 @@ def test_part_of_a_split_can_be_read_and_keeps_its_order(tmp_path):
             "test",
             r"no split 'test'; choose one of (train, dev|dev, train)",
         ),
+        ("tiny_phrases/de_to_en/9", "train", r"'tiny_phrases/de_to_en/9' cannot be opened"),
+        ("tiny_phrases/de_to_en:9.9.9", "train", r"cannot be opened: .*version 9\.9\.9"),
         ("tiny_numbers", "train", r"not a data set of sentences in two languages.*features n;"),
         ("tiny_broken", "train", r"could not be downloaded.*host not found.*check the network"),
         ("wmt14_translate/en-de", "train", r"configs: .*de-en.*reversed"),

@@ -1,0 +1,256 @@
+"""Attention against float64 NumPy written from eq. 1 and 3.2.2 of the paper.
+
+Shapes: B batch, T queries, S keys, D model, H heads, K key and U value dimension of a head.
+"""
+
+import warnings
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import ops
+
+from keras_transformer.layers import CrossAttention, KeysValues, SelfAttention
+from keras_transformer.layers.attention import attention_weights, merge_heads, split_heads
+from keras_transformer.layers.masks import attention_bias, causal_bias
+
+B, T, S, D, H, K, U = 2, 5, 4, 6, 3, 2, 4
+RANDOM = np.random.default_rng(1)
+
+
+def attend(query, keys, values, mask):
+    """softmax(Q K^T / sqrt(d_k)) V of one head: [T, K], [S, K], [S, U], bool [T, S] to [T, U]."""
+    scores = query @ keys.T / np.sqrt(query.shape[-1])
+    scores = np.where(mask, scores, -np.inf)
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return weights / weights.sum(axis=-1, keepdims=True) @ values
+
+
+def multi_head(x, memory, projections, mask):
+    """Concat(head_1, ..., head_h) W^O of one sentence: x [T, D] attends to memory [S, D].
+
+    The projections are (matrix, bias) of query, keys, values and output. Head i has columns
+    i K to (i + 1) K of the first two and i U to (i + 1) U of the third.
+    """
+    query, keys, values, output = projections
+    heads = []
+    for head in range(H):
+        q, k, v = (
+            (rows @ matrix + bias)[:, head * width : (head + 1) * width]
+            for rows, (matrix, bias), width in (
+                (x, query, K),
+                (memory, keys, K),
+                (memory, values, U),
+            )
+        )
+        heads.append(attend(q, k, v, mask))
+    return np.concatenate(heads, axis=-1) @ output[0] + output[1]
+
+
+def random_projections(use_bias):
+    def pair(rows, columns):
+        bias = RANDOM.normal(size=columns) if use_bias else np.zeros(columns)
+        return RANDOM.normal(size=(rows, columns)), bias
+
+    return pair(D, H * K), pair(D, H * K), pair(D, H * U), pair(H * U, D)
+
+
+def set_dense(dense, *pairs):
+    """Gives a Dense layer the columns of several (matrix, bias), side by side."""
+    weights = [np.concatenate(parts, axis=-1) for parts in zip(*pairs, strict=True)]
+    dense.set_weights(weights if dense.use_bias else weights[:1])
+
+
+def make_self_attention(use_bias=False, **options):
+    layer = SelfAttention(num_heads=H, key_dim=K, value_dim=U, use_bias=use_bias, **options)
+    layer.build((None, None, D))
+    query, keys, values, output = projections = random_projections(use_bias)
+    set_dense(layer.projection, query, keys, values)
+    set_dense(layer.output_projection, output)
+    return layer, projections
+
+
+def make_cross_attention(use_bias=False, **options):
+    layer = CrossAttention(num_heads=H, key_dim=K, value_dim=U, use_bias=use_bias, **options)
+    layer.build((None, None, D))
+    query, keys, values, output = projections = random_projections(use_bias)
+    set_dense(layer.query_projection, query)
+    set_dense(layer.memory_projection, keys, values)
+    set_dense(layer.output_projection, output)
+    return layer, projections
+
+
+def normal(*shape):
+    return RANDOM.normal(size=shape).astype("float32")
+
+
+def random_mask(*shape):
+    """A random mask without rows that are all False."""
+    mask = RANDOM.random(shape) < 0.6
+    mask[..., 0] = True
+    return mask
+
+
+def test_weights_of_a_worked_example():
+    # d_k = 2, so scores are q k / sqrt(2): q k1 / sqrt(2) = ln 3 and q k2 / sqrt(2) = 0. The
+    # softmax is (3, 1) / (3 + 1).
+    query = np.array([[1.0, 0.0]]) / np.sqrt(2)
+    keys = np.array([[np.sqrt(2) * np.log(3), 7.0], [0.0, -5.0]])
+    weights = attention_weights(ops.cast(query, "float32"), ops.cast(keys, "float32"), None)
+    np.testing.assert_allclose(weights, [[0.75, 0.25]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("use_bias", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+def test_self_attention_is_equation_1_in_every_head(use_bias, masked):
+    layer, projections = make_self_attention(use_bias)
+    x, mask = normal(B, T, D), np.ones((B, T, T), bool)
+    if masked:
+        mask = random_mask(B, T, T)
+    bias = attention_bias(mask[:, None]) if masked else None
+    expected = [multi_head(row, row, projections, rows) for row, rows in zip(x, mask, strict=True)]
+    np.testing.assert_allclose(layer(x, bias), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("use_bias", [False, True])
+def test_cross_attention_is_equation_1_in_every_head(use_bias):
+    layer, projections = make_cross_attention(use_bias)
+    x, memory, mask = normal(B, T, D), normal(B, S, D), random_mask(B, 1, S)
+    result = layer(x, layer.project_memory(memory), attention_bias(mask[:, None]))
+    expected = [multi_head(*each[:2], projections, each[2]) for each in zip(x, memory, mask)]  # noqa: B905
+    np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_fused_projection_holds_query_then_keys_then_values():
+    layer, _ = make_self_attention()
+    x = normal(B, T, D)
+    matrix = layer.projection.get_weights()[0]
+    assert matrix.shape == (D, 2 * H * K + H * U)
+    only_values = matrix.copy()
+    only_values[:, : 2 * H * K] = 0  # all scores are 0, so every weight is 1 / T
+    layer.projection.set_weights([only_values])
+    mean = (x.astype("float64") @ matrix[:, 2 * H * K :]).mean(axis=1, keepdims=True)
+    expected = np.repeat(mean @ layer.output_projection.get_weights()[0], T, axis=1)
+    np.testing.assert_allclose(layer(x), expected, rtol=1e-4, atol=1e-4)
+
+    # The query is worth nothing without keys: the same mean, if the second block is the keys.
+    no_keys = matrix.copy()
+    no_keys[:, H * K : 2 * H * K] = 0
+    layer.projection.set_weights([no_keys])
+    np.testing.assert_allclose(layer(x), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_heads_are_consecutive_columns():
+    x = np.arange(2 * 3 * 4).reshape(2, 3, 4)  # two heads of two columns
+    heads = ops.convert_to_numpy(split_heads(ops.convert_to_tensor(x), 2))
+    np.testing.assert_array_equal(heads[:, 1], x[:, :, 2:])
+    np.testing.assert_array_equal(merge_heads(ops.convert_to_tensor(heads)), x)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_weights_of_visible_keys_sum_to_one_and_others_are_zero(dtype):
+    mask = random_mask(B, 1, T, S)
+    query, keys = ops.cast(normal(B, H, T, K), dtype), ops.cast(normal(B, H, S, K), dtype)
+    weights = attention_weights(query, keys, attention_bias(mask))
+    assert weights.dtype == dtype
+    weights = ops.convert_to_numpy(ops.cast(weights, "float32"))
+    np.testing.assert_allclose(weights.sum(axis=-1), 1, atol=1e-6 if dtype == "float32" else 0.01)
+    assert not weights[np.broadcast_to(~mask, weights.shape)].any()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16", "mixed_float16"])
+def test_a_query_that_may_see_nothing_gives_finite_numbers(dtype):
+    layer, _ = make_self_attention(dtype=dtype)
+    result = layer(normal(B, T, D), attention_bias(np.zeros((B, 1, T, T), bool)))
+    assert np.isfinite(ops.convert_to_numpy(ops.cast(result, "float32"))).all()
+
+
+def test_scores_beyond_the_range_of_exp_give_finite_weights():
+    query, keys = ops.cast([[300.0, 0.0]], "float16"), ops.cast([[200.0, 0], [100, 0]], "float16")
+    weights = attention_weights(query, keys, None)  # scores 60,000 and 30,000
+    np.testing.assert_array_equal(weights, [[1, 0]])
+
+
+def test_gradients_do_not_pass_masked_keys():
+    layer, _ = make_self_attention()
+    x = tf.Variable(normal(B, T, D))
+    with tf.GradientTape() as tape:
+        result = tf.reduce_sum(layer(x, causal_bias(T))[:, 1])
+    gradient = tape.gradient(result, x).numpy()
+    assert gradient[:, :2].any(axis=-1).all()
+    assert not gradient[:, 2:].any()
+
+
+@pytest.mark.parametrize("use_bias", [False, True])
+def test_cached_steps_of_several_hypotheses_equal_the_causal_pass(use_bias):
+    beams = 3
+    layer, projections = make_self_attention(use_bias)
+    x = normal(B, beams, T, D)
+    cache = layer.empty_cache(B)
+    cache = KeysValues(*(ops.repeat(part, beams, axis=1) for part in cache))
+    rows = []
+    for time in range(T):
+        row, cache = layer.step(x[:, :, time], cache)
+        rows.append(ops.convert_to_numpy(row))
+        assert cache.keys.shape == (B, beams, H, time + 1, K)
+        assert cache.values.shape == (B, beams, H, time + 1, U)
+    steps = np.stack(rows, axis=2)  # [B, W, T, D]
+    full = layer(x.reshape(-1, T, D), causal_bias(T))
+    np.testing.assert_allclose(steps, ops.reshape(full, x.shape), rtol=1e-4, atol=1e-5)
+    see_past = np.tril(np.ones((T, T), bool))
+    expected = multi_head(x[1, 2], x[1, 2], projections, see_past)
+    np.testing.assert_allclose(steps[1, 2], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_hypotheses_of_a_sentence_share_its_memory():
+    beams = 3
+    layer, projections = make_cross_attention()
+    x, memory = normal(B, beams, D), normal(B, S, D)
+    mask = np.array([[True] * S, [True] * (S - 2) + [False] * 2])
+    projected = layer.project_memory(memory)
+    assert projected.keys.shape == (B, H, S, K)
+    assert projected.values.shape == (B, H, S, U)
+    result = layer(x, projected, attention_bias(mask[:, None, None]))
+    for sentence in range(B):
+        for beam in range(beams):
+            alone = x[sentence, beam : beam + 1]
+            expected = multi_head(alone, memory[sentence], projections, mask[sentence])
+            np.testing.assert_allclose(result[sentence, beam], expected[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_first_cache_is_empty_and_of_the_dtype_of_computation(dtype):
+    layer, _ = make_self_attention(dtype="float32" if dtype == "float32" else "mixed_bfloat16")
+    cache = layer.empty_cache(B)
+    assert cache.keys.shape == (B, 1, H, 0, K)
+    assert cache.values.shape == (B, 1, H, 0, U)
+    assert cache.keys.dtype == cache.values.dtype == dtype
+
+
+def test_the_first_step_and_a_source_of_one_symbol_do_not_warn():
+    layer, _ = make_self_attention()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result, _ = layer.step(normal(B, 1, D), layer.empty_cache(B))
+        layer(normal(B, 1, D), attention_bias(np.ones((B, 1, 1, 1), bool)))
+    assert result.shape == (B, 1, D)
+
+
+def test_steps_of_no_sentences_are_possible():
+    layer, _ = make_self_attention()
+    result, cache = layer.step(normal(0, 1, D), layer.empty_cache(0))
+    assert result.shape == (0, 1, D)
+    assert cache.keys.shape == (0, 1, H, 1, K)
+
+
+def test_dropout_acts_on_the_weights():
+    # All keys are equal, so each of the 4 weights is 1/4; with values and output the identity the
+    # result is the weights themselves. A rate of 1/2 leaves 0 or (1/4) / (1/2) = 1/2.
+    layer = CrossAttention(num_heads=1, key_dim=4, value_dim=4, dropout=0.5)
+    layer.build((None, None, 4))
+    layer.output_projection.set_weights([np.eye(4)])
+    memory = KeysValues(np.zeros((1, 1, 4, 4), "float32"), np.eye(4, dtype="float32")[None, None])
+    x = np.ones((1, 64, 4), "float32")
+    np.testing.assert_allclose(layer(x, memory, training=False), np.full(x.shape, 0.25), rtol=1e-6)
+    dropped = ops.convert_to_numpy(layer(x, memory, training=True))
+    np.testing.assert_allclose(np.unique(dropped), [0, 0.5], rtol=1e-6)

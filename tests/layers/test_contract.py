@@ -1,0 +1,200 @@
+"""What Keras expects of any layer, asked of every layer of the package."""
+
+import json
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import keras_transformer.layers
+from keras_transformer.layers import (
+    CrossAttention,
+    Decoder,
+    DecoderLayer,
+    Encoder,
+    EncoderLayer,
+    FeedForward,
+    KeysValues,
+    LayerNormalization,
+    PositionalEncoding,
+    Residual,
+    SelfAttention,
+    TokenEmbedding,
+)
+from keras_transformer.layers.masks import causal_bias, padding_bias
+
+B, T, S, D, H, K, U = 2, 4, 3, 6, 2, 5, 3
+RANDOM = np.random.default_rng(4)
+
+
+def normal(*shape):
+    return RANDOM.normal(size=shape).astype("float32")
+
+
+X = normal(B, T, D)
+IDS = np.array([[4, 5, 6, 3], [7, 3, 0, 0]], "int32")
+MEMORY = KeysValues(normal(B, H, S, K), normal(B, H, S, U))
+BIAS = ops.convert_to_numpy(padding_bias(IDS))
+CAUSAL = np.repeat(ops.convert_to_numpy(causal_bias(T)), B, axis=0)
+MEMORY_BIAS = ops.convert_to_numpy(padding_bias(IDS[:, :S]))
+
+ATTENTION = dict(num_heads=H, key_dim=K, value_dim=U, dropout=0.2, use_bias=True)
+NORM = dict(norm_position="pre", norm_form="sigma", norm_epsilon=1e-3)
+SUBLAYERS = dict(
+    num_heads=H,
+    key_dim=K,
+    value_dim=U,
+    feed_forward_dim=7,
+    dropout=0.1,
+    attention_dropout=0.2,
+    feed_forward_dropout=0.3,
+    attention_bias=True,
+    **NORM,
+)
+
+
+class Case(NamedTuple):
+    """A layer with no argument at its default, and what it is called with."""
+
+    layer: type[keras.layers.Layer]
+    arguments: dict[str, Any]
+    inputs: tuple[Any, ...]
+
+
+CASES = [
+    Case(TokenEmbedding, dict(vocabulary_size=11, model_dim=D), (IDS,)),
+    Case(
+        PositionalEncoding,
+        dict(model_dim=D, kind="concatenated", first_position=2, max_positions=9),
+        (IDS,),
+    ),
+    Case(
+        PositionalEncoding,
+        dict(model_dim=D, kind="learned", first_position=2, max_positions=9),
+        (IDS,),
+    ),
+    Case(LayerNormalization, dict(epsilon=1e-3, form="sigma"), (X,)),
+    Case(FeedForward, dict(inner_dim=7, dropout=0.2), (X,)),
+    Case(Residual, dict(**NORM, dropout=0.2), (X, X[::-1])),
+    Case(SelfAttention, ATTENTION, (X, BIAS)),
+    Case(CrossAttention, ATTENTION, (X, MEMORY, MEMORY_BIAS)),
+    Case(EncoderLayer, SUBLAYERS, (X, BIAS)),
+    Case(DecoderLayer, SUBLAYERS, (X, MEMORY, CAUSAL, MEMORY_BIAS)),
+    Case(Encoder, dict(num_layers=2, **SUBLAYERS), (X, BIAS)),
+    Case(Decoder, dict(num_layers=2, **SUBLAYERS), (X, [MEMORY, MEMORY], CAUSAL, MEMORY_BIAS)),
+]
+
+
+@pytest.fixture(params=CASES, ids=[case.layer.__name__ for case in CASES])
+def case(request) -> Case:
+    return request.param
+
+
+def build(case: Case, weights: list[np.ndarray] | None = None, **options: Any) -> Any:
+    """Returns the layer, built by a first call, with random weights if none are given."""
+    layer = case.layer(**case.arguments, **options)
+    layer(*case.inputs)
+    layer.set_weights(weights or [normal(*w.shape) / 2 for w in layer.weights])
+    return layer
+
+
+def as_float32(tensor: Any) -> np.ndarray:
+    return ops.convert_to_numpy(ops.cast(tensor, "float32"))
+
+
+def test_every_layer_of_the_package_is_here():
+    exported = [
+        getattr(keras_transformer.layers, name) for name in keras_transformer.layers.__all__
+    ]
+    layers = {
+        each for each in exported if isinstance(each, type) and issubclass(each, keras.layers.Layer)
+    }
+    assert layers == {case.layer for case in CASES}
+
+
+def test_configuration_survives_the_round_trip(case):
+    layer = case.layer(**case.arguments, name="some_name", dtype="mixed_bfloat16", trainable=False)
+    text = json.dumps(keras.saving.serialize_keras_object(layer))
+    copy = keras.saving.deserialize_keras_object(json.loads(text))
+    assert type(copy) is case.layer
+    assert copy.get_config() == layer.get_config()
+    assert layer.get_config().items() >= case.arguments.items()
+    assert (copy.name, copy.dtype_policy.name, copy.trainable) == (
+        "some_name",
+        "mixed_bfloat16",
+        False,
+    )
+
+
+def test_a_copy_from_the_configuration_computes_the_same(case):
+    layer = build(case)
+    copy = case.layer.from_config(layer.get_config())
+    copy(*case.inputs)
+    copy.set_weights(layer.get_weights())
+    np.testing.assert_array_equal(copy(*case.inputs), layer(*case.inputs))
+
+
+def test_layer_is_registered_for_saving(case):
+    name = f"keras_transformer>{case.layer.__name__}"
+    assert keras.saving.get_registered_object(name) is case.layer
+
+
+def test_compute_output_shape_is_the_shape_of_the_output(case):
+    layer = build(case)
+    shape = tuple(case.inputs[0].shape)
+    result = layer(*case.inputs)
+    assert layer.compute_output_shape(shape) == tuple(result.shape)
+    unknown = (None, None, *shape[2:])
+    assert layer.compute_output_shape(unknown) == (None, None, *result.shape[2:])
+
+
+def test_a_symbolic_call_gives_a_model_that_computes_the_same(case):
+    symbols = keras.tree.map_structure(
+        lambda array: keras.Input(array.shape[1:], dtype=array.dtype.name), case.inputs
+    )
+    layer = build(case)
+    outputs = layer(*symbols)
+    assert outputs.shape == (None, *layer(*case.inputs).shape[1:])
+    model = keras.Model(keras.tree.flatten(symbols), outputs)
+    np.testing.assert_allclose(
+        model(keras.tree.flatten(case.inputs)), layer(*case.inputs), rtol=1e-5, atol=1e-5
+    )
+
+
+def test_a_layer_can_be_built_by_a_symbolic_call(case):
+    symbols = keras.tree.map_structure(
+        lambda array: keras.Input(array.shape[1:], dtype=array.dtype.name), case.inputs
+    )
+    layer = case.layer(**case.arguments)
+    layer(*symbols)
+    shapes = [weight.shape for weight in build(case).weights]
+    assert [weight.shape for weight in layer.weights] == shapes
+
+
+@pytest.mark.parametrize(
+    ("policy", "tolerance"), [("mixed_bfloat16", 2.0**-5), ("mixed_float16", 2.0**-8)]
+)
+def test_half_precision_is_finite_and_close_to_float32(case, policy, tolerance):
+    layer = build(case)
+    half = build(case, layer.get_weights(), dtype=policy)
+    result = half(*case.inputs)
+    assert result.dtype == half.compute_dtype
+    assert {weight.dtype for weight in half.weights} <= {"float32"}
+    expected = as_float32(layer(*case.inputs))
+    scale = np.abs(expected).max()
+    assert np.isfinite(as_float32(result)).all()
+    np.testing.assert_allclose(as_float32(result), expected, atol=tolerance * scale)
+
+
+def test_all_weights_are_trained(case):
+    layer = build(case)
+    assert len(layer.trainable_weights) == len(layer.weights)
+    paths = [weight.path for weight in layer.weights]
+    assert len(set(paths)) == len(paths)
+
+
+def test_dropout_is_off_unless_training(case):
+    layer = build(case)
+    np.testing.assert_array_equal(layer(*case.inputs), layer(*case.inputs))

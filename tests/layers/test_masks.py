@@ -1,0 +1,58 @@
+"""Masks and the biases made of them."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import ops
+
+from keras_transformer.layers.masks import (
+    attention_bias,
+    causal_bias,
+    padding_bias,
+    padding_mask,
+)
+
+IDS = np.array([[5, 3, 0, 0], [7, 8, 9, 3]])
+
+
+def softmax(scores):
+    return ops.convert_to_numpy(ops.softmax(ops.cast(scores, "float32"), axis=-1))
+
+
+def test_padding_mask_is_true_at_real_symbols():
+    expected = [[True, True, False, False], [True, True, True, True]]
+    np.testing.assert_array_equal(padding_mask(IDS), expected)
+
+
+def test_padding_bias_hides_padding_from_every_query_of_every_head():
+    bias = padding_bias(IDS)
+    assert bias.shape == (2, 1, 1, 4)
+    weights = softmax(ops.zeros((2, 3, 5, 4)) + bias)
+    expected = np.array([[0.5, 0.5, 0, 0], [0.25, 0.25, 0.25, 0.25]])[:, None, None]
+    np.testing.assert_allclose(weights, np.broadcast_to(expected, weights.shape))
+
+
+def test_causal_bias_shows_each_position_itself_and_the_past():
+    weights = softmax(causal_bias(3))
+    expected = [[1, 0, 0], [1 / 2, 1 / 2, 0], [1 / 3, 1 / 3, 1 / 3]]
+    np.testing.assert_allclose(weights, np.array(expected)[None, None], rtol=1e-6)
+
+
+def test_causal_bias_takes_a_length_known_only_when_the_graph_runs():
+    make = tf.function(causal_bias, input_signature=[tf.TensorSpec([], tf.int32)])
+    np.testing.assert_array_equal(make(5), causal_bias(5))
+
+
+@pytest.mark.parametrize("score", [-1000.0, 0.0, 1000.0])
+def test_a_hidden_key_gets_exactly_no_weight_even_where_its_score_is_large(score):
+    scores = np.array([score, 0.0]) + ops.convert_to_numpy(attention_bias(np.array([False, True])))
+    np.testing.assert_array_equal(softmax(scores), [0, 1])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_biases_are_finite_in_half_precision_and_visible_ones_exactly_zero(dtype):
+    bias = ops.cast(attention_bias(np.array([True, False])), dtype)
+    bias = ops.convert_to_numpy(ops.cast(bias, "float32"))
+    assert bias[0] == 0
+    assert np.isfinite(bias[1])
+    assert bias[1] < -20_000
