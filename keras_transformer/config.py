@@ -176,6 +176,7 @@ class DataConfig(JsonConfig):
 
     Attributes:
         dataset: name of a TFDS data set; left out where the files below are given.
+        reverse: whether to swap source and target of the TFDS data set.
         train_source, train_target, dev_source, dev_target: parallel text files, plain or .gz.
         vocabulary: a SentencePiece model to use instead of learning one; the source's own where
             `target_vocabulary` is given too.
@@ -187,6 +188,7 @@ class DataConfig(JsonConfig):
     """
 
     dataset: str | None = None
+    reverse: bool = False
     train_source: str | None = None
     train_target: str | None = None
     dev_source: str | None = None

@@ -3,9 +3,9 @@
 python scripts/average_checkpoints.py --run_dir=runs/mine --last=20
 """
 
-import common
 from absl import flags
 
+import common
 from keras_transformer.errors import InputError
 
 _RUN_DIR = flags.DEFINE_string("run_dir", None, "Directory of a training run.", required=True)

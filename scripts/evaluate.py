@@ -7,9 +7,9 @@ python scripts/evaluate.py --run_dir=runs/mine --source=test.en --target=test.de
 import json
 import pathlib
 
-import common
 from absl import flags
 
+import common
 from keras_transformer.config import SearchConfig
 from keras_transformer.errors import InputError
 
@@ -35,7 +35,6 @@ common.define_flags(SearchConfig, set(SearchConfig.__dataclass_fields__) - {"num
 def main(arguments: list[str]) -> None:
     common.refuse_arguments(arguments)
     from keras_transformer.data import load_parallel, read_parallel
-
     from keras_transformer.serving import Translator
     from keras_transformer.text import score_translations
     from keras_transformer.training import RunDirectory
@@ -44,10 +43,10 @@ def main(arguments: list[str]) -> None:
     data = run.configs()[1]
     if (_SOURCE.value is None) != (_TARGET.value is None):
         raise InputError("--source and --target go together; one of them is missing")
-    if _SOURCE.value is not None:
+    if _SOURCE.value is not None and _TARGET.value is not None:
         text = read_parallel(_SOURCE.value, _TARGET.value)
     elif data.dataset is not None:
-        text = load_parallel(data.dataset, _SPLIT.value)
+        text = load_parallel(data.dataset, _SPLIT.value, reverse=data.reverse)
     else:
         raise InputError("this run was trained on files: give --source and --target of a test set")
 

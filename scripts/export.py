@@ -3,9 +3,9 @@
 python scripts/export.py --run_dir=runs/numbers --export_dir=exports/numbers
 """
 
-import common
 from absl import flags
 
+import common
 from keras_transformer.config import SearchConfig
 
 _RUN_DIR = flags.DEFINE_string("run_dir", None, "Directory of a training run.", required=True)

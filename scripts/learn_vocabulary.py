@@ -7,9 +7,9 @@
 import itertools
 import pathlib
 
-import common
 from absl import flags
 
+import common
 from keras_transformer.config import DataConfig
 from keras_transformer.errors import InputError
 
@@ -19,7 +19,6 @@ common.define_flags(DataConfig, {"vocabulary_size", "vocabulary_kind"})
 
 def main(arguments: list[str]) -> None:
     from keras_transformer.data import read_lines
-
     from keras_transformer.text import learn_vocabulary
 
     if not arguments:

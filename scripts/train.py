@@ -10,9 +10,9 @@ The same command goes on with a run that was stopped.
 import sys
 import time
 
-import common
 from absl import flags
 
+import common
 from keras_transformer.config import PRESETS, DataConfig, ModelConfig, TrainingConfig
 
 _RUN_DIR = flags.DEFINE_string("run_dir", None, "Directory of the run.", required=True)

@@ -9,9 +9,9 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import common
 from absl import flags
 
+import common
 from keras_transformer.config import SearchConfig
 from keras_transformer.errors import InputError
 
@@ -37,13 +37,13 @@ _LINES_AT_ONCE = 10_000
 def main(arguments: list[str]) -> None:
     from keras_transformer.serving import translate_sorted
 
-    if (_RUN_DIR.value is None) == (_SAVED_MODEL.value is None):
-        raise InputError("give --run_dir or --saved_model, one of the two")
     lines = _lines(arguments)  # opened before the model, so that a wrong name is told at once
-    if _RUN_DIR.value is not None:
+    if _RUN_DIR.value is not None and _SAVED_MODEL.value is None:
         translate = _from_run(_RUN_DIR.value)
-    else:
+    elif _SAVED_MODEL.value is not None and _RUN_DIR.value is None:
         translate = _from_saved_model(_SAVED_MODEL.value)
+    else:
+        raise InputError("give --run_dir or --saved_model, one of the two")
     at_once = 1 if not arguments and sys.stdin.isatty() else _LINES_AT_ONCE
     number = 0
     while sentences := list(itertools.islice(lines, at_once)):

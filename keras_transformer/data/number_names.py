@@ -39,7 +39,7 @@ _SHARES = {
 }
 
 
-class NumberNames(tfds.core.GeneratorBasedBuilder):  # type: ignore[misc]
+class NumberNames(tfds.core.GeneratorBasedBuilder):
     """Names of whole numbers below a million in two languages, one config for each direction."""
 
     VERSION = tfds.core.Version("1.0.0")

@@ -31,7 +31,7 @@ def repeat(
         (first,),
         shape_invariants=(tf.nest.map_structure(_lasting_shape, state, first),),
     )
-    return end  # type: ignore[no-any-return]
+    return end
 
 
 def _lasting_shape(before: Any, after: Any) -> tf.TensorShape:

@@ -10,18 +10,18 @@ from keras_transformer.text import Vocabulary, learn_vocabulary
 
 def read_training_text(data: DataConfig) -> ParallelText:
     """Returns the sentence pairs to train on."""
-    if data.dataset is not None:
-        return load_parallel(data.dataset, "train")
-    return read_parallel(data.train_source, data.train_target)
+    if data.train_source is not None and data.train_target is not None:
+        return read_parallel(data.train_source, data.train_target)
+    return load_parallel(str(data.dataset), "train", reverse=data.reverse)
 
 
 def read_validation_text(data: DataConfig) -> ParallelText | None:
     """Returns the sentence pairs to validate on, or None where the configuration names none."""
+    if data.dev_source is not None and data.dev_target is not None:
+        return read_parallel(data.dev_source, data.dev_target)
     if data.dataset is not None:
-        return load_parallel(data.dataset, "validation")
-    if data.dev_source is None:
-        return None
-    return read_parallel(data.dev_source, data.dev_target)
+        return load_parallel(data.dataset, "validation", reverse=data.reverse)
+    return None
 
 
 def make_vocabularies(data: DataConfig, text: ParallelText) -> tuple[Vocabulary, Vocabulary]:

@@ -1,0 +1,418 @@
+"""The whole model: its arithmetic, its size, decoding step by step, saving and training."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import ops
+from numpy_transformer import numpy_logits
+
+from keras_transformer.config import ModelConfig
+from keras_transformer.models import Transformer
+from keras_transformer.training import SmoothedCrossEntropy
+
+START, END = 2, 3
+RANDOM = np.random.default_rng(5)
+
+SMALL = dict(vocabulary_size=13, num_layers=2, model_dim=8, feed_forward_dim=12, num_heads=2)
+PAPER = ModelConfig(**SMALL)
+TARGET_SHARED = ModelConfig(
+    **SMALL,
+    target_vocabulary_size=11,
+    share_embeddings="target",
+    norm_form="sigma",
+    norm_epsilon=1e-3,
+    positions="learned",
+    max_positions=20,
+    key_dim=3,
+    value_dim=5,
+)
+ALL_OPTIONS = ModelConfig(
+    **SMALL,
+    target_vocabulary_size=11,
+    share_embeddings="none",
+    norm_position="pre",
+    norm_epsilon=1e-5,
+    positions="concatenated",
+    first_position=1,
+    attention_bias=True,
+    output_bias=True,
+)
+CONFIGS = {"paper": PAPER, "target": TARGET_SHARED, "all_options": ALL_OPTIONS}
+
+# Three sentences with targets, END and padding included; the targets start with START.
+SOURCE = np.array([[4, 9, 5, 7, 3], [12, 3, 0, 0, 0], [6, 6, 8, 3, 0]])
+TARGET = np.array([[2, 5, 6, 10, 4, 9], [2, 7, 7, 8, 0, 0], [2, 4, 0, 0, 0, 0]])
+
+
+def make_model(config: ModelConfig, **options) -> Transformer:
+    """Returns a model with random weights, norms and biases included."""
+    model = Transformer(config, **options)
+    model.set_weights([RANDOM.normal(scale=0.4, size=w.shape) for w in model.weights])
+    return model
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def model(request) -> Transformer:
+    return make_model(CONFIGS[request.param])
+
+
+def logits_of(model, source, target, **options):
+    return np.asarray(model({"source": source, "target": target}, **options))
+
+
+def shifted(labels):
+    """What the decoder reads to predict the labels: START and all of them but the last."""
+    return np.pad(labels[:, :-1], ((0, 0), (1, 0)), constant_values=START)
+
+
+# Arithmetic
+
+
+def test_logits_are_those_of_the_paper_in_float64(model):
+    logits = logits_of(model, SOURCE, TARGET)
+    for row, source, target in zip(logits, SOURCE, TARGET, strict=True):
+        real = target[target != 0]
+        expected = numpy_logits(model, source[source != 0], real)
+        np.testing.assert_allclose(row[: len(real)], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_future_symbols_do_not_change_earlier_logits(model):
+    before = logits_of(model, SOURCE, TARGET)
+    other = TARGET.copy()
+    other[:, 3:] = [[9, 9, 9], [4, 5, 6], [7, 0, 3]]
+    after = logits_of(model, SOURCE, other)
+    np.testing.assert_array_equal(before[:, :3], after[:, :3])
+    assert np.abs(before[:, 3:] - after[:, 3:]).max() > 0.01
+
+
+def test_padding_of_the_source_changes_nothing(model):
+    longer = np.pad(SOURCE, ((0, 0), (0, 4)))
+    before, after = logits_of(model, SOURCE, TARGET), logits_of(model, longer, TARGET)
+    np.testing.assert_allclose(before, after, rtol=1e-4, atol=1e-5)
+
+
+def test_a_sentence_alone_gives_what_it_gives_in_a_batch(model):
+    together = logits_of(model, SOURCE, TARGET)
+    for sentence in range(len(SOURCE)):
+        source = SOURCE[sentence][SOURCE[sentence] != 0]
+        target = TARGET[sentence][TARGET[sentence] != 0]
+        alone = logits_of(model, source[None], target[None])[0]
+        np.testing.assert_allclose(together[sentence, : len(target)], alone, rtol=1e-4, atol=1e-5)
+
+
+def test_a_source_of_padding_alone_gives_finite_logits(model):
+    assert np.isfinite(logits_of(model, np.zeros_like(SOURCE), TARGET)).all()
+
+
+@pytest.mark.parametrize(
+    "rate", ["dropout", "embedding_dropout", "attention_dropout", "feed_forward_dropout"]
+)
+def test_each_dropout_rate_acts_alone_and_only_in_training(rate):
+    none = dict(dropout=0.0, embedding_dropout=0.0)
+    plain = make_model(PAPER.replace(**none))
+    model = Transformer(PAPER.replace(**(none | {rate: 0.4})))
+    model.set_weights(plain.get_weights())
+    expected = logits_of(plain, SOURCE, TARGET, training=True)
+    np.testing.assert_array_equal(logits_of(model, SOURCE, TARGET, training=False), expected)
+    np.testing.assert_array_equal(logits_of(model, SOURCE, TARGET), expected)
+    assert np.abs(logits_of(model, SOURCE, TARGET, training=True) - expected).max() > 0.01
+
+
+def test_embeddings_have_the_rate_of_the_sub_layers_unless_they_have_their_own():
+    assert Transformer(PAPER.replace(dropout=0.3)).source_dropout.rate == 0.3
+    model = Transformer(PAPER.replace(dropout=0.3, embedding_dropout=0.0))
+    assert (model.source_dropout.rate, model.target_dropout.rate) == (0, 0)
+
+
+# Size
+
+
+def expected_parameters(config: ModelConfig) -> int:
+    """Counts by the paper's formulas, from the shapes of its matrices."""
+    d, f, h, n = config.model_dim, config.feed_forward_dim, config.num_heads, config.num_layers
+    k, u = config.key_dim or d // h, config.value_dim or d // h
+    attention = h * (2 * d * k + d * u + u * d)  # W^Q, W^K, W^V of each head, and W^O
+    if config.attention_bias:
+        attention += h * (2 * k + u) + d
+    feed_forward = d * f + f + f * d + d
+    norm = 2 * d
+    encoder = n * (attention + feed_forward + 2 * norm)
+    decoder = n * (2 * attention + feed_forward + 3 * norm)
+    if config.norm_position == "pre":
+        decoder += 2 * norm
+    target_size = config.target_vocabulary_size or config.vocabulary_size
+    matrices = {
+        "all": config.vocabulary_size,
+        "target": config.vocabulary_size + target_size,
+        "none": config.vocabulary_size + 2 * target_size,
+    }
+    total = encoder + decoder + matrices[config.share_embeddings] * d
+    total += config.max_positions * d if config.positions == "learned" else 0
+    return total + (target_size if config.output_bias else 0)
+
+
+def count_parameters(config: ModelConfig) -> int:
+    with keras.StatelessScope(initialize_variables=False):  # needs no memory for the numbers
+        return Transformer(config).count_params()
+
+
+@pytest.mark.parametrize(("preset", "millions"), [("tiny", 6.1), ("base", 63.0), ("big", 214.2)])
+def test_presets_have_the_parameters_of_the_paper(preset, millions):
+    # Table 3 says 65 and 213 million, for the sizes of its authors' vocabularies.
+    config = ModelConfig.preset(preset, vocabulary_size=37000)
+    count = count_parameters(config)
+    assert count == expected_parameters(config)
+    assert round(count / 1e6, 1) == millions
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        dict(share_embeddings="target"),
+        dict(share_embeddings="none"),
+        dict(share_embeddings="target", target_vocabulary_size=7),
+        dict(share_embeddings="none", target_vocabulary_size=7),
+        dict(attention_bias=True),
+        dict(output_bias=True),
+        dict(share_embeddings="none", target_vocabulary_size=7, output_bias=True),
+        dict(positions="learned", max_positions=30),
+        dict(norm_position="pre"),
+        dict(key_dim=3, value_dim=5, attention_bias=True),
+    ],
+    ids=str,
+)
+def test_options_add_the_parameters_that_their_formulas_say(changes):
+    config = PAPER.replace(**changes)
+    assert count_parameters(config) == expected_parameters(config)
+
+
+@pytest.mark.parametrize(("share", "matrices"), [("all", 1), ("target", 2), ("none", 3)])
+def test_shared_embeddings_are_one_variable(share, matrices):
+    model = Transformer(PAPER.replace(share_embeddings=share))
+    shapes = [tuple(weight.shape) for weight in model.weights]
+    assert shapes.count((13, 8)) + shapes.count((8, 13)) == matrices
+    assert (model.source_embedding is model.target_embedding) == (share == "all")
+
+
+def test_a_change_of_the_shared_matrix_reaches_source_target_and_projection():
+    model = make_model(PAPER)
+    table = model.source_embedding.table
+    changed = ops.convert_to_numpy(table).copy()
+    changed[11] += 1  # no sentence has symbol 11, so only its logit can change
+    before = logits_of(model, SOURCE, TARGET)
+    table.assign(changed)
+    after = logits_of(model, SOURCE, TARGET)
+    np.testing.assert_array_equal(np.delete(before, 11, -1), np.delete(after, 11, -1))
+    assert np.abs(before[..., 11] - after[..., 11]).min() > 0
+    changed[7] += 1  # stands in the first source and in the second target
+    table.assign(changed)
+    again = np.delete(logits_of(model, SOURCE, TARGET), 7, -1)
+    different = np.abs(again - np.delete(after, 7, -1)).max(axis=(1, 2)) > 0.001
+    np.testing.assert_array_equal(different, [True, True, False])
+
+
+# Decoding
+
+
+def test_cached_steps_equal_the_full_pass(model):
+    full = logits_of(model, SOURCE, TARGET)
+    state = model.encode(SOURCE)
+    for time in range(TARGET.shape[1]):
+        logits, state = model.step(TARGET[:, time : time + 1], state)
+        np.testing.assert_allclose(logits[:, 0], full[:, time], rtol=1e-4, atol=1e-4)
+
+
+def test_cached_steps_of_several_hypotheses_equal_the_full_pass(model):
+    beams, length = 3, 5
+    targets = RANDOM.integers(3, 11, size=(len(SOURCE), beams, length))
+    targets[:, :, 0] = START
+    logits, state = model.step(targets[:, :1, 0], model.encode(SOURCE))
+    steps = [np.repeat(logits, beams, axis=1)]
+    # What search does after the first step: every sentence now has several hypotheses.
+    cache = keras.tree.map_structure(lambda leaf: ops.repeat(leaf, beams, axis=1), state.cache)
+    state = state._replace(cache=cache)
+    for time in range(1, length):
+        logits, state = model.step(targets[:, :, time], state)
+        steps.append(np.asarray(logits))
+    for beam in range(beams):
+        full = logits_of(model, SOURCE, targets[:, beam])
+        result = np.stack([step[:, beam] for step in steps], axis=1)
+        np.testing.assert_allclose(result, full, rtol=1e-4, atol=1e-4)
+
+
+def test_encoding_is_the_same_state_for_any_padding():
+    model = make_model(ALL_OPTIONS)
+    plain, _ = model.step(TARGET[:, :1], model.encode(SOURCE))
+    padded, _ = model.step(TARGET[:, :1], model.encode(np.pad(SOURCE, ((0, 0), (0, 3)))))
+    np.testing.assert_allclose(plain, padded, rtol=1e-4, atol=1e-5)
+
+
+def test_decoding_runs_in_a_graph_whose_sizes_are_unknown():
+    model = make_model(PAPER)
+
+    @tf.function(input_signature=[tf.TensorSpec([None, None], tf.int32)] * 2)
+    def decode(source, target):
+        state = model.encode(source)
+        logits = []
+        for time in range(3):
+            row, state = model.step(target[:, time : time + 1], state)
+            logits.append(row)
+        return tf.concat(logits, axis=1)
+
+    result = decode(SOURCE.astype("int32"), TARGET.astype("int32"))
+    np.testing.assert_allclose(
+        result, logits_of(model, SOURCE, TARGET)[:, :3], rtol=1e-4, atol=1e-4
+    )
+    assert decode(SOURCE[:0].astype("int32"), TARGET[:0].astype("int32")).shape == (0, 3, 13)
+
+
+# Keras
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
+def test_a_saved_model_comes_back_with_the_same_outputs(config, policy, tmp_path):
+    model = make_model(config, dtype=policy, name="some_name")
+    model.save(tmp_path / "model.keras")
+    copy = keras.saving.load_model(tmp_path / "model.keras")
+    assert type(copy) is Transformer
+    assert (copy.config, copy.name, copy.dtype_policy.name) == (config, "some_name", policy)
+    np.testing.assert_array_equal(
+        logits_of(copy, SOURCE, TARGET).astype("float32"),
+        logits_of(model, SOURCE, TARGET).astype("float32"),
+    )
+
+
+def test_weights_exist_before_the_first_batch(tmp_path):
+    model = make_model(PAPER)
+    model.save_weights(tmp_path / "some.weights.h5")
+    copy = Transformer(PAPER)
+    copy.load_weights(tmp_path / "some.weights.h5")
+    np.testing.assert_array_equal(logits_of(copy, SOURCE, TARGET), logits_of(model, SOURCE, TARGET))
+
+
+def test_the_model_is_called_symbolically():
+    inputs = {name: keras.Input((None,), dtype="int32") for name in ("source", "target")}
+    model = make_model(ALL_OPTIONS)
+    outer = keras.Model(inputs, model(inputs))
+    assert outer.output_shape == (None, None, 11)
+    result = outer({"source": SOURCE, "target": TARGET})
+    np.testing.assert_allclose(result, logits_of(model, SOURCE, TARGET), rtol=1e-5, atol=1e-5)
+
+
+def test_compute_output_shape_is_the_shape_of_the_logits(model):
+    shapes = {"source": SOURCE.shape, "target": TARGET.shape}
+    assert model.compute_output_shape(shapes) == logits_of(model, SOURCE, TARGET).shape
+
+
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+def test_ids_that_came_as_floats_are_not_rounded(policy):
+    model = Transformer(PAPER.replace(vocabulary_size=3000), dtype=policy)
+    ids = np.array([[2051, 1001, 3]])
+    exact = model({"source": ids, "target": ids})
+    np.testing.assert_array_equal(model({"source": ids * 1.0, "target": ids * 1.0}), exact)
+
+
+@pytest.mark.parametrize(
+    ("policy", "tolerance"), [("mixed_bfloat16", 0.05), ("mixed_float16", 0.01)]
+)
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
+def test_half_precision_is_close_to_float32(config, policy, tolerance):
+    model = make_model(config)
+    half = Transformer(config, dtype=policy)
+    half.set_weights(model.get_weights())
+    expected = logits_of(model, SOURCE, TARGET)
+    result = logits_of(half, SOURCE, TARGET).astype("float32")
+    np.testing.assert_allclose(result, expected, atol=tolerance * np.abs(expected).max())
+    logits, _ = half.step(TARGET[:, :1], half.encode(SOURCE))
+    step = np.asarray(logits).astype("float32")[:, 0]
+    np.testing.assert_allclose(step, expected[:, 0], atol=tolerance * np.abs(expected).max())
+    assert {weight.dtype for weight in half.weights} == {"float32"}
+
+
+def test_fit_evaluate_predict_and_summary_take_plain_arrays(capsys):
+    model = Transformer(PAPER)
+    model.compile(optimizer="adam", loss=SmoothedCrossEntropy())
+    labels = np.concatenate([TARGET[:, 1:], [[END], [0], [0]]], axis=1)
+    inputs = {"source": SOURCE, "target": shifted(labels)}
+    history = model.fit(inputs, labels, epochs=2, verbose=0)
+    assert history.history["loss"][1] < history.history["loss"][0]
+    assert np.isfinite(model.evaluate(inputs, labels, verbose=0))
+    predicted = model.predict(inputs, verbose=0)
+    np.testing.assert_allclose(
+        predicted, logits_of(model, **inputs, training=False), rtol=1e-4, atol=1e-5
+    )
+    model.summary()
+    assert f"{expected_parameters(PAPER):,}" in capsys.readouterr().out
+
+
+# Training
+
+
+def copy_task(count: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Gives random sentences of 2 to 5 symbols; the target is the source."""
+    labels = RANDOM.integers(4, 12, size=(count, 6))
+    lengths = RANDOM.integers(2, 6, size=count)
+    positions = np.arange(6)
+    labels = np.where(positions < lengths[:, None], labels, 0)
+    labels[np.arange(count), lengths] = END
+    return {"source": labels, "target": shifted(labels)}, labels
+
+
+def greedy(model, source, length):
+    """Decodes with `step` alone, the most probable symbol at every step."""
+
+    @tf.function
+    def decode(source):
+        state = model.encode(source)
+        ids = tf.fill([tf.shape(source)[0], 1], START)
+        symbols = []
+        for _ in range(length):
+            logits, state = model.step(ids, state)
+            ids = tf.argmax(logits, axis=-1, output_type=tf.int32)
+            symbols.append(ids)
+        return tf.concat(symbols, axis=1)
+
+    return np.asarray(decode(source))
+
+
+def test_a_model_learns_to_copy_and_its_steps_then_copy_unseen_sentences():
+    keras.utils.set_random_seed(1)
+    config = ModelConfig(
+        vocabulary_size=12,
+        num_layers=1,
+        model_dim=32,
+        feed_forward_dim=64,
+        num_heads=4,
+        dropout=0.0,
+    )
+    model = Transformer(config)
+    model.compile(
+        optimizer=keras.optimizers.Adam(0.01), loss=SmoothedCrossEntropy(0.0), jit_compile=False
+    )
+    history = model.fit(*copy_task(6400), batch_size=64, epochs=4, verbose=0)
+    assert history.history["loss"][-1] < 0.1 < 1 < history.history["loss"][0]
+    _, unseen = copy_task(100)
+    result = greedy(model, unseen, unseen.shape[1])
+    real = unseen != 0
+    assert (result == unseen)[real].mean() > 0.98
+
+
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+def test_half_precision_trains_like_float32(policy):
+    inputs, labels = copy_task(64)
+    weights = Transformer(PAPER).get_weights()
+    losses = {}
+    for dtype in ("float32", policy):
+        model = Transformer(PAPER.replace(dropout=0.0), dtype=dtype)
+        model.set_weights(weights)
+        model.compile(
+            optimizer=keras.optimizers.Adam(0.01),
+            loss=SmoothedCrossEntropy(),
+            jit_compile=False,
+        )
+        history = model.fit(inputs, labels, batch_size=32, epochs=5, shuffle=False, verbose=0)
+        losses[dtype] = history.history["loss"]
+    assert losses[policy][-1] < losses[policy][0] - 0.2
+    np.testing.assert_allclose(losses[policy], losses["float32"], rtol=0.02)
