@@ -177,7 +177,9 @@ class DataConfig(JsonConfig):
     Attributes:
         dataset: name of a TFDS data set; left out where the files below are given.
         reverse: whether to swap source and target of the TFDS data set.
-        train_source, train_target, dev_source, dev_target: parallel text files, plain or .gz.
+        train_source, train_target: parallel text files to train on, plain or .gz.
+        dev_source, dev_target: files whose loss is shown at each checkpoint.
+        test_source, test_target: files that scripts/evaluate.py translates and scores.
         vocabulary: a SentencePiece model to use instead of learning one; the source's own where
             `target_vocabulary` is given too.
         target_vocabulary: the target's own SentencePiece model.
@@ -193,6 +195,8 @@ class DataConfig(JsonConfig):
     train_target: str | None = None
     dev_source: str | None = None
     dev_target: str | None = None
+    test_source: str | None = None
+    test_target: str | None = None
     vocabulary: str | None = None
     target_vocabulary: str | None = None
     vocabulary_size: int = 8000
@@ -210,8 +214,10 @@ class DataConfig(JsonConfig):
             )
         if self.dataset is None and not all(files):
             raise InputError("no training data: give dataset, or train_source and train_target")
-        if (self.dev_source is None) != (self.dev_target is None):
-            raise InputError("dev_source and dev_target go together; one of them is missing")
+        for split in ("dev", "test"):
+            names = (f"{split}_source", f"{split}_target")
+            if sum(getattr(self, name) is None for name in names) == 1:
+                raise InputError(f"{' and '.join(names)} go together; one of them is missing")
         if self.target_vocabulary is not None and self.vocabulary is None:
             raise InputError("target_vocabulary needs vocabulary, the source's, beside it")
 

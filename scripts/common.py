@@ -1,46 +1,48 @@
 """What every script shares: flags made from configurations, and one-line errors."""
 
 import dataclasses
+import io
 import os
+import pathlib
 import re
 import sys
 import tempfile
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from absl import app, flags, logging
+from absl import app, flags
 
 from keras_transformer.config import JsonConfig
 from keras_transformer.errors import InputError
 
+flags.disclaim_key_flags()  # --help of a script lists the flags that it defines through here
+
 
 def run(main: Callable[[list[str]], None]) -> None:
-    """Runs a script's `main` with parsed flags and the positional arguments.
+    """Parses the command line and runs a script's `main` with its positional arguments.
 
-    An `InputError` becomes one line on standard error and exit status 1; Ctrl-C exits with 130.
+    An `InputError` becomes one line on standard error and exit status 1. Ctrl-C exits with 130;
+    `main` may raise `KeyboardInterrupt` anew with a text to print.
     """
     name = os.path.basename(sys.argv[0])
-
-    def guarded(argv: list[str]) -> None:
-        logging.set_verbosity(logging.WARNING)
-        try:
-            load_tensorflow()
-            main(argv[1:])
-            sys.stdout.flush()
-        except InputError as error:
-            sys.exit(f"{name}: {error}")
-        except KeyboardInterrupt:
-            print(f"\n{name}: interrupted", file=sys.stderr)
-            sys.exit(130)
-        except BrokenPipeError:  # the reader of our output, such as `head`, has gone
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    try:
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(encoding="utf-8")  # whatever the locale
+        main(_parse_flags(sys.argv))
+        sys.stdout.flush()
+    except InputError as error:
+        sys.exit(f"{name}: {error}")
+    except KeyboardInterrupt as error:
+        print(f"\n{name}: {error or 'interrupted'}", file=sys.stderr)
+        sys.exit(130)
+    except OSError as error:
+        # Python would try once more at exit to write what is left, and complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):  # the reader of our output, such as `head`, has gone
             sys.exit(1)
-        except OSError as error:
-            place = f" {error.filename}" if error.filename else ""
-            sys.exit(f"{name}: cannot read or write{place}: {error.strerror or error}")
-
-    app.run(guarded)
+        place = f" {error.filename}" if error.filename else ""
+        sys.exit(f"{name}: cannot read or write{place}: {error.strerror or error}")
 
 
 def load_tensorflow() -> None:
@@ -60,20 +62,23 @@ def load_tensorflow() -> None:
             os.close(saved)
 
 
-def define_flags(config: type[JsonConfig], names: Iterable[str] | None = None) -> None:
+def define_flags(
+    config: type[JsonConfig],
+    names: Iterable[str] | None = None,
+    presets: Mapping[str, Mapping[str, Any]] | None = None,
+) -> None:
     """Defines a flag for each field of a configuration, with the help of its docstring.
 
     Args:
         config: a dataclass of `keras_transformer.config`.
         names: the fields to define; None means all.
+        presets: named values that the defaults in the help texts are taken from.
     """
     help_texts = _attribute_help(config)
     for field in dataclasses.fields(config):  # type: ignore[arg-type]
         if names is not None and field.name not in names:
             continue
-        help_text = help_texts[field.name]
-        if field.default not in (None, dataclasses.MISSING):
-            help_text += f" Default: {field.default}."
+        help_text = help_texts.get(field.name, "") + _default_help(field, presets or {})
         kinds = [kind for kind in typing.get_args(field.type) if kind is not type(None)]
         if typing.get_origin(field.type) is typing.Literal:
             flags.DEFINE_enum(field.name, None, kinds, help_text)
@@ -85,6 +90,16 @@ def define_flags(config: type[JsonConfig], names: Iterable[str] | None = None) -
             flags.DEFINE_float(field.name, None, help_text)
         else:
             flags.DEFINE_string(field.name, None, help_text)
+
+
+def define_checkpoint_flag() -> "flags.FlagHolder[str]":
+    """Defines --checkpoint, whose value `Checkpoints.find` understands."""
+    return flags.DEFINE_string(
+        "checkpoint",
+        "auto",
+        "Which checkpoint: average, latest, a step, or auto: the average where there is one, else "
+        "the latest.",
+    )
 
 
 def given_flags(config: type[JsonConfig]) -> dict[str, Any]:
@@ -102,13 +117,47 @@ def refuse_arguments(arguments: list[str]) -> None:
         )
 
 
+def check_output(path: pathlib.Path) -> None:
+    """Raises `InputError`, before long work, where its result could not be written to a file."""
+    if path.is_dir():
+        raise InputError(f"{path} is a folder; give the name of a file in it")
+    if not path.parent.is_dir():
+        raise InputError(f"the folder {path.parent} does not exist; make it first")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise InputError(f"{path} may not be written to; give another path")
+
+
+def _parse_flags(argv: list[str]) -> list[str]:
+    """Reads the flags and returns the positional arguments."""
+    app.define_help_flags()
+    try:
+        return flags.FLAGS(["--help" if argument == "-h" else argument for argument in argv])[1:]
+    except SystemExit:  # with 1, after --help
+        sys.exit(0)
+    except flags.Error as error:
+        message = "; ".join(line.strip(" .") for line in str(error).splitlines() if line)
+        missing = r"flag --\w+=None: Flag (--\w+) must have a value other than None"
+        message = re.sub(missing, r"\1 must be given", message)
+        raise InputError(f"{message}; --help lists the flags") from error
+
+
 def _attribute_help(config: type) -> dict[str, str]:
     """Returns the descriptions under "Attributes:" in a docstring, by name."""
     _, _, attributes = (config.__doc__ or "").partition("Attributes:\n")
     found: dict[str, str] = {}
     for entry in re.split(r"\n        (?=\w)", "\n" + attributes.rstrip()):
         names, _, text = entry.strip().partition(": ")
+        text = " ".join(text.split()).replace("; None means", ". Default:")
         for name in names.split(", "):
-            text = " ".join(text.split())
             found[name] = text[:1].upper() + text[1:]
     return found
+
+
+def _default_help(field: dataclasses.Field[Any], presets: Mapping[str, Mapping[str, Any]]) -> str:
+    """Returns what to say of a field's default: one, or one for each preset, or nothing."""
+    values = {name: preset.get(field.name, field.default) for name, preset in presets.items()}
+    if len(set(values.values())) > 1:
+        return f" Default: {', '.join(f'{value} in {name}' for name, value in values.items())}."
+    if field.default in (None, dataclasses.MISSING):
+        return ""
+    return f" Default: {field.default}."

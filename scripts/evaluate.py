@@ -14,17 +14,20 @@ from keras_transformer.config import SearchConfig
 from keras_transformer.errors import InputError
 
 _RUN_DIR = flags.DEFINE_string("run_dir", None, "Directory of a training run.", required=True)
-_CHECKPOINT = flags.DEFINE_string(
-    "checkpoint", "auto", "Which checkpoint: average, latest, a step, or auto."
+_CHECKPOINT = common.define_checkpoint_flag()
+_SOURCE = flags.DEFINE_string(
+    "source", None, "File to translate, plain or .gz, in place of the run's test set."
 )
-_SOURCE = flags.DEFINE_string("source", None, "File to translate, plain or .gz.")
 _TARGET = flags.DEFINE_string("target", None, "Its reference translation.")
 _SPLIT = flags.DEFINE_string(
-    "split", "test", "Split of the run's data set, where no --source is given."
+    "split", "test", "Split of the run's data set, where the run or --source names no test files."
 )
 _LOWERCASE = flags.DEFINE_boolean("lowercase", False, "Compute BLEU without regard to case.")
-_TOKENIZE = flags.DEFINE_string(
-    "tokenize", "13a", "sacreBLEU's tokenizer; none for text that is tokenized already."
+_TOKENIZE = flags.DEFINE_enum(
+    "tokenize",
+    "13a",
+    ["13a", "intl", "char", "zh", "none"],
+    "sacreBLEU's tokenizer; none for text that is tokenized already.",
 )
 _OUTPUT = flags.DEFINE_string("output", None, "File for the translations; not written otherwise.")
 _JSON = flags.DEFINE_boolean("json", False, "Print one JSON object.")
@@ -34,23 +37,23 @@ common.define_flags(SearchConfig, set(SearchConfig.__dataclass_fields__) - {"num
 
 def main(arguments: list[str]) -> None:
     common.refuse_arguments(arguments)
-    from keras_transformer.data import load_parallel, read_parallel
+    if (_SOURCE.value is None) != (_TARGET.value is None):
+        raise InputError("--source and --target go together; one of them is missing")
+    if _OUTPUT.value is not None:
+        common.check_output(pathlib.Path(_OUTPUT.value))
+    search = SearchConfig(**common.given_flags(SearchConfig))
+    common.load_tensorflow()
+    from keras_transformer.data import read_parallel
     from keras_transformer.serving import Translator
     from keras_transformer.text import score_translations
-    from keras_transformer.training import RunDirectory
+    from keras_transformer.training import RunDirectory, read_test_text
 
     run = RunDirectory(_RUN_DIR.value)
     data = run.configs()[1]
-    if (_SOURCE.value is None) != (_TARGET.value is None):
-        raise InputError("--source and --target go together; one of them is missing")
     if _SOURCE.value is not None and _TARGET.value is not None:
         text = read_parallel(_SOURCE.value, _TARGET.value)
-    elif data.dataset is not None:
-        text = load_parallel(data.dataset, _SPLIT.value, reverse=data.reverse)
     else:
-        raise InputError("this run was trained on files: give --source and --target of a test set")
-
-    search = SearchConfig(**common.given_flags(SearchConfig))
+        text = read_test_text(data, _SPLIT.value)
     checkpoint = run.checkpoints().find(_CHECKPOINT.value)
     translator = Translator(run.load_model(checkpoint), *run.vocabularies(), search)
     results = translator.translate(text.source, _BATCH_SIZE.value)

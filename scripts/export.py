@@ -13,19 +13,18 @@ _EXPORT_DIR = flags.DEFINE_string(
     "export_dir", None, "The model's folder, which gets a folder for each version.", required=True
 )
 _VERSION = flags.DEFINE_integer("version", None, "Version to write. Default: the next one.")
-_CHECKPOINT = flags.DEFINE_string(
-    "checkpoint", "auto", "Which checkpoint: average, latest, a step, or auto."
-)
+_CHECKPOINT = common.define_checkpoint_flag()
 common.define_flags(SearchConfig)
 
 
 def main(arguments: list[str]) -> None:
     common.refuse_arguments(arguments)
+    search = SearchConfig(**common.given_flags(SearchConfig))
+    common.load_tensorflow()
     from keras_transformer.serving import Translator, export
     from keras_transformer.training import RunDirectory
 
     run = RunDirectory(_RUN_DIR.value)
-    search = SearchConfig(**common.given_flags(SearchConfig))
     checkpoint = run.checkpoints().find(_CHECKPOINT.value)
     translator = Translator(run.load_model(checkpoint), *run.vocabularies(), search)
     path = export(translator, _EXPORT_DIR.value, _VERSION.value)

@@ -13,26 +13,47 @@ import common
 from keras_transformer.config import DataConfig
 from keras_transformer.errors import InputError
 
-_OUTPUT = flags.DEFINE_string("output", None, "File to write.", required=True)
+_OUTPUT = flags.DEFINE_string(
+    "output", None, "File to write, for --vocabulary of scripts/train.py.", required=True
+)
+_NORMALIZATION = flags.DEFINE_enum(
+    "normalization",
+    "nfkc",
+    ["nfkc", "identity"],
+    "Unicode NFKC, or leave characters alone, as text that is tokenized already needs it.",
+)
+_COVERAGE = flags.DEFINE_float(
+    "character_coverage", 1.0, "Share of all characters that get a symbol; the rest is unknown."
+)
+_BYTE_FALLBACK = flags.DEFINE_boolean(
+    "byte_fallback", False, "Spell unknown characters as bytes, for 256 more symbols."
+)
+_MAX_SENTENCES = flags.DEFINE_integer(
+    "max_sentences", None, "Learn from a random sample of so many lines.", lower_bound=1
+)
 common.define_flags(DataConfig, {"vocabulary_size", "vocabulary_kind"})
 
 
 def main(arguments: list[str]) -> None:
-    from keras_transformer.data import read_lines
-    from keras_transformer.text import learn_vocabulary
-
     if not arguments:
         raise InputError("no text files given; name one or several after the flags")
     output = pathlib.Path(_OUTPUT.value)
     if output.exists():
         raise InputError(f"{output} exists already; give another --output, or remove it first")
-    if not output.parent.is_dir():
-        raise InputError(f"the folder {output.parent} does not exist; make it first")
-    defaults = DataConfig(dataset="", **common.given_flags(DataConfig))
+    common.check_output(output)
+    common.load_tensorflow()
+    from keras_transformer.data import read_lines
+    from keras_transformer.text import learn_vocabulary
+
+    given = common.given_flags(DataConfig)
     vocabulary = learn_vocabulary(
         itertools.chain.from_iterable(read_lines(path) for path in arguments),
-        size=defaults.vocabulary_size,
-        kind=defaults.vocabulary_kind,
+        size=given.get("vocabulary_size", DataConfig.vocabulary_size),
+        kind=given.get("vocabulary_kind", DataConfig.vocabulary_kind),
+        normalization=_NORMALIZATION.value,  # type: ignore[arg-type]  # one of its choices
+        character_coverage=_COVERAGE.value,
+        byte_fallback=_BYTE_FALLBACK.value,
+        max_sentences=_MAX_SENTENCES.value,
     )
     vocabulary.save(output)
     print(f"Wrote {vocabulary.size:,} symbols to {output}.")

@@ -7,7 +7,7 @@ python scripts/translate.py --saved_model=exports/numbers/1 input.en > output.de
 import itertools
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
@@ -15,13 +15,14 @@ import common
 from keras_transformer.config import SearchConfig
 from keras_transformer.errors import InputError
 
+if TYPE_CHECKING:
+    from keras_transformer.serving import Translator
+
 _RUN_DIR = flags.DEFINE_string("run_dir", None, "Directory of a training run.")
 _SAVED_MODEL = flags.DEFINE_string(
     "saved_model", None, "An exported version to translate with, in place of --run_dir."
 )
-_CHECKPOINT = flags.DEFINE_string(
-    "checkpoint", "auto", "Which checkpoint: average, latest, a step, or auto."
-)
+_CHECKPOINT = common.define_checkpoint_flag()
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 64, "Sentences translated at once.", lower_bound=1)
 _SCORES = flags.DEFINE_boolean(
     "scores",
@@ -35,16 +36,28 @@ _LINES_AT_ONCE = 10_000
 
 
 def main(arguments: list[str]) -> None:
-    from keras_transformer.serving import translate_sorted
+    if (_RUN_DIR.value is None) == (_SAVED_MODEL.value is None):
+        raise InputError("give --run_dir or --saved_model, one of the two")
+    given = common.given_flags(SearchConfig)
+    if given and _SAVED_MODEL.value is not None:
+        raise InputError(
+            f"--{min(given)} was fixed when {_SAVED_MODEL.value} was exported; leave it out, or "
+            "translate with --run_dir"
+        )
+    search = SearchConfig(**given)
+    common.load_tensorflow()
+    from keras_transformer.serving import load_exported, translate_sorted
 
     lines = _lines(arguments)  # opened before the model, so that a wrong name is told at once
-    if _RUN_DIR.value is not None and _SAVED_MODEL.value is None:
-        translate = _from_run(_RUN_DIR.value)
-    elif _SAVED_MODEL.value is not None and _RUN_DIR.value is None:
-        translate = _from_saved_model(_SAVED_MODEL.value)
+    translate: Callable[[Any], dict[str, Any]]
+    if _RUN_DIR.value is not None:
+        translate = _translator(_RUN_DIR.value, search)
     else:
-        raise InputError("give --run_dir or --saved_model, one of the two")
-    at_once = 1 if not arguments and sys.stdin.isatty() else _LINES_AT_ONCE
+        translate = load_exported(_SAVED_MODEL.value or "")
+    at_once = _LINES_AT_ONCE
+    if not arguments and sys.stdin.isatty():
+        print("Type sentences, one a line; Ctrl-D ends.", file=sys.stderr)
+        at_once = 1
     number = 0
     while sentences := list(itertools.islice(lines, at_once)):
         for translations in translate_sorted(translate, sentences, _BATCH_SIZE.value):
@@ -68,29 +81,19 @@ def _lines(paths: list[str]) -> Iterator[str]:
 def _standard_input() -> Iterator[str]:
     for number, line in enumerate(sys.stdin.buffer, start=1):
         try:
-            yield line.decode("utf-8").rstrip("\r\n")
+            yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
         except UnicodeDecodeError as error:
             raise InputError(
                 f"standard input, line {number} is not UTF-8: {error.reason}; convert it first"
             ) from error
 
 
-def _from_run(run_dir: str) -> Callable[[Any], dict[str, Any]]:
+def _translator(run_dir: str, search: SearchConfig) -> "Translator":
     from keras_transformer.serving import Translator
     from keras_transformer.training import RunDirectory
 
-    search = SearchConfig(**common.given_flags(SearchConfig))
     run = RunDirectory(run_dir)
     return Translator(run.load_model(_CHECKPOINT.value), *run.vocabularies(), search)
-
-
-def _from_saved_model(version: str) -> Callable[[Any], dict[str, Any]]:
-    from keras_transformer.serving import load_exported
-
-    fixed = sorted(common.given_flags(SearchConfig))
-    if fixed:
-        raise InputError(f"--{fixed[0]} was fixed when {version} was exported; leave it")
-    return load_exported(version)
 
 
 if __name__ == "__main__":

@@ -127,7 +127,10 @@ class Transformer(TokenWeightedModel):
         bias = padding_bias(source)
         memory = self.decoder.project_memory(self._encode(source, bias, training=False))
         cache = self.decoder.empty_cache(ops.shape(source)[0])
-        return DecodingState(context={"memory": memory, "bias": bias}, cache=cache)
+        # Not the bias: TensorFlow's oneDNN remapper, fusing the sum of a product and a tensor
+        # that comes from outside of a loop, takes the wrong output of that tensor's Switch, and
+        # the whole search then gives empty tensors. A bias made within the loop is safe.
+        return DecodingState(context={"memory": memory, "source": source}, cache=cache)
 
     def step(self, ids: Tensor, state: DecodingState) -> tuple[Tensor, DecodingState]:
         """Reads one more target symbol of each hypothesis.
@@ -142,7 +145,7 @@ class Transformer(TokenWeightedModel):
         # As many symbols stand before this one as the caches hold.
         position = ops.convert_to_tensor(ops.shape(state.cache[0].keys)[-2], "int32")
         x = self.target_embedding(ids) + self.positions(position)  # [B, W, D]
-        memory, bias = state.context["memory"], state.context["bias"]
+        memory, bias = state.context["memory"], padding_bias(state.context["source"])
         x, cache = self.decoder.step(x, memory, bias, state.cache)
         return self._logits(x), state._replace(cache=cache)
 

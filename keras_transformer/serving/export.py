@@ -68,11 +68,13 @@ def load_exported(version: str | os.PathLike[str]) -> Callable[[Any], dict[str, 
     if not (path / "saved_model.pb").is_file():
         raise InputError(
             f"no SavedModel in {path}: it has no saved_model.pb; give the folder of one version, "
-            "such as exports/1"
+            f"such as {path / str(max(_versions(path), default=1))}"
         )
     try:
         loaded = tf.saved_model.load(str(path))
         serve = loaded.signatures["serving_default"]
+        if set(serve.structured_outputs) != {"translations", "scores"}:
+            raise KeyError("it is no export of a translator")
     except (OSError, KeyError, tf.errors.OpError) as error:
         reason = str(error).strip().splitlines()[0]
         raise InputError(f"the SavedModel in {path} cannot be read ({reason})") from error
@@ -87,4 +89,4 @@ def load_exported(version: str | os.PathLike[str]) -> Callable[[Any], dict[str, 
 def _versions(folder: pathlib.Path) -> list[int]:
     if not folder.is_dir():
         return []
-    return [int(path.name) for path in folder.iterdir() if path.name.isdigit()]
+    return [int(path.name) for path in folder.iterdir() if path.name.isdecimal()]

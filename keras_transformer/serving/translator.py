@@ -13,8 +13,10 @@ import keras
 import tensorflow as tf
 
 from keras_transformer.config import END_ID, START_ID, SearchConfig
+from keras_transformer.errors import InputError
 from keras_transformer.search import beam_search
 from keras_transformer.text import Tokenizer, Vocabulary
+from keras_transformer.text.vocabulary import check_not_one_text
 
 Tensor = Any
 
@@ -113,7 +115,13 @@ def translate_sorted(
 
     Returns:
         For each sentence its translations, best first.
+
+    Raises:
+        InputError: one string is given in place of a list, or `batch_size` is below 1.
     """
+    check_not_one_text(sentences)
+    if batch_size < 1:
+        raise InputError(f"batch_size must be at least 1, got {batch_size}")
     results: list[list[Translation]] = [[] for _ in sentences]
     order = sorted(range(len(sentences)), key=lambda index: -len(sentences[index]))
     for first in range(0, len(order), batch_size):

@@ -3,6 +3,7 @@
 from keras_transformer.training.checkpoints import Checkpoints
 from keras_transformer.training.corpora import (
     make_vocabularies,
+    read_test_text,
     read_training_text,
     read_validation_text,
     tokenize,
@@ -23,6 +24,7 @@ __all__ = [
     "TokenAccuracy",
     "compile_for_training",
     "make_vocabularies",
+    "read_test_text",
     "read_training_text",
     "read_validation_text",
     "tokenize",

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 from keras_transformer.config import DataConfig
 from keras_transformer.data import ParallelText, TokenizedCorpus, load_parallel, read_parallel
+from keras_transformer.errors import InputError
 from keras_transformer.text import Vocabulary, learn_vocabulary
 
 
@@ -22,6 +23,23 @@ def read_validation_text(data: DataConfig) -> ParallelText | None:
     if data.dataset is not None:
         return load_parallel(data.dataset, "validation", reverse=data.reverse)
     return None
+
+
+def read_test_text(data: DataConfig, split: str = "test") -> ParallelText:
+    """Returns the sentence pairs to score translations on.
+
+    Args:
+        data: names test files, or a data set.
+        split: of the data set.
+
+    Raises:
+        InputError: the configuration names neither.
+    """
+    if data.test_source is not None and data.test_target is not None:
+        return read_parallel(data.test_source, data.test_target)
+    if data.dataset is not None:
+        return load_parallel(data.dataset, split, reverse=data.reverse)
+    raise InputError("this run names no test files: give --source and --target of a test set")
 
 
 def make_vocabularies(data: DataConfig, text: ParallelText) -> tuple[Vocabulary, Vocabulary]:

@@ -25,7 +25,7 @@ from keras_transformer.training.schedules import InverseSquareRoot
 def compile_for_training(model: Transformer, training: TrainingConfig) -> None:
     """Compiles the model with the paper's optimizer, schedule and loss (5.3, 5.4).
 
-    Keras leaves XLA off on a CPU, where it slows this step, and on elsewhere.
+    XLA is left off: on a CPU it slows this step.
     """
     if training.learning_rate is None:
         schedule = InverseSquareRoot(model.config.model_dim, training.warmup_steps)
@@ -71,13 +71,16 @@ def train(
         step = checkpoints.steps()[-1]
         checkpoints.restore(model, f"step-{step}", optimizer=True)
 
+    def step_after(epoch: int) -> int:
+        return min((epoch + 1) * training.checkpoint_steps, training.train_steps)
+
     callbacks = [
         Throughput(),
-        SaveCheckpoint(checkpoints),
-        MetricsFile(run.path / "metrics.jsonl"),
+        SaveCheckpoint(checkpoints, step_after),
+        MetricsFile(run.path / "metrics.jsonl", step_after),
     ]
     if tensorboard:
-        callbacks.append(keras.callbacks.TensorBoard(run.path / "tensorboard", update_freq=100))
+        callbacks.append(keras.callbacks.TensorBoard(run.path / "tensorboard"))
     held_out = None
     if validation is not None:
         count = sum(bucket_corpus(validation, batch_tokens=training.batch_tokens).batches)
@@ -102,7 +105,7 @@ def train(
             shuffle=False,  # the batches are shuffled already
             verbose=verbose,
         )
-        step = int(model.optimizer.iterations)
+        step = step_after(last - 1)
 
     if checkpoints.steps()[-training.average_last :]:
         checkpoints.average(model, checkpoints.steps()[-training.average_last :])

@@ -76,7 +76,7 @@ class SmoothedCrossEntropy(keras.losses.Loss):
     section 7; Vaswani et al. 2017, 5.4). With log-probabilities log p = z - log Z this is
         loss = log Z - (1 - smoothing) * z[label] - smoothing * mean(z).
     Symbols whose label is padding count nothing, and the sum is divided by the number of the
-    others.
+    others. Sample weights, [B] or [B, T], multiply the losses and leave that number alone.
 
     Args:
         smoothing: the share of probability spread over the whole vocabulary; 0.1 in the paper.
@@ -87,18 +87,19 @@ class SmoothedCrossEntropy(keras.losses.Loss):
         1.3862943649291992
     """
 
-    def __init__(
-        self, smoothing: float = 0.1, name: str = "smoothed_cross_entropy", **kwargs: Any
-    ) -> None:
-        super().__init__(name=name, **kwargs)
+    def __init__(self, smoothing: float = 0.1, name: str = "smoothed_cross_entropy") -> None:
+        super().__init__(name=name)
         self.smoothing = smoothing
 
     def __call__(self, y_true: Tensor, y_pred: Tensor, sample_weight: Any = None) -> Tensor:
-        labels = ops.convert_to_tensor(y_true)
-        real = ops.cast(ops.not_equal(labels, PAD_ID), "float32")
-        losses = self.call(labels, ops.convert_to_tensor(y_pred)) * real
-        total = ops.sum(losses if sample_weight is None else losses * sample_weight)
-        return total / ops.maximum(ops.sum(real), 1.0)
+        real = ops.cast(ops.not_equal(y_true, PAD_ID), "float32")  # [B, T]
+        # Keras divides by the number of all symbols: weights that add up to it make this a mean
+        # over the real ones.
+        weights = real * (ops.cast(ops.size(real), "float32") / ops.maximum(ops.sum(real), 1.0))
+        if sample_weight is not None:
+            given = ops.cast(sample_weight, "float32")
+            weights *= given if len(given.shape) == len(real.shape) else given[..., None]
+        return super().__call__(y_true, y_pred, sample_weight=weights)
 
     def call(self, y_true: Tensor, y_pred: Tensor) -> Tensor:
         """Returns the loss of each symbol, [B, T], for labels [B, T] and logits [B, T, V]."""
@@ -106,4 +107,4 @@ class SmoothedCrossEntropy(keras.losses.Loss):
         return ops.reshape(losses, ops.shape(y_true))
 
     def get_config(self) -> dict[str, Any]:
-        return super().get_config() | {"smoothing": self.smoothing}
+        return {"smoothing": self.smoothing, "name": self.name}

@@ -22,7 +22,13 @@ from keras_transformer.text import Vocabulary
 from keras_transformer.training.checkpoints import Checkpoints
 
 # What a later run of the same command may change: it does not alter what is trained.
-_MAY_CHANGE = {"train_steps", "keep_checkpoints", "average_last"}
+_MAY_CHANGE = {
+    "train_steps",
+    "keep_checkpoints",
+    "average_last",
+    "test_source",
+    "test_target",
+}
 
 
 class RunDirectory:
@@ -51,16 +57,21 @@ class RunDirectory:
         """Writes the vocabularies and, last, the configuration.
 
         Raises:
-            InputError: the directory cannot be written.
+            InputError: the directory holds a run already, or it cannot be written.
         """
+        if self.exists:
+            raise InputError(
+                f"{self.path} holds a run already; go on with it, or give another path"
+            )
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            source.save(self.path / "source.model")
-            if target.fingerprint != source.fingerprint:
-                target.save(self.path / "target.model")
-            self._write_config(model, data, training)
+            self._target_path.unlink(missing_ok=True)  # of an attempt that was interrupted here
         except OSError as error:
-            raise InputError(f"cannot write run directory {self.path}: {error}") from error
+            raise self._cannot_write(error) from error
+        source.save(self._source_path)
+        if target.fingerprint != source.fingerprint:
+            target.save(self._target_path)
+        self._write_config(model, data, training)
 
     def configs(self) -> tuple[ModelConfig, DataConfig, TrainingConfig]:
         """Returns the configurations of the run.
@@ -80,14 +91,18 @@ class RunDirectory:
                 DataConfig.from_dict(values["data"]),
                 TrainingConfig.from_dict(values["training"]),
             )
-        except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
-            raise InputError(f"{self._config_path} is damaged: {error!r}") from error
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InputError(
+                f"{self._config_path} is damaged ({type(error).__name__}: {error}); "
+                "restore it from a copy, or start another run"
+            ) from error
 
     def continue_with(self, model: ModelConfig, data: DataConfig, training: TrainingConfig) -> None:
         """Checks that a command asks for the run that is here, and notes a new length of it.
 
         Raises:
-            InputError: the configuration differs; the message names each difference.
+            InputError: the configuration differs, and the message names each difference; or the
+                directory cannot be written.
         """
         differences = []
         for here, asked in zip(self.configs(), (model, data, training), strict=True):
@@ -104,9 +119,9 @@ class RunDirectory:
 
     def vocabularies(self) -> tuple[Vocabulary, Vocabulary]:
         """Returns the vocabularies of source and target; one object where they share it."""
-        source = Vocabulary.load(self.path / "source.model")
-        target_path = self.path / "target.model"
-        return source, Vocabulary.load(target_path) if target_path.exists() else source
+        source = Vocabulary.load(self._source_path)
+        own_target = self._target_path.exists()
+        return source, Vocabulary.load(self._target_path) if own_target else source
 
     def checkpoints(self) -> Checkpoints:
         """Returns the run's checkpoints."""
@@ -132,9 +147,27 @@ class RunDirectory:
     def _config_path(self) -> pathlib.Path:
         return self.path / "config.json"
 
+    @property
+    def _source_path(self) -> pathlib.Path:
+        return self.path / "source.model"
+
+    @property
+    def _target_path(self) -> pathlib.Path:
+        return self.path / "target.model"
+
+    def _cannot_write(self, error: OSError) -> InputError:
+        return InputError(
+            f"cannot write run directory {self.path} ({error.strerror}); "
+            "give a path that can be written to, on a disk with some space"
+        )
+
     def _write_config(self, *configs: Any) -> None:
         model, data, training = (config.to_dict() for config in configs)
         text = json.dumps({"model": model, "data": data, "training": training}, indent=2)
         aside = self._config_path.with_suffix(".writing")
-        aside.write_text(text + "\n", encoding="utf-8")
-        os.replace(aside, self._config_path)
+        try:
+            aside.write_text(text + "\n", encoding="utf-8")
+            os.replace(aside, self._config_path)
+        except OSError as error:
+            aside.unlink(missing_ok=True)
+            raise self._cannot_write(error) from error

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import ops
-from numpy_transformer import numpy_logits
 
 from keras_transformer.config import ModelConfig
 from keras_transformer.models import Transformer
@@ -69,7 +68,7 @@ def shifted(labels):
 # Arithmetic
 
 
-def test_logits_are_those_of_the_paper_in_float64(model):
+def test_logits_are_those_of_the_paper_in_float64(model, numpy_logits):
     logits = logits_of(model, SOURCE, TARGET)
     for row, source, target in zip(logits, SOURCE, TARGET, strict=True):
         real = target[target != 0]
@@ -83,7 +82,7 @@ def test_future_symbols_do_not_change_earlier_logits(model):
     other[:, 3:] = [[9, 9, 9], [4, 5, 6], [7, 0, 3]]
     after = logits_of(model, SOURCE, other)
     np.testing.assert_array_equal(before[:, :3], after[:, :3])
-    assert np.abs(before[:, 3:] - after[:, 3:]).max() > 0.01
+    assert np.abs(before[:, 3:] - after[:, 3:]).max() > 1e-4
 
 
 def test_padding_of_the_source_changes_nothing(model):
@@ -293,7 +292,7 @@ def test_weights_exist_before_the_first_batch(tmp_path):
 
 
 def test_the_model_is_called_symbolically():
-    inputs = {name: keras.Input((None,), dtype="int32") for name in ("source", "target")}
+    inputs = {name: keras.Input((None,), dtype="int32", name=name) for name in ("source", "target")}
     model = make_model(ALL_OPTIONS)
     outer = keras.Model(inputs, model(inputs))
     assert outer.output_shape == (None, None, 11)
@@ -332,19 +331,20 @@ def test_half_precision_is_close_to_float32(config, policy, tolerance):
 
 
 def test_fit_evaluate_predict_and_summary_take_plain_arrays(capsys):
-    model = Transformer(PAPER)
+    config = PAPER.replace(num_layers=1, dropout=0.0)
+    model = Transformer(config)
     model.compile(optimizer="adam", loss=SmoothedCrossEntropy())
     labels = np.concatenate([TARGET[:, 1:], [[END], [0], [0]]], axis=1)
     inputs = {"source": SOURCE, "target": shifted(labels)}
-    history = model.fit(inputs, labels, epochs=2, verbose=0)
-    assert history.history["loss"][1] < history.history["loss"][0]
+    losses = model.fit(inputs, labels, epochs=3, verbose=0).history["loss"]
+    assert losses[2] < losses[1] < losses[0]
     assert np.isfinite(model.evaluate(inputs, labels, verbose=0))
     predicted = model.predict(inputs, verbose=0)
     np.testing.assert_allclose(
         predicted, logits_of(model, **inputs, training=False), rtol=1e-4, atol=1e-5
     )
     model.summary()
-    assert f"{expected_parameters(PAPER):,}" in capsys.readouterr().out
+    assert f"{expected_parameters(config):,}" in capsys.readouterr().out
 
 
 # Training
@@ -391,8 +391,11 @@ def test_a_model_learns_to_copy_and_its_steps_then_copy_unseen_sentences():
     model.compile(
         optimizer=keras.optimizers.Adam(0.01), loss=SmoothedCrossEntropy(0.0), jit_compile=False
     )
-    history = model.fit(*copy_task(6400), batch_size=64, epochs=4, verbose=0)
-    assert history.history["loss"][-1] < 0.1 < 1 < history.history["loss"][0]
+    inputs, labels = copy_task(6400)
+    untrained = model.evaluate(inputs, labels, batch_size=640, verbose=0)
+    assert untrained > np.log(8) - 0.1  # there are 8 letters to choose from
+    losses = model.fit(inputs, labels, batch_size=64, epochs=4, verbose=0).history["loss"]
+    assert losses[-1] < 0.1
     _, unseen = copy_task(100)
     result = greedy(model, unseen, unseen.shape[1])
     real = unseen != 0
@@ -402,17 +405,19 @@ def test_a_model_learns_to_copy_and_its_steps_then_copy_unseen_sentences():
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
 def test_half_precision_trains_like_float32(policy):
     inputs, labels = copy_task(64)
-    weights = Transformer(PAPER).get_weights()
+    config = PAPER.replace(num_layers=1, dropout=0.0)
+    weights = Transformer(config).get_weights()
     losses = {}
     for dtype in ("float32", policy):
-        model = Transformer(PAPER.replace(dropout=0.0), dtype=dtype)
+        model = Transformer(config, dtype=dtype)
         model.set_weights(weights)
         model.compile(
-            optimizer=keras.optimizers.Adam(0.01),
+            optimizer=keras.optimizers.Adam(0.02),
             loss=SmoothedCrossEntropy(),
             jit_compile=False,
+            run_eagerly=dtype == "float32",
         )
-        history = model.fit(inputs, labels, batch_size=32, epochs=5, shuffle=False, verbose=0)
+        history = model.fit(inputs, labels, batch_size=64, epochs=6, shuffle=False, verbose=0)
         losses[dtype] = history.history["loss"]
     assert losses[policy][-1] < losses[policy][0] - 0.2
     np.testing.assert_allclose(losses[policy], losses["float32"], rtol=0.02)

@@ -6,14 +6,21 @@ weights are read from a model by the names of its layers.
 Shapes: S source length, T target length, D model dimension, H heads.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 
 Array = np.ndarray
 
 
-def numpy_logits(model: Any, source: list[int], target: list[int]) -> Array:
+@pytest.fixture(scope="session")
+def numpy_logits() -> Callable[..., Array]:
+    return reference_logits
+
+
+def reference_logits(model: Any, source: list[int], target: list[int]) -> Array:
     """Returns logits [T, V] of the symbol after each target symbol, without dropout."""
     config = model.config
     source_table, target_table = (

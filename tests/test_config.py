@@ -1,0 +1,236 @@
+"""Configurations: the paper's numbers, a round trip through JSON, and a line for each mistake."""
+
+import dataclasses
+import json
+
+import pytest
+
+from keras_transformer.config import (
+    PRESETS,
+    TRAINING_PRESETS,
+    DataConfig,
+    ModelConfig,
+    SearchConfig,
+    TrainingConfig,
+)
+from keras_transformer.errors import InputError
+
+FILES = {"train_source": "train.en", "train_target": "train.de"}
+SMALLEST = {
+    ModelConfig: {"vocabulary_size": 10},
+    DataConfig: FILES,
+    TrainingConfig: {},
+    SearchConfig: {},
+}
+
+
+# Presets
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "model_dim", "feed_forward_dim", "heads", "dropout"),
+    [
+        ("base", 6, 512, 2048, 8, 0.1),  # Vaswani et al. 2017, Table 3
+        ("big", 6, 1024, 4096, 16, 0.3),
+        ("tiny", 4, 128, 256, 4, 0.3),
+    ],
+)
+def test_presets_are_those_of_the_paper(name, layers, model_dim, feed_forward_dim, heads, dropout):
+    config = ModelConfig.preset(name, vocabulary_size=37_000)
+    assert config.num_layers == layers
+    assert config.model_dim == model_dim
+    assert config.feed_forward_dim == feed_forward_dim
+    assert config.num_heads == heads
+    assert config.dropout == dropout
+    assert config.vocabulary_size == 37_000
+
+
+def test_what_no_one_sets_is_as_in_the_paper():
+    config = ModelConfig(vocabulary_size=37_000)
+    assert config == ModelConfig.preset("base", vocabulary_size=37_000)
+    assert (config.norm_position, config.positions) == ("post", "sinusoidal")
+    assert config.share_embeddings == "all"
+    assert config.attention_dropout == config.feed_forward_dropout == 0
+    training = TrainingConfig()
+    assert (training.label_smoothing, training.warmup_steps) == (0.1, 4000)
+    assert (training.train_steps, training.batch_tokens) == (100_000, 25_000)
+    search = SearchConfig()
+    assert (search.beam_size, search.length_penalty, search.max_extra_length) == (4, 0.6, 50)
+
+
+def test_the_paper_trains_base_and_big_for_so_long_and_averages_so_many():
+    base, big = TrainingConfig.preset("base"), TrainingConfig.preset("big")
+    assert (base.train_steps, base.average_last) == (100_000, 5)
+    assert (big.train_steps, big.average_last) == (300_000, 20)
+
+
+def test_every_model_preset_has_a_training_preset():
+    assert PRESETS.keys() == TRAINING_PRESETS.keys()
+
+
+def test_a_preset_may_be_changed_in_places():
+    config = ModelConfig.preset("tiny", vocabulary_size=50, dropout=0.0, num_layers=2)
+    assert (config.dropout, config.num_layers, config.model_dim) == (0.0, 2, 128)
+
+
+@pytest.mark.parametrize("kind", [ModelConfig, TrainingConfig])
+def test_an_unknown_preset_is_refused_with_those_there_are(kind):
+    with pytest.raises(InputError, match=r"^unknown preset 'huge'; choose one of tiny, base, big$"):
+        kind.preset("huge")
+
+
+# Every configuration
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        ModelConfig(vocabulary_size=10),
+        ModelConfig(vocabulary_size=9, target_vocabulary_size=8, share_embeddings="none"),
+        DataConfig(**FILES, vocabulary_kind="unigram"),
+        DataConfig(dataset="wmt14_translate/de-en", share_vocabulary=False),
+        TrainingConfig(learning_rate=0.002, precision="mixed_bfloat16"),
+        SearchConfig(length_penalty=0.0),
+    ],
+    ids=lambda config: type(config).__name__,
+)
+def test_json_gives_the_configuration_back(config):
+    assert type(config).from_json(config.to_json()) == config
+    assert json.loads(config.to_json()) == config.to_dict()
+
+
+@pytest.mark.parametrize(("kind", "values"), SMALLEST.items())
+def test_a_configuration_cannot_be_changed_afterwards(kind, values):
+    config = kind(**values)
+    for field in dataclasses.fields(kind):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(config, field.name, None)
+
+
+@pytest.mark.parametrize(("kind", "values"), SMALLEST.items())
+def test_fields_are_given_by_name_only(kind, values):
+    with pytest.raises(TypeError):
+        kind(*values.values(), 1)
+
+
+@pytest.mark.parametrize(("kind", "values"), SMALLEST.items())
+def test_an_unknown_field_is_refused_with_those_there_are(kind, values):
+    first = dataclasses.fields(kind)[0].name
+    with pytest.raises(InputError, match=rf"{kind.__name__} has no field colour; it has {first}, "):
+        kind.from_dict(values | {"colour": 3})
+
+
+def test_a_changed_copy_is_checked_like_any_other():
+    config = TrainingConfig()
+    assert config.replace(seed=5).seed == 5
+    assert config.seed == 1
+    with pytest.raises(InputError, match="seed must be at least 0"):
+        config.replace(seed=-1)
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"vocabulary_size": 0}, "vocabulary_size must be at least 1, got 0"),
+        ({"target_vocabulary_size": 0}, "target_vocabulary_size must be at least 1"),
+        ({"num_layers": 0}, "num_layers must be at least 1"),
+        ({"model_dim": 0}, "model_dim must be at least 1"),
+        ({"feed_forward_dim": -4}, "feed_forward_dim must be at least 1, got -4"),
+        ({"num_heads": 0}, "num_heads must be at least 1"),
+        ({"key_dim": 0}, "key_dim must be at least 1"),
+        ({"value_dim": 0}, "value_dim must be at least 1"),
+        ({"max_positions": 0}, "max_positions must be at least 1"),
+        ({"first_position": -1}, "first_position must be at least 0"),
+        ({"norm_epsilon": -1e-6}, "norm_epsilon must be at least 0"),
+        ({"dropout": 1.0}, "dropout must be at least 0 and below 1, got 1.0"),
+        ({"embedding_dropout": -0.1}, "embedding_dropout must be at least 0 and below 1"),
+        ({"attention_dropout": 2}, "attention_dropout must be at least 0 and below 1"),
+        ({"feed_forward_dropout": 1}, "feed_forward_dropout must be at least 0 and below 1"),
+        ({"share_embeddings": "both"}, "share_embeddings must be one of all, target, none"),
+        ({"norm_position": "mid"}, "norm_position must be one of post, pre, got 'mid'"),
+        ({"norm_form": "rms"}, "norm_form must be one of variance, sigma"),
+        ({"positions": "rotary"}, "positions must be one of sinusoidal, concatenated, learned"),
+        ({"num_heads": 3}, "model_dim 512 is not divisible by num_heads 3"),
+        ({"num_heads": 3, "key_dim": 64}, "model_dim 512 is not divisible by num_heads 3"),
+        ({"model_dim": 15, "num_heads": 5}, "model_dim must be even for sinusoidal positions"),
+        ({"target_vocabulary_size": 20}, "share_embeddings 'all' needs one vocabulary"),
+    ],
+)
+def test_a_mistake_in_the_model_is_told(changes, message):
+    with pytest.raises(InputError, match=message) as caught:
+        ModelConfig(**{"vocabulary_size": 10} | changes)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_heads": 3, "key_dim": 64, "value_dim": 64},
+        {"model_dim": 15, "num_heads": 5, "positions": "learned"},
+        {"target_vocabulary_size": 20, "share_embeddings": "target"},
+        {"dropout": 0.0, "norm_epsilon": 0.0},
+    ],
+)
+def test_unusual_models_are_possible(changes):
+    ModelConfig(**{"vocabulary_size": 10} | changes)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({}, "no training data: give dataset, or train_source and train_target"),
+        ({"train_source": "a"}, "no training data"),
+        ({"train_target": "a"}, "no training data"),
+        (FILES | {"dataset": "x"}, "dataset 'x' and train_source/train_target are both given"),
+        (FILES | {"dev_source": "a"}, "dev_source and dev_target go together; one .* missing"),
+        (FILES | {"test_target": "a"}, "test_source and test_target go together"),
+        (FILES | {"target_vocabulary": "a"}, "target_vocabulary needs vocabulary, the source's"),
+        (FILES | {"vocabulary_size": 0}, "vocabulary_size must be at least 1"),
+        (FILES | {"max_length": 0}, "max_length must be at least 1"),
+        (FILES | {"vocabulary_kind": "byte"}, "vocabulary_kind must be one of bpe, unigram"),
+    ],
+)
+def test_a_mistake_in_the_data_is_told(values, message):
+    with pytest.raises(InputError, match=message):
+        DataConfig(**values)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"train_steps": 0}, "train_steps must be at least 1"),
+        ({"batch_tokens": 0}, "batch_tokens must be at least 1"),
+        ({"warmup_steps": 0}, "warmup_steps must be at least 1"),
+        ({"checkpoint_steps": 0}, "checkpoint_steps must be at least 1"),
+        ({"keep_checkpoints": 0}, "keep_checkpoints must be at least 1"),
+        ({"average_last": 0}, "average_last must be at least 1"),
+        ({"learning_rate": -0.1}, "learning_rate must be at least 0"),
+        ({"seed": -1}, "seed must be at least 0"),
+        ({"label_smoothing": -0.1}, "label_smoothing must be at least 0"),
+        ({"label_smoothing": 1.0}, "label_smoothing must be below 1"),
+        ({"precision": "float16"}, "precision must be one of float32, mixed_bfloat16, mixed_flo"),
+        ({"average_last": 6, "keep_checkpoints": 5}, "average_last 6 is larger than keep_checkpo"),
+    ],
+)
+def test_a_mistake_in_the_training_is_told(changes, message):
+    with pytest.raises(InputError, match=message):
+        TrainingConfig(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"beam_size": 0}, "beam_size must be at least 1"),
+        ({"num_translations": 0}, "num_translations must be at least 1"),
+        ({"max_source_length": 0}, "max_source_length must be at least 1"),
+        ({"length_penalty": -0.1}, "length_penalty must be at least 0"),
+        ({"max_extra_length": -1}, "max_extra_length must be at least 0"),
+        ({"num_translations": 5}, "num_translations 5 is larger than beam_size 4"),
+    ],
+)
+def test_a_mistake_in_the_search_is_told(changes, message):
+    with pytest.raises(InputError, match=message):
+        SearchConfig(**changes)

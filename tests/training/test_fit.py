@@ -1,0 +1,235 @@
+"""Training a tiny run: it learns, and what interrupts it leaves no trace in its weights."""
+
+import itertools
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tiny_run
+
+from keras_transformer.errors import InputError
+from keras_transformer.models import Transformer
+from keras_transformer.training import RunDirectory, SmoothedCrossEntropy, compile_for_training, fit
+from keras_transformer.training.fit import _intervals, train
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def contents(run: RunDirectory, checkpoint: str) -> dict[str, np.ndarray]:
+    """Gives all that a checkpoint holds, by name."""
+    stored = tf.train.load_checkpoint(str(run.path / "checkpoints" / checkpoint))
+    names = set(stored.get_variable_to_shape_map()) - {"_CHECKPOINTABLE_OBJECT_GRAPH"}
+    return {name: stored.get_tensor(name) for name in names}
+
+
+def assert_same_checkpoint(first: RunDirectory, second: RunDirectory, name: str) -> None:
+    expected, found = contents(first, name), contents(second, name)
+    assert expected.keys() == found.keys()
+    for key, value in expected.items():
+        np.testing.assert_array_equal(found[key], value, err_msg=f"{name}: {key}")
+
+
+def metrics(run: RunDirectory) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> tuple[RunDirectory, Transformer]:
+    """Gives a run that went through its 12 steps at once, and the model that it returned."""
+    run = tiny_run.create(tmp_path_factory.mktemp("undisturbed") / "run")
+    return run, train(run, tiny_run.corpus(), tiny_run.corpus(16, seed=1), verbose=0)
+
+
+def copy_of(run: RunDirectory, path: pathlib.Path, *, until_step: int) -> RunDirectory:
+    """Copies a run as it was just after it had written a checkpoint."""
+    copy = RunDirectory(shutil.copytree(run.path, path))
+    for file in (path / "checkpoints").iterdir():
+        name = file.name.partition(".")[0]
+        if name == "average" or int(name.removeprefix("step-")) > until_step:
+            file.unlink()
+    return copy
+
+
+# A run from its beginning to its end
+
+
+def test_a_run_leaves_checkpoints_their_average_and_a_line_of_metrics_for_each(undisturbed):
+    run, _ = undisturbed
+    names = {path.name for path in (run.path / "checkpoints").iterdir()}
+    expected = itertools.product(
+        ("step-4", "step-8", "step-12", "average"), (".data-00000-of-00001", ".index")
+    )
+    assert names == {name + end for name, end in expected}
+    assert {path.name for path in run.path.iterdir()} == {
+        "checkpoints", "config.json", "metrics.jsonl", "source.model",
+    }  # fmt: skip
+    rows = metrics(run)
+    assert [row["step"] for row in rows] == [4, 8, 12]
+    shown = {"loss", "accuracy", "perplexity"}
+    for row in rows:
+        assert row.keys() == {
+            "step", "seconds", "tokens_per_second", *shown, *(f"val_{name}" for name in shown),
+        }  # fmt: skip
+        assert np.all(np.isfinite(list(row.values())))
+
+
+def test_the_loss_goes_down_on_pairs_seen_and_unseen(undisturbed):
+    first, *_, last = metrics(undisturbed[0])
+    assert last["loss"] < first["loss"] - 0.2
+    assert last["val_loss"] < first["val_loss"]
+
+
+def test_the_average_is_the_mean_of_the_last_checkpoints_and_what_is_returned(undisturbed):
+    run, model = undisturbed
+    averaged, eighth, twelfth = (contents(run, name) for name in ("average", "step-8", "step-12"))
+    weights = [name for name in averaged if name.startswith("weights/")]
+    assert len(weights) == len(model.weights)
+    for name in weights:
+        mean = (eighth[name].astype(np.float64) + twelfth[name]) / 2
+        np.testing.assert_array_equal(averaged[name], mean.astype(np.float32))
+    for loaded, weight in zip(run.load_model().weights, model.weights, strict=True):
+        np.testing.assert_array_equal(loaded, weight)
+
+
+def test_dropout_is_on_and_its_random_numbers_go_on(undisturbed):
+    fourth, eighth = (contents(undisturbed[0], name) for name in ("step-4", "step-8"))
+    seeds = [name for name in fourth if name.startswith("seeds/")]
+    assert seeds
+    assert all(np.any(fourth[name] != eighth[name]) for name in seeds)
+
+
+def test_a_run_that_is_done_is_not_trained_any_further(undisturbed, tmp_path):
+    run = RunDirectory(shutil.copytree(undisturbed[0].path, tmp_path / "run"))
+    train(run, tiny_run.corpus(), verbose=0)
+    assert metrics(run) == metrics(undisturbed[0])
+    assert_same_checkpoint(undisturbed[0], run, "step-12")
+    assert_same_checkpoint(undisturbed[0], run, "average")
+
+
+# Interruptions
+
+
+def test_a_run_killed_between_checkpoints_ends_with_the_same_weights(undisturbed, tmp_path):
+    run = tiny_run.create(tmp_path / "run")
+    killed = subprocess.run(
+        [sys.executable, tiny_run.__file__, str(run.path), "6"],
+        env=os.environ | {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
+        capture_output=True,
+        text=True,
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert run.checkpoints().steps() == [4]
+    assert_same_checkpoint(undisturbed[0], run, "step-4")
+    train(run, tiny_run.corpus(), verbose=0)
+    for name in ("step-8", "step-12", "average"):
+        assert_same_checkpoint(undisturbed[0], run, name)
+
+
+def test_a_stopped_run_goes_on_as_if_nothing_had_been_and_may_be_made_longer(undisturbed, tmp_path):
+    run = copy_of(undisturbed[0], tmp_path / "run", until_step=8)
+    longer = tiny_run.training_config(train_steps=14)
+    run.continue_with(tiny_run.model_config(), tiny_run.DATA, longer)
+    train(run, tiny_run.corpus(), tensorboard=True, verbose=0)
+    assert run.checkpoints().steps() == [4, 8, 12, 14]
+    assert_same_checkpoint(undisturbed[0], run, "step-12")
+    last, averaged = contents(run, "step-14"), contents(run, "average")
+    name = "weights/source_embedding.Stable/.ATTRIBUTES/VARIABLE_VALUE"
+    mean = (contents(run, "step-12")[name].astype(np.float64) + last[name]) / 2
+    np.testing.assert_array_equal(averaged[name], mean.astype(np.float32))
+    assert list((run.path / "tensorboard").rglob("events.out.tfevents.*"))
+
+
+def test_a_damaged_newest_checkpoint_stops_the_run_instead_of_starting_it_anew(
+    undisturbed, tmp_path
+):
+    run = copy_of(undisturbed[0], tmp_path / "run", until_step=8)
+    (run.path / "checkpoints" / "step-8.index").write_bytes(b"")
+    with pytest.raises(InputError, match="step-8 is damaged"):
+        train(run, tiny_run.corpus(), verbose=0)
+
+
+@pytest.mark.parametrize(
+    ("step", "every", "end", "calls"),
+    [
+        (0, 4, 12, [(0, 3, 4)]),
+        (8, 4, 12, [(2, 3, 4)]),
+        (12, 4, 12, []),
+        (16, 4, 12, []),
+        (0, 4, 14, [(0, 3, 4), (3, 4, 2)]),
+        (0, 100, 14, [(0, 1, 14)]),
+        (0, 1, 3, [(0, 3, 1)]),
+        # A run that ended between two multiples goes on to the next one first.
+        (14, 4, 24, [(3, 4, 2), (4, 6, 4)]),
+        (14, 4, 15, [(3, 4, 1)]),
+        (14, 4, 25, [(3, 4, 2), (4, 6, 4), (6, 7, 1)]),
+    ],
+)
+def test_checkpoints_come_at_multiples_and_at_the_end(step, every, end, calls):
+    training = tiny_run.training_config(checkpoint_steps=every, train_steps=end)
+    assert _intervals(step, training) == calls
+
+
+# Settings
+
+
+SHORT = {"num_layers": 1, "train_steps": 10, "checkpoint_steps": 5}
+
+
+def test_bfloat16_trains_with_a_finite_loss_and_float32_weights(tmp_path):
+    run = tiny_run.create(tmp_path, precision="mixed_bfloat16", **SHORT)
+    model = train(run, tiny_run.corpus(), verbose=0)
+    assert model.compute_dtype == "bfloat16"
+    assert {weight.dtype for weight in model.weights} == {"float32"}
+    first, last = metrics(run)
+    assert last["loss"] < first["loss"]
+    assert all(np.all(np.isfinite(value)) for value in contents(run, "step-10").values())
+
+
+def test_float16_trains_and_batches_whose_gradients_overflow_count_as_steps(tmp_path, monkeypatch):
+    def compile_with_huge_scale(model, training):
+        compile_for_training(model, training)
+        model.optimizer.dynamic_scale.assign(2.0**24)
+
+    monkeypatch.setattr(fit, "compile_for_training", compile_with_huge_scale)
+    run = tiny_run.create(tmp_path / "run", precision="mixed_float16", **SHORT)
+    model = train(run, tiny_run.corpus(), verbose=0)
+    assert 0 < int(model.optimizer.iterations) < 10
+    assert run.checkpoints().steps() == [5, 10]
+    first, last = metrics(run)
+    assert (first["step"], last["step"]) == (5, 10)
+    assert last["loss"] < first["loss"]
+    assert all(np.all(np.isfinite(value)) for value in contents(run, "step-10").values())
+    stopped = copy_of(run, tmp_path / "stopped", until_step=5)
+    train(stopped, tiny_run.corpus(), verbose=0)
+    assert_same_checkpoint(run, stopped, "step-10")
+
+
+def compiled(**changes) -> Transformer:
+    model = Transformer(tiny_run.model_config(num_layers=1, model_dim=64))
+    compile_for_training(model, tiny_run.training_config(**changes))
+    return model
+
+
+def test_the_optimizer_and_loss_are_those_of_the_paper():
+    model = compiled(learning_rate=None, warmup_steps=4000)
+    optimizer = model.optimizer
+    assert isinstance(optimizer, keras.optimizers.Adam)
+    assert (optimizer.beta_1, optimizer.beta_2, optimizer.epsilon) == (0.9, 0.98, 1e-9)
+    optimizer.iterations.assign(15_999)
+    np.testing.assert_allclose(optimizer.learning_rate, (64 * 16_000) ** -0.5, rtol=1e-6)
+    assert isinstance(model.loss, SmoothedCrossEntropy)
+    assert model.loss.smoothing == 0.1
+
+
+def test_a_learning_rate_is_the_one_at_the_end_of_warm_up():
+    optimizer = compiled(learning_rate=0.01, warmup_steps=50).optimizer
+    optimizer.iterations.assign(49)
+    np.testing.assert_allclose(optimizer.learning_rate, 0.01, rtol=1e-6)

@@ -1,0 +1,185 @@
+"""A run directory: created once, opened by later commands, refused where something is amiss."""
+
+import errno
+import json
+import os
+
+import numpy as np
+import pytest
+import tiny_run
+
+from keras_transformer.errors import InputError
+from keras_transformer.models import Transformer
+from keras_transformer.training import RunDirectory
+from keras_transformer.training.fit import compile_for_training
+
+
+@pytest.fixture
+def run(tmp_path) -> RunDirectory:
+    return tiny_run.create(tmp_path / "run")
+
+
+def configs(**changes):
+    return tiny_run.model_config(), tiny_run.DATA, tiny_run.training_config(**changes)
+
+
+# Creating and opening
+
+
+def test_a_run_is_there_once_it_is_created(tmp_path):
+    path = tmp_path / "some" / "run"
+    assert not RunDirectory(path).exists
+    tiny_run.create(path)
+    assert RunDirectory(str(path)).exists
+    assert {entry.name for entry in path.iterdir()} == {"config.json", "source.model"}
+
+
+def test_the_configurations_are_read_as_they_were_written(run):
+    assert RunDirectory(run.path).configs() == configs()
+
+
+def test_a_shared_vocabulary_is_one_object(run):
+    source, target = run.vocabularies()
+    assert source is target
+    assert source.fingerprint == tiny_run.make_vocabulary().fingerprint
+
+
+def test_two_vocabularies_are_read_as_they_were_written(tmp_path):
+    run = RunDirectory(tmp_path)
+    source, target = tiny_run.make_vocabulary("abc"), tiny_run.make_vocabulary("xyz")
+    run.create(*configs(), source, target)
+    assert [vocabulary.fingerprint for vocabulary in run.vocabularies()] == [
+        source.fingerprint,
+        target.fingerprint,
+    ]
+
+
+def test_a_vocabulary_left_by_an_interrupted_attempt_is_not_taken_for_the_targets(tmp_path):
+    tiny_run.make_vocabulary("xyz").save(tmp_path / "target.model")
+    source, target = tiny_run.create(tmp_path).vocabularies()
+    assert target is source
+
+
+def test_a_run_is_not_created_over_another(run):
+    before = (run.path / "config.json").read_bytes()
+    with pytest.raises(InputError, match="holds a run already"):
+        tiny_run.create(run.path, seed=2)
+    assert (run.path / "config.json").read_bytes() == before
+
+
+def test_a_path_that_cannot_be_a_directory_is_refused(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    for path in (tmp_path / "file", tmp_path / "file" / "run"):
+        with pytest.raises(InputError, match=r"^cannot write run directory .*file"):
+            tiny_run.create(path)
+
+
+# Going on with a run
+
+
+def test_the_same_command_goes_on_with_the_run(run):
+    run.continue_with(*configs())
+    assert run.configs() == configs()
+
+
+def test_a_run_may_get_more_steps(run):
+    run.continue_with(*configs(train_steps=5000, keep_checkpoints=9, average_last=9))
+    assert run.configs()[2].train_steps == 5000
+    assert run.checkpoints().keep == 9
+
+
+def test_another_configuration_is_refused_and_each_difference_named(run):
+    before = (run.path / "config.json").read_bytes()
+    model = tiny_run.model_config(num_layers=3)
+    data = tiny_run.DATA.replace(max_length=99)
+    training = tiny_run.training_config(seed=8, train_steps=99)
+    with pytest.raises(InputError) as caught:
+        run.continue_with(model, data, training)
+    message = str(caught.value)
+    assert "num_layers is 2 there and 3 here" in message
+    assert "max_length is 256 there and 99 here" in message
+    assert "seed is 1 there and 8 here" in message
+    assert "train_steps" not in message
+    assert "\n" not in message
+    assert (run.path / "config.json").read_bytes() == before
+
+
+def test_a_full_disk_is_told_and_leaves_the_old_configuration(run, monkeypatch):
+    def fail(*paths):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(InputError, match=r"cannot write run directory .*No space left on device"):
+        run.continue_with(*configs(train_steps=5000))
+    assert run.configs() == configs()
+    assert {entry.name for entry in run.path.iterdir()} == {"config.json", "source.model"}
+
+
+# What cannot be opened
+
+
+def test_a_missing_run_is_told(tmp_path):
+    for path in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(InputError, match=r"^no training run in .*give the --run_dir"):
+            RunDirectory(path).configs()
+
+
+def broken(*keys, value):
+    """Gives the configuration of a run with one value replaced."""
+    names = ("model", "data", "training")
+    whole = {name: config.to_dict() for name, config in zip(names, configs(), strict=True)}
+    place = whole
+    for key in keys[:-1]:
+        place = place[key]
+    place[keys[-1]] = value
+    return json.dumps(whole).encode()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"null",
+        b"[]",
+        b"{}",
+        b'{"model": {}}',
+        b"\xff\xfe\x00",
+        broken("model", value=[]),
+        broken("model", "num_layers", value="six"),
+        broken("model", "num_layers", value=0),
+        broken("model", "num_leyers", value=6),
+        broken("training", "precision", value="float8"),
+    ],
+    ids=range(12),
+)
+def test_a_damaged_configuration_is_told_in_one_line(run, content):
+    (run.path / "config.json").write_bytes(content)
+    with pytest.raises(InputError, match=r"config\.json is damaged \(") as caught:
+        run.configs()
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_vocabulary_is_told(run):
+    (run.path / "source.model").unlink()
+    with pytest.raises(InputError, match=r"cannot read the vocabulary .*source\.model"):
+        run.vocabularies()
+
+
+# The model
+
+
+def test_a_model_is_loaded_in_float32_with_the_weights_of_the_checkpoint(tmp_path):
+    run = tiny_run.create(tmp_path, precision="mixed_bfloat16")
+    model = Transformer(tiny_run.model_config(), dtype="mixed_bfloat16")
+    compile_for_training(model, run.configs()[2])
+    run.checkpoints().save(model, 4)
+    loaded = run.load_model()
+    assert loaded.dtype_policy.name == "float32"
+    for expected, weight in zip(model.weights, loaded.weights, strict=True):
+        np.testing.assert_array_equal(weight, expected)
+
+
+def test_a_run_without_checkpoints_has_no_model(run):
+    with pytest.raises(InputError, match=r"no checkpoint 'auto' in .*there is none"):
+        run.load_model()

@@ -1,0 +1,75 @@
+"""A training run small enough for a test: reading strings of letters backwards.
+
+As a script it goes on with such a run and kills its own process after so many batches of it:
+
+    python tiny_run.py RUN_DIRECTORY BATCHES
+"""
+
+import os
+import pathlib
+import random
+import signal
+import sys
+from typing import Any
+
+from keras_transformer.config import DataConfig, ModelConfig, TrainingConfig
+from keras_transformer.data import ParallelText, TokenizedCorpus
+from keras_transformer.text import Vocabulary, learn_vocabulary
+from keras_transformer.training import RunDirectory, fit, tokenize
+from keras_transformer.training.callbacks import Throughput
+
+LETTERS = "abcdef"
+DATA = DataConfig(train_source="forwards.txt", train_target="backwards.txt")
+
+
+def text(count: int, seed: int) -> ParallelText:
+    """Gives strings of 2 to 5 letters, and the same read backwards."""
+    generator = random.Random(seed)
+    words = ["".join(generator.choices(LETTERS, k=generator.randint(2, 5))) for _ in range(count)]
+    return ParallelText(words, [word[::-1] for word in words])
+
+
+def make_vocabulary(letters: str = LETTERS) -> Vocabulary:
+    return learn_vocabulary([letters], size=100, kind="char")
+
+
+def corpus(count: int = 48, seed: int = 0) -> TokenizedCorpus:
+    vocabulary = make_vocabulary()
+    return tokenize(text(count, seed), (vocabulary, vocabulary))
+
+
+def model_config(**changes: Any) -> ModelConfig:
+    values = {"num_layers": 2, "model_dim": 16, "feed_forward_dim": 32, "num_heads": 2}
+    values |= {"vocabulary_size": make_vocabulary().size, "dropout": 0.2}
+    return ModelConfig(**values | changes)
+
+
+def training_config(**changes: Any) -> TrainingConfig:
+    """Gives 12 steps in three intervals; an epoch of `corpus()` has 5 to 7 batches."""
+    values = {"train_steps": 12, "checkpoint_steps": 4, "average_last": 2, "batch_tokens": 64}
+    return TrainingConfig(**values | {"warmup_steps": 6, "learning_rate": 0.02} | changes)
+
+
+def create(path: pathlib.Path, *, num_layers: int = 2, **changes: Any) -> RunDirectory:
+    """Creates a run whose training configuration has some changes."""
+    run, vocabulary = RunDirectory(path), make_vocabulary()
+    model, training = model_config(num_layers=num_layers), training_config(**changes)
+    run.create(model, DATA, training, vocabulary, vocabulary)
+    return run
+
+
+def train_until_killed(path: str, batches: int) -> None:
+    """Trains and sends this process SIGKILL, which no handler can catch, after some batches."""
+
+    class Killer(Throughput):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            super().on_train_batch_end(batch, logs)
+            if int(self.model.optimizer.iterations) == batches:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    fit.Throughput = Killer
+    fit.train(RunDirectory(path), corpus(), verbose=0)
+
+
+if __name__ == "__main__":
+    train_until_killed(sys.argv[1], int(sys.argv[2]))
