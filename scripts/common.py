@@ -46,13 +46,18 @@ def run(main: Callable[[list[str]], None]) -> None:
 
 
 def load_tensorflow() -> None:
-    """Imports TensorFlow without the lines about the machine that it prints at start."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    """Imports TensorFlow without the lines about the machine that it prints at start.
+
+    Its errors are raised as exceptions too, so that nothing is lost with its log.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     saved = os.dup(2)
     with tempfile.TemporaryFile() as sink:
         os.dup2(sink.fileno(), 2)
         try:
-            import tensorflow  # noqa: F401
+            import tensorflow as tf
+
+            tf.config.list_physical_devices()  # looks for a GPU, loudly where there is none
         except BaseException:
             sink.seek(0)
             os.write(saved, sink.read())

@@ -69,7 +69,10 @@ def main(arguments: list[str]) -> None:
         return
     print(f"checkpoint   {checkpoint}")
     print(f"sentences    {scores['sentences']:,}")
-    print(f"sacreBLEU    {scores['bleu']:.2f}   {scores['bleu_signature']}")
+    if scores["bleu"] is None:
+        print("sacreBLEU    undefined: no translation has four words; --tokenize=char counts letters")
+    else:
+        print(f"sacreBLEU    {scores['bleu']:.2f}   {scores['bleu_signature']}")
     print(f"chrF         {scores['chrf']:.2f}   {scores['chrf_signature']}")
     print(f"exact match  {scores['exact_match']:.4f}")
 

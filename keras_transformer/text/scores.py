@@ -24,12 +24,15 @@ def score_translations(
 
     Returns:
         "bleu" and "chrf" in 0..100 with their "bleu_signature" and "chrf_signature",
-        "exact_match" in 0..1, and the number of "sentences".
+        "exact_match" in 0..1, and the number of "sentences". "bleu" is None where no translation
+        has the four words that BLEU needs.
     """
     bleu, chrf = BLEU(lowercase=lowercase, tokenize=tokenize, force=True), CHRF()
     pairs = list(zip(translations, references, strict=True))
+    result = bleu.corpus_score(translations, [references])
+    has_four_words = result.totals[-1] > 0
     return {
-        "bleu": bleu.corpus_score(translations, [references]).score,
+        "bleu": result.score if has_four_words else None,
         "bleu_signature": str(bleu.get_signature()),
         "chrf": chrf.corpus_score(translations, [references]).score,
         "chrf_signature": str(chrf.get_signature()),

@@ -97,11 +97,13 @@ class Checkpoints:
             return AVERAGE
         if which in ("auto", "latest") and steps:
             return f"step-{steps[-1]}"
-        if which in ("auto", "latest") or not which.isdigit():
-            known = "auto, latest, average or a step number"
-            raise InputError(f"no checkpoint {which!r} in {self.folder}: give {known}; there is "
-                             f"{self._listing()}")  # fmt: skip
-        return f"step-{which}"
+        step = which.removeprefix("step-")
+        if step.isdecimal():
+            return f"step-{step}"
+        raise InputError(
+            f"no checkpoint {which!r} in {self.folder}: give auto, latest, average or a step; "
+            f"there is {self._listing()}"
+        )
 
     def average(self, model: keras.Model, steps: Sequence[int]) -> None:
         """Sets the model's weights to the mean of those of the checkpoints (6.1).

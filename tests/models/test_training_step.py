@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from keras_transformer.config import ModelConfig
+from keras_transformer.errors import InputError
 from keras_transformer.models import Transformer
 from keras_transformer.training import SmoothedCrossEntropy, TokenAccuracy
 
@@ -46,44 +47,43 @@ SCRIPT = """
     config = ModelConfig(vocabulary_size=11, num_layers=1, model_dim=8, feed_forward_dim=16,
                          num_heads=2, dropout=0.0)
     start = Transformer(config).get_weights()
-    optimizers = {
-        "sgd": lambda: keras.optimizers.SGD(0.1),
-        "adam": lambda: keras.optimizers.Adam(0.01),
-    }
-    losses = {
-        "smoothed": lambda: SmoothedCrossEntropy(0.1),
-        "keras": lambda: keras.losses.SparseCategoricalCrossentropy(
-            from_logits=True, ignore_class=0),
-    }
+    mirrored = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
 
-    def train(strategy, optimizer, loss):
+    def sgd():
+        return keras.optimizers.SGD(0.1)
+
+    def keras_loss():
+        return keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0)
+
+    def train(strategy, optimizer, loss, **options):
         with strategy.scope():
             model = Transformer(config)
             model.set_weights(start)
-            model.compile(optimizer=optimizers[optimizer](), loss=losses[loss](),
-                          metrics=[TokenAccuracy()], jit_compile=False,
-                          run_eagerly=strategy is not mirrored)
-        options = dict(batch_size=4, verbose=0)
-        evaluated = model.evaluate(inputs, labels, **options) if optimizer == "sgd" else []
-        history = model.fit(inputs, labels, epochs=2, shuffle=False, **options).history
-        return model.get_weights(), [history["loss"], history["accuracy"], evaluated]
+            model.compile(optimizer=optimizer(), loss=loss(), metrics=[TokenAccuracy()],
+                          jit_compile=False, run_eagerly=strategy is not mirrored, **options)
+        history = model.fit(inputs, labels, batch_size=4, epochs=2, shuffle=False, verbose=0)
+        return model.get_weights(), [history.history["loss"], history.history["accuracy"]]
 
     def largest(ours, theirs):
         return float(max(np.abs(a - b).max() for a, b in zip(ours, theirs, strict=True)))
 
-    mirrored = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-    results = {}
-    for optimizer, loss in (("sgd", "smoothed"), ("adam", "smoothed"), ("sgd", "keras")):
-        one, logs_of_one = train(tf.distribute.get_strategy(), optimizer, loss)
-        two, logs_of_two = train(mirrored, optimizer, loss)
-        results[f"{optimizer}-{loss}"] = {
-            "change": largest(one, start),
-            "difference": largest(one, two),
-            "logs_of_one": logs_of_one,
-            "logs_of_two": logs_of_two,
-        }
-    print(json.dumps(results))
+    def compare(optimizer, loss, on_one={}, on_two={}):
+        one, logs_of_one = train(tf.distribute.get_strategy(), optimizer, loss, **on_one)
+        two, logs_of_two = train(mirrored, optimizer, loss, **on_two)
+        return {"change": largest(one, start), "difference": largest(one, two),
+                "logs_of_one": logs_of_one, "logs_of_two": logs_of_two}
+
+    print(json.dumps({
+        "sgd": compare(sgd, SmoothedCrossEntropy),
+        "adam": compare(lambda: keras.optimizers.Adam(0.01), SmoothedCrossEntropy),
+        "loss of Keras": compare(sgd, keras_loss),
+        "parts, clipped": compare(
+            sgd, SmoothedCrossEntropy, {"clip_norm": 0.5},
+            {"clip_norm": 0.5, "accumulation_steps": 2}),
+    }))
 """
+
+RUNS = ["sgd", "adam", "loss of Keras", "parts, clipped"]
 
 
 @pytest.fixture(scope="module")
@@ -100,14 +100,14 @@ def runs() -> dict[str, dict]:
     return json.loads(process.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("run", ["sgd-smoothed", "adam-smoothed", "sgd-keras"])
+@pytest.mark.parametrize("run", RUNS)
 def test_two_devices_with_unequal_sentences_give_the_weights_of_one(runs, run):
     assert runs[run]["change"] > 0.01
     # Adam divides by the size of the gradient, which makes much of its last digits.
-    assert runs[run]["difference"] < (1e-6 if run.startswith("sgd") else 1e-5)
+    assert runs[run]["difference"] < (1e-5 if run == "adam" else 1e-6)
 
 
-@pytest.mark.parametrize("run", ["sgd-smoothed", "adam-smoothed", "sgd-keras"])
+@pytest.mark.parametrize("run", RUNS)
 def test_two_devices_report_the_losses_and_metrics_of_one(runs, run):
     for one, two in zip(runs[run]["logs_of_one"], runs[run]["logs_of_two"], strict=True):
         np.testing.assert_allclose(two, one, rtol=1e-5)
@@ -163,6 +163,45 @@ def test_an_update_follows_the_mean_gradient_of_the_real_symbols(model):
     # 6, 2 and 1 symbols of 9
     for new, old, a, b, c in zip(after_all, start, *steps, strict=True):
         np.testing.assert_allclose(new - old, (6 * a + 2 * b + c) / 9, atol=1e-5)
+
+
+def updates(model, **options):
+    """Returns the changes that one step of SGD at rate 1 makes."""
+    start = model.get_weights()
+    model.compile(
+        optimizer=keras.optimizers.SGD(1.0),
+        loss=SmoothedCrossEntropy(),
+        run_eagerly=True,
+        **options,
+    )
+    model.train_on_batch(INPUTS, LABELS)
+    changes = [new - old for new, old in zip(model.get_weights(), start, strict=True)]
+    model.set_weights(start)
+    return changes
+
+
+@pytest.mark.parametrize("parts", [2, 3, 5])
+def test_a_batch_in_parts_gives_the_update_of_the_whole(model, parts):
+    # Three sentences of 6, 2 and 1 symbols: a mean of the parts' means would differ.
+    whole = updates(model)
+    in_parts = updates(model, accumulation_steps=parts)
+    for expected, result in zip(whole, in_parts, strict=True):
+        np.testing.assert_allclose(result, expected, atol=1e-6)
+
+
+def test_clipping_scales_the_whole_gradient_down_to_the_norm(model):
+    plain = updates(model)
+    norm = np.sqrt(sum((change**2).sum() for change in plain))
+    for limit, factor in ((norm / 4, 1 / 4), (norm * 4, 1)):
+        clipped = updates(model, clip_norm=float(limit))
+        for expected, result in zip(plain, clipped, strict=True):
+            np.testing.assert_allclose(result, factor * expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("options", [dict(accumulation_steps=0), dict(clip_norm=0.0)], ids=str)
+def test_impossible_options_are_refused(model, options):
+    with pytest.raises(InputError, match="at least 1 and clip_norm above 0, got"):
+        model.compile(loss=SmoothedCrossEntropy(), **options)
 
 
 def test_a_batch_of_padding_alone_changes_nothing(model):

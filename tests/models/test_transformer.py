@@ -248,20 +248,20 @@ def test_encoding_is_the_same_state_for_any_padding():
 
 
 def test_decoding_runs_in_a_graph_whose_sizes_are_unknown():
-    model = make_model(PAPER)
+    model = make_model(PAPER.replace(num_layers=1))
 
     @tf.function(input_signature=[tf.TensorSpec([None, None], tf.int32)] * 2)
     def decode(source, target):
         state = model.encode(source)
         logits = []
-        for time in range(3):
+        for time in range(2):
             row, state = model.step(target[:, time : time + 1], state)
             logits.append(row)
         return tf.concat(logits, axis=1)
 
     result = decode(SOURCE.astype("int32"), TARGET.astype("int32"))
     np.testing.assert_allclose(
-        result, logits_of(model, SOURCE, TARGET)[:, :3], rtol=1e-4, atol=1e-4
+        result, logits_of(model, SOURCE, TARGET)[:, :2], rtol=1e-4, atol=1e-4
     )
     assert decode(SOURCE[:0].astype("int32"), TARGET[:0].astype("int32")).shape == (0, 3, 13)
 
@@ -362,19 +362,14 @@ def copy_task(count: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
 
 def greedy(model, source, length):
     """Decodes with `step` alone, the most probable symbol at every step."""
-
-    @tf.function
-    def decode(source):
-        state = model.encode(source)
-        ids = tf.fill([tf.shape(source)[0], 1], START)
-        symbols = []
-        for _ in range(length):
-            logits, state = model.step(ids, state)
-            ids = tf.argmax(logits, axis=-1, output_type=tf.int32)
-            symbols.append(ids)
-        return tf.concat(symbols, axis=1)
-
-    return np.asarray(decode(source))
+    state = model.encode(source)
+    ids = np.full((len(source), 1), START)
+    symbols = []
+    for _ in range(length):
+        logits, state = model.step(ids, state)
+        ids = np.argmax(logits, axis=-1)
+        symbols.append(ids)
+    return np.concatenate(symbols, axis=1)
 
 
 def test_a_model_learns_to_copy_and_its_steps_then_copy_unseen_sentences():
@@ -392,7 +387,7 @@ def test_a_model_learns_to_copy_and_its_steps_then_copy_unseen_sentences():
         optimizer=keras.optimizers.Adam(0.01), loss=SmoothedCrossEntropy(0.0), jit_compile=False
     )
     inputs, labels = copy_task(6400)
-    untrained = model.evaluate(inputs, labels, batch_size=640, verbose=0)
+    untrained = SmoothedCrossEntropy(0.0)(labels, model(inputs))
     assert untrained > np.log(8) - 0.1  # there are 8 letters to choose from
     losses = model.fit(inputs, labels, batch_size=64, epochs=4, verbose=0).history["loss"]
     assert losses[-1] < 0.1
@@ -415,7 +410,7 @@ def test_half_precision_trains_like_float32(policy):
             optimizer=keras.optimizers.Adam(0.02),
             loss=SmoothedCrossEntropy(),
             jit_compile=False,
-            run_eagerly=dtype == "float32",
+            run_eagerly=dtype != "mixed_float16",  # whose loss scaling is at home in a graph
         )
         history = model.fit(inputs, labels, batch_size=64, epochs=6, shuffle=False, verbose=0)
         losses[dtype] = history.history["loss"]
