@@ -86,10 +86,13 @@ if keras.backend.backend() == "tensorflow":
         if parts == 1:
             return _gradients(model, data, tokens)
         rows = tf.shape(tree.flatten(data)[0])[0]
+        parts = tf.minimum(parts, rows)  # none is empty
 
         def add_part(part: Tensor, sums: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
             first, last = rows * part // parts, rows * (part + 1) // parts
-            rows_of_part = tree.map_structure(lambda tensor: tensor[first:last], data)
+            rows_of_part = tree.map_structure(
+                lambda tensor: None if tensor is None else tensor[first:last], data
+            )
             gradients = _gradients(model, rows_of_part, tokens)
             pairs = zip(sums, gradients, strict=True)
             return part + 1, [total + tf.convert_to_tensor(new) for total, new in pairs]

@@ -72,12 +72,12 @@ def load_exported(version: str | os.PathLike[str]) -> Callable[[Any], dict[str, 
         )
     try:
         loaded = tf.saved_model.load(str(path))
-        serve = loaded.signatures["serving_default"]
-        if set(serve.structured_outputs) != {"translations", "scores"}:
-            raise KeyError("it is no export of a translator")
-    except (OSError, KeyError, tf.errors.OpError) as error:
+    except (OSError, RuntimeError, tf.errors.OpError) as error:
         reason = str(error).strip().splitlines()[0]
         raise InputError(f"the SavedModel in {path} cannot be read ({reason})") from error
+    serve = loaded.signatures.get("serving_default")
+    if serve is None or set(serve.structured_outputs) != {"translations", "scores"}:
+        raise InputError(f"the SavedModel in {path} is no translator that `export` wrote")
 
     def translate(text: Any) -> dict[str, Any]:
         return serve(text=text)

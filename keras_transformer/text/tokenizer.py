@@ -31,11 +31,6 @@ class Tokenizer(tf.Module):
     def __init__(self, vocabulary: Vocabulary) -> None:
         super().__init__(name="tokenizer")
         self.vocabulary = vocabulary
-        # A SavedModel finds a SentencePiece model by its name: without one of its own, the second
-        # tokenizer of a SavedModel would silently work with the model of the first.
-        self._sentencepiece = tf_text.SentencepieceTokenizer(
-            vocabulary.model_bytes, name=f"sentencepiece_{vocabulary.fingerprint}"
-        )
 
     def tokenize(self, text: tf.Tensor) -> tf.RaggedTensor:
         """Returns the ids of each sentence, without start and end.
@@ -46,7 +41,7 @@ class Tokenizer(tf.Module):
         Returns:
             int32 [B, (length)]
         """
-        return self._sentencepiece.tokenize(text)
+        return self._sentencepiece().tokenize(text)
 
     def detokenize(self, ids: tf.Tensor) -> tf.Tensor:
         """Returns the text of each row of ids up to its first end; padding and start are skipped.
@@ -65,7 +60,19 @@ class Tokenizer(tf.Module):
         rows = tf.reshape(ids, [tf.reduce_prod(leading_shape), tf.shape(ids)[-1]])  # [B, L]
         is_ended = tf.cumsum(tf.cast(rows == END_ID, tf.int32), axis=-1) > 0
         is_content = ~is_ended & (rows != PAD_ID) & (rows != START_ID)
-        text = self._sentencepiece.detokenize(tf.ragged.boolean_mask(rows, is_content))  # [B]
+        text = self._sentencepiece().detokenize(tf.ragged.boolean_mask(rows, is_content))  # [B]
         # Left by an unknown first word, whose symbol includes the space before it.
         text = tf.strings.regex_replace(text, "^ ", "")
         return tf.ensure_shape(tf.reshape(text, leading_shape), ids.shape[:-1])
+
+    def _sentencepiece(self) -> tf_text.SentencepieceTokenizer:
+        """Returns the tokenizer as a part of the graph that is being traced, if one is.
+
+        One that is made once and kept lives in a kernel of TensorFlow's eager runtime, and is lost
+        when `tf.random.set_seed` or `keras.utils.set_random_seed` clears the cache of kernels.
+        """
+        # A SavedModel finds a SentencePiece model by its name: without one of its own, the second
+        # tokenizer of a SavedModel would silently work with the model of the first.
+        return tf_text.SentencepieceTokenizer(
+            self.vocabulary.model_bytes, name=f"sentencepiece_{self.vocabulary.fingerprint}"
+        )

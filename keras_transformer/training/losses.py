@@ -88,7 +88,7 @@ class SmoothedCrossEntropy(keras.losses.Loss):
     """
 
     def __init__(self, smoothing: float = 0.1, name: str = "smoothed_cross_entropy") -> None:
-        super().__init__(name=name)
+        super().__init__(name=name, dtype="float32")  # which also holds the labels exactly
         self.smoothing = smoothing
 
     def __call__(self, y_true: Tensor, y_pred: Tensor, sample_weight: Any = None) -> Tensor:

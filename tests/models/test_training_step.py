@@ -31,6 +31,7 @@ SCRIPT = """
 
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})  # saves time
 
     from keras_transformer.config import ModelConfig
     from keras_transformer.models import Transformer
@@ -48,9 +49,6 @@ SCRIPT = """
                          num_heads=2, dropout=0.0)
     start = Transformer(config).get_weights()
     mirrored = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-
-    def sgd():
-        return keras.optimizers.SGD(0.1)
 
     def keras_loss():
         return keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0)
@@ -74,16 +72,14 @@ SCRIPT = """
                 "logs_of_one": logs_of_one, "logs_of_two": logs_of_two}
 
     print(json.dumps({
-        "sgd": compare(sgd, SmoothedCrossEntropy),
-        "adam": compare(lambda: keras.optimizers.Adam(0.01), SmoothedCrossEntropy),
-        "loss of Keras": compare(sgd, keras_loss),
-        "parts, clipped": compare(
-            sgd, SmoothedCrossEntropy, {"clip_norm": 0.5},
-            {"clip_norm": 0.5, "accumulation_steps": 2}),
+        "sgd": compare(lambda: keras.optimizers.SGD(0.1), SmoothedCrossEntropy),
+        "adam, clipped, in parts, loss of Keras": compare(
+            lambda: keras.optimizers.Adam(0.01), keras_loss,
+            {"clip_norm": 0.5}, {"clip_norm": 0.5, "accumulation_steps": 2}),
     }))
 """
 
-RUNS = ["sgd", "adam", "loss of Keras", "parts, clipped"]
+RUNS = ["sgd", "adam, clipped, in parts, loss of Keras"]
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +100,7 @@ def runs() -> dict[str, dict]:
 def test_two_devices_with_unequal_sentences_give_the_weights_of_one(runs, run):
     assert runs[run]["change"] > 0.01
     # Adam divides by the size of the gradient, which makes much of its last digits.
-    assert runs[run]["difference"] < (1e-5 if run == "adam" else 1e-6)
+    assert runs[run]["difference"] < (1e-5 if run.startswith("adam") else 1e-6)
 
 
 @pytest.mark.parametrize("run", RUNS)

@@ -121,9 +121,10 @@ def test_a_copy_whose_files_have_other_times_gives_the_same_checkpoint(checkpoin
 def test_average_and_a_step_mean_themselves(checkpoints):
     assert checkpoints.find("average") == "average"
     assert checkpoints.find("1200") == "step-1200"
+    assert checkpoints.find("step-1200") == "step-1200"
 
 
-@pytest.mark.parametrize("which", ["auto", "latest", "newest", "", "-5", "step-9"])
+@pytest.mark.parametrize("which", ["auto", "latest", "newest", "", "-5", "step-", "step-x"])
 def test_a_name_that_means_nothing_here_is_refused(checkpoints, which):
     with pytest.raises(InputError, match=r"give auto, latest, average or a step.* there is none$"):
         checkpoints.find(which)

@@ -142,6 +142,17 @@ def test_labels_may_have_any_type(dtype):
     np.testing.assert_allclose(loss, reference_loss(LABELS, LOGITS, 0.1), rtol=1e-6)
 
 
+def test_labels_are_not_rounded_where_keras_computes_in_half_precision():
+    keras.config.set_floatx("bfloat16")
+    try:
+        loss = SmoothedCrossEntropy(0.0)
+    finally:
+        keras.config.set_floatx("float32")
+    logits = np.zeros((1, 1, 600), "float32")
+    logits[0, 0, 511] = 20.0  # bfloat16 rounds 511 to 512
+    np.testing.assert_allclose(loss(np.array([[511]]), logits), 0, atol=1e-5)
+
+
 def test_sample_weights_multiply_the_losses_and_leave_their_number_alone():
     loss = SmoothedCrossEntropy()
     losses = np.where(LABELS != PAD, loss.call(LABELS, LOGITS), 0)

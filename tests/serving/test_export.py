@@ -1,0 +1,221 @@
+"""The SavedModel: what it takes and gives, who can run it, and how it is written."""
+
+import pickle
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.core.protobuf import saved_model_pb2
+
+from keras_transformer.errors import InputError
+from keras_transformer.serving import export, load_exported, translate_sorted
+
+_BATCHES = [
+    [b"hello two cat", b"sun", b"tree house tree sun"],
+    ["привет мир", "木 两 房子", "شمس وقطة", "γάτα και σπίτι", "दो पेड़", "かな한글 hello"],
+    [],
+    [""],
+    [" ", "\t\n\u3000", "sun"],
+    ["two sun " * 15_000],
+    ["x" * 100_001, "cat"],
+    [b"\xff\xfe\x80 sun", b"cat \xe6\x9c", b"\xf0\x9f"],
+    ["😀 hello 👩‍👩‍👧‍👦 two", "\x00\x01\x1f sun \x7f\u200b\ufeff", "two\r\ncat\u2028sun"],
+]
+
+# Runs where this package cannot be imported, as on a server.
+_BLOCKED = """
+import os, pickle, sys
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
+
+class NoPackage:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "keras_transformer":
+            raise ImportError(name)
+
+sys.meta_path.insert(0, NoPackage())
+import tensorflow as tf
+import tensorflow_text
+version, batches, answers = sys.argv[1:]
+batches = pickle.load(open(batches, "rb"))
+"""
+_WITH_LOADER = """
+serve = tf.saved_model.load(version).signatures["serving_default"]
+results = [serve(text=tf.constant(batch, tf.string)) for batch in batches]
+results = [(r["translations"].numpy().tolist(), r["scores"].numpy().tolist()) for r in results]
+"""
+# What the C++ model server does, which reads the graph and no Python objects.
+_WITH_SESSION = """
+with tf.compat.v1.Session(graph=tf.Graph()) as session:
+    model = tf.compat.v1.saved_model.load(session, ["serve"], version)
+    signature = model.signature_def["serving_default"]
+    text = signature.inputs["text"].name
+    outputs = [signature.outputs[name].name for name in ("translations", "scores")]
+    results = [session.run(outputs, {text: batch}) for batch in batches]
+results = [tuple(array.tolist() for array in arrays) for arrays in results]
+"""
+_ANSWER = """
+pickle.dump(results, open(answers, "wb"))
+"""
+
+
+def _names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("program", [_WITH_LOADER, _WITH_SESSION], ids=["loader", "session"])
+def test_a_process_without_this_package_answers_just_as_python_does(
+    exported, separate_translator, program, tmp_path
+):
+    batches = [
+        [text if isinstance(text, bytes) else text.encode() for text in batch] for batch in _BATCHES
+    ]
+    (tmp_path / "batches").write_bytes(pickle.dumps(batches))
+    arguments = [str(exported), str(tmp_path / "batches"), str(tmp_path / "answers")]
+    subprocess.run(
+        [sys.executable, "-I", "-c", _BLOCKED + program + _ANSWER, *arguments],
+        cwd=tmp_path,
+        check=True,
+        timeout=600,
+    )
+    answers = pickle.loads((tmp_path / "answers").read_bytes())
+    for batch, (translations, scores) in zip(batches, answers, strict=True):
+        ours = separate_translator(tf.constant(batch, tf.string))
+        assert translations == ours["translations"].numpy().tolist()
+        np.testing.assert_allclose(
+            np.reshape(scores, [-1, 2]), ours["scores"], rtol=1e-6, atol=1e-6, err_msg=str(batch)
+        )
+        assert np.isfinite(scores).all()
+
+
+def test_the_signature_takes_sentences_and_gives_translations_with_scores(exported):
+    signature = tf.saved_model.load(str(exported)).signatures["serving_default"]
+    assert signature.structured_input_signature == (
+        (),
+        {"text": tf.TensorSpec([None], tf.string, name="text")},
+    )
+    outputs = signature.structured_outputs
+    assert {name: (spec.shape.as_list(), spec.dtype) for name, spec in outputs.items()} == {
+        "translations": ([None, 2], tf.string),
+        "scores": ([None, 2], tf.float32),
+    }
+
+
+def test_what_is_loaded_translates_any_number_of_sentences_as_the_translator_does(
+    exported, separate_translator
+):
+    sentences = ["two two", "", "cat sun", "hello tree two"] * 3
+    loaded = translate_sorted(load_exported(exported), sentences, batch_size=5)
+    ours = separate_translator.translate(sentences, batch_size=5)
+    for theirs, mine in zip(loaded, ours, strict=True):
+        assert [best.text for best in theirs] == [best.text for best in mine]
+        np.testing.assert_allclose([b.score for b in theirs], [b.score for b in mine], rtol=1e-6)
+
+
+def test_a_stock_server_has_every_operation(exported):
+    model = saved_model_pb2.SavedModel.FromString((exported / "saved_model.pb").read_bytes())
+    (graph,) = (meta_graph.graph_def for meta_graph in model.meta_graphs)
+    nodes = [
+        *graph.node,
+        *(node for function in graph.library.function for node in function.node_def),
+    ]
+    operations = {node.op for node in nodes}
+    assert "SentencepieceTokenizeOp" in operations
+    assert not [name for name in operations if "PyFunc" in name or name.startswith("Xla")]
+    # A server without XLA refuses a function that must be compiled.
+    for holder in [*nodes, *graph.library.function]:
+        assert not holder.attr["_XlaMustCompile"].b
+
+
+def test_each_export_gets_the_next_version_and_an_old_one_is_never_overwritten(
+    separate_translator, exported, tmp_path
+):
+    (tmp_path / "7").mkdir()
+    (tmp_path / "notes").mkdir()
+    assert export(separate_translator, tmp_path) == tmp_path / "8"
+    assert _names(tmp_path) == ["7", "8", "notes"]
+    with pytest.raises(InputError, match=r"8 exists already; give another --version"):
+        export(separate_translator, tmp_path, version=8)
+
+
+@pytest.mark.parametrize("version", [0, -1])
+def test_a_version_is_a_positive_number(separate_translator, tmp_path, version):
+    with pytest.raises(InputError, match=f"version must be a positive number, got {version}"):
+        export(separate_translator, tmp_path / "new", version)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_server_that_looks_while_a_version_is_written_sees_nothing_of_it(
+    separate_translator, exported, tmp_path, monkeypatch
+):
+    seen = []
+
+    def save(module, path, **options):
+        shutil.copytree(exported, path)
+        seen.extend(_names(tmp_path))
+
+    monkeypatch.setattr(tf.saved_model, "save", save)
+    assert export(separate_translator, tmp_path) == tmp_path / "1"
+    assert len(seen) == 1
+    assert not seen[0].isdigit()
+    assert _names(tmp_path) == ["1"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(28, "No space left on device"),
+        tf.errors.ResourceExhaustedError(None, None, "variables.data; No space left on device"),
+    ],
+)
+def test_a_failed_write_says_why_and_leaves_nothing_behind(
+    separate_translator, exported, tmp_path, monkeypatch, error
+):
+    def save(module, path, **options):
+        shutil.copytree(exported, path)
+        raise error
+
+    monkeypatch.setattr(tf.saved_model, "save", save)
+    with pytest.raises(InputError, match=r"cannot write the export to .*1 .*No space left"):
+        export(separate_translator, tmp_path)
+    assert _names(tmp_path) == []
+
+
+def test_a_file_in_place_of_the_folder_is_refused(separate_translator, tmp_path):
+    (tmp_path / "file").write_text("mine", encoding="utf-8")
+    with pytest.raises(InputError, match="cannot write the export"):
+        export(separate_translator, tmp_path / "file")
+    assert (tmp_path / "file").read_text(encoding="utf-8") == "mine"
+
+
+def test_a_folder_without_a_saved_model_is_refused_with_the_name_of_a_version(exported, tmp_path):
+    with pytest.raises(InputError, match=r"no SavedModel in .*absent.* such as .*absent/1"):
+        load_exported(tmp_path / "absent")
+    with pytest.raises(InputError, match=r"give the folder of one version, such as .*/1"):
+        load_exported(exported.parent)
+
+
+@pytest.mark.parametrize("name", ["saved_model.pb", "variables/variables.index"])
+@pytest.mark.parametrize("keep", [0, 0.5], ids=["emptied", "cut"])
+def test_a_damaged_saved_model_is_refused(exported, tmp_path, name, keep):
+    version = shutil.copytree(exported, tmp_path / "1")
+    content = (version / name).read_bytes()
+    (version / name).write_bytes(content[: int(len(content) * keep)])
+    with pytest.raises(InputError, match=r"the SavedModel in .*1 cannot be read \(.+\)"):
+        load_exported(version)
+
+
+def test_a_saved_model_of_something_else_is_refused(tmp_path):
+    class Doubler(tf.Module):
+        @tf.function(input_signature=[tf.TensorSpec([], tf.float32, name="x")])
+        def double(self, x):
+            return {"y": 2.0 * x}
+
+    doubler = Doubler()
+    tf.saved_model.save(doubler, str(tmp_path / "1"), {"serving_default": doubler.double})
+    tf.saved_model.save(tf.Module(), str(tmp_path / "2"))
+    for version in ("1", "2"):
+        with pytest.raises(InputError, match=f"the SavedModel in .*{version} is no translator"):
+            load_exported(tmp_path / version)
