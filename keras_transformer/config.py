@@ -233,6 +233,9 @@ class TrainingConfig(JsonConfig):
             (model_dim * warmup_steps)^-0.5.
         warmup_steps: updates of linear warm-up.
         label_smoothing: probability spread over the whole vocabulary.
+        accumulation_steps: parts into which each batch is cut to save memory; the update is that
+            of the whole batch.
+        clip_norm: the largest global norm of a gradient; None means no bound.
         checkpoint_steps: updates between two checkpoints, each with a validation.
         keep_checkpoints: newest checkpoints kept on disk.
         average_last: newest checkpoints whose weights are averaged at the end (6.1).
@@ -245,6 +248,8 @@ class TrainingConfig(JsonConfig):
     learning_rate: float | None = None
     warmup_steps: int = 4000
     label_smoothing: float = 0.1
+    accumulation_steps: int = 1
+    clip_norm: float | None = None
     checkpoint_steps: int = 1000
     keep_checkpoints: int = 20
     average_last: int = 5
@@ -255,8 +260,10 @@ class TrainingConfig(JsonConfig):
         self._check_choices()
         self._check_at_least(
             1, "train_steps", "batch_tokens", "warmup_steps", "checkpoint_steps",
-            "keep_checkpoints", "average_last",
+            "keep_checkpoints", "average_last", "accumulation_steps",
         )  # fmt: skip
+        if self.clip_norm is not None and self.clip_norm <= 0:
+            raise InputError(f"clip_norm must be above 0, got {self.clip_norm}; or leave it out")
         self._check_at_least(0, "label_smoothing", "learning_rate", "seed")
         if self.label_smoothing >= 1:
             raise InputError(f"label_smoothing must be below 1, got {self.label_smoothing}")

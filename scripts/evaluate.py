@@ -70,7 +70,9 @@ def main(arguments: list[str]) -> None:
     print(f"checkpoint   {checkpoint}")
     print(f"sentences    {scores['sentences']:,}")
     if scores["bleu"] is None:
-        print("sacreBLEU    undefined: no translation has four words; --tokenize=char counts letters")
+        print(
+            "sacreBLEU    undefined: no translation has four words; --tokenize=char counts letters"
+        )
     else:
         print(f"sacreBLEU    {scores['bleu']:.2f}   {scores['bleu_signature']}")
     print(f"chrF         {scores['chrf']:.2f}   {scores['chrf_signature']}")

@@ -35,6 +35,12 @@ _PRESET = flags.DEFINE_enum(
 _TENSORBOARD = flags.DEFINE_boolean(
     "tensorboard", False, "Write TensorBoard logs to <run_dir>/tensorboard."
 )
+_STRATEGY = flags.DEFINE_enum(
+    "strategy",
+    "auto",
+    ["auto", "none", "mirrored"],
+    "Devices to train on: mirrored takes all GPUs, none one device, auto all GPUs if several.",
+)
 # What is trained on where no data is named: small, built in, and few symbols are enough for it.
 _DEFAULT_DATA = {"dataset": "number_names/en-de", "vocabulary_size": 200}
 
@@ -93,15 +99,25 @@ def _train(
     """Trains the run, and tells on Ctrl-C what is left of it."""
     import tensorflow as tf
 
-    from keras_transformer.training import train
+    from keras_transformer.training import make_strategy, train
 
+    strategy = make_strategy(_STRATEGY.value)
+    replicas = strategy.num_replicas_in_sync
+    kind = "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
+    devices = f"{replicas} {kind}s" if replicas > 1 else f"the {kind}"
     steps = run.checkpoints().steps()
-    device = "a GPU" if tf.config.list_physical_devices("GPU") else "the CPU"
-    print(f"Training on {device} from step {steps[-1] if steps else 0:,} on ...", flush=True)
+    print(f"Training on {devices} from step {steps[-1] if steps else 0:,} on ...", flush=True)
     # Keras's progress bar is for terminals; a log file gets one line a checkpoint.
     verbose = 1 if sys.stdout.isatty() else 2
     try:
-        return train(run, corpus, validation, tensorboard=_TENSORBOARD.value, verbose=verbose)
+        return train(
+            run,
+            corpus,
+            validation,
+            strategy=strategy,
+            tensorboard=_TENSORBOARD.value,
+            verbose=verbose,
+        )
     except KeyboardInterrupt:
         steps = run.checkpoints().steps()
         if not steps:

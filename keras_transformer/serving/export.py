@@ -3,6 +3,7 @@
 import os
 import pathlib
 import shutil
+import textwrap
 from collections.abc import Callable
 from typing import Any
 
@@ -48,7 +49,7 @@ def export(
         )
         os.rename(aside, final)
     except (OSError, tf.errors.OpError) as error:
-        reason = str(error).strip().splitlines()[0]
+        reason = textwrap.shorten(str(error), 200)
         raise InputError(f"cannot write the export to {final} ({reason})") from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)
@@ -72,8 +73,8 @@ def load_exported(version: str | os.PathLike[str]) -> Callable[[Any], dict[str, 
         )
     try:
         loaded = tf.saved_model.load(str(path))
-    except (OSError, RuntimeError, tf.errors.OpError) as error:
-        reason = str(error).strip().splitlines()[0]
+    except (OSError, RuntimeError, ValueError, tf.errors.OpError) as error:
+        reason = textwrap.shorten(str(error), 200)
         raise InputError(f"the SavedModel in {path} cannot be read ({reason})") from error
     serve = loaded.signatures.get("serving_default")
     if serve is None or set(serve.structured_outputs) != {"translations", "scores"}:

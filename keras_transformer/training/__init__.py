@@ -13,6 +13,7 @@ from keras_transformer.training.losses import SmoothedCrossEntropy
 from keras_transformer.training.metrics import Perplexity, TargetTokens, TokenAccuracy
 from keras_transformer.training.run_directory import RunDirectory
 from keras_transformer.training.schedules import InverseSquareRoot
+from keras_transformer.training.strategies import make_strategy
 
 __all__ = [
     "Checkpoints",
@@ -23,6 +24,7 @@ __all__ = [
     "TargetTokens",
     "TokenAccuracy",
     "compile_for_training",
+    "make_strategy",
     "make_vocabularies",
     "read_test_text",
     "read_training_text",

@@ -16,6 +16,7 @@ from keras_transformer.data import (
 )
 from keras_transformer.models import Transformer
 from keras_transformer.training.callbacks import MetricsFile, SaveCheckpoint, Throughput
+from keras_transformer.training.checkpoints import Checkpoints
 from keras_transformer.training.losses import SmoothedCrossEntropy
 from keras_transformer.training.metrics import Perplexity, TargetTokens, TokenAccuracy
 from keras_transformer.training.run_directory import RunDirectory
@@ -35,6 +36,8 @@ def compile_for_training(model: Transformer, training: TrainingConfig) -> None:
         optimizer=keras.optimizers.Adam(schedule, beta_1=0.9, beta_2=0.98, epsilon=1e-9),
         loss=SmoothedCrossEntropy(training.label_smoothing),
         metrics=[TokenAccuracy(), Perplexity(), TargetTokens()],
+        accumulation_steps=training.accumulation_steps,
+        clip_norm=training.clip_norm,
         jit_compile=False,
     )
     model.optimizer.build(model.trainable_variables)
@@ -45,6 +48,7 @@ def train(
     corpus: TokenizedCorpus,
     validation: TokenizedCorpus | None = None,
     *,
+    strategy: tf.distribute.Strategy | None = None,
     tensorboard: bool = False,
     verbose: Any = "auto",
 ) -> Transformer:
@@ -58,22 +62,75 @@ def train(
         run: an existing run directory.
         corpus: the sentence pairs to train on.
         validation: pairs whose loss is shown at each checkpoint.
+        strategy: from `make_strategy`; None trains on one device.
         tensorboard: whether to write TensorBoard logs into the run directory.
         verbose: as of `keras.Model.fit`.
     """
-    model_config, _, training = run.configs()
+    strategy = strategy or tf.distribute.get_strategy()
+    _, _, training = run.configs()
     checkpoints = run.checkpoints()
+    with strategy.scope():
+        model, step = _start(run, checkpoints)
+        batching = {
+            "batch_tokens": training.batch_tokens,
+            # Each replica gets as many rows as the others.
+            "rows_multiple": strategy.num_replicas_in_sync,
+        }
+        held_out = None if validation is None else _validation_data(validation, batching)
+        callbacks = _callbacks(run, checkpoints, training, tensorboard)
+        for first, last, interval in _intervals(step, training):
+            batches = functools.partial(
+                training_batches, corpus, seed=training.seed, first_step=step, **batching
+            )
+            model.fit(
+                _not_sharded(to_dataset(batches)),
+                validation_data=held_out,
+                initial_epoch=first,
+                epochs=last,
+                steps_per_epoch=interval,
+                callbacks=callbacks,
+                shuffle=False,  # the batches are shuffled already
+                verbose=verbose,
+            )
+            step = _step_after(last - 1, training)
+
+        newest = checkpoints.steps()[-training.average_last :]
+        if newest:
+            checkpoints.average(model, newest)
+            checkpoints.save_average(model)
+    return model
+
+
+def _start(run: RunDirectory, checkpoints: Checkpoints) -> tuple[Transformer, int]:
+    """Returns the run's model, compiled and with the newest checkpoint's state, and its step."""
+    model_config, _, training = run.configs()
     keras.utils.set_random_seed(training.seed)
     model = Transformer(model_config, dtype=keras.DTypePolicy(training.precision))
     compile_for_training(model, training)
-    step = 0
-    if checkpoints.steps():
-        step = checkpoints.steps()[-1]
-        checkpoints.restore(model, f"step-{step}", optimizer=True)
+    steps = checkpoints.steps()
+    if not steps:
+        return model, 0
+    checkpoints.restore(model, f"step-{steps[-1]}", optimizer=True)
+    return model, steps[-1]
 
-    def step_after(epoch: int) -> int:
-        return min((epoch + 1) * training.checkpoint_steps, training.train_steps)
 
+def _validation_data(corpus: TokenizedCorpus, batching: dict[str, int]) -> tf.data.Dataset:
+    count = sum(bucket_corpus(corpus, **batching).batches)
+    batches = to_dataset(functools.partial(evaluation_batches, corpus, **batching))
+    return _not_sharded(batches.apply(tf.data.experimental.assert_cardinality(count)))
+
+
+def _not_sharded(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns the dataset, told that a strategy cuts up its batches and not its files."""
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    return dataset.with_options(options)
+
+
+def _callbacks(
+    run: RunDirectory, checkpoints: Checkpoints, training: TrainingConfig, tensorboard: bool
+) -> list[keras.callbacks.Callback]:
+    step_after = functools.partial(_step_after, training=training)
     callbacks = [
         Throughput(),
         SaveCheckpoint(checkpoints, step_after),
@@ -81,36 +138,12 @@ def train(
     ]
     if tensorboard:
         callbacks.append(keras.callbacks.TensorBoard(run.path / "tensorboard"))
-    held_out = None
-    if validation is not None:
-        count = sum(bucket_corpus(validation, batch_tokens=training.batch_tokens).batches)
-        held_out = to_dataset(
-            functools.partial(evaluation_batches, validation, batch_tokens=training.batch_tokens)
-        ).apply(tf.data.experimental.assert_cardinality(count))
-    for first, last, interval in _intervals(step, training):
-        batches = functools.partial(
-            training_batches,
-            corpus,
-            batch_tokens=training.batch_tokens,
-            seed=training.seed,
-            first_step=step,
-        )
-        model.fit(
-            to_dataset(batches),
-            validation_data=held_out,
-            initial_epoch=first,
-            epochs=last,
-            steps_per_epoch=interval,
-            callbacks=callbacks,
-            shuffle=False,  # the batches are shuffled already
-            verbose=verbose,
-        )
-        step = step_after(last - 1)
+    return callbacks
 
-    if checkpoints.steps()[-training.average_last :]:
-        checkpoints.average(model, checkpoints.steps()[-training.average_last :])
-        checkpoints.save_average(model)
-    return model
+
+def _step_after(epoch: int, training: TrainingConfig) -> int:
+    """Returns the number of updates at the end of what `fit` calls an epoch, counted from 0."""
+    return min((epoch + 1) * training.checkpoint_steps, training.train_steps)
 
 
 def _intervals(step: int, training: TrainingConfig) -> list[tuple[int, int, int]]:

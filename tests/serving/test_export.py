@@ -197,7 +197,14 @@ def test_a_folder_without_a_saved_model_is_refused_with_the_name_of_a_version(ex
         load_exported(exported.parent)
 
 
-@pytest.mark.parametrize("name", ["saved_model.pb", "variables/variables.index"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "saved_model.pb",
+        "variables/variables.index",
+        "variables/variables.data-00000-of-00001",
+    ],
+)
 @pytest.mark.parametrize("keep", [0, 0.5], ids=["emptied", "cut"])
 def test_a_damaged_saved_model_is_refused(exported, tmp_path, name, keep):
     version = shutil.copytree(exported, tmp_path / "1")
