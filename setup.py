@@ -34,5 +34,5 @@ setup(
         "importlib_resources",  # tensorflow-datasets imports it without saying so
         "typing-extensions",
     ],
-    extras_require={"test": ["mypy", "pytest", "ruff"]},
+    extras_require={"test": ["mypy", "pytest", "pytest-xdist", "ruff"]},
 )

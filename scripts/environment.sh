@@ -22,5 +22,5 @@ make_environment() {
     "$python" -m venv .venv
   fi
   echo "Installing the package and what it needs into .venv ..."
-  .venv/bin/python -m pip install --quiet --disable-pip-version-check --editable ".$extra"
+  .venv/bin/python -m pip install --quiet --quiet --disable-pip-version-check --editable ".$extra"
 }

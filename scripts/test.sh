@@ -11,4 +11,4 @@ echo "Checking style ..."
 echo "Checking types ..."
 .venv/bin/mypy
 echo "Running the tests ..."
-TF_CPP_MIN_LOG_LEVEL=2 .venv/bin/python -m pytest "$@"
+TF_CPP_MIN_LOG_LEVEL=3 .venv/bin/python -m pytest "$@"

@@ -15,7 +15,7 @@ from keras_transformer.config import PAD_ID
 Tensor = Any
 
 # exp() of a score this far below the others is exactly 0, and the value is finite in float16 too:
-# a row with nothing but padding gives a harmless uniform softmax and no NaN.
+# a row with nothing but padding gives finite weights and no NaN.
 _MASKED = -3e4
 
 

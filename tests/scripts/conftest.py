@@ -1,0 +1,172 @@
+"""The commands as a user runs them: in a process of their own, or, to save time, in this one."""
+
+import io
+import os
+import pathlib
+import random
+import runpy
+import subprocess
+import sys
+from typing import NamedTuple
+
+import pytest
+from absl import app, flags
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+_SCRIPTS = _ROOT / "scripts"
+_TINY = [
+    "--preset=tiny",
+    "--num_layers=1",
+    "--model_dim=16",
+    "--num_heads=2",
+    "--feed_forward_dim=16",
+    "--dropout=0",
+    "--vocabulary_kind=char",
+    "--vocabulary_size=20",
+    "--train_steps=20",
+    "--checkpoint_steps=10",
+    "--batch_tokens=200",
+    "--warmup_steps=10",
+]
+
+
+class Result(NamedTuple):
+    """What a command left: its exit status and what it wrote."""
+
+    code: int
+    out: str
+    err: str
+
+
+def _environment():
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("TF_")}
+    return inherited | {"PYTHONPATH": str(_ROOT)}
+
+
+@pytest.fixture(scope="session")
+def start():
+    """Starts a script, given by name or path, in a process of its own."""
+
+    def start(script, *arguments, **options):
+        command = [sys.executable, str(_SCRIPTS / script), *map(str, arguments)]
+        pipes = dict(stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        environment = _environment() | options.pop("env", {})
+        return subprocess.Popen(command, text=True, env=environment, **(pipes | options))
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def run(start):
+    """Runs a script in a process of its own."""
+
+    def run(script, *arguments, **options):
+        process = start(script, *arguments, **options)
+        out, err = process.communicate(timeout=600)
+        return Result(process.returncode, out, err)
+
+    return run
+
+
+@pytest.fixture
+def call(monkeypatch, capsys):
+    """Runs a script in this process, which has loaded TensorFlow already."""
+    app.define_help_flags()
+    monkeypatch.syspath_prepend(str(_SCRIPTS))
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")  # set by the scripts: put back at the end
+
+    def call(script, *arguments, stdin=b""):
+        path = str(_SCRIPTS / script)
+        monkeypatch.setattr(sys, "argv", [path, *map(str, arguments)])
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        others = set(flags.FLAGS)
+        capsys.readouterr()
+        code = 0
+        try:
+            runpy.run_path(path, run_name="__main__")
+        except SystemExit as error:  # its text is what Python would print
+            code = error.code
+            if isinstance(code, str):
+                print(code, file=sys.stderr)
+                code = 1
+        finally:
+            for name in set(flags.FLAGS) - others:
+                delattr(flags.FLAGS, name)
+            flags.FLAGS.unparse_flags()
+        return Result(code or 0, *capsys.readouterr())
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def texts(tmp_path_factory):
+    """A folder with train, dev and test files of letters (.a) and the same reversed (.b)."""
+    folder = tmp_path_factory.mktemp("texts")
+    generator = random.Random(1)
+    for split, count in (("train", 200), ("dev", 10), ("test", 12)):
+        lines = [
+            " ".join(generator.choices("abcdefgh", k=generator.randint(1, 5))) for _ in range(count)
+        ]
+        (folder / f"{split}.a").write_text("".join(f"{line}\n" for line in lines))
+        (folder / f"{split}.b").write_text("".join(f"{line[::-1]}\n" for line in lines))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def train_flags(texts):
+    """The flags of scripts/train.py for a very small model on these texts."""
+    files = [
+        f"--{split}_{side}={texts}/{split}.{ending}"
+        for split in ("train", "dev", "test")
+        for side, ending in (("source", "a"), ("target", "b"))
+    ]
+    return [*_TINY, *files]
+
+
+@pytest.fixture(scope="session")
+def trained(run, train_flags, tmp_path_factory):
+    """A run directory that scripts/train.py has made; tests that change it take a copy."""
+    run_dir = tmp_path_factory.mktemp("runs") / "tiny"
+    result = run("train.py", f"--run_dir={run_dir}", *train_flags)
+    assert result.code == 0, result.err
+    assert result.err == ""
+    return run_dir
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """Gives a folder on a disk of its own with so many bytes, where mounting is permitted."""
+    mounted = []
+
+    def mount(size):
+        folder = tmp_path / f"disk{len(mounted)}"
+        folder.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+        try:
+            done = subprocess.run(command, capture_output=True, check=False)
+        except OSError as error:
+            pytest.skip(f"needs a small disk, and there is no mount: {error}")
+        if done.returncode:
+            pytest.skip(f"needs a small disk, and may not mount one: {done.stderr.decode()}")
+        mounted.append(folder)
+        return folder
+
+    yield mount
+    for folder in mounted:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.fixture(scope="session")
+def refused():
+    """Checks that a command said in one line what is wrong, and found it in time."""
+
+    def check(result, *parts):
+        assert result.code == 1, result
+        lines = result.err.splitlines()
+        assert len(lines) == 1, result.err
+        name, _, message = lines[0].partition(": ")
+        assert name.endswith(".py")
+        for part in parts:
+            assert str(part) in message
+
+    return check

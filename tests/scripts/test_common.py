@@ -1,0 +1,158 @@
+"""What all commands share: flags, help, one-line errors, and what happens to their output."""
+
+import os
+import re
+import signal
+import textwrap
+
+import pytest
+
+_SCRIPTS = ["average_checkpoints", "evaluate", "export", "learn_vocabulary", "train", "translate"]
+_FLAGS = {
+    "average_checkpoints": ["last", "run_dir", "steps"],
+    "evaluate": ["beam_size", "checkpoint", "json", "length_penalty", "output", "tokenize"],
+    "export": ["beam_size", "export_dir", "num_translations", "version"],
+    "learn_vocabulary": ["output", "vocabulary_kind", "vocabulary_size"],
+    "train": ["dataset", "dropout", "num_heads", "train_source", "train_steps", "run_dir"],
+    "translate": ["batch_size", "max_source_length", "saved_model", "scores"],
+}
+
+
+@pytest.fixture
+def write_script(tmp_path):
+    """Writes a script whose main has the given body."""
+
+    def write(body):
+        path = tmp_path / "small.py"
+        folder = os.path.join(os.path.dirname(__file__), "..", "..", "scripts")
+        path.write_text(
+            f"import sys\nsys.path.append({folder!r})\nimport common\n"
+            "from keras_transformer.errors import InputError\n"
+            f"def main(arguments):\n{textwrap.indent(body, '    ')}\ncommon.run(main)\n"
+        )
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize("option", ["--help", "-h"])
+@pytest.mark.parametrize("script", _SCRIPTS)
+def test_help_explains_every_flag_of_a_script(run, script, option):
+    result = run(f"{script}.py", option)
+    assert (result.code, result.err) == (0, "")
+    assert f"python scripts/{script}.py --" in result.out  # an example
+    explained = dict(re.findall(r"^  --(?:\[no\])?(\w+): (.+)$", result.out, re.M))
+    assert set(_FLAGS[script]) <= set(explained)
+    assert all(len(text) > 10 for text in explained.values())
+    assert "None" not in result.out
+
+
+def test_help_gives_the_defaults_of_each_preset(run):
+    text = " ".join(run("train.py", "--help").out.split())
+    assert "Default: 128 in tiny, 512 in base, 1024 in big." in text
+    assert "Default: 2048 in tiny, 25000 in base, 25000 in big." in text
+    assert "Default: model_dim / num_heads." in text
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "parts"),
+    [
+        ("train", [], ["--run_dir must be given; --help lists the flags"]),
+        ("export", [], ["--run_dir must be given; --export_dir must be given; --help"]),
+        ("train", ["--run_dri=x"], ["'run_dri'", "Did you mean: run_dir"]),
+        ("train", ["--run_dir"], ["Missing value for flag --run_dir"]),
+        ("train", ["--run_dir=x", "--preset=huge"], ["--preset=huge", "<tiny|base|big>"]),
+        ("train", ["--run_dir=x", "--train_steps=many"], ["--train_steps=many", "int"]),
+        ("train", ["--run_dir=x", "--train_steps=0"], ["train_steps must be at least 1, got 0"]),
+        ("train", ["--run_dir=x", "--dropout=1"], ["dropout must be at least 0 and below 1"]),
+        ("train", ["--run_dir=x", "more"], ["unexpected argument 'more'", "--name=value"]),
+        (
+            "train",
+            ["--run_dir=x", "--model_dim=10", "--num_heads=3"],
+            ["model_dim 10 is not divisible by num_heads 3; choose num_heads that divides it"],
+        ),
+        (
+            "train",
+            ["--run_dir=x", "--train_source=a", "--train_target=b", "--dev_source=c"],
+            ["dev_source and dev_target go together; one of them is missing"],
+        ),
+        ("train", ["--run_dir=x", "--dev_source=c", "--dev_target=d"], ["no training data"]),
+        ("train", ["--run_dir=x", "--train_source=a"], ["train_source and train_target"]),
+        (
+            "train",
+            ["--run_dir=x", "--dataset=number_names/en-de", "--train_source=a"],
+            ["'number_names/en-de' and train_source/train_target are both given; give one"],
+        ),
+        ("translate", [], ["give --run_dir or --saved_model, one of the two"]),
+        ("translate", ["--run_dir=x", "--saved_model=y"], ["one of the two"]),
+        ("translate", ["--run_dir=x", "--batch_size=-1"], ["-1 is not a positive integer"]),
+        (
+            "translate",
+            ["--run_dir=x", "--num_translations=5", "--beam_size=3"],
+            ["num_translations 5 is larger than beam_size 3; raise beam_size or ask for fewer"],
+        ),
+        (
+            "translate",
+            ["--saved_model=exports/1", "--beam_size=3"],
+            ["--beam_size was fixed when exports/1 was exported; leave it out"],
+        ),
+        ("evaluate", ["--run_dir=x", "--source=y"], ["--source and --target go together"]),
+        ("evaluate", ["--run_dir=x", "--tokenize=x"], ["should be one of <13a|"]),
+        ("evaluate", ["--run_dir=x", "--beam_size=0"], ["beam_size must be at least 1, got 0"]),
+        ("learn_vocabulary", ["--output=x"], ["no text files given; name one or several"]),
+        ("average_checkpoints", ["--run_dir=x", "--steps=1,b"], ["numbers, got '1,b'"]),
+        ("average_checkpoints", ["--run_dir=x", "--last=0"], ["0 is not a positive integer"]),
+    ],
+)
+def test_a_wrong_flag_is_told_before_anything_is_loaded(
+    run, refused, tmp_path, script, arguments, parts
+):
+    # Only Python itself: loading TensorFlow would fail, and take seconds.
+    (tmp_path / "tensorflow.py").write_text("raise SystemExit('TensorFlow was loaded')")
+    path = f"{tmp_path}{os.pathsep}{os.path.dirname(__file__)}/../.."
+    refused(run(f"{script}.py", *arguments, cwd=tmp_path, env={"PYTHONPATH": path}), *parts)
+    assert not (tmp_path / "x").exists()
+
+
+def test_an_input_error_is_one_line_and_a_defect_keeps_its_traceback(run, write_script, refused):
+    refused(run(write_script("raise InputError('no such thing; name another')")), "name another")
+    defect = run(write_script("raise ValueError('oh')"))
+    assert defect.code == 1
+    assert "Traceback" in defect.err
+
+
+def test_a_file_that_cannot_be_written_is_named(run, write_script, refused, tmp_path):
+    script = write_script("open('nowhere/file', 'w')")
+    refused(run(script, cwd=tmp_path), "cannot read or write nowhere/file: No such file")
+
+
+def test_a_full_disk_behind_standard_output_is_one_line(run, write_script, refused):
+    for count in (1, 100_000):  # found at the end, or on the way
+        with open("/dev/full", "w") as full:
+            script = write_script(f"for _ in range({count}): print('a line')")
+            process = run(script, stdout=full)
+        refused(process, "cannot read or write: No space left on device")
+
+
+def test_a_reader_that_goes_away_ends_a_command_without_a_word(start, write_script):
+    process = start(write_script("for _ in range(100000): print('a line')"))
+    assert process.stdout.readline() == "a line\n"
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    assert process.wait(60) == 1
+
+
+def test_output_is_utf_8_whatever_the_locale(run, write_script):
+    script = write_script("print('木 Bäume')")
+    result = run(script, env={"PYTHONIOENCODING": "ascii", "LC_ALL": "C"}, encoding="utf-8")
+    assert (result.code, result.out) == (0, "木 Bäume\n")
+
+
+def test_ctrl_c_ends_with_130_and_one_line(start, write_script):
+    script = write_script("import time\nprint('ready', flush=True)\ntime.sleep(60)")
+    process = start(script, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err.strip() == "small.py: interrupted"
