@@ -34,7 +34,7 @@ def run(main: Callable[[list[str]], None]) -> None:
     except InputError as error:
         sys.exit(f"{name}: {error}")
     except KeyboardInterrupt as error:
-        print(f"\n{name}: {error or 'interrupted'}", file=sys.stderr)
+        print(f"\n{name}: {str(error) or 'interrupted'}", file=sys.stderr)
         sys.exit(130)
     except OSError as error:
         # Python would try once more at exit to write what is left, and complain.

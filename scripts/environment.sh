@@ -20,6 +20,8 @@ make_environment() {
     python=$(find_python)
     echo "Making a virtual environment in .venv with $("$python" --version) ..."
     "$python" -m venv .venv
+    # The pip that comes with older Pythons takes minutes to choose versions.
+    .venv/bin/python -m pip install --quiet --quiet --disable-pip-version-check --upgrade pip
   fi
   echo "Installing the package and what it needs into .venv ..."
   .venv/bin/python -m pip install --quiet --quiet --disable-pip-version-check --editable ".$extra"

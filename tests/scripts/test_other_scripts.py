@@ -1,0 +1,91 @@
+"""scripts/export.py, scripts/learn_vocabulary.py and scripts/average_checkpoints.py."""
+
+import shutil
+
+import pytest
+
+
+def test_each_export_is_the_next_version_and_one_that_exists_is_refused(
+    call, trained, tmp_path, refused
+):
+    arguments = (f"--run_dir={trained}", f"--export_dir={tmp_path}")
+    assert call("export.py", *arguments, "--version=3", "--checkpoint=latest") == (
+        0,
+        f"Exported checkpoint step-20 to {tmp_path}/3.\n",
+        "",
+    )
+    assert call("export.py", *arguments, "--beam_size=1").out.endswith(f"to {tmp_path}/4.\n")
+    refused(call("export.py", *arguments, "--version=4"), f"{tmp_path}/4 exists already; give")
+    refused(call("export.py", *arguments, "--version=0"), "must be a positive number, got 0")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["3", "4"]
+
+
+def test_an_export_to_a_full_disk_is_one_line_and_leaves_nothing(run, trained, small_disk, refused):
+    folder = small_disk("100k")
+    result = run("export.py", f"--run_dir={trained}", f"--export_dir={folder}")
+    refused(result, f"cannot write the export to {folder}/1")
+    assert list(folder.iterdir()) == []
+
+
+def test_a_vocabulary_that_was_learned_from_files_is_the_one_that_training_uses(
+    call, texts, train_flags, tmp_path
+):
+    output = tmp_path / "own.model"
+    options = (f"--output={output}", "--vocabulary_kind=char", "--vocabulary_size=11")
+    files = (texts / "train.a", texts / "train.b")
+    result = call("learn_vocabulary.py", *options, *files)
+    assert result == (0, f"Wrote 11 symbols to {output}.\n", "")
+    result = call(
+        "train.py",
+        f"--run_dir={tmp_path}/run",
+        *train_flags,
+        f"--vocabulary={output}",
+        "--train_steps=2",
+    )
+    assert result.code == 0, result.err
+    assert (tmp_path / "run" / "source.model").read_bytes() == output.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["--output=out", "absent"], ["absent does not exist; expected a text file"]),
+        (["--output=out", "empty"], ["empty is empty; expected one sentence a line"]),
+        (["--output=out", "text", "--vocabulary_size=4"], ["more than the 4 reserved symbols"]),
+        (["--output=out", "text", "--vocabulary_size=900"], ["supports at most", "or give more"]),
+        (["--output=text", "text"], ["text exists already; give another --output"]),
+        (["--output=none/out", "text"], ["the folder none does not exist; make it first"]),
+    ],
+)
+def test_no_vocabulary_is_written_where_something_is_wrong(
+    call, tmp_path, monkeypatch, refused, arguments, parts
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text").write_text("a little text\n")
+    (tmp_path / "empty").touch()
+    refused(call("learn_vocabulary.py", *arguments), *parts)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "text"]
+
+
+def test_checkpoints_are_averaged_as_asked(call, trained, tmp_path, refused):
+    copy = shutil.copytree(trained, tmp_path / "copy")
+    average = copy / "checkpoints" / "average"
+    run_dir = f"--run_dir={copy}"
+    assert call("average_checkpoints.py", run_dir, "--last=1") == (
+        0,
+        f"Averaged steps 20 into {average}.\n",
+        "",
+    )
+    translate = ("translate.py", run_dir, "--scores")
+    assert call(*translate, stdin=b"a b\n") == call(*translate, "--checkpoint=20", stdin=b"a b\n")
+    # All there are, though the run would average five.
+    assert call("average_checkpoints.py", run_dir).out == f"Averaged steps 10, 20 into {average}.\n"
+    assert call("average_checkpoints.py", run_dir, "--steps=10").out.startswith(
+        "Averaged steps 10 "
+    )
+    refused(call("average_checkpoints.py", run_dir, "--last=3"), "--last=3 is more than the 2")
+    refused(
+        call("average_checkpoints.py", run_dir, "--steps=10,15"),
+        "no checkpoint step-15",
+        "there is step-10, step-20, average",
+    )

@@ -1,0 +1,158 @@
+"""scripts/train.py: what it makes, how it goes on, and what it refuses."""
+
+import functools
+import gzip
+import json
+import shutil
+import signal
+import time
+
+import pytest
+
+
+def _contents(folder):
+    return {
+        str(path.relative_to(folder)): (path.read_bytes(), path.stat().st_mtime_ns)
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+@pytest.fixture
+def copy(trained, tmp_path):
+    """A copy of the trained run that a test may change."""
+    return shutil.copytree(trained, tmp_path / "copy")
+
+
+def test_a_run_directory_has_all_that_later_commands_need(trained):
+    names = {path.name for path in trained.iterdir()}
+    assert names == {"config.json", "source.model", "checkpoints", "metrics.jsonl"}
+    stems = {path.name.partition(".")[0] for path in (trained / "checkpoints").iterdir()}
+    assert stems == {"step-10", "step-20", "average"}
+    rows = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [10, 20]
+    assert all("val_loss" in row for row in rows)
+
+
+def test_the_same_command_after_the_end_says_so_and_changes_nothing(call, copy, train_flags):
+    before = _contents(copy)
+    result = call("train.py", f"--run_dir={copy}", *train_flags)
+    assert (result.code, result.err) == (0, "")
+    assert "Nothing to do: the run is at step 20 of 20 already" in result.out
+    after = _contents(copy)
+    before.pop("config.json"), after.pop("config.json")  # written anew, with the same text
+    assert after == before
+
+
+def test_more_steps_go_on_from_the_last_checkpoint(call, copy, train_flags):
+    result = call("train.py", f"--run_dir={copy}", *train_flags, "--train_steps=25")
+    assert result.code == 0, result.err
+    assert "from step 20 on" in result.out
+    assert "to step 25" in result.out
+    rows = [json.loads(line) for line in (copy / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [10, 20, 25]
+
+
+def test_another_configuration_is_refused_with_each_difference(call, copy, train_flags, refused):
+    before = _contents(copy)
+    result = call("train.py", f"--run_dir={copy}", *train_flags, "--num_layers=2", "--seed=7")
+    refused(
+        result,
+        f"{copy} holds another run: num_layers is 1 there and 2 here; seed is 1 there and 7 here",
+        "give another --run_dir",
+    )
+    assert _contents(copy) == before
+
+
+def test_a_damaged_checkpoint_is_named_and_the_ones_that_are_left(call, copy, train_flags, refused):
+    (data,) = (copy / "checkpoints").glob("step-20.data*")
+    data.write_bytes(data.read_bytes()[:1000])
+    result = call("train.py", f"--run_dir={copy}", *train_flags, "--train_steps=25")
+    refused(
+        result, "step-20 is damaged", "delete its files to go on from an earlier one", "step-10"
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "parts"),
+    [
+        (None, b"a\n", ["source does not exist; expected a text file"]),
+        (b"a\n", None, ["target does not exist; expected a text file"]),
+        (b"", b"a\n", ["source is empty; expected one sentence a line"]),
+        ("folder", b"a\n", ["source is a folder; expected a text file"]),
+        (b"a\nb\n", b"a\nb\nc\n", ["source has 2 and", "target has 3; align them first"]),
+        (b"a\nb\xff\n", b"a\nb\n", ["source, line 2: not UTF-8", "convert"]),
+        (gzip.compress(b"a\n" * 99)[:-9], b"a\n", ["source is not a whole gzip file"]),
+        (b"\n \n", b"a\nb\n", ["no pair of sentences is left of 2: 2 have an empty side"]),
+    ],
+    ids=["no-source", "no-target", "empty", "folder", "lengths", "utf-8", "gzip", "blank"],
+)
+def test_text_that_cannot_be_used_is_named(call, tmp_path, refused, source, target, parts):
+    for name, content in (("source", source), ("target", target)):
+        if content == "folder":
+            (tmp_path / name).mkdir()
+        elif content is not None:
+            (tmp_path / name).write_bytes(content)
+    files = (f"--train_source={tmp_path}/source", f"--train_target={tmp_path}/target")
+    options = ("--vocabulary_kind=char", "--vocabulary_size=6")
+    refused(call("train.py", f"--run_dir={tmp_path}/run", *files, *options), *parts)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_vocabulary_that_the_text_cannot_support_is_refused_with_a_size_that_it_can(
+    call, tmp_path, train_flags, refused
+):
+    options = ("--vocabulary_kind=bpe", "--vocabulary_size=5000")
+    result = call("train.py", f"--run_dir={tmp_path}/run", *train_flags, *options)
+    refused(result, "size 5000 was asked for, but this text supports at most", "or give more text")
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_unknown_data_set_is_told_with_names_that_are_close(call, tmp_path, refused):
+    result = call("train.py", f"--run_dir={tmp_path}/run", "--dataset=number_name")
+    refused(result, "there is no data set 'number_name'; close names: ", "number_names")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_file_in_place_of_the_run_directory_is_refused(call, tmp_path, train_flags, refused):
+    (tmp_path / "run").write_text("mine")
+    result = call("train.py", f"--run_dir={tmp_path}/run", *train_flags)
+    refused(result, "cannot write run directory", "give a path that can be written to")
+    assert (tmp_path / "run").read_text() == "mine"
+
+
+def test_a_full_disk_is_told_at_the_checkpoint_and_leaves_nothing_half_written(
+    run, small_disk, train_flags, refused
+):
+    run_dir = small_disk("1m") / "run"
+    result = run("train.py", f"--run_dir={run_dir}", *train_flags, "--model_dim=64")
+    refused(result, f"cannot write checkpoint step-10 to {run_dir}/checkpoints", "free some space")
+    assert not [path for path in (run_dir / "checkpoints").rglob("*") if path.is_file()]
+
+
+def test_ctrl_c_tells_that_the_last_checkpoint_stays_and_how_to_go_on(start, tmp_path, train_flags):
+    options = ("--train_steps=1000000", "--checkpoint_steps=5")
+    # A shell lets its background jobs ignore Ctrl-C, and pytest may be one.
+    heed = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    process = start(
+        "train.py", f"--run_dir={tmp_path}/run", *train_flags, *options, preexec_fn=heed
+    )
+    while not list(tmp_path.glob("run/checkpoints/step-*.index")) and process.poll() is None:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 130, err
+    (message,) = err.strip().splitlines()
+    assert message.startswith("train.py: stopped; the checkpoint of step ")
+    assert message.endswith(" stays, and the same command goes on from there")
+
+
+def test_ctrl_c_before_the_first_checkpoint_says_so(call, tmp_path, train_flags, monkeypatch):
+    def interrupted(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("keras_transformer.training.train", interrupted)
+    result = call("train.py", f"--run_dir={tmp_path}/run", *train_flags)
+    assert result.code == 130
+    message = "stopped before the first checkpoint; the same command starts anew"
+    assert result.err.strip() == f"train.py: {message}"

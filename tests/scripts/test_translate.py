@@ -1,0 +1,164 @@
+"""scripts/translate.py and scripts/evaluate.py: order and number of lines, scores, bad input."""
+
+import json
+import shutil
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def exported(run, trained, tmp_path_factory):
+    """A SavedModel of the trained run, made by scripts/export.py."""
+    folder = tmp_path_factory.mktemp("exports")
+    result = run("export.py", f"--run_dir={trained}", f"--export_dir={folder}")
+    assert (result.code, result.err) == (0, "")
+    assert result.out == f"Exported checkpoint average to {folder}/1.\n"
+    return folder / "1"
+
+
+def test_standard_input_gives_a_line_for_each_line_in_a_process_of_its_own(run, trained, texts):
+    with open(texts / "dev.a") as lines:
+        result = run("translate.py", f"--run_dir={trained}", stdin=lines)
+    assert (result.code, result.err) == (0, "")
+    assert len(result.out.splitlines()) == 10
+
+
+def test_files_come_out_one_after_the_other_and_as_from_standard_input(call, trained, texts):
+    files = [texts / "dev.a", texts / "test.a"]
+    both = call("translate.py", f"--run_dir={trained}", *files)
+    assert (both.code, both.err) == (0, "")
+    assert both.out.count("\n") == 10 + 12
+    text = b"".join(path.read_bytes() for path in files)
+    assert call("translate.py", f"--run_dir={trained}", stdin=text).out == both.out
+
+
+def test_scores_come_with_the_number_of_the_line(call, trained):
+    lines = "a b\n\n  \nb\r\n木".encode()
+    result = call("translate.py", f"--run_dir={trained}", "--scores", stdin=lines)
+    rows = [line.split("\t") for line in result.out.splitlines()]
+    assert [number for number, _, _ in rows] == ["1", "2", "3", "4", "5"]
+    assert rows[1][1:] == rows[2][1:] == ["0.0000", ""]
+    assert all(float(score) < 0 for _, score, _ in (rows[0], rows[3], rows[4]))
+
+
+def test_n_best_lists_are_sorted_by_score(call, trained):
+    options = ("--num_translations=3", "--batch_size=1")
+    result = call("translate.py", f"--run_dir={trained}", *options, stdin=b"a b\nc\n")
+    rows = [line.split("\t") for line in result.out.splitlines()]
+    assert [number for number, _, _ in rows] == ["1"] * 3 + ["2"] * 3
+    scores = [float(score) for _, score, _ in rows]
+    assert scores == sorted(scores[:3], reverse=True) + sorted(scores[3:], reverse=True)
+
+
+def test_an_export_translates_as_the_run_does(call, trained, exported, texts):
+    arguments = ("--scores", texts / "test.a")
+    ours = call("translate.py", f"--run_dir={trained}", *arguments)
+    theirs = call("translate.py", f"--saved_model={exported}", *arguments)
+    assert (theirs.code, theirs.err) == (0, "")
+    assert theirs.out == ours.out
+    assert ours.out.count("\n") == 12
+
+
+def test_nothing_in_gives_nothing_out(call, trained):
+    assert call("translate.py", f"--run_dir={trained}", stdin=b"") == (0, "", "")
+
+
+def test_a_checkpoint_can_be_chosen(call, trained):
+    outputs = {
+        name: call("translate.py", f"--run_dir={trained}", f"--checkpoint={name}", "--scores",
+                   stdin=b"a b c\n").out
+        for name in ("auto", "average", "latest", "10", "20")
+    }  # fmt: skip
+    assert outputs["auto"] == outputs["average"]
+    assert outputs["latest"] == outputs["20"] != outputs["10"] != outputs["average"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["--checkpoint=7"], ["no checkpoint step-7 in ", "there is step-10, step-20, average"]),
+        (["--checkpoint=best"], ["no checkpoint 'best'", "auto, latest, average or a step number"]),
+        (["absent.txt"], ["absent.txt does not exist"]),
+        (["--run_dir=absent"], ["no training run in absent: it has no config.json; give the"]),
+    ],
+)
+def test_what_is_not_there_is_named(call, trained, refused, arguments, parts):
+    refused(call("translate.py", f"--run_dir={trained}", *arguments), *parts)
+
+
+def test_an_export_that_is_not_there_is_told_with_the_version_that_is(call, exported, refused):
+    result = call("translate.py", f"--saved_model={exported.parent}", stdin=b"a\n")
+    refused(result, "it has no saved_model.pb; give the folder of one version, such as", exported)
+
+
+def test_standard_input_that_is_not_utf_8_is_told_with_its_line(call, trained, refused):
+    result = call("translate.py", f"--run_dir={trained}", stdin=b"a b\n\xff\n")
+    refused(result, "standard input, line 2 is not UTF-8", "convert it first")
+    assert result.out == ""
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_sentence(call, trained):
+    plain = call("translate.py", f"--run_dir={trained}", "--scores", stdin=b"a b\n")
+    marked = call("translate.py", f"--run_dir={trained}", "--scores", stdin=b"\xef\xbb\xbfa b\n")
+    assert marked.out == plain.out
+
+
+def test_a_run_without_checkpoints_and_one_with_damaged_ones_are_refused(
+    call, trained, tmp_path, refused
+):
+    copy = shutil.copytree(trained, tmp_path / "copy")
+    for data in (copy / "checkpoints").glob("*.data*"):
+        data.write_bytes(b"")
+    refused(call("translate.py", f"--run_dir={copy}"), "average is damaged", "step-10, step-20")
+    shutil.rmtree(copy / "checkpoints")
+    refused(call("translate.py", f"--run_dir={copy}"), "no checkpoint 'auto'", "there is none")
+
+
+def test_a_full_disk_behind_the_output_is_one_line(run, trained, texts, refused):
+    with open("/dev/full", "w") as full:
+        result = run("translate.py", f"--run_dir={trained}", texts / "dev.a", stdout=full)
+    refused(result, "cannot read or write: No space left on device")
+
+
+def test_evaluation_scores_the_runs_own_test_files(call, trained):
+    result = call("evaluate.py", f"--run_dir={trained}", "--beam_size=2")
+    assert (result.code, result.err) == (0, "")
+    lines = dict(line.split(maxsplit=1) for line in result.out.splitlines())
+    assert lines["checkpoint"] == "average"
+    assert lines["sentences"] == "12"
+    assert "nrefs:1|case:mixed|" in lines["sacreBLEU"]
+    assert "|tok:13a|" in lines["sacreBLEU"]
+    assert "nrefs:1" in lines["chrF"]
+    assert 0 <= float(lines["exact"].split()[-1]) <= 1
+
+
+def test_evaluation_of_other_files_as_json_is_one_object_and_keeps_the_translations(
+    call, trained, texts, tmp_path
+):
+    files = (f"--source={texts}/dev.a", f"--target={texts}/dev.b", f"--output={tmp_path}/out")
+    result = call("evaluate.py", f"--run_dir={trained}", *files, "--json", "--checkpoint=10")
+    assert (result.code, result.err) == (0, "")
+    scores = json.loads(result.out)
+    assert scores["checkpoint"] == "step-10"
+    assert scores["sentences"] == 10
+    assert {"bleu", "bleu_signature", "chrf", "chrf_signature", "exact_match"} <= set(scores)
+    translations = (tmp_path / "out").read_text(encoding="utf-8")
+    options = ("--checkpoint=10", texts / "dev.a")
+    assert call("translate.py", f"--run_dir={trained}", *options).out == translations
+
+
+def test_evaluation_is_refused_before_it_translates_where_its_output_cannot_be_written(
+    run, refused, tmp_path
+):
+    # There is no run either: the output is looked at first, and TensorFlow not at all.
+    run_dir = f"--run_dir={tmp_path}/absent"
+    refused(
+        run("evaluate.py", run_dir, f"--output={tmp_path}/none/out"),
+        f"the folder {tmp_path}/none does not exist; make it first",
+    )
+    refused(run("evaluate.py", run_dir, f"--output={tmp_path}"), "is a folder; give the name of")
+
+
+def test_evaluation_of_files_of_different_lengths_is_refused(call, trained, texts, refused):
+    files = (f"--source={texts}/dev.a", f"--target={texts}/test.b")
+    refused(call("evaluate.py", f"--run_dir={trained}", *files), "dev.a has 10", "test.b has 12")
