@@ -74,11 +74,11 @@ def main(arguments: list[str]) -> None:
     if not run.exists:
         print("Preparing the vocabulary ...", flush=True)
         source, target = stages.make_vocabularies(data, text)
-        run.create(_model_config(data, source.size, target.size), data, training, source, target)
-
     print(f"Tokenizing {len(text.source):,} sentence pairs ...", flush=True)
     corpus = stages.tokenize(text, (source, target), data.max_length)
     validation = None if held_out is None else stages.tokenize(held_out, (source, target))
+    if not run.exists:
+        run.create(_model_config(data, source.size, target.size), data, training, source, target)
     for reason, count in corpus.dropped.items():
         if count:
             print(f"Left out {count:,} pairs: {reason}.")

@@ -27,6 +27,7 @@ _TINY = [
     "--checkpoint_steps=10",
     "--batch_tokens=200",
     "--warmup_steps=10",
+    "--learning_rate=0.02",
 ]
 
 
@@ -105,7 +106,7 @@ def texts(tmp_path_factory):
     generator = random.Random(1)
     for split, count in (("train", 200), ("dev", 10), ("test", 12)):
         lines = [
-            " ".join(generator.choices("abcdefgh", k=generator.randint(1, 5))) for _ in range(count)
+            " ".join(generator.choices("abcdefgh", k=generator.randint(4, 6))) for _ in range(count)
         ]
         (folder / f"{split}.a").write_text("".join(f"{line}\n" for line in lines))
         (folder / f"{split}.b").write_text("".join(f"{line[::-1]}\n" for line in lines))

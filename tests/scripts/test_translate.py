@@ -77,7 +77,7 @@ def test_a_checkpoint_can_be_chosen(call, trained):
     ("arguments", "parts"),
     [
         (["--checkpoint=7"], ["no checkpoint step-7 in ", "there is step-10, step-20, average"]),
-        (["--checkpoint=best"], ["no checkpoint 'best'", "auto, latest, average or a step number"]),
+        (["--checkpoint=best"], ["no checkpoint 'best'", "auto, latest, average or a step;"]),
         (["absent.txt"], ["absent.txt does not exist"]),
         (["--run_dir=absent"], ["no training run in absent: it has no config.json; give the"]),
     ],
