@@ -30,6 +30,7 @@ setup(
         # the TensorFlow that it was built for. Its 2.21.0 does not import.
         "tensorflow-text>=2.20,!=2.21.0",
         "tensorflow>=2.20",
+        "tensorboard",
         "tensorflow-datasets>=4.9.7",
         "importlib_resources",  # tensorflow-datasets imports it without saying so
         "typing-extensions",

@@ -80,14 +80,15 @@ class ModelConfig(JsonConfig):
         embedding_dropout: rate on the sum of embedding and position; None means `dropout`, as in
             the paper.
         attention_dropout: rate on the attention weights; none in the paper's text.
-        feed_forward_dropout: rate inside the feed-forward layer, after its ReLU; likewise.
+        feed_forward_dropout: rate inside the feed-forward layer, after its ReLU; none in the
+            paper's text.
         share_embeddings: "all" shares one matrix between source embedding, target embedding and
             pre-softmax projection (3.4), "target" between the last two, "none" nothing.
         norm_position: "post" as in the paper, or "pre" (norm before each sub-layer, one more
             norm at the end of each stack).
         norm_form: "variance" is (x - mean)/sqrt(variance + epsilon), "sigma" is
             (x - mean)/(sigma + epsilon).
-        norm_epsilon: the epsilon of either form.
+        norm_epsilon: the epsilon of layer normalization, in either form.
         positions: "sinusoidal" interleaves sine and cosine as in 3.5, "concatenated" puts all
             sines before all cosines (tensor2tensor, OpenNMT, fairseq), "learned" is Table 3 row E.
         first_position: the position number of the first symbol.
@@ -175,8 +176,9 @@ class DataConfig(JsonConfig):
     """Where sentence pairs come from and how they become symbols.
 
     Attributes:
-        dataset: name of a TFDS data set; left out where the files below are given.
-        reverse: whether to swap source and target of the TFDS data set.
+        dataset: name of a TensorFlow Datasets translation set, such as wmt14_translate/de-en, or
+            number_names/en-de, which needs no download; left out where files are given.
+        reverse: whether to swap source and target of the data set.
         train_source, train_target: parallel text files to train on, plain or .gz.
         dev_source, dev_target: files whose loss is shown at each checkpoint.
         test_source, test_target: files that scripts/evaluate.py translates and scores.
@@ -184,7 +186,7 @@ class DataConfig(JsonConfig):
             `target_vocabulary` is given too.
         target_vocabulary: the target's own SentencePiece model.
         vocabulary_size: symbols of each vocabulary that is learned.
-        vocabulary_kind: what the symbols are.
+        vocabulary_kind: what the symbols are: byte-pair or unigram pieces, characters, or words.
         share_vocabulary: whether one vocabulary is learned for both sides.
         max_length: pairs with more symbols on a side are left out of training.
     """
@@ -239,7 +241,7 @@ class TrainingConfig(JsonConfig):
         checkpoint_steps: updates between two checkpoints, each with a validation.
         keep_checkpoints: newest checkpoints kept on disk.
         average_last: newest checkpoints whose weights are averaged at the end (6.1).
-        precision: the Keras dtype policy.
+        precision: the Keras dtype policy; the mixed ones are for GPUs and newer CPUs.
         seed: of initial weights, dropout and the order of the data.
     """
 

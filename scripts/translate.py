@@ -5,6 +5,7 @@ python scripts/translate.py --saved_model=exports/numbers/1 input.en > output.de
 """
 
 import itertools
+import os
 import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -73,6 +74,11 @@ def main(arguments: list[str]) -> None:
 def _lines(paths: list[str]) -> Iterator[str]:
     from keras_transformer.data import read_lines
 
+    for path in paths:
+        if not os.path.exists(path):
+            raise InputError(
+                f"the file {path} does not exist; name files, or give sentences on standard input"
+            )
     if paths:
         return itertools.chain.from_iterable([read_lines(path) for path in paths])
     return _standard_input()

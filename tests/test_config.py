@@ -208,6 +208,8 @@ def test_a_mistake_in_the_data_is_told(values, message):
         ({"keep_checkpoints": 0}, "keep_checkpoints must be at least 1"),
         ({"average_last": 0}, "average_last must be at least 1"),
         ({"learning_rate": -0.1}, "learning_rate must be at least 0"),
+        ({"accumulation_steps": 0}, "accumulation_steps must be at least 1"),
+        ({"clip_norm": 0.0}, "clip_norm must be above 0, got 0.0; or leave it out"),
         ({"seed": -1}, "seed must be at least 0"),
         ({"label_smoothing": -0.1}, "label_smoothing must be at least 0"),
         ({"label_smoothing": 1.0}, "label_smoothing must be below 1"),

@@ -32,7 +32,7 @@ def _run(command: list[str] | str, folder: pathlib.Path) -> str:
         env=environment,
         text=True,
         capture_output=True,
-        timeout=300,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout

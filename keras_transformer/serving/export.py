@@ -73,7 +73,7 @@ def load_exported(version: str | os.PathLike[str]) -> Callable[[Any], dict[str, 
         )
     try:
         loaded = tf.saved_model.load(str(path))
-    except (OSError, RuntimeError, ValueError, tf.errors.OpError) as error:
+    except (OSError, RuntimeError, ValueError, LookupError, tf.errors.OpError) as error:
         reason = textwrap.shorten(str(error), 200)
         raise InputError(f"the SavedModel in {path} cannot be read ({reason})") from error
     serve = loaded.signatures.get("serving_default")

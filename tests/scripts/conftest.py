@@ -21,10 +21,10 @@ _TINY = [
     "--num_heads=2",
     "--feed_forward_dim=16",
     "--dropout=0",
-    "--vocabulary_kind=char",
+    "--vocabulary_kind=word",
     "--vocabulary_size=20",
-    "--train_steps=20",
-    "--checkpoint_steps=10",
+    "--train_steps=40",
+    "--checkpoint_steps=20",
     "--batch_tokens=200",
     "--warmup_steps=10",
     "--learning_rate=0.02",
@@ -101,15 +101,14 @@ def call(monkeypatch, capsys):
 
 @pytest.fixture(scope="session")
 def texts(tmp_path_factory):
-    """A folder with train, dev and test files of letters (.a) and the same reversed (.b)."""
+    """A folder with train, dev and test files: letters in .a, as many of the alphabet in .b."""
     folder = tmp_path_factory.mktemp("texts")
     generator = random.Random(1)
     for split, count in (("train", 200), ("dev", 10), ("test", 12)):
-        lines = [
-            " ".join(generator.choices("abcdefgh", k=generator.randint(4, 6))) for _ in range(count)
-        ]
-        (folder / f"{split}.a").write_text("".join(f"{line}\n" for line in lines))
-        (folder / f"{split}.b").write_text("".join(f"{line[::-1]}\n" for line in lines))
+        lines = [generator.choices("pqrstuvw", k=generator.randint(4, 6)) for _ in range(count)]
+        for ending, text in (("a", lines), ("b", ["abcdef"[: len(line)] for line in lines])):
+            content = "".join(" ".join(letters) + "\n" for letters in text)
+            (folder / f"{split}.{ending}").write_text(content)
     return folder
 
 

@@ -11,7 +11,7 @@ def test_each_export_is_the_next_version_and_one_that_exists_is_refused(
     arguments = (f"--run_dir={trained}", f"--export_dir={tmp_path}")
     assert call("export.py", *arguments, "--version=3", "--checkpoint=latest") == (
         0,
-        f"Exported checkpoint step-20 to {tmp_path}/3.\n",
+        f"Exported checkpoint step-40 to {tmp_path}/3.\n",
         "",
     )
     assert call("export.py", *arguments, "--beam_size=1").out.endswith(f"to {tmp_path}/4.\n")
@@ -73,19 +73,19 @@ def test_checkpoints_are_averaged_as_asked(call, trained, tmp_path, refused):
     run_dir = f"--run_dir={copy}"
     assert call("average_checkpoints.py", run_dir, "--last=1") == (
         0,
-        f"Averaged steps 20 into {average}.\n",
+        f"Averaged steps 40 into {average}.\n",
         "",
     )
     translate = ("translate.py", run_dir, "--scores")
-    assert call(*translate, stdin=b"a b\n") == call(*translate, "--checkpoint=20", stdin=b"a b\n")
+    assert call(*translate, stdin=b"p q\n") == call(*translate, "--checkpoint=40", stdin=b"p q\n")
     # All there are, though the run would average five.
-    assert call("average_checkpoints.py", run_dir).out == f"Averaged steps 10, 20 into {average}.\n"
-    assert call("average_checkpoints.py", run_dir, "--steps=10").out.startswith(
-        "Averaged steps 10 "
+    assert call("average_checkpoints.py", run_dir).out == f"Averaged steps 20, 40 into {average}.\n"
+    assert call("average_checkpoints.py", run_dir, "--steps=20").out.startswith(
+        "Averaged steps 20 "
     )
     refused(call("average_checkpoints.py", run_dir, "--last=3"), "--last=3 is more than the 2")
     refused(
-        call("average_checkpoints.py", run_dir, "--steps=10,15"),
+        call("average_checkpoints.py", run_dir, "--steps=20,15"),
         "no checkpoint step-15",
-        "there is step-10, step-20, average",
+        "there is step-20, step-40, average",
     )

@@ -28,9 +28,9 @@ def test_a_run_directory_has_all_that_later_commands_need(trained):
     names = {path.name for path in trained.iterdir()}
     assert names == {"config.json", "source.model", "checkpoints", "metrics.jsonl"}
     stems = {path.name.partition(".")[0] for path in (trained / "checkpoints").iterdir()}
-    assert stems == {"step-10", "step-20", "average"}
+    assert stems == {"step-20", "step-40", "average"}
     rows = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in rows] == [10, 20]
+    assert [row["step"] for row in rows] == [20, 40]
     assert all("val_loss" in row for row in rows)
 
 
@@ -38,19 +38,19 @@ def test_the_same_command_after_the_end_says_so_and_changes_nothing(call, copy, 
     before = _contents(copy)
     result = call("train.py", f"--run_dir={copy}", *train_flags)
     assert (result.code, result.err) == (0, "")
-    assert "Nothing to do: the run is at step 20 of 20 already" in result.out
+    assert "Nothing to do: the run is at step 40 of 40 already" in result.out
     after = _contents(copy)
     before.pop("config.json"), after.pop("config.json")  # written anew, with the same text
     assert after == before
 
 
 def test_more_steps_go_on_from_the_last_checkpoint(call, copy, train_flags):
-    result = call("train.py", f"--run_dir={copy}", *train_flags, "--train_steps=25")
+    result = call("train.py", f"--run_dir={copy}", *train_flags, "--train_steps=45")
     assert result.code == 0, result.err
-    assert "from step 20 on" in result.out
-    assert "to step 25" in result.out
+    assert "from step 40 on" in result.out
+    assert "to step 45" in result.out
     rows = [json.loads(line) for line in (copy / "metrics.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in rows] == [10, 20, 25]
+    assert [row["step"] for row in rows] == [20, 40, 45]
 
 
 def test_another_configuration_is_refused_with_each_difference(call, copy, train_flags, refused):
@@ -65,11 +65,11 @@ def test_another_configuration_is_refused_with_each_difference(call, copy, train
 
 
 def test_a_damaged_checkpoint_is_named_and_the_ones_that_are_left(call, copy, train_flags, refused):
-    (data,) = (copy / "checkpoints").glob("step-20.data*")
+    (data,) = (copy / "checkpoints").glob("step-40.data*")
     data.write_bytes(data.read_bytes()[:1000])
-    result = call("train.py", f"--run_dir={copy}", *train_flags, "--train_steps=25")
+    result = call("train.py", f"--run_dir={copy}", *train_flags, "--train_steps=45")
     refused(
-        result, "step-20 is damaged", "delete its files to go on from an earlier one", "step-10"
+        result, "step-40 is damaged", "delete its files to go on from an earlier one", "step-20"
     )
 
 
@@ -127,9 +127,9 @@ def test_a_full_disk_is_told_and_leaves_the_checkpoints_that_are_whole(
     run_dir = small_disk("1m") / "run"
     result = run("train.py", f"--run_dir={run_dir}", *train_flags, "--model_dim=64")
     place = f"{run_dir}/checkpoints"
-    refused(result, f"cannot write checkpoint step-20 to {place}", "free some space", "is step-10")
+    refused(result, f"cannot write checkpoint step-40 to {place}", "free some space", "is step-20")
     left = {path.name.partition(".")[0] for path in (run_dir / "checkpoints").iterdir()}
-    assert left == {"step-10"}
+    assert left == {"step-20"}
 
 
 def test_ctrl_c_tells_that_the_last_checkpoint_stays_and_how_to_go_on(start, tmp_path, train_flags):

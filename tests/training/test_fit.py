@@ -233,3 +233,8 @@ def test_a_learning_rate_is_the_one_at_the_end_of_warm_up():
     optimizer = compiled(learning_rate=0.01, warmup_steps=50).optimizer
     optimizer.iterations.assign(49)
     np.testing.assert_allclose(optimizer.learning_rate, 0.01, rtol=1e-6)
+
+
+def test_accumulation_and_clipping_reach_the_model():
+    model = compiled(accumulation_steps=3, clip_norm=0.5)
+    assert (model.accumulation_steps, model.clip_norm) == (3, 0.5)

@@ -46,7 +46,7 @@ def test_a_mirrored_run_trains_checkpoints_and_averages_on_two_devices(tmp_path)
     environment = os.environ | {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
     tests = str(pathlib.Path(__file__).parent)
     command = [sys.executable, "-c", _TRAIN, tests, str(tmp_path / "run")]
-    done = subprocess.run(command, env=environment, text=True, capture_output=True, timeout=200)
+    done = subprocess.run(command, env=environment, text=True, capture_output=True, timeout=600)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "replicas 2" in done.stdout
     names = {path.name for path in (tmp_path / "run" / "checkpoints").glob("*.index")}
