@@ -5,6 +5,8 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_transformer.errors import InputError
+
 Tensor = Any
 
 
@@ -21,10 +23,17 @@ class InverseSquareRoot(keras.optimizers.schedules.LearningRateSchedule):
         model_dim: width of the model.
         warmup_steps: updates until the peak; 4,000 in the paper.
         scale: a factor; 1 in the paper.
+
+    Raises:
+        InputError: `model_dim` or `warmup_steps` is below 1.
     """
 
     def __init__(self, model_dim: int, warmup_steps: int = 4000, scale: float = 1.0) -> None:
         super().__init__()
+        if model_dim < 1 or warmup_steps < 1:
+            raise InputError(
+                f"model_dim and warmup_steps must be at least 1, got {model_dim} and {warmup_steps}"
+            )
         self.model_dim = model_dim
         self.warmup_steps = warmup_steps
         self.scale = scale

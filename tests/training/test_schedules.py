@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 
+from keras_transformer.errors import InputError
 from keras_transformer.training.schedules import InverseSquareRoot
 
 PAPER = InverseSquareRoot(model_dim=512, warmup_steps=4000)
@@ -70,3 +71,8 @@ def test_an_optimizer_read_back_from_its_configuration_has_the_same_schedule():
     schedule = again._learning_rate
     assert isinstance(schedule, InverseSquareRoot)
     assert schedule.get_config() == {"model_dim": 256, "warmup_steps": 100, "scale": 2.0}
+
+
+def test_a_warm_up_without_steps_is_refused():
+    with pytest.raises(InputError, match="warmup_steps must be at least 1, got 64 and 0"):
+        InverseSquareRoot(model_dim=64, warmup_steps=0)
