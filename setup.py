@@ -23,6 +23,7 @@ setup(
         "absl-py",
         "keras>=3.10",
         "num2words",
+        "protobuf>=5",
         "sacrebleu>=2.4",
         # 0.2.1 crashes on blank text.
         "sentencepiece>=0.2.2",

@@ -8,10 +8,10 @@ import io
 import random
 import re
 from collections.abc import Iterable, Iterator
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import sentencepiece
-from sentencepiece import sentencepiece_model_pb2
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from keras_transformer.config import END_ID, PAD_ID, START_ID, UNKNOWN_ID
 from keras_transformer.errors import InputError
@@ -114,10 +114,33 @@ def _round_scores(model_bytes: bytes) -> bytes:
     differently. Sums of rounded scores are exact up to 2**24 * _SCORE_STEP, enough for a line of
     100,000 characters, so both agree; the log-likelihood of news text changed by 4e-6 of itself.
     """
-    model = sentencepiece_model_pb2.ModelProto.FromString(model_bytes)  # type: ignore[attr-defined]
+    model = _model_message().FromString(model_bytes)
     for piece in model.pieces:
         piece.score = round(piece.score / _SCORE_STEP) * _SCORE_STEP
-    return model.SerializeToString()
+    return bytes(model.SerializeToString())
+
+
+def _model_message() -> Any:
+    """Returns a protocol buffer class for the scores in a SentencePiece model.
+
+    It keeps all other fields as they are. The class that sentencepiece ships refuses a protocol
+    buffer library older than its own, which TensorFlow asks for on some Pythons.
+    """
+    file = descriptor_pb2.FileDescriptorProto(name="scores.proto", package="scores")
+    piece = file.message_type.add(name="Piece")
+    field = descriptor_pb2.FieldDescriptorProto
+    piece.field.add(name="score", number=2, type=field.TYPE_FLOAT, label=field.LABEL_OPTIONAL)
+    model = file.message_type.add(name="Model")
+    model.field.add(
+        name="pieces",
+        number=1,
+        type=field.TYPE_MESSAGE,
+        type_name=".scores.Piece",
+        label=field.LABEL_REPEATED,
+    )
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("scores.Model"))
 
 
 def _check_options(
