@@ -381,7 +381,8 @@ def copier() -> Copier:
 
 def test_fit_on_plain_arrays_lowers_the_loss(copier):
     assert copier.losses[0] > np.log(8) - 0.1  # there are 8 letters to choose from
-    assert sorted(copier.losses, reverse=True) == copier.losses
+    assert copier.losses[1] < copier.losses[0]
+    # What is left may rise and fall: no optimizer promises more from one epoch to the next.
     assert copier.losses[-1] < 0.1
 
 
