@@ -372,7 +372,7 @@ def copier() -> Copier:
         dropout=0.0,
     )
     model = Transformer(config)
-    model.compile(optimizer=keras.optimizers.Adam(0.01), loss=SmoothedCrossEntropy(0.0))
+    model.compile(optimizer=keras.optimizers.Adam(0.005), loss=SmoothedCrossEntropy(0.0))
     inputs, labels = copy_task(6400)
     untrained = float(SmoothedCrossEntropy(0.0)(labels, model(inputs)))
     history = model.fit(inputs, labels, batch_size=64, epochs=4, verbose=0).history
@@ -381,8 +381,7 @@ def copier() -> Copier:
 
 def test_fit_on_plain_arrays_lowers_the_loss(copier):
     assert copier.losses[0] > np.log(8) - 0.1  # there are 8 letters to choose from
-    assert copier.losses[1] < copier.losses[0]
-    # What is left may rise and fall: no optimizer promises more from one epoch to the next.
+    assert sorted(copier.losses, reverse=True) == copier.losses
     assert copier.losses[-1] < 0.1
 
 
