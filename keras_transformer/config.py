@@ -176,25 +176,45 @@ class DataConfig(JsonConfig):
     """Where sentence pairs come from and how they become symbols.
 
     Attributes:
-        dataset: name of a TensorFlow Datasets translation set, such as wmt14_translate/de-en, or
-            number_names/en-de, which needs no download; left out where files are given.
-        reverse: whether to swap source and target of the data set.
-        train_source, train_target: parallel text files to train on, plain or .gz.
-        dev_source, dev_target: files whose loss is shown at each checkpoint.
+        dataset: names of TensorFlow Datasets translation sets, separated by commas, such as
+            wmt14_translate/de-en, or number_names/en-de, which needs no download.
+        reverse: whether to swap source and target of the data sets.
+        train_source, train_target: parallel text files to train on, plain or .gz; several are
+            separated by commas.
+        train_tsv: files with source, tab and target on each line, plain or .gz, separated by
+            commas. Files, TSV files and data sets can be given together.
+        mix_weights: share of the sentence pairs that each corpus gives, numbers separated by
+            commas, for file pairs, TSV files and data sets in this order; None means in
+            proportion to their sizes, so that an epoch has every pair once.
+        dev_source, dev_target: files whose loss and BLEU are shown at each checkpoint.
         test_source, test_target: files that scripts/evaluate.py translates and scores.
         vocabulary: a SentencePiece model to use instead of learning one; the source's own where
             `target_vocabulary` is given too.
         target_vocabulary: the target's own SentencePiece model.
         vocabulary_size: symbols of each vocabulary that is learned.
         vocabulary_kind: what the symbols are: byte-pair or unigram pieces, characters, or words.
+        vocabulary_normalization: "nfkc" unifies the spellings of characters, "identity" leaves
+            text that is prepared already alone.
         share_vocabulary: whether one vocabulary is learned for both sides.
         max_length: pairs with more symbols on a side are left out of training.
+        max_length_ratio: pairs whose longer side has more than so many times the symbols of the
+            shorter one are left out of training; None keeps all.
+        subword_sampling: how much the segmentation of the training text varies (subword
+            regularisation, Kudo 2018): the rate of merges left out of byte-pair pieces
+            (Provilkov et al. 2020), the exponent of unigram probabilities; 0 does not vary it.
+        remove_bpe: whether the text is cut into pieces already, marked with "@@ ", which are
+            joined before BLEU is computed.
+        bleu_tokenize: sacreBLEU's tokenizer for the dev and test sets; none for text that is
+            tokenized already.
+        bleu_lowercase: whether BLEU ignores case.
     """
 
     dataset: str | None = None
     reverse: bool = False
     train_source: str | None = None
     train_target: str | None = None
+    train_tsv: str | None = None
+    mix_weights: str | None = None
     dev_source: str | None = None
     dev_target: str | None = None
     test_source: str | None = None
@@ -203,25 +223,71 @@ class DataConfig(JsonConfig):
     target_vocabulary: str | None = None
     vocabulary_size: int = 8000
     vocabulary_kind: Literal["bpe", "unigram", "char", "word"] = "bpe"
+    vocabulary_normalization: Literal["nfkc", "identity"] = "nfkc"
     share_vocabulary: bool = True
     max_length: int = 256
+    max_length_ratio: float | None = None
+    subword_sampling: float = 0.0
+    remove_bpe: bool = False
+    bleu_tokenize: Literal["13a", "intl", "char", "zh", "none"] = "13a"
+    bleu_lowercase: bool = False
 
     def __post_init__(self) -> None:
         self._check_choices()
-        self._check_at_least(1, "vocabulary_size", "max_length")
-        files = (self.train_source, self.train_target)
-        if self.dataset is not None and any(files):
+        self._check_at_least(1, "vocabulary_size", "max_length", "max_length_ratio")
+        if not 0 <= self.subword_sampling < 1:
             raise InputError(
-                f"dataset {self.dataset!r} and train_source/train_target are both given; give one"
+                f"subword_sampling must be at least 0 and below 1, got {self.subword_sampling}"
             )
-        if self.dataset is None and not all(files):
-            raise InputError("no training data: give dataset, or train_source and train_target")
+        if self.subword_sampling and self.vocabulary_kind not in ("bpe", "unigram"):
+            raise InputError(
+                f"subword_sampling needs vocabulary_kind bpe or unigram, got {self.vocabulary_kind}"
+            )
+        if len(split_list(self.train_source)) != len(split_list(self.train_target)):
+            raise InputError(
+                "train_source and train_target must name as many files as each other, got "
+                f"{self.train_source} and {self.train_target}"
+            )
+        if not self.num_corpora:
+            raise InputError(
+                "no training data: give train_source and train_target, train_tsv or dataset"
+            )
+        self._check_mix_weights()
         for split in ("dev", "test"):
             names = (f"{split}_source", f"{split}_target")
             if sum(getattr(self, name) is None for name in names) == 1:
                 raise InputError(f"{' and '.join(names)} go together; one of them is missing")
         if self.target_vocabulary is not None and self.vocabulary is None:
             raise InputError("target_vocabulary needs vocabulary, the source's, beside it")
+
+    @property
+    def num_corpora(self) -> int:
+        """How many corpora there are to train on: pairs of files, TSV files and data sets."""
+        lists = (self.train_source, self.train_tsv, self.dataset)
+        return sum(len(split_list(text)) for text in lists)
+
+    @property
+    def weights(self) -> tuple[float, ...] | None:
+        """`mix_weights` as numbers."""
+        if self.mix_weights is None:
+            return None
+        return tuple(float(weight) for weight in split_list(self.mix_weights))
+
+    def _check_mix_weights(self) -> None:
+        try:
+            weights = self.weights
+        except ValueError:
+            weights = ()
+        if weights is not None and (len(weights) != self.num_corpora or min(weights) <= 0):
+            raise InputError(
+                f"mix_weights must be {self.num_corpora} numbers above 0, one for each corpus, "
+                f"separated by commas, got {self.mix_weights!r}"
+            )
+
+
+def split_list(text: str | None) -> list[str]:
+    """Returns the entries of a list that is written with commas; None is the empty list."""
+    return [entry.strip() for entry in text.split(",")] if text else []
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -238,9 +304,23 @@ class TrainingConfig(JsonConfig):
         accumulation_steps: parts into which each batch is cut to save memory; the update is that
             of the whole batch.
         clip_norm: the largest global norm of a gradient; None means no bound.
+        weight_decay: share of each weight matrix taken off it an update, times the learning rate
+            (Loshchilov and Hutter 2019).
+        ema_decay: decay of an exponential moving average of the weights, which then is what
+            checkpoints are validated, averaged and translated with; None means none.
+        max_bad_steps: updates in a row that may be skipped because their gradient is not finite
+            before the run stops.
         checkpoint_steps: updates between two checkpoints, each with a validation.
         keep_checkpoints: newest checkpoints kept on disk.
+        keep_best: checkpoints with the best dev BLEU kept beside them.
         average_last: newest checkpoints whose weights are averaged at the end (6.1).
+        average_best: average so many checkpoints with the best dev BLEU in their place.
+        stop_metric: what to watch to stop early: bleu, val_loss or another metric of a checkpoint;
+            None means not to stop early.
+        stop_patience: checkpoints without a better `stop_metric` before the run stops.
+        bleu_share: bound on the share of the time that goes to translating the dev set for its
+            BLEU at each checkpoint; it decides how many of its sentences are taken. 0 turns it off.
+        log_steps: updates between two lines of metrics.jsonl.
         precision: the Keras dtype policy; the mixed ones are for GPUs and newer CPUs.
         seed: of initial weights, dropout and the order of the data.
     """
@@ -252,9 +332,18 @@ class TrainingConfig(JsonConfig):
     label_smoothing: float = 0.1
     accumulation_steps: int = 1
     clip_norm: float | None = None
+    weight_decay: float = 0.0
+    ema_decay: float | None = None
+    max_bad_steps: int = 20
     checkpoint_steps: int = 1000
     keep_checkpoints: int = 20
+    keep_best: int = 1
     average_last: int = 5
+    average_best: int | None = None
+    stop_metric: str | None = None
+    stop_patience: int = 10
+    bleu_share: float = 0.1
+    log_steps: int = 100
     precision: Literal["float32", "mixed_bfloat16", "mixed_float16"] = "float32"
     seed: int = 1
 
@@ -262,11 +351,28 @@ class TrainingConfig(JsonConfig):
         self._check_choices()
         self._check_at_least(
             1, "train_steps", "batch_tokens", "warmup_steps", "checkpoint_steps",
-            "keep_checkpoints", "average_last", "accumulation_steps",
+            "keep_checkpoints", "average_last", "average_best", "accumulation_steps",
+            "max_bad_steps", "stop_patience", "log_steps",
         )  # fmt: skip
         if self.clip_norm is not None and self.clip_norm <= 0:
             raise InputError(f"clip_norm must be above 0, got {self.clip_norm}; or leave it out")
-        self._check_at_least(0, "label_smoothing", "learning_rate", "seed")
+        self._check_at_least(
+            0, "label_smoothing", "learning_rate", "seed", "weight_decay", "keep_best", "bleu_share"
+        )
+        if self.ema_decay is not None and not 0 < self.ema_decay < 1:
+            raise InputError(f"ema_decay must be between 0 and 1, got {self.ema_decay}")
+        if self.bleu_share > 1:
+            raise InputError(f"bleu_share must be at most 1, got {self.bleu_share}")
+        needs_bleu = self.stop_metric == "bleu" or self.average_best is not None
+        if needs_bleu and self.bleu_share == 0:
+            raise InputError(
+                "stop_metric bleu and average_best need the dev BLEU, but bleu_share is 0; raise it"
+            )
+        if self.average_best is not None and self.average_best > self.keep_best:
+            raise InputError(
+                f"average_best {self.average_best} is larger than keep_best {self.keep_best}; "
+                "keep more of the best or average fewer"
+            )
         if self.label_smoothing >= 1:
             raise InputError(f"label_smoothing must be below 1, got {self.label_smoothing}")
         if self.average_last > self.keep_checkpoints:
