@@ -6,7 +6,7 @@ is taken over the real target symbols of the whole batch and its gradient is cli
 number of devices and of parts gives the weights that one device gives.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 import keras
 from keras import ops, tree
@@ -23,16 +23,21 @@ class TokenWeightedModel(keras.Model):
     Under TensorFlow the steps below replace Keras's own, on one device and under any
     `tf.distribute` strategy. Other backends train on one device, where a loss that averages over
     the real symbols, such as `SmoothedCrossEntropy`, is right as it is.
+
+    An update whose gradient is not finite is left out. `bad_steps` counts those since `compile`,
+    `bad_steps_in_a_row` those since the last good one; both are int32 variables.
     """
 
     accumulation_steps = 1
     clip_norm: float | None = None
+    uses_xla = False
 
     def compile(
         self,
         *args: Any,
         accumulation_steps: int = 1,
         clip_norm: float | None = None,
+        jit_compile: bool | Literal["auto"] = "auto",
         **kwargs: Any,
     ) -> None:
         """Compiles as `keras.Model.compile` does, with two options of the update.
@@ -42,6 +47,8 @@ class TokenWeightedModel(keras.Model):
             accumulation_steps: parts into which a batch is cut to save memory; the update is
                 that of the whole batch.
             clip_norm: the largest global norm of a gradient; None does not clip.
+            jit_compile: whether XLA compiles the forward and backward pass, once for each shape
+                of a batch; "auto" where there is a GPU. On a CPU it is slower.
 
         Raises:
             InputError: a number is out of range, or the backend is not TensorFlow.
@@ -51,18 +58,61 @@ class TokenWeightedModel(keras.Model):
                 "accumulation_steps must be at least 1 and clip_norm above 0, got "
                 f"{accumulation_steps} and {clip_norm}"
             )
-        if keras.backend.backend() != "tensorflow" and (accumulation_steps > 1 or clip_norm):
+        on_tensorflow = keras.backend.backend() == "tensorflow"
+        if not on_tensorflow and (accumulation_steps > 1 or clip_norm):
             raise InputError(
                 "accumulation_steps and clip_norm need the TensorFlow backend; give the optimizer "
                 "gradient_accumulation_steps and global_clipnorm in their place"
             )
-        super().compile(*args, **kwargs)
+        if on_tensorflow:
+            self._prepare_step(jit_compile)
+            jit_compile = False  # of the whole step, which tf.distribute does not allow
+        super().compile(*args, jit_compile=jit_compile, **kwargs)
         self.accumulation_steps = accumulation_steps
         self.clip_norm = clip_norm
 
 
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
+
+    def _prepare_step(self: TokenWeightedModel, jit_compile: bool | str) -> None:
+        """Decides on XLA and makes the counters."""
+        has_gpu = bool(tf.config.list_physical_devices("GPU"))
+        self.uses_xla = has_gpu if jit_compile == "auto" else bool(jit_compile)
+        with self.distribute_strategy.scope():
+            # No Keras variables: these are neither weights of the model nor of the optimizer.
+            self.bad_steps, self.bad_steps_in_a_row = (
+                tf.Variable(
+                    0,
+                    trainable=False,
+                    synchronization=tf.VariableSynchronization.ON_READ,
+                    aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+                    name=name,
+                )
+                for name in ("bad_steps", "bad_steps_in_a_row")
+            )
+
+    def _maybe_symbolic_build(
+        self: TokenWeightedModel, iterator: Any = None, data_batch: Any = None
+    ) -> None:
+        """Builds metrics and loss under a strategy, from one replica's rows of the first batch.
+
+        Keras takes the mean of the replicas' rows, which several workers, and replicas with
+        different numbers of rows, do not have.
+        """
+        if self._distribute_strategy is None:
+            return
+        strategy = self.distribute_strategy
+        if iterator is not None:
+            _, _, batches = next(iter(iterator))
+            data_batch = next(batches)
+
+        def rows_of_one(value: Any) -> Any:
+            distributed = isinstance(value, tf.distribute.DistributedValues)
+            return strategy.experimental_local_results(value)[0] if distributed else value
+
+        with strategy.scope():
+            self._symbolic_build(data_batch=tree.map_structure(rows_of_one, data_batch))
 
     def _train_step(self: TokenWeightedModel, data: Any) -> dict[str, Tensor]:
         """Runs one update on one replica's rows of a batch."""
@@ -71,14 +121,13 @@ if keras.backend.backend() == "tensorflow":
         gradients = _accumulate(self, data, tokens)
         if self.clip_norm is not None:
             gradients = _clip(self, gradients)
-        # The optimizer adds up the gradients of the replicas.
-        self.optimizer.apply_gradients(zip(gradients, self.trainable_weights, strict=True))
-        return self.get_metrics_result()
+        _apply_if_finite(self, gradients)
+        return _metrics_of_all_replicas(self)
 
     def _test_step(self: TokenWeightedModel, data: Any) -> dict[str, Tensor]:
         """Evaluates one replica's rows of a batch."""
         _loss_and_metrics(self, data, training=False)
-        return self.get_metrics_result()
+        return _metrics_of_all_replicas(self)
 
     def _accumulate(model: TokenWeightedModel, data: Any, tokens: Tensor) -> list[Tensor]:
         """Returns the gradients of the loss summed over these rows, divided by `tokens`."""
@@ -105,10 +154,21 @@ if keras.backend.backend() == "tensorflow":
 
     def _gradients(model: TokenWeightedModel, data: Any, tokens: Tensor) -> list[Tensor]:
         weights = model.trainable_weights
-        with tf.GradientTape() as tape:
-            loss = _loss_and_metrics(model, data, training=True)
-            scaled = model.optimizer.scale_loss(loss / tokens)
-        return tape.gradient(scaled, weights, unconnected_gradients="zero")
+
+        def forward_and_backward(data: Any, tokens: Tensor) -> list[Tensor]:
+            with tf.GradientTape() as tape:
+                loss = _loss_and_metrics(model, data, training=True)
+                scaled = model.optimizer.scale_loss(loss / tokens)
+            return tape.gradient(scaled, weights, unconnected_gradients="zero")
+
+        if not model.uses_xla:
+            return forward_and_backward(data, tokens)
+        # XLA takes no more than this: around it, replicas wait for each other.
+        return tf.function(
+            lambda *args: [tf.convert_to_tensor(value) for value in forward_and_backward(*args)],
+            jit_compile=True,
+            autograph=False,
+        )(data, tokens)
 
     def _clip(model: TokenWeightedModel, gradients: list[Tensor]) -> list[Tensor]:
         """Returns this replica's share of the batch's gradient, cut to `clip_norm`."""
@@ -118,6 +178,47 @@ if keras.backend.backend() == "tensorflow":
         gradients, _ = tf.clip_by_global_norm(gradients, limit)
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
         return [gradient / replicas for gradient in gradients]
+
+    def _apply_if_finite(model: TokenWeightedModel, gradients: list[Tensor]) -> None:
+        """Lets the optimizer add up the replicas' gradients and update, if all are finite."""
+        is_finite = tf.cast(tf.math.is_finite(tf.linalg.global_norm(gradients)), tf.float32)
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        is_good = tf.equal(_sum_over_replicas(is_finite), replicas)
+        model.bad_steps.assign_add(tf.cast(~is_good, tf.int32))
+        model.bad_steps_in_a_row.assign(tf.where(is_good, 0, model.bad_steps_in_a_row + 1))
+
+        def update(gradients: list[Tensor]) -> None:
+            model.optimizer.apply_gradients(zip(gradients, model.trainable_weights, strict=True))
+
+        if isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer):
+            update(gradients)  # it leaves bad updates out itself, and lowers its scale for them
+            return
+
+        # tf.distribute has no branches in a replica's own context.
+        def update_all(strategy: Any, gradients: list[Tensor], is_good: Tensor) -> None:
+            tf.cond(
+                strategy.experimental_local_results(is_good)[0],
+                lambda: strategy.extended.call_for_each_replica(update, args=(gradients,)),
+                lambda: None,
+            )
+
+        tf.distribute.get_replica_context().merge_call(update_all, args=(gradients, is_good))
+
+    def _metrics_of_all_replicas(model: TokenWeightedModel) -> dict[str, Tensor]:
+        """Returns the metrics of the whole batch, where Keras averages those of the replicas."""
+        strategy = tf.distribute.get_strategy()
+        if strategy.num_replicas_in_sync == 1:
+            return model.get_metrics_result()
+        metrics = model.metrics
+        states = [[tf.convert_to_tensor(v) for v in metric.variables] for metric in metrics]
+        results: dict[str, Tensor] = {}
+        for metric, state in zip(metrics, _sum_over_replicas(states), strict=True):
+            result = metric.stateless_result(state)
+            results |= result if isinstance(result, dict) else {metric.name: result}
+        if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+            # Keras takes the mean over the first axis of what the workers return.
+            return {name: tf.reshape(value, [1]) for name, value in results.items()}
+        return results
 
     def _loss_and_metrics(model: TokenWeightedModel, data: Any, training: bool) -> Tensor:
         """Returns the loss summed over the real symbols of these rows; updates the metrics."""
@@ -140,7 +241,11 @@ if keras.backend.backend() == "tensorflow":
         if tf.distribute.get_strategy().num_replicas_in_sync == 1:
             return values
         context = tf.distribute.get_replica_context()
+        # Several workers reduce what stands on a device, which not each tensor does from the start.
+        values = tree.map_structure(tf.identity, values)
         return context.all_reduce(tf.distribute.ReduceOp.SUM, values)
 
+    TokenWeightedModel._prepare_step = _prepare_step
+    TokenWeightedModel._maybe_symbolic_build = _maybe_symbolic_build
     TokenWeightedModel.train_step = _train_step
     TokenWeightedModel.test_step = _test_step
