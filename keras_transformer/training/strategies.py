@@ -1,27 +1,86 @@
-"""Which devices a run trains on."""
+"""Which devices a run trains on, of this machine and of others."""
+
+import json
+import os
+from typing import NamedTuple
 
 import tensorflow as tf
 
 from keras_transformer.errors import InputError
 
-STRATEGIES = ("auto", "none", "mirrored")
+STRATEGIES = ("auto", "none", "mirrored", "multi_worker")
+
+
+class Worker(NamedTuple):
+    """One of the processes that train together; the first one, the chief, writes the files."""
+
+    index: int
+    count: int
+
+    @property
+    def is_chief(self) -> bool:
+        return self.index == 0
 
 
 def make_strategy(name: str = "auto") -> tf.distribute.Strategy:
     """Returns the strategy under which `train` builds and fits the model.
 
     Args:
-        name: "mirrored" trains on all GPUs of the machine, or on all its logical CPU devices
-            where it has no GPU; "none" on one device; "auto" is "mirrored" where there are
+        name: "multi_worker" trains on all GPUs of several machines, each of which runs the same
+            command with its own TF_CONFIG in the environment; it must be made before TensorFlow
+            has done anything else. "mirrored" trains on all GPUs of the machine, or on all its
+            logical CPU devices where it has no GPU; "none" on one device. "auto" is
+            "multi_worker" where TF_CONFIG names several workers, "mirrored" where there are
             several GPUs, else "none".
 
     Raises:
-        InputError: the name is none of these.
+        InputError: the name is none of these, or TF_CONFIG is missing or damaged.
     """
     if name not in STRATEGIES:
         raise InputError(f"strategy must be one of {', '.join(STRATEGIES)}, got {name!r}")
+    worker = worker_of_environment()
+    if name == "multi_worker" and worker is None:
+        raise InputError(
+            "strategy multi_worker needs TF_CONFIG in the environment of each worker, such as "
+            '{"cluster": {"worker": ["host1:2222", "host2:2222"]}, '
+            '"task": {"type": "worker", "index": 0}}'
+        )
+    if name == "multi_worker" or (name == "auto" and worker is not None and worker.count > 1):
+        return tf.distribute.MultiWorkerMirroredStrategy()
     gpus = tf.config.list_logical_devices("GPU")
     if name == "none" or (name == "auto" and len(gpus) < 2):
         return tf.distribute.get_strategy()
     devices = gpus or tf.config.list_logical_devices("CPU")
     return tf.distribute.MirroredStrategy([device.name for device in devices])
+
+
+def worker_of(strategy: tf.distribute.Strategy) -> Worker:
+    """Returns which worker this process is under a strategy; without others, the only one."""
+    worker = worker_of_environment()
+    several = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+    return worker if several and worker is not None else Worker(0, 1)
+
+
+def worker_of_environment() -> Worker | None:
+    """Returns which worker TF_CONFIG makes this process; None without one.
+
+    Raises:
+        InputError: TF_CONFIG is damaged, or has other tasks than workers.
+    """
+    text = os.environ.get("TF_CONFIG")
+    if not text:
+        return None
+    try:
+        config = json.loads(text)
+        workers, task = config["cluster"]["worker"], config["task"]
+        worker = Worker(int(task["index"]), len(workers))
+        if set(config["cluster"]) != {"worker"} or task["type"] != "worker":
+            raise ValueError("every task must be a worker")
+        if not 0 <= worker.index < worker.count:
+            raise ValueError(f"there is no worker {worker.index} of {worker.count}")
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"TF_CONFIG is damaged ({type(error).__name__}: {error}); expected "
+            '{"cluster": {"worker": [addresses]}, "task": {"type": "worker", "index": 0}}'
+        ) from error
+    return worker

@@ -1,14 +1,4 @@
-"""Training on several devices gives the weights that one device gives.
-
-Devices can be split only before TensorFlow starts, so a process of its own trains on two.
-"""
-
-import json
-import os
-import pathlib
-import subprocess
-import sys
-import textwrap
+"""The update that a batch makes, on one device; test_devices.py has several."""
 
 import keras
 import numpy as np
@@ -18,95 +8,6 @@ from keras_transformer.config import ModelConfig
 from keras_transformer.errors import InputError
 from keras_transformer.models import Transformer
 from keras_transformer.training import SmoothedCrossEntropy, TokenAccuracy
-
-REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
-
-# Batches of four sentences: the first replica's two are long and the second's two are short, then
-# the other way round, then the second replica has nothing but padding.
-SCRIPT = """
-    import json, sys
-    import keras
-    import numpy as np
-    import tensorflow as tf
-
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})  # saves time
-
-    from keras_transformer.config import ModelConfig
-    from keras_transformer.models import Transformer
-    from keras_transformer.training import SmoothedCrossEntropy, TokenAccuracy
-
-    random = np.random.default_rng(0)
-    labels = random.integers(3, 11, size=(12, 7))
-    for row, length in zip(labels, [7, 6, 1, 1, 1, 2, 7, 7, 5, 4, 0, 0]):
-        row[length:] = 0
-    source = random.integers(3, 11, size=(12, 5))
-    target = np.pad(labels[:, :-1], ((0, 0), (1, 0)), constant_values=2)
-    inputs = {"source": source, "target": target}
-
-    config = ModelConfig(vocabulary_size=11, num_layers=1, model_dim=8, feed_forward_dim=16,
-                         num_heads=2, dropout=0.0)
-    start = Transformer(config).get_weights()
-    mirrored = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-
-    def keras_loss():
-        return keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0)
-
-    def train(strategy, optimizer, loss, **options):
-        with strategy.scope():
-            model = Transformer(config)
-            model.set_weights(start)
-            model.compile(optimizer=optimizer(), loss=loss(), metrics=[TokenAccuracy()],
-                          jit_compile=False, run_eagerly=strategy is not mirrored, **options)
-        history = model.fit(inputs, labels, batch_size=4, epochs=2, shuffle=False, verbose=0)
-        return model.get_weights(), [history.history["loss"], history.history["accuracy"]]
-
-    def largest(ours, theirs):
-        return float(max(np.abs(a - b).max() for a, b in zip(ours, theirs, strict=True)))
-
-    def compare(optimizer, loss, on_one={}, on_two={}):
-        one, logs_of_one = train(tf.distribute.get_strategy(), optimizer, loss, **on_one)
-        two, logs_of_two = train(mirrored, optimizer, loss, **on_two)
-        return {"change": largest(one, start), "difference": largest(one, two),
-                "logs_of_one": logs_of_one, "logs_of_two": logs_of_two}
-
-    print(json.dumps({
-        "sgd": compare(lambda: keras.optimizers.SGD(0.1), SmoothedCrossEntropy),
-        "adam, clipped, in parts, loss of Keras": compare(
-            lambda: keras.optimizers.Adam(0.01), keras_loss,
-            {"clip_norm": 0.5}, {"clip_norm": 0.5, "accumulation_steps": 2}),
-    }))
-"""
-
-RUNS = ["sgd", "adam, clipped, in parts, loss of Keras"]
-
-
-@pytest.fixture(scope="module")
-def runs() -> dict[str, dict]:
-    """What training on one and on two devices gave, by optimizer and loss."""
-    environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "TF_CPP_MIN_LOG_LEVEL": "3"}
-    process = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(SCRIPT)],
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    assert process.returncode == 0, process.stderr
-    return json.loads(process.stdout.splitlines()[-1])
-
-
-@pytest.mark.parametrize("run", RUNS)
-def test_two_devices_with_unequal_sentences_give_the_weights_of_one(runs, run):
-    assert runs[run]["change"] > 0.01
-    # Adam divides by the size of the gradient, which makes much of its last digits.
-    assert runs[run]["difference"] < (1e-5 if run.startswith("adam") else 1e-6)
-
-
-@pytest.mark.parametrize("run", RUNS)
-def test_two_devices_report_the_losses_and_metrics_of_one(runs, run):
-    for one, two in zip(runs[run]["logs_of_one"], runs[run]["logs_of_two"], strict=True):
-        np.testing.assert_allclose(two, one, rtol=1e-5)
 
 
 @pytest.fixture(scope="module")
@@ -209,3 +110,48 @@ def test_a_batch_of_padding_alone_changes_nothing(model):
     model.train_on_batch({"source": LABELS, "target": nothing}, nothing)
     for old, new in zip(start, model.get_weights(), strict=True):
         np.testing.assert_array_equal(old, new)
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "graph"])
+def test_an_update_that_is_not_finite_is_left_out_and_counted(model, compiled):
+    model.compile(
+        optimizer=keras.optimizers.Adam(0.1), loss=SmoothedCrossEntropy(), run_eagerly=not compiled
+    )
+    model.optimizer.build(model.trainable_variables)
+    start = model.get_weights()
+    table = model.source_embedding.table
+    spoiled = start[0].copy()
+    spoiled[5, 0] = np.inf  # a symbol of the first sentence alone
+    table.assign(spoiled)
+    model.train_on_batch(INPUTS, LABELS)
+    model.train_on_batch(INPUTS, LABELS)
+    np.testing.assert_array_equal(table, spoiled)
+    for old, new in zip(start[1:], model.get_weights()[1:], strict=True):
+        np.testing.assert_array_equal(old, new)
+    assert all(not np.any(slot) for slot in model.optimizer.variables[2:])  # moments
+    assert (int(model.bad_steps), int(model.bad_steps_in_a_row)) == (2, 2)
+    table.assign(start[0])
+    model.train_on_batch(INPUTS, LABELS)
+    assert (int(model.bad_steps), int(model.bad_steps_in_a_row)) == (2, 0)
+    assert np.abs(np.asarray(table) - start[0]).max() > 0.01
+    model.set_weights(start)
+
+
+def test_float16_leaves_out_what_overflows_and_goes_on_with_a_smaller_scale():
+    config = ModelConfig(
+        vocabulary_size=11, num_layers=1, model_dim=8, feed_forward_dim=16, num_heads=2, dropout=0.0
+    )
+    model = Transformer(config, dtype=keras.DTypePolicy("mixed_float16"))
+    model.compile(optimizer=keras.optimizers.SGD(0.1), loss=SmoothedCrossEntropy())
+    model.optimizer.build(model.trainable_variables)
+    model.optimizer.dynamic_scale.assign(2.0**40)
+    start = model.get_weights()
+    model.train_on_batch(INPUTS, LABELS)
+    for old, new in zip(start, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(old, new)
+    assert float(model.optimizer.dynamic_scale) == 2.0**39
+    assert int(model.bad_steps_in_a_row) == 1
+    model.optimizer.dynamic_scale.assign(2.0**10)
+    model.train_on_batch(INPUTS, LABELS)
+    assert int(model.bad_steps_in_a_row) == 0
+    assert any(np.any(old != new) for old, new in zip(start, model.get_weights(), strict=True))

@@ -1,0 +1,123 @@
+"""A program for test_devices.py: trains a small model 20 updates, in each of several ways.
+
+    python train_on_devices.py FOLDER WAY [WAY ...]
+
+A way is DEVICES-PARTS-COMPILER-LOSS, such as 2-1-plain-ours: mirrored replicas ("workers" for
+those of TF_CONFIG), accumulated parts of a batch, plain or xla, ours or keras. Each leaves its
+weights and its metrics in FOLDER/WAY.npz. Devices can be split only before TensorFlow starts and
+one process keeps to one number of replicas: hence a program.
+"""
+
+import json
+import os
+import pathlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_transformer.config import ModelConfig
+from keras_transformer.models import Transformer
+from keras_transformer.training import Perplexity, SmoothedCrossEntropy, TokenAccuracy
+
+UPDATES, ROWS = 20, 8
+CONFIG = ModelConfig(
+    vocabulary_size=11, num_layers=1, model_dim=16, feed_forward_dim=32, num_heads=2, dropout=0.0
+)
+
+
+def batches() -> Iterator[Any]:
+    """Yields sentences of 1 to 9 symbols; the last batch fills the first two of eight rows."""
+    random = np.random.default_rng(1)
+    for update in range(UPDATES):
+        lengths = random.integers(1, 10, size=(ROWS, 1))
+        if update == UPDATES - 1:
+            lengths[2:] = 0
+        labels = np.where(np.arange(9) < lengths, random.integers(3, 11, size=(ROWS, 9)), 0)
+        source = np.where(lengths > 0, random.integers(3, 11, size=(ROWS, 6)), 0)
+        target = np.pad(labels[:, :-1], ((0, 0), (1, 0)), constant_values=2)
+        yield {"source": source, "target": target}, labels
+
+
+def dataset(strategy: tf.distribute.Strategy) -> Any:
+    ids = tf.TensorSpec([None, None], tf.int32)
+    whole = tf.data.Dataset.from_generator(
+        batches, output_signature=({"source": ids, "target": ids}, ids)
+    )
+    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        return whole
+
+    def own_rows(context: tf.distribute.InputContext) -> tf.data.Dataset:
+        rows = ROWS // context.num_input_pipelines
+        first = rows * context.input_pipeline_id
+        return whole.map(
+            lambda *batch: tf.nest.map_structure(lambda ids: ids[first : first + rows], batch)
+        )
+
+    return strategy.distribute_datasets_from_function(own_rows)
+
+
+def make_strategy(devices: str) -> tf.distribute.Strategy:
+    if devices == "1":
+        return tf.distribute.get_strategy()
+    return tf.distribute.MirroredStrategy([f"CPU:{index}" for index in range(int(devices))])
+
+
+def train(way: str, workers: tf.distribute.Strategy | None) -> dict[str, Any]:
+    devices, parts, compiler, loss = way.split("-")
+    strategy = workers or make_strategy(devices)
+    keras.utils.set_random_seed(0)
+    losses = {
+        "ours": SmoothedCrossEntropy,
+        "keras": lambda: keras.losses.SparseCategoricalCrossentropy(
+            from_logits=True, ignore_class=0
+        ),
+    }
+    with strategy.scope():
+        model = Transformer(CONFIG)
+        model.compile(
+            optimizer=keras.optimizers.Adam(0.003, beta_2=0.98, epsilon=1e-9),
+            loss=losses[loss](),
+            metrics=[TokenAccuracy(), Perplexity()],
+            clip_norm=1.0,
+            accumulation_steps=int(parts),
+            jit_compile=compiler == "xla",
+        )
+        model.optimizer.build(model.trainable_variables)
+    start = model.get_weights()
+    shown = []  # after each batch, which Keras means over the replicas
+    show = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: shown.append([logs["loss"], logs["accuracy"]])
+    )
+    history = model.fit(
+        dataset(strategy), steps_per_epoch=UPDATES, shuffle=False, verbose=0, callbacks=[show]
+    ).history
+    weights = model.get_weights()
+    return {
+        "weights": np.concatenate([weight.ravel() for weight in weights]),
+        "change": max(np.abs(a - b).max() for a, b in zip(weights, start, strict=True)),
+        "metrics": np.array([history[name][0] for name in ("loss", "accuracy", "perplexity")]),
+        "shown": np.array(shown),
+    }
+
+
+def main(folder: pathlib.Path, ways: list[str]) -> None:
+    cluster = json.loads(os.environ.get("TF_CONFIG", "null"))
+    workers = None
+    if cluster is None:
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        devices = [tf.config.LogicalDeviceConfiguration()] * 4
+        tf.config.set_logical_device_configuration(cpu, devices)
+    else:
+        workers = tf.distribute.MultiWorkerMirroredStrategy()
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})  # saves time
+    for way in ways:
+        name = way if cluster is None else f"{way}-{cluster['task']['index']}"
+        np.savez(folder / f"{name}.npz", **train(way, workers))
+
+
+if __name__ == "__main__":
+    main(pathlib.Path(sys.argv[1]), sys.argv[2:])
