@@ -10,7 +10,8 @@ END_ID, so that labels[:, t] follows target[:, t]. The rest is PAD_ID, now and t
 """
 
 import itertools
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,6 +20,7 @@ import numpy.typing as npt
 from keras_transformer.config import END_ID, PAD_ID, START_ID
 from keras_transformer.data.buckets import Bucketing, choose_buckets
 from keras_transformer.data.plan import PlannedBatch, plan_epoch
+from keras_transformer.data.resampling import GROUP_ROWS, Resample, resample_rows
 from keras_transformer.data.tokenized import TokenizedCorpus, gather_rows
 from keras_transformer.errors import InputError
 
@@ -30,20 +32,31 @@ def training_batches(
     corpus: TokenizedCorpus,
     *,
     batch_tokens: int,
+    mix_weights: Sequence[float] | None = None,
+    resample: tuple[Resample, Resample] | None = None,
     seed: int = 0,
     first_step: int = 0,
     epochs: int | None = None,
-    rows_multiple: int = 1,
+    replicas: int = 1,
+    shard: tuple[int, int] = (0, 1),
 ) -> Iterator[Batch]:
     """Yields batches in an order that is shuffled over the whole corpus, anew in each epoch.
 
+    The pairs of each batch are the same for any number of replicas and shards.
+
     Args:
-        corpus: the pairs to train on, each of which occurs exactly once an epoch.
+        corpus: the pairs to train on.
         batch_tokens: bound on source tokens and on target tokens of a batch, padding included.
+        mix_weights: share of the pairs that each of the corpora in `corpus` gives; None means
+            that every pair occurs exactly once an epoch.
+        resample: gives other segmentations of source and of target sentences, each from ids and
+            a seed, as `SubwordSampler` does. Those that would not fit are not taken.
         seed: at least 0; the order follows from it, the epoch and the corpus alone.
         first_step: batches to skip from the start of epoch 0; skipping makes none of them.
         epochs: epochs to go through, counted from epoch 0; None never stops.
-        rows_multiple: divides every batch's rows; the number of replicas that share a batch.
+        replicas: devices that share a batch, over all workers. Rows that they do not divide are
+            filled up with empty ones; there are none for 2, 4 or 8 but in batches of fewer than 8.
+        shard: number of a worker and count of workers: which equal slice of each batch to make.
 
     Raises:
         InputError: an argument is out of range, or a sentence longer than `batch_tokens`.
@@ -56,49 +69,101 @@ def training_batches(
     """
     if seed < 0 or first_step < 0:
         raise InputError(f"seed and first_step must be at least 0, got {seed} and {first_step}")
-    bucketing = bucket_corpus(corpus, batch_tokens=batch_tokens, rows_multiple=rows_multiple)
-    first_epoch, skipped = divmod(first_step, sum(bucketing.batches))
+    _check_shard(replicas, shard)
+    bucketing = bucket_corpus(corpus, batch_tokens=batch_tokens, mix_weights=mix_weights)
+    first_epoch, first_batch = divmod(first_step, sum(bucketing.batches))
 
     def generate() -> Iterator[Batch]:
+        skipped = first_batch
         for epoch in itertools.count(first_epoch) if epochs is None else range(first_epoch, epochs):
             planned = plan_epoch(bucketing, epoch=epoch, seed=seed)
-            for batch in planned[skipped if epoch == first_epoch else 0 :]:
-                yield make_batch(corpus, batch)
+            for number in range(skipped, len(planned)):
+                yield make_batch(
+                    corpus,
+                    planned[number],
+                    replicas=replicas,
+                    shard=shard,
+                    resample=resample,
+                    key=(seed, epoch, number),
+                )
+            skipped = 0
 
     return generate()  # a generator of its own, so that wrong arguments are found out at once
 
 
 def evaluation_batches(
-    corpus: TokenizedCorpus, *, batch_tokens: int, rows_multiple: int = 1
+    corpus: TokenizedCorpus,
+    *,
+    batch_tokens: int,
+    replicas: int = 1,
+    shard: tuple[int, int] = (0, 1),
 ) -> Iterator[Batch]:
     """Yields every pair once, in a fixed order; arguments and errors as in `training_batches`."""
-    bucketing = bucket_corpus(corpus, batch_tokens=batch_tokens, rows_multiple=rows_multiple)
-    return (make_batch(corpus, batch) for batch in plan_epoch(bucketing))
+    _check_shard(replicas, shard)
+    planned = plan_epoch(bucket_corpus(corpus, batch_tokens=batch_tokens))
+    return (make_batch(corpus, batch, replicas=replicas, shard=shard) for batch in planned)
 
 
 def bucket_corpus(
-    corpus: TokenizedCorpus, *, batch_tokens: int, rows_multiple: int = 1
+    corpus: TokenizedCorpus, *, batch_tokens: int, mix_weights: Sequence[float] | None = None
 ) -> Bucketing:
     """Returns the shapes of the corpus's batches; `sum(result.batches)` is steps per epoch."""
     return choose_buckets(
         corpus.source_lengths,
         corpus.target_lengths,
         batch_tokens=batch_tokens,
-        rows_multiple=rows_multiple,
+        part_offsets=corpus.part_offsets,
+        mix_weights=mix_weights,
     )
 
 
-def make_batch(corpus: TokenizedCorpus, batch: PlannedBatch) -> Batch:
-    """Gathers the ids of a planned batch; rows beyond its pairs are PAD_ID throughout."""
+def make_batch(
+    corpus: TokenizedCorpus,
+    batch: PlannedBatch,
+    *,
+    replicas: int = 1,
+    shard: tuple[int, int] = (0, 1),
+    resample: tuple[Resample, Resample] | None = None,
+    key: tuple[int, ...] = (),
+) -> Batch:
+    """Makes one worker's rows of a planned batch; rows beyond its pairs are PAD_ID throughout.
+
+    Arguments as of `training_batches`; `key` is a seed and what sets this batch apart.
+    """
     (rows, source_length, target_length), pairs = batch
-    source = gather_rows(corpus.source_ids, corpus.source_offsets, pairs, (rows, source_length))
-    labels = gather_rows(corpus.target_ids, corpus.target_offsets, pairs, (rows, target_length))
-    target = np.full_like(labels, PAD_ID)
-    target[: len(pairs), 0] = START_ID
-    target[:, 1:] = labels[:, :-1]
+    index, count = shard
+    own = math.ceil(rows / replicas) * replicas // count
+    # Rows that share a seed are made together, whoever keeps them.
+    first = index * own // GROUP_ROWS * GROUP_ROWS
+    last = math.ceil((index + 1) * own / GROUP_ROWS) * GROUP_ROWS
+    pairs = pairs[first:last]
+    source, labels = (
+        gather_rows(ids, offsets, pairs, (last - first, length))
+        for ids, offsets, length in (
+            (corpus.source_ids, corpus.source_offsets, source_length),
+            (corpus.target_ids, corpus.target_offsets, target_length),
+        )
+    )
     ends = corpus.target_offsets[pairs + 1] - corpus.target_offsets[pairs]
     labels[np.arange(len(pairs)), ends] = END_ID
-    return {"source": source, "target": target}, labels
+    if resample:
+        for side, matrix in enumerate((source, labels)):
+            sentences = matrix[: len(pairs)]
+            resample_rows(sentences, resample[side], first_row=first, key=(*key, side))
+    target = np.full_like(labels, PAD_ID)
+    target[: len(pairs), 0] = START_ID
+    target[:, 1:] = np.where(labels[:, :-1] == END_ID, PAD_ID, labels[:, :-1])
+    kept = slice(index * own - first, (index + 1) * own - first)
+    return {"source": source[kept], "target": target[kept]}, labels[kept]
+
+
+def _check_shard(replicas: int, shard: tuple[int, int]) -> None:
+    index, count = shard
+    if not 0 <= index < count or replicas < 1 or replicas % count:
+        raise InputError(
+            "shard must be the number of a worker, from 0, and the count of workers, of which each "
+            f"has as many of the replicas; got {shard} and {replicas} replicas"
+        )
 
 
 def to_dataset(batches: Callable[[], Iterator[Batch]]) -> Any:

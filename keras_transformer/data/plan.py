@@ -3,12 +3,14 @@
 A run that resumes needs nothing but its step number to find its place again.
 """
 
+import itertools
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from keras_transformer.data.buckets import Bucket, Bucketing
+from keras_transformer.data.mixing import draw
 
 
 class PlannedBatch(NamedTuple):
@@ -21,7 +23,7 @@ class PlannedBatch(NamedTuple):
 def plan_epoch(
     bucketing: Bucketing, *, epoch: int = 0, seed: int | None = None
 ) -> list[PlannedBatch]:
-    """Deals every pair of the corpus into exactly one batch.
+    """Deals the pairs of an epoch into batches, each into exactly one.
 
     Args:
         bucketing: from `choose_buckets`.
@@ -30,24 +32,44 @@ def plan_epoch(
             leaves pairs and batches in their natural order: that of buckets, then the corpus.
 
     Returns:
-        The batches in order, `sum(bucketing.batches)` of them whatever the seed and epoch.
+        The batches in order, `sum(bucketing.batches)` of them whatever the seed and epoch. With
+        a seed the first is one of those that need the most memory: if that is more than there
+        is, training fails at once and not after hours.
     """
-    random = None if seed is None else np.random.default_rng([seed, epoch])
-    by_bucket = np.argsort(bucketing.bucket_of_pair, kind="stable")
-    sizes = np.bincount(bucketing.bucket_of_pair, minlength=len(bucketing.buckets))
-    pools = [[pairs] for pairs in np.split(by_bucket, np.cumsum(sizes)[:-1])]
+    random = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(epoch,)))
+    moved: list[list[npt.NDArray[np.int64]]] = [[] for _ in bucketing.buckets]
     planned = []
-    for number, bucket in enumerate(bucketing.buckets):
-        pairs = np.concatenate(pools[number])
-        if random is not None:
+    for number, strata in enumerate(_strata(bucketing)):
+        bucket, home = bucketing.buckets[number], bucketing.leftovers_to[number]
+        if seed is not None:
+            counts = bucketing.draws[:, number].tolist()
+            strata = [
+                draw(pairs, count, epoch=epoch, seed=seed, stratum=(part, number))
+                for part, (pairs, count) in enumerate(zip(strata, counts, strict=True))
+            ]
+        pairs = np.concatenate(strata + moved[number])
+        if seed is not None:
             random.shuffle(pairs)
-        home = bucketing.leftovers_to[number]
         if home != number:
             full = bucketing.batches[number] * bucket.rows
-            pools[home].append(pairs[full:])
+            moved[home].append(pairs[full:])
             pairs = pairs[:full]
         for start in range(0, len(pairs), bucket.rows):
             planned.append(PlannedBatch(bucket, pairs[start : start + bucket.rows]))
-    if random is None:
+    if seed is None:
         return planned
-    return [planned[index] for index in random.permutation(len(planned))]
+    shuffled = [planned[index] for index in random.permutation(len(planned))]
+    largest = max({batch.bucket for batch in shuffled}, key=lambda bucket: (bucket.memory, bucket))
+    first = next(index for index, batch in enumerate(shuffled) if batch.bucket == largest)
+    return [shuffled.pop(first), *shuffled]
+
+
+def _strata(bucketing: Bucketing) -> list[list[npt.NDArray[np.int64]]]:
+    """Returns the pairs of each bucket [K] and each of the corpora [P], in order."""
+    by_part = []
+    for first, last in itertools.pairwise(bucketing.part_offsets.tolist()):
+        buckets = bucketing.bucket_of_pair[first:last]
+        sizes = np.bincount(buckets, minlength=len(bucketing.buckets))
+        pairs = np.argsort(buckets, kind="stable") + first
+        by_part.append(np.split(pairs, np.cumsum(sizes)[:-1]))
+    return [list(strata) for strata in zip(*by_part, strict=True)]

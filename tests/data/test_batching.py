@@ -86,6 +86,132 @@ def test_resuming_far_ahead_makes_no_earlier_batches():
     assert time.process_time() - start < 1
 
 
+def rows_of(batches):
+    """Gives the rows of each batch that are not empty: source, target, labels."""
+    return [
+        [
+            (s.tolist(), t.tolist(), y.tolist())
+            for s, t, y in zip(x["source"], x["target"], labels, strict=True)
+            if s.any()
+        ]
+        for x, labels in batches
+    ]
+
+
+def batches_of(corpus, **changes):
+    return list(training_batches(corpus, **{"batch_tokens": 128, "epochs": 2, **changes}))
+
+
+def test_any_number_of_replicas_gets_the_same_batches():
+    corpus, _, _ = a_corpus()
+    alone = batches_of(corpus)
+    few_rows = many_rows = 0
+    for replicas in (2, 3, 4, 8):
+        shared = batches_of(corpus, replicas=replicas)
+        assert rows_of(shared) == rows_of(alone)
+        for (_, ours), (_, theirs) in zip(shared, alone, strict=True):
+            assert len(ours) % replicas == 0
+            assert len(ours) - len(theirs) < replicas  # filled up with no more than needed
+            if len(theirs) >= 8 and replicas != 3:
+                assert len(ours) == len(theirs)
+                many_rows += 1
+            few_rows += len(theirs) < 8
+    assert few_rows and many_rows
+
+
+@pytest.mark.parametrize(("replicas", "workers"), [(2, 2), (4, 2), (8, 8), (6, 3)])
+@pytest.mark.parametrize("resampled", [False, True])
+def test_workers_make_equal_slices_of_the_same_batches(replicas, workers, resampled):
+    corpus, _, _ = a_corpus()
+    options = {"replicas": replicas, "resample": (turn, turn) if resampled else None}
+    whole = batches_of(corpus, **options)
+    parts = [batches_of(corpus, shard=(index, workers), **options) for index in range(workers)]
+    for batch, *slices in zip(whole, *parts, strict=True):
+        assert len({len(labels) for _, labels in slices}) == 1
+        joined = [
+            np.concatenate([get(part) for part in slices])
+            for get in (lambda b: b[0]["source"], lambda b: b[0]["target"], lambda b: b[1])
+        ]
+        for ours, theirs in zip(joined, (*batch[0].values(), batch[1]), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+
+
+def test_workers_make_equal_slices_for_evaluation_too():
+    corpus, _, _ = a_corpus()
+    options = {"batch_tokens": 128, "replicas": 2}
+    whole = evaluation_batches(corpus, **options)
+    parts = [evaluation_batches(corpus, shard=(index, 2), **options) for index in range(2)]
+    for batch, first, second in zip(whole, *parts, strict=True):
+        assert np.concatenate([first[1], second[1]]).tolist() == batch[1].tolist()
+
+
+@pytest.mark.parametrize("wrong", [{"shard": (2, 2), "replicas": 2}, {"shard": (0, 2)}])
+def test_a_worker_that_cannot_be_is_refused_at_once(wrong):
+    corpus, _, _ = a_corpus(pairs=3)
+    with pytest.raises(InputError, match="shard must be the number of a worker"):
+        training_batches(corpus, batch_tokens=64, **wrong)
+
+
+def turn(sentences, seed):
+    """Stands in for another segmentation: turns each sentence by a number of the seed."""
+    turns = np.random.default_rng(seed).integers(0, 5, len(sentences)).tolist()
+    return [ids[n:] + ids[:n] for ids, n in zip(sentences, turns, strict=True)]
+
+
+def test_other_segmentations_come_anew_in_each_epoch_and_again_when_resumed():
+    corpus, _, _ = a_corpus()
+    options = {"resample": (turn, turn), "seed": 9}
+    whole = as_lists(batches_of(corpus, **options))
+    assert as_lists(batches_of(corpus, **options)) == whole
+    for step in (1, len(whole) // 2 + 3):
+        assert as_lists(batches_of(corpus, first_step=step, **options)) == whole[step:]
+    plain = rows_of(batches_of(corpus, seed=9))
+    pairs = [
+        ([*itertools.chain(*new)], [*itertools.chain(*old)])
+        for rows, others in zip(rows_of(batches_of(corpus, **options)), plain, strict=True)
+        for new, old in zip(rows, others, strict=True)
+    ]
+    assert all(sorted(new) == sorted(old) for new, old in pairs)
+    assert sum(new != old for new, old in pairs) > len(pairs) / 2
+
+
+def test_a_segmentation_that_does_not_fit_its_batch_is_not_taken():
+    corpus, _, _ = a_corpus()
+    longer = lambda sentences, seed: [ids + ids for ids in sentences]  # noqa: E731
+    shorter = lambda sentences, seed: [ids[:1] for ids in sentences]  # noqa: E731
+    for (x, y), (old_x, old_y) in zip(
+        batches_of(corpus, resample=(longer, shorter)), batches_of(corpus), strict=True
+    ):
+        assert x["source"].shape == old_x["source"].shape
+        assert y.shape == old_y.shape
+        for new, old in zip(x["source"], old_x["source"], strict=True):
+            length = np.count_nonzero(old) - 1
+            if 2 * length < len(old) and length > 0:
+                assert new[: 2 * length].tolist() == [*old[:length]] * 2
+                assert new[2 * length] == END_ID and not new[2 * length + 1 :].any()
+            else:
+                assert new.tolist() == old.tolist()
+        real = old_y.any(axis=1)
+        assert (y[real, 1] == END_ID).all() and (x["target"][real, 1] == y[real, 0]).all()
+        assert not y[:, 2:].any() and not x["target"][:, 2:].any()
+
+
+def test_the_place_in_half_a_million_pairs_is_found_well_within_a_second():
+    random = np.random.default_rng(1)
+    source, target = np.exp(random.normal(3, 0.6, (2, 500_000))).astype(int).clip(1, 150)
+    corpus = TokenizedCorpus(
+        source_ids=np.full((source + 1).sum(), 5, np.uint16),
+        source_offsets=np.cumsum([0, *(source + 1)]),
+        target_ids=np.full(target.sum(), 5, np.uint16),
+        target_offsets=np.cumsum([0, *target]),
+        part_offsets=np.array([0, 200_000, 500_000]),
+    )
+    for weights in (None, [1, 3]):
+        start = time.process_time()
+        next(training_batches(corpus, batch_tokens=2048, first_step=77_777, mix_weights=weights))
+        assert time.process_time() - start < 0.9
+
+
 def test_training_goes_on_without_end():
     corpus, _, _ = a_corpus(pairs=3)
     assert len(list(itertools.islice(training_batches(corpus, batch_tokens=64), 50))) == 50

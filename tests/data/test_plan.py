@@ -54,6 +54,15 @@ def test_batches_are_made_up_anew_in_each_epoch():
     assert len(epochs[0] & epochs[1]) <= bucketing.batches.count(1) < len(epochs[0]) / 3
 
 
+def test_the_shape_that_needs_most_memory_comes_first():
+    bucketing, _, _ = a_bucketing()
+    most = max(bucket.memory for bucket in bucketing.buckets)
+    for epoch in range(3):
+        first, *others = plan_epoch(bucketing, epoch=epoch, seed=2)
+        assert first.bucket.memory == most
+        assert sorted(others, key=lambda b: -b.bucket.memory)[0] is not others[0]
+
+
 def test_shapes_are_mixed_over_the_epoch():
     bucketing, _, _ = a_bucketing()
     planned = plan_epoch(bucketing, seed=0)
@@ -68,6 +77,47 @@ def test_without_a_seed_the_order_is_that_of_buckets_and_corpus():
     cells = [batch.bucket.row_cells for batch in planned]
     assert cells == sorted(cells)
     assert order(planned) == order(plan_epoch(bucketing, epoch=3))
+
+
+def mixed(weights, pairs=(2000, 500)):
+    random = np.random.default_rng(5)
+    lengths = random.integers(2, 40, sum(pairs))
+    offsets = np.cumsum([0, *pairs])
+    return choose_buckets(
+        lengths, lengths, batch_tokens=512, part_offsets=offsets, mix_weights=weights
+    )
+
+
+def test_without_weights_every_pair_of_every_corpus_occurs_once_an_epoch():
+    for epoch in (0, 3):
+        assert sorted(order(plan_epoch(mixed(None), epoch=epoch, seed=1))) == list(range(2500))
+
+
+def test_a_corpus_of_which_no_pair_is_left_does_no_harm():
+    for sizes in ((0, 300), (300, 0), (100, 0, 200)):
+        bucketing = mixed(None, sizes)
+        assert sorted(order(plan_epoch(bucketing, epoch=1, seed=1))) == list(range(300))
+        assert sorted(order(plan_epoch(bucketing))) == list(range(300))
+
+
+def test_corpora_are_mixed_by_their_weights():
+    bucketing = mixed([1, 4])
+    planned = [plan_epoch(bucketing, epoch=epoch, seed=1) for epoch in range(12)]
+    assert {len(batches) for batches in planned} == {sum(bucketing.batches)}
+    numbers = [np.array(order(batches)) for batches in planned]
+    assert {len(pairs) for pairs in numbers} == {2500}
+    assert {int((pairs < 2000).sum()) for pairs in numbers} == {500}
+
+
+def test_over_the_epochs_all_pairs_of_a_corpus_occur_equally_often():
+    bucketing = mixed([1, 4])
+    seen = np.bincount(
+        np.concatenate([order(plan_epoch(bucketing, epoch=epoch, seed=1)) for epoch in range(40)]),
+        minlength=2500,
+    )
+    # 500 of 2,000 and 2,000 of 500 an epoch, up to the rounding within a bucket.
+    assert 8 <= seen[:2000].min() <= seen[:2000].max() <= 12
+    assert 155 <= seen[2000:].min() <= seen[2000:].max() <= 165
 
 
 def test_half_a_million_pairs_are_planned_within_a_second():

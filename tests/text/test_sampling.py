@@ -1,0 +1,93 @@
+"""Segmentations drawn at random."""
+
+import concurrent.futures
+import functools
+
+import pytest
+
+from keras_transformer.config import UNKNOWN_ID
+from keras_transformer.errors import InputError
+from keras_transformer.text import SubwordSampler, learn_vocabulary
+
+SENTENCES = [
+    f"{who} {does} {what} {where} ."
+    for who in ("the old captain", "a young gardener", "somebody")
+    for does in ("remembers", "photographs", "understands")
+    for what in ("three mountains", "his grandmother", "everything")
+    for where in ("in the afternoon", "beside the river")
+]
+
+
+@functools.cache
+def a_vocabulary(kind):
+    return learn_vocabulary(SENTENCES, size=150 if kind == "bpe" else 45, kind=kind)
+
+
+@pytest.fixture(params=["bpe", "unigram"])
+def vocabulary(request):
+    return a_vocabulary(request.param)
+
+
+@pytest.fixture
+def sampler(vocabulary):
+    return SubwordSampler(vocabulary, alpha=0.2)
+
+
+def test_the_text_stays_and_its_segmentation_changes(vocabulary, sampler):
+    ids = vocabulary.encode(SENTENCES)
+    sampled = sampler(ids, seed=1)
+    assert vocabulary.decode(sampled) == SENTENCES
+    assert sum(new != old for new, old in zip(sampled, ids, strict=True)) > len(ids) / 2
+
+
+def test_the_segmentation_follows_from_the_seed(vocabulary, sampler):
+    ids = vocabulary.encode(SENTENCES)
+    first = sampler(ids, seed=1)
+    others = [sampler(ids, seed=seed) for seed in (0, 2, 2**31 - 1)]
+    assert sampler(ids, seed=1) == first
+    assert all(other != first for other in others)
+    assert SubwordSampler(vocabulary, alpha=0.2)(ids, seed=1) == first
+
+
+def test_threads_do_not_disturb_each_other(vocabulary, sampler):
+    ids = vocabulary.encode(SENTENCES)
+    alone = [sampler(ids, seed=seed) for seed in range(40)]
+    with concurrent.futures.ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(lambda seed: sampler(ids, seed=seed), range(40))) == alone
+
+
+@pytest.mark.parametrize(
+    ("kind", "little", "much"),
+    [("bpe", 0.01, 0.5), ("unigram", 0.99, 0.01)],  # share of merges left out; flatness
+)
+def test_alpha_says_how_much_it_varies(kind, little, much):
+    vocabulary = a_vocabulary(kind)
+    ids = vocabulary.encode(SENTENCES)
+    changed = [
+        sum(
+            new != old
+            for seed in range(10)
+            for new, old in zip(sampler(ids, seed=seed), ids, strict=True)
+        )
+        for sampler in (SubwordSampler(vocabulary, alpha=alpha) for alpha in (little, much))
+    ]
+    assert changed[0] < changed[1]
+
+
+def test_a_sentence_with_an_unknown_symbol_stays_as_it_is(vocabulary, sampler):
+    known, unknown = vocabulary.encode(["everything", "everything \u4e2d remembers"])
+    assert UNKNOWN_ID in unknown
+    for seed in range(20):
+        assert sampler([known, unknown], seed=seed)[1] == unknown
+
+
+def test_a_sentence_whose_text_would_vanish_stays_as_it_is(vocabulary, sampler):
+    blank = [next(id_ for id_ in range(vocabulary.size) if vocabulary.pieces([id_]) == ["\u2581"])]
+    assert sampler([blank, []], seed=1) == [blank, []]
+
+
+@pytest.mark.parametrize("kind", ["char", "word"])
+def test_a_vocabulary_with_one_segmentation_only_is_refused(kind):
+    vocabulary = learn_vocabulary(SENTENCES, size=40, kind=kind)
+    with pytest.raises(InputError, match="needs a vocabulary of kind bpe or unigram"):
+        SubwordSampler(vocabulary, alpha=0.1)
