@@ -6,12 +6,14 @@ python scripts/evaluate.py --run_dir=runs/mine --source=test.en --target=test.de
 
 import json
 import pathlib
+from typing import Any
 
 from absl import flags
 
 import common
-from keras_transformer.config import SearchConfig
+from keras_transformer.config import DataConfig, SearchConfig
 from keras_transformer.errors import InputError
+from keras_transformer.files import write_whole
 
 _RUN_DIR = flags.DEFINE_string("run_dir", None, "Directory of a training run.", required=True)
 _CHECKPOINT = common.define_checkpoint_flag()
@@ -22,12 +24,18 @@ _TARGET = flags.DEFINE_string("target", None, "Its reference translation.")
 _SPLIT = flags.DEFINE_string(
     "split", "test", "Split of the run's data set, where the run or --source names no test files."
 )
-_LOWERCASE = flags.DEFINE_boolean("lowercase", False, "Compute BLEU without regard to case.")
+_LOWERCASE = flags.DEFINE_boolean(
+    "lowercase", None, "Compute BLEU without regard to case. Default: the run's bleu_lowercase."
+)
 _TOKENIZE = flags.DEFINE_enum(
     "tokenize",
-    "13a",
+    None,
     ["13a", "intl", "char", "zh", "none"],
-    "sacreBLEU's tokenizer; none for text that is tokenized already.",
+    "sacreBLEU's tokenizer; none for text that is tokenized already. Default: the run's "
+    "bleu_tokenize.",
+)
+_REMOVE_BPE = flags.DEFINE_boolean(
+    "remove_bpe", None, 'Join pieces marked with "@@ " first. Default: the run\'s remove_bpe.'
 )
 _OUTPUT = flags.DEFINE_string("output", None, "File for the translations; not written otherwise.")
 _JSON = flags.DEFINE_boolean("json", False, "Print one JSON object.")
@@ -45,7 +53,7 @@ def main(arguments: list[str]) -> None:
     common.load_tensorflow()
     from keras_transformer.data import read_parallel
     from keras_transformer.serving import Translator
-    from keras_transformer.text import score_translations
+    from keras_transformer.text.scores import join_pieces, score_translations
     from keras_transformer.training import RunDirectory, read_test_text
 
     run = RunDirectory(_RUN_DIR.value)
@@ -57,13 +65,13 @@ def main(arguments: list[str]) -> None:
     checkpoint = run.checkpoints().find(_CHECKPOINT.value)
     translator = Translator(run.load_model(checkpoint), *run.vocabularies(), search)
     results = translator.translate(text.source, _BATCH_SIZE.value)
+    options = _scoring(data)
     translations = [best.text for best, *_ in results]
+    if options["remove_bpe"]:
+        translations = [join_pieces(text) for text in translations]
     if _OUTPUT.value is not None:
-        lines = "".join(line + "\n" for line in translations)
-        pathlib.Path(_OUTPUT.value).write_text(lines, encoding="utf-8")
-    scores = score_translations(
-        translations, text.target, lowercase=_LOWERCASE.value, tokenize=_TOKENIZE.value
-    )
+        write_whole(_OUTPUT.value, "".join(line + "\n" for line in translations))
+    scores = score_translations(translations, text.target, **options)
     if _JSON.value:
         print(json.dumps(scores | {"checkpoint": checkpoint}))
         return
@@ -77,6 +85,17 @@ def main(arguments: list[str]) -> None:
         print(f"sacreBLEU    {scores['bleu']:.2f}   {scores['bleu_signature']}")
     print(f"chrF         {scores['chrf']:.2f}   {scores['chrf_signature']}")
     print(f"exact match  {scores['exact_match']:.4f}")
+
+
+def _scoring(data: DataConfig) -> dict[str, Any]:
+    """Returns how BLEU is counted: as the run does, where flags do not say otherwise."""
+    run = {
+        "lowercase": data.bleu_lowercase,
+        "tokenize": data.bleu_tokenize,
+        "remove_bpe": data.remove_bpe,
+    }
+    given = {name: flags.FLAGS[name].value for name in run}
+    return run | {name: value for name, value in given.items() if value is not None}
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from keras_transformer.config import SearchConfig
 from keras_transformer.errors import InputError
 
 if TYPE_CHECKING:
-    from keras_transformer.serving import Translator
+    from keras_transformer.serving.translator import Translation
 
 _RUN_DIR = flags.DEFINE_string("run_dir", None, "Directory of a training run.")
 _SAVED_MODEL = flags.DEFINE_string(
@@ -29,6 +29,11 @@ _SCORES = flags.DEFINE_boolean(
     "scores",
     False,
     "Write line number, score and translation, tab-separated; so it is for n-best lists anyway.",
+)
+_REMOVE_BPE = flags.DEFINE_boolean(
+    "remove_bpe",
+    None,
+    'Join pieces marked with "@@ " in the translations. Default: the run\'s remove_bpe.',
 )
 common.define_flags(SearchConfig)
 
@@ -47,12 +52,16 @@ def main(arguments: list[str]) -> None:
         )
     search = SearchConfig(**given)
     common.load_tensorflow()
-    from keras_transformer.serving import load_exported, translate_sorted
+    from keras_transformer.serving import Translator, load_exported, translate_sorted
+    from keras_transformer.training import RunDirectory
 
     lines = _lines(arguments)  # opened before the model, so that a wrong name is told at once
     translate: Callable[[Any], dict[str, Any]]
+    join = _REMOVE_BPE.value
     if _RUN_DIR.value is not None:
-        translate = _translator(_RUN_DIR.value, search)
+        run = RunDirectory(_RUN_DIR.value)
+        translate = Translator(run.load_model(_CHECKPOINT.value), *run.vocabularies(), search)
+        join = run.configs()[1].remove_bpe if join is None else join
     else:
         translate = load_exported(_SAVED_MODEL.value or "")
     at_once = _LINES_AT_ONCE
@@ -63,12 +72,18 @@ def main(arguments: list[str]) -> None:
     while sentences := list(itertools.islice(lines, at_once)):
         for translations in translate_sorted(translate, sentences, _BATCH_SIZE.value):
             number += 1
-            if len(translations) == 1 and not _SCORES.value:
-                sys.stdout.write(translations[0].text + "\n")
-                continue
-            for text, score in translations:
-                sys.stdout.write(f"{number}\t{score:.4f}\t{text}\n")
+            _write(number, translations, bool(join))
         sys.stdout.flush()
+
+
+def _write(number: int, translations: "list[Translation]", join: bool) -> None:
+    """Writes the translations of one sentence."""
+    from keras_transformer.text.scores import join_pieces
+
+    with_scores = _SCORES.value or len(translations) > 1
+    for text, score in translations:
+        start = f"{number}\t{score:.4f}\t" if with_scores else ""
+        sys.stdout.write(f"{start}{join_pieces(text) if join else text}\n")
 
 
 def _lines(paths: list[str]) -> Iterator[str]:
@@ -92,14 +107,6 @@ def _standard_input() -> Iterator[str]:
             raise InputError(
                 f"standard input, line {number} is not UTF-8: {error.reason}; convert it first"
             ) from error
-
-
-def _translator(run_dir: str, search: SearchConfig) -> "Translator":
-    from keras_transformer.serving import Translator
-    from keras_transformer.training import RunDirectory
-
-    run = RunDirectory(run_dir)
-    return Translator(run.load_model(_CHECKPOINT.value), *run.vocabularies(), search)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from typing_extensions import Self
 
 from keras_transformer.config import END_ID, PAD_ID, START_ID, UNKNOWN_ID
 from keras_transformer.errors import InputError
+from keras_transformer.files import write_whole
 
 RESERVED_IDS = (PAD_ID, UNKNOWN_ID, START_ID, END_ID)
 _SPACE = "\u2581"  # how SentencePiece spells the space inside a piece
@@ -69,18 +70,13 @@ class Vocabulary:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the model to `path`, whose folder must exist; never leaves half a file there."""
-        path = pathlib.Path(path)
-        aside = path.with_name(f".{path.name}.{os.getpid()}")
         try:
-            aside.write_bytes(self.model_bytes)
-            aside.replace(path)
+            write_whole(path, self.model_bytes)
         except OSError as error:
             raise InputError(
-                f"cannot write the vocabulary {path}: {error.strerror}; "
+                f"cannot write the vocabulary {os.fspath(path)}: {error.strerror}; "
                 "give a path in a folder that exists and can be written to"
             ) from error
-        finally:
-            aside.unlink(missing_ok=True)
 
     @functools.cached_property
     def fingerprint(self) -> str:

@@ -1,23 +1,33 @@
-"""Checkpoints of a training run: written whole or not at all, read back or refused.
+"""The checkpoints of a training run: which are kept, which one is meant, and their average.
 
-A checkpoint holds the weights by name, the state of every dropout's random numbers, and the
-optimizer. Its files are written aside and then moved to their place, the index, which makes them
-a checkpoint, last: a crash or a full disk leaves the earlier checkpoints as they are.
+A checkpoint holds the weights by name, the state of every dropout's random numbers, the optimizer,
+and what else training goes on from. A crash, a full disk or a power loss while one is written
+leaves the earlier ones as they are; see `checkpoint_files.py`.
+
+Regular checkpoints come after every so many steps and at the end. Any other was written because
+the run was stopped: training goes on from it, and it is dropped once a regular one follows, so
+that stopping a run changes neither which checkpoints are kept nor their average.
 """
 
 import pathlib
-import re
-import shutil
-import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from keras_transformer.errors import InputError
-
-AVERAGE = "average"
+from keras_transformer.training.checkpoint_files import (
+    AVERAGE,
+    CheckpointFiles,
+    Contents,
+    DamagedError,
+    Variable,
+    by_name,
+    one_line,
+    training_contents,
+)
+from keras_transformer.training.scores import Scores
 
 
 class Checkpoints:
@@ -26,83 +36,171 @@ class Checkpoints:
     Args:
         folder: where they are; made when the first one is written.
         keep: how many of the newest to keep.
+        keep_best: how many of those with the best dev BLEU to keep beside them.
+        every: steps between two regular checkpoints.
+        end: the last step of the run, whose checkpoint is a regular one too.
+
+    Attributes:
+        scores: the metrics at each checkpoint.
     """
 
-    def __init__(self, folder: pathlib.Path, keep: int = 20) -> None:
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        keep: int = 20,
+        *,
+        keep_best: int = 0,
+        every: int = 1,
+        end: int | None = None,
+    ) -> None:
         self.folder = folder
         self.keep = keep
+        self.keep_best = keep_best
+        self.every = every
+        self.end = end
+        self.scores = Scores(folder / "scores.json")
+        self._files = CheckpointFiles(folder)
 
     def steps(self) -> list[int]:
         """Returns the steps of the complete checkpoints, oldest first."""
-        return sorted(
-            int(match.group(1))
-            for path in self.folder.glob("step-*.index")
-            if (match := re.fullmatch(r"step-(\d+)", path.stem))
-        )
+        return self._files.steps()
 
-    def save(self, model: keras.Model, step: int) -> None:
-        """Writes the model and its optimizer as checkpoint `step-<step>`, then drops old ones.
+    def has_average(self) -> bool:
+        """Whether the run's result is there; a later checkpoint drops it."""
+        return self._files.exists(AVERAGE)
+
+    def is_regular(self, step: int) -> bool:
+        """Whether a run that nothing disturbs writes a checkpoint at this step."""
+        return step % self.every == 0 or step == self.end
+
+    def newest(self, count: int) -> list[int]:
+        """Returns the steps of the newest regular checkpoints, oldest first."""
+        return [step for step in self.steps() if self.is_regular(step)][-count:]
+
+    def best(self, count: int) -> list[int]:
+        """Returns the steps of the regular checkpoints with the best dev BLEU, oldest first.
+
+        Among equals the newer one is better; those without a BLEU are none of the best.
+        """
+        return self._best_of(self.steps(), count)
+
+    def to_average(self, last: int, best: int | None = None) -> list[int]:
+        """Returns the steps whose mean is the run's result: the newest, or the best if asked."""
+        return self.newest(last) if best is None else self.best(best)
+
+    def save(
+        self,
+        model: keras.Model,
+        step: int,
+        *,
+        metrics: Mapping[str, float] | None = None,
+        average_weights: Mapping[str, Variable] | None = None,
+        extra: Mapping[str, Variable] | None = None,
+    ) -> None:
+        """Writes checkpoint `step-<step>`, then drops those that are not kept any longer.
 
         The average of earlier ones, which no longer is the run's result, is dropped as well.
 
+        Args:
+            model: gives the weights, the random numbers of dropout and the optimizer.
+            step: batches trained on.
+            metrics: of the model at this step, for `best` and for stopping early.
+            average_weights: moving averages of the trainable weights, by the weights' paths within
+                the model.
+            extra: other variables that training goes on from, by name.
+
         Raises:
-            InputError: the disk does not take it; the earlier checkpoints stay as they are.
+            InputError: a weight is not finite, or the disk does not take the checkpoint; the
+                earlier ones stay as they are.
         """
-        self._write(_contents(model, optimizer=True), f"step-{step}")
-        for old in [AVERAGE, *(f"step-{step}" for step in self.steps()[: -self.keep])]:
-            self._drop(old)
+        contents = training_contents(model, average_weights, extra)
+        self._check_finite(contents, step)
+        self._write(f"step-{step}", contents, step, metrics)
+        self._tidy(step)
 
     def save_average(self, model: keras.Model) -> None:
         """Writes the model's weights as checkpoint `average`."""
-        self._write(_contents(model, optimizer=False), AVERAGE)
+        self._write(AVERAGE, {"weights": by_name(model, model.weights)})
 
-    def restore(self, model: keras.Model, name: str, *, optimizer: bool = False) -> None:
-        """Reads checkpoint `name` into the model, and into its optimizer too if asked.
+    def restore(self, model: keras.Model, name: str) -> None:
+        """Reads the weights of checkpoint `name`, or its moving averages of them if it has such.
 
         Raises:
             InputError: there is no such checkpoint, it is damaged, or it is another model's.
         """
-        prefix = self.folder / name
-        if not prefix.with_suffix(".index").exists():
-            raise InputError(f"no checkpoint {name} in {self.folder}; there is {self._listing()}")
-        try:
-            stored = [key for key, _ in tf.train.list_variables(str(prefix))]
-            if sum(key.startswith("weights/") for key in stored) != len(model.weights):
-                raise ValueError(f"it does not hold {len(model.weights)} weights")
-            status = tf.train.Checkpoint(**_contents(model, optimizer)).read(str(prefix))
-            status.assert_existing_objects_matched().expect_partial()
-        except (AssertionError, ValueError) as error:
+        contents = {"weights": by_name(model, model.weights)}
+        if "average_weights" in self._files.count(name):
+            contents = {
+                "weights": by_name(model, model.non_trainable_weights),
+                "average_weights": by_name(model, model.trainable_weights),
+            }
+        self._files.read(name, contents, len(model.weights))
+
+    def resume(
+        self,
+        model: keras.Model,
+        *,
+        average_weights: Mapping[str, Variable] | None = None,
+        extra: Mapping[str, Variable] | None = None,
+        say: Callable[[str], None] = print,
+    ) -> int:
+        """Sets all that `save` was given to the newest checkpoint that is whole.
+
+        Args:
+            model: as of `save`.
+            average_weights: as of `save`.
+            extra: as of `save`.
+            say: takes a line where damaged checkpoints are passed over.
+
+        Returns:
+            The checkpoint's step; 0 where there is none yet.
+
+        Raises:
+            InputError: all checkpoints are damaged, or the newest is another model's.
+        """
+        self.scores.read()  # if it is damaged, that is told now and not after the next interval
+        contents = training_contents(model, average_weights, extra)
+        damaged: list[str] = []
+        for step in reversed(self.steps()):
+            try:
+                self._files.read(f"step-{step}", contents, len(model.weights))
+            except DamagedError as error:
+                damaged.append(error.what)
+                continue
+            if damaged:
+                say(f"{'; '.join(damaged)}; going on from step {step}.")
+            return step
+        if damaged:
             raise InputError(
-                f"checkpoint {prefix} is of another model ({_reason(error)}); "
-                "give the run directory that it was made in"
-            ) from error
-        except (tf.errors.OpError, IndexError) as error:  # IndexError: a file that was cut short
-            raise InputError(
-                f"checkpoint {prefix} is damaged ({_reason(error)}); "
-                f"delete its files to go on from an earlier one; there is {self._listing()}"
-            ) from error
+                f"no checkpoint in {self.folder} is whole: {'; '.join(damaged)}; restore one from "
+                "a copy, or delete them to start anew"
+            )
+        return 0
 
     def find(self, which: str) -> str:
         """Returns the name of the checkpoint that a person means by `which`.
 
         Args:
-            which: "latest", "average", a step, or "auto": the average where there is one, else
-                the latest.
+            which: "latest", "best" (by dev BLEU), "average", a step, or "auto": the average
+                where there is one, else the latest.
 
         Raises:
             InputError: it names no kind of checkpoint, or there is none yet.
         """
-        steps = self.steps()
-        if which == AVERAGE or (which == "auto" and self._has_average()):
+        if which == AVERAGE or (which == "auto" and self.has_average()):
             return AVERAGE
-        if which in ("auto", "latest") and steps:
+        steps = self.best(1) if which == "best" else self.steps()
+        if which in ("auto", "latest", "best") and steps:
             return f"step-{steps[-1]}"
         step = which.removeprefix("step-")
         if step.isdecimal():
             return f"step-{step}"
+        known = ": give auto, latest, best"
+        if which == "best":
+            known = ", as none has a dev BLEU: give auto, latest"
         raise InputError(
-            f"no checkpoint {which!r} in {self.folder}: give auto, latest, average or a step; "
-            f"there is {self._listing()}"
+            f"no checkpoint {which!r} in {self.folder}{known}, average or a step; "
+            f"there is {self._files.listing()}"
         )
 
     def average(self, model: keras.Model, steps: Sequence[int]) -> None:
@@ -121,48 +219,53 @@ class Checkpoints:
         for total, weight in zip(sums, model.weights, strict=True):
             weight.assign(total / len(steps))
 
-    def _write(self, contents: dict[str, dict[str, tf.Variable]], name: str) -> None:
-        aside = self.folder / "writing"
+    def _best_of(self, steps: Sequence[int], count: int) -> list[int]:
+        scores = self.scores.read()
+        known = [
+            (scores[step]["bleu"], step)
+            for step in steps
+            if self.is_regular(step) and "bleu" in scores.get(step, {})
+        ]
+        return sorted(step for _, step in sorted(known, reverse=True)[:count])
+
+    def _check_finite(self, contents: Contents, step: int) -> None:
+        """Raises `InputError` for weights that no later step can mend."""
+        for group in ("weights", "average_weights"):
+            for name, weight in contents.get(group, {}).items():
+                if weight.dtype.is_floating and not tf.reduce_all(tf.math.is_finite(weight)):
+                    raise InputError(
+                        f"weight {name} is not finite after step {step}, so no checkpoint was "
+                        f"written; there is {self._files.listing()}; train another run with a "
+                        "lower learning_rate or clip_norm"
+                    )
+
+    def _write(
+        self,
+        name: str,
+        contents: Contents,
+        step: int = 0,
+        metrics: Mapping[str, float] | None = None,
+    ) -> None:
         try:
-            aside.mkdir(parents=True, exist_ok=True)
-            tf.train.Checkpoint(**contents).write(str(aside / name))
-            self._drop(name)
-            for path in sorted(aside.glob(f"{name}.*")):  # "data" before "index"
-                path.replace(self.folder / path.name)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if metrics:
+                self.scores.write(step, metrics)
+            self._files.write(name, contents)
         except (tf.errors.OpError, OSError) as error:
             raise InputError(
-                f"cannot write checkpoint {name} to {self.folder} ({_reason(error)}); "
-                f"free some space and run again; there is {self._listing()}"
+                f"cannot write checkpoint {name} to {self.folder} ({one_line(error)}); "
+                f"free some space and run again; there is {self._files.listing()}"
             ) from error
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
 
-    def _drop(self, name: str) -> None:
-        for path in sorted(self.folder.glob(f"{name}.*"), reverse=True):  # "index" before "data"
-            path.unlink()
+    def _tidy(self, step: int) -> None:
+        """Drops what is not kept any longer once checkpoint `step` is written.
 
-    def _has_average(self) -> bool:
-        return (self.folder / f"{AVERAGE}.index").exists()
-
-    def _listing(self) -> str:
-        names = [f"step-{step}" for step in self.steps()] + [AVERAGE] * self._has_average()
-        return ", ".join(names) or "none"
-
-
-def _reason(error: Exception) -> str:
-    """Returns TensorFlow's message on one line, without the name of its operation."""
-    return textwrap.shorten(str(error).rpartition("}} ")[2], 200)
-
-
-def _contents(model: keras.Model, optimizer: bool) -> dict[str, dict[str, tf.Variable]]:
-    """Returns the variables by name; names do not depend on what else the process has built."""
-    # The path begins with the model's own name, which Keras numbers by process.
-    own_name = f"{model.name}/"
-    weights = {weight.path.removeprefix(own_name): weight.value for weight in model.weights}
-    known = {id(weight) for weight in model.weights}
-    seeds = [variable.value for variable in model.variables if id(variable) not in known]
-    contents = {"weights": weights, "seeds": {str(i): seed for i, seed in enumerate(seeds)}}
-    if optimizer:
-        slots = [variable.value for variable in model.optimizer.variables]
-        contents["optimizer"] = {str(i): slot for i, slot in enumerate(slots)}
-    return contents
+        Later ones are left alone: if there are any, they could not be read when the run went on
+        from an earlier one, and will be written again.
+        """
+        steps = [other for other in self.steps() if other <= step]
+        regular = [other for other in steps if self.is_regular(other)]
+        kept = {step, *regular[-self.keep :], *self._best_of(regular, self.keep_best)}
+        for name in [AVERAGE, *(f"step-{other}" for other in steps if other not in kept)]:
+            self._files.drop(name)
+        self._files.sweep()

@@ -17,15 +17,22 @@ import keras
 
 from keras_transformer.config import DataConfig, ModelConfig, TrainingConfig
 from keras_transformer.errors import InputError
+from keras_transformer.files import write_whole
 from keras_transformer.models import Transformer
 from keras_transformer.text import Vocabulary
 from keras_transformer.training.checkpoints import Checkpoints
 
-# What a later run of the same command may change: it does not alter what is trained.
+# What a later run of the same command may change: it does not alter what an update does.
 _MAY_CHANGE = {
     "train_steps",
     "keep_checkpoints",
+    "keep_best",
     "average_last",
+    "average_best",
+    "stop_metric",
+    "stop_patience",
+    "max_bad_steps",
+    "log_steps",
     "test_source",
     "test_target",
 }
@@ -125,8 +132,17 @@ class RunDirectory:
 
     def checkpoints(self) -> Checkpoints:
         """Returns the run's checkpoints."""
-        keep = self.configs()[2].keep_checkpoints if self.exists else 1
-        return Checkpoints(self.path / "checkpoints", keep)
+        folder = self.path / "checkpoints"
+        if not self.exists:
+            return Checkpoints(folder)
+        training = self.configs()[2]
+        return Checkpoints(
+            folder,
+            keep=training.keep_checkpoints,
+            keep_best=training.keep_best,
+            every=training.checkpoint_steps,
+            end=training.train_steps,
+        )
 
     def load_model(self, checkpoint: str = "auto") -> Transformer:
         """Returns the model with the weights of a checkpoint, in float32.
@@ -164,10 +180,7 @@ class RunDirectory:
     def _write_config(self, *configs: Any) -> None:
         model, data, training = (config.to_dict() for config in configs)
         text = json.dumps({"model": model, "data": data, "training": training}, indent=2)
-        aside = self._config_path.with_suffix(".writing")
         try:
-            aside.write_text(text + "\n", encoding="utf-8")
-            os.replace(aside, self._config_path)
+            write_whole(self._config_path, text + "\n")
         except OSError as error:
-            aside.unlink(missing_ok=True)
             raise self._cannot_write(error) from error

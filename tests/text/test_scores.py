@@ -3,6 +3,7 @@
 import pytest
 
 from keras_transformer.text import score_translations
+from keras_transformer.text.scores import join_pieces
 
 
 def test_equal_text_scores_100_and_the_signature_says_how():
@@ -40,3 +41,23 @@ def test_bleu_is_none_where_no_sentence_has_four_words():
 def test_as_many_references_as_translations_are_needed():
     with pytest.raises(ValueError, match="shorter"):
         score_translations(["a", "b"], ["a"])
+
+
+@pytest.mark.parametrize(
+    ("pieces", "text"),
+    [
+        ("un@@ happy", "unhappy"),
+        ("the un@@ ha@@ ppy dog .", "the unhappy dog ."),
+        ("a @ b @@c mail@@home", "a @ b @@c mail@@home"),
+        ("not finish@@", "not finish"),
+        ("", ""),
+    ],
+)
+def test_pieces_that_are_marked_are_joined(pieces, text):
+    assert join_pieces(pieces) == text
+
+
+def test_pieces_of_both_sides_are_joined_before_they_are_compared():
+    pieces = (["an un@@ happy dog ran"], ["an unhap@@ py dog ran"])
+    assert score_translations(*pieces, remove_bpe=True)["bleu"] == pytest.approx(100)
+    assert score_translations(*pieces)["exact_match"] == 0

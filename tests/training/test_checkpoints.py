@@ -4,7 +4,10 @@ import os
 import pathlib
 import resource
 import shutil
+import signal
 import subprocess
+import sys
+import time
 
 import keras
 import numpy as np
@@ -14,6 +17,7 @@ import tensorflow as tf
 from keras_transformer.errors import InputError
 from keras_transformer.training.checkpoints import Checkpoints
 
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 DATA, INDEX = "data-00000-of-00001", "index"
 
 
@@ -33,6 +37,16 @@ def make_model(seed: int = 0, width: int = 4, layers: int = 2) -> keras.Model:
 
 def everything(model: keras.Model) -> list[keras.Variable]:
     return [*model.variables, *model.optimizer.variables]
+
+
+def averages_of(model: keras.Model, value: float | None = None) -> dict[str, tf.Variable]:
+    """Gives variables like the trainable weights, with twice their values or with another."""
+    return {
+        weight.path.removeprefix(f"{model.name}/"): tf.Variable(
+            2 * weight if value is None else tf.fill(weight.shape, value)
+        )
+        for weight in model.trainable_weights
+    }
 
 
 def values(variables: list[keras.Variable]) -> list[np.ndarray]:
@@ -59,14 +73,14 @@ def checkpoints(tmp_path) -> Checkpoints:
 def test_a_restored_model_has_the_same_weights_optimizer_and_dropout(checkpoints):
     model, restored = make_model(seed=1), make_model(seed=2)
     checkpoints.save(model, 7)
-    checkpoints.restore(restored, "step-7", optimizer=True)
+    assert checkpoints.resume(restored) == 7
     assert_equal(values(everything(model)), values(everything(restored)))
     x = np.ones((4, 3), "float32")
     for _ in range(2):  # the same random numbers now, and the same after them
         np.testing.assert_array_equal(model(x, training=True), restored(x, training=True))
 
 
-def test_the_optimizer_is_left_alone_unless_asked_for(checkpoints):
+def test_weights_to_translate_with_leave_the_optimizer_alone(checkpoints):
     model, restored = make_model(seed=1), make_model(seed=2)
     before = values(restored.optimizer.variables)
     checkpoints.save(model, 7)
@@ -77,9 +91,9 @@ def test_the_optimizer_is_left_alone_unless_asked_for(checkpoints):
 
 def test_only_the_newest_checkpoints_are_kept(checkpoints):
     model = make_model()
-    for step in (8, 9, 10, 100, 11):
+    for step in (8, 9, 10, 11, 100):
         checkpoints.save(model, step)
-    assert checkpoints.steps() == [10, 11, 100]
+    assert checkpoints.steps() == [10, 11, 100]  # not in the order of the alphabet
     expected = {f"step-{step}.{end}" for step in (10, 11, 100) for end in (DATA, INDEX)}
     assert names_in(checkpoints.folder) == expected
 
@@ -91,8 +105,138 @@ def test_a_folder_that_is_not_there_has_no_checkpoints(checkpoints):
 def test_the_same_step_can_be_written_again(checkpoints):
     checkpoints.save(make_model(seed=1), 7)
     checkpoints.save(model := make_model(seed=2), 7)
-    checkpoints.restore(restored := make_model(seed=3), "step-7", optimizer=True)
+    restored = make_model(seed=3)
+    assert checkpoints.resume(restored) == 7
     assert_equal(values(everything(model)), values(everything(restored)))
+
+
+def test_moving_averages_and_counters_are_restored_and_translate(checkpoints):
+    model = make_model(seed=1)
+    averages = averages_of(model)
+    extra = {"bad_steps": tf.Variable(5), "seen": keras.Variable(7.0)}
+    checkpoints.save(model, 7, average_weights=averages, extra=extra)
+
+    resumed = make_model(seed=2)
+    zeros = averages_of(resumed, 0.0)
+    others = {"bad_steps": tf.Variable(0), "seen": keras.Variable(0.0)}
+    assert checkpoints.resume(resumed, average_weights=zeros, extra=others) == 7
+    assert_equal(values(everything(model)), values(everything(resumed)))
+    assert_equal(values(averages.values()), values(zeros.values()))
+    assert (int(others["bad_steps"]), float(others["seen"])) == (5, 7.0)
+
+    translating = make_model(seed=3)
+    checkpoints.restore(translating, "step-7")
+    assert_equal(values(translating.weights), values(averages.values()))
+    checkpoints.average(translating, [7])
+    assert_equal(values(translating.weights), values(averages.values()))
+
+
+@pytest.mark.parametrize("lost", ["average_weights", "extra"])
+def test_a_checkpoint_without_what_training_needs_is_refused(checkpoints, lost):
+    model = make_model()
+    state = {"average_weights": averages_of(model), "extra": {"count": tf.Variable(1)}}
+    checkpoints.save(model, 1, **{name: state[name] for name in state if name != lost})
+    with pytest.raises(InputError, match="is of another model"):
+        checkpoints.resume(make_model(), **state)
+
+
+def test_one_device_and_several_read_each_others_checkpoints(checkpoints):
+    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+    with strategy.scope():
+        mirrored = make_model(seed=1)
+        averages = averages_of(mirrored, 0.0)
+        checkpoints.save(mirrored, 1, average_weights=averages)
+    single = make_model(seed=2)
+    plain = averages_of(single, 1.0)
+    checkpoints.resume(single, average_weights=plain)
+    assert_equal(values(everything(mirrored)), values(everything(single)))
+    assert_equal(values(averages.values()), values(plain.values()))
+    checkpoints.save(other := make_model(seed=3), 2, average_weights=plain)
+    with strategy.scope():
+        checkpoints.resume(mirrored, average_weights=averages)
+    assert_equal(values(everything(mirrored)), values(everything(other)))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("where", ["weights", "averages"])
+def test_weights_that_are_not_finite_are_not_saved(checkpoints, where, bad):
+    model = make_model()
+    checkpoints.save(model, 1)
+    averages = averages_of(model)
+    kernel = model.layers[0].kernel if where == "weights" else averages["dense_0/kernel"]
+    kernel.assign(np.where(np.eye(3, 4) > 0, bad, kernel))
+    before = names_in(checkpoints.folder)
+    with pytest.raises(InputError, match=r"dense_0/kernel is not finite after step 2.*is step-1;"):
+        checkpoints.save(model, 2, metrics={"loss": 1.0}, average_weights=averages)
+    assert names_in(checkpoints.folder) == before
+
+
+# Which are kept
+
+
+def test_the_best_are_kept_beside_the_newest_and_the_newer_among_equals(checkpoints):
+    checkpoints.keep_best, model = 2, make_model()
+    for step, bleu in enumerate([9.0, 30.0, 8.0, 30.0, 30.0, 7.0, 6.0, 5.0]):
+        checkpoints.save(model, step, metrics={"bleu": bleu, "loss": 1.0})
+    assert checkpoints.steps() == [3, 4, 5, 6, 7]
+    assert checkpoints.best(1) == [4]
+    assert checkpoints.best(9) == [3, 4, 5, 6, 7]
+    assert checkpoints.newest(2) == [6, 7]
+    assert checkpoints.find("best") == "step-4"
+    assert list(checkpoints.scores.read()) == list(range(8))  # for stopping early
+
+
+def test_checkpoints_without_a_score_are_none_of_the_best(checkpoints):
+    checkpoints.keep_best = 1
+    checkpoints.save(model := make_model(), 1)
+    checkpoints.save(model, 2, metrics={"val_loss": 3.0})
+    assert checkpoints.best(5) == []
+    checkpoints.save(model, 3, metrics={"bleu": 0.0})
+    assert checkpoints.best(5) == [3]
+
+
+def test_scores_ahead_of_the_checkpoints_or_behind_them_do_no_harm(checkpoints):
+    checkpoints.keep_best, model = 1, make_model()
+    for step in (1, 2):
+        checkpoints.save(model, step, metrics={"bleu": 10.0 * step})
+    checkpoints.scores.write(3, {"bleu": 99.0})  # the checkpoint was not written any more
+    assert checkpoints.best(1) == [2]
+    checkpoints.scores.path.unlink()
+    for step in (3, 4, 5, 6):
+        checkpoints.save(model, step, metrics={"bleu": float(-step)})
+    assert checkpoints.steps() == [3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"x": {}}', '{"1": 2}', '{"1": {"bleu": []}}'])
+def test_a_damaged_file_of_scores_is_told_before_training_goes_on(checkpoints, content):
+    checkpoints.save(make_model(), 1, metrics={"bleu": 1.0})
+    checkpoints.scores.path.write_text(content)
+    with pytest.raises(InputError, match=r"scores\.json is damaged \(.*delete it to go on"):
+        checkpoints.resume(make_model())
+
+
+def test_what_a_stop_wrote_between_two_regular_ones_leaves_no_trace(tmp_path):
+    undisturbed = Checkpoints(tmp_path / "undisturbed", 2, keep_best=1, every=10, end=45)
+    stopped = Checkpoints(tmp_path / "stopped", 2, keep_best=1, every=10, end=45)
+    for step in (10, 13, 17, 20, 21, 30, 39, 40, 41, 44, 45):
+        model = make_model(seed=step)
+        metrics = {"bleu": -float(step)}
+        if undisturbed.is_regular(step):
+            undisturbed.save(model, step, metrics=metrics)
+        stopped.save(model, step, metrics=metrics if stopped.is_regular(step) else None)
+        assert stopped.steps()[-1] == step  # where training would go on
+        assert stopped.newest(2) == undisturbed.newest(2)
+        assert stopped.best(1) == undisturbed.best(1) == [10]
+        assert len([kept for kept in stopped.steps() if not stopped.is_regular(kept)]) <= 1
+    assert stopped.steps() == undisturbed.steps() == [10, 40, 45]
+
+
+def test_the_end_of_a_run_that_is_made_longer_is_no_regular_checkpoint_any_more(tmp_path):
+    Checkpoints(tmp_path, every=10, end=15).save(make_model(), 15)
+    longer = Checkpoints(tmp_path, every=10, end=30)
+    assert (longer.steps(), longer.newest(1)) == ([15], [])
+    longer.save(make_model(), 20)
+    assert longer.steps() == [20]
 
 
 # Which one is meant
@@ -124,9 +268,9 @@ def test_average_and_a_step_mean_themselves(checkpoints):
     assert checkpoints.find("step-1200") == "step-1200"
 
 
-@pytest.mark.parametrize("which", ["auto", "latest", "newest", "", "-5", "step-", "step-x"])
+@pytest.mark.parametrize("which", ["auto", "latest", "best", "newest", "", "-5", "step-", "step-x"])
 def test_a_name_that_means_nothing_here_is_refused(checkpoints, which):
-    with pytest.raises(InputError, match=r"give auto, latest, average or a step.* there is none$"):
+    with pytest.raises(InputError, match=r"give auto, latest.*or a step; there is none$"):
         checkpoints.find(which)
 
 
@@ -175,8 +319,10 @@ def test_a_missing_checkpoint_is_refused_with_those_that_are_there(checkpoints):
 
 
 def assert_refused_as_damaged(checkpoints: Checkpoints) -> None:
-    with pytest.raises(InputError, match=r"^checkpoint .*step-1 is damaged \(.*delete its files"):
-        checkpoints.restore(make_model(), "step-1", optimizer=True)
+    with pytest.raises(
+        InputError, match=r"^no checkpoint in .* is whole: checkpoint .*step-1 is d"
+    ):
+        checkpoints.resume(make_model())
 
 
 @pytest.mark.parametrize("kept_share", [0, 0.5, 0.999])
@@ -187,6 +333,8 @@ def test_a_truncated_file_is_refused(checkpoints, end, kept_share):
     content = path.read_bytes()
     path.write_bytes(content[: int(kept_share * len(content))])
     assert_refused_as_damaged(checkpoints)
+    with pytest.raises(InputError, match=r"^checkpoint .*step-1 is damaged \(.*; take another one"):
+        checkpoints.restore(make_model(), "step-1")
 
 
 def test_a_missing_data_file_is_refused(checkpoints):
@@ -206,14 +354,49 @@ def test_a_flipped_bit_is_found_out(checkpoints, end, place):
     assert_refused_as_damaged(checkpoints)
 
 
-@pytest.mark.parametrize("optimizer", [True, False], ids=["with optimizer", "weights alone"])
+@pytest.mark.parametrize("training", [True, False], ids=["training", "translating"])
 @pytest.mark.parametrize("other", [{"layers": 3}, {"layers": 1}, {"width": 5}], ids=str)
-def test_the_checkpoint_of_another_model_is_refused(checkpoints, other, optimizer):
+def test_the_checkpoint_of_another_model_is_refused(checkpoints, other, training):
     checkpoints.save(make_model(), 1)
+    model = make_model(**other)
     with pytest.raises(InputError, match=r"^checkpoint .*step-1 is of another model \(") as caught:
-        checkpoints.restore(make_model(**other), "step-1", optimizer=optimizer)
+        checkpoints.resume(model) if training else checkpoints.restore(model, "step-1")
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 500
+
+
+# Going on
+
+
+def test_a_run_without_checkpoints_starts_at_0_and_its_model_is_as_it_was(checkpoints):
+    model = make_model(seed=1)
+    assert checkpoints.resume(model) == 0
+    assert_equal(values(everything(model)), values(everything(make_model(seed=1))))
+
+
+@pytest.mark.parametrize("end", [DATA, INDEX])
+def test_training_goes_on_from_the_newest_whole_checkpoint_and_says_so(checkpoints, end):
+    for step in (1, 2, 3):
+        checkpoints.save(make_model(seed=step), step)
+    for step in (2, 3):
+        path = checkpoints.folder / f"step-{step}.{end}"
+        path.write_bytes(path.read_bytes()[:-200])
+    said, model = [], make_model(seed=9)
+    assert checkpoints.resume(model, say=said.append) == 1
+    assert_equal(values(everything(model)), values(everything(make_model(seed=1))))
+    (line,) = said
+    assert "step-3 is damaged" in line
+    assert "step-2 is damaged" in line
+    assert line.endswith("; going on from step 1.")
+    assert "\n" not in line
+    # They are not counted, and are written again when the run gets there.
+    checkpoints.keep = 1
+    checkpoints.save(make_model(seed=2), 2)
+    assert checkpoints.steps() == [2, 3]
+    assert checkpoints.resume(make_model(), say=said.append) == 2
+    checkpoints.save(make_model(seed=3), 3)
+    assert checkpoints.steps() == [3]
+    assert checkpoints.resume(make_model(), say=said.append) == 3
 
 
 # A disk that takes no more
@@ -273,6 +456,68 @@ def test_what_a_killed_process_left_half_written_is_no_checkpoint_and_goes_away(
     checkpoints.restore(restored := make_model(seed=3), "step-2")
     assert_equal(values(model.weights), values(restored.weights))
     assert not aside.exists()
+
+
+def test_data_without_an_index_is_no_checkpoint_and_goes_away(checkpoints):
+    checkpoints.save(make_model(), 1)
+    for step in (2, 5):
+        shutil.copy(
+            checkpoints.folder / f"step-1.{DATA}", checkpoints.folder / f"step-{step}.{DATA}"
+        )
+    assert checkpoints.steps() == [1]
+    checkpoints.save(make_model(), 3)
+    assert names_in(checkpoints.folder) == {
+        f"step-{n}.{end}" for n in (1, 3) for end in (DATA, INDEX)
+    }
+
+
+SAVE_FOREVER = """
+import itertools, pathlib, sys
+sys.path.insert(0, sys.argv[2])
+from test_checkpoints import Checkpoints, make_model
+checkpoints, model = Checkpoints(pathlib.Path(sys.argv[1]), 2, keep_best=1), make_model()
+for step in itertools.count(1):
+    for variable in model.variables:
+        variable.assign(variable * 0 + step)
+    checkpoints.save(model, step, metrics={"bleu": step % 10})
+"""
+
+
+def test_whenever_a_process_is_killed_the_newest_checkpoint_is_whole(tmp_path):
+    folder, moments = tmp_path / "checkpoints", []
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", SAVE_FOREVER, str(folder), str(pathlib.Path(__file__).parent)],
+        env=environment,
+    )
+    try:
+        while len(moments) < 15 and process.poll() is None:
+            if not list(folder.glob("step-*.index")):
+                time.sleep(0.01)
+                continue
+            time.sleep(0.01 + 0.0014 * len(moments))
+            process.send_signal(signal.SIGSTOP)  # what is there now is what a kill would leave
+            os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+            moments.append(shutil.copytree(folder, tmp_path / f"moment-{len(moments)}"))
+            process.send_signal(signal.SIGCONT)
+    finally:
+        process.kill()
+        process.wait()
+    assert len(moments) == 15
+    litter, model = 0, make_model()
+    for moment in [*moments, folder]:
+        checkpoints, said = Checkpoints(moment, 2, keep_best=1), []
+        step = checkpoints.resume(model, say=said.append)
+        assert said == []
+        assert step == checkpoints.steps()[-1] > 0
+        assert all(np.all(value == step) for value in values(model.variables))
+        assert max(checkpoints.scores.read()) in (step, step + 1)
+        wanted = {f"step-{n}.{end}" for n in checkpoints.steps() for end in (DATA, INDEX)}
+        litter += names_in(moment) != wanted | {"scores.json"}
+        checkpoints.save(model, step + 1, metrics={"bleu": 0.0})
+        wanted = {f"step-{n}.{end}" for n in checkpoints.steps() for end in (DATA, INDEX)}
+        assert names_in(moment) == wanted | {"scores.json"}
+    assert litter > 2  # the moments were in the middle of things
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path):

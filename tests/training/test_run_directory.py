@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import pathlib
 
 import numpy as np
 import pytest
@@ -83,9 +84,13 @@ def test_the_same_command_goes_on_with_the_run(run):
 
 
 def test_a_run_may_get_more_steps(run):
-    run.continue_with(*configs(train_steps=5000, keep_checkpoints=9, average_last=9))
-    assert run.configs()[2].train_steps == 5000
-    assert run.checkpoints().keep == 9
+    changes = {"keep_checkpoints": 9, "average_last": 9, "keep_best": 3, "stop_metric": "bleu"}
+    run.continue_with(*configs(train_steps=5001, **changes))
+    assert run.configs()[2].train_steps == 5001
+    checkpoints = run.checkpoints()
+    assert (checkpoints.keep, checkpoints.keep_best) == (9, 3)
+    regular = [step for step in (1, 2, 3, 4, 5, 8, 5000, 5001) if checkpoints.is_regular(step)]
+    assert regular == [4, 8, 5000, 5001]
 
 
 def test_another_configuration_is_refused_and_each_difference_named(run):
@@ -108,7 +113,7 @@ def test_a_full_disk_is_told_and_leaves_the_old_configuration(run, monkeypatch):
     def fail(*paths):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(os, "replace", fail)
+    monkeypatch.setattr(pathlib.Path, "replace", fail)
     with pytest.raises(InputError, match=r"cannot write run directory .*No space left on device"):
         run.continue_with(*configs(train_steps=5000))
     assert run.configs() == configs()

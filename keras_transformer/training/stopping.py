@@ -1,0 +1,202 @@
+"""What ends training before its last step, and how nothing is lost by it.
+
+A signal saves a checkpoint first. A metric that does not improve, gradients that stay non-finite
+and memory that does not suffice end it where going on would be a waste.
+"""
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType, TracebackType
+from typing import Any
+
+import keras
+import tensorflow as tf
+from typing_extensions import Self
+
+from keras_transformer.errors import InputError
+from keras_transformer.training.checkpoint_files import one_line
+from keras_transformer.training.checkpoints import Checkpoints
+from keras_transformer.training.step_counter import StepCounter
+
+
+class Stopped(Exception):  # noqa: N818  # it is no error
+    """Training was stopped by a signal, and a checkpoint of its state was written.
+
+    Attributes:
+        signal: which one.
+        step: of the checkpoint.
+    """
+
+    def __init__(self, received: signal.Signals, step: int) -> None:
+        super().__init__(f"stopped by {received.name} after step {step}")
+        self.signal = received
+        self.step = step
+
+
+class StopOnSignal(keras.callbacks.Callback):
+    """Ends training on SIGTERM or Ctrl-C: saves what there is, then raises `Stopped`.
+
+    It is a context as well, in which the signals are caught; `fit` is called inside. A second
+    Ctrl-C stops at once, with `KeyboardInterrupt`. Where the signals cannot be caught, outside of
+    the main thread, or are ignored, as by `nohup`, all stays as it is. It stands last in the list
+    of callbacks, so that at the end of an interval the others have done their work.
+
+    Args:
+        counter: counts the steps.
+        save: writes the checkpoint of a step.
+        is_regular: says of a step whether it gets a checkpoint anyway, at the interval's end,
+            together with its validation; `Checkpoints.is_regular`.
+
+    Example:
+        >>> with StopOnSignal(counter, save, checkpoints.is_regular) as stop:
+        ...     model.fit(batches, callbacks=[counter, stop])
+    """
+
+    def __init__(
+        self,
+        counter: StepCounter,
+        save: Callable[[int], None],
+        is_regular: Callable[[int], bool] = lambda step: False,
+    ) -> None:
+        super().__init__()
+        self.counter = counter
+        self.save = save
+        self.is_regular = is_regular
+        self._received: signal.Signals | None = None
+        self._handlers: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    self._handlers[number] = signal.signal(number, self._receive)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        while self._handlers:
+            number, handler = self._handlers.popitem()
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        step = self.counter.step
+        if self._received is not None and not self.is_regular(step):
+            self.save(step)
+            raise Stopped(self._received, step)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        if self._received is not None:
+            raise Stopped(self._received, self.counter.step)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if self._received is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self._received = signal.Signals(number)
+
+
+class StopEarly(keras.callbacks.Callback):
+    """Ends training once a metric has not improved at so many checkpoints in a row.
+
+    All that it knows it reads from the checkpoints' scores: a run that is resumed stops where it
+    would have stopped. It stands behind the callback that saves checkpoints.
+
+    Args:
+        counter: counts the steps.
+        checkpoints: hold the metrics.
+        metric: which one; BLEU and accuracies are to rise, all others to fall.
+        patience: checkpoints without a better value before the run stops.
+    """
+
+    def __init__(
+        self, counter: StepCounter, checkpoints: Checkpoints, metric: str, patience: int
+    ) -> None:
+        super().__init__()
+        self.counter = counter
+        self.checkpoints = checkpoints
+        self.metric = metric
+        self.patience = patience
+
+    def is_due(self) -> bool:
+        """Whether the run has come to its end, at the step where it is."""
+        sign = 1 if "bleu" in self.metric or "accuracy" in self.metric else -1
+        best, waited = -float("inf"), 0
+        for step, metrics in self.checkpoints.scores.read().items():
+            # Scores of later steps are left by a run whose newest checkpoint could not be read.
+            if step > self.counter.step or self.metric not in metrics:
+                continue
+            value = sign * metrics[self.metric]
+            waited = 0 if value > best else waited + 1
+            best = max(best, value)
+        return waited >= self.patience
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        if self.metric not in (logs or {}):
+            raise InputError(
+                f"stop_metric {self.metric!r} is no metric of this run; it has "
+                f"{', '.join(sorted(logs or {}))}"
+            )
+        if self.is_due():
+            self.model.stop_training = True
+
+
+class StopOnBadSteps(keras.callbacks.Callback):
+    """Ends training where update after update is skipped, because no gradient is finite.
+
+    The model counts them, as `bad_steps_in_a_row`. To read the number makes a GPU wait, so it is
+    read twice in `max_bad_steps` steps.
+
+    Args:
+        counter: counts the steps.
+        checkpoints: names the last good one.
+        max_bad_steps: skipped updates in a row that end the run.
+    """
+
+    def __init__(self, counter: StepCounter, checkpoints: Checkpoints, max_bad_steps: int) -> None:
+        super().__init__()
+        self.counter = counter
+        self.checkpoints = checkpoints
+        self.max_bad_steps = max_bad_steps
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        step = self.counter.step
+        if step % max(1, self.max_bad_steps // 2):
+            return
+        bad_steps = int(self.model.bad_steps_in_a_row.numpy())
+        if bad_steps >= self.max_bad_steps:
+            steps = self.checkpoints.steps()
+            last = f"the last good checkpoint is step-{steps[-1]}" if steps else "no checkpoint yet"
+            raise InputError(
+                f"no gradient was finite in the {bad_steps} updates up to step {step}, and {last}; "
+                "train another run with a lower learning_rate or clip_norm, or raise max_bad_steps"
+            )
+
+
+@contextlib.contextmanager
+def lack_of_memory_told(
+    batch_shape: Callable[[], tuple[int, ...] | None] = lambda: None,
+) -> Iterator[None]:
+    """Raises `InputError`, with what to lower, where memory runs out.
+
+    Args:
+        batch_shape: gives the shape of the batch that is trained on, where it is known.
+    """
+    try:
+        yield
+    except (MemoryError, tf.errors.OpError) as error:
+        # Libraries beneath TensorFlow report it as an internal error.
+        if not isinstance(
+            error, MemoryError | tf.errors.ResourceExhaustedError
+        ) and "out of memory" not in str(error).lower().replace("_", " "):
+            raise
+        shape = batch_shape()
+        batch = f"a batch of shape {list(shape)}" if shape else "a batch"
+        raise InputError(
+            f"out of memory with {batch} ({one_line(error)}); lower --batch_tokens, or raise "
+            "--accumulation_steps, which cuts the batch into parts"
+        ) from error

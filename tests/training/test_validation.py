@@ -1,0 +1,181 @@
+"""BLEU of the dev set: the search's own translations, counted as the run says."""
+
+import contextlib
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tiny_run
+
+from keras_transformer.config import SearchConfig
+from keras_transformer.data import ParallelText
+from keras_transformer.models import Transformer
+from keras_transformer.serving import Translator
+from keras_transformer.text import learn_vocabulary, score_translations
+from keras_transformer.training.validation import DevBleu, ValidateBleu, count_affordable
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+WORDS = "a b c d e f g h"
+LINES = ["a c b", "h g f e d c b a h", "e", "b b d f a g", "c d e f", ""]
+TEXT = ParallelText(LINES, [*LINES[:-1], "a"])
+ONE = ParallelText(LINES[:1], LINES[:1])
+SEARCH = SearchConfig(max_extra_length=4)
+LONG = {"checkpoint_steps": 1000, "batch_tokens": 2000}  # affords all of the text
+
+
+def make_model(vocabulary, seed=1):
+    """Gives a model whose weights are large enough to say something."""
+    model = Transformer(tiny_run.model_config(num_layers=1, vocabulary_size=vocabulary.size))
+    generator = np.random.default_rng(seed)
+    for weight in model.weights:
+        weight.assign(generator.normal(size=weight.shape))
+    return model
+
+
+def make_vocabulary():
+    return learn_vocabulary([WORDS], size=100, kind="word")
+
+
+def make_bleu(model, text):
+    vocabularies = (make_vocabulary(), make_vocabulary())
+    training = tiny_run.training_config(**LONG)
+    return DevBleu(model, text, vocabularies, tiny_run.DATA, training, SEARCH)
+
+
+@pytest.fixture(scope="module")
+def vocabulary():
+    return make_vocabulary()
+
+
+@pytest.fixture(scope="module")
+def bleu(vocabulary):
+    return make_bleu(make_model(vocabulary), TEXT)
+
+
+# The score
+
+
+def test_each_sentence_gets_the_translation_that_a_user_gets_for_it_alone(bleu, vocabulary):
+    translator = Translator(bleu._model, vocabulary, vocabulary, SEARCH)
+    alone = [best.text for (best,) in translator.translate(LINES, batch_size=1)]
+    assert bleu.translate() == alone
+    assert len(set(alone)) > 3
+
+
+def test_a_blank_sentence_has_the_blank_translation(bleu):
+    assert bleu.num_sentences == 6
+    assert bleu.translate()[-1] == ""
+
+
+def test_the_score_is_sacrebleus_and_follows_the_weights(vocabulary):
+    model, sources = make_model(vocabulary), LINES[:5]
+    bleu = make_bleu(model, ParallelText(sources, sources))
+    translations = bleu.translate()
+    assert bleu() == (score_translations(translations, sources)["bleu"] or 0.0)
+    bleu._references = translations
+    assert bleu() == pytest.approx(100)
+    for weight, other in zip(model.weights, make_model(vocabulary, seed=2).weights, strict=True):
+        weight.assign(other)
+    assert bleu.translate() != translations  # without being traced anew
+    assert bleu._translate_batch.experimental_get_tracing_count() == 1
+
+
+def scored_as(monkeypatch, bleu, translations, **changes):
+    """Gives the BLEU of some translations under changes of the data's configuration."""
+    monkeypatch.setattr(bleu, "translate", lambda: translations)
+    monkeypatch.setattr(bleu, "_references", ["the un@@ happy dog ran a@@ way"])
+    monkeypatch.setattr(bleu, "_data", tiny_run.DATA.replace(**changes))
+    return bleu()
+
+
+def test_pieces_are_joined_and_case_is_ignored_where_the_run_says_so(monkeypatch, bleu):
+    other = ["THE unha@@ ppy dog ran away"]
+    options = {"remove_bpe": True, "bleu_lowercase": True, "bleu_tokenize": "none"}
+    assert scored_as(monkeypatch, bleu, other, **options) == pytest.approx(100)
+    for name in ("remove_bpe", "bleu_lowercase"):
+        assert scored_as(monkeypatch, bleu, other, **options | {name: False}) < 90
+
+
+def test_translations_without_four_words_score_0(monkeypatch, bleu):
+    assert scored_as(monkeypatch, bleu, ["the dog"]) == 0.0
+
+
+# Logical devices must be set up before TensorFlow starts: in a process of their own.
+ON_TWO_DEVICES = """
+import json, sys
+import tensorflow as tf
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+sys.path.insert(0, sys.argv[1])
+import test_validation as test
+strategy = tf.distribute.MirroredStrategy()
+with strategy.scope():
+    model = test.make_model(test.make_vocabulary())
+translations = [test.make_bleu(model, pairs).translate() for pairs in (test.TEXT, test.ONE)]
+print(json.dumps([strategy.num_replicas_in_sync, *translations]))
+"""
+
+
+def test_several_devices_give_the_translations_that_one_gives(bleu):
+    done = subprocess.run(
+        [sys.executable, "-c", ON_TWO_DEVICES, str(pathlib.Path(__file__).parent)],
+        env=os.environ | {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
+        text=True,
+        capture_output=True,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    whole = bleu.translate()  # of one sentence, nothing is left for the second device
+    assert json.loads(done.stdout.splitlines()[-1]) == [2, whole, whole[:1]]
+
+
+# How much is translated
+
+
+@pytest.mark.parametrize(
+    ("symbols", "count"),
+    [(0, 128), (10 * 128, 128), (2000, 200), (2009.9, 200), (2010, 201), (1e9, 300)],
+)
+def test_as_many_sentences_are_taken_as_the_share_affords_and_at_least_a_batch(symbols, count):
+    assert count_affordable([10] * 300, symbols) == count
+    assert count_affordable([10] * 5, symbols) == 5
+
+
+def test_the_first_sentences_are_taken_and_the_number_follows_from_the_configuration(vocabulary):
+    lines = [" ".join(["a"] * 9)] * 1000  # 10 symbols with the end
+    model, text = make_model(vocabulary), ParallelText(lines, lines)
+
+    def count(**changes):
+        training = tiny_run.training_config(checkpoint_steps=100, batch_tokens=2000, **changes)
+        vocabularies = (vocabulary, vocabulary)
+        return DevBleu(model, text, vocabularies, tiny_run.DATA, training).num_sentences
+
+    assert count() == 0.1 * 100 * 2000 / 8 / 10 == 250
+    assert count(bleu_share=0.2) == 500
+    assert count(bleu_share=1.0) == 1000
+
+
+# The callback
+
+
+def test_the_score_joins_the_metrics_of_a_checkpoint_with_the_weights_that_are_to_be_scored():
+    events = []
+
+    @contextlib.contextmanager
+    def averages():
+        events.append("in")
+        yield
+        events.append("out")
+
+    def score():
+        events.append("score")
+        return 12.5
+
+    logs = {"loss": 1.0}
+    ValidateBleu(score, averages).on_epoch_end(0, logs)
+    assert logs == {"loss": 1.0, "bleu": 12.5}
+    assert events == ["in", "score", "out"]
+    ValidateBleu(score).on_epoch_end(0, None)
