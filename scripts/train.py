@@ -8,6 +8,8 @@ The same command goes on with a run that was stopped. Numbers such as 5.4 in the
 sections of Vaswani et al. 2017.
 """
 
+import pathlib
+import signal
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -22,11 +24,14 @@ from keras_transformer.config import (
     ModelConfig,
     TrainingConfig,
 )
+from keras_transformer.errors import InputError
 
 if TYPE_CHECKING:
+    import tensorflow as tf
+
     from keras_transformer.data import TokenizedCorpus
-    from keras_transformer.models import Transformer
-    from keras_transformer.training import Checkpoints, RunDirectory
+    from keras_transformer.text import Vocabulary
+    from keras_transformer.training import RunDirectory
 
 _RUN_DIR = flags.DEFINE_string("run_dir", None, "Directory of the run.", required=True)
 _PRESET = flags.DEFINE_enum(
@@ -38,8 +43,18 @@ _TENSORBOARD = flags.DEFINE_boolean(
 _STRATEGY = flags.DEFINE_enum(
     "strategy",
     "auto",
-    ["auto", "none", "mirrored"],
-    "Devices to train on: mirrored takes all GPUs, none one device, auto all GPUs if several.",
+    ["auto", "none", "mirrored", "multi_worker"],
+    "Devices to train on: mirrored takes all GPUs of this machine, none one device, multi_worker "
+    "those of all machines that TF_CONFIG names; auto as many as there are.",
+)
+_JIT_COMPILE = flags.DEFINE_enum(
+    "jit_compile",
+    "auto",
+    ["auto", "true", "false"],
+    "Whether XLA compiles the model, once for each shape of a batch; auto where there is a GPU.",
+)
+_CACHE_DIR = flags.DEFINE_string(
+    "cache_dir", None, "Folder for the tokenized text. Default: <run_dir>/tokens."
 )
 # What is trained on where no data is named: small, built in, and few symbols are enough for it.
 _DEFAULT_DATA = {"dataset": "number_names/en-de", "vocabulary_size": 200}
@@ -55,7 +70,6 @@ common.define_flags(TrainingConfig, presets=TRAINING_PRESETS)
 
 def main(arguments: list[str]) -> None:
     common.refuse_arguments(arguments)
-    start = time.perf_counter()
     data = _data_config()
     training = TrainingConfig.preset(_PRESET.value, **common.given_flags(TrainingConfig))
     # Bad settings are told before anything is read: the sizes here are not known yet.
@@ -63,88 +77,132 @@ def main(arguments: list[str]) -> None:
     common.load_tensorflow()
     from keras_transformer import training as stages
 
+    strategy = stages.make_strategy(_STRATEGY.value)  # of several machines: before anything else
     run = stages.RunDirectory(_RUN_DIR.value)
+    if stages.worker_of(strategy).is_chief:
+        corpus = _prepare(run, data, training)
+    else:
+        corpus = _wait_for(run, data)
+    if stages.is_finished(run):
+        step = run.checkpoints().steps()[-1]
+        print(
+            f"Nothing to do: the run has ended at step {step:,} of {training.train_steps:,} "
+            "already; give more --train_steps to go on with it."
+        )
+        return
+    _train(run, corpus, strategy)
+    if stages.worker_of(strategy).is_chief:
+        _summarize(run, corpus, strategy)
+
+
+def _prepare(run: "RunDirectory", data: DataConfig, training: TrainingConfig) -> "TokenizedCorpus":
+    """Creates the run, or checks that the command asks for the one there; returns its corpus."""
+    from keras_transformer.training import make_vocabularies
+
     if run.exists:
         source, target = run.vocabularies()
         run.continue_with(_model_config(data, source.size, target.size), data, training)
-        if _is_finished(run.checkpoints(), training.train_steps):
-            return
-    print("Reading the text ...", flush=True)
-    text, held_out = stages.read_training_text(data), stages.read_validation_text(data)
-    if not run.exists:
-        print("Preparing the vocabulary ...", flush=True)
-        source, target = stages.make_vocabularies(data, text)
-    print(f"Tokenizing {len(text.source):,} sentence pairs ...", flush=True)
-    corpus = stages.tokenize(text, (source, target), data.max_length)
-    validation = None if held_out is None else stages.tokenize(held_out, (source, target))
-    if not run.exists:
-        run.create(_model_config(data, source.size, target.size), data, training, source, target)
+        return _corpus(run, data, (source, target))
+    print("Preparing the vocabulary ...", flush=True)
+    source, target = make_vocabularies(data)
+    corpus = _corpus(run, data, (source, target))
+    model = _model_config(data, source.size, target.size)
+    run.create(model, data, training, source, target)
+    return corpus
+
+
+def _wait_for(run: "RunDirectory", data: DataConfig, minutes: int = 60) -> "TokenizedCorpus":
+    """Waits until the first worker has created the run, and returns its corpus."""
+    end = time.monotonic() + 60 * minutes
+    while not run.exists:
+        if time.monotonic() > end:
+            raise InputError(
+                f"the first worker has not created {run.path} within {minutes} minutes; --run_dir "
+                "must be on a file system that all workers share"
+            )
+        time.sleep(0.5)
+    return _corpus(run, data, run.vocabularies())
+
+
+def _corpus(
+    run: "RunDirectory", data: DataConfig, vocabularies: "tuple[Vocabulary, Vocabulary]"
+) -> "TokenizedCorpus":
+    from keras_transformer.training import training_corpus
+
+    def tell(pairs: int) -> None:
+        print(f"Tokenizing: {pairs:,} pairs ...", flush=True)
+
+    cache = pathlib.Path(_CACHE_DIR.value or run.path / "tokens")
+    corpus = training_corpus(data, vocabularies, cache, tell)
     for reason, count in corpus.dropped.items():
         if count:
             print(f"Left out {count:,} pairs: {reason}.")
-    del text, held_out
-
-    model = _train(run, corpus, validation)
-    averaged = len(run.checkpoints().steps()[-training.average_last :])
-    print(
-        f"Trained {model.count_params():,} parameters to step {training.train_steps:,} "
-        f"in {time.perf_counter() - start:.0f} s; checkpoints, and the average of the last "
-        f"{averaged}, are in {run.path / 'checkpoints'}."
-    )
+    return corpus
 
 
 def _train(
-    run: "RunDirectory", corpus: "TokenizedCorpus", validation: "TokenizedCorpus | None"
-) -> "Transformer":
-    """Trains the run, and tells on Ctrl-C what is left of it."""
-    import tensorflow as tf
+    run: "RunDirectory", corpus: "TokenizedCorpus", strategy: "tf.distribute.Strategy"
+) -> None:
+    """Trains the run, and tells on SIGTERM or Ctrl-C what is left of it."""
+    from keras_transformer import training as stages
 
-    from keras_transformer.training import make_strategy, train
-
-    strategy = make_strategy(_STRATEGY.value)
-    replicas = strategy.num_replicas_in_sync
-    kind = "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
-    devices = f"{replicas} {kind}s" if replicas > 1 else f"the {kind}"
     steps = run.checkpoints().steps()
-    print(f"Training on {devices} from step {steps[-1] if steps else 0:,} on ...", flush=True)
-    # Keras's progress bar is for terminals; a log file gets one line a checkpoint.
-    verbose = 1 if sys.stdout.isatty() else 2
+    print(
+        f"Training on {_devices(strategy)} with {len(corpus):,} pairs in "
+        f"{stages.num_shapes(run, corpus)} shapes of batches, from step "
+        f"{steps[-1] if steps else 0:,} on ...",
+        flush=True,
+    )
     try:
-        return train(
+        stages.train(
             run,
             corpus,
-            validation,
+            stages.read_validation_text(run.configs()[1]),
             strategy=strategy,
+            jit_compile={"true": True, "false": False}.get(str(_JIT_COMPILE.value), "auto"),
             tensorboard=_TENSORBOARD.value,
-            verbose=verbose,
         )
-    except KeyboardInterrupt:
-        steps = run.checkpoints().steps()
-        if not steps:
-            raise KeyboardInterrupt(
-                "stopped before the first checkpoint; the same command starts anew"
-            ) from None
-        raise KeyboardInterrupt(
-            f"stopped; the checkpoint of step {steps[-1]:,} stays, and the same command goes on "
-            "from there"
-        ) from None
+    except stages.Stopped as stopped:
+        text = (
+            f"stopped; checkpoint step-{stopped.step} is saved in {run.path / 'checkpoints'}, "
+            "and the same command goes on from there"
+        )
+        if stopped.signal == signal.SIGINT:
+            raise KeyboardInterrupt(text) from None
+        print(text)
+        sys.exit(0)
 
 
-def _is_finished(checkpoints: "Checkpoints", train_steps: int) -> bool:
-    """Says so where nothing is left to be done."""
-    steps = checkpoints.steps()
-    if not steps or steps[-1] < train_steps or checkpoints.find("auto") != "average":
-        return False
-    print(
-        f"Nothing to do: the run is at step {steps[-1]:,} of {train_steps:,} already; "
-        "give more --train_steps to go on with it."
-    )
-    return True
+def _summarize(
+    run: "RunDirectory", corpus: "TokenizedCorpus", strategy: "tf.distribute.Strategy"
+) -> None:
+    """Prints what the run has cost and what it leaves."""
+    import keras
+    import tensorflow as tf
+
+    from keras_transformer.training import cost, metrics_file
+
+    model_config, _, training = run.configs()
+    last = metrics_file.read_metrics(run.path / "metrics.jsonl")[-1]
+    shape = cost.CorpusShape.of(corpus.source_lengths, corpus.target_lengths)
+    peak = cost.measured_peak(keras.DTypePolicy(training.precision).compute_dtype)
+    gpus = strategy.num_replicas_in_sync if tf.config.list_physical_devices("GPU") else 1
+    for line in cost.summary_lines(model_config, shape, last, peak * gpus):
+        print(line)
+    print(f"The checkpoints, and their average, are in {run.path / 'checkpoints'}.")
+
+
+def _devices(strategy: "tf.distribute.Strategy") -> str:
+    import tensorflow as tf
+
+    replicas = strategy.num_replicas_in_sync
+    kind = "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
+    return f"{replicas} {kind}s" if replicas > 1 else f"the {kind}"
 
 
 def _data_config() -> DataConfig:
     values = common.given_flags(DataConfig)
-    if not any(name == "dataset" or name.endswith(("_source", "_target")) for name in values):
+    if not {"dataset", "train_tsv", "train_source", "train_target"} & set(values):
         values = _DEFAULT_DATA | values
     return DataConfig(**values)
 

@@ -181,10 +181,19 @@ def test_unusual_models_are_possible(changes):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({}, "no training data: give dataset, or train_source and train_target"),
-        ({"train_source": "a"}, "no training data"),
-        ({"train_target": "a"}, "no training data"),
-        (FILES | {"dataset": "x"}, "dataset 'x' and train_source/train_target are both given"),
+        ({}, "no training data: give train_source and train_target, train_tsv or dataset"),
+        ({"train_source": "a"}, "must name as many files as each other, got a and None"),
+        ({"train_target": "a"}, "must name as many files as each other, got None and a"),
+        (FILES | {"train_source": "a,b"}, "must name as many files as each other, got a,b and"),
+        (FILES | {"mix_weights": "1,2"}, "mix_weights must be 1 numbers above 0, .* got '1,2'"),
+        (FILES | {"mix_weights": "-1"}, "mix_weights must be 1 numbers above 0"),
+        (FILES | {"mix_weights": "much"}, "mix_weights must be 1 numbers above 0"),
+        (FILES | {"subword_sampling": 1.0}, "subword_sampling must be at least 0 and below 1"),
+        (
+            FILES | {"subword_sampling": 0.1, "vocabulary_kind": "word"},
+            "subword_sampling needs vocabulary_kind bpe or unigram, got word",
+        ),
+        (FILES | {"max_length_ratio": 0.5}, "max_length_ratio must be at least 1"),
         (FILES | {"dev_source": "a"}, "dev_source and dev_target go together; one .* missing"),
         (FILES | {"test_target": "a"}, "test_source and test_target go together"),
         (FILES | {"target_vocabulary": "a"}, "target_vocabulary needs vocabulary, the source's"),
@@ -196,6 +205,18 @@ def test_unusual_models_are_possible(changes):
 def test_a_mistake_in_the_data_is_told(values, message):
     with pytest.raises(InputError, match=message):
         DataConfig(**values)
+
+
+def test_corpora_of_all_kinds_are_counted_and_weighed_in_order():
+    data = DataConfig(
+        train_source="a.en, b.en",
+        train_target="a.de,b.de",
+        train_tsv="c.tsv",
+        dataset="d/en-de",
+        mix_weights="1, 2,0.5,4",
+    )
+    assert data.num_corpora == 4
+    assert data.weights == (1, 2, 0.5, 4)
 
 
 @pytest.mark.parametrize(
@@ -215,6 +236,14 @@ def test_a_mistake_in_the_data_is_told(values, message):
         ({"label_smoothing": 1.0}, "label_smoothing must be below 1"),
         ({"precision": "float16"}, "precision must be one of float32, mixed_bfloat16, mixed_flo"),
         ({"average_last": 6, "keep_checkpoints": 5}, "average_last 6 is larger than keep_checkpo"),
+        ({"average_best": 2, "keep_best": 1}, "average_best 2 is larger than keep_best 1"),
+        ({"average_best": 1, "bleu_share": 0.0}, "need the dev BLEU, but bleu_share is 0"),
+        ({"stop_metric": "bleu", "bleu_share": 0.0}, "need the dev BLEU, but bleu_share is 0"),
+        ({"bleu_share": 1.5}, "bleu_share must be at most 1"),
+        ({"ema_decay": 1.0}, "ema_decay must be between 0 and 1"),
+        ({"weight_decay": -0.1}, "weight_decay must be at least 0"),
+        ({"max_bad_steps": 0}, "max_bad_steps must be at least 1"),
+        ({"log_steps": 0}, "log_steps must be at least 1"),
     ],
 )
 def test_a_mistake_in_the_training_is_told(changes, message):

@@ -4,16 +4,17 @@ from keras_transformer.training.checkpoints import Checkpoints
 from keras_transformer.training.corpora import (
     make_vocabularies,
     read_test_text,
-    read_training_text,
     read_validation_text,
     tokenize,
+    training_corpus,
 )
-from keras_transformer.training.fit import compile_for_training, train
+from keras_transformer.training.fit import compile_for_training, is_finished, num_shapes, train
 from keras_transformer.training.losses import SmoothedCrossEntropy
 from keras_transformer.training.metrics import Perplexity, TargetTokens, TokenAccuracy
 from keras_transformer.training.run_directory import RunDirectory
 from keras_transformer.training.schedules import InverseSquareRoot
-from keras_transformer.training.strategies import make_strategy
+from keras_transformer.training.stopping import Stopped
+from keras_transformer.training.strategies import make_strategy, worker_of
 
 __all__ = [
     "Checkpoints",
@@ -21,14 +22,18 @@ __all__ = [
     "Perplexity",
     "RunDirectory",
     "SmoothedCrossEntropy",
+    "Stopped",
     "TargetTokens",
     "TokenAccuracy",
     "compile_for_training",
+    "is_finished",
     "make_strategy",
     "make_vocabularies",
+    "num_shapes",
     "read_test_text",
-    "read_training_text",
     "read_validation_text",
     "tokenize",
     "train",
+    "training_corpus",
+    "worker_of",
 ]

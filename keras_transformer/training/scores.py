@@ -7,6 +7,7 @@ crash between the two leaves scores that will be written again, and does no harm
 import json
 import pathlib
 from collections.abc import Mapping
+from typing import Any
 
 from keras_transformer.errors import InputError
 from keras_transformer.files import write_whole
@@ -50,3 +51,16 @@ class Scores:
         """
         scores = self.read() | {step: {name: float(value) for name, value in metrics.items()}}
         write_whole(self.path, json.dumps(scores, indent=1) + "\n")
+
+
+def dev_metrics(logs: Mapping[str, Any] | None) -> dict[str, float]:
+    """Returns the metrics of the dev set among those that `fit` shows at the end of an interval.
+
+    The others cover the batches since the run was last interrupted: they would not be the same
+    each time.
+    """
+    return {
+        name: float(value)
+        for name, value in (logs or {}).items()
+        if name == "bleu" or name.startswith("val_")
+    }

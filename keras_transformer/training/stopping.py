@@ -18,6 +18,7 @@ from typing_extensions import Self
 from keras_transformer.errors import InputError
 from keras_transformer.training.checkpoint_files import one_line
 from keras_transformer.training.checkpoints import Checkpoints
+from keras_transformer.training.scores import dev_metrics
 from keras_transformer.training.step_counter import StepCounter
 
 
@@ -136,10 +137,11 @@ class StopEarly(keras.callbacks.Callback):
         return waited >= self.patience
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        if self.metric not in (logs or {}):
+        known = sorted(dev_metrics(logs))
+        if self.metric not in known:
             raise InputError(
-                f"stop_metric {self.metric!r} is no metric of this run; it has "
-                f"{', '.join(sorted(logs or {}))}"
+                f"stop_metric {self.metric!r} is no metric of this run's dev set; it has "
+                f"{', '.join(known) or 'no dev set'}"
             )
         if self.is_due():
             self.model.stop_training = True

@@ -1,8 +1,8 @@
 """Which devices a run trains on, of this machine and of others."""
 
+import dataclasses
 import json
 import os
-from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -11,7 +11,8 @@ from keras_transformer.errors import InputError
 STRATEGIES = ("auto", "none", "mirrored", "multi_worker")
 
 
-class Worker(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Worker:
     """One of the processes that train together; the first one, the chief, writes the files."""
 
     index: int

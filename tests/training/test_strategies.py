@@ -27,12 +27,14 @@ from keras_transformer.training import fit, make_strategy
 strategy = make_strategy("mirrored")
 print("replicas", strategy.num_replicas_in_sync)
 run = tiny_run.create(pathlib.Path(sys.argv[2]), num_layers=1)
-fit.train(run, tiny_run.corpus(), tiny_run.corpus(), strategy=strategy, verbose=0)
+fit.train(run, tiny_run.corpus(), tiny_run.text(16, seed=1), strategy=strategy, show=False)
 """
 
 
 def test_an_unknown_strategy_is_refused_with_the_known_ones():
-    with pytest.raises(InputError, match="must be one of auto, none, mirrored, got 'all'"):
+    with pytest.raises(
+        InputError, match="must be one of auto, none, mirrored, multi_worker, got 'all'"
+    ):
         make_strategy("all")
 
 

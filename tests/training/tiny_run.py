@@ -1,8 +1,9 @@
 """A training run small enough for a test: reading strings of letters backwards.
 
-As a script it goes on with such a run and kills its own process after so many batches of it:
+As a script it goes on with such a run and sends its own process a signal, SIGKILL if none is
+named, after so many batches of it:
 
-    python tiny_run.py RUN_DIRECTORY BATCHES
+    python tiny_run.py RUN_DIRECTORY BATCHES [SIGNAL]
 """
 
 import os
@@ -15,8 +16,8 @@ from typing import Any
 from keras_transformer.config import DataConfig, ModelConfig, TrainingConfig
 from keras_transformer.data import ParallelText, TokenizedCorpus
 from keras_transformer.text import Vocabulary, learn_vocabulary
-from keras_transformer.training import RunDirectory, fit, tokenize
-from keras_transformer.training.callbacks import Throughput
+from keras_transformer.training import RunDirectory, Stopped, fit, tokenize
+from keras_transformer.training.step_counter import StepCounter
 
 LETTERS = "abcdef"
 DATA = DataConfig(train_source="forwards.txt", train_target="backwards.txt")
@@ -46,7 +47,13 @@ def model_config(**changes: Any) -> ModelConfig:
 
 def training_config(**changes: Any) -> TrainingConfig:
     """Gives 12 steps in three intervals; an epoch of `corpus()` has 5 to 7 batches."""
-    values = {"train_steps": 12, "checkpoint_steps": 4, "average_last": 2, "batch_tokens": 64}
+    values = {
+        "train_steps": 12,
+        "checkpoint_steps": 4,
+        "average_last": 2,
+        "batch_tokens": 64,
+        "log_steps": 3,
+    }
     return TrainingConfig(**values | {"warmup_steps": 6, "learning_rate": 0.02} | changes)
 
 
@@ -58,18 +65,21 @@ def create(path: pathlib.Path, *, num_layers: int = 2, **changes: Any) -> RunDir
     return run
 
 
-def train_until_killed(path: str, batches: int) -> None:
-    """Trains and sends this process SIGKILL, which no handler can catch, after some batches."""
+def train_until_killed(path: str, batches: int, name: str = "SIGKILL") -> None:
+    """Trains and sends this process a signal after some batches of the run."""
 
-    class Killer(Throughput):
+    class Killer(StepCounter):
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             super().on_train_batch_end(batch, logs)
-            if int(self.model.optimizer.iterations) == batches:
-                os.kill(os.getpid(), signal.SIGKILL)
+            if self.step == batches:
+                os.kill(os.getpid(), signal.Signals[name])
 
-    fit.Throughput = Killer
-    fit.train(RunDirectory(path), corpus(), verbose=0)
+    fit.StepCounter = Killer
+    try:
+        fit.train(RunDirectory(path), corpus(), text(16, seed=1), show=False)
+    except Stopped as stopped:
+        print(stopped.signal.name, stopped.step)
 
 
 if __name__ == "__main__":
-    train_until_killed(sys.argv[1], int(sys.argv[2]))
+    train_until_killed(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])
