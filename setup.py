@@ -36,5 +36,8 @@ setup(
         "importlib_resources",  # tensorflow-datasets imports it without saying so
         "typing-extensions",
     ],
-    extras_require={"test": ["mypy", "pytest", "pytest-xdist", "ruff"]},
+    extras_require={
+        "plot": ["matplotlib"],
+        "test": ["matplotlib", "mypy", "pytest", "pytest-xdist", "ruff"],
+    },
 )

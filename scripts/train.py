@@ -183,7 +183,7 @@ def _summarize(
     from keras_transformer.training import cost, metrics_file
 
     model_config, _, training = run.configs()
-    last = metrics_file.read_metrics(run.path / "metrics.jsonl")[-1]
+    last = metrics_file.read_metrics(run.metrics_path)[-1]
     shape = cost.CorpusShape.of(corpus.source_lengths, corpus.target_lengths)
     peak = cost.measured_peak(keras.DTypePolicy(training.precision).compute_dtype)
     gpus = strategy.num_replicas_in_sync if tf.config.list_physical_devices("GPU") else 1

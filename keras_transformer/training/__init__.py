@@ -1,6 +1,7 @@
 """Training: loss, metrics, schedule, checkpoints and the run that ties them together."""
 
 from keras_transformer.training.checkpoints import Checkpoints
+from keras_transformer.training.compilation import compile_for_training
 from keras_transformer.training.corpora import (
     make_vocabularies,
     read_test_text,
@@ -8,7 +9,8 @@ from keras_transformer.training.corpora import (
     tokenize,
     training_corpus,
 )
-from keras_transformer.training.fit import compile_for_training, is_finished, num_shapes, train
+from keras_transformer.training.fit import is_finished, train
+from keras_transformer.training.input import num_shapes
 from keras_transformer.training.losses import SmoothedCrossEntropy
 from keras_transformer.training.metrics import Perplexity, TargetTokens, TokenAccuracy
 from keras_transformer.training.run_directory import RunDirectory

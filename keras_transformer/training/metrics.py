@@ -64,3 +64,14 @@ class TargetTokens(keras.metrics.Sum):
 
     def update_state(self, y_true: Tensor, y_pred: Tensor, sample_weight: Any = None) -> None:
         super().update_state(_real(ops.convert_to_tensor(y_true)))
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class Padding(keras.metrics.Mean):
+    """The share of padding among the target symbols of the batches."""
+
+    def __init__(self, name: str = "padding", **kwargs: Any) -> None:
+        super().__init__(name=name, **kwargs)
+
+    def update_state(self, y_true: Tensor, y_pred: Tensor, sample_weight: Any = None) -> None:
+        super().update_state(1.0 - _real(ops.reshape(ops.convert_to_tensor(y_true), (-1,))))

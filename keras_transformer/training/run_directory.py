@@ -4,7 +4,8 @@ config.json         the model, data and training configurations
 source.model        the source's SentencePiece vocabulary; the target's too where shared
 target.model        the target's own vocabulary, where there is one
 checkpoints/        see `checkpoints.py`
-metrics.jsonl       one JSON object a checkpoint
+tokens/             the tokenized text, see `data/cache.py`
+metrics.jsonl       one JSON object every `log_steps` updates and at each checkpoint
 tensorboard/        on request
 """
 
@@ -158,6 +159,11 @@ class RunDirectory:
         model = Transformer(model_config, dtype=keras.DTypePolicy("float32"))
         checkpoints.restore(model, name)
         return model
+
+    @property
+    def metrics_path(self) -> pathlib.Path:
+        """The file with a line for each stretch of training; see `measurements.py`."""
+        return self.path / "metrics.jsonl"
 
     @property
     def _config_path(self) -> pathlib.Path:

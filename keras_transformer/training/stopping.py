@@ -15,6 +15,7 @@ import keras
 import tensorflow as tf
 from typing_extensions import Self
 
+from keras_transformer.config import TrainingConfig
 from keras_transformer.errors import InputError
 from keras_transformer.training.checkpoint_files import one_line
 from keras_transformer.training.checkpoints import Checkpoints
@@ -145,6 +146,14 @@ class StopEarly(keras.callbacks.Callback):
             )
         if self.is_due():
             self.model.stop_training = True
+
+
+def is_stopped_early(training: TrainingConfig, checkpoints: Checkpoints, step: int) -> bool:
+    """Whether a run has been stopped, at the step where it is, by the metric that may do so."""
+    if training.stop_metric is None:
+        return False
+    counter = StepCounter(step)
+    return StopEarly(counter, checkpoints, training.stop_metric, training.stop_patience).is_due()
 
 
 class StopOnBadSteps(keras.callbacks.Callback):

@@ -1,21 +1,28 @@
 """From a data configuration to text, vocabularies and token ids."""
 
+import concurrent.futures
 import functools
 import gzip
+import itertools
+import multiprocessing
+import pathlib
+import types
+from concurrent.futures.process import BrokenProcessPool
 
 import pytest
 
 from keras_transformer.config import DataConfig
-from keras_transformer.data import ParallelText, load_parallel, number_names
+from keras_transformer.data import DatasetSplit, ParallelText, number_names, vocabularies
 from keras_transformer.errors import InputError
 from keras_transformer.text import learn_vocabulary
 from keras_transformer.training import corpora
 from keras_transformer.training.corpora import (
     make_vocabularies,
     read_test_text,
-    read_training_text,
     read_validation_text,
     tokenize,
+    training_corpus,
+    training_sources,
 )
 
 TEXT = ParallelText(["ein Haus", "ein Baum"], ["a house", "a tree"])
@@ -47,8 +54,12 @@ def few_numbers(tmp_path, monkeypatch):
     """Makes `number_names` a data set of the ten digits, kept in the test's own folder."""
     digits = {1: number_names._Share(train=7, validation=1, test=2)}
     monkeypatch.setattr(number_names, "_SHARES", digits)
-    load = functools.partial(load_parallel, data_dir=tmp_path)
-    monkeypatch.setattr(corpora, "load_parallel", load)
+    split = functools.partial(DatasetSplit, data_dir=tmp_path)
+    monkeypatch.setattr(corpora, "DatasetSplit", split)
+
+
+def read_training_text(data):
+    return ParallelText.read(itertools.chain.from_iterable(training_sources(data)))
 
 
 # Text
@@ -85,32 +96,115 @@ def test_the_split_to_score_on_can_be_chosen(few_numbers):
     assert read_test_text(NUMBERS, "validation") == read_validation_text(NUMBERS)
 
 
+def test_file_pairs_come_before_tsv_files_and_data_sets(files, tmp_path):
+    data = DataConfig(
+        dataset="number_names/en-de, number_names/en-fr",
+        train_tsv="a.tsv,b.tsv",
+        train_source=f"{files['train_source']},{files['dev_source']}",
+        train_target=f"{files['train_target']},{files['dev_target']}",
+        reverse=True,
+    )
+    assert list(map(str, training_sources(data))) == [
+        f"{files['train_source']} and {files['train_target']}",
+        f"{files['dev_source']} and {files['dev_target']}",
+        "a.tsv",
+        "b.tsv",
+        "data set number_names/en-de, split train",
+        "data set number_names/en-fr, split train",
+    ]
+    assert [source.reverse for source in training_sources(data)[4:]] == [True, True]
+
+
+def test_the_first_data_set_is_what_is_validated_on(few_numbers):
+    both = NUMBERS.replace(dataset="number_names/en-de,number_names/en-fr")
+    assert read_validation_text(both) == read_validation_text(NUMBERS)
+
+
 # Vocabularies
 
 
-def learned(**changes):
-    data = NUMBERS.replace(vocabulary_kind="char", vocabulary_size=50, **changes)
-    return make_vocabularies(data, TEXT)
+@pytest.fixture
+def two_lines(tmp_path):
+    """Gives the configuration of a corpus of the two sentences of `TEXT`."""
+    paths = {}
+    for name, sentences in zip(("train_source", "train_target"), TEXT, strict=True):
+        paths[name] = str(tmp_path / f"text.{name}")
+        pathlib.Path(paths[name]).write_text("".join(f"{line}\n" for line in sentences))
+    return DataConfig(vocabulary_kind="char", vocabulary_size=50, **paths)
 
 
-def test_a_shared_vocabulary_is_one_object_that_knows_both_sides():
-    source, target = learned()
+def test_a_shared_vocabulary_is_one_object_that_knows_both_sides(two_lines):
+    source, target = make_vocabularies(two_lines)
     assert source is target
     for side in TEXT:
         assert source.decode(source.encode(side)) == side
 
 
-def test_vocabularies_of_their_own_know_one_side_each():
-    source, target = learned(share_vocabulary=False)
+def test_vocabularies_of_their_own_know_one_side_each(two_lines):
+    source, target = make_vocabularies(two_lines.replace(share_vocabulary=False))
     assert source.decode(source.encode(TEXT.source)) == TEXT.source
     assert target.decode(target.encode(TEXT.target)) == TEXT.target
     assert "B" not in target.pieces(range(target.size))
     assert "r" not in source.pieces(range(source.size))
 
 
-def test_the_size_asked_for_is_the_size_learned():
-    data = NUMBERS.replace(vocabulary_size=25)
-    assert make_vocabularies(data, TEXT)[0].size == 25
+def test_the_size_asked_for_is_the_size_learned(two_lines):
+    data = two_lines.replace(vocabulary_kind="bpe", vocabulary_size=25)
+    assert make_vocabularies(data)[0].size == 25
+
+
+def test_text_is_normalized_as_asked_for(two_lines):
+    two_lines = two_lines.replace(train_source=two_lines.train_target)
+    pathlib.Path(two_lines.train_target).write_text("½\n" * 2)
+    unified, alone = (
+        make_vocabularies(two_lines.replace(vocabulary_normalization=kind))[0]
+        for kind in ("nfkc", "identity")
+    )
+    assert unified.decode(unified.encode(["½"])) == ["1⁄2"]
+    assert alone.decode(alone.encode(["½"])) == ["½"]
+
+
+@pytest.fixture
+def processes(monkeypatch):
+    """Makes any text a large one, and gives a list that grows with each process started."""
+    started = []
+
+    def get_context(method):
+        started.append(method)
+        return multiprocessing.get_context(method)
+
+    monkeypatch.setattr(vocabularies, "_SMALL_CHARACTERS", 10)
+    monkeypatch.setattr(
+        vocabularies, "multiprocessing", types.SimpleNamespace(get_context=get_context)
+    )
+    return started
+
+
+def test_a_large_text_gives_the_same_vocabulary_in_a_process_of_its_own(two_lines, processes):
+    model = learn_vocabulary(["ein Haus", "a house", "ein Baum", "a tree"], size=50, kind="char")
+    assert make_vocabularies(two_lines)[0].fingerprint == model.fingerprint
+    assert processes == ["spawn"]
+
+
+def test_a_small_text_is_learned_from_at_once(two_lines, processes, monkeypatch):
+    monkeypatch.setattr(vocabularies, "_SMALL_CHARACTERS", 30)
+    model = learn_vocabulary(["ein Haus", "a house", "ein Baum", "a tree"], size=50, kind="char")
+    assert make_vocabularies(two_lines)[0].fingerprint == model.fingerprint
+    assert processes == []
+
+
+def test_a_process_that_dies_is_told_with_a_way_out(two_lines, processes, monkeypatch):
+    def die(*_, **__):
+        raise BrokenProcessPool("killed")
+
+    monkeypatch.setattr(concurrent.futures, "ProcessPoolExecutor", die)
+    with pytest.raises(InputError, match=r"died, perhaps for lack of memory; learn from fewer"):
+        make_vocabularies(two_lines)
+
+
+def test_a_text_too_small_for_its_vocabulary_is_told(two_lines):
+    with pytest.raises(InputError, match="a bpe vocabulary of size 999 was asked for, but"):
+        make_vocabularies(two_lines.replace(vocabulary_kind="bpe", vocabulary_size=999))
 
 
 def test_given_vocabularies_are_taken_as_they_are(tmp_path):
@@ -119,11 +213,11 @@ def test_given_vocabularies_are_taken_as_they_are(tmp_path):
         paths.append(tmp_path / f"{name}.model")
         learn_vocabulary([letters], size=50, kind="char").save(paths[-1])
     first, second = map(str, paths)
-    source, target = make_vocabularies(NUMBERS.replace(vocabulary=first), TEXT)
+    source, target = make_vocabularies(NUMBERS.replace(vocabulary=first))
     assert source is target
     assert source.decode(source.encode(["cab"])) == ["cab"]
     both = NUMBERS.replace(vocabulary=first, target_vocabulary=second)
-    source, target = make_vocabularies(both, TEXT)
+    source, target = make_vocabularies(both)
     assert source.decode(source.encode(["cab"])) == ["cab"]
     assert target.decode(target.encode(["zy"])) == ["zy"]
 
@@ -131,29 +225,30 @@ def test_given_vocabularies_are_taken_as_they_are(tmp_path):
 def test_a_missing_vocabulary_is_told(tmp_path):
     data = NUMBERS.replace(vocabulary=str(tmp_path / "none.model"))
     with pytest.raises(InputError, match=r"cannot read the vocabulary .*none\.model"):
-        make_vocabularies(data, TEXT)
+        make_vocabularies(data)
 
 
 # Tokens
 
 
-def test_each_side_is_encoded_with_its_own_vocabulary():
-    vocabularies = learned(share_vocabulary=False)
-    corpus = tokenize(TEXT, vocabularies)
-    source, target = (
-        vocabulary.encode(side) for vocabulary, side in zip(vocabularies, TEXT, strict=True)
-    )
-    assert corpus.source_ids.tolist() == [*source[0], 3, *source[1], 3]
-    assert corpus.target_ids.tolist() == [*target[0], *target[1]]
+def test_each_side_is_encoded_with_its_own_vocabulary(two_lines, tmp_path):
+    models = make_vocabularies(two_lines.replace(share_vocabulary=False))
+    source, target = (model.encode(side) for model, side in zip(models, TEXT, strict=True))
+    for corpus in (tokenize(TEXT, models), training_corpus(two_lines, models, tmp_path / "tokens")):
+        assert corpus.source_ids.tolist() == [*source[0], 3, *source[1], 3]
+        assert corpus.target_ids.tolist() == [*target[0], *target[1]]
 
 
-def test_pairs_with_an_empty_or_too_long_side_are_left_out_and_counted():
-    text = ParallelText([*TEXT.source, "", "ein"], [*TEXT.target, "a", "a"])
-    corpus = tokenize(text, learned(), max_length=5)
+def test_the_training_corpus_keeps_to_both_limits(two_lines, tmp_path):
+    pathlib.Path(two_lines.train_source).write_text("Haus\nein Haus\n\nHaus\n")
+    pathlib.Path(two_lines.train_target).write_text("a\na house\na\nhouse\n")
+    models = make_vocabularies(two_lines)
+    limits = two_lines.replace(max_length=7, max_length_ratio=2.0)
+    corpus = training_corpus(limits, models, tmp_path / "tokens")
     assert len(corpus) == 1
-    assert corpus.dropped == {"empty": 1, "too long": 2}
+    assert corpus.dropped == {"empty": 1, "too long": 1, "length ratio": 1}
 
 
-def test_a_corpus_of_which_nothing_is_left_is_refused():
-    with pytest.raises(InputError, match="no pair of sentences is left of 2"):
-        tokenize(TEXT, learned(), max_length=2)
+def test_a_corpus_of_which_nothing_is_left_is_refused(two_lines, tmp_path):
+    with pytest.raises(InputError, match=r"no pair of sentences is left of 2 in .*train_source"):
+        training_corpus(two_lines.replace(max_length=2), make_vocabularies(two_lines), tmp_path)

@@ -16,8 +16,14 @@ import tensorflow as tf
 import tiny_run
 
 from keras_transformer.models import Transformer
-from keras_transformer.training import RunDirectory, SmoothedCrossEntropy, compile_for_training, fit
-from keras_transformer.training.fit import intervals, train
+from keras_transformer.training import (
+    RunDirectory,
+    SmoothedCrossEntropy,
+    compile_for_training,
+    session,
+    train,
+)
+from keras_transformer.training.session import intervals
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -213,7 +219,7 @@ def test_float16_trains_and_batches_whose_gradients_overflow_count_as_steps(tmp_
         compile_for_training(model, *options)
         model.optimizer.dynamic_scale.assign(2.0**24)
 
-    monkeypatch.setattr(fit, "compile_for_training", compile_with_huge_scale)
+    monkeypatch.setattr(session, "compile_for_training", compile_with_huge_scale)
     run = tiny_run.create(tmp_path / "run", precision="mixed_float16", **SHORT)
     model = train(run, tiny_run.corpus(), show=False)
     assert 0 < int(model.optimizer.iterations) < 10

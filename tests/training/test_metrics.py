@@ -1,11 +1,11 @@
-"""Accuracy, perplexity and number of symbols, each with numbers worked out by hand."""
+"""Accuracy, perplexity, number of symbols and padding, each with numbers worked out by hand."""
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_transformer.training.metrics import Perplexity, TargetTokens, TokenAccuracy
+from keras_transformer.training.metrics import Padding, Perplexity, TargetTokens, TokenAccuracy
 
 PAD = 0
 # The labels have the probabilities 1/2, 1/4 and 1/8; only the first is the most probable.
@@ -76,3 +76,12 @@ def test_any_of_several_best_symbols_is_right():
     metric = TokenAccuracy()
     metric.update_state(np.array([[1, 2]]), np.zeros((1, 2, 4), "float32"))
     assert metric.result() == 1
+
+
+def test_padding_is_counted_over_whole_batches_of_any_shape():
+    metric = Padding()
+    metric.update_state(LABELS, LOGITS)  # 3 of 6
+    metric.update_state(np.array([[1, PAD, PAD, PAD]]), None)  # 3 of 4
+    np.testing.assert_allclose(metric.result(), 0.6)
+    again = keras.metrics.deserialize(keras.metrics.serialize(metric))
+    assert (type(again), again.name) == (Padding, "padding")

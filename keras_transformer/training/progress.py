@@ -1,0 +1,176 @@
+"""What a person reads while a model trains: one line that changes on a terminal, lines in a log.
+
+  300/20,000  loss 5.412  ppl 148.2  acc 24.1%  lr 3.0e-4  5.21k tok/s  pad  6%  left 1h05m
+1,000/20,000  loss 3.947  ppl 19.67  acc 45.9%  BLEU 12.31  on the dev set
+"""
+
+import math
+import shutil
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any, TextIO
+
+import keras
+
+from keras_transformer.training.measurements import Measurements, Row
+
+_SECONDS_BETWEEN_DRAWINGS = 0.5
+
+
+class Progress(keras.callbacks.Callback):
+    """Writes lines of at most 100 columns, up to a million steps.
+
+    In a log file there is a line for each row of `Measurements`. On a terminal one line is
+    overwritten at most every half second, and only those about the dev set stay. `fit` is called
+    with verbose=0, and stops the line by `finish` where it ends early.
+
+    Args:
+        measurements: what to show; `show` has to be one of its listeners, and it stands before
+            this in the list of callbacks.
+        train_steps: batches of the whole run.
+        stream: where to write; None means standard output.
+        live: whether it is a terminal; None means to ask it.
+    """
+
+    def __init__(
+        self,
+        measurements: Measurements,
+        train_steps: int,
+        stream: TextIO | None = None,
+        live: bool | None = None,
+    ) -> None:
+        super().__init__()
+        self._measurements = measurements
+        self._train_steps = train_steps
+        self._stream = stream or sys.stdout
+        self._live = self._stream.isatty() if live is None else live
+        self._row: Row | None = None
+        self._skipped = 0.0
+        self._first: tuple[int, float] | None = None  # step, and the time when it was done
+        self._drawn = -math.inf  # the time of the last drawing
+        self._is_open = False  # whether the line that changes is on the terminal
+
+    def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
+        now = time.perf_counter()
+        if self._first is None:  # the first batch is slow: its graph is built and compiled
+            self._first = self._measurements.counter.step, now
+        if self._live and now - self._drawn >= _SECONDS_BETWEEN_DRAWINGS:
+            self._drawn = now
+            # Once there is a whole row, its values are steadier than those of a few batches.
+            self._draw(self._row or self._measurements.row_so_far())
+
+    def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
+        self.finish()
+
+    def show(self, row: Row) -> None:
+        """Shows a row of `Measurements`."""
+        self._row = row
+        if self._live:
+            self._draw(row)
+        else:
+            self._write(self._training_line(row, int(row["step"])))
+        if row["skipped_steps"] > self._skipped:
+            self._skipped = row["skipped_steps"]
+            text = f"{self._skipped:,} updates left out so far: gradient not finite"
+            self._write(f"{self._steps(row['step'])}  {text}")
+        if "val_loss" in row or "bleu" in row:
+            self._write(self._dev_line(row))
+
+    def finish(self) -> None:
+        """Ends the line that changes, so that other text starts on a line of its own."""
+        if self._is_open:
+            self._is_open = False
+            self._stream.write("\n")
+            self._stream.flush()
+
+    def _draw(self, row: Row) -> None:
+        """Overwrites the line that changes."""
+        line = self._training_line(row, self._measurements.counter.step)
+        columns = shutil.get_terminal_size().columns - 1
+        self._stream.write("\r" + line[:columns].ljust(columns))
+        self._stream.flush()
+        self._is_open = True
+
+    def _write(self, line: str) -> None:
+        self.finish()
+        self._stream.write(line + "\n")
+        self._stream.flush()
+
+    def _training_line(self, row: Row, step: int) -> str:
+        parts = [
+            self._steps(step),
+            *_quality(row),
+            f"lr {_scientific(row['learning_rate'])}",
+            f"{_thousands(row['tokens_per_second'])} tok/s",
+            f"pad {row['padding']:3.0%}",
+        ]
+        seconds_left = self._seconds_left(step)
+        if seconds_left is not None:
+            parts.append(f"left {_duration(seconds_left)}")
+        return "  ".join(parts)
+
+    def _dev_line(self, row: Row) -> str:
+        dev = {name.removeprefix("val_"): row[name] for name in row if name.startswith("val_")}
+        parts = [self._steps(row["step"]), *_quality(dev)]
+        if "bleu" in row:
+            parts.append(f"BLEU {row['bleu']:.2f}")
+        return "  ".join([*parts, "on the dev set"])
+
+    def _steps(self, step: float) -> str:
+        total = f"{self._train_steps:,}"
+        return f"{step:{len(total)},}/{total}"
+
+    def _seconds_left(self, step: int) -> float | None:
+        """Returns how long the rest of the run takes, checkpoints and all, at the pace so far."""
+        if self._first is None or step == self._first[0]:
+            return None
+        seconds = time.perf_counter() - self._first[1]
+        return (self._train_steps - step) * seconds / (step - self._first[0])
+
+
+def _quality(row: Mapping[str, float]) -> list[str]:
+    parts = []
+    if "loss" in row:
+        parts.append(f"loss {_five_columns(row['loss'])}")
+    if "perplexity" in row:
+        parts.append(f"ppl {_five_columns(row['perplexity'])}")
+    if "accuracy" in row:
+        parts.append(f"acc {row['accuracy']:5.1%}")
+    return parts
+
+
+def _five_columns(value: float) -> str:
+    """Returns 1.234, 12.34, 123.4, 1234 or 1e+07."""
+    if not math.isfinite(value) or value >= 99999.5:
+        return f"{value:5.0e}"
+    digits = 3 - (value >= 9.9995) - (value >= 99.995) - (value >= 999.95)
+    return f"{value:5.{digits}f}"
+
+
+def _thousands(value: float) -> str:
+    """Returns three digits and a unit: 987, 9.87k, 98.7k, 987k or 9.87M, in five columns."""
+    for unit in ("", "k", "M", "G"):
+        if value < 999.5 or unit == "G":
+            break
+        value /= 1000
+    digits = 0 if not unit else 2 - (value >= 9.995) - (value >= 99.95)
+    return f"{value:.{digits}f}{unit}".rjust(5)
+
+
+def _scientific(value: float) -> str:
+    """Returns 7.0e-4, which Python writes as 7.0e-04."""
+    mantissa, exponent = f"{value:.1e}".split("e")
+    return f"{mantissa}e{int(exponent)}"
+
+
+def _duration(seconds: float) -> str:
+    """Returns 45s, 3m20s, 1h05m or 2d07h."""
+    minutes, hours = round(seconds) // 60, round(seconds) // 3600
+    if minutes == 0:
+        return f"{seconds:.0f}s"
+    if hours == 0:
+        return f"{minutes}m{round(seconds) % 60:02}s"
+    if hours < 24:
+        return f"{hours}h{minutes % 60:02}m"
+    return f"{hours // 24}d{hours % 24:02}h"

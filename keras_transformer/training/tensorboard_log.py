@@ -1,0 +1,53 @@
+"""TensorBoard: the rows of a run as scalars, over the run's own steps."""
+
+import pathlib
+import time
+
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+from keras_transformer.training.measurements import Row
+
+# Beside the step, these say the same at every row as the chart's own axes.
+_NOT_SHOWN = {"step", "seconds"}
+
+
+class TensorBoardLog:
+    """Writes two runs to a folder, "train" and "dev", whose charts TensorBoard lays together.
+
+    Args:
+        folder: where to.
+        step: where the run goes on; what an earlier process wrote beyond it is hidden.
+    """
+
+    def __init__(self, folder: pathlib.Path, step: int = 0) -> None:
+        self._folder = folder
+        self._step = step
+        self._writers: dict[str, EventFileWriter] = {}
+
+    def write(self, row: Row) -> None:
+        """Writes one row; its numbers about the dev set go to the run "dev"."""
+        train, dev = {}, {}
+        for name, value in row.items():
+            if name.startswith("val_") or name == "bleu":
+                dev[name.removeprefix("val_")] = value
+            elif name not in _NOT_SHOWN:
+                train[name] = value
+        self._add("train", train, int(row["step"]))
+        if dev:
+            self._add("dev", dev, int(row["step"]))
+
+    def _add(self, run: str, scalars: Row, step: int) -> None:
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
+        writer = self._writer(run)
+        writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
+        writer.flush()
+
+    def _writer(self, run: str) -> EventFileWriter:
+        if run not in self._writers:
+            self._writers[run] = writer = EventFileWriter(str(self._folder / run))
+            # TensorBoard drops what an earlier process wrote from the step of this event on.
+            start = SessionLog(status=SessionLog.START)
+            writer.add_event(Event(wall_time=time.time(), step=self._step + 1, session_log=start))
+        return self._writers[run]

@@ -1,0 +1,105 @@
+"""scripts/plot_run.py."""
+
+import json
+import struct
+import sys
+
+import pytest
+
+
+@pytest.fixture
+def make_run(tmp_path):
+    """Writes the metrics of a run; those of its dev set are in every second row."""
+
+    def make(name, *, dev=True, rows=4):
+        folder = tmp_path / name
+        folder.mkdir(parents=True)
+        lines = []
+        for step in range(1, rows + 1):
+            row = {"step": 100 * step, "loss": 5.0 / step, "learning_rate": 1e-4 * step}
+            if dev and step % 2 == 0:
+                row |= {"val_loss": 6.0 / step, "bleu": 10.0 * step}
+            lines.append(json.dumps(row) + "\n")
+        (folder / "metrics.jsonl").write_text("".join(lines))
+        return folder
+
+    return make
+
+
+@pytest.fixture
+def figure(monkeypatch):
+    """Gives the figure that the script draws, once it has."""
+    pyplot = pytest.importorskip("matplotlib.pyplot", reason="needs matplotlib")
+    figures = []
+    subplots = pyplot.subplots
+
+    def keep(*arguments, **options):
+        figures.append(subplots(*arguments, **options))
+        return figures[-1]
+
+    monkeypatch.setattr(pyplot, "subplots", keep)
+    yield lambda: figures[-1][0]
+    pyplot.close("all")
+
+
+def curves(panel):
+    return [[tuple(point) for point in line.get_xydata()] for line in panel.get_lines()]
+
+
+def test_loss_bleu_and_learning_rate_stand_over_the_steps(call, make_run, figure, tmp_path):
+    output = tmp_path / "plot.png"
+    result = call("plot_run.py", make_run("mine"), f"--output={output}")
+    assert result == (0, f"Wrote {output}.\n", "")
+    loss, bleu, rate = figure().axes
+    assert [panel.get_ylabel() for panel in (loss, bleu, rate)] == [
+        "loss a token", "dev BLEU", "learning rate",
+    ]  # fmt: skip
+    assert rate.get_xlabel() == "step"
+    train, dev = curves(loss)
+    assert train == [(100, 5.0), (200, 2.5), (300, pytest.approx(5 / 3)), (400, 1.25)]
+    assert dev == [(200, 3.0), (400, 1.5)]
+    assert curves(bleu) == [[(200, 20.0), (400, 40.0)]]
+    assert curves(rate)[0][0] == (100, 1e-4)
+    header = output.read_bytes()[:24]
+    assert header.startswith(b"\x89PNG")
+    assert min(struct.unpack(">II", header[16:])) > 500
+
+
+def test_several_runs_have_a_color_and_a_name_each(call, make_run, figure, tmp_path):
+    runs = [make_run("a/run"), make_run("b/run"), make_run("c", dev=False)]
+    assert call("plot_run.py", *runs, f"--output={tmp_path}/plot.png").code == 0
+    loss, bleu, _ = figure().axes
+    texts = [text.get_text() for text in loss.get_legend().get_texts()]
+    assert texts[:2] == ["train", "dev"]
+    assert [text.split("/")[-2:] for text in texts[2:4]] == [["a", "run"], ["b", "run"]]
+    assert len(loss.get_lines()) == 5
+    assert len({line.get_color() for line in loss.get_lines()}) == 3
+    assert len(bleu.get_lines()) == 2
+
+
+def test_without_a_dev_set_there_is_no_panel_of_its_bleu(call, make_run, figure, tmp_path):
+    assert call("plot_run.py", make_run("a", dev=False), f"--output={tmp_path}/p.png").code == 0
+    assert [panel.get_ylabel() for panel in figure().axes] == ["loss a token", "learning rate"]
+
+
+def test_a_run_may_be_writing_while_it_is_drawn(call, make_run, figure, tmp_path):
+    run = make_run("a")
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 500, "loss": null}\n{"step": 600, "lo')
+    assert call("plot_run.py", run, f"--output={tmp_path}/p.png").code == 0
+    assert [step for step, _ in curves(figure().axes[0])[0]] == [100, 200, 300, 400, 500]
+
+
+def test_without_matplotlib_one_line_says_how_to_get_it(call, make_run, monkeypatch, refused):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    refused(call("plot_run.py", make_run("a")), "needs matplotlib: pip install matplotlib")
+
+
+def test_what_cannot_be_drawn_is_one_line(call, make_run, tmp_path, refused):
+    pytest.importorskip("matplotlib", reason="needs matplotlib")
+    output = f"--output={tmp_path}/plot.png"
+    refused(call("plot_run.py", output), "name one or several run directories")
+    refused(call("plot_run.py", tmp_path / "none", output), "no metrics in", "metrics.jsonl yet")
+    refused(call("plot_run.py", make_run("a"), "--output=a.pdf"), "must be a .png file, got 'a.pdf")
+    refused(call("plot_run.py", make_run("b"), "--output=no/a.png"), "the folder no does not exist")
+    assert not (tmp_path / "plot.png").exists()

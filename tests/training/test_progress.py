@@ -1,0 +1,182 @@
+"""What a person reads: widths, numbers, and when something is written."""
+
+import io
+import types
+
+import pytest
+
+from keras_transformer.training import progress
+from keras_transformer.training.progress import Progress
+from keras_transformer.training.step_counter import StepCounter
+
+ROW = {
+    "step": 12_300, "seconds": 999.0, "loss": 3.4567, "perplexity": 12.345, "accuracy": 0.567,
+    "padding": 0.06, "learning_rate": 1.23e-4, "tokens_per_second": 12345.0,
+    "target_tokens": 10**8, "skipped_steps": 0,
+}  # fmt: skip
+DEV = {"val_loss": 3.21, "val_perplexity": 9.876, "val_accuracy": 0.6, "bleu": 23.456}
+
+
+class Screen:
+    """A progress display, its time, and what it has written."""
+
+    def __init__(self, monkeypatch, *, live=False, train_steps=100_000, step=0):
+        self.now, self.stream, self.looks = 0.0, io.StringIO(), 0
+        time = types.SimpleNamespace(perf_counter=lambda: self.now)
+        monkeypatch.setattr(progress, "time", time)
+        monkeypatch.setenv("COLUMNS", "100")
+        self.counter = StepCounter(step)
+        measurements = types.SimpleNamespace(counter=self.counter, row_so_far=self.look)
+        self.progress = Progress(measurements, train_steps, self.stream, live)
+
+    def look(self):
+        self.looks += 1
+        return ROW | {"loss": 9.0}
+
+    def batch(self, seconds=1.0):
+        self.now += seconds
+        self.counter.on_train_batch_end(0)
+        self.progress.on_train_batch_end(0)
+
+    @property
+    def text(self):
+        return self.stream.getvalue()
+
+    @property
+    def lines(self):
+        return self.text.splitlines()
+
+
+@pytest.fixture
+def screen(monkeypatch):
+    return lambda **options: Screen(monkeypatch, **options)
+
+
+def test_a_row_is_one_line_of_a_log(screen):
+    log = screen(step=12_298)
+    log.batch(50.0)  # the first, which compiles, does not count for the time left
+    log.batch(2.0)
+    log.progress.show(ROW)
+    assert log.text == (
+        " 12,300/100,000  loss 3.457  ppl 12.35  acc 56.7%  lr 1.2e-4  12.3k tok/s  pad  6%"
+        "  left 2d00h\n"
+    )
+
+
+def test_a_checkpoint_adds_a_line_about_the_dev_set_below_the_same_columns(screen):
+    log = screen()
+    log.progress.show(ROW | DEV)
+    log.progress.show(ROW | {"val_loss": 3.0, "val_perplexity": 9.9, "val_accuracy": 0.5})
+    first, second, _, fourth = log.lines
+    assert second == (
+        " 12,300/100,000  loss 3.210  ppl 9.876  acc 60.0%  BLEU 23.46  on the dev set"
+    )
+    assert "BLEU" not in fourth
+    assert [first.index(name) for name in ("loss", "ppl", "acc")] == [
+        second.index(name) for name in ("loss", "ppl", "acc")
+    ]
+
+
+def test_skipped_updates_are_told_when_there_are_new_ones(screen):
+    log = screen()
+    for skipped in (0, 2, 2, 3):
+        log.progress.show(ROW | {"skipped_steps": skipped})
+    notes = [line for line in log.lines if "left out" in line]
+    assert notes == [
+        f" 12,300/100,000  {count} updates left out so far: gradient not finite" for count in (2, 3)
+    ]
+
+
+@pytest.mark.parametrize("train_steps", [999_999, 100_000, 12])
+def test_no_line_has_more_than_a_hundred_columns(screen, train_steps):
+    log = screen(train_steps=train_steps, step=1)
+    log.batch()
+    log.batch(10.0)  # so that it takes weeks
+    extremes = {"loss": 12.3, "perplexity": 8e9, "accuracy": 1.0, "padding": 1.0}
+    log.progress.show(ROW | DEV | extremes | {"tokens_per_second": 9.99e8, "skipped_steps": 10**5})
+    assert len(log.lines) == 3
+    assert max(map(len, log.lines)) <= 100
+
+
+def test_a_log_has_nothing_between_two_rows(screen):
+    log = screen()
+    for _ in range(50):
+        log.batch()
+    assert (log.text, log.looks) == ("", 0)
+
+
+def test_a_terminal_has_one_line_that_changes_twice_a_second_at_most(screen):
+    terminal = screen(live=True)
+    for _ in range(21):
+        terminal.batch(0.125)
+    assert terminal.text.count("\r") == terminal.looks == 5 + 1
+    assert "\n" not in terminal.text
+    assert {len(line) for line in terminal.text.split("\r")[1:]} == {99}
+
+
+def test_a_terminal_shows_the_last_whole_row_as_soon_as_there_is_one(screen):
+    terminal = screen(live=True)
+    terminal.batch()
+    assert "loss 9.000" in terminal.text
+    terminal.progress.show(ROW)
+    terminal.batch()
+    *_, last = terminal.text.split("\r")
+    assert last.lstrip().startswith("2/100,000  loss 3.457")
+    assert terminal.looks == 1
+
+
+def test_what_stays_on_a_terminal_stands_on_lines_of_its_own(screen):
+    terminal = screen(live=True)
+    terminal.batch()
+    terminal.progress.show(ROW | DEV)
+    terminal.batch()
+    terminal.progress.on_train_end()
+    terminal.progress.finish()
+    first, second, third = terminal.text.split("\n")[:3]
+    assert first.startswith("\r") and "BLEU" in second and third.startswith("\r")
+    assert terminal.text.endswith("\n") and terminal.text.count("\n") == 3
+
+
+def test_a_line_is_cut_where_the_terminal_is_narrow(screen, monkeypatch):
+    terminal = screen(live=True)
+    monkeypatch.setenv("COLUMNS", "30")
+    terminal.batch()
+    assert len(terminal.text) == 1 + 29
+
+
+def test_the_time_left_is_of_the_whole_run_with_all_that_happens_between_batches(screen):
+    log = screen(train_steps=1000, step=500)
+    log.batch(100.0)
+    for _ in range(9):
+        log.batch(1.0)
+    log.now += 9.0  # a checkpoint
+    log.progress.show(ROW | {"step": 510})
+    assert log.lines[0].endswith("left 16m20s")  # 490 steps of 2 seconds
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0s"), (59.4, "59s"), (59.6, "1m00s"), (3599, "59m59s"), (3600, "1h00m"), (3725, "1h02m"),
+     (86399, "23h59m"), (200000, "2d07h")],
+)  # fmt: skip
+def test_durations_are_short(seconds, text):
+    assert progress._duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.00012, "0.000"), (1.2345, "1.234"), (9.9996, "10.00"), (99.996, "100.0"), (999.96, " 1000"),
+     (8123.4, " 8123"), (99999.4, "99999"), (99999.6, "1e+05"), (float("nan"), "  nan"),
+     (float("inf"), "  inf")],
+)  # fmt: skip
+def test_losses_have_five_columns(value, text):
+    assert progress._five_columns(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "    0"), (987.4, "  987"), (999.6, "1.00k"), (9876, "9.88k"), (9996, "10.0k"),
+     (98760, "98.8k"), (99960, " 100k"), (999600, "1.00M"), (5e9, "5.00G")],
+)  # fmt: skip
+def test_speeds_have_three_digits(value, text):
+    assert progress._thousands(value) == text
