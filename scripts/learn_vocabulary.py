@@ -42,12 +42,12 @@ def main(arguments: list[str]) -> None:
         raise InputError(f"{output} exists already; give another --output, or remove it first")
     common.check_output(output)
     common.load_tensorflow()
-    from keras_transformer.data import read_lines
+    from keras_transformer.data import iterate_lines
     from keras_transformer.text import learn_vocabulary
 
     given = common.given_flags(DataConfig)
     vocabulary = learn_vocabulary(
-        itertools.chain.from_iterable(read_lines(path) for path in arguments),
+        itertools.chain.from_iterable(map(iterate_lines, arguments)),
         size=given.get("vocabulary_size", DataConfig.vocabulary_size),
         kind=given.get("vocabulary_kind", DataConfig.vocabulary_kind),
         normalization=_NORMALIZATION.value,  # type: ignore[arg-type]  # one of its choices

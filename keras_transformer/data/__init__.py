@@ -8,22 +8,40 @@ from keras_transformer.data.batching import (
     training_batches,
 )
 from keras_transformer.data.buckets import Bucket, Bucketing, choose_buckets
-from keras_transformer.data.corpus import ParallelText, read_lines, read_parallel
-from keras_transformer.data.datasets import load_parallel
+from keras_transformer.data.cache import cached_corpus
+from keras_transformer.data.corpus import (
+    FilePair,
+    PairSource,
+    ParallelText,
+    TsvFile,
+    iterate_lines,
+    read_lines,
+    read_parallel,
+)
+from keras_transformer.data.datasets import DatasetSplit
 from keras_transformer.data.plan import PlannedBatch, plan_epoch
+from keras_transformer.data.resampling import Resample
 from keras_transformer.data.tokenized import TokenizedCorpus, pad_ids
+from keras_transformer.data.vocabularies import learn_from_corpus
 
 __all__ = [
     "Batch",
     "Bucket",
     "Bucketing",
+    "DatasetSplit",
+    "FilePair",
+    "PairSource",
     "ParallelText",
     "PlannedBatch",
+    "Resample",
     "TokenizedCorpus",
+    "TsvFile",
     "bucket_corpus",
+    "cached_corpus",
     "choose_buckets",
     "evaluation_batches",
-    "load_parallel",
+    "iterate_lines",
+    "learn_from_corpus",
     "pad_ids",
     "plan_epoch",
     "read_lines",

@@ -1,60 +1,74 @@
-"""Parallel text from TensorFlow Datasets, by name.
+"""Parallel text from TensorFlow Datasets, by name, read as a stream.
 
 TensorFlow Datasets takes long to import, so that happens inside the functions.
 """
 
+import dataclasses
 import difflib
 import os
+from collections.abc import Iterator
 from typing import Any
 
-from keras_transformer.data.corpus import ParallelText
 from keras_transformer.errors import InputError
 
 _READ_EXAMPLES = 1024  # examples to convert at a time
 
 
-def load_parallel(
-    name: str,
-    split: str,
-    *,
-    data_dir: str | os.PathLike[str] | None = None,
-    reverse: bool = False,
-) -> ParallelText:
-    """Reads a translation data set, downloading and preparing it the first time.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DatasetSplit:
+    """One split of a translation data set, which is downloaded and prepared the first time.
 
-    Args:
+    Going through it gives pairs of source and target in the data set's order, and raises
+    `InputError` where there is no such data set, config or split, it is not parallel text, or it
+    cannot be downloaded. (Without a network the downloader first retries for minutes.)
+
+    Attributes:
         name: of a data set and its config, such as "wmt14_translate/de-en" or
             "number_names/en-de". The first language is the source.
         split: such as "train" or "train[:1000]".
         data_dir: where prepared data sets are kept; None is ~/tensorflow_datasets.
         reverse: whether to swap source and target.
 
-    Returns:
-        The sentences in the data set's order.
-
-    Raises:
-        InputError: there is no such data set, config or split, it is not parallel text, or it
-            cannot be downloaded. (Without a network the downloader first retries for minutes.)
-
     Example:
-        >>> load_parallel("number_names/en-de", "test[:1]")  # doctest: +SKIP
-        ParallelText(source=['seven'], target=['sieben'])
+        >>> next(iter(DatasetSplit(name="number_names/en-de", split="test")))  # doctest: +SKIP
+        ('seven', 'sieben')
     """
-    builder = _find_builder(name, data_dir)
-    source, target = _languages(builder, name)
-    _prepare(builder, name)
-    try:
-        builder.info.splits[split]
-    except (KeyError, ValueError) as error:
-        known = ", ".join(builder.info.splits)
-        raise InputError(f"{name} has no split {split!r}; choose one of {known}") from error
-    if reverse:
-        source, target = target, source
-    text = ParallelText([], [])
-    for examples in builder.as_dataset(split=split).batch(_READ_EXAMPLES).as_numpy_iterator():
-        text.source.extend(sentence.decode("utf-8") for sentence in examples[source])
-        text.target.extend(sentence.decode("utf-8") for sentence in examples[target])
-    return text
+
+    name: str
+    split: str
+    data_dir: str | os.PathLike[str] | None = None
+    reverse: bool = False
+
+    def __str__(self) -> str:
+        return f"data set {self.name}, split {self.split}"
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Kind, full name with the version, split and direction."""
+        return {
+            "kind": "data set",
+            "name": _find_builder(self.name, self.data_dir).info.full_name,
+            "split": self.split,
+            "reverse": self.reverse,
+        }
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        builder = _find_builder(self.name, self.data_dir)
+        source, target = _languages(builder, self.name)
+        if self.reverse:
+            source, target = target, source
+        _prepare(builder, self.name)
+        try:
+            builder.info.splits[self.split]
+        except (KeyError, ValueError) as error:
+            known = ", ".join(builder.info.splits)
+            raise InputError(
+                f"{self.name} has no split {self.split!r}; choose one of {known}"
+            ) from error
+        batches = builder.as_dataset(split=self.split).batch(_READ_EXAMPLES)
+        for examples in batches.as_numpy_iterator():
+            for pair in zip(examples[source], examples[target], strict=True):
+                yield pair[0].decode("utf-8"), pair[1].decode("utf-8")
 
 
 def _find_builder(name: str, data_dir: str | os.PathLike[str] | None) -> Any:

@@ -1,9 +1,9 @@
 """A parallel corpus as token ids, in four flat arrays.
 
-Flat arrays with offsets hold half a billion tokens in 2 GB, are sliced without a Python object
-for each sentence, and could as well lie in memory-mapped files.
+Flat arrays with offsets hold half a billion tokens in 1 GB, are sliced without a Python object
+for each sentence, and may as well lie in files that are mapped into memory (see `cache.py`).
 
-Shapes: N pairs of sentences.
+Shapes: N pairs of sentences from P corpora.
 """
 
 import dataclasses
@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from keras_transformer.config import END_ID, PAD_ID
+from keras_transformer.data.filters import LengthFilter
 from keras_transformer.errors import InputError
 
 
@@ -22,23 +23,26 @@ class TokenizedCorpus:
     """Pairs of token sequences: pair n has source_ids[source_offsets[n]:source_offsets[n + 1]].
 
     Attributes:
-        source_ids: int32, all source sentences on end, each closed by END_ID.
+        source_ids: int32, or uint16 in files; all source sentences on end, each closed by END_ID.
         source_offsets: int64 [N + 1], where each begins.
-        target_ids: int32, all target sentences on end, without start and end symbols, which
-            batches add.
+        target_ids: int32, or uint16 in files; all target sentences on end, without start and end
+            symbols, which batches add.
         target_offsets: int64 [N + 1], where each begins.
+        part_offsets: int64 [P + 1], where each of the corpora that were put together begins:
+            pairs part_offsets[p]:part_offsets[p + 1] come from corpus p.
         dropped: number of pairs left out, by reason.
 
     Example:
         >>> corpus = TokenizedCorpus.from_ids([[5, 6], []], [[7], [8]])
-        >>> len(corpus), corpus.dropped
-        (1, {'empty': 1, 'too long': 0})
+        >>> len(corpus), corpus.dropped["empty"]
+        (1, 1)
     """
 
-    source_ids: npt.NDArray[np.int32]
+    source_ids: npt.NDArray[np.integer]
     source_offsets: npt.NDArray[np.int64]
-    target_ids: npt.NDArray[np.int32]
+    target_ids: npt.NDArray[np.integer]
     target_offsets: npt.NDArray[np.int64]
+    part_offsets: npt.NDArray[np.int64]
     dropped: dict[str, int] = dataclasses.field(default_factory=dict)
 
     @classmethod
@@ -48,33 +52,39 @@ class TokenizedCorpus:
         target: Sequence[Sequence[int]],
         *,
         max_length: int | None = None,
+        max_length_ratio: float | None = None,
     ) -> "TokenizedCorpus":
         """Packs sentences, without the pairs that cannot be trained on.
 
         Args:
             source: token ids of each sentence, without start and end symbols.
             target: the same for the translations, in the same order.
-            max_length: longest sentence to keep on either side, in tokens; None keeps all.
+            max_length: see `LengthFilter`.
+            max_length_ratio: see `LengthFilter`.
 
         Raises:
             InputError: the sides differ in length, or no pair is left.
         """
+        length_filter = LengthFilter(max_length=max_length, max_length_ratio=max_length_ratio)
+        corpus = cls.pack(source, target, length_filter)
+        if not len(corpus):
+            raise length_filter.nothing_left(corpus.dropped)
+        return corpus
+
+    @classmethod
+    def pack(
+        cls,
+        source: Sequence[Sequence[int]],
+        target: Sequence[Sequence[int]],
+        length_filter: LengthFilter,
+    ) -> "TokenizedCorpus":
+        """Does what `from_ids` does, and is content where no pair is left."""
         if len(source) != len(target):
             raise InputError(
                 f"source and target must pair up, got {len(source)} and {len(target)} sentences"
             )
         source_lengths, target_lengths = _lengths(source), _lengths(target)
-        shorter = np.minimum(source_lengths, target_lengths)
-        longer = np.maximum(source_lengths, target_lengths)
-        empty = shorter == 0
-        too_long = ~empty & (longer > (np.inf if max_length is None else max_length))
-        keep = ~(empty | too_long)
-        dropped = {"empty": int(empty.sum()), "too long": int(too_long.sum())}
-        if not keep.any():
-            raise InputError(
-                f"no pair of sentences is left of {len(source)}: {dropped['empty']} have an empty "
-                f"side, {dropped['too long']} are longer than {max_length} tokens"
-            )
+        keep, dropped = length_filter(source_lengths, target_lengths)
         source_offsets = _offsets(source_lengths[keep] + 1)
         ends = source_offsets[1:] - 1
         tokens = np.ones(source_offsets[-1], bool)
@@ -87,6 +97,7 @@ class TokenizedCorpus:
             source_offsets=source_offsets,
             target_ids=_flatten(itertools.compress(target, keep), target_offsets[-1]),
             target_offsets=target_offsets,
+            part_offsets=np.array([0, len(ends)]),
             dropped=dropped,
         )
 
@@ -123,12 +134,12 @@ def pad_ids(ids: Sequence[Sequence[int]]) -> npt.NDArray[np.int32]:
 
 
 def gather_rows(
-    ids: npt.NDArray[np.int32],
+    ids: npt.NDArray[np.integer],
     offsets: npt.NDArray[np.int64],
     pairs: npt.NDArray[np.int64],
     shape: tuple[int, int],
 ) -> npt.NDArray[np.int32]:
-    """Makes a matrix [rows, length] of some sentences of a flat array; the rest is PAD_ID."""
+    """Makes an int32 matrix [rows, length] of sentences of a flat array; the rest is PAD_ID."""
     rows, length = shape
     starts = offsets[pairs, None]
     columns = np.arange(length)

@@ -175,11 +175,18 @@ class Session:
         if self.worker.is_chief:
             write()
         if self.worker.count > 1:
-            self.strategy.run(
-                lambda: tf.distribute.get_replica_context().all_reduce(
-                    tf.distribute.ReduceOp.SUM, tf.identity(1.0)
-                )
-            )
+            _wait_for_each_other(self.strategy)
+
+
+@tf.function
+def _wait_for_each_other(strategy: tf.distribute.Strategy) -> None:
+    """Ends when all workers have called it."""
+
+    def meet() -> tf.Tensor:
+        context = tf.distribute.get_replica_context()
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.identity(1.0))
+
+    strategy.run(meet)
 
 
 class SaveCheckpoint(keras.callbacks.Callback):

@@ -7,7 +7,7 @@ import pytest
 import tensorflow_datasets as tfds
 
 from keras_transformer.data.corpus import ParallelText
-from keras_transformer.data.datasets import load_parallel
+from keras_transformer.data.datasets import DatasetSplit
 from keras_transformer.errors import InputError
 
 tfds.disable_progress_bar()
@@ -64,13 +64,16 @@ class TinyNumbers(TinyBroken):
         return tfds.core.DatasetInfo(builder=self, features=features)
 
 
+def load_parallel(name, split, **options):
+    return ParallelText.read(DatasetSplit(name=name, split=split, **options))
+
+
 def pairs(text):
     return sorted(zip(text.source, text.target, strict=True))
 
 
 def test_sentences_come_as_text_with_the_source_first(tmp_path):
     text = load_parallel("tiny_phrases/de_to_en", "train", data_dir=tmp_path)
-    assert isinstance(text, ParallelText)
     assert pairs(text) == [("Häuser", "houses"), ("ein Baum", "a tree"), ("\u2028", "")]
 
 
@@ -88,6 +91,22 @@ def test_part_of_a_split_can_be_read_and_keeps_its_order(tmp_path):
     whole = load_parallel("tiny_phrases/de_to_en", "train", data_dir=tmp_path)
     part = load_parallel("tiny_phrases/de_to_en", "train[1:]", data_dir=tmp_path)
     assert part == ParallelText(whole.source[1:], whole.target[1:])
+
+
+def test_a_split_can_be_gone_through_again(tmp_path):
+    split = DatasetSplit(name="tiny_phrases/de_to_en", split="train", data_dir=tmp_path)
+    assert list(split) == list(split)
+
+
+def test_the_identity_tells_version_split_and_direction_without_preparing_anything(tmp_path):
+    split = DatasetSplit(name="tiny_phrases/de_to_en", split="train[:2]", data_dir=tmp_path)
+    assert split.identity == {
+        "kind": "data set",
+        "name": "tiny_phrases/de_to_en/1.0.0",
+        "split": "train[:2]",
+        "reverse": False,
+    }
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -28,9 +28,22 @@ def test_empty_and_long_pairs_are_dropped_and_counted():
     corpus = TokenizedCorpus.from_ids(
         [[5], [], [6, 6], [7] * 3, [8], [9] * 3], [[5], [5], [6, 6], [7], [], []], max_length=2
     )
-    assert corpus.dropped == {"empty": 3, "too long": 1}
+    assert corpus.dropped == {"empty": 3, "too long": 1, "length ratio": 0}
     assert corpus.source_ids.tolist() == [5, END_ID, 6, 6, END_ID]
     assert corpus.target_ids.tolist() == [5, 6, 6]
+
+
+def test_pairs_of_very_different_length_are_dropped_on_request():
+    corpus = TokenizedCorpus.from_ids(
+        [[5] * 4, [6] * 2, [7]], [[5], [6] * 4, [7] * 3], max_length_ratio=2
+    )
+    assert corpus.dropped == {"empty": 0, "too long": 0, "length ratio": 2}
+    assert corpus.source_ids.tolist() == [6, 6, END_ID]
+
+
+def test_a_corpus_that_is_not_put_together_has_one_part():
+    corpus = TokenizedCorpus.from_ids([[5], [], [6]], [[7]] * 3)
+    assert corpus.part_offsets.tolist() == [0, 2]
 
 
 def test_a_corpus_without_usable_pairs_is_refused():
@@ -52,3 +65,10 @@ def test_gathered_rows_keep_their_order_and_leave_the_rest_empty():
     ids = np.array([4, 5, 6, 7], np.int32)
     rows = gather_rows(ids, np.array([0, 1, 4]), np.array([1, 0]), (3, 4))
     assert rows.tolist() == [[5, 6, 7, 0], [4, 0, 0, 0], [0, 0, 0, 0]]
+
+
+def test_rows_are_int32_however_compact_the_ids_are():
+    ids = np.array([4, 65_535], np.uint16)
+    rows = gather_rows(ids, np.array([0, 2]), np.array([0]), (1, 3))
+    assert rows.dtype == np.int32
+    assert rows.tolist() == [[4, 65_535, 0]]

@@ -1,0 +1,70 @@
+"""Folders that are there whole or not at all, whoever makes them and whatever happens meanwhile.
+
+A folder is filled under a name of its own, `.writing-*`, and renamed when it is whole. A process
+that dies leaves that one behind; the next one removes it. A lock, which the system takes off a
+process that dies, tells those that are still being written.
+"""
+
+import contextlib
+import fcntl
+import pathlib
+import shutil
+import uuid
+from collections.abc import Callable, Iterator
+
+_ASIDE = ".writing-"
+_LOCK = "lock"
+
+
+@contextlib.contextmanager
+def publish(path: pathlib.Path, is_whole: Callable[[pathlib.Path], bool]) -> Iterator[pathlib.Path]:
+    """Gives an empty folder to fill, which has the name `path` once the block ends well.
+
+    Where another process was quicker, its folder stays and this one is removed.
+
+    Args:
+        path: the name to be; what is there is replaced unless it is whole.
+        is_whole: tells whether a folder is what it should be.
+
+    Raises:
+        OSError: the disk is full, or may not be written to. Nothing is left then.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _remove_abandoned(path.parent)
+    with _folder_aside(path.parent) as aside:
+        yield aside
+        if path.exists() and not is_whole(path):
+            shutil.rmtree(path)
+        try:
+            aside.rename(path)  # refused where another process put its folder there meanwhile
+        except OSError:
+            if not is_whole(path):
+                raise
+        (path / _LOCK).unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _folder_aside(parent: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Makes a locked folder of a new name, and removes it in the end if it has that name still."""
+    while True:
+        aside = parent / f"{_ASIDE}{uuid.uuid4().hex}"
+        aside.mkdir()
+        lock = open(aside / _LOCK, "wb")  # noqa: SIM115 (closed below)
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        if (aside / _LOCK).exists():
+            break
+        lock.close()  # another process found the folder before it was locked, and removed it
+    with lock:
+        try:
+            yield aside
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+
+
+def _remove_abandoned(parent: pathlib.Path) -> None:
+    """Removes the folders of processes that died."""
+    for aside in parent.glob(f"{_ASIDE}*"):
+        with contextlib.suppress(OSError), open(aside / _LOCK, "rb+") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails where it is being written
+            shutil.rmtree(aside, ignore_errors=True)

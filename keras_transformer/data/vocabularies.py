@@ -1,0 +1,74 @@
+"""Learns a vocabulary from a corpus of any size, in bounded memory.
+
+Comes in: sources of sentence pairs. Goes out: a `Vocabulary`, the same for the same text.
+"""
+
+import concurrent.futures
+import itertools
+import multiprocessing
+from collections.abc import Iterator, Sequence
+from concurrent.futures.process import BrokenProcessPool
+from typing import TYPE_CHECKING, Any
+
+from keras_transformer.data.corpus import PairSource
+from keras_transformer.errors import InputError
+
+if TYPE_CHECKING:  # needs TensorFlow, which takes long to import
+    from keras_transformer.text import Vocabulary
+
+# A sample of so many gives nearly the symbols that all sentences would, in about 1 GB.
+_MAX_SENTENCES = 1_000_000
+# Text up to here is learned from in this process: that takes some 100 MB, another one seconds.
+_SMALL_CHARACTERS = 10_000_000
+
+
+def learn_from_corpus(
+    sources: Sequence[PairSource], sides: Sequence[int] = (0, 1), **options: Any
+) -> "Vocabulary":
+    """Learns one vocabulary from a corpus.
+
+    A large text is learned from in a process of its own, whose memory the system takes back. As
+    with all such processes, a script that gets here must do so under
+    `if __name__ == "__main__"`.
+
+    Args:
+        sources: the text.
+        sides: what to learn from: 0 for sources, 1 for targets, or both.
+        **options: size, kind and normalization of `learn_vocabulary`.
+
+    Raises:
+        InputError: the text cannot be read, or does not support such a vocabulary.
+    """
+    from keras_transformer.text import Vocabulary
+
+    arguments = (sources, sides, options)
+    if _is_small(_sentences(sources, sides)):
+        return Vocabulary(_learn(*arguments))
+    spawn = multiprocessing.get_context("spawn")
+    try:
+        with concurrent.futures.ProcessPoolExecutor(1, mp_context=spawn) as process:
+            return Vocabulary(process.submit(_learn, *arguments).result())
+    except BrokenProcessPool as error:
+        raise InputError(
+            "the process that learns the vocabulary died, perhaps for lack of memory; learn from "
+            "fewer sentences with scripts/learn_vocabulary.py --max_sentences, and give the result "
+            "as vocabulary"
+        ) from error
+
+
+def _learn(sources: Sequence[PairSource], sides: Sequence[int], options: dict[str, Any]) -> bytes:
+    from keras_transformer.text import learn_vocabulary
+
+    sentences = _sentences(sources, sides)
+    return learn_vocabulary(sentences, max_sentences=_MAX_SENTENCES, **options).model_bytes
+
+
+def _sentences(sources: Sequence[PairSource], sides: Sequence[int]) -> Iterator[str]:
+    for pair in itertools.chain.from_iterable(sources):
+        for side in sides:
+            yield pair[side]
+
+
+def _is_small(sentences: Iterator[str]) -> bool:
+    characters = itertools.accumulate(map(len, sentences))
+    return all(count <= _SMALL_CHARACTERS for count in characters)

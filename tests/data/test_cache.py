@@ -1,0 +1,303 @@
+"""Tokenized text on disk: made once, never half, never for other inputs."""
+
+import dataclasses
+import fcntl
+import itertools
+import json
+import os
+import pathlib
+import resource
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from keras_transformer.config import END_ID
+from keras_transformer.data import cache, publishing
+from keras_transformer.data.cache import cached_corpus
+from keras_transformer.data.corpus import FilePair, TsvFile
+from keras_transformer.errors import InputError
+
+FIRST_LETTER = 10
+
+
+@dataclasses.dataclass
+class Letters:
+    """Stands in for a vocabulary: a letter is a symbol."""
+
+    fingerprint: str = "letters"
+    size: int = 300
+    shift: int = 0
+    encoded: int = 0
+
+    def encode(self, texts):
+        self.encoded += len(texts)
+        return [
+            [ord(letter) - ord("a") + FIRST_LETTER + self.shift for letter in text]
+            for text in texts
+        ]
+
+
+def write_tsv(path, text):
+    path.write_text("".join(f"{pair.replace(' ', chr(9))}\n" for pair in text))
+    return TsvFile(path)
+
+
+def sentences(corpus, side):
+    ids, offsets = getattr(corpus, f"{side}_ids"), getattr(corpus, f"{side}_offsets")
+    rows = [ids[start:end].tolist() for start, end in itertools.pairwise(offsets)]
+    letters = [
+        ["." if i == END_ID else chr(i - FIRST_LETTER + ord("a")) for i in row] for row in rows
+    ]
+    return ["".join(row) for row in letters]
+
+
+@pytest.fixture
+def tsv(tmp_path):
+    return write_tsv(tmp_path / "text.tsv", ["ab c", "d efg", "hi jk"])
+
+
+def open_corpus(tmp_path, *sources, vocabulary=None, **limits):
+    vocabulary = vocabulary or Letters()
+    return cached_corpus(tmp_path / "cache", sources, (vocabulary, vocabulary), **limits)
+
+
+def made(tmp_path):
+    return sorted(path.name for path in (tmp_path / "cache").iterdir())
+
+
+# What is in it
+
+
+def test_text_becomes_flat_arrays_of_ids(tmp_path, tsv):
+    corpus = open_corpus(tmp_path, tsv)
+    assert sentences(corpus, "source") == ["ab.", "d.", "hi."]
+    assert sentences(corpus, "target") == ["c", "efg", "jk"]
+    assert corpus.source_lengths.tolist() == [3, 2, 3]
+    assert corpus.target_lengths.tolist() == [2, 4, 3]
+    assert corpus.part_offsets.tolist() == [0, 3]
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 100])
+def test_the_size_of_chunks_makes_no_difference(tmp_path, tsv, monkeypatch, chunk):
+    monkeypatch.setattr(cache, "_CHUNK_PAIRS", chunk)
+    corpus = open_corpus(tmp_path, tsv, tsv, max_length_ratio=2.0)
+    assert sentences(corpus, "source") == ["ab.", "hi."] * 2
+    assert sentences(corpus, "target") == ["c", "jk"] * 2
+    assert corpus.part_offsets.tolist() == [0, 2, 4]
+    assert corpus.dropped == {"empty": 0, "too long": 0, "length ratio": 2}
+
+
+def test_each_side_has_its_own_vocabulary(tmp_path, tsv):
+    corpus = cached_corpus(tmp_path / "cache", [tsv], (Letters(), Letters(shift=100)))
+    assert corpus.source_ids.max() < FIRST_LETTER + 26
+    assert corpus.target_ids.min() >= FIRST_LETTER + 100
+
+
+def test_several_corpora_become_parts_in_their_order(tmp_path, tsv):
+    (tmp_path / "source").write_text("x\n\n")
+    (tmp_path / "target").write_text("y\nz\n")
+    pair = FilePair(tmp_path / "source", tmp_path / "target")
+    corpus = open_corpus(tmp_path, pair, tsv)
+    assert corpus.part_offsets.tolist() == [0, 1, 4]
+    assert sentences(corpus, "source") == ["x.", "ab.", "d.", "hi."]
+    assert corpus.dropped["empty"] == 1
+
+
+@pytest.mark.parametrize(("size", "dtype"), [(65_536, np.uint16), (65_537, np.int32)])
+def test_ids_take_two_bytes_where_the_vocabulary_permits(tmp_path, tsv, size, dtype):
+    last = Letters(size=size, shift=size - FIRST_LETTER - 26)
+    corpus = open_corpus(tmp_path, tsv, vocabulary=last)
+    assert corpus.target_ids.dtype == corpus.source_ids.dtype == dtype
+    assert corpus.target_ids[0] == size - 24
+
+
+def test_arrays_are_mapped_and_cannot_be_written_to(tmp_path, tsv):
+    corpus = open_corpus(tmp_path, tsv)
+    for array in (corpus.source_ids, corpus.target_ids, corpus.target_offsets):
+        assert isinstance(array.base, np.memmap)
+        assert not array.flags.writeable
+
+
+def test_the_number_of_pairs_read_is_told_meanwhile(tmp_path, tsv, monkeypatch):
+    monkeypatch.setattr(cache, "_CHUNK_PAIRS", 2)
+    told = []
+    open_corpus(tmp_path, tsv, tsv, max_length=2, progress=told.append)
+    assert told == [2, 3, 5, 6]
+
+
+# When it is made
+
+
+def test_text_is_tokenized_once(tmp_path, tsv):
+    vocabulary = Letters()
+    first = open_corpus(tmp_path, tsv, vocabulary=vocabulary, max_length=2)
+    assert vocabulary.encoded == 6
+    tsv.path.chmod(0)  # it is not even read
+    again = open_corpus(tmp_path, tsv, vocabulary=vocabulary, max_length=2)
+    assert vocabulary.encoded == 6
+    assert sentences(again, "target") == sentences(first, "target")
+    assert again.dropped == first.dropped == {"empty": 0, "too long": 1, "length ratio": 0}
+    assert again.part_offsets.tolist() == first.part_offsets.tolist()
+
+
+@pytest.mark.parametrize("change", ["text", "time", "vocabulary", "length", "ratio", "order"])
+def test_whatever_it_depends_on_makes_it_anew_and_deletes_the_old_one(tmp_path, tsv, change):
+    other = write_tsv(tmp_path / "other.tsv", ["x y"])
+    before = Letters()
+    open_corpus(tmp_path, tsv, other, vocabulary=before)
+    old = made(tmp_path)
+    sources, limits, vocabulary = [tsv, other], {}, Letters()
+    if change == "text":
+        write_tsv(tsv.path, ["ab c", "d efgh"])
+    elif change == "time":
+        os.utime(tsv.path, ns=(1, 1))
+    elif change == "vocabulary":
+        vocabulary.fingerprint = "others"
+    elif change == "order":
+        sources.reverse()
+    else:
+        limits = {"length": {"max_length": 99}, "ratio": {"max_length_ratio": 9.0}}[change]
+    open_corpus(tmp_path, *sources, vocabulary=vocabulary, **limits)
+    assert vocabulary.encoded == (6 if change == "text" else 8)
+    assert len(made(tmp_path)) == 1
+    assert made(tmp_path) != old
+
+
+@pytest.mark.parametrize("damage", ["short", "long", "gone", "manifest", "no_manifest"])
+def test_a_damaged_one_is_made_anew(tmp_path, tsv, damage):
+    open_corpus(tmp_path, tsv)
+    (folder,) = (tmp_path / "cache").iterdir()
+    ids, manifest = folder / "target_ids", folder / "manifest.json"
+    if damage == "short":
+        ids.write_bytes(ids.read_bytes()[:-1])
+    elif damage == "long":
+        ids.write_bytes(ids.read_bytes() + b"xx")
+    elif damage == "gone":
+        ids.unlink()
+    elif damage == "manifest":
+        manifest.write_text(json.dumps([1]))
+    else:
+        manifest.unlink()
+    vocabulary = Letters()
+    assert sentences(open_corpus(tmp_path, tsv, vocabulary=vocabulary), "target")[1] == "efg"
+    assert vocabulary.encoded == 6
+    assert made(tmp_path) == [folder.name]
+
+
+# What can go wrong
+
+
+def test_an_error_in_the_text_leaves_nothing_behind(tmp_path):
+    broken = TsvFile(tmp_path / "broken.tsv")
+    broken.path.write_text("a\tb\nno tab\n")
+    with pytest.raises(InputError, match=r"broken\.tsv, line 2"):
+        open_corpus(tmp_path, broken)
+    assert made(tmp_path) == []
+
+
+def test_the_corpus_of_which_nothing_is_left_is_named(tmp_path, tsv):
+    long = write_tsv(tmp_path / "long.tsv", ["abcd abcd", " a"])
+    with pytest.raises(
+        InputError, match=r"left of 2 in .*long\.tsv: 1 have .* 1 are longer than 3"
+    ):
+        open_corpus(tmp_path, tsv, long, max_length=3)
+
+
+def test_text_that_changes_while_it_is_read_is_refused(tmp_path, tsv):
+    class Meddler(Letters):
+        def encode(self, texts):
+            os.utime(tsv.path, ns=(1, 1))
+            return super().encode(texts)
+
+    with pytest.raises(InputError, match=r"text\.tsv changed while it was read; start again"):
+        open_corpus(tmp_path, tsv, vocabulary=Meddler())
+
+
+def test_a_full_disk_gives_one_clear_error_and_leaves_nothing(tmp_path):
+    tsv = write_tsv(tmp_path / "long.tsv", ["abcdefgh abcdefgh"] * 10_000)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))  # writing beyond it fails
+    try:
+        with pytest.raises(InputError, match=r"cannot write .*cache \(.+\); free some space"):
+            open_corpus(tmp_path, tsv)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert made(tmp_path) == []
+
+
+def test_a_place_that_cannot_be_written_to_is_named(tmp_path, tsv):
+    (tmp_path / "cache").write_text("a file")
+    with pytest.raises(InputError, match=r"cannot write the tokenized text to .*cache"):
+        open_corpus(tmp_path, tsv)
+
+
+def test_where_another_process_was_quicker_its_result_is_taken(tmp_path, tsv):
+    class Overtaken(Letters):
+        def encode(self, texts):
+            open_corpus(tmp_path, tsv)  # all of it, while this one is under way
+            return super().encode(texts)
+
+    corpus = open_corpus(tmp_path, tsv, vocabulary=Overtaken())
+    assert sentences(corpus, "source") == ["ab.", "d.", "hi."]
+    assert len(made(tmp_path)) == 1
+
+
+WRITER = """
+import pathlib, sys, time
+
+from publishing import publish
+
+with publish(pathlib.Path(sys.argv[1]), pathlib.Path.is_dir) as aside:
+    (aside / "half").write_text("half")
+    print(flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_half_written_one_is_never_read_and_removed_once_its_process_is_dead(tmp_path, tsv):
+    folder = pathlib.Path(publishing.__file__).parent  # found here without the whole package
+    process = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(tmp_path / "cache" / "tokens-0")],
+        stdout=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": str(folder)},
+    )
+    try:
+        process.stdout.readline()
+        open_corpus(tmp_path, tsv)
+        assert [name[:8] for name in made(tmp_path)] == [
+            ".writing",
+            "tokens-" + made(tmp_path)[1][7],
+        ]
+        process.send_signal(signal.SIGKILL)
+    finally:
+        process.kill()
+        process.communicate()
+    open_corpus(tmp_path, tsv, max_length=99)
+    assert [name[:7] for name in made(tmp_path)] == ["tokens-"]
+
+
+def test_a_million_pairs_open_in_no_time(tmp_path, tsv):
+    open_corpus(tmp_path, tsv)
+    (folder,) = (tmp_path / "cache").iterdir()
+    manifest = json.loads((folder / "manifest.json").read_text())
+    for name, array in manifest["arrays"].items():
+        array["length"] = 1_000_001 if name.endswith("offsets") else 25_000_000
+        os.truncate(folder / name, array["length"] * np.dtype(array["dtype"]).itemsize)
+    manifest["part_offsets"] = [0, 1_000_000]
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    start = time.process_time()
+    assert len(open_corpus(tmp_path, tsv)) == 1_000_000
+    assert time.process_time() - start < 0.1
+
+
+def test_a_file_system_without_locks_will_do(tmp_path, tsv, monkeypatch):
+    def refuse(*_):
+        raise OSError("no locks here")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    assert len(open_corpus(tmp_path, tsv)) == 3
+    assert [name[:7] for name in made(tmp_path)] == ["tokens-"]
