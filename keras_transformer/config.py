@@ -198,7 +198,7 @@ class DataConfig(JsonConfig):
         share_vocabulary: whether one vocabulary is learned for both sides.
         max_length: pairs with more symbols on a side are left out of training.
         max_length_ratio: pairs whose longer side has more than so many times the symbols of the
-            shorter one are left out of training; None keeps all.
+            shorter one are left out of training; None means no bound.
         subword_sampling: how much the segmentation of the training text varies (subword
             regularisation, Kudo 2018): the rate of merges left out of byte-pair pieces
             (Provilkov et al. 2020), the exponent of unigram probabilities; 0 does not vary it.

@@ -9,6 +9,7 @@ sections of Vaswani et al. 2017.
 """
 
 import pathlib
+import re
 import signal
 import sys
 import time
@@ -202,7 +203,8 @@ def _devices(strategy: "tf.distribute.Strategy") -> str:
 
 def _data_config() -> DataConfig:
     values = common.given_flags(DataConfig)
-    if not {"dataset", "train_tsv", "train_source", "train_target"} & set(values):
+    is_data = re.compile("dataset|train_tsv|.*_source|.*_target")
+    if not any(map(is_data.fullmatch, values)):
         values = _DEFAULT_DATA | values
     return DataConfig(**values)
 

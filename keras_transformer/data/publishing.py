@@ -27,11 +27,11 @@ def publish(path: pathlib.Path, is_whole: Callable[[pathlib.Path], bool]) -> Ite
         is_whole: tells whether a folder is what it should be.
 
     Raises:
-        OSError: the disk is full, or may not be written to. Nothing is left then.
+        OSError: the disk is full, or may not be written to. Nothing is left then, nor where the
+            block raises anything.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     _remove_abandoned(path.parent)
-    with _folder_aside(path.parent) as aside:
+    with _parents_of(path), _folder_aside(path.parent) as aside:
         yield aside
         if path.exists() and not is_whole(path):
             shutil.rmtree(path)
@@ -41,6 +41,20 @@ def publish(path: pathlib.Path, is_whole: Callable[[pathlib.Path], bool]) -> Ite
             if not is_whole(path):
                 raise
         (path / _LOCK).unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _parents_of(path: pathlib.Path) -> Iterator[None]:
+    """Makes the folders above a path, and removes them again if the block raises anything."""
+    missing = [parent for parent in path.parents if not parent.exists()]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):  # another process has put something there
+            for parent in missing:
+                parent.rmdir()
+        raise
 
 
 @contextlib.contextmanager

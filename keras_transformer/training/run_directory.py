@@ -51,7 +51,11 @@ class RunDirectory:
 
     @property
     def exists(self) -> bool:
-        """Whether a run has been created here."""
+        """Whether a run has been created here; `InputError` where a file is in its place."""
+        if self.path.exists() and not self.path.is_dir():
+            raise InputError(
+                f"cannot write run directory {self.path}: it is a file; give the path of a folder"
+            )
         return self._config_path.is_file()
 
     def create(

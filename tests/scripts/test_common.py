@@ -81,7 +81,7 @@ def test_help_gives_the_defaults_of_each_preset(run):
         (
             "train",
             ["--run_dir=x", "--dataset=number_names/en-de", "--train_source=a"],
-            ["'number_names/en-de' and train_source/train_target are both given; give one"],
+            ["must name as many files as each other, got a and None"],
         ),
         ("translate", [], ["give --run_dir or --saved_model, one of the two"]),
         ("translate", ["--run_dir=x", "--saved_model=y"], ["one of the two"]),

@@ -77,7 +77,10 @@ def test_a_checkpoint_can_be_chosen(call, trained):
     ("arguments", "parts"),
     [
         (["--checkpoint=7"], ["no checkpoint step-7 in ", "there is step-20, step-40, average"]),
-        (["--checkpoint=best"], ["no checkpoint 'best'", "auto, latest, average or a step;"]),
+        (
+            ["--checkpoint=first"],
+            ["no checkpoint 'first'", "auto, latest, best, average or a step;"],
+        ),
         (
             ["absent.txt"],
             ["absent.txt does not exist; name files, or give sentences on standard input"],

@@ -11,8 +11,7 @@ import tiny_run
 
 from keras_transformer.errors import InputError
 from keras_transformer.models import Transformer
-from keras_transformer.training import RunDirectory
-from keras_transformer.training.fit import compile_for_training
+from keras_transformer.training import RunDirectory, compile_for_training
 
 
 @pytest.fixture

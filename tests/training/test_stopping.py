@@ -238,7 +238,7 @@ def test_fit_stops_and_a_run_that_goes_on_stops_at_the_same_step(tmp_path):
 def test_a_metric_that_there_is_not_is_told_at_the_first_checkpoint(tmp_path):
     run = Run()
     with pytest.raises(
-        InputError, match=r"stop_metric 'blue' is no metric of this run; it has loss$"
+        InputError, match=r"'blue' is no metric of this run's dev set; it has no dev set$"
     ):
         run.fit(StopEarly(run.counter, Checkpoints(tmp_path), "blue", 2))
     assert run.counter.step == 4
