@@ -159,16 +159,17 @@ if keras.backend.backend() == "tensorflow":
             with tf.GradientTape() as tape:
                 loss = _loss_and_metrics(model, data, training=True)
                 scaled = model.optimizer.scale_loss(loss / tokens)
-            return tape.gradient(scaled, weights, unconnected_gradients="zero")
+            gradients = tape.gradient(scaled, weights, unconnected_gradients="zero")
+            # XLA has no sparse gradients, which those of embeddings are.
+            return (
+                [tf.convert_to_tensor(each) for each in gradients] if model.uses_xla else gradients
+            )
 
         if not model.uses_xla:
             return forward_and_backward(data, tokens)
         # XLA takes no more than this: around it, replicas wait for each other.
-        return tf.function(
-            lambda *args: [tf.convert_to_tensor(value) for value in forward_and_backward(*args)],
-            jit_compile=True,
-            autograph=False,
-        )(data, tokens)
+        compiled = tf.function(forward_and_backward, jit_compile=True, autograph=False)
+        return compiled(data, tokens)
 
     def _clip(model: TokenWeightedModel, gradients: list[Tensor]) -> list[Tensor]:
         """Returns this replica's share of the batch's gradient, cut to `clip_norm`."""

@@ -57,10 +57,13 @@ def training_config(**changes: Any) -> TrainingConfig:
     return TrainingConfig(**values | {"warmup_steps": 6, "learning_rate": 0.02} | changes)
 
 
-def create(path: pathlib.Path, *, num_layers: int = 2, **changes: Any) -> RunDirectory:
+def create(
+    path: pathlib.Path, *, num_layers: int = 2, dropout: float = 0.2, **changes: Any
+) -> RunDirectory:
     """Creates a run whose training configuration has some changes."""
     run, vocabulary = RunDirectory(path), make_vocabulary()
-    model, training = model_config(num_layers=num_layers), training_config(**changes)
+    model = model_config(num_layers=num_layers, dropout=dropout)
+    training = training_config(**changes)
     run.create(model, DATA, training, vocabulary, vocabulary)
     return run
 
