@@ -102,8 +102,8 @@ def define_checkpoint_flag() -> "flags.FlagHolder[str]":
     return flags.DEFINE_string(
         "checkpoint",
         "auto",
-        "Which checkpoint: average, latest, a step, or auto: the average where there is one, else "
-        "the latest.",
+        "Which checkpoint: average, latest, best (by dev BLEU), a step, or auto: the average where "
+        "there is one, else the latest.",
     )
 
 

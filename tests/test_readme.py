@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+from keras_transformer.training.strategies import worker_of_environment
+
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _README = (_ROOT / "README.md").read_text(encoding="utf-8")
 _SHORT = (
@@ -68,9 +70,11 @@ def test_the_keras_example_runs_as_printed_and_is_at_most_20_lines(tmp_path):
 
 
 def test_the_commands_on_own_files_then_the_export_and_the_program_that_loads_it(folder):
-    (training,) = _snippets("On your own text", "bash")
+    training, plotting = _snippets("On your own text", "bash")
     output = _run(_shell(training), folder)
     assert "sacreBLEU" in output
+    _run(_shell(plotting), folder)
+    assert (folder / "mine.png").stat().st_size > 10_000
     assert len((folder / "output.de").read_text(encoding="utf-8").splitlines()) == 40
     (exporting,) = _snippets("Serve it", "bash")
     _run(_shell(exporting), folder)
@@ -85,6 +89,19 @@ def test_the_command_on_a_data_set_runs_but_for_the_download(folder):
     assert "number_names" in command
     _run(command, folder)
     shutil.rmtree(folder / "runs" / "wmt14")
+
+
+def test_the_flags_that_are_named_are_those_of_the_training_command(folder):
+    known = _run([sys.executable, "scripts/train.py", "--help"], folder)
+    for flag in re.findall(r"`(--\w+)", _README):
+        assert flag in known or flag.replace("--", "--[no]") in known, flag
+
+
+def test_the_cluster_that_is_shown_is_understood(monkeypatch):
+    (snippet,) = _snippets("On many GPUs", "bash")
+    monkeypatch.setenv("TF_CONFIG", snippet.partition("='")[2].rstrip().rstrip("'"))
+    worker = worker_of_environment()
+    assert (worker.index, worker.count) == (0, 2)
 
 
 @pytest.mark.parametrize("script", re.findall(r"^bash (\S+)", _README, re.M))
