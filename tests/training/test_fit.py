@@ -46,10 +46,14 @@ def metrics(run: RunDirectory) -> list[dict[str, float]]:
     return [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
 
 
+# What a run can carry from step to step beside the weights.
+LIVELY = {"ema_decay": 0.8, "weight_decay": 0.01, "clip_norm": 1.0, "keep_best": 2}
+
+
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory) -> tuple[RunDirectory, Transformer]:
     """Gives a run that went through its 12 steps at once, and the model that it returned."""
-    run = tiny_run.create(tmp_path_factory.mktemp("undisturbed") / "run")
+    run = tiny_run.create(tmp_path_factory.mktemp("undisturbed") / "run", **LIVELY)
     return run, train(run, tiny_run.corpus(), tiny_run.text(16, seed=1), show=False)
 
 
@@ -98,7 +102,9 @@ def test_the_average_is_the_mean_of_the_last_checkpoints_and_what_is_returned(un
     weights = [name for name in averaged if name.startswith("weights/")]
     assert len(weights) == len(model.weights)
     for name in weights:
-        mean = (eighth[name].astype(np.float64) + twelfth[name]) / 2
+        moving = f"average_{name}"
+        assert np.any(eighth[moving] != eighth[name])
+        mean = (eighth[moving].astype(np.float64) + twelfth[moving]) / 2
         np.testing.assert_array_equal(averaged[name], mean.astype(np.float32))
     for loaded, weight in zip(run.load_model().weights, model.weights, strict=True):
         np.testing.assert_array_equal(loaded, weight)
@@ -133,7 +139,7 @@ def train_until(run: RunDirectory, batches: int, name: str) -> subprocess.Comple
 
 
 def test_a_run_killed_and_stopped_again_and_again_ends_with_the_same_weights(undisturbed, tmp_path):
-    run = tiny_run.create(tmp_path / "run")
+    run = tiny_run.create(tmp_path / "run", **LIVELY)
     killed = train_until(run, 6, "SIGKILL")
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert run.checkpoints().steps() == [4]
@@ -155,14 +161,16 @@ def test_a_run_killed_and_stopped_again_and_again_ends_with_the_same_weights(und
 
 def test_a_stopped_run_goes_on_as_if_nothing_had_been_and_may_be_made_longer(undisturbed, tmp_path):
     run = copy_of(undisturbed[0], tmp_path / "run", until_step=8)
-    longer = tiny_run.training_config(train_steps=14)
+    longer = tiny_run.training_config(train_steps=14, **LIVELY)
     run.continue_with(tiny_run.model_config(), tiny_run.DATA, longer)
     train(run, tiny_run.corpus(), tensorboard=True, show=False)
     assert run.checkpoints().steps() == [4, 8, 12, 14]
     assert_same_checkpoint(undisturbed[0], run, "step-12")
     last, averaged = contents(run, "step-14"), contents(run, "average")
     name = "weights/source_embedding.Stable/.ATTRIBUTES/VARIABLE_VALUE"
-    mean = (contents(run, "step-12")[name].astype(np.float64) + last[name]) / 2
+    mean = (
+        contents(run, "step-12")[f"average_{name}"].astype(np.float64) + last[f"average_{name}"]
+    ) / 2
     np.testing.assert_array_equal(averaged[name], mean.astype(np.float32))
     assert list((run.path / "tensorboard").rglob("events.out.tfevents.*"))
 
@@ -254,6 +262,18 @@ def test_a_learning_rate_is_the_one_at_the_end_of_warm_up():
     optimizer = compiled(learning_rate=0.01, warmup_steps=50).optimizer
     optimizer.iterations.assign(49)
     np.testing.assert_allclose(optimizer.learning_rate, 0.01, rtol=1e-6)
+
+
+def test_weight_decay_shrinks_all_but_norms_and_biases():
+    model = compiled(weight_decay=0.5, learning_rate=0.1, warmup_steps=1)
+    before = {weight.path: weight.numpy() for weight in model.weights}
+    nothing = np.zeros((2, 4), "int32")  # has no gradient: what is left is the decay
+    model.train_on_batch({"source": nothing, "target": nothing}, nothing)
+    kept = {path for path in before if path.endswith(("/gain", "/bias"))}
+    assert 0 < len(kept) < len(before)
+    for weight in model.weights:
+        factor = 1.0 if weight.path in kept else 1 - 0.5 * 0.1
+        np.testing.assert_allclose(weight, factor * before[weight.path], rtol=1e-5)
 
 
 def test_accumulation_and_clipping_reach_the_model():
