@@ -1,0 +1,1 @@
+"""What `scripts/benchmark.py` measures, one process for each engine, and how it reports it."""

@@ -1,0 +1,147 @@
+"""Measures PyTorch's own Transformer, trained with the same sizes on the same batches.
+
+It is `torch.nn.Transformer` less what our model does not have either, so that neither of the two
+computes more: norms at the end of the stacks, biases in attention, dropout within sub-layers. The
+settings are the fastest on two cores of those tried: batch first, the fused Adam, gradients set
+to None, denormal numbers flushed, memory kept (see `engines`); `torch.compile` changed nothing
+that could be told from noise. Its batches are made before the clock starts.
+
+Shapes: B batch, S source length, T target length, D model dimension, V vocabulary.
+"""
+
+import itertools
+import math
+import time
+import warnings
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from benchmarks.batches import real_tokens, stream
+from benchmarks.engines import Channel, Job, job_of_process
+from keras_transformer.config import PAD_ID, ModelConfig, TrainingConfig
+from keras_transformer.data import Batch
+
+
+class TorchTransformer(nn.Module):
+    """Encoder and decoder with one embedding matrix for source, target and projection (3.4)."""
+
+    positions: Tensor
+    causal_mask: Tensor
+
+    def __init__(self, config: ModelConfig, max_length: int = 512) -> None:
+        super().__init__()
+        self.dim = config.model_dim
+        self.embedding = nn.Embedding(config.vocabulary_size, self.dim)
+        nn.init.normal_(self.embedding.weight, std=self.dim**-0.5)
+        self.register_buffer("positions", sinusoids(max_length, self.dim))
+        hidden = torch.ones(max_length, max_length, dtype=torch.bool).triu(1)  # True hides
+        self.register_buffer("causal_mask", hidden)
+        self.dropout = nn.Dropout(config.dropout)
+        self.transformer = nn.Transformer(
+            self.dim,
+            config.num_heads,
+            config.num_layers,
+            config.num_layers,
+            config.feed_forward_dim,
+            config.dropout,
+            batch_first=True,
+        )
+        _take_off_extras(self.transformer, config)
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        """Returns logits [B, T, V] for ids [B, S] and [B, T]."""
+        padding = source == PAD_ID  # [B, S]
+        length = target.shape[1]
+        # Padding follows the real symbols, so the causal mask alone hides it from them.
+        output = self.transformer(
+            self._embed(source),
+            self._embed(target),
+            tgt_mask=self.causal_mask[:length, :length],
+            tgt_is_causal=True,
+            src_key_padding_mask=padding,
+            memory_key_padding_mask=padding,
+        )  # [B, T, D]
+        return functional.linear(output, self.embedding.weight)
+
+    def _embed(self, ids: Tensor) -> Tensor:
+        vectors: Tensor = self.embedding(ids) * math.sqrt(self.dim)
+        return self.dropout(vectors + self.positions[: ids.shape[1]])
+
+
+def sinusoids(length: int, dim: int) -> Tensor:
+    """Returns [length, D], sines in even columns and cosines in odd ones (3.5)."""
+    angles = torch.arange(length)[:, None] * 10_000 ** (-torch.arange(0, dim, 2) / dim)
+    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)
+
+
+def make_step(model: TorchTransformer, training: TrainingConfig) -> Callable[[Batch], float]:
+    """Returns a function that makes one update with a batch and returns the loss before it."""
+    model.train()
+    peak = (model.dim * training.warmup_steps) ** -0.5
+    adam = torch.optim.Adam(model.parameters(), peak, betas=(0.9, 0.98), eps=1e-9, fused=True)
+    schedule = torch.optim.lr_scheduler.LambdaLR(  # 5.3, relative to the peak
+        adam,
+        lambda step: min(
+            ((step + 1) / training.warmup_steps) ** -0.5, (step + 1) / training.warmup_steps
+        ),
+    )
+    in_bfloat16 = training.precision == "mixed_bfloat16"
+
+    def loss_of(source: Tensor, target: Tensor, labels: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=in_bfloat16):
+            return functional.cross_entropy(
+                model(source, target).flatten(0, 1),
+                labels.flatten(),
+                ignore_index=PAD_ID,
+                label_smoothing=training.label_smoothing,
+            )
+
+    def step(batch: Batch) -> float:
+        inputs, labels = batch
+        arrays = (inputs["source"], inputs["target"], labels)
+        loss = loss_of(*(torch.from_numpy(ids).long() for ids in arrays))
+        loss.backward()
+        adam.step()
+        schedule.step()
+        adam.zero_grad(set_to_none=True)
+        return loss.item()
+
+    return step
+
+
+def main(job: Job) -> None:
+    warnings.filterwarnings("ignore", category=UserWarning)
+    torch.set_num_threads(job.threads)
+    torch.set_flush_denormal(True)
+    training = TrainingConfig.preset(job.preset, precision=job.precision)
+    torch.manual_seed(training.seed)
+    config = ModelConfig.preset(job.preset, vocabulary_size=job.vocabulary_size)
+    step = make_step(TorchTransformer(config), training)
+    batches = stream(job.kind, job.vocabulary_size, job.corpus)
+    channel = Channel(f"torch {torch.__version__}")
+    while steps := channel.steps_wanted():
+        ready = list(itertools.islice(batches, steps))
+        start = time.perf_counter()
+        for batch in ready:
+            step(batch)
+        seconds = time.perf_counter() - start
+        channel.report(seconds, sum(real_tokens(labels) for _, labels in ready))
+
+
+def _take_off_extras(transformer: nn.Transformer, config: ModelConfig) -> None:
+    transformer.encoder.norm = transformer.decoder.norm = None
+    for layer in [*transformer.encoder.layers, *transformer.decoder.layers]:
+        layer.dropout = nn.Identity()  # within the feed-forward layer
+        for name in ("self_attn", "multihead_attn"):
+            if hasattr(layer, name):
+                attention = nn.MultiheadAttention(
+                    config.model_dim, config.num_heads, bias=False, batch_first=True
+                )
+                setattr(layer, name, attention)
+
+
+if __name__ == "__main__":
+    main(job_of_process())
