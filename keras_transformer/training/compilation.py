@@ -2,12 +2,11 @@
 
 from typing import Literal
 
-import keras
-
 from keras_transformer.config import TrainingConfig
 from keras_transformer.models import Transformer
 from keras_transformer.training.losses import SmoothedCrossEntropy
 from keras_transformer.training.metrics import Padding, Perplexity, TargetTokens, TokenAccuracy
+from keras_transformer.training.optimizer import FusedAdam
 from keras_transformer.training.schedules import InverseSquareRoot
 
 # Weights that are no matrices: decay would only keep norms from doing their work.
@@ -28,7 +27,7 @@ def compile_for_training(
         schedule = InverseSquareRoot(model.config.model_dim, training.warmup_steps)
     else:
         schedule = InverseSquareRoot.with_peak(training.learning_rate, training.warmup_steps)
-    optimizer = keras.optimizers.Adam(
+    optimizer = FusedAdam(
         schedule,
         beta_1=0.9,
         beta_2=0.98,
