@@ -1,6 +1,7 @@
 """Fixtures shared by all tests."""
 
 import pathlib
+import socket
 from collections.abc import Callable
 
 import pytest
@@ -19,3 +20,17 @@ def shared_data() -> Callable[[str], pathlib.Path]:
         return folder
 
     return find
+
+
+@pytest.fixture(scope="session")
+def free_ports():
+    """Gives so many ports of this machine that no program listens on."""
+
+    def free_ports(count: int) -> list[int]:
+        sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+        ports = [each.getsockname()[1] for each in sockets]
+        for each in sockets:
+            each.close()
+        return ports
+
+    return free_ports

@@ -7,7 +7,6 @@ that leaves replicas without a sentence.
 import json
 import os
 import pathlib
-import socket
 import subprocess
 import sys
 
@@ -40,16 +39,8 @@ def start(folder: pathlib.Path, *ways: str, **environment: str) -> subprocess.Po
     )
 
 
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
-
-
 @pytest.fixture(scope="module")
-def results(tmp_path_factory) -> dict[str, dict[str, np.ndarray]]:
+def results(tmp_path_factory, free_ports) -> dict[str, dict[str, np.ndarray]]:
     """What each way of training gave."""
     folder = tmp_path_factory.mktemp("devices")
     workers = [f"127.0.0.1:{port}" for port in free_ports(2)]

@@ -156,6 +156,33 @@ def test_ctrl_c_tells_that_the_last_checkpoint_stays_and_how_to_go_on(start, tmp
     assert message.endswith("the same command goes on from there")
 
 
+def test_two_workers_make_the_run_that_one_process_makes(
+    start, tmp_path, trained, train_flags, free_ports
+):
+    cluster = {"worker": [f"127.0.0.1:{port}" for port in free_ports(2)]}
+    workers = []
+    for index in range(2):
+        task = {"cluster": cluster, "task": {"type": "worker", "index": index}}
+        environment = {"TF_CONFIG": json.dumps(task)}
+        workers.append(
+            start("train.py", f"--run_dir={tmp_path}/run", *train_flags, env=environment)
+        )
+    for worker in workers:
+        _, err = worker.communicate(timeout=300)
+        assert worker.returncode == 0, err
+    rows, expected = (
+        [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+        for path in (tmp_path / "run", trained)
+    )
+    for row, other in zip(rows, expected, strict=True):
+        for name in ("step", "target_tokens", "padding", "bleu"):
+            assert row[name] == other[name]
+        for name in ("loss", "accuracy", "val_loss", "val_accuracy"):
+            assert row[name] == pytest.approx(other[name], rel=1e-3)
+    names = {path.name for path in (tmp_path / "run" / "checkpoints").iterdir()}
+    assert names == {path.name for path in (trained / "checkpoints").iterdir()}
+
+
 def test_sigterm_is_heeded_in_the_same_way_and_exits_with_0(start, tmp_path, train_flags):
     options = ("--train_steps=1000000", "--checkpoint_steps=1000000", "--log_steps=1")
     process = start("train.py", f"--run_dir={tmp_path}/run", *train_flags, *options)
