@@ -30,7 +30,7 @@ from keras_transformer.errors import InputError
 if TYPE_CHECKING:
     import tensorflow as tf
 
-    from keras_transformer.data import TokenizedCorpus
+    from keras_transformer.data import ParallelText, TokenizedCorpus
     from keras_transformer.text import Vocabulary
     from keras_transformer.training import RunDirectory
 
@@ -79,11 +79,12 @@ def main(arguments: list[str]) -> None:
     from keras_transformer import training as stages
 
     strategy = stages.make_strategy(_STRATEGY.value)  # of several machines: before anything else
+    dev = stages.read_validation_text(data)  # before hours of work, if a file of it is missing
     run = stages.RunDirectory(_RUN_DIR.value)
     if stages.worker_of(strategy).is_chief:
         corpus = _prepare(run, data, training)
     else:
-        corpus = _wait_for(run, data)
+        corpus = _wait_for(run, data, training)
     if stages.is_finished(run):
         step = run.checkpoints().steps()[-1]
         print(
@@ -91,7 +92,7 @@ def main(arguments: list[str]) -> None:
             "already; give more --train_steps to go on with it."
         )
         return
-    _train(run, corpus, strategy)
+    _train(run, corpus, dev, strategy)
     if stages.worker_of(strategy).is_chief:
         _summarize(run, corpus, strategy)
 
@@ -112,14 +113,16 @@ def _prepare(run: "RunDirectory", data: DataConfig, training: TrainingConfig) ->
     return corpus
 
 
-def _wait_for(run: "RunDirectory", data: DataConfig, minutes: int = 60) -> "TokenizedCorpus":
-    """Waits until the first worker has created the run, and returns its corpus."""
+def _wait_for(
+    run: "RunDirectory", data: DataConfig, training: TrainingConfig, minutes: int = 60
+) -> "TokenizedCorpus":
+    """Waits until the first worker has created the run, or made it longer; returns its corpus."""
     end = time.monotonic() + 60 * minutes
-    while not run.exists:
+    while not run.exists or run.configs()[2] != training:
         if time.monotonic() > end:
             raise InputError(
-                f"the first worker has not created {run.path} within {minutes} minutes; --run_dir "
-                "must be on a file system that all workers share"
+                f"the first worker has not prepared {run.path} within {minutes} minutes; all "
+                "workers must share the file system of --run_dir and be given the same flags"
             )
         time.sleep(0.5)
     return _corpus(run, data, run.vocabularies())
@@ -142,7 +145,10 @@ def _corpus(
 
 
 def _train(
-    run: "RunDirectory", corpus: "TokenizedCorpus", strategy: "tf.distribute.Strategy"
+    run: "RunDirectory",
+    corpus: "TokenizedCorpus",
+    dev: "ParallelText | None",
+    strategy: "tf.distribute.Strategy",
 ) -> None:
     """Trains the run, and tells on SIGTERM or Ctrl-C what is left of it."""
     from keras_transformer import training as stages
@@ -158,7 +164,7 @@ def _train(
         stages.train(
             run,
             corpus,
-            stages.read_validation_text(run.configs()[1]),
+            dev,
             strategy=strategy,
             jit_compile={"true": True, "false": False}.get(str(_JIT_COMPILE.value), "auto"),
             tensorboard=_TENSORBOARD.value,

@@ -100,6 +100,16 @@ def test_text_that_cannot_be_used_is_named(call, tmp_path, refused, source, targ
     assert not (tmp_path / "run").exists()
 
 
+def test_a_dev_file_that_is_missing_is_told_before_anything_is_made(
+    call, tmp_path, train_flags, refused
+):
+    options = ("--dev_source=absent.en", "--dev_target=absent.de")
+    result = call("train.py", f"--run_dir={tmp_path}/run", *train_flags, *options)
+    refused(result, "absent.en does not exist; expected a text file")
+    assert result.out == ""
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_vocabulary_that_the_text_cannot_support_is_refused_with_a_size_that_it_can(
     call, tmp_path, train_flags, refused
 ):
