@@ -3,7 +3,13 @@
 `Model.encode(source)` gives a `DecodingState`; `Model.step(ids, state)` reads one more symbol of
 each hypothesis and gives the logits of the next one. Search knows nothing else of a model.
 
-Shapes: B sentences, W hypotheses (beams) a sentence, V vocabulary.
+What a decoder remembers of a hypothesis may be kept in two ways. A recurrent network's state is
+replaced at every step: it stands in `cache`, which search reorders when hypotheses branch or die.
+A Transformer's keys and values are only ever added to: they stand in `history`, where they stay,
+and `ancestors` says which of them a hypothesis descends from. Nothing is copied to and fro.
+
+Shapes: B sentences, W hypotheses (beams) a sentence, S source length, V vocabulary, t symbols read
+so far, the newest included (or the capacity that was asked for, see `ancestors`).
 """
 
 from typing import Any, NamedTuple, Protocol
@@ -15,17 +21,38 @@ class DecodingState(NamedTuple):
     """All that a decoder remembers between two symbols.
 
     Attributes:
+        shared: nest of tensors of any shape that serve all sentences and never change (a matrix
+            laid out for decoding).
         context: nest of tensors [B, ...] that belong to the source sentence and never change
             (encoder keys and values, masks). All hypotheses of a sentence share them.
         cache: nest of tensors [B, W, ...] that belong to a hypothesis. Search reorders them
             along W when hypotheses branch or die.
+        history: nest of tensors [B, ...] to which the model adds what each step computed for all W
+            hypotheses. Search leaves them as they are.
+        coverage: float32 [B, W, S], attention that a hypothesis has paid to each source symbol,
+            summed over its steps; None where it was not asked for. Search reorders it.
+        time: int32 [], symbols read before the newest one; set by search before each step.
+        ancestors: int32 [B, W, t], set by search before each step: the place, from 0 to W - 1, of
+            each hypothesis when its j-th symbol was read. The last is its own place. Where the
+            state has a fixed capacity, t is that, and places not yet filled hold -1. None (and no
+            `time`) where hypotheses never branch.
+
+    A dimension of size 0 in `cache` or `history` is one that grows from step to step.
     """
 
-    context: Any
-    cache: Any
+    shared: Any = ()
+    context: Any = ()
+    cache: Any = ()
+    history: Any = ()
+    coverage: Tensor | None = None
+    time: Tensor | None = None
+    ancestors: Tensor | None = None
 
 
 class StepFunction(Protocol):
-    """One decoding step: ids [B, W] int and the state to logits [B, W, V] and the next state."""
+    """One decoding step: ids [B, W] int and the state to logits [B, W, V] and the next state.
+
+    The next state's `time` and `ancestors` mean nothing: search sets them before the next step.
+    """
 
     def __call__(self, ids: Tensor, state: DecodingState) -> tuple[Tensor, DecodingState]: ...

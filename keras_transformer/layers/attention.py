@@ -38,16 +38,39 @@ def attention_weights(query: Tensor, keys: Tensor, bias: Tensor | None) -> Tenso
     return ops.cast(ops.softmax(scores, axis=-1), query.dtype)
 
 
-def split_heads(x: Tensor, num_heads: int) -> Tensor:
-    """Turns [B, T, H * K] into [B, H, T, K]."""
-    batch, length, width = ops.shape(x)
-    return ops.swapaxes(ops.reshape(x, (batch, length, num_heads, width // num_heads)), 1, 2)
+def split_heads(x: Tensor, num_heads: int, length: int | Tensor | None = None) -> Tensor:
+    """Turns [B, T, H * K], or rows [B * T, H * K] with T = `length`, into [B, H, T, K]."""
+    if length is None:
+        length = ops.shape(x)[1]
+    return ops.swapaxes(ops.reshape(x, (-1, length, num_heads, x.shape[-1] // num_heads)), 1, 2)
 
 
 def merge_heads(x: Tensor) -> Tensor:
     """Turns [B, H, T, U] into [B, T, H * U]."""
     batch, num_heads, length, width = ops.shape(x)
     return ops.reshape(ops.swapaxes(x, 1, 2), (batch, length, num_heads * width))
+
+
+def merge_heads_to_rows(x: Tensor) -> Tensor:
+    """Turns [B, H, T, U] into rows [B * T, H * U]."""
+    return ops.reshape(ops.swapaxes(x, 1, 2), (-1, x.shape[1] * x.shape[3]))
+
+
+def append_slots(history: Tensor, new: Tensor, time: Tensor, num_slots: int | None) -> Tensor:
+    """Adds the keys or values of W hypotheses to those of all symbols read before.
+
+    Args:
+        history: [B, H, t * W, K]; or, of fixed capacity, [B, H, `num_slots`, K].
+        new: [B, H, W, K].
+        time: int32 [], t.
+        num_slots: that the result is to have, None where that is not known beforehand.
+
+    Returns:
+        [B, H, (t + 1) * W, K]; or the history, its next free slots overwritten.
+    """
+    if num_slots is None or history.shape[2] != num_slots:
+        return ops.concatenate([history, new], axis=2)
+    return ops.slice_update(history, (0, 0, time * new.shape[2], 0), new)
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -100,30 +123,38 @@ class SelfAttention(keras.layers.Layer):
         weights = self.dropout(weights, training=training)
         return self.output_projection(merge_heads(ops.matmul(weights, values)))
 
-    def step(self, x: Tensor, cache: KeysValues) -> tuple[Tensor, KeysValues]:
+    def step(
+        self, x: Tensor, history: KeysValues, time: Tensor, bias: Tensor
+    ) -> tuple[Tensor, KeysValues]:
         """Reads one more symbol of each of W hypotheses.
 
         Args:
-            x: [B, W, D], the new symbols.
-            cache: keys [B, W, H, t, K] and values [B, W, H, t, U] of the symbols before them.
+            x: [B * W, D], the new symbols.
+            history: keys [B, H, t * W, K] and values [B, H, t * W, U] of the symbols before them.
+            time: int32 [], how many of each hypothesis these are, t.
+            bias: [B, 1, W, (t + 1) * W], lets each hypothesis see what it descends from, and its
+                new symbol.
 
         Returns:
-            [B, W, D] and the cache with the new symbols added, t + 1 long.
+            [B * W, D] and the history with the new symbols added.
         """
-        batch, beams, _ = ops.shape(x)
         query, key, value = (
-            ops.reshape(part, (batch, beams, self.num_heads, 1, -1)) for part in self._project(x)
-        )
-        keys = ops.concatenate([cache.keys, key], axis=-2)  # [B, W, H, t + 1, K]
-        values = ops.concatenate([cache.values, value], axis=-2)
-        weights = attention_weights(self._scale(query), keys, None)  # [B, W, H, 1, t + 1]
-        heads = ops.matmul(weights, values)  # [B, W, H, 1, U]
-        merged = ops.reshape(heads, (batch, beams, self.num_heads * self.value_dim))
+            split_heads(part, self.num_heads, bias.shape[2]) for part in self._project(x)
+        )  # [B, H, W, K or U]
+        keys = append_slots(history.keys, key, time, bias.shape[3])
+        values = append_slots(history.values, value, time, bias.shape[3])
+        weights = attention_weights(self._scale(query), keys, bias)  # [B, H, W, (t + 1) * W]
+        merged = merge_heads_to_rows(ops.matmul(weights, values))
         return self.output_projection(merged), KeysValues(keys, values)
 
-    def empty_cache(self, batch: int | Tensor) -> KeysValues:
-        """Returns the cache of a sequence of which nothing is read yet, t = 0 and W = 1."""
-        shape = (batch, 1, self.num_heads, 0)
+    def empty_history(self, batch: int | Tensor, num_slots: int = 0) -> KeysValues:
+        """Returns the history before the first symbol.
+
+        Args:
+            batch: B.
+            num_slots: room for so many symbols of all hypotheses together; 0 for one that grows.
+        """
+        shape = (batch, self.num_heads, num_slots)
         return KeysValues(
             ops.zeros((*shape, self.key_dim), self.compute_dtype),
             ops.zeros((*shape, self.value_dim), self.compute_dtype),
@@ -193,14 +224,30 @@ class CrossAttention(keras.layers.Layer):
         bias: Tensor | None = None,
         training: bool | None = None,
     ) -> Tensor:
-        """Returns [B, T, D]: every row of x [B, T, D] attends to the projected memory.
+        """Returns [B, T, D]: every row of x [B, T, D] attends to the projected memory."""
+        return self.attend(x, memory, bias, training)[0]
 
-        While decoding, the rows are W hypotheses of one sentence, which share its memory.
+    def attend(
+        self,
+        x: Tensor,
+        memory: KeysValues,
+        bias: Tensor | None = None,
+        training: bool | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Returns what `call` returns, and the attention [B, H, T, S]."""
+        query = split_heads(self.query_projection(x), self.num_heads)
+        heads, weights = self._attend(query, memory, bias, training)
+        return self.output_projection(merge_heads(heads)), weights
+
+    def step(
+        self, x: Tensor, memory: KeysValues, bias: Tensor | None, num_hypotheses: int
+    ) -> tuple[Tensor, Tensor]:
+        """Does what `attend` does for rows x [B * W, D]: W hypotheses of each sentence, which
+        share its memory.
         """
-        query = split_heads(self.query_projection(x), self.num_heads) * self.key_dim**-0.5
-        weights = attention_weights(query, memory.keys, bias)  # [B, H, T, S]
-        weights = self.dropout(weights, training=training)
-        return self.output_projection(merge_heads(ops.matmul(weights, memory.values)))
+        query = split_heads(self.query_projection(x), self.num_heads, num_hypotheses)
+        heads, weights = self._attend(query, memory, bias, training=False)
+        return self.output_projection(merge_heads_to_rows(heads)), weights
 
     def compute_output_shape(
         self, input_shape: tuple[int | None, ...], *other_shapes: Any
@@ -209,6 +256,13 @@ class CrossAttention(keras.layers.Layer):
 
     def get_config(self) -> dict[str, Any]:
         return super().get_config() | _attention_config(self)
+
+    def _attend(
+        self, query: Tensor, memory: KeysValues, bias: Tensor | None, training: bool | None
+    ) -> tuple[Tensor, Tensor]:
+        weights = attention_weights(query * self.key_dim**-0.5, memory.keys, bias)  # [B, H, T, S]
+        heads = ops.matmul(self.dropout(weights, training=training), memory.values)
+        return heads, weights  # [B, H, T, U], [B, H, T, S]
 
 
 def _dense(

@@ -1,7 +1,7 @@
 """The decoder: N layers of self-attention, cross-attention and feed-forward (3.1).
 
 `call` reads whole sequences, as in training; `step` reads one symbol of each hypothesis. Both
-go through the same sub-layers: only self-attention knows the difference.
+go through the same sub-layers: only attention knows the difference.
 
 Shapes: B batch, T target length, S source length, D model dimension, W hypotheses a sentence.
 """
@@ -88,40 +88,62 @@ class DecoderLayer(keras.layers.Layer):
         training: bool | None = None,
     ) -> Tensor:
         """Returns [B, T, D] for x [B, T, D] and the memory that `cross_attention` projected."""
-        x, _ = self._run(
+        return self._run(
             x,
             lambda y: (self.self_attention(y, self_bias, training=training), None),
-            memory,
-            memory_bias,
+            lambda y: (self.cross_attention(y, memory, memory_bias, training=training), None),
             training,
-        )
-        return x
+        )[0]
 
     def step(
-        self, x: Tensor, memory: KeysValues, memory_bias: Tensor | None, cache: KeysValues
-    ) -> tuple[Tensor, KeysValues]:
-        """Returns [B, W, D] for the new symbols x [B, W, D], and the cache with them added."""
-        return self._run(
-            x, lambda y: self.self_attention.step(y, cache), memory, memory_bias, False
+        self,
+        x: Tensor,
+        memory: KeysValues,
+        memory_bias: Tensor | None,
+        history: KeysValues,
+        time: Tensor,
+        self_bias: Tensor,
+    ) -> tuple[Tensor, KeysValues, Tensor]:
+        """Reads the new symbols x [B * W, D] of W hypotheses; arguments as of `SelfAttention.step`.
+
+        Returns:
+            [B * W, D], the history with the new symbols added, and the attention that they pay to
+            the memory, [B, H, W, S].
+        """
+        num_hypotheses = self_bias.shape[2]
+        x, grown, weights = self._run(
+            x,
+            lambda y: self.self_attention.step(y, history, time, self_bias),
+            lambda y: self.cross_attention.step(y, memory, memory_bias, num_hypotheses),
+            False,
         )
+        return x, grown, weights
+
+    def attention(
+        self, x: Tensor, memory: KeysValues, self_bias: Tensor | None, memory_bias: Tensor | None
+    ) -> Tensor:
+        """Returns the attention to the memory, [B, H, T, S]; arguments as of `call`."""
+        return self._run(
+            x,
+            lambda y: (self.self_attention(y, self_bias), None),
+            lambda y: self.cross_attention.attend(y, memory, memory_bias),
+            False,
+        )[2]
 
     def _run(
         self,
         x: Tensor,
         attend_to_self: Callable[[Tensor], tuple[Tensor, Any]],
-        memory: KeysValues,
-        memory_bias: Tensor | None,
+        attend_to_memory: Callable[[Tensor], tuple[Tensor, Any]],
         training: bool | None,
-    ) -> tuple[Tensor, Any]:
-        y = self.self_attention_residual.enter(x)
-        y, cache = attend_to_self(y)
+    ) -> tuple[Tensor, Any, Any]:
+        """Returns the new x, and what the two attentions gave besides."""
+        y, grown = attend_to_self(self.self_attention_residual.enter(x))
         x = self.self_attention_residual(x, y, training=training)
-        y = self.cross_attention_residual.enter(x)
-        y = self.cross_attention(y, memory, memory_bias, training=training)
+        y, weights = attend_to_memory(self.cross_attention_residual.enter(x))
         x = self.cross_attention_residual(x, y, training=training)
-        y = self.feed_forward_residual.enter(x)
-        y = self.feed_forward(y, training=training)
-        return self.feed_forward_residual(x, y, training=training), cache
+        y = self.feed_forward(self.feed_forward_residual.enter(x), training=training)
+        return self.feed_forward_residual(x, y, training=training), grown, weights
 
     def compute_output_shape(
         self, input_shape: tuple[int | None, ...], *other_shapes: Any
@@ -182,18 +204,38 @@ class Decoder(keras.layers.Layer):
         x: Tensor,
         memory: list[KeysValues],
         memory_bias: Tensor | None,
-        cache: list[KeysValues],
-    ) -> tuple[Tensor, list[KeysValues]]:
-        """Returns [B, W, D] for the new symbols x [B, W, D], and the grown caches."""
+        history: list[KeysValues],
+        time: Tensor,
+        self_bias: Tensor,
+    ) -> tuple[Tensor, list[KeysValues], Tensor]:
+        """Returns [B * W, D] for new symbols x [B * W, D], the histories with them added, and the
+        last layer's attention to the memory [B, H, W, S]; arguments as of `SelfAttention.step`.
+        """
         grown = []
-        for layer, layer_memory, layer_cache in zip(self.layers, memory, cache, strict=True):
-            x, layer_cache = layer.step(x, layer_memory, memory_bias, layer_cache)
-            grown.append(layer_cache)
-        return (x if self.final_norm is None else self.final_norm(x)), grown
+        for layer, layer_memory, layer_history in zip(self.layers, memory, history, strict=True):
+            x, new, weights = layer.step(
+                x, layer_memory, memory_bias, layer_history, time, self_bias
+            )
+            grown.append(new)
+        return (x if self.final_norm is None else self.final_norm(x)), grown, weights
 
-    def empty_cache(self, batch: int | Tensor) -> list[KeysValues]:
-        """Returns each layer's cache before the first symbol, for one hypothesis a sentence."""
-        return [layer.self_attention.empty_cache(batch) for layer in self.layers]
+    def attention(
+        self,
+        x: Tensor,
+        memory: list[KeysValues],
+        self_bias: Tensor | None,
+        memory_bias: Tensor | None,
+    ) -> Tensor:
+        """Returns the last layer's attention to the memory [B, H, T, S]; arguments as of `call`."""
+        *earlier, last = zip(self.layers, memory, strict=True)
+        for layer, layer_memory in earlier:
+            x = layer(x, layer_memory, self_bias, memory_bias)
+        layer, layer_memory = last
+        return layer.attention(x, layer_memory, self_bias, memory_bias)
+
+    def empty_history(self, batch: int | Tensor, num_slots: int = 0) -> list[KeysValues]:
+        """Returns each layer's history before the first symbol, see `SelfAttention`."""
+        return [layer.self_attention.empty_history(batch, num_slots) for layer in self.layers]
 
     def compute_output_shape(
         self, input_shape: tuple[int | None, ...], *other_shapes: Any

@@ -42,7 +42,11 @@ class TokenEmbedding(keras.layers.Layer):
 
     def project(self, x: Tensor) -> Tensor:
         """Returns logits [..., V]: vectors x [..., D] times the transposed matrix."""
-        return ops.matmul(x, ops.transpose(ops.cast(self.table, x.dtype)))
+        return ops.matmul(x, self.projection())
+
+    def projection(self) -> Tensor:
+        """Returns the transposed matrix [D, V]."""
+        return ops.transpose(ops.cast(self.table, self.compute_dtype))
 
     def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
         return (*input_shape, self.model_dim)

@@ -3,7 +3,8 @@
 A mask is True where a symbol is real or may be attended to. Attention takes masks as additive
 biases (0 where True, a large negative number where False), computed once for all layers.
 
-Shapes: B batch, S source length, T target length.
+Shapes: B batch, S source length, T target length; while decoding, W hypotheses a sentence and t
+symbols of each.
 """
 
 from typing import Any
@@ -42,3 +43,19 @@ def causal_bias(length: int | Tensor) -> Tensor:
     """
     positions = ops.arange(length)
     return attention_bias(positions[None, :] <= positions[:, None])[None, None]
+
+
+def ancestor_bias(ancestors: Tensor, num_hypotheses: int) -> Tensor:
+    """Returns a bias that lets each hypothesis see the symbols that it descends from.
+
+    Args:
+        ancestors: int32 [B, W, t], its places when its symbols were read, see `DecodingState`.
+        num_hypotheses: W.
+
+    Returns:
+        [B, 1, W, t * W], for the slots of all hypotheses of the first step, then of the second ...
+    """
+    places = ops.arange(num_hypotheses, dtype="int32")
+    mask = ops.equal(ancestors[..., None], places)  # [B, W, t, W]
+    slots = ops.shape(ancestors)[2] * num_hypotheses
+    return attention_bias(ops.reshape(mask, (-1, 1, num_hypotheses, slots)))

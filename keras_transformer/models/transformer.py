@@ -1,6 +1,7 @@
 """The Transformer as an ordinary Keras model (Vaswani et al. 2017, section 3).
 
-`call` trains it, `encode` and `step` decode with it; all three run the same layers.
+`call` trains it, `encode` and `step` decode with it, `attention` shows what it looked at; all run
+the same layers.
 
 Shapes: B batch, S source length, T target length, W hypotheses a sentence, D model dimension,
 V target vocabulary.
@@ -14,7 +15,8 @@ from keras import ops
 from keras_transformer.config import ModelConfig
 from keras_transformer.decoding import DecodingState
 from keras_transformer.layers import Decoder, Encoder, PositionalEncoding, TokenEmbedding
-from keras_transformer.layers.masks import causal_bias, padding_bias
+from keras_transformer.layers.attention import KeysValues
+from keras_transformer.layers.masks import ancestor_bias, causal_bias, padding_bias
 from keras_transformer.models.training_step import TokenWeightedModel
 
 Tensor = Any
@@ -108,46 +110,94 @@ class Transformer(TokenWeightedModel):
         Returns:
             Logits [B, T, V].
         """
-        source, target = inputs["source"], inputs["target"]
-        memory_bias = padding_bias(source)
-        memory = self.decoder.project_memory(self._encode(source, memory_bias, training))
-        x = self.target_embedding(target)
-        length = ops.shape(target)[1]
-        x = self.target_dropout(x + self.positions(ops.arange(length)), training=training)
-        # Padding follows the real symbols, so the causal bias alone hides it from them.
-        x = self.decoder(x, memory, causal_bias(length), memory_bias, training=training)
-        return self._logits(x)
+        x, memory, bias, memory_bias = self._decoder_inputs(inputs, training)
+        return self._logits(self.decoder(x, memory, bias, memory_bias, training=training))
 
-    def encode(self, source: Tensor) -> DecodingState:
-        """Reads the source ids [B, S] once, for any number of calls of `step`.
+    def attention(self, inputs: dict[str, Tensor], head: int | None = None) -> Tensor:
+        """Returns the attention that the target's symbols pay to the source's in the last layer.
+
+        Args:
+            inputs: as of `call`.
+            head: number of a head; None means the mean of all.
 
         Returns:
-            The state before the first target symbol, of one hypothesis a sentence (W = 1).
+            float32 [B, T, S]; each row is a distribution over the real source symbols.
+        """
+        x, memory, bias, memory_bias = self._decoder_inputs(inputs, training=False)
+        weights = ops.cast(self.decoder.attention(x, memory, bias, memory_bias), "float32")
+        return ops.mean(weights, axis=1) if head is None else weights[:, head]
+
+    def encode(
+        self,
+        source: Tensor,
+        *,
+        num_hypotheses: int = 1,
+        capacity: int | None = None,
+        coverage: bool = False,
+    ) -> DecodingState:
+        """Reads the source ids [B, S] once, for any number of calls of `step`.
+
+        Args:
+            source: padded with 0.
+            num_hypotheses: W, hypotheses of a sentence that `step` will be asked for at once.
+            capacity: the most symbols that `step` will be asked to read; None for a state that
+                grows. With a capacity all shapes stay the same, as XLA wants it.
+            coverage: whether to keep account of the attention to the source.
+
+        Returns:
+            The state before the first target symbol.
         """
         bias = padding_bias(source)
+        batch, length = ops.shape(source)
         memory = self.decoder.project_memory(self._encode(source, bias, training=False))
-        cache = self.decoder.empty_cache(ops.shape(source)[0])
         # Not the bias: TensorFlow's oneDNN remapper, fusing the sum of a product and a tensor
         # that comes from outside of a loop, takes the wrong output of that tensor's Switch, and
         # the whole search then gives empty tensors. A bias made within the loop is safe.
-        return DecodingState(context={"memory": memory, "source": source}, cache=cache)
+        return DecodingState(
+            # Laid out once for all steps: a product with a matrix that is transposed each time
+            # takes up to twice as long.
+            shared=self._projection(),
+            context={"memory": memory, "source": source},
+            history=self.decoder.empty_history(batch, (capacity or 0) * num_hypotheses),
+            coverage=ops.zeros((batch, num_hypotheses, length)) if coverage else None,
+        )
 
     def step(self, ids: Tensor, state: DecodingState) -> tuple[Tensor, DecodingState]:
         """Reads one more target symbol of each hypothesis.
 
         Args:
-            ids: [B, W], the newest symbols; the start symbol at first.
-            state: from `encode` or the previous `step`.
+            ids: [B, W], the newest symbols; the start symbol at first. W is static.
+            state: from `encode` or the previous `step`. A search whose hypotheses branch, or
+                whose state has a capacity, sets its `time` and `ancestors`.
 
         Returns:
             Logits [B, W, V] of the next symbols, and the next state.
         """
-        # As many symbols stand before this one as the caches hold.
-        position = ops.convert_to_tensor(ops.shape(state.cache[0].keys)[-2], "int32")
-        x = self.target_embedding(ids) + self.positions(position)  # [B, W, D]
-        memory, bias = state.context["memory"], padding_bias(state.context["source"])
-        x, cache = self.decoder.step(x, memory, bias, state.cache)
-        return self._logits(x), state._replace(cache=cache)
+        num_hypotheses = ids.shape[1]
+        time, ancestors = state.time, state.ancestors
+        if ancestors is None:
+            num_slots = ops.shape(state.history[0].keys)[2]
+            time = ops.convert_to_tensor(num_slots // num_hypotheses, "int32")
+            places = ops.arange(num_hypotheses, dtype="int32")[:, None]
+            ancestors = ops.broadcast_to(places, (ops.shape(ids)[0], num_hypotheses, time + 1))
+        # Rows [B * W, D]: products of two matrices are quicker than those of larger tensors.
+        x = self.target_embedding(ops.reshape(ids, (-1,))) + self.positions(
+            ops.convert_to_tensor(time, "int32")
+        )
+        x, history, attention = self.decoder.step(
+            x,
+            state.context["memory"],
+            padding_bias(state.context["source"]),
+            state.history,
+            time,
+            ancestor_bias(ancestors, num_hypotheses),
+        )
+        coverage = state.coverage
+        if coverage is not None:
+            coverage = coverage + ops.mean(ops.cast(attention, "float32"), axis=1)
+        logits = self._add_bias(ops.matmul(x, state.shared))
+        logits = ops.reshape(logits, (-1, num_hypotheses, logits.shape[-1]))
+        return logits, state._replace(history=history, coverage=coverage)
 
     def compute_output_shape(self, input_shape: dict[str, Any]) -> tuple[int | None, ...]:
         size = self.config.target_vocabulary_size or self.config.vocabulary_size
@@ -171,10 +221,32 @@ class Transformer(TokenWeightedModel):
         x = self.source_dropout(x, training=training)
         return self.encoder(x, bias, training=training)
 
+    def _decoder_inputs(
+        self, inputs: dict[str, Tensor], training: bool | None
+    ) -> tuple[Tensor, list[KeysValues], Tensor, Tensor]:
+        """Returns the target's vectors, the memory, and the biases for both attentions."""
+        source, target = inputs["source"], inputs["target"]
+        memory_bias = padding_bias(source)
+        memory = self.decoder.project_memory(self._encode(source, memory_bias, training))
+        x = self.target_embedding(target)
+        length = ops.shape(target)[1]
+        x = self.target_dropout(x + self.positions(ops.arange(length)), training=training)
+        # Padding follows the real symbols, so the causal bias alone hides it from them.
+        return x, memory, causal_bias(length), memory_bias
+
     def _logits(self, x: Tensor) -> Tensor:
         project = self.target_embedding.project if self.projection is None else self.projection
-        logits = project(x)
-        return logits if self.output_bias is None else logits + ops.cast(self.output_bias, x.dtype)
+        return self._add_bias(project(x))
+
+    def _projection(self) -> Tensor:
+        if self.projection is None:
+            return self.target_embedding.projection()
+        return ops.cast(self.projection.kernel, self.compute_dtype)
+
+    def _add_bias(self, logits: Tensor) -> Tensor:
+        if self.output_bias is None:
+            return logits
+        return logits + ops.cast(self.output_bias, logits.dtype)
 
 
 def _layer_options(config: ModelConfig) -> dict[str, Any]:

@@ -4,7 +4,7 @@ Shapes: B sentences, W beams, R beams that are read (1 at the first step, then W
 a beam, N hypotheses a sentence that are returned, L their longest length.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -14,26 +14,22 @@ from keras_transformer.errors import InputError
 from keras_transformer.search import scoring
 from keras_transformer.search.greedy import greedy_search
 from keras_transformer.search.hypotheses import (
+    Finished,
     Hypotheses,
     make_hypotheses,
-    new_history,
-    trace_back,
+    none_finished,
 )
 from keras_transformer.search.loop import repeat
 from keras_transformer.search.scoring import IMPOSSIBLE
-from keras_transformer.search.task import Task, make_task
+from keras_transformer.search.task import Memory, Request, Task, extend, make_task, read
 
 
 class _Beams(NamedTuple):
     """Open hypotheses ("beams") and finished ones. Those that do not exist are at -inf."""
 
-    time: Tensor  # int32 []: symbols that every beam has
-    ids: Tensor  # int32 [B, R]: the last of them
-    log_probs: Tensor  # float32 [B, R], best first
-    cache: Any  # leaves [B, R, ...]
-    history: tf.TensorArray  # at each step int32 [B, W, 2]: parent beam and symbol of each beam
-    scores: Tensor  # float32 [B, N]: the best finished hypotheses, best first
-    endings: Tensor  # int32 [B, N, 2]: their length, END included, and the beam that END continues
+    log_probs: Tensor  # float32 [B, W], best first
+    memory: Memory
+    best: Finished  # N, best first
 
 
 def beam_search(
@@ -97,41 +93,31 @@ def beam_search(
     )
     if beam_size == 1:
         return greedy_search(step, state, **arguments)
-    task = make_task(state.context, **arguments)
-    largest_penalty = _largest_penalty(task)
-    end = repeat(
-        lambda beams: _advance(step, beams, beam_size, largest_penalty, task),
-        _start(state.cache, beam_size, num_hypotheses, task),
-        goes_on=lambda beams: tf.reduce_any(beams.log_probs[:, 0] > IMPOSSIBLE),
+    task, request, memory = make_task(step, state, beam_size, **arguments)
+    # One empty hypothesis; the others do not exist yet.
+    first = tf.where(tf.range(beam_size) == 0, 0.0, IMPOSSIBLE)  # [W]
+    beams = _Beams(
+        log_probs=tf.broadcast_to(first, tf.shape(memory.ids)),
+        memory=memory,
+        best=none_finished(memory.symbols, num_hypotheses),
     )
-    lengths, parents = tf.unstack(end.endings, axis=-1)
-    symbols = trace_back(end.history, lengths, parents, task)
-    return make_hypotheses(symbols, end.scores, lengths, task)
-
-
-def _start(cache: Any, beam_size: int, num_hypotheses: int, task: Task) -> _Beams:
-    """Returns one empty hypothesis for each sentence, and none finished."""
-    ids = task.start_ids[:, None]  # [B, 1]
-    batch_size = tf.shape(ids)[0]
-    return _Beams(
-        time=tf.constant(0),
-        ids=ids,
-        log_probs=tf.zeros_like(ids, tf.float32),
-        cache=cache,
-        history=new_history(task, beam_size, 2),
-        scores=tf.fill([batch_size, num_hypotheses], IMPOSSIBLE),
-        endings=tf.zeros([batch_size, num_hypotheses, 2], tf.int32),
+    best = repeat(
+        lambda time, request, beams: _advance(time, request, beams, task),
+        request,
+        beams,
+        is_open=lambda beams: beams.log_probs[:, 0] > IMPOSSIBLE,
+        result_of=lambda beams: beams.best,
+        shrinks=not task.is_static,
     )
+    return make_hypotheses(best, request, task)
 
 
-def _advance(
-    step: StepFunction, beams: _Beams, beam_size: int, largest_penalty: Tensor, task: Task
-) -> _Beams:
+def _advance(time: Tensor, request: Request, beams: _Beams, task: Task) -> _Beams:
     """Reads the last symbol of every beam and replaces the beams with their best continuations."""
-    logits, (_, cache) = step(beams.ids, DecodingState(task.context, beams.cache))
-    logits.set_shape(beams.ids.shape.concatenate([None]))
+    logits, memory = read(task, request, beams.memory, time)
+    beam_size = task.num_hypotheses
     num_candidates = 2 * beam_size
-    gains, ids = scoring.next_symbols(logits, num_candidates, beams.time, task)  # [B, R, K]
+    gains, ids = scoring.next_symbols(logits, num_candidates, time, request, task)  # [B, W, K]
     width = gains.shape[1] * gains.shape[2]
     log_probs = tf.reshape(gains + beams.log_probs[..., None], [-1, width])
     log_probs, index = tf.math.top_k(log_probs, num_candidates)  # [B, 2W]
@@ -139,47 +125,54 @@ def _advance(
     ids = tf.gather(tf.reshape(ids, [-1, width]), index, batch_dims=1)  # [B, 2W]
 
     has_ended = ids == task.end_id
-    scores, endings = _finish(beams, tf.where(has_ended, log_probs, IMPOSSIBLE), parents, task)
+    ended = tf.where(has_ended, log_probs, IMPOSSIBLE)
+    best = _finish(time, request, beams, ended, parents)
     # No more than one continuation of a beam ends: at least W do not.
     log_probs, index = tf.math.top_k(tf.where(has_ended, IMPOSSIBLE, log_probs), beam_size)
-    entries = tf.gather(tf.stack([parents, ids], axis=-1), index, batch_dims=1)  # [B, W, 2]
-    parents, ids = tf.unstack(entries, axis=-1)
+    parents = tf.gather(parents, index, batch_dims=1)  # [B, W]
+    ids = tf.gather(ids, index, batch_dims=1)
     # What is open may still win: a log-probability, at most 0, only falls.
-    is_open = log_probs[:, :1] / largest_penalty > scores[:, -1:]  # [B, 1]
+    is_open = log_probs[:, :1] / _largest_penalty(request) > best.scores[:, -1:]  # [B, 1]
     return _Beams(
-        time=beams.time + 1,
-        ids=ids,
         # Without an open hypothesis a sentence finishes no more, and so stays as it is.
         log_probs=tf.where(is_open, log_probs, IMPOSSIBLE),
-        cache=tf.nest.map_structure(lambda leaf: tf.gather(leaf, parents, batch_dims=1), cache),
-        history=beams.history.write(beams.time, entries),
-        scores=scores,
-        endings=endings,
+        memory=extend(task, memory, ids, parents, time),
+        best=best,
     )
 
 
-def _finish(beams: _Beams, log_probs: Tensor, parents: Tensor, task: Task) -> tuple[Tensor, Tensor]:
-    """Returns scores [B, N] and endings [B, N, 2] of the best of old and new finished hypotheses.
+def _finish(
+    time: Tensor, request: Request, beams: _Beams, log_probs: Tensor, parents: Tensor
+) -> Finished:
+    """Returns the best of old and new finished hypotheses.
 
     Args:
+        time: int32 [], symbols of the new ones before END.
+        request: what is searched for.
         beams: holds the old ones.
         log_probs: float32 [B, 2W] of the new ones, -inf for candidates that did not end.
         parents: int32 [B, 2W], the beams that their END continues.
-        task: what is searched for.
     """
-    length = beams.time + 1
-    scores = log_probs / scoring.length_penalty(length, task.alpha)
-    endings = tf.stack([tf.zeros_like(parents) + length, parents], axis=-1)
-    scores = tf.concat([beams.scores, scores], axis=1)  # [B, N + 2W]
-    endings = tf.concat([beams.endings, endings], axis=1)
-    scores, index = tf.math.top_k(scores, beams.scores.shape[1])  # the old first among equals
-    return scores, tf.gather(endings, index, batch_dims=1)
+    scores = log_probs / scoring.length_penalty(time + 1, request.alpha[:, None])
+    old = beams.best
+    count = old.scores.shape[1]
+    # The old come first among equals.
+    scores, index = tf.math.top_k(tf.concat([old.scores, scores], axis=1), count)  # [B, N]
+    symbols = tf.gather(beams.memory.symbols, parents, batch_dims=1)  # [B, 2W, L]
+    symbols = tf.concat([old.symbols, symbols], axis=1)
+    lengths = tf.concat([old.lengths, tf.fill(tf.shape(parents), time + 1)], axis=1)
+    return Finished(
+        scores,
+        tf.gather(symbols, index, batch_dims=1),
+        tf.gather(lengths, index, batch_dims=1),
+    )
 
 
-def _largest_penalty(task: Task) -> Tensor:
+def _largest_penalty(request: Request) -> Tensor:
     """Returns the largest length penalty that a sentence can meet, [B, 1].
 
     That is the longest translation's where alpha is positive, and the shortest's, which is 1,
     where alpha is negative.
     """
-    return tf.maximum(scoring.length_penalty(task.max_lengths[:, None] + 1, task.alpha), 1.0)
+    longest = scoring.length_penalty(request.max_lengths + 1, request.alpha)
+    return tf.maximum(longest, 1.0)[:, None]

@@ -3,25 +3,22 @@
 Shapes: B sentences, L the longest length of a result.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
 from keras_transformer.config import END_ID, PAD_ID
 from keras_transformer.decoding import DecodingState, StepFunction, Tensor
 from keras_transformer.search import scoring
-from keras_transformer.search.hypotheses import Hypotheses, make_hypotheses, new_history
+from keras_transformer.search.hypotheses import Finished, Hypotheses, make_hypotheses
 from keras_transformer.search.loop import repeat
-from keras_transformer.search.task import Task, make_task
+from keras_transformer.search.task import Memory, Request, Task, extend, make_task, read
 
 
 class _Greedy(NamedTuple):
-    time: Tensor  # int32 []: symbols chosen so far
-    ids: Tensor  # int32 [B, 1]: the last of them
     log_probs: Tensor  # float32 [B, 1]
     lengths: Tensor  # int32 [B, 1]: END included; 0 while the translation is open
-    history: tf.TensorArray  # at each step int32 [B, 1]: the symbol
-    cache: Any  # leaves [B, 1, ...]
+    memory: Memory
 
 
 def greedy_search(
@@ -40,8 +37,10 @@ def greedy_search(
     A translation ends at its first END, or takes END once it has `max_lengths` symbols.
     Arguments, result and errors are those of `beam_search` with `beam_size` 1.
     """
-    task = make_task(
-        state.context,
+    task, request, memory = make_task(
+        step,
+        state,
+        1,
         start_ids=start_ids,
         max_lengths=max_lengths,
         length_penalty=length_penalty,
@@ -49,37 +48,27 @@ def greedy_search(
         end_id=end_id,
         pad_id=pad_id,
     )
-    ids = task.start_ids[:, None]  # [B, 1]
-    end = repeat(
-        lambda greedy: _advance(step, greedy, task),
-        _Greedy(
-            time=tf.constant(0),
-            ids=ids,
-            log_probs=tf.zeros_like(ids, tf.float32),
-            lengths=tf.zeros_like(ids),
-            history=new_history(task, 1),
-            cache=state.cache,
-        ),
-        goes_on=lambda greedy: tf.reduce_any(greedy.lengths == 0),
+    log_probs, symbols, lengths = repeat(
+        lambda time, request, greedy: _advance(time, request, greedy, task),
+        request,
+        _Greedy(tf.zeros_like(memory.ids, tf.float32), tf.zeros_like(memory.ids), memory),
+        is_open=lambda greedy: greedy.lengths[:, 0] == 0,
+        result_of=lambda greedy: (greedy.log_probs, greedy.memory.symbols, greedy.lengths),
+        shrinks=not task.is_static,
     )
-    scores = end.log_probs / scoring.length_penalty(end.lengths, task.alpha)
-    return make_hypotheses(end.history, scores, end.lengths, task)
+    scores = log_probs / scoring.length_penalty(lengths, request.alpha[:, None])
+    return make_hypotheses(Finished(scores, symbols, lengths), request, task)
 
 
-def _advance(step: StepFunction, greedy: _Greedy, task: Task) -> _Greedy:
+def _advance(time: Tensor, request: Request, greedy: _Greedy, task: Task) -> _Greedy:
     """Appends the best symbol to every open translation; finished ones stay as they are."""
-    logits, (_, cache) = step(greedy.ids, DecodingState(task.context, greedy.cache))
-    logits.set_shape(greedy.ids.shape.concatenate([None]))
-    log_probs, ids = scoring.next_symbols(logits, 1, greedy.time, task)  # [B, 1, K]
+    logits, memory = read(task, request, greedy.memory, time)
+    log_probs, ids = scoring.next_symbols(logits, 1, time, request, task)  # [B, 1, K]
     best = tf.argmax(log_probs, axis=-1, output_type=tf.int32)  # [B, 1]
     ids = tf.gather(ids, best, batch_dims=2)
     is_open = greedy.lengths == 0
-    time = greedy.time + 1
     return _Greedy(
-        time=time,
-        ids=ids,
         log_probs=greedy.log_probs + tf.where(is_open, tf.reduce_max(log_probs, axis=-1), 0.0),
-        lengths=tf.where(is_open & (ids == task.end_id), time, greedy.lengths),
-        history=greedy.history.write(greedy.time, ids),
-        cache=cache,
+        lengths=tf.where(is_open & (ids == task.end_id), time + 1, greedy.lengths),
+        memory=extend(task, memory, ids, None, time),
     )

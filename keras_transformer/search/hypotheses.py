@@ -1,6 +1,6 @@
 """The result of a search, and how it is put together at the end.
 
-Shapes: B sentences, W beams, N hypotheses a sentence that are returned, L their longest length.
+Shapes: B sentences, N hypotheses a sentence that are returned, L their longest length.
 """
 
 from typing import NamedTuple
@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from keras_transformer.decoding import Tensor
 from keras_transformer.search.scoring import length_penalty
-from keras_transformer.search.task import Task
+from keras_transformer.search.task import Request, Task
 
 NO_SCORE = -1e9  # of a hypothesis that does not exist; finite, since JSON has no infinity
 
@@ -33,68 +33,43 @@ class Hypotheses(NamedTuple):
     lengths: Tensor
 
 
-def make_hypotheses(
-    symbols: tf.TensorArray, scores: Tensor, lengths: Tensor, task: Task
-) -> Hypotheses:
-    """Puts END and PAD behind the symbols and replaces what is not finite.
+class Finished(NamedTuple):
+    """Complete translations; those that do not exist have the score -inf.
 
-    Args:
-        symbols: int32 [B, N] at each position, right before END.
-        scores: float32 [B, N], not finite where there is no hypothesis.
+    Attributes:
+        scores: float32 [B, N].
+        symbols: int32 [B, N, L], right before END.
         lengths: int32 [B, N], END included.
-        task: what was searched for.
     """
+
+    scores: Tensor
+    symbols: Tensor
+    lengths: Tensor
+
+
+def none_finished(symbols: Tensor, count: int) -> Finished:
+    """Returns N = `count` places for translations of the length of symbols [B, W, L]."""
+    rows, _, length = tf.unstack(tf.shape(symbols))
+    none = tf.zeros([rows, count, length], tf.int32)
+    return Finished(
+        scores=tf.fill([rows, count], -float("inf")),
+        symbols=tf.ensure_shape(none, [None, count, symbols.shape[2]]),
+        lengths=tf.zeros([rows, count], tf.int32),
+    )
+
+
+def make_hypotheses(finished: Finished, request: Request, task: Task) -> Hypotheses:
+    """Puts END and PAD behind the symbols and replaces what is not finite."""
+    scores = finished.scores
     exists = tf.math.is_finite(scores)
-    lengths = tf.where(exists, lengths, 0)
-    positions = tf.range(task.result_length)  # [L]
+    lengths = tf.where(exists, finished.lengths, 0)
+    positions = task.positions()
     last = lengths[..., None] - 1  # [B, N, 1]
-    ids = tf.where(positions < last, tf.transpose(symbols.stack(), [1, 2, 0]), task.pad_id)
+    ids = tf.where(positions < last, finished.symbols, task.pad_id)
+    penalty = length_penalty(lengths, request.alpha[:, None])
     return Hypotheses(
         ids=tf.where(positions == last, task.end_id, ids),
         scores=tf.where(exists, scores, NO_SCORE),
-        log_probs=tf.where(exists, scores * length_penalty(lengths, task.alpha), NO_SCORE),
+        log_probs=tf.where(exists, scores * penalty, NO_SCORE),
         lengths=lengths,
     )
-
-
-def new_history(task: Task, *element_shape: int) -> tf.TensorArray:
-    """Returns an array with a place for the choices of each step, int32 [B, *element_shape]."""
-    return tf.TensorArray(
-        tf.int32,
-        size=task.result_length,
-        element_shape=task.start_ids.shape.concatenate(element_shape),
-        clear_after_read=False,
-    )
-
-
-def trace_back(
-    history: tf.TensorArray, lengths: Tensor, beams: Tensor, task: Task
-) -> tf.TensorArray:
-    """Follows hypotheses from their end to their start.
-
-    Args:
-        history: at each position int32 [B, W, 2]: for each beam the beam that it continues, and
-            its symbol.
-        lengths: int32 [B, N], END included.
-        beams: int32 [B, N], the beam that END continues.
-        task: what was searched for.
-
-    Returns:
-        int32 [B, N] symbols at each position; those from END on mean nothing.
-    """
-
-    def previous(
-        position: Tensor, beams: Tensor, symbols: tf.TensorArray
-    ) -> tuple[Tensor, Tensor, tf.TensorArray]:
-        entries = tf.gather(history.read(position), beams, batch_dims=1)  # [B, N, 2]
-        parents, ids = tf.unstack(entries, axis=-1)
-        beams = tf.where(position < lengths - 1, parents, beams)
-        return position - 1, beams, symbols.write(position, ids)
-
-    *_, symbols = tf.while_loop(
-        lambda position, *_: position >= 0,
-        previous,
-        # At least one round (also where B = 0): an array never written has no shape.
-        (tf.maximum(tf.reduce_max(lengths), 2) - 2, beams, new_history(task, beams.shape[1])),
-    )
-    return symbols

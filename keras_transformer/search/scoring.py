@@ -6,7 +6,7 @@ Shapes: B sentences, R hypotheses a sentence that are read, V vocabulary, K cand
 import tensorflow as tf
 
 from keras_transformer.decoding import Tensor
-from keras_transformer.search.task import Task
+from keras_transformer.search.task import Request, Task
 from keras_transformer.search.top_k import top_k
 
 IMPOSSIBLE = -float("inf")
@@ -26,7 +26,9 @@ def length_penalty(lengths: Tensor, alpha: Tensor) -> Tensor:
     return ((5.0 + tf.cast(lengths, tf.float32)) / 6.0) ** alpha
 
 
-def next_symbols(logits: Tensor, count: int, time: Tensor, task: Task) -> tuple[Tensor, Tensor]:
+def next_symbols(
+    logits: Tensor, count: int, time: Tensor, request: Request, task: Task
+) -> tuple[Tensor, Tensor]:
     """Returns log-probabilities and ids of the most probable next symbols of each hypothesis.
 
     Probabilities are over the whole vocabulary, as in training: PAD and START are left out
@@ -36,18 +38,17 @@ def next_symbols(logits: Tensor, count: int, time: Tensor, task: Task) -> tuple[
     chooses the same symbols, since it subtracts the same number from all logits of a hypothesis.
 
     Args:
-        logits: float [B, R, V] of any precision, R and V static.
+        logits: float32 [B, R, V], R and V static.
         count: symbols wanted of each hypothesis.
         time: int32 [], symbols that the hypotheses have. Where that is the most a sentence may
             have, END is the only candidate.
-        task: what is searched for.
+        request, task: what is searched for.
 
     Returns:
         float32 log-probabilities and int32 ids, both [B, R, K] with K = `count` + 3. They come
         best first, the lower id first among equals; the last place is END's where a hypothesis
         must end. Candidates that are not allowed have log-probability -inf.
     """
-    logits = tf.cast(logits, tf.float32)
     wanted = count + 2  # PAD and START may take two of the places
     width = min(wanted, logits.shape[-1])
     top_logits, ids = top_k(logits, width)  # [B, R, width]
@@ -56,8 +57,8 @@ def next_symbols(logits: Tensor, count: int, time: Tensor, task: Task) -> tuple[
     largest = tf.reduce_max(top_logits, axis=-1, keepdims=True)  # [B, R, 1]
     log_sum = tf.math.log(tf.reduce_sum(tf.exp(logits - largest), axis=-1, keepdims=True))
 
-    must_end = (time >= task.max_lengths)[:, None, None]  # [B, 1, 1]
-    barred = must_end | (ids == task.pad_id) | (ids == task.barred_ids[:, None, None])
+    must_end = (time >= request.max_lengths)[:, None, None]  # [B, 1, 1]
+    barred = must_end | (ids == task.pad_id) | (ids == request.barred_ids[:, None, None])
     end_logits = logits[..., task.end_id : task.end_id + 1]  # [B, R, 1]
     parts = [
         tf.where(barred, IMPOSSIBLE, top_logits),

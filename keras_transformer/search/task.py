@@ -1,41 +1,79 @@
-"""What both searches are asked: the arguments, checked and in the form that a step needs.
+"""What a search is asked: the arguments, checked and in the form that a step needs.
 
-Shapes: B sentences.
+Shapes: B sentences, W hypotheses a sentence, L the longest length of a result.
 """
 
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from keras_transformer.decoding import Tensor
+from keras_transformer.decoding import DecodingState, StepFunction, Tensor
 from keras_transformer.errors import InputError
 
 
-class Task(NamedTuple):
-    """Arguments of a search that are the same at every step.
+class Request(NamedTuple):
+    """What each sentence asks for, the same at every step; a nest of tensors [B, ...].
 
     Attributes:
-        context: nest of tensors [B, ...], the model's memory of the source sentences.
+        context: the model's memory of the source sentences.
         start_ids: int32 [B], read before the first symbol.
         barred_ids: int32 [B], never generated: the start symbol, or PAD again where that is END.
         max_lengths: int32 [B], symbols a translation may have before END; 0 or more.
-        result_length: int or int32 [], L: the largest of `max_lengths`, and one for END.
-        alpha: float32 [B, 1] or [1, 1], exponent of the length penalty.
-        end_id, pad_id: the symbols that complete a translation and that fill up after it.
+        alpha: float32 [B], exponent of the length penalty.
     """
 
     context: Any
     start_ids: Tensor
     barred_ids: Tensor
     max_lengths: Tensor
-    result_length: Tensor
     alpha: Tensor
+
+
+class Task(NamedTuple):
+    """What is the same for all sentences.
+
+    Attributes:
+        step: the model.
+        shared: what the model has for all sentences.
+        num_hypotheses: W, that the model reads at once.
+        length: int or int32 [], L: the largest of the max lengths, and one for END.
+        is_static: whether shapes never change, as XLA wants it.
+        end_id, pad_id: the symbols that complete a translation and that fill up after it.
+    """
+
+    step: StepFunction
+    shared: Any
+    num_hypotheses: int
+    length: Tensor
+    is_static: bool
     end_id: int
     pad_id: int
 
+    def positions(self) -> Tensor:
+        """Returns the numbers of a result's symbols, int32 [L]."""
+        return tf.range(self.length)
+
+
+class Memory(NamedTuple):
+    """What the model remembers of open hypotheses, and how they came about.
+
+    Attributes:
+        ids: int32 [B, W], the newest symbols, not yet read by the model.
+        symbols: int32 [B, W, L], all of them, PAD where there is none yet; START is not among them.
+        ancestors: int32 [B, W, L], see `DecodingState`; -1 where there is no symbol yet.
+        model: the changing parts of the model's `DecodingState`, by name.
+    """
+
+    ids: Tensor
+    symbols: Tensor
+    ancestors: Tensor
+    model: dict[str, Any]
+
 
 def make_task(
-    context: Any,
+    step: StepFunction,
+    state: DecodingState,
+    num_hypotheses: int,
     *,
     start_ids: Tensor,
     max_lengths: Tensor,
@@ -43,8 +81,8 @@ def make_task(
     longest: int | None,
     end_id: int,
     pad_id: int,
-) -> Task:
-    """Returns the arguments of `beam_search` as a task.
+) -> tuple[Task, Request, Memory]:
+    """Returns the arguments of a search in the form that its steps need.
 
     Raises:
         InputError: END and PAD are the same symbol.
@@ -54,18 +92,79 @@ def make_task(
     start_ids = tf.cast(start_ids, tf.int32)
     max_lengths = tf.maximum(tf.cast(max_lengths, tf.int32), 0)
     if longest is None:
-        result_length = tf.maximum(tf.reduce_max(max_lengths), 0) + 1  # 1 where B = 0
+        length = tf.maximum(tf.reduce_max(max_lengths), 0) + 1  # 1 where B = 0
     else:
         max_lengths = tf.minimum(max_lengths, longest)
-        result_length = longest + 1
-    return Task(
-        context=context,
+        length = longest + 1
+    alpha = tf.reshape(tf.cast(length_penalty, tf.float32), [-1])
+    request = Request(
+        context=state.context,
         start_ids=start_ids,
         # Some models start with END, and END must remain allowed.
         barred_ids=tf.where(start_ids == end_id, pad_id, start_ids),
         max_lengths=max_lengths,
-        result_length=result_length,
-        alpha=tf.reshape(tf.cast(length_penalty, tf.float32), [-1, 1]),
-        end_id=end_id,
-        pad_id=pad_id,
+        alpha=tf.broadcast_to(alpha, tf.shape(start_ids)),
     )
+    task = Task(step, state.shared, num_hypotheses, length, longest is not None, end_id, pad_id)
+    shape = (tf.shape(start_ids)[0], num_hypotheses, length)
+    model = {"cache": state.cache, "history": state.history}
+    if state.coverage is not None:
+        model["coverage"] = state.coverage
+    memory = Memory(
+        ids=tf.repeat(start_ids[:, None], num_hypotheses, axis=1),
+        symbols=_fill(shape, pad_id, num_hypotheses, task),
+        ancestors=_fill(shape, -1, num_hypotheses, task),
+        model=model,
+    )
+    return task, request, memory
+
+
+def read(task: Task, request: Request, memory: Memory, time: Tensor) -> tuple[Tensor, Memory]:
+    """Has the model read the newest symbols.
+
+    Returns:
+        float32 logits [B, W, V], and the memory with what the model remembers now.
+    """
+    is_now = task.positions() == time  # [L]
+    ancestors = tf.where(is_now, tf.range(task.num_hypotheses)[:, None], memory.ancestors)
+    state = DecodingState(
+        shared=task.shared,
+        context=request.context,
+        time=time,
+        ancestors=ancestors if task.is_static else ancestors[:, :, : time + 1],
+        **memory.model,
+    )
+    logits, state = task.step(memory.ids, state)
+    logits.set_shape([None, task.num_hypotheses, None])
+    model = {name: getattr(state, name) for name in memory.model}
+    return tf.cast(logits, tf.float32), memory._replace(ancestors=ancestors, model=model)
+
+
+def extend(task: Task, memory: Memory, ids: Tensor, parents: Tensor | None, time: Tensor) -> Memory:
+    """Adds a symbol to each hypothesis.
+
+    Args:
+        task: what is searched for.
+        memory: after `read`.
+        ids: int32 [B, W], the symbols.
+        parents: int32 [B, W], the hypotheses that they continue; None where each its own.
+        time: int32 [], symbols that the hypotheses have.
+    """
+    symbols, ancestors, model = memory.symbols, memory.ancestors, memory.model
+    if parents is not None:
+
+        def reorder(leaf: Tensor) -> Tensor:
+            return tf.gather(leaf, parents, batch_dims=1)
+
+        symbols, ancestors = reorder(symbols), reorder(ancestors)
+        model = {
+            name: part if name == "history" else tf.nest.map_structure(reorder, part)
+            for name, part in model.items()
+        }
+    symbols = tf.where(task.positions() == time, ids[..., None], symbols)
+    return Memory(ids, symbols, ancestors, model)
+
+
+def _fill(shape: Any, value: int, num_hypotheses: int, task: Task) -> Tensor:
+    length = task.length if task.is_static else None
+    return tf.ensure_shape(tf.fill(shape, value), [None, num_hypotheses, length])

@@ -82,7 +82,7 @@ class Translator(tf.Module):
         source = tf.concat([symbols, ends], axis=1).to_tensor()  # [B, S]
         hypotheses = beam_search(
             self._model().step,
-            self._model().encode(source),
+            self._model().encode(source, num_hypotheses=self.search.beam_size),
             start_ids=tf.fill(tf.shape(lengths), START_ID),
             max_lengths=lengths + self.search.max_extra_length,
             beam_size=self.search.beam_size,

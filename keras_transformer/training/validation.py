@@ -125,7 +125,7 @@ class DevBleu:
         lengths = tf.math.count_nonzero(source, axis=1, dtype=tf.int32) - 1  # without END
         hypotheses = beam_search(
             self._model.step,
-            self._model.encode(source),
+            self._model.encode(source, num_hypotheses=self._search.beam_size),
             start_ids=tf.fill(tf.shape(lengths), START_ID),
             max_lengths=lengths + self._search.max_extra_length,
             beam_size=self._search.beam_size,

@@ -12,7 +12,7 @@ from keras import ops
 
 from keras_transformer.layers import CrossAttention, KeysValues, SelfAttention
 from keras_transformer.layers.attention import attention_weights, merge_heads, split_heads
-from keras_transformer.layers.masks import attention_bias, causal_bias
+from keras_transformer.layers.masks import ancestor_bias, attention_bias, causal_bias
 
 B, T, S, D, H, K, U = 2, 5, 4, 6, 3, 2, 4
 RANDOM = np.random.default_rng(1)
@@ -181,19 +181,26 @@ def test_gradients_do_not_pass_masked_keys():
     assert not gradient[:, 2:].any()
 
 
+def own_lines(time, beams):
+    """The bias of hypotheses that never branch, when they have read `time` symbols."""
+    places = np.broadcast_to(np.arange(beams)[:, None], (B, beams, time + 1))
+    return ancestor_bias(places, beams)
+
+
 @pytest.mark.parametrize("use_bias", [False, True])
 def test_cached_steps_of_several_hypotheses_equal_the_causal_pass(use_bias):
     beams = 3
     layer, projections = make_self_attention(use_bias)
     x = normal(B, beams, T, D)
-    cache = layer.empty_cache(B)
-    cache = KeysValues(*(ops.repeat(part, beams, axis=1) for part in cache))
+    history = layer.empty_history(B)
     rows = []
     for time in range(T):
-        row, cache = layer.step(x[:, :, time], cache)
-        rows.append(ops.convert_to_numpy(row))
-        assert cache.keys.shape == (B, beams, H, time + 1, K)
-        assert cache.values.shape == (B, beams, H, time + 1, U)
+        row, history = layer.step(
+            x[:, :, time].reshape(-1, D), history, time, own_lines(time, beams)
+        )
+        rows.append(ops.convert_to_numpy(row).reshape(B, beams, D))
+        assert history.keys.shape == (B, H, (time + 1) * beams, K)
+        assert history.values.shape == (B, H, (time + 1) * beams, U)
     steps = np.stack(rows, axis=2)  # [B, W, T, D]
     full = layer(x.reshape(-1, T, D), causal_bias(T))
     np.testing.assert_allclose(steps, ops.reshape(full, x.shape), rtol=1e-4, atol=1e-5)
@@ -218,29 +225,75 @@ def test_hypotheses_of_a_sentence_share_its_memory():
             np.testing.assert_allclose(result[sentence, beam], expected[0], rtol=1e-4, atol=1e-4)
 
 
+def test_steps_of_hypotheses_equal_their_full_pass_and_show_their_attention():
+    beams = 3
+    layer, _ = make_cross_attention()
+    x, memory = normal(B, beams, D), layer.project_memory(normal(B, S, D))
+    bias = attention_bias(np.array([[True] * S, [True] * (S - 2) + [False] * 2])[:, None, None])
+    result, weights = layer.step(x.reshape(-1, D), memory, bias, beams)
+    full, full_weights = layer.attend(x, memory, bias)
+    np.testing.assert_allclose(ops.reshape(result, x.shape), full, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(weights, full_weights, rtol=1e-5, atol=1e-6)
+    assert weights.shape == (B, H, beams, S)
+    np.testing.assert_allclose(ops.sum(weights, axis=-1), np.ones((B, H, beams)), rtol=1e-5)
+
+
+def test_a_hypothesis_sees_the_symbols_that_it_descends_from_and_no_others():
+    # In the second step hypothesis 1 continues hypothesis 0, and then the two change places.
+    layer, _ = make_self_attention()
+    x = normal(B, 2, 3, D)
+    history = layer.empty_history(B)
+    lines = [[[0], [1]], [[0, 0], [0, 1]], [[0, 1, 0], [0, 0, 1]]]
+    for time, places in enumerate(lines):
+        bias = ancestor_bias(np.broadcast_to(places, (B, 2, time + 1)), 2)
+        result, history = layer.step(x[:, :, time].reshape(-1, D), history, time, bias)
+    for beam, path in enumerate(lines[-1]):
+        told = np.stack([x[:, place, time] for time, place in enumerate(path)], axis=1)
+        expected = layer(told, causal_bias(3))[:, -1]
+        found = ops.reshape(result, (B, 2, D))[:, beam]
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_first_cache_is_empty_and_of_the_dtype_of_computation(dtype):
+def test_the_first_history_is_empty_and_of_the_dtype_of_computation(dtype):
     layer, _ = make_self_attention(dtype="float32" if dtype == "float32" else "mixed_bfloat16")
-    cache = layer.empty_cache(B)
-    assert cache.keys.shape == (B, 1, H, 0, K)
-    assert cache.values.shape == (B, 1, H, 0, U)
-    assert cache.keys.dtype == cache.values.dtype == dtype
+    history = layer.empty_history(B)
+    assert history.keys.shape == (B, H, 0, K)
+    assert history.values.shape == (B, H, 0, U)
+    assert history.keys.dtype == history.values.dtype == dtype
+    assert layer.empty_history(B, 12).values.shape == (B, H, 12, U)
+
+
+def test_a_history_of_fixed_capacity_gives_the_same_under_xla():
+    layer, _ = make_self_attention()
+    x = normal(T, B * 2, D)
+    growing, fixed = layer.empty_history(B), layer.empty_history(B, T * 2)
+    step = tf.function(layer.step, jit_compile=True)
+    for time in range(T):
+        expected, growing = layer.step(x[time], growing, time, own_lines(time, 2))
+        places = np.full((B, 2, T), -1)
+        places[:, :, : time + 1] = np.arange(2)[:, None]
+        found, fixed = step(x[time], fixed, tf.constant(time), ancestor_bias(places, 2))
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(fixed.values, growing.values, rtol=1e-5, atol=1e-6)
 
 
 def test_the_first_step_and_a_source_of_one_symbol_do_not_warn():
     layer, _ = make_self_attention()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        result, _ = layer.step(normal(B, 1, D), layer.empty_cache(B))
+        result, _ = layer.step(normal(B, D), layer.empty_history(B), 0, own_lines(0, 1))
         layer(normal(B, 1, D), attention_bias(np.ones((B, 1, 1, 1), bool)))
-    assert result.shape == (B, 1, D)
+    assert result.shape == (B, D)
 
 
 def test_steps_of_no_sentences_are_possible():
     layer, _ = make_self_attention()
-    result, cache = layer.step(normal(0, 1, D), layer.empty_cache(0))
-    assert result.shape == (0, 1, D)
-    assert cache.keys.shape == (0, 1, H, 1, K)
+    result, history = layer.step(
+        normal(0, D), layer.empty_history(0), 0, np.zeros((0, 1, 1, 1), "float32")
+    )
+    assert result.shape == (0, D)
+    assert history.keys.shape == (0, H, 1, K)
 
 
 def test_dropout_acts_on_the_weights():

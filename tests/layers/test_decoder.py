@@ -1,12 +1,10 @@
 """The decoder: order of sub-layers, causality, cached steps, padding, the last norm, dropout."""
 
-import keras
 import numpy as np
 import pytest
-from keras import ops
 
 from keras_transformer.layers import Decoder, DecoderLayer
-from keras_transformer.layers.masks import causal_bias, padding_bias
+from keras_transformer.layers.masks import ancestor_bias, causal_bias, padding_bias
 
 B, T, S, D = 2, 5, 4, 8
 OPTIONS = dict(num_heads=2, key_dim=3, value_dim=5, feed_forward_dim=12)
@@ -120,13 +118,22 @@ def test_cached_steps_of_several_hypotheses_equal_the_full_pass(norm_position, a
     decoder = randomize(Decoder(num_layers=2, **OPTIONS, **options))
     x = RANDOM.normal(size=(B, beams, T, D)).astype("float32")
     memory = decoder.project_memory(MEMORY)
-    cache = keras.tree.map_structure(
-        lambda leaf: ops.repeat(leaf, beams, axis=1), decoder.empty_cache(B)
-    )
+    history = decoder.empty_history(B)
     rows = []
     for time in range(T):
-        row, cache = decoder.step(x[:, :, time], memory, MEMORY_BIAS, cache)
-        rows.append(np.asarray(row))
+        places = np.broadcast_to(np.arange(beams)[:, None], (B, beams, time + 1))
+        row, history, weights = decoder.step(
+            x[:, :, time].reshape(-1, D),
+            memory,
+            MEMORY_BIAS,
+            history,
+            time,
+            ancestor_bias(places, beams),
+        )
+        rows.append(np.asarray(row).reshape(B, beams, D))
+        for beam in range(beams):
+            full = decoder.attention(x[:, beam], memory, CAUSAL, MEMORY_BIAS)
+            np.testing.assert_allclose(weights[:, :, beam], full[:, :, time], rtol=1e-4, atol=1e-4)
     for beam in range(beams):
         full = decoder(x[:, beam], memory, CAUSAL, MEMORY_BIAS)
         steps = np.stack([row[:, beam] for row in rows], axis=1)

@@ -228,12 +228,9 @@ def test_cached_steps_of_several_hypotheses_equal_the_full_pass(model):
     beams, length = 3, 5
     targets = RANDOM.integers(3, 11, size=(len(SOURCE), beams, length))
     targets[:, :, 0] = START
-    logits, state = model.step(targets[:, :1, 0], model.encode(SOURCE))
-    steps = [np.repeat(logits, beams, axis=1)]
-    # What search does after the first step: every sentence now has several hypotheses.
-    cache = keras.tree.map_structure(lambda leaf: ops.repeat(leaf, beams, axis=1), state.cache)
-    state = state._replace(cache=cache)
-    for time in range(1, length):
+    state = model.encode(SOURCE, num_hypotheses=beams)
+    steps = []
+    for time in range(length):
         logits, state = model.step(targets[:, :, time], state)
         steps.append(np.asarray(logits))
     for beam in range(beams):
@@ -250,7 +247,7 @@ def test_decoding_runs_in_a_graph_whose_sizes_are_unknown():
         state = model.encode(source)
         logits = []
         for time in range(2):
-            row, state = model.step(target[:, time : time + 1], state)
+            row, state = model.step(target[:, time, None], state)
             logits.append(row)
         return tf.concat(logits, axis=1)
 

@@ -119,7 +119,7 @@ def make_search(model: Transformer, beam_size: int) -> Callable[[np.ndarray], Hy
     """
 
     def step(ids, state):
-        is_first = tf.shape(state.cache[0].keys)[-2] == 0
+        is_first = state.time == 0
         logits, state = model.step(ids, state)
         is_end = tf.range(logits.shape[-1]) == END
         return tf.where(is_first & is_end, -1e9, logits), state
@@ -129,7 +129,7 @@ def make_search(model: Transformer, beam_size: int) -> Callable[[np.ndarray], Hy
         size = tf.shape(source)[0]
         return beam_search(
             step,
-            model.encode(source),
+            model.encode(source, num_hypotheses=beam_size),
             start_ids=tf.fill([size], START),
             max_lengths=tf.fill([size], 30),
             beam_size=beam_size,
@@ -166,6 +166,17 @@ def test_forced_log_probabilities_are_the_oracles(oracle):
     ours = np.concatenate(log_probabilities(oracle, symbols))
     theirs = np.concatenate([item["forced_log_probs"] for item in oracle.items])
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
+
+
+def test_the_attention_of_the_best_translations_is_the_oracles(oracle):
+    best = [symbols_of(oracle, item["beam4"][0][0]) for item in oracle.items]
+    target = pad([[START, *symbols[:-1]] for symbols in best])
+    ours = np.asarray(oracle.model.attention({"source": oracle.source, "target": target}, head=0))
+    for item, source, found in zip(oracle.items, oracle.source, ours, strict=True):
+        theirs = np.array(item["attention_best"])
+        # Not the first rows: beam search's in the oracle are those of no head of any layer.
+        found = found[1 : len(theirs), source != PAD]
+        np.testing.assert_allclose(found, theirs[1:], rtol=0, atol=1e-4)
 
 
 def test_greedy_translations_and_scores_are_the_oracles(oracle):

@@ -17,6 +17,7 @@ class TableModel:
 
     The cache holds the prefix itself and grows at every step, so a cache that search reorders
     wrongly gives wrong logits. It holds the prefix a second time along another axis, and a number.
+    The history holds the symbols of all hypotheses, where their ancestors must lead to the prefix.
     """
 
     rows = 499
@@ -29,27 +30,35 @@ class TableModel:
         self.calls: list[tuple[int | None, ...]] = []  # static shapes of ids
         self.dtype = tf.float32
 
-    def state(self, sentences: Any) -> DecodingState:
+    def state(self, sentences: Any, num_hypotheses: int = 1) -> DecodingState:
         """Returns the state before START for a batch of sentence numbers [B]."""
-        size = tf.size(sentences)
+        shape = (tf.size(sentences), num_hypotheses)
         cache = {
-            "prefix": tf.zeros([size, 1, 0], tf.int32),
-            "deep": [tf.zeros([size, 1, 2, 0], tf.int32), tf.zeros([size, 1], tf.int32)],
+            "prefix": tf.zeros([*shape, 0], tf.int32),
+            "deep": [tf.zeros([*shape, 2, 0], tf.int32), tf.zeros(shape, tf.int32)],
         }
-        return DecodingState(context={"sentence": tf.convert_to_tensor(sentences)}, cache=cache)
+        return DecodingState(
+            shared=tf.constant(self.table),
+            context={"sentence": tf.convert_to_tensor(sentences)},
+            cache=cache,
+            history=tf.zeros([shape[0], 0, num_hypotheses], tf.int32),
+        )
 
     def step(self, ids: Any, state: DecodingState) -> tuple[Any, DecodingState]:
         self.calls.append(tuple(ids.shape))
         deep, count = state.cache["deep"]
         prefix = tf.concat([state.cache["prefix"], ids[..., None]], axis=-1)  # [B, W, t]
         deep = tf.concat([deep, tf.stack([ids, -ids], axis=-1)[..., None]], axis=-1)
+        history = tf.concat([state.history, ids[:, None]], axis=1)  # [B, t, W]
+        ancestry = tf.gather(history, tf.transpose(state.ancestors, [0, 2, 1]), batch_dims=2)
+        tf.debugging.assert_equal(tf.transpose(ancestry, [0, 2, 1]), prefix)
         tf.debugging.assert_equal(deep[:, :, 1], -prefix)
-        tf.debugging.assert_equal(count, tf.shape(prefix)[2] - 1)
+        tf.debugging.assert_equal(count, state.time)
         weights = 7 ** (tf.range(tf.shape(prefix)[2]) % 5) + tf.range(tf.shape(prefix)[2])
         row = tf.reduce_sum(prefix * weights, axis=-1) % self.rows  # [B, W]
-        logits = tf.gather(tf.gather(self.table, state.context["sentence"]), row, batch_dims=1)
-        cache = {"prefix": prefix, "deep": [deep, count + 1]}
-        return tf.cast(logits, self.dtype), DecodingState(state.context, cache)
+        logits = tf.gather(tf.gather(state.shared, state.context["sentence"]), row, batch_dims=1)
+        state = state._replace(cache={"prefix": prefix, "deep": [deep, count + 1]}, history=history)
+        return tf.cast(logits, self.dtype), state
 
     def log_probs(self, sentence: int, symbols: tuple[int, ...]) -> np.ndarray:
         """Returns float64 log-probabilities [V] of the symbol after START and `symbols`."""

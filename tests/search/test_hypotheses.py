@@ -1,29 +1,22 @@
-"""How results are put together from the choices of each step."""
+"""How results are put together at the end."""
 
 import numpy as np
 import tensorflow as tf
 
-from keras_transformer.search.hypotheses import make_hypotheses, new_history, trace_back
+from keras_transformer.decoding import DecodingState
+from keras_transformer.search.hypotheses import Finished, make_hypotheses
 from keras_transformer.search.task import make_task
 
 
-def test_hypotheses_are_traced_back_through_the_beams_that_they_continued():
-    task = make_task(
-        (), start_ids=tf.constant([2]), max_lengths=tf.constant([3]), length_penalty=1.0,
-        longest=None, end_id=3, pad_id=0,
+def test_end_and_padding_follow_the_symbols_and_scores_are_finite():
+    task, request, _ = make_task(
+        None, DecodingState(), 4, start_ids=tf.constant([2]), max_lengths=tf.constant([3]),
+        length_penalty=1.0, longest=None, end_id=3, pad_id=0,
     )  # fmt: skip
-    steps = [
-        [[[0, 5], [0, 6]]],  # beams: 5 | 6
-        [[[1, 7], [0, 8]]],  # 6 7 | 5 8
-        [[[1, 9], [1, 4]]],  # 5 8 9 | 5 8 4
-    ]
-    history = new_history(task, 2, 2)
-    for time, entries in enumerate(steps):
-        history = history.write(time, tf.constant(entries))
-    lengths, beams = tf.constant([[4, 3, 1, 1]]), tf.constant([[1, 0, 0, 0]])
-    symbols = trace_back(history, lengths, beams, task)
+    symbols = tf.constant([[[5, 8, 4, 0], [6, 7, 0, 0], [9, 9, 9, 9], [5, 5, 5, 5]]])
     scores = tf.constant([[-1.0, -2.0, -3.0, -np.inf]])
-    found = make_hypotheses(symbols, scores, lengths, task)
+    finished = Finished(scores, symbols, tf.constant([[4, 3, 1, 1]]))
+    found = make_hypotheses(finished, request, task)
     np.testing.assert_array_equal(
         found.ids[0], [[5, 8, 4, 3], [6, 7, 3, 0], [3, 0, 0, 0], [0, 0, 0, 0]]
     )
