@@ -30,7 +30,8 @@ class DecodingState(NamedTuple):
         history: nest of tensors [B, ...] to which the model adds what each step computed for all W
             hypotheses. Search leaves them as they are.
         coverage: float32 [B, W, S], attention that a hypothesis has paid to each source symbol,
-            summed over its steps; None where it was not asked for. Search reorders it.
+            summed over its steps, and 1 for padding; None where it was not asked for. Search
+            reorders it.
         time: int32 [], symbols read before the newest one; set by search before each step.
         ancestors: int32 [B, W, t], set by search before each step: the place, from 0 to W - 1, of
             each hypothesis when its j-th symbol was read. The last is its own place. Where the

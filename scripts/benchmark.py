@@ -3,10 +3,18 @@
     python scripts/benchmark.py train
     python scripts/benchmark.py train --presets=tiny --precisions=float32 --batch=128x16 --json
     python scripts/benchmark.py train --check
+    python scripts/benchmark.py decode --presets=tiny
+    python scripts/benchmark.py decode --presets= --run_dir=runs/multi30k
 
 train: real target tokens a second of whole training steps, ours and PyTorch's nn.Transformer,
-which is left out where torch is not installed. The engines take turns, so that whatever else the
-machine does slows all of them.
+which is left out where torch is not installed.
+decode: sentences a second and latency of beam search with 4 hypotheses, our exports as a plain
+graph and with XLA, and CTranslate2 with the same weights, which is left out where it is not
+installed. Random weights translate random sentences, to a forced length; the model of a training
+run translates a test set. Each engine works as one worker with all cores and as workers with one
+core each.
+
+The engines take turns, so that whatever else the machine does slows all of them.
 """
 
 import contextlib
@@ -19,12 +27,15 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from typing import get_args
+from typing import Any, get_args
 
 from absl import flags
 from benchmarks.batches import BatchKind, save_corpus
+from benchmarks.decoding import measure
+from benchmarks.decoding_report import check_decoding, decoding_line
 from benchmarks.engines import Engine, Job, Round
-from benchmarks.report import Row, check, table_line
+from benchmarks.report import Row, Verdict, check, table_line
+from benchmarks.sentences import Sentences
 
 import common
 from keras_transformer.config import PRESETS, TrainingConfig
@@ -34,8 +45,12 @@ _DATA = pathlib.Path(__file__).resolve().parents[2] / "shared" / "data" / "multi
 _REAL = ("multi30k:2048", "multi30k:8192")  # the tiny preset's batch_tokens; the recipe's
 _KNOWN_PRECISIONS = get_args(TrainingConfig.__dataclass_fields__["precision"].type)
 _WARM_UP_STEPS = 3
+_TRAINING_VOCABULARY = 8000
+# Of decoding: symbols of the vocabulary, forced length, batch size.
+_FORCED = {"tiny": (8000, 20, 64), "base": (37000, 24, 32), "big": (37000, 24, 32)}
+_TEST_SET_BATCH = 64
 
-_PRESETS = flags.DEFINE_list("presets", ["tiny", "base"], "Models to train.")
+_PRESETS = flags.DEFINE_list("presets", ["tiny", "base"], "Models to measure.")
 _PRECISIONS = flags.DEFINE_list(
     "precisions", ["float32", "mixed_bfloat16"], "Precisions to train them in."
 )
@@ -49,10 +64,20 @@ _DATA_DIR = flags.DEFINE_string(
     "data_dir", str(_DATA), "Folder of Multi30k, with train.en and train.de."
 )
 _VOCABULARY_SIZE = flags.DEFINE_integer(
-    "vocabulary_size", 8000, "Symbols of the shared vocabulary.", lower_bound=8
+    "vocabulary_size",
+    None,
+    "Symbols of the shared vocabulary. Default: 8000; of base and big 37000 to decode.",
+    lower_bound=8,
 )
 _INPUT_PIPELINE = flags.DEFINE_boolean(
     "input_pipeline", True, "Measure how fast real batches come that nothing is done with, too."
+)
+_RUN_DIR = flags.DEFINE_string(
+    "run_dir", None, "Training run whose model translates --sentences, to decode."
+)
+_CHECKPOINT = common.define_checkpoint_flag()
+_SENTENCES = flags.DEFINE_string(
+    "sentences", str(_DATA / "test_2016_flickr.en"), "Test set to decode, one sentence a line."
 )
 _ROUNDS = flags.DEFINE_integer("rounds", 7, "Turns of each engine.", lower_bound=1)
 _SECONDS = flags.DEFINE_float(
@@ -68,12 +93,15 @@ _CHECK = flags.DEFINE_boolean(
 
 
 def main(arguments: list[str]) -> None:
-    commands: dict[str, Callable[[], None]] = {"train": _train}
+    commands: dict[str, Callable[[], None]] = {"train": _train, "decode": _decode}
     if len(arguments) != 1 or arguments[0] not in commands:
         raise InputError(
             f"give what to measure before the flags, one of {', '.join(commands)}; got "
             f"{' '.join(arguments) or 'nothing'}"
         )
+    _refuse_flags_of_others(arguments[0])
+    for preset in _PRESETS.value:
+        _check_choice(_PRESETS.name, preset, list(PRESETS))
     commands[arguments[0]]()
 
 
@@ -92,21 +120,110 @@ def _train() -> None:
                 text = json.dumps(row.to_dict()) if _JSON.value else table_line(row.cells())
                 print(text, flush=True)
     if _CHECK.value:
-        verdicts = check(rows)
-        print(*verdicts, sep="\n", file=sys.stderr if _JSON.value else sys.stdout)
-        if any(verdict.met is False for verdict in verdicts):
-            sys.exit(1)
+        _tell(check(rows))
+
+
+def _decode() -> None:
+    if not _JSON.value:
+        print(decoding_line(), flush=True)
+    rows = []
+    for preset, sentences, models in _decoding_cases():
+        for row in measure(
+            preset,
+            sentences,
+            models,
+            cores=_cores(),
+            rounds=_ROUNDS.value,
+            round_seconds=_SECONDS.value,
+        ):
+            rows.append(row)
+            text = json.dumps(row.to_dict()) if _JSON.value else decoding_line(row.cells())
+            print(text, flush=True)
+    if _CHECK.value:
+        _tell(check_decoding(rows))
+
+
+def _decoding_cases() -> Iterator[tuple[str, Sentences, dict[str, pathlib.Path]]]:
+    """Yields the name of a model, what it is to translate, and its folder for each engine.
+
+    The folders are gone when the next one is asked for.
+    """
+    common.load_tensorflow()
+    from benchmarks.translators import random_model, write_models
+
+    for preset in _PRESETS.value:
+        size, length, batch_size = _FORCED[preset]
+        model, vocabulary = random_model(preset, _VOCABULARY_SIZE.value or size)
+        sentences = Sentences.random(
+            vocabulary_size=vocabulary.size, length=length, batch_size=batch_size
+        )
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder)
+            yield preset, sentences, write_models(model, vocabulary, vocabulary, sentences, path)
+    if (test_set := _test_set()) is not None:
+        model, source, target, sentences = test_set
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder)
+            yield "run", sentences, write_models(model, source, target, sentences, path)
+
+
+def _test_set() -> tuple[Any, Any, Any, Sentences] | None:
+    """Returns a run's model, its vocabularies and the test set; says so where there is none."""
+    path = pathlib.Path(_SENTENCES.value)
+    if _RUN_DIR.value is None:
+        print("Real sentences are left out: --run_dir names no trained model.", file=sys.stderr)
+        return None
+    if not path.exists():
+        print(f"Real sentences are left out: {path} does not exist.", file=sys.stderr)
+        return None
+    from keras_transformer.data import read_lines
+    from keras_transformer.training import RunDirectory
+
+    run = RunDirectory(_RUN_DIR.value)
+    source, target = run.vocabularies()
+    ids = source.encode(read_lines(path))
+    return (
+        run.load_model(_CHECKPOINT.value),
+        source,
+        target,
+        Sentences.real(path.stem, ids, _TEST_SET_BATCH),
+    )
+
+
+def _refuse_flags_of_others(command: str) -> None:
+    """Raises `InputError` for a flag that only another command reads."""
+    own = {
+        "train": (_PRECISIONS, _BATCHES, _DATA_DIR, _INPUT_PIPELINE),
+        "decode": (_RUN_DIR, _CHECKPOINT, _SENTENCES),
+    }
+    for other, holders in own.items():
+        for holder in holders if other != command else ():
+            if holder.present:
+                raise InputError(f"--{holder.name} has no use with {command}; leave it out")
+
+
+def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise InputError(
+            f"--{name} must be of {', '.join(choices)}, separated by commas, got {value!r}"
+        )
+
+
+def _cores() -> int:
+    return _THREADS.value or len(os.sched_getaffinity(0))
+
+
+def _tell(verdicts: Sequence[Verdict]) -> None:
+    """Prints which targets are met, and exits with 1 where one is missed."""
+    print(*verdicts, sep="\n", file=sys.stderr if _JSON.value else sys.stdout)
+    if any(verdict.met is False for verdict in verdicts):
+        sys.exit(1)
 
 
 def _cases() -> list[tuple[str, BatchKind]]:
     """Returns presets and batches that the flags name, checked."""
-    for flag, choices in ((_PRESETS, list(PRESETS)), (_PRECISIONS, _KNOWN_PRECISIONS)):
-        for value in flag.value:
-            if value not in choices:
-                raise InputError(
-                    f"--{flag.name} must be of {', '.join(choices)}, separated by commas, "
-                    f"got {value!r}"
-                )
+    for precision in _PRECISIONS.value:
+        _check_choice(_PRECISIONS.name, precision, _KNOWN_PRECISIONS)
     if _BATCHES.value is not None:
         batches = [BatchKind.parse(text) for text in _BATCHES.value]
         return list(itertools.product(_PRESETS.value, batches))
@@ -127,7 +244,7 @@ def _prepare_corpus(folder: str) -> str | None:
     from keras_transformer.text import learn_vocabulary
 
     text = [read_lines(path) for path in paths]
-    vocabulary = learn_vocabulary(itertools.chain(*text), size=_VOCABULARY_SIZE.value)
+    vocabulary = learn_vocabulary(itertools.chain(*text), size=_VOCABULARY_SIZE.value or _TRAINING_VOCABULARY)
     corpus = os.path.join(folder, "corpus.npz")
     save_corpus(TokenizedCorpus.from_ids(*map(vocabulary.encode, text)), corpus)
     return corpus
@@ -147,9 +264,9 @@ def _jobs(preset: str, kind: BatchKind, corpus: str | None) -> list[Job]:
             preset=preset,
             precision=precision,
             batch=str(kind),
-            vocabulary_size=_VOCABULARY_SIZE.value,
+            vocabulary_size=_VOCABULARY_SIZE.value or _TRAINING_VOCABULARY,
             corpus=corpus,
-            threads=_THREADS.value or len(os.sched_getaffinity(0)),
+            threads=_cores(),
         )
         for engine, precision in models
     ]

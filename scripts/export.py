@@ -1,34 +1,120 @@
 """Exports a trained model as a SavedModel that takes sentences and returns translations.
 
 python scripts/export.py --run_dir=runs/numbers --export_dir=exports/numbers
+python scripts/export.py --run_dir=runs/numbers --export_dir=exports/ct2 --format=ctranslate2
 """
+
+import pathlib
+from typing import TYPE_CHECKING
 
 from absl import flags
 
 import common
 from keras_transformer.config import SearchConfig
+from keras_transformer.errors import InputError
+
+if TYPE_CHECKING:
+    from keras_transformer.training import RunDirectory
 
 _RUN_DIR = flags.DEFINE_string("run_dir", None, "Directory of a training run.", required=True)
 _EXPORT_DIR = flags.DEFINE_string(
     "export_dir", None, "The model's folder, which gets a folder for each version.", required=True
 )
 _VERSION = flags.DEFINE_integer("version", None, "Version to write. Default: the next one.")
+_NAME = flags.DEFINE_string(
+    "name", None, "What requests will call the model. Default: the name of its folder."
+)
+_FORMAT = flags.DEFINE_enum(
+    "format",
+    "saved_model",
+    ["saved_model", "ctranslate2"],
+    "A SavedModel for TensorFlow Serving, or a folder for the CTranslate2 library.",
+)
+_QUANTIZATION = flags.DEFINE_string(
+    "quantization", None, "How CTranslate2 stores weights, such as int8. Default: as float32."
+)
+_WARM_UP_FILE = flags.DEFINE_string(
+    "warm_up_file",
+    None,
+    "Sentences, one a line, that try the export out and warm up the server. Default: the run's "
+    "dev set where it can be read, else text made up of the vocabulary.",
+)
 _CHECKPOINT = common.define_checkpoint_flag()
 common.define_flags(SearchConfig)
 
 
 def main(arguments: list[str]) -> None:
     common.refuse_arguments(arguments)
-    search = SearchConfig(**common.given_flags(SearchConfig))
+    given = common.given_flags(SearchConfig)
+    search = SearchConfig(**given)
+    _refuse_what_has_no_use(given)
     common.load_tensorflow()
-    from keras_transformer.serving import Translator, export
     from keras_transformer.training import RunDirectory
 
     run = RunDirectory(_RUN_DIR.value)
     checkpoint = run.checkpoints().find(_CHECKPOINT.value)
-    translator = Translator(run.load_model(checkpoint), *run.vocabularies(), search)
-    path = export(translator, _EXPORT_DIR.value, _VERSION.value)
-    print(f"Exported checkpoint {checkpoint} to {path}.")
+    if _FORMAT.value == "ctranslate2":
+        path = _export_ctranslate2(run, checkpoint)
+    else:
+        path = _export_saved_model(run, checkpoint, search)
+    size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    print(f"Exported checkpoint {checkpoint} to {path} ({size / 1e6:.1f} MB).")
+
+
+def _export_saved_model(run: "RunDirectory", checkpoint: str, search: SearchConfig) -> pathlib.Path:
+    from keras_transformer.serving import Translator, export
+    from keras_transformer.serving.model_card import describe_run, read_model_card
+
+    sentences = _sentences(run)
+    path = export(
+        Translator(run.load_model(checkpoint), *run.vocabularies(), search),
+        _EXPORT_DIR.value,
+        _VERSION.value,
+        name=_NAME.value,
+        sentences=sentences,
+        training=describe_run(run, checkpoint),
+    )
+    for name, signature in read_model_card(path)["signatures"].items():
+        inputs, outputs = (", ".join(signature[side]) for side in ("inputs", "outputs"))
+        print(f"{name + ':':<20} {inputs} -> {outputs}")
+    return path
+
+
+def _export_ctranslate2(run: "RunDirectory", checkpoint: str) -> pathlib.Path:
+    from keras_transformer.serving.ctranslate2_format import export_ctranslate2
+    from keras_transformer.serving.export import choose_version
+
+    base = pathlib.Path(_EXPORT_DIR.value)
+    version = choose_version(base, _VERSION.value)
+    model = run.load_model(checkpoint)
+    return export_ctranslate2(
+        model, *run.vocabularies(), base / str(version), quantization=_QUANTIZATION.value
+    )
+
+
+def _sentences(run: "RunDirectory") -> list[str]:
+    """Returns the sentences to warm up with; none where the run's dev set is not here now."""
+    from keras_transformer.data import read_lines
+    from keras_transformer.training import read_validation_text
+
+    if _WARM_UP_FILE.value is not None:
+        return read_lines(_WARM_UP_FILE.value)
+    try:
+        text = read_validation_text(run.configs()[1])
+    except InputError:
+        return []
+    return [] if text is None else list(text.source)
+
+
+def _refuse_what_has_no_use(search_flags: dict[str, object]) -> None:
+    """Raises `InputError` for a flag that goes with the other format only."""
+    if _FORMAT.value == "ctranslate2":
+        others = {"name": _NAME.value, "warm_up_file": _WARM_UP_FILE.value} | search_flags
+    else:
+        others = {"quantization": _QUANTIZATION.value}
+    for name, value in others.items():
+        if value is not None:
+            raise InputError(f"--{name} has no use with --format={_FORMAT.value}; leave it out")
 
 
 if __name__ == "__main__":

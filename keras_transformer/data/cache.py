@@ -27,10 +27,10 @@ import numpy.typing as npt
 
 from keras_transformer.data.corpus import PairSource, ParallelText
 from keras_transformer.data.filters import LengthFilter
-from keras_transformer.data.publishing import publish
 from keras_transformer.data.tokenized import TokenizedCorpus
 from keras_transformer.errors import InputError
 from keras_transformer.files import write_whole
+from keras_transformer.publishing import publish
 
 if TYPE_CHECKING:  # needs TensorFlow, which takes long to import
     from keras_transformer.text import Vocabulary

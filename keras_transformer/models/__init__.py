@@ -1,5 +1,6 @@
-"""Models that learn to turn one sequence into another, each with `call`, `encode`, `step`."""
+"""Models: ordinary Keras models with `encode` and `step` for decoding."""
 
+from keras_transformer.models.ensemble import Ensemble
 from keras_transformer.models.transformer import Transformer
 
-__all__ = ["Transformer"]
+__all__ = ["Ensemble", "Transformer"]

@@ -12,7 +12,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_transformer.config import ModelConfig
+from keras_transformer.config import PAD_ID, ModelConfig
 from keras_transformer.decoding import DecodingState
 from keras_transformer.layers import Decoder, Encoder, PositionalEncoding, TokenEmbedding
 from keras_transformer.layers.attention import KeysValues
@@ -153,13 +153,17 @@ class Transformer(TokenWeightedModel):
         # Not the bias: TensorFlow's oneDNN remapper, fusing the sum of a product and a tensor
         # that comes from outside of a loop, takes the wrong output of that tensor's Switch, and
         # the whole search then gives empty tensors. A bias made within the loop is safe.
+        covered = None
+        if coverage:
+            padding = ops.cast(ops.equal(source, PAD_ID), "float32")[:, None]
+            covered = ops.broadcast_to(padding, (batch, num_hypotheses, length))
         return DecodingState(
             # Laid out once for all steps: a product with a matrix that is transposed each time
             # takes up to twice as long.
             shared=self._projection(),
             context={"memory": memory, "source": source},
             history=self.decoder.empty_history(batch, (capacity or 0) * num_hypotheses),
-            coverage=ops.zeros((batch, num_hypotheses, length)) if coverage else None,
+            coverage=covered,
         )
 
     def step(self, ids: Tensor, state: DecodingState) -> tuple[Tensor, DecodingState]:

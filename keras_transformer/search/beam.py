@@ -1,14 +1,16 @@
-"""Beam search with a length penalty (Vaswani et al. 2017, section 6.1).
+"""Beam search with length and coverage penalties, in groups if so wished.
 
-Shapes: B sentences, W beams, R beams that are read (1 at the first step, then W), K candidates of
-a beam, N hypotheses a sentence that are returned, L their longest length.
+Vaswani et al. 2017, section 6.1; Wu et al. 2016, section 7.
+
+Shapes: B sentences, G groups, A hypotheses ("beams") of a group, W = G * A of a sentence, K
+candidates of a beam, C of a group, N hypotheses a sentence that are returned, L their longest
+length, V vocabulary.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from keras_transformer.config import END_ID, PAD_ID
 from keras_transformer.decoding import DecodingState, StepFunction, Tensor
 from keras_transformer.errors import InputError
 from keras_transformer.search import scoring
@@ -16,20 +18,31 @@ from keras_transformer.search.greedy import greedy_search
 from keras_transformer.search.hypotheses import (
     Finished,
     Hypotheses,
+    best_of,
     make_hypotheses,
     none_finished,
 )
 from keras_transformer.search.loop import repeat
+from keras_transformer.search.phrases import Progress, phrase_progress, spread_over_banks
 from keras_transformer.search.scoring import IMPOSSIBLE
 from keras_transformer.search.task import Memory, Request, Task, extend, make_task, read
+from keras_transformer.search.wishes import adjust, restrict
 
 
 class _Beams(NamedTuple):
     """Open hypotheses ("beams") and finished ones. Those that do not exist are at -inf."""
 
-    log_probs: Tensor  # float32 [B, W], best first
+    log_probs: Tensor  # float32 [B, W]
     memory: Memory
-    best: Finished  # N, best first
+    best: tuple[Finished, ...]  # of each group, best first
+
+
+class _Candidates(NamedTuple):
+    """Continuations of the beams of one group."""
+
+    log_probs: Tensor  # float32 [B, C], -inf where impossible
+    parents: Tensor  # int32 [B, C], the beams that they continue, 0 to W - 1
+    ids: Tensor  # int32 [B, C]
 
 
 def beam_search(
@@ -41,131 +54,206 @@ def beam_search(
     beam_size: int = 4,
     length_penalty: Tensor = 0.6,
     num_hypotheses: int = 1,
-    longest: int | None = None,
-    end_id: int = END_ID,
-    pad_id: int = PAD_ID,
+    num_groups: int = 1,
+    diversity_penalty: Tensor = 0.0,
+    **options: Any,
 ) -> Hypotheses:
     """Returns the best translations that a beam of `beam_size` hypotheses finds.
 
     A hypothesis Y is worth log P(Y) / ((5 + |Y|) / 6) ** alpha (Wu et al. 2016, eq. 14), where
-    |Y| counts END. At each step every open hypothesis of a sentence is continued, and the
-    2 * `beam_size` most probable continuations are looked at: those with END are finished, and
-    the best `beam_size` of the others stay open. A hypothesis with `max_lengths` symbols can only
-    take END, at END's true probability, so every result is complete. A sentence is done when no
-    open hypothesis can come to beat its N best finished ones; from then on it does not change,
-    so a sentence gets the same translation in any batch.
+    |Y| counts END, and its coverage penalty if there is one. At each step every open hypothesis
+    of a sentence is continued, and the 2 * `beam_size` most probable continuations are looked at:
+    those with END are finished, and the best `beam_size` of the others stay open. A hypothesis
+    with `max_lengths` symbols can only take END, at END's true probability, so every result is
+    complete. A sentence is done when no open hypothesis can come to beat its N best finished
+    ones; from then on it does not change, so a sentence gets the same translation in any batch.
+
+    Of several groups (Vijayakumar et al. 2018) each searches so with its share of the beam, the
+    earlier ones first. What they choose at a step counts as less probable for the others at that
+    step; scores are not touched. Each group finishes its share of the N hypotheses.
+
+    Where phrases are required, open hypotheses of every degree of progress are kept, not only the
+    most probable ones (see `phrases`).
 
     Probabilities are over the whole vocabulary, though PAD and the start symbol are never
     generated. All is counted in float32. Among equals the lower beam and then the lower id wins.
     With `beam_size` 1 this is `greedy_search`, which ends at the first END.
 
     Args:
-        step: gives logits [B, R, V] of the symbol after ids [B, R], and the next state. R is 1
-            in the first call and `beam_size` in all others.
-        state: what the model knows before START, cache leaves [B, 1, ...]. From step to step
-            the leaves may grow along any dimension after the second.
+        step: gives logits [B, W, V] of the symbol after ids [B, W], and the next state.
+        state: what the model knows before START, made for W = `beam_size` hypotheses; with
+            coverage where there is to be a coverage penalty.
         start_ids: int [B], the symbol that each translation starts with; not in the result.
         max_lengths: int [B], symbols a translation may have before END; 0 or more.
         beam_size: hypotheses that stay open, W.
         length_penalty: alpha, a number or float [B].
         num_hypotheses: N, at most `beam_size`.
-        longest: a number that no max length exceeds (larger ones are cut to it), where shapes
-            must be known before the graph runs, as for XLA. It makes L = `longest` + 1; else L is
-            the largest of `max_lengths` + 1.
-        end_id: the symbol that completes a translation.
-        pad_id: the symbol that fills up after END.
+        num_groups: G, a divisor of `beam_size`.
+        diversity_penalty: what a symbol's log-probability loses for each beam of an earlier group
+            that takes it at the same step; a number or float [B].
+        **options: coverage_penalty, beta, a number or float [B] (0); wishes, see `Wishes`; longest,
+            a number that no max length exceeds (larger ones are cut to it), where shapes must be
+            known before the graph runs, as for XLA: it makes L = `longest` + 1, else L is the
+            largest of `max_lengths` + 1; end_id and pad_id, the symbols that complete a
+            translation and that fill up after it.
 
     Raises:
-        InputError: `beam_size` below 1, `num_hypotheses` not in 1 to `beam_size`, or END = PAD.
+        InputError: `beam_size` below 1, `num_hypotheses` not in 1 to `beam_size`, groups of
+            unequal size, or END = PAD.
     """
     if not 1 <= num_hypotheses <= beam_size:
         raise InputError(
             f"num_hypotheses must be from 1 to beam_size, got {num_hypotheses} with beam_size "
             f"{beam_size}; raise beam_size or ask for fewer"
         )
-    arguments = dict(
-        start_ids=start_ids,
-        max_lengths=max_lengths,
-        length_penalty=length_penalty,
-        longest=longest,
-        end_id=end_id,
-        pad_id=pad_id,
-    )
+    if num_groups < 1 or beam_size % num_groups:
+        raise InputError(
+            f"num_groups must divide beam_size, got {num_groups} with beam_size {beam_size}"
+        )
+    options |= dict(start_ids=start_ids, max_lengths=max_lengths, length_penalty=length_penalty)
     if beam_size == 1:
-        return greedy_search(step, state, **arguments)
-    task, request, memory = make_task(step, state, beam_size, **arguments)
-    # One empty hypothesis; the others do not exist yet.
-    first = tf.where(tf.range(beam_size) == 0, 0.0, IMPOSSIBLE)  # [W]
-    beams = _Beams(
-        log_probs=tf.broadcast_to(first, tf.shape(memory.ids)),
-        memory=memory,
-        best=none_finished(memory.symbols, num_hypotheses),
-    )
+        return greedy_search(step, state, **options)
+    if num_groups > 1:
+        options["diversity_penalty"] = tf.cast(diversity_penalty, tf.float32)
+    task, request, memory = make_task(step, state, beam_size, **options)
+    # One empty hypothesis of each group; the others do not exist yet.
+    first = tf.where(tf.range(beam_size) % (beam_size // num_groups) == 0, 0.0, IMPOSSIBLE)  # [W]
+    share = -(-num_hypotheses // num_groups)
     best = repeat(
         lambda time, request, beams: _advance(time, request, beams, task),
         request,
-        beams,
-        is_open=lambda beams: beams.log_probs[:, 0] > IMPOSSIBLE,
+        _Beams(
+            log_probs=tf.broadcast_to(first, tf.shape(memory.ids)),
+            memory=memory,
+            best=tuple(none_finished(memory.symbols, share) for _ in range(num_groups)),
+        ),
+        is_open=lambda beams: tf.reduce_max(beams.log_probs, axis=1) > IMPOSSIBLE,
         result_of=lambda beams: beams.best,
         shrinks=not task.is_static,
     )
-    return make_hypotheses(best, request, task)
+    return make_hypotheses(best_of(best, num_hypotheses), task)
 
 
 def _advance(time: Tensor, request: Request, beams: _Beams, task: Task) -> _Beams:
     """Reads the last symbol of every beam and replaces the beams with their best continuations."""
     logits, memory = read(task, request, beams.memory, time)
-    beam_size = task.num_hypotheses
-    num_candidates = 2 * beam_size
-    gains, ids = scoring.next_symbols(logits, num_candidates, time, request, task)  # [B, W, K]
-    width = gains.shape[1] * gains.shape[2]
-    log_probs = tf.reshape(gains + beams.log_probs[..., None], [-1, width])
-    log_probs, index = tf.math.top_k(log_probs, num_candidates)  # [B, 2W]
-    parents = index // gains.shape[2]
-    ids = tf.gather(tf.reshape(ids, [-1, width]), index, batch_dims=1)  # [B, 2W]
+    logits = adjust(logits, memory.symbols, request.wishes)
+    allowed, progress = restrict(
+        logits, memory.symbols, time, request.wishes, request.max_lengths, task.end_id
+    )
+    # A symbol that is rare enough is not changed by what other groups chose: at most W symbols
+    # lose, so this many hold the best 2A after that.
+    num_groups = len(beams.best)
+    group_size = task.num_hypotheses // num_groups
+    count = 2 * group_size + task.num_hypotheses - group_size
+    extra_ids = None if progress is None else progress.next_ids
+    gains, ids = scoring.next_symbols(logits, allowed, count, time, request, task, extra_ids)
 
-    has_ended = ids == task.end_id
-    ended = tf.where(has_ended, log_probs, IMPOSSIBLE)
-    best = _finish(time, request, beams, ended, parents)
-    # No more than one continuation of a beam ends: at least W do not.
-    log_probs, index = tf.math.top_k(tf.where(has_ended, IMPOSSIBLE, log_probs), beam_size)
-    parents = tf.gather(parents, index, batch_dims=1)  # [B, W]
-    ids = tf.gather(ids, index, batch_dims=1)
-    # What is open may still win: a log-probability, at most 0, only falls.
-    is_open = log_probs[:, :1] / _largest_penalty(request) > best.scores[:, -1:]  # [B, 1]
+    log_probs, best, chosen = [], [], []
+    for group in range(num_groups):
+        candidates = _candidates(beams.log_probs, gains, ids, group * group_size, group_size)
+        finished, kept = _select(
+            time, request, memory, beams.best[group], candidates, group_size, chosen, progress, task
+        )
+        best.append(finished)
+        # What is open may still win: a log-probability, at most 0, only falls, and the coverage
+        # penalty is at most 0.
+        bound = tf.reduce_max(kept.log_probs, axis=1, keepdims=True) / _largest_penalty(request)
+        is_open = bound > finished.scores[:, -1:]  # [B, 1]
+        # Without an open hypothesis a group finishes no more, and so stays as it is.
+        log_probs.append(tf.where(is_open, kept.log_probs, IMPOSSIBLE))
+        chosen.append(kept)
+    parents = tf.concat([kept.parents for kept in chosen], axis=1)  # [B, W]
+    ids = tf.concat([kept.ids for kept in chosen], axis=1)
     return _Beams(
-        # Without an open hypothesis a sentence finishes no more, and so stays as it is.
-        log_probs=tf.where(is_open, log_probs, IMPOSSIBLE),
+        log_probs=tf.concat(log_probs, axis=1),
         memory=extend(task, memory, ids, parents, time),
-        best=best,
+        best=tuple(best),
     )
 
 
+def _candidates(
+    log_probs: Tensor, gains: Tensor, ids: Tensor, first: int, group_size: int
+) -> _Candidates:
+    """Returns all continuations of the beams of a group, whose beams start with number `first`."""
+    beams = slice(first, first + group_size)
+    log_probs = log_probs[:, beams, None] + gains[:, beams]  # [B, A, K]
+    parents = tf.range(first, first + group_size)[:, None] + tf.zeros_like(ids[:, beams])
+    width = gains.shape[2]
+    if width is None:  # the number of phrases that are wished for changes from batch to batch
+        width = tf.shape(gains)[2]
+    parts = (log_probs, parents, ids[:, beams])
+    return _Candidates(*(tf.reshape(part, [-1, group_size * width]) for part in parts))
+
+
+def _select(
+    time: Tensor,
+    request: Request,
+    memory: Memory,
+    best: Finished,
+    candidates: _Candidates,
+    count: int,
+    earlier: list[_Candidates],
+    progress: Progress | None,
+    task: Task,
+) -> tuple[Finished, _Candidates]:
+    """Returns a group's best finished hypotheses, and the `count` candidates that stay open."""
+    value = candidates.log_probs  # [B, C]
+    for kept in earlier:
+        times = tf.math.count_nonzero(
+            candidates.ids[..., None] == kept.ids[:, None], axis=-1, dtype=tf.float32
+        )
+        value -= times * request.options["diversity_penalty"][:, None]
+    if progress is None:
+        value, index = tf.math.top_k(value, 2 * count)
+        candidates = _take(candidates, index)
+    has_ended = candidates.ids == task.end_id
+    ended = tf.where(has_ended, candidates.log_probs, IMPOSSIBLE)
+    best = _finish(time, request, memory, best, candidates._replace(log_probs=ended))
+    # No more than one continuation of a beam ends: at least `count` do not.
+    value = tf.where(has_ended, IMPOSSIBLE, value)
+    if progress is None:
+        _, index = tf.math.top_k(value, count)
+    else:
+        symbols = tf.gather(memory.symbols, candidates.parents, batch_dims=1)  # [B, C, L]
+        symbols = tf.where(task.positions() == time, candidates.ids[..., None], symbols)
+        banks = phrase_progress(symbols, time + 1, request.wishes["required_phrases"]).bank
+        index = spread_over_banks(value, banks, count)
+    kept = _take(candidates, index)
+    # END fills up where there are too few; what is impossible is nobody's choice.
+    is_open = (kept.ids != task.end_id) & (kept.log_probs > IMPOSSIBLE)
+    return best, kept._replace(
+        log_probs=tf.where(is_open, kept.log_probs, IMPOSSIBLE),
+        ids=tf.where(is_open, kept.ids, task.pad_id),
+    )
+
+
+def _take(candidates: _Candidates, index: Tensor) -> _Candidates:
+    return _Candidates(*(tf.gather(part, index, batch_dims=1) for part in candidates))
+
+
 def _finish(
-    time: Tensor, request: Request, beams: _Beams, log_probs: Tensor, parents: Tensor
+    time: Tensor, request: Request, memory: Memory, best: Finished, ended: _Candidates
 ) -> Finished:
     """Returns the best of old and new finished hypotheses.
 
     Args:
         time: int32 [], symbols of the new ones before END.
         request: what is searched for.
-        beams: holds the old ones.
-        log_probs: float32 [B, 2W] of the new ones, -inf for candidates that did not end.
-        parents: int32 [B, 2W], the beams that their END continues.
+        memory: of the beams that they continue.
+        best: the old ones, of which as many are returned.
+        ended: the new ones, -inf for candidates that did not end.
     """
-    scores = log_probs / scoring.length_penalty(time + 1, request.alpha[:, None])
-    old = beams.best
-    count = old.scores.shape[1]
-    # The old come first among equals.
-    scores, index = tf.math.top_k(tf.concat([old.scores, scores], axis=1), count)  # [B, N]
-    symbols = tf.gather(beams.memory.symbols, parents, batch_dims=1)  # [B, 2W, L]
-    symbols = tf.concat([old.symbols, symbols], axis=1)
-    lengths = tf.concat([old.lengths, tf.fill(tf.shape(parents), time + 1)], axis=1)
-    return Finished(
-        scores,
-        tf.gather(symbols, index, batch_dims=1),
-        tf.gather(lengths, index, batch_dims=1),
+    coverage = memory.model.get("coverage")
+    if coverage is not None:
+        coverage = tf.gather(coverage, ended.parents, batch_dims=1)  # [B, C, S]
+    new = Finished(
+        scores=scoring.final_scores(ended.log_probs, time + 1, coverage, request),
+        log_probs=ended.log_probs,
+        symbols=tf.gather(memory.symbols, ended.parents, batch_dims=1),
+        lengths=tf.zeros_like(ended.parents) + time + 1,
     )
+    return best_of([best, new], best.scores.shape[1])
 
 
 def _largest_penalty(request: Request) -> Tensor:

@@ -3,13 +3,13 @@
 Shapes: B sentences, N hypotheses a sentence that are returned, L their longest length.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
 
 from keras_transformer.decoding import Tensor
-from keras_transformer.search.scoring import length_penalty
-from keras_transformer.search.task import Request, Task
+from keras_transformer.search.task import Task
 
 NO_SCORE = -1e9  # of a hypothesis that does not exist; finite, since JSON has no infinity
 
@@ -37,12 +37,14 @@ class Finished(NamedTuple):
     """Complete translations; those that do not exist have the score -inf.
 
     Attributes:
-        scores: float32 [B, N].
+        scores: float32 [B, N], best first.
+        log_probs: float32 [B, N].
         symbols: int32 [B, N, L], right before END.
         lengths: int32 [B, N], END included.
     """
 
     scores: Tensor
+    log_probs: Tensor
     symbols: Tensor
     lengths: Tensor
 
@@ -53,23 +55,29 @@ def none_finished(symbols: Tensor, count: int) -> Finished:
     none = tf.zeros([rows, count, length], tf.int32)
     return Finished(
         scores=tf.fill([rows, count], -float("inf")),
+        log_probs=tf.zeros([rows, count]),
         symbols=tf.ensure_shape(none, [None, count, symbols.shape[2]]),
         lengths=tf.zeros([rows, count], tf.int32),
     )
 
 
-def make_hypotheses(finished: Finished, request: Request, task: Task) -> Hypotheses:
+def best_of(parts: Sequence[Finished], count: int) -> Finished:
+    """Returns the `count` best translations of several lots, those of earlier lots among equals."""
+    every = Finished(*(tf.concat(part, axis=1) for part in zip(*parts, strict=True)))
+    _, index = tf.math.top_k(every.scores, count)  # [B, count]
+    return Finished(*(tf.gather(part, index, batch_dims=1) for part in every))
+
+
+def make_hypotheses(finished: Finished, task: Task) -> Hypotheses:
     """Puts END and PAD behind the symbols and replaces what is not finite."""
-    scores = finished.scores
-    exists = tf.math.is_finite(scores)
+    exists = tf.math.is_finite(finished.scores)
     lengths = tf.where(exists, finished.lengths, 0)
     positions = task.positions()
     last = lengths[..., None] - 1  # [B, N, 1]
     ids = tf.where(positions < last, finished.symbols, task.pad_id)
-    penalty = length_penalty(lengths, request.alpha[:, None])
     return Hypotheses(
         ids=tf.where(positions == last, task.end_id, ids),
-        scores=tf.where(exists, scores, NO_SCORE),
-        log_probs=tf.where(exists, scores * penalty, NO_SCORE),
+        scores=tf.where(exists, finished.scores, NO_SCORE),
+        log_probs=tf.where(exists, finished.log_probs, NO_SCORE),
         lengths=lengths,
     )

@@ -1,11 +1,13 @@
 """What hypotheses are worth: log-probabilities of their next symbols and the length penalty.
 
-Shapes: B sentences, R hypotheses a sentence that are read, V vocabulary, K candidates.
+Shapes: B sentences, W hypotheses a sentence, V vocabulary, K candidates, N translations, S source
+length.
 """
 
 import tensorflow as tf
 
 from keras_transformer.decoding import Tensor
+from keras_transformer.search.coverage import coverage_penalty
 from keras_transformer.search.task import Request, Task
 from keras_transformer.search.top_k import top_k
 
@@ -26,40 +28,77 @@ def length_penalty(lengths: Tensor, alpha: Tensor) -> Tensor:
     return ((5.0 + tf.cast(lengths, tf.float32)) / 6.0) ** alpha
 
 
+def final_scores(
+    log_probs: Tensor, lengths: Tensor, coverage: Tensor | None, request: Request
+) -> Tensor:
+    """Returns what complete translations are worth (Wu et al. 2016, eq. 14).
+
+    log P(Y) / length penalty + coverage penalty
+
+    Args:
+        log_probs: float32 [B, N].
+        lengths: int32 [B, N] or [], END included.
+        coverage: float32 [B, N, S], see `DecodingState`; None without a coverage penalty.
+        request: what is searched for.
+    """
+    scores = log_probs / length_penalty(lengths, request.alpha[:, None])
+    if coverage is None:
+        return scores
+    return scores + coverage_penalty(coverage, request.beta)
+
+
 def next_symbols(
-    logits: Tensor, count: int, time: Tensor, request: Request, task: Task
+    logits: Tensor,
+    allowed: Tensor,
+    count: int,
+    time: Tensor,
+    request: Request,
+    task: Task,
+    extra_ids: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Returns log-probabilities and ids of the most probable next symbols of each hypothesis.
 
-    Probabilities are over the whole vocabulary, as in training: PAD and START are left out
-    afterwards, and what they would have had is lost.
+    Probabilities are over the whole vocabulary, as in training: PAD, START and what a rule forbids
+    are left out afterwards, and what they would have had is lost.
 
-    The log-softmax is taken of the candidates only. That saves writing [B, R, V] numbers and
+    The log-softmax is taken of the candidates only. That saves writing [B, W, V] numbers and
     chooses the same symbols, since it subtracts the same number from all logits of a hypothesis.
 
     Args:
-        logits: float32 [B, R, V], R and V static.
+        logits: float32 [B, W, V], W and V static.
+        allowed: the same, with -inf for what rules forbid.
         count: symbols wanted of each hypothesis.
         time: int32 [], symbols that the hypotheses have. Where that is the most a sentence may
             have, END is the only candidate.
         request, task: what is searched for.
+        extra_ids: int32 [B, W, P], symbols that are wanted in any case; PAD means none.
 
     Returns:
-        float32 log-probabilities and int32 ids, both [B, R, K] with K = `count` + 3. They come
-        best first, the lower id first among equals; the last place is END's where a hypothesis
-        must end. Candidates that are not allowed have log-probability -inf.
+        float32 log-probabilities and int32 ids, both [B, W, K]. The most probable come first, the
+        lower id first among equals; then the extra ones; the last place is END's where a
+        hypothesis must end. Candidates that are not allowed have log-probability -inf.
     """
-    wanted = count + 2  # PAD and START may take two of the places
+    # PAD and START may take two of the places, and END one where it would be too early.
+    wanted = count + 2 + ("min_lengths" in request.wishes)
     width = min(wanted, logits.shape[-1])
-    top_logits, ids = top_k(logits, width)  # [B, R, width]
+    top_logits, ids = top_k(allowed, width)  # [B, W, width]
     # Differences from the largest logit stay exact where logits are huge. It is not the slice
     # [..., :1] of the top: XLA would then sort all V logits instead of using its quick top-k.
-    largest = tf.reduce_max(top_logits, axis=-1, keepdims=True)  # [B, R, 1]
+    largest = tf.reduce_max(top_logits if allowed is logits else logits, axis=-1, keepdims=True)
     log_sum = tf.math.log(tf.reduce_sum(tf.exp(logits - largest), axis=-1, keepdims=True))
 
+    if extra_ids is not None:
+        is_new = tf.reduce_all(extra_ids[..., None] != ids[:, :, None], axis=-1)  # [B, W, P]
+        is_new &= ~_occurred_before(extra_ids)
+        extra_ids = tf.where(is_new, extra_ids, task.pad_id)
+        top_logits = tf.concat([top_logits, tf.gather(allowed, extra_ids, batch_dims=2)], axis=-1)
+        ids = tf.concat([ids, extra_ids], axis=-1)
     must_end = (time >= request.max_lengths)[:, None, None]  # [B, 1, 1]
     barred = must_end | (ids == task.pad_id) | (ids == request.barred_ids[:, None, None])
-    end_logits = logits[..., task.end_id : task.end_id + 1]  # [B, R, 1]
+    if "min_lengths" in request.wishes:
+        is_early = (time < request.wishes["min_lengths"])[:, None, None]
+        barred |= is_early & (ids == task.end_id)
+    end_logits = logits[..., task.end_id : task.end_id + 1]  # [B, W, 1]
     parts = [
         tf.where(barred, IMPOSSIBLE, top_logits),
         tf.where(must_end, end_logits, IMPOSSIBLE),
@@ -70,3 +109,10 @@ def next_symbols(
         padding = [[0, 0], [0, 0], [missing, 0]]
         log_probs = tf.pad(log_probs, padding, constant_values=IMPOSSIBLE)
     return log_probs, tf.pad(ids, [[0, 0], [0, 0], [missing, 1]], constant_values=task.end_id)
+
+
+def _occurred_before(ids: Tensor) -> Tensor:
+    """Returns whether an id stands further to the left, bool of the shape of ids [B, W, P]."""
+    places = tf.range(tf.shape(ids)[-1])
+    is_same = ids[..., None] == ids[:, :, None]  # [B, W, P, P]
+    return tf.reduce_any(is_same & (places < places[:, None]), axis=-1)

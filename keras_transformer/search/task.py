@@ -7,8 +7,10 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from keras_transformer.config import END_ID, PAD_ID
 from keras_transformer.decoding import DecodingState, StepFunction, Tensor
 from keras_transformer.errors import InputError
+from keras_transformer.search.wishes import Wishes
 
 
 class Request(NamedTuple):
@@ -20,6 +22,9 @@ class Request(NamedTuple):
         barred_ids: int32 [B], never generated: the start symbol, or PAD again where that is END.
         max_lengths: int32 [B], symbols a translation may have before END; 0 or more.
         alpha: float32 [B], exponent of the length penalty.
+        beta: float32 [B], weight of the coverage penalty.
+        wishes: see `Wishes.given`.
+        options: what one kind of search wants to know besides, by name.
     """
 
     context: Any
@@ -27,6 +32,9 @@ class Request(NamedTuple):
     barred_ids: Tensor
     max_lengths: Tensor
     alpha: Tensor
+    beta: Tensor
+    wishes: dict[str, Tensor]
+    options: dict[str, Tensor]
 
 
 class Task(NamedTuple):
@@ -78,11 +86,16 @@ def make_task(
     start_ids: Tensor,
     max_lengths: Tensor,
     length_penalty: Tensor,
-    longest: int | None,
-    end_id: int,
-    pad_id: int,
+    coverage_penalty: Tensor = 0.0,
+    wishes: Wishes | None = None,
+    longest: int | None = None,
+    end_id: int = END_ID,
+    pad_id: int = PAD_ID,
+    **options: Tensor,
 ) -> tuple[Task, Request, Memory]:
     """Returns the arguments of a search in the form that its steps need.
+
+    Those that may be one number for all sentences, the `options` among them, become [B].
 
     Raises:
         InputError: END and PAD are the same symbol.
@@ -96,14 +109,20 @@ def make_task(
     else:
         max_lengths = tf.minimum(max_lengths, longest)
         length = longest + 1
-    alpha = tf.reshape(tf.cast(length_penalty, tf.float32), [-1])
+
+    def one_each(value: Tensor, dtype: Any = tf.float32) -> Tensor:
+        return tf.broadcast_to(tf.reshape(tf.cast(value, dtype), [-1]), tf.shape(start_ids))
+
     request = Request(
         context=state.context,
         start_ids=start_ids,
         # Some models start with END, and END must remain allowed.
         barred_ids=tf.where(start_ids == end_id, pad_id, start_ids),
         max_lengths=max_lengths,
-        alpha=tf.broadcast_to(alpha, tf.shape(start_ids)),
+        alpha=one_each(length_penalty),
+        beta=one_each(coverage_penalty),
+        wishes=(wishes or Wishes()).given(),
+        options={name: one_each(value, value.dtype) for name, value in options.items()},
     )
     task = Task(step, state.shared, num_hypotheses, length, longest is not None, end_id, pad_id)
     shape = (tf.shape(start_ids)[0], num_hypotheses, length)

@@ -1,58 +1,90 @@
-"""Writes a translator as a SavedModel that a stock TensorFlow server serves, and reads it."""
+"""Writes a translator as a SavedModel that a stock TensorFlow server serves, and reads it.
+
+<folder>/1/saved_model.pb                   the graph, with the vocabularies in it
+<folder>/1/variables/                       the weights
+<folder>/1/assets.extra/model_card.json     see `model_card.py`
+<folder>/1/assets.extra/tf_serving_warmup_requests
+<folder>/batching_parameters.txt            settings of the server, see `server_files.py`
+<folder>/models.config
+<folder>/monitoring.config
+"""
 
 import os
 import pathlib
-import shutil
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 import tensorflow_text  # noqa: F401  (loads the tokenizer's ops, which the SavedModel calls)
 
 from keras_transformer.errors import InputError
+from keras_transformer.publishing import publish
+from keras_transformer.serving.checks import check_operations, compare_answers
+from keras_transformer.serving.model_card import make_model_card, write_model_card
+from keras_transformer.serving.server_files import check_model_name, write_server_files
+from keras_transformer.serving.signatures import make_signatures
 from keras_transformer.serving.translator import Translator
+from keras_transformer.serving.warm_up import BATCH_SIZES, make_requests, write_requests
 
 
 def export(
-    translator: Translator, folder: str | os.PathLike[str], version: int | None = None
+    translator: Translator,
+    folder: str | os.PathLike[str],
+    version: int | None = None,
+    *,
+    name: str | None = None,
+    sentences: Sequence[str] = (),
+    batch_sizes: Sequence[int] = BATCH_SIZES,
+    training: Mapping[str, Any] | None = None,
+    allow_xla: bool = False,
+    check_answers: bool = True,
 ) -> pathlib.Path:
     """Writes `<folder>/<version>/` and returns that path.
 
-    The signature `serving_default` takes `text` (string [batch]) and returns `translations`
-    (string [batch, n]) and `scores` (float32 [batch, n]). The version is written under another
-    name and renamed when it is whole: a server that polls the folder never sees half of it.
+    It has the signatures of `signatures.py`. It is written under another name, looked through,
+    tried out in a fresh process, and renamed when all is well: a server that polls the folder
+    never sees half of it, nor one that it could not serve.
 
     Args:
         translator: what to write.
         folder: the model's folder; made if need be.
         version: a positive number; None means one more than the highest there.
+        name: what requests will call the model; by default the folder's name.
+        sentences: text as people will send it, for the server to warm up with and for the check;
+            by default it is made up of the vocabulary.
+        batch_sizes: sentences of the requests to warm up with.
+        training: for the model card; see `describe_run`.
+        allow_xla: whether XLA may be needed, which a stock server has switched off.
+        check_answers: whether a fresh process answers the warm-up requests, to be compared with
+            the translator.
 
     Raises:
-        InputError: the version exists, is not positive, or cannot be written.
+        InputError: the version exists, is not positive, or cannot be written; the model's name
+            cannot be one; or a model server could not serve this, or would answer otherwise.
+
+    Example:
+        >>> export(translator, "exports/numbers", sentences=["forty-two"])
+        PosixPath('exports/numbers/1')
     """
     base = pathlib.Path(folder)
-    if version is None:
-        version = max(_versions(base), default=0) + 1
-    if version < 1:
-        raise InputError(f"version must be a positive number, got {version}")
-    final = base / str(version)
-    if final.exists():
-        raise InputError(
-            f"export folder {final} exists already; give another --version, or none for the next"
-        )
-    aside = base / f"writing-{version}-{os.getpid()}"
+    final = base / str(choose_version(base, version))
+    name = base.resolve().name if name is None else name
+    check_model_name(name)
+    signatures = make_signatures(translator)
+    requests = make_requests(translator, signatures, sentences, batch_sizes)
     try:
-        base.mkdir(parents=True, exist_ok=True)
-        tf.saved_model.save(
-            translator, str(aside), signatures={"serving_default": translator.__call__}
-        )
-        os.rename(aside, final)
+        with publish(final) as aside:
+            tf.saved_model.save(translator, str(aside), signatures=signatures)
+            operations = check_operations(aside, allow_xla=allow_xla)
+            write_requests(aside, requests, name)
+            write_model_card(aside, make_model_card(translator, signatures, operations, training))
+            if check_answers:
+                compare_answers(aside, requests, signatures)
+            write_server_files(base, name)
     except (OSError, tf.errors.OpError) as error:
         reason = textwrap.shorten(str(error), 200)
         raise InputError(f"cannot write the export to {final} ({reason})") from error
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
     return final
 
 
@@ -85,6 +117,20 @@ def load_exported(version: str | os.PathLike[str]) -> Callable[[Any], dict[str, 
 
     translate.loaded = loaded  # type: ignore[attr-defined]  # the signature lives as long as this
     return translate
+
+
+def choose_version(base: pathlib.Path, version: int | None) -> int:
+    """Returns the version to write; `InputError` where it cannot be written."""
+    if version is None:
+        version = max(_versions(base), default=0) + 1
+    if version < 1:
+        raise InputError(f"version must be a positive number, got {version}")
+    if (base / str(version)).exists():
+        raise InputError(
+            f"export folder {base / str(version)} exists already; give another --version, or none "
+            "for the next"
+        )
+    return version
 
 
 def _versions(folder: pathlib.Path) -> list[int]:

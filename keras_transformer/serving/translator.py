@@ -7,30 +7,20 @@ Shapes: B sentences, S source length, N translations a sentence.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import tensorflow as tf
 
-from keras_transformer.config import END_ID, START_ID, SearchConfig
+from keras_transformer.config import END_ID, SearchConfig
 from keras_transformer.errors import InputError
-from keras_transformer.search import beam_search
+from keras_transformer.search import Hypotheses
+from keras_transformer.serving.searching import option_types, read_options, search_translations
+from keras_transformer.serving.translation import Translation
 from keras_transformer.text import Tokenizer, Vocabulary
 from keras_transformer.text.vocabulary import check_not_one_text
 
 Tensor = Any
-
-
-class Translation(NamedTuple):
-    """One translation of a sentence.
-
-    Attributes:
-        text: the translation.
-        score: its log-probability divided by the length penalty; 0 for a blank sentence.
-    """
-
-    text: str
-    score: float
 
 
 class Translator(tf.Module):
@@ -76,25 +66,50 @@ class Translator(tf.Module):
         Returns:
             "translations", string [B, N], best first, and "scores", float32 [B, N].
         """
+        return self._answer(text)
+
+    def option_inputs(self) -> dict[str, tf.TensorSpec]:
+        """Returns what `translate_options` takes beside the text, by name."""
+        return {
+            name: tf.TensorSpec([None], dtype, name=name)
+            for name, dtype in option_types(self.search).items()
+        }
+
+    def translate_options(self, text: Tensor, **columns: Tensor) -> dict[str, Tensor]:
+        """Translates text [B] as each sentence wishes, in the graph.
+
+        Args:
+            text: string [B].
+            **columns: all of `option_inputs`, [B]; a negative number or empty text means what the
+                translator's own configuration says. Phrases stand one to a line.
+
+        Returns:
+            As `__call__`.
+        """
+        return self._answer(text, read_options(columns, self.search, self.target_tokenizer))
+
+    def _answer(self, text: Tensor, options: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
         symbols = self.source_tokenizer.tokenize(text)[:, : self.search.max_source_length]
-        lengths = tf.cast(symbols.row_lengths(), tf.int32)  # [B]
-        ends = tf.fill([tf.shape(lengths)[0], 1], END_ID)
-        source = tf.concat([symbols, ends], axis=1).to_tensor()  # [B, S]
-        hypotheses = beam_search(
-            self._model().step,
-            self._model().encode(source, num_hypotheses=self.search.beam_size),
-            start_ids=tf.fill(tf.shape(lengths), START_ID),
-            max_lengths=lengths + self.search.max_extra_length,
-            beam_size=self.search.beam_size,
-            length_penalty=self.search.length_penalty,
-            num_hypotheses=self.search.num_translations,
-        )
+        hypotheses = self.search_symbols(symbols, options)
         translations = self.target_tokenizer.detokenize(hypotheses.ids)  # [B, N]
-        is_blank = (lengths == 0)[:, None]
+        is_blank = (symbols.row_lengths() == 0)[:, None]
         return {
             "translations": tf.where(is_blank, "", translations),
             "scores": tf.where(is_blank, 0.0, hypotheses.scores),
         }
+
+    def search_symbols(
+        self, symbols: tf.RaggedTensor, options: dict[str, Tensor] | None = None
+    ) -> Hypotheses:
+        """Returns translations of ids [B, (length)] without END, no longer than the limit.
+
+        `options` as of `search_translations`.
+        """
+        ends = tf.fill([symbols.nrows(tf.int32), 1], END_ID)
+        source = tf.concat([symbols, ends], axis=1).to_tensor()  # [B, S]
+        return search_translations(
+            self._model(), source, self.search, self.target_tokenizer.vocabulary, options
+        )
 
     def translate(self, sentences: Sequence[str], batch_size: int = 64) -> list[list[Translation]]:
         """Translates any number of sentences; see `translate_sorted`."""

@@ -92,6 +92,11 @@ def check(rows: Sequence[Row]) -> list[Verdict]:
     ]
 
 
+def ratio_of_rounds(rounds: Sequence[float], others: Sequence[float]) -> float:
+    """Returns the median of the ratios of rounds that were run right after each other."""
+    return statistics.median(a / b for a, b in zip(rounds, others, strict=True))
+
+
 def _against_rival(rows: Sequence[Row], preset: str, batch: str, wanted: float) -> Verdict:
     """Compares the best of our precisions with the best of the rival's settings."""
     name = f"{preset} {batch} against PyTorch's best, at least {wanted:g} times"
@@ -100,7 +105,7 @@ def _against_rival(rows: Sequence[Row], preset: str, batch: str, wanted: float) 
     if ours is None or rival is None:
         missing = "ours" if ours is None else "PyTorch"
         return Verdict(None, f"{name}: {missing} was not measured")
-    ratio = _ratio(ours, rival)
+    ratio = ratio_of_rounds(ours.rounds, rival.rounds)
     return Verdict(
         ratio >= wanted,
         f"{name}: {ratio:.2f} ({ours.precision} against {rival.engine} {rival.precision})",
@@ -123,7 +128,7 @@ def _pipeline(rows: Sequence[Row], preset: str, wanted: float) -> Verdict:
     for pipeline in (row for row in rows if _is(row, _PIPELINE, preset)):
         ours = _fastest(row for row in rows if _is(row, _OURS, preset, pipeline.batch))
         if ours is not None:
-            ratios.append((_ratio(pipeline, ours), pipeline.batch))
+            ratios.append((ratio_of_rounds(pipeline.rounds, ours.rounds), pipeline.batch))
     if not ratios:
         return Verdict(None, f"{name}: not measured")
     ratio, batch = min(ratios)
@@ -140,8 +145,3 @@ def _is_real(row: Row) -> bool:
 
 def _fastest(rows: Iterable[Row]) -> Row | None:
     return max(rows, key=lambda row: row.tokens_per_second, default=None)
-
-
-def _ratio(row: Row, other: Row) -> float:
-    """Returns the median of the ratios of rounds that were run right after each other."""
-    return statistics.median(a / b for a, b in zip(row.rounds, other.rounds, strict=True))

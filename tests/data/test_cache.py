@@ -15,8 +15,9 @@ import time
 import numpy as np
 import pytest
 
+from keras_transformer import publishing
 from keras_transformer.config import END_ID
-from keras_transformer.data import cache, publishing
+from keras_transformer.data import cache
 from keras_transformer.data.cache import cached_corpus
 from keras_transformer.data.corpus import FilePair, TsvFile
 from keras_transformer.errors import InputError

@@ -9,17 +9,17 @@ from keras_transformer.search.task import make_task
 
 
 def test_end_and_padding_follow_the_symbols_and_scores_are_finite():
-    task, request, _ = make_task(
+    task, _, _ = make_task(
         None, DecodingState(), 4, start_ids=tf.constant([2]), max_lengths=tf.constant([3]),
-        length_penalty=1.0, longest=None, end_id=3, pad_id=0,
+        length_penalty=1.0,
     )  # fmt: skip
     symbols = tf.constant([[[5, 8, 4, 0], [6, 7, 0, 0], [9, 9, 9, 9], [5, 5, 5, 5]]])
     scores = tf.constant([[-1.0, -2.0, -3.0, -np.inf]])
-    finished = Finished(scores, symbols, tf.constant([[4, 3, 1, 1]]))
-    found = make_hypotheses(finished, request, task)
+    finished = Finished(scores, 2 * scores, symbols, tf.constant([[4, 3, 1, 1]]))
+    found = make_hypotheses(finished, task)
     np.testing.assert_array_equal(
         found.ids[0], [[5, 8, 4, 3], [6, 7, 3, 0], [3, 0, 0, 0], [0, 0, 0, 0]]
     )
     np.testing.assert_array_equal(found.lengths[0], [4, 3, 1, 0])
-    np.testing.assert_allclose(found.log_probs[0], [-1.5, -2 * 8 / 6, -3.0, -1e9])
+    np.testing.assert_allclose(found.log_probs[0], [-2.0, -4.0, -6.0, -1e9])
     np.testing.assert_allclose(found.scores[0], [-1.0, -2.0, -3.0, -1e9])

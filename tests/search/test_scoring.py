@@ -13,7 +13,7 @@ def asked(limits):
     """Returns the request and the task of sentences with these limits."""
     task, request, _ = make_task(
         None, DecodingState(), 1, start_ids=tf.fill([len(limits)], 2),
-        max_lengths=tf.constant(limits), length_penalty=0.6, longest=None, end_id=3, pad_id=0,
+        max_lengths=tf.constant(limits), length_penalty=0.6,
     )  # fmt: skip
     return request, task
 
@@ -28,7 +28,9 @@ def test_length_penalty_equals_numbers_worked_by_hand():
 def test_next_symbols_are_the_best_of_the_full_softmax_without_pad_and_start():
     logits = np.random.default_rng(0).standard_normal((2, 3, 50)).astype("f")
     logits[..., [0, 2]] = 9.0
-    log_probs, ids = next_symbols(tf.constant(logits), 4, tf.constant(0), *asked([5, 5]))
+    logits = tf.constant(logits)
+    log_probs, ids = next_symbols(logits, logits, 4, tf.constant(0), *asked([5, 5]))
+    logits = logits.numpy()
     exact = logits.astype("d") - np.log(np.exp(logits.astype("d")).sum(-1, keepdims=True))
     exact[..., [0, 2]] = -np.inf
     order = np.argsort(-exact, axis=-1)[..., :4]
@@ -41,7 +43,7 @@ def test_next_symbols_are_the_best_of_the_full_softmax_without_pad_and_start():
 
 def test_a_hypothesis_at_its_limit_has_only_end_with_its_true_probability():
     logits = tf.random.stateless_normal([2, 1, 50], [1, 2])
-    log_probs, ids = next_symbols(logits, 4, tf.constant(3), *asked([3, 4]))
+    log_probs, ids = next_symbols(logits, logits, 4, tf.constant(3), *asked([3, 4]))
     assert ids[0][np.isfinite(log_probs[0])].numpy().tolist() == [3]
     np.testing.assert_allclose(np.max(log_probs[0]), tf.nn.log_softmax(logits)[0, 0, 3], rtol=1e-6)
     assert np.isfinite(log_probs[1]).sum() >= 4
@@ -50,6 +52,6 @@ def test_a_hypothesis_at_its_limit_has_only_end_with_its_true_probability():
 @pytest.mark.parametrize("shift", [-1e4, 0.0, 1e4])
 def test_log_probabilities_do_not_lose_digits_to_huge_logits(shift):
     logits = tf.constant([[[-40.0, -40.0, -40.0, 1.0, 0.5, 0.25, -1.0]]])
-    log_probs, _ = next_symbols(logits + shift, 2, tf.constant(0), *asked([5]))
-    expected, _ = next_symbols(logits, 2, tf.constant(0), *asked([5]))
+    log_probs, _ = next_symbols(logits + shift, logits + shift, 2, tf.constant(0), *asked([5]))
+    expected, _ = next_symbols(logits, logits, 2, tf.constant(0), *asked([5]))
     np.testing.assert_allclose(log_probs, expected, rtol=1e-6)

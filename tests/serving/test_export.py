@@ -1,5 +1,7 @@
 """The SavedModel: what it takes and gives, who can run it, and how it is written."""
 
+import functools
+import pathlib
 import pickle
 import shutil
 import subprocess
@@ -13,6 +15,7 @@ from tensorflow.core.protobuf import saved_model_pb2
 from keras_transformer.errors import InputError
 from keras_transformer.serving import export, load_exported, translate_sorted
 
+_SERVER_FILES = ["batching_parameters.txt", "models.config", "monitoring.config"]
 _BATCHES = [
     [b"hello two cat", b"sun", b"tree house tree sun"],
     ["привет мир", "木 两 房子", "شمس وقطة", "γάτα και σπίτι", "दो पेड़", "かな한글 hello"],
@@ -114,6 +117,12 @@ def test_what_is_loaded_translates_any_number_of_sentences_as_the_translator_doe
         np.testing.assert_allclose([b.score for b in theirs], [b.score for b in mine], rtol=1e-6)
 
 
+@pytest.fixture
+def export_quickly(separate_translator):
+    """Exports without the check in a fresh process, which takes seconds."""
+    return functools.partial(export, separate_translator, check_answers=False)
+
+
 def test_a_stock_server_has_every_operation(exported):
     model = saved_model_pb2.SavedModel.FromString((exported / "saved_model.pb").read_bytes())
     (graph,) = (meta_graph.graph_def for meta_graph in model.meta_graphs)
@@ -130,37 +139,68 @@ def test_a_stock_server_has_every_operation(exported):
 
 
 def test_each_export_gets_the_next_version_and_an_old_one_is_never_overwritten(
-    separate_translator, exported, tmp_path
+    export_quickly, tmp_path
 ):
     (tmp_path / "7").mkdir()
     (tmp_path / "notes").mkdir()
-    assert export(separate_translator, tmp_path) == tmp_path / "8"
-    assert _names(tmp_path) == ["7", "8", "notes"]
+    assert export_quickly(tmp_path) == tmp_path / "8"
+    assert _names(tmp_path) == sorted(["7", "8", "notes", *_SERVER_FILES])
     with pytest.raises(InputError, match=r"8 exists already; give another --version"):
-        export(separate_translator, tmp_path, version=8)
+        export_quickly(tmp_path, version=8)
+
+
+def test_a_version_has_what_a_server_and_a_person_want_to_know(exported):
+    assert _names(exported) == [
+        "assets", "assets.extra", "fingerprint.pb", "saved_model.pb", "variables"
+    ]  # fmt: skip
+    assert _names(exported / "assets.extra") == ["model_card.json", "tf_serving_warmup_requests"]
+    assert _names(exported.parent) == sorted(["1", *_SERVER_FILES])
+
+
+def test_the_model_has_the_name_of_its_folder_unless_it_is_given_one(export_quickly, tmp_path):
+    export_quickly(tmp_path / "words")
+    assert 'name: "words"' in (tmp_path / "words" / "models.config").read_text()
+    export_quickly(tmp_path / "my words", name="words")
+    with pytest.raises(InputError, match=r"the model's name 'my words' must consist of letters"):
+        export_quickly(tmp_path / "my words")
+
+
+def test_what_no_server_could_serve_is_refused_and_leaves_nothing_behind(
+    export_quickly, exported, tmp_path, monkeypatch
+):
+    def save(module, path, **options):
+        shutil.copytree(exported, path, dirs_exist_ok=True)
+        model = saved_model_pb2.SavedModel.FromString((exported / "saved_model.pb").read_bytes())
+        model.meta_graphs[0].graph_def.node.add(name="added", op="PyFunc")
+        pathlib.Path(path, "saved_model.pb").write_bytes(model.SerializeToString())
+
+    monkeypatch.setattr(tf.saved_model, "save", save)
+    with pytest.raises(InputError, match=r"the export calls Python \(PyFunc\)"):
+        export_quickly(tmp_path / "new" / "words")
+    assert _names(tmp_path) == []
 
 
 @pytest.mark.parametrize("version", [0, -1])
-def test_a_version_is_a_positive_number(separate_translator, tmp_path, version):
+def test_a_version_is_a_positive_number(export_quickly, tmp_path, version):
     with pytest.raises(InputError, match=f"version must be a positive number, got {version}"):
-        export(separate_translator, tmp_path / "new", version)
+        export_quickly(tmp_path / "new", version)
     assert not (tmp_path / "new").exists()
 
 
 def test_a_server_that_looks_while_a_version_is_written_sees_nothing_of_it(
-    separate_translator, exported, tmp_path, monkeypatch
+    export_quickly, exported, tmp_path, monkeypatch
 ):
     seen = []
 
     def save(module, path, **options):
-        shutil.copytree(exported, path)
+        shutil.copytree(exported, path, dirs_exist_ok=True)
         seen.extend(_names(tmp_path))
 
     monkeypatch.setattr(tf.saved_model, "save", save)
-    assert export(separate_translator, tmp_path) == tmp_path / "1"
+    assert export_quickly(tmp_path) == tmp_path / "1"
     assert len(seen) == 1
     assert not seen[0].isdigit()
-    assert _names(tmp_path) == ["1"]
+    assert _names(tmp_path) == sorted(["1", *_SERVER_FILES])
 
 
 @pytest.mark.parametrize(
@@ -171,22 +211,22 @@ def test_a_server_that_looks_while_a_version_is_written_sees_nothing_of_it(
     ],
 )
 def test_a_failed_write_says_why_and_leaves_nothing_behind(
-    separate_translator, exported, tmp_path, monkeypatch, error
+    export_quickly, exported, tmp_path, monkeypatch, error
 ):
     def save(module, path, **options):
-        shutil.copytree(exported, path)
+        shutil.copytree(exported, path, dirs_exist_ok=True)
         raise error
 
     monkeypatch.setattr(tf.saved_model, "save", save)
     with pytest.raises(InputError, match=r"cannot write the export to .*1 .*No space left"):
-        export(separate_translator, tmp_path)
+        export_quickly(tmp_path)
     assert _names(tmp_path) == []
 
 
-def test_a_file_in_place_of_the_folder_is_refused(separate_translator, tmp_path):
+def test_a_file_in_place_of_the_folder_is_refused(export_quickly, tmp_path):
     (tmp_path / "file").write_text("mine", encoding="utf-8")
     with pytest.raises(InputError, match="cannot write the export"):
-        export(separate_translator, tmp_path / "file")
+        export_quickly(tmp_path / "file")
     assert (tmp_path / "file").read_text(encoding="utf-8") == "mine"
 
 

@@ -17,28 +17,31 @@ _LOCK = "lock"
 
 
 @contextlib.contextmanager
-def publish(path: pathlib.Path, is_whole: Callable[[pathlib.Path], bool]) -> Iterator[pathlib.Path]:
+def publish(
+    path: pathlib.Path, is_whole: Callable[[pathlib.Path], bool] | None = None
+) -> Iterator[pathlib.Path]:
     """Gives an empty folder to fill, which has the name `path` once the block ends well.
 
     Where another process was quicker, its folder stays and this one is removed.
 
     Args:
-        path: the name to be; what is there is replaced unless it is whole.
-        is_whole: tells whether a folder is what it should be.
+        path: the name to be.
+        is_whole: tells whether a folder that is there already is what this one would be: then
+            it stays, otherwise it is replaced. None means that any such folder is an error.
 
     Raises:
-        OSError: the disk is full, or may not be written to. Nothing is left then, nor where the
-            block raises anything.
+        OSError: the disk is full, or may not be written to, or the path is taken. Nothing is left
+            then, nor where the block raises anything.
     """
     _remove_abandoned(path.parent)
     with _parents_of(path), _folder_aside(path.parent) as aside:
         yield aside
-        if path.exists() and not is_whole(path):
+        if is_whole is not None and path.exists() and not is_whole(path):
             shutil.rmtree(path)
         try:
             aside.rename(path)  # refused where another process put its folder there meanwhile
         except OSError:
-            if not is_whole(path):
+            if is_whole is None or not is_whole(path):
                 raise
         (path / _LOCK).unlink(missing_ok=True)
 

@@ -1,0 +1,109 @@
+"""Several models that translate together, by the mean of their probabilities.
+
+Shapes: B batch, S source length, T target length, W hypotheses a sentence, V target vocabulary.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from keras import ops
+
+from keras_transformer.decoding import DecodingState
+from keras_transformer.errors import InputError
+
+Tensor = Any
+
+
+class Ensemble:
+    """Models of one vocabulary as one model: checkpoints of a run, or runs of different seeds.
+
+    The probability of a symbol is the mean of what the models give it. It decodes like any of
+    them; it is not for training.
+
+    Args:
+        models: two or more, each with `call`, `encode`, `step` and `attention`. They may differ in
+            everything but their vocabularies.
+
+    Raises:
+        InputError: there is no model, or their vocabularies differ in size.
+
+    Example:
+        >>> translator = Translator(Ensemble([first, second]), source, target)
+    """
+
+    def __init__(self, models: Sequence[Any]) -> None:
+        if not models:
+            raise InputError("an ensemble needs at least one model, got none")
+        sizes = {(m.config.vocabulary_size, m.config.target_vocabulary_size) for m in models}
+        if len(sizes) > 1:
+            raise InputError(
+                "the models of an ensemble must have the same vocabularies, got sizes "
+                f"{', '.join(map(str, sorted(size for size, _ in sizes)))}"
+            )
+        self.models = list(models)
+
+    @property
+    def config(self) -> Any:
+        """The first model's configuration."""
+        return self.models[0].config
+
+    @property
+    def dtype_policy(self) -> Any:
+        """The first model's dtype policy."""
+        return self.models[0].dtype_policy
+
+    @property
+    def variables(self) -> list[Any]:
+        """Those of all models."""
+        return [variable for model in self.models for variable in model.variables]
+
+    def call(self, inputs: dict[str, Tensor], training: bool | None = None) -> Tensor:
+        """Returns the logarithms of the mean probabilities [B, T, V], see `Transformer.call`."""
+        return self._mix([model.call(inputs, training=training) for model in self.models])
+
+    def attention(self, inputs: dict[str, Tensor]) -> Tensor:
+        """Returns the mean of the models' attention, [B, T, S]."""
+        weights = [model.attention(inputs) for model in self.models]
+        return sum(weights[1:], weights[0]) / len(weights)
+
+    def encode(self, source: Tensor, **options: Any) -> DecodingState:
+        """Reads the source ids [B, S] with every model, see `Transformer.encode`."""
+        states = [model.encode(source, **options) for model in self.models]
+        return DecodingState(
+            shared=tuple(state.shared for state in states),
+            context=tuple(state.context for state in states),
+            cache=tuple(state.cache for state in states),
+            history=tuple(state.history for state in states),
+            coverage=states[0].coverage,
+        )
+
+    def step(self, ids: Tensor, state: DecodingState) -> tuple[Tensor, DecodingState]:
+        """Reads one more symbol of each hypothesis [B, W] with every model.
+
+        Returns:
+            The logarithms of the mean probabilities [B, W, V], and the next state.
+        """
+        logits, states = [], []
+        parts = zip(
+            self.models, state.shared, state.context, state.cache, state.history, strict=True
+        )
+        for model, shared, context, cache, history in parts:
+            one = state._replace(shared=shared, context=context, cache=cache, history=history)
+            its_logits, next_one = model.step(ids, one)
+            logits.append(its_logits)
+            states.append(next_one)
+        coverage = state.coverage
+        if coverage is not None:  # each model has added its attention to the same sum
+            coverage = sum([each.coverage for each in states[1:]], states[0].coverage)
+            coverage = coverage / len(states)
+        return self._mix(logits), state._replace(
+            cache=tuple(each.cache for each in states),
+            history=tuple(each.history for each in states),
+            coverage=coverage,
+        )
+
+    def _mix(self, logits: list[Tensor]) -> Tensor:
+        """Returns log(mean of softmax) of logits [..., V], in float32."""
+        parts = [ops.log_softmax(ops.cast(each, "float32"), axis=-1) for each in logits]
+        return ops.logsumexp(ops.stack(parts), axis=0) - math.log(len(parts))

@@ -1,0 +1,85 @@
+"""Sampling: each next symbol drawn from the model's distribution.
+
+Shapes: B sentences, N samples a sentence, V vocabulary.
+"""
+
+from typing import Any
+
+import tensorflow as tf
+
+from keras_transformer.decoding import DecodingState, StepFunction, Tensor
+from keras_transformer.errors import InputError
+from keras_transformer.search.draws import draw
+from keras_transformer.search.hypotheses import Hypotheses
+from keras_transformer.search.rules import FORBIDDEN, apply_temperature, keep_most_probable
+from keras_transformer.search.straight import search_straight
+from keras_transformer.search.task import Request, make_task
+
+
+def sample(
+    step: StepFunction,
+    state: DecodingState,
+    *,
+    start_ids: Tensor,
+    max_lengths: Tensor,
+    num_hypotheses: int = 1,
+    temperature: Tensor = 1.0,
+    top_k: Tensor = 0,
+    top_p: Tensor = 1.0,
+    seed: Tensor = 0,
+    length_penalty: Tensor = 0.0,
+    **options: Any,
+) -> Hypotheses:
+    """Returns translations that are drawn symbol by symbol, those of the best scores first.
+
+    The scores and log-probabilities are those of the model, whatever temperature and filters make
+    of its distribution. A sentence gets the same samples in any batch.
+
+    Args:
+        step, state, start_ids, max_lengths, length_penalty: as of `beam_search`.
+        num_hypotheses: samples of each sentence, N, that the state was made for.
+        temperature: what logits are divided by, a number or float [B].
+        top_k: symbols that are drawn from; 0 means all; a number or int [B].
+        top_p: probability of the symbols that are drawn from, a number or float [B].
+        seed: a number or int [B].
+        **options: the others of `beam_search`.
+
+    Raises:
+        InputError: `num_hypotheses` is below 1, or END = PAD.
+    """
+    if num_hypotheses < 1:
+        raise InputError(f"num_hypotheses must be at least 1, got {num_hypotheses}")
+    task, request, memory = make_task(
+        step,
+        state,
+        num_hypotheses,
+        start_ids=start_ids,
+        max_lengths=max_lengths,
+        length_penalty=length_penalty,
+        temperature=tf.cast(temperature, tf.float32),
+        top_k=tf.cast(top_k, tf.int32),
+        top_p=tf.cast(top_p, tf.float32),
+        seed=tf.cast(seed, tf.int64),
+        **options,
+    )
+
+    def drawn(
+        logits: Tensor, allowed: Tensor, time: Tensor, request: Request
+    ) -> tuple[Tensor, Tensor]:
+        must_end = time >= request.max_lengths  # [B]
+        min_lengths = request.wishes.get("min_lengths", tf.zeros_like(request.max_lengths))
+        ids = tf.range(logits.shape[-1])  # [V]
+        is_end = ids == task.end_id
+        barred = (ids == task.pad_id) | (ids == request.barred_ids[:, None])  # [B, V]
+        barred |= tf.where(is_end, (time < min_lengths)[:, None], must_end[:, None])
+        # At the limit END is allowed whatever other rules say.
+        allowed = tf.where(is_end & must_end[:, None, None], logits, allowed)
+        allowed = tf.where(barred[:, None], FORBIDDEN, allowed)
+        wanted = request.options
+        allowed = apply_temperature(allowed, wanted["temperature"])
+        allowed = keep_most_probable(allowed, wanted["top_k"], wanted["top_p"])
+        ids = draw(allowed, wanted["seed"], time)  # [B, N]
+        log_sum = tf.reduce_logsumexp(logits, axis=-1)
+        return ids, tf.gather(logits, ids, batch_dims=2) - log_sum
+
+    return search_straight(task, request, memory, drawn)

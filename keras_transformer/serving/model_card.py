@@ -1,0 +1,140 @@
+"""What a person wants to know of an exported model that its graph does not tell.
+
+It is written into each version as `assets.extra/model_card.json`, and names no machine and no
+folder.
+"""
+
+import contextlib
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from keras_transformer.config import split_list
+from keras_transformer.errors import InputError
+from keras_transformer.files import write_whole
+from keras_transformer.serving.signatures import inputs_of
+from keras_transformer.serving.translator import Translator
+from keras_transformer.text import Vocabulary
+from keras_transformer.training import RunDirectory
+
+_FILE = "assets.extra/model_card.json"
+_PACKAGES = ("keras_transformer", "tensorflow", "tensorflow-text", "keras", "sentencepiece")
+_PATHS = (
+    "train_source", "train_target", "train_tsv", "dev_source", "dev_target", "test_source",
+    "test_target", "vocabulary", "target_vocabulary",
+)  # fmt: skip
+
+
+def make_model_card(
+    translator: Translator,
+    signatures: Mapping[str, Any],
+    operations: list[str],
+    training: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Returns the card as values for JSON.
+
+    Args:
+        translator: the model and its search.
+        signatures: the functions that are exported, by name.
+        operations: names of those that are not TensorFlow's own.
+        training: where the weights are from; see `describe_run`.
+    """
+    model = translator._model()
+    weights = [each for each in translator.variables_to_save if _is_weight(each.dtype)]
+    return {
+        "training": training,
+        "model": model.config.to_dict(),
+        "search": translator.search.to_dict(),
+        "parameters": sum(weight.shape.num_elements() for weight in weights),
+        "precision": {
+            "weights": sorted({weight.dtype.name for weight in weights}),
+            "computation": model.dtype_policy.compute_dtype,
+        },
+        "vocabularies": {
+            "source": _describe_vocabulary(translator.source_tokenizer.vocabulary),
+            "target": _describe_vocabulary(translator.target_tokenizer.vocabulary),
+        },
+        "signatures": {
+            name: {
+                "inputs": _describe_tensors(inputs_of(function)),
+                "outputs": _describe_tensors(function.structured_outputs),
+            }
+            for name, function in signatures.items()
+        },
+        "operations_of_tensorflow_text": operations,
+        "packages": _packages(),
+    }
+
+
+def write_model_card(version: pathlib.Path, card: Mapping[str, Any]) -> None:
+    """Writes the card into the folder of a version."""
+    path = version / _FILE
+    path.parent.mkdir(exist_ok=True)
+    write_whole(path, json.dumps(card, indent=2, ensure_ascii=False) + "\n")
+
+
+def read_model_card(version: str | os.PathLike[str]) -> dict[str, Any]:
+    """Returns the card of an exported version; `InputError` where there is none."""
+    path = pathlib.Path(version) / _FILE
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"no model card at {path} ({error}); give the folder of an exported version"
+        ) from error
+
+
+def describe_run(run: RunDirectory, checkpoint: str) -> dict[str, Any]:
+    """Returns what a model was trained on, how, and how good it was.
+
+    Args:
+        run: the training run.
+        checkpoint: the full name of one of its checkpoints.
+
+    Returns:
+        "checkpoint"; "data" and "settings", the configurations, files without their folders; and
+        "dev_scores", the metrics on the dev set by checkpoint: of this one or, where it is an
+        average, which has none of its own, of the last one.
+    """
+    _, data, settings = run.configs()
+    values = data.to_dict()
+    for name in _PATHS:
+        if values[name] is not None:
+            values[name] = ",".join(map(os.path.basename, split_list(values[name])))
+    scores = {f"step-{step}": each for step, each in run.checkpoints().scores.read().items()}
+    scored = checkpoint if checkpoint in scores else next(reversed(scores), None)
+    return {
+        "checkpoint": checkpoint,
+        "data": values,
+        "settings": settings.to_dict(),
+        "dev_scores": {name: each for name, each in scores.items() if name == scored},
+    }
+
+
+def _is_weight(dtype: tf.DType) -> bool:
+    return dtype.is_floating or dtype == tf.int8  # others are the seeds of dropout
+
+
+def _describe_vocabulary(vocabulary: Vocabulary) -> dict[str, Any]:
+    return {"size": vocabulary.size, "sha256": vocabulary.fingerprint}
+
+
+def _describe_tensors(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: {"type": tensor.dtype.name, "shape": tensor.shape.as_list()}
+        for name, tensor in tensors.items()
+    }
+
+
+def _packages() -> dict[str, str]:
+    versions = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # on the path only
+            versions[name] = importlib.metadata.version(name)
+    return versions

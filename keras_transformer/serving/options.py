@@ -1,0 +1,103 @@
+"""Checks what a client sends: sentences, and options of the search with a value for each."""
+
+import math
+import numbers
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from keras_transformer.errors import InputError
+from keras_transformer.serving.transport import Column
+
+# What an exported model reads as "the setting that I was exported with".
+AS_EXPORTED: dict[str, Any] = {"DT_STRING": "", "DT_FLOAT": -1.0, "DT_INT32": -1, "DT_INT64": -1}
+
+_BITS = {"DT_INT32": 31, "DT_INT64": 63}
+_KINDS = {
+    "DT_STRING": "text or a list of phrases",
+    "DT_FLOAT": "a finite number",
+    "DT_INT32": "a whole number of 32 bits",
+    "DT_INT64": "a whole number of 64 bits",
+}
+
+
+def text_column(name: str, texts: Sequence[str]) -> Column:
+    """Returns sentences as an input.
+
+    Raises:
+        InputError: it is one string in place of a list, or holds something that is no text.
+    """
+    if isinstance(texts, str):
+        raise InputError(f"{name} must be a list of sentences, got one: {texts[:40]!r}")
+    for text in texts:
+        if not isinstance(text, str):
+            raise InputError(f"{name} must be text, got {text!r}")
+        _check_unicode(name, text)
+    return Column(list(texts))
+
+
+def option_columns(
+    options: Mapping[str, Any], inputs: Mapping[str, str], count: int
+) -> dict[str, Column]:
+    """Returns a column for each option that a model has, given or not.
+
+    Args:
+        options: for each option one value for all sentences or a sequence of `count` values.
+        inputs: the `tensorflow.DataType` of each input of the signature.
+        count: sentences.
+
+    Raises:
+        InputError: the model has no such option, or it cannot have such a value.
+    """
+    known = {name: dtype for name, dtype in inputs.items() if name != "text"}
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        raise InputError(
+            f"the model has no option {', '.join(unknown)} that can change from sentence to "
+            f"sentence; it has {', '.join(sorted(known)) or 'none'}"
+        )
+    return {
+        name: Column([_checked(name, dtype, value) for value in values], dtype)
+        for name, dtype in known.items()
+        for values in [_spread(name, options.get(name), count)]
+    }
+
+
+def _spread(name: str, value: Any, count: int) -> list[Any]:
+    """Returns a value for each sentence."""
+    if value is None or isinstance(value, str | numbers.Real) or not isinstance(value, Iterable):
+        return [value] * count
+    values = list(value)
+    if len(values) != count:
+        raise InputError(
+            f"{name} must be one value for all sentences or a list with one for each, got "
+            f"{len(values)} for {count} sentences"
+        )
+    return values
+
+
+def _checked(name: str, dtype: str, value: Any) -> Any:
+    """Returns a value of an option as JSON and protocol buffers want it."""
+    if value is None:
+        return AS_EXPORTED[dtype]
+    if dtype == "DT_STRING" and isinstance(value, list | tuple):
+        value = "\n".join(map(str, value))
+    if dtype == "DT_STRING" and isinstance(value, str):
+        _check_unicode(name, value)
+        return value
+    if dtype == "DT_FLOAT" and isinstance(value, numbers.Real) and math.isfinite(value):
+        return float(value)
+    if dtype in _BITS and isinstance(value, numbers.Integral):
+        whole = int(value)
+        if -1 << _BITS[dtype] <= whole < 1 << _BITS[dtype]:
+            return whole
+    raise InputError(f"{name} must be {_KINDS[dtype]}, got {value!r}")
+
+
+def _check_unicode(name: str, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"{name} must be Unicode, got a lone surrogate at character {error.start} of "
+            f"{text[:40]!r}"
+        ) from error

@@ -1,0 +1,51 @@
+"""Answers the warm-up requests of a SavedModel as a model server would. A program of its own:
+
+python -I replay.py <folder of the version> <file for the answers>
+
+It knows TensorFlow and TensorFlow Text and nothing of this package, and reads the graph alone, as
+the server does, where `tf.saved_model.load` would rebuild Python objects. The answers are a
+TFRecord of `PredictionLog`s again, each request with its response.
+"""
+
+import os
+import pathlib
+import sys
+
+
+def main(version: str, answers: str) -> None:
+    """Writes the answers to the requests that go with a version."""
+    import tensorflow as tf
+    import tensorflow_text  # noqa: F401  (loads its ops)
+    from tensorflow_serving.apis import prediction_log_pb2
+
+    path = pathlib.Path(version, "assets.extra", "tf_serving_warmup_requests")
+    records = [record.numpy() for record in tf.data.TFRecordDataset(str(path))]
+    logs = [prediction_log_pb2.PredictionLog.FromString(record).predict_log for record in records]
+    with tf.compat.v1.Session(graph=tf.Graph()) as session:
+        model = tf.compat.v1.saved_model.load(session, ["serve"], version)
+        for log in logs:
+            signature = model.signature_def[log.request.model_spec.signature_name]
+            values = session.run(
+                {name: info.name for name, info in signature.outputs.items()},
+                {
+                    signature.inputs[name].name: tf.make_ndarray(value)
+                    for name, value in log.request.inputs.items()
+                },
+            )
+            for name, value in values.items():
+                log.response.outputs[name].CopyFrom(tf.make_tensor_proto(value))
+    with tf.io.TFRecordWriter(answers) as writer:
+        for log in logs:
+            writer.write(prediction_log_pb2.PredictionLog(predict_log=log).SerializeToString())
+
+
+if __name__ == "__main__":
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    # The process that waits for this one holds the memory of the GPUs.
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    sys.modules["keras_transformer"] = None  # type: ignore[assignment]  # importing it fails
+    try:
+        main(*sys.argv[1:])
+    except Exception as error:
+        print(f"{type(error).__name__}: {error}")
+        sys.exit(1)

@@ -1,0 +1,184 @@
+"""From a `SearchConfig` and wishes of single sentences to a search with a model.
+
+What the configuration leaves neutral is not in the graph at all, unless sentences may ask for it.
+
+Shapes: B sentences, S source length, N translations a sentence, P phrases a sentence, M symbols of
+the longest one.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_transformer.config import PAD_ID, START_ID, SearchConfig
+from keras_transformer.search import Hypotheses, Wishes, beam_search, sample
+from keras_transformer.text import Tokenizer, Vocabulary
+
+Tensor = Any
+
+# What of a request is read, so that none can exhaust the memory.
+MAX_PHRASES = 256
+MAX_PHRASE_LENGTH = 64
+
+
+def search_translations(
+    model: Any,
+    source: Tensor,
+    search: SearchConfig,
+    target: Vocabulary,
+    options: Mapping[str, Tensor] | None = None,
+) -> Hypotheses:
+    """Returns translations of source ids [B, S], each with END, then PAD.
+
+    Args:
+        model: anything with `encode` and `step`.
+        source: no more than the model is to read.
+        search: how to search.
+        target: gives the symbols of the phrases that the configuration names.
+        options: what sentences wish in place of what the configuration says, by the names of its
+            fields, numbers as [B]; "prefix" as int32 [B, any], phrases as int32 [B, P, M].
+    """
+    lengths = tf.math.count_nonzero(source, axis=1, dtype=tf.int32) - 1  # without END
+    wanted = _settings(search, lengths, target) | dict(options or {})
+    max_lengths = _max_lengths(wanted, lengths)
+    wishes = {name: wanted[name] for name in Wishes._fields if name in wanted}
+    if "prefix" in wishes:
+        # A prefix is never cut: it may be longer than the limit, and nothing follows it then.
+        num_given = tf.math.count_nonzero(wishes["prefix"], axis=1, dtype=tf.int32)
+        max_lengths = tf.maximum(max_lengths, num_given)
+    if "min_length" in wanted:
+        wishes["min_lengths"] = tf.minimum(wanted["min_length"], max_lengths)
+    is_sampled = search.method == "sampling"
+    num_hypotheses = search.num_translations if is_sampled else search.beam_size
+    state = model.encode(
+        source, num_hypotheses=num_hypotheses, coverage="coverage_penalty" in wanted
+    )
+    arguments = dict(
+        start_ids=tf.fill(tf.shape(lengths), START_ID),
+        max_lengths=max_lengths,
+        length_penalty=wanted["length_penalty"],
+        coverage_penalty=wanted.get("coverage_penalty", 0.0),
+        wishes=Wishes(**wishes),
+        num_hypotheses=search.num_translations,
+    )
+    if is_sampled:
+        names = ("temperature", "top_k", "top_p", "seed")
+        return sample(model.step, state, **arguments, **{name: wanted[name] for name in names})
+    return beam_search(
+        model.step,
+        state,
+        **arguments,
+        beam_size=search.beam_size,
+        num_groups=search.beam_groups,
+        diversity_penalty=wanted["diversity_penalty"],
+    )
+
+
+def _settings(search: SearchConfig, lengths: Tensor, target: Vocabulary) -> dict[str, Tensor]:
+    """Returns the fields that matter to the graph: those that are always in it, and others that
+    are not neutral.
+    """
+    settings: dict[str, Any] = {
+        name: getattr(search, name)
+        for name in (
+            "length_penalty", "max_extra_length", "max_length", "diversity_penalty",
+            "temperature", "top_k", "top_p", "seed",
+        )
+    }  # fmt: skip
+    neutral = SearchConfig()
+    for name, dtype in (
+        ("coverage_penalty", tf.float32),
+        ("repetition_penalty", tf.float32),
+        ("no_repeat_ngram", tf.int32),
+        ("min_length", tf.int32),
+    ):
+        value = getattr(search, name)
+        if value != getattr(neutral, name):
+            settings[name] = tf.fill(tf.shape(lengths), tf.constant(value, dtype))
+    for name in ("banned_phrases", "required_phrases"):
+        if phrases := getattr(search, name):
+            ids = tf.ragged.constant(target.encode(list(phrases)), tf.int32).to_tensor(PAD_ID)
+            settings[name] = tf.tile(ids[None], [tf.shape(lengths)[0], 1, 1])
+    return settings
+
+
+def _max_lengths(wanted: Mapping[str, Tensor], lengths: Tensor) -> Tensor:
+    """Returns the symbols that each translation may have before END, int32 [B]."""
+    limit = wanted["max_length"]
+    max_lengths = lengths + wanted["max_extra_length"]
+    return tf.where(limit > 0, tf.minimum(max_lengths, limit), max_lengths)
+
+
+# Wishes of single sentences, as they come in a request.
+
+# The value that stands for "as exported" in a column of numbers is negative.
+NUMBERS: dict[str, tf.DType] = {
+    "length_penalty": tf.float32,
+    "coverage_penalty": tf.float32,
+    "repetition_penalty": tf.float32,
+    "no_repeat_ngram": tf.int32,
+    "min_length": tf.int32,
+    "max_length": tf.int32,
+    "max_extra_length": tf.int32,
+}
+BEAM_NUMBERS = {"diversity_penalty": tf.float32}
+SAMPLING_NUMBERS = {
+    "temperature": tf.float32,
+    "top_k": tf.int32,
+    "top_p": tf.float32,
+    "seed": tf.int32,
+}
+TEXTS = ("prefix", "banned_phrases", "required_phrases")
+
+
+def option_types(search: SearchConfig) -> dict[str, tf.DType]:
+    """Returns what may change from sentence to sentence, with the type of its column."""
+    own: Mapping[str, tf.DType] = {}
+    if search.method == "sampling":
+        own = SAMPLING_NUMBERS
+    elif search.beam_groups > 1:
+        own = BEAM_NUMBERS
+    return NUMBERS | own | dict.fromkeys(TEXTS, tf.string)
+
+
+def read_options(
+    columns: Mapping[str, Tensor], search: SearchConfig, tokenizer: Tokenizer
+) -> dict[str, Tensor]:
+    """Returns the `options` of `search_translations` from the columns of a request.
+
+    No value is refused, since a request shares its batch with others: numbers that are negative
+    or not numbers mean what the configuration says, and too large ones are cut.
+
+    Args:
+        columns: for each name of `option_types` a tensor [B]; phrases one to a line.
+        search: what holds for sentences that ask for nothing.
+        tokenizer: of the target.
+    """
+    options: dict[str, Tensor] = {}
+    for name, values in columns.items():
+        if name in TEXTS:
+            continue
+        default = tf.constant(getattr(search, name), values.dtype)
+        options[name] = tf.where(values >= 0, values, default)  # not where it is NaN
+    options["repetition_penalty"] = tf.maximum(options["repetition_penalty"], 1e-3)
+    limit = search.max_extra_length
+    options["max_extra_length"] = tf.minimum(options["max_extra_length"], limit)
+    prefix = tokenizer.tokenize(columns["prefix"])[:, : search.max_source_length + limit]
+    options["prefix"] = prefix.to_tensor(PAD_ID)
+    for name in ("banned_phrases", "required_phrases"):
+        lines = columns[name]
+        exported: Sequence[str] = getattr(search, name)
+        if exported:
+            lines = tf.where(tf.strings.strip(lines) == "", "\n".join(exported), lines)
+        options[name] = read_phrases(lines, tokenizer)
+    return options
+
+
+def read_phrases(lines: Tensor, tokenizer: Tokenizer) -> Tensor:
+    """Returns the symbols of phrases, one to a line of each text [B], as int32 [B, P, M]."""
+    phrases = tf.strings.split(lines, "\n")  # [B, (P)]
+    ids = tokenizer.tokenize(phrases.flat_values)[:, :MAX_PHRASE_LENGTH]
+    ids = phrases.with_flat_values(ids)  # [B, (P), (M)]
+    ids = tf.ragged.boolean_mask(ids, ids.row_lengths(axis=2) > 0)  # blank lines are no phrases
+    return ids[:, :MAX_PHRASES].to_tensor(PAD_ID)

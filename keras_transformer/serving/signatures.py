@@ -1,0 +1,192 @@
+"""What an exported model answers: a function of the graph for each signature.
+
+serving_default     text to its translations
+score               text and a translation of it to the translation's log-probability
+tokens              symbols to the symbols of their translations
+attention           text and a translation of it to what the decoder attends to
+
+Dimension 0 of every input and output is the batch, as servers that merge requests need it, and
+what a row gets does not depend on the others; more columns may stand behind it as padding.
+
+Shapes: B sentences, S source length, T target length, both with END; N translations a sentence,
+L their longest length, V vocabulary.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from keras_transformer.config import END_ID, PAD_ID, START_ID
+from keras_transformer.serving.translator import Translator
+from keras_transformer.text import Tokenizer, Vocabulary
+
+Tensor = Any
+
+
+def make_signatures(translator: Translator) -> dict[str, Any]:
+    """Returns the functions to export, traced, by name; `inputs_of` tells what they take.
+
+    They use the translator's variables: a SavedModel of them must have the translator as root.
+
+    Example:
+        >>> score = make_signatures(translator)["score"]
+        >>> score(tf.constant(["two"]), tf.constant(["zwei"]))["scores"]  # [B]
+    """
+    pair = [_text("source"), _text("target")]
+    ids = tf.TensorSpec([None, None], tf.int32, name="source")
+    functions = {
+        "serving_default": translator.__call__.get_concrete_function(),
+        "score": _trace(functools.partial(score, translator), *pair),
+        "tokens": _trace(functools.partial(translate_tokens, translator), ids),
+    }
+    if hasattr(translator._model(), "attention"):  # not every kind of model has one to show
+        functions["attention"] = _trace(functools.partial(attention, translator), *pair)
+    return functions
+
+
+def inputs_of(function: Any) -> dict[str, tf.TensorSpec]:
+    """Returns what one of these functions takes, by name."""
+    positional, keywords = function.structured_input_signature
+    return {spec.name: spec for spec in [*positional, *keywords.values()]}
+
+
+def score(translator: Translator, source: Tensor, target: Tensor) -> dict[str, Tensor]:
+    """Returns how probable the translations `target` of the sentences `source` are.
+
+    Both are text [B]. Of each only as many symbols are read as a translator reads and writes.
+
+    Returns:
+        "token_scores", float32 [B, T], the natural logarithms of the probabilities of the
+        target's symbols, END included, then 0; "scores", float32 [B], their sums; "lengths",
+        int32 [B], symbols with END.
+    """
+    inputs, labels = _read_pair(translator, source, target)
+    logits = translator._model().call(inputs, training=False)  # [B, T, V]
+    # The logarithm of the softmax at the labels only: [B, T, V] is written once less.
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, tf.cast(logits, tf.float32))
+    is_real = labels != PAD_ID
+    token_scores = tf.where(is_real, -losses, 0.0)  # [B, T]
+    return {
+        "scores": tf.reduce_sum(token_scores, axis=1),
+        "token_scores": token_scores,
+        "lengths": tf.reduce_sum(tf.cast(is_real, tf.int32), axis=1),
+    }
+
+
+def attention(translator: Translator, source: Tensor, target: Tensor) -> dict[str, Tensor]:
+    """Returns which source symbols each symbol of the translations `target` is made from.
+
+    Returns:
+        "attention", float32 [B, T, S]: row t has the weights with which the decoder's last
+        layer, in the mean of its heads, reads the source to predict the target's symbol t;
+        they add up to 1, or to 0 behind the target's end. "source_pieces", string [B, S], and
+        "target_pieces", string [B, T]: the symbols as text, then "".
+    """
+    inputs, labels = _read_pair(translator, source, target)
+    weights = translator._model().attention(inputs)  # [B, T, S]
+    is_real = (labels != PAD_ID)[:, :, None]
+    return {
+        "attention": tf.where(is_real, tf.cast(weights, tf.float32), 0.0),
+        "source_pieces": _pieces(translator.source_tokenizer.vocabulary, inputs["source"]),
+        "target_pieces": _pieces(translator.target_tokenizer.vocabulary, labels),
+    }
+
+
+def translate_tokens(translator: Translator, source: Tensor) -> dict[str, Tensor]:
+    """Translates ids [B, S] of the source's vocabulary, END at the end of each row.
+
+    What follows a row's first END is not read. So any padding will do: a server that merges
+    requests of different lengths fills rows up with copies of the first id.
+
+    Returns:
+        "ids", int32 [B, N, L], of the target's vocabulary, best translation first, END
+        included, then PAD; "lengths", int32 [B, N], symbols with END; "scores", float32
+        [B, N]. A row of nothing but END has translations of length 0 and score 0.
+
+    Raises:
+        tf.errors.InvalidArgumentError: a row has no END, or an id outside the vocabulary.
+    """
+    content = _content(source, translator.source_tokenizer.vocabulary.size)
+    symbols = content[:, : translator.search.max_source_length]
+    hypotheses = translator.search_symbols(symbols)
+    is_blank = (symbols.row_lengths() == 0)[:, None]  # [B, 1]
+    return {
+        "ids": tf.where(is_blank[:, :, None], PAD_ID, hypotheses.ids),
+        "lengths": tf.where(is_blank, 0, hypotheses.lengths),
+        "scores": tf.where(is_blank, 0.0, hypotheses.scores),
+    }
+
+
+def _text(name: str) -> tf.TensorSpec:
+    return tf.TensorSpec([None], tf.string, name=name)
+
+
+def _trace(answer: Callable[..., dict[str, Tensor]], *inputs: tf.TensorSpec) -> Any:
+    # There is no Python control flow over tensors to convert, and looking for it takes seconds.
+    function = tf.function(answer, autograph=False)
+    return function.get_concrete_function(**{spec.name: spec for spec in inputs})
+
+
+def _read_pair(
+    translator: Translator, source: Tensor, target: Tensor
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Returns a model's inputs, "source" [B, S] and "target" [B, T], and the labels [B, T]."""
+    search = translator.search
+    is_paired = _require(
+        tf.size(source) == tf.size(target), "source and target must have as many rows"
+    )
+    with tf.control_dependencies([is_paired]):
+        source_ids = _tokenize(translator.source_tokenizer, source, search.max_source_length)
+        # No limit of its own, but that of the longest translation of the longest source.
+        limit = search.max_source_length + search.max_extra_length
+        labels = _tokenize(translator.target_tokenizer, target, limit)
+    starts = tf.fill([tf.shape(labels)[0], 1], START_ID)
+    shifted = tf.concat([starts, labels], axis=1)[:, :-1]
+    return {"source": source_ids, "target": shifted}, labels
+
+
+def _tokenize(tokenizer: Tokenizer, text: Tensor, limit: int) -> Tensor:
+    """Returns the ids of text [B], at most `limit` a sentence, END and padding: int32 [B, S]."""
+    return _with_end(tokenizer.tokenize(text)[:, :limit])
+
+
+def _with_end(symbols: tf.RaggedTensor) -> Tensor:
+    """Returns ids [B, (length)] with END behind each row, then padding: int32 [B, S]."""
+    ends = tf.fill([symbols.nrows(out_type=tf.int32), 1], END_ID)
+    return tf.concat([symbols, ends], axis=1).to_tensor(PAD_ID)
+
+
+def _content(source: Tensor, vocabulary_size: int) -> tf.RaggedTensor:
+    """Returns the ids of each row of a source [B, S] before its END, once all are seen to be ids.
+
+    Returns:
+        int32 [B, (length)]
+    """
+    is_end = tf.cast(source == END_ID, tf.int32)
+    is_read = tf.cumsum(is_end, axis=1) == 0  # [B, S]
+    is_known = (source >= 0) & (source < vocabulary_size)
+    has_end = tf.reduce_max(is_end, axis=1, keepdims=True) > 0  # [B, 1]
+    checks = [
+        _require(has_end, f"each row of source must end with the end symbol, id {END_ID}"),
+        _require(
+            is_known | ~is_read,
+            f"source has an id outside the vocabulary, whose ids are 0 to {vocabulary_size - 1}",
+        ),
+    ]
+    with tf.control_dependencies(checks):
+        lengths = tf.reduce_sum(tf.cast(is_read, tf.int32), axis=1)  # [B]
+        return tf.RaggedTensor.from_tensor(source, lengths)
+
+
+def _require(conditions: Tensor, message: str) -> Any:
+    """Fails the request with a message unless all conditions hold."""
+    return tf.debugging.Assert(tf.reduce_all(conditions), [message])
+
+
+def _pieces(vocabulary: Vocabulary, ids: Tensor) -> Tensor:
+    """Returns the symbols with these ids as text, of any shape; padding is the empty string."""
+    pieces = vocabulary.pieces(range(vocabulary.size))
+    pieces[PAD_ID] = ""
+    return tf.gather(tf.constant(pieces), ids)

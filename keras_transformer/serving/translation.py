@@ -1,0 +1,59 @@
+"""What a translator answers, in Python and over the network. Imports nothing heavy."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+
+class Translation(NamedTuple):
+    """One translation of a sentence.
+
+    Attributes:
+        text: the translation.
+        score: its log-probability divided by the length penalty; 0 for a blank sentence.
+    """
+
+    text: str
+    score: float
+
+
+class Score(NamedTuple):
+    """How probable a model finds a translation that it was given.
+
+    Attributes:
+        score: the log-probability of the whole translation, its end included.
+        token_scores: the log-probability of each of its symbols, whose sum `score` is.
+    """
+
+    score: float
+    token_scores: list[float]
+
+
+def read_translations(answer: Mapping[str, Any]) -> list[list[Translation]]:
+    """Returns the translations of each sentence from the outputs of a signature.
+
+    Raises:
+        KeyError, TypeError, ValueError: these are not the outputs of a translator.
+    """
+    return [
+        [Translation(_text(text), float(score)) for text, score in zip(*row, strict=True)]
+        for row in zip(answer["translations"], answer["scores"], strict=True)
+    ]
+
+
+def read_scores(answer: Mapping[str, Any]) -> list[Score]:
+    """Returns the score of each translation from the outputs of the signature `score`.
+
+    Raises:
+        KeyError, TypeError, ValueError: these are not its outputs.
+    """
+    columns = (answer["scores"], answer["token_scores"], answer["lengths"])
+    return [
+        Score(float(score), [float(each) for each in token_scores[:length]])
+        for score, token_scores, length in zip(*columns, strict=True)
+    ]
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"expected text, got {value!r}")
+    return value

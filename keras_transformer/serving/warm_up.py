@@ -1,0 +1,131 @@
+"""Requests that a model server answers before it says that it is ready.
+
+The first request of each kind makes TensorFlow optimise its graph and takes seconds. The server
+finds these in the file `assets.extra/tf_serving_warmup_requests` of a version.
+"""
+
+import pathlib
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+from tensorflow_serving.apis import model_pb2, predict_pb2, prediction_log_pb2
+
+from keras_transformer.config import END_ID, PAD_ID
+from keras_transformer.errors import InputError
+from keras_transformer.serving.signatures import inputs_of
+from keras_transformer.serving.translator import Translator
+from keras_transformer.text import Vocabulary
+from keras_transformer.text.vocabulary import RESERVED_IDS
+
+BATCH_SIZES = (1, 8, 64)
+_MOST_REQUESTS = 1000  # of a file; the server refuses more
+_NUM_GENERATED = 64
+_LONGEST_GENERATED = 32  # symbols
+
+
+class Request(NamedTuple):
+    """A request to a model server.
+
+    Attributes:
+        signature: the name of what is asked.
+        inputs: arrays by name, dimension 0 the batch; text is bytes in arrays of objects.
+    """
+
+    signature: str
+    inputs: dict[str, np.ndarray[Any, Any]]
+
+
+def make_requests(
+    translator: Translator,
+    signatures: Mapping[str, Any],
+    sentences: Sequence[str] = (),
+    batch_sizes: Sequence[int] = BATCH_SIZES,
+) -> list[Request]:
+    """Returns requests to each signature with batches of each size.
+
+    Sentences of all lengths are in each batch; single ones are the shortest, a middling and the
+    longest.
+
+    Args:
+        translator: what the signatures belong to.
+        signatures: from `make_signatures`. Inputs other than "source", "target" and "text" are
+            options, which are left as they were exported.
+        sentences: text as people will send it; by default it is made up of the vocabulary.
+        batch_sizes: sentences of a request.
+
+    Raises:
+        InputError: these are more requests than a model server takes.
+    """
+    source = translator.source_tokenizer.vocabulary
+    target = translator.target_tokenizer.vocabulary
+    generator = random.Random(0)
+    if not any(sentence.strip() for sentence in sentences):
+        lengths = [1 + number % _LONGEST_GENERATED for number in range(_NUM_GENERATED)]
+        sentences = [_make_up(source, length, generator) for length in lengths]
+    limit = translator.search.max_source_length
+    ids = [row[:limit] for row in source.encode(sentences)]
+    by_length = sorted(range(len(ids)), key=lambda index: len(ids[index]))
+    requests = []
+    for batch in _batches(by_length, batch_sizes):
+        rows = [ids[index] for index in batch]
+        texts = [sentences[index] for index in batch]
+        targets = [_make_up(target, len(row), generator) for row in rows]
+        content = {"text": texts, "source": texts, "target": targets}
+        for name, function in signatures.items():
+            inputs = inputs_of(function).items()
+            values = {each: _value(spec, content, rows) for each, spec in inputs}
+            requests.append(Request(name, values))
+    if len(requests) > _MOST_REQUESTS:
+        raise InputError(
+            f"{len(requests)} warm-up requests are more than the {_MOST_REQUESTS} that a model "
+            "server takes; give fewer batch sizes"
+        )
+    return requests
+
+
+def write_requests(version: pathlib.Path, requests: Sequence[Request], model_name: str) -> None:
+    """Writes the file that a model server reads into a version: a TFRecord of `PredictionLog`."""
+    path = version / "assets.extra" / "tf_serving_warmup_requests"
+    path.parent.mkdir(exist_ok=True)
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for signature, inputs in requests:
+            request = predict_pb2.PredictRequest(
+                model_spec=model_pb2.ModelSpec(name=model_name, signature_name=signature),
+                inputs={name: tf.make_tensor_proto(value) for name, value in inputs.items()},
+            )
+            log = prediction_log_pb2.PredictLog(request=request)
+            writer.write(prediction_log_pb2.PredictionLog(predict_log=log).SerializeToString())
+
+
+def _batches(by_length: list[int], batch_sizes: Sequence[int]) -> list[list[int]]:
+    """Returns batches of the sentences whose numbers are given in the order of their lengths."""
+    batches = []
+    for size in batch_sizes:
+        if size == 1:
+            batches += [[by_length[place]] for place in (0, len(by_length) // 2, -1)]
+        else:
+            places = np.linspace(0, len(by_length) - 1, size).round().astype(int)
+            batches.append([by_length[place] for place in places])
+    return batches
+
+
+def _value(spec: tf.TensorSpec, content: Mapping[str, list[str]], rows: list[list[int]]) -> Any:
+    """Returns what a request has for an input of a signature."""
+    if spec.name == "source" and spec.dtype == tf.int32:
+        width = max(map(len, rows)) + 1
+        return np.array(
+            [[*row, END_ID, *[PAD_ID] * (width - 1 - len(row))] for row in rows], np.int32
+        )
+    if spec.name in content:
+        return np.array([text.encode() for text in content[spec.name]], object)
+    as_exported = b"" if spec.dtype == tf.string else -1
+    return np.full(len(rows), as_exported, spec.dtype.as_numpy_dtype)
+
+
+def _make_up(vocabulary: Vocabulary, length: int, generator: random.Random) -> str:
+    """Returns text of about so many symbols, drawn from the vocabulary."""
+    known = range(len(RESERVED_IDS), vocabulary.size)
+    return vocabulary.decode([generator.choices(known, k=length)])[0] if known else ""

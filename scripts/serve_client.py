@@ -1,0 +1,159 @@
+"""Translates or scores text with a model server: one sentence a line, in order.
+
+echo "two hundred and five" | python scripts/serve_client.py --server=localhost:8500 --model=numbers
+python scripts/serve_client.py --server=localhost:8501 --protocol=rest input.en > output.de
+python scripts/serve_client.py --server=localhost:8500 --references=output.de input.en > scores.tsv
+"""
+
+import itertools
+import os
+import re
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from absl import flags
+
+import common
+from keras_transformer.config import SearchConfig
+from keras_transformer.errors import InputError
+
+if TYPE_CHECKING:
+    from keras_transformer.serving.client import Client
+    from keras_transformer.serving.translation import Translation
+
+_SERVER = flags.DEFINE_string("server", None, "host:port of the model server.", required=True)
+_PROTOCOL = flags.DEFINE_enum(
+    "protocol", "grpc", ["grpc", "rest"], "What the server speaks at this port."
+)
+_MODEL = flags.DEFINE_string("model", "translator", "The model's name on the server.")
+_VERSION = flags.DEFINE_integer("version", None, "Its version. Default: the latest.")
+_LABEL = flags.DEFINE_string("label", None, "A label of a version, in place of its number.")
+_TIMEOUT = flags.DEFINE_float("timeout", 60.0, "Seconds for one request, repetitions included.")
+_RETRIES = flags.DEFINE_integer(
+    "retries", 5, "How often a request is repeated where the server is down or busy."
+)
+_BATCH_SIZE = flags.DEFINE_integer("batch_size", 64, "Sentences in one request.")
+_REQUESTS = flags.DEFINE_integer("requests_in_flight", 4, "Requests under way at the same time.")
+_SCORES = flags.DEFINE_boolean(
+    "scores",
+    False,
+    "Write line number, score and translation, tab-separated; so it is for n-best lists anyway.",
+)
+_REFERENCES = flags.DEFINE_string(
+    "references",
+    None,
+    "A file with a translation of each line, to be scored: writes line number, log-probability "
+    "and the log-probability of each symbol, tab-separated.",
+)
+_PREFIXES = flags.DEFINE_string(
+    "prefixes", None, "A file with what the translation of each line must begin with."
+)
+_STATUS = flags.DEFINE_boolean("status", False, "Write the versions of the model, and no more.")
+
+# What an exported model lets change from sentence to sentence.
+_OPTIONS = (
+    "length_penalty", "coverage_penalty", "temperature", "top_k", "top_p", "seed",
+    "max_extra_length", "max_length", "min_length", "repetition_penalty", "no_repeat_ngram",
+    "banned_phrases", "required_phrases",
+)  # fmt: skip
+common.define_flags(SearchConfig, _OPTIONS)
+for _name in _OPTIONS:
+    _flag = flags.FLAGS[_name]
+    _flag.help = re.sub(r" Default: \S+\.$", "", _flag.help) + " Default: as exported."
+
+# Lines that are sorted by length together; their translations come out together.
+_LINES_AT_ONCE = 10_000
+
+
+def main(arguments: list[str]) -> None:
+    options = {name: _phrases(value) for name, value in common.given_flags(SearchConfig).items()}
+    if _REFERENCES.value is not None and (options or _PREFIXES.value is not None):
+        raise InputError("--references scores what is there already; leave options of search out")
+    beside = _REFERENCES.value or _PREFIXES.value
+    if _PROTOCOL.value == "grpc" or arguments or beside is not None:
+        common.load_tensorflow()
+    from keras_transformer.serving.client import Client
+
+    with Client(
+        _SERVER.value,
+        model=_MODEL.value,
+        version=_VERSION.value,
+        label=_LABEL.value,
+        timeout_s=_TIMEOUT.value,
+        retries=_RETRIES.value,
+        protocol=_PROTOCOL.value,
+        batch_size=_BATCH_SIZE.value,
+        requests_in_flight=_REQUESTS.value,
+    ) as client:
+        if _STATUS.value:
+            common.refuse_arguments(arguments)
+            for entry in client.status():
+                print(*entry, sep="\t")
+        else:
+            _answer_lines(client, arguments, options)
+
+
+def _answer_lines(client: "Client", paths: list[str], options: dict[str, Any]) -> None:
+    """Writes what the model makes of each line, some lines at a time."""
+    lines = _lines(paths) if paths else _standard_input()
+    at_once = _LINES_AT_ONCE
+    if not paths and sys.stdin.isatty():
+        print("Type sentences, one a line; Ctrl-D ends.", file=sys.stderr)
+        at_once = 1
+    beside = _REFERENCES.value or _PREFIXES.value
+    others = _lines([beside]) if beside is not None else iter(())
+    number = 0
+    while sentences := list(itertools.islice(lines, at_once)):
+        partners = list(itertools.islice(others, len(sentences)))
+        if beside is not None and len(partners) < len(sentences):
+            raise InputError(f"{beside} has {number + len(partners)} lines, the input has more")
+        if _REFERENCES.value is not None:
+            for score, token_scores in client.score(sentences, partners):
+                number += 1
+                print(number, f"{score:.4f}", *(f"{each:.4f}" for each in token_scores), sep="\t")
+        else:
+            prefixes = {"prefix": partners} if _PREFIXES.value is not None else {}
+            for translations in client.translate(sentences, **options, **prefixes):
+                number += 1
+                _write(number, translations)
+        sys.stdout.flush()
+    if next(others, None) is not None:
+        raise InputError(f"{beside} has more lines than the {number} of the input")
+
+
+def _write(number: int, translations: "list[Translation]") -> None:
+    """Writes the translations of one sentence."""
+    with_scores = _SCORES.value or len(translations) > 1
+    for text, score in translations:
+        print(f"{number}\t{score:.4f}\t{text}" if with_scores else text)
+
+
+def _phrases(value: Any) -> Any:
+    """Returns the value of a flag as the client takes it: several phrases one to a line."""
+    return "\n".join(value) if isinstance(value, list | tuple) else value
+
+
+def _lines(paths: list[str]) -> Iterator[str]:
+    from keras_transformer.data import iterate_lines
+
+    for path in paths:
+        if not os.path.exists(path):
+            raise InputError(
+                f"the file {path} does not exist; name files, or give sentences on standard input"
+            )
+    return itertools.chain.from_iterable(map(iterate_lines, paths))
+
+
+def _standard_input() -> Iterator[str]:
+    for number, line in enumerate(sys.stdin.buffer, start=1):
+        try:
+            yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            raise InputError(
+                f"standard input, line {number} is not UTF-8: {error.reason}; convert it first"
+            ) from error
+
+
+if __name__ == "__main__":
+    common.run(main)

@@ -1,0 +1,64 @@
+"""Ensembles: the mean of probabilities, step by step as in the full pass."""
+
+import numpy as np
+import pytest
+from keras import ops
+
+from keras_transformer.config import ModelConfig
+from keras_transformer.errors import InputError
+from keras_transformer.models import Ensemble, Transformer
+
+OPTIONS = dict(vocabulary_size=11, model_dim=8, feed_forward_dim=16, num_heads=2, dropout=0.0)
+SOURCE = np.array([[5, 6, 7, 3], [8, 3, 0, 0]])
+TARGET = np.array([[2, 9, 4], [2, 5, 5]])
+
+
+def softmax(logits):
+    return np.asarray(ops.softmax(logits, axis=-1))
+
+
+@pytest.fixture(scope="module")
+def models():
+    """Two models of different depth and opinions."""
+    made = [
+        Transformer(ModelConfig(**OPTIONS, num_layers=1)),
+        Transformer(ModelConfig(**OPTIONS, num_layers=2, norm_position="pre")),
+    ]
+    random = np.random.default_rng(1)
+    for model in made:
+        model.set_weights([random.normal(size=w.shape) for w in model.get_weights()])
+    return made
+
+
+def test_probabilities_are_the_mean_of_those_of_the_models(models):
+    inputs = {"source": SOURCE, "target": TARGET}
+    expected = (softmax(models[0](inputs)) + softmax(models[1](inputs))) / 2
+    np.testing.assert_allclose(np.exp(Ensemble(models).call(inputs)), expected, rtol=1e-4)
+
+
+def test_steps_equal_the_full_pass_and_coverage_is_the_mean(models):
+    ensemble = Ensemble(models)
+    full = ensemble.call({"source": SOURCE, "target": TARGET})
+    attention = ensemble.attention({"source": SOURCE, "target": TARGET})
+    state = ensemble.encode(SOURCE, num_hypotheses=2, coverage=True)
+    for time in range(TARGET.shape[1]):
+        ids = np.repeat(TARGET[:, time : time + 1], 2, axis=1)
+        logits, state = ensemble.step(ids, state)
+        np.testing.assert_allclose(logits[:, 1], full[:, time], rtol=1e-3, atol=1e-4)
+    expected = np.sum(attention, axis=1) + (SOURCE == 0)
+    np.testing.assert_allclose(state.coverage[:, 0], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_an_ensemble_of_one_model_is_that_model(models):
+    inputs = {"source": SOURCE, "target": TARGET}
+    alone = softmax(models[1](inputs))
+    np.testing.assert_allclose(np.exp(Ensemble(models[1:]).call(inputs)), alone, rtol=1e-4)
+    assert len(Ensemble(models).variables) == sum(len(model.variables) for model in models)
+
+
+def test_models_of_other_vocabularies_are_refused(models):
+    other = Transformer(ModelConfig(**OPTIONS | dict(vocabulary_size=12), num_layers=1))
+    with pytest.raises(InputError, match="same vocabularies, got sizes 11, 12"):
+        Ensemble([models[0], other])
+    with pytest.raises(InputError, match="at least one model"):
+        Ensemble([])

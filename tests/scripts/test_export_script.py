@@ -1,0 +1,58 @@
+"""scripts/export.py: formats, versions, names, and what it says."""
+
+import json
+
+import pytest
+
+_SERVER_FILES = ["batching_parameters.txt", "models.config", "monitoring.config"]
+
+
+def _names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_an_export_says_what_it_answers_and_knows_where_it_is_from(call, trained, tmp_path):
+    folder = tmp_path / "letters"
+    result = call(
+        "export.py", f"--run_dir={trained}", f"--export_dir={folder}", "--version=3",
+        "--checkpoint=latest",
+    )  # fmt: skip
+    assert (result.code, result.err) == (0, "")
+    lines = result.out.splitlines()
+    assert lines[0].split() == ["serving_default:", "text", "->", "translations,", "scores"]
+    assert lines[-1].startswith(f"Exported checkpoint step-40 to {folder}/3 (")
+    assert _names(folder) == ["3", *_SERVER_FILES]
+    card = json.loads((folder / "3" / "assets.extra" / "model_card.json").read_text())
+    assert card["training"]["checkpoint"] == "step-40"
+    assert card["training"]["data"]["train_source"] == "train.a"
+    assert str(tmp_path.parent) not in json.dumps(card)
+
+
+def test_what_cannot_be_is_refused_before_anything_is_written(call, trained, tmp_path, refused):
+    (tmp_path / "4").mkdir()
+    export = ("export.py", f"--run_dir={trained}", f"--export_dir={tmp_path}")
+    refused(call(*export, "--version=4"), f"{tmp_path}/4 exists already; give another --version")
+    refused(call(*export, "--version=0"), "must be a positive number, got 0")
+    refused(call(*export, "--name=a/b"), "the model's name 'a/b' must consist of letters")
+    refused(call(*export, "--warm_up_file=absent"), "absent does not exist")
+    refused(call(*export, "--quantization=int8"), "--quantization has no use with --format=saved_")
+    ctranslate2 = (*export, "--format=ctranslate2")
+    refused(call(*ctranslate2, "--beam_size=1"), "--beam_size has no use with --format=ctranslate2")
+    assert _names(tmp_path) == ["4"]
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing(run, trained, small_disk, refused):
+    folder = small_disk("100k")
+    result = run("export.py", f"--run_dir={trained}", f"--export_dir={folder}/letters")
+    refused(result, f"cannot write the export to {folder}/letters/1")
+    assert list(folder.iterdir()) == []
+
+
+def test_another_format_is_written_as_a_version_too(call, trained, tmp_path):
+    pytest.importorskip("ctranslate2", reason="needs the package ctranslate2")
+    result = call(
+        "export.py", f"--run_dir={trained}", f"--export_dir={tmp_path}", "--format=ctranslate2"
+    )
+    assert result.code == 0, result.err
+    assert f"to {tmp_path}/1 (" in result.out
+    assert "model.bin" in _names(tmp_path / "1")

@@ -1,0 +1,142 @@
+"""scripts/serve_client.py against a model server in this process."""
+
+import pathlib
+import sys
+
+import pytest
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "serving"))
+
+from fake_server import SERVE, Model
+
+SIGNATURES = {
+    "serving_default": {"text": "DT_STRING"},
+    "translate_options": {
+        "text": "DT_STRING",
+        "length_penalty": "DT_FLOAT",
+        "max_length": "DT_INT32",
+        "prefix": "DT_STRING",
+        "banned_phrases": "DT_STRING",
+    },
+    "score": {"source": "DT_STRING", "target": "DT_STRING"},
+}
+
+
+def predict(signature, inputs):
+    """Translates to upper case; scores -0.25 for each word of a given translation and the end."""
+    if signature == "score":
+        lengths = [len(target.split()) + 1 for target in inputs["target"]]
+        padded = [[-0.25] * length + [0.0] * (max(lengths) - length) for length in lengths]
+        return {"scores": [sum(row) for row in padded], "token_scores": padded, "lengths": lengths}
+    return {
+        "translations": [[text.upper()] for text in inputs["text"]],
+        "scores": [[-float(len(text))] for text in inputs["text"]],
+    }
+
+
+@pytest.fixture
+def model():
+    return Model(SIGNATURES, predict)
+
+
+@pytest.fixture(params=list(SERVE))
+def server(request, model):
+    """The flags that lead to a server."""
+    with SERVE[request.param](model) as address:
+        yield f"--server={address}", f"--protocol={request.param}"
+
+
+def test_standard_input_gives_a_line_for_each_line(call, server):
+    result = call("serve_client.py", *server, stdin="two\n\nтри\r\n".encode())
+    assert result == (0, "TWO\n\nТРИ\n", "")
+
+
+def test_files_come_out_one_after_the_other_in_batches(call, server, model, texts):
+    files = [texts / "dev.a", texts / "test.a"]
+    result = call("serve_client.py", *server, "--batch_size=5", *files)
+    assert (result.code, result.err) == (0, "")
+    assert result.out == "".join(path.read_text().upper() for path in files)
+    assert max(len(request.inputs["text"]) for request in model.requests) == 5
+
+
+def test_scores_come_with_the_number_of_the_line(call, server):
+    result = call("serve_client.py", *server, "--scores", stdin=b"two\nthree\n")
+    assert result == (0, "1\t-3.0000\tTWO\n2\t-5.0000\tTHREE\n", "")
+
+
+def test_n_best_lists_have_scores_anyway(call, server, model):
+    model.versions[1] = lambda *_: {"translations": [["a", "b"]], "scores": [[-1.0, -2.0]]}
+    result = call("serve_client.py", *server, stdin=b"two\n")
+    assert result == (0, "1\t-1.0000\ta\n1\t-2.0000\tb\n", "")
+
+
+def test_options_are_sent_with_each_sentence(call, server, model, tmp_path):
+    (tmp_path / "prefixes").write_text("Z\n\n")
+    options = ("--length_penalty=0.5", "--max_length=7", f"--prefixes={tmp_path}/prefixes")
+    result = call("serve_client.py", *server, *options, stdin=b"two\nfour\n")
+    assert (result.code, result.err) == (0, "")
+    (request,) = model.requests
+    assert request.signature == "translate_options"
+    assert request.inputs == {
+        "text": ["four", "two"],
+        "length_penalty": [0.5, 0.5],
+        "max_length": [7, 7],
+        "prefix": ["", "Z"],
+        "banned_phrases": ["", ""],
+    }
+
+
+def test_an_option_that_the_model_has_not_is_told(call, server, refused):
+    result = call("serve_client.py", *server, "--top_k=3", stdin=b"two\n")
+    refused(result, "the model has no option top_k", "it has banned_phrases, length_penalty,")
+
+
+def test_given_translations_are_scored(call, server, tmp_path):
+    (tmp_path / "references").write_text("eins zwei\ndrei\n")
+    references = f"--references={tmp_path}/references"
+    result = call("serve_client.py", *server, references, stdin=b"one two\nthree\n")
+    assert result.out == "1\t-0.7500\t-0.2500\t-0.2500\t-0.2500\n2\t-0.5000\t-0.2500\t-0.2500\n"
+    assert (result.code, result.err) == (0, "")
+
+
+def test_references_that_are_not_as_many_are_refused(call, server, refused, tmp_path):
+    (tmp_path / "references").write_text("eins\nzwei\n")
+    references = f"--references={tmp_path}/references"
+    result = call("serve_client.py", *server, references, stdin=b"one\ntwo\nthree\n")
+    refused(result, "references has 2 lines, the input has more")
+    result = call("serve_client.py", *server, references, stdin=b"one\n")
+    refused(result, "references has more lines than the 1 of the input")
+    result = call("serve_client.py", *server, references, "--max_length=3", stdin=b"one\n")
+    refused(result, "leave options of search out")
+
+
+def test_the_status_has_a_line_for_each_version(call, server, model):
+    model.states[2] = ("END", "no such file")
+    result = call("serve_client.py", *server, "--status")
+    assert result == (0, "1\tAVAILABLE\t\n2\tEND\tno such file\n", "")
+
+
+def test_versions_and_labels_can_be_chosen(call, server, model):
+    model.labels["canary"] = 1
+    for choice in ("--version=1", "--label=canary"):
+        assert call("serve_client.py", *server, choice, stdin=b"two\n").out == "TWO\n"
+    assert call("serve_client.py", *server, "--version=3", stdin=b"two\n").code == 1
+
+
+def test_what_is_wrong_is_one_line(call, server, refused, free_ports):
+    refused(call("serve_client.py", *server, "--model=other", "--status"), "no model 'other'")
+    refused(call("serve_client.py", *server, "absent.txt"), "the file absent.txt does not exist;")
+    refused(call("serve_client.py", *server, stdin=b"a\n\xff\n"), "standard input, line 2 is not")
+    refused(call("serve_client.py", "--server=localhost", "--status"), "must be host:port")
+    refused(call("serve_client.py", "--status"), "--server must be given")
+    down = (f"--server=127.0.0.1:{free_ports(1)[0]}", server[1], "--retries=1")
+    refused(call("serve_client.py", *down, "--status"), "no answer from a", "tried 2 times")
+
+
+def test_the_help_says_that_options_are_the_exports(call):
+    result = call("serve_client.py", "--help")
+    assert result.code == 0
+    text = " ".join(result.out.split())
+    assert "--length_penalty:" in text
+    assert text.count("Default: as exported.") >= 10
+    assert "Default: 0.6" not in text

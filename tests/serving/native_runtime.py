@@ -1,0 +1,184 @@
+"""Builds and runs the C programs of `native/`, which serve a SavedModel without Python.
+
+They are compiled against the library of TensorFlow's own wheel, the one that the model server is
+built on. What they take and print is told at the top of each.
+"""
+
+import functools
+import importlib.util
+import json
+import os
+import pathlib
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+from tensorflow.core.protobuf import saved_model_pb2
+
+_SOURCES = pathlib.Path(__file__).with_name("native")
+_ESCAPES = {b"\\": b"\\\\", b"\t": b"\\t", b"\n": b"\\n"}
+# oneDNN makes a kernel for each shape that it meets and keeps hundreds of them in every thread.
+# With batches of mixed sizes that is slow, and memory grows for minutes before it levels off.
+# What is set outside wins.
+_ENVIRONMENT = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"}
+
+
+class NativeError(RuntimeError):
+    """A program ended with another status than 0; the message is what it printed."""
+
+
+class Signature(NamedTuple):
+    """A signature of a SavedModel, as the C programs name it.
+
+    Attributes:
+        version: the folder of the SavedModel.
+        inputs: the name of each input to its tensor, such as "serving_default_text:0".
+        outputs: the same of the outputs.
+    """
+
+    version: pathlib.Path
+    inputs: dict[str, str]
+    outputs: dict[str, str]
+
+    def arguments(self) -> list[str]:
+        lists = (_op_libraries(), self.inputs.values(), self.outputs.values())
+        return [str(self.version), *(",".join(names) for names in lists)]
+
+
+def missing() -> str | None:
+    """Says what this machine lacks to build the programs, or gives None."""
+    if sys.platform != "linux":
+        return "the C programs are built on Linux only"
+    compiler = _compiler()[0]
+    if shutil.which(compiler) is None:
+        return f"no C compiler: there is no {compiler}; install gcc or set CC"
+    return None
+
+
+def build(name: str, folder: pathlib.Path) -> pathlib.Path:
+    """Compiles `native/<name>.c` into the folder and gives the program's path."""
+    program, library = folder / name, tf.sysconfig.get_lib()
+    subprocess.run(
+        [*_compiler(), "-std=gnu11", "-O2", "-Wall", "-Wextra"]
+        + ["-isystem", tf.sysconfig.get_include(), "-o", program]
+        + [_SOURCES / f"{source}.c" for source in (name, "signature", "tensors")]
+        + [f"-L{library}", "-l:libtensorflow_cc.so.2", "-l:libtensorflow_framework.so.2"]
+        + [f"-Wl,-rpath,{library}", "-lm", "-pthread"],
+        check=True,
+    )
+    return program
+
+
+def read_signature(
+    version: pathlib.Path,
+    name: str = "serving_default",
+    inputs: Sequence[str] | None = None,
+    outputs: Sequence[str] | None = None,
+) -> Signature:
+    """Reads a signature from `saved_model.pb`.
+
+    Args:
+        version: the folder of the SavedModel.
+        name: of the signature.
+        inputs: its inputs in the order of the columns of a line; None means that of the alphabet.
+        outputs: the outputs to ask for, in this order; None means all, in that of the alphabet.
+    """
+    model = saved_model_pb2.SavedModel.FromString((version / "saved_model.pb").read_bytes())
+    (serving,) = (graph for graph in model.meta_graphs if "serve" in graph.meta_info_def.tags)
+    definition = serving.signature_def[name]
+    return Signature(
+        version,
+        {key: definition.inputs[key].name for key in inputs or sorted(definition.inputs)},
+        {key: definition.outputs[key].name for key in outputs or sorted(definition.outputs)},
+    )
+
+
+def answer(
+    program: pathlib.Path,
+    signature: Signature,
+    rows: Sequence[Sequence[bytes]],
+    batch_sizes: Sequence[int] = (64,),
+) -> dict[str, list[list[bytes]]]:
+    """Asks a signature for rows of columns, in batches of these sizes in turn.
+
+    Returns:
+        For each output its values, [row][value], as they were printed.
+
+    Raises:
+        NativeError: the program could not answer.
+    """
+    printed = _run(program, signature, batch_sizes, rows).split(b"\n")
+    width = len(signature.outputs)
+    values = [[_unescaped(value) for value in line.split(b"\t")] for line in printed[:-1]]
+    return {name: values[index::width] for index, name in enumerate(signature.outputs)}
+
+
+def load(
+    program: pathlib.Path,
+    signature: Signature,
+    rows: Sequence[Sequence[bytes]],
+    *,
+    threads: int,
+    largest_batch: int,
+    warm_up_seconds: int,
+    seconds: int,
+) -> dict[str, Any]:
+    """Asks a signature from several threads for so many seconds after the warm-up.
+
+    Returns:
+        "requests", "rows", "rows_per_second", "p50_ms", "p99_ms" of that time, and the resident
+        memory before and after it, "start_mb" and "end_mb", in millions of bytes.
+
+    Raises:
+        NativeError: a request failed, or a row got another answer than it got alone.
+    """
+    numbers = (threads, largest_batch, warm_up_seconds, seconds)
+    return json.loads(_run(program, signature, numbers, rows))
+
+
+def _run(
+    program: pathlib.Path,
+    signature: Signature,
+    numbers: Sequence[int],
+    rows: Sequence[Sequence[bytes]],
+) -> bytes:
+    done = subprocess.run(
+        [program, *signature.arguments(), *map(str, numbers)],
+        env=_ENVIRONMENT | os.environ,
+        input=b"".join(b"\t".join(map(_escaped, row)) + b"\n" for row in rows),
+        capture_output=True,
+        check=False,
+    )
+    if done.returncode:
+        message = done.stderr.decode("utf-8", "replace").strip()
+        raise NativeError(f"{program.name} ended with status {done.returncode}: {message[-2000:]}")
+    return done.stdout
+
+
+def _compiler() -> list[str]:
+    return shlex.split(os.environ.get("CC") or "gcc")
+
+
+@functools.cache
+def _op_libraries() -> tuple[str, ...]:
+    """All operations of tensorflow-text, which a stock server has too."""
+    package = importlib.util.find_spec("tensorflow_text")
+    if package is None or package.origin is None:
+        raise ModuleNotFoundError("tensorflow-text is not installed: pip install tensorflow-text")
+    libraries = pathlib.Path(package.origin).parent.glob("python/ops/*.so")
+    return tuple(sorted(map(str, libraries)))
+
+
+def _escaped(column: bytes) -> bytes:
+    for character, escape in _ESCAPES.items():
+        column = column.replace(character, escape)
+    return column
+
+
+def _unescaped(value: bytes) -> bytes:
+    parts = value.split(b"\\\\")  # what is left holds no backslash but those of "\t" and "\n"
+    return b"\\".join(part.replace(b"\\t", b"\t").replace(b"\\n", b"\n") for part in parts)

@@ -1,0 +1,508 @@
+"""The client of a model server, against servers in this process that behave, fail or dawdle."""
+
+import http.server
+import os
+import pathlib
+import random
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+
+from fake_server import SERVE, FaultError, Model, serve_grpc, serve_http, serve_rest
+
+import keras_transformer
+from keras_transformer import InputError
+from keras_transformer.serving import transport
+from keras_transformer.serving.client import Client
+from keras_transformer.serving.complaints import ServingError
+from keras_transformer.serving.translation import Translation
+
+PROTOCOLS = ("grpc", "rest")
+SIGNATURES = {
+    "serving_default": {"text": "DT_STRING"},
+    "translate_options": {
+        "text": "DT_STRING",
+        "length_penalty": "DT_FLOAT",
+        "max_length": "DT_INT32",
+        "seed": "DT_INT64",
+        "prefix": "DT_STRING",
+        "banned_phrases": "DT_STRING",
+    },
+    "score": {"source": "DT_STRING", "target": "DT_STRING"},
+}
+
+
+def predict(signature, inputs):
+    """Translates to upper case, with the number of characters as the score."""
+    if signature == "score":
+        lengths = [len(target.split()) + 1 for target in inputs["target"]]
+        padded = [[-0.5] * length + [0.0] * (max(lengths) - length) for length in lengths]
+        return {"scores": [sum(row) for row in padded], "token_scores": padded, "lengths": lengths}
+    texts = inputs["text"]
+    return {
+        "translations": [[text.upper(), text.title()] for text in texts],
+        "scores": [[-float(len(text)), -2.0 * len(text)] for text in texts],
+    }
+
+
+@pytest.fixture
+def model():
+    return Model(SIGNATURES, predict)
+
+
+@pytest.fixture(params=PROTOCOLS)
+def serve(request, model):
+    """Serves the model over each protocol; gives a function that makes clients of it."""
+    with SERVE[request.param](model) as address:
+        clients = []
+
+        def connect(**options):
+            clients.append(Client(address, **({"protocol": request.param} | options)))
+            return clients[-1]
+
+        connect.address, connect.protocol = address, request.param
+        yield connect
+        for client in clients:
+            client.close()
+
+
+@pytest.fixture
+def no_pause(monkeypatch):
+    """Repeats at once."""
+    monkeypatch.setattr(transport, "pause_s", lambda attempt: 0.0)
+
+
+def refusal(call, *arguments, kind=ServingError, **options):
+    """Gives the error of a call, which must be one line."""
+    with pytest.raises(kind) as caught:
+        call(*arguments, **options)
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+def test_translations_come_back_with_their_scores(serve):
+    assert serve().translate(["two trees", "木 ☃ \"' \\ \t"]) == [
+        [Translation("TWO TREES", -9.0), Translation("Two Trees", -18.0)],
+        [Translation("木 ☃ \"' \\ \t", -10.0), Translation("木 ☃ \"' \\ \t", -20.0)],
+    ]
+
+
+def test_no_sentences_ask_nothing(serve, model):
+    assert serve().translate([]) == []
+    assert serve().score([], []) == []
+    assert model.requests == []
+
+
+def test_large_inputs_go_in_batches_of_like_length_and_come_back_in_order(serve, model):
+    generator = random.Random(1)
+    sentences = ["x" * generator.randint(0, 40) + str(number) for number in range(103)]
+    answers = serve(batch_size=10).translate(sentences)
+    assert [answer[0].text for answer in answers] == [text.upper() for text in sentences]
+    sizes = [len(request.inputs["text"]) for request in model.requests]
+    assert sorted(sizes) == [3] + [10] * 10
+    spreads = [
+        max(map(len, request.inputs["text"])) - min(map(len, request.inputs["text"]))
+        for request in model.requests
+    ]
+    assert max(spreads) < 12
+
+
+def test_several_requests_are_under_way_at_once_and_no_more_than_asked_for(serve, model):
+    model.delay_s = 0.1
+    serve(batch_size=1, requests_in_flight=3).translate(list("abcdefghi"))
+    assert model.most_at_once == 3
+
+
+def test_one_client_serves_several_threads(serve):
+    client = serve(batch_size=2)
+    answers = {}
+
+    def translate(number):
+        answers[number] = client.translate([f"a{number}", f"b{number}", f"c{number}"])
+
+    threads = [threading.Thread(target=translate, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for number in range(6):
+        assert [each[0].text for each in answers[number]] == [f"{x}{number}" for x in "ABC"]
+
+
+def test_options_reach_the_sentences_they_were_given_for(serve, model):
+    serve(batch_size=2).translate(
+        ["a", "long sentence", "middle"],
+        length_penalty=np.float32(0.5),
+        max_length=[1, 2, 3],
+        prefix=["A", None, "M"],
+        banned_phrases=[["x", "y"], "z", ()],
+    )
+    rows = {}
+    for request in model.requests:
+        assert request.signature == "translate_options"
+        for row in zip(*request.inputs.values(), strict=True):
+            row = dict(zip(request.inputs, row, strict=True))
+            rows[row.pop("text")] = row
+    assert rows == {
+        "a": dict(length_penalty=0.5, max_length=1, seed=-1, prefix="A", banned_phrases="x\ny"),
+        "long sentence": dict(
+            length_penalty=0.5, max_length=2, seed=-1, prefix="", banned_phrases="z"
+        ),
+        "middle": dict(length_penalty=0.5, max_length=3, seed=-1, prefix="M", banned_phrases=""),
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(beams=3), "has no option beams that can .* it has banned_phrases, length_penalty,"),
+        (dict(text="a"), "has no option text"),
+        (dict(max_length=[1]), "max_length must be .* one for each, got 1 for 2 sentences"),
+        (dict(max_length=1.5), "max_length must be a whole number of 32 bits, got 1.5"),
+        (dict(max_length=2**31), "max_length must be a whole number of 32 bits, got 2147483648"),
+        (dict(seed=2**63), "seed must be a whole number of 64 bits"),
+        (dict(length_penalty=float("nan")), "length_penalty must be a finite number, got nan"),
+        (dict(length_penalty="much"), "length_penalty must be a finite number, got 'much'"),
+        (dict(prefix=3), "prefix must be text or a list of phrases, got 3"),
+        (dict(prefix=["a", "\ud800"]), "prefix must be Unicode, got a lone surrogate"),
+    ],
+)
+def test_options_that_cannot_be_are_refused_before_anything_is_translated(
+    serve, model, options, message
+):
+    with pytest.raises(InputError, match=message):
+        serve().translate(["a", "b"], **options)
+    assert model.requests == []
+
+
+def test_a_model_without_options_says_so(serve, model):
+    del model.signatures["translate_options"]
+    with pytest.raises(InputError, match=r"has no option prefix .* it has none"):
+        serve().translate(["a"], prefix="b")
+
+
+def test_scores_of_given_translations_have_no_padding(serve):
+    scores = serve(batch_size=2).score(["a", "bb", "c"], ["one two", "one", "one two three"])
+    assert [len(score.token_scores) for score in scores] == [3, 2, 4]
+    assert [score.score for score in scores] == [-1.5, -1.0, -2.0]
+    error = refusal(serve().score, ["a"], [], kind=InputError)
+    assert "1 sentences and 0 translations" in str(error)
+
+
+@pytest.mark.parametrize("sentences", ["one", [b"one"], ["\udfff"]], ids=repr)
+def test_what_is_no_list_of_text_is_refused(serve, model, sentences):
+    refusal(serve().translate, sentences, kind=InputError)
+    assert model.requests == []
+
+
+def test_versions_and_labels_are_asked_for(serve, model):
+    model.versions[2] = lambda *_: {"translations": [["two"]], "scores": [[0.0]]}
+    model.states[2] = ("AVAILABLE", "")
+    model.labels["canary"] = 2
+    assert serve().translate(["a"])[0][0].text == "two"
+    assert serve(version=1).translate(["a"])[0][0].text == "A"
+    assert serve(label="canary").translate(["a"])[0][0].text == "two"
+    assert [request.version for request in model.requests] == [2, 1, 2]
+
+
+def test_names_that_urls_cannot_hold_are_escaped(serve, model):
+    model.name = "größe 1/2"
+    assert serve(model="größe 1/2").translate(["a"])[0][0].text == "A"
+
+
+def test_the_status_lists_versions_and_what_is_wrong_with_them(serve, model):
+    model.states[2] = ("END", "no such file")
+    assert serve().status() == [(1, "AVAILABLE", ""), (2, "END", "no such file")]
+
+
+@pytest.mark.parametrize("code", ["UNAVAILABLE", "RESOURCE_EXHAUSTED"])
+def test_what_may_pass_is_tried_again(serve, model, no_pause, code):
+    model.faults = [FaultError(code, "busy")] * 3
+    assert serve(retries=3).translate(["a"])[0][0].text == "A"
+    assert len(model.requests) == 4
+
+
+def test_retries_have_an_end_that_is_told_with_their_number(serve, model, no_pause):
+    model.faults = [FaultError("RESOURCE_EXHAUSTED", "the queue is full")] * 9
+    error = refusal(serve(retries=2).translate, ["a"])
+    assert len(model.requests) == 3
+    assert error.code == "RESOURCE_EXHAUSTED"
+    assert "too much to do: the queue is full; tried 3 times in 0." in str(error)
+    model.requests.clear()
+    error = refusal(serve(retries=0).translate, ["a"])
+    assert "tried once" in str(error)
+    assert len(model.requests) == 1
+
+
+@pytest.mark.parametrize("code", ["INVALID_ARGUMENT", "INTERNAL", "FAILED_PRECONDITION"])
+def test_what_will_not_pass_is_not_tried_again(serve, model, no_pause, code):
+    model.faults = [FaultError(code, 'it\'s "wrong": ' + "x" * 1000)] * 9
+    error = refusal(serve().translate, ["a"])
+    assert len(model.requests) == 1
+    assert f"the {serve.protocol} server at {serve.address} refuses: it" in str(error)
+    assert '"wrong"' in str(error)
+    assert len(str(error)) < 500
+
+
+def test_pauses_double_up_to_a_bound_and_differ():
+    for attempt, longest in ((1, 0.1), (2, 0.2), (4, 0.8), (8, 5.0), (5000, 5.0)):
+        pauses = [transport.pause_s(attempt) for _ in range(200)]
+        assert longest / 2 <= min(pauses) < max(pauses) <= longest
+        assert max(pauses) - min(pauses) > longest / 4
+
+
+def test_the_deadline_bounds_retries_and_their_pauses(serve, model):
+    model.faults = [FaultError("UNAVAILABLE", "busy")] * 99
+    start = time.monotonic()
+    error = refusal(serve(timeout_s=0.5, retries=99).translate, ["a"])
+    assert time.monotonic() - start < 1.0
+    assert 2 <= len(model.requests) <= 5  # pauses of about 0.1, 0.2, 0.4 seconds
+    assert error.code == "UNAVAILABLE"
+
+
+def test_a_slow_server_is_left_at_the_deadline(serve, model):
+    model.delay_s = 1.0
+    start = time.monotonic()
+    error = refusal(serve(timeout_s=0.2).translate, ["a"])
+    assert time.monotonic() - start < 0.8
+    assert error.code == "DEADLINE_EXCEEDED"
+    assert "no answer" in str(error) and "Raise the timeout" in str(error)
+    assert len(model.requests) == 1
+
+
+def test_an_answer_that_trickles_in_is_left_at_the_deadline():
+    class Trickle(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            self.send_response(200)
+            self.end_headers()
+            for _ in range(40):
+                self.wfile.write(b" ")
+                time.sleep(0.05)
+
+        def log_message(self, *arguments):
+            pass
+
+    with serve_http(Trickle) as address, Client(address, protocol="rest", timeout_s=0.3) as client:
+        start = time.monotonic()
+        assert refusal(client.translate, ["a"]).code == "DEADLINE_EXCEEDED"
+        assert time.monotonic() - start < 0.8
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_server_that_is_down_is_told_with_its_address(free_ports, protocol):
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    with Client(address, protocol=protocol, retries=2, timeout_s=5) as client:
+        for call in (client.status, lambda: client.translate(["a"], prefix="b")):
+            error = refusal(call)
+            assert error.code == "UNAVAILABLE"
+            assert f"no answer from a {protocol} server at {address}" in str(error)
+            assert "tried 3 times" in str(error) and "Is it running" in str(error)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_server_that_starts_late_is_waited_for(model, free_ports, protocol):
+    (port,) = free_ports(1)
+    with Client(f"127.0.0.1:{port}", protocol=protocol, retries=9) as client:
+        answers = []
+        thread = threading.Thread(target=lambda: answers.extend(client.translate(["a"])))
+        thread.start()
+        time.sleep(0.3)
+        with SERVE[protocol](model, port):
+            thread.join(timeout=10)
+            assert answers[0][0].text == "A"
+
+
+def test_a_host_that_is_unknown_is_told():
+    with Client("no-such-host.invalid:1", protocol="rest", retries=0) as client:
+        assert "no-such-host.invalid:1" in str(refusal(client.status))
+
+
+def test_a_model_that_is_absent_is_told(serve):
+    for call in (serve(model="other").status, lambda: serve(model="other").translate(["a"])):
+        error = refusal(call)
+        assert error.code == "NOT_FOUND"
+        assert f"server at {serve.address} has no model 'other'; give the name" in str(error)
+
+
+def test_a_version_that_is_absent_is_told_with_those_there_are(serve, model):
+    model.states[2] = ("END", "out of memory")
+    error = refusal(serve(version=7).translate, ["a"])
+    assert "does not serve version 7 of model 'translator'" in str(error)
+    assert "version 1 is AVAILABLE; version 2 is END (out of memory)" in str(error)
+
+
+def test_a_model_that_is_loading_is_told(serve, model):
+    model.states = {1: ("LOADING", "")}
+    error = refusal(serve().translate, ["a"])
+    assert "does not serve model 'translator': version 1 is LOADING" in str(error)
+
+
+def test_a_label_that_is_absent_is_told(serve):
+    assert "version label: canary" in str(refusal(serve(label="canary").translate, ["a"]))
+
+
+def test_a_signature_that_is_absent_is_told_with_those_there_are(serve, model):
+    del model.signatures["score"]
+    error = refusal(serve().score, ["a"], ["b"])
+    assert "model 'translator' at" in str(error)
+    assert "has no signature score; it has serving_default, translate_options" in str(error)
+
+
+@pytest.mark.parametrize(
+    "outputs",
+    [
+        {"classes": [[1, 2]]},
+        {"classes": [1], "probabilities": [0.5]},
+        {"translations": [["a"], ["b"]], "scores": [[0.0], [0.0]]},
+        {"translations": [["a", "b"]], "scores": [[0.0]]},
+        {"translations": [[1.0]], "scores": [[0.0]]},
+        {"translations": [["a"]], "scores": [["b"]]},
+        {"translations": ["a"], "scores": [0.0]},
+    ],
+    ids=repr,
+)
+def test_an_answer_that_is_not_a_translators_is_told(serve, model, outputs):
+    model.versions[1] = lambda *_: outputs
+    error = refusal(serve().translate, ["a"])
+    assert "of model 'translator'" in str(error) and "is not that of a translator" in str(error)
+    assert error.code == "DATA_LOSS"
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [(200, b"<html>hello</html>"), (200, b"[1]"), (404, b"<html>nothing here</html>"),
+     (405, b""), (200, b'{"status": "ok"}')],
+)  # fmt: skip
+def test_another_server_of_http_is_recognized(status, body):
+    class Website(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_POST = do_GET  # noqa: N815
+
+        def log_message(self, *arguments):
+            pass
+
+    with serve_http(Website) as address, Client(address, protocol="rest") as client:
+        error = refusal(client.status)
+        assert f"no model server of TensorFlow is the rest server at {address}" in str(error)
+        refusal(client.translate, ["a"])
+
+
+def test_the_port_of_the_other_protocol_is_recognized(model):
+    with serve_grpc(model) as address, Client(address, protocol="rest", retries=1) as client:
+        error = refusal(client.status)
+        assert "the protocol that it speaks" in str(error) or "the port of that" in str(error)
+    with serve_rest(model) as address, Client(address, protocol="grpc", retries=1) as client:
+        error = refusal(client.status)
+        assert "the protocol that it speaks" in str(error) or "the port of that" in str(error)
+
+
+def test_a_server_that_hangs_up_amid_its_answer_is_asked_again():
+    answers = [
+        b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{",
+        b"",
+        b'HTTP/1.1 200 OK\r\n\r\n{"outputs": {"translations": [["b"]], "scores": [[0]]}}',
+    ]
+
+    def serve(listening):
+        for answer in answers:
+            connection, _ = listening.accept()
+            with connection:
+                connection.recv(10_000)
+                connection.sendall(answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=serve, args=(listening,), daemon=True).start()
+        with Client(f"127.0.0.1:{listening.getsockname()[1]}", protocol="rest") as client:
+            assert client.translate(["a"]) == [[Translation("b", 0.0)]]
+
+
+def test_closing_ends_requests_under_way(serve, model):
+    model.delay_s = 3.0
+    client = serve(timeout_s=30)
+    errors = []
+
+    def translate():
+        try:
+            client.translate(["a"])
+        except InputError as error:
+            errors.append(str(error))
+
+    thread = threading.Thread(target=translate)
+    thread.start()
+    while not model.requests:
+        time.sleep(0.01)
+    client.close()
+    thread.join(timeout=2.0)
+    assert errors == ["the client is closed; make another one"]
+    refusal(client.translate, ["a"], kind=InputError)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (dict(address="localhost"), "must be host:port, such as localhost:8500, got 'localhost'"),
+        (dict(address="http://localhost:8501"), "must be host:port"),
+        (dict(address="localhost:99999"), "must be host:port"),
+        (dict(address=":8500"), "must be host:port"),
+        (dict(protocol="http"), "protocol must be grpc or rest, got 'http'"),
+        (dict(batch_size=0), "batch_size must be at least 1, got 0"),
+        (dict(retries=-1), "retries must be at least 0, got -1"),
+        (dict(requests_in_flight=0), "requests_in_flight must be at least 1"),
+        (dict(timeout_s=0), "timeout_s must be larger than 0, got 0"),
+        (dict(version=1, label="a"), "give version 1 or label 'a', not both"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(arguments, message):
+    with pytest.raises(InputError, match=message):
+        Client(**({"address": "localhost:8500"} | arguments))
+
+
+def test_ipv6_addresses_are_understood(model):
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("needs IPv6 on this machine")
+    with Client("[::1]:9", protocol="rest", retries=0) as client:
+        assert "server at [::1]:9" in str(refusal(client.status))
+
+
+def test_rest_needs_no_tensorflow_and_grpc_says_what_it_needs():
+    program = """
+import sys
+sys.modules.update(dict.fromkeys(("tensorflow", "keras", "grpc", "numpy")))  # not to be had
+from keras_transformer.serving import Client
+client = Client("localhost:1", protocol="rest", retries=0)
+try:
+    client.translate(["a"])
+except ValueError as error:
+    print(error)
+try:
+    Client("localhost:1")
+except ValueError as error:
+    print(error)
+"""
+    root = str(pathlib.Path(keras_transformer.__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"PYTHONPATH": root},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.splitlines()
+    assert first.startswith("no answer from a rest server at localhost:1")
+    assert second.startswith("protocol grpc needs the package tensorflow-serving-api")

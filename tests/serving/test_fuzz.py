@@ -1,0 +1,142 @@
+"""The exported signature is fed ten thousand inputs that nobody would type."""
+
+import random
+import unicodedata
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_transformer.serving import load_exported
+
+_COUNT = 10_000
+_BLANKS = [*" \t\n\r\v\f\x1c\x85\xa0\u1680\u2000\u2009\u2028\u2029\u202f\u205f\u3000\u200b\ufeff"]
+_EMOJI = [*"😀👍🏽❤\ufe0f👩\u200d💻🏳🌈🇩🇪1\u20e3", "👩‍👩‍👧‍👦"]
+_JOINERS = [*"\u200c\u200d\u200e\u200f\u202a\u202e\u2066\u2069\ufe0e\ufe0f\u034f\u2060"]
+_MARKS = [chr(code) for code in range(0x300, 0x370) if unicodedata.combining(chr(code))]
+_RIGHT_TO_LEFT = [chr(code) for code in (*range(0x5D0, 0x5EB), *range(0x620, 0x64B))]
+_SPECIAL = [
+    "▁",
+    "<s>",
+    "</s>",
+    "<unk>",
+    "<pad>",
+    "⁇",
+    "\ufffd",
+    "\\n",
+    "\t",
+    '"',
+    "%s",
+    "{}",
+    "\x00",
+]
+
+
+def _any_character(generator):
+    """Draws from all planes of Unicode alike, without the surrogates, which UTF-8 cannot hold."""
+    code = generator.randrange(0x10000) + 0x10000 * generator.choice([0] * 8 + [*range(17)])
+    return chr(code if not 0xD800 <= code < 0xE000 else 0x20)
+
+
+def _make_kinds(words):
+    """Gives functions that draw one short piece of text, as bytes."""
+
+    def one_of(pieces):
+        return lambda generator: generator.choice(pieces).encode()
+
+    return [
+        lambda generator: _any_character(generator).encode(),
+        lambda generator: chr(generator.randrange(0x20)).encode(),
+        lambda generator: generator.randbytes(generator.randint(1, 4)),
+        # A character that was cut.
+        lambda generator: _any_character(generator).encode()[:-1],
+        # A surrogate, and "/" in two bytes: what only a careless reader of UTF-8 lets through.
+        lambda generator: generator.choice([b"\xed\xa0\x80", b"\xc0\xaf", b"\xf5\x80\x80\x80"]),
+        *map(one_of, (_BLANKS, _EMOJI, _JOINERS, _MARKS, _RIGHT_TO_LEFT, _SPECIAL)),
+        lambda generator: b" " + generator.choice(words).encode() + b" ",
+    ]
+
+
+def _make_text(generator, kinds):
+    """Draws a text of one kind or of several, seldom long."""
+    mixed = generator.sample(kinds, generator.choice([1, 1, 2, 3, len(kinds)]))
+    length = int(generator.choice([3, 20, 20, 60]) * generator.random())
+    if generator.random() < 0.005:
+        length = 5_000
+    return b"".join(generator.choice(mixed)(generator) for _ in range(length))
+
+
+@pytest.fixture(scope="module")
+def inputs(words):
+    """Ten thousand texts, ten of them as long as a megabyte."""
+    generator = random.Random(7)
+    kinds = _make_kinds(list(words))
+    texts = [_make_text(generator, kinds) for _ in range(_COUNT - 10)]
+    for _ in range(10):
+        text = _make_text(generator, kinds) or b" "
+        texts.insert(generator.randrange(len(texts)), text * (1_000_000 // len(text)))
+    return texts
+
+
+@pytest.fixture(scope="module")
+def answers(inputs, exported, words):
+    """What each text got, in batches of 0 to 64: translations and scores.
+
+    One sentence in each batch is well known, and must be translated as ever.
+    """
+    serve = load_exported(exported)
+    generator = random.Random(11)
+    known = [" ".join(generator.choices(list(words), k=3)) for _ in range(20)]
+    translations, scores = [], []
+    while len(translations) < len(inputs):
+        size = generator.randint(0, 64)
+        batch = inputs[len(translations) : len(translations) + size]
+        place = generator.randint(0, len(batch))
+        sentence = generator.choice(known)
+        asked = [*batch[:place], sentence.encode(), *batch[place:]] if batch else []
+        answer = {key: value.numpy() for key, value in serve(tf.constant(asked, tf.string)).items()}
+        assert answer["translations"].shape == answer["scores"].shape == (len(asked), 2)
+        if asked:
+            expected = " ".join(words[word] for word in sentence.split())
+            assert answer["translations"][place, 0].decode() == expected
+        is_fuzz = np.arange(len(asked)) != place
+        translations.extend(answer["translations"][is_fuzz])
+        scores.extend(answer["scores"][is_fuzz])
+    return serve, translations, np.array(scores)
+
+
+def test_every_input_gets_two_translations_in_utf8_with_finite_scores(inputs, answers):
+    _, translations, scores = answers
+    assert len(inputs) == len(translations) == _COUNT
+    assert scores.shape == (_COUNT, 2)
+    assert np.isfinite(scores).all()
+    assert (scores[:, 0] >= scores[:, 1]).all()
+    for row in translations:
+        for translation in row:
+            translation.decode("utf-8")  # would raise
+
+
+def test_neighbours_do_not_change_an_answer(inputs, answers):
+    serve, translations, scores = answers
+    sample = sorted(random.Random(13).sample(range(_COUNT), 200))
+    sample += [index for index, text in enumerate(inputs) if len(text) > 100_000][:3]
+    for index in sample:
+        alone = serve(tf.constant([inputs[index]]))
+        np.testing.assert_allclose(alone["scores"][0], scores[index], atol=1e-4)
+        first, second = scores[index]
+        if first - second > 1e-3:  # else rounding may choose
+            assert alone["translations"][0, 0].numpy() == translations[index][0]
+
+
+def test_the_inputs_are_as_odd_as_they_are_meant_to_be(inputs):
+    def count(is_odd):
+        return sum(bool(is_odd(text)) for text in inputs)
+
+    assert count(lambda text: len(text) > 900_000) == 10
+    assert count(lambda text: not text) > 100
+    assert count(lambda text: text and not text.decode("utf-8", "replace").strip()) > 50
+    assert count(lambda text: "\ufffd" in text.decode("utf-8", "replace")) > 1000
+    assert count(lambda text: b"\x00" in text) > 500
+    assert (
+        count(lambda text: any(ord(c) > 0xFFFF for c in text[:500].decode("utf-8", "ignore"))) > 999
+    )

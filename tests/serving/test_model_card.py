@@ -1,0 +1,82 @@
+"""The model card: what it tells, and what it keeps to itself."""
+
+import json
+
+import pytest
+
+from keras_transformer.config import DataConfig, ModelConfig, TrainingConfig
+from keras_transformer.errors import InputError
+from keras_transformer.serving.model_card import describe_run, read_model_card
+from keras_transformer.text import learn_vocabulary
+from keras_transformer.training import RunDirectory
+
+
+@pytest.fixture
+def make_run(tmp_path):
+    """Makes a run directory with scores, of a run that had files from all over the disk."""
+
+    def make(**data):
+        run = RunDirectory(tmp_path / "run")
+        vocabulary = learn_vocabulary(["a b c"], size=7, kind="word")
+        run.create(
+            ModelConfig.preset("tiny", vocabulary_size=vocabulary.size),
+            DataConfig(**data),
+            TrainingConfig.preset("tiny", seed=7),
+            vocabulary,
+            vocabulary,
+        )
+        scores = run.checkpoints().scores
+        scores.path.parent.mkdir()
+        scores.write(1000, {"bleu": 20.5})
+        scores.write(2000, {"bleu": 30.5, "val_loss": 2.0})
+        return run
+
+    return make
+
+
+def test_an_exported_version_tells_what_it_is(exported, separate_translator):
+    card = read_model_card(exported)
+    assert card["model"] == separate_translator._model().config.to_dict()
+    assert card["search"] == json.loads(separate_translator.search.to_json())
+    assert card["parameters"] == separate_translator._model().count_params()
+    assert card["precision"] == {"weights": ["float32"], "computation": "float32"}
+    for side in ("source", "target"):
+        vocabulary = getattr(separate_translator, f"{side}_tokenizer").vocabulary
+        assert card["vocabularies"][side] == {
+            "size": vocabulary.size,
+            "sha256": vocabulary.fingerprint,
+        }
+    assert card["signatures"]["serving_default"] == {
+        "inputs": {"text": {"type": "string", "shape": [None]}},
+        "outputs": {
+            "translations": {"type": "string", "shape": [None, 2]},
+            "scores": {"type": "float32", "shape": [None, 2]},
+        },
+    }
+    assert "SentencepieceTokenizeOp" in card["operations_of_tensorflow_text"]
+    assert {"tensorflow", "tensorflow-text", "keras"} < card["packages"].keys()
+
+
+def test_it_names_no_folder(make_run, tmp_path):
+    files = {"train_source": "/home/me/train.en,/data/more.en", "train_target": "train.de,more.de"}
+    run = make_run(**files, vocabulary=str(tmp_path / "bpe.model"))
+    training = describe_run(run, "step-1000")
+    assert training["data"]["train_source"] == "train.en,more.en"
+    assert training["data"]["vocabulary"] == "bpe.model"
+    assert training["settings"]["seed"] == 7
+    assert "/" not in json.dumps(training)
+
+
+def test_scores_are_those_of_the_checkpoint_or_else_of_the_last_one(make_run):
+    run = make_run(train_source="a", train_target="b")
+    of_last = {"step-2000": {"bleu": 30.5, "val_loss": 2.0}}
+    assert describe_run(run, "step-1000")["dev_scores"] == {"step-1000": {"bleu": 20.5}}
+    assert describe_run(run, "step-2000")["dev_scores"] == of_last
+    assert describe_run(run, "average")["dev_scores"] == of_last
+    run.checkpoints().scores.path.unlink()
+    assert describe_run(run, "average")["dev_scores"] == {}
+
+
+def test_a_folder_without_a_card_is_refused(tmp_path):
+    with pytest.raises(InputError, match="give the folder of an exported version"):
+        read_model_card(tmp_path)

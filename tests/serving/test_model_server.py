@@ -1,0 +1,205 @@
+"""An exported model in tensorflow_model_server, driven through the client.
+
+The server is looked for on the PATH and in the environment variable TENSORFLOW_MODEL_SERVER; where
+there is none, its tests are skipped. A stand-in, stand_in_server.py, goes through the same tests
+everywhere, so that these are known to work; what it passes says nothing of the server.
+"""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import tensorflow as tf
+
+from keras_transformer.serving.client import Client
+from keras_transformer.serving.complaints import ServingError
+from keras_transformer.serving.options import text_column
+from keras_transformer.serving.signatures import make_signatures
+
+STAND_IN = pathlib.Path(__file__).with_name("stand_in_server.py")
+BATCHING = """
+max_batch_size { value: 16 }
+batch_timeout_micros { value: 5000 }
+max_enqueued_batches { value: 1000 }
+num_batch_threads { value: 2 }
+"""
+START_S = 180
+SENTENCES = ["hello tree", "", "sun", "cat cat two house", "unknown words", "two"] * 5
+
+
+@pytest.fixture(scope="module", params=["tensorflow_model_server", "stand-in"])
+def program(request):
+    """The command that starts a server."""
+    if request.param == "stand-in":
+        return [sys.executable, str(STAND_IN)]
+    name = os.environ.get("TENSORFLOW_MODEL_SERVER", request.param)
+    found = shutil.which(name)
+    if found is None:
+        pytest.skip(
+            "needs tensorflow_model_server on the PATH or named by TENSORFLOW_MODEL_SERVER, "
+            "which is not here; only its stand-in is tested"
+        )
+    return [found]
+
+
+@pytest.fixture(scope="module")
+def server(program, exported, free_ports, tmp_path_factory):
+    """A server with batching of the exported model; gives its ports and the model's folder."""
+    folder = tmp_path_factory.mktemp("server")
+    shutil.copytree(exported, folder / "models" / "1")
+    (folder / "batching.txt").write_text(BATCHING)
+    ports = dict(zip(("grpc", "rest"), free_ports(2), strict=True))
+    command = [
+        *program,
+        f"--port={ports['grpc']}",
+        f"--rest_api_port={ports['rest']}",
+        "--model_name=translator",
+        f"--model_base_path={folder / 'models'}",
+        "--file_system_poll_wait_seconds=1",
+        "--enable_batching=true",
+        f"--batching_parameters_file={folder / 'batching.txt'}",
+    ]
+    log = folder / "log"
+    with log.open("w") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+    try:
+        with Client(f"127.0.0.1:{ports['rest']}", protocol="rest") as client:
+            wait_for(lambda: states(client).get(1) == "AVAILABLE", process, log)
+        yield ports, folder / "models"
+    finally:
+        process.terminate()
+        try:
+            process.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture(params=["grpc", "rest"])
+def connect(request, server):
+    """Makes clients of the server, over each protocol."""
+    address = f"127.0.0.1:{server[0][request.param]}"
+    clients = []
+
+    def connect(**options):
+        clients.append(Client(address, **({"protocol": request.param} | options)))
+        return clients[-1]
+
+    yield connect
+    for client in clients:
+        client.close()
+
+
+def states(client):
+    """Gives the state of each version; none where the model or the server is not there yet."""
+    try:
+        return {entry.version: entry.state for entry in client.status()}
+    except ServingError:
+        return {}
+
+
+def wait_for(condition, process=None, log=None):
+    end = time.monotonic() + START_S
+    while not condition():
+        if process is not None and process.poll() is not None:
+            pytest.fail(f"the server ended with status {process.returncode}: {log.read_text()}")
+        assert time.monotonic() < end
+        time.sleep(0.2)
+
+
+def same(ours, theirs):
+    """Compares translations, and their scores as far as floats of batches of any size agree."""
+    assert [[each.text for each in row] for row in ours] == [
+        [each.text for each in row] for row in theirs
+    ]
+    scores = [each.score for row in theirs for each in row]
+    assert [each.score for row in ours for each in row] == pytest.approx(scores, abs=1e-4)
+
+
+def test_the_server_translates_as_python_does(connect, separate_translator):
+    expected = separate_translator.translate(SENTENCES)
+    for batch_size in (1, 7, 64):
+        same(connect(batch_size=batch_size).translate(SENTENCES), expected)
+
+
+def test_the_server_scores_as_python_does(connect, separate_translator):
+    target = [row[-1].text for row in separate_translator.translate(SENTENCES)]
+    score = make_signatures(separate_translator)["score"]
+    answer = score(tf.constant(SENTENCES), tf.constant(target))
+    scores = connect(batch_size=7).score(SENTENCES, target)
+    assert [each.score for each in scores] == pytest.approx(answer["scores"].numpy(), abs=1e-4)
+    assert [len(each.token_scores) for each in scores] == answer["lengths"].numpy().tolist()
+    assert [sum(each.token_scores) for each in scores] == pytest.approx(
+        [each.score for each in scores], abs=1e-4
+    )
+
+
+def test_many_clients_at_once_get_what_each_gets_alone(connect, separate_translator):
+    expected = separate_translator.translate(SENTENCES)
+    client = connect(batch_size=1, requests_in_flight=8)
+    answers = [[] for _ in range(4)]
+    threads = [
+        threading.Thread(target=lambda rows=rows: rows.extend(client.translate(SENTENCES)))
+        for rows in answers
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for rows in answers:
+        same(rows, expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(model="other"), "has no model 'other'"),
+        (dict(version=77), "does not serve version 77 of model 'translator': version 1 is AVAIL"),
+        (dict(label="canary"), "canary"),
+    ],
+)
+def test_what_the_server_has_not_is_told(connect, options, message):
+    with pytest.raises(ServingError, match=message):
+        connect(**options).translate(["sun"])
+
+
+def test_a_signature_that_the_server_has_not_is_told(connect):
+    client = connect()
+    with pytest.raises(ServingError, match=r"has no signature tell; it has .*serving_default"):
+        client._rows("tell", {"text": text_column("text", ["sun"])}, list)
+
+
+def test_a_new_version_takes_over_without_a_failed_request(server, connect):
+    client = connect(batch_size=2)
+    folder = server[1]
+    old = max(int(path.name) for path in folder.glob("[0-9]*"))
+    expected = client.translate(SENTENCES)
+    answers, is_over = [], threading.Event()
+
+    def translate():
+        while not is_over.is_set():
+            try:
+                answers.append(client.translate(SENTENCES))
+            except ServingError as error:
+                answers.append(error)
+
+    thread = threading.Thread(target=translate)
+    thread.start()
+    try:
+        shutil.copytree(folder / str(old), folder / "writing")
+        (folder / "writing").rename(folder / str(old + 1))
+        wait_for(lambda: states(client).get(old + 1) == "AVAILABLE")
+        wait_for(lambda: states(client).get(old, "END") == "END")
+    finally:
+        is_over.set()
+        thread.join()
+    assert [error for error in answers if isinstance(error, ServingError)] == []
+    for rows in [*answers, client.translate(SENTENCES)]:
+        same(rows, expected)
+    with pytest.raises(ServingError, match=f"does not serve version {old} of model"):
+        connect(version=old).translate(["sun"])

@@ -1,0 +1,163 @@
+"""The export in the model server's runtime, driven from C: the same answers, under load too."""
+
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+
+import native_runtime
+import sustained_load
+
+pytestmark = pytest.mark.skipif(
+    native_runtime.missing() is not None, reason=str(native_runtime.missing())
+)
+
+_SENTENCES = [
+    *("hello two cat", "sun", "tree house tree sun", "two two", "cat"),
+    *("привет мир", "木 两 房子", "شمس وقطة", "γάτα και σπίτι", "दो पेड़", "かな한글 hello"),
+    *("", " ", "\t\n\u3000", "hello\ttwo\nsun", "two\r\ncat\u2028sun", "\\t sun \\", "a\\\tb"),
+    *(
+        "😀 hello 👩‍👩‍👧‍👦 two",
+        "\x00\x01\x1f sun \x7f\u200b\ufeff",
+        "two sun " * 15_000,
+        "x" * 100_001,
+    ),
+]
+_BYTES = [
+    *(text.encode() for text in _SENTENCES),
+    b"\xff\xfe\x80 sun",
+    b"cat \xe6\x9c",
+    b"\xf0\x9f",
+]
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("programs")
+    return {name: native_runtime.build(name, folder) for name in ("answer", "load")}
+
+
+@pytest.fixture
+def save(tmp_path):
+    """Saves a function of some tensors as a SavedModel, and gives its signature."""
+
+    def save(function, *specs):
+        module = tf.Module()
+        module.serve = tf.function(function, input_signature=specs)
+        tf.saved_model.save(module, str(tmp_path / "1"), {"serving_default": module.serve})
+        return native_runtime.read_signature(tmp_path / "1", inputs=[spec.name for spec in specs])
+
+    return save
+
+
+def _text(name="text"):
+    return tf.TensorSpec([None], tf.string, name=name)
+
+
+@pytest.mark.parametrize("batch_sizes", [[1], [5, 64, 2]], ids=["alone", "mixed batches"])
+def test_without_python_each_sentence_gets_the_answer_it_gets_in_python(
+    exported, separate_translator, programs, batch_sizes
+):
+    signature = native_runtime.read_signature(exported)
+    rows = [[sentence] for sentence in _BYTES]
+    answer = native_runtime.answer(programs["answer"], signature, rows, batch_sizes)
+    ours = separate_translator(tf.constant(_BYTES))
+    assert answer["translations"] == ours["translations"].numpy().tolist()
+    scores = np.array(answer["scores"], np.float32)
+    np.testing.assert_allclose(scores, ours["scores"], atol=1e-5)
+
+
+def test_an_empty_batch_has_an_empty_answer(exported, programs):
+    signature = native_runtime.read_signature(exported)
+    empty = native_runtime.answer(programs["answer"], signature, [])
+    assert empty == {"scores": [], "translations": []}
+
+
+def test_columns_of_a_line_are_the_inputs_of_any_signature(programs, save):
+    def describe(text, ids, count, weight):
+        return {
+            "joined": tf.stack([text, tf.strings.join([text, tf.strings.as_string(count)])], 1),
+            "sums": tf.reduce_sum(ids, axis=1),
+            "scaled": tf.cast(count, tf.float32) * weight,
+            "width": tf.fill(tf.shape(count), tf.shape(ids)[1]),
+        }
+
+    signature = save(
+        describe,
+        _text(),
+        tf.TensorSpec([None, None], tf.int64, name="ids"),
+        tf.TensorSpec([None], tf.int32, name="count"),
+        tf.TensorSpec([None], tf.float32, name="weight"),
+    )
+    rows = [[b"a\tb\\n", b"4 5 6", b"2", b"0.25"], [b"", b"", b"-3", b"1e3"]]
+    assert native_runtime.answer(programs["answer"], signature, rows) == {
+        "joined": [[b"a\tb\\n", b"a\tb\\n2"], [b"", b"-3"]],
+        "sums": [[b"15"], [b"0"]],
+        "scaled": [[b"0.5"], [b"-3000"]],
+        "width": [[b"3"], [b"3"]],
+    }
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [([b"a"], "too few columns: 'a'"), ([b"a", b"two"], "expected numbers, got 'two'")],
+)
+def test_a_line_that_does_not_fit_the_signature_is_refused(programs, save, row, message):
+    count = tf.TensorSpec([None], tf.int32, name="count")
+    signature = save(lambda text, count: {"text": text, "count": count}, _text(), count)
+    with pytest.raises(native_runtime.NativeError, match=message):
+        native_runtime.answer(programs["answer"], signature, [row])
+
+
+def test_ten_seconds_of_load_from_four_threads_change_no_answer_and_take_no_memory(exported):
+    command = [sys.executable, sustained_load.__file__, "--seconds=10", "--warm_up_seconds=2"]
+    command.append(f"--export_dir={exported}")
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def bear(programs):
+    """Puts a load of two seconds on a signature and gives what is wrong with it."""
+
+    def bear(signature):
+        with pytest.raises(native_runtime.NativeError) as caught:
+            sustained_load.bear(
+                programs["load"],
+                signature.version,
+                [b"sun", b"tree"],
+                seconds=2,
+                warm_up_seconds=0,
+                largest_batch=4,
+            )
+        return str(caught.value)
+
+    return bear
+
+
+def test_under_load_another_answer_is_found(save, bear):
+    def guess(text):
+        return {"answer": tf.strings.as_string(tf.random.uniform(tf.shape(text)))}
+
+    assert "got another answer" in bear(save(guess, _text()))
+
+
+def test_under_load_growing_memory_is_found(save, bear):
+    def hoard(text):
+        tf.raw_ops.Stage(values=[tf.random.uniform([2**18])])  # 1 MB that nobody takes
+        return {"answer": text}
+
+    assert "memory grew by" in bear(save(hoard, _text()))
+
+
+def test_under_load_a_failed_request_is_found(save, bear):
+    def refuse_full_batches(text):
+        with tf.control_dependencies([tf.debugging.assert_less(tf.size(text), 4)]):
+            return {"answer": tf.identity(text)}
+
+    assert "running the signature: " in bear(save(refuse_full_batches, _text()))

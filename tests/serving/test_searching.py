@@ -1,0 +1,129 @@
+"""Decoding modes from text to text: configured, or wished for by single sentences."""
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+SENTENCES = ["hello two cat", "sun", "tree house tree sun", ""]
+
+
+@pytest.fixture(scope="module")
+def two_best(make_translator):
+    return make_translator(num_translations=2)
+
+
+def texts(answer):
+    return [[text.decode() for text in row] for row in answer["translations"].numpy().tolist()]
+
+
+def ask(translator, sentences, **wishes):
+    """Translates with wishes: a value for all, or a list with one for each."""
+    columns = {}
+    for name, spec in translator.option_inputs().items():
+        neutral = "" if spec.dtype == tf.string else -1
+        values = wishes.pop(name, neutral)
+        values = values if isinstance(values, list) else [values] * len(sentences)
+        columns[name] = tf.constant(values, spec.dtype)
+    assert not wishes
+    return _traced(translator)(text=tf.constant(sentences, tf.string), **columns)
+
+
+@functools.cache
+def _traced(translator):
+    text = tf.TensorSpec([None], tf.string)
+    function = tf.function(translator.translate_options)
+    return function.get_concrete_function(text=text, **translator.option_inputs())
+
+
+def test_sentences_without_wishes_get_what_the_translator_gives(translator):
+    answer, expected = ask(translator, SENTENCES), translator(tf.constant(SENTENCES))
+    assert texts(answer) == texts(expected)
+    np.testing.assert_allclose(answer["scores"], expected["scores"], rtol=1e-5)
+
+
+def test_every_sentence_has_its_own_wishes(make_translator, words):
+    translator = make_translator(num_translations=1)
+    plain = texts(translator(tf.constant(["hello two"] * 5)))[0][0]
+    answer = ask(
+        translator,
+        ["hello two"] * 5,
+        prefix=["", words["sun"], "", "", ""],
+        banned_phrases=["", "", words["hello"], "", ""],
+        required_phrases=["", "", "", f"{words['cat']}\n{words['house']}", ""],
+        max_length=[-1, -1, -1, -1, 1],
+    )
+    same, begun, without, with_both, short = (row[0] for row in texts(answer))
+    assert same == plain == f"{words['hello']} {words['two']}"
+    assert begun.startswith(words["sun"])
+    assert words["hello"] not in without
+    assert words["cat"] in with_both and words["house"] in with_both
+    assert len(short.split()) == 1
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "wish"),
+    [
+        ("banned_phrases", ("привет",), "привет"),
+        ("required_phrases", ("شمس", "木"), "شمس\n木"),
+        ("length_penalty", 3.0, 3.0),
+        ("coverage_penalty", 0.4, 0.4),
+        ("repetition_penalty", 4.0, 4.0),
+        ("no_repeat_ngram", 1, 1),
+        ("min_length", 5, 5),
+        ("max_length", 2, 2),
+        ("max_extra_length", 1, 1),
+    ],
+)
+def test_a_wish_gives_what_the_same_configuration_gives(make_translator, two_best, field, value, wish):
+    sentences = ["tree tree tree", "hello", "two cat"]
+    configured = make_translator(num_translations=2, **{field: value})
+    expected = configured(tf.constant(sentences))
+    answer = ask(two_best, sentences, **{field: wish})
+    assert texts(answer) == texts(expected)
+    np.testing.assert_allclose(answer["scores"], expected["scores"], rtol=1e-4)
+
+
+def test_samples_depend_on_the_seed_of_the_sentence_alone(make_translator):
+    translator = make_translator(method="sampling", num_translations=3, temperature=5.0)
+    sentences = ["hello two cat", "sun sun", "hello two cat"]
+    first = texts(ask(translator, sentences, seed=[7, 8, 9]))
+    alone = texts(ask(translator, sentences[:1], seed=7))
+    assert first[0] == alone[0] and first[0] != first[2]
+    assert first == texts(ask(translator, sentences, seed=[7, 8, 9]))
+    cold = texts(ask(translator, sentences, temperature=0.0, top_k=1))
+    assert all(len(set(row)) == 1 for row in cold)
+
+
+def test_groups_of_a_beam_give_different_translations(make_translator):
+    plain = make_translator(num_translations=2)
+    diverse = make_translator(num_translations=2, beam_groups=2, diversity_penalty=50.0)
+    sentences = tf.constant(["hello two cat sun"])
+    assert texts(plain(sentences))[0][0] in texts(diverse(sentences))[0]
+    assert len(set(texts(diverse(sentences))[0])) == 2
+
+
+def test_wishes_out_of_range_are_answered_and_touch_no_neighbour(translator):
+    sentences = ["hello two cat"] * 4
+    expected = texts(translator(tf.constant(sentences[:1])))[0]
+    answer = ask(
+        translator,
+        sentences,
+        length_penalty=[float("nan"), -3.0, 1e30, -1.0],
+        min_length=[-1, 2**31 - 1, -1, -1],
+        max_extra_length=[-1, 2**31 - 1, 0, -1],
+        max_length=[-1, 2**31 - 1, -1, -1],
+        no_repeat_ngram=[-1, -1, 2**31 - 1, -1],
+        repetition_penalty=[-1.0, 0.0, float("inf"), -1.0],
+        prefix=["", "木 " * 5_000, "", ""],
+        required_phrases=["", "", "木 " * 5_000, ""],
+        banned_phrases=["\n\n \n", "\t", "x\n" * 5_000, ""],
+    )
+    assert texts(answer)[0] == texts(answer)[3] == expected
+    assert np.isfinite(answer["scores"]).all()
+
+
+def test_no_sentences_are_possible(translator):
+    answer = ask(translator, [])
+    assert answer["translations"].shape == (0, 1)

@@ -1,0 +1,117 @@
+"""The model server's settings: as its own parsers read them."""
+
+import pytest
+from google.protobuf import (
+    descriptor_pb2,
+    descriptor_pool,
+    message_factory,
+    text_format,
+    wrappers_pb2,
+)
+from tensorflow_serving.config import model_server_config_pb2
+
+from keras_transformer.errors import InputError
+from keras_transformer.serving.server_files import check_model_name, write_server_files
+
+_FIELD = descriptor_pb2.FieldDescriptorProto
+_INT64 = (_FIELD.TYPE_MESSAGE, ".google.protobuf.Int64Value")
+
+
+def _message(name, **fields):
+    """Makes a message type; the server's packages leave these two out."""
+    pool = descriptor_pool.DescriptorPool()
+    pool.AddSerializedFile(wrappers_pb2.DESCRIPTOR.serialized_pb)
+    file = descriptor_pb2.FileDescriptorProto(
+        name=f"{name}.proto", syntax="proto3", dependency=[wrappers_pb2.DESCRIPTOR.name]
+    )
+    message = file.message_type.add(name=name)
+    for number, (field, (kind, kind_name)) in enumerate(fields.items(), start=1):
+        message.field.add(
+            name=field, number=number, type=kind, type_name=kind_name, label=_FIELD.LABEL_OPTIONAL
+        )
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(name))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write_server_files(tmp_path, "words")
+    return tmp_path
+
+
+def test_the_batching_parameters_are_those_that_the_server_knows(folder):
+    parameters = _message(
+        "BatchingParameters",
+        max_batch_size=_INT64,
+        batch_timeout_micros=_INT64,
+        max_enqueued_batches=_INT64,
+        num_batch_threads=_INT64,
+        pad_variable_length_inputs=(_FIELD.TYPE_BOOL, None),
+    )()
+    text_format.Parse((folder / "batching_parameters.txt").read_text(), parameters)
+    assert parameters.max_batch_size.value == 64
+    assert parameters.num_batch_threads.value >= 1
+    assert parameters.pad_variable_length_inputs
+
+
+def test_the_model_is_found_where_the_docker_image_has_it(folder):
+    config = model_server_config_pb2.ModelServerConfig()
+    text = (folder / "models.config").read_text()
+    text_format.Parse(text, config)
+    (model,) = config.model_config_list.config
+    assert (model.name, model.base_path, model.model_platform) == (
+        "words",
+        "/models/words",
+        "tensorflow",
+    )
+    # What the comment tells to write is right too.
+    text = text.replace("# model_", "model_").replace("# version_", "version_")
+    config = model_server_config_pb2.ModelServerConfig()
+    text_format.Parse(text, config)
+    (model,) = config.model_config_list.config
+    assert list(model.model_version_policy.specific.versions) == [1, 2]
+    assert dict(model.version_labels) == {"stable": 1, "canary": 2}
+
+
+def test_monitoring_is_on(folder):
+    text = (folder / "monitoring.config").read_text()
+    _, _, inner = text.partition("prometheus_config {")
+    config = _message(
+        "PrometheusConfig", enable=(_FIELD.TYPE_BOOL, None), path=(_FIELD.TYPE_STRING, None)
+    )()
+    text_format.Parse(inner.rpartition("}")[0], config)
+    assert (config.enable, config.path) == (True, "/monitoring/prometheus/metrics")
+
+
+def test_settings_that_a_person_has_changed_stay(folder):
+    (folder / "batching_parameters.txt").write_text("max_batch_size { value: 8 }\n")
+    (folder / "models.config").unlink()
+    write_server_files(folder, "others")
+    assert (folder / "batching_parameters.txt").read_text() == "max_batch_size { value: 8 }\n"
+    assert '"/models/others"' in (folder / "models.config").read_text()
+
+
+def test_where_one_cannot_be_written_none_is(tmp_path, monkeypatch):
+    from keras_transformer.serving import server_files
+
+    def write_whole(path, content):
+        if path.name == "monitoring.config":
+            raise OSError(28, "No space left on device")
+        path.write_text(content)
+
+    (tmp_path / "models.config").write_text("mine")
+    monkeypatch.setattr(server_files, "write_whole", write_whole)
+    with pytest.raises(OSError, match="No space left"):
+        write_server_files(tmp_path, "words")
+    assert [path.name for path in tmp_path.iterdir()] == ["models.config"]
+
+
+@pytest.mark.parametrize("name", ["words", "en-de", "v1.2_größe"])
+def test_a_name_may_have_letters_digits_and_some_signs(name):
+    check_model_name(name)
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a/b", "a:b", 'a"b', "a\n"])
+def test_a_name_that_an_address_cannot_have_is_refused(name):
+    with pytest.raises(InputError, match=r"the model's name .* must consist of letters"):
+        check_model_name(name)

@@ -1,0 +1,170 @@
+"""What the functions of an export give: against the translator, the model, and each other."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_transformer.config import END_ID, PAD_ID, START_ID
+from keras_transformer.models import Transformer
+from keras_transformer.serving.signatures import inputs_of, make_signatures
+
+_SOURCE = ["two house", "", "cat sun tree two", "hello"]
+_TARGET = ["दो Haus", "木", "", "привет привет 木"]
+
+
+def _evenly(self, inputs):
+    """Attends to the real source symbols evenly."""
+    is_real = tf.cast(inputs["source"] != PAD_ID, tf.float32)[:, None, :]  # [B, 1, S]
+    weights = is_real / tf.reduce_sum(is_real, axis=-1, keepdims=True)
+    return tf.repeat(weights, tf.shape(inputs["target"])[1], axis=1)
+
+
+@pytest.fixture(scope="module")
+def signatures(separate_translator):
+    """The functions, the model's attention replaced by an even one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Transformer, "attention", _evenly, raising=False)
+        return make_signatures(separate_translator)
+
+
+def _ask(function, *columns):
+    pairs = zip(columns, inputs_of(function).values(), strict=True)
+    answer = function(**{spec.name: tf.constant(column, spec.dtype) for column, spec in pairs})
+    return {name: value.numpy() for name, value in answer.items()}
+
+
+def _ids(vocabulary, texts, padding=PAD_ID):
+    rows = [[*row, END_ID] for row in vocabulary.encode(texts)]
+    width = max(map(len, rows))
+    return np.array([row + [padding] * (width - len(row)) for row in rows])
+
+
+def test_dimension_0_of_every_input_and_output_is_the_batch_and_nothing_is_ragged(signatures):
+    assert list(signatures) == ["serving_default", "score", "tokens", "attention"]
+    for function in signatures.values():
+        for name, spec in [*inputs_of(function).items(), *function.structured_outputs.items()]:
+            assert spec.shape.rank >= 1
+            assert spec.shape[0] is None
+            assert not name.endswith("_bytes")
+
+
+def test_scores_are_the_log_probabilities_that_the_model_gives_to_each_symbol(
+    signatures, separate_translator
+):
+    answer = _ask(signatures["score"], _SOURCE, _TARGET)
+    source = _ids(separate_translator.source_tokenizer.vocabulary, _SOURCE)
+    labels = _ids(separate_translator.target_tokenizer.vocabulary, _TARGET)
+    shifted = np.concatenate([np.full([4, 1], START_ID), labels[:, :-1]], axis=1)
+    logits = separate_translator._model()({"source": source, "target": shifted})
+    logits = keras.ops.convert_to_numpy(logits).astype(np.float64)
+    log_probs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    expected = np.take_along_axis(log_probs, labels[..., None], axis=-1)[..., 0]
+    expected[labels == PAD_ID] = 0.0
+    np.testing.assert_allclose(answer["token_scores"], expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(answer["scores"], expected.sum(1), rtol=1e-4, atol=1e-5)
+    assert answer["lengths"].tolist() == [3, 2, 1, 4]
+
+
+def test_the_score_of_a_translation_is_what_the_search_found_it_worth(
+    signatures, separate_translator
+):
+    sentences = ["two house", "cat sun tree two", "hello"]
+    found = _ask(signatures["serving_default"], sentences)
+    for rank in range(2):
+        answer = _ask(signatures["score"], sentences, found["translations"][:, rank])
+        penalty = ((5 + answer["lengths"]) / 6) ** separate_translator.search.length_penalty
+        np.testing.assert_allclose(answer["scores"] / penalty, found["scores"][:, rank], rtol=1e-4)
+
+
+def test_a_row_gets_in_a_batch_what_it_gets_alone(signatures, separate_translator):
+    ids = _ids(separate_translator.source_tokenizer.vocabulary, _SOURCE)
+    columns = {"text": _SOURCE, "source": _SOURCE, "target": _TARGET}
+    for name, function in signatures.items():
+        inputs = [ids] if name == "tokens" else [columns[key] for key in inputs_of(function)]
+        together = _ask(function, *inputs)
+        for row in range(len(_SOURCE)):
+            for key, alone in _ask(function, *[column[row : row + 1] for column in inputs]).items():
+                # What stands behind it in the batch is padding.
+                found = together[key][row][tuple(map(slice, alone.shape[1:]))]
+                if alone.dtype.kind == "f":
+                    np.testing.assert_allclose(found, alone[0], rtol=1e-4, atol=1e-5)
+                else:
+                    assert np.array_equal(found, alone[0])
+
+
+def test_tokens_are_translated_as_their_text_is(signatures, separate_translator):
+    vocabulary = separate_translator.source_tokenizer.vocabulary
+    by_text = _ask(signatures["serving_default"], _SOURCE)
+    answer = _ask(signatures["tokens"], _ids(vocabulary, _SOURCE))
+    for row, texts in zip(answer["ids"], by_text["translations"], strict=True):
+        decoded = separate_translator.target_tokenizer.vocabulary.decode(row.tolist())
+        assert decoded == [text.decode() for text in texts]
+    np.testing.assert_allclose(answer["scores"], by_text["scores"], rtol=1e-5)
+    assert np.array_equal(answer["lengths"], (answer["ids"] != PAD_ID).sum(-1))
+    assert answer["lengths"][1].tolist() == [0, 0]  # the blank sentence
+
+
+@pytest.mark.parametrize("padding", [4, END_ID, -7, 10_000])
+def test_what_follows_the_end_of_tokens_is_not_read(signatures, separate_translator, padding):
+    vocabulary = separate_translator.source_tokenizer.vocabulary
+    expected = _ask(signatures["tokens"], _ids(vocabulary, _SOURCE))
+    found = _ask(signatures["tokens"], _ids(vocabulary, _SOURCE, padding))
+    assert np.array_equal(found["ids"], expected["ids"])
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        ([[4, END_ID], [4, 5]], f"each row of source must end with the end symbol, id {END_ID}"),
+        ([[PAD_ID, PAD_ID]], "each row of source must end with the end symbol"),
+        (np.zeros([2, 0]), "each row of source must end with the end symbol"),
+        ([[4, 10, END_ID]], "source has an id outside the vocabulary, whose ids are 0 to 9"),
+        ([[-1, END_ID]], "source has an id outside the vocabulary"),
+    ],
+)
+def test_tokens_that_are_no_source_are_refused(signatures, ids, message):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+        _ask(signatures["tokens"], ids)
+
+
+@pytest.mark.parametrize("name", ["score", "attention"])
+def test_as_many_targets_as_sources_are_needed(signatures, name):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="must have as many rows"):
+        _ask(signatures[name], ["cat", "sun"], ["木"])
+
+
+def test_no_text_is_too_long(signatures):
+    # 12 symbols of a sentence are read, 12 + 5 of a translation, and their ends.
+    answer = _ask(signatures["attention"], ["cat " * 5000], ["木 " * 5000])
+    assert answer["attention"].shape == (1, 18, 13)
+    assert _ask(signatures["score"], ["cat"], ["木 " * 5000])["lengths"].tolist() == [18]
+    answer = _ask(signatures["tokens"], [[4] * 5000 + [END_ID]])
+    assert answer["lengths"].max() <= 18
+
+
+def test_attention_is_a_row_for_each_target_symbol_beside_the_symbols(signatures):
+    answer = _ask(signatures["attention"], _SOURCE, _TARGET)
+    decode = np.vectorize(bytes.decode)
+    pieces = {name: decode(answer[f"{name}_pieces"]) for name in ("source", "target")}
+    assert pieces["source"][3].tolist() == ["▁hello", "</s>", "", "", ""]
+    assert pieces["target"][0].tolist() == ["▁दो", "▁Haus", "</s>", ""]
+    np.testing.assert_allclose(
+        answer["attention"].sum(-1), pieces["target"] != "", rtol=1e-6
+    )  # 1 where there is a symbol
+    assert np.array_equal(
+        answer["attention"] > 0,
+        (pieces["target"] != "")[:, :, None] & (pieces["source"] != "")[:, None],
+    )
+
+
+def test_an_empty_batch_has_an_empty_answer(signatures):
+    for name, function in signatures.items():
+        columns = [np.zeros([0, 0])] if name == "tokens" else [[] for _ in inputs_of(function)]
+        for value in _ask(function, *columns).values():
+            assert value.shape[0] == 0
+
+
+def test_a_model_without_attention_has_no_such_signature(separate_translator, monkeypatch):
+    monkeypatch.delattr(Transformer, "attention", raising=False)
+    assert "attention" not in make_signatures(separate_translator)

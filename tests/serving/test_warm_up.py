@@ -1,0 +1,122 @@
+"""Requests to warm up with: for each signature, of each size, of all lengths."""
+
+import types
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow_serving.apis import prediction_log_pb2
+
+from keras_transformer.config import END_ID, SearchConfig
+from keras_transformer.errors import InputError
+from keras_transformer.serving.warm_up import make_requests, write_requests
+from keras_transformer.text import learn_vocabulary
+
+_SENTENCES = ["a b c", "a", "a b c d e", "a b", "a b c d"]
+
+
+def _signature(**inputs):
+    """Stands in for a function of the graph, of which only the inputs matter here."""
+    specs = [tf.TensorSpec([None] * rank, dtype, name) for name, (dtype, rank) in inputs.items()]
+    return types.SimpleNamespace(structured_input_signature=(tuple(specs), {}))
+
+
+_SIGNATURES = {
+    "serving_default": _signature(text=(tf.string, 1)),
+    "score": _signature(source=(tf.string, 1), target=(tf.string, 1)),
+    "tokens": _signature(source=(tf.int32, 2)),
+    "options": _signature(
+        text=(tf.string, 1), penalty=(tf.float32, 1), limit=(tf.int32, 1), prefix=(tf.string, 1)
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def translator():
+    """Stands in for one, of which only the vocabularies and a limit matter here."""
+    vocabulary = learn_vocabulary(["a b c d e f"], size=10, kind="word")
+    tokenizer = types.SimpleNamespace(vocabulary=vocabulary)
+    search = SearchConfig(max_source_length=12)
+    return types.SimpleNamespace(
+        source_tokenizer=tokenizer, target_tokenizer=tokenizer, search=search
+    )
+
+
+@pytest.fixture(scope="module")
+def requests(translator):
+    """Requests with the sentences above."""
+    return make_requests(translator, _SIGNATURES, _SENTENCES, batch_sizes=(1, 3))
+
+
+def _inputs(requests, signature):
+    return [inputs for name, inputs in requests if name == signature]
+
+
+def test_each_signature_has_single_sentences_and_batches_of_all_lengths(requests):
+    assert {name for name, _ in requests} == _SIGNATURES.keys()
+    texts = [inputs["text"].tolist() for inputs in _inputs(requests, "serving_default")]
+    assert texts == [[b"a"], [b"a b c"], [b"a b c d e"], [b"a", b"a b c", b"a b c d e"]]
+
+
+def test_every_input_has_a_row_for_each_sentence(requests):
+    for _, inputs in requests:
+        assert {value.shape[0] for value in inputs.values()} in ({1}, {3})
+
+
+def test_targets_are_text_of_like_length(requests):
+    inputs = _inputs(requests, "score")[-1]
+    assert [len(text.split()) for text in inputs["target"]] == [1, 3, 5]
+
+
+def test_tokens_have_an_end_and_padding(requests, translator):
+    ids = _inputs(requests, "tokens")[-1]["source"]
+    assert ids.dtype == np.int32
+    assert (ids == END_ID).sum(axis=1).tolist() == [1, 1, 1]
+    decoded = translator.source_tokenizer.vocabulary.decode(ids.tolist())
+    assert decoded == ["a", "a b c", "a b c d e"]
+
+
+def test_options_are_left_as_exported(requests):
+    inputs = _inputs(requests, "options")[-1]
+    assert inputs["penalty"].tolist() == [-1.0] * 3
+    assert inputs["limit"].tolist() == [-1] * 3
+    assert inputs["prefix"].tolist() == [b""] * 3
+
+
+@pytest.mark.parametrize("sentences", [(), ["", " "]])
+def test_where_there_are_no_sentences_they_are_made_of_the_vocabulary(translator, sentences):
+    requests = make_requests(translator, _SIGNATURES, sentences)
+    texts = _inputs(requests, "serving_default")[-1]["text"]
+    lengths = [len(text.split()) for text in texts]
+    assert len(lengths) == 64
+    assert lengths[0] <= 2 < 30 <= lengths[-1]
+    assert {word for text in texts for word in text.split()} == set(b"a b c d e f".split())
+    again = make_requests(translator, _SIGNATURES, sentences)
+    assert all(
+        np.array_equal(a[1][k], b[1][k]) for a, b in zip(requests, again, strict=True) for k in a[1]
+    )
+
+
+def test_long_sentences_are_sent_whole_and_their_tokens_as_far_as_they_are_read(translator):
+    requests = make_requests(translator, _SIGNATURES, ["a " * 500], batch_sizes=[1])
+    assert len(_inputs(requests, "serving_default")[0]["text"][0]) == 1000
+    assert _inputs(requests, "tokens")[0]["source"].shape == (1, 13)
+
+
+def test_the_file_is_a_record_file_of_prediction_logs(requests, tmp_path):
+    write_requests(tmp_path, requests, "words")
+    path = tmp_path / "assets.extra" / "tf_serving_warmup_requests"
+    records = [record.numpy() for record in tf.data.TFRecordDataset(str(path))]
+    logs = [prediction_log_pb2.PredictionLog.FromString(record) for record in records]
+    assert len(logs) == len(requests)
+    for log, (signature, inputs) in zip(logs, requests, strict=True):
+        request = log.predict_log.request
+        assert (request.model_spec.name, request.model_spec.signature_name) == ("words", signature)
+        assert request.inputs.keys() == inputs.keys()
+        for name, value in inputs.items():
+            assert np.array_equal(tf.make_ndarray(request.inputs[name]), value)
+
+
+def test_more_requests_than_a_server_takes_are_refused(translator):
+    with pytest.raises(InputError, match=r"1004 warm-up requests are more than the 1000"):
+        make_requests(translator, _SIGNATURES, _SENTENCES, batch_sizes=[2] * 251)
