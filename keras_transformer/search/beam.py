@@ -23,7 +23,7 @@ from keras_transformer.search.hypotheses import (
     none_finished,
 )
 from keras_transformer.search.loop import repeat
-from keras_transformer.search.phrases import Progress, phrase_progress, spread_over_banks
+from keras_transformer.search.phrases import phrase_progress, spread_over_banks
 from keras_transformer.search.scoring import IMPOSSIBLE
 from keras_transformer.search.task import Memory, Request, Task, extend, make_task, read
 from keras_transformer.search.wishes import adjust, restrict
@@ -141,91 +141,62 @@ def _advance(time: Tensor, request: Request, beams: _Beams, task: Task) -> _Beam
     allowed, progress = restrict(
         logits, memory.symbols, time, request.wishes, request.max_lengths, task.end_id
     )
-    # A symbol that is rare enough is not changed by what other groups chose: at most W symbols
-    # lose, so this many hold the best 2A after that.
-    num_groups = len(beams.best)
-    group_size = task.num_hypotheses // num_groups
-    count = 2 * group_size + task.num_hypotheses - group_size
+    size = task.num_hypotheses // len(beams.best)
+    # Of a beam's continuations, 2A are enough, and one more for each that earlier groups may take.
+    count = 2 * size + (task.num_hypotheses - size)
     extra_ids = None if progress is None else progress.next_ids
     gains, ids = scoring.next_symbols(logits, allowed, count, time, request, task, extra_ids)
 
-    log_probs, best, chosen = [], [], []
-    for group in range(num_groups):
-        candidates = _candidates(beams.log_probs, gains, ids, group * group_size, group_size)
-        finished, kept = _select(
-            time, request, memory, beams.best[group], candidates, group_size, chosen, progress, task
-        )
-        best.append(finished)
-        # What is open may still win: a log-probability, at most 0, only falls, and the coverage
-        # penalty is at most 0.
-        bound = tf.reduce_max(kept.log_probs, axis=1, keepdims=True) / _largest_penalty(request)
-        is_open = bound > finished.scores[:, -1:]  # [B, 1]
-        # Without an open hypothesis a group finishes no more, and so stays as it is.
-        log_probs.append(tf.where(is_open, kept.log_probs, IMPOSSIBLE))
-        chosen.append(kept)
-    parents = tf.concat([kept.parents for kept in chosen], axis=1)  # [B, W]
-    ids = tf.concat([kept.ids for kept in chosen], axis=1)
+    best: list[Finished] = []
+    kept: list[_Candidates] = []
+    for group, old in enumerate(beams.best):
+        candidates = _candidates(beams.log_probs, gains, ids, group * size, size)
+        order = _order(time, request, memory, candidates, 2 * size, kept, task)
+        candidates = _take(candidates, order)
+        best.append(_finish(time, request, memory, old, candidates, task))
+        kept.append(_keep_open(candidates, size, task))
+    log_probs, parents, ids = (tf.concat(parts, axis=1) for parts in zip(*kept, strict=True))
     return _Beams(
-        log_probs=tf.concat(log_probs, axis=1),
+        # Without an open hypothesis a sentence finishes no more, and so stays as it is.
+        log_probs=tf.where(_may_improve(best, kept, request), log_probs, IMPOSSIBLE),
         memory=extend(task, memory, ids, parents, time),
         best=tuple(best),
     )
 
 
 def _candidates(
-    log_probs: Tensor, gains: Tensor, ids: Tensor, first: int, group_size: int
+    log_probs: Tensor, gains: Tensor, ids: Tensor, first: int, size: int
 ) -> _Candidates:
-    """Returns all continuations of the beams of a group, whose beams start with number `first`."""
-    beams = slice(first, first + group_size)
+    """Returns all continuations of the `size` beams of a group, whose first has number `first`."""
+    beams = slice(first, first + size)
     log_probs = log_probs[:, beams, None] + gains[:, beams]  # [B, A, K]
-    parents = tf.range(first, first + group_size)[:, None] + tf.zeros_like(ids[:, beams])
-    width = gains.shape[2]
-    if width is None:  # the number of phrases that are wished for changes from batch to batch
-        width = tf.shape(gains)[2]
+    parents = tf.range(first, first + size)[:, None] + tf.zeros_like(ids[:, beams])
+    width = size * gains.shape[2]
     parts = (log_probs, parents, ids[:, beams])
-    return _Candidates(*(tf.reshape(part, [-1, group_size * width]) for part in parts))
+    return _Candidates(*(tf.reshape(part, [-1, width]) for part in parts))
 
 
-def _select(
+def _order(
     time: Tensor,
     request: Request,
     memory: Memory,
-    best: Finished,
     candidates: _Candidates,
     count: int,
     earlier: list[_Candidates],
-    progress: Progress | None,
     task: Task,
-) -> tuple[Finished, _Candidates]:
-    """Returns a group's best finished hypotheses, and the `count` candidates that stay open."""
+) -> Tensor:
+    """Returns the places of the `count` candidates to look at, int32 [B, count], best first."""
     value = candidates.log_probs  # [B, C]
     for kept in earlier:
-        times = tf.math.count_nonzero(
-            candidates.ids[..., None] == kept.ids[:, None], axis=-1, dtype=tf.float32
-        )
-        value -= times * request.options["diversity_penalty"][:, None]
-    if progress is None:
-        value, index = tf.math.top_k(value, 2 * count)
-        candidates = _take(candidates, index)
-    has_ended = candidates.ids == task.end_id
-    ended = tf.where(has_ended, candidates.log_probs, IMPOSSIBLE)
-    best = _finish(time, request, memory, best, candidates._replace(log_probs=ended))
-    # No more than one continuation of a beam ends: at least `count` do not.
-    value = tf.where(has_ended, IMPOSSIBLE, value)
-    if progress is None:
-        _, index = tf.math.top_k(value, count)
-    else:
-        symbols = tf.gather(memory.symbols, candidates.parents, batch_dims=1)  # [B, C, L]
-        symbols = tf.where(task.positions() == time, candidates.ids[..., None], symbols)
-        banks = phrase_progress(symbols, time + 1, request.wishes["required_phrases"]).bank
-        index = spread_over_banks(value, banks, count)
-    kept = _take(candidates, index)
-    # END fills up where there are too few; what is impossible is nobody's choice.
-    is_open = (kept.ids != task.end_id) & (kept.log_probs > IMPOSSIBLE)
-    return best, kept._replace(
-        log_probs=tf.where(is_open, kept.log_probs, IMPOSSIBLE),
-        ids=tf.where(is_open, kept.ids, task.pad_id),
-    )
+        is_taken = tf.equal(candidates.ids[..., None], kept.ids[:, None])  # [B, C, A]
+        times = tf.math.count_nonzero(is_taken, axis=-1, dtype=tf.float32)
+        value -= request.options["diversity_penalty"][:, None] * times
+    phrases = request.wishes.get("required_phrases")
+    if phrases is None:
+        return tf.math.top_k(value, count).indices
+    symbols = tf.gather(memory.symbols, candidates.parents, batch_dims=1)  # [B, C, L]
+    symbols = tf.where(task.positions() == time, candidates.ids[..., None], symbols)
+    return spread_over_banks(value, phrase_progress(symbols, time + 1, phrases).bank, count)
 
 
 def _take(candidates: _Candidates, index: Tensor) -> _Candidates:
@@ -233,27 +204,55 @@ def _take(candidates: _Candidates, index: Tensor) -> _Candidates:
 
 
 def _finish(
-    time: Tensor, request: Request, memory: Memory, best: Finished, ended: _Candidates
+    time: Tensor,
+    request: Request,
+    memory: Memory,
+    old: Finished,
+    candidates: _Candidates,
+    task: Task,
 ) -> Finished:
-    """Returns the best of old and new finished hypotheses.
-
-    Args:
-        time: int32 [], symbols of the new ones before END.
-        request: what is searched for.
-        memory: of the beams that they continue.
-        best: the old ones, of which as many are returned.
-        ended: the new ones, -inf for candidates that did not end.
-    """
+    """Returns the best of the old finished hypotheses and of the candidates that end."""
+    has_ended = tf.equal(candidates.ids, task.end_id)
+    log_probs = tf.where(has_ended, candidates.log_probs, IMPOSSIBLE)
     coverage = memory.model.get("coverage")
     if coverage is not None:
-        coverage = tf.gather(coverage, ended.parents, batch_dims=1)  # [B, C, S]
+        coverage = tf.gather(coverage, candidates.parents, batch_dims=1)  # [B, C, S]
     new = Finished(
-        scores=scoring.final_scores(ended.log_probs, time + 1, coverage, request),
-        log_probs=ended.log_probs,
-        symbols=tf.gather(memory.symbols, ended.parents, batch_dims=1),
-        lengths=tf.zeros_like(ended.parents) + time + 1,
+        scores=scoring.final_scores(log_probs, time + 1, coverage, request),
+        log_probs=log_probs,
+        symbols=tf.gather(memory.symbols, candidates.parents, batch_dims=1),
+        lengths=tf.zeros_like(candidates.ids) + time + 1,
     )
-    return best_of([best, new], best.scores.shape[1])
+    return best_of([old, new], old.scores.shape[1])
+
+
+def _keep_open(candidates: _Candidates, count: int, task: Task) -> _Candidates:
+    """Returns the first `count` of 2 * `count` candidates that do not end.
+
+    No more than one continuation of a beam ends: at least `count` do not. What is impossible
+    becomes PAD, which is no group's choice.
+    """
+    is_open = (candidates.ids != task.end_id) & (candidates.log_probs > IMPOSSIBLE)
+    places = tf.range(2 * count)
+    _, index = tf.math.top_k(tf.where(is_open, -places, -2 * count), count)
+    kept = _take(candidates, index)
+    is_open = tf.gather(is_open, index, batch_dims=1)
+    return kept._replace(
+        log_probs=tf.where(is_open, kept.log_probs, IMPOSSIBLE),
+        ids=tf.where(is_open, kept.ids, task.pad_id),
+    )
+
+
+def _may_improve(best: list[Finished], kept: list[_Candidates], request: Request) -> Tensor:
+    """Returns whether an open hypothesis can come to beat a finished one of its group, [B, 1].
+
+    A log-probability, at most 0, only falls, and the coverage penalty is at most 0. Groups stop
+    together, since what one chooses matters to the next.
+    """
+    largest = tf.stack([tf.reduce_max(group.log_probs, axis=1) for group in kept], axis=1)  # [B, G]
+    worst = tf.stack([group.scores[:, -1] for group in best], axis=1)
+    may_win = largest / _largest_penalty(request) > worst
+    return tf.reduce_any(may_win, axis=1, keepdims=True)
 
 
 def _largest_penalty(request: Request) -> Tensor:

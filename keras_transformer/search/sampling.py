@@ -66,20 +66,19 @@ def sample(
     def drawn(
         logits: Tensor, allowed: Tensor, time: Tensor, request: Request
     ) -> tuple[Tensor, Tensor]:
-        must_end = time >= request.max_lengths  # [B]
-        min_lengths = request.wishes.get("min_lengths", tf.zeros_like(request.max_lengths))
         ids = tf.range(logits.shape[-1])  # [V]
-        is_end = ids == task.end_id
-        barred = (ids == task.pad_id) | (ids == request.barred_ids[:, None])  # [B, V]
-        barred |= tf.where(is_end, (time < min_lengths)[:, None], must_end[:, None])
-        # At the limit END is allowed whatever other rules say.
-        allowed = tf.where(is_end & must_end[:, None, None], logits, allowed)
-        allowed = tf.where(barred[:, None], FORBIDDEN, allowed)
+        barred = (ids == task.pad_id) | (ids == request.barred_ids[:, None, None])  # [B, 1, V]
+        allowed = tf.where(barred, FORBIDDEN, allowed)
+        must_end = (time >= request.max_lengths)[:, None, None]  # [B, 1, 1]
+        only_end = tf.where(ids == task.end_id, logits, FORBIDDEN)
+        allowed = tf.where(must_end, only_end, allowed)
         wanted = request.options
         allowed = apply_temperature(allowed, wanted["temperature"])
         allowed = keep_most_probable(allowed, wanted["top_k"], wanted["top_p"])
         ids = draw(allowed, wanted["seed"], time)  # [B, N]
-        log_sum = tf.reduce_logsumexp(logits, axis=-1)
-        return ids, tf.gather(logits, ids, batch_dims=2) - log_sum
+        log_probs = tf.gather(logits, ids, batch_dims=2) - tf.reduce_logsumexp(logits, axis=-1)
+        # Where nothing is allowed, what was drawn is impossible.
+        is_possible = tf.gather(allowed, ids, batch_dims=2) > FORBIDDEN
+        return ids, tf.where(is_possible, log_probs, FORBIDDEN)
 
     return search_straight(task, request, memory, drawn)

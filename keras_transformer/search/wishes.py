@@ -16,8 +16,10 @@ from keras_transformer.search.phrases import (
     require_phrases,
 )
 from keras_transformer.search.rules import (
+    FORBIDDEN,
     forbid_repeated_ngrams,
     force_prefix,
+    if_any,
     penalize_repetition,
 )
 
@@ -26,7 +28,8 @@ class Wishes(NamedTuple):
     """Rules that translations must follow, an entry for each sentence.
 
     What is None is not in the graph at all. Each rule has a neutral value as well, for sentences
-    of a batch that do not want it. A minimum or a prefix must not exceed the maximum length.
+    of a batch that do not want it. Where wishes contradict each other, the maximum length wins over
+    all, and then the prefix; a sentence to which the others leave no translation gets none.
 
     Attributes:
         min_lengths: int32 [B], symbols before END; 0 is neutral.
@@ -68,7 +71,7 @@ def restrict(
     max_lengths: Tensor,
     end_id: int,
 ) -> tuple[Tensor, Progress | None]:
-    """Forbids, by -inf, what a hypothesis may not go on with, but for an early END.
+    """Forbids, by -inf, what a hypothesis may not go on with, up to its maximum length.
 
     Args:
         logits: float32 [B, W, V].
@@ -81,14 +84,19 @@ def restrict(
     Returns:
         Logits, and how far hypotheses are with the phrases that they must have, if any.
     """
-    unrestricted, progress = logits, None
+    allowed, progress = logits, None
+    if "min_lengths" in wishes:
+        is_early = (time < wishes["min_lengths"])[:, None, None]
+        is_end = tf.range(logits.shape[-1]) == end_id  # [V]
+        allowed = if_any(is_early, lambda: tf.where(is_early & is_end, FORBIDDEN, logits), logits)
     if "no_repeat_ngram" in wishes:
-        logits = forbid_repeated_ngrams(logits, symbols, time, wishes["no_repeat_ngram"])
+        allowed = forbid_repeated_ngrams(allowed, symbols, time, wishes["no_repeat_ngram"])
     if "banned_phrases" in wishes:
-        logits = forbid_phrases(logits, symbols, time, wishes["banned_phrases"])
+        allowed = forbid_phrases(allowed, symbols, time, wishes["banned_phrases"])
     if "required_phrases" in wishes:
         progress = phrase_progress(symbols, time, wishes["required_phrases"])
-        logits = require_phrases(logits, progress, time, max_lengths, end_id)
+        allowed = require_phrases(allowed, progress, time, max_lengths, end_id)
     if "prefix" in wishes:
-        logits = force_prefix(unrestricted, time, wishes["prefix"], logits)
-    return logits, progress
+        # What was given is not for other rules to judge.
+        allowed = force_prefix(logits, time, wishes["prefix"], allowed)
+    return allowed, progress

@@ -28,6 +28,7 @@ def search_translations(
     search: SearchConfig,
     target: Vocabulary,
     options: Mapping[str, Tensor] | None = None,
+    longest: int | None = None,
 ) -> Hypotheses:
     """Returns translations of source ids [B, S], each with END, then PAD.
 
@@ -38,6 +39,8 @@ def search_translations(
         target: gives the symbols of the phrases that the configuration names.
         options: what sentences wish in place of what the configuration says, by the names of its
             fields, numbers as [B]; "prefix" as int32 [B, any], phrases as int32 [B, P, M].
+        longest: the most symbols that any translation may have before END, where shapes must be
+            known before the graph runs, as for XLA.
     """
     lengths = tf.math.count_nonzero(source, axis=1, dtype=tf.int32) - 1  # without END
     wanted = _settings(search, lengths, target) | dict(options or {})
@@ -52,7 +55,10 @@ def search_translations(
     is_sampled = search.method == "sampling"
     num_hypotheses = search.num_translations if is_sampled else search.beam_size
     state = model.encode(
-        source, num_hypotheses=num_hypotheses, coverage="coverage_penalty" in wanted
+        source,
+        num_hypotheses=num_hypotheses,
+        capacity=None if longest is None else longest + 1,
+        coverage="coverage_penalty" in wanted,
     )
     arguments = dict(
         start_ids=tf.fill(tf.shape(lengths), START_ID),
@@ -61,6 +67,7 @@ def search_translations(
         coverage_penalty=wanted.get("coverage_penalty", 0.0),
         wishes=Wishes(**wishes),
         num_hypotheses=search.num_translations,
+        longest=longest,
     )
     if is_sampled:
         names = ("temperature", "top_k", "top_p", "seed")

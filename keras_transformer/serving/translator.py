@@ -17,6 +17,7 @@ from keras_transformer.errors import InputError
 from keras_transformer.search import Hypotheses
 from keras_transformer.serving.searching import option_types, read_options, search_translations
 from keras_transformer.serving.translation import Translation
+from keras_transformer.serving.xla import CompiledSearch, XlaShapes
 from keras_transformer.text import Tokenizer, Vocabulary
 from keras_transformer.text.vocabulary import check_not_one_text
 
@@ -31,6 +32,8 @@ class Translator(tf.Module):
         source: the source's vocabulary.
         target: the target's vocabulary.
         search: how to search; the paper's settings by default.
+        xla: shapes of batches for which XLA compiles the search; None means the plain graph, which
+            runs everywhere. What sentences wish for themselves goes through the plain graph.
 
     Example:
         >>> translator = Translator(run.load_model(), *run.vocabularies())
@@ -44,6 +47,7 @@ class Translator(tf.Module):
         source: Vocabulary,
         target: Vocabulary,
         search: SearchConfig | None = None,
+        xla: XlaShapes | None = None,
     ) -> None:
         super().__init__(name="translator")
         self.search = search or SearchConfig()
@@ -56,6 +60,10 @@ class Translator(tf.Module):
         # knows the model.
         self.variables_to_save = [variable.value for variable in model.variables]
         self._model = lambda: model
+        self.xla = xla
+        self._compiled = None
+        if xla is not None:
+            self._compiled = CompiledSearch(self._search, xla, self.search.max_extra_length)
 
     @tf.function(input_signature=[tf.TensorSpec([None], tf.string, name="text")])
     def __call__(self, text: Tensor) -> dict[str, Tensor]:
@@ -107,9 +115,15 @@ class Translator(tf.Module):
         """
         ends = tf.fill([symbols.nrows(tf.int32), 1], END_ID)
         source = tf.concat([symbols, ends], axis=1).to_tensor()  # [B, S]
-        return search_translations(
-            self._model(), source, self.search, self.target_tokenizer.vocabulary, options
-        )
+        if self._compiled is not None and options is None:
+            return self._compiled(source)
+        return self._search(source, None, options)
+
+    def _search(
+        self, source: Tensor, longest: int | None, options: dict[str, Tensor] | None = None
+    ) -> Hypotheses:
+        target = self.target_tokenizer.vocabulary
+        return search_translations(self._model(), source, self.search, target, options, longest)
 
     def translate(self, sentences: Sequence[str], batch_size: int = 64) -> list[list[Translation]]:
         """Translates any number of sentences; see `translate_sorted`."""

@@ -1,0 +1,50 @@
+"""The search compiled by XLA: the same answers, from a few programs."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_transformer.config import SearchConfig
+from keras_transformer.errors import InputError
+from keras_transformer.serving.translator import Translator
+from keras_transformer.serving.xla import XlaShapes
+
+SHAPES = XlaShapes(batch_sizes=(1, 4), lengths=(3, 6))
+SEARCH = SearchConfig(beam_size=3, num_translations=2, max_extra_length=3, max_source_length=12)
+
+
+@pytest.fixture(scope="module")
+def compiled(trained):
+    return Translator(*trained, SEARCH, xla=SHAPES)
+
+
+@pytest.fixture(scope="module")
+def plain(trained):
+    return Translator(*trained, SEARCH)
+
+
+@pytest.mark.parametrize(
+    "sentences",
+    [
+        ["hello two"],
+        ["hello", "two cat", ""],
+        ["tree house tree sun", "sun", "cat", "two", "hello", "cat cat"],
+        ["sun " * 9, "hello"],
+        [],
+    ],
+    ids=["one", "three", "more than a batch", "too long", "none"],
+)
+def test_what_is_compiled_answers_as_the_plain_graph_does(compiled, plain, sentences):
+    found, expected = (each(tf.constant(sentences, tf.string)) for each in (compiled, plain))
+    np.testing.assert_array_equal(found["translations"], expected["translations"])
+    np.testing.assert_allclose(found["scores"], expected["scores"], rtol=1e-4)
+
+
+def test_there_are_as_many_programs_as_shapes(compiled):
+    assert set(compiled._compiled._programs) == {(1, 3), (1, 6), (4, 3), (4, 6)}
+
+
+@pytest.mark.parametrize("shapes", [XlaShapes((), (3,)), XlaShapes((4, 1)), XlaShapes((0, 1))])
+def test_shapes_that_make_no_sense_are_refused(trained, shapes):
+    with pytest.raises(InputError, match="batch_sizes of XLA must be positive and rising"):
+        Translator(*trained, SEARCH, xla=shapes)
