@@ -2,13 +2,14 @@
 
 import dataclasses
 import io
+import itertools
 import os
 import pathlib
 import re
 import sys
 import tempfile
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from absl import app, flags
@@ -93,6 +94,10 @@ def define_flags(
             flags.DEFINE_integer(field.name, None, help_text)
         elif float in (field.type, *kinds):
             flags.DEFINE_float(field.name, None, help_text)
+        elif typing.get_origin(field.type) is tuple:
+            flags.DEFINE_multi_string(
+                field.name, None, f"{help_text} Repeat the flag to give several."
+            )
         else:
             flags.DEFINE_string(field.name, None, help_text)
 
@@ -103,7 +108,7 @@ def define_checkpoint_flag() -> "flags.FlagHolder[str]":
         "checkpoint",
         "auto",
         "Which checkpoint: average, latest, best (by dev BLEU), a step, or auto: the average where "
-        "there is one, else the latest.",
+        "there is one, else the latest. Several, separated by commas, translate together.",
     )
 
 
@@ -112,6 +117,80 @@ def given_flags(config: type[JsonConfig]) -> dict[str, Any]:
     values = flags.FLAGS.flag_values_dict()
     names = [field.name for field in dataclasses.fields(config)]  # type: ignore[arg-type]
     return {name: values[name] for name in names if values.get(name) is not None}
+
+
+def read_input(paths: list[str]) -> Iterator[str]:
+    """Returns the lines of files, one file after the other, or of standard input.
+
+    Raises:
+        InputError: at once where a file does not exist; later where text is not UTF-8.
+    """
+    if not paths:
+        return _standard_input()
+    from keras_transformer.data import iterate_lines
+
+    for path in paths:
+        if not os.path.exists(path):
+            raise InputError(
+                f"the file {path} does not exist; name files, or give sentences on standard input"
+            )
+    return itertools.chain.from_iterable(map(iterate_lines, paths))
+
+
+def read_together(
+    lines: Iterator[str], beside: str | None, at_once: int
+) -> Iterator[tuple[list[str], list[str]]]:
+    """Yields some lines at a time, and those of a file that has a line for each of them.
+
+    Raises:
+        InputError: the file `beside` has fewer lines, or more.
+    """
+    others = iter(()) if beside is None else read_input([beside])
+    number = 0
+    while sentences := list(itertools.islice(lines, at_once)):
+        partners = list(itertools.islice(others, len(sentences)))
+        if beside is not None and len(partners) < len(sentences):
+            raise InputError(f"{beside} has {number + len(partners)} lines, the input has more")
+        number += len(sentences)
+        yield sentences, partners
+    if next(others, None) is not None:
+        raise InputError(f"{beside} has more lines than the {number} of the input")
+
+
+def lines_at_once(paths: list[str]) -> int:
+    """Returns how many lines are sorted by length together; a person who types sees each answer."""
+    if not paths and sys.stdin.isatty():
+        print("Type sentences, one a line; Ctrl-D ends.", file=sys.stderr)
+        return 1
+    return 10_000
+
+
+def load_translator(run_dirs: str, checkpoints: str) -> "tuple[Any, Any, Any]":
+    """Returns a model and its vocabularies: an ensemble where several are named.
+
+    Args:
+        run_dirs: directories of runs, separated by commas.
+        checkpoints: of each of them, separated by commas.
+
+    Raises:
+        InputError: there is no such run or checkpoint, or the runs' vocabularies differ.
+    """
+    from keras_transformer.models import Ensemble
+    from keras_transformer.training import RunDirectory
+
+    runs = [RunDirectory(path) for path in run_dirs.split(",")]
+    source, target = runs[0].vocabularies()
+    for run in runs[1:]:
+        if [each.fingerprint for each in run.vocabularies()] != [
+            source.fingerprint,
+            target.fingerprint,
+        ]:
+            raise InputError(
+                f"the vocabularies of {run.path} and {runs[0].path} differ; an ensemble needs runs "
+                "that were trained with the same --vocabulary"
+            )
+    models = [run.load_model(name) for run in runs for name in checkpoints.split(",")]
+    return (models[0] if len(models) == 1 else Ensemble(models)), source, target
 
 
 def refuse_arguments(arguments: list[str]) -> None:
@@ -130,6 +209,16 @@ def check_output(path: pathlib.Path) -> None:
         raise InputError(f"the folder {path.parent} does not exist; make it first")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise InputError(f"{path} may not be written to; give another path")
+
+
+def _standard_input() -> Iterator[str]:
+    for number, line in enumerate(sys.stdin.buffer, start=1):
+        try:
+            yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            raise InputError(
+                f"standard input, line {number} is not UTF-8: {error.reason}; convert it first"
+            ) from error
 
 
 def _parse_flags(argv: list[str]) -> list[str]:
@@ -163,6 +252,6 @@ def _default_help(field: dataclasses.Field[Any], presets: Mapping[str, Mapping[s
     values = {name: preset.get(field.name, field.default) for name, preset in presets.items()}
     if len(set(values.values())) > 1:
         return f" Default: {', '.join(f'{value} in {name}' for name, value in values.items())}."
-    if field.default in (None, dataclasses.MISSING):
+    if field.default in (None, (), dataclasses.MISSING):
         return ""
     return f" Default: {field.default}."

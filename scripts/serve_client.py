@@ -5,11 +5,8 @@ python scripts/serve_client.py --server=localhost:8501 --protocol=rest input.en 
 python scripts/serve_client.py --server=localhost:8500 --references=output.de input.en > scores.tsv
 """
 
-import itertools
-import os
 import re
 import sys
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from absl import flags
@@ -62,9 +59,6 @@ for _name in _OPTIONS:
     _flag = flags.FLAGS[_name]
     _flag.help = re.sub(r" Default: \S+\.$", "", _flag.help) + " Default: as exported."
 
-# Lines that are sorted by length together; their translations come out together.
-_LINES_AT_ONCE = 10_000
-
 
 def main(arguments: list[str]) -> None:
     options = {name: _phrases(value) for name, value in common.given_flags(SearchConfig).items()}
@@ -96,18 +90,10 @@ def main(arguments: list[str]) -> None:
 
 def _answer_lines(client: "Client", paths: list[str], options: dict[str, Any]) -> None:
     """Writes what the model makes of each line, some lines at a time."""
-    lines = _lines(paths) if paths else _standard_input()
-    at_once = _LINES_AT_ONCE
-    if not paths and sys.stdin.isatty():
-        print("Type sentences, one a line; Ctrl-D ends.", file=sys.stderr)
-        at_once = 1
+    lines = common.read_input(paths)
     beside = _REFERENCES.value or _PREFIXES.value
-    others = _lines([beside]) if beside is not None else iter(())
     number = 0
-    while sentences := list(itertools.islice(lines, at_once)):
-        partners = list(itertools.islice(others, len(sentences)))
-        if beside is not None and len(partners) < len(sentences):
-            raise InputError(f"{beside} has {number + len(partners)} lines, the input has more")
+    for sentences, partners in common.read_together(lines, beside, common.lines_at_once(paths)):
         if _REFERENCES.value is not None:
             for score, token_scores in client.score(sentences, partners):
                 number += 1
@@ -118,8 +104,6 @@ def _answer_lines(client: "Client", paths: list[str], options: dict[str, Any]) -
                 number += 1
                 _write(number, translations)
         sys.stdout.flush()
-    if next(others, None) is not None:
-        raise InputError(f"{beside} has more lines than the {number} of the input")
 
 
 def _write(number: int, translations: "list[Translation]") -> None:
@@ -132,27 +116,6 @@ def _write(number: int, translations: "list[Translation]") -> None:
 def _phrases(value: Any) -> Any:
     """Returns the value of a flag as the client takes it: several phrases one to a line."""
     return "\n".join(value) if isinstance(value, list | tuple) else value
-
-
-def _lines(paths: list[str]) -> Iterator[str]:
-    from keras_transformer.data import iterate_lines
-
-    for path in paths:
-        if not os.path.exists(path):
-            raise InputError(
-                f"the file {path} does not exist; name files, or give sentences on standard input"
-            )
-    return itertools.chain.from_iterable(map(iterate_lines, paths))
-
-
-def _standard_input() -> Iterator[str]:
-    for number, line in enumerate(sys.stdin.buffer, start=1):
-        try:
-            yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
-        except UnicodeDecodeError as error:
-            raise InputError(
-                f"standard input, line {number} is not UTF-8: {error.reason}; convert it first"
-            ) from error
 
 
 if __name__ == "__main__":

@@ -171,9 +171,11 @@ def _candidates(
     beams = slice(first, first + size)
     log_probs = log_probs[:, beams, None] + gains[:, beams]  # [B, A, K]
     parents = tf.range(first, first + size)[:, None] + tf.zeros_like(ids[:, beams])
-    width = size * gains.shape[2]
+    width = gains.shape[2]
+    if width is None:  # the number of phrases that are required changes from batch to batch
+        width = tf.shape(gains)[2]
     parts = (log_probs, parents, ids[:, beams])
-    return _Candidates(*(tf.reshape(part, [-1, width]) for part in parts))
+    return _Candidates(*(tf.reshape(part, [-1, size * width]) for part in parts))
 
 
 def _order(

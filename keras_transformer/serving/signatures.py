@@ -1,6 +1,7 @@
 """What an exported model answers: a function of the graph for each signature.
 
 serving_default     text to its translations
+translate_options   text, and what each sentence wishes, to its translations
 score               text and a translation of it to the translation's log-probability
 tokens              symbols to the symbols of their translations
 attention           text and a translation of it to what the decoder attends to
@@ -13,7 +14,6 @@ L their longest length, V vocabulary.
 """
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -32,18 +32,34 @@ def make_signatures(translator: Translator) -> dict[str, Any]:
 
     Example:
         >>> score = make_signatures(translator)["score"]
-        >>> score(tf.constant(["two"]), tf.constant(["zwei"]))["scores"]  # [B]
+        >>> score(source=tf.constant(["two"]), target=tf.constant(["zwei"]))["scores"]  # [B]
     """
-    pair = [_text("source"), _text("target")]
-    ids = tf.TensorSpec([None, None], tf.int32, name="source")
-    functions = {
-        "serving_default": translator.__call__.get_concrete_function(),
-        "score": _trace(functools.partial(score, translator), *pair),
-        "tokens": _trace(functools.partial(translate_tokens, translator), ids),
-    }
+    names = ["serving_default", "translate_options", "score", "tokens"]
     if hasattr(translator._model(), "attention"):  # not every kind of model has one to show
-        functions["attention"] = _trace(functools.partial(attention, translator), *pair)
-    return functions
+        names.append("attention")
+    return {name: make_signature(translator, name) for name in names}
+
+
+def make_signature(translator: Translator, name: str) -> Any:
+    """Returns one of the functions of `make_signatures`, traced.
+
+    Raises:
+        KeyError: there is none of this name.
+    """
+    pair = {side: _text(side) for side in ("source", "target")}
+    ids = tf.TensorSpec([None, None], tf.int32, name="source")
+    if name == "serving_default":
+        return translator.__call__.get_concrete_function()
+    answer, inputs = {
+        "translate_options": (
+            translator.translate_options,
+            {"text": _text("text"), **translator.option_inputs()},
+        ),
+        "score": (functools.partial(score, translator), pair),
+        "tokens": (functools.partial(translate_tokens, translator), {"source": ids}),
+        "attention": (functools.partial(attention, translator), pair),
+    }[name]
+    return tf.function(answer).get_concrete_function(**inputs)
 
 
 def inputs_of(function: Any) -> dict[str, tf.TensorSpec]:
@@ -121,12 +137,6 @@ def translate_tokens(translator: Translator, source: Tensor) -> dict[str, Tensor
 
 def _text(name: str) -> tf.TensorSpec:
     return tf.TensorSpec([None], tf.string, name=name)
-
-
-def _trace(answer: Callable[..., dict[str, Tensor]], *inputs: tf.TensorSpec) -> Any:
-    # There is no Python control flow over tensors to convert, and looking for it takes seconds.
-    function = tf.function(answer, autograph=False)
-    return function.get_concrete_function(**{spec.name: spec for spec in inputs})
 
 
 def _read_pair(

@@ -3,47 +3,12 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from plain_search import NEVER, Wants, assert_found, every_translation, narrow_beam
 
 from keras_transformer.config import END_ID, PAD_ID, START_ID
 from keras_transformer.decoding import DecodingState
 from keras_transformer.errors import InputError
 from keras_transformer.search import beam_search
-
-NEVER = (PAD_ID, START_ID)
-
-
-def penalized(log_prob, symbols, alpha):
-    return log_prob / ((5 + len(symbols)) / 6) ** alpha
-
-
-def every_translation(model, sentence, limit, alpha):
-    """All complete translations with (score, log-probability, symbols), best first."""
-    found, open_ = [], [((), 0.0)]
-    for length in range(limit + 1):
-        longer = []
-        for symbols, so_far in open_:
-            for symbol, gain in enumerate(model.log_probs(sentence, symbols)):
-                if symbol == END_ID:
-                    found.append(((*symbols, symbol), so_far + gain))
-                elif symbol not in NEVER and length < limit:
-                    longer.append(((*symbols, symbol), so_far + gain))
-        open_ = longer
-    return sorted(((penalized(p, s, alpha), p, s) for s, p in found), reverse=True)
-
-
-def reference_beam(model, sentence, limit, alpha, beam_size):
-    """Beam search written out, run to the last step: (score, log-probability, symbols) sorted."""
-    found, beams = [], [((), 0.0)]
-    for length in range(limit + 1):
-        candidates = []
-        for symbols, so_far in beams:
-            gains = model.log_probs(sentence, symbols)
-            allowed = [END_ID] if length == limit else sorted(set(range(len(gains))) - set(NEVER))
-            candidates += [((*symbols, s), so_far + gains[s]) for s in allowed]
-        candidates = sorted(candidates, key=lambda pair: -pair[1])[: 2 * beam_size]
-        found += [(penalized(p, s, alpha), p, s) for s, p in candidates if s[-1] == END_ID]
-        beams = [(s, p) for s, p in candidates if s[-1] != END_ID][:beam_size]
-    return sorted(found, reverse=True)
 
 
 def search(model, sentences, limits, **options):
@@ -56,17 +21,6 @@ def search(model, sentences, limits, **options):
     )
 
 
-def assert_equal_to(expected, found, row):
-    """Compares one sentence of `found` with sorted (score, log-probability, symbols)."""
-    n = found.scores.shape[1]
-    for place, (score, log_prob, symbols) in enumerate(expected[:n]):
-        length = int(found.lengths[row, place])
-        assert tuple(found.ids[row, place, :length].numpy()) == symbols
-        assert not np.any(found.ids[row, place, length:].numpy() != PAD_ID)
-        np.testing.assert_allclose(found.scores[row, place], score, rtol=2e-5)
-        np.testing.assert_allclose(found.log_probs[row, place], log_prob, rtol=2e-5)
-
-
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0, 2.0, -0.5])
 def test_a_beam_that_holds_everything_finds_the_true_best_translations(table_model, alpha):
     model = table_model(sentences=3, vocabulary_size=6, seed=1)
@@ -74,7 +28,7 @@ def test_a_beam_that_holds_everything_finds_the_true_best_translations(table_mod
         model, [0, 1, 2], [3, 3, 2], beam_size=27, num_hypotheses=27, length_penalty=alpha
     )
     for row, limit in enumerate([3, 3, 2]):
-        assert_equal_to(every_translation(model, row, limit, alpha), found, row)
+        assert_found(every_translation(model, row, Wants(limit, alpha)), found, row)
 
 
 @pytest.mark.parametrize("beam_size", [2, 3, 5])
@@ -89,8 +43,8 @@ def test_a_narrow_beam_equals_a_search_written_out_without_early_stop(
         model, range(6), limits, beam_size=beam_size, num_hypotheses=2, length_penalty=alpha
     )
     for row, limit in enumerate(limits):
-        expected = reference_beam(model, row, limit, alpha, beam_size)
-        assert_equal_to(expected, found, row)
+        expected = narrow_beam(model, row, Wants(limit, alpha), beam_size)
+        assert_found(expected, found, row)
         assert int(tf.math.count_nonzero(found.lengths[row])) == min(2, len(expected))
 
 
@@ -98,7 +52,7 @@ def test_a_long_vocabulary_is_searched_like_a_short_one(table_model):
     model = table_model(sentences=2, vocabulary_size=2003, seed=3, end_bias=6.0)
     found = search(model, [0, 1], [6, 4], beam_size=3, num_hypotheses=3)
     for row, limit in enumerate([6, 4]):
-        assert_equal_to(reference_beam(model, row, limit, 0.6, 3), found, row)
+        assert_found(narrow_beam(model, row, Wants(limit, 0.6), 3), found, row)
 
 
 def test_sentences_get_in_a_batch_what_they_get_alone(table_model):
@@ -120,7 +74,7 @@ def test_every_sentence_may_have_its_own_length_penalty(table_model):
     alphas = [0.0, 1.0, 3.0]
     found = search(model, [0, 0, 0], [6] * 3, beam_size=3, length_penalty=tf.constant(alphas))
     for row, alpha in enumerate(alphas):
-        assert_equal_to(reference_beam(model, 0, 6, alpha, 3), found, row)
+        assert_found(narrow_beam(model, 0, Wants(6, alpha), 3), found, row)
 
 
 def test_search_stops_when_no_open_hypothesis_can_win(table_model):
@@ -129,7 +83,7 @@ def test_search_stops_when_no_open_hypothesis_can_win(table_model):
     assert 2 <= len(model.calls) < 10
     assert model.calls[0] == (4, 4)
     for row in range(4):
-        assert_equal_to(reference_beam(model, row, 40, 0.6, 4), found, row)
+        assert_found(narrow_beam(model, row, Wants(40, 0.6), 4), found, row)
 
 
 @pytest.mark.parametrize(("alpha", "end_at_first"), [(1.0, 0.4), (0.0, 0.4), (-1.0, 0.45)])
@@ -202,8 +156,8 @@ def test_a_vocabulary_smaller_than_the_beam_fills_the_places_with_nothing(
     model = table_model(sentences=2, vocabulary_size=vocabulary_size, seed=9)
     found = search(model, [0, 1], [2, 0], beam_size=20, num_hypotheses=20)
     for row, limit in enumerate([2, 0]):
-        expected = every_translation(model, row, limit, 0.6)
-        assert_equal_to(expected, found, row)
+        expected = every_translation(model, row, Wants(limit, 0.6))
+        assert_found(expected, found, row)
         nothing = slice(len(expected), None)
         np.testing.assert_array_equal(found.lengths[row, nothing], 0)
         np.testing.assert_array_equal(found.ids[row, nothing], PAD_ID)
@@ -220,7 +174,7 @@ def test_logits_of_low_precision_are_scored_in_float32(table_model, dtype):
     model.table = rounded
     assert found.scores.dtype == tf.float32
     for row in range(2):
-        assert_equal_to(reference_beam(model, row, 5, 0.6, 3), found, row)
+        assert_found(narrow_beam(model, row, Wants(5, 0.6), 3), found, row)
 
 
 def test_scores_stay_finite_and_exact_with_huge_logits(table_model):
@@ -230,7 +184,7 @@ def test_scores_stay_finite_and_exact_with_huge_logits(table_model):
     found = search(model, [0, 1], [5, 5], beam_size=4, num_hypotheses=4)
     assert np.all(np.isfinite(found.scores))
     for row in range(2):
-        best = reference_beam(model, row, 5, 0.6, 4)[0]
+        best = narrow_beam(model, row, Wants(5, 0.6), 4)[0]
         np.testing.assert_allclose(found.scores[row, 0], best[0], rtol=1e-5, atol=1e-5)
 
 
@@ -263,7 +217,7 @@ def test_pad_and_the_start_symbol_are_never_generated_however_probable(table_mod
     model.table[:, :, NEVER] += 9.0
     found = search(model, [0, 1], [5, 5], beam_size=3, num_hypotheses=3)
     for row in range(2):
-        assert_equal_to(reference_beam(model, row, 5, 0.6, 3), found, row)
+        assert_found(narrow_beam(model, row, Wants(5, 0.6), 3), found, row)
 
 
 def test_each_sentence_starts_with_its_own_symbol_and_even_with_end():

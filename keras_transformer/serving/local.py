@@ -1,0 +1,151 @@
+"""A translator in this process, with the methods of `Client`: lists of sentences in and out.
+
+What answers are the functions that an export has for its signatures, of a translator that is not
+exported or of one that is loaded.
+
+Shapes: B sentences, S source length, T target length.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_transformer.errors import InputError
+from keras_transformer.serving.alignment import align_words
+from keras_transformer.serving.options import option_columns, text_column
+from keras_transformer.serving.signatures import inputs_of, make_signature
+from keras_transformer.serving.translation import (
+    Score,
+    Translation,
+    read_scores,
+    read_translations,
+)
+from keras_transformer.serving.translator import Translator
+
+
+class LocalTranslator:
+    """Translates, scores and aligns any number of sentences, in batches of like length.
+
+    Args:
+        function_of: gives the function of a signature by its name.
+        batch_size: sentences that are translated at once.
+
+    Example:
+        >>> local = LocalTranslator.of(translator)
+        >>> local.translate(["two hundred"], max_length=3)[0][0].text
+        'zweihundert'
+    """
+
+    def __init__(self, function_of: Callable[[str], Any], batch_size: int = 64) -> None:
+        if batch_size < 1:
+            raise InputError(f"batch_size must be at least 1, got {batch_size}")
+        self._make = function_of
+        self._functions: dict[str, Any] = {}
+        self._batch_size = batch_size
+
+    @classmethod
+    def of(cls, translator: Translator, batch_size: int = 64) -> "LocalTranslator":
+        """Returns the methods for a translator; a function is traced when first used."""
+        return cls(lambda name: make_signature(translator, name), batch_size)
+
+    def translate(self, sentences: Sequence[str], **options: Any) -> list[list[Translation]]:
+        """Returns the translations of each sentence, best first.
+
+        Args:
+            sentences: any number of them.
+            **options: fields of `SearchConfig`, and "prefix": one value for all sentences, or a
+                list with one for each. Several phrases stand one to a line.
+
+        Raises:
+            InputError: there is no such option, or it cannot have such a value.
+        """
+        columns = {"text": text_column("text", sentences).values}
+        name = "serving_default"
+        if options:
+            name = "translate_options"
+            inputs = inputs_of(self._function(name))
+            types = {key: f"DT_{_type_name(spec.dtype)}" for key, spec in inputs.items()}
+            wanted = option_columns(options, types, len(sentences))
+            columns |= {key: column.values for key, column in wanted.items()}
+        return self._in_batches(name, columns, "text", read_translations)
+
+    def score(self, source: Sequence[str], target: Sequence[str]) -> list[Score]:
+        """Returns how probable each of the translations `target` is."""
+        return self._in_batches("score", _pair(source, target), "target", read_scores)
+
+    def align(self, source: Sequence[str], target: Sequence[str]) -> list[list[tuple[int, int]]]:
+        """Returns which word of the source each word of the target looked at most.
+
+        Words are what stands between spaces.
+
+        Returns:
+            For each sentence pairs (number of the source word, number of the target word).
+        """
+
+        def read(answer: Mapping[str, Any]) -> list[list[tuple[int, int]]]:
+            parts = (answer["attention"], answer["source_pieces"], answer["target_pieces"])
+            return [align_words(np.array(a), s, t) for a, s, t in zip(*parts, strict=True)]
+
+        return self._in_batches("attention", _pair(source, target), "target", read)
+
+    def _function(self, name: str) -> Any:
+        if name not in self._functions:
+            try:
+                self._functions[name] = self._make(name)
+            except KeyError as error:
+                raise InputError(
+                    f"the model has no signature {name!r}; export it anew, or leave out what asks "
+                    "for it"
+                ) from error
+        return self._functions[name]
+
+    def _in_batches(
+        self,
+        name: str,
+        columns: Mapping[str, Sequence[Any]],
+        key: str,
+        read: Callable[[Mapping[str, Any]], list[Any]],
+    ) -> list[Any]:
+        """Returns what `read` makes of the answer to each row, rows of like `key` together."""
+        function = self._function(name)
+        inputs = inputs_of(function)
+        texts = columns[key]
+        order = sorted(range(len(texts)), key=lambda row: -len(texts[row]))
+        results: list[Any] = [None] * len(texts)
+        for first in range(0, len(order), self._batch_size):
+            rows = order[first : first + self._batch_size]
+            batch = {
+                name: tf.constant([values[row] for row in rows], inputs[name].dtype)
+                for name, values in columns.items()
+            }
+            answer = {name: _plain(values) for name, values in function(**batch).items()}
+            for row, result in zip(rows, read(answer), strict=True):
+                results[row] = result
+        return results
+
+
+def _pair(source: Sequence[str], target: Sequence[str]) -> dict[str, list[Any]]:
+    columns = {
+        "source": text_column("source", source).values,
+        "target": text_column("target", target).values,
+    }
+    if len(source) != len(target):
+        raise InputError(
+            f"source and target must have as many sentences, got {len(source)} and {len(target)}"
+        )
+    return columns
+
+
+def _plain(values: tf.Tensor) -> Any:
+    """Returns a tensor as nested lists, its strings as text."""
+    array = values.numpy()
+    if array.dtype != object:
+        return array.tolist()
+    text = [each.decode("utf-8") for each in array.ravel()]
+    return np.array(text, object).reshape(array.shape).tolist()
+
+
+def _type_name(dtype: tf.DType) -> str:
+    return {tf.string: "STRING", tf.float32: "FLOAT", tf.int32: "INT32", tf.int64: "INT64"}[dtype]

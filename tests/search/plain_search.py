@@ -1,0 +1,273 @@
+"""Searches written out in plain Python: one sentence at a time, to the last step, in float64.
+
+They share no code with the package and stop nowhere early. `Wants` is what one sentence asks for;
+`arguments` makes the arguments of the package's searches of a batch of them.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from keras_transformer.config import END_ID, PAD_ID, START_ID
+from keras_transformer.search import Hypotheses, Wishes
+
+Symbols = tuple[int, ...]
+NEVER = (PAD_ID, START_ID)
+
+
+class Wants(NamedTuple):
+    """What one sentence asks for; all but the limit are neutral unless given."""
+
+    limit: int
+    alpha: float = 0.6
+    beta: float = 0.0
+    diversity: float = 0.0
+    min_length: int = 0
+    prefix: Symbols = ()
+    repetition_penalty: float = 1.0
+    no_repeat_ngram: int = 0
+    banned: tuple[Symbols, ...] = ()
+    required: tuple[Symbols, ...] = ()
+
+
+class Translation(NamedTuple):
+    """A complete translation; `symbols` ends with END."""
+
+    score: float
+    log_prob: float
+    symbols: Symbols
+
+
+class Progress(NamedTuple):
+    """How far a hypothesis is with its required phrases, see `phrases.Progress`."""
+
+    bank: int  # symbols that are done
+    needed: int  # symbols that are not
+    begun: int  # symbols of the furthest phrase that is not met
+    next_symbols: set[int]  # of the furthest phrases; empty where all are met
+
+
+def arguments(wants: Sequence[Wants], *, everything: bool = False) -> dict[str, Any]:
+    """Returns the arguments that all searches share, for a batch.
+
+    Wishes that no sentence has are left out, unless `everything` is wanted.
+    """
+    numbers = {
+        "min_length": tf.int32,
+        "repetition_penalty": tf.float32,
+        "no_repeat_ngram": tf.int32,
+    }
+    ranks = {"prefix": 1, "banned": 2, "required": 2}
+    names = {
+        "min_length": "min_lengths",
+        "banned": "banned_phrases",
+        "required": "required_phrases",
+    }
+    wishes = {}
+    for name in (*numbers, *ranks):
+        values = [getattr(each, name) for each in wants]
+        if not everything and set(values) == {Wants._field_defaults[name]}:
+            continue
+        if name in numbers:
+            wish = tf.constant(values, numbers[name])
+        else:
+            wish = tf.ragged.constant(values, tf.int32, ragged_rank=ranks[name]).to_tensor(PAD_ID)
+        wishes[names.get(name, name)] = wish
+    return dict(
+        start_ids=tf.fill([len(wants)], START_ID),
+        max_lengths=tf.constant([each.limit for each in wants], tf.int32),
+        length_penalty=tf.constant([each.alpha for each in wants], tf.float32),
+        coverage_penalty=tf.constant([each.beta for each in wants], tf.float32),
+        wishes=Wishes(**wishes),
+    )
+
+
+def next_log_probs(model: Any, sentence: int, symbols: Symbols, wants: Wants) -> dict[int, float]:
+    """Returns the log-probabilities of the symbols that may come next."""
+    logits = model.logits(sentence, symbols)
+    for symbol in set(symbols):
+        logits[symbol] *= wants.repetition_penalty ** (-1 if logits[symbol] > 0 else 1)
+    log_probs = logits - logits.max() - np.log(np.sum(np.exp(logits - logits.max())))
+    time = len(symbols)
+    allowed = set(range(len(logits))) - set(NEVER)
+    if time >= wants.limit:
+        allowed = {END_ID}
+    elif time < len(wants.prefix):
+        allowed = {wants.prefix[time]}
+    else:
+        progress = phrase_progress(symbols, wants.required)
+        if time < wants.min_length or progress.next_symbols:
+            allowed.discard(END_ID)
+        if progress.next_symbols and wants.limit - time <= progress.needed + progress.begun:
+            allowed &= progress.next_symbols
+        allowed = {symbol for symbol in allowed if not is_barred((*symbols, symbol), wants)}
+    return {symbol: float(log_probs[symbol]) for symbol in sorted(allowed)}
+
+
+def is_barred(symbols: Symbols, wants: Wants) -> bool:
+    """Tells whether the last of the symbols completes something that may not be there."""
+    size = wants.no_repeat_ngram
+    repeats = 0 < size <= len(symbols) and occurs(symbols[-size:], symbols[:-1])
+    return repeats or any(symbols[-len(phrase) :] == phrase for phrase in wants.banned)
+
+
+def occurs(phrase: Symbols, symbols: Symbols) -> bool:
+    starts = range(len(symbols) - len(phrase) + 1)
+    return any(symbols[start : start + len(phrase)] == phrase for start in starts)
+
+
+def phrase_progress(symbols: Symbols, required: tuple[Symbols, ...]) -> Progress:
+    done = sum(len(phrase) for phrase in required if occurs(phrase, symbols))
+    begun = {
+        phrase: max(k for k in range(len(phrase)) if symbols[len(symbols) - k :] == phrase[:k])
+        for phrase in required
+        if not occurs(phrase, symbols)
+    }
+    furthest = max(begun.values(), default=0)
+    return Progress(
+        bank=done + furthest,
+        needed=sum(map(len, required)) - done - furthest,
+        begun=furthest,
+        next_symbols={phrase[k] for phrase, k in begun.items() if k == furthest},
+    )
+
+
+def complete(
+    model: Any, sentence: int, symbols: Symbols, log_prob: float, wants: Wants
+) -> Translation:
+    """Returns a translation with its score (Wu et al. 2016, eq. 14)."""
+    score = log_prob / ((5 + len(symbols)) / 6) ** wants.alpha
+    if wants.beta:
+        coverage = np.minimum(model.coverage(sentence, symbols), 1.0)
+        score += wants.beta * float(np.sum(np.log(coverage)))
+    return Translation(score, log_prob, symbols)
+
+
+def every_translation(model: Any, sentence: int, wants: Wants) -> list[Translation]:
+    """Returns all translations that the wishes leave, best first."""
+    found, open_ = [], [((), 0.0)]
+    while open_:
+        symbols, so_far = open_.pop()
+        for symbol, gain in next_log_probs(model, sentence, symbols, wants).items():
+            longer, log_prob = (*symbols, symbol), so_far + gain
+            if symbol == END_ID:
+                found.append(complete(model, sentence, longer, log_prob, wants))
+            else:
+                open_.append((longer, log_prob))
+    return sorted(found, reverse=True)
+
+
+def narrow_beam(
+    model: Any, sentence: int, wants: Wants, beam_size: int, *, groups: int = 1, share: int = 99
+) -> list[Translation]:
+    """Returns what beam search finds, best first: of each group the best `share`."""
+    size = beam_size // groups
+    found: list[list[Translation]] = [[] for _ in range(groups)]
+    beams: list[list[tuple[Symbols, float]]] = [[((), 0.0)] for _ in range(groups)]
+    for _ in range(wants.limit + 1):
+        taken: list[int] = []  # by earlier groups at this step
+        for group in range(groups):
+            candidates = [
+                ((*symbols, symbol), so_far + gain)
+                for symbols, so_far in beams[group]
+                for symbol, gain in next_log_probs(model, sentence, symbols, wants).items()
+            ]
+            values = [p - wants.diversity * taken.count(s[-1]) for s, p in candidates]
+            banks = [phrase_progress(s, wants.required).bank for s, _ in candidates]
+            candidates = [candidates[i] for i in ordered(values, banks)[: 2 * size]]
+            found[group] += [
+                complete(model, sentence, symbols, log_prob, wants)
+                for symbols, log_prob in candidates
+                if symbols[-1] == END_ID
+            ]
+            beams[group] = [each for each in candidates if each[0][-1] != END_ID][:size]
+            taken += [symbols[-1] for symbols, _ in beams[group]]
+    best = [sorted(each, reverse=True)[:share] for each in found]
+    return sorted(itertools.chain(*best), reverse=True)
+
+
+def ordered(values: list[float], banks: list[int]) -> list[int]:
+    """Returns places: the best of each bank, then the second best ..., higher banks first."""
+    queues = {
+        bank: sorted((i for i in range(len(banks)) if banks[i] == bank), key=lambda i: -values[i])
+        for bank in sorted(set(banks), reverse=True)
+    }
+    rounds = itertools.zip_longest(*queues.values())
+    return [place for places in rounds for place in places if place is not None]
+
+
+def greedy(model: Any, sentence: int, wants: Wants) -> Translation | None:
+    """Returns the translation of the most probable symbols; None where none is left."""
+    symbols: Symbols = ()
+    log_prob = 0.0
+    while symbols[-1:] != (END_ID,):
+        gains = next_log_probs(model, sentence, symbols, wants)
+        if not gains:
+            return None
+        symbol = max(gains, key=lambda symbol: gains[symbol])
+        symbols, log_prob = (*symbols, symbol), log_prob + gains[symbol]
+    return complete(model, sentence, symbols, log_prob, wants)
+
+
+def sampled(
+    model: Any,
+    sentence: int,
+    wants: Wants,
+    *,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+) -> dict[Symbols, float]:
+    """Returns the probability with which sampling gives each translation."""
+    found: dict[Symbols, float] = {}
+    open_: list[tuple[Symbols, float]] = [((), 1.0)]
+    while open_:
+        symbols, so_far = open_.pop()
+        if symbols[-1:] == (END_ID,):
+            found[symbols] = so_far
+            continue
+        gains = next_log_probs(model, sentence, symbols, wants)
+        best = sorted(gains, key=lambda symbol: -gains[symbol])[: top_k or None]
+        weights = {symbol: math.exp(gains[symbol] / temperature) for symbol in best}
+        bound, reached, kept = top_p * sum(weights.values()), 0.0, {}
+        for symbol, weight in weights.items():
+            if reached < bound:
+                kept[symbol] = weight
+            reached += weight
+        total = sum(kept.values())
+        open_ += [((*symbols, symbol), so_far * kept[symbol] / total) for symbol in kept]
+    return found
+
+
+def symbols_of(found: Hypotheses, row: int, place: int) -> Symbols:
+    """Returns a translation that a search of the package found, with END."""
+    return tuple(found.ids[row, place, : int(found.lengths[row, place])].numpy().tolist())
+
+
+def assert_found(expected: Sequence[Translation], found: Hypotheses, row: int) -> None:
+    """Fails unless a search of the package found the best of what is expected, and no more."""
+    count = found.scores.shape[1]
+    assert [symbols_of(found, row, place) for place in range(count)] == [
+        *(each.symbols for each in expected[:count]),
+        *([()] * (count - len(expected))),
+    ]
+    for place, translation in enumerate(expected[:count]):
+        np.testing.assert_allclose(found.scores[row, place], translation.score, rtol=2e-5)
+        np.testing.assert_allclose(found.log_probs[row, place], translation.log_prob, rtol=2e-5)
+    missing = slice(len(expected), None)
+    np.testing.assert_array_equal(found.scores[row, missing], np.float32(-1e9))
+    np.testing.assert_array_equal(found.log_probs[row, missing], np.float32(-1e9))
+    is_used = np.arange(found.ids.shape[2]) < found.lengths[row].numpy()[:, None]
+    np.testing.assert_array_equal(found.ids[row].numpy()[~is_used], PAD_ID)
+
+
+def assert_identical(left: Hypotheses, right: Hypotheses, row: int = 0, other: int = 0) -> None:
+    """Fails unless two searches found, bit for bit, the same translations of their rows."""
+    for name in ("scores", "log_probs", "lengths"):
+        np.testing.assert_array_equal(getattr(left, name)[row], getattr(right, name)[other])
+    for place in range(left.ids.shape[1]):
+        assert symbols_of(left, row, place) == symbols_of(right, other, place)

@@ -1,0 +1,185 @@
+"""Rules in beam and greedy search against searches written out, alone and all together."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from plain_search import (
+    Wants,
+    arguments,
+    assert_found,
+    assert_identical,
+    every_translation,
+    greedy,
+    narrow_beam,
+    symbols_of,
+)
+
+from keras_transformer.config import END_ID
+from keras_transformer.search import beam_search, greedy_search
+
+RULES = {
+    "nothing": {},
+    "min length": dict(min_length=2),
+    "prefix": dict(prefix=(5, 1)),
+    "repetition penalty": dict(repetition_penalty=1.7),
+    "reward of repetition": dict(repetition_penalty=0.6),
+    "no symbol twice": dict(no_repeat_ngram=1),
+    "no pair twice": dict(no_repeat_ngram=2),
+    "banned": dict(banned=((4,), (5, 5), (1, 5, 1))),
+    "required symbols": dict(required=((4,), (1,))),
+    "required phrase": dict(required=((5, 4),)),
+    "coverage": dict(beta=0.8),
+    "several": dict(
+        min_length=2, repetition_penalty=1.3, banned=((4, 4),), required=((5,),), beta=0.3
+    ),
+    "others": dict(prefix=(4,), no_repeat_ngram=2, banned=((4, 1),), alpha=1.5),
+}
+every_rule = pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+
+
+def search(model, wants, beam_size, *, rows=None, everything=False, **options):
+    rows = list(range(len(wants))) if rows is None else rows
+    options |= arguments(wants, everything=everything)
+    return beam_search(model.step, model.state(rows, beam_size), beam_size=beam_size, **options)
+
+
+@every_rule
+def test_a_beam_that_holds_everything_finds_the_best_translations_that_follow_the_rule(
+    table_model, rule
+):
+    model = table_model(sentences=3, vocabulary_size=6, seed=1, source_length=4)
+    wants = [Wants(3, **rule), Wants(2, **rule), Wants(3)]
+    found = search(model, wants, 27, num_hypotheses=27)
+    for row, each in enumerate(wants):
+        assert_found(every_translation(model, row, each), found, row)
+
+
+def test_every_sentence_of_a_batch_has_its_own_wishes(table_model):
+    wants = [Wants(3, **rule) for rule in RULES.values()]
+    model = table_model(sentences=len(wants), vocabulary_size=6, seed=2, source_length=4)
+    found = search(model, wants, 27, num_hypotheses=10)
+    for row, each in enumerate(wants):
+        assert_found(every_translation(model, row, each), found, row)
+
+
+@every_rule
+@pytest.mark.parametrize("end_bias", [-1.0, 2.0])
+def test_a_narrow_beam_equals_one_written_out_without_early_stop(table_model, rule, end_bias):
+    model = table_model(sentences=6, vocabulary_size=8, seed=3, end_bias=end_bias, source_length=5)
+    wants = [Wants(limit, **rule) for limit in (8, 0, 5, 11, 2, 9)]
+    found = search(model, wants, 3, num_hypotheses=3)
+    for row, each in enumerate(wants):
+        assert_found(narrow_beam(model, row, each, 3), found, row)
+
+
+def random_wants(seed):
+    """Returns any of the rules together; they may leave no translation at all."""
+    random = np.random.default_rng(seed)
+
+    def phrases(chance):
+        count = random.integers(0, 3) if random.random() < chance else 0
+        return tuple(
+            tuple(random.choice([1, 4, 5, 6, 7], random.integers(1, 4)).tolist())
+            for _ in range(count)
+        )
+
+    limit = int(random.integers(0, 12))
+    prefix = random.choice([1, 4, 5, 6, 7], random.integers(0, 4)).tolist()
+    return Wants(
+        limit=limit,
+        alpha=float(random.choice([-0.5, 0.0, 0.6, 3.0])),
+        beta=float(random.choice([0.0, 0.4])),
+        min_length=int(random.integers(0, 9)) if random.random() < 0.5 else 0,
+        prefix=tuple(prefix) if random.random() < 0.3 else (),
+        repetition_penalty=float(random.choice([1.0, 1.0, 0.7, 1.5])),
+        no_repeat_ngram=int(random.choice([0, 0, 1, 2, 3])),
+        banned=phrases(0.5),
+        required=phrases(0.5),
+    )
+
+
+@pytest.mark.parametrize("beam_size", [1, 3, 5])
+def test_any_rules_together_give_what_the_search_written_out_gives(table_model, beam_size):
+    model = table_model(sentences=40, vocabulary_size=8, seed=4, end_bias=1.0, source_length=5)
+    wants = [random_wants(seed) for seed in range(40)]
+    found = search(model, wants, beam_size, num_hypotheses=beam_size)
+    num_found = 0
+    for row, each in enumerate(wants):
+        if beam_size == 1:
+            expected = [each for each in [greedy(model, row, each)] if each]
+        else:
+            expected = narrow_beam(model, row, each, beam_size)
+        assert_found(expected, found, row)
+        num_found += bool(expected)
+    assert 25 < num_found < 40  # some contradict themselves
+
+
+@pytest.mark.parametrize("beam_size", [1, 4])
+@pytest.mark.parametrize("num_groups", [1, 2])
+def test_a_neutral_sentence_beside_others_gets_every_bit_that_it_gets_without_rules(
+    table_model, beam_size, num_groups
+):
+    if num_groups > beam_size:
+        pytest.skip("a group needs a beam")
+    model = table_model(sentences=4, vocabulary_size=30, seed=5, end_bias=2.0)
+    neutral = [Wants(12)] * 4
+    options = dict(num_hypotheses=beam_size, num_groups=num_groups, diversity_penalty=0.5)
+    expected = search(model, neutral, beam_size, **options)
+    found = search(model, neutral, beam_size, everything=True, **options)
+    for row in range(4):
+        assert_identical(found, expected, row, row)
+    mixed = [random_wants(seed) for seed in range(4)] + neutral
+    found = search(model, mixed, beam_size, rows=[*range(4)] * 2, **options)
+    for row in range(4):
+        assert_identical(found, expected, 4 + row, row)
+
+
+def test_the_prefix_comes_first_whatever_other_rules_say_of_it(table_model):
+    model = table_model(sentences=1, vocabulary_size=8, seed=6)
+    wants = [
+        Wants(4, prefix=(5, 5, 5), no_repeat_ngram=1),
+        Wants(4, prefix=(5, 6, 7), banned=((5,), (6, 7))),
+        Wants(3, prefix=(5, 6, 7), required=((4, 4),)),
+        Wants(2, prefix=(5, 6, 7), min_length=3),
+    ]
+    found = search(model, wants, 3, rows=[0] * 4)
+    for row, each in enumerate(wants):
+        assert symbols_of(found, row, 0)[: min(3, each.limit)] == each.prefix[: each.limit]
+        assert_found(narrow_beam(model, 0, each, 3), found, row)
+
+
+@pytest.mark.parametrize("beam_size", [1, 4])
+def test_wishes_that_leave_no_translation_get_none(table_model, beam_size):
+    model = table_model(sentences=1, vocabulary_size=6, seed=7)
+    wants = [
+        Wants(9, min_length=5, no_repeat_ngram=1),  # there are three symbols
+        Wants(3, required=((4, 5),), banned=((5,),)),
+        Wants(3),
+    ]
+    found = search(model, wants, beam_size, rows=[0] * 3)
+    assert_found([], found, 0)
+    # At the limit a translation ends in any case, but 4 has nothing to go on with before.
+    assert_found([], found, 1)
+    assert int(found.lengths[2, 0]) > 0
+
+
+@pytest.mark.parametrize("alpha", [-3.0, 0.0, 0.6, 20.0])
+@pytest.mark.parametrize("rule", [{}, dict(beta=0.5), dict(min_length=7)], ids=str)
+def test_the_early_stop_never_changes_the_result(table_model, alpha, rule):
+    model = table_model(sentences=5, vocabulary_size=8, seed=8, end_bias=3.0, source_length=5)
+    wants = [Wants(25, alpha, **rule)] * 5
+    found = search(model, wants, 4, num_hypotheses=3)
+    for row, each in enumerate(wants):
+        assert_found(narrow_beam(model, row, each, 4), found, row)
+    if alpha <= 0.6:
+        assert len(model.calls) < 25  # it did stop
+
+
+def test_greedy_search_follows_the_rules_too(table_model):
+    wants = [Wants(7, **rule) for rule in RULES.values()]
+    model = table_model(sentences=len(wants), vocabulary_size=8, seed=9, source_length=5)
+    found = greedy_search(model.step, model.state(range(len(wants))), **arguments(wants))
+    for row, each in enumerate(wants):
+        assert_found([greedy(model, row, each)], found, row)
+    assert np.all(found.ids.numpy().max(axis=(1, 2)) >= END_ID)
+    assert found.ids.dtype == tf.int32
