@@ -32,12 +32,14 @@ setup(
         "tensorflow-text>=2.20,!=2.21.0",
         "tensorflow>=2.20",
         "tensorboard",
+        "tensorflow-serving-api>=2.20",
         "tensorflow-datasets>=4.9.7",
         "importlib_resources",  # tensorflow-datasets imports it without saying so
         "typing-extensions",
     ],
     extras_require={
+        "ctranslate2": ["ctranslate2>=4.6"],
         "plot": ["matplotlib"],
-        "test": ["matplotlib", "mypy", "pytest", "pytest-xdist", "ruff"],
+        "test": ["ctranslate2>=4.6", "matplotlib", "mypy", "pytest", "pytest-xdist", "ruff"],
     },
 )

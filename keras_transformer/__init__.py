@@ -25,6 +25,9 @@ _HOMES = {
     "TargetTokens": "training",
     "TokenAccuracy": "training",
     "beam_search": "search",
+    "sample": "search",
+    "Client": "serving",
+    "LocalTranslator": "serving",
     "Translator": "serving",
     "export": "serving",
 }

@@ -17,24 +17,22 @@ core each.
 The engines take turns, so that whatever else the machine does slows all of them.
 """
 
-import contextlib
 import importlib.util
 import itertools
 import json
 import os
 import pathlib
-import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, get_args
 
 from absl import flags
+from benchmarks import decoding, training
 from benchmarks.batches import BatchKind, save_corpus
-from benchmarks.decoding import measure
 from benchmarks.decoding_report import check_decoding, decoding_line
-from benchmarks.engines import Engine, Job, Round
-from benchmarks.report import Row, Verdict, check, table_line
+from benchmarks.engines import Job
+from benchmarks.report import Verdict, check, table_line
 from benchmarks.sentences import Sentences
 
 import common
@@ -44,11 +42,7 @@ from keras_transformer.errors import InputError
 _DATA = pathlib.Path(__file__).resolve().parents[2] / "shared" / "data" / "multi30k"
 _REAL = ("multi30k:2048", "multi30k:8192")  # the tiny preset's batch_tokens; the recipe's
 _KNOWN_PRECISIONS = get_args(TrainingConfig.__dataclass_fields__["precision"].type)
-_WARM_UP_STEPS = 3
 _TRAINING_VOCABULARY = 8000
-# Of decoding: symbols of the vocabulary, forced length, batch size.
-_FORCED = {"tiny": (8000, 20, 64), "base": (37000, 24, 32), "big": (37000, 24, 32)}
-_TEST_SET_BATCH = 64
 
 _PRESETS = flags.DEFINE_list("presets", ["tiny", "base"], "Models to measure.")
 _PRECISIONS = flags.DEFINE_list(
@@ -115,7 +109,7 @@ def _train() -> None:
         for preset, kind in cases:
             if kind.is_real and corpus is None:
                 continue
-            for row in _measure(_jobs(preset, kind, corpus)):
+            for row in training.measure(_jobs(preset, kind, corpus), **_rounds()):
                 rows.append(row)
                 text = json.dumps(row.to_dict()) if _JSON.value else table_line(row.cells())
                 print(text, flush=True)
@@ -127,67 +121,34 @@ def _decode() -> None:
     if not _JSON.value:
         print(decoding_line(), flush=True)
     rows = []
-    for preset, sentences, models in _decoding_cases():
-        for row in measure(
-            preset,
-            sentences,
-            models,
-            cores=_cores(),
-            rounds=_ROUNDS.value,
-            round_seconds=_SECONDS.value,
-        ):
-            rows.append(row)
-            text = json.dumps(row.to_dict()) if _JSON.value else decoding_line(row.cells())
-            print(text, flush=True)
+    for preset, sentences, write in _decoding_cases():
+        with tempfile.TemporaryDirectory() as folder:
+            for row in decoding.measure(
+                preset, sentences, write(folder), cores=_cores(), **_rounds()
+            ):
+                rows.append(row)
+                text = json.dumps(row.to_dict()) if _JSON.value else decoding_line(row.cells())
+                print(text, flush=True)
     if _CHECK.value:
         _tell(check_decoding(rows))
 
 
-def _decoding_cases() -> Iterator[tuple[str, Sentences, dict[str, pathlib.Path]]]:
-    """Yields the name of a model, what it is to translate, and its folder for each engine.
-
-    The folders are gone when the next one is asked for.
-    """
+def _decoding_cases() -> Iterator[tuple[str, Sentences, Callable[[str], dict[str, str]]]]:
+    """Yields the name of a model, what it is to translate, and how to write it to a folder."""
     common.load_tensorflow()
-    from benchmarks.translators import random_model, write_models
+    from benchmarks.translators import random_case, run_case
 
-    for preset in _PRESETS.value:
-        size, length, batch_size = _FORCED[preset]
-        model, vocabulary = random_model(preset, _VOCABULARY_SIZE.value or size)
-        sentences = Sentences.random(
-            vocabulary_size=vocabulary.size, length=length, batch_size=batch_size
-        )
-        with tempfile.TemporaryDirectory() as folder:
-            path = pathlib.Path(folder)
-            yield preset, sentences, write_models(model, vocabulary, vocabulary, sentences, path)
-    if (test_set := _test_set()) is not None:
-        model, source, target, sentences = test_set
-        with tempfile.TemporaryDirectory() as folder:
-            path = pathlib.Path(folder)
-            yield "run", sentences, write_models(model, source, target, sentences, path)
-
-
-def _test_set() -> tuple[Any, Any, Any, Sentences] | None:
-    """Returns a run's model, its vocabularies and the test set; says so where there is none."""
-    path = pathlib.Path(_SENTENCES.value)
+    real = None  # read first, so that a wrong run is told at once
     if _RUN_DIR.value is None:
         print("Real sentences are left out: --run_dir names no trained model.", file=sys.stderr)
-        return None
-    if not path.exists():
-        print(f"Real sentences are left out: {path} does not exist.", file=sys.stderr)
-        return None
-    from keras_transformer.data import read_lines
-    from keras_transformer.training import RunDirectory
-
-    run = RunDirectory(_RUN_DIR.value)
-    source, target = run.vocabularies()
-    ids = source.encode(read_lines(path))
-    return (
-        run.load_model(_CHECKPOINT.value),
-        source,
-        target,
-        Sentences.real(path.stem, ids, _TEST_SET_BATCH),
-    )
+    elif not os.path.exists(_SENTENCES.value):
+        print(f"Real sentences are left out: {_SENTENCES.value} does not exist.", file=sys.stderr)
+    else:
+        real = run_case(_RUN_DIR.value, _CHECKPOINT.value, _SENTENCES.value)
+    for preset in _PRESETS.value:
+        yield preset, *random_case(preset, _VOCABULARY_SIZE.value)
+    if real is not None:
+        yield "run", *real
 
 
 def _refuse_flags_of_others(command: str) -> None:
@@ -211,6 +172,10 @@ def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
 
 def _cores() -> int:
     return _THREADS.value or len(os.sched_getaffinity(0))
+
+
+def _rounds() -> dict[str, Any]:
+    return {"rounds": _ROUNDS.value, "round_seconds": _SECONDS.value}
 
 
 def _tell(verdicts: Sequence[Verdict]) -> None:
@@ -244,7 +209,9 @@ def _prepare_corpus(folder: str) -> str | None:
     from keras_transformer.text import learn_vocabulary
 
     text = [read_lines(path) for path in paths]
-    vocabulary = learn_vocabulary(itertools.chain(*text), size=_VOCABULARY_SIZE.value or _TRAINING_VOCABULARY)
+    vocabulary = learn_vocabulary(
+        itertools.chain(*text), size=_VOCABULARY_SIZE.value or _TRAINING_VOCABULARY
+    )
     corpus = os.path.join(folder, "corpus.npz")
     save_corpus(TokenizedCorpus.from_ids(*map(vocabulary.encode, text)), corpus)
     return corpus
@@ -270,49 +237,6 @@ def _jobs(preset: str, kind: BatchKind, corpus: str | None) -> list[Job]:
         )
         for engine, precision in models
     ]
-
-
-def _measure(jobs: Sequence[Job]) -> Iterator[Row]:
-    """Lets engines take turns and yields the row of each."""
-    with contextlib.ExitStack() as stack:
-        engines = [stack.enter_context(contextlib.closing(Engine(job))) for job in jobs]
-        steps = _warm_up(engines)
-        turns = [
-            [engine.run(count) for engine, count in zip(engines, steps, strict=True)]
-            for _ in range(_ROUNDS.value)
-        ]
-    for engine, rounds in zip(engines, zip(*turns, strict=True), strict=True):
-        yield _row(engine, rounds)
-
-
-def _warm_up(engines: Sequence[Engine]) -> list[int]:
-    """Returns how many steps each engine is to make in a round.
-
-    Those that train make as many as each other, so that they see the same batches.
-    """
-    for engine in engines:
-        engine.run(_WARM_UP_STEPS)
-    seconds = [engine.run(_WARM_UP_STEPS).seconds / _WARM_UP_STEPS for engine in engines]
-    trains = [engine.job.engine != "input_pipeline" for engine in engines]
-    slowest = max(itertools.compress(seconds, trains))
-    return [
-        max(1, round(_SECONDS.value / (slowest if training else own)))
-        for own, training in zip(seconds, trains, strict=True)
-    ]
-
-
-def _row(engine: Engine, rounds: Sequence[Round]) -> Row:
-    return Row(
-        engine=engine.job.engine,
-        preset=engine.job.preset,
-        precision=engine.job.precision,
-        batch=engine.job.batch,
-        rounds=tuple(round_.tokens / round_.seconds for round_ in rounds),
-        seconds_per_step=statistics.median(round_.seconds / round_.steps for round_ in rounds),
-        steps=rounds[0].steps,
-        threads=engine.job.threads,
-        version=engine.version,
-    )
 
 
 if __name__ == "__main__":

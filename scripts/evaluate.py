@@ -15,7 +15,12 @@ from keras_transformer.config import DataConfig, SearchConfig
 from keras_transformer.errors import InputError
 from keras_transformer.files import write_whole
 
-_RUN_DIR = flags.DEFINE_string("run_dir", None, "Directory of a training run.", required=True)
+_RUN_DIR = flags.DEFINE_string(
+    "run_dir",
+    None,
+    "Directory of a training run. Several, separated by commas, translate together.",
+    required=True,
+)
 _CHECKPOINT = common.define_checkpoint_flag()
 _SOURCE = flags.DEFINE_string(
     "source", None, "File to translate, plain or .gz, in place of the run's test set."
@@ -56,14 +61,15 @@ def main(arguments: list[str]) -> None:
     from keras_transformer.text.scores import join_pieces, score_translations
     from keras_transformer.training import RunDirectory, read_test_text
 
-    run = RunDirectory(_RUN_DIR.value)
+    run = RunDirectory(_RUN_DIR.value.split(",")[0])
     data = run.configs()[1]
     if _SOURCE.value is not None and _TARGET.value is not None:
         text = read_parallel(_SOURCE.value, _TARGET.value)
     else:
         text = read_test_text(data, _SPLIT.value)
-    checkpoint = run.checkpoints().find(_CHECKPOINT.value)
-    translator = Translator(run.load_model(checkpoint), *run.vocabularies(), search)
+    names = [run.checkpoints().find(name) for name in _CHECKPOINT.value.split(",")]
+    checkpoint = ",".join(names)
+    translator = Translator(*common.load_translator(_RUN_DIR.value, checkpoint), search)
     results = translator.translate(text.source, _BATCH_SIZE.value)
     options = _scoring(data)
     translations = [best.text for best, *_ in results]

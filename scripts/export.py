@@ -16,7 +16,12 @@ from keras_transformer.errors import InputError
 if TYPE_CHECKING:
     from keras_transformer.training import RunDirectory
 
-_RUN_DIR = flags.DEFINE_string("run_dir", None, "Directory of a training run.", required=True)
+_RUN_DIR = flags.DEFINE_string(
+    "run_dir",
+    None,
+    "Directory of a training run. Several, separated by commas, translate together.",
+    required=True,
+)
 _EXPORT_DIR = flags.DEFINE_string(
     "export_dir", None, "The model's folder, which gets a folder for each version.", required=True
 )
@@ -39,6 +44,14 @@ _WARM_UP_FILE = flags.DEFINE_string(
     "Sentences, one a line, that try the export out and warm up the server. Default: the run's "
     "dev set where it can be read, else text made up of the vocabulary.",
 )
+_XLA = flags.DEFINE_boolean(
+    "xla",
+    False,
+    "Compile the search with XLA, for the shapes of --xla_batch_sizes and --xla_lengths. It is "
+    "faster, but the stock server refuses it unless started with --xla_cpu_compilation_enabled.",
+)
+_XLA_BATCH_SIZES = flags.DEFINE_list("xla_batch_sizes", ["1", "8", "64"], "Sentences of a batch.")
+_XLA_LENGTHS = flags.DEFINE_list("xla_lengths", ["16", "32", "64"], "Symbols of a source and END.")
 _CHECKPOINT = common.define_checkpoint_flag()
 common.define_flags(SearchConfig)
 
@@ -51,8 +64,9 @@ def main(arguments: list[str]) -> None:
     common.load_tensorflow()
     from keras_transformer.training import RunDirectory
 
-    run = RunDirectory(_RUN_DIR.value)
-    checkpoint = run.checkpoints().find(_CHECKPOINT.value)
+    run = RunDirectory(_RUN_DIR.value.split(",")[0])
+    names = [run.checkpoints().find(name) for name in _CHECKPOINT.value.split(",")]
+    checkpoint = ",".join(names)
     if _FORMAT.value == "ctranslate2":
         path = _export_ctranslate2(run, checkpoint)
     else:
@@ -62,12 +76,16 @@ def main(arguments: list[str]) -> None:
 
 
 def _export_saved_model(run: "RunDirectory", checkpoint: str, search: SearchConfig) -> pathlib.Path:
-    from keras_transformer.serving import Translator, export
+    from keras_transformer.serving import Translator, XlaShapes, export
     from keras_transformer.serving.model_card import describe_run, read_model_card
 
     sentences = _sentences(run)
+    xla = None
+    if _XLA.value:
+        xla = XlaShapes(_numbers("xla_batch_sizes"), _numbers("xla_lengths"))
+    parts = common.load_translator(_RUN_DIR.value, checkpoint)
     path = export(
-        Translator(run.load_model(checkpoint), *run.vocabularies(), search),
+        Translator(*parts, search, xla),
         _EXPORT_DIR.value,
         _VERSION.value,
         name=_NAME.value,
@@ -82,14 +100,20 @@ def _export_saved_model(run: "RunDirectory", checkpoint: str, search: SearchConf
 
 def _export_ctranslate2(run: "RunDirectory", checkpoint: str) -> pathlib.Path:
     from keras_transformer.serving.ctranslate2_format import export_ctranslate2
-    from keras_transformer.serving.export import choose_version
+    from keras_transformer.serving.exporter import choose_version
 
     base = pathlib.Path(_EXPORT_DIR.value)
     version = choose_version(base, _VERSION.value)
-    model = run.load_model(checkpoint)
-    return export_ctranslate2(
-        model, *run.vocabularies(), base / str(version), quantization=_QUANTIZATION.value
-    )
+    parts = common.load_translator(_RUN_DIR.value, checkpoint)
+    return export_ctranslate2(*parts, base / str(version), quantization=_QUANTIZATION.value)
+
+
+def _numbers(name: str) -> tuple[int, ...]:
+    """Returns the value of a flag that lists numbers."""
+    try:
+        return tuple(int(each) for each in flags.FLAGS[name].value)
+    except ValueError as error:
+        raise InputError(f"--{name} must be numbers separated by commas, such as 1,8,64") from error
 
 
 def _sentences(run: "RunDirectory") -> list[str]:

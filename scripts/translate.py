@@ -89,7 +89,7 @@ def _translate(
     model: "LocalTranslator", sentences: list[str], wishes: dict[str, Any], number: int, join: bool
 ) -> None:
     """Translates and writes some sentences; `number` lines came before them."""
-    results = model.translate(sentences, **wishes)
+    results = model.translate(sentences, _BATCH_SIZE.value, **wishes)
     endings = [""] * len(sentences)
     if _ALIGNMENTS.value:
         endings = _alignments(model, sentences, [best.text for best, *_ in results])
@@ -104,7 +104,7 @@ def _score(
     endings = [""] * len(sentences)
     if _ALIGNMENTS.value:
         endings = _alignments(model, sentences, references)
-    rows = zip(model.score(sentences, references), endings, strict=True)
+    rows = zip(model.score(sentences, references, _BATCH_SIZE.value), endings, strict=True)
     for line, (score, ending) in enumerate(rows, start=number + 1):
         symbols = "\t".join(f"{each:.4f}" for each in score.token_scores)
         sys.stdout.write(f"{line}\t{score.score:.4f}\t{symbols}{ending}\n")
@@ -116,7 +116,7 @@ def _alignments(
     """Returns what stands behind each translation."""
     return [
         "\t" + " ".join(f"{source}-{target}" for source, target in pairs)
-        for pairs in model.align(sentences, translations)
+        for pairs in model.align(sentences, translations, _BATCH_SIZE.value)
     ]
 
 
@@ -132,10 +132,9 @@ def _write(number: int, translations: "list[Translation]", ending: str, join: bo
 
 
 def _load_run(run_dirs: str, search: SearchConfig) -> "LocalTranslator":
-    from keras_transformer.serving import LocalTranslator, Translator
+    from keras_transformer.serving import Translator
 
-    translator = Translator(*common.load_translator(run_dirs, _CHECKPOINT.value), search)
-    return LocalTranslator.of(translator, _BATCH_SIZE.value)
+    return Translator(*common.load_translator(run_dirs, _CHECKPOINT.value), search).local
 
 
 def _run_joins(run_dirs: str) -> bool:
@@ -147,7 +146,7 @@ def _run_joins(run_dirs: str) -> bool:
 def _load_export(version: str) -> "LocalTranslator":
     from keras_transformer.serving import load_exported
 
-    return load_exported(version, _BATCH_SIZE.value)
+    return load_exported(version)
 
 
 def _wishes(given: dict[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,32 @@
-"""From text to text: the translator in Python, and its export for a model server."""
+"""From text to text: the translator in Python, its export for a model server, and the client.
 
-from keras_transformer.serving.export import export, load_exported
-from keras_transformer.serving.translator import Translation, Translator, translate_sorted
+Names are imported when they are first used: the client needs no TensorFlow.
+"""
 
-__all__ = ["Translation", "Translator", "export", "load_exported", "translate_sorted"]
+import importlib
+from typing import Any
+
+_HOMES = {
+    "Client": "client",
+    "LocalTranslator": "local",
+    "Score": "translation",
+    "ServingError": "complaints",
+    "Translation": "translation",
+    "Translator": "translator",
+    "VersionStatus": "transport",
+    "export": "exporter",
+    "load_exported": "exported",
+    "XlaShapes": "xla",
+}
+
+__all__ = list(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

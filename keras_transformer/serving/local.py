@@ -15,51 +15,45 @@ import tensorflow as tf
 from keras_transformer.errors import InputError
 from keras_transformer.serving.alignment import align_words
 from keras_transformer.serving.options import option_columns, text_column
-from keras_transformer.serving.signatures import inputs_of, make_signature
+from keras_transformer.serving.signatures import inputs_of
 from keras_transformer.serving.translation import (
     Score,
     Translation,
     read_scores,
     read_translations,
 )
-from keras_transformer.serving.translator import Translator
 
 
 class LocalTranslator:
     """Translates, scores and aligns any number of sentences, in batches of like length.
 
     Args:
-        function_of: gives the function of a signature by its name.
-        batch_size: sentences that are translated at once.
+        function_of: gives the function of a signature by its name; asked for each at most once.
 
     Example:
-        >>> local = LocalTranslator.of(translator)
+        >>> local = load_exported("exports/numbers/1")
         >>> local.translate(["two hundred"], max_length=3)[0][0].text
         'zweihundert'
     """
 
-    def __init__(self, function_of: Callable[[str], Any], batch_size: int = 64) -> None:
-        if batch_size < 1:
-            raise InputError(f"batch_size must be at least 1, got {batch_size}")
+    def __init__(self, function_of: Callable[[str], Any]) -> None:
         self._make = function_of
         self._functions: dict[str, Any] = {}
-        self._batch_size = batch_size
 
-    @classmethod
-    def of(cls, translator: Translator, batch_size: int = 64) -> "LocalTranslator":
-        """Returns the methods for a translator; a function is traced when first used."""
-        return cls(lambda name: make_signature(translator, name), batch_size)
-
-    def translate(self, sentences: Sequence[str], **options: Any) -> list[list[Translation]]:
+    def translate(
+        self, sentences: Sequence[str], batch_size: int = 64, **options: Any
+    ) -> list[list[Translation]]:
         """Returns the translations of each sentence, best first.
 
         Args:
             sentences: any number of them.
+            batch_size: how many are translated at once.
             **options: fields of `SearchConfig`, and "prefix": one value for all sentences, or a
                 list with one for each. Several phrases stand one to a line.
 
         Raises:
-            InputError: there is no such option, or it cannot have such a value.
+            InputError: there is no such option, or it cannot have such a value; one string is
+                given in place of a list; or `batch_size` is below 1.
         """
         columns = {"text": text_column("text", sentences).values}
         name = "serving_default"
@@ -69,13 +63,17 @@ class LocalTranslator:
             types = {key: f"DT_{_type_name(spec.dtype)}" for key, spec in inputs.items()}
             wanted = option_columns(options, types, len(sentences))
             columns |= {key: column.values for key, column in wanted.items()}
-        return self._in_batches(name, columns, "text", read_translations)
+        return self._in_batches(name, columns, "text", batch_size, read_translations)
 
-    def score(self, source: Sequence[str], target: Sequence[str]) -> list[Score]:
+    def score(
+        self, source: Sequence[str], target: Sequence[str], batch_size: int = 64
+    ) -> list[Score]:
         """Returns how probable each of the translations `target` is."""
-        return self._in_batches("score", _pair(source, target), "target", read_scores)
+        return self._in_batches("score", _pair(source, target), "target", batch_size, read_scores)
 
-    def align(self, source: Sequence[str], target: Sequence[str]) -> list[list[tuple[int, int]]]:
+    def align(
+        self, source: Sequence[str], target: Sequence[str], batch_size: int = 64
+    ) -> list[list[tuple[int, int]]]:
         """Returns which word of the source each word of the target looked at most.
 
         Words are what stands between spaces.
@@ -88,7 +86,7 @@ class LocalTranslator:
             parts = (answer["attention"], answer["source_pieces"], answer["target_pieces"])
             return [align_words(np.array(a), s, t) for a, s, t in zip(*parts, strict=True)]
 
-        return self._in_batches("attention", _pair(source, target), "target", read)
+        return self._in_batches("attention", _pair(source, target), "target", batch_size, read)
 
     def _function(self, name: str) -> Any:
         if name not in self._functions:
@@ -106,16 +104,19 @@ class LocalTranslator:
         name: str,
         columns: Mapping[str, Sequence[Any]],
         key: str,
+        batch_size: int,
         read: Callable[[Mapping[str, Any]], list[Any]],
     ) -> list[Any]:
         """Returns what `read` makes of the answer to each row, rows of like `key` together."""
+        if batch_size < 1:
+            raise InputError(f"batch_size must be at least 1, got {batch_size}")
         function = self._function(name)
         inputs = inputs_of(function)
         texts = columns[key]
         order = sorted(range(len(texts)), key=lambda row: -len(texts[row]))
         results: list[Any] = [None] * len(texts)
-        for first in range(0, len(order), self._batch_size):
-            rows = order[first : first + self._batch_size]
+        for first in range(0, len(order), batch_size):
+            rows = order[first : first + batch_size]
             batch = {
                 name: tf.constant([values[row] for row in rows], inputs[name].dtype)
                 for name, values in columns.items()

@@ -59,7 +59,7 @@ def make_signature(translator: Translator, name: str) -> Any:
         "tokens": (functools.partial(translate_tokens, translator), {"source": ids}),
         "attention": (functools.partial(attention, translator), pair),
     }[name]
-    return tf.function(answer).get_concrete_function(**inputs)
+    return tf.function(answer, autograph=False).get_concrete_function(**inputs)
 
 
 def inputs_of(function: Any) -> dict[str, tf.TensorSpec]:

@@ -6,20 +6,22 @@ answers just what Python answers.
 Shapes: B sentences, S source length, N translations a sentence.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
 
 from keras_transformer.config import END_ID, SearchConfig
-from keras_transformer.errors import InputError
 from keras_transformer.search import Hypotheses
 from keras_transformer.serving.searching import option_types, read_options, search_translations
-from keras_transformer.serving.translation import Translation
 from keras_transformer.serving.xla import CompiledSearch, XlaShapes
 from keras_transformer.text import Tokenizer, Vocabulary
-from keras_transformer.text.vocabulary import check_not_one_text
+
+if TYPE_CHECKING:
+    from keras_transformer.serving.local import LocalTranslator
+    from keras_transformer.serving.translation import Translation
 
 Tensor = Any
 
@@ -65,7 +67,7 @@ class Translator(tf.Module):
         if xla is not None:
             self._compiled = CompiledSearch(self._search, xla, self.search.max_extra_length)
 
-    @tf.function(input_signature=[tf.TensorSpec([None], tf.string, name="text")])
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.string, name="text")], autograph=False)
     def __call__(self, text: Tensor) -> dict[str, Tensor]:
         """Translates text [B] in the graph.
 
@@ -125,41 +127,16 @@ class Translator(tf.Module):
         target = self.target_tokenizer.vocabulary
         return search_translations(self._model(), source, self.search, target, options, longest)
 
-    def translate(self, sentences: Sequence[str], batch_size: int = 64) -> list[list[Translation]]:
-        """Translates any number of sentences; see `translate_sorted`."""
-        return translate_sorted(self, sentences, batch_size)
+    @functools.cached_property
+    def local(self) -> "LocalTranslator":
+        """Translates, scores and aligns lists of sentences."""
+        from keras_transformer.serving.local import LocalTranslator
+        from keras_transformer.serving.signatures import make_signature
 
+        return LocalTranslator(lambda name: make_signature(self, name))
 
-def translate_sorted(
-    translate: Callable[[Tensor], dict[str, Tensor]],
-    sentences: Sequence[str],
-    batch_size: int = 64,
-) -> list[list[Translation]]:
-    """Translates sentences in batches of like length, and returns them in their own order.
-
-    Args:
-        translate: a `Translator`, or the signature of an exported one.
-        sentences: any number of them.
-        batch_size: sentences translated at once.
-
-    Returns:
-        For each sentence its translations, best first.
-
-    Raises:
-        InputError: one string is given in place of a list, or `batch_size` is below 1.
-    """
-    check_not_one_text(sentences)
-    if batch_size < 1:
-        raise InputError(f"batch_size must be at least 1, got {batch_size}")
-    results: list[list[Translation]] = [[] for _ in sentences]
-    order = sorted(range(len(sentences)), key=lambda index: -len(sentences[index]))
-    for first in range(0, len(order), batch_size):
-        indices = order[first : first + batch_size]
-        answer = translate(tf.constant([sentences[index] for index in indices]))
-        texts, scores = answer["translations"].numpy(), answer["scores"].numpy()
-        for row, index in enumerate(indices):
-            results[index] = [
-                Translation(text.decode("utf-8"), float(score))
-                for text, score in zip(texts[row], scores[row], strict=True)
-            ]
-    return results
+    def translate(
+        self, sentences: Sequence[str], batch_size: int = 64, **options: Any
+    ) -> "list[list[Translation]]":
+        """Translates any number of sentences; see `LocalTranslator.translate`."""
+        return self.local.translate(sentences, batch_size, **options)

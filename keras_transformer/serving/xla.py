@@ -74,9 +74,7 @@ class CompiledSearch:
     def _compile(self, size: int, length: int) -> Any:
         """Returns the program for ids [size, length]."""
 
-        @tf.function(
-            jit_compile=True, input_signature=[tf.TensorSpec([size, length], tf.int32)]
-        )
+        @tf.function(jit_compile=True, input_signature=[tf.TensorSpec([size, length], tf.int32)])
         def program(source: Tensor) -> Hypotheses:
             return self._search(source, length - 1 + self._extra)
 
@@ -108,9 +106,7 @@ class CompiledSearch:
             some = source[first : first + sizes[-1]]
             count = tf.shape(some)[0]
             number = _first_at_least(count, sizes) * len(lengths) + column
-            found = tf.switch_case(
-                number, [lambda each=each: each(some) for each in branches]
-            )
+            found = tf.switch_case(number, [lambda each=each: each(some) for each in branches])
             places = tf.range(first, first + count)[:, None]
             return first + count, Hypotheses(
                 *(
@@ -143,8 +139,6 @@ def _first_at_least(value: Tensor, sizes: Sequence[int]) -> Tensor:
 def _pad(source: Tensor, size: int, length: int) -> Tensor:
     """Pads ids [B, S] to [size, length]; the rows that are added hold nothing but END."""
     missing = size - tf.shape(source)[0]
-    source = tf.pad(
-        source, [[0, 0], [0, length - tf.shape(source)[1]]], constant_values=PAD_ID
-    )
+    source = tf.pad(source, [[0, 0], [0, length - tf.shape(source)[1]]], constant_values=PAD_ID)
     blank = tf.one_hot(tf.zeros([missing], tf.int32), length, END_ID, PAD_ID, dtype=tf.int32)
     return tf.ensure_shape(tf.concat([source, blank], axis=0), [size, length])

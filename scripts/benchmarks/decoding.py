@@ -52,13 +52,11 @@ class Team:
     """
 
     def __init__(
-        self, engine: str, model: pathlib.Path, sentences: pathlib.Path, workers: int, threads: int
+        self, engine: str, model: str, sentences: pathlib.Path, workers: int, threads: int
     ) -> None:
         self.engine, self.workers, self.threads = engine, workers, threads
         self._at_once = workers if engine == _WORKS_AT_ONCE else 1
-        job = Job(
-            model=str(model), sentences=str(sentences), at_once=self._at_once, threads=threads
-        )
+        job = Job(model=model, sentences=str(sentences), at_once=self._at_once, threads=threads)
         self._processes: list[Process] = []
         try:
             for _ in range(workers // self._at_once):
@@ -119,7 +117,7 @@ class Team:
 def measure(
     preset: str,
     sentences: Sentences,
-    models: Mapping[str, pathlib.Path],
+    models: Mapping[str, str],
     *,
     cores: int,
     rounds: int,
@@ -135,7 +133,7 @@ def measure(
         rounds: turns of each engine and setting.
         round_seconds: about how long a turn of the slowest takes.
     """
-    path = next(iter(models.values())).with_name("sentences.json")
+    path = pathlib.Path(next(iter(models.values()))).with_name("sentences.json")
     sentences.save(path)
     settings = sorted({(1, cores), (cores, 1)})
     with contextlib.ExitStack() as stack:
@@ -228,7 +226,5 @@ def _ask(
     return process.answer()
 
 
-def _request(
-    batches: Sequence[list[int]], at_once: int, with_ids: bool = False
-) -> dict[str, Any]:
+def _request(batches: Sequence[list[int]], at_once: int, with_ids: bool = False) -> dict[str, Any]:
     return {"batches": batches, "at_once": at_once, "with_ids": with_ids}

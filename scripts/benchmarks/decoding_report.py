@@ -110,7 +110,9 @@ def check_decoding(rows: Sequence[DecodingRow]) -> list[Verdict]:
     """Holds the rows against every target of decoding speed on two cores."""
     many = [row for row in rows if (row.preset, row.batch) == ("tiny", 64)]
     single = [row for row in rows if (row.preset, row.batch) == ("tiny", 1)]
-    many, single = ([row for row in part if row.sentences == "20 forced"] for part in (many, single))
+    many, single = (
+        [row for row in part if row.sentences == "20 forced"] for part in (many, single)
+    )
     return [
         _throughput_against_rival(many, 1.0),
         _latency_against_rival(single, 1.0),

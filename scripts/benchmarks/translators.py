@@ -1,10 +1,10 @@
 """One model in the formats of all engines that decode: a folder for each."""
 
 import functools
-import importlib.util
+import os
 import pathlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -14,6 +14,7 @@ import tensorflow as tf
 from benchmarks.decoding_process import BEAM_SIZE, LENGTH_PENALTY
 from benchmarks.sentences import Sentences
 from keras_transformer.config import END_ID, PAD_ID, START_ID, ModelConfig, SearchConfig
+from keras_transformer.data import read_lines
 from keras_transformer.errors import InputError
 from keras_transformer.models import Transformer
 from keras_transformer.search import Wishes, beam_search
@@ -21,10 +22,48 @@ from keras_transformer.serving.ctranslate2_format import export_ctranslate2
 from keras_transformer.serving.signatures import translate_tokens
 from keras_transformer.serving.translator import Translator
 from keras_transformer.text import Vocabulary, learn_vocabulary
+from keras_transformer.training import RunDirectory
 
 _SEED = 1
+# Symbols of the vocabulary, forced length, batch size.
+_FORCED = {"tiny": (8000, 20, 64), "base": (37000, 24, 32), "big": (37000, 24, 32)}
+_TEST_SET_BATCH = 64
+_MAX_SOURCE_LENGTH = SearchConfig().max_source_length
 _IDS = tf.TensorSpec([None, None], tf.int32, name="source")
 _LENGTH_STEP = 16  # source lengths between those that XLA compiles a program for
+
+
+# From a folder, which it fills, to the model's own folder for each engine.
+Write = Callable[[str], dict[str, str]]
+
+
+def random_case(preset: str, vocabulary_size: int | None = None) -> tuple[Sentences, Write]:
+    """Returns random sentences and what writes a model with random weights.
+
+    Args:
+        preset: of the model.
+        vocabulary_size: of the model, if it is not to be that of the preset's table.
+    """
+    default_size, length, batch_size = _FORCED[preset]
+    model, vocabulary = random_model(preset, vocabulary_size or default_size)
+    sentences = Sentences.random(
+        vocabulary_size=vocabulary.size, length=length, batch_size=batch_size
+    )
+    return sentences, functools.partial(write_models, model, vocabulary, vocabulary, sentences)
+
+
+def run_case(run_dir: str, checkpoint: str, path: str) -> tuple[Sentences, Write]:
+    """Returns the sentences of a file and what writes the model of a training run.
+
+    Raises:
+        InputError: there is no such run or checkpoint, or the file cannot be read.
+    """
+    run = RunDirectory(run_dir)
+    source, target = run.vocabularies()
+    model = run.load_model(checkpoint)
+    ids = [row[:_MAX_SOURCE_LENGTH] for row in source.encode(read_lines(path)) if row]
+    sentences = Sentences.real(pathlib.Path(path).stem, ids, _TEST_SET_BATCH)
+    return sentences, functools.partial(write_models, model, source, target, sentences)
 
 
 def random_model(preset: str, vocabulary_size: int) -> tuple[Transformer, Vocabulary]:
@@ -46,31 +85,22 @@ def random_model(preset: str, vocabulary_size: int) -> tuple[Transformer, Vocabu
 
 
 def write_models(
-    model: Transformer,
-    source: Vocabulary,
-    target: Vocabulary,
-    sentences: Sentences,
-    folder: pathlib.Path,
-) -> dict[str, pathlib.Path]:
-    """Writes the model for each engine that is there, and returns the folders by engine."""
-    lengths = {}
-    if sentences.forced_length is not None:
-        lengths = dict.fromkeys(("min_length", "max_length"), sentences.forced_length)
-        lengths["max_extra_length"] = 0
-    search = SearchConfig(beam_size=BEAM_SIZE, length_penalty=LENGTH_PENALTY, **lengths)
-    folders = {name: folder / name for name in ("ours", "ours_xla")}
+    model: Transformer, source: Vocabulary, target: Vocabulary, sentences: Sentences, folder: str
+) -> dict[str, str]:
+    """Writes the model for each engine that is there, and returns its folders by engine."""
+    search = SearchConfig(beam_size=BEAM_SIZE, length_penalty=LENGTH_PENALTY)
+    if (length := sentences.forced_length) is not None:
+        search = search.replace(min_length=length, max_length=length, max_extra_length=0)
+    folders = {name: os.path.join(folder, name) for name in ("ours", "ours_xla", "ctranslate2")}
     translator = Translator(model, source, target, search)
-    tokens = tf.function(functools.partial(translate_tokens, translator), input_signature=[_IDS])
-    _save(model, tokens, folders["ours"])
-    compiled = compiled_tokens(model, search, _source_lengths(sentences))
-    _save(model, compiled, folders["ours_xla"])
-    if importlib.util.find_spec("ctranslate2") is None:
-        print("CTranslate2 is left out: pip install ctranslate2 for it.", file=sys.stderr)
-        return folders
+    plain = tf.function(functools.partial(translate_tokens, translator), input_signature=[_IDS])
+    _save(model, plain, folders["ours"])
+    _save(model, compiled_tokens(model, search, _source_lengths(sentences)), folders["ours_xla"])
     try:
-        folders["ctranslate2"] = export_ctranslate2(model, source, target, folder / "ctranslate2")
-    except InputError as error:
+        export_ctranslate2(model, source, target, folders["ctranslate2"])
+    except InputError as error:  # it is not installed, or knows no such model
         print(f"CTranslate2 is left out: {error}", file=sys.stderr)
+        del folders["ctranslate2"]
     return folders
 
 
@@ -119,8 +149,8 @@ def _source_lengths(sentences: Sentences) -> list[int]:
     return [*range(_LENGTH_STEP, longest, _LENGTH_STEP), longest]
 
 
-def _save(model: Transformer, tokens: Any, folder: pathlib.Path) -> None:
+def _save(model: Transformer, tokens: Any, folder: str) -> None:
     root = tf.Module()
     root.variables_to_save = [variable.value for variable in model.variables]
     signature = tokens.get_concrete_function()
-    tf.saved_model.save(root, str(folder), signatures={"tokens": signature})
+    tf.saved_model.save(root, folder, signatures={"tokens": signature})

@@ -115,8 +115,8 @@ def test_targets_that_were_not_measured_are_skipped_and_say_why(report, rows):
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        ([], ["give what to measure before the flags, one of train; got nothing"]),
-        (["fly"], ["one of train; got fly"]),
+        ([], ["give what to measure before the flags, one of train, decode; got nothing"]),
+        (["fly"], ["one of train, decode; got fly"]),
         (["train", "--presets=tiny,huge"], ["--presets must be of tiny, base, big", "'huge'"]),
         (["train", "--precisions=int8"], ["--precisions must be of float32", "'int8'"]),
         (["train", "--batch=128"], ["rows x length, such as 128x16", "'128'"]),

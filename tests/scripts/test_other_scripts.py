@@ -1,30 +1,8 @@
-"""scripts/export.py, scripts/learn_vocabulary.py and scripts/average_checkpoints.py."""
+"""scripts/learn_vocabulary.py and scripts/average_checkpoints.py."""
 
 import shutil
 
 import pytest
-
-
-def test_each_export_is_the_next_version_and_one_that_exists_is_refused(
-    call, trained, tmp_path, refused
-):
-    arguments = (f"--run_dir={trained}", f"--export_dir={tmp_path}")
-    assert call("export.py", *arguments, "--version=3", "--checkpoint=latest") == (
-        0,
-        f"Exported checkpoint step-40 to {tmp_path}/3.\n",
-        "",
-    )
-    assert call("export.py", *arguments, "--beam_size=1").out.endswith(f"to {tmp_path}/4.\n")
-    refused(call("export.py", *arguments, "--version=4"), f"{tmp_path}/4 exists already; give")
-    refused(call("export.py", *arguments, "--version=0"), "must be a positive number, got 0")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["3", "4"]
-
-
-def test_an_export_to_a_full_disk_is_one_line_and_leaves_nothing(run, trained, small_disk, refused):
-    folder = small_disk("100k")
-    result = run("export.py", f"--run_dir={trained}", f"--export_dir={folder}")
-    refused(result, f"cannot write the export to {folder}/1")
-    assert list(folder.iterdir()) == []
 
 
 def test_a_vocabulary_that_was_learned_from_files_is_the_one_that_training_uses(

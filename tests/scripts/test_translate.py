@@ -12,7 +12,7 @@ def exported(run, trained, tmp_path_factory):
     folder = tmp_path_factory.mktemp("exports")
     result = run("export.py", f"--run_dir={trained}", f"--export_dir={folder}")
     assert (result.code, result.err) == (0, "")
-    assert result.out == f"Exported checkpoint average to {folder}/1.\n"
+    assert result.out.splitlines()[-1].startswith(f"Exported checkpoint average to {folder}/1 (")
     return folder / "1"
 
 
@@ -57,6 +57,79 @@ def test_an_export_translates_as_the_run_does(call, trained, exported, texts):
     assert (theirs.code, theirs.err) == (0, "")
     assert theirs.out == ours.out
     assert ours.out.count("\n") == 12
+
+
+def test_an_export_grants_wishes_but_keeps_what_is_built_into_it(call, exported, refused):
+    export = f"--saved_model={exported}"
+    result = call("translate.py", export, "--max_length=2", stdin=b"p q r s t\n")
+    assert result.code == 0, result.err
+    assert len(result.out.split()) <= 2
+    refused(call("translate.py", export, "--beam_size=2"), "--beam_size was fixed when")
+
+
+def test_phrases_prefixes_and_other_wishes_hold(call, trained, tmp_path):
+    run_dir = f"--run_dir={trained}"
+    phrases = ("--required_phrases=f e", "--required_phrases=c a", "--banned_phrases=b")
+    (line,) = call("translate.py", run_dir, *phrases, stdin=b"p q r s\n").out.splitlines()
+    assert "f e" in line and "c a" in line and "b" not in line
+    (tmp_path / "prefixes").write_text("\nd e\n")
+    options = (f"--prefixes={tmp_path}/prefixes", "--min_length=3")
+    plain, begun = call("translate.py", run_dir, *options, stdin=b"p q\nr s\n").out.splitlines()
+    assert begun.startswith("d e") and not plain.startswith("d e")
+
+
+def test_samples_follow_the_seed(call, trained):
+    def sampled(seed):
+        options = ("--method=sampling", "--num_translations=3", "--temperature=9", f"--seed={seed}")
+        return call("translate.py", f"--run_dir={trained}", *options, stdin=b"p q r s\n").out
+
+    assert sampled(1) == sampled(1) != sampled(2)
+    assert sampled(1).count("\n") == 3
+
+
+def test_references_are_scored_and_aligned(call, trained, exported, tmp_path, refused):
+    (tmp_path / "references").write_text("a b c\n\n")
+    option = f"--references={tmp_path}/references"
+    ours = call("translate.py", f"--run_dir={trained}", option, "--alignments", stdin=b"p q r\ns\n")
+    assert (ours.code, ours.err) == (0, "")
+    first, second = (line.split("\t") for line in ours.out.splitlines())
+    assert [first[0], second[0]] == ["1", "2"]
+    assert float(first[1]) == pytest.approx(sum(map(float, first[2:-1])), abs=1e-3)
+    assert [pair.split("-")[1] for pair in first[-1].split()] == ["0", "1", "2"]
+    assert second[-1] == ""
+    theirs = call(
+        "translate.py", f"--saved_model={exported}", option, "--alignments", stdin=b"p q r\ns\n"
+    )
+    assert theirs.out == ours.out
+    refused(call("translate.py", f"--run_dir={trained}", option, stdin=b"p\n"), "has more lines")
+    refused(
+        call("translate.py", f"--run_dir={trained}", option, "--beam_size=2"),
+        "--references scores what is there already",
+    )
+
+
+def test_translations_are_aligned(call, trained):
+    options = ("--alignments", "--num_translations=2")
+    best, other = call(
+        "translate.py", f"--run_dir={trained}", *options, stdin=b"p q r s\n"
+    ).out.splitlines()
+    text, pairs = best.split("\t")[2:]
+    assert [int(pair.split("-")[1]) for pair in pairs.split()] == list(range(len(text.split())))
+    assert len(other.split("\t")) == 3
+
+
+def test_several_checkpoints_and_runs_translate_together(call, trained, texts, tmp_path, refused):
+    copy = shutil.copytree(trained, tmp_path / "copy")
+    arguments = ("--scores", texts / "test.a")
+    twice = call("translate.py", f"--run_dir={trained},{copy}", *arguments)
+    assert (twice.code, twice.err) == (0, "")
+    assert twice.out == call("translate.py", f"--run_dir={trained}", *arguments).out
+    both = call("translate.py", f"--run_dir={trained}", "--checkpoint=20,40", *arguments)
+    assert both.code == 0, both.err
+    assert both.out != twice.out
+    refused(
+        call("translate.py", f"--run_dir={trained}", "--checkpoint=20,7"), "no checkpoint step-7"
+    )
 
 
 def test_nothing_in_gives_nothing_out(call, trained):

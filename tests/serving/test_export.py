@@ -13,7 +13,7 @@ import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
 
 from keras_transformer.errors import InputError
-from keras_transformer.serving import export, load_exported, translate_sorted
+from keras_transformer.serving import export, load_exported
 
 _SERVER_FILES = ["batching_parameters.txt", "models.config", "monitoring.config"]
 _BATCHES = [
@@ -110,7 +110,7 @@ def test_what_is_loaded_translates_any_number_of_sentences_as_the_translator_doe
     exported, separate_translator
 ):
     sentences = ["two two", "", "cat sun", "hello tree two"] * 3
-    loaded = translate_sorted(load_exported(exported), sentences, batch_size=5)
+    loaded = load_exported(exported).translate(sentences, batch_size=5)
     ours = separate_translator.translate(sentences, batch_size=5)
     for theirs, mine in zip(loaded, ours, strict=True):
         assert [best.text for best in theirs] == [best.text for best in mine]

@@ -1,13 +1,12 @@
 """The exported signature is fed ten thousand inputs that nobody would type."""
 
+import functools
 import random
 import unicodedata
 
 import numpy as np
 import pytest
 import tensorflow as tf
-
-from keras_transformer.serving import load_exported
 
 _COUNT = 10_000
 _BLANKS = [*" \t\n\r\v\f\x1c\x85\xa0\u1680\u2000\u2009\u2028\u2029\u202f\u205f\u3000\u200b\ufeff"]
@@ -78,13 +77,18 @@ def inputs(words):
     return texts
 
 
+def _serve(loaded, text):
+    return loaded.signatures["serving_default"](text=text)
+
+
 @pytest.fixture(scope="module")
 def answers(inputs, exported, words):
     """What each text got, in batches of 0 to 64: translations and scores.
 
     One sentence in each batch is well known, and must be translated as ever.
     """
-    serve = load_exported(exported)
+    loaded = tf.saved_model.load(str(exported))
+    serve = functools.partial(_serve, loaded)
     generator = random.Random(11)
     known = [" ".join(generator.choices(list(words), k=3)) for _ in range(20)]
     translations, scores = [], []

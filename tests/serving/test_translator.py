@@ -8,7 +8,6 @@ import tensorflow as tf
 from keras_transformer.config import SearchConfig
 from keras_transformer.errors import InputError
 from keras_transformer.serving import Translator
-from keras_transformer.serving.translator import translate_sorted
 
 _SENTENCES = ["two house", "sun", "cat sun tree two", "hello", "tree hello cat", "two two"]
 
@@ -102,11 +101,11 @@ def test_the_search_is_the_papers_by_default(trained):
 
 
 def test_one_string_in_place_of_a_list_is_refused(translator):
-    with pytest.raises(InputError, match="sequence of sentences, got one: 'two house'"):
+    with pytest.raises(InputError, match="text must be a list of sentences, got one: 'two house'"):
         translator.translate("two house")
 
 
 @pytest.mark.parametrize("batch_size", [0, -3])
 def test_a_batch_has_at_least_one_sentence(translator, batch_size):
     with pytest.raises(InputError, match=f"batch_size must be at least 1, got {batch_size}"):
-        translate_sorted(translator, _SENTENCES, batch_size)
+        translator.translate(_SENTENCES, batch_size)

@@ -1,4 +1,4 @@
-"""Writes a translator as a SavedModel that a stock TensorFlow server serves, and reads it.
+"""Writes a translator as a SavedModel that a stock TensorFlow server serves.
 
 <folder>/1/saved_model.pb                   the graph, with the vocabularies in it
 <folder>/1/variables/                       the weights
@@ -12,11 +12,10 @@
 import os
 import pathlib
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
-import tensorflow_text  # noqa: F401  (loads the tokenizer's ops, which the SavedModel calls)
 
 from keras_transformer.errors import InputError
 from keras_transformer.publishing import publish
@@ -37,7 +36,6 @@ def export(
     sentences: Sequence[str] = (),
     batch_sizes: Sequence[int] = BATCH_SIZES,
     training: Mapping[str, Any] | None = None,
-    allow_xla: bool = False,
     check_answers: bool = True,
 ) -> pathlib.Path:
     """Writes `<folder>/<version>/` and returns that path.
@@ -55,7 +53,6 @@ def export(
             by default it is made up of the vocabulary.
         batch_sizes: sentences of the requests to warm up with.
         training: for the model card; see `describe_run`.
-        allow_xla: whether XLA may be needed, which a stock server has switched off.
         check_answers: whether a fresh process answers the warm-up requests, to be compared with
             the translator.
 
@@ -76,7 +73,7 @@ def export(
     try:
         with publish(final) as aside:
             tf.saved_model.save(translator, str(aside), signatures=signatures)
-            operations = check_operations(aside, allow_xla=allow_xla)
+            operations = check_operations(aside, allow_xla=translator.xla is not None)
             write_requests(aside, requests, name)
             write_model_card(aside, make_model_card(translator, signatures, operations, training))
             if check_answers:
@@ -88,41 +85,10 @@ def export(
     return final
 
 
-def load_exported(version: str | os.PathLike[str]) -> Callable[[Any], dict[str, Any]]:
-    """Returns the function that an exported version serves: text [B] to its outputs.
-
-    Args:
-        version: the folder `<folder>/<version>`.
-
-    Raises:
-        InputError: there is no SavedModel of a translator, or it cannot be read.
-    """
-    path = pathlib.Path(version)
-    if not (path / "saved_model.pb").is_file():
-        raise InputError(
-            f"no SavedModel in {path}: it has no saved_model.pb; give the folder of one version, "
-            f"such as {path / str(max(_versions(path), default=1))}"
-        )
-    try:
-        loaded = tf.saved_model.load(str(path))
-    except (OSError, RuntimeError, ValueError, LookupError, tf.errors.OpError) as error:
-        reason = textwrap.shorten(str(error), 200)
-        raise InputError(f"the SavedModel in {path} cannot be read ({reason})") from error
-    serve = loaded.signatures.get("serving_default")
-    if serve is None or set(serve.structured_outputs) != {"translations", "scores"}:
-        raise InputError(f"the SavedModel in {path} is no translator that `export` wrote")
-
-    def translate(text: Any) -> dict[str, Any]:
-        return serve(text=text)
-
-    translate.loaded = loaded  # type: ignore[attr-defined]  # the signature lives as long as this
-    return translate
-
-
 def choose_version(base: pathlib.Path, version: int | None) -> int:
     """Returns the version to write; `InputError` where it cannot be written."""
     if version is None:
-        version = max(_versions(base), default=0) + 1
+        version = max(versions_in(base), default=0) + 1
     if version < 1:
         raise InputError(f"version must be a positive number, got {version}")
     if (base / str(version)).exists():
@@ -133,7 +99,8 @@ def choose_version(base: pathlib.Path, version: int | None) -> int:
     return version
 
 
-def _versions(folder: pathlib.Path) -> list[int]:
+def versions_in(folder: pathlib.Path) -> list[int]:
+    """Returns the numbers of the versions in a model's folder."""
     if not folder.is_dir():
         return []
     return [int(path.name) for path in folder.iterdir() if path.name.isdecimal()]

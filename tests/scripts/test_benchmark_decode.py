@@ -1,0 +1,240 @@
+"""scripts/benchmark.py decode: what is translated, when a target is missed, and a small run."""
+
+import dataclasses
+import importlib.util
+import json
+import os
+import pathlib
+
+import numpy as np
+import pytest
+
+_SCRIPTS = pathlib.Path(__file__).resolve().parents[2] / "scripts"
+# Sentences a second in batches, and ms for one sentence, of the engines in each setting.
+_GOOD = {
+    ("ours", "1x2"): (150, 24),
+    ("ours", "2x1"): (200, 20),
+    ("ours_xla", "1x2"): (240, 6),
+    ("ours_xla", "2x1"): (400, 7),
+    ("ctranslate2", "1x2"): (220, 9),
+    ("ctranslate2", "2x1"): (350, 6.5),
+}
+
+
+@pytest.fixture
+def modules(monkeypatch):
+    """The modules of scripts/benchmarks."""
+    monkeypatch.syspath_prepend(str(_SCRIPTS))
+    from benchmarks import decoding_report, sentences
+
+    return {"report": decoding_report, "sentences": sentences}
+
+
+@pytest.fixture
+def verdicts(modules):
+    """Gives the verdicts on figures such as `_GOOD`."""
+
+    def verdicts(figures, change=lambda row: row):
+        return modules["report"].check_decoding([change(row) for row in _rows(modules, figures)])
+
+    return verdicts
+
+
+def _rows(modules, figures):
+    """Makes two rows of three rounds for each engine and setting."""
+    rows = []
+    for (engine, setting), (speed, latency) in figures.items():
+        workers, threads = map(int, setting.split("x"))
+        common = dict(engine=engine, preset="tiny", sentences="20 forced", workers=workers,
+                      threads=threads, num_latencies=60, latency_p50_ms=latency,
+                      latency_p99_ms=latency, load_seconds=1.0, first_seconds=2.0,
+                      peak_megabytes=300.0, equal=64, compared=64, version="x 1")  # fmt: skip
+        for batch, median, ms in ((64, speed, 64_000 / speed), (1, 1000 / latency, latency)):
+            rounds, latencies = ([value * part for part in (0.9, 1, 1.2)] for value in (median, ms))
+            rows.append(
+                modules["report"].DecodingRow(
+                    **common, batch=batch, rounds=tuple(rounds), latency_rounds_ms=tuple(latencies)
+                )
+            )
+    return rows
+
+
+def test_all_targets_are_met_by_figures_that_meet_them(verdicts):
+    results = verdicts(_GOOD)
+    assert [verdict.met for verdict in results] == [True] * 4
+    assert "1.14 (2x1 against 2x1" in results[0].text
+    assert "0.92 (1x2 against 2x1" in results[1].text
+
+
+@pytest.mark.parametrize(
+    ("position", "row", "figures", "text"),
+    [
+        (0, ("ours_xla", "2x1"), (346, 7), "0.99 (2x1 against 2x1"),
+        (0, ("ctranslate2", "1x2"), (404, 9), "0.99 (2x1 against 1x2"),
+        (1, ("ours_xla", "1x2"), (240, 6.6), "1.02 (1x2 against 2x1"),
+        (1, ("ctranslate2", "1x2"), (220, 5.5), "1.09 (1x2 against 1x2"),
+        (2, ("ours", "2x1"), (193, 20), "193.0 (2x1)"),
+    ],
+)
+def test_each_target_can_be_missed_alone(verdicts, position, row, figures, text):
+    results = verdicts(_GOOD | {row: figures})
+    assert [place for place, verdict in enumerate(results) if not verdict.met] == [position]
+    assert str(results[position]).startswith("MISSED ")
+    assert text in str(results[position])
+
+
+def test_the_plain_graph_must_stay_below_its_latency(verdicts):
+    slow = {("ours", "1x2"): (150, 25), ("ours", "2x1"): (200, 26)}
+    result = verdicts(_GOOD | slow)[3]
+    assert (result.met, result.text[-10:]) == (False, "25.0 (1x2)")
+
+
+def test_a_slow_minute_of_the_machine_does_not_change_a_ratio(verdicts):
+    def disturbed(row):
+        rounds, latencies = row.rounds, row.latency_rounds_ms
+        return dataclasses.replace(
+            row,
+            rounds=(rounds[0] / 5, rounds[1] / 4, rounds[2]),
+            latency_rounds_ms=(latencies[0] * 5, latencies[1] * 4, latencies[2]),
+        )
+
+    assert verdicts(_GOOD, disturbed)[:2] == verdicts(_GOOD)[:2]
+
+
+def test_targets_that_were_not_measured_are_skipped_and_say_why(verdicts):
+    ours = {key: figures for key, figures in _GOOD.items() if key[0] == "ours"}
+    results = verdicts(ours)
+    assert [verdict.met for verdict in results] == [None, None, True, True]
+    rivals = {key: figures for key, figures in _GOOD.items() if key[0] != "ctranslate2"}
+    results = verdicts(rivals)
+    assert [verdict.met for verdict in results] == [None, None, True, True]
+    assert results[0].text.endswith("CTranslate2 was not measured")
+
+
+def test_other_models_and_sentences_are_not_held_against_the_targets(verdicts):
+    for change in ({"preset": "base"}, {"sentences": "test_2016_flickr"}):
+        results = verdicts(_GOOD, lambda row, change=change: dataclasses.replace(row, **change))
+        assert [verdict.met for verdict in results] == [None] * 4
+
+
+def test_a_line_of_the_table_fits_its_head(modules):
+    report = modules["report"]
+    head = report.decoding_line()
+    for row in _rows(modules, _GOOD):
+        assert len(report.decoding_line(row.cells())) == len(head)
+
+
+def test_every_sentence_of_a_test_set_is_in_one_batch_with_others_of_its_length(modules):
+    ids = [[7] * length for length in (3, 9, 1, 5, 4)]
+    sentences = modules["sentences"].Sentences.real("test", ids, batch_size=2)
+    batches = sentences.batches_of_round(1)
+    lengths = [[len(sentences.ids[number]) for number in batch] for batch in batches]
+    assert lengths == [[9, 5], [4, 3], [1]]
+
+
+def test_random_sentences_have_the_length_that_is_forced_and_no_reserved_symbol(modules):
+    sentences = modules["sentences"].Sentences.random(vocabulary_size=9, length=6, batch_size=4)
+    ids = np.array(sentences.ids)
+    assert (ids.shape[1], sentences.forced_length, sentences.name) == (6, 6, "6 forced")
+    assert set(ids.ravel()) == {4, 5, 6, 7, 8}
+    assert list(map(len, sentences.batches_of_round(7))) == [4] * 7
+
+
+def test_each_round_translates_other_single_sentences_until_all_had_their_turn(modules):
+    sentences = modules["sentences"].Sentences.real("test", [[5]] * 6, batch_size=4)
+    taken = [sentences.singles_of_round(number, 2) for number in range(3)]
+    assert sorted(number for batches in taken for (number,) in batches) == list(range(6))
+
+
+def test_sentences_are_read_as_they_were_written(modules, tmp_path):
+    kind = modules["sentences"].Sentences
+    sentences = kind.random(vocabulary_size=50, length=3, batch_size=2)
+    sentences.save(tmp_path / "sentences.json")
+    assert kind.load(tmp_path / "sentences.json") == sentences
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["decode", "--presets=tiny,huge"], ["--presets must be of tiny, base, big", "'huge'"]),
+        (["decode", "--batch=128x16"], ["--batch has no use with decode"]),
+        (["train", "--run_dir=runs/x"], ["--run_dir has no use with train"]),
+    ],
+)
+def test_a_wrong_argument_is_told_before_anything_is_loaded(
+    run, refused, tmp_path, arguments, parts
+):
+    (tmp_path / "tensorflow.py").write_text("raise SystemExit('TensorFlow was loaded')")
+    path = f"{tmp_path}{os.pathsep}{_SCRIPTS.parent}"
+    refused(run("benchmark.py", *arguments, env={"PYTHONPATH": path}), *parts)
+
+
+def test_a_missing_run_is_told_before_anything_is_measured(call, refused, tmp_path):
+    sentences = tmp_path / "sentences"
+    sentences.write_text("a b\n")
+    flags = [f"--run_dir={tmp_path / 'absent'}", f"--sentences={sentences}", "--json"]
+    result = call("benchmark.py", "decode", "--presets=base", *flags)
+    refused(result, f"no training run in {tmp_path / 'absent'}")
+
+
+@pytest.mark.parametrize("run_dir", [None, "runs/x"])
+def test_a_test_set_is_left_out_with_a_line_that_says_why(call, tmp_path, run_dir):
+    absent = tmp_path / "absent.en"
+    flags = ["--presets=", f"--sentences={absent}", "--json"]
+    result = call("benchmark.py", "decode", *flags, *([f"--run_dir={run_dir}"] if run_dir else []))
+    assert (result.code, result.out) == (0, "")
+    reason = f"{absent} does not exist." if run_dir else "--run_dir names no trained model."
+    assert result.err == f"Real sentences are left out: {reason}\n"
+
+
+def test_xla_gives_the_translations_of_the_plain_graph_whatever_the_length(modules, trained):
+    import tensorflow as tf
+    from benchmarks.translators import compiled_tokens
+
+    from keras_transformer.config import SearchConfig
+    from keras_transformer.serving import Translator
+    from keras_transformer.serving.signatures import translate_tokens
+    from keras_transformer.training import RunDirectory
+
+    run = RunDirectory(trained)
+    model, search = run.load_model(), SearchConfig(length_penalty=0.0, max_extra_length=2)
+    translator = Translator(model, *run.vocabularies(), search)
+    compiled = compiled_tokens(model, search, lengths=[4, 7])
+    for rows in ([[4, 5, 3], [6, 3, 0]], [[4, 5, 6, 7, 3]]):
+        source = tf.constant(rows)
+        expected = translate_tokens(translator, source)
+        answer = compiled(source)
+        assert answer["lengths"].numpy().tolist() == expected["lengths"].numpy().tolist()
+        width = expected["ids"].shape[2]
+        assert answer["ids"][..., :width].numpy().tolist() == expected["ids"].numpy().tolist()
+
+
+_SMALL = ["--presets=tiny", "--vocabulary_size=60", "--rounds=1", "--round_seconds=0",
+          "--threads=1", "--json", "--check"]  # fmt: skip
+
+
+def test_a_small_run_prints_rows_of_each_engine_that_is_installed(run):
+    result = run("benchmark.py", "decode", *_SMALL)
+    rows = [json.loads(line) for line in result.out.splitlines()]
+    rivals = ["ctranslate2"] if importlib.util.find_spec("ctranslate2") else []
+    expected = [(engine, batch) for engine in ["ours", "ours_xla", *rivals] for batch in (64, 1)]
+    assert [(row["engine"], row["batch"]) for row in rows] == expected, result.err
+    for row in rows:
+        assert (row["preset"], row["sentences"]) == ("tiny", "20 forced")
+        assert (row["workers"], row["threads"], len(row["rounds"])) == (1, 1, 1)
+        assert 0 < row["latency_p50_ms"] <= row["latency_p99_ms"]
+        assert row["load_seconds"] > 0
+        assert row["peak_megabytes"] is None or row["peak_megabytes"] > 10
+        # But for ties of sums that each engine rounds in another way.
+        assert row["equal"] is None or row["equal"] >= 0.9 * row["compared"] > 0
+    lines = [line for line in result.err.splitlines() if "left out" not in line]
+    words = [line.split()[0] for line in lines]
+    assert words[2:] == ["ok" if verdict else "MISSED" for verdict in _plain_targets(rows)]
+    assert set(words[:2]) <= ({"ok", "MISSED"} if rivals else {"skipped"})
+    assert result.code == int("MISSED" in words)
+
+
+def _plain_targets(rows):
+    """Tells whether a plain graph's rows meet its targets."""
+    many, single = (row for row in rows if row["engine"] == "ours")
+    return [many["sentences_per_second"] >= 194, single["latency_p50_ms"] < 25]
