@@ -23,8 +23,12 @@ class JsonConfig:
     """JSON round trip and validation shared by the frozen dataclasses below."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the fields as plain Python values."""
-        return dataclasses.asdict(self)  # type: ignore[call-overload]
+        """Returns the fields as the plain Python values that JSON has."""
+        values = dataclasses.asdict(self)  # type: ignore[call-overload]
+        return {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in values.items()
+        }
 
     def to_json(self) -> str:
         """Returns the fields as indented JSON text."""

@@ -179,6 +179,8 @@ def load_translator(run_dirs: str, checkpoints: str) -> "tuple[Any, Any, Any]":
     from keras_transformer.training import RunDirectory
 
     runs = [RunDirectory(path) for path in run_dirs.split(",")]
+    for run in runs:
+        run.configs()  # tells where there is no run
     source, target = runs[0].vocabularies()
     for run in runs[1:]:
         if [each.fingerprint for each in run.vocabularies()] != [

@@ -62,15 +62,16 @@ def main(arguments: list[str]) -> None:
     if _REFERENCES.value is not None and (given or _PREFIXES.value is not None):
         raise InputError("--references scores what is there already; leave options of search out")
     search = SearchConfig(**given)  # so that a wrong value is told at once
+    wishes = {} if _RUN_DIR.value is not None else _wishes(given)
     common.load_tensorflow()
 
     lines = common.read_input(arguments)  # opened before the model, for the same reason
     join = _REMOVE_BPE.value
     if _RUN_DIR.value is not None:
-        model, wishes = _load_run(_RUN_DIR.value, search), {}
+        model = _load_run(_RUN_DIR.value, search)
         join = _run_joins(_RUN_DIR.value) if join is None else join
     else:
-        model, wishes = _load_export(_SAVED_MODEL.value or ""), _wishes(given)
+        model = _load_export(_SAVED_MODEL.value or "")
     at_once = common.lines_at_once(arguments)
     number = 0
     beside = _REFERENCES.value or _PREFIXES.value
