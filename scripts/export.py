@@ -38,6 +38,12 @@ _FORMAT = flags.DEFINE_enum(
 _QUANTIZATION = flags.DEFINE_string(
     "quantization", None, "How CTranslate2 stores weights, such as int8. Default: as float32."
 )
+_PRECISION = flags.DEFINE_enum(
+    "precision",
+    "float32",
+    ["float32", "bfloat16", "int8"],
+    "How a SavedModel stores weights: bfloat16 computes in it as well, int8 only stores.",
+)
 _WARM_UP_FILE = flags.DEFINE_string(
     "warm_up_file",
     None,
@@ -78,14 +84,15 @@ def main(arguments: list[str]) -> None:
 def _export_saved_model(run: "RunDirectory", checkpoint: str, search: SearchConfig) -> pathlib.Path:
     from keras_transformer.serving import Translator, XlaShapes, export
     from keras_transformer.serving.model_card import describe_run, read_model_card
+    from keras_transformer.serving.precision import in_precision
 
     sentences = _sentences(run)
     xla = None
     if _XLA.value:
         xla = XlaShapes(_numbers("xla_batch_sizes"), _numbers("xla_lengths"))
-    parts = common.load_translator(_RUN_DIR.value, checkpoint)
+    model, *vocabularies = common.load_translator(_RUN_DIR.value, checkpoint)
     path = export(
-        Translator(*parts, search, xla),
+        Translator(in_precision(model, _PRECISION.value), *vocabularies, search, xla),
         _EXPORT_DIR.value,
         _VERSION.value,
         name=_NAME.value,
@@ -111,7 +118,7 @@ def _export_ctranslate2(run: "RunDirectory", checkpoint: str) -> pathlib.Path:
 def _numbers(name: str) -> tuple[int, ...]:
     """Returns the value of a flag that lists numbers."""
     try:
-        return tuple(int(each) for each in flags.FLAGS[name].value)
+        return tuple(int(each) for each in flags.FLAGS[name].value or [])
     except ValueError as error:
         raise InputError(f"--{name} must be numbers separated by commas, such as 1,8,64") from error
 

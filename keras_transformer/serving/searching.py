@@ -141,7 +141,7 @@ TEXTS = ("prefix", "banned_phrases", "required_phrases")
 
 def option_types(search: SearchConfig) -> dict[str, tf.DType]:
     """Returns what may change from sentence to sentence, with the type of its column."""
-    own: Mapping[str, tf.DType] = {}
+    own: dict[str, tf.DType] = {}
     if search.method == "sampling":
         own = SAMPLING_NUMBERS
     elif search.beam_groups > 1:

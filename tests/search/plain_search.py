@@ -34,6 +34,17 @@ class Wants(NamedTuple):
     required: tuple[Symbols, ...] = ()
 
 
+# Their names in `Wishes`, and how many of their dimensions differ from sentence to sentence.
+_WISHES = {
+    "min_length": ("min_lengths", 0),
+    "prefix": ("prefix", 1),
+    "repetition_penalty": ("repetition_penalty", 0),
+    "no_repeat_ngram": ("no_repeat_ngram", 0),
+    "banned": ("banned_phrases", 2),
+    "required": ("required_phrases", 2),
+}
+
+
 class Translation(NamedTuple):
     """A complete translation; `symbols` ends with END."""
 
@@ -56,27 +67,13 @@ def arguments(wants: Sequence[Wants], *, everything: bool = False) -> dict[str, 
 
     Wishes that no sentence has are left out, unless `everything` is wanted.
     """
-    numbers = {
-        "min_length": tf.int32,
-        "repetition_penalty": tf.float32,
-        "no_repeat_ngram": tf.int32,
-    }
-    ranks = {"prefix": 1, "banned": 2, "required": 2}
-    names = {
-        "min_length": "min_lengths",
-        "banned": "banned_phrases",
-        "required": "required_phrases",
-    }
     wishes = {}
-    for name in (*numbers, *ranks):
+    for name, (wish, rank) in _WISHES.items():
         values = [getattr(each, name) for each in wants]
-        if not everything and set(values) == {Wants._field_defaults[name]}:
-            continue
-        if name in numbers:
-            wish = tf.constant(values, numbers[name])
-        else:
-            wish = tf.ragged.constant(values, tf.int32, ragged_rank=ranks[name]).to_tensor(PAD_ID)
-        wishes[names.get(name, name)] = wish
+        if everything or set(values) != {Wants._field_defaults[name]}:
+            dtype = tf.float32 if name == "repetition_penalty" else tf.int32
+            ragged = tf.ragged.constant(values, dtype, ragged_rank=rank)
+            wishes[wish] = ragged.to_tensor(PAD_ID) if rank else ragged
     return dict(
         start_ids=tf.fill([len(wants)], START_ID),
         max_lengths=tf.constant([each.limit for each in wants], tf.int32),

@@ -1,0 +1,112 @@
+"""What every translation keeps to, whatever the search: many random sentences at once."""
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from plain_search import Wants, arguments, occurs, symbols_of
+
+from keras_transformer.search import beam_search, sample
+
+SENTENCES = 60
+
+SEARCHES = {
+    "greedy": functools.partial(beam_search, beam_size=1),
+    "beam": functools.partial(beam_search, beam_size=4, num_hypotheses=4),
+    "groups": functools.partial(
+        beam_search, beam_size=4, num_hypotheses=4, num_groups=2, diversity_penalty=0.8
+    ),
+    "sampling": functools.partial(sample, num_hypotheses=4, temperature=1.3, seed=5),
+}
+every_search = pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES)
+
+
+def translations(table_model, search, wants):
+    """Yields what each sentence wants and the symbols of each translation, END left out."""
+    model = table_model(sentences=len(wants), vocabulary_size=12, seed=1, end_bias=2.5)
+    width = search.keywords.get("beam_size") or search.keywords["num_hypotheses"]
+    found = search(model.step, model.state(range(len(wants)), width), **arguments(wants))
+    for row, place in np.ndindex(*found.scores.shape):
+        symbols = symbols_of(found, row, place)
+        yield wants[row], symbols[:-1] if symbols else None
+
+
+def random_phrases(random, count, first, last):
+    """Returns up to `count` phrases of symbols from `first` to `last`."""
+    return tuple(
+        tuple(random.integers(first, last, random.integers(1, 4), endpoint=True).tolist())
+        for _ in range(random.integers(0, count, endpoint=True))
+    )
+
+
+@every_search
+def test_required_phrases_are_in_every_translation_that_has_room_for_them(table_model, search):
+    random = np.random.default_rng(2)
+    wants = []
+    for _ in range(SENTENCES):
+        required = random_phrases(random, 3, 4, 6)  # few symbols: phrases overlap
+        prefix = tuple(random.integers(4, 12, random.integers(0, 3)).tolist())
+        room = len(prefix) + sum(map(len, required)) + int(random.integers(0, 6))
+        wants.append(Wants(room, prefix=prefix, required=required))
+    num_phrases = 0
+    best = {}
+    for each, symbols in translations(table_model, search, wants):
+        best.setdefault(each, symbols)
+        if symbols is None:  # the beam may hold less than is wanted, but never nothing
+            continue
+        assert symbols[: len(each.prefix)] == each.prefix
+        assert len(symbols) <= each.limit
+        for phrase in each.required:
+            assert occurs(phrase, symbols)
+            num_phrases += 1
+    assert None not in best.values()
+    assert num_phrases > SENTENCES
+
+
+@every_search
+def test_banned_phrases_repeated_ngrams_and_early_ends_are_in_no_translation(table_model, search):
+    random = np.random.default_rng(3)
+    wants = [
+        Wants(
+            int(random.integers(0, 15)),
+            min_length=int(random.integers(0, 8)),
+            no_repeat_ngram=int(random.integers(0, 4)),
+            repetition_penalty=float(random.choice([0.5, 1.0, 2.0])),
+            banned=random_phrases(random, 4, 4, 11),
+            required=random_phrases(random, 1, 4, 11),
+        )
+        for _ in range(SENTENCES)
+    ]
+    num_found = 0
+    for each, symbols in translations(table_model, search, wants):
+        if symbols is None:  # wishes may contradict each other
+            continue
+        num_found += 1
+        assert min(each.min_length, each.limit) <= len(symbols) <= each.limit
+        assert not any(occurs(phrase, symbols) for phrase in each.banned)
+        size = each.no_repeat_ngram
+        ngrams = [symbols[i : i + size] for i in range(len(symbols) - size + 1)] if size else []
+        assert len(set(ngrams)) == len(ngrams)
+        if sum(map(len, each.required)) <= each.limit:
+            assert all(occurs(phrase, symbols) for phrase in each.required)
+    assert num_found > SENTENCES // 2
+
+
+@every_search
+def test_sentences_that_finish_leave_the_batch_and_change_nothing_for_others(table_model, search):
+    limits = [30, 0, 2, 1, 0, 20, 3, 1]
+    model = table_model(sentences=8, vocabulary_size=12, seed=4, end_bias=-4.0, source_length=3)
+    width = search.keywords.get("beam_size") or search.keywords["num_hypotheses"]
+    wants = [Wants(limit, beta=0.2, no_repeat_ngram=4, required=((4, 5),)) for limit in limits]
+    together = search(model.step, model.state(range(8), width), **arguments(wants))
+    sizes = [rows for rows, _ in model.calls]
+    assert sizes[0] == 8 and sizes[-1] <= 2
+    assert sizes == sorted(sizes, reverse=True)
+    for row, each in enumerate(wants):
+        alone = search(model.step, model.state([row], width), **arguments([each]))
+        length = alone.ids.shape[-1]
+        np.testing.assert_array_equal(together.ids[row, :, :length], alone.ids[0])
+        assert not tf.reduce_any(together.ids[row, :, length:] != 0)
+        for name in ("scores", "log_probs", "lengths"):
+            np.testing.assert_array_equal(getattr(together, name)[row], getattr(alone, name)[0])
