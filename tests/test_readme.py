@@ -1,5 +1,6 @@
 """Every snippet of README.md runs: as printed, but that trainings are cut short."""
 
+import json
 import os
 import pathlib
 import re
@@ -13,6 +14,11 @@ from keras_transformer.training.strategies import worker_of_environment
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _README = (_ROOT / "README.md").read_text(encoding="utf-8")
+_OF_THE_SERVER = {
+    "--tensorflow_intra_op_parallelism",
+    "--tensorflow_inter_op_parallelism",
+    "--xla_cpu_compilation_enabled",
+}
 _SHORT = (
     "--num_layers=1 --model_dim=16 --feed_forward_dim=16 --num_heads=2 --vocabulary_size=60 "
     "--train_steps=2 --checkpoint_steps=1 --batch_tokens=512"
@@ -76,6 +82,10 @@ def test_the_commands_on_own_files_then_the_export_and_the_program_that_loads_it
     _run(_shell(plotting), folder)
     assert (folder / "mine.png").stat().st_size > 10_000
     assert len((folder / "output.de").read_text(encoding="utf-8").splitlines()) == 40
+    for command in _shell("".join(_snippets("Translate", "bash"))).splitlines():
+        assert len(_run(command, folder).splitlines()) in (40, 120)
+    (translating,) = _snippets("Translate", "python")
+    assert float(_run([sys.executable, "-c", translating], folder).split()[-1]) < 0
     (exporting,) = _snippets("Serve it", "bash")
     _run(_shell(exporting), folder)
     (loading,) = _snippets("Serve it", "python")
@@ -91,10 +101,25 @@ def test_the_command_on_a_data_set_runs_but_for_the_download(folder):
     shutil.rmtree(folder / "runs" / "wmt14")
 
 
-def test_the_flags_that_are_named_are_those_of_the_training_command(folder):
-    known = _run([sys.executable, "scripts/train.py", "--help"], folder)
-    for flag in re.findall(r"`(--\w+)", _README):
+def test_the_flags_that_are_named_are_those_of_a_command_or_of_the_server(folder):
+    scripts = ("train", "translate", "export")
+    known = "".join(
+        _run([sys.executable, f"scripts/{name}.py", "--help"], folder) for name in scripts
+    )
+    for flag in set(re.findall(r"`(--\w+)", _README)) - _OF_THE_SERVER:
         assert flag in known or flag.replace("--", "--[no]") in known, flag
+
+
+def test_the_calls_of_the_server_and_the_client_are_written_for_what_they_call():
+    section = _README.partition("## Serve it")[2]
+    body = json.loads(re.search(r"-d '(.*)'", section)[1])
+    assert body == {"inputs": {"text": ["A man rides a horse."]}}
+    for name in ("models.config", "batching_parameters.txt", "monitoring.config"):
+        assert f"/models/mine/{name}" in section
+    (program,) = _snippets("Serve it", "py")
+    compile(program, "README.md", "exec")
+    for signature in ("serving_default", "translate_options", "score", "tokens", "attention"):
+        assert f"| `{signature}` |" in section
 
 
 def test_the_cluster_that_is_shown_is_understood(monkeypatch):

@@ -4,8 +4,7 @@ import functools
 import os
 import pathlib
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import keras
 import numpy as np
@@ -17,10 +16,10 @@ from keras_transformer.config import END_ID, PAD_ID, START_ID, ModelConfig, Sear
 from keras_transformer.data import read_lines
 from keras_transformer.errors import InputError
 from keras_transformer.models import Transformer
-from keras_transformer.search import Wishes, beam_search
 from keras_transformer.serving.ctranslate2_format import export_ctranslate2
-from keras_transformer.serving.signatures import translate_tokens
+from keras_transformer.serving.signatures import make_signature
 from keras_transformer.serving.translator import Translator
+from keras_transformer.serving.xla import XlaShapes
 from keras_transformer.text import Vocabulary, learn_vocabulary
 from keras_transformer.training import RunDirectory
 
@@ -29,9 +28,6 @@ _SEED = 1
 _FORCED = {"tiny": (8000, 20, 64), "base": (37000, 24, 32), "big": (37000, 24, 32)}
 _TEST_SET_BATCH = 64
 _MAX_SOURCE_LENGTH = SearchConfig().max_source_length
-_IDS = tf.TensorSpec([None, None], tf.int32, name="source")
-_LENGTH_STEP = 16  # source lengths between those that XLA compiles a program for
-
 
 # From a folder, which it fills, to the model's own folder for each engine.
 Write = Callable[[str], dict[str, str]]
@@ -56,12 +52,14 @@ def run_case(run_dir: str, checkpoint: str, path: str) -> tuple[Sentences, Write
     """Returns the sentences of a file and what writes the model of a training run.
 
     Raises:
-        InputError: there is no such run or checkpoint, or the file cannot be read.
+        InputError: there is no such run or checkpoint, or the file has no sentences.
     """
     run = RunDirectory(run_dir)
     source, target = run.vocabularies()
     model = run.load_model(checkpoint)
     ids = [row[:_MAX_SOURCE_LENGTH] for row in source.encode(read_lines(path)) if row]
+    if not ids:
+        raise InputError(f"{path} has no sentences; give --sentences a file with one on each line")
     sentences = Sentences.real(pathlib.Path(path).stem, ids, _TEST_SET_BATCH)
     return sentences, functools.partial(write_models, model, source, target, sentences)
 
@@ -92,10 +90,9 @@ def write_models(
     if (length := sentences.forced_length) is not None:
         search = search.replace(min_length=length, max_length=length, max_extra_length=0)
     folders = {name: os.path.join(folder, name) for name in ("ours", "ours_xla", "ctranslate2")}
-    translator = Translator(model, source, target, search)
-    plain = tf.function(functools.partial(translate_tokens, translator), input_signature=[_IDS])
-    _save(model, plain, folders["ours"])
-    _save(model, compiled_tokens(model, search, _source_lengths(sentences)), folders["ours_xla"])
+    for name, shapes in (("ours", None), ("ours_xla", _xla_shapes(sentences))):
+        translator = Translator(model, source, target, search, xla=shapes)
+        _save(translator, folders[name])
     try:
         export_ctranslate2(model, source, target, folders["ctranslate2"])
     except InputError as error:  # it is not installed, or knows no such model
@@ -104,53 +101,17 @@ def write_models(
     return folders
 
 
-def compiled_tokens(model: Transformer, search: SearchConfig, lengths: Sequence[int]) -> Any:
-    """Returns the signature `tokens` as programs of XLA, one for each of some source lengths.
-
-    Sources are padded to the next of these lengths, so that XLA has few shapes to compile.
-    """
-
-    def translate(source: Any) -> dict[str, Any]:
-        """Translates ids [B, S]; S is static."""
-        rows, num_extra = tf.shape(source)[0], search.max_extra_length
-        longest = min(search.max_length or sys.maxsize, source.shape[1] - 1 + num_extra)
-        num_symbols = tf.math.count_nonzero(source, axis=1, dtype=tf.int32) - 1
-        min_lengths = tf.fill([rows], search.min_length) if search.min_length else None
-        hypotheses = beam_search(
-            model.step,
-            model.encode(source, num_hypotheses=search.beam_size, capacity=longest + 1),
-            start_ids=tf.fill([rows], START_ID),
-            max_lengths=num_symbols + num_extra,
-            beam_size=search.beam_size,
-            length_penalty=search.length_penalty,
-            wishes=Wishes(min_lengths=min_lengths),
-            longest=longest,
-        )
-        return {"ids": hypotheses.ids, "lengths": hypotheses.lengths}
-
-    def padded(source: Any, length: int) -> dict[str, Any]:
-        source = tf.pad(source, [[0, 0], [0, length - tf.shape(source)[1]]])
-        return compiled(tf.ensure_shape(source, [None, length]))
-
-    def tokens(source: Any) -> dict[str, Any]:
-        branches = [functools.partial(padded, source, length) for length in lengths]
-        place = tf.searchsorted(list(lengths), [tf.shape(source)[1]])[0]
-        return tf.switch_case(place, branches)
-
-    compiled = tf.function(translate, jit_compile=True)
-    return tf.function(tokens, input_signature=[_IDS])
+def _xla_shapes(sentences: Sentences) -> XlaShapes:
+    """Returns the shapes of forced translations, which are known, or else the usual ones."""
+    if sentences.forced_length is None:
+        return XlaShapes()
+    length = len(sentences.ids[0]) + 1  # END included
+    return XlaShapes(batch_sizes=(1, sentences.batch_size), lengths=(length,))
 
 
-def _source_lengths(sentences: Sentences) -> list[int]:
-    """Returns the lengths of sources, END included, that programs are made for."""
-    longest = len(sentences.ids[0]) + 1
-    if sentences.forced_length is not None:
-        return [longest]
-    return [*range(_LENGTH_STEP, longest, _LENGTH_STEP), longest]
-
-
-def _save(model: Transformer, tokens: Any, folder: str) -> None:
-    root = tf.Module()
-    root.variables_to_save = [variable.value for variable in model.variables]
-    signature = tokens.get_concrete_function()
-    tf.saved_model.save(root, folder, signatures={"tokens": signature})
+def _save(translator: Translator, folder: str) -> None:
+    """Exports the signature `tokens` alone: the same graph as in an export of all of them."""
+    root = tf.Module()  # a translator as root would have its own function exported too
+    root.variables_to_save = translator.variables_to_save
+    tokens = make_signature(translator, "tokens")
+    tf.saved_model.save(root, folder, signatures={"tokens": tokens})

@@ -187,26 +187,31 @@ def test_a_test_set_is_left_out_with_a_line_that_says_why(call, tmp_path, run_di
     assert result.err == f"Real sentences are left out: {reason}\n"
 
 
-def test_xla_gives_the_translations_of_the_plain_graph_whatever_the_length(modules, trained):
+def test_a_model_with_random_weights_never_wants_a_symbol_that_is_left_out(modules):
     import tensorflow as tf
-    from benchmarks.translators import compiled_tokens
+    from benchmarks.translators import random_model
 
-    from keras_transformer.config import SearchConfig
-    from keras_transformer.serving import Translator
-    from keras_transformer.serving.signatures import translate_tokens
-    from keras_transformer.training import RunDirectory
+    model, vocabulary = random_model("tiny", 100)
+    assert vocabulary.size == 100
+    ids = np.random.default_rng(1).integers(4, 100, (50, 20))
+    best = tf.math.top_k(model({"source": ids, "target": ids}), 50).indices.numpy()
+    assert not np.isin(best, [0, 2, 3]).any()
 
-    run = RunDirectory(trained)
-    model, search = run.load_model(), SearchConfig(length_penalty=0.0, max_extra_length=2)
-    translator = Translator(model, *run.vocabularies(), search)
-    compiled = compiled_tokens(model, search, lengths=[4, 7])
-    for rows in ([[4, 5, 3], [6, 3, 0]], [[4, 5, 6, 7, 3]]):
-        source = tf.constant(rows)
-        expected = translate_tokens(translator, source)
-        answer = compiled(source)
-        assert answer["lengths"].numpy().tolist() == expected["lengths"].numpy().tolist()
-        width = expected["ids"].shape[2]
-        assert answer["ids"][..., :width].numpy().tolist() == expected["ids"].numpy().tolist()
+
+def test_a_test_set_is_read_as_symbols_of_the_run(modules, trained, tmp_path):
+    from benchmarks.translators import run_case
+
+    path = tmp_path / "letters.a"
+    path.write_text("p q\n\nr s t p\n" + "q " * 600 + "\n")
+    sentences, _ = run_case(str(trained), "auto", str(path))
+    assert (sentences.name, sentences.forced_length) == ("letters", None)
+    assert [len(ids) for ids in sentences.ids] == [512, 4, 2]  # cut where a translator cuts
+
+
+def test_a_test_set_without_sentences_is_refused(call, refused, trained, tmp_path):
+    (tmp_path / "empty").write_text("\n\n")
+    flags = [f"--run_dir={trained}", f"--sentences={tmp_path / 'empty'}", "--json"]
+    refused(call("benchmark.py", "decode", *flags), f"{tmp_path / 'empty'} has no sentences")
 
 
 _SMALL = ["--presets=tiny", "--vocabulary_size=60", "--rounds=1", "--round_seconds=0",
