@@ -27,8 +27,9 @@ class DecodingState(NamedTuple):
             (encoder keys and values, masks). All hypotheses of a sentence share them.
         cache: nest of tensors [B, W, ...] that belong to a hypothesis. Search reorders them
             along W when hypotheses branch or die.
-        history: nest of tensors [B, ...] to which the model adds what each step computed for all W
-            hypotheses. Search leaves them as they are.
+        history: nest of tensors [B, ..., t * W, any] to which the model adds what each step
+            computed for all W hypotheses. Search leaves them as they are, but that it adds room at
+            the end of the last dimension but one where the state has a fixed capacity.
         coverage: float32 [B, W, S], attention that a hypothesis has paid to each source symbol,
             summed over its steps, and 1 for padding; None where it was not asked for. Search
             reorders it.

@@ -4,6 +4,7 @@ from keras_transformer.search.beam import beam_search
 from keras_transformer.search.greedy import greedy_search
 from keras_transformer.search.hypotheses import Hypotheses
 from keras_transformer.search.sampling import sample
+from keras_transformer.search.task import stages
 from keras_transformer.search.wishes import Wishes
 
-__all__ = ["Hypotheses", "Wishes", "beam_search", "greedy_search", "sample"]
+__all__ = ["Hypotheses", "Wishes", "beam_search", "greedy_search", "sample", "stages"]

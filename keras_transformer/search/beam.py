@@ -25,7 +25,7 @@ from keras_transformer.search.hypotheses import (
 from keras_transformer.search.loop import repeat
 from keras_transformer.search.phrases import phrase_progress, spread_over_banks
 from keras_transformer.search.scoring import IMPOSSIBLE
-from keras_transformer.search.task import Memory, Request, Task, extend, make_task, read
+from keras_transformer.search.task import Memory, Request, Task, extend, make_task, read, widen
 from keras_transformer.search.wishes import adjust, restrict
 
 
@@ -120,7 +120,7 @@ def beam_search(
     first = tf.where(tf.range(beam_size) % (beam_size // num_groups) == 0, 0.0, IMPOSSIBLE)  # [W]
     share = -(-num_hypotheses // num_groups)
     best = repeat(
-        lambda time, request, beams: _advance(time, request, beams, task),
+        lambda time, request, beams, capacity: _advance(time, request, beams, capacity, task),
         request,
         _Beams(
             log_probs=tf.broadcast_to(first, tf.shape(memory.ids)),
@@ -129,14 +129,17 @@ def beam_search(
         ),
         is_open=lambda beams: tf.reduce_max(beams.log_probs, axis=1) > IMPOSSIBLE,
         result_of=lambda beams: beams.best,
-        shrinks=not task.is_static,
+        widen=lambda beams, *sizes: beams._replace(memory=widen(beams.memory, *sizes)),
+        capacities=task.capacities,
     )
     return make_hypotheses(best_of(best, num_hypotheses), task)
 
 
-def _advance(time: Tensor, request: Request, beams: _Beams, task: Task) -> _Beams:
+def _advance(
+    time: Tensor, request: Request, beams: _Beams, capacity: int | None, task: Task
+) -> _Beams:
     """Reads the last symbol of every beam and replaces the beams with their best continuations."""
-    logits, memory = read(task, request, beams.memory, time)
+    logits, memory = read(task, request, beams.memory, time, capacity)
     logits = adjust(logits, memory.symbols, request.wishes)
     allowed, progress = restrict(
         logits, memory.symbols, time, request.wishes, request.max_lengths, task.end_id
@@ -158,7 +161,7 @@ def _advance(time: Tensor, request: Request, beams: _Beams, task: Task) -> _Beam
     log_probs, parents, ids = (tf.concat(parts, axis=1) for parts in zip(*kept, strict=True))
     return _Beams(
         # Without an open hypothesis a sentence finishes no more, and so stays as it is.
-        log_probs=tf.where(_may_improve(best, kept, request), log_probs, IMPOSSIBLE),
+        log_probs=tf.where(_may_improve(time, best, kept, request), log_probs, IMPOSSIBLE),
         memory=extend(task, memory, ids, parents, time),
         best=tuple(best),
     )
@@ -245,23 +248,18 @@ def _keep_open(candidates: _Candidates, count: int, task: Task) -> _Candidates:
     )
 
 
-def _may_improve(best: list[Finished], kept: list[_Candidates], request: Request) -> Tensor:
+def _may_improve(
+    time: Tensor, best: list[Finished], kept: list[_Candidates], request: Request
+) -> Tensor:
     """Returns whether an open hypothesis can come to beat a finished one of its group, [B, 1].
 
-    A log-probability, at most 0, only falls, and the coverage penalty is at most 0. Groups stop
-    together, since what one chooses matters to the next.
+    A log-probability, at most 0, only falls, and the coverage penalty is at most 0. The length
+    penalty is at most that of the shortest translation to come or that of the longest, as alpha
+    is negative or positive. Groups stop together, since what one chooses matters to the next.
     """
+    shortest = scoring.length_penalty(time + 2, request.alpha)  # a symbol more, and END
+    longest = scoring.length_penalty(request.max_lengths + 1, request.alpha)
+    bounds = tf.maximum(shortest, longest)[:, None]  # [B, 1]
     largest = tf.stack([tf.reduce_max(group.log_probs, axis=1) for group in kept], axis=1)  # [B, G]
     worst = tf.stack([group.scores[:, -1] for group in best], axis=1)
-    may_win = largest / _largest_penalty(request) > worst
-    return tf.reduce_any(may_win, axis=1, keepdims=True)
-
-
-def _largest_penalty(request: Request) -> Tensor:
-    """Returns the largest length penalty that a sentence can meet, [B, 1].
-
-    That is the longest translation's where alpha is positive, and the shortest's, which is 1,
-    where alpha is negative.
-    """
-    longest = scoring.length_penalty(request.max_lengths + 1, request.alpha)
-    return tf.maximum(longest, 1.0)[:, None]
+    return tf.reduce_any(largest / bounds > worst, axis=1, keepdims=True)

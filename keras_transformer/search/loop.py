@@ -3,7 +3,7 @@
 Shapes: B sentences.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import tensorflow as tf
@@ -15,36 +15,41 @@ State = TypeVar("State")
 
 
 def repeat(
-    advance: Callable[[Tensor, Request, State], State],
+    advance: Callable[[Tensor, Request, State, int | None], State],
     request: Request,
     state: State,
     *,
     is_open: Callable[[State], Tensor],
     result_of: Callable[[State], Any],
-    shrinks: bool,
+    widen: Callable[[State, int, int], State],
+    capacities: Sequence[int] = (),
 ) -> Any:
     """Advances the state of all sentences until none is open, and returns their results.
 
     Args:
         advance: gives the next state from the number of rounds before this one (int32 []), the
-            request and the state. The state of a sentence that is not open must not matter to
-            its result.
+            request, the state, and the rounds that the state has room for, if that is limited.
+            The state of a sentence that is not open must not matter to its result.
         request: nest of tensors [B, ...], what the sentences ask for; never changes.
         state: nest of tensors [B, ...]. A dimension of size 0 may grow in every round.
         is_open: gives a bool [B].
         result_of: gives a nest of tensors [B, ...], the same shapes in every round.
-        shrinks: whether finished sentences leave the batch, so that no more work is done for
-            them. The batch's size then changes, which XLA does not allow.
+        widen: gives a state room for the second number of rounds in place of the first.
+        capacities: where all shapes must be known, as for XLA: the rounds that the state has room
+            for, and those that it is given room for in turn while sentences are open. Else the
+            batch shrinks: finished sentences leave it, and no more work is done for them.
     """
-    if not shrinks:
-        *_, state = _rounds(advance, request, (tf.constant(0), state), is_open, tf.constant(0))
-        return result_of(state)
+    if capacities:
+        return _repeat_in_stages(advance, request, state, is_open, result_of, widen, capacities)
     rows = tf.range(tf.shape(tf.nest.flatten(state)[0])[0])
 
     def go_on(time: Tensor, rows: Tensor, request: Any, state: Any, results: Any) -> Any:
         # Leaving costs a copy of all that stays: it waits for a quarter of the sentences.
         size = tf.shape(rows)[0]
-        time, state = _rounds(advance, request, (time, state), is_open, size - (size + 3) // 4)
+        enough = size - (size + 3) // 4
+        time, state = _rounds(
+            lambda time, state: advance(time, request, state, None), (time, state), is_open, enough
+        )
         results = tf.nest.map_structure(
             lambda all_, some: tf.tensor_scatter_nd_update(all_, rows[:, None], some),
             results,
@@ -66,18 +71,57 @@ def repeat(
     return results
 
 
-def _rounds(
+def _repeat_in_stages(
     advance: Callable[..., Any],
     request: Any,
+    state: Any,
+    is_open: Callable[[Any], Tensor],
+    result_of: Callable[[Any], Any],
+    widen: Callable[[Any, int, int], Any],
+    capacities: Sequence[int],
+) -> Any:
+    """Repeats within the first capacity, and in the next ones while sentences are open.
+
+    Work grows with the capacity, and most sentences are done before the largest is needed.
+    """
+
+    def stage(number: int, time: Tensor, state: Any) -> Any:
+        capacity = capacities[number]
+        time, state = _rounds(
+            lambda time, state: advance(time, request, state, capacity),
+            (time, state),
+            is_open,
+            tf.constant(0),
+            capacity,
+        )
+        if number + 1 == len(capacities):
+            return result_of(state)
+        return tf.cond(
+            tf.reduce_any(is_open(state)),
+            lambda: stage(number + 1, time, widen(state, capacity, capacities[number + 1])),
+            lambda: result_of(state),
+        )
+
+    return stage(0, tf.constant(0), state)
+
+
+def _rounds(
+    advance: Callable[[Tensor, Any], Any],
     variables: tuple[Tensor, Any],
     is_open: Callable[[Any], Tensor],
     enough: Tensor,
+    until: int = 2**31 - 1,
 ) -> tuple[Tensor, Any]:
-    """Advances (time, state) while more than `enough` sentences are open."""
+    """Advances (time, state) while more than `enough` sentences are open, `until` at most."""
     shapes = tf.nest.map_structure(lambda leaf: _changing_shape(leaf, leaf.shape[:1]), variables)
+
+    def go_on(time: Tensor, state: Any) -> Tensor:
+        num_open = tf.math.count_nonzero(is_open(state), dtype=tf.int32)
+        return (num_open > enough) & (time < until)
+
     return tf.while_loop(
-        lambda _, state: tf.math.count_nonzero(is_open(state), dtype=tf.int32) > enough,
-        lambda time, state: (time + 1, advance(time, request, state)),
+        go_on,
+        lambda time, state: (time + 1, advance(time, state)),
         variables,
         shape_invariants=shapes,
     )

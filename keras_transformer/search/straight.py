@@ -12,7 +12,7 @@ from keras_transformer.decoding import Tensor
 from keras_transformer.search import scoring
 from keras_transformer.search.hypotheses import Finished, Hypotheses, best_of, make_hypotheses
 from keras_transformer.search.loop import repeat
-from keras_transformer.search.task import Memory, Request, Task, extend, read
+from keras_transformer.search.task import Memory, Request, Task, extend, read, widen
 from keras_transformer.search.wishes import adjust, restrict
 
 # From logits [B, W, V], the same with what is forbidden at -inf, time and request to the next ids
@@ -31,21 +31,31 @@ def search_straight(task: Task, request: Request, memory: Memory, choose: Choose
     """Returns the W translations of each sentence whose symbols `choose` takes, best first."""
     zeros = tf.zeros_like(memory.ids)
     finished = repeat(
-        lambda time, request, lines: _advance(time, request, lines, task, choose),
+        lambda time, request, lines, capacity: _advance(
+            time, request, lines, capacity, task, choose
+        ),
         request,
         _Lines(tf.zeros_like(zeros, tf.float32), tf.zeros_like(zeros, tf.float32), zeros, memory),
         is_open=lambda lines: tf.reduce_any(lines.lengths == 0, axis=1),
         result_of=lambda lines: Finished(
             lines.scores, lines.log_probs, lines.memory.symbols, lines.lengths
         ),
-        shrinks=not task.is_static,
+        widen=lambda lines, *sizes: lines._replace(memory=widen(lines.memory, *sizes)),
+        capacities=task.capacities,
     )
     return make_hypotheses(best_of([finished], task.num_hypotheses), task)
 
 
-def _advance(time: Tensor, request: Request, lines: _Lines, task: Task, choose: Choose) -> _Lines:
+def _advance(
+    time: Tensor,
+    request: Request,
+    lines: _Lines,
+    capacity: int | None,
+    task: Task,
+    choose: Choose,
+) -> _Lines:
     """Appends a symbol to every open translation; finished ones stay as they are."""
-    logits, memory = read(task, request, lines.memory, time)
+    logits, memory = read(task, request, lines.memory, time, capacity)
     logits = adjust(logits, memory.symbols, request.wishes)
     allowed, _ = restrict(
         logits, memory.symbols, time, request.wishes, request.max_lengths, task.end_id

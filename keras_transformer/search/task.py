@@ -45,7 +45,7 @@ class Task(NamedTuple):
         shared: what the model has for all sentences.
         num_hypotheses: W, that the model reads at once.
         length: int or int32 [], L: the largest of the max lengths, and one for END.
-        is_static: whether shapes never change, as XLA wants it.
+        capacities: where shapes must be known, as XLA wants it, what `stages` gives; else empty.
         end_id, pad_id: the symbols that complete a translation and that fill up after it.
     """
 
@@ -53,7 +53,7 @@ class Task(NamedTuple):
     shared: Any
     num_hypotheses: int
     length: Tensor
-    is_static: bool
+    capacities: tuple[int, ...]
     end_id: int
     pad_id: int
 
@@ -124,7 +124,15 @@ def make_task(
         wishes=(wishes or Wishes()).given(),
         options={name: one_each(value, value.dtype) for name, value in options.items()},
     )
-    task = Task(step, state.shared, num_hypotheses, length, longest is not None, end_id, pad_id)
+    task = Task(
+        step,
+        state.shared,
+        num_hypotheses,
+        length,
+        () if longest is None else stages(longest),
+        end_id,
+        pad_id,
+    )
     shape = (tf.shape(start_ids)[0], num_hypotheses, length)
     model = {"cache": state.cache, "history": state.history}
     if state.coverage is not None:
@@ -138,7 +146,25 @@ def make_task(
     return task, request, memory
 
 
-def read(task: Task, request: Request, memory: Memory, time: Tensor) -> tuple[Tensor, Memory]:
+def stages(longest: int) -> tuple[int, ...]:
+    """Returns for how many symbols a model's state of fixed capacity has room, stage by stage.
+
+    The first is the capacity that a search wants of `encode`; each next one is twice as large.
+
+    Args:
+        longest: the most symbols that a translation may have before END.
+    """
+    capacities = []
+    capacity = 16
+    while capacity * 3 <= (longest + 1) * 2:  # a last stage that is hardly larger is not worth it
+        capacities.append(capacity)
+        capacity *= 2
+    return (*capacities, longest + 1)
+
+
+def read(
+    task: Task, request: Request, memory: Memory, time: Tensor, capacity: int | None
+) -> tuple[Tensor, Memory]:
     """Has the model read the newest symbols.
 
     Returns:
@@ -150,7 +176,7 @@ def read(task: Task, request: Request, memory: Memory, time: Tensor) -> tuple[Te
         shared=task.shared,
         context=request.context,
         time=time,
-        ancestors=ancestors if task.is_static else ancestors[:, :, : time + 1],
+        ancestors=ancestors[:, :, : capacity or time + 1],
         **memory.model,
     )
     logits, state = task.step(memory.ids, state)
@@ -184,6 +210,18 @@ def extend(task: Task, memory: Memory, ids: Tensor, parents: Tensor | None, time
     return Memory(ids, symbols, ancestors, model)
 
 
+def widen(memory: Memory, capacity: int, wanted: int) -> Memory:
+    """Gives the model's history room for `wanted` symbols in place of `capacity`."""
+    missing = (wanted - capacity) * memory.ids.shape[1]
+
+    def pad(leaf: Tensor) -> Tensor:
+        paddings = [[0, 0]] * (leaf.shape.rank - 2) + [[0, missing], [0, 0]]
+        return tf.pad(leaf, paddings)
+
+    history = tf.nest.map_structure(pad, memory.model["history"])
+    return memory._replace(model=memory.model | {"history": history})
+
+
 def _fill(shape: Any, value: int, num_hypotheses: int, task: Task) -> Tensor:
-    length = task.length if task.is_static else None
+    length = task.length if task.capacities else None
     return tf.ensure_shape(tf.fill(shape, value), [None, num_hypotheses, length])

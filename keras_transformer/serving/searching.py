@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_transformer.config import PAD_ID, START_ID, SearchConfig
-from keras_transformer.search import Hypotheses, Wishes, beam_search, sample
+from keras_transformer.search import Hypotheses, Wishes, beam_search, sample, stages
 from keras_transformer.text import Tokenizer, Vocabulary
 
 Tensor = Any
@@ -57,7 +57,7 @@ def search_translations(
     state = model.encode(
         source,
         num_hypotheses=num_hypotheses,
-        capacity=None if longest is None else longest + 1,
+        capacity=None if longest is None else stages(longest)[0],
         coverage="coverage_penalty" in wanted,
     )
     arguments = dict(

@@ -55,8 +55,8 @@ def run_case(run_dir: str, checkpoint: str, path: str) -> tuple[Sentences, Write
         InputError: there is no such run or checkpoint, or the file has no sentences.
     """
     run = RunDirectory(run_dir)
-    source, target = run.vocabularies()
     model = run.load_model(checkpoint)
+    source, target = run.vocabularies()
     ids = [row[:_MAX_SOURCE_LENGTH] for row in source.encode(read_lines(path)) if row]
     if not ids:
         raise InputError(f"{path} has no sentences; give --sentences a file with one on each line")

@@ -28,10 +28,8 @@ def test_groups_find_what_groups_written_out_without_early_stop_find(
     table_model, beam_size, num_groups, end_bias
 ):
     model = table_model(sentences=6, vocabulary_size=13, seed=1, end_bias=end_bias)
-    limits, penalties = [9, 0, 5, 12, 1, 7], [0.5, 1.0, 0.1, 0.5, 2.0, 9.0]
-    wants = [
-        Wants(limit, diversity=penalty) for limit, penalty in zip(limits, penalties, strict=True)
-    ]
+    asked = zip([9, 0, 5, 12, 1, 7], [0.5, 1.0, 0.1, 0.5, 2.0, 9.0], strict=True)
+    wants = [Wants(limit, diversity=penalty) for limit, penalty in asked]
     found = search(model, wants, beam_size, num_groups)
     share = beam_size // num_groups
     for row, each in enumerate(wants):
