@@ -47,7 +47,9 @@ def export_ctranslate2(
 
     It is written under another name and renamed when it is whole. CTranslate2 adds the end symbol
     to the source and starts with the start symbol by itself; it could generate padding and start,
-    which `Translator` never does, and a trained model gives them next to no probability.
+    which `Translator` never does, and a trained model gives them next to no probability. Its
+    length penalty is length ** alpha, without the end, and a translation that reaches its
+    `max_decoding_length` is cut; neither is so in ours.
 
     Args:
         model: the model; every `ModelConfig` can be written but for `norm_form` "sigma".

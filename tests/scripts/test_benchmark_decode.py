@@ -218,8 +218,8 @@ _SMALL = ["--presets=tiny", "--vocabulary_size=60", "--rounds=1", "--round_secon
           "--threads=1", "--json", "--check"]  # fmt: skip
 
 
-def test_a_small_run_prints_rows_of_each_engine_that_is_installed(run):
-    result = run("benchmark.py", "decode", *_SMALL)
+def test_a_small_run_prints_rows_of_each_engine_that_is_installed(call):
+    result = call("benchmark.py", "decode", *_SMALL)
     rows = [json.loads(line) for line in result.out.splitlines()]
     rivals = ["ctranslate2"] if importlib.util.find_spec("ctranslate2") else []
     expected = [(engine, batch) for engine in ["ours", "ours_xla", *rivals] for batch in (64, 1)]

@@ -95,7 +95,7 @@ def test_banned_phrases_repeated_ngrams_and_early_ends_are_in_no_translation(tab
 
 @every_search
 def test_sentences_that_finish_leave_the_batch_and_change_nothing_for_others(table_model, search):
-    limits = [30, 0, 2, 1, 0, 20, 3, 1]
+    limits = [12, 0, 2, 1, 0, 8, 3, 1]
     model = table_model(sentences=8, vocabulary_size=12, seed=4, end_bias=-4.0, source_length=3)
     width = search.keywords.get("beam_size") or search.keywords["num_hypotheses"]
     wants = [Wants(limit, beta=0.2, no_repeat_ngram=4, required=((4, 5),)) for limit in limits]

@@ -66,7 +66,7 @@ def test_every_sentence_of_a_batch_has_its_own_wishes(table_model):
 @pytest.mark.parametrize("end_bias", [-1.0, 2.0])
 def test_a_narrow_beam_equals_one_written_out_without_early_stop(table_model, rule, end_bias):
     model = table_model(sentences=6, vocabulary_size=8, seed=3, end_bias=end_bias, source_length=5)
-    wants = [Wants(limit, **rule) for limit in (8, 0, 5, 11, 2, 9)]
+    wants = [Wants(limit, **rule) for limit in (7, 0, 4, 8, 2, 6)]
     found = search(model, wants, 3, num_hypotheses=3)
     for row, each in enumerate(wants):
         assert_found(narrow_beam(model, row, each, 3), found, row)
@@ -83,13 +83,13 @@ def random_wants(seed):
             for _ in range(count)
         )
 
-    limit = int(random.integers(0, 12))
+    limit = int(random.integers(0, 9))
     prefix = random.choice([1, 4, 5, 6, 7], random.integers(0, 4)).tolist()
     return Wants(
         limit=limit,
         alpha=float(random.choice([-0.5, 0.0, 0.6, 3.0])),
         beta=float(random.choice([0.0, 0.4])),
-        min_length=int(random.integers(0, 9)) if random.random() < 0.5 else 0,
+        min_length=int(random.integers(0, 7)) if random.random() < 0.5 else 0,
         prefix=tuple(prefix) if random.random() < 0.3 else (),
         repetition_penalty=float(random.choice([1.0, 1.0, 0.7, 1.5])),
         no_repeat_ngram=int(random.choice([0, 0, 1, 2, 3])),
@@ -98,7 +98,7 @@ def random_wants(seed):
     )
 
 
-@pytest.mark.parametrize("beam_size", [1, 3, 5])
+@pytest.mark.parametrize("beam_size", [1, 4])
 def test_any_rules_together_give_what_the_search_written_out_gives(table_model, beam_size):
     model = table_model(sentences=40, vocabulary_size=8, seed=4, end_bias=1.0, source_length=5)
     wants = [random_wants(seed) for seed in range(40)]
@@ -119,7 +119,7 @@ def test_a_neutral_sentence_beside_others_gets_every_bit_that_it_gets_without_ru
     table_model, beam_size, num_groups
 ):
     model = table_model(sentences=4, vocabulary_size=30, seed=5, end_bias=2.0)
-    neutral = [Wants(12)] * 4
+    neutral = [Wants(6)] * 4
     options = dict(num_hypotheses=beam_size, num_groups=num_groups, diversity_penalty=0.5)
     expected = search(model, neutral, beam_size, **options)
     found = search(model, neutral, beam_size, everything=True, **options)
@@ -160,16 +160,16 @@ def test_wishes_that_leave_no_translation_get_none(table_model, beam_size):
     assert int(found.lengths[2, 0]) > 0
 
 
-@pytest.mark.parametrize("alpha", [-3.0, 0.0, 0.6, 20.0])
-@pytest.mark.parametrize("rule", [{}, dict(beta=0.5), dict(min_length=7)], ids=str)
+@pytest.mark.parametrize("alpha", [-3.0, 0.6, 20.0])
+@pytest.mark.parametrize("rule", [{}, dict(beta=0.5), dict(min_length=5)], ids=str)
 def test_the_early_stop_never_changes_the_result(table_model, alpha, rule):
     model = table_model(sentences=5, vocabulary_size=8, seed=8, end_bias=3.0, source_length=5)
-    wants = [Wants(25, alpha, **rule)] * 5
+    wants = [Wants(16, alpha, **rule)] * 5
     found = search(model, wants, 4, num_hypotheses=3)
     for row, each in enumerate(wants):
         assert_found(narrow_beam(model, row, each, 4), found, row)
     if alpha <= 0.6:
-        assert len(model.calls) < 25  # it did stop
+        assert len(model.calls) < 16  # it did stop
 
 
 def test_greedy_search_follows_the_rules_too(table_model):
