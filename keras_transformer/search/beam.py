@@ -62,8 +62,9 @@ def beam_search(
 
     A hypothesis Y is worth log P(Y) / ((5 + |Y|) / 6) ** alpha (Wu et al. 2016, eq. 14), where
     |Y| counts END, and its coverage penalty if there is one. At each step every open hypothesis
-    of a sentence is continued, and the 2 * `beam_size` most probable continuations are looked at:
-    those with END are finished, and the best `beam_size` of the others stay open. A hypothesis
+    of a sentence is continued. Those of the `beam_size` most probable continuations that end are
+    finished, and the best `beam_size` that do not end stay open. (An END that is less probable than
+    a whole beam of other continuations finishes nothing: it would mostly be too early.) A hypothesis
     with `max_lengths` symbols can only take END, at END's true probability, so every result is
     complete. A sentence is done when no open hypothesis can come to beat its N best finished
     ones; from then on it does not change, so a sentence gets the same translation in any batch.
@@ -156,7 +157,8 @@ def _advance(
         candidates = _candidates(beams.log_probs, gains, ids, group * size, size)
         order = _order(time, request, memory, candidates, 2 * size, kept, task)
         candidates = _take(candidates, order)
-        best.append(_finish(time, request, memory, old, candidates, task))
+        first = _Candidates(*(part[:, :size] for part in candidates))
+        best.append(_finish(time, request, memory, old, first, task))
         kept.append(_keep_open(candidates, size, task))
     log_probs, parents, ids = (tf.concat(parts, axis=1) for parts in zip(*kept, strict=True))
     return _Beams(

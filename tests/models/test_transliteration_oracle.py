@@ -187,17 +187,9 @@ def test_greedy_translations_and_scores_are_the_oracles(oracle):
     np.testing.assert_allclose(ours.scores[:, 0], theirs, rtol=0, atol=1e-4)
 
 
-def test_beam_search_finds_the_oracles_best_or_one_that_is_more_probable(oracle, beams):
+def test_beam_search_finds_the_oracles_best(oracle, beams):
     texts = [spell(oracle, ids) for ids in beams.ids[:, 0]]
-    best = [item["beam4"][0][0] for item in oracle.items]
-    different = [number for number in range(len(texts)) if texts[number] != best[number]]
-    assert len(different) <= 0.01 * len(texts)
-    # The oracle ends a hypothesis only where END is among the best 4 of all continuations, ours
-    # where it is among the best 8. It so happens to miss a better one; the model itself says so.
-    ours = log_probabilities(oracle, [symbols_of(oracle, text) for text in texts])
-    theirs = log_probabilities(oracle, [symbols_of(oracle, text) for text in best])
-    for number in different:
-        assert ours[number].sum() > theirs[number].sum() + 0.01, oracle.items[number]
+    assert texts == [item["beam4"][0][0] for item in oracle.items]
 
 
 def test_hypotheses_that_both_find_have_the_same_scores(oracle, beams):

@@ -178,7 +178,7 @@ def narrow_beam(
             candidates = [candidates[i] for i in ordered(values, banks)[: 2 * size]]
             found[group] += [
                 complete(model, sentence, symbols, log_prob, wants)
-                for symbols, log_prob in candidates
+                for symbols, log_prob in candidates[:size]
                 if symbols[-1] == END_ID
             ]
             beams[group] = [each for each in candidates if each[0][-1] != END_ID][:size]

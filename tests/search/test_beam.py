@@ -23,9 +23,10 @@ def search(model, sentences, limits, **options):
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0, 2.0, -0.5])
 def test_a_beam_that_holds_everything_finds_the_true_best_translations(table_model, alpha):
+    # After two symbols 9 hypotheses are open, with 27 continuations and 9 ends.
     model = table_model(sentences=3, vocabulary_size=6, seed=1)
     found = search(
-        model, [0, 1, 2], [3, 3, 2], beam_size=27, num_hypotheses=27, length_penalty=alpha
+        model, [0, 1, 2], [3, 3, 2], beam_size=36, num_hypotheses=27, length_penalty=alpha
     )
     for row, limit in enumerate([3, 3, 2]):
         assert_found(every_translation(model, row, Wants(limit, alpha)), found, row)
@@ -56,7 +57,7 @@ def test_a_long_vocabulary_is_searched_like_a_short_one(table_model):
 def test_sentences_get_in_a_batch_what_they_get_alone(table_model):
     model = table_model(sentences=5, vocabulary_size=9, seed=4, end_bias=1.0)
     limits = [10, 2, 0, 7, 4]
-    options = dict(beam_size=4, num_hypotheses=3, length_penalty=tf.fill([5]))
+    options = dict(beam_size=4, num_hypotheses=3, length_penalty=tf.fill([5], 0.6))
     batch = search(model, range(5), limits, **options)
     for row, limit in enumerate(limits):
         alone = search(model, [row], [limit], **options | dict(length_penalty=0.6))

@@ -49,7 +49,7 @@ def test_a_beam_that_holds_everything_finds_the_best_translations_that_follow_th
 ):
     model = table_model(sentences=3, vocabulary_size=6, seed=1, source_length=4)
     wants = [Wants(3, **rule), Wants(2, **rule), Wants(3)]
-    found = search(model, wants, 27, num_hypotheses=27)
+    found = search(model, wants, 36, num_hypotheses=27)  # 27 open ones and 9 ends
     for row, each in enumerate(wants):
         assert_found(every_translation(model, row, each), found, row)
 
@@ -57,7 +57,7 @@ def test_a_beam_that_holds_everything_finds_the_best_translations_that_follow_th
 def test_every_sentence_of_a_batch_has_its_own_wishes(table_model):
     wants = [Wants(3, **rule) for rule in RULES.values()]
     model = table_model(sentences=len(wants), vocabulary_size=6, seed=2, source_length=4)
-    found = search(model, wants, 27, num_hypotheses=10)
+    found = search(model, wants, 36, num_hypotheses=10)
     for row, each in enumerate(wants):
         assert_found(every_translation(model, row, each), found, row)
 
