@@ -21,6 +21,9 @@ Tensor = Any
 MAX_PHRASES = 256
 MAX_PHRASE_LENGTH = 64
 
+# Of numbers with a fraction: far beyond use, and nothing that is counted with it becomes NaN.
+_LARGEST = 1e6
+
 
 def search_translations(
     model: Any,
@@ -168,6 +171,8 @@ def read_options(
             continue
         default = tf.constant(getattr(search, name), values.dtype)
         options[name] = tf.where(values >= 0, values, default)  # not where it is NaN
+        if values.dtype.is_floating:
+            options[name] = tf.minimum(options[name], _LARGEST)  # also where it is infinite
     options["repetition_penalty"] = tf.maximum(options["repetition_penalty"], 1e-3)
     limit = search.max_extra_length
     options["max_extra_length"] = tf.minimum(options["max_extra_length"], limit)

@@ -199,4 +199,7 @@ def _pieces(vocabulary: Vocabulary, ids: Tensor) -> Tensor:
     """Returns the symbols with these ids as text, of any shape; padding is the empty string."""
     pieces = vocabulary.pieces(range(vocabulary.size))
     pieces[PAD_ID] = ""
+    if all(piece.startswith(WORD_START) for piece in pieces[len(RESERVED_IDS) :]):
+        # The symbols are words, the unknown one too.
+        pieces[UNKNOWN_ID] = WORD_START + pieces[UNKNOWN_ID]
     return tf.gather(tf.constant(pieces), ids)

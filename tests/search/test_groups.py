@@ -23,12 +23,12 @@ def search(model, wants, beam_size, num_groups, num_hypotheses=None, **options):
 
 
 @pytest.mark.parametrize(("beam_size", "num_groups"), [(4, 2), (6, 3), (6, 2), (3, 3), (2, 2)])
-@pytest.mark.parametrize("end_bias", [-2.0, 2.0])
+@pytest.mark.parametrize("end_bias", [-2.0, 1.0, 3.0])
 def test_groups_find_what_groups_written_out_without_early_stop_find(
     table_model, beam_size, num_groups, end_bias
 ):
-    model = table_model(sentences=6, vocabulary_size=13, seed=1, end_bias=end_bias)
-    asked = zip([8, 0, 5, 9, 1, 6], [0.5, 1.0, 0.1, 0.5, 2.0, 9.0], strict=True)
+    model = table_model(sentences=24, vocabulary_size=13, seed=1, end_bias=end_bias)
+    asked = zip([9, 0, 8, 7, 1, 5] * 4, [0.5, 1.0, 0.1, 0.5, 2.0, 9.0] * 4, strict=True)
     wants = [Wants(limit, diversity=penalty) for limit, penalty in asked]
     found = search(model, wants, beam_size, num_groups)
     share = beam_size // num_groups
