@@ -46,13 +46,19 @@ _REFERENCES = flags.DEFINE_string(
 _PREFIXES = flags.DEFINE_string(
     "prefixes", None, "A file with what the translation of each line must begin with."
 )
+_ALIGNMENTS = flags.DEFINE_boolean(
+    "alignments",
+    False,
+    "Write behind each best translation, or reference, a tab and its word alignment: pairs of "
+    "source and target word, numbered from 0, by the model's attention.",
+)
 _STATUS = flags.DEFINE_boolean("status", False, "Write the versions of the model, and no more.")
 
 # What an exported model lets change from sentence to sentence.
 _OPTIONS = (
-    "length_penalty", "coverage_penalty", "temperature", "top_k", "top_p", "seed",
-    "max_extra_length", "max_length", "min_length", "repetition_penalty", "no_repeat_ngram",
-    "banned_phrases", "required_phrases",
+    "length_penalty", "coverage_penalty", "diversity_penalty", "temperature", "top_k", "top_p",
+    "seed", "max_extra_length", "max_length", "min_length", "repetition_penalty",
+    "no_repeat_ngram", "banned_phrases", "required_phrases",
 )  # fmt: skip
 common.define_flags(SearchConfig, _OPTIONS)
 for _name in _OPTIONS:
@@ -61,9 +67,11 @@ for _name in _OPTIONS:
 
 
 def main(arguments: list[str]) -> None:
-    options = {name: _phrases(value) for name, value in common.given_flags(SearchConfig).items()}
-    if _REFERENCES.value is not None and (options or _PREFIXES.value is not None):
+    given = common.given_flags(SearchConfig)
+    if _REFERENCES.value is not None and (given or _PREFIXES.value is not None):
         raise InputError("--references scores what is there already; leave options of search out")
+    SearchConfig(**given)  # so that a wrong value is told at once
+    options = {name: _phrases(value) for name, value in given.items()}
     beside = _REFERENCES.value or _PREFIXES.value
     if _PROTOCOL.value == "grpc" or arguments or beside is not None:
         common.load_tensorflow()
@@ -95,22 +103,51 @@ def _answer_lines(client: "Client", paths: list[str], options: dict[str, Any]) -
     number = 0
     for sentences, partners in common.read_together(lines, beside, common.lines_at_once(paths)):
         if _REFERENCES.value is not None:
-            for score, token_scores in client.score(sentences, partners):
-                number += 1
-                print(number, f"{score:.4f}", *(f"{each:.4f}" for each in token_scores), sep="\t")
+            _score(client, sentences, partners, number)
         else:
             prefixes = {"prefix": partners} if _PREFIXES.value is not None else {}
-            for translations in client.translate(sentences, **options, **prefixes):
-                number += 1
-                _write(number, translations)
+            _translate(client, sentences, options | prefixes, number)
+        number += len(sentences)
         sys.stdout.flush()
 
 
-def _write(number: int, translations: "list[Translation]") -> None:
-    """Writes the translations of one sentence."""
+def _translate(
+    client: "Client", sentences: list[str], options: dict[str, Any], number: int
+) -> None:
+    """Translates and writes some sentences; `number` lines came before them."""
+    results = client.translate(sentences, **options)
+    endings = _endings(client, sentences, [best.text for best, *_ in results])
+    rows = zip(results, endings, strict=True)
+    for line, (translations, ending) in enumerate(rows, start=number + 1):
+        _write(line, translations, ending)
+
+
+def _score(client: "Client", sentences: list[str], references: list[str], number: int) -> None:
+    """Scores and writes some translations; `number` lines came before them."""
+    endings = _endings(client, sentences, references)
+    rows = zip(client.score(sentences, references), endings, strict=True)
+    for line, (score, ending) in enumerate(rows, start=number + 1):
+        symbols = "\t".join(f"{each:.4f}" for each in score.token_scores)
+        print(f"{line}\t{score.score:.4f}\t{symbols}{ending}")
+
+
+def _endings(client: "Client", sentences: list[str], translations: list[str]) -> list[str]:
+    """Returns what stands behind each translation: its alignment, if that is asked for."""
+    if not _ALIGNMENTS.value:
+        return [""] * len(sentences)
+    return [
+        "\t" + " ".join(f"{source}-{target}" for source, target in pairs)
+        for pairs in client.align(sentences, translations)
+    ]
+
+
+def _write(number: int, translations: "list[Translation]", ending: str) -> None:
+    """Writes the translations of one sentence, the ending behind the best one."""
     with_scores = _SCORES.value or len(translations) > 1
     for text, score in translations:
-        print(f"{number}\t{score:.4f}\t{text}" if with_scores else text)
+        start = f"{number}\t{score:.4f}\t" if with_scores else ""
+        print(f"{start}{text}{ending}")
+        ending = ""
 
 
 def _phrases(value: Any) -> Any:

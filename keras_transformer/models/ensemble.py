@@ -19,10 +19,11 @@ class Ensemble:
     """Models of one vocabulary as one model: checkpoints of a run, or runs of different seeds.
 
     The probability of a symbol is the mean of what the models give it. It decodes like any of
-    them; it is not for training.
+    them; it is not for training. Its logits are logarithms of probabilities, none of them positive:
+    a repetition penalty, which looks at the sign, does not mean the same as for a single model.
 
     Args:
-        models: two or more, each with `call`, `encode`, `step` and `attention`. They may differ in
+        models: one or more, each with `call`, `encode`, `step` and `attention`. They may differ in
             everything but their vocabularies.
 
     Raises:
@@ -35,11 +36,15 @@ class Ensemble:
     def __init__(self, models: Sequence[Any]) -> None:
         if not models:
             raise InputError("an ensemble needs at least one model, got none")
-        sizes = {(m.config.vocabulary_size, m.config.target_vocabulary_size) for m in models}
+        configs = [model.config for model in models]
+        sizes = {
+            (config.vocabulary_size, config.target_vocabulary_size or config.vocabulary_size)
+            for config in configs
+        }
         if len(sizes) > 1:
             raise InputError(
-                "the models of an ensemble must have the same vocabularies, got sizes "
-                f"{', '.join(map(str, sorted(size for size, _ in sizes)))}"
+                "the models of an ensemble must have the same vocabularies, got sizes of source "
+                f"and target {' and '.join(map(str, sorted(sizes)))}"
             )
         self.models = list(models)
 

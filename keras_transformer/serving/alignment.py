@@ -3,11 +3,25 @@
 Shapes: S source symbols, T target symbols, both with END.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-_WORD_START = "▁"  # which SentencePiece puts in place of a space
+WORD_START = "▁"  # which SentencePiece puts in place of a space
+
+
+def read_alignments(answer: Mapping[str, Any]) -> list[list[tuple[int, int]]]:
+    """Returns the alignment of each sentence from the outputs of the signature `attention`.
+
+    Raises:
+        KeyError, TypeError, ValueError: these are not its outputs.
+    """
+    columns = (answer["attention"], answer["source_pieces"], answer["target_pieces"])
+    return [
+        align_words(np.asarray(attention, np.float32), source, target)
+        for attention, source, target in zip(*columns, strict=True)
+    ]
 
 
 def align_words(
@@ -40,7 +54,7 @@ def _words(pieces: Sequence[str]) -> list[list[int]]:
     """Returns the places of each word's symbols."""
     words: list[list[int]] = []
     for place, piece in enumerate([piece for piece in pieces if piece][:-1]):  # without END
-        if piece.startswith(_WORD_START) or not words:
+        if piece.startswith(WORD_START) or not words:
             words.append([])
         words[-1].append(place)
     return words

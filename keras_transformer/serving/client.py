@@ -12,7 +12,7 @@ from typing_extensions import Self
 
 from keras_transformer.errors import InputError
 from keras_transformer.serving.complaints import ServingError, explain
-from keras_transformer.serving.options import option_columns, text_column
+from keras_transformer.serving.options import option_columns, pair_columns, text_column
 from keras_transformer.serving.translation import (
     Score,
     Translation,
@@ -124,13 +124,16 @@ class Client:
             InputError: there are not as many of one as of the other, or they cannot be sent.
             ServingError: the server gives no answer.
         """
-        if len(source) != len(target):
-            raise InputError(
-                f"score needs a translation for each sentence, got {len(source)} sentences and "
-                f"{len(target)} translations"
-            )
-        columns = {"source": text_column("source", source), "target": text_column("target", target)}
-        return self._rows("score", columns, read_scores)
+        return self._rows("score", pair_columns(source, target), read_scores)
+
+    def align(self, source: Sequence[str], target: Sequence[str]) -> list[list[tuple[int, int]]]:
+        """Returns which words of sentences their translations are made from; needs NumPy.
+
+        See `LocalTranslator.align`; errors are those of `score`.
+        """
+        from keras_transformer.serving.alignment import read_alignments
+
+        return self._rows("attention", pair_columns(source, target), read_alignments)
 
     def status(self) -> list[VersionStatus]:
         """Returns the versions of the model that the server knows, and the state of each.

@@ -13,8 +13,8 @@ import numpy as np
 import tensorflow as tf
 
 from keras_transformer.errors import InputError
-from keras_transformer.serving.alignment import align_words
-from keras_transformer.serving.options import option_columns, text_column
+from keras_transformer.serving.alignment import read_alignments
+from keras_transformer.serving.options import option_columns, pair_columns, text_column
 from keras_transformer.serving.signatures import inputs_of
 from keras_transformer.serving.translation import (
     Score,
@@ -22,6 +22,7 @@ from keras_transformer.serving.translation import (
     read_scores,
     read_translations,
 )
+from keras_transformer.serving.transport import Column
 
 
 class LocalTranslator:
@@ -49,44 +50,49 @@ class LocalTranslator:
             sentences: any number of them.
             batch_size: how many are translated at once.
             **options: fields of `SearchConfig`, and "prefix": one value for all sentences, or a
-                list with one for each. Several phrases stand one to a line.
+                list with one for each, None for that of the translator. Several phrases of a
+                sentence are a list, or text with a phrase on each line.
 
         Raises:
             InputError: there is no such option, or it cannot have such a value; one string is
                 given in place of a list; or `batch_size` is below 1.
         """
-        columns = {"text": text_column("text", sentences).values}
+        columns = {"text": text_column("text", sentences)}
         name = "serving_default"
         if options:
             name = "translate_options"
             inputs = inputs_of(self._function(name))
             types = {key: f"DT_{_type_name(spec.dtype)}" for key, spec in inputs.items()}
-            wanted = option_columns(options, types, len(sentences))
-            columns |= {key: column.values for key, column in wanted.items()}
+            columns |= option_columns(options, types, len(columns["text"].values))
         return self._in_batches(name, columns, "text", batch_size, read_translations)
 
     def score(
         self, source: Sequence[str], target: Sequence[str], batch_size: int = 64
     ) -> list[Score]:
-        """Returns how probable each of the translations `target` is."""
-        return self._in_batches("score", _pair(source, target), "target", batch_size, read_scores)
+        """Returns how probable each of the translations `target` is.
+
+        Raises:
+            InputError: there are not as many of `target` as of `source`, or as of `translate`.
+        """
+        columns = pair_columns(source, target)
+        return self._in_batches("score", columns, "target", batch_size, read_scores)
 
     def align(
         self, source: Sequence[str], target: Sequence[str], batch_size: int = 64
     ) -> list[list[tuple[int, int]]]:
         """Returns which word of the source each word of the target looked at most.
 
-        Words are what stands between spaces.
+        Words are what stands between spaces. Only a vocabulary of whole words takes those that it
+        does not know, where several stand in a row, for one.
 
         Returns:
             For each sentence pairs (number of the source word, number of the target word).
+
+        Raises:
+            InputError: as of `score`, or the model shows no attention.
         """
-
-        def read(answer: Mapping[str, Any]) -> list[list[tuple[int, int]]]:
-            parts = (answer["attention"], answer["source_pieces"], answer["target_pieces"])
-            return [align_words(np.array(a), s, t) for a, s, t in zip(*parts, strict=True)]
-
-        return self._in_batches("attention", _pair(source, target), "target", batch_size, read)
+        columns = pair_columns(source, target)
+        return self._in_batches("attention", columns, "target", batch_size, read_alignments)
 
     def _function(self, name: str) -> Any:
         if name not in self._functions:
@@ -102,7 +108,7 @@ class LocalTranslator:
     def _in_batches(
         self,
         name: str,
-        columns: Mapping[str, Sequence[Any]],
+        columns: Mapping[str, Column],
         key: str,
         batch_size: int,
         read: Callable[[Mapping[str, Any]], list[Any]],
@@ -112,14 +118,14 @@ class LocalTranslator:
             raise InputError(f"batch_size must be at least 1, got {batch_size}")
         function = self._function(name)
         inputs = inputs_of(function)
-        texts = columns[key]
+        texts = columns[key].values
         order = sorted(range(len(texts)), key=lambda row: -len(texts[row]))
         results: list[Any] = [None] * len(texts)
         for first in range(0, len(order), batch_size):
             rows = order[first : first + batch_size]
             batch = {
-                name: tf.constant([values[row] for row in rows], inputs[name].dtype)
-                for name, values in columns.items()
+                name: tf.constant([column.values[row] for row in rows], inputs[name].dtype)
+                for name, column in columns.items()
             }
             answer = {name: _plain(values) for name, values in function(**batch).items()}
             for row, result in zip(rows, read(answer), strict=True):
@@ -127,24 +133,12 @@ class LocalTranslator:
         return results
 
 
-def _pair(source: Sequence[str], target: Sequence[str]) -> dict[str, list[Any]]:
-    columns = {
-        "source": text_column("source", source).values,
-        "target": text_column("target", target).values,
-    }
-    if len(source) != len(target):
-        raise InputError(
-            f"source and target must have as many sentences, got {len(source)} and {len(target)}"
-        )
-    return columns
-
-
 def _plain(values: tf.Tensor) -> Any:
     """Returns a tensor as nested lists, its strings as text."""
     array = values.numpy()
     if array.dtype != object:
         return array.tolist()
-    text = [each.decode("utf-8") for each in array.ravel()]
+    text = [each.decode("utf-8", "replace") for each in array.ravel()]
     return np.array(text, object).reshape(array.shape).tolist()
 
 

@@ -28,11 +28,27 @@ def text_column(name: str, texts: Sequence[str]) -> Column:
     """
     if isinstance(texts, str):
         raise InputError(f"{name} must be a list of sentences, got one: {texts[:40]!r}")
-    for text in texts:
+    column = Column(list(texts))
+    for text in column.values:
         if not isinstance(text, str):
             raise InputError(f"{name} must be text, got {text!r}")
         _check_unicode(name, text)
-    return Column(list(texts))
+    return column
+
+
+def pair_columns(source: Sequence[str], target: Sequence[str]) -> dict[str, Column]:
+    """Returns sentences and their translations as inputs.
+
+    Raises:
+        InputError: there are not as many of one as of the other, or as of `text_column`.
+    """
+    columns = {"source": text_column("source", source), "target": text_column("target", target)}
+    sizes = [len(column.values) for column in columns.values()]
+    if sizes[0] != sizes[1]:
+        raise InputError(
+            f"source and target must have as many sentences, got {sizes[0]} and {sizes[1]}"
+        )
+    return columns
 
 
 def option_columns(

@@ -18,7 +18,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_transformer.config import END_ID, PAD_ID, START_ID
+from keras_transformer.config import END_ID, PAD_ID, START_ID, UNKNOWN_ID
+from keras_transformer.serving.alignment import WORD_START
 from keras_transformer.serving.translator import Translator
 from keras_transformer.text import Tokenizer, Vocabulary
 
@@ -35,7 +36,7 @@ def make_signatures(translator: Translator) -> dict[str, Any]:
         >>> score(source=tf.constant(["two"]), target=tf.constant(["zwei"]))["scores"]  # [B]
     """
     names = ["serving_default", "translate_options", "score", "tokens"]
-    if hasattr(translator._model(), "attention"):  # not every kind of model has one to show
+    if _shows_attention(translator):
         names.append("attention")
     return {name: make_signature(translator, name) for name in names}
 
@@ -46,6 +47,8 @@ def make_signature(translator: Translator, name: str) -> Any:
     Raises:
         KeyError: there is none of this name.
     """
+    if name == "attention" and not _shows_attention(translator):
+        raise KeyError(name)
     pair = {side: _text(side) for side in ("source", "target")}
     ids = tf.TensorSpec([None, None], tf.int32, name="source")
     if name == "serving_default":
@@ -60,6 +63,10 @@ def make_signature(translator: Translator, name: str) -> Any:
         "attention": (functools.partial(attention, translator), pair),
     }[name]
     return tf.function(answer, autograph=False).get_concrete_function(**inputs)
+
+
+def _shows_attention(translator: Translator) -> bool:
+    return hasattr(translator._model(), "attention")  # not every kind of model has one to show
 
 
 def inputs_of(function: Any) -> dict[str, tf.TensorSpec]:
@@ -196,10 +203,12 @@ def _require(conditions: Tensor, message: str) -> Any:
 
 
 def _pieces(vocabulary: Vocabulary, ids: Tensor) -> Tensor:
-    """Returns the symbols with these ids as text, of any shape; padding is the empty string."""
+    """Returns the symbols with these ids as text, of any shape; padding is the empty string.
+
+    Where all symbols are words, the unknown one begins a word as well.
+    """
     pieces = vocabulary.pieces(range(vocabulary.size))
     pieces[PAD_ID] = ""
-    if all(piece.startswith(WORD_START) for piece in pieces[len(RESERVED_IDS) :]):
-        # The symbols are words, the unknown one too.
+    if all(piece.startswith(WORD_START) for piece in pieces[END_ID + 1 :]):
         pieces[UNKNOWN_ID] = WORD_START + pieces[UNKNOWN_ID]
     return tf.gather(tf.constant(pieces), ids)

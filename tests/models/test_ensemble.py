@@ -58,7 +58,20 @@ def test_an_ensemble_of_one_model_is_that_model(models):
 
 def test_models_of_other_vocabularies_are_refused(models):
     other = Transformer(ModelConfig(**OPTIONS | dict(vocabulary_size=12), num_layers=1))
-    with pytest.raises(InputError, match="same vocabularies, got sizes 11, 12"):
+    with pytest.raises(InputError, match=r"of source and target \(11, 11\) and \(12, 12\)"):
         Ensemble([models[0], other])
+    split = dict(share_embeddings="target", num_layers=1)
+    longer = Transformer(ModelConfig(**OPTIONS, **split, target_vocabulary_size=13))
+    with pytest.raises(InputError, match=r"of source and target \(11, 11\) and \(11, 13\)"):
+        Ensemble([models[0], longer])
+
+
+def test_vocabularies_of_the_same_sizes_fit_whether_or_not_they_share_embeddings(models):
+    split = dict(share_embeddings="target", num_layers=1, target_vocabulary_size=11)
+    both = Ensemble([models[0], Transformer(ModelConfig(**OPTIONS, **split))])
+    assert both.call({"source": SOURCE, "target": TARGET}).shape == (2, 3, 11)
+
+
+def test_an_ensemble_has_at_least_one_model():
     with pytest.raises(InputError, match="at least one model"):
         Ensemble([])

@@ -19,11 +19,22 @@ SIGNATURES = {
         "banned_phrases": "DT_STRING",
     },
     "score": {"source": "DT_STRING", "target": "DT_STRING"},
+    "attention": {"source": "DT_STRING", "target": "DT_STRING"},
 }
 
 
 def predict(signature, inputs):
-    """Translates to upper case; scores -0.25 for each word of a given translation and the end."""
+    """Translates to upper case; scores -0.25 for each word of a given translation and the end.
+
+    Of two words, each looks at the other's place.
+    """
+    if signature == "attention":
+        pieces = {
+            f"{side}_pieces": [["▁" + word for word in text.split()] + ["</s>"] for text in texts]
+            for side, texts in inputs.items()
+        }
+        weights = [[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]
+        return pieces | {"attention": [weights] * len(inputs["source"])}
     if signature == "score":
         lengths = [len(target.split()) + 1 for target in inputs["target"]]
         padded = [[-0.25] * length + [0.0] * (max(lengths) - length) for length in lengths]
@@ -91,6 +102,23 @@ def test_an_option_that_the_model_has_not_is_told(call, server, refused):
     refused(result, "the model has no option top_k", "it has banned_phrases, length_penalty,")
 
 
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--length_penalty=-1", "length_penalty must be at least 0, got -1.0"),
+        ("--top_p=2", "top_p is a probability, at most 1, got 2.0"),
+        ("--banned_phrases= ", "banned_phrases must be phrases, none of them blank"),
+        ("--max_length=two", "flag --max_length=two"),
+        ("--beam_size=2", "Unknown command line flag 'beam_size'"),
+    ],
+)
+def test_a_wrong_option_is_told_before_anything_is_sent(
+    call, server, refused, model, option, message
+):
+    refused(call("serve_client.py", *server, option, stdin=b"two\n"), message)
+    assert not model.requests
+
+
 def test_given_translations_are_scored(call, server, tmp_path):
     (tmp_path / "references").write_text("eins zwei\ndrei\n")
     references = f"--references={tmp_path}/references"
@@ -108,6 +136,15 @@ def test_references_that_are_not_as_many_are_refused(call, server, refused, tmp_
     refused(result, "references has more lines than the 1 of the input")
     result = call("serve_client.py", *server, references, "--max_length=3", stdin=b"one\n")
     refused(result, "leave options of search out")
+
+
+def test_alignments_stand_behind_translations_and_references(call, server, tmp_path):
+    result = call("serve_client.py", *server, "--alignments", stdin=b"one two\nthree four\n")
+    assert result == (0, "ONE TWO\t1-0 0-1\nTHREE FOUR\t1-0 0-1\n", "")
+    (tmp_path / "references").write_text("eins zwei\n")
+    references = f"--references={tmp_path}/references"
+    result = call("serve_client.py", *server, references, "--alignments", stdin=b"one two\n")
+    assert result == (0, "1\t-0.7500\t-0.2500\t-0.2500\t-0.2500\t1-0 0-1\n", "")
 
 
 def test_the_status_has_a_line_for_each_version(call, server, model):

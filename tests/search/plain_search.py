@@ -262,9 +262,16 @@ def assert_found(expected: Sequence[Translation], found: Hypotheses, row: int) -
     np.testing.assert_array_equal(found.ids[row].numpy()[~is_used], PAD_ID)
 
 
-def assert_identical(left: Hypotheses, right: Hypotheses, row: int = 0, other: int = 0) -> None:
-    """Fails unless two searches found, bit for bit, the same translations of their rows."""
-    for name in ("scores", "log_probs", "lengths"):
-        np.testing.assert_array_equal(getattr(left, name)[row], getattr(right, name)[other])
+def assert_same(
+    left: Hypotheses, right: Hypotheses, row: int = 0, other: int = 0, rtol: float = 1e-6
+) -> None:
+    """Fails unless two searches found the same translations of their rows.
+
+    TensorFlow rounds the last few numbers of a tensor differently on a CPU (they do not fill a
+    vector register), so scores may differ in the last bit between batches of different size.
+    """
+    np.testing.assert_array_equal(left.lengths[row], right.lengths[other])
+    np.testing.assert_allclose(left.scores[row], right.scores[other], rtol=rtol)
+    np.testing.assert_allclose(left.log_probs[row], right.log_probs[other], rtol=rtol)
     for place in range(left.ids.shape[1]):
         assert symbols_of(left, row, place) == symbols_of(right, other, place)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from plain_search import NEVER, Wants, assert_found, every_translation, narrow_beam
+from plain_search import NEVER, Wants, assert_found, assert_same, every_translation, narrow_beam
 
 from keras_transformer.config import END_ID, PAD_ID, START_ID
 from keras_transformer.decoding import DecodingState
@@ -61,11 +61,7 @@ def test_sentences_get_in_a_batch_what_they_get_alone(table_model):
     batch = search(model, range(5), limits, **options)
     for row, limit in enumerate(limits):
         alone = search(model, [row], [limit], **options | dict(length_penalty=0.6))
-        length = alone.ids.shape[-1]
-        np.testing.assert_array_equal(batch.ids[row, :, :length], alone.ids[0])
-        np.testing.assert_array_equal(batch.ids[row, :, length:], PAD_ID)
-        np.testing.assert_array_equal(batch.scores[row], alone.scores[0])
-        np.testing.assert_array_equal(batch.lengths[row], alone.lengths[0])
+        assert_same(alone, batch, 0, row)
 
 
 def test_every_sentence_may_have_its_own_length_penalty(table_model):

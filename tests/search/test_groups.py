@@ -5,7 +5,7 @@ from plain_search import (
     Wants,
     arguments,
     assert_found,
-    assert_identical,
+    assert_same,
     narrow_beam,
     symbols_of,
 )
@@ -78,7 +78,7 @@ def test_one_group_is_the_ordinary_beam_bit_for_bit(table_model):
     )
     found = search(model, wants, 4, 1)
     for row in range(3):
-        assert_identical(found, ordinary, row, row)
+        assert_same(found, ordinary, row, row, rtol=0)
 
 
 def test_without_a_penalty_every_group_is_the_same_ordinary_beam(table_model):

@@ -9,7 +9,7 @@ from plain_search import (
     Wants,
     arguments,
     assert_found,
-    assert_identical,
+    assert_same,
     complete,
     greedy,
     next_log_probs,
@@ -129,9 +129,9 @@ def test_a_seed_gives_the_same_samples_in_any_batch(table_model):
     for row, each in enumerate(wants):
         own = {name: values[row] for name, values in options.items()}
         alone = search(model, [each], rows=[row], num_hypotheses=3, **own)
-        assert_identical(alone, together, 0, row)
+        assert_same(alone, together, 0, row)
     twice = search(model, [wants[0]] * 3, rows=[0] * 3, num_hypotheses=3, seed=[7, 7, 8])
-    assert_identical(twice, twice, 0, 1)
+    assert_same(twice, twice, 0, 1)
     assert not np.array_equal(twice.ids[0], twice.ids[2])
 
 

@@ -193,7 +193,7 @@ def test_scores_of_given_translations_have_no_padding(serve):
     assert [len(score.token_scores) for score in scores] == [3, 2, 4]
     assert [score.score for score in scores] == [-1.5, -1.0, -2.0]
     error = refusal(serve().score, ["a"], [], kind=InputError)
-    assert "1 sentences and 0 translations" in str(error)
+    assert "source and target must have as many sentences, got 1 and 0" in str(error)
 
 
 @pytest.mark.parametrize("sentences", ["one", [b"one"], ["\udfff"]], ids=repr)

@@ -56,7 +56,9 @@ def score(source, target):
 
 def attend(source, target):
     """The words, each looking at that of the other side with its place counted from the end."""
-    sides = [[["▁" + word for word in each.split()] + ["</s>"] for each in s] for s in (source, target)]
+    sides = [
+        [["▁" + word for word in each.split()] + ["</s>"] for each in s] for s in (source, target)
+    ]
     widths = [max(map(len, side)) for side in sides]
     attention = np.zeros([len(source), widths[1], widths[0]], np.float32)
     for row, (words, others) in enumerate(zip(*sides, strict=True)):

@@ -13,6 +13,9 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import native_runtime
 import sustained_load
 
+from keras_transformer.config import END_ID, SearchConfig
+from keras_transformer.serving import Translator, XlaShapes, export
+
 pytestmark = pytest.mark.skipif(
     native_runtime.missing() is not None, reason=str(native_runtime.missing())
 )
@@ -34,6 +37,41 @@ _BYTES = [
     b"cat \xe6\x9c",
     b"\xf0\x9f",
 ]
+
+
+# A request for each signature beside serving_default; an option not named is left as exported.
+_PAIR = {
+    "source": ["two house", "", "cat sun tree two", "nonsense\t木"],
+    "target": ["दो Haus", "木", "", "привет ⁇ 木"],
+}
+_REQUESTS = {
+    "translate_options": {
+        "text": ["hello two cat", "two\thello", "", "sun sun", "cat"],
+        "length_penalty": [0.0, -1.0, 2.5, -1.0, 1e30],
+        "repetition_penalty": [-1.0, 1.5, -1.0, -1.0, 0.0],
+        "max_length": [-1, 2, -1, -1, 3],
+        "no_repeat_ngram": [-1, -1, -1, 1, -1],
+        "prefix": ["", "木", "木", "", "Haus\\ \n"],
+        "banned_phrases": ["привет\nदो", "", "", "", "γάτα"],
+        "required_phrases": ["", "", "", "木\n\nHaus", ""],
+    },
+    "score": _PAIR,
+    "attention": _PAIR,
+    "tokens": {"source": [[4, 5, 6, END_ID], [END_ID, 0, 0, 0], [7, END_ID, 0, 0]]},
+}
+
+
+@pytest.fixture(scope="module")
+def served(exported):
+    """What the SavedModel has in Python."""
+    return tf.saved_model.load(str(exported))
+
+
+def _written(value):
+    """What stands in a column for a value of Python."""
+    if isinstance(value, str):
+        return value.encode()
+    return " ".join(map(str, value if isinstance(value, list) else [value])).encode()
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +108,46 @@ def test_without_python_each_sentence_gets_the_answer_it_gets_in_python(
     assert answer["translations"] == ours["translations"].numpy().tolist()
     scores = np.array(answer["scores"], np.float32)
     np.testing.assert_allclose(scores, ours["scores"], atol=1e-5)
+
+
+@pytest.mark.parametrize("name", list(_REQUESTS))
+def test_without_python_every_signature_answers_as_in_python(exported, served, programs, name):
+    function, columns = served.signatures[name], dict(_REQUESTS[name])
+    specs = function.structured_input_signature[1]
+    for option, spec in specs.items():
+        neutral = "" if spec.dtype == tf.string else -1
+        columns.setdefault(option, [neutral] * len(next(iter(columns.values()))))
+    expected = function(**{key: tf.constant(columns[key], specs[key].dtype) for key in columns})
+    signature = native_runtime.read_signature(exported, name, inputs=list(columns))
+    written = [[_written(value) for value in column] for column in columns.values()]
+    rows = list(zip(*written, strict=True))
+    answer = native_runtime.answer(programs["answer"], signature, rows)
+    assert answer.keys() == expected.keys()
+    for output, values in expected.items():
+        values = values.numpy().reshape(len(rows), -1)
+        if values.dtype == object:
+            assert answer[output] == values.tolist()
+        else:
+            found = np.array(answer[output], np.float64)
+            np.testing.assert_allclose(found, values, rtol=1e-4, atol=1e-5)
+
+
+def test_there_is_a_request_for_each_signature(served):
+    assert set(served.signatures) == {"serving_default", *_REQUESTS}
+
+
+def test_what_xla_compiles_answers_without_python_as_it_does_in_python(trained, programs, tmp_path):
+    search = SearchConfig(beam_size=2, num_translations=2, max_extra_length=3)
+    translator = Translator(*trained, search, xla=XlaShapes((1, 4), (4, 8)))
+    version = export(translator, tmp_path / "compiled", check_answers=False)
+    # Three together, one alone, and one that is too long for what is compiled.
+    texts = [b"hello two cat", b"sun", b"", b"cat " * 6, b"tree " * 20]
+    signature = native_runtime.read_signature(version)
+    answer = native_runtime.answer(programs["answer"], signature, [[t] for t in texts], [3, 1])
+    plain = Translator(*trained, search)(tf.constant(texts))
+    assert answer["translations"] == plain["translations"].numpy().tolist()
+    scores = np.array(answer["scores"], np.float32)
+    np.testing.assert_allclose(scores, plain["scores"], rtol=1e-4, atol=1e-5)
 
 
 def test_an_empty_batch_has_an_empty_answer(exported, programs):

@@ -57,12 +57,21 @@ def test_an_export_in_int8_is_smaller_and_answers_as_its_translator(trained, tmp
 
 
 def test_the_weights_of_an_ensemble_are_rounded_too(trained):
-    model = trained[0]
+    model, *vocabularies = trained
     source = tf.constant([[5, 6, 3]])
     inputs = {"source": source, "target": tf.constant([[2, 5]])}
     both = in_precision(Ensemble([model, model]), "int8")
     alone = tf.nn.log_softmax(in_precision(model, "int8").call(inputs))
     np.testing.assert_allclose(both.call(inputs), alone, rtol=1e-4, atol=1e-4)
+    wishes = dict(coverage_penalty=0.3, required_phrases="木", max_length=4)
+    ours, theirs = (
+        Translator(each, *vocabularies, SEARCH).translate(SENTENCES, **wishes)
+        for each in (both, in_precision(model, "int8"))
+    )
+    assert [row[0].text for row in ours] == [row[0].text for row in theirs]
+    np.testing.assert_allclose(
+        [row[0].score for row in ours], [row[0].score for row in theirs], rtol=1e-3
+    )
 
 
 def test_an_unknown_precision_is_refused(trained):

@@ -76,7 +76,9 @@ def test_every_sentence_has_its_own_wishes(make_translator, words):
         ("max_extra_length", 1, 1),
     ],
 )
-def test_a_wish_gives_what_the_same_configuration_gives(make_translator, two_best, field, value, wish):
+def test_a_wish_gives_what_the_same_configuration_gives(
+    make_translator, two_best, field, value, wish
+):
     sentences = ["tree tree tree", "hello", "two cat"]
     configured = make_translator(num_translations=2, **{field: value})
     expected = configured(tf.constant(sentences))
@@ -122,6 +124,80 @@ def test_wishes_out_of_range_are_answered_and_touch_no_neighbour(translator):
     )
     assert texts(answer)[0] == texts(answer)[3] == expected
     assert np.isfinite(answer["scores"]).all()
+
+
+@pytest.mark.parametrize(
+    "search",
+    [dict(), dict(beam_size=1), dict(beam_groups=2), dict(method="sampling", seed=3)],
+    ids=["beam", "greedy", "groups", "sampling"],
+)
+class TestEveryKindOfSearch:
+    def test_all_wishes_at_once_are_granted(self, make_translator, search, words):
+        numbers = dict(length_penalty=0.2, coverage_penalty=0.3, repetition_penalty=1.5)
+        if "method" in search:
+            numbers |= dict(temperature=3.0, top_k=12, top_p=0.99)
+        answer = ask(
+            make_translator(**search),
+            SENTENCES[:3],
+            prefix=words["cat"],
+            banned_phrases=f"{words['two']}\n{words['hello']}",
+            required_phrases=f"{words['tree']}\n{words['tree']}\n{words['sun']}",
+            no_repeat_ngram=1,
+            min_length=5,
+            max_length=6,
+            **numbers,
+        )
+        for (text,) in texts(answer):
+            found = text.split()
+            assert found[0] == words["cat"]
+            assert {words["tree"], words["sun"]} < set(found)
+            assert not {words["two"], words["hello"]} & set(found)
+            assert 5 <= len(found) == len(set(found)) <= 6
+
+    def test_no_number_is_too_large_for_an_answer(self, make_translator, search):
+        translator = make_translator(**search)
+        names = [
+            name for name, spec in translator.option_inputs().items() if spec.dtype.is_floating
+        ]
+        pairs = [(name, value) for name in names for value in (np.inf, 3e38, np.nan, 0.0)]
+        wishes = {name: [-1.0, *(v if name == n else -1.0 for n, v in pairs)] for name in names}
+        sentences = ["hello two cat"] * (len(pairs) + 1)
+        answer = ask(translator, sentences, **wishes, banned_phrases="Haus")
+        assert np.isfinite(answer["scores"]).all()
+        assert (answer["scores"].numpy() > -1e9).all()  # the score of no translation
+        assert texts(answer)[0] == texts(ask(translator, sentences[:1], banned_phrases="Haus"))[0]
+
+
+def test_text_that_looks_like_a_control_symbol_is_only_text(translator):
+    prefixes = ["</s>", "<s>", "<pad>", "</s> 木"]
+    answer = texts(ask(translator, ["hello"] * 4, prefix=prefixes))
+    assert all(text.startswith("⁇") for (text,) in answer)
+    assert answer[3][0].startswith("⁇ 木")
+    expected = texts(ask(translator, ["hello"]))[0]
+    for name in ("banned_phrases", "required_phrases"):  # which are not to end a translation
+        (text,) = texts(ask(translator, ["hello"], **{name: "</s>"}))[0]
+        assert [text] == expected if name == "banned_phrases" else "⁇" in text
+
+
+def test_wishes_that_contradict_each_other_are_answered(translator, words):
+    cat, sun = words["cat"], words["sun"]
+    sentences = ["hello two"] * 6
+    answer = ask(
+        translator,
+        sentences,
+        required_phrases=[cat, f"{cat} {sun}", " ".join([sun] * 20), "", "", ""],
+        banned_phrases=[cat, f"{cat} {sun}", "", cat, "", ""],
+        prefix=["", "", "", cat, f"{cat} {sun}", ""],
+        min_length=[-1, -1, -1, -1, 4, -1],
+        max_length=[-1, -1, -1, -1, 1, -1],
+    )
+    none, none_either, cut, begun, long, plain = (row[0] for row in texts(answer))
+    assert none == none_either == ""
+    assert answer["scores"][:2, 0].numpy().tolist() == [-1e9, -1e9]
+    assert cut == " ".join([sun] * (2 + translator.search.max_extra_length))
+    assert begun.startswith(cat) and cat not in begun[len(cat) :]  # a prefix may be what is banned
+    assert long == f"{cat} {sun}"  # and longer than the limit
+    assert plain == texts(ask(translator, ["hello two"]))[0][0]
 
 
 def test_no_sentences_are_possible(translator):

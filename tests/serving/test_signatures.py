@@ -41,7 +41,8 @@ def _ids(vocabulary, texts, padding=PAD_ID):
 
 
 def test_dimension_0_of_every_input_and_output_is_the_batch_and_nothing_is_ragged(signatures):
-    assert list(signatures) == ["serving_default", "score", "tokens", "attention"]
+    names = ["serving_default", "translate_options", "score", "tokens", "attention"]
+    assert list(signatures) == names
     for function in signatures.values():
         for name, spec in [*inputs_of(function).items(), *function.structured_outputs.items()]:
             assert spec.shape.rank >= 1
@@ -80,8 +81,12 @@ def test_the_score_of_a_translation_is_what_the_search_found_it_worth(
 def test_a_row_gets_in_a_batch_what_it_gets_alone(signatures, separate_translator):
     ids = _ids(separate_translator.source_tokenizer.vocabulary, _SOURCE)
     columns = {"text": _SOURCE, "source": _SOURCE, "target": _TARGET}
+    columns |= {"max_length": [2, -1, 1, -1], "prefix": ["", "木", "दो", ""]}
+    neutral = {tf.string: [""] * 4, tf.int32: [-1] * 4, tf.float32: [-1.0] * 4}
     for name, function in signatures.items():
-        inputs = [ids] if name == "tokens" else [columns[key] for key in inputs_of(function)]
+        specs = inputs_of(function).items()
+        inputs = [columns.get(key, neutral[spec.dtype]) for key, spec in specs]
+        inputs = [ids] if name == "tokens" else inputs
         together = _ask(function, *inputs)
         for row in range(len(_SOURCE)):
             for key, alone in _ask(function, *[column[row : row + 1] for column in inputs]).items():

@@ -6,6 +6,8 @@ import tensorflow as tf
 
 from keras_transformer.config import SearchConfig
 from keras_transformer.errors import InputError
+from keras_transformer.models import Ensemble
+from keras_transformer.serving.precision import in_precision
 from keras_transformer.serving.translator import Translator
 from keras_transformer.serving.xla import XlaShapes
 
@@ -42,6 +44,28 @@ def test_what_is_compiled_answers_as_the_plain_graph_does(compiled, plain, sente
 
 def test_there_are_as_many_programs_as_shapes(compiled):
     assert set(compiled._compiled._programs) == {(1, 3), (1, 6), (4, 3), (4, 6)}
+
+
+def test_wishes_are_granted_by_the_plain_graph(compiled, plain):
+    sentences = ["hello two cat", "", "sun " * 9]
+    wishes = dict(max_length=[2, -1, 4], prefix=["", "木", "木"])
+    assert compiled.translate(sentences, **wishes) == plain.translate(sentences, **wishes)
+
+
+@pytest.mark.parametrize("kind", ["samples", "an ensemble in int8"])
+def test_other_searches_and_models_can_be_compiled(trained, kind):
+    model, *vocabularies = trained
+    search = SEARCH
+    if kind == "samples":
+        search = SEARCH.replace(method="sampling", temperature=3.0, top_k=6, seed=2)
+    else:
+        model = in_precision(Ensemble([model, model]), "int8")
+    found, expected = (
+        Translator(model, *vocabularies, search, xla=shapes)(tf.constant(["cat two", "", "sun"]))
+        for shapes in (XlaShapes((4,), (6,)), None)
+    )
+    np.testing.assert_array_equal(found["translations"], expected["translations"])
+    np.testing.assert_allclose(found["scores"], expected["scores"], rtol=1e-3)
 
 
 @pytest.mark.parametrize("shapes", [XlaShapes((), (3,)), XlaShapes((4, 1)), XlaShapes((0, 1))])
