@@ -63,10 +63,12 @@ def beam_search(
     A hypothesis Y is worth log P(Y) / ((5 + |Y|) / 6) ** alpha (Wu et al. 2016, eq. 14), where
     |Y| counts END, and its coverage penalty if there is one. At each step every open hypothesis
     of a sentence is continued. Those of the `beam_size` most probable continuations that end are
-    finished, and the best `beam_size` that do not end stay open. (An END that is less probable than
-    a whole beam of other continuations finishes nothing: mostly it is too early.) A hypothesis with
-    `max_lengths` symbols can only take END, at END's true probability, so every result is complete. A sentence is done when no open hypothesis can come to beat its N best finished
-    ones; from then on it does not change, so a sentence gets the same translation in any batch.
+    finished, and the best `beam_size` that do not end stay open. (An END that is less probable
+    than a whole beam of other continuations finishes nothing: it would mostly be too early.) A
+    hypothesis with `max_lengths` symbols can only take END, at END's true probability, so every
+    result is complete. A sentence is done when no open hypothesis can come to beat its N best
+    finished ones; from then on it does not change, so a sentence gets the same translation in any
+    batch.
 
     Of several groups (Vijayakumar et al. 2018) each searches so with its share of the beam, the
     earlier ones first. What they choose at a step counts as less probable for the others at that
