@@ -6,6 +6,7 @@ One place lists every hyperparameter; layers take plain numbers and never see th
 
 import dataclasses
 import json
+import math
 from typing import Any, Literal, get_args, get_origin
 
 from typing_extensions import Self
@@ -463,6 +464,10 @@ class SearchConfig(JsonConfig):
         for name in ("temperature", "repetition_penalty", "top_p"):
             if not getattr(self, name) > 0:
                 raise InputError(f"{name} must be larger than 0, got {getattr(self, name)}")
+        penalties = ("length_penalty", "coverage_penalty", "diversity_penalty")
+        for name in (*penalties, "temperature", "repetition_penalty"):
+            if not math.isfinite(getattr(self, name)):
+                raise InputError(f"{name} must be a finite number, got {getattr(self, name)}")
         if self.top_p > 1:
             raise InputError(f"top_p is a probability, at most 1, got {self.top_p}")
         if self.method == "beam" and self.num_translations > self.beam_size:

@@ -68,6 +68,9 @@ def sample(
     ) -> tuple[Tensor, Tensor]:
         ids = tf.range(logits.shape[-1])  # [V]
         barred = (ids == task.pad_id) | (ids == request.barred_ids[:, None, None])  # [B, 1, V]
+        if "min_lengths" in request.wishes:
+            is_early = (time < request.wishes["min_lengths"])[:, None, None]
+            barred |= is_early & (ids == task.end_id)
         allowed = tf.where(barred, FORBIDDEN, allowed)
         must_end = (time >= request.max_lengths)[:, None, None]  # [B, 1, 1]
         only_end = tf.where(ids == task.end_id, logits, FORBIDDEN)

@@ -78,7 +78,9 @@ def next_symbols(
         lower id first among equals; then the extra ones; the last place is END's where a
         hypothesis must end. Candidates that are not allowed have log-probability -inf.
     """
-    wanted = count + 2  # PAD and START may take two of the places
+    min_lengths = request.wishes.get("min_lengths")
+    # PAD and START may take two of the places, and END one where it would be too early.
+    wanted = count + 2 + (min_lengths is not None)
     width = min(wanted, logits.shape[-1])
     top_logits, ids = top_k(allowed, width)  # [B, W, width]
     # Differences from the largest logit stay exact where logits are huge. It is not the slice
@@ -94,6 +96,8 @@ def next_symbols(
         ids = tf.concat([ids, extra_ids], axis=-1)
     must_end = (time >= request.max_lengths)[:, None, None]  # [B, 1, 1]
     barred = must_end | (ids == task.pad_id) | (ids == request.barred_ids[:, None, None])
+    if min_lengths is not None:
+        barred |= (time < min_lengths)[:, None, None] & (ids == task.end_id)
     end_logits = logits[..., task.end_id : task.end_id + 1]  # [B, W, 1]
     parts = [
         tf.where(barred, IMPOSSIBLE, top_logits),

@@ -16,10 +16,8 @@ from keras_transformer.search.phrases import (
     require_phrases,
 )
 from keras_transformer.search.rules import (
-    FORBIDDEN,
     forbid_repeated_ngrams,
     force_prefix,
-    if_any,
     penalize_repetition,
 )
 
@@ -71,7 +69,7 @@ def restrict(
     max_lengths: Tensor,
     end_id: int,
 ) -> tuple[Tensor, Progress | None]:
-    """Forbids, by -inf, what a hypothesis may not go on with, up to its maximum length.
+    """Forbids, by -inf, what a hypothesis may not go on with, but for an END too early or too late.
 
     Args:
         logits: float32 [B, W, V].
@@ -85,10 +83,6 @@ def restrict(
         Logits, and how far hypotheses are with the phrases that they must have, if any.
     """
     allowed, progress = logits, None
-    if "min_lengths" in wishes:
-        is_early = (time < wishes["min_lengths"])[:, None, None]
-        is_end = tf.range(logits.shape[-1]) == end_id  # [V]
-        allowed = if_any(is_early, lambda: tf.where(is_early & is_end, FORBIDDEN, logits), logits)
     if "no_repeat_ngram" in wishes:
         allowed = forbid_repeated_ngrams(allowed, symbols, time, wishes["no_repeat_ngram"])
     if "banned_phrases" in wishes:

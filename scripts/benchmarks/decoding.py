@@ -15,10 +15,12 @@ from benchmarks.decoding_report import DecodingRow
 from benchmarks.processes import Process
 from benchmarks.sentences import Sentences
 
-MODULES = {
-    "ours": "our_decoding",
-    "ours_xla": "our_decoding",
-    "ctranslate2": "ctranslate2_decoding",
+# The module of this folder that an engine runs, and the environment that it needs from the start.
+ENGINES: dict[str, tuple[str, dict[str, str]]] = {
+    # oneDNN prepares itself anew for every shape, and these change from step to step.
+    "ours": ("our_decoding", {"TF_ENABLE_ONEDNN_OPTS": "0"}),
+    "ours_xla": ("our_decoding", {"XLA_FLAGS": "--xla_cpu_prefer_vector_width=512"}),
+    "ctranslate2": ("ctranslate2_decoding", {}),
 }
 _WORKS_AT_ONCE = "ctranslate2"  # has workers of its own; the others have a process for each
 
@@ -38,7 +40,7 @@ class Team:
     """The workers of one engine in one setting, which work at the same time.
 
     Args:
-        engine: one of `MODULES`.
+        engine: one of `ENGINES`.
         model: its folder.
         sentences: the file of the sentences.
         workers: batches that are translated at the same time.
@@ -57,10 +59,11 @@ class Team:
         self.engine, self.workers, self.threads = engine, workers, threads
         self._at_once = workers if engine == _WORKS_AT_ONCE else 1
         job = Job(model=model, sentences=str(sentences), at_once=self._at_once, threads=threads)
+        module, environment = ENGINES[engine]
         self._processes: list[Process] = []
         try:
             for _ in range(workers // self._at_once):
-                self._processes.append(Process(MODULES[engine], dataclasses.asdict(job)))
+                self._processes.append(Process(module, dataclasses.asdict(job), environment))
         except BaseException:
             self.close()
             raise
@@ -76,7 +79,7 @@ class Team:
         batches = sentences.batches()
         if sentences.forced_length is not None:
             batches = batches[:1]
-        singles = [[sentence] for batch in batches for sentence in {batch[0], batch[-1]}]
+        singles = sentences.one_of_each_length()
         for process in self._processes:
             answer = _ask(process, batches, with_ids=True)
             self.translations = answer["ids"]

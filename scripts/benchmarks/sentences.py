@@ -66,6 +66,11 @@ class Sentences:
         taken = itertools.islice(itertools.cycle(order), number * count, (number + 1) * count)
         return [[sentence] for sentence in taken]
 
+    def one_of_each_length(self) -> list[list[int]]:
+        """Returns batches of one sentence each, of all the lengths that there are."""
+        numbers = {len(ids): number for number, ids in enumerate(self.ids)}
+        return [[number] for number in numbers.values()]
+
     def save(self, path: pathlib.Path) -> None:
         """Writes them for the processes that measure."""
         path.write_text(json.dumps(dataclasses.asdict(self)))

@@ -146,6 +146,13 @@ def test_each_round_translates_other_single_sentences_until_all_had_their_turn(m
     assert sorted(number for batches in taken for (number,) in batches) == list(range(6))
 
 
+def test_engines_warm_up_with_a_sentence_of_each_length(modules):
+    ids = [[5] * length for length in (2, 7, 2, 3, 7, 3)]
+    sentences = modules["sentences"].Sentences.real("test", ids, batch_size=4)
+    lengths = [len(sentences.ids[number]) for (number,) in sentences.one_of_each_length()]
+    assert sorted(lengths) == [2, 3, 7]
+
+
 def test_sentences_are_read_as_they_were_written(modules, tmp_path):
     kind = modules["sentences"].Sentences
     sentences = kind.random(vocabulary_size=50, length=3, batch_size=2)

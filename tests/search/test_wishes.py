@@ -43,12 +43,21 @@ def search(model, wants, beam_size, *, rows=None, everything=False, **options):
     return beam_search(model.step, model.state(rows, beam_size), beam_size=beam_size, **options)
 
 
+@pytest.mark.parametrize(
+    ("limit", "beam_size", "rules"),
+    [
+        (3, 36, [rule for rule in RULES.values() if "required" not in rule]),
+        (2, 12, list(RULES.values())),
+    ],
+    ids=["long", "all rules"],
+)
 def test_a_beam_that_holds_everything_finds_the_best_that_the_rules_of_each_sentence_leave(
-    table_model,
+    table_model, limit, beam_size, rules
 ):
-    wants = [Wants(limit, **rule) for limit in (3, 2) for rule in RULES.values()]
+    wants = [Wants(limit, **rule) for rule in rules]
     model = table_model(sentences=len(wants), vocabulary_size=6, seed=2, source_length=4)
-    found = search(model, wants, 36, num_hypotheses=27)  # 27 open ones and 9 ends
+    # Of three symbols; the last ones open and all those that end one step earlier.
+    found = search(model, wants, beam_size, num_hypotheses=beam_size)
     for row, each in enumerate(wants):
         assert_found(every_translation(model, row, each), found, row)
 
@@ -58,6 +67,15 @@ def test_a_beam_that_holds_everything_finds_the_best_that_the_rules_of_each_sent
 def test_a_narrow_beam_equals_one_written_out_without_early_stop(table_model, rule, end_bias):
     model = table_model(sentences=6, vocabulary_size=8, seed=3, end_bias=end_bias, source_length=5)
     wants = [Wants(limit, **rule) for limit in (7, 0, 4, 8, 2, 6)]
+    found = search(model, wants, 3, num_hypotheses=3)
+    for row, each in enumerate(wants):
+        assert_found(narrow_beam(model, row, each, 3), found, row)
+
+
+def test_required_symbols_are_looked_at_however_improbable(table_model):
+    # The vocabulary is so large that they are rarely among the best continuations.
+    model = table_model(sentences=6, vocabulary_size=80, seed=10, end_bias=4.0)
+    wants = [Wants(limit, required=((9,), (17,))) for limit in (8, 2, 5, 9, 1, 6)]
     found = search(model, wants, 3, num_hypotheses=3)
     for row, each in enumerate(wants):
         assert_found(narrow_beam(model, row, each, 3), found, row)
