@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from keras_transformer.decoding import DecodingState
 from keras_transformer.search.scoring import length_penalty, next_symbols
-from keras_transformer.search.task import make_task
+from keras_transformer.search.task import make_task, stages
 
 
 def asked(limits):
@@ -55,3 +55,18 @@ def test_log_probabilities_do_not_lose_digits_to_huge_logits(shift):
     log_probs, _ = next_symbols(logits + shift, logits + shift, 2, tf.constant(0), *asked([5]))
     expected, _ = next_symbols(logits, logits, 2, tf.constant(0), *asked([5]))
     np.testing.assert_allclose(log_probs, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("longest", "expected"),
+    [
+        (0, (1,)),
+        (19, (20,)),
+        (22, (23,)),
+        (23, (16, 24)),
+        (65, (16, 32, 66)),
+        (200, (16, 32, 64, 128, 201)),
+    ],
+)
+def test_room_doubles_from_stage_to_stage_and_ends_at_the_longest_translation(longest, expected):
+    assert stages(longest) == expected

@@ -7,6 +7,7 @@ import tensorflow as tf
 from keras_transformer.config import SearchConfig
 from keras_transformer.errors import InputError
 from keras_transformer.models import Ensemble
+from keras_transformer.search import stages
 from keras_transformer.serving.precision import in_precision
 from keras_transformer.serving.translator import Translator
 from keras_transformer.serving.xla import XlaShapes
@@ -72,3 +73,15 @@ def test_other_searches_and_models_can_be_compiled(trained, kind):
 def test_shapes_that_make_no_sense_are_refused(trained, shapes):
     with pytest.raises(InputError, match="batch_sizes of XLA must be positive and rising"):
         Translator(*trained, SEARCH, xla=shapes)
+
+
+def test_a_translation_that_is_longer_than_the_first_stage_has_room_for_goes_on(trained):
+    assert stages(5 + 20) == (16, 26)
+    search = SEARCH.replace(max_extra_length=20, min_length=19)
+    shapes = XlaShapes(batch_sizes=(2,), lengths=(6,))
+    found, expected = (
+        Translator(*trained, search, xla=each)(tf.constant(["hello two cat", "sun"]))
+        for each in (shapes, None)
+    )
+    np.testing.assert_array_equal(found["translations"], expected["translations"])
+    np.testing.assert_allclose(found["scores"], expected["scores"], rtol=1e-4)
