@@ -6,7 +6,19 @@ from collections.abc import Callable
 
 import pytest
 
+# Files that take longest, by their names: begun last, one of them would keep everyone waiting.
+_LONGEST = (
+    "test_fit", "test_devices", "test_readme", "test_train", "test_benchmark_decode", "test_fuzz",
+    "test_native_runtime", "test_model_server", "test_translate", "test_export_script",
+    "test_signatures", "test_searching", "test_transformer", "test_ctranslate2_format",
+)  # fmt: skip
+
 _SHARED_DATA = pathlib.Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts the files that take longest first."""
+    items.sort(key=lambda item: item.path.stem not in _LONGEST)
 
 
 @pytest.fixture(scope="session")

@@ -207,9 +207,9 @@ def test_the_place_in_half_a_million_pairs_is_found_well_within_a_second():
         part_offsets=np.array([0, 200_000, 500_000]),
     )
     for weights in (None, [1, 3]):
-        start = time.process_time()
+        start = time.thread_time()  # not what is left of other tests in other threads
         next(training_batches(corpus, batch_tokens=2048, first_step=77_777, mix_weights=weights))
-        assert time.process_time() - start < 0.9
+        assert time.thread_time() - start < 0.9
 
 
 def test_training_goes_on_without_end():
