@@ -132,6 +132,7 @@ def beam_search(
         is_open=lambda beams: tf.reduce_max(beams.log_probs, axis=1) > IMPOSSIBLE,
         result_of=lambda beams: beams.best,
         widen=lambda beams, *sizes: beams._replace(memory=widen(beams.memory, *sizes)),
+        most=task.length,
         capacities=task.capacities,
     )
     return make_hypotheses(best_of(best, num_hypotheses), task)

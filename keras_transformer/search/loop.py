@@ -22,6 +22,7 @@ def repeat(
     is_open: Callable[[State], Tensor],
     result_of: Callable[[State], Any],
     widen: Callable[[State, int, int], State],
+    most: Tensor,
     capacities: Sequence[int] = (),
 ) -> Any:
     """Advances the state of all sentences until none is open, and returns their results.
@@ -35,6 +36,7 @@ def repeat(
         is_open: gives a bool [B].
         result_of: gives a nest of tensors [B, ...], the same shapes in every round.
         widen: gives a state room for the second number of rounds in place of the first.
+        most: rounds after which no sentence is open, unless the model's logits are no numbers.
         capacities: where all shapes must be known, as for XLA: the rounds that the state has room
             for, and those that it is given room for in turn while sentences are open. Else the
             batch shrinks: finished sentences leave it, and no more work is done for them.
@@ -48,7 +50,11 @@ def repeat(
         size = tf.shape(rows)[0]
         enough = size - (size + 3) // 4
         time, state = _rounds(
-            lambda time, state: advance(time, request, state, None), (time, state), is_open, enough
+            lambda time, state: advance(time, request, state, None),
+            (time, state),
+            is_open,
+            enough,
+            most,
         )
         results = tf.nest.map_structure(
             lambda all_, some: tf.tensor_scatter_nd_update(all_, rows[:, None], some),
@@ -63,7 +69,7 @@ def repeat(
 
     variables = (tf.constant(0), rows, request, state, result_of(state))
     *_, results = tf.while_loop(
-        lambda time, rows, *_: tf.shape(rows)[0] > 0,
+        lambda time, rows, *_: (tf.shape(rows)[0] > 0) & (time < most),
         go_on,
         variables,
         shape_invariants=tf.nest.map_structure(_changing_shape, variables),
@@ -110,7 +116,7 @@ def _rounds(
     variables: tuple[Tensor, Any],
     is_open: Callable[[Any], Tensor],
     enough: Tensor,
-    until: int = 2**31 - 1,
+    until: Tensor,
 ) -> tuple[Tensor, Any]:
     """Advances (time, state) while more than `enough` sentences are open, `until` at most."""
     shapes = tf.nest.map_structure(lambda leaf: _changing_shape(leaf, leaf.shape[:1]), variables)

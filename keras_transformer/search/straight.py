@@ -12,6 +12,7 @@ from keras_transformer.decoding import Tensor
 from keras_transformer.search import scoring
 from keras_transformer.search.hypotheses import Finished, Hypotheses, best_of, make_hypotheses
 from keras_transformer.search.loop import repeat
+from keras_transformer.search.scoring import IMPOSSIBLE
 from keras_transformer.search.task import Memory, Request, Task, extend, read, widen
 from keras_transformer.search.wishes import adjust, restrict
 
@@ -30,17 +31,19 @@ class _Lines(NamedTuple):
 def search_straight(task: Task, request: Request, memory: Memory, choose: Choose) -> Hypotheses:
     """Returns the W translations of each sentence whose symbols `choose` takes, best first."""
     zeros = tf.zeros_like(memory.ids)
+    no_scores = tf.fill(tf.shape(zeros), IMPOSSIBLE)
     finished = repeat(
         lambda time, request, lines, capacity: _advance(
             time, request, lines, capacity, task, choose
         ),
         request,
-        _Lines(tf.zeros_like(zeros, tf.float32), tf.zeros_like(zeros, tf.float32), zeros, memory),
+        _Lines(tf.zeros_like(no_scores), no_scores, zeros, memory),
         is_open=lambda lines: tf.reduce_any(lines.lengths == 0, axis=1),
         result_of=lambda lines: Finished(
             lines.scores, lines.log_probs, lines.memory.symbols, lines.lengths
         ),
         widen=lambda lines, *sizes: lines._replace(memory=widen(lines.memory, *sizes)),
+        most=task.length,
         capacities=task.capacities,
     )
     return make_hypotheses(best_of([finished], task.num_hypotheses), task)

@@ -4,8 +4,10 @@ import functools
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from plain_search import Wants, arguments, assert_same, occurs, symbols_of
 
+from keras_transformer.decoding import DecodingState
 from keras_transformer.search import beam_search, sample
 
 SENTENCES = 60
@@ -105,3 +107,21 @@ def test_sentences_that_finish_leave_the_batch_and_change_nothing_for_others(tab
     for row, each in enumerate(wants):
         alone = search(model.step, model.state([row], width), **arguments([each]))
         assert_same(alone, together, 0, row)
+
+
+@pytest.mark.parametrize("method", ["greedy", "beam", "sampling"])
+@pytest.mark.parametrize("longest", [None, 40])
+def test_logits_that_are_no_numbers_end_the_search_without_a_translation(method, longest):
+    def step(ids, state):
+        return tf.fill([tf.shape(ids)[0], ids.shape[1], 7], np.nan), state
+
+    def search(starts):
+        arguments = dict(start_ids=starts, max_lengths=tf.constant([30, 3]), longest=longest)
+        if method == "sampling":
+            return sample(step, DecodingState(), num_hypotheses=2, **arguments)
+        size = {"greedy": 1, "beam": 3}[method]
+        return beam_search(step, DecodingState(), beam_size=size, **arguments)
+
+    found = tf.function(search, autograph=False)(tf.constant([2, 2]))
+    np.testing.assert_array_equal(found.scores, np.float32(-1e9))
+    np.testing.assert_array_equal(found.lengths, 0)
