@@ -137,34 +137,6 @@ def read_input(paths: list[str]) -> Iterator[str]:
     return itertools.chain.from_iterable(map(iterate_lines, paths))
 
 
-def read_together(
-    lines: Iterator[str], beside: str | None, at_once: int
-) -> Iterator[tuple[list[str], list[str]]]:
-    """Yields some lines at a time, and those of a file that has a line for each of them.
-
-    Raises:
-        InputError: the file `beside` has fewer lines, or more.
-    """
-    others = iter(()) if beside is None else read_input([beside])
-    number = 0
-    while sentences := list(itertools.islice(lines, at_once)):
-        partners = list(itertools.islice(others, len(sentences)))
-        if beside is not None and len(partners) < len(sentences):
-            raise InputError(f"{beside} has {number + len(partners)} lines, the input has more")
-        number += len(sentences)
-        yield sentences, partners
-    if next(others, None) is not None:
-        raise InputError(f"{beside} has more lines than the {number} of the input")
-
-
-def lines_at_once(paths: list[str]) -> int:
-    """Returns how many lines are sorted by length together; a person who types sees each answer."""
-    if not paths and sys.stdin.isatty():
-        print("Type sentences, one a line; Ctrl-D ends.", file=sys.stderr)
-        return 1
-    return 10_000
-
-
 def load_translator(run_dirs: str, checkpoints: str) -> "tuple[Any, Any, Any]":
     """Returns a model and its vocabularies: an ensemble where several are named.
 

@@ -5,17 +5,17 @@ python scripts/translate.py --saved_model=exports/numbers/1 input.en > output.de
 python scripts/translate.py --run_dir=runs/numbers --references=output.de input.en > scores.tsv
 """
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
+import answers
 import common
 from keras_transformer.config import SearchConfig
 from keras_transformer.errors import InputError
 
 if TYPE_CHECKING:
-    from keras_transformer.serving import LocalTranslator, Translation
+    from keras_transformer.serving import LocalTranslator
 
 _RUN_DIR = flags.DEFINE_string(
     "run_dir",
@@ -27,26 +27,7 @@ _SAVED_MODEL = flags.DEFINE_string(
 )
 _CHECKPOINT = common.define_checkpoint_flag()
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 64, "Sentences translated at once.", lower_bound=1)
-_SCORES = flags.DEFINE_boolean(
-    "scores",
-    False,
-    "Write line number, score and translation, tab-separated; so it is for n-best lists anyway.",
-)
-_REFERENCES = flags.DEFINE_string(
-    "references",
-    None,
-    "A file with a translation of each line, to be scored: writes line number, log-probability "
-    "and the log-probability of each symbol, tab-separated.",
-)
-_PREFIXES = flags.DEFINE_string(
-    "prefixes", None, "A file with what the translation of each line must begin with."
-)
-_ALIGNMENTS = flags.DEFINE_boolean(
-    "alignments",
-    False,
-    "Write behind each best translation, or reference, a tab and its word alignment: pairs of "
-    "source and target word, numbered from 0, by the model's attention.",
-)
+answers.define_flags()
 _REMOVE_BPE = flags.DEFINE_boolean(
     "remove_bpe",
     None,
@@ -59,11 +40,11 @@ def main(arguments: list[str]) -> None:
     if (_RUN_DIR.value is None) == (_SAVED_MODEL.value is None):
         raise InputError("give --run_dir or --saved_model, one of the two")
     given = common.given_flags(SearchConfig)
-    if _REFERENCES.value is not None and (given or _PREFIXES.value is not None):
-        raise InputError("--references scores what is there already; leave options of search out")
+    answers.check_flags(given)
     search = SearchConfig(**given)  # so that a wrong value is told at once
     wishes = {} if _RUN_DIR.value is not None else _wishes(given)
     common.load_tensorflow()
+    from keras_transformer.text.scores import join_pieces
 
     lines = common.read_input(arguments)  # opened before the model, for the same reason
     join = _REMOVE_BPE.value
@@ -72,64 +53,14 @@ def main(arguments: list[str]) -> None:
         join = _run_joins(_RUN_DIR.value) if join is None else join
     else:
         model = _load_export(_SAVED_MODEL.value or "")
-    at_once = common.lines_at_once(arguments)
-    number = 0
-    beside = _REFERENCES.value or _PREFIXES.value
-    for sentences, partners in common.read_together(lines, beside, at_once):
-        if _REFERENCES.value is not None:
-            _score(model, sentences, partners, number)
-        else:
-            if _PREFIXES.value is not None:
-                wishes["prefix"] = partners
-            _translate(model, sentences, wishes, number, bool(join))
-        number += len(sentences)
-        sys.stdout.flush()
-
-
-def _translate(
-    model: "LocalTranslator", sentences: list[str], wishes: dict[str, Any], number: int, join: bool
-) -> None:
-    """Translates and writes some sentences; `number` lines came before them."""
-    results = model.translate(sentences, _BATCH_SIZE.value, **wishes)
-    endings = [""] * len(sentences)
-    if _ALIGNMENTS.value:
-        endings = _alignments(model, sentences, [best.text for best, *_ in results])
-    rows = zip(results, endings, strict=True)
-    for line, (translations, ending) in enumerate(rows, start=number + 1):
-        _write(line, translations, ending, join)
-
-
-def _score(
-    model: "LocalTranslator", sentences: list[str], references: list[str], number: int
-) -> None:
-    endings = [""] * len(sentences)
-    if _ALIGNMENTS.value:
-        endings = _alignments(model, sentences, references)
-    rows = zip(model.score(sentences, references, _BATCH_SIZE.value), endings, strict=True)
-    for line, (score, ending) in enumerate(rows, start=number + 1):
-        symbols = "\t".join(f"{each:.4f}" for each in score.token_scores)
-        sys.stdout.write(f"{line}\t{score.score:.4f}\t{symbols}{ending}\n")
-
-
-def _alignments(
-    model: "LocalTranslator", sentences: list[str], translations: list[str]
-) -> list[str]:
-    """Returns what stands behind each translation."""
-    return [
-        "\t" + " ".join(f"{source}-{target}" for source, target in pairs)
-        for pairs in model.align(sentences, translations, _BATCH_SIZE.value)
-    ]
-
-
-def _write(number: int, translations: "list[Translation]", ending: str, join: bool) -> None:
-    """Writes the translations of one sentence, the ending behind the best one."""
-    from keras_transformer.text.scores import join_pieces
-
-    with_scores = _SCORES.value or len(translations) > 1
-    for text, score in translations:
-        start = f"{number}\t{score:.4f}\t" if with_scores else ""
-        sys.stdout.write(f"{start}{join_pieces(text) if join else text}{ending}\n")
-        ending = ""
+    answers.answer_lines(
+        model,
+        lines,
+        wishes,
+        at_once=answers.lines_at_once(arguments),
+        edit=join_pieces if join else str,
+        batch_size=_BATCH_SIZE.value,
+    )
 
 
 def _load_run(run_dirs: str, search: SearchConfig) -> "LocalTranslator":
@@ -158,10 +89,7 @@ def _wishes(given: dict[str, Any]) -> dict[str, Any]:
             f"--{refused[0]} was fixed when {_SAVED_MODEL.value} was exported; leave it out, or "
             "translate with --run_dir"
         )
-    return {
-        name: "\n".join(value) if isinstance(value, list) else value
-        for name, value in given.items()
-    }
+    return answers.wishes_of(given)
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ def check_operations(version: pathlib.Path, *, allow_xla: bool = False) -> list[
     if (is_compiled or any(name.startswith("Xla") for name in operations)) and not allow_xla:
         raise InputError(
             "the export has functions that XLA must compile, which a stock model server refuses; "
-            "make the model with jit_compile=False, or allow XLA"
+            "make the Translator without xla, or allow XLA"
         )
     called = {function.signature.name for function in functions}
     return sorted(name for name in operations - called if not hasattr(tf.raw_ops, name))
