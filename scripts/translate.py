@@ -66,7 +66,8 @@ def main(arguments: list[str]) -> None:
 def _load_run(run_dirs: str, search: SearchConfig) -> "LocalTranslator":
     from keras_transformer.serving import Translator
 
-    return Translator(*common.load_translator(run_dirs, _CHECKPOINT.value), search).local
+    parts = common.load_translator(run_dirs, _CHECKPOINT.value)
+    return Translator(*parts, search).frozen().local
 
 
 def _run_joins(run_dirs: str) -> bool:

@@ -68,6 +68,7 @@ def export(
     final = base / str(choose_version(base, version))
     name = base.resolve().name if name is None else name
     check_model_name(name)
+    translator = translator.frozen()
     signatures = make_signatures(translator)
     requests = make_requests(translator, signatures, sentences, batch_sizes)
     try:

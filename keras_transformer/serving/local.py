@@ -6,7 +6,9 @@ exported or of one that is loaded.
 Shapes: B sentences, S source length, T target length.
 """
 
+import os
 from collections.abc import Callable, Mapping, Sequence
+from concurrent import futures
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,8 @@ from keras_transformer.serving.translation import (
     read_translations,
 )
 from keras_transformer.serving.transport import Column
+
+_MOST_AT_ONCE = 8  # batches; each takes memory
 
 
 class LocalTranslator:
@@ -121,16 +125,29 @@ class LocalTranslator:
         texts = columns[key].values
         order = sorted(range(len(texts)), key=lambda row: -len(texts[row]))
         results: list[Any] = [None] * len(texts)
-        for first in range(0, len(order), batch_size):
+
+        def answer(first: int) -> None:
             rows = order[first : first + batch_size]
             batch = {
                 name: tf.constant([column.values[row] for row in rows], inputs[name].dtype)
                 for name, column in columns.items()
             }
-            answer = {name: _plain(values) for name, values in function(**batch).items()}
-            for row, result in zip(rows, read(answer), strict=True):
+            answers = {name: _plain(values) for name, values in function(**batch).items()}
+            for row, result in zip(rows, read(answers), strict=True):
                 results[row] = result
+
+        firsts = range(0, len(order), batch_size)
+        with futures.ThreadPoolExecutor(_batches_at_once()) as pool:
+            list(pool.map(answer, firsts))  # raises what was raised
         return results
+
+
+def _batches_at_once() -> int:
+    """Returns how many batches to work on at the same time.
+
+    Steps of a search are too small for several cores to share: each takes a batch of its own.
+    """
+    return 1 if tf.config.list_physical_devices("GPU") else min(os.cpu_count() or 1, _MOST_AT_ONCE)
 
 
 def _plain(values: tf.Tensor) -> Any:

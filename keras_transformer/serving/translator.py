@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from keras_transformer.config import END_ID, SearchConfig
 from keras_transformer.search import Hypotheses
+from keras_transformer.serving.frozen import freeze
 from keras_transformer.serving.searching import option_types, read_options, search_translations
 from keras_transformer.serving.xla import CompiledSearch, XlaShapes
 from keras_transformer.text import Tokenizer, Vocabulary
@@ -126,6 +127,19 @@ class Translator(tf.Module):
     ) -> Hypotheses:
         target = self.target_tokenizer.vocabulary
         return search_translations(self._model(), source, self.search, target, options, longest)
+
+    def frozen(self) -> "Translator":
+        """Returns a translator whose model does not follow changes of the weights, and is faster.
+
+        What depends on the weights alone is computed here, once; see `frozen.py`.
+        """
+        return Translator(
+            freeze(self._model()),
+            self.source_tokenizer.vocabulary,
+            self.target_tokenizer.vocabulary,
+            self.search,
+            self.xla,
+        )
 
     @functools.cached_property
     def local(self) -> "LocalTranslator":

@@ -4,6 +4,7 @@ The first request of each kind makes TensorFlow optimise its graph and takes sec
 finds these in the file `assets.extra/tf_serving_warmup_requests` of a version.
 """
 
+import itertools
 import pathlib
 import random
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow_serving.apis import model_pb2, predict_pb2, prediction_log_pb2
 
-from keras_transformer.config import END_ID, PAD_ID
+from keras_transformer.config import END_ID, PAD_ID, UNKNOWN_ID
 from keras_transformer.errors import InputError
 from keras_transformer.serving.signatures import inputs_of
 from keras_transformer.serving.translator import Translator
@@ -44,10 +45,11 @@ def make_requests(
     sentences: Sequence[str] = (),
     batch_sizes: Sequence[int] = BATCH_SIZES,
 ) -> list[Request]:
-    """Returns requests to each signature with batches of each size.
+    """Returns requests to each signature with batches of each size, and to each compiled shape.
 
     Sentences of all lengths are in each batch; single ones are the shortest, a middling and the
-    longest.
+    longest. Programs of XLA, which all signatures share, are asked by symbols: of text it would
+    not be sure how many it has.
 
     Args:
         translator: what the signatures belong to.
@@ -78,6 +80,11 @@ def make_requests(
             inputs = inputs_of(function).items()
             values = {each: _value(spec, content, rows) for each, spec in inputs}
             requests.append(Request(name, values))
+    if translator.xla is not None and "tokens" in signatures:
+        known = list(_known(source)) or [UNKNOWN_ID]
+        for size, length in itertools.product(*translator.xla):
+            rows = [generator.choices(known, k=length - 1) for _ in range(size)]
+            requests.append(Request("tokens", {"source": _with_ends(rows)}))
     if len(requests) > _MOST_REQUESTS:
         raise InputError(
             f"{len(requests)} warm-up requests are more than the {_MOST_REQUESTS} that a model "
@@ -115,17 +122,25 @@ def _batches(by_length: list[int], batch_sizes: Sequence[int]) -> list[list[int]
 def _value(spec: tf.TensorSpec, content: Mapping[str, list[str]], rows: list[list[int]]) -> Any:
     """Returns what a request has for an input of a signature."""
     if spec.name == "source" and spec.dtype == tf.int32:
-        width = max(map(len, rows)) + 1
-        return np.array(
-            [[*row, END_ID, *[PAD_ID] * (width - 1 - len(row))] for row in rows], np.int32
-        )
+        return _with_ends(rows)
     if spec.name in content:
         return np.array([text.encode() for text in content[spec.name]], object)
     as_exported = b"" if spec.dtype == tf.string else -1
     return np.full(len(rows), as_exported, spec.dtype.as_numpy_dtype)
 
 
+def _with_ends(rows: list[list[int]]) -> np.ndarray[Any, Any]:
+    """Returns rows of ids with END, then padding."""
+    width = max(map(len, rows)) + 1
+    return np.array([[*row, END_ID, *[PAD_ID] * (width - 1 - len(row))] for row in rows], np.int32)
+
+
+def _known(vocabulary: Vocabulary) -> range:
+    """Returns the ids of symbols that are text."""
+    return range(len(RESERVED_IDS), vocabulary.size)
+
+
 def _make_up(vocabulary: Vocabulary, length: int, generator: random.Random) -> str:
     """Returns text of about so many symbols, drawn from the vocabulary."""
-    known = range(len(RESERVED_IDS), vocabulary.size)
+    known = _known(vocabulary)
     return vocabulary.decode([generator.choices(known, k=length)])[0] if known else ""

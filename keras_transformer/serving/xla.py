@@ -8,6 +8,7 @@ that are too long go through the plain graph.
 Shapes: B sentences, S source length, N translations a sentence, L their longest length.
 """
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -68,8 +69,17 @@ class CompiledSearch:
 
     def __call__(self, source: Tensor) -> Hypotheses:
         """Returns translations of source ids [B, S], as the plain search gives them."""
-        is_short = tf.shape(source)[1] <= self._shapes.lengths[-1]
-        return tf.cond(is_short, lambda: self._in_batches(source), lambda: self._plain(source))
+        num_sentences, length = tf.unstack(tf.shape(source))
+        sizes, lengths = self._shapes
+        is_one = (num_sentences > 0) & (num_sentences <= sizes[-1])
+        # One choice of all: each costs a request time.
+        branches: list[Callable[[Tensor], Hypotheses]] = [
+            functools.partial(self._in_one, *shape) for shape in self._programs
+        ]
+        number = tf.where(is_one, self._shape_of(num_sentences, length), len(branches))
+        number = tf.where(length <= lengths[-1], number, len(branches) + 1)
+        branches += [self._in_batches, self._plain]
+        return tf.switch_case(number, [functools.partial(each, source) for each in branches])
 
     def _compile(self, size: int, length: int) -> Any:
         """Returns the program for ids [size, length]."""
@@ -80,33 +90,38 @@ class CompiledSearch:
 
         return program
 
+    def _shape_of(self, num_sentences: Tensor, length: Tensor) -> Tensor:
+        """Returns the number of the program for sentences that are no more and no longer than
+        the largest.
+        """
+        sizes, lengths = self._shapes
+        size = _first_at_least(num_sentences, sizes)
+        return size * len(lengths) + _first_at_least(length, lengths)
+
     def _plain(self, source: Tensor) -> Hypotheses:
         found = self._search(source, None)
         return found._replace(ids=tf.ensure_shape(found.ids, [None, found.ids.shape[1], None]))
 
+    def _in_one(self, size: int, length: int, source: Tensor) -> Hypotheses:
+        """Translates sentences that fit into one program."""
+        found = self._programs[size, length](_pad(source, size, length))
+        num_sentences = tf.shape(source)[0]
+        return _cut(Hypotheses(*(part[:num_sentences] for part in found)))
+
     def _in_batches(self, source: Tensor) -> Hypotheses:
-        """Translates sentences that are short enough, some at a time."""
-        sizes, lengths = self._shapes
+        """Translates any number of sentences that are short enough, some at a time."""
         num_sentences, length = tf.unstack(tf.shape(source))
-        column = _first_at_least(length, lengths)
-        # The length of a result: that of the plain search.
-        room = tf.gather(lengths, column) + self._extra
-
-        def branch(size: int, length: int) -> Callable[[Tensor], Hypotheses]:
-            def translate(some: Tensor) -> Hypotheses:
-                rows = tf.shape(some)[0]
-                found = self._programs[size, length](_pad(some, size, length))
-                return Hypotheses(*(part[:rows] for part in found))
-
-            return translate
-
-        branches = [branch(size, each) for size, each in itertools.product(sizes, lengths)]
+        sizes, lengths = self._shapes
 
         def go_on(first: Tensor, results: Hypotheses) -> tuple[Tensor, Hypotheses]:
             some = source[first : first + sizes[-1]]
             count = tf.shape(some)[0]
-            number = _first_at_least(count, sizes) * len(lengths) + column
-            found = tf.switch_case(number, [lambda each=each: each(some) for each in branches])
+            found = tf.switch_case(
+                self._shape_of(count, length),
+                [functools.partial(self._in_one, *shape, some) for shape in self._programs],
+            )
+            room = tf.shape(results.ids)[2] - tf.shape(found.ids)[2]
+            found = found._replace(ids=tf.pad(found.ids, [[0, 0], [0, 0], [0, room]]))
             places = tf.range(first, first + count)[:, None]
             return first + count, Hypotheses(
                 *(
@@ -118,7 +133,7 @@ class CompiledSearch:
         none = self._programs[sizes[0], lengths[0]].get_concrete_function().structured_outputs
         count = none.ids.shape[1]
         empty = Hypotheses(
-            ids=tf.zeros([num_sentences, count, room], tf.int32),
+            ids=tf.zeros([num_sentences, count, length + self._extra], tf.int32),
             scores=tf.zeros([num_sentences, count]),
             log_probs=tf.zeros([num_sentences, count]),
             lengths=tf.zeros([num_sentences, count], tf.int32),
@@ -126,8 +141,14 @@ class CompiledSearch:
         _, results = tf.while_loop(
             lambda first, _: first < num_sentences, go_on, (tf.constant(0), empty)
         )
-        longest = tf.maximum(tf.reduce_max(results.lengths), 1)
-        return results._replace(ids=results.ids[:, :, :longest])
+        return _cut(results)
+
+
+def _cut(results: Hypotheses) -> Hypotheses:
+    """Returns results without the padding behind the longest one."""
+    longest = tf.maximum(tf.reduce_max(results.lengths), 1)
+    ids = results.ids[:, :, :longest]
+    return results._replace(ids=tf.ensure_shape(ids, [None, ids.shape[1], None]))
 
 
 def _first_at_least(value: Tensor, sizes: Sequence[int]) -> Tensor:

@@ -92,7 +92,7 @@ def write_models(
     folders = {name: os.path.join(folder, name) for name in ("ours", "ours_xla", "ctranslate2")}
     for name, shapes in (("ours", None), ("ours_xla", _xla_shapes(sentences))):
         translator = Translator(model, source, target, search, xla=shapes)
-        _save(translator, folders[name])
+        _save(translator.frozen(), folders[name])  # as `export` does
     try:
         export_ctranslate2(model, source, target, folders["ctranslate2"])
     except InputError as error:  # it is not installed, or knows no such model

@@ -10,6 +10,7 @@ from tensorflow_serving.apis import prediction_log_pb2
 from keras_transformer.config import END_ID, SearchConfig
 from keras_transformer.errors import InputError
 from keras_transformer.serving.warm_up import make_requests, write_requests
+from keras_transformer.serving.xla import XlaShapes
 from keras_transformer.text import learn_vocabulary
 
 _SENTENCES = ["a b c", "a", "a b c d e", "a b", "a b c d"]
@@ -38,7 +39,7 @@ def translator():
     tokenizer = types.SimpleNamespace(vocabulary=vocabulary)
     search = SearchConfig(max_source_length=12)
     return types.SimpleNamespace(
-        source_tokenizer=tokenizer, target_tokenizer=tokenizer, search=search
+        source_tokenizer=tokenizer, target_tokenizer=tokenizer, search=search, xla=None
     )
 
 
@@ -81,6 +82,15 @@ def test_options_are_left_as_exported(requests):
     assert inputs["penalty"].tolist() == [-1.0] * 3
     assert inputs["limit"].tolist() == [-1] * 3
     assert inputs["prefix"].tolist() == [b""] * 3
+
+
+def test_each_shape_that_xla_compiles_is_asked_for(translator, requests):
+    compiled = types.SimpleNamespace(**vars(translator) | {"xla": XlaShapes((1, 4), (3, 8))})
+    more = make_requests(compiled, _SIGNATURES, _SENTENCES, batch_sizes=(1, 3))[len(requests) :]
+    assert [signature for signature, _ in more] == ["tokens"] * 4
+    shapes = [inputs["source"].shape for _, inputs in more]
+    assert shapes == [(1, 3), (1, 8), (4, 3), (4, 8)]
+    assert all((inputs["source"][:, -1] == END_ID).all() for _, inputs in more)
 
 
 @pytest.mark.parametrize("sentences", [(), ["", " "]])
