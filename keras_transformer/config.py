@@ -401,6 +401,10 @@ TRAINING_PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
+# Phrases of a sentence, so that no request can exhaust the memory.
+MOST_PHRASES = {"banned_phrases": 256, "required_phrases": 16}
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SearchConfig(JsonConfig):
     """How translations are searched for (Vaswani et al. 2017, section 6.1).
@@ -431,8 +435,9 @@ class SearchConfig(JsonConfig):
         repetition_penalty: what the logits of symbols that a translation has already are divided
             by where positive, and multiplied by where negative (Keskar et al. 2019, 4.1); 1 is off.
         no_repeat_ngram: no sequence of so many symbols occurs twice in a translation; 0 is off.
-        banned_phrases: never in a translation.
-        required_phrases: in every translation, in any order (Post and Vilar 2018).
+        banned_phrases: never in a translation as the vocabulary cuts them into symbols; other
+            symbols may spell the same text. 256 at most.
+        required_phrases: in every translation, in any order (Post and Vilar 2018). 16 at most.
     """
 
     method: Literal["beam", "sampling"] = "beam"
@@ -461,6 +466,10 @@ class SearchConfig(JsonConfig):
         self._check_at_least(0, "length_penalty", "coverage_penalty", "diversity_penalty")
         self._check_at_least(0, "max_extra_length", "max_length", "min_length")
         self._check_at_least(0, "top_k", "no_repeat_ngram")
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, int) and abs(value) >= 1 << 31:
+                raise InputError(f"{field.name} must be a number of 32 bits, got {value}")
         for name in ("temperature", "repetition_penalty", "top_p"):
             if not getattr(self, name) > 0:
                 raise InputError(f"{name} must be larger than 0, got {getattr(self, name)}")
@@ -488,4 +497,6 @@ class SearchConfig(JsonConfig):
             phrases = getattr(self, name)
             if isinstance(phrases, str) or not all(phrase.strip() for phrase in phrases):
                 raise InputError(f"{name} must be phrases, none of them blank, got {phrases!r}")
+            if len(phrases) > MOST_PHRASES[name]:
+                raise InputError(f"{name} may be {MOST_PHRASES[name]}, got {len(phrases)}")
             object.__setattr__(self, name, tuple(phrases))  # a list, read from JSON

@@ -37,6 +37,13 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
+def sync_all(folder: pathlib.Path) -> None:
+    """Does what `sync` does for a folder and all that is in it."""
+    for path in folder.rglob("*"):
+        sync(path)
+    sync(folder)
+
+
 def sync(path: str | os.PathLike[str]) -> None:
     """Waits until the disk holds a file's content, or which files a folder has.
 

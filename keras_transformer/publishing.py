@@ -12,6 +12,8 @@ import shutil
 import uuid
 from collections.abc import Callable, Iterator
 
+from keras_transformer.files import sync, sync_all
+
 _ASIDE = ".writing-"
 _LOCK = "lock"
 
@@ -36,6 +38,7 @@ def publish(
     _remove_abandoned(path.parent)
     with _parents_of(path), _folder_aside(path.parent) as aside:
         yield aside
+        sync_all(aside)
         if is_whole is not None and path.exists() and not is_whole(path):
             shutil.rmtree(path)
         try:
@@ -44,6 +47,7 @@ def publish(
             if is_whole is None or not is_whole(path):
                 raise
         (path / _LOCK).unlink(missing_ok=True)
+        sync(path.parent)
 
 
 @contextlib.contextmanager

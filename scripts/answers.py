@@ -44,7 +44,8 @@ def define_flags() -> None:
         "alignments",
         False,
         "Write behind each best translation, or reference, a tab and its word alignment: pairs of "
-        "source and target word, numbered from 0, by the model's attention.",
+        "source and target word, numbered from 0 in the lines as they are read and written, by "
+        "the model's attention.",
     )
 
 
@@ -52,11 +53,6 @@ def check_flags(search_flags: Mapping[str, Any]) -> None:
     """Raises `InputError` where translations are to be scored and searched for at once."""
     if flags.FLAGS.references is not None and (search_flags or flags.FLAGS.prefixes is not None):
         raise InputError("--references scores what is there already; leave options of search out")
-
-
-def file_beside() -> str | None:
-    """Returns the file that has a line for each line of the input, if one was given."""
-    return flags.FLAGS.references or flags.FLAGS.prefixes
 
 
 def wishes_of(search_flags: Mapping[str, Any]) -> dict[str, Any]:
@@ -87,14 +83,15 @@ def answer_lines(
         **options: for each call of the model's methods.
     """
     number = 0
-    for sentences, partners in _read_together(lines, file_beside(), at_once):
+    beside = flags.FLAGS.references or flags.FLAGS.prefixes
+    for sentences, partners in _read_together(lines, beside, at_once):
         if flags.FLAGS.references is not None:
             _score(model, sentences, partners, number, options)
         else:
             prefixes = {"prefix": partners} if flags.FLAGS.prefixes is not None else {}
             results = model.translate(sentences, **options, **wishes, **prefixes)
             best = [first.text for first, *_ in results]
-            endings = _endings(model, sentences, best, options)
+            endings = _endings(model, sentences, best, options, edit)
             rows = zip(results, endings, strict=True)
             for line, (translations, ending) in enumerate(rows, start=number + 1):
                 _write(line, translations, ending, edit)
@@ -150,14 +147,30 @@ def _endings(
     sentences: list[str],
     translations: list[str],
     options: Mapping[str, Any],
+    edit: Callable[[str], str] = str,
 ) -> list[str]:
     """Returns what stands behind each translation: its alignment, if that is asked for."""
     if not flags.FLAGS.alignments:
         return [""] * len(sentences)
+    alignments = model.align(sentences, translations, **options)
     return [
-        "\t" + " ".join(f"{source}-{target}" for source, target in pairs)
-        for pairs in model.align(sentences, translations, **options)
+        "\t" + " ".join(f"{source}-{target}" for source, target in _as_written(pairs, text, edit))
+        for pairs, text in zip(alignments, translations, strict=True)
     ]
+
+
+def _as_written(
+    pairs: list[tuple[int, int]], text: str, edit: Callable[[str], str]
+) -> list[tuple[int, int]]:
+    """Returns pairs with the words of a translation numbered as in `edit(text)`.
+
+    A word that is joined from several has the pairs of all of them, each pair once.
+    """
+    words, written = text.split(), []
+    for source, target in pairs:
+        so_far = edit(" ".join(words[: target + 1])).split()
+        written.append((source, max(len(so_far) - 1, 0)))
+    return list(dict.fromkeys(written))
 
 
 def _write(

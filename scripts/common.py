@@ -9,13 +9,17 @@ import re
 import sys
 import tempfile
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from absl import app, flags
 
 from keras_transformer.config import JsonConfig
 from keras_transformer.errors import InputError
+from keras_transformer.lines import iterate_lines
+
+if TYPE_CHECKING:
+    from keras_transformer.training import RunDirectory
 
 flags.disclaim_key_flags()  # --help of a script lists the flags that it defines through here
 
@@ -127,8 +131,6 @@ def read_input(paths: list[str]) -> Iterator[str]:
     """
     if not paths:
         return _standard_input()
-    from keras_transformer.data import iterate_lines
-
     for path in paths:
         if not os.path.exists(path):
             raise InputError(
@@ -137,22 +139,38 @@ def read_input(paths: list[str]) -> Iterator[str]:
     return itertools.chain.from_iterable(map(iterate_lines, paths))
 
 
-def load_translator(run_dirs: str, checkpoints: str) -> "tuple[Any, Any, Any]":
-    """Returns a model and its vocabularies: an ensemble where several are named.
+def find_checkpoints(run_dirs: str, checkpoints: str) -> "list[tuple[RunDirectory, str]]":
+    """Returns runs and the full names of their checkpoints: one model each.
 
     Args:
         run_dirs: directories of runs, separated by commas.
-        checkpoints: of each of them, separated by commas.
+        checkpoints: as --checkpoint takes them, of each run, separated by commas.
 
     Raises:
-        InputError: there is no such run or checkpoint, or the runs' vocabularies differ.
+        InputError: there is no such run or checkpoint.
     """
-    from keras_transformer.models import Ensemble
     from keras_transformer.training import RunDirectory
 
-    runs = [RunDirectory(path) for path in run_dirs.split(",")]
-    for run in runs:
+    found = []
+    for path in run_dirs.split(","):
+        run = RunDirectory(path)
         run.configs()  # tells where there is no run
+        found += [(run, run.checkpoints().find(name)) for name in checkpoints.split(",")]
+    return found
+
+
+def load_translator(found: "Sequence[tuple[RunDirectory, str]]") -> "tuple[Any, Any, Any]":
+    """Returns a model and its vocabularies: an ensemble of several checkpoints.
+
+    Args:
+        found: by `find_checkpoints`.
+
+    Raises:
+        InputError: a checkpoint is damaged, or the runs' vocabularies differ.
+    """
+    from keras_transformer.models import Ensemble
+
+    runs = [run for run, _ in found]
     source, target = runs[0].vocabularies()
     for run in runs[1:]:
         if [each.fingerprint for each in run.vocabularies()] != [
@@ -163,7 +181,7 @@ def load_translator(run_dirs: str, checkpoints: str) -> "tuple[Any, Any, Any]":
                 f"the vocabularies of {run.path} and {runs[0].path} differ; an ensemble needs runs "
                 "that were trained with the same --vocabulary"
             )
-    models = [run.load_model(name) for run in runs for name in checkpoints.split(",")]
+    models = [run.load_model(name) for run, name in found]
     return (models[0] if len(models) == 1 else Ensemble(models)), source, target
 
 

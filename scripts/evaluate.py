@@ -59,17 +59,16 @@ def main(arguments: list[str]) -> None:
     from keras_transformer.data import read_parallel
     from keras_transformer.serving import Translator
     from keras_transformer.text.scores import join_pieces, score_translations
-    from keras_transformer.training import RunDirectory, read_test_text
+    from keras_transformer.training import read_test_text
 
-    run = RunDirectory(_RUN_DIR.value.split(",")[0])
-    data = run.configs()[1]
+    found = common.find_checkpoints(_RUN_DIR.value, _CHECKPOINT.value)
+    data = found[0][0].configs()[1]
     if _SOURCE.value is not None and _TARGET.value is not None:
         text = read_parallel(_SOURCE.value, _TARGET.value)
     else:
         text = read_test_text(data, _SPLIT.value)
-    names = [run.checkpoints().find(name) for name in _CHECKPOINT.value.split(",")]
-    checkpoint = ",".join(names)
-    translator = Translator(*common.load_translator(_RUN_DIR.value, checkpoint), search)
+    checkpoint = ",".join(name for _, name in found)
+    translator = Translator(*common.load_translator(found), search).frozen()
     results = translator.translate(text.source, _BATCH_SIZE.value)
     options = _scoring(data)
     translations = [best.text for best, *_ in results]

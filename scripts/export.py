@@ -16,6 +16,8 @@ from keras_transformer.errors import InputError
 if TYPE_CHECKING:
     from keras_transformer.training import RunDirectory
 
+    Found = list[tuple[RunDirectory, str]]
+
 _RUN_DIR = flags.DEFINE_string(
     "run_dir",
     None,
@@ -56,8 +58,9 @@ _XLA = flags.DEFINE_boolean(
     "Compile the search with XLA, for the shapes of --xla_batch_sizes and --xla_lengths. It is "
     "faster, but the stock server refuses it unless started with --xla_cpu_compilation_enabled.",
 )
-_XLA_BATCH_SIZES = flags.DEFINE_list("xla_batch_sizes", ["1", "8", "64"], "Sentences of a batch.")
-_XLA_LENGTHS = flags.DEFINE_list("xla_lengths", ["16", "32", "64"], "Symbols of a source and END.")
+_XLA_SHAPES = ("xla_batch_sizes", "xla_lengths")
+flags.DEFINE_list("xla_batch_sizes", ["1", "8", "64"], "Sentences of a batch.")
+flags.DEFINE_list("xla_lengths", ["16", "32", "64"], "Symbols of a source and END.")
 _CHECKPOINT = common.define_checkpoint_flag()
 common.define_flags(SearchConfig)
 
@@ -68,36 +71,34 @@ def main(arguments: list[str]) -> None:
     search = SearchConfig(**given)
     _refuse_what_has_no_use(given)
     common.load_tensorflow()
-    from keras_transformer.training import RunDirectory
 
-    run = RunDirectory(_RUN_DIR.value.split(",")[0])
-    names = [run.checkpoints().find(name) for name in _CHECKPOINT.value.split(",")]
-    checkpoint = ",".join(names)
+    found = common.find_checkpoints(_RUN_DIR.value, _CHECKPOINT.value)
     if _FORMAT.value == "ctranslate2":
-        path = _export_ctranslate2(run, checkpoint)
+        path = _export_ctranslate2(found)
     else:
-        path = _export_saved_model(run, checkpoint, search)
+        path = _export_saved_model(found, search)
     size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-    print(f"Exported checkpoint {checkpoint} to {path} ({size / 1e6:.1f} MB).")
+    print(f"Exported checkpoint {_names(found)} to {path} ({size / 1e6:.1f} MB).")
 
 
-def _export_saved_model(run: "RunDirectory", checkpoint: str, search: SearchConfig) -> pathlib.Path:
+def _export_saved_model(found: "Found", search: SearchConfig) -> pathlib.Path:
     from keras_transformer.serving import Translator, XlaShapes, export
     from keras_transformer.serving.model_card import describe_run, read_model_card
     from keras_transformer.serving.precision import in_precision
 
+    run = found[0][0]
     sentences = _sentences(run)
     xla = None
     if _XLA.value:
         xla = XlaShapes(_numbers("xla_batch_sizes"), _numbers("xla_lengths"))
-    model, *vocabularies = common.load_translator(_RUN_DIR.value, checkpoint)
+    model, *vocabularies = common.load_translator(found)
     path = export(
         Translator(in_precision(model, _PRECISION.value), *vocabularies, search, xla),
         _EXPORT_DIR.value,
         _VERSION.value,
         name=_NAME.value,
         sentences=sentences,
-        training=describe_run(run, checkpoint),
+        training=describe_run(run, _names(found)),
     )
     for name, signature in read_model_card(path)["signatures"].items():
         inputs, outputs = (", ".join(signature[side]) for side in ("inputs", "outputs"))
@@ -105,14 +106,18 @@ def _export_saved_model(run: "RunDirectory", checkpoint: str, search: SearchConf
     return path
 
 
-def _export_ctranslate2(run: "RunDirectory", checkpoint: str) -> pathlib.Path:
+def _export_ctranslate2(found: "Found") -> pathlib.Path:
     from keras_transformer.serving.ctranslate2_format import export_ctranslate2
     from keras_transformer.serving.exporter import choose_version
 
     base = pathlib.Path(_EXPORT_DIR.value)
     version = choose_version(base, _VERSION.value)
-    parts = common.load_translator(_RUN_DIR.value, checkpoint)
+    parts = common.load_translator(found)
     return export_ctranslate2(*parts, base / str(version), quantization=_QUANTIZATION.value)
+
+
+def _names(found: "Found") -> str:
+    return ",".join(name for _, name in found)
 
 
 def _numbers(name: str) -> tuple[int, ...]:
@@ -140,12 +145,15 @@ def _sentences(run: "RunDirectory") -> list[str]:
 def _refuse_what_has_no_use(search_flags: dict[str, object]) -> None:
     """Raises `InputError` for a flag that goes with the other format only."""
     if _FORMAT.value == "ctranslate2":
-        others = {"name": _NAME.value, "warm_up_file": _WARM_UP_FILE.value} | search_flags
+        names = ["name", "warm_up_file", "precision", "xla", *_XLA_SHAPES, *search_flags]
     else:
-        others = {"quantization": _QUANTIZATION.value}
-    for name, value in others.items():
-        if value is not None:
+        names = ["quantization"]
+    for name in names:
+        if flags.FLAGS[name].present:
             raise InputError(f"--{name} has no use with --format={_FORMAT.value}; leave it out")
+    for name in _XLA_SHAPES:
+        if flags.FLAGS[name].present and not _XLA.value:
+            raise InputError(f"--{name} has no use without --xla; give that too, or leave it out")
 
 
 if __name__ == "__main__":

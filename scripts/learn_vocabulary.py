@@ -12,6 +12,7 @@ from absl import flags
 import common
 from keras_transformer.config import DataConfig
 from keras_transformer.errors import InputError
+from keras_transformer.lines import iterate_lines
 
 _OUTPUT = flags.DEFINE_string(
     "output", None, "File to write, for --vocabulary of scripts/train.py.", required=True
@@ -42,7 +43,6 @@ def main(arguments: list[str]) -> None:
         raise InputError(f"{output} exists already; give another --output, or remove it first")
     common.check_output(output)
     common.load_tensorflow()
-    from keras_transformer.data import iterate_lines
     from keras_transformer.text import learn_vocabulary
 
     given = common.given_flags(DataConfig)

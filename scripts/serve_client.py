@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> None:
     given = common.given_flags(SearchConfig)
     answers.check_flags(given)
     SearchConfig(**given)  # so that a wrong value is told at once
-    if _PROTOCOL.value == "grpc" or arguments or answers.file_beside() is not None:
+    if _PROTOCOL.value == "grpc":
         common.load_tensorflow()
     from keras_transformer.serving.client import Client
 

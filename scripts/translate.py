@@ -39,6 +39,8 @@ common.define_flags(SearchConfig)
 def main(arguments: list[str]) -> None:
     if (_RUN_DIR.value is None) == (_SAVED_MODEL.value is None):
         raise InputError("give --run_dir or --saved_model, one of the two")
+    if _SAVED_MODEL.value is not None and _CHECKPOINT.present:
+        raise InputError("--checkpoint was chosen when the model was exported; leave it out")
     given = common.given_flags(SearchConfig)
     answers.check_flags(given)
     search = SearchConfig(**given)  # so that a wrong value is told at once
@@ -47,39 +49,40 @@ def main(arguments: list[str]) -> None:
     from keras_transformer.text.scores import join_pieces
 
     lines = common.read_input(arguments)  # opened before the model, for the same reason
-    join = _REMOVE_BPE.value
     if _RUN_DIR.value is not None:
-        model = _load_run(_RUN_DIR.value, search)
-        join = _run_joins(_RUN_DIR.value) if join is None else join
+        model, joins = _load_run(_RUN_DIR.value, search)
     else:
-        model = _load_export(_SAVED_MODEL.value or "")
+        model, joins = _load_export(_SAVED_MODEL.value or "")
+    if _REMOVE_BPE.value is not None:
+        joins = _REMOVE_BPE.value
     answers.answer_lines(
         model,
         lines,
         wishes,
         at_once=answers.lines_at_once(arguments),
-        edit=join_pieces if join else str,
+        edit=join_pieces if joins else str,
         batch_size=_BATCH_SIZE.value,
     )
 
 
-def _load_run(run_dirs: str, search: SearchConfig) -> "LocalTranslator":
+def _load_run(run_dirs: str, search: SearchConfig) -> "tuple[LocalTranslator, bool]":
+    """Returns what translates, and whether its text is pieces to be joined."""
     from keras_transformer.serving import Translator
 
-    parts = common.load_translator(run_dirs, _CHECKPOINT.value)
-    return Translator(*parts, search).frozen().local
+    found = common.find_checkpoints(run_dirs, _CHECKPOINT.value)
+    run, _ = found[0]
+    translator = Translator(*common.load_translator(found), search).frozen()
+    return translator.local, run.configs()[1].remove_bpe
 
 
-def _run_joins(run_dirs: str) -> bool:
-    from keras_transformer.training import RunDirectory
-
-    return RunDirectory(run_dirs.split(",")[0]).configs()[1].remove_bpe
-
-
-def _load_export(version: str) -> "LocalTranslator":
+def _load_export(version: str) -> "tuple[LocalTranslator, bool]":
+    """Does what `_load_run` does, for an export; its model card tells of the run."""
     from keras_transformer.serving import load_exported
+    from keras_transformer.serving.model_card import read_model_card
 
-    return load_exported(version)
+    model = load_exported(version)
+    training = read_model_card(version)["training"]
+    return model, training is not None and training["data"]["remove_bpe"]
 
 
 def _wishes(given: dict[str, Any]) -> dict[str, Any]:

@@ -260,6 +260,8 @@ def test_a_mistake_in_the_training_is_told(changes, message):
         ({"length_penalty": -0.1}, "length_penalty must be at least 0"),
         ({"max_extra_length": -1}, "max_extra_length must be at least 0"),
         ({"num_translations": 5}, "num_translations 5 is larger than beam_size 4"),
+        ({"seed": 1 << 31}, "seed must be a number of 32 bits, got 2147483648"),
+        ({"required_phrases": ["a"] * 17}, "required_phrases may be 16, got 17"),
     ],
 )
 def test_a_mistake_in_the_search_is_told(changes, message):

@@ -14,8 +14,6 @@ from keras_transformer.data.corpus import (
     PairSource,
     ParallelText,
     TsvFile,
-    iterate_lines,
-    read_lines,
     read_parallel,
 )
 from keras_transformer.data.datasets import DatasetSplit
@@ -23,6 +21,7 @@ from keras_transformer.data.plan import PlannedBatch, plan_epoch
 from keras_transformer.data.resampling import Resample
 from keras_transformer.data.tokenized import TokenizedCorpus, pad_ids
 from keras_transformer.data.vocabularies import learn_from_corpus
+from keras_transformer.lines import iterate_lines, read_lines
 
 __all__ = [
     "Batch",

@@ -73,19 +73,8 @@ def append_slots(history: Tensor, new: Tensor, time: Tensor, num_slots: int | No
     return ops.slice_update(history, (0, 0, time * new.shape[2], 0), new)
 
 
-@keras.saving.register_keras_serializable(package="keras_transformer")
-class SelfAttention(keras.layers.Layer):
-    """Multi-head attention of a sequence to itself (3.2.2, 3.2.3).
-
-    One matrix product projects to queries, keys and values of all heads.
-
-    Args:
-        num_heads: H.
-        key_dim: width of a head's queries and keys, K = d_k.
-        value_dim: width of a head's values, U = d_v.
-        dropout: rate on the attention weights.
-        use_bias: whether the projections have a bias.
-    """
+class _MultiHeadAttention(keras.layers.Layer):
+    """What both attentions have in common; arguments as of `SelfAttention`."""
 
     def __init__(
         self,
@@ -104,12 +93,51 @@ class SelfAttention(keras.layers.Layer):
         self.use_bias = use_bias
         self.dropout = keras.layers.Dropout(dropout, name="dropout", dtype=self.dtype_policy)
 
+    def compute_output_shape(
+        self, input_shape: tuple[int | None, ...], *other_shapes: Any
+    ) -> tuple[int | None, ...]:
+        return tuple(input_shape)
+
+    def get_config(self) -> dict[str, Any]:
+        return super().get_config() | {
+            "num_heads": self.num_heads,
+            "key_dim": self.key_dim,
+            "value_dim": self.value_dim,
+            "dropout": self.dropout.rate,
+            "use_bias": self.use_bias,
+        }
+
+    def _dense(self, units: int | None, name: str, input_shape: Any) -> keras.layers.Dense:
+        dense = keras.layers.Dense(
+            units, use_bias=self.use_bias, name=name, dtype=self.dtype_policy
+        )
+        dense.build(input_shape)
+        return dense
+
+    def _scale(self, query: Tensor) -> Tensor:
+        return query * self.key_dim**-0.5
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class SelfAttention(_MultiHeadAttention):
+    """Multi-head attention of a sequence to itself (3.2.2, 3.2.3).
+
+    One matrix product projects to queries, keys and values of all heads.
+
+    Args:
+        num_heads: H.
+        key_dim: width of a head's queries and keys, K = d_k.
+        value_dim: width of a head's values, U = d_v.
+        dropout: rate on the attention weights.
+        use_bias: whether the projections have a bias.
+    """
+
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         model_dim = input_shape[-1]
         width = self.num_heads * (2 * self.key_dim + self.value_dim)
-        self.projection = _dense(self, width, "query_key_value", input_shape)
-        self.output_projection = _dense(
-            self, model_dim, "output", (None, None, self.num_heads * self.value_dim)
+        self.projection = self._dense(width, "query_key_value", input_shape)
+        self.output_projection = self._dense(
+            model_dim, "output", (None, None, self.num_heads * self.value_dim)
         )
 
     def call(self, x: Tensor, bias: Tensor | None = None, training: bool | None = None) -> Tensor:
@@ -160,24 +188,13 @@ class SelfAttention(keras.layers.Layer):
             ops.zeros((*shape, self.value_dim), self.compute_dtype),
         )
 
-    def compute_output_shape(
-        self, input_shape: tuple[int | None, ...], *other_shapes: Any
-    ) -> tuple[int | None, ...]:
-        return tuple(input_shape)
-
-    def get_config(self) -> dict[str, Any]:
-        return super().get_config() | _attention_config(self)
-
     def _project(self, x: Tensor) -> list[Tensor]:
         keys_end = 2 * self.num_heads * self.key_dim
         return ops.split(self.projection(x), [keys_end // 2, keys_end], axis=-1)
 
-    def _scale(self, query: Tensor) -> Tensor:
-        return query * self.key_dim**-0.5
-
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class CrossAttention(keras.layers.Layer):
+class CrossAttention(_MultiHeadAttention):
     """Multi-head attention of a decoder to what the encoder wrote (3.2.3).
 
     The memory's keys and values are projected once by `project_memory` and then serve every
@@ -186,30 +203,13 @@ class CrossAttention(keras.layers.Layer):
     Args: as of `SelfAttention`.
     """
 
-    def __init__(
-        self,
-        *,
-        num_heads: int,
-        key_dim: int,
-        value_dim: int,
-        dropout: float = 0.0,
-        use_bias: bool = False,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(**kwargs)
-        self.num_heads = num_heads
-        self.key_dim = key_dim
-        self.value_dim = value_dim
-        self.use_bias = use_bias
-        self.dropout = keras.layers.Dropout(dropout, name="dropout", dtype=self.dtype_policy)
-
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         """Builds for queries and memory of the same width, input_shape[-1]."""
         model_dim = input_shape[-1]
         keys, values = self.num_heads * self.key_dim, self.num_heads * self.value_dim
-        self.query_projection = _dense(self, keys, "query", input_shape)
-        self.memory_projection = _dense(self, keys + values, "key_value", input_shape)
-        self.output_projection = _dense(self, model_dim, "output", (None, None, values))
+        self.query_projection = self._dense(keys, "query", input_shape)
+        self.memory_projection = self._dense(keys + values, "key_value", input_shape)
+        self.output_projection = self._dense(model_dim, "output", (None, None, values))
 
     def project_memory(self, memory: Tensor) -> KeysValues:
         """Returns keys [B, H, S, K] and values [B, H, S, U] of the memory [B, S, D]."""
@@ -249,35 +249,9 @@ class CrossAttention(keras.layers.Layer):
         heads, weights = self._attend(query, memory, bias, training=False)
         return self.output_projection(merge_heads_to_rows(heads)), weights
 
-    def compute_output_shape(
-        self, input_shape: tuple[int | None, ...], *other_shapes: Any
-    ) -> tuple[int | None, ...]:
-        return tuple(input_shape)
-
-    def get_config(self) -> dict[str, Any]:
-        return super().get_config() | _attention_config(self)
-
     def _attend(
         self, query: Tensor, memory: KeysValues, bias: Tensor | None, training: bool | None
     ) -> tuple[Tensor, Tensor]:
-        weights = attention_weights(query * self.key_dim**-0.5, memory.keys, bias)  # [B, H, T, S]
+        weights = attention_weights(self._scale(query), memory.keys, bias)  # [B, H, T, S]
         heads = ops.matmul(self.dropout(weights, training=training), memory.values)
         return heads, weights  # [B, H, T, U], [B, H, T, S]
-
-
-def _dense(
-    layer: SelfAttention | CrossAttention, units: int | None, name: str, input_shape: Any
-) -> keras.layers.Dense:
-    dense = keras.layers.Dense(units, use_bias=layer.use_bias, name=name, dtype=layer.dtype_policy)
-    dense.build(input_shape)
-    return dense
-
-
-def _attention_config(layer: SelfAttention | CrossAttention) -> dict[str, Any]:
-    return {
-        "num_heads": layer.num_heads,
-        "key_dim": layer.key_dim,
-        "value_dim": layer.value_dim,
-        "dropout": layer.dropout.rate,
-        "use_bias": layer.use_bias,
-    }

@@ -74,8 +74,8 @@ class Client:
         ):
             if value < least:
                 raise InputError(f"{name} must be at least {least}, got {value}")
-        if not timeout_s > 0:
-            raise InputError(f"timeout_s must be larger than 0, got {timeout_s}")
+        if not 0 < timeout_s <= threading.TIMEOUT_MAX:
+            raise InputError(f"timeout_s must be a number of seconds, got {timeout_s}")
         if version is not None and label is not None:
             raise InputError(f"give version {version} or label {label!r}, not both")
         self._model = ModelName(model, version, label)
@@ -110,7 +110,7 @@ class Client:
             return self._rows("serving_default", columns, read_translations)
         inputs = self._ask(lambda timeout_s: self._transport.signatures(self._model, timeout_s))
         known = inputs.get("translate_options", {})
-        columns |= option_columns(options, known, len(sentences))
+        columns |= option_columns(options, known, len(columns["text"].values))
         return self._rows("translate_options", columns, read_translations)
 
     def score(self, source: Sequence[str], target: Sequence[str]) -> list[Score]:

@@ -21,7 +21,6 @@ from keras import ops
 
 from keras_transformer.config import END_ID, START_ID, UNKNOWN_ID, ModelConfig
 from keras_transformer.errors import InputError
-from keras_transformer.files import sync
 from keras_transformer.layers import CrossAttention, SelfAttention, sinusoids
 from keras_transformer.models import Transformer
 from keras_transformer.publishing import publish
@@ -95,8 +94,6 @@ def export_ctranslate2(
             spec.save(str(aside))
             source.save(aside / "source.model")
             target.save(aside / "target.model")
-            for file in aside.iterdir():
-                sync(file)
     except OSError as error:
         raise InputError(f"cannot write the export to {path} ({error.strerror})") from error
     return path

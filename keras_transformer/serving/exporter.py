@@ -68,7 +68,7 @@ def export(
     final = base / str(choose_version(base, version))
     name = base.resolve().name if name is None else name
     check_model_name(name)
-    translator = translator.frozen()
+    original, translator = translator, translator.frozen()
     signatures = make_signatures(translator)
     requests = make_requests(translator, signatures, sentences, batch_sizes)
     try:
@@ -76,7 +76,7 @@ def export(
             tf.saved_model.save(translator, str(aside), signatures=signatures)
             operations = check_operations(aside, allow_xla=translator.xla is not None)
             write_requests(aside, requests, name)
-            write_model_card(aside, make_model_card(translator, signatures, operations, training))
+            write_model_card(aside, make_model_card(original, signatures, operations, training))
             if check_answers:
                 compare_answers(aside, requests, signatures)
             write_server_files(base, name)

@@ -20,9 +20,10 @@ Tensor = Any
 
 
 def freeze(model: Any) -> Any:
-    """Returns a model that translates as this one does now, whatever becomes of its weights.
+    """Returns a model that translates as this one does, as long as its weights do not change.
 
-    An `Int8Model` stays as it is: what it would store is what it is there to save.
+    They stay the model's own; after a change of them freeze it anew. An `Int8Model` stays as it
+    is: what it would store is what it is there to save.
     """
     if isinstance(model, Ensemble):
         return Ensemble([freeze(each) for each in model.models])

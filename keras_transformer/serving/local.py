@@ -68,7 +68,9 @@ class LocalTranslator:
             inputs = inputs_of(self._function(name))
             types = {key: f"DT_{_type_name(spec.dtype)}" for key, spec in inputs.items()}
             columns |= option_columns(options, types, len(columns["text"].values))
-        return self._in_batches(name, columns, "text", batch_size, read_translations)
+        # Steps of a search are too small for several cores to share: each takes a batch of its own.
+        at_once = min(_num_cores(), _MOST_AT_ONCE)
+        return self._in_batches(name, columns, "text", batch_size, read_translations, at_once)
 
     def score(
         self, source: Sequence[str], target: Sequence[str], batch_size: int = 64
@@ -116,8 +118,12 @@ class LocalTranslator:
         key: str,
         batch_size: int,
         read: Callable[[Mapping[str, Any]], list[Any]],
+        at_once: int = 1,
     ) -> list[Any]:
-        """Returns what `read` makes of the answer to each row, rows of like `key` together."""
+        """Returns what `read` makes of the answer to each row, rows of like `key` together.
+
+        `at_once` batches are worked on at the same time.
+        """
         if batch_size < 1:
             raise InputError(f"batch_size must be at least 1, got {batch_size}")
         function = self._function(name)
@@ -137,17 +143,22 @@ class LocalTranslator:
                 results[row] = result
 
         firsts = range(0, len(order), batch_size)
-        with futures.ThreadPoolExecutor(_batches_at_once()) as pool:
-            list(pool.map(answer, firsts))  # raises what was raised
+        if min(at_once, len(firsts)) <= 1:
+            for first in firsts:
+                answer(first)
+        else:
+            with futures.ThreadPoolExecutor(at_once) as pool:
+                list(pool.map(answer, firsts))  # raises what was raised
         return results
 
 
-def _batches_at_once() -> int:
-    """Returns how many batches to work on at the same time.
-
-    Steps of a search are too small for several cores to share: each takes a batch of its own.
-    """
-    return 1 if tf.config.list_physical_devices("GPU") else min(os.cpu_count() or 1, _MOST_AT_ONCE)
+def _num_cores() -> int:
+    """Returns how many cores translate; one stands for all of a GPU."""
+    if tf.config.list_physical_devices("GPU"):
+        return 1
+    if hasattr(os, "sched_getaffinity"):  # not on macOS
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _plain(values: tf.Tensor) -> Any:

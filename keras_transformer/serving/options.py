@@ -5,6 +5,7 @@ import numbers
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from keras_transformer.config import MOST_PHRASES
 from keras_transformer.errors import InputError
 from keras_transformer.serving.transport import Column
 
@@ -99,6 +100,7 @@ def _checked(name: str, dtype: str, value: Any) -> Any:
         value = "\n".join(map(str, value))
     if dtype == "DT_STRING" and isinstance(value, str):
         _check_unicode(name, value)
+        _check_count(name, value)
         return value
     if dtype == "DT_FLOAT" and isinstance(value, numbers.Real) and math.isfinite(value):
         return float(value)
@@ -107,6 +109,12 @@ def _checked(name: str, dtype: str, value: Any) -> Any:
         if -1 << _BITS[dtype] <= whole < 1 << _BITS[dtype]:
             return whole
     raise InputError(f"{name} must be {_KINDS[dtype]}, got {value!r}")
+
+
+def _check_count(name: str, lines: str) -> None:
+    count, most = sum(map(bool, map(str.strip, lines.split("\n")))), MOST_PHRASES.get(name)
+    if most is not None and count > most:
+        raise InputError(f"{name} may be {most} for a sentence, got {count}")
 
 
 def _check_unicode(name: str, text: str) -> None:

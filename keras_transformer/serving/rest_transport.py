@@ -109,6 +109,7 @@ class RestTransport:
             with self._lock:
                 self._sockets.add(stream)
             try:
+                stream.settimeout(_left(end))
                 connection.request(method, path, body, {"Content-Type": "application/json"})
                 stream.settimeout(_left(end))
                 response = connection.getresponse()

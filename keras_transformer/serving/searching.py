@@ -11,14 +11,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_transformer.config import PAD_ID, START_ID, SearchConfig
+from keras_transformer.config import MOST_PHRASES, PAD_ID, START_ID, SearchConfig
 from keras_transformer.search import Hypotheses, Wishes, beam_search, sample, stages
 from keras_transformer.text import Tokenizer, Vocabulary
 
 Tensor = Any
 
-# What of a request is read, so that none can exhaust the memory.
-MAX_PHRASES = 256
+# What of a phrase is read, so that no request can exhaust the memory.
 MAX_PHRASE_LENGTH = 64
 
 # Of numbers with a fraction: far beyond use, and nothing that is counted with it becomes NaN.
@@ -183,7 +182,7 @@ def read_options(
         exported: Sequence[str] = getattr(search, name)
         if exported:
             lines = tf.where(tf.strings.strip(lines) == "", "\n".join(exported), lines)
-        options[name] = read_phrases(lines, tokenizer)
+        options[name] = read_phrases(lines, tokenizer)[:, : MOST_PHRASES[name]]
     return options
 
 
@@ -193,4 +192,4 @@ def read_phrases(lines: Tensor, tokenizer: Tokenizer) -> Tensor:
     ids = tokenizer.tokenize(phrases.flat_values)[:, :MAX_PHRASE_LENGTH]
     ids = phrases.with_flat_values(ids)  # [B, (P), (M)]
     ids = tf.ragged.boolean_mask(ids, ids.row_lengths(axis=2) > 0)  # blank lines are no phrases
-    return ids[:, :MAX_PHRASES].to_tensor(PAD_ID)
+    return ids.to_tensor(PAD_ID)

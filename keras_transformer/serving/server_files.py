@@ -40,8 +40,9 @@ model_config_list {{
     name: "{name}"
     base_path: "/models/{name}"
     model_platform: "tensorflow"
-    # The highest version is served. To try version 2 on some requests while 1 serves the others,
-    # serve both, and ask for a label in place of a version:
+    # The highest version is served, as soon as it is here. To try version 2 on some requests while
+    # 1 serves the others, serve both, and ask for a label in place of a version. From then on only
+    # these are served, until this is changed again:
     # model_version_policy {{ specific {{ versions: 1 versions: 2 }} }}
     # version_labels {{ key: "stable" value: 1 }}
     # version_labels {{ key: "canary" value: 2 }}

@@ -121,15 +121,14 @@ def translate_tokens(translator: Translator, source: Tensor) -> dict[str, Tensor
     """Translates ids [B, S] of the source's vocabulary, END at the end of each row.
 
     What follows a row's first END is not read. So any padding will do: a server that merges
-    requests of different lengths fills rows up with copies of the first id.
+    requests of different lengths fills rows up with copies of the first id. No row is refused,
+    since it may share its batch with those of others: one without END is read up to its padding,
+    and an id outside the vocabulary as the unknown symbol.
 
     Returns:
         "ids", int32 [B, N, L], of the target's vocabulary, best translation first, END
         included, then PAD; "lengths", int32 [B, N], symbols with END; "scores", float32
         [B, N]. A row of nothing but END has translations of length 0 and score 0.
-
-    Raises:
-        tf.errors.InvalidArgumentError: a row has no END, or an id outside the vocabulary.
     """
     content = _content(source, translator.source_tokenizer.vocabulary.size)
     symbols = content[:, : translator.search.max_source_length]
@@ -176,25 +175,12 @@ def _with_end(symbols: tf.RaggedTensor) -> Tensor:
 
 
 def _content(source: Tensor, vocabulary_size: int) -> tf.RaggedTensor:
-    """Returns the ids of each row of a source [B, S] before its END, once all are seen to be ids.
-
-    Returns:
-        int32 [B, (length)]
-    """
-    is_end = tf.cast(source == END_ID, tf.int32)
+    """Returns the ids of each row of a source [B, S] before its END, int32 [B, (length)]."""
+    is_end = tf.cast((source == END_ID) | (source == PAD_ID), tf.int32)
     is_read = tf.cumsum(is_end, axis=1) == 0  # [B, S]
     is_known = (source >= 0) & (source < vocabulary_size)
-    has_end = tf.reduce_max(is_end, axis=1, keepdims=True) > 0  # [B, 1]
-    checks = [
-        _require(has_end, f"each row of source must end with the end symbol, id {END_ID}"),
-        _require(
-            is_known | ~is_read,
-            f"source has an id outside the vocabulary, whose ids are 0 to {vocabulary_size - 1}",
-        ),
-    ]
-    with tf.control_dependencies(checks):
-        lengths = tf.reduce_sum(tf.cast(is_read, tf.int32), axis=1)  # [B]
-        return tf.RaggedTensor.from_tensor(source, lengths)
+    lengths = tf.reduce_sum(tf.cast(is_read, tf.int32), axis=1)  # [B]
+    return tf.RaggedTensor.from_tensor(tf.where(is_known, source, UNKNOWN_ID), lengths)
 
 
 def _require(conditions: Tensor, message: str) -> Any:

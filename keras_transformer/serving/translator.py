@@ -129,9 +129,10 @@ class Translator(tf.Module):
         return search_translations(self._model(), source, self.search, target, options, longest)
 
     def frozen(self) -> "Translator":
-        """Returns a translator whose model does not follow changes of the weights, and is faster.
+        """Returns a translator that is faster, for a model whose weights no longer change.
 
-        What depends on the weights alone is computed here, once; see `frozen.py`.
+        What depends on the weights alone is computed here, once; see `frozen.py`. After further
+        training make another one.
         """
         return Translator(
             freeze(self._model()),

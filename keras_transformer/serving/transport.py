@@ -100,15 +100,19 @@ def with_retries(
     """
     start = time.monotonic()
     attempt = 0
+    left = timeout_s
     while True:
         attempt += 1
         try:
-            return request(timeout_s - (time.monotonic() - start))
+            return request(left)
         except RequestError as failure:
             failure.attempts, failure.seconds = attempt, time.monotonic() - start
             pause = pause_s(attempt)
             may_pass = failure.code in PASSING and attempt <= retries
             if not may_pass or failure.seconds + pause >= timeout_s or is_closed.wait(pause):
+                raise
+            left = timeout_s - (time.monotonic() - start)
+            if left <= 0:  # the pause was longer than it was to be
                 raise
 
 

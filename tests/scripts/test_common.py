@@ -1,18 +1,23 @@
 """What all commands share: flags, help, one-line errors, and what happens to their output."""
 
 import os
+import pathlib
 import re
 import signal
 import textwrap
 
 import pytest
 
-_SCRIPTS = ["average_checkpoints", "evaluate", "export", "learn_vocabulary", "train", "translate"]
+_FOLDER = pathlib.Path(__file__).resolve().parents[2] / "scripts"
+# Some flags of each script.
 _FLAGS = {
     "average_checkpoints": ["last", "run_dir", "steps"],
+    "benchmark": ["check", "presets", "rounds", "run_dir", "vocabulary_size"],
     "evaluate": ["beam_size", "checkpoint", "json", "length_penalty", "output", "tokenize"],
     "export": ["beam_size", "export_dir", "num_translations", "version"],
     "learn_vocabulary": ["output", "vocabulary_kind", "vocabulary_size"],
+    "plot_run": ["output"],
+    "serve_client": ["alignments", "length_penalty", "protocol", "references", "server", "status"],
     "train": ["dataset", "dropout", "num_heads", "train_source", "train_steps", "run_dir"],
     "translate": ["batch_size", "max_source_length", "saved_model", "scores"],
 }
@@ -24,9 +29,8 @@ def write_script(tmp_path):
 
     def write(body):
         path = tmp_path / "small.py"
-        folder = os.path.join(os.path.dirname(__file__), "..", "..", "scripts")
         path.write_text(
-            f"import sys\nsys.path.append({folder!r})\nimport common\n"
+            f"import sys\nsys.path.append({str(_FOLDER)!r})\nimport common\n"
             "from keras_transformer.errors import InputError\n"
             f"def main(arguments):\n{textwrap.indent(body, '    ')}\ncommon.run(main)\n"
         )
@@ -35,16 +39,24 @@ def write_script(tmp_path):
     return write
 
 
-@pytest.mark.parametrize("option", ["--help", "-h"])
-@pytest.mark.parametrize("script", _SCRIPTS)
-def test_help_explains_every_flag_of_a_script(run, script, option):
-    result = run(f"{script}.py", option)
+def test_no_script_is_left_out_here():
+    texts = {path.stem: path.read_text(encoding="utf-8") for path in _FOLDER.glob("*.py")}
+    assert _FLAGS.keys() == {name for name, text in texts.items() if "common.run(main)" in text}
+
+
+@pytest.mark.parametrize("script", _FLAGS)
+def test_help_explains_every_flag_of_a_script(run, script):
+    result = run(f"{script}.py", "--help")
     assert (result.code, result.err) == (0, "")
-    assert f"python scripts/{script}.py --" in result.out  # an example
+    assert f"python scripts/{script}.py " in result.out  # an example
     explained = dict(re.findall(r"^  --(?:\[no\])?(\w+): (.+)$", result.out, re.M))
     assert set(_FLAGS[script]) <= set(explained)
     assert all(len(text) > 10 for text in explained.values())
     assert "None" not in result.out
+
+
+def test_help_may_be_asked_for_in_short(run):
+    assert run("plot_run.py", "-h") == run("plot_run.py", "--help")
 
 
 def test_help_gives_the_defaults_of_each_preset(run):
@@ -99,6 +111,17 @@ def test_help_gives_the_defaults_of_each_preset(run):
         ("evaluate", ["--run_dir=x", "--source=y"], ["--source and --target go together"]),
         ("evaluate", ["--run_dir=x", "--tokenize=x"], ["should be one of <13a|"]),
         ("evaluate", ["--run_dir=x", "--beam_size=0"], ["beam_size must be at least 1, got 0"]),
+        ("plot_run", [], ["name one or several run directories"]),
+        ("plot_run", ["x", "--output=y.pdf"], ["--output must be a .png file, got 'y.pdf'"]),
+        ("serve_client", [], ["--server must be given; --help lists the flags"]),
+        ("serve_client", ["--server=x:1", "--protocol=soap"], ["--protocol=soap", "<grpc|rest>"]),
+        ("serve_client", ["--server=x:1", "--beam_size=2"], ["Unknown", "'beam_size'"]),
+        ("serve_client", ["--server=x:1", "--top_p=2"], ["top_p is a probability, at most 1"]),
+        (
+            "serve_client",
+            ["--server=x:1", "--references=y", "--seed=3"],
+            ["--references scores what is there already; leave options of search out"],
+        ),
         ("learn_vocabulary", ["--output=x"], ["no text files given; name one or several"]),
         ("average_checkpoints", ["--run_dir=x", "--steps=1,b"], ["numbers, got '1,b'"]),
         ("average_checkpoints", ["--run_dir=x", "--last=0"], ["0 is not a positive integer"]),
@@ -109,7 +132,7 @@ def test_a_wrong_flag_is_told_before_anything_is_loaded(
 ):
     # Only Python itself: loading TensorFlow would fail, and take seconds.
     (tmp_path / "tensorflow.py").write_text("raise SystemExit('TensorFlow was loaded')")
-    path = f"{tmp_path}{os.pathsep}{os.path.dirname(__file__)}/../.."
+    path = f"{tmp_path}{os.pathsep}{_FOLDER.parent}"
     refused(run(f"{script}.py", *arguments, cwd=tmp_path, env={"PYTHONPATH": path}), *parts)
     assert not (tmp_path / "x").exists()
 

@@ -36,7 +36,9 @@ def test_what_cannot_be_is_refused_before_anything_is_written(call, trained, tmp
     refused(call(*export, "--name=a/b"), "the model's name 'a/b' must consist of letters")
     refused(call(*export, "--warm_up_file=absent"), "absent does not exist")
     refused(call(*export, "--quantization=int8"), "--quantization has no use with --format=saved_")
+    refused(call(*export, "--xla_lengths=8"), "--xla_lengths has no use without --xla")
     ctranslate2 = (*export, "--format=ctranslate2")
+    refused(call(*ctranslate2, "--precision=int8"), "--precision has no use with --format=ctransl")
     refused(call(*ctranslate2, "--beam_size=1"), "--beam_size has no use with --format=ctranslate2")
     assert _names(tmp_path) == ["4"]
 

@@ -1,5 +1,6 @@
 """scripts/serve_client.py against a model server in this process."""
 
+import os
 import pathlib
 import sys
 
@@ -145,6 +146,18 @@ def test_alignments_stand_behind_translations_and_references(call, server, tmp_p
     references = f"--references={tmp_path}/references"
     result = call("serve_client.py", *server, references, "--alignments", stdin=b"one two\n")
     assert result == (0, "1\t-0.7500\t-0.2500\t-0.2500\t-0.2500\t1-0 0-1\n", "")
+
+
+def test_over_rest_tensorflow_is_never_loaded(run, model, tmp_path):
+    (tmp_path / "tensorflow.py").write_text("raise SystemExit('TensorFlow was loaded')")
+    path = os.pathsep.join(map(str, (tmp_path, pathlib.Path(__file__).parents[2])))
+    lines = tmp_path / "lines"
+    lines.write_text("one two\nthree four\n")
+    with SERVE["rest"](model) as address:
+        client = ("serve_client.py", f"--server={address}", "--protocol=rest", lines)
+        for option in ("--alignments", f"--prefixes={lines}", f"--references={lines}"):
+            result = run(*client, option, env={"PYTHONPATH": path})
+            assert (result.code, result.err, len(result.out.splitlines())) == (0, "", 2)
 
 
 def test_the_status_has_a_line_for_each_version(call, server, model):

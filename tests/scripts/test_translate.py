@@ -5,6 +5,9 @@ import shutil
 
 import pytest
 
+from keras_transformer import serving
+from keras_transformer.serving import Translation
+
 
 @pytest.fixture(scope="session")
 def exported(run, trained, tmp_path_factory):
@@ -116,6 +119,24 @@ def test_translations_are_aligned(call, trained):
     text, pairs = best.split("\t")[2:]
     assert [int(pair.split("-")[1]) for pair in pairs.split()] == list(range(len(text.split())))
     assert len(other.split("\t")) == 3
+
+
+def test_alignments_number_the_words_that_are_read_and_written(call, monkeypatch):
+    class Model:
+        """Translates into pieces and aligns each with the source's piece in its place."""
+
+        def translate(self, sentences, **options):
+            return [[Translation("un@@ happ@@ y dogs un@@", -1.0)] for _ in sentences]
+
+        def align(self, sentences, translations, **options):
+            return [[(place // 2, place) for place in range(len(translations[0].split()))]]
+
+    monkeypatch.setattr(serving, "load_exported", lambda version: Model())
+    command = ("translate.py", "--saved_model=x", "--alignments")
+    joined = call(*command, "--remove_bpe", stdin=b"m@@ is@@ erable\n")
+    assert joined == (0, "unhappy dogs un\t0-0 1-0 1-1 2-2\n", "")
+    pieces = call(*command, stdin=b"m@@ is@@ erable\n")
+    assert pieces == (0, "un@@ happ@@ y dogs un@@\t0-0 0-1 1-2 1-3 2-4\n", "")
 
 
 def test_several_checkpoints_and_runs_translate_together(call, trained, texts, tmp_path, refused):

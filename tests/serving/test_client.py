@@ -461,7 +461,8 @@ def test_closing_ends_requests_under_way(serve, model):
         (dict(batch_size=0), "batch_size must be at least 1, got 0"),
         (dict(retries=-1), "retries must be at least 0, got -1"),
         (dict(requests_in_flight=0), "requests_in_flight must be at least 1"),
-        (dict(timeout_s=0), "timeout_s must be larger than 0, got 0"),
+        (dict(timeout_s=0), "timeout_s must be a number of seconds, got 0"),
+        (dict(timeout_s=float("inf")), "timeout_s must be a number of seconds, got inf"),
         (dict(version=1, label="a"), "give version 1 or label 'a', not both"),
     ],
 )

@@ -3,10 +3,13 @@
 Most functions here are written in Python, so that a test can look at what they were asked.
 """
 
+import threading
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
+import keras_transformer.serving.local as local_module
 from keras_transformer.errors import InputError
 from keras_transformer.models import Transformer
 from keras_transformer.serving import LocalTranslator, Score, load_exported
@@ -83,7 +86,9 @@ def functions():
 
 
 @pytest.fixture
-def local(functions):
+def local(functions, monkeypatch):
+    """On one core, so that batches come one after the other."""
+    monkeypatch.setattr(local_module, "_num_cores", lambda: 1)
     return LocalTranslator(functions.__getitem__)
 
 
@@ -110,6 +115,29 @@ def test_sentences_of_like_length_go_together_the_longest_first(local, functions
         {"source": ["b", "a"], "target": ["three", "one"]},
         {"source": ["c"], "target": [""]},
     ]
+
+
+def test_each_core_takes_a_batch_and_the_order_stays(functions, monkeypatch):
+    both_are_there = threading.Barrier(2)
+
+    def wait_and_translate(text):
+        both_are_there.wait(timeout=60)  # breaks where a batch waits for the other to end
+        return translate(text)
+
+    functions["serving_default"].answer = wait_and_translate
+    monkeypatch.setattr(local_module, "_num_cores", lambda: 2)
+    translations = LocalTranslator(functions.__getitem__).translate(_SENTENCES[:4], 1)
+    assert [best.text for best, _ in translations] == [text.upper() for text in _SENTENCES[:4]]
+
+
+def test_an_error_in_any_of_several_batches_is_raised(functions, monkeypatch):
+    def refuse(text):
+        raise ZeroDivisionError(text)
+
+    functions["serving_default"].answer = refuse
+    monkeypatch.setattr(local_module, "_num_cores", lambda: 2)
+    with pytest.raises(ZeroDivisionError):
+        LocalTranslator(functions.__getitem__).translate(_SENTENCES, 1)
 
 
 def test_without_sentences_nothing_is_asked(local, functions):
@@ -158,6 +186,7 @@ def test_an_option_may_have_a_value_for_each_sentence(local, functions):
         (dict(length_penalty=float("nan")), "length_penalty must be a finite number, got nan"),
         (dict(length_penalty="much"), "length_penalty must be a finite number, got 'much'"),
         (dict(prefix=3), "prefix must be text or a list of phrases, got 3"),
+        (dict(banned_phrases="a\n" * 257), "banned_phrases may be 256 for a sentence, got 257"),
         (dict(prefix="\ud800"), "prefix must be Unicode, got a lone surrogate"),
     ],
 )

@@ -119,7 +119,7 @@ def test_wishes_out_of_range_are_answered_and_touch_no_neighbour(translator):
         no_repeat_ngram=[-1, -1, 2**31 - 1, -1],
         repetition_penalty=[-1.0, 0.0, float("inf"), -1.0],
         prefix=["", "木 " * 5_000, "", ""],
-        required_phrases=["", "", "木 " * 5_000, ""],
+        required_phrases=["", "x\n" * 5_000, "木 " * 5_000, ""],
         banned_phrases=["\n\n \n", "\t", "x\n" * 5_000, ""],
     )
     assert texts(answer)[0] == texts(answer)[3] == expected

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_transformer.config import END_ID, PAD_ID, START_ID
+from keras_transformer.config import END_ID, PAD_ID, START_ID, UNKNOWN_ID
 from keras_transformer.models import Transformer
 from keras_transformer.serving.signatures import inputs_of, make_signatures
 
@@ -119,18 +119,30 @@ def test_what_follows_the_end_of_tokens_is_not_read(signatures, separate_transla
 
 
 @pytest.mark.parametrize(
-    ("ids", "message"),
+    ("row", "read_as"),
     [
-        ([[4, END_ID], [4, 5]], f"each row of source must end with the end symbol, id {END_ID}"),
-        ([[PAD_ID, PAD_ID]], "each row of source must end with the end symbol"),
-        (np.zeros([2, 0]), "each row of source must end with the end symbol"),
-        ([[4, 10, END_ID]], "source has an id outside the vocabulary, whose ids are 0 to 9"),
-        ([[-1, END_ID]], "source has an id outside the vocabulary"),
+        ([4, 5, 6], [4, 5, 6, END_ID]),
+        ([4, 5, PAD_ID], [4, 5, END_ID, PAD_ID]),
+        ([4, 10, END_ID], [4, UNKNOWN_ID, END_ID]),
+        ([-1, 5, END_ID], [UNKNOWN_ID, 5, END_ID]),
     ],
 )
-def test_tokens_that_are_no_source_are_refused(signatures, ids, message):
-    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
-        _ask(signatures["tokens"], ids)
+def test_a_row_that_is_no_source_is_read_as_far_as_it_goes_and_harms_no_other(
+    signatures, row, read_as
+):
+    other = [7, 8, END_ID]
+    width = len(read_as)
+    expected = _ask(signatures["tokens"], [read_as, other + [PAD_ID] * (width - 3)])
+    found = _ask(signatures["tokens"], [row, other])
+    assert np.array_equal(found["ids"], expected["ids"])
+    np.testing.assert_allclose(found["scores"], expected["scores"], rtol=1e-5)
+
+
+@pytest.mark.parametrize("ids", [[[PAD_ID, PAD_ID]] * 2, np.zeros([2, 0])])
+def test_rows_of_nothing_have_empty_translations(signatures, ids):
+    answer = _ask(signatures["tokens"], ids)
+    assert not answer["lengths"].any()
+    assert not answer["scores"].any()
 
 
 @pytest.mark.parametrize("name", ["score", "attention"])

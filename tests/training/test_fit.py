@@ -1,5 +1,6 @@
 """Training a tiny run: it learns, and what interrupts it leaves no trace in its weights."""
 
+import functools
 import itertools
 import json
 import os
@@ -135,6 +136,8 @@ def train_until(run: RunDirectory, batches: int, name: str) -> subprocess.Comple
         env=os.environ | {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
         capture_output=True,
         text=True,
+        # A shell lets its background jobs ignore Ctrl-C, and pytest may be one.
+        preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )
 
 
