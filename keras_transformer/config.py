@@ -320,7 +320,7 @@ class TrainingConfig(JsonConfig):
         keep_best: checkpoints with the best dev BLEU kept beside them.
         average_last: newest checkpoints whose weights are averaged at the end (6.1).
         average_best: average so many checkpoints with the best dev BLEU in their place.
-        stop_metric: what to watch to stop early: bleu, val_loss or another metric of a checkpoint;
+        stop_metric: what to watch to stop early: bleu, val_loss, val_perplexity or val_accuracy;
             None means not to stop early.
         stop_patience: checkpoints without a better `stop_metric` before the run stops.
         bleu_share: bound on the share of the time that goes to translating the dev set for its
@@ -372,6 +372,11 @@ class TrainingConfig(JsonConfig):
         if needs_bleu and self.bleu_share == 0:
             raise InputError(
                 "stop_metric bleu and average_best need the dev BLEU, but bleu_share is 0; raise it"
+            )
+        known = ("bleu", "val_loss", "val_perplexity", "val_accuracy")
+        if self.stop_metric not in (None, *known):
+            raise InputError(
+                f"stop_metric must be one of {', '.join(known)}, got {self.stop_metric!r}"
             )
         if self.average_best is not None and self.average_best > self.keep_best:
             raise InputError(

@@ -55,7 +55,9 @@ _JIT_COMPILE = flags.DEFINE_enum(
     "Whether XLA compiles the model, once for each shape of a batch; auto where there is a GPU.",
 )
 _CACHE_DIR = flags.DEFINE_string(
-    "cache_dir", None, "Folder for the tokenized text. Default: <run_dir>/tokens."
+    "cache_dir",
+    None,
+    "Folder for the tokenized text, which several runs may share. Default: <run_dir>/tokens.",
 )
 # What is trained on where no data is named: small, built in, and few symbols are enough for it.
 _DEFAULT_DATA = {"dataset": "number_names/en-de", "vocabulary_size": 200}
@@ -80,6 +82,9 @@ def main(arguments: list[str]) -> None:
 
     strategy = stages.make_strategy(_STRATEGY.value)  # of several machines: before anything else
     dev = stages.read_validation_text(data)  # before hours of work, if a file of it is missing
+    stages.check_validation(training, dev)
+    if dev is None:
+        print("There is no dev set; --dev_source and --dev_target name one.")
     run = stages.RunDirectory(_RUN_DIR.value)
     if stages.worker_of(strategy).is_chief:
         corpus = _prepare(run, data, training)
@@ -136,8 +141,10 @@ def _corpus(
     def tell(pairs: int) -> None:
         print(f"Tokenizing: {pairs:,} pairs ...", flush=True)
 
-    cache = pathlib.Path(_CACHE_DIR.value or run.path / "tokens")
-    corpus = training_corpus(data, vocabularies, cache, tell)
+    cache, is_shared = run.path / "tokens", _CACHE_DIR.value is not None
+    if _CACHE_DIR.value is not None:
+        cache = pathlib.Path(_CACHE_DIR.value)
+    corpus = training_corpus(data, vocabularies, cache, tell, keep_others=is_shared)
     for reason, count in corpus.dropped.items():
         if count:
             print(f"Left out {count:,} pairs: {reason}.")

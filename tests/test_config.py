@@ -239,6 +239,7 @@ def test_corpora_of_all_kinds_are_counted_and_weighed_in_order():
         ({"average_best": 2, "keep_best": 1}, "average_best 2 is larger than keep_best 1"),
         ({"average_best": 1, "bleu_share": 0.0}, "need the dev BLEU, but bleu_share is 0"),
         ({"stop_metric": "bleu", "bleu_share": 0.0}, "need the dev BLEU, but bleu_share is 0"),
+        ({"stop_metric": "val_bleu"}, "stop_metric must be one of bleu, val_loss, val_perp"),
         ({"bleu_share": 1.5}, "bleu_share must be at most 1"),
         ({"ema_decay": 1.0}, "ema_decay must be between 0 and 1"),
         ({"weight_decay": -0.1}, "weight_decay must be at least 0"),

@@ -49,16 +49,19 @@ def cached_corpus(
     max_length: int | None = None,
     max_length_ratio: float | None = None,
     progress: Callable[[int], None] = lambda num_pairs: None,
+    keep_others: bool = False,
 ) -> TokenizedCorpus:
     """Opens the tokenized corpus in a folder; makes it first where there is none of these inputs.
 
     Args:
-        folder: the run's own; what it holds of other inputs is deleted.
+        folder: where it is kept.
         sources: the corpora, which become the parts of the result in this order.
         vocabularies: of the source and of the target.
         max_length: see `LengthFilter`.
         max_length_ratio: see `LengthFilter`.
         progress: called with the number of pairs read, now and then while text is tokenized.
+        keep_others: whether what the folder holds of other inputs stays: where several runs share
+            it.
 
     Raises:
         InputError: a text cannot be read, or changes meanwhile; no pair of one of them is left;
@@ -82,7 +85,7 @@ def cached_corpus(
         with _errors_of(folder), publish(path, lambda made: _open(made) is not None) as aside:
             manifest = _write(aside, sources, vocabularies, length_filter, progress)
             write_whole(aside / _MANIFEST, json.dumps({"inputs": inputs} | manifest, indent=2))
-        for other in path.parent.glob(f"{_PREFIX}*"):
+        for other in [] if keep_others else path.parent.glob(f"{_PREFIX}*"):
             if other != path:
                 shutil.rmtree(other, ignore_errors=True)
         corpus = _open(path)

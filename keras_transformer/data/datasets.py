@@ -52,23 +52,35 @@ class DatasetSplit:
             "reverse": self.reverse,
         }
 
+    def exists(self) -> bool:
+        """Whether the data set has this split; errors are those of going through it."""
+        return self._is_in(self._prepared())
+
     def __iter__(self) -> Iterator[tuple[str, str]]:
-        builder = _find_builder(self.name, self.data_dir)
+        builder = self._prepared()
+        if not self._is_in(builder):
+            known = ", ".join(builder.info.splits)
+            raise InputError(f"{self.name} has no split {self.split!r}; choose one of {known}")
         source, target = _languages(builder, self.name)
         if self.reverse:
             source, target = target, source
-        _prepare(builder, self.name)
-        try:
-            builder.info.splits[self.split]
-        except (KeyError, ValueError) as error:
-            known = ", ".join(builder.info.splits)
-            raise InputError(
-                f"{self.name} has no split {self.split!r}; choose one of {known}"
-            ) from error
         batches = builder.as_dataset(split=self.split).batch(_READ_EXAMPLES)
         for examples in batches.as_numpy_iterator():
             for pair in zip(examples[source], examples[target], strict=True):
                 yield pair[0].decode("utf-8"), pair[1].decode("utf-8")
+
+    def _prepared(self) -> Any:
+        builder = _find_builder(self.name, self.data_dir)
+        _languages(builder, self.name)  # complains before anything is downloaded
+        _prepare(builder, self.name)
+        return builder
+
+    def _is_in(self, builder: Any) -> bool:
+        try:
+            builder.info.splits[self.split]
+        except (KeyError, ValueError):
+            return False
+        return True
 
 
 def _find_builder(name: str, data_dir: str | os.PathLike[str] | None) -> Any:

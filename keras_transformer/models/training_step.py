@@ -31,6 +31,7 @@ class TokenWeightedModel(keras.Model):
     accumulation_steps = 1
     clip_norm: float | None = None
     uses_xla = False
+    _jit_compile_asked: bool | Literal["auto"] = "auto"
 
     def compile(
         self,
@@ -58,6 +59,7 @@ class TokenWeightedModel(keras.Model):
                 "accumulation_steps must be at least 1 and clip_norm above 0, got "
                 f"{accumulation_steps} and {clip_norm}"
             )
+        asked = jit_compile
         on_tensorflow = keras.backend.backend() == "tensorflow"
         if not on_tensorflow and (accumulation_steps > 1 or clip_norm):
             raise InputError(
@@ -70,6 +72,24 @@ class TokenWeightedModel(keras.Model):
         super().compile(*args, jit_compile=jit_compile, **kwargs)
         self.accumulation_steps = accumulation_steps
         self.clip_norm = clip_norm
+        self._jit_compile_asked = asked
+
+    def get_compile_config(self) -> dict[str, Any] | None:
+        """Returns what `compile` was given, for a file of the model."""
+        config = super().get_compile_config()
+        if not self.compiled:
+            return config
+        return config | {
+            "accumulation_steps": self.accumulation_steps,
+            "clip_norm": self.clip_norm,
+            "jit_compile": self._jit_compile_asked,
+        }
+
+    def compile_from_config(self, config: dict[str, Any]) -> None:
+        """Compiles a model that is read from a file as it was; Keras leaves that to overriders."""
+        self.compile(**keras.saving.deserialize_keras_object(config))
+        if self.built and self.optimizer is not None:
+            self.optimizer.build(self.trainable_variables)
 
 
 if keras.backend.backend() == "tensorflow":
@@ -135,12 +155,17 @@ if keras.backend.backend() == "tensorflow":
         if parts == 1:
             return _gradients(model, data, tokens)
         rows = tf.shape(tree.flatten(data)[0])[0]
-        parts = tf.minimum(parts, rows)  # none is empty
+        size = tf.maximum(-(-rows // parts), 1)
+        parts = -(-rows // size)  # none is empty
+        # All parts have one shape, so that XLA compiles one program: rows of padding count nothing.
+        data = tree.map_structure(
+            lambda tensor: None if tensor is None else _add_rows(tensor, parts * size - rows), data
+        )
 
         def add_part(part: Tensor, sums: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-            first, last = rows * part // parts, rows * (part + 1) // parts
             rows_of_part = tree.map_structure(
-                lambda tensor: None if tensor is None else tensor[first:last], data
+                lambda tensor: None if tensor is None else tensor[part * size : (part + 1) * size],
+                data,
             )
             gradients = _gradients(model, rows_of_part, tokens)
             pairs = zip(sums, gradients, strict=True)
@@ -151,6 +176,9 @@ if keras.backend.backend() == "tensorflow":
             lambda part, _: part < parts, add_part, (0, zeros), parallel_iterations=1
         )
         return sums
+
+    def _add_rows(tensor: Tensor, count: Tensor) -> Tensor:
+        return tf.pad(tensor, [[0, count], *[[0, 0]] * (len(tensor.shape) - 1)])
 
     def _gradients(model: TokenWeightedModel, data: Any, tokens: Tensor) -> list[Tensor]:
         weights = model.trainable_weights
@@ -192,7 +220,10 @@ if keras.backend.backend() == "tensorflow":
             model.optimizer.apply_gradients(zip(gradients, model.trainable_weights, strict=True))
 
         if isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer):
-            update(gradients)  # it leaves bad updates out itself, and lowers its scale for them
+            # It leaves bad updates out itself, and lowers its scale for them, but goes by the first
+            # replica's gradient before the replicas' are added up: all of them are told.
+            spoil = tf.where(is_good, 0.0, float("nan"))
+            update([tf.convert_to_tensor(each) + tf.cast(spoil, each.dtype) for each in gradients])
             return
 
         # tf.distribute has no branches in a replica's own context.

@@ -17,6 +17,7 @@ from keras_transformer.training.run_directory import RunDirectory
 from keras_transformer.training.schedules import InverseSquareRoot
 from keras_transformer.training.stopping import Stopped
 from keras_transformer.training.strategies import make_strategy, worker_of
+from keras_transformer.training.validation import check_validation
 
 __all__ = [
     "Checkpoints",
@@ -27,6 +28,7 @@ __all__ = [
     "Stopped",
     "TargetTokens",
     "TokenAccuracy",
+    "check_validation",
     "compile_for_training",
     "is_finished",
     "make_strategy",

@@ -34,6 +34,8 @@ def training_corpus(
     vocabularies: tuple[Vocabulary, Vocabulary],
     cache_folder: str | os.PathLike[str],
     progress: Callable[[int], None] = lambda num_pairs: None,
+    *,
+    keep_others: bool = False,
 ) -> TokenizedCorpus:
     """Returns the corpora to train on as ids, tokenized before or now; see `cached_corpus`."""
     return cached_corpus(
@@ -43,18 +45,21 @@ def training_corpus(
         max_length=data.max_length,
         max_length_ratio=data.max_length_ratio,
         progress=progress,
+        keep_others=keep_others,
     )
 
 
 def read_validation_text(data: DataConfig) -> ParallelText | None:
     """Returns the sentence pairs to validate on, or None where the configuration names none.
 
-    They are the dev files, or else the first data set's split "validation".
+    They are the dev files, or else the first data set's split "validation", if it has one.
     """
     if data.dev_source is not None and data.dev_target is not None:
         return read_parallel(data.dev_source, data.dev_target)
     data_sets = _data_sets(data, "validation")
-    return ParallelText.read(data_sets[0]) if data_sets else None
+    if not data_sets or not data_sets[0].exists():
+        return None
+    return ParallelText.read(data_sets[0])
 
 
 def read_test_text(data: DataConfig, split: str = "test") -> ParallelText:

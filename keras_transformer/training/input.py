@@ -62,12 +62,17 @@ class TrainingInput:
         )
 
     def validation_batches(self, text: ParallelText) -> Any:
-        """Returns the batches of one pass over a dev set."""
+        """Returns the batches of one pass over a dev set.
+
+        They are as large as the accumulated parts of a batch that is trained on, for which there
+        is memory, but have room for any sentence.
+        """
         corpus = tokenize(text, self._vocabularies)
-        count = sum(bucket_corpus(corpus, batch_tokens=self._training.batch_tokens).batches)
-        return self._distributed(
-            functools.partial(evaluation_batches, corpus, **self._sharing), count
-        )
+        longest = int(max(corpus.source_lengths.max(), corpus.target_lengths.max()))
+        part = self._training.batch_tokens // self._training.accumulation_steps
+        sharing = self._sharing | {"batch_tokens": max(part, longest)}
+        count = sum(bucket_corpus(corpus, batch_tokens=sharing["batch_tokens"]).batches)
+        return self._distributed(functools.partial(evaluation_batches, corpus, **sharing), count)
 
     def _distributed(self, batches: Callable[[], Iterator[Batch]], count: int | None = None) -> Any:
         """Returns this worker's rows of the batches, which its replicas cut up."""

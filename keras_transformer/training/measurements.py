@@ -99,13 +99,16 @@ class Measurements(keras.callbacks.Callback):
 
     def row_so_far(self) -> Row:
         """Returns a row of the batches since the last one; waits for the device."""
+        if self._row is not None:  # it has ended, and none has begun
+            return dict(self._row)
         metrics = {name: float(value) for name, value in self._logs.items()}
         self._end = time.perf_counter()
         return self._measure(metrics)
 
     def _measure(self, metrics: Mapping[str, float]) -> Row:
         tokens = round(metrics["target_tokens"])
-        seconds = self._end - (self._begin or 0.0)
+        assert self._begin is not None, "no batch has begun"
+        seconds = self._end - self._begin
         return {
             "step": self.counter.step,
             "seconds": self._seconds + seconds,

@@ -26,6 +26,7 @@ from keras_transformer.training.checkpoints import Checkpoints
 # What a later run of the same command may change: it does not alter what an update does.
 _MAY_CHANGE = {
     "train_steps",
+    "accumulation_steps",
     "keep_checkpoints",
     "keep_best",
     "average_last",
@@ -112,15 +113,21 @@ class RunDirectory:
     def continue_with(self, model: ModelConfig, data: DataConfig, training: TrainingConfig) -> None:
         """Checks that a command asks for the run that is here, and notes a new length of it.
 
+        As long as the run has no checkpoint, all about training may change: nothing is lost then
+        where the memory did not suffice.
+
         Raises:
             InputError: the configuration differs, and the message names each difference; or the
                 directory cannot be written.
         """
+        may_change = set(_MAY_CHANGE)
+        if not self.checkpoints().steps():
+            may_change |= training.to_dict().keys()
         differences = []
         for here, asked in zip(self.configs(), (model, data, training), strict=True):
             for name, value in asked.to_dict().items():
                 before = here.to_dict()[name]
-                if value != before and name not in _MAY_CHANGE:
+                if value != before and name not in may_change:
                     differences.append(f"{name} is {before!r} there and {value!r} here")
         if differences:
             raise InputError(

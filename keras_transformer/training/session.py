@@ -27,7 +27,7 @@ from keras_transformer.training.stopping import (
     lack_of_memory_told,
 )
 from keras_transformer.training.strategies import worker_of
-from keras_transformer.training.validation import DevBleu, ValidateBleu
+from keras_transformer.training.validation import DevBleu, ValidateBleu, check_validation
 from keras_transformer.training.weight_average import WeightAverage
 
 
@@ -61,6 +61,7 @@ class Session:
 
     def train(self, corpus: TokenizedCorpus, dev: ParallelText | None, tensorboard: bool) -> None:
         """Goes on to the end of the run, or until a metric stops it."""
+        check_validation(self.training, dev)
         batches = TrainingInput(self.run, self.strategy)
         held_out = None if dev is None else batches.validation_batches(dev)
         measurements = self._measurements(tensorboard)

@@ -189,14 +189,8 @@ class StopOnBadSteps(keras.callbacks.Callback):
 
 
 @contextlib.contextmanager
-def lack_of_memory_told(
-    batch_shape: Callable[[], tuple[int, ...] | None] = lambda: None,
-) -> Iterator[None]:
-    """Raises `InputError`, with what to lower, where memory runs out.
-
-    Args:
-        batch_shape: gives the shape of the batch that is trained on, where it is known.
-    """
+def lack_of_memory_told() -> Iterator[None]:
+    """Raises `InputError`, with what to lower, where memory runs out."""
     try:
         yield
     except (MemoryError, tf.errors.OpError) as error:
@@ -205,9 +199,7 @@ def lack_of_memory_told(
             error, MemoryError | tf.errors.ResourceExhaustedError
         ) and "out of memory" not in str(error).lower().replace("_", " "):
             raise
-        shape = batch_shape()
-        batch = f"a batch of shape {list(shape)}" if shape else "a batch"
         raise InputError(
-            f"out of memory with {batch} ({one_line(error)}); lower --batch_tokens, or raise "
-            "--accumulation_steps, which cuts the batch into parts"
+            f"out of memory with a batch ({one_line(error)}); raise --accumulation_steps, which "
+            "cuts the batch into parts, or lower --batch_tokens in another --run_dir"
         ) from error

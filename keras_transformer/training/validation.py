@@ -17,6 +17,7 @@ import tensorflow as tf
 from keras_transformer.config import END_ID, START_ID, DataConfig, SearchConfig, TrainingConfig
 from keras_transformer.data import ParallelText
 from keras_transformer.data.tokenized import pad_ids
+from keras_transformer.errors import InputError
 from keras_transformer.search import beam_search
 from keras_transformer.text import Vocabulary, score_translations
 
@@ -27,6 +28,16 @@ Tensor = Any
 # translations are far too long. The rest is a margin.
 SEARCH_COST = 8
 _ROWS = 128  # sentences that a device translates at once
+
+
+def check_validation(training: TrainingConfig, dev: ParallelText | None) -> None:
+    """Raises `InputError` where a run is to go by a dev set, and has none."""
+    wishes = [name for name in ("average_best", "stop_metric") if getattr(training, name)]
+    if dev is None and wishes:
+        raise InputError(
+            f"{wishes[0]} goes by a dev set, and there is none; give dev_source and dev_target, or "
+            "leave it out"
+        )
 
 
 class DevBleu:

@@ -145,6 +145,12 @@ def test_text_is_tokenized_once(tmp_path, tsv):
     assert again.part_offsets.tolist() == first.part_offsets.tolist()
 
 
+def test_runs_that_share_a_folder_leave_each_others_text_there(tmp_path, tsv):
+    for max_length in (2, 3):
+        open_corpus(tmp_path, tsv, max_length=max_length, keep_others=True)
+    assert len(made(tmp_path)) == 2
+
+
 @pytest.mark.parametrize("change", ["text", "time", "vocabulary", "length", "ratio", "order"])
 def test_whatever_it_depends_on_makes_it_anew_and_deletes_the_old_one(tmp_path, tsv, change):
     other = write_tsv(tmp_path / "other.tsv", ["x y"])

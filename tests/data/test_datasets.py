@@ -93,6 +93,12 @@ def test_part_of_a_split_can_be_read_and_keeps_its_order(tmp_path):
     assert part == ParallelText(whole.source[1:], whole.target[1:])
 
 
+def test_it_is_told_whether_there_is_such_a_split(tmp_path):
+    for split, exists in (("dev", True), ("validation", False)):
+        data_set = DatasetSplit(name="tiny_phrases/de_to_en", split=split, data_dir=tmp_path)
+        assert data_set.exists() is exists
+
+
 def test_a_split_can_be_gone_through_again(tmp_path):
     split = DatasetSplit(name="tiny_phrases/de_to_en", split="train", data_dir=tmp_path)
     assert list(split) == list(split)

@@ -47,7 +47,8 @@ def results(tmp_path_factory, free_ports) -> dict[str, dict[str, np.ndarray]]:
     processes = [
         start(folder, ONE_DEVICE, "1-1-plain-keras", "1-2-plain-ours", "1-4-plain-ours",
               "1-1-xla-ours"),
-        start(folder, "2-1-plain-ours", "2-2-plain-ours", "2-1-xla-ours", "2-2-plain-keras"),
+        start(folder, "2-1-plain-ours", "2-2-plain-ours", "2-1-xla-ours", "2-2-plain-keras",
+              "2-1-plain-spoiled"),
         start(folder, "4-1-plain-ours"),
     ]  # fmt: skip
     for index in range(2):
@@ -78,3 +79,10 @@ def test_a_loss_of_keras_gives_the_same_weights_on_two_devices_too(results):
     assert np.abs(one["weights"] - results[ONE_DEVICE]["weights"]).max() > 1e-4
     np.testing.assert_allclose(two["weights"], one["weights"], rtol=0, atol=1e-5)
     np.testing.assert_allclose(two["metrics"], one["metrics"], rtol=1e-5)
+
+
+def test_float16_leaves_out_an_update_that_one_replica_alone_could_not_make(results):
+    result = results["2-1-plain-spoiled"]
+    assert result["bad_steps"] == 1
+    assert np.isfinite(result["weights"]).all()
+    assert result["change"] > 0.01

@@ -155,3 +155,31 @@ def test_float16_leaves_out_what_overflows_and_goes_on_with_a_smaller_scale():
     model.train_on_batch(INPUTS, LABELS)
     assert int(model.bad_steps_in_a_row) == 0
     assert any(np.any(old != new) for old, new in zip(start, model.get_weights(), strict=True))
+
+
+def test_a_compiled_model_from_a_file_trains_on_as_it_would_have(model, tmp_path):
+    model.compile(
+        optimizer=keras.optimizers.Adam(0.01),
+        loss=SmoothedCrossEntropy(0.1),
+        metrics=[TokenAccuracy()],
+        accumulation_steps=2,
+        clip_norm=0.5,
+        jit_compile=True,
+    )
+    start = model.get_weights()
+    model.train_on_batch(INPUTS, LABELS)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert (loaded.accumulation_steps, loaded.clip_norm, loaded.uses_xla) == (2, 0.5, True)
+    for each in (model, loaded):
+        each.train_on_batch(INPUTS, LABELS)
+    for old, new in zip(model.get_weights(), loaded.get_weights(), strict=True):
+        np.testing.assert_allclose(old, new, atol=1e-6)
+    model.set_weights(start)
+
+
+def test_a_model_that_is_not_compiled_comes_from_a_file_as_it_is(tmp_path):
+    model = Transformer(ModelConfig.preset("tiny", vocabulary_size=8, num_layers=1))
+    model(INPUTS | {"source": INPUTS["source"] % 8, "target": INPUTS["target"] % 8})
+    model.save(tmp_path / "model.keras")
+    assert not keras.models.load_model(tmp_path / "model.keras").compiled

@@ -3,8 +3,9 @@
     python train_on_devices.py FOLDER WAY [WAY ...]
 
 A way is DEVICES-PARTS-COMPILER-LOSS, such as 2-1-plain-ours: mirrored replicas ("workers" for
-those of TF_CONFIG), accumulated parts of a batch, plain or xla, ours or keras. Each leaves its
-weights and its metrics in FOLDER/WAY.npz. Devices can be split only before TensorFlow starts and
+those of TF_CONFIG), accumulated parts of a batch, plain or xla, ours, keras or spoiled: ours in
+float16, with one sentence whose loss is infinite. Each leaves its weights and its metrics in
+FOLDER/WAY.npz. Devices can be split only before TensorFlow starts and
 one process keeps to one number of replicas: hence a program.
 """
 
@@ -29,14 +30,27 @@ CONFIG = ModelConfig(
 )
 
 
+class SpoiledLoss(SmoothedCrossEntropy):
+    """Infinite for a sentence of nine times the symbol 4."""
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        is_spoiled = tf.reduce_all(tf.equal(y_true, 4), axis=-1, keepdims=True)
+        return super().call(y_true, y_pred) * tf.where(is_spoiled, float("inf"), 1.0)
+
+
 def batches() -> Iterator[Any]:
-    """Yields sentences of 1 to 9 symbols; the last batch fills the first two of eight rows."""
+    """Yields sentences of 1 to 9 symbols; the last batch fills the first two of eight rows.
+
+    The last row of the batch in the middle is nine times the symbol 4.
+    """
     random = np.random.default_rng(1)
     for update in range(UPDATES):
         lengths = random.integers(1, 10, size=(ROWS, 1))
         if update == UPDATES - 1:
             lengths[2:] = 0
         labels = np.where(np.arange(9) < lengths, random.integers(3, 11, size=(ROWS, 9)), 0)
+        if update == UPDATES // 2:
+            labels[-1], lengths[-1] = 4, 9
         source = np.where(lengths > 0, random.integers(3, 11, size=(ROWS, 6)), 0)
         target = np.pad(labels[:, :-1], ((0, 0), (1, 0)), constant_values=2)
         yield {"source": source, "target": target}, labels
@@ -75,11 +89,17 @@ def train(way: str, workers: tf.distribute.Strategy | None) -> dict[str, Any]:
         "keras": lambda: keras.losses.SparseCategoricalCrossentropy(
             from_logits=True, ignore_class=0
         ),
+        "spoiled": SpoiledLoss,
     }
     with strategy.scope():
-        model = Transformer(CONFIG)
+        model = Transformer(CONFIG, dtype="mixed_float16" if loss == "spoiled" else None)
         model.compile(
-            optimizer=keras.optimizers.Adam(0.003, beta_2=0.98, epsilon=1e-9),
+            # Of float16 the scale for the loss is such that nothing else overflows.
+            optimizer=keras.optimizers.Adam(0.003, beta_2=0.98, epsilon=1e-9)
+            if loss != "spoiled"
+            else keras.optimizers.LossScaleOptimizer(
+                keras.optimizers.Adam(0.003), initial_scale=2.0**8
+            ),
             loss=losses[loss](),
             metrics=[TokenAccuracy(), Perplexity()],
             clip_norm=1.0,
@@ -98,6 +118,7 @@ def train(way: str, workers: tf.distribute.Strategy | None) -> dict[str, Any]:
     weights = model.get_weights()
     return {
         "weights": np.concatenate([weight.ravel() for weight in weights]),
+        "bad_steps": int(model.bad_steps.numpy()),
         "change": max(np.abs(a - b).max() for a, b in zip(weights, start, strict=True)),
         "metrics": np.array([history[name][0] for name in ("loss", "accuracy", "perplexity")]),
         "shown": np.array(shown),

@@ -115,6 +115,13 @@ def test_file_pairs_come_before_tsv_files_and_data_sets(files, tmp_path):
     assert [source.reverse for source in training_sources(data)[4:]] == [True, True]
 
 
+def test_a_data_set_without_a_validation_split_leaves_nothing_to_validate_on(
+    few_numbers, monkeypatch
+):
+    monkeypatch.setattr(DatasetSplit, "exists", lambda split: split.split == "train")
+    assert read_validation_text(NUMBERS) is None
+
+
 def test_the_first_data_set_is_what_is_validated_on(few_numbers):
     both = NUMBERS.replace(dataset="number_names/en-de,number_names/en-fr")
     assert read_validation_text(both) == read_validation_text(NUMBERS)

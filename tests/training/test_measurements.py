@@ -167,6 +167,15 @@ def test_a_look_between_two_rows_changes_neither(clock):
     assert [row["tokens_per_second"] for row in training.rows] == [45.0]
 
 
+def test_a_look_at_a_row_that_is_due_is_that_row(clock):
+    training = Training(clock)
+    training.batch(target_tokens=40.0)
+    training.batch(target_tokens=90.0)
+    looked = training.measured.row_so_far()
+    training.end_of_epoch()
+    assert looked["tokens_per_second"] == training.rows[0]["tokens_per_second"] == 45.0
+
+
 @pytest.mark.parametrize(("batches", "steps"), [(1, [1]), (2, [2]), (3, [2, 3])])
 def test_a_run_that_stops_within_an_epoch_leaves_a_row_of_its_last_batches(clock, batches, steps):
     training = Training(clock)

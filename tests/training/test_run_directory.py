@@ -11,7 +11,7 @@ import tiny_run
 
 from keras_transformer.errors import InputError
 from keras_transformer.models import Transformer
-from keras_transformer.training import RunDirectory, compile_for_training
+from keras_transformer.training import Checkpoints, RunDirectory, compile_for_training
 
 
 @pytest.fixture
@@ -92,7 +92,20 @@ def test_a_run_may_get_more_steps(run):
     assert regular == [4, 8, 5000, 5001]
 
 
-def test_another_configuration_is_refused_and_each_difference_named(run):
+def test_parts_of_a_batch_may_become_more_and_before_a_checkpoint_all_about_training(
+    run, monkeypatch
+):
+    run.continue_with(*configs(batch_tokens=999, seed=2))
+    assert run.configs()[2].batch_tokens == 999
+    monkeypatch.setattr(Checkpoints, "steps", lambda self: [4])
+    run.continue_with(*configs(batch_tokens=999, seed=2, accumulation_steps=4))
+    assert run.configs()[2].accumulation_steps == 4
+    with pytest.raises(InputError, match="batch_tokens is 999 there"):
+        run.continue_with(*configs(seed=2))
+
+
+def test_another_configuration_is_refused_and_each_difference_named(run, monkeypatch):
+    monkeypatch.setattr(Checkpoints, "steps", lambda self: [4])
     before = (run.path / "config.json").read_bytes()
     model = tiny_run.model_config(num_layers=3)
     data = tiny_run.DATA.replace(max_length=99)
