@@ -136,19 +136,21 @@ class Session:
     def _stopped_by_signals(
         self, measurements: Measurements
     ) -> Iterator[list[keras.callbacks.Callback]]:
-        """Gives the callback that ends training on SIGTERM and Ctrl-C.
-
-        Not for several workers: each would stop after another batch, and the others wait in vain.
-        """
-        if self.worker.count > 1:
-            yield []
-            return
+        """Gives the callback that ends training on SIGTERM and Ctrl-C."""
 
         def save(step: int) -> None:
             measurements.finish()
             self.save(step)
 
-        with StopOnSignal(self.counter, save, self.checkpoints.is_regular) as stop:
+        def ask_all(has_signal: bool) -> bool:
+            return _sum_over_workers(self.strategy, float(has_signal)) > 0
+
+        with StopOnSignal(
+            self.counter,
+            save,
+            self.checkpoints.is_regular,
+            ask_all if self.worker.count > 1 else None,
+        ) as stop:
             yield [stop]
 
     def _validation(self, dev: ParallelText | None) -> list[keras.callbacks.Callback]:
@@ -176,18 +178,22 @@ class Session:
         if self.worker.is_chief:
             write()
         if self.worker.count > 1:
-            _wait_for_each_other(self.strategy)
+            _sum_over_workers(self.strategy, 0.0)  # they wait for each other
+
+
+def _sum_over_workers(strategy: tf.distribute.Strategy, value: float) -> float:
+    """Returns the sum of what the replicas of all workers give, once all have called it."""
+    result = _add(strategy, tf.constant(value))
+    return float(strategy.experimental_local_results(result)[0])
 
 
 @tf.function
-def _wait_for_each_other(strategy: tf.distribute.Strategy) -> None:
-    """Ends when all workers have called it."""
-
-    def meet() -> tf.Tensor:
+def _add(strategy: tf.distribute.Strategy, value: tf.Tensor) -> Any:
+    def meet(value: tf.Tensor) -> tf.Tensor:
         context = tf.distribute.get_replica_context()
-        return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.identity(1.0))
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.identity(value))
 
-    strategy.run(meet)
+    return strategy.run(meet, args=(value,))
 
 
 class SaveCheckpoint(keras.callbacks.Callback):

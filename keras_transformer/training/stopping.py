@@ -22,6 +22,9 @@ from keras_transformer.training.checkpoints import Checkpoints
 from keras_transformer.training.scores import dev_metrics
 from keras_transformer.training.step_counter import StepCounter
 
+# Steps after which several workers ask each other whether to stop; each time a GPU must wait.
+_STEPS_BETWEEN_QUESTIONS = 8
+
 
 class Stopped(Exception):  # noqa: N818  # it is no error
     """Training was stopped by a signal, and a checkpoint of its state was written.
@@ -50,6 +53,8 @@ class StopOnSignal(keras.callbacks.Callback):
         save: writes the checkpoint of a step.
         is_regular: says of a step whether it gets a checkpoint anyway, at the interval's end,
             together with its validation; `Checkpoints.is_regular`.
+        ask_all: for several workers, which must stop after the same step: given whether this one
+            has a signal, returns whether any has. All of them call it at the same steps.
 
     Example:
         >>> with StopOnSignal(counter, save, checkpoints.is_regular) as stop:
@@ -61,11 +66,13 @@ class StopOnSignal(keras.callbacks.Callback):
         counter: StepCounter,
         save: Callable[[int], None],
         is_regular: Callable[[int], bool] = lambda step: False,
+        ask_all: Callable[[bool], bool] | None = None,
     ) -> None:
         super().__init__()
         self.counter = counter
         self.save = save
         self.is_regular = is_regular
+        self.ask_all = ask_all
         self._received: signal.Signals | None = None
         self._handlers: dict[signal.Signals, Any] = {}
 
@@ -88,13 +95,23 @@ class StopOnSignal(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         step = self.counter.step
-        if self._received is not None and not self.is_regular(step):
+        if self.is_regular(step):
+            return
+        if self.ask_all is not None and step % _STEPS_BETWEEN_QUESTIONS:
+            return
+        if received := self._signal_to_any():
             self.save(step)
-            raise Stopped(self._received, step)
+            raise Stopped(received, step)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        if self._received is not None:
-            raise Stopped(self._received, self.counter.step)
+        if received := self._signal_to_any():
+            raise Stopped(received, self.counter.step)
+
+    def _signal_to_any(self) -> signal.Signals | None:
+        """Returns the signal to heed: this worker's own, or SIGTERM for that of another."""
+        if self.ask_all is not None and self.ask_all(self._received is not None):
+            return self._received or signal.SIGTERM
+        return None if self.ask_all is not None else self._received
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if self._received is not None and number == signal.SIGINT:

@@ -167,18 +167,17 @@ def test_ctrl_c_tells_that_the_last_checkpoint_stays_and_how_to_go_on(start, tmp
     assert message.endswith("the same command goes on from there")
 
 
+def start_workers(start, free_ports, *arguments):
+    """Starts train.py on two workers."""
+    cluster = {"worker": [f"127.0.0.1:{port}" for port in free_ports(2)]}
+    tasks = [{"cluster": cluster, "task": {"type": "worker", "index": each}} for each in range(2)]
+    return [start("train.py", *arguments, env={"TF_CONFIG": json.dumps(task)}) for task in tasks]
+
+
 def test_two_workers_make_the_run_that_one_process_makes(
     start, tmp_path, trained, train_flags, free_ports
 ):
-    cluster = {"worker": [f"127.0.0.1:{port}" for port in free_ports(2)]}
-    workers = []
-    for index in range(2):
-        task = {"cluster": cluster, "task": {"type": "worker", "index": index}}
-        environment = {"TF_CONFIG": json.dumps(task)}
-        workers.append(
-            start("train.py", f"--run_dir={tmp_path}/run", *train_flags, env=environment)
-        )
-    for worker in workers:
+    for worker in start_workers(start, free_ports, f"--run_dir={tmp_path}/run", *train_flags):
         _, err = worker.communicate(timeout=300)
         assert worker.returncode == 0, err
     rows, expected = (
@@ -205,6 +204,26 @@ def test_sigterm_is_heeded_in_the_same_way_and_exits_with_0(start, tmp_path, tra
     assert (process.returncode, err) == (0, "")
     assert "is saved in" in out.splitlines()[-1]
     assert list(tmp_path.glob("run/checkpoints/step-*.index"))
+
+
+def test_sigterm_to_one_worker_stops_all_after_the_same_step(
+    start, tmp_path, train_flags, free_ports
+):
+    options = ("--train_steps=1000000", "--checkpoint_steps=1000000", "--log_steps=1")
+    without_dev = [flag for flag in train_flags if not flag.startswith("--dev_")]  # saves time
+    workers = start_workers(start, free_ports, f"--run_dir={tmp_path}/run", *without_dev, *options)
+    for line in workers[0].stdout:
+        if "tok/s" in line:
+            break
+    workers[1].terminate()
+    steps = []
+    for worker in workers:
+        out, err = worker.communicate(timeout=120)
+        assert worker.returncode == 0, err
+        steps += re.findall(r"stopped; checkpoint step-(\d+) is saved in", out)
+    assert len(steps) == 2
+    (step,) = set(steps)
+    assert (tmp_path / "run" / "checkpoints" / f"step-{step}.index").exists()
 
 
 def test_ctrl_c_before_the_first_update_says_so(call, tmp_path, train_flags, monkeypatch):
