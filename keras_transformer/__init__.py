@@ -30,6 +30,7 @@ _HOMES = {
     "LocalTranslator": "serving",
     "Translator": "serving",
     "export": "serving",
+    "load_exported": "serving",
 }
 
 __all__ = [*_HOMES, "__version__"]

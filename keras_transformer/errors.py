@@ -5,6 +5,14 @@ how to mend it. The scripts print that line and exit with status 1; every other 
 a defect of the program and keeps its traceback.
 """
 
+from collections.abc import Sequence
+
 
 class InputError(ValueError):
     """Input that cannot be used: a file, a flag, a configuration or a checkpoint."""
+
+
+def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
+    """Raises `InputError` unless an argument is one of those it may be."""
+    if value not in choices:
+        raise InputError(f"{name} must be one of {', '.join(choices)}, got {value!r}")

@@ -1,8 +1,8 @@
 """Translates or scores text with a model server: one sentence a line, in order.
 
 echo "two hundred and five" | python scripts/serve_client.py --server=localhost:8500 --model=numbers
-python scripts/serve_client.py --server=localhost:8501 --protocol=rest input.en > output.de
-python scripts/serve_client.py --server=localhost:8500 --references=output.de input.en > scores.tsv
+python scripts/serve_client.py --server=localhost:8501 --protocol=rest --model=numbers input.en
+python scripts/serve_client.py --server=localhost:8500 --model=numbers --alignments input.en
 """
 
 import re

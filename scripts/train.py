@@ -218,6 +218,7 @@ def _data_config() -> DataConfig:
     values = common.given_flags(DataConfig)
     is_data = re.compile("dataset|train_tsv|.*_source|.*_target")
     if not any(map(is_data.fullmatch, values)):
+        print("No data is named: training on number names, English to German.", flush=True)
         values = _DEFAULT_DATA | values
     return DataConfig(**values)
 

@@ -8,6 +8,8 @@ from typing import Any, Literal
 import keras
 from keras import ops
 
+from keras_transformer.errors import check_choice
+
 Tensor = Any
 
 
@@ -29,6 +31,7 @@ class LayerNormalization(keras.layers.Layer):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        check_choice("form", form, ("variance", "sigma"))
         self.epsilon = epsilon
         self.form = form
 

@@ -9,6 +9,8 @@ from typing import Any, Literal
 import keras
 from keras import ops
 
+from keras_transformer.errors import check_choice
+
 Tensor = Any
 
 
@@ -20,7 +22,11 @@ def sinusoids(positions: Tensor, model_dim: int, layout: str = "sinusoidal") -> 
         PE(pos, 2i+1) = cos(pos / 10000^(2i / D))
     "concatenated" is what tensor2tensor, OpenNMT and fairseq compute: all D/2 sines, then all
     cosines, with wavelengths in a geometric row from 2 pi to exactly 10000 * 2 pi.
+
+    Raises:
+        InputError: there is no such layout.
     """
+    check_choice("layout", layout, ("sinusoidal", "concatenated"))
     num_rates = model_dim // 2
     steps = num_rates if layout == "sinusoidal" else max(num_rates - 1, 1)
     rates = ops.exp(ops.arange(num_rates, dtype="float32") * (-math.log(10000.0) / steps))
@@ -52,6 +58,7 @@ class PositionalEncoding(keras.layers.Layer):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        check_choice("kind", kind, ("sinusoidal", "concatenated", "learned"))
         self.model_dim = model_dim
         self.kind = kind
         self.first_position = first_position

@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 import keras
 
+from keras_transformer.errors import check_choice
 from keras_transformer.layers.normalization import LayerNormalization
 
 Tensor = Any
@@ -38,6 +39,7 @@ class Residual(keras.layers.Layer):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        check_choice("norm_position", norm_position, ("post", "pre"))
         self.norm_position = norm_position
         self.norm = LayerNormalization(
             norm_epsilon, norm_form, name="norm", dtype=self.dtype_policy

@@ -9,6 +9,7 @@ import keras
 from keras import ops
 
 from keras_transformer.config import PAD_ID
+from keras_transformer.errors import InputError
 
 Tensor = Any
 
@@ -88,6 +89,8 @@ class SmoothedCrossEntropy(keras.losses.Loss):
     """
 
     def __init__(self, smoothing: float = 0.1, name: str = "smoothed_cross_entropy") -> None:
+        if not 0 <= smoothing < 1:
+            raise InputError(f"smoothing must be at least 0 and below 1, got {smoothing}")
         super().__init__(name=name, dtype="float32")  # which also holds the labels exactly
         self.smoothing = smoothing
 

@@ -107,7 +107,8 @@ class Measurements(keras.callbacks.Callback):
 
     def _measure(self, metrics: Mapping[str, float]) -> Row:
         tokens = round(metrics["target_tokens"])
-        assert self._begin is not None, "no batch has begun"
+        if self._begin is None:
+            raise RuntimeError("no batch has begun")
         seconds = self._end - self._begin
         return {
             "step": self.counter.step,

@@ -23,6 +23,18 @@ def _real(labels: Tensor) -> Tensor:
     return ops.cast(ops.not_equal(labels, PAD_ID), "float32")
 
 
+def _weights(labels: Tensor, sample_weight: Any) -> Tensor:
+    """Returns the weight of each symbol of labels [B, T], 0 for padding: [B * T].
+
+    `sample_weight` is None, [B] or [B, T].
+    """
+    weights = _real(ops.convert_to_tensor(labels))
+    if sample_weight is not None:
+        given = ops.cast(sample_weight, "float32")
+        weights *= given if len(given.shape) == len(weights.shape) else given[..., None]
+    return ops.reshape(weights, (-1,))
+
+
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class TokenAccuracy(keras.metrics.Mean):
     """The share of real target symbols to which the model gave the highest logit.
@@ -36,7 +48,7 @@ class TokenAccuracy(keras.metrics.Mean):
     def update_state(self, y_true: Tensor, y_pred: Tensor, sample_weight: Any = None) -> None:
         labels, logits = flat_labels_and_logits(y_true, y_pred)
         is_best = ops.equal(label_logits(labels, logits), best_logits(logits))
-        super().update_state(ops.cast(is_best, "float32"), _real(labels))
+        super().update_state(ops.cast(is_best, "float32"), _weights(y_true, sample_weight))
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -49,7 +61,7 @@ class Perplexity(keras.metrics.Mean):
     def update_state(self, y_true: Tensor, y_pred: Tensor, sample_weight: Any = None) -> None:
         labels, logits = flat_labels_and_logits(y_true, y_pred)
         losses = log_normalizer(logits) - label_logits(labels, logits)
-        super().update_state(losses, _real(labels))
+        super().update_state(losses, _weights(y_true, sample_weight))
 
     def result(self) -> Tensor:
         return ops.exp(super().result())

@@ -9,6 +9,7 @@ import pytest
 from keras import ops
 
 import keras_transformer.layers
+from keras_transformer.errors import InputError
 from keras_transformer.layers import (
     CrossAttention,
     Decoder,
@@ -24,6 +25,7 @@ from keras_transformer.layers import (
     TokenEmbedding,
 )
 from keras_transformer.layers.masks import causal_bias, padding_bias
+from keras_transformer.layers.positions import sinusoids
 
 B, T, S, D, H, K, U = 2, 4, 3, 6, 2, 5, 3
 RANDOM = np.random.default_rng(4)
@@ -198,3 +200,17 @@ def test_all_weights_are_trained(case):
 def test_dropout_is_off_unless_training(case):
     layer = build(case)
     np.testing.assert_array_equal(layer(*case.inputs), layer(*case.inputs))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: sinusoids(np.arange(3), 4, "concat"), "layout must be one of sinusoidal, concat"),
+        (lambda: PositionalEncoding(4, "sine"), "kind must be one of sinusoidal, .* got 'sine'"),
+        (lambda: Residual(norm_position="Pre"), "norm_position must be one of post, pre, got 'Pre"),
+        (lambda: LayerNormalization(form="std"), "form must be one of variance, sigma, got 'std'"),
+    ],
+)
+def test_a_form_that_does_not_exist_is_refused(make, message):
+    with pytest.raises(InputError, match=message):
+        make()

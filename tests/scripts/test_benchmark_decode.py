@@ -186,13 +186,11 @@ def test_a_missing_run_is_told_before_anything_is_measured(call, refused, tmp_pa
     refused(result, f"no training run in {tmp_path / 'absent'}")
 
 
-@pytest.mark.parametrize("run_dir", [None, "runs/x"])
-def test_a_test_set_is_left_out_with_a_line_that_says_why(call, tmp_path, run_dir):
-    absent = tmp_path / "absent.en"
-    flags = ["--presets=", f"--sentences={absent}", "--json"]
-    result = call("benchmark.py", "decode", *flags, *([f"--run_dir={run_dir}"] if run_dir else []))
+@pytest.mark.parametrize("flag", ["--run_dir=runs/x", "--sentences=test.en"])
+def test_a_test_set_is_left_out_with_a_line_that_says_why(call, flag):
+    result = call("benchmark.py", "decode", "--presets=", flag, "--json")
     assert (result.code, result.out) == (0, "")
-    reason = f"{absent} does not exist." if run_dir else "--run_dir names no trained model."
+    reason = "--run_dir names no trained model, or --sentences none."
     assert result.err == f"Real sentences are left out: {reason}\n"
 
 

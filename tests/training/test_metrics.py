@@ -85,3 +85,14 @@ def test_padding_is_counted_over_whole_batches_of_any_shape():
     np.testing.assert_allclose(metric.result(), 0.6)
     again = keras.metrics.deserialize(keras.metrics.serialize(metric))
     assert (type(again), again.name) == (Padding, "padding")
+
+
+@pytest.mark.parametrize("weights", [[1.0, 0.0], [[1.0, 1.0, 1.0], [0.0, 0.0, 0.0]]])
+def test_sentences_and_symbols_count_by_the_weight_that_they_are_given(weights):
+    labels = np.array([[1, 2, 0], [3, 1, 1]])
+    logits = np.eye(4, dtype="float32")[[[1, 3, 0], [3, 1, 2]]] * 5  # right: 1 of 2, 2 of 3
+    for metric in (TokenAccuracy(), Perplexity()):
+        expected = type(metric)()
+        metric.update_state(labels, logits, sample_weight=np.array(weights))
+        expected.update_state(labels[:1], logits[:1])
+        assert float(metric.result()) == pytest.approx(float(expected.result()))
