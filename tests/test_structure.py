@@ -77,7 +77,7 @@ def test_a_file_imports_from_lower_floors_and_its_own_folder_only(path):
         ("layers/encoder.py", "from keras_transformer.layers.masks import causal_bias", True),
         ("layers/encoder.py", "from keras_transformer import errors", True),
         ("data/plan.py", "import keras_transformer.text.vocabulary", True),
-        ("config.py", "from keras_transformer.errors import InputError", True),
+        ("config/model.py", "from keras_transformer.errors import InputError", True),
         ("layers/encoder.py", "from keras import ops", True),
         ("layers/encoder.py", "from keras_transformer.models import Transformer", False),
         ("layers/encoder.py", "def f():\n    import keras_transformer.text", False),

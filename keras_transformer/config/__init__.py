@@ -1,0 +1,28 @@
+"""Hyperparameters of model, data, training and search: frozen dataclasses that check themselves.
+
+One place lists every hyperparameter; layers take plain numbers and never see these classes.
+`ModelConfig.preset("base")` gives the paper's settings, `to_json` and `from_json` a round trip.
+"""
+
+from keras_transformer.config.base import JsonConfig
+from keras_transformer.config.data import DataConfig, split_list
+from keras_transformer.config.model import PRESETS, ModelConfig
+from keras_transformer.config.search import MOST_PHRASES, SearchConfig
+from keras_transformer.config.symbols import END_ID, PAD_ID, START_ID, UNKNOWN_ID
+from keras_transformer.config.training import TRAINING_PRESETS, TrainingConfig
+
+__all__ = [
+    "END_ID",
+    "MOST_PHRASES",
+    "PAD_ID",
+    "PRESETS",
+    "START_ID",
+    "TRAINING_PRESETS",
+    "UNKNOWN_ID",
+    "DataConfig",
+    "JsonConfig",
+    "ModelConfig",
+    "SearchConfig",
+    "TrainingConfig",
+    "split_list",
+]

@@ -1,0 +1,126 @@
+"""Where sentence pairs come from and how they become symbols."""
+
+import dataclasses
+from typing import Literal
+
+from keras_transformer.config.base import JsonConfig
+from keras_transformer.errors import InputError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataConfig(JsonConfig):
+    """Where sentence pairs come from and how they become symbols.
+
+    Attributes:
+        dataset: names of TensorFlow Datasets translation sets, separated by commas, such as
+            wmt14_translate/de-en, or number_names/en-de, which needs no download.
+        reverse: whether to swap source and target of the data sets.
+        train_source, train_target: parallel text files to train on, plain or .gz; several are
+            separated by commas.
+        train_tsv: files with source, tab and target on each line, plain or .gz, separated by
+            commas. Files, TSV files and data sets can be given together.
+        mix_weights: share of the sentence pairs that each corpus gives, numbers separated by
+            commas, for file pairs, TSV files and data sets in this order; None means in
+            proportion to their sizes, so that an epoch has every pair once.
+        dev_source, dev_target: files whose loss and BLEU are shown at each checkpoint.
+        test_source, test_target: files that scripts/evaluate.py translates and scores.
+        vocabulary: a SentencePiece model to use instead of learning one; the source's own where
+            `target_vocabulary` is given too.
+        target_vocabulary: the target's own SentencePiece model.
+        vocabulary_size: symbols of each vocabulary that is learned.
+        vocabulary_kind: what the symbols are: byte-pair or unigram pieces, characters, or words.
+        vocabulary_normalization: "nfkc" unifies the spellings of characters, "identity" leaves
+            text that is prepared already alone.
+        share_vocabulary: whether one vocabulary is learned for both sides.
+        max_length: pairs with more symbols on a side are left out of training.
+        max_length_ratio: pairs whose longer side has more than so many times the symbols of the
+            shorter one are left out of training; None means no bound.
+        subword_sampling: how much the segmentation of the training text varies (subword
+            regularisation, Kudo 2018): the rate of merges left out of byte-pair pieces
+            (Provilkov et al. 2020), the exponent of unigram probabilities; 0 does not vary it.
+        remove_bpe: whether the text is cut into pieces already, marked with "@@ ", which are
+            joined before BLEU is computed.
+        bleu_tokenize: sacreBLEU's tokenizer for the dev and test sets; none for text that is
+            tokenized already.
+        bleu_lowercase: whether BLEU ignores case.
+    """
+
+    dataset: str | None = None
+    reverse: bool = False
+    train_source: str | None = None
+    train_target: str | None = None
+    train_tsv: str | None = None
+    mix_weights: str | None = None
+    dev_source: str | None = None
+    dev_target: str | None = None
+    test_source: str | None = None
+    test_target: str | None = None
+    vocabulary: str | None = None
+    target_vocabulary: str | None = None
+    vocabulary_size: int = 8000
+    vocabulary_kind: Literal["bpe", "unigram", "char", "word"] = "bpe"
+    vocabulary_normalization: Literal["nfkc", "identity"] = "nfkc"
+    share_vocabulary: bool = True
+    max_length: int = 256
+    max_length_ratio: float | None = None
+    subword_sampling: float = 0.0
+    remove_bpe: bool = False
+    bleu_tokenize: Literal["13a", "intl", "char", "zh", "none"] = "13a"
+    bleu_lowercase: bool = False
+
+    def __post_init__(self) -> None:
+        self._check_choices()
+        self._check_at_least(1, "vocabulary_size", "max_length", "max_length_ratio")
+        if not 0 <= self.subword_sampling < 1:
+            raise InputError(
+                f"subword_sampling must be at least 0 and below 1, got {self.subword_sampling}"
+            )
+        if self.subword_sampling and self.vocabulary_kind not in ("bpe", "unigram"):
+            raise InputError(
+                f"subword_sampling needs vocabulary_kind bpe or unigram, got {self.vocabulary_kind}"
+            )
+        if len(split_list(self.train_source)) != len(split_list(self.train_target)):
+            raise InputError(
+                "train_source and train_target must name as many files as each other, got "
+                f"{self.train_source} and {self.train_target}"
+            )
+        if not self.num_corpora:
+            raise InputError(
+                "no training data: give train_source and train_target, train_tsv or dataset"
+            )
+        self._check_mix_weights()
+        for split in ("dev", "test"):
+            names = (f"{split}_source", f"{split}_target")
+            if sum(getattr(self, name) is None for name in names) == 1:
+                raise InputError(f"{' and '.join(names)} go together; one of them is missing")
+        if self.target_vocabulary is not None and self.vocabulary is None:
+            raise InputError("target_vocabulary needs vocabulary, the source's, beside it")
+
+    @property
+    def num_corpora(self) -> int:
+        """How many corpora there are to train on: pairs of files, TSV files and data sets."""
+        lists = (self.train_source, self.train_tsv, self.dataset)
+        return sum(len(split_list(text)) for text in lists)
+
+    @property
+    def weights(self) -> tuple[float, ...] | None:
+        """`mix_weights` as numbers."""
+        if self.mix_weights is None:
+            return None
+        return tuple(float(weight) for weight in split_list(self.mix_weights))
+
+    def _check_mix_weights(self) -> None:
+        try:
+            weights = self.weights
+        except ValueError:
+            weights = ()
+        if weights is not None and (len(weights) != self.num_corpora or min(weights) <= 0):
+            raise InputError(
+                f"mix_weights must be {self.num_corpora} numbers above 0, one for each corpus, "
+                f"separated by commas, got {self.mix_weights!r}"
+            )
+
+
+def split_list(text: str | None) -> list[str]:
+    """Returns the entries of a list that is written with commas; None is the empty list."""
+    return [entry.strip() for entry in text.split(",")] if text else []

@@ -1,0 +1,108 @@
+"""How translations are searched for."""
+
+import dataclasses
+import math
+from typing import Literal
+
+from keras_transformer.config.base import JsonConfig
+from keras_transformer.errors import InputError
+
+# Phrases of a sentence, so that no request can exhaust the memory.
+MOST_PHRASES = {"banned_phrases": 256, "required_phrases": 16}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SearchConfig(JsonConfig):
+    """How translations are searched for (Vaswani et al. 2017, section 6.1).
+
+    Attributes:
+        method: beam search, or sampling of each symbol from the model's distribution.
+        beam_size: hypotheses kept for each sentence; 1 is greedy search. Sampling ignores it.
+        length_penalty: alpha of ((5 + length) / 6) ** alpha (Wu et al. 2016, eq. 14), by which
+            log-probabilities are divided; the length counts the end symbol.
+        coverage_penalty: beta of the coverage penalty (Wu et al. 2016, eq. 14), by which
+            translations that leave source symbols unattended lose; 0 is off.
+        beam_groups: groups that the beam is divided into, each searching for itself and avoiding
+            what those before it chose (Vijayakumar et al. 2018); 1 is an ordinary beam.
+        diversity_penalty: what a symbol loses for each time that an earlier group chose it at
+            the same step, in units of log-probability.
+        num_translations: translations returned for each sentence, best first; at most
+            `beam_size` of a beam.
+        temperature: what logits are divided by before a symbol is sampled.
+        top_k: sampled are the k most probable symbols only; 0 means all.
+        top_p: sampled are the fewest symbols that have this probability together; 1 means all.
+        seed: of the sampling; the same seed gives a sentence the same samples in any batch.
+        max_extra_length: a translation has at most the source's length plus this many symbols.
+        max_length: a translation has at most this many symbols, whatever the source; 0 sets no
+            such limit.
+        min_length: a translation has at least this many symbols before its end.
+        max_source_length: symbols of a sentence that are read; what is beyond them is cut off, so
+            that no input can exhaust the memory.
+        repetition_penalty: what the logits of symbols that a translation has already are divided
+            by where positive, and multiplied by where negative (Keskar et al. 2019, 4.1); 1 is off.
+        no_repeat_ngram: no sequence of so many symbols occurs twice in a translation; 0 is off.
+        banned_phrases: never in a translation as the vocabulary cuts them into symbols; other
+            symbols may spell the same text. 256 at most.
+        required_phrases: in every translation, in any order (Post and Vilar 2018). 16 at most.
+    """
+
+    method: Literal["beam", "sampling"] = "beam"
+    beam_size: int = 4
+    length_penalty: float = 0.6
+    coverage_penalty: float = 0.0
+    beam_groups: int = 1
+    diversity_penalty: float = 0.5
+    num_translations: int = 1
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+    max_extra_length: int = 50
+    max_length: int = 0
+    min_length: int = 0
+    max_source_length: int = 512
+    repetition_penalty: float = 1.0
+    no_repeat_ngram: int = 0
+    banned_phrases: tuple[str, ...] = ()
+    required_phrases: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        self._check_choices()
+        self._check_at_least(1, "beam_size", "num_translations", "max_source_length", "beam_groups")
+        self._check_at_least(0, "length_penalty", "coverage_penalty", "diversity_penalty")
+        self._check_at_least(0, "max_extra_length", "max_length", "min_length")
+        self._check_at_least(0, "top_k", "no_repeat_ngram")
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, int) and abs(value) >= 1 << 31:
+                raise InputError(f"{field.name} must be a number of 32 bits, got {value}")
+        for name in ("temperature", "repetition_penalty", "top_p"):
+            if not getattr(self, name) > 0:
+                raise InputError(f"{name} must be larger than 0, got {getattr(self, name)}")
+        penalties = ("length_penalty", "coverage_penalty", "diversity_penalty")
+        for name in (*penalties, "temperature", "repetition_penalty"):
+            if not math.isfinite(getattr(self, name)):
+                raise InputError(f"{name} must be a finite number, got {getattr(self, name)}")
+        if self.top_p > 1:
+            raise InputError(f"top_p is a probability, at most 1, got {self.top_p}")
+        if self.method == "beam" and self.num_translations > self.beam_size:
+            raise InputError(
+                f"num_translations {self.num_translations} is larger than beam_size "
+                f"{self.beam_size}; raise beam_size or ask for fewer"
+            )
+        if self.beam_size % self.beam_groups:
+            raise InputError(
+                f"beam_groups {self.beam_groups} does not divide beam_size {self.beam_size}; "
+                f"a beam_size of {self.beam_groups * 2} gives each group two hypotheses"
+            )
+        if 0 < self.max_length < self.min_length:
+            raise InputError(
+                f"min_length {self.min_length} is larger than max_length {self.max_length}"
+            )
+        for name in ("banned_phrases", "required_phrases"):
+            phrases = getattr(self, name)
+            if isinstance(phrases, str) or not all(phrase.strip() for phrase in phrases):
+                raise InputError(f"{name} must be phrases, none of them blank, got {phrases!r}")
+            if len(phrases) > MOST_PHRASES[name]:
+                raise InputError(f"{name} may be {MOST_PHRASES[name]}, got {len(phrases)}")
+            object.__setattr__(self, name, tuple(phrases))  # a list, read from JSON

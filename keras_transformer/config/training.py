@@ -1,0 +1,121 @@
+"""How a model is trained."""
+
+import dataclasses
+from typing import Any, Literal
+
+from typing_extensions import Self
+
+from keras_transformer.config.base import JsonConfig
+from keras_transformer.config.model import PRESETS
+from keras_transformer.errors import InputError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainingConfig(JsonConfig):
+    """How a model is trained (Vaswani et al. 2017, section 5).
+
+    Attributes:
+        train_steps: updates in all.
+        batch_tokens: about so many source and so many target symbols a batch, padding included.
+        learning_rate: the highest rate, reached after `warmup_steps`; None means the paper's
+            (model_dim * warmup_steps)^-0.5.
+        warmup_steps: updates of linear warm-up.
+        label_smoothing: probability spread over the whole vocabulary.
+        accumulation_steps: parts into which each batch is cut to save memory; the update is that
+            of the whole batch.
+        clip_norm: the largest global norm of a gradient; None means no bound.
+        weight_decay: share of each weight matrix taken off it an update, times the learning rate
+            (Loshchilov and Hutter 2019).
+        ema_decay: decay of an exponential moving average of the weights, which then is what
+            checkpoints are validated, averaged and translated with; None means none.
+        max_bad_steps: updates in a row that may be skipped because their gradient is not finite
+            before the run stops.
+        checkpoint_steps: updates between two checkpoints, each with a validation.
+        keep_checkpoints: newest checkpoints kept on disk.
+        keep_best: checkpoints with the best dev BLEU kept beside them.
+        average_last: newest checkpoints whose weights are averaged at the end (6.1).
+        average_best: average so many checkpoints with the best dev BLEU in their place.
+        stop_metric: what to watch to stop early: bleu, val_loss, val_perplexity or val_accuracy;
+            None means not to stop early.
+        stop_patience: checkpoints without a better `stop_metric` before the run stops.
+        bleu_share: bound on the share of the time that goes to translating the dev set for its
+            BLEU at each checkpoint; it decides how many of its sentences are taken. 0 turns it off.
+        log_steps: updates between two lines of metrics.jsonl.
+        precision: the Keras dtype policy; the mixed ones are for GPUs and newer CPUs.
+        seed: of initial weights, dropout and the order of the data.
+    """
+
+    train_steps: int = 100_000
+    batch_tokens: int = 25_000
+    learning_rate: float | None = None
+    warmup_steps: int = 4000
+    label_smoothing: float = 0.1
+    accumulation_steps: int = 1
+    clip_norm: float | None = None
+    weight_decay: float = 0.0
+    ema_decay: float | None = None
+    max_bad_steps: int = 20
+    checkpoint_steps: int = 1000
+    keep_checkpoints: int = 20
+    keep_best: int = 1
+    average_last: int = 5
+    average_best: int | None = None
+    stop_metric: str | None = None
+    stop_patience: int = 10
+    bleu_share: float = 0.1
+    log_steps: int = 100
+    precision: Literal["float32", "mixed_bfloat16", "mixed_float16"] = "float32"
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        self._check_choices()
+        self._check_at_least(
+            1, "train_steps", "batch_tokens", "warmup_steps", "checkpoint_steps",
+            "keep_checkpoints", "average_last", "average_best", "accumulation_steps",
+            "max_bad_steps", "stop_patience", "log_steps",
+        )  # fmt: skip
+        if self.clip_norm is not None and self.clip_norm <= 0:
+            raise InputError(f"clip_norm must be above 0, got {self.clip_norm}; or leave it out")
+        self._check_at_least(
+            0, "label_smoothing", "learning_rate", "seed", "weight_decay", "keep_best", "bleu_share"
+        )
+        if self.ema_decay is not None and not 0 < self.ema_decay < 1:
+            raise InputError(f"ema_decay must be between 0 and 1, got {self.ema_decay}")
+        if self.bleu_share > 1:
+            raise InputError(f"bleu_share must be at most 1, got {self.bleu_share}")
+        needs_bleu = self.stop_metric == "bleu" or self.average_best is not None
+        if needs_bleu and self.bleu_share == 0:
+            raise InputError(
+                "stop_metric bleu and average_best need the dev BLEU, but bleu_share is 0; raise it"
+            )
+        known = ("bleu", "val_loss", "val_perplexity", "val_accuracy")
+        if self.stop_metric not in (None, *known):
+            raise InputError(
+                f"stop_metric must be one of {', '.join(known)}, got {self.stop_metric!r}"
+            )
+        if self.average_best is not None and self.average_best > self.keep_best:
+            raise InputError(
+                f"average_best {self.average_best} is larger than keep_best {self.keep_best}; "
+                "keep more of the best or average fewer"
+            )
+        if self.label_smoothing >= 1:
+            raise InputError(f"label_smoothing must be below 1, got {self.label_smoothing}")
+        if self.average_last > self.keep_checkpoints:
+            raise InputError(
+                f"average_last {self.average_last} is larger than keep_checkpoints "
+                f"{self.keep_checkpoints}; keep more checkpoints or average fewer"
+            )
+
+    @classmethod
+    def preset(cls, name: str, **changes: Any) -> Self:
+        """Returns the training that goes with the model preset of the same name."""
+        if name not in TRAINING_PRESETS:
+            raise InputError(f"unknown preset {name!r}; choose one of {', '.join(PRESETS)}")
+        return cls.from_dict(TRAINING_PRESETS[name] | changes)
+
+
+TRAINING_PRESETS: dict[str, dict[str, Any]] = {
+    "tiny": dict(train_steps=20_000, batch_tokens=2048, warmup_steps=1000, average_last=5),
+    "base": dict(train_steps=100_000, average_last=5),
+    "big": dict(train_steps=300_000, average_last=20),
+}
