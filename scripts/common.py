@@ -99,9 +99,7 @@ def define_flags(
         elif float in (field.type, *kinds):
             flags.DEFINE_float(field.name, None, help_text)
         elif typing.get_origin(field.type) is tuple:
-            flags.DEFINE_multi_string(
-                field.name, None, f"{help_text} Repeat the flag to give several."
-            )
+            flags.DEFINE_multi_string(field.name, None, help_text)
         else:
             flags.DEFINE_string(field.name, None, help_text)
 

@@ -15,15 +15,19 @@ class DataConfig(JsonConfig):
         dataset: names of TensorFlow Datasets translation sets, separated by commas, such as
             wmt14_translate/de-en, or number_names/en-de, which needs no download.
         reverse: whether to swap source and target of the data sets.
-        train_source, train_target: parallel text files to train on, plain or .gz; several are
+        train_source: text files to train on, a sentence a line, plain or .gz; several are
             separated by commas.
+        train_target: as many files with a translation of each line of `train_source`.
         train_tsv: files with source, tab and target on each line, plain or .gz, separated by
             commas. Files, TSV files and data sets can be given together.
         mix_weights: share of the sentence pairs that each corpus gives, numbers separated by
             commas, for file pairs, TSV files and data sets in this order; None means in
             proportion to their sizes, so that an epoch has every pair once.
-        dev_source, dev_target: files whose loss and BLEU are shown at each checkpoint.
-        test_source, test_target: files that scripts/evaluate.py translates and scores.
+        dev_source: a file of source sentences; loss and BLEU of their translations are shown at
+            each checkpoint.
+        dev_target: a file with a translation of each line of `dev_source`.
+        test_source: a file of source sentences that scripts/evaluate.py translates and scores.
+        test_target: a file with a translation of each line of `test_source`.
         vocabulary: a SentencePiece model to use instead of learning one; the source's own where
             `target_vocabulary` is given too.
         target_vocabulary: the target's own SentencePiece model.

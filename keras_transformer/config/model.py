@@ -20,7 +20,8 @@ class ModelConfig(JsonConfig):
         model_dim: width of every sub-layer's output, d_model.
         feed_forward_dim: inner width of the feed-forward layers, d_ff.
         num_heads: attention heads, h.
-        key_dim, value_dim: width of one head, d_k and d_v; None means model_dim / num_heads.
+        key_dim: width of a head's queries and keys, d_k; None means model_dim / num_heads.
+        value_dim: width of a head's values, d_v; None means model_dim / num_heads.
         dropout: rate on each sub-layer's output, before the residual sum (5.4).
         embedding_dropout: rate on the sum of embedding and position; None means `dropout`, as in
             the paper.
