@@ -5,8 +5,9 @@
 A way is DEVICES-PARTS-COMPILER-LOSS, such as 2-1-plain-ours: mirrored replicas ("workers" for
 those of TF_CONFIG), accumulated parts of a batch, plain or xla, ours, keras or spoiled: ours in
 float16, with one sentence whose loss is infinite. Each leaves its weights and its metrics in
-FOLDER/WAY.npz. Devices can be split only before TensorFlow starts and
-one process keeps to one number of replicas: hence a program.
+FOLDER/WAY.npz. Devices can be split only before TensorFlow starts, and a process remembers the
+collective operations of one number of replicas and one kind of update: hence a program, which is
+started for each.
 """
 
 import json

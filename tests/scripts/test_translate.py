@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from keras_transformer import serving
-from keras_transformer.serving import Translation
+from keras_transformer.serving import Translation, model_card
 
 
 @pytest.fixture(scope="session")
@@ -121,7 +121,8 @@ def test_translations_are_aligned(call, trained):
     assert len(other.split("\t")) == 3
 
 
-def test_alignments_number_the_words_that_are_read_and_written(call, monkeypatch):
+@pytest.mark.parametrize("joins", [True, False])
+def test_alignments_number_the_words_that_are_read_and_written(call, monkeypatch, joins):
     class Model:
         """Translates into pieces and aligns each with the source's piece in its place."""
 
@@ -131,12 +132,21 @@ def test_alignments_number_the_words_that_are_read_and_written(call, monkeypatch
         def align(self, sentences, translations, **options):
             return [[(place // 2, place) for place in range(len(translations[0].split()))]]
 
+    card = {"training": {"data": {"remove_bpe": joins}}}
     monkeypatch.setattr(serving, "load_exported", lambda version: Model())
+    monkeypatch.setattr(model_card, "read_model_card", lambda version: card)
     command = ("translate.py", "--saved_model=x", "--alignments")
-    joined = call(*command, "--remove_bpe", stdin=b"m@@ is@@ erable\n")
-    assert joined == (0, "unhappy dogs un\t0-0 1-0 1-1 2-2\n", "")
-    pieces = call(*command, stdin=b"m@@ is@@ erable\n")
-    assert pieces == (0, "un@@ happ@@ y dogs un@@\t0-0 0-1 1-2 1-3 2-4\n", "")
+    joined = (0, "unhappy dogs un\t0-0 1-0 1-1 2-2\n", "")
+    pieces = (0, "un@@ happ@@ y dogs un@@\t0-0 0-1 1-2 1-3 2-4\n", "")
+    text = b"m@@ is@@ erable\n"
+    assert call(*command, stdin=text) == (joined if joins else pieces)
+    assert call(*command, "--remove_bpe", stdin=text) == joined
+    assert call(*command, "--noremove_bpe", stdin=text) == pieces
+
+
+def test_the_checkpoint_of_an_export_cannot_be_chosen(call, refused):
+    result = call("translate.py", "--saved_model=x", "--checkpoint=best")
+    refused(result, "--checkpoint was chosen when the model was exported; leave it out")
 
 
 def test_several_checkpoints_and_runs_translate_together(call, trained, texts, tmp_path, refused):
