@@ -54,14 +54,14 @@ class DatasetSplit:
 
     def exists(self) -> bool:
         """Whether the data set has this split; errors are those of going through it."""
-        return self._is_in(self._prepared())
+        builder, _ = self._prepared()
+        return self._is_in(builder)
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
-        builder = self._prepared()
+        builder, (source, target) = self._prepared()
         if not self._is_in(builder):
             known = ", ".join(builder.info.splits)
             raise InputError(f"{self.name} has no split {self.split!r}; choose one of {known}")
-        source, target = _languages(builder, self.name)
         if self.reverse:
             source, target = target, source
         batches = builder.as_dataset(split=self.split).batch(_READ_EXAMPLES)
@@ -69,11 +69,12 @@ class DatasetSplit:
             for pair in zip(examples[source], examples[target], strict=True):
                 yield pair[0].decode("utf-8"), pair[1].decode("utf-8")
 
-    def _prepared(self) -> Any:
+    def _prepared(self) -> tuple[Any, tuple[str, str]]:
+        """Returns the data set, which is here now, and its two languages."""
         builder = _find_builder(self.name, self.data_dir)
-        _languages(builder, self.name)  # complains before anything is downloaded
+        languages = _languages(builder, self.name)  # complains before anything is downloaded
         _prepare(builder, self.name)
-        return builder
+        return builder, languages
 
     def _is_in(self, builder: Any) -> bool:
         try:

@@ -1,11 +1,13 @@
 """scripts/translate.py and scripts/evaluate.py: order and number of lines, scores, bad input."""
 
+import importlib
 import json
+import pathlib
 import shutil
 
 import pytest
 
-from keras_transformer import serving
+from keras_transformer import serving, training
 from keras_transformer.serving import Translation, model_card
 
 
@@ -147,6 +149,24 @@ def test_alignments_number_the_words_that_are_read_and_written(call, monkeypatch
 def test_the_checkpoint_of_an_export_cannot_be_chosen(call, refused):
     result = call("translate.py", "--saved_model=x", "--checkpoint=best")
     refused(result, "--checkpoint was chosen when the model was exported; leave it out")
+
+
+def test_each_of_several_runs_has_a_checkpoint_of_its_own(monkeypatch):
+    class Run:
+        """Stands for a run whose checkpoints have its name in theirs."""
+
+        def __init__(self, path):
+            self.path = path
+            self.configs, self.checkpoints = list, lambda: self
+
+        def find(self, which):
+            return f"{which} of {self.path}"
+
+    monkeypatch.setattr(training, "RunDirectory", Run)
+    monkeypatch.syspath_prepend(pathlib.Path(__file__).resolve().parents[2] / "scripts")
+    found = importlib.import_module("common").find_checkpoints("a,b", "best,latest")
+    names = ["best of a", "latest of a", "best of b", "latest of b"]
+    assert [(run.path, name) for run, name in found] == [(name[-1], name) for name in names]
 
 
 def test_several_checkpoints_and_runs_translate_together(call, trained, texts, tmp_path, refused):
