@@ -11,6 +11,8 @@ from keras import ops
 
 Tensor = Any
 
+_FEW_QUERIES = 16  # a beam's hypotheses
+
 
 class KeysValues(NamedTuple):
     """What is attended to.
@@ -29,13 +31,21 @@ def attention_weights(query: Tensor, keys: Tensor, bias: Tensor | None) -> Tenso
 
     The query [..., H, T, K] is scaled by 1/sqrt(K) already (3.2.1, eq. 1).
     """
-    scores = ops.matmul(query, ops.swapaxes(keys, -1, -2))  # [..., H, T, S]
-    scores = ops.cast(scores, "float32")
+    scores = ops.cast(_products(query, keys), "float32")  # [..., H, T, S]
     if scores.shape[-1] == 1:  # a single key has all the weight; ops.softmax would warn
         return ops.ones_like(scores, dtype=query.dtype)
     if bias is not None:
         scores = scores + ops.cast(bias, "float32")
     return ops.cast(ops.softmax(scores, axis=-1), query.dtype)
+
+
+def _products(query: Tensor, keys: Tensor) -> Tensor:
+    """Returns query keys^T."""
+    num_queries = query.shape[-2]
+    if num_queries is None or num_queries > _FEW_QUERIES:
+        return ops.matmul(query, ops.swapaxes(keys, -1, -2))
+    # XLA copies what it has to transpose: rather these few products than all keys, at each step.
+    return ops.swapaxes(ops.matmul(keys, ops.swapaxes(query, -1, -2)), -1, -2)
 
 
 def split_heads(x: Tensor, num_heads: int, length: int | Tensor | None = None) -> Tensor:

@@ -11,15 +11,31 @@ from keras_transformer.config import END_ID, PAD_ID
 
 
 class SavedModel:
-    """A SavedModel, loaded without Keras, as a server has it."""
+    """A SavedModel in what a model server runs it in: a session, without Keras or eager Python.
 
-    def __init__(self, folder: str) -> None:
+    Args:
+        folder: of the SavedModel.
+        threads: that it may use.
+    """
+
+    def __init__(self, folder: str, threads: int) -> None:
         import tensorflow as tf
 
         self.version = f"tensorflow {tf.__version__}"
-        self._loaded = tf.saved_model.load(folder)  # the signature lives as long as this
-        self._tokens = self._loaded.signatures["tokens"]
-        self._constant = tf.constant
+        v1 = tf.compat.v1
+        v1.logging.set_verbosity(v1.logging.ERROR)  # its loader's advice is for eager code
+        config = v1.ConfigProto(
+            intra_op_parallelism_threads=threads, inter_op_parallelism_threads=threads
+        )
+        session = v1.Session(graph=tf.Graph(), config=config)
+        with session.graph.as_default():
+            loaded = v1.saved_model.load(session, ["serve"], folder)
+        tokens = loaded.signature_def["tokens"]
+        self._names = list(tokens.outputs)
+        self._translate = session.make_callable(
+            [tokens.outputs[name].name for name in self._names],
+            feed_list=[tokens.inputs["source"].name],
+        )
 
     def prepare(self, sentences: list[list[int]]) -> Any:
         """Returns int32 ids [B, S] with END and padding."""
@@ -30,8 +46,7 @@ class SavedModel:
         return source
 
     def translate(self, inputs: Any) -> Any:
-        outputs = self._tokens(source=self._constant(inputs))
-        return {name: value.numpy() for name, value in outputs.items()}
+        return dict(zip(self._names, self._translate(inputs), strict=True))
 
     def ids(self, inputs: Any, outputs: Any) -> list[list[int]]:
         best = zip(outputs["ids"][:, 0], outputs["lengths"][:, 0], strict=True)
@@ -41,12 +56,8 @@ class SavedModel:
 def main() -> None:
     job, sentences = job_of_process()
     common.load_tensorflow()
-    import tensorflow as tf
-
-    tf.config.threading.set_intra_op_parallelism_threads(job.threads)
-    tf.config.threading.set_inter_op_parallelism_threads(job.threads)
     start = time.perf_counter()
-    engine = SavedModel(job.model)
+    engine = SavedModel(job.model, job.threads)
     answer_requests(engine, sentences, time.perf_counter() - start)
 
 
