@@ -79,7 +79,8 @@ _JSON = flags.DEFINE_boolean("json", False, "Print one JSON object for each row 
 _CHECK = flags.DEFINE_boolean(
     "check",
     False,
-    "Hold the figures against the targets of BUILD_NOTES.md; exit with 1 where one is missed.",
+    "Hold the figures against the targets of BUILD_NOTES.md; exit with 1 where one is missed, or "
+    "none was measured.",
 )
 
 
@@ -177,9 +178,10 @@ def _rounds() -> dict[str, Any]:
 
 
 def _tell(verdicts: Sequence[Verdict]) -> None:
-    """Prints which targets are met, and exits with 1 where one is missed."""
+    """Prints which targets are met, and exits with 1 where one is missed or none was measured."""
     print(*verdicts, sep="\n", file=sys.stderr if _JSON.value else sys.stdout)
-    if any(verdict.met is False for verdict in verdicts):
+    results = {verdict.met for verdict in verdicts}
+    if False in results or True not in results:
         sys.exit(1)
 
 

@@ -98,7 +98,7 @@ def _export_saved_model(found: "Found", search: SearchConfig) -> pathlib.Path:
         _VERSION.value,
         name=_NAME.value,
         sentences=sentences,
-        training=describe_run(run, _names(found)),
+        training=[describe_run(*each) for each in found],
     )
     for name, signature in read_model_card(path)["signatures"].items():
         inputs, outputs = (", ".join(signature[side]) for side in ("inputs", "outputs"))

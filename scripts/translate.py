@@ -76,13 +76,13 @@ def _load_run(run_dirs: str, search: SearchConfig) -> "tuple[LocalTranslator, bo
 
 
 def _load_export(version: str) -> "tuple[LocalTranslator, bool]":
-    """Does what `_load_run` does, for an export; its model card tells of the run."""
+    """Does what `_load_run` does, for an export; its model card tells of the runs."""
     from keras_transformer.serving import load_exported
     from keras_transformer.serving.model_card import read_model_card
 
     model = load_exported(version)
-    training = read_model_card(version)["training"]
-    return model, training is not None and training["data"]["remove_bpe"]
+    runs = read_model_card(version)["training"]
+    return model, any(run["data"]["remove_bpe"] for run in runs)
 
 
 def _wishes(given: dict[str, Any]) -> dict[str, Any]:

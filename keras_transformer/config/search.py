@@ -10,6 +10,11 @@ from keras_transformer.errors import InputError
 # Phrases of a sentence, so that no request can exhaust the memory.
 MOST_PHRASES = {"banned_phrases": 256, "required_phrases": 16}
 
+_NO_USE = {
+    "beam": ("temperature", "top_k", "top_p", "seed"),
+    "sampling": ("beam_groups", "diversity_penalty"),
+}
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SearchConfig(JsonConfig):
@@ -99,6 +104,12 @@ class SearchConfig(JsonConfig):
             raise InputError(
                 f"min_length {self.min_length} is larger than max_length {self.max_length}"
             )
+        for field in dataclasses.fields(self):
+            if field.name in _NO_USE[self.method] and getattr(self, field.name) != field.default:
+                raise InputError(
+                    f"{field.name} has no use with method {self.method}; leave it out, or give "
+                    "the other method"
+                )
         for name in ("banned_phrases", "required_phrases"):
             phrases = getattr(self, name)
             if isinstance(phrases, str) or not all(phrase.strip() for phrase in phrases):

@@ -42,9 +42,10 @@ def final_scores(
         request: what is searched for.
     """
     scores = log_probs / length_penalty(lengths, request.alpha[:, None])
-    if coverage is None:
-        return scores
-    return scores + coverage_penalty(coverage, request.beta)
+    if coverage is not None:
+        scores += coverage_penalty(coverage, request.beta)
+    # Where the length penalty is infinite, what is impossible would be no number.
+    return tf.where(log_probs > IMPOSSIBLE, scores, IMPOSSIBLE)
 
 
 def next_symbols(

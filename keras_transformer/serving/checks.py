@@ -77,7 +77,7 @@ def compare_answers(
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder, "answers")
         process = subprocess.Popen(
-            [sys.executable, "-I", replay.__file__, str(version), str(path)],
+            [sys.executable, "-I", replay.__file__, str(version), str(path), *sys.path],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

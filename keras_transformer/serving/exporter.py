@@ -21,7 +21,12 @@ from keras_transformer.errors import InputError
 from keras_transformer.publishing import publish
 from keras_transformer.serving.checks import check_operations, compare_answers
 from keras_transformer.serving.model_card import make_model_card, write_model_card
-from keras_transformer.serving.server_files import check_model_name, write_server_files
+from keras_transformer.serving.server_files import (
+    check_model_name,
+    check_served_name,
+    most_sentences,
+    write_server_files,
+)
 from keras_transformer.serving.signatures import make_signatures
 from keras_transformer.serving.translator import Translator
 from keras_transformer.serving.warm_up import BATCH_SIZES, make_requests, write_requests
@@ -35,7 +40,7 @@ def export(
     name: str | None = None,
     sentences: Sequence[str] = (),
     batch_sizes: Sequence[int] = BATCH_SIZES,
-    training: Mapping[str, Any] | None = None,
+    training: Sequence[Mapping[str, Any]] = (),
     check_answers: bool = True,
 ) -> pathlib.Path:
     """Writes `<folder>/<version>/` and returns that path.
@@ -48,11 +53,13 @@ def export(
         translator: what to write.
         folder: the model's folder; made if need be.
         version: a positive number; None means one more than the highest there.
-        name: what requests will call the model; by default the folder's name.
+        name: what requests will call the model, as in the `models.config` of the folder; by
+            default the folder's name.
         sentences: text as people will send it, for the server to warm up with and for the check;
             by default it is made up of the vocabulary.
-        batch_sizes: sentences of the requests to warm up with.
-        training: for the model card; see `describe_run`.
+        batch_sizes: sentences of the requests to warm up with; none has more than the batching
+            parameters in the folder allow.
+        training: for the model card, see `describe_run`: of each run whose weights these are.
         check_answers: whether a fresh process answers the warm-up requests, to be compared with
             the translator.
 
@@ -68,9 +75,12 @@ def export(
     final = base / str(choose_version(base, version))
     name = base.resolve().name if name is None else name
     check_model_name(name)
+    check_served_name(base, name)
     original, translator = translator, translator.frozen()
     signatures = make_signatures(translator)
-    requests = make_requests(translator, signatures, sentences, batch_sizes)
+    requests = make_requests(
+        translator, signatures, sentences, batch_sizes, most_sentences=most_sentences(base)
+    )
     try:
         with publish(final) as aside:
             tf.saved_model.save(translator, str(aside), signatures=signatures)
@@ -79,7 +89,7 @@ def export(
             write_model_card(aside, make_model_card(original, signatures, operations, training))
             if check_answers:
                 compare_answers(aside, requests, signatures)
-            write_server_files(base, name)
+            write_server_files(base, name, max(request.size for request in requests))
     except (OSError, tf.errors.OpError) as error:
         reason = textwrap.shorten(str(error), 200)
         raise InputError(f"cannot write the export to {final} ({reason})") from error

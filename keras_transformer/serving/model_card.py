@@ -10,7 +10,7 @@ import json
 import os
 import pathlib
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -22,6 +22,7 @@ from keras_transformer.serving.signatures import inputs_of
 from keras_transformer.serving.translator import Translator
 from keras_transformer.text import Vocabulary
 from keras_transformer.training import RunDirectory
+from keras_transformer.training.checkpoint_files import AVERAGE
 
 _FILE = "assets.extra/model_card.json"
 _PACKAGES = ("keras_transformer", "tensorflow", "tensorflow-text", "keras", "sentencepiece")
@@ -35,7 +36,7 @@ def make_model_card(
     translator: Translator,
     signatures: Mapping[str, Any],
     operations: list[str],
-    training: Mapping[str, Any] | None = None,
+    training: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """Returns the card as values for JSON.
 
@@ -43,12 +44,12 @@ def make_model_card(
         translator: the model and its search.
         signatures: the functions that are exported, by name.
         operations: names of those that are not TensorFlow's own.
-        training: where the weights are from; see `describe_run`.
+        training: where the weights are from, see `describe_run`; several runs translate together.
     """
     model = translator._model()
     weights = [each for each in translator.variables_to_save if _is_weight(each.dtype)]
     return {
-        "training": training,
+        "training": list(training),
         "model": model.config.to_dict(),
         "search": translator.search.to_dict(),
         "parameters": sum(weight.shape.num_elements() for weight in weights),
@@ -99,8 +100,8 @@ def describe_run(run: RunDirectory, checkpoint: str) -> dict[str, Any]:
 
     Returns:
         "checkpoint"; "data" and "settings", the configurations, files without their folders; and
-        "dev_scores", the metrics on the dev set by checkpoint: of this one or, where it is an
-        average, which has none of its own, of the last one.
+        "dev_scores", the metrics on the dev set by checkpoint, as the run's weights had them: of
+        this one or, where it is the average, which has none of its own, of the last one.
     """
     _, data, settings = run.configs()
     values = data.to_dict()
@@ -108,7 +109,7 @@ def describe_run(run: RunDirectory, checkpoint: str) -> dict[str, Any]:
         if values[name] is not None:
             values[name] = ",".join(map(os.path.basename, split_list(values[name])))
     scores = {f"step-{step}": each for step, each in run.checkpoints().scores.read().items()}
-    scored = checkpoint if checkpoint in scores else next(reversed(scores), None)
+    scored = next(reversed(scores), None) if checkpoint == AVERAGE else checkpoint
     return {
         "checkpoint": checkpoint,
         "data": values,

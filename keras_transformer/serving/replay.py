@@ -1,6 +1,6 @@
 """Answers the warm-up requests of a SavedModel as a model server would. A program of its own:
 
-python -I replay.py <folder of the version> <file for the answers>
+python -I replay.py <folder of the version> <file for the answers> <where packages are> ...
 
 It knows TensorFlow and TensorFlow Text and nothing of this package, and reads the graph alone, as
 the server does, where `tf.saved_model.load` would rebuild Python objects. The answers are a
@@ -44,8 +44,10 @@ if __name__ == "__main__":
     # The process that waits for this one holds the memory of the GPUs.
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     sys.modules["keras_transformer"] = None  # type: ignore[assignment]  # importing it fails
+    version, answers, *packages = sys.argv[1:]
+    sys.path += [path for path in packages if path not in sys.path]  # -I leaves some of them out
     try:
-        main(*sys.argv[1:])
+        main(version, answers)
     except Exception as error:
         print(f"{type(error).__name__}: {error}")
         sys.exit(1)

@@ -25,6 +25,9 @@ from keras_transformer.text import Tokenizer, Vocabulary
 
 Tensor = Any
 
+# Of a request to `score` at once, so that no request can exhaust the memory: half a gigabyte.
+_MOST_LOGITS = 1 << 27
+
 
 def make_signatures(translator: Translator) -> dict[str, Any]:
     """Returns the functions to export, traced, by name; `inputs_of` tells what they take.
@@ -86,11 +89,28 @@ def score(translator: Translator, source: Tensor, target: Tensor) -> dict[str, T
         int32 [B], symbols with END.
     """
     inputs, labels = _read_pair(translator, source, target)
-    logits = translator._model().call(inputs, training=False)  # [B, T, V]
-    # The logarithm of the softmax at the labels only: [B, T, V] is written once less.
-    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, tf.cast(logits, tf.float32))
+    model = translator._model()
+    num_rows, length = tf.unstack(tf.shape(labels))
+    vocabulary_size = translator.target_tokenizer.vocabulary.size
+    at_once = tf.maximum(_MOST_LOGITS // (tf.maximum(length, 1) * vocabulary_size), 1)
+
+    def go_on(first: Tensor, token_scores: Tensor) -> tuple[Tensor, Tensor]:
+        rows = slice(first, first + at_once)
+        logits = model.call({name: ids[rows] for name, ids in inputs.items()}, training=False)
+        # The logarithm of the softmax at the labels only: [B, T, V] is written once less.
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(
+            labels[rows], tf.cast(logits, tf.float32)
+        )
+        return first + at_once, tf.concat([token_scores, -losses], axis=0)
+
+    _, token_scores = tf.while_loop(
+        lambda first, _: first < num_rows,
+        go_on,
+        (tf.constant(0), tf.zeros([0, length])),
+        shape_invariants=(tf.TensorShape([]), tf.TensorShape([None, None])),
+    )
     is_real = labels != PAD_ID
-    token_scores = tf.where(is_real, -losses, 0.0)  # [B, T]
+    token_scores = tf.where(is_real, token_scores, 0.0)  # [B, T]
     return {
         "scores": tf.reduce_sum(token_scores, axis=1),
         "token_scores": token_scores,
@@ -122,13 +142,13 @@ def translate_tokens(translator: Translator, source: Tensor) -> dict[str, Tensor
 
     What follows a row's first END is not read. So any padding will do: a server that merges
     requests of different lengths fills rows up with copies of the first id. No row is refused,
-    since it may share its batch with those of others: one without END is read up to its padding,
-    and an id outside the vocabulary as the unknown symbol.
+    since it may share its batch with those of others: one without END, of which it cannot be told
+    from its padding, is not translated, and an id outside the vocabulary is the unknown symbol.
 
     Returns:
         "ids", int32 [B, N, L], of the target's vocabulary, best translation first, END
         included, then PAD; "lengths", int32 [B, N], symbols with END; "scores", float32
-        [B, N]. A row of nothing but END has translations of length 0 and score 0.
+        [B, N]. A row without END, or of nothing else, has translations of length 0 and score 0.
     """
     content = _content(source, translator.source_tokenizer.vocabulary.size)
     symbols = content[:, : translator.search.max_source_length]
@@ -150,8 +170,8 @@ def _read_pair(
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Returns a model's inputs, "source" [B, S] and "target" [B, T], and the labels [B, T]."""
     search = translator.search
-    is_paired = _require(
-        tf.size(source) == tf.size(target), "source and target must have as many rows"
+    is_paired = tf.debugging.Assert(
+        tf.size(source) == tf.size(target), ["source and target must have as many rows"]
     )
     with tf.control_dependencies([is_paired]):
         source_ids = _tokenize(translator.source_tokenizer, source, search.max_source_length)
@@ -175,17 +195,16 @@ def _with_end(symbols: tf.RaggedTensor) -> Tensor:
 
 
 def _content(source: Tensor, vocabulary_size: int) -> tf.RaggedTensor:
-    """Returns the ids of each row of a source [B, S] before its END, int32 [B, (length)]."""
-    is_end = tf.cast((source == END_ID) | (source == PAD_ID), tf.int32)
-    is_read = tf.cumsum(is_end, axis=1) == 0  # [B, S]
-    is_known = (source >= 0) & (source < vocabulary_size)
+    """Returns the ids of each row of a source [B, S] before its END, int32 [B, (length)].
+
+    None where there is no END: it does not show where the padding begins.
+    """
+    is_end = source == END_ID
+    has_end = tf.reduce_any(is_end, axis=1, keepdims=True)  # [B, 1]
+    is_read = has_end & (tf.cumsum(tf.cast(is_end, tf.int32), axis=1) == 0)  # [B, S]
+    is_known = (source > PAD_ID) & (source < vocabulary_size)
     lengths = tf.reduce_sum(tf.cast(is_read, tf.int32), axis=1)  # [B]
     return tf.RaggedTensor.from_tensor(tf.where(is_known, source, UNKNOWN_ID), lengths)
-
-
-def _require(conditions: Tensor, message: str) -> Any:
-    """Fails the request with a message unless all conditions hold."""
-    return tf.debugging.Assert(tf.reduce_all(conditions), [message])
 
 
 def _pieces(vocabulary: Vocabulary, ids: Tensor) -> Tensor:

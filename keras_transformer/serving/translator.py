@@ -97,6 +97,12 @@ class Translator(tf.Module):
         Returns:
             As `__call__`.
         """
+        is_one_each = tf.reduce_all(
+            [tf.size(values) == tf.size(text) for values in columns.values()]
+        )
+        checked = tf.debugging.Assert(is_one_each, ["every option must have a value for each row"])
+        with tf.control_dependencies([checked]):
+            text = tf.identity(text)
         return self._answer(text, read_options(columns, self.search, self.target_tokenizer))
 
     def _answer(self, text: Tensor, options: dict[str, Tensor] | None = None) -> dict[str, Tensor]:

@@ -38,12 +38,18 @@ class Request(NamedTuple):
     signature: str
     inputs: dict[str, np.ndarray[Any, Any]]
 
+    @property
+    def size(self) -> int:
+        """How many sentences it has."""
+        return len(next(iter(self.inputs.values())))
+
 
 def make_requests(
     translator: Translator,
     signatures: Mapping[str, Any],
     sentences: Sequence[str] = (),
     batch_sizes: Sequence[int] = BATCH_SIZES,
+    most_sentences: int | None = None,
 ) -> list[Request]:
     """Returns requests to each signature with batches of each size, and to each compiled shape.
 
@@ -57,6 +63,8 @@ def make_requests(
             options, which are left as they were exported.
         sentences: text as people will send it; by default it is made up of the vocabulary.
         batch_sizes: sentences of a request.
+        most_sentences: that the server takes in one; None for any number. It would not load a
+            version whose warm-up it refuses.
 
     Raises:
         InputError: these are more requests than a model server takes.
@@ -71,7 +79,7 @@ def make_requests(
     ids = [row[:limit] for row in source.encode(sentences)]
     by_length = sorted(range(len(ids)), key=lambda index: len(ids[index]))
     requests = []
-    for batch in _batches(by_length, batch_sizes):
+    for batch in _batches(by_length, _at_most(most_sentences, batch_sizes)):
         rows = [ids[index] for index in batch]
         texts = [sentences[index] for index in batch]
         targets = [_make_up(target, len(row), generator) for row in rows]
@@ -82,8 +90,9 @@ def make_requests(
             requests.append(Request(name, values))
     if translator.xla is not None and "tokens" in signatures:
         known = list(_known(source)) or [UNKNOWN_ID]
-        for size, length in itertools.product(*translator.xla):
-            rows = [generator.choices(known, k=length - 1) for _ in range(size)]
+        sizes, widths = translator.xla
+        for size, width in itertools.product(_at_most(most_sentences, sizes), widths):
+            rows = [generator.choices(known, k=width - 1) for _ in range(size)]
             requests.append(Request("tokens", {"source": _with_ends(rows)}))
     if len(requests) > _MOST_REQUESTS:
         raise InputError(
@@ -105,6 +114,11 @@ def write_requests(version: pathlib.Path, requests: Sequence[Request], model_nam
             )
             log = prediction_log_pb2.PredictLog(request=request)
             writer.write(prediction_log_pb2.PredictionLog(predict_log=log).SerializeToString())
+
+
+def _at_most(most: int | None, sizes: Sequence[int]) -> list[int]:
+    """Returns the sizes, larger ones cut to `most`, each once."""
+    return sorted({size if most is None else min(size, most) for size in sizes})
 
 
 def _batches(by_length: list[int], batch_sizes: Sequence[int]) -> list[list[int]]:

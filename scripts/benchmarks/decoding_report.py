@@ -118,6 +118,7 @@ def check_decoding(rows: Sequence[DecodingRow]) -> list[Verdict]:
         _latency_against_rival(single, 1.0),
         _throughput(many, 194),
         _latency(single, 25),
+        _equality([*many, *single], 0.95),
     ]
 
 
@@ -154,6 +155,17 @@ def _latency(rows: Sequence[DecodingRow], wanted: float) -> Verdict:
     if ours is None:
         return _not_measured(name, ours)
     return Verdict(ours.latency_ms < wanted, f"{name}: {ours.latency_ms:.1f} ({ours.setting})")
+
+
+def _equality(rows: Sequence[DecodingRow], wanted: float) -> Verdict:
+    name = f"tiny, translations that are CTranslate2's, at least {wanted:.0%} (ties are rounded)"
+    ours = [row for row in rows if row.engine != "ctranslate2" and row.equal is not None]
+    if not ours:
+        return _not_measured(name, next(iter(rows), None))
+    fewest = min(ours, key=lambda row: (row.equal or 0) / row.compared)
+    share = (fewest.equal or 0) / fewest.compared
+    text = f"{name}: {fewest.equal} of {fewest.compared} ({fewest.engine})"
+    return Verdict(share >= wanted, text)
 
 
 def _not_measured(name: str, ours: DecodingRow | None) -> Verdict:

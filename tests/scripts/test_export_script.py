@@ -23,8 +23,8 @@ def test_an_export_says_what_it_answers_and_knows_where_it_is_from(call, trained
     assert lines[-1].startswith(f"Exported checkpoint step-40 to {folder}/3 (")
     assert _names(folder) == ["3", *_SERVER_FILES]
     card = json.loads((folder / "3" / "assets.extra" / "model_card.json").read_text())
-    assert card["training"]["checkpoint"] == "step-40"
-    assert card["training"]["data"]["train_source"] == "train.a"
+    assert card["training"][0]["checkpoint"] == "step-40"
+    assert card["training"][0]["data"]["train_source"] == "train.a"
     assert str(tmp_path.parent) not in json.dumps(card)
 
 

@@ -134,7 +134,7 @@ def test_alignments_number_the_words_that_are_read_and_written(call, monkeypatch
         def align(self, sentences, translations, **options):
             return [[(place // 2, place) for place in range(len(translations[0].split()))]]
 
-    card = {"training": {"data": {"remove_bpe": joins}}}
+    card = {"training": [{"data": {"remove_bpe": joins}}]}
     monkeypatch.setattr(serving, "load_exported", lambda version: Model())
     monkeypatch.setattr(model_card, "read_model_card", lambda version: card)
     command = ("translate.py", "--saved_model=x", "--alignments")

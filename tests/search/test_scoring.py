@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from keras_transformer.decoding import DecodingState
-from keras_transformer.search.scoring import length_penalty, next_symbols
+from keras_transformer.search.scoring import final_scores, length_penalty, next_symbols
 from keras_transformer.search.task import make_task, stages
 
 
@@ -23,6 +23,13 @@ def test_length_penalty_equals_numbers_worked_by_hand():
     np.testing.assert_allclose(length_penalty(lengths, tf.constant(0.0)), [1, 1, 1])
     np.testing.assert_allclose(length_penalty(lengths, tf.constant(1.0)), [1, 2, 4])
     np.testing.assert_allclose(length_penalty(lengths, tf.constant(0.5)), [1, 2**0.5, 2], rtol=1e-6)
+
+
+def test_what_is_impossible_stays_so_under_an_infinite_length_penalty():
+    request = asked([9])[0]._replace(alpha=tf.constant([1e6]))
+    log_probs = tf.constant([[-1.0, -float("inf")]])
+    scores = final_scores(log_probs, tf.constant(9), None, request)
+    np.testing.assert_array_equal(scores, [[0.0, -np.inf]])
 
 
 def test_next_symbols_are_the_best_of_the_full_softmax_without_pad_and_start():

@@ -105,7 +105,7 @@ class _Replayed:
             outputs[name].CopyFrom(tf.make_tensor_proto(value))
 
     def __call__(self, command, **options):
-        with tf.io.TFRecordWriter(command[-1]) as writer:
+        with tf.io.TFRecordWriter(command[4]) as writer:
             writer.write(self.log.SerializeToString())
         return self
 

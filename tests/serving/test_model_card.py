@@ -73,6 +73,7 @@ def test_scores_are_those_of_the_checkpoint_or_else_of_the_last_one(make_run):
     assert describe_run(run, "step-1000")["dev_scores"] == {"step-1000": {"bleu": 20.5}}
     assert describe_run(run, "step-2000")["dev_scores"] == of_last
     assert describe_run(run, "average")["dev_scores"] == of_last
+    assert describe_run(run, "step-1500")["dev_scores"] == {}
     run.checkpoints().scores.path.unlink()
     assert describe_run(run, "average")["dev_scores"] == {}
 

@@ -22,12 +22,6 @@ from keras_transformer.serving.options import text_column
 from keras_transformer.serving.signatures import make_signatures
 
 STAND_IN = pathlib.Path(__file__).with_name("stand_in_server.py")
-BATCHING = """
-max_batch_size { value: 16 }
-batch_timeout_micros { value: 5000 }
-max_enqueued_batches { value: 1000 }
-num_batch_threads { value: 2 }
-"""
 START_S = 180
 SENTENCES = ["hello tree", "", "sun", "cat cat two house", "unknown words", "two"] * 5
 
@@ -52,7 +46,6 @@ def server(program, exported, free_ports, tmp_path_factory):
     """A server with batching of the exported model; gives its ports and the model's folder."""
     folder = tmp_path_factory.mktemp("server")
     shutil.copytree(exported, folder / "models" / "1")
-    (folder / "batching.txt").write_text(BATCHING)
     ports = dict(zip(("grpc", "rest"), free_ports(2), strict=True))
     command = [
         *program,
@@ -62,7 +55,7 @@ def server(program, exported, free_ports, tmp_path_factory):
         f"--model_base_path={folder / 'models'}",
         "--file_system_poll_wait_seconds=1",
         "--enable_batching=true",
-        f"--batching_parameters_file={folder / 'batching.txt'}",
+        f"--batching_parameters_file={exported.parent / 'batching_parameters.txt'}",
     ]
     log = folder / "log"
     with log.open("w") as output:

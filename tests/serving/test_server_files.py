@@ -11,7 +11,12 @@ from google.protobuf import (
 from tensorflow_serving.config import model_server_config_pb2
 
 from keras_transformer.errors import InputError
-from keras_transformer.serving.server_files import check_model_name, write_server_files
+from keras_transformer.serving.server_files import (
+    check_model_name,
+    check_served_name,
+    most_sentences,
+    write_server_files,
+)
 
 _FIELD = descriptor_pb2.FieldDescriptorProto
 _INT64 = (_FIELD.TYPE_MESSAGE, ".google.protobuf.Int64Value")
@@ -35,7 +40,7 @@ def _message(name, **fields):
 
 @pytest.fixture
 def folder(tmp_path):
-    write_server_files(tmp_path, "words")
+    write_server_files(tmp_path, "words", largest_batch=8)
     return tmp_path
 
 
@@ -73,6 +78,25 @@ def test_the_model_is_found_where_the_docker_image_has_it(folder):
     assert dict(model.version_labels) == {"stable": 1, "canary": 2}
 
 
+def test_batches_hold_the_largest_warm_up_request(folder, tmp_path):
+    assert most_sentences(folder) == 64
+    (folder / "batching_parameters.txt").unlink()
+    assert most_sentences(folder) is None
+    write_server_files(folder, "words", largest_batch=200)
+    assert most_sentences(folder) == 200
+    (folder / "batching_parameters.txt").write_text("max_batch_size: { value: 32 }")
+    assert most_sentences(folder) == 32
+    (folder / "batching_parameters.txt").write_text("num_batch_threads { value: 4 }")
+    assert most_sentences(folder) is None
+
+
+def test_another_name_than_the_one_that_is_served_is_refused(folder, tmp_path_factory):
+    check_served_name(folder, "words")
+    check_served_name(tmp_path_factory.mktemp("new"), "others")
+    with pytest.raises(InputError, match=r"calls the model 'words', not 'others'; give --name=wor"):
+        check_served_name(folder, "others")
+
+
 def test_monitoring_is_on(folder):
     text = (folder / "monitoring.config").read_text()
     _, _, inner = text.partition("prometheus_config {")
@@ -86,7 +110,7 @@ def test_monitoring_is_on(folder):
 def test_settings_that_a_person_has_changed_stay(folder):
     (folder / "batching_parameters.txt").write_text("max_batch_size { value: 8 }\n")
     (folder / "models.config").unlink()
-    write_server_files(folder, "others")
+    write_server_files(folder, "others", largest_batch=8)
     assert (folder / "batching_parameters.txt").read_text() == "max_batch_size { value: 8 }\n"
     assert '"/models/others"' in (folder / "models.config").read_text()
 
@@ -102,7 +126,7 @@ def test_where_one_cannot_be_written_none_is(tmp_path, monkeypatch):
     (tmp_path / "models.config").write_text("mine")
     monkeypatch.setattr(server_files, "write_whole", write_whole)
     with pytest.raises(OSError, match="No space left"):
-        write_server_files(tmp_path, "words")
+        write_server_files(tmp_path, "words", largest_batch=8)
     assert [path.name for path in tmp_path.iterdir()] == ["models.config"]
 
 

@@ -7,9 +7,10 @@ import tensorflow as tf
 
 from keras_transformer.config import END_ID, PAD_ID, START_ID, UNKNOWN_ID
 from keras_transformer.models import Transformer
-from keras_transformer.serving.signatures import inputs_of, make_signatures
+from keras_transformer.serving.signatures import inputs_of, make_signature, make_signatures
 
 _SOURCE = ["two house", "", "cat sun tree two", "hello"]
+_AS_EXPORTED = {tf.string: "", tf.int32: -1, tf.float32: -1.0}
 _TARGET = ["दो Haus", "木", "", "привет привет 木"]
 
 
@@ -82,10 +83,9 @@ def test_a_row_gets_in_a_batch_what_it_gets_alone(signatures, separate_translato
     ids = _ids(separate_translator.source_tokenizer.vocabulary, _SOURCE)
     columns = {"text": _SOURCE, "source": _SOURCE, "target": _TARGET}
     columns |= {"max_length": [2, -1, 1, -1], "prefix": ["", "木", "दो", ""]}
-    neutral = {tf.string: [""] * 4, tf.int32: [-1] * 4, tf.float32: [-1.0] * 4}
     for name, function in signatures.items():
         specs = inputs_of(function).items()
-        inputs = [columns.get(key, neutral[spec.dtype]) for key, spec in specs]
+        inputs = [columns.get(key, [_AS_EXPORTED[spec.dtype]] * 4) for key, spec in specs]
         inputs = [ids] if name == "tokens" else inputs
         together = _ask(function, *inputs)
         for row in range(len(_SOURCE)):
@@ -121,21 +121,27 @@ def test_what_follows_the_end_of_tokens_is_not_read(signatures, separate_transla
 @pytest.mark.parametrize(
     ("row", "read_as"),
     [
-        ([4, 5, 6], [4, 5, 6, END_ID]),
-        ([4, 5, PAD_ID], [4, 5, END_ID, PAD_ID]),
+        ([4, 5, 6], [END_ID, PAD_ID, PAD_ID]),
+        ([4, 5, PAD_ID], [END_ID, PAD_ID, PAD_ID]),
+        ([4, PAD_ID, END_ID], [4, UNKNOWN_ID, END_ID]),
         ([4, 10, END_ID], [4, UNKNOWN_ID, END_ID]),
         ([-1, 5, END_ID], [UNKNOWN_ID, 5, END_ID]),
     ],
 )
-def test_a_row_that_is_no_source_is_read_as_far_as_it_goes_and_harms_no_other(
-    signatures, row, read_as
-):
+def test_a_row_that_is_no_source_has_a_meaning_and_harms_no_other(signatures, row, read_as):
     other = [7, 8, END_ID]
     width = len(read_as)
     expected = _ask(signatures["tokens"], [read_as, other + [PAD_ID] * (width - 3)])
     found = _ask(signatures["tokens"], [row, other])
     assert np.array_equal(found["ids"], expected["ids"])
     np.testing.assert_allclose(found["scores"], expected["scores"], rtol=1e-5)
+
+
+def test_a_row_without_end_is_not_translated_however_a_server_pads_it(signatures):
+    for row in ([4, 5], [4, 5, 4, 4], [4, 5, PAD_ID]):
+        answer = _ask(signatures["tokens"], [row])
+        assert not answer["ids"].any()
+        assert not answer["scores"].any()
 
 
 @pytest.mark.parametrize("ids", [[[PAD_ID, PAD_ID]] * 2, np.zeros([2, 0])])
@@ -149,6 +155,29 @@ def test_rows_of_nothing_have_empty_translations(signatures, ids):
 def test_as_many_targets_as_sources_are_needed(signatures, name):
     with pytest.raises(tf.errors.InvalidArgumentError, match="must have as many rows"):
         _ask(signatures[name], ["cat", "sun"], ["木"])
+
+
+def test_every_option_has_a_value_for_each_row(signatures):
+    function = signatures["translate_options"]
+    specs = list(inputs_of(function).values())
+    columns = [["cat", "sun"], *([_AS_EXPORTED[spec.dtype]] * 2 for spec in specs[1:])]
+    _ask(function, *columns)
+    for place in range(1, len(specs)):
+        short = [column[:1] if place == number else column for number, column in enumerate(columns)]
+        with pytest.raises(tf.errors.InvalidArgumentError, match="must have a value for each row"):
+            _ask(function, *short)
+
+
+def test_scores_are_the_same_however_many_rows_are_scored_at_once(
+    signatures, separate_translator, monkeypatch
+):
+    expected = _ask(signatures["score"], _SOURCE, _TARGET)
+    for rows in (1, 3):
+        size = rows * 4 * separate_translator.target_tokenizer.vocabulary.size
+        monkeypatch.setattr("keras_transformer.serving.signatures._MOST_LOGITS", size)
+        found = _ask(make_signature(separate_translator, "score"), _SOURCE, _TARGET)
+        for name, values in expected.items():
+            np.testing.assert_allclose(found[name], values, rtol=1e-4, atol=1e-5)
 
 
 def test_no_text_is_too_long(signatures):

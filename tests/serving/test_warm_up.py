@@ -93,6 +93,14 @@ def test_each_shape_that_xla_compiles_is_asked_for(translator, requests):
     assert all((inputs["source"][:, -1] == END_ID).all() for _, inputs in more)
 
 
+def test_no_request_is_larger_than_the_server_takes(translator):
+    compiled = types.SimpleNamespace(**vars(translator) | {"xla": XlaShapes((1, 64), (4, 8))})
+    requests = make_requests(compiled, _SIGNATURES, _SENTENCES, (1, 3, 64), most_sentences=2)
+    assert {request.size for request in requests} == {1, 2}
+    shapes = [inputs["source"].shape for inputs in _inputs(requests, "tokens")[-4:]]
+    assert shapes == [(1, 4), (1, 8), (2, 4), (2, 8)]
+
+
 @pytest.mark.parametrize("sentences", [(), ["", " "]])
 def test_where_there_are_no_sentences_they_are_made_of_the_vocabulary(translator, sentences):
     requests = make_requests(translator, _SIGNATURES, sentences)
@@ -129,4 +137,4 @@ def test_the_file_is_a_record_file_of_prediction_logs(requests, tmp_path):
 
 def test_more_requests_than_a_server_takes_are_refused(translator):
     with pytest.raises(InputError, match=r"1004 warm-up requests are more than the 1000"):
-        make_requests(translator, _SIGNATURES, _SENTENCES, batch_sizes=[2] * 251)
+        make_requests(translator, _SIGNATURES, _SENTENCES, batch_sizes=range(2, 253))
