@@ -50,12 +50,19 @@ def run(main: Callable[[list[str]], None]) -> None:
         sys.exit(f"{name}: cannot read or write{place}: {error.strerror or error}")
 
 
-def load_tensorflow() -> None:
+def load_tensorflow(*, one_dnn: bool = True) -> None:
     """Imports TensorFlow without the lines about the machine that it prints at start.
 
     Its errors are raised as exceptions too, so that nothing is lost with its log.
+
+    Args:
+        one_dnn: whether it uses oneDNN on CPUs where the environment does not say. That prepares
+            itself anew for every shape, and the shapes of decoding change from step to step:
+            in float32 it takes a third longer with it.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    if not one_dnn:
+        os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
     saved = os.dup(2)
     with tempfile.TemporaryFile() as sink:
         os.dup2(sink.fileno(), 2)

@@ -55,7 +55,7 @@ def main(arguments: list[str]) -> None:
     if _OUTPUT.value is not None:
         common.check_output(pathlib.Path(_OUTPUT.value))
     search = SearchConfig(**common.given_flags(SearchConfig))
-    common.load_tensorflow()
+    common.load_tensorflow(one_dnn=False)
     from keras_transformer.data import read_parallel
     from keras_transformer.serving import Translator
     from keras_transformer.text.scores import join_pieces, score_translations

@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> None:
     answers.check_flags(given)
     search = SearchConfig(**given)  # so that a wrong value is told at once
     wishes = {} if _RUN_DIR.value is not None else _wishes(given)
-    common.load_tensorflow()
+    common.load_tensorflow(one_dnn=_RUN_DIR.value is None)  # an export may be in bfloat16
     from keras_transformer.text.scores import join_pieces
 
     lines = common.read_input(arguments)  # opened before the model, for the same reason
