@@ -28,7 +28,8 @@ class SearchConfig(JsonConfig):
         coverage_penalty: beta of the coverage penalty (Wu et al. 2016, eq. 14), by which
             translations that leave source symbols unattended lose; 0 is off.
         beam_groups: groups that the beam is divided into, each searching for itself and avoiding
-            what those before it chose (Vijayakumar et al. 2018); 1 is an ordinary beam.
+            what those before it chose (Vijayakumar et al. 2018); 1 is an ordinary beam. Two of
+            them may still come to the same translation.
         diversity_penalty: what a symbol loses for each time that an earlier group chose it at
             the same step, in units of log-probability.
         num_translations: translations returned for each sentence, best first; at most

@@ -15,11 +15,17 @@ from benchmarks.decoding_report import DecodingRow
 from benchmarks.processes import Process
 from benchmarks.sentences import Sentences
 
+# Weights in pages of 2 MB, as far as the system has them; it does nothing for CTranslate2.
+_LARGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+
 # The module of this folder that an engine runs, and the environment that it needs from the start.
 ENGINES: dict[str, tuple[str, dict[str, str]]] = {
     # oneDNN prepares itself anew for every shape, and these change from step to step.
-    "ours": ("our_decoding", {"TF_ENABLE_ONEDNN_OPTS": "0"}),
-    "ours_xla": ("our_decoding", {"XLA_FLAGS": "--xla_cpu_prefer_vector_width=512"}),
+    "ours": ("our_decoding", {"TF_ENABLE_ONEDNN_OPTS": "0", **_LARGE_PAGES}),
+    "ours_xla": (
+        "our_decoding",
+        {"XLA_FLAGS": "--xla_cpu_prefer_vector_width=512", **_LARGE_PAGES},
+    ),
     "ctranslate2": ("ctranslate2_decoding", {}),
 }
 _WORKS_AT_ONCE = "ctranslate2"  # has workers of its own; the others have a process for each
