@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from absl import flags
 
 import common
+from keras_transformer.config import SearchConfig
 from keras_transformer.errors import InputError
 
 if TYPE_CHECKING:
@@ -53,6 +54,12 @@ def check_flags(search_flags: Mapping[str, Any]) -> None:
     """Raises `InputError` where translations are to be scored and searched for at once."""
     if flags.FLAGS.references is not None and (search_flags or flags.FLAGS.prefixes is not None):
         raise InputError("--references scores what is there already; leave options of search out")
+
+
+def check_wishes(search_flags: Mapping[str, Any]) -> None:
+    """Raises `InputError` for a value that no model grants; whether one samples only it knows."""
+    is_sampled = not search_flags.keys().isdisjoint({"temperature", "top_k", "top_p", "seed"})
+    SearchConfig(**{"method": "sampling" if is_sampled else "beam"} | dict(search_flags))
 
 
 def wishes_of(search_flags: Mapping[str, Any]) -> dict[str, Any]:

@@ -44,7 +44,7 @@ for _name in _OPTIONS:
 def main(arguments: list[str]) -> None:
     given = common.given_flags(SearchConfig)
     answers.check_flags(given)
-    SearchConfig(**given)  # so that a wrong value is told at once
+    answers.check_wishes(given)  # so that a wrong value is told at once
     if _PROTOCOL.value == "grpc":
         common.load_tensorflow()
     from keras_transformer.serving.client import Client

@@ -43,8 +43,11 @@ def main(arguments: list[str]) -> None:
         raise InputError("--checkpoint was chosen when the model was exported; leave it out")
     given = common.given_flags(SearchConfig)
     answers.check_flags(given)
-    search = SearchConfig(**given)  # so that a wrong value is told at once
-    wishes = {} if _RUN_DIR.value is not None else _wishes(given)
+    search, wishes = SearchConfig(), {}
+    if _RUN_DIR.value is not None:
+        search = SearchConfig(**given)  # so that a wrong value is told at once
+    else:
+        wishes = _wishes(given)
     common.load_tensorflow(one_dnn=_RUN_DIR.value is None)  # an export may be in bfloat16
     from keras_transformer.text.scores import join_pieces
 
@@ -93,6 +96,7 @@ def _wishes(given: dict[str, Any]) -> dict[str, Any]:
             f"--{refused[0]} was fixed when {_SAVED_MODEL.value} was exported; leave it out, or "
             "translate with --run_dir"
         )
+    answers.check_wishes(given)
     return answers.wishes_of(given)
 
 
