@@ -21,11 +21,10 @@ started=$SECONDS
 step "2/5 Training a tiny Transformer to translate number names (two minutes on two cores)"
 "$python" scripts/train.py --run_dir="$folder/run" --preset=tiny --dataset=number_names/en-de \
   --vocabulary_size=200 --dropout=0.1 --learning_rate=0.002 --warmup_steps=400 \
-  --train_steps=800 --checkpoint_steps=200 --average_last=2
+  --train_steps=800 --checkpoint_steps=200 --average_last=2 --bleu_tokenize=char
 
 step "3/5 Translating the test numbers, which training never saw"
-"$python" scripts/evaluate.py --run_dir="$folder/run" --json \
-  --tokenize=char > "$folder/scores.json"
+"$python" scripts/evaluate.py --run_dir="$folder/run" --json > "$folder/scores.json"
 cat "$folder/scores.json"
 
 step "4/5 Exporting a SavedModel"
