@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from absl import flags
 
 import common
-from keras_transformer.config import SearchConfig
+from keras_transformer.config import SAMPLING_OPTIONS, SearchConfig
 from keras_transformer.errors import InputError
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def check_flags(search_flags: Mapping[str, Any]) -> None:
 
 def check_wishes(search_flags: Mapping[str, Any]) -> None:
     """Raises `InputError` for a value that no model grants; whether one samples only it knows."""
-    is_sampled = not search_flags.keys().isdisjoint({"temperature", "top_k", "top_p", "seed"})
+    is_sampled = not search_flags.keys().isdisjoint(SAMPLING_OPTIONS)
     SearchConfig(**{"method": "sampling" if is_sampled else "beam"} | dict(search_flags))
 
 

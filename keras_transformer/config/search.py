@@ -10,8 +10,10 @@ from keras_transformer.errors import InputError
 # Phrases of a sentence, so that no request can exhaust the memory.
 MOST_PHRASES = {"banned_phrases": 256, "required_phrases": 16}
 
+SAMPLING_OPTIONS = ("temperature", "top_k", "top_p", "seed")
+
 _NO_USE = {
-    "beam": ("temperature", "top_k", "top_p", "seed"),
+    "beam": SAMPLING_OPTIONS,
     "sampling": ("beam_groups", "diversity_penalty"),
 }
 

@@ -11,7 +11,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_transformer.config import MOST_PHRASES, PAD_ID, START_ID, SearchConfig
+from keras_transformer.config import (
+    MOST_PHRASES,
+    PAD_ID,
+    SAMPLING_OPTIONS,
+    START_ID,
+    SearchConfig,
+)
 from keras_transformer.search import Hypotheses, Wishes, beam_search, sample, stages
 from keras_transformer.text import Tokenizer, Vocabulary
 
@@ -72,8 +78,8 @@ def search_translations(
         longest=longest,
     )
     if is_sampled:
-        names = ("temperature", "top_k", "top_p", "seed")
-        return sample(model.step, state, **arguments, **{name: wanted[name] for name in names})
+        own = {name: wanted[name] for name in SAMPLING_OPTIONS}
+        return sample(model.step, state, **arguments, **own)
     return beam_search(
         model.step,
         state,
@@ -92,7 +98,7 @@ def _settings(search: SearchConfig, lengths: Tensor, target: Vocabulary) -> dict
         name: getattr(search, name)
         for name in (
             "length_penalty", "max_extra_length", "max_length", "diversity_penalty",
-            "temperature", "top_k", "top_p", "seed",
+            *SAMPLING_OPTIONS,
         )
     }  # fmt: skip
     neutral = SearchConfig()

@@ -49,7 +49,7 @@ model_config_list {{
     # The highest version is served, as soon as it is here. To try version 2 on some requests while
     # 1 serves the others: have version 1 alone served and labelled "stable", let all clients ask
     # for that label (without one they get the highest version that is served), export version 2,
-    # and only then serve both. These lines say so when their versions 2 are here too:
+    # and then serve both:
     # model_version_policy {{ specific {{ versions: 1 versions: 2 }} }}
     # version_labels {{ key: "stable" value: 1 }}
     # version_labels {{ key: "canary" value: 2 }}

@@ -18,6 +18,7 @@ PROGRAM = pathlib.Path(__file__).with_name("train_on_devices.py")
 
 ONE_DEVICE = "1-1-plain-ours"
 WAYS = [
+    "1-2-plain-ours",
     "1-4-plain-ours",
     "1-1-xla-ours",
     "2-1-plain-ours",
@@ -44,7 +45,7 @@ def results(tmp_path_factory, free_ports) -> dict[str, dict[str, np.ndarray]]:
     folder = tmp_path_factory.mktemp("devices")
     workers = [f"127.0.0.1:{port}" for port in free_ports(2)]
     processes = [
-        start(folder, ONE_DEVICE, "1-1-plain-keras", "1-4-plain-ours",
+        start(folder, ONE_DEVICE, "1-1-plain-keras", "1-2-plain-ours", "1-4-plain-ours",
               "1-1-xla-ours", "2-1-plain-spoiled"),
         start(folder, "2-1-plain-ours", "2-2-plain-ours", "2-1-xla-ours", "2-2-plain-keras"),
         start(folder, "4-1-plain-ours"),

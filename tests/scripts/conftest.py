@@ -8,6 +8,7 @@ import runpy
 import subprocess
 import sys
 from typing import NamedTuple
+from unittest import mock
 
 import pytest
 from absl import app, flags
@@ -74,7 +75,6 @@ def call(monkeypatch, capsys):
     """Runs a script in this process, which has loaded TensorFlow already."""
     app.define_help_flags()
     monkeypatch.syspath_prepend(str(_SCRIPTS))
-    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")  # set by the scripts: put back at the end
 
     def call(script, *arguments, stdin=b""):
         path = str(_SCRIPTS / script)
@@ -84,7 +84,9 @@ def call(monkeypatch, capsys):
         capsys.readouterr()
         code = 0
         try:
-            runpy.run_path(path, run_name="__main__")
+            # What a script sets for its TensorFlow is not for the processes of later tests.
+            with mock.patch.dict(os.environ):
+                runpy.run_path(path, run_name="__main__")
         except SystemExit as error:  # its text is what Python would print
             code = error.code
             if isinstance(code, str):

@@ -141,14 +141,17 @@ def train_until(run: RunDirectory, batches: int, name: str) -> subprocess.Comple
     )
 
 
-def test_a_run_killed_and_then_stopped_ends_with_the_same_weights(undisturbed, tmp_path):
+def test_a_run_killed_and_stopped_again_and_again_ends_with_the_same_weights(undisturbed, tmp_path):
     run = tiny_run.create(tmp_path / "run", **LIVELY)
     killed = train_until(run, 6, "SIGKILL")
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert run.checkpoints().steps() == [4]
     assert_same_checkpoint(undisturbed[0], run, "step-4")
-    stopped = train_until(run, 11, "SIGTERM")
-    assert (stopped.returncode, stopped.stdout) == (0, "SIGTERM 11\n"), stopped.stderr
+    stopped = train_until(run, 6, "SIGTERM")
+    assert (stopped.returncode, stopped.stdout) == (0, "SIGTERM 6\n"), stopped.stderr
+    assert run.checkpoints().steps() == [4, 6]
+    stopped = train_until(run, 11, "SIGINT")
+    assert (stopped.returncode, stopped.stdout) == (0, "SIGINT 11\n"), stopped.stderr
     assert run.checkpoints().steps() == [4, 8, 11]
     train(run, tiny_run.corpus(), tiny_run.text(16, seed=1), show=False)
     assert run.checkpoints().steps() == [4, 8, 12]
