@@ -2,6 +2,7 @@
 
 from keras_transformer.layers.attention import CrossAttention, KeysValues, SelfAttention
 from keras_transformer.layers.decoder import Decoder, DecoderLayer
+from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.embedding import TokenEmbedding
 from keras_transformer.layers.encoder import Encoder, EncoderLayer
 from keras_transformer.layers.feed_forward import FeedForward
@@ -13,6 +14,7 @@ __all__ = [
     "CrossAttention",
     "Decoder",
     "DecoderLayer",
+    "Dropout",
     "Encoder",
     "EncoderLayer",
     "FeedForward",

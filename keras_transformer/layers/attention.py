@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 
+from keras_transformer.layers.dropout import Dropout
+
 Tensor = Any
 
 _FEW_QUERIES = 16  # a beam's hypotheses
@@ -101,7 +103,7 @@ class _MultiHeadAttention(keras.layers.Layer):
         self.key_dim = key_dim
         self.value_dim = value_dim
         self.use_bias = use_bias
-        self.dropout = keras.layers.Dropout(dropout, name="dropout", dtype=self.dtype_policy)
+        self.dropout = Dropout(dropout, name="dropout", dtype=self.dtype_policy)
 
     def compute_output_shape(
         self, input_shape: tuple[int | None, ...], *other_shapes: Any

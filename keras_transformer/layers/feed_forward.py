@@ -7,6 +7,8 @@ from typing import Any
 
 import keras
 
+from keras_transformer.layers.dropout import Dropout
+
 Tensor = Any
 
 
@@ -22,7 +24,7 @@ class FeedForward(keras.layers.Layer):
     def __init__(self, inner_dim: int, dropout: float = 0.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.inner_dim = inner_dim
-        self.dropout = keras.layers.Dropout(dropout, name="dropout", dtype=self.dtype_policy)
+        self.dropout = Dropout(dropout, name="dropout", dtype=self.dtype_policy)
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         self.inner = keras.layers.Dense(

@@ -5,6 +5,7 @@ from typing import Any, Literal
 import keras
 
 from keras_transformer.errors import check_choice
+from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.normalization import LayerNormalization
 
 Tensor = Any
@@ -44,7 +45,7 @@ class Residual(keras.layers.Layer):
         self.norm = LayerNormalization(
             norm_epsilon, norm_form, name="norm", dtype=self.dtype_policy
         )
-        self.dropout = keras.layers.Dropout(dropout, name="dropout", dtype=self.dtype_policy)
+        self.dropout = Dropout(dropout, name="dropout", dtype=self.dtype_policy)
 
     def build(self, input_shape: tuple[int | None, ...], *other_shapes: Any) -> None:
         if not self.norm.built:  # by `enter`

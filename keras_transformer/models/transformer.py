@@ -14,7 +14,7 @@ from keras import ops
 
 from keras_transformer.config import PAD_ID, ModelConfig
 from keras_transformer.decoding import DecodingState
-from keras_transformer.layers import Decoder, Encoder, PositionalEncoding, TokenEmbedding
+from keras_transformer.layers import Decoder, Dropout, Encoder, PositionalEncoding, TokenEmbedding
 from keras_transformer.layers.attention import KeysValues
 from keras_transformer.layers.masks import ancestor_bias, causal_bias, padding_bias
 from keras_transformer.models.training_step import TokenWeightedModel
@@ -61,12 +61,8 @@ class Transformer(TokenWeightedModel):
         embedding_dropout = config.embedding_dropout
         if embedding_dropout is None:
             embedding_dropout = config.dropout
-        self.source_dropout = keras.layers.Dropout(
-            embedding_dropout, name="source_dropout", dtype=dtype
-        )
-        self.target_dropout = keras.layers.Dropout(
-            embedding_dropout, name="target_dropout", dtype=dtype
-        )
+        self.source_dropout = Dropout(embedding_dropout, name="source_dropout", dtype=dtype)
+        self.target_dropout = Dropout(embedding_dropout, name="target_dropout", dtype=dtype)
         options = _layer_options(config)
         self.encoder = Encoder(**options, name="encoder", dtype=dtype)
         self.decoder = Decoder(**options, name="decoder", dtype=dtype)

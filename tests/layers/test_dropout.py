@@ -1,0 +1,76 @@
+"""Dropout, on one device and on several."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+
+from keras_transformer.layers import Dropout
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+ONES = np.ones((3, 4, 50), "float32")
+
+
+@pytest.mark.parametrize("noise_shape", [None, (None, 1, 50)])
+def test_on_one_device_it_is_the_dropout_of_keras(noise_shape):
+    ours, keras_own = (
+        layer(0.4, noise_shape=noise_shape, seed=5) for layer in (Dropout, keras.layers.Dropout)
+    )
+    for _ in range(2):
+        expected = keras_own(ONES, training=True)
+        assert 0.2 < np.mean(np.equal(expected, 0)) < 0.6
+        np.testing.assert_array_equal(ours(ONES, training=True), expected)
+        np.testing.assert_array_equal(ours(ONES, training=False), ONES)
+
+
+# Logical devices must be set up before TensorFlow starts: in a process of their own.
+ON_TWO_DEVICES = """
+import json, sys
+import tensorflow as tf
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+from keras_transformer.layers import Dropout
+strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+results = []
+with strategy.scope():
+    layers = [Dropout(0.4, seed=5), Dropout(0.4, noise_shape=(None, 1, 50), seed=6)]
+
+for uses_xla in (False, True):
+    def on_a_replica():
+        def call():
+            return [layer(tf.ones([3, 4, 50]), training=True) for layer in layers]
+        return tf.function(call, jit_compile=uses_xla)()
+    steps = tf.function(lambda: strategy.run(on_a_replica))
+    for _ in range(2):
+        results.append([
+            [replica.numpy().tolist() for replica in strategy.experimental_local_results(output)]
+            for output in steps()
+        ])
+print(json.dumps(results))
+"""
+
+
+def test_each_replica_has_masks_of_its_own_with_xla_and_without():
+    done = subprocess.run(
+        [sys.executable, "-c", ON_TWO_DEVICES],
+        env=os.environ | {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
+        text=True,
+        capture_output=True,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    results = np.array(json.loads(done.stdout.splitlines()[-1]))  # [step, layer, replica, ...]
+    assert results.shape == (4, 2, 2, *ONES.shape)
+    np.testing.assert_allclose(np.unique(results), [0, 1 / 0.6], rtol=1e-6)
+    dropped = results == 0
+    assert np.all(dropped[:, 1] == dropped[:, 1, :, :, :1])
+    masks = [*dropped[:, 0].reshape(8, -1), *dropped[:, 1, :, :, 0].reshape(8, -1)]
+    for number, mask in enumerate(masks):
+        assert abs(mask.mean() - 0.4) < 4 * (0.24 / mask.size) ** 0.5
+        for other in masks[:number]:
+            if other.size == mask.size:  # independent of each other
+                assert abs(np.mean(mask & other) - 0.16) < 4 * (0.16 * 0.84 / mask.size) ** 0.5
