@@ -4,7 +4,37 @@ Names are imported when they are first used: reading a configuration does not lo
 """
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # what the names below are, for type checkers and editors
+    from keras_transformer.config import DataConfig as DataConfig
+    from keras_transformer.config import ModelConfig as ModelConfig
+    from keras_transformer.config import SearchConfig as SearchConfig
+    from keras_transformer.config import TrainingConfig as TrainingConfig
+    from keras_transformer.errors import InputError as InputError
+    from keras_transformer.models import Ensemble as Ensemble
+    from keras_transformer.models import Transformer as Transformer
+    from keras_transformer.search import Hypotheses as Hypotheses
+    from keras_transformer.search import Wishes as Wishes
+    from keras_transformer.search import beam_search as beam_search
+    from keras_transformer.search import greedy_search as greedy_search
+    from keras_transformer.search import sample as sample
+    from keras_transformer.serving import Client as Client
+    from keras_transformer.serving import LocalTranslator as LocalTranslator
+    from keras_transformer.serving import ServingError as ServingError
+    from keras_transformer.serving import Translator as Translator
+    from keras_transformer.serving import XlaShapes as XlaShapes
+    from keras_transformer.serving import export as export
+    from keras_transformer.serving import load_exported as load_exported
+    from keras_transformer.text import Tokenizer as Tokenizer
+    from keras_transformer.text import Vocabulary as Vocabulary
+    from keras_transformer.text import learn_vocabulary as learn_vocabulary
+    from keras_transformer.training import InverseSquareRoot as InverseSquareRoot
+    from keras_transformer.training import Perplexity as Perplexity
+    from keras_transformer.training import RunDirectory as RunDirectory
+    from keras_transformer.training import SmoothedCrossEntropy as SmoothedCrossEntropy
+    from keras_transformer.training import TargetTokens as TargetTokens
+    from keras_transformer.training import TokenAccuracy as TokenAccuracy
 
 __version__ = "0.1.0"
 
@@ -17,6 +47,7 @@ _HOMES = {
     "Tokenizer": "text",
     "Vocabulary": "text",
     "learn_vocabulary": "text",
+    "Ensemble": "models",
     "Transformer": "models",
     "InverseSquareRoot": "training",
     "Perplexity": "training",
@@ -24,11 +55,16 @@ _HOMES = {
     "SmoothedCrossEntropy": "training",
     "TargetTokens": "training",
     "TokenAccuracy": "training",
+    "Hypotheses": "search",
+    "Wishes": "search",
     "beam_search": "search",
+    "greedy_search": "search",
     "sample": "search",
     "Client": "serving",
     "LocalTranslator": "serving",
+    "ServingError": "serving",
     "Translator": "serving",
+    "XlaShapes": "serving",
     "export": "serving",
     "load_exported": "serving",
 }

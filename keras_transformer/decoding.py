@@ -58,3 +58,43 @@ class StepFunction(Protocol):
     """
 
     def __call__(self, ids: Tensor, state: DecodingState) -> tuple[Tensor, DecodingState]: ...
+
+
+class TranslationModel(Protocol):
+    """What translates: a `Transformer`, an `Ensemble`, or any other model with these methods.
+
+    One that has `attention` too, as the Transformer does, can align its translations.
+
+    Attributes:
+        config: the hyperparameters, with `vocabulary_size`, `target_size` and `to_dict()`.
+        dtype_policy: Keras's, that the model computes in.
+        variables: all that an export has to save.
+    """
+
+    @property
+    def config(self) -> Any: ...
+
+    @property
+    def dtype_policy(self) -> Any: ...
+
+    @property
+    def variables(self) -> Any: ...
+
+    def call(self, inputs: dict[str, Tensor], training: bool | None = None) -> Tensor:
+        """Returns the logits [B, T, V] of inputs "source" [B, S] and "target" [B, T]."""
+        ...
+
+    def encode(
+        self,
+        source: Tensor,
+        *,
+        num_hypotheses: int = 1,
+        capacity: int | None = None,
+        coverage: bool = False,
+    ) -> DecodingState:
+        """Reads the source [B, S], see `Transformer.encode`."""
+        ...
+
+    def step(self, ids: Tensor, state: DecodingState) -> tuple[Tensor, DecodingState]:
+        """Reads one more symbol of each hypothesis, see `StepFunction`."""
+        ...

@@ -57,9 +57,13 @@ def check_flags(search_flags: Mapping[str, Any]) -> None:
 
 
 def check_wishes(search_flags: Mapping[str, Any]) -> None:
-    """Raises `InputError` for a value that no model grants; whether one samples only it knows."""
-    is_sampled = not search_flags.keys().isdisjoint(SAMPLING_OPTIONS)
-    SearchConfig(**{"method": "sampling" if is_sampled else "beam"} | dict(search_flags))
+    """Raises `InputError` for a value that no model grants; how one searches only it knows."""
+    fitting: dict[str, Any] = {}
+    if not search_flags.keys().isdisjoint(SAMPLING_OPTIONS):
+        fitting = {"method": "sampling"}
+    elif "diversity_penalty" in search_flags:
+        fitting = {"beam_groups": 2}
+    SearchConfig(**fitting | dict(search_flags))
 
 
 def wishes_of(search_flags: Mapping[str, Any]) -> dict[str, Any]:
@@ -95,8 +99,10 @@ def answer_lines(
         if flags.FLAGS.references is not None:
             _score(model, sentences, partners, number, options)
         else:
-            prefixes = {"prefix": partners} if flags.FLAGS.prefixes is not None else {}
-            results = model.translate(sentences, **options, **wishes, **prefixes)
+            wanted = dict(wishes)
+            if flags.FLAGS.prefixes is not None:
+                wanted["prefix"] = partners
+            results = model.translate(sentences, **options, **wanted)
             best = [first.text for first, *_ in results]
             endings = _endings(model, sentences, best, options, edit)
             rows = zip(results, endings, strict=True)

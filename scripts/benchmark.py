@@ -37,6 +37,7 @@ from benchmarks.sentences import Sentences
 
 import common
 from keras_transformer.config import PRESETS, TrainingConfig
+from keras_transformer.cores import num_cores
 from keras_transformer.errors import InputError
 
 _REAL = ("multi30k:2048", "multi30k:8192")  # the tiny preset's batch_tokens; the recipe's
@@ -170,7 +171,7 @@ def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
 
 
 def _cores() -> int:
-    return _THREADS.value or len(os.sched_getaffinity(0))
+    return _THREADS.value or num_cores()
 
 
 def _rounds() -> dict[str, Any]:

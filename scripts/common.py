@@ -1,6 +1,7 @@
 """What every script shares: flags made from configurations, and one-line errors."""
 
 import dataclasses
+import inspect
 import io
 import itertools
 import os
@@ -152,7 +153,8 @@ def find_checkpoints(run_dirs: str, checkpoints: str) -> "list[tuple[RunDirector
         checkpoints: as --checkpoint takes them, of each run, separated by commas.
 
     Raises:
-        InputError: there is no such run or checkpoint.
+        InputError: there is no such run, or it has no checkpoint that `checkpoints` could mean. A
+            step or average that is missing is told when it is loaded.
     """
     from keras_transformer.training import RunDirectory
 
@@ -234,9 +236,10 @@ def _parse_flags(argv: list[str]) -> list[str]:
 
 def _attribute_help(config: type) -> dict[str, str]:
     """Returns the descriptions under "Attributes:" in a docstring, by name."""
-    _, _, attributes = (config.__doc__ or "").partition("Attributes:\n")
+    # As it stands in the source, or, from Python 3.13 on, without its indentation.
+    _, _, attributes = (inspect.getdoc(config) or "").partition("Attributes:\n")
     found: dict[str, str] = {}
-    for entry in re.split(r"\n        (?=\w)", "\n" + attributes.rstrip()):
+    for entry in re.split(r"\n    (?=\w)", "\n" + attributes.rstrip()):
         names, _, text = entry.strip().partition(": ")
         text = " ".join(text.split()).replace("; None means", ". Default:")
         for name in names.split(", "):

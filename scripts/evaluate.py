@@ -62,7 +62,7 @@ def main(arguments: list[str]) -> None:
     from keras_transformer.training import read_test_text
 
     found = common.find_checkpoints(_RUN_DIR.value, _CHECKPOINT.value)
-    data = found[0][0].configs()[1]
+    data = found[0][0].configs().data
     if _SOURCE.value is not None and _TARGET.value is not None:
         text = read_parallel(_SOURCE.value, _TARGET.value)
     else:

@@ -91,9 +91,9 @@ def _export_saved_model(found: "Found", search: SearchConfig) -> pathlib.Path:
     xla = None
     if _XLA.value:
         xla = XlaShapes(_numbers("xla_batch_sizes"), _numbers("xla_lengths"))
-    model, *vocabularies = common.load_translator(found)
+    model, source, target = common.load_translator(found)
     path = export(
-        Translator(in_precision(model, _PRECISION.value), *vocabularies, search, xla),
+        Translator(in_precision(model, _PRECISION.value), source, target, search, xla),
         _EXPORT_DIR.value,
         _VERSION.value,
         name=_NAME.value,
@@ -111,7 +111,7 @@ def _export_ctranslate2(found: "Found") -> pathlib.Path:
     from keras_transformer.serving.exporter import choose_version
 
     base = pathlib.Path(_EXPORT_DIR.value)
-    version = choose_version(base, _VERSION.value)
+    version = choose_version(base, _VERSION.value, "CTranslate2")
     parts = common.load_translator(found)
     return export_ctranslate2(*parts, base / str(version), quantization=_QUANTIZATION.value)
 
@@ -136,7 +136,7 @@ def _sentences(run: "RunDirectory") -> list[str]:
     if _WARM_UP_FILE.value is not None:
         return read_lines(_WARM_UP_FILE.value)
     try:
-        text = read_validation_text(run.configs()[1])
+        text = read_validation_text(run.configs().data)
     except InputError:
         return []
     return [] if text is None else list(text.source)

@@ -11,7 +11,7 @@ from absl import flags
 
 import answers
 import common
-from keras_transformer.config import SearchConfig
+from keras_transformer.config import FIXED_OPTIONS, SearchConfig
 
 _SERVER = flags.DEFINE_string("server", None, "host:port of the model server.", required=True)
 _PROTOCOL = flags.DEFINE_enum(
@@ -30,11 +30,7 @@ answers.define_flags()
 _STATUS = flags.DEFINE_boolean("status", False, "Write the versions of the model, and no more.")
 
 # What an exported model lets change from sentence to sentence.
-_OPTIONS = (
-    "length_penalty", "coverage_penalty", "diversity_penalty", "temperature", "top_k", "top_p",
-    "seed", "max_extra_length", "max_length", "min_length", "repetition_penalty",
-    "no_repeat_ngram", "banned_phrases", "required_phrases",
-)  # fmt: skip
+_OPTIONS = [name for name in SearchConfig.__dataclass_fields__ if name not in FIXED_OPTIONS]
 common.define_flags(SearchConfig, _OPTIONS)
 for _name in _OPTIONS:
     _flag = flags.FLAGS[_name]

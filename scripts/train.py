@@ -123,7 +123,7 @@ def _wait_for(
 ) -> "TokenizedCorpus":
     """Waits until the first worker has created the run, or made it longer; returns its corpus."""
     end = time.monotonic() + 60 * minutes
-    while not run.exists or run.configs()[2] != training:
+    while not run.exists or run.configs().training != training:
         if time.monotonic() > end:
             raise InputError(
                 f"the first worker has not prepared {run.path} within {minutes} minutes; all "

@@ -5,13 +5,14 @@ python scripts/translate.py --saved_model=exports/numbers/1 input.en > output.de
 python scripts/translate.py --run_dir=runs/numbers --references=output.de input.en > scores.tsv
 """
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
 import answers
 import common
-from keras_transformer.config import SearchConfig
+from keras_transformer.config import FIXED_OPTIONS, SearchConfig
 from keras_transformer.errors import InputError
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def main(arguments: list[str]) -> None:
     if _RUN_DIR.value is not None:
         model, joins = _load_run(_RUN_DIR.value, search)
     else:
-        model, joins = _load_export(_SAVED_MODEL.value or "")
+        model, joins = _load_export(_SAVED_MODEL.value or "", wishes)
     if _REMOVE_BPE.value is not None:
         joins = _REMOVE_BPE.value
     answers.answer_lines(
@@ -75,23 +76,28 @@ def _load_run(run_dirs: str, search: SearchConfig) -> "tuple[LocalTranslator, bo
     found = common.find_checkpoints(run_dirs, _CHECKPOINT.value)
     run, _ = found[0]
     translator = Translator(*common.load_translator(found), search).frozen()
-    return translator.local, run.configs()[1].remove_bpe
+    return translator.local, run.configs().data.remove_bpe
 
 
-def _load_export(version: str) -> "tuple[LocalTranslator, bool]":
+def _load_export(version: str, wishes: Mapping[str, Any]) -> "tuple[LocalTranslator, bool]":
     """Does what `_load_run` does, for an export; its model card tells of the runs."""
     from keras_transformer.serving import load_exported
     from keras_transformer.serving.model_card import read_model_card
 
     model = load_exported(version)
-    runs = read_model_card(version)["training"]
-    return model, any(run["data"]["remove_bpe"] for run in runs)
+    card = read_model_card(version)
+    limit = card["search"]["max_extra_length"]
+    if wishes.get("max_extra_length", 0) > limit:
+        raise InputError(
+            f"--max_extra_length may be {limit}, with which {version} was exported, got "
+            f"{wishes['max_extra_length']}; export it anew, or translate with --run_dir"
+        )
+    return model, any(run["data"]["remove_bpe"] for run in card["training"])
 
 
 def _wishes(given: dict[str, Any]) -> dict[str, Any]:
     """Returns flags as wishes that an export grants, if it can: for all sentences the same."""
-    fixed = {"method", "beam_size", "beam_groups", "num_translations", "max_source_length"}
-    if refused := sorted(fixed & set(given)):
+    if refused := sorted(given.keys() & FIXED_OPTIONS):
         raise InputError(
             f"--{refused[0]} was fixed when {_SAVED_MODEL.value} was exported; leave it out, or "
             "translate with --run_dir"

@@ -75,7 +75,7 @@ def test_a_preset_may_be_changed_in_places():
 
 @pytest.mark.parametrize("kind", [ModelConfig, TrainingConfig])
 def test_an_unknown_preset_is_refused_with_those_there_are(kind):
-    with pytest.raises(InputError, match=r"^unknown preset 'huge'; choose one of tiny, base, big$"):
+    with pytest.raises(InputError, match=r"^preset must be one of tiny, base, big, got 'huge'$"):
         kind.preset("huge")
 
 
@@ -265,6 +265,11 @@ def test_a_mistake_in_the_training_is_told(changes, message):
         ({"seed": 1}, "seed has no use with method beam"),
         ({"method": "sampling", "beam_groups": 2}, "beam_groups has no use with method sampling"),
         ({"seed": 1 << 31}, "seed must be a number of 32 bits, got 2147483648"),
+        ({"seed": -1, "method": "sampling"}, "seed must be at least 0, got -1"),
+        ({"method": "sampling", "beam_size": 2}, "beam_size has no use with method sampling"),
+        ({"diversity_penalty": 1.0}, "diversity_penalty has no use without groups"),
+        ({"max_extra_length": 100_001}, "max_extra_length must be at most 100000, got 100001"),
+        ({"max_source_length": 1 << 30}, "max_source_length must be at most 100000"),
         ({"required_phrases": ["a"] * 17}, "required_phrases may be 16, got 17"),
     ],
 )

@@ -7,12 +7,18 @@ One place lists every hyperparameter; layers take plain numbers and never see th
 from keras_transformer.config.base import JsonConfig
 from keras_transformer.config.data import DataConfig, split_list
 from keras_transformer.config.model import PRESETS, ModelConfig
-from keras_transformer.config.search import MOST_PHRASES, SAMPLING_OPTIONS, SearchConfig
+from keras_transformer.config.search import (
+    FIXED_OPTIONS,
+    MOST_PHRASES,
+    SAMPLING_OPTIONS,
+    SearchConfig,
+)
 from keras_transformer.config.symbols import END_ID, PAD_ID, START_ID, UNKNOWN_ID
 from keras_transformer.config.training import TRAINING_PRESETS, TrainingConfig
 
 __all__ = [
     "END_ID",
+    "FIXED_OPTIONS",
     "MOST_PHRASES",
     "PAD_ID",
     "PRESETS",

@@ -6,6 +6,9 @@ from typing import Literal
 from keras_transformer.config.base import JsonConfig
 from keras_transformer.errors import InputError
 
+VocabularyKind = Literal["bpe", "unigram", "char", "word"]
+Normalization = Literal["nfkc", "identity"]
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataConfig(JsonConfig):
@@ -62,8 +65,8 @@ class DataConfig(JsonConfig):
     vocabulary: str | None = None
     target_vocabulary: str | None = None
     vocabulary_size: int = 8000
-    vocabulary_kind: Literal["bpe", "unigram", "char", "word"] = "bpe"
-    vocabulary_normalization: Literal["nfkc", "identity"] = "nfkc"
+    vocabulary_kind: VocabularyKind = "bpe"
+    vocabulary_normalization: Normalization = "nfkc"
     share_vocabulary: bool = True
     max_length: int = 256
     max_length_ratio: float | None = None

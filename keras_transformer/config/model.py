@@ -6,7 +6,7 @@ from typing import Any, Literal
 from typing_extensions import Self
 
 from keras_transformer.config.base import JsonConfig
-from keras_transformer.errors import InputError
+from keras_transformer.errors import InputError, check_choice
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -92,6 +92,11 @@ class ModelConfig(JsonConfig):
                 "set share_embeddings to 'target' or 'none', or share the vocabulary"
             )
 
+    @property
+    def target_size(self) -> int:
+        """Symbols of the target vocabulary."""
+        return self.target_vocabulary_size or self.vocabulary_size
+
     @classmethod
     def preset(cls, name: str, **changes: Any) -> Self:
         """Returns a named configuration: "tiny", or the paper's "base" and "big" (Table 3).
@@ -104,8 +109,7 @@ class ModelConfig(JsonConfig):
             >>> ModelConfig.preset("base", vocabulary_size=37000).model_dim
             512
         """
-        if name not in PRESETS:
-            raise InputError(f"unknown preset {name!r}; choose one of {', '.join(PRESETS)}")
+        check_choice("preset", name, tuple(PRESETS))
         return cls.from_dict(PRESETS[name] | changes)
 
 

@@ -12,10 +12,15 @@ MOST_PHRASES = {"banned_phrases": 256, "required_phrases": 16}
 
 SAMPLING_OPTIONS = ("temperature", "top_k", "top_p", "seed")
 
+# What all sentences of an exported model have in common; they may differ in the other options.
+FIXED_OPTIONS = ("method", "beam_size", "beam_groups", "num_translations", "max_source_length")
+
 _NO_USE = {
     "beam": SAMPLING_OPTIONS,
-    "sampling": ("beam_groups", "diversity_penalty"),
+    "sampling": ("beam_size", "beam_groups", "diversity_penalty"),
 }
+# Symbols of a sentence or a translation: far beyond use, and numbers of 32 bits hold their sums.
+_MOST_SYMBOLS = 100_000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -24,7 +29,7 @@ class SearchConfig(JsonConfig):
 
     Attributes:
         method: beam search, or sampling of each symbol from the model's distribution.
-        beam_size: hypotheses kept for each sentence; 1 is greedy search. Sampling ignores it.
+        beam_size: hypotheses kept for each sentence; 1 is greedy search.
         length_penalty: alpha of ((5 + length) / 6) ** alpha (Wu et al. 2016, eq. 14), by which
             log-probabilities are divided; the length counts the end symbol.
         coverage_penalty: beta of the coverage penalty (Wu et al. 2016, eq. 14), by which
@@ -37,9 +42,11 @@ class SearchConfig(JsonConfig):
         num_translations: translations returned for each sentence, best first; at most
             `beam_size` of a beam.
         temperature: what logits are divided by before a symbol is sampled.
-        top_k: sampled are the k most probable symbols only; 0 means all.
-        top_p: sampled are the fewest symbols that have this probability together; 1 means all.
-        seed: of the sampling; the same seed gives a sentence the same samples in any batch.
+        top_k: only the k most probable symbols are sampled from; 0 means all.
+        top_p: only the fewest symbols whose probabilities add up to this are sampled from; 1 means
+            all.
+        seed: seed of the sampling, at least 0; the same seed gives a sentence the same samples in
+            any batch, and others to other sentences.
         max_extra_length: a translation has at most the source's length plus this many symbols.
         max_length: a translation has at most this many symbols, whatever the source; 0 sets no
             such limit.
@@ -79,7 +86,12 @@ class SearchConfig(JsonConfig):
         self._check_at_least(1, "beam_size", "num_translations", "max_source_length", "beam_groups")
         self._check_at_least(0, "length_penalty", "coverage_penalty", "diversity_penalty")
         self._check_at_least(0, "max_extra_length", "max_length", "min_length")
-        self._check_at_least(0, "top_k", "no_repeat_ngram")
+        self._check_at_least(0, "top_k", "no_repeat_ngram", "seed")
+        for name in ("max_source_length", "max_extra_length", "max_length", "min_length"):
+            if getattr(self, name) > _MOST_SYMBOLS:
+                raise InputError(
+                    f"{name} must be at most {_MOST_SYMBOLS}, got {getattr(self, name)}"
+                )
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if isinstance(value, int) and abs(value) >= 1 << 31:
@@ -113,6 +125,11 @@ class SearchConfig(JsonConfig):
                     f"{field.name} has no use with method {self.method}; leave it out, or give "
                     "the other method"
                 )
+        default = type(self).diversity_penalty
+        if self.beam_groups == 1 and self.diversity_penalty != default:
+            raise InputError(
+                "diversity_penalty has no use without groups; give beam_groups, or leave it out"
+            )
         for name in ("banned_phrases", "required_phrases"):
             phrases = getattr(self, name)
             if isinstance(phrases, str) or not all(phrase.strip() for phrase in phrases):

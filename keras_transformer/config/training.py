@@ -6,8 +6,7 @@ from typing import Any, Literal
 from typing_extensions import Self
 
 from keras_transformer.config.base import JsonConfig
-from keras_transformer.config.model import PRESETS
-from keras_transformer.errors import InputError
+from keras_transformer.errors import InputError, check_choice
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,7 +33,8 @@ class TrainingConfig(JsonConfig):
         keep_checkpoints: newest checkpoints kept on disk.
         keep_best: checkpoints with the best dev BLEU kept beside them.
         average_last: newest checkpoints whose weights are averaged at the end (6.1).
-        average_best: average so many checkpoints with the best dev BLEU in their place.
+        average_best: how many of the checkpoints with the best dev BLEU to average, in place of the
+            newest; None averages the newest.
         stop_metric: what to watch to stop early: bleu, val_loss, val_perplexity or val_accuracy;
             None means not to stop early.
         stop_patience: checkpoints without a better `stop_metric` before the run stops.
@@ -42,7 +42,7 @@ class TrainingConfig(JsonConfig):
             BLEU at each checkpoint; it decides how many of its sentences are taken. 0 turns it off.
         log_steps: updates between two lines of metrics.jsonl.
         precision: the Keras dtype policy; the mixed ones are for GPUs and newer CPUs.
-        seed: of initial weights, dropout and the order of the data.
+        seed: seed of the initial weights, dropout and the order of the data.
     """
 
     train_steps: int = 100_000
@@ -89,10 +89,8 @@ class TrainingConfig(JsonConfig):
                 "stop_metric bleu and average_best need the dev BLEU, but bleu_share is 0; raise it"
             )
         known = ("bleu", "val_loss", "val_perplexity", "val_accuracy")
-        if self.stop_metric not in (None, *known):
-            raise InputError(
-                f"stop_metric must be one of {', '.join(known)}, got {self.stop_metric!r}"
-            )
+        if self.stop_metric is not None:
+            check_choice("stop_metric", self.stop_metric, known)
         if self.average_best is not None and self.average_best > self.keep_best:
             raise InputError(
                 f"average_best {self.average_best} is larger than keep_best {self.keep_best}; "
@@ -109,8 +107,7 @@ class TrainingConfig(JsonConfig):
     @classmethod
     def preset(cls, name: str, **changes: Any) -> Self:
         """Returns the training that goes with the model preset of the same name."""
-        if name not in TRAINING_PRESETS:
-            raise InputError(f"unknown preset {name!r}; choose one of {', '.join(PRESETS)}")
+        check_choice("preset", name, tuple(TRAINING_PRESETS))
         return cls.from_dict(TRAINING_PRESETS[name] | changes)
 
 

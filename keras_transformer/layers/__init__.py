@@ -1,4 +1,7 @@
-"""The Transformer's parts as Keras layers, written with `keras.ops` alone."""
+"""The Transformer's parts as Keras layers, written with `keras.ops`.
+
+Only `dropout.py` asks TensorFlow something: which replica it is on.
+"""
 
 from keras_transformer.layers.attention import CrossAttention, KeysValues, SelfAttention
 from keras_transformer.layers.decoder import Decoder, DecoderLayer

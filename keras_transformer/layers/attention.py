@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 
+from keras_transformer.decoding import Tensor
 from keras_transformer.layers.dropout import Dropout
-
-Tensor = Any
 
 _FEW_QUERIES = 16  # a beam's hypotheses
 
@@ -109,15 +108,6 @@ class _MultiHeadAttention(keras.layers.Layer):
         self, input_shape: tuple[int | None, ...], *other_shapes: Any
     ) -> tuple[int | None, ...]:
         return tuple(input_shape)
-
-    def get_config(self) -> dict[str, Any]:
-        return super().get_config() | {
-            "num_heads": self.num_heads,
-            "key_dim": self.key_dim,
-            "value_dim": self.value_dim,
-            "dropout": self.dropout.rate,
-            "use_bias": self.use_bias,
-        }
 
     def _dense(self, units: int | None, name: str, input_shape: Any) -> keras.layers.Dense:
         dense = keras.layers.Dense(

@@ -11,12 +11,11 @@ from typing import Any, Literal
 
 import keras
 
+from keras_transformer.decoding import Tensor
 from keras_transformer.layers.attention import CrossAttention, KeysValues, SelfAttention
 from keras_transformer.layers.encoder import final_norm
 from keras_transformer.layers.feed_forward import FeedForward
 from keras_transformer.layers.residual import Residual
-
-Tensor = Any
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")

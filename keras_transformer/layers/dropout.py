@@ -1,10 +1,8 @@
 """Dropout (5.4) that models of several devices can train with."""
 
-from typing import Any
-
 import keras
 
-Tensor = Any
+from keras_transformer.decoding import Tensor
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 from keras import ops
 
-Tensor = Any
+from keras_transformer.decoding import Tensor
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")

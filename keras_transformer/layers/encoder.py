@@ -7,12 +7,11 @@ from typing import Any, Literal
 
 import keras
 
+from keras_transformer.decoding import Tensor
 from keras_transformer.layers.attention import SelfAttention
 from keras_transformer.layers.feed_forward import FeedForward
 from keras_transformer.layers.normalization import LayerNormalization
 from keras_transformer.layers.residual import Residual
-
-Tensor = Any
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")

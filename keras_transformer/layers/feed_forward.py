@@ -7,9 +7,8 @@ from typing import Any
 
 import keras
 
+from keras_transformer.decoding import Tensor
 from keras_transformer.layers.dropout import Dropout
-
-Tensor = Any
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -40,7 +39,3 @@ class FeedForward(keras.layers.Layer):
 
     def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
         return tuple(input_shape)
-
-    def get_config(self) -> dict[str, Any]:
-        config = {"inner_dim": self.inner_dim, "dropout": self.dropout.rate}
-        return super().get_config() | config

@@ -7,13 +7,10 @@ Shapes: B batch, S source length, T target length; while decoding, W hypotheses 
 symbols of each.
 """
 
-from typing import Any
-
 from keras import ops
 
 from keras_transformer.config import PAD_ID
-
-Tensor = Any
+from keras_transformer.decoding import Tensor
 
 # exp() of a score this far below the others is exactly 0, and the value is finite in float16 too:
 # a row with nothing but padding gives finite weights and no NaN.

@@ -8,9 +8,8 @@ from typing import Any, Literal
 import keras
 from keras import ops
 
+from keras_transformer.decoding import Tensor
 from keras_transformer.errors import check_choice
-
-Tensor = Any
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")

@@ -9,9 +9,8 @@ from typing import Any, Literal
 import keras
 from keras import ops
 
+from keras_transformer.decoding import Tensor
 from keras_transformer.errors import check_choice
-
-Tensor = Any
 
 
 def sinusoids(positions: Tensor, model_dim: int, layout: str = "sinusoidal") -> Tensor:
@@ -21,7 +20,7 @@ def sinusoids(positions: Tensor, model_dim: int, layout: str = "sinusoidal") -> 
         PE(pos, 2i)   = sin(pos / 10000^(2i / D))
         PE(pos, 2i+1) = cos(pos / 10000^(2i / D))
     "concatenated" is what tensor2tensor, OpenNMT and fairseq compute: all D/2 sines, then all
-    cosines, with wavelengths in a geometric row from 2 pi to exactly 10000 * 2 pi.
+    cosines, with wavelengths in a geometric progression from 2 pi to exactly 10000 * 2 pi.
 
     Raises:
         InputError: there is no such layout.

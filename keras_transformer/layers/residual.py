@@ -4,11 +4,10 @@ from typing import Any, Literal
 
 import keras
 
+from keras_transformer.decoding import Tensor
 from keras_transformer.errors import check_choice
 from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.normalization import LayerNormalization
-
-Tensor = Any
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -64,11 +63,3 @@ class Residual(keras.layers.Layer):
         self, input_shape: tuple[int | None, ...], *other_shapes: Any
     ) -> tuple[int | None, ...]:
         return tuple(input_shape)
-
-    def get_config(self) -> dict[str, Any]:
-        return super().get_config() | {
-            "norm_position": self.norm_position,
-            "norm_form": self.norm.form,
-            "norm_epsilon": self.norm.epsilon,
-            "dropout": self.dropout.rate,
-        }

@@ -9,10 +9,8 @@ from typing import Any
 
 from keras import ops
 
-from keras_transformer.decoding import DecodingState
+from keras_transformer.decoding import DecodingState, Tensor, TranslationModel
 from keras_transformer.errors import InputError
-
-Tensor = Any
 
 
 class Ensemble:
@@ -23,8 +21,8 @@ class Ensemble:
     a repetition penalty, which looks at the sign, does not mean the same as for a single model.
 
     Args:
-        models: one or more, each with `call`, `encode`, `step` and `attention`. They may differ in
-            everything but their vocabularies.
+        models: one or more, see `TranslationModel`. They may differ in everything but their
+            vocabularies.
 
     Raises:
         InputError: there is no model, or their vocabularies differ in size.
@@ -33,20 +31,17 @@ class Ensemble:
         >>> translator = Translator(Ensemble([first, second]), source, target)
     """
 
-    def __init__(self, models: Sequence[Any]) -> None:
+    def __init__(self, models: Sequence[TranslationModel]) -> None:
         if not models:
             raise InputError("an ensemble needs at least one model, got none")
         configs = [model.config for model in models]
-        sizes = {
-            (config.vocabulary_size, config.target_vocabulary_size or config.vocabulary_size)
-            for config in configs
-        }
+        sizes = {(config.vocabulary_size, config.target_size) for config in configs}
         if len(sizes) > 1:
             raise InputError(
                 "the models of an ensemble must have the same vocabularies, got sizes of source "
                 f"and target {' and '.join(map(str, sorted(sizes)))}"
             )
-        self.models = list(models)
+        self.models: list[Any] = list(models)
 
     @property
     def config(self) -> Any:

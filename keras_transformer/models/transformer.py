@@ -13,13 +13,11 @@ import keras
 from keras import ops
 
 from keras_transformer.config import PAD_ID, ModelConfig
-from keras_transformer.decoding import DecodingState
+from keras_transformer.decoding import DecodingState, Tensor
 from keras_transformer.layers import Decoder, Dropout, Encoder, PositionalEncoding, TokenEmbedding
 from keras_transformer.layers.attention import KeysValues
 from keras_transformer.layers.masks import ancestor_bias, causal_bias, padding_bias
 from keras_transformer.models.training_step import TokenWeightedModel
-
-Tensor = Any
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -39,7 +37,7 @@ class Transformer(TokenWeightedModel):
     def __init__(self, config: ModelConfig, **kwargs: Any) -> None:
         super().__init__(autocast=False, **kwargs)  # ids are no floats to be rounded
         self.config = config
-        target_size = config.target_vocabulary_size or config.vocabulary_size
+        target_size = config.target_size
         dtype = self.dtype_policy
 
         self.source_embedding = TokenEmbedding(
@@ -90,7 +88,7 @@ class Transformer(TokenWeightedModel):
         if config.output_bias:
             self.output_bias = self.add_weight(
                 name="output_bias",
-                shape=(config.target_vocabulary_size or config.vocabulary_size,),
+                shape=(config.target_size,),
                 initializer="zeros",
             )
         self.built = True
@@ -200,7 +198,7 @@ class Transformer(TokenWeightedModel):
         return logits, state._replace(history=history, coverage=coverage)
 
     def compute_output_shape(self, input_shape: dict[str, Any]) -> tuple[int | None, ...]:
-        size = self.config.target_vocabulary_size or self.config.vocabulary_size
+        size = self.config.target_size
         return (*input_shape["target"], size)
 
     def get_config(self) -> dict[str, Any]:

@@ -53,9 +53,9 @@ def beam_search(
     max_lengths: Tensor,
     beam_size: int = 4,
     length_penalty: Tensor = 0.6,
-    num_hypotheses: int = 1,
-    num_groups: int = 1,
-    diversity_penalty: Tensor = 0.0,
+    num_translations: int = 1,
+    beam_groups: int = 1,
+    diversity_penalty: Tensor = 0.5,
     **options: Any,
 ) -> Hypotheses:
     """Returns the best translations that a beam of `beam_size` hypotheses finds.
@@ -89,8 +89,8 @@ def beam_search(
         max_lengths: int [B], symbols a translation may have before END; 0 or more.
         beam_size: hypotheses that stay open, W.
         length_penalty: alpha, a number or float [B].
-        num_hypotheses: N, at most `beam_size`.
-        num_groups: G, a divisor of `beam_size`.
+        num_translations: N, at most `beam_size`.
+        beam_groups: G, a divisor of `beam_size`.
         diversity_penalty: what a symbol's log-probability loses for each beam of an earlier group
             that takes it at the same step; a number or float [B].
         **options: coverage_penalty, beta, a number or float [B] (0); wishes, see `Wishes`; longest,
@@ -100,34 +100,33 @@ def beam_search(
             translation and that fill up after it.
 
     Raises:
-        InputError: `beam_size` below 1, `num_hypotheses` not in 1 to `beam_size`, groups of
+        InputError: `beam_size` below 1, `num_translations` not in 1 to `beam_size`, groups of
             unequal size, or END = PAD.
     """
-    if not 1 <= num_hypotheses <= beam_size:
+    if not 1 <= num_translations <= beam_size:
         raise InputError(
-            f"num_hypotheses must be from 1 to beam_size, got {num_hypotheses} with beam_size "
+            f"num_translations must be from 1 to beam_size, got {num_translations} with beam_size "
             f"{beam_size}; raise beam_size or ask for fewer"
         )
-    if num_groups < 1 or beam_size % num_groups:
+    if beam_groups < 1 or beam_size % beam_groups:
         raise InputError(
-            f"num_groups must divide beam_size, got {num_groups} with beam_size {beam_size}"
+            f"beam_groups must divide beam_size, got {beam_groups} with beam_size {beam_size}"
         )
     options |= dict(start_ids=start_ids, max_lengths=max_lengths, length_penalty=length_penalty)
     if beam_size == 1:
         return greedy_search(step, state, **options)
-    if num_groups > 1:
-        options["diversity_penalty"] = tf.cast(diversity_penalty, tf.float32)
-    task, request, memory = make_task(step, state, beam_size, **options)
+    own = {"diversity_penalty": tf.cast(diversity_penalty, tf.float32)} if beam_groups > 1 else {}
+    task, request, memory = make_task(step, state, beam_size, own=own, **options)
     # One empty hypothesis of each group; the others do not exist yet.
-    first = tf.where(tf.range(beam_size) % (beam_size // num_groups) == 0, 0.0, IMPOSSIBLE)  # [W]
-    share = -(-num_hypotheses // num_groups)
+    first = tf.where(tf.range(beam_size) % (beam_size // beam_groups) == 0, 0.0, IMPOSSIBLE)  # [W]
+    share = -(-num_translations // beam_groups)
     best = repeat(
         lambda time, request, beams, capacity: _advance(time, request, beams, capacity, task),
         request,
         _Beams(
             log_probs=tf.broadcast_to(first, tf.shape(memory.ids)),
             memory=memory,
-            best=tuple(none_finished(memory.symbols, share) for _ in range(num_groups)),
+            best=tuple(none_finished(memory.symbols, share) for _ in range(beam_groups)),
         ),
         is_open=lambda beams: tf.reduce_max(beams.log_probs, axis=1) > IMPOSSIBLE,
         result_of=lambda beams: beams.best,
@@ -135,7 +134,7 @@ def beam_search(
         most=task.length,
         capacities=task.capacities,
     )
-    return make_hypotheses(best_of(best, num_hypotheses), task)
+    return make_hypotheses(best_of(best, num_translations), task)
 
 
 def _advance(

@@ -9,9 +9,29 @@ import math
 
 import tensorflow as tf
 
+from keras_transformer.config import PAD_ID
 from keras_transformer.decoding import Tensor
 
 _GOLDEN = 0x9E3779B97F4A7C15  # 2**64 / golden ratio, odd
+
+
+def sentence_seeds(seeds: Tensor, source: Tensor) -> Tensor:
+    """Returns a seed for each sentence, so that sentences get samples of their own.
+
+    With one seed for all of them, each step would draw the same quantile for every sentence. It
+    depends on the sentence's symbols and not on its neighbours or its padding.
+
+    Args:
+        seeds: int32 or int64 [], [1] or [B].
+        source: int32 [B, S], with padding.
+
+    Returns:
+        int64 [B].
+    """
+    places = tf.cast(tf.range(tf.shape(source)[1]), tf.uint64)
+    symbols = _mix(_mix(tf.cast(source, tf.uint64)) + places)  # [B, S]
+    own = tf.reduce_sum(tf.where(source == PAD_ID, tf.constant(0, tf.uint64), symbols), axis=1)
+    return tf.bitcast(_mix(own + tf.cast(tf.cast(seeds, tf.int64), tf.uint64)), tf.int64)
 
 
 def draw(logits: Tensor, seeds: Tensor, time: Tensor) -> Tensor:

@@ -26,7 +26,8 @@ def greedy_search(
     """Returns one translation of each sentence: the most probable symbol at every step.
 
     A translation ends at its first END, or takes END once it has `max_lengths` symbols.
-    Arguments, result and errors are those of `beam_search` with `beam_size` 1.
+    Arguments, result and errors are those of `beam_search` with `beam_size` 1, but for
+    `length_penalty`, which is 0 unless it is given.
     """
     task, request, memory = make_task(
         step,

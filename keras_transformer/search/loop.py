@@ -10,13 +10,13 @@ import tensorflow as tf
 
 from keras_transformer.decoding import Tensor
 
-Request = TypeVar("Request")
+Asked = TypeVar("Asked")
 State = TypeVar("State")
 
 
 def repeat(
-    advance: Callable[[Tensor, Request, State, int | None], State],
-    request: Request,
+    advance: Callable[[Tensor, Asked, State, int | None], State],
+    request: Asked,
     state: State,
     *,
     is_open: Callable[[State], Tensor],
@@ -30,7 +30,7 @@ def repeat(
     Args:
         advance: gives the next state from the number of rounds before this one (int32 []), the
             request, the state, and the rounds that the state has room for, if that is limited.
-            The state of a sentence that is not open must not matter to its result.
+            It must leave the result of a sentence that is not open as it is.
         request: nest of tensors [B, ...], what the sentences ask for; never changes.
         state: nest of tensors [B, ...]. A dimension of size 0 may grow in every round.
         is_open: gives a bool [B].
@@ -134,9 +134,9 @@ def _rounds(
 
 
 def _changing_shape(leaf: Tensor, first: Any = (None,)) -> tf.TensorShape:
-    """Returns what stays known of a shape.
+    """Returns a leaf's shape with `first` as its first dimension, and those of size 0 unknown.
 
-    The rest stays known, since models may need it for reshaping.
+    These grow. The others stay known, since models may need them for reshaping.
     """
     if leaf.shape.rank == 0:
         return leaf.shape

@@ -37,6 +37,8 @@ def apply_temperature(logits: Tensor, temperature: Tensor) -> Tensor:
 def penalize_repetition(logits: Tensor, symbols: Tensor, penalty: Tensor) -> Tensor:
     """Makes less probable what a hypothesis has already (Keskar et al. 2019, 4.1).
 
+    They divide negative logits too, which makes those more probable.
+
     Args:
         logits: of the next symbols. Those of symbols in the hypothesis are divided by the penalty
             where positive and multiplied by it where negative, once however often they occur.

@@ -22,7 +22,7 @@ def sample(
     *,
     start_ids: Tensor,
     max_lengths: Tensor,
-    num_hypotheses: int = 1,
+    num_translations: int = 1,
     temperature: Tensor = 1.0,
     top_k: Tensor = 0,
     top_p: Tensor = 1.0,
@@ -36,30 +36,33 @@ def sample(
     of its distribution. A sentence gets the same samples in any batch.
 
     Args:
-        step, state, start_ids, max_lengths, length_penalty: as of `beam_search`.
-        num_hypotheses: samples of each sentence, N, that the state was made for.
+        step, state, start_ids, max_lengths: as of `beam_search`.
+        num_translations: samples of each sentence, N, that the state was made for.
         temperature: what logits are divided by, a number or float [B].
         top_k: symbols that are drawn from; 0 means all; a number or int [B].
         top_p: probability of the symbols that are drawn from, a number or float [B].
         seed: a number or int [B].
+        length_penalty: as of `beam_search`, but 0 unless it is given.
         **options: the others of `beam_search`.
 
     Raises:
-        InputError: `num_hypotheses` is below 1, or END = PAD.
+        InputError: `num_translations` is below 1, or END = PAD.
     """
-    if num_hypotheses < 1:
-        raise InputError(f"num_hypotheses must be at least 1, got {num_hypotheses}")
+    if num_translations < 1:
+        raise InputError(f"num_translations must be at least 1, got {num_translations}")
     task, request, memory = make_task(
         step,
         state,
-        num_hypotheses,
+        num_translations,
         start_ids=start_ids,
         max_lengths=max_lengths,
         length_penalty=length_penalty,
-        temperature=tf.cast(temperature, tf.float32),
-        top_k=tf.cast(top_k, tf.int32),
-        top_p=tf.cast(top_p, tf.float32),
-        seed=tf.cast(seed, tf.int64),
+        own=dict(
+            temperature=tf.cast(temperature, tf.float32),
+            top_k=tf.cast(top_k, tf.int32),
+            top_p=tf.cast(top_p, tf.float32),
+            seed=tf.cast(seed, tf.int64),
+        ),
         **options,
     )
 

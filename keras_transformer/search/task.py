@@ -3,6 +3,7 @@
 Shapes: B sentences, W hypotheses a sentence, L the longest length of a result.
 """
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -91,11 +92,12 @@ def make_task(
     longest: int | None = None,
     end_id: int = END_ID,
     pad_id: int = PAD_ID,
-    **options: Tensor,
+    own: Mapping[str, Tensor] | None = None,
 ) -> tuple[Task, Request, Memory]:
     """Returns the arguments of a search in the form that its steps need.
 
-    Those that may be one number for all sentences, the `options` among them, become [B].
+    Those that may be one number for all sentences become [B]. What one kind of search wants to
+    know besides is `own`, and becomes `Request.options`.
 
     Raises:
         InputError: END and PAD are the same symbol.
@@ -122,7 +124,7 @@ def make_task(
         alpha=one_each(length_penalty),
         beta=one_each(coverage_penalty),
         wishes=(wishes or Wishes()).given(),
-        options={name: one_each(value, value.dtype) for name, value in options.items()},
+        options={name: one_each(value, value.dtype) for name, value in (own or {}).items()},
     )
     task = Task(
         step,
@@ -149,7 +151,8 @@ def make_task(
 def stages(longest: int) -> tuple[int, ...]:
     """Returns for how many symbols a model's state of fixed capacity has room, stage by stage.
 
-    The first is the capacity that a search wants of `encode`; each next one is twice as large.
+    The first is the capacity that a search wants of `encode`; each next one is twice as large, and
+    the last has room for `longest` symbols and END.
 
     Args:
         longest: the most symbols that a translation may have before END.

@@ -90,7 +90,9 @@ def compare_answers(
             process.kill()
         if process.returncode:
             reason = textwrap.shorten(output, 300) or f"it ended with {process.returncode}"
-            raise InputError(f"a process without Python's part cannot run the export: {reason}")
+            raise InputError(
+                f"a fresh process without keras_transformer cannot run the export: {reason}"
+            )
         answers = list(_read_answers(path))
     for request, ours, theirs in zip(requests, expected, answers, strict=True):
         _compare(request.signature, ours, theirs)

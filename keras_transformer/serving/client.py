@@ -1,6 +1,7 @@
 """A client of a model server that serves an exported translator.
 
-Over REST it needs nothing but Python; over gRPC it needs tensorflow-serving-api.
+Over REST it needs no more than typing-extensions; over gRPC tensorflow-serving-api, and with it
+TensorFlow.
 """
 
 import concurrent.futures
@@ -76,6 +77,11 @@ class Client:
                 raise InputError(f"{name} must be at least {least}, got {value}")
         if not 0 < timeout_s <= threading.TIMEOUT_MAX:
             raise InputError(f"timeout_s must be a number of seconds, got {timeout_s}")
+        for name, text in (("model", model), ("label", label)):
+            if text is not None and not isinstance(text, str):
+                raise InputError(f"{name} must be text, got {text!r}")
+        if version is not None and (not isinstance(version, int) or not 0 < version < 1 << 63):
+            raise InputError(f"version must be a positive number of 64 bits, got {version!r}")
         if version is not None and label is not None:
             raise InputError(f"give version {version} or label {label!r}, not both")
         self._model = ModelName(model, version, label)

@@ -52,7 +52,8 @@ def explain(
         "RESOURCE_EXHAUSTED": f"the {server} has too much to do: {details}; {tried}. Send fewer "
         "requests at once, or try later",
         "DEADLINE_EXCEEDED": f"no answer from a {server} within the timeout; {tried}. Raise the "
-        "timeout, or send fewer sentences at once",
+        "timeout (over REST that of the server too, --rest_api_timeout_in_ms), or send fewer "
+        "sentences at once",
         "UNIMPLEMENTED": f"no model server of TensorFlow is the {server}: {details}; give its "
         "address, and the protocol that it speaks at this port",
     }

@@ -111,7 +111,7 @@ def _check(model: Any, source: Vocabulary, target: Vocabulary) -> None:
             f"CTranslate2 has no layer normalization of norm_form {config.norm_form!r}; "
             "export the model as a SavedModel, or train one with norm_form 'variance'"
         )
-    sizes = (config.vocabulary_size, config.target_vocabulary_size or config.vocabulary_size)
+    sizes = (config.vocabulary_size, config.target_size)
     for side, size, vocabulary in zip(("source", "target"), sizes, (source, target), strict=True):
         if vocabulary.size != size:
             raise InputError(

@@ -13,6 +13,15 @@ from keras_transformer.serving.exporter import versions_in
 from keras_transformer.serving.local import LocalTranslator
 
 
+def _version_near(path: pathlib.Path) -> pathlib.Path:
+    """Returns the newest version in a folder, or in the one around it; an example if none is."""
+    for folder in (path, path.parent):
+        versions = [folder / str(number) for number in sorted(versions_in(folder))]
+        if found := [each for each in versions if (each / "saved_model.pb").is_file()]:
+            return found[-1]
+    return path / "1"
+
+
 def load_exported(version: str | os.PathLike[str]) -> LocalTranslator:
     """Returns the translator of an exported version.
 
@@ -30,7 +39,7 @@ def load_exported(version: str | os.PathLike[str]) -> LocalTranslator:
     if not (path / "saved_model.pb").is_file():
         raise InputError(
             f"no SavedModel in {path}: it has no saved_model.pb; give the folder of one version, "
-            f"such as {path / str(max(versions_in(path), default=1))}"
+            f"such as {_version_near(path)}"
         )
     try:
         loaded = tf.saved_model.load(str(path))

@@ -9,11 +9,12 @@
 <folder>/monitoring.config
 """
 
+import itertools
 import os
 import pathlib
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import tensorflow as tf
 
@@ -30,6 +31,9 @@ from keras_transformer.serving.server_files import (
 from keras_transformer.serving.signatures import make_signatures
 from keras_transformer.serving.translator import Translator
 from keras_transformer.serving.warm_up import BATCH_SIZES, make_requests, write_requests
+
+# The file by which a version of each kind is known.
+_MARKS = {"SavedModel": "saved_model.pb", "CTranslate2": "model.bin"}
 
 
 def export(
@@ -72,7 +76,7 @@ def export(
         PosixPath('exports/numbers/1')
     """
     base = pathlib.Path(folder)
-    final = base / str(choose_version(base, version))
+    final = base / str(choose_version(base, version, "SavedModel"))
     name = base.resolve().name if name is None else name
     check_model_name(name)
     check_served_name(base, name)
@@ -96,8 +100,18 @@ def export(
     return final
 
 
-def choose_version(base: pathlib.Path, version: int | None) -> int:
-    """Returns the version to write; `InputError` where it cannot be written."""
+def choose_version(
+    base: pathlib.Path, version: int | None, kind: Literal["SavedModel", "CTranslate2"]
+) -> int:
+    """Returns the version to write; `InputError` where it cannot be written.
+
+    Nor may a folder have models of two kinds: a model server would take each new one.
+    """
+    for number, (other, mark) in itertools.product(versions_in(base), _MARKS.items()):
+        if other != kind and (base / str(number) / mark).exists():
+            raise InputError(
+                f"{base / str(number)} is a {other} model; give the {kind} model another folder"
+            )
     if version is None:
         version = max(versions_in(base), default=0) + 1
     if version < 1:

@@ -12,14 +12,12 @@ import keras
 import tensorflow as tf
 
 from keras_transformer.config import END_ID
-from keras_transformer.decoding import DecodingState
+from keras_transformer.decoding import DecodingState, Tensor, TranslationModel
 from keras_transformer.models import Ensemble
 from keras_transformer.serving.precision import Int8Model
 
-Tensor = Any
 
-
-def freeze(model: Any) -> Any:
+def freeze(model: TranslationModel) -> Any:
     """Returns a model that translates as this one does, as long as its weights do not change.
 
     They stay the model's own; after a change of them freeze it anew. An `Int8Model` stays as it
@@ -34,10 +32,10 @@ class FrozenModel:
     """A model with what its states share, `DecodingState.shared`, among its variables.
 
     Args:
-        model: a Keras model with `encode` and `step`, whose weights must not change from now on.
+        model: see `TranslationModel`; its weights must not change from now on.
     """
 
-    def __init__(self, model: keras.Model) -> None:
+    def __init__(self, model: TranslationModel) -> None:
         self._model = model
         state = model.encode(tf.constant([[END_ID]]))
         self._shared = tf.nest.map_structure(

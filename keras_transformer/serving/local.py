@@ -6,7 +6,6 @@ exported or of one that is loaded.
 Shapes: B sentences, S source length, T target length.
 """
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_transformer.cores import num_cores
 from keras_transformer.errors import InputError
 from keras_transformer.serving.alignment import read_alignments
 from keras_transformer.serving.options import option_columns, pair_columns, text_column
@@ -53,9 +53,10 @@ class LocalTranslator:
         Args:
             sentences: any number of them.
             batch_size: how many are translated at once.
-            **options: fields of `SearchConfig`, and "prefix": one value for all sentences, or a
-                list with one for each, None for that of the translator. Several phrases of a
-                sentence are a list, or text with a phrase on each line.
+            **options: those fields of `SearchConfig` that sentences may choose, see `option_types`,
+                and "prefix": one value for all sentences, or a list with one for each, None for
+                that of the translator. Several phrases of a sentence are a list, or text with a
+                phrase on each line.
 
         Raises:
             InputError: there is no such option, or it cannot have such a value; one string is
@@ -69,7 +70,7 @@ class LocalTranslator:
             types = {key: f"DT_{_type_name(spec.dtype)}" for key, spec in inputs.items()}
             columns |= option_columns(options, types, len(columns["text"].values))
         # Steps of a search are too small for several cores to share: each takes a batch of its own.
-        at_once = min(_num_cores(), _MOST_AT_ONCE)
+        at_once = min(_num_workers(), _MOST_AT_ONCE)
         return self._in_batches(name, columns, "text", batch_size, read_translations, at_once)
 
     def score(
@@ -152,13 +153,9 @@ class LocalTranslator:
         return results
 
 
-def _num_cores() -> int:
-    """Returns how many cores translate; one stands for all of a GPU."""
-    if tf.config.list_physical_devices("GPU"):
-        return 1
-    if hasattr(os, "sched_getaffinity"):  # not on macOS
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+def _num_workers() -> int:
+    """Returns how many batches can be translated at once; a GPU takes one."""
+    return 1 if tf.config.list_physical_devices("GPU") else num_cores()
 
 
 def _plain(values: tf.Tensor) -> Any:

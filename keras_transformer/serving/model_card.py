@@ -46,7 +46,7 @@ def make_model_card(
         operations: names of those that are not TensorFlow's own.
         training: where the weights are from, see `describe_run`; several runs translate together.
     """
-    model = translator._model()
+    model = translator.model
     weights = [each for each in translator.variables_to_save if _is_weight(each.dtype)]
     return {
         "training": list(training),
@@ -84,11 +84,14 @@ def read_model_card(version: str | os.PathLike[str]) -> dict[str, Any]:
     """Returns the card of an exported version; `InputError` where there is none."""
     path = pathlib.Path(version) / _FILE
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        card = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InputError(
             f"no model card at {path} ({error}); give the folder of an exported version"
         ) from error
+    if not (isinstance(card, dict) and isinstance(card.get("training"), list)):
+        raise InputError(f"{path} is no model card of this release; export the model anew")
+    return card
 
 
 def describe_run(run: RunDirectory, checkpoint: str) -> dict[str, Any]:

@@ -15,18 +15,16 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_transformer.decoding import DecodingState
+from keras_transformer.decoding import DecodingState, Tensor
 from keras_transformer.errors import InputError
 from keras_transformer.models import Ensemble
-
-Tensor = Any
 
 
 def in_precision(model: Any, precision: str) -> Any:
     """Returns a model that translates as this one does, its weights in another precision.
 
     Args:
-        model: a model in float32, or an ensemble.
+        model: in float32; one model, or an ensemble.
         precision: "float32", "bfloat16" or "int8".
 
     Raises:
@@ -52,7 +50,7 @@ class Int8Model:
     absolute values and multiplied by 127. Vectors stay as they are: they are few.
 
     Args:
-        model: a Keras model with `call`, `encode`, `step` and `attention`.
+        model: a Keras model that is a `TranslationModel`.
     """
 
     def __init__(self, model: keras.Model) -> None:

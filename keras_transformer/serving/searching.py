@@ -16,12 +16,20 @@ from keras_transformer.config import (
     PAD_ID,
     SAMPLING_OPTIONS,
     START_ID,
+    UNKNOWN_ID,
     SearchConfig,
 )
-from keras_transformer.search import Hypotheses, Wishes, beam_search, sample, stages
+from keras_transformer.decoding import Tensor, TranslationModel
+from keras_transformer.errors import InputError
+from keras_transformer.search import (
+    Hypotheses,
+    Wishes,
+    beam_search,
+    sample,
+    sentence_seeds,
+    stages,
+)
 from keras_transformer.text import Tokenizer, Vocabulary
-
-Tensor = Any
 
 # What of a phrase is read, so that no request can exhaust the memory.
 MAX_PHRASE_LENGTH = 64
@@ -30,8 +38,28 @@ MAX_PHRASE_LENGTH = 64
 _LARGEST = 1e6
 
 
+# The options that may change from sentence to sentence, with the types of their numbers.
+NUMBERS: dict[str, tf.DType] = {
+    "length_penalty": tf.float32,
+    "coverage_penalty": tf.float32,
+    "repetition_penalty": tf.float32,
+    "no_repeat_ngram": tf.int32,
+    "min_length": tf.int32,
+    "max_length": tf.int32,
+    "max_extra_length": tf.int32,
+}
+BEAM_NUMBERS = {"diversity_penalty": tf.float32}
+SAMPLING_NUMBERS = {
+    "temperature": tf.float32,
+    "top_k": tf.int32,
+    "top_p": tf.float32,
+    "seed": tf.int32,
+}
+TEXTS = ("prefix", "banned_phrases", "required_phrases")
+
+
 def search_translations(
-    model: Any,
+    model: TranslationModel,
     source: Tensor,
     search: SearchConfig,
     target: Vocabulary,
@@ -41,7 +69,7 @@ def search_translations(
     """Returns translations of source ids [B, S], each with END, then PAD.
 
     Args:
-        model: anything with `encode` and `step`.
+        model: see `TranslationModel`.
         source: no more than the model is to read.
         search: how to search.
         target: gives the symbols of the phrases that the configuration names.
@@ -74,18 +102,19 @@ def search_translations(
         length_penalty=wanted["length_penalty"],
         coverage_penalty=wanted.get("coverage_penalty", 0.0),
         wishes=Wishes(**wishes),
-        num_hypotheses=search.num_translations,
+        num_translations=search.num_translations,
         longest=longest,
     )
     if is_sampled:
         own = {name: wanted[name] for name in SAMPLING_OPTIONS}
+        own["seed"] = sentence_seeds(wanted["seed"], source)
         return sample(model.step, state, **arguments, **own)
     return beam_search(
         model.step,
         state,
         **arguments,
         beam_size=search.beam_size,
-        num_groups=search.beam_groups,
+        beam_groups=search.beam_groups,
         diversity_penalty=wanted["diversity_penalty"],
     )
 
@@ -102,20 +131,27 @@ def _settings(search: SearchConfig, lengths: Tensor, target: Vocabulary) -> dict
         )
     }  # fmt: skip
     neutral = SearchConfig()
-    for name, dtype in (
-        ("coverage_penalty", tf.float32),
-        ("repetition_penalty", tf.float32),
-        ("no_repeat_ngram", tf.int32),
-        ("min_length", tf.int32),
-    ):
+    for name in ("coverage_penalty", "repetition_penalty", "no_repeat_ngram", "min_length"):
         value = getattr(search, name)
         if value != getattr(neutral, name):
-            settings[name] = tf.fill(tf.shape(lengths), tf.constant(value, dtype))
+            settings[name] = tf.fill(tf.shape(lengths), tf.constant(value, NUMBERS[name]))
     for name in ("banned_phrases", "required_phrases"):
         if phrases := getattr(search, name):
-            ids = tf.ragged.constant(target.encode(list(phrases)), tf.int32).to_tensor(PAD_ID)
+            ids = tf.ragged.constant(_symbols(name, phrases, target), tf.int32).to_tensor(PAD_ID)
             settings[name] = tf.tile(ids[None], [tf.shape(lengths)[0], 1, 1])
     return settings
+
+
+def _symbols(name: str, phrases: Sequence[str], target: Vocabulary) -> list[list[int]]:
+    """Returns the symbols of a configuration's phrases; `InputError` where one has none."""
+    symbols = target.encode(list(phrases))
+    for phrase, ids in zip(phrases, symbols, strict=True):
+        if UNKNOWN_ID in ids:
+            raise InputError(
+                f"{name}: the vocabulary cannot spell {phrase!r}; leave it out, or write it with "
+                "characters of the training text"
+            )
+    return symbols
 
 
 def _max_lengths(wanted: Mapping[str, Tensor], lengths: Tensor) -> Tensor:
@@ -126,25 +162,6 @@ def _max_lengths(wanted: Mapping[str, Tensor], lengths: Tensor) -> Tensor:
 
 
 # Wishes of single sentences, as they come in a request.
-
-# The value that stands for "as exported" in a column of numbers is negative.
-NUMBERS: dict[str, tf.DType] = {
-    "length_penalty": tf.float32,
-    "coverage_penalty": tf.float32,
-    "repetition_penalty": tf.float32,
-    "no_repeat_ngram": tf.int32,
-    "min_length": tf.int32,
-    "max_length": tf.int32,
-    "max_extra_length": tf.int32,
-}
-BEAM_NUMBERS = {"diversity_penalty": tf.float32}
-SAMPLING_NUMBERS = {
-    "temperature": tf.float32,
-    "top_k": tf.int32,
-    "top_p": tf.float32,
-    "seed": tf.int32,
-}
-TEXTS = ("prefix", "banned_phrases", "required_phrases")
 
 
 def option_types(search: SearchConfig) -> dict[str, tf.DType]:
@@ -188,14 +205,22 @@ def read_options(
         exported: Sequence[str] = getattr(search, name)
         if exported:
             lines = tf.where(tf.strings.strip(lines) == "", "\n".join(exported), lines)
-        options[name] = read_phrases(lines, tokenizer)[:, : MOST_PHRASES[name]]
+        options[name] = read_phrases(lines, tokenizer, MOST_PHRASES[name])
     return options
 
 
-def read_phrases(lines: Tensor, tokenizer: Tokenizer) -> Tensor:
-    """Returns the symbols of phrases, one to a line of each text [B], as int32 [B, P, M]."""
+def read_phrases(lines: Tensor, tokenizer: Tokenizer, most: int) -> Tensor:
+    """Returns the symbols of phrases, one to a line of each text [B], as int32 [B, P, M].
+
+    Those beyond the first `most` of a text are not read, nor those with an unknown symbol: it
+    stands for any text, and a translation would have it in place of what was meant.
+    """
     phrases = tf.strings.split(lines, "\n")  # [B, (P)]
+    is_blank = phrases.with_flat_values(tf.strings.strip(phrases.flat_values) == "")
+    phrases = tf.ragged.boolean_mask(phrases, ~is_blank)[:, :most]
     ids = tokenizer.tokenize(phrases.flat_values)[:, :MAX_PHRASE_LENGTH]
+    num_unknown = tf.reduce_sum(tf.cast(ids == UNKNOWN_ID, tf.int32), axis=1)
+    is_phrase = (ids.row_lengths() > 0) & (num_unknown == 0)
     ids = phrases.with_flat_values(ids)  # [B, (P), (M)]
-    ids = tf.ragged.boolean_mask(ids, ids.row_lengths(axis=2) > 0)  # blank lines are no phrases
+    ids = tf.ragged.boolean_mask(ids, phrases.with_flat_values(is_phrase))
     return ids.to_tensor(PAD_ID)

@@ -19,11 +19,10 @@ from typing import Any
 import tensorflow as tf
 
 from keras_transformer.config import END_ID, PAD_ID, START_ID, UNKNOWN_ID
+from keras_transformer.decoding import Tensor
 from keras_transformer.serving.alignment import WORD_START
-from keras_transformer.serving.translator import Translator
+from keras_transformer.serving.translator import Translator, with_end
 from keras_transformer.text import Tokenizer, Vocabulary
-
-Tensor = Any
 
 # Of a request to `score` at once, so that no request can exhaust the memory: half a gigabyte.
 _MOST_LOGITS = 1 << 27
@@ -69,7 +68,7 @@ def make_signature(translator: Translator, name: str) -> Any:
 
 
 def _shows_attention(translator: Translator) -> bool:
-    return hasattr(translator._model(), "attention")  # not every kind of model has one to show
+    return hasattr(translator.model, "attention")  # not every kind of model has one to show
 
 
 def inputs_of(function: Any) -> dict[str, tf.TensorSpec]:
@@ -89,7 +88,7 @@ def score(translator: Translator, source: Tensor, target: Tensor) -> dict[str, T
         int32 [B], symbols with END.
     """
     inputs, labels = _read_pair(translator, source, target)
-    model = translator._model()
+    model = translator.model
     num_rows, length = tf.unstack(tf.shape(labels))
     vocabulary_size = translator.target_tokenizer.vocabulary.size
     at_once = tf.maximum(_MOST_LOGITS // (tf.maximum(length, 1) * vocabulary_size), 1)
@@ -128,7 +127,8 @@ def attention(translator: Translator, source: Tensor, target: Tensor) -> dict[st
         "target_pieces", string [B, T]: the symbols as text, then "".
     """
     inputs, labels = _read_pair(translator, source, target)
-    weights = translator._model().attention(inputs)  # [B, T, S]
+    model: Any = translator.model  # one that shows it
+    weights = model.attention(inputs)  # [B, T, S]
     is_real = (labels != PAD_ID)[:, :, None]
     return {
         "attention": tf.where(is_real, tf.cast(weights, tf.float32), 0.0),
@@ -185,13 +185,7 @@ def _read_pair(
 
 def _tokenize(tokenizer: Tokenizer, text: Tensor, limit: int) -> Tensor:
     """Returns the ids of text [B], at most `limit` a sentence, END and padding: int32 [B, S]."""
-    return _with_end(tokenizer.tokenize(text)[:, :limit])
-
-
-def _with_end(symbols: tf.RaggedTensor) -> Tensor:
-    """Returns ids [B, (length)] with END behind each row, then padding: int32 [B, S]."""
-    ends = tf.fill([symbols.nrows(out_type=tf.int32), 1], END_ID)
-    return tf.concat([symbols, ends], axis=1).to_tensor(PAD_ID)
+    return with_end(tokenizer.tokenize(text)[:, :limit])
 
 
 def _content(source: Tensor, vocabulary_size: int) -> tf.RaggedTensor:

@@ -10,10 +10,10 @@ import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import keras
 import tensorflow as tf
 
-from keras_transformer.config import END_ID, SearchConfig
+from keras_transformer.config import END_ID, PAD_ID, SearchConfig
+from keras_transformer.decoding import Tensor, TranslationModel
 from keras_transformer.search import Hypotheses
 from keras_transformer.serving.frozen import freeze
 from keras_transformer.serving.searching import option_types, read_options, search_translations
@@ -22,16 +22,14 @@ from keras_transformer.text import Tokenizer, Vocabulary
 
 if TYPE_CHECKING:
     from keras_transformer.serving.local import LocalTranslator
-    from keras_transformer.serving.translation import Translation
-
-Tensor = Any
+    from keras_transformer.serving.translation import Score, Translation
 
 
 class Translator(tf.Module):
     """Translates sentences with a trained model.
 
     Args:
-        model: any model with `encode` and `step`.
+        model: see `TranslationModel`.
         source: the source's vocabulary.
         target: the target's vocabulary.
         search: how to search; the paper's settings by default.
@@ -46,7 +44,7 @@ class Translator(tf.Module):
 
     def __init__(
         self,
-        model: keras.Model,
+        model: TranslationModel,
         source: Vocabulary,
         target: Vocabulary,
         search: SearchConfig | None = None,
@@ -62,11 +60,16 @@ class Translator(tf.Module):
         # the module tracks the variables themselves, and a function, which is never tracked,
         # knows the model.
         self.variables_to_save = [variable.value for variable in model.variables]
-        self._model = lambda: model
+        self._get_model = lambda: model
         self.xla = xla
         self._compiled = None
         if xla is not None:
             self._compiled = CompiledSearch(self._search, xla, self.search.max_extra_length)
+
+    @property
+    def model(self) -> TranslationModel:
+        """What translates."""
+        return self._get_model()
 
     @tf.function(input_signature=[tf.TensorSpec([None], tf.string, name="text")], autograph=False)
     def __call__(self, text: Tensor) -> dict[str, Tensor]:
@@ -122,8 +125,7 @@ class Translator(tf.Module):
 
         `options` as of `search_translations`.
         """
-        ends = tf.fill([symbols.nrows(tf.int32), 1], END_ID)
-        source = tf.concat([symbols, ends], axis=1).to_tensor()  # [B, S]
+        source = with_end(symbols)  # [B, S]
         if self._compiled is not None and options is None:
             return self._compiled(source)
         return self._search(source, None, options)
@@ -132,7 +134,7 @@ class Translator(tf.Module):
         self, source: Tensor, longest: int | None, options: dict[str, Tensor] | None = None
     ) -> Hypotheses:
         target = self.target_tokenizer.vocabulary
-        return search_translations(self._model(), source, self.search, target, options, longest)
+        return search_translations(self.model, source, self.search, target, options, longest)
 
     def frozen(self) -> "Translator":
         """Returns a translator that is faster, for a model whose weights no longer change.
@@ -141,7 +143,7 @@ class Translator(tf.Module):
         training make another one.
         """
         return Translator(
-            freeze(self._model()),
+            freeze(self.model),
             self.source_tokenizer.vocabulary,
             self.target_tokenizer.vocabulary,
             self.search,
@@ -161,3 +163,21 @@ class Translator(tf.Module):
     ) -> "list[list[Translation]]":
         """Translates any number of sentences; see `LocalTranslator.translate`."""
         return self.local.translate(sentences, batch_size, **options)
+
+    def score(
+        self, source: Sequence[str], target: Sequence[str], batch_size: int = 64
+    ) -> "list[Score]":
+        """Returns how probable translations are; see `LocalTranslator.score`."""
+        return self.local.score(source, target, batch_size)
+
+    def align(
+        self, source: Sequence[str], target: Sequence[str], batch_size: int = 64
+    ) -> list[list[tuple[int, int]]]:
+        """Returns which words translations were made from; see `LocalTranslator.align`."""
+        return self.local.align(source, target, batch_size)
+
+
+def with_end(symbols: tf.RaggedTensor) -> Tensor:
+    """Returns ids [B, (length)] with END behind each row, then padding: int32 [B, S]."""
+    ends = tf.fill([symbols.nrows(tf.int32), 1], END_ID)
+    return tf.concat([symbols, ends], axis=1).to_tensor(PAD_ID)

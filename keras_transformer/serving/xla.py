@@ -1,9 +1,9 @@
 """Search compiled by XLA, for a few shapes of batches.
 
-A program of XLA has one shape, so sentences are cut into batches of given sizes and padded to
-given lengths: as many programs as there are pairs of them, compiled at the first request of each
-(the warm-up of a model server) or where a model is loaded into a program of one's own. Sentences
-that are too long go through the plain graph.
+A program of XLA has one shape, so sentences are cut into batches of given sizes, which they fill
+for the most part, and padded to given lengths: as many programs as there are pairs of them,
+compiled at the first request of each (the warm-up of a model server) or where a model is loaded
+into a program of one's own. A batch with a sentence that is too long goes through the plain graph.
 
 Shapes: B sentences, S source length, N translations a sentence, L their longest length.
 """
@@ -16,10 +16,9 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from keras_transformer.config import END_ID, PAD_ID
+from keras_transformer.decoding import Tensor
 from keras_transformer.errors import InputError
 from keras_transformer.search import Hypotheses
-
-Tensor = Any
 
 # From source ids [B, S] and the most symbols that their translations may have before END (None
 # where that need not be known) to the translations.
@@ -30,8 +29,8 @@ class XlaShapes(NamedTuple):
     """The shapes of batches that are compiled.
 
     Attributes:
-        batch_sizes: sentences; a batch is padded to the next one, and cut where it is larger
-            than the largest.
+        batch_sizes: sentences; a batch is padded where it fills three quarters of one, and else
+            cut into smaller ones.
         lengths: symbols of the source, END included.
     """
 
@@ -70,8 +69,8 @@ class CompiledSearch:
     def __call__(self, source: Tensor) -> Hypotheses:
         """Returns translations of source ids [B, S], as the plain search gives them."""
         num_sentences, length = tf.unstack(tf.shape(source))
-        sizes, lengths = self._shapes
-        is_one = (num_sentences > 0) & (num_sentences <= sizes[-1])
+        lengths = self._shapes.lengths
+        is_one = (num_sentences > 0) & (num_sentences <= self._chosen_size(num_sentences))
         # One choice of all: each costs a request time.
         branches: list[Callable[[Tensor], Hypotheses]] = [
             functools.partial(self._in_one, *shape) for shape in self._programs
@@ -98,6 +97,15 @@ class CompiledSearch:
         size = _first_at_least(num_sentences, sizes)
         return size * len(lengths) + _first_at_least(length, lengths)
 
+    def _chosen_size(self, num_sentences: Tensor) -> Tensor:
+        """Returns the largest size of which so many sentences fill three quarters, or the first.
+
+        To pad more costs more than several smaller batches.
+        """
+        sizes = self._shapes.batch_sizes
+        number = tf.reduce_sum(tf.cast(4 * num_sentences >= 3 * tf.constant(sizes), tf.int32))
+        return tf.gather(tf.constant(sizes), tf.maximum(number - 1, 0))
+
     def _plain(self, source: Tensor) -> Hypotheses:
         found = self._search(source, None)
         return found._replace(ids=tf.ensure_shape(found.ids, [None, found.ids.shape[1], None]))
@@ -114,7 +122,7 @@ class CompiledSearch:
         sizes, lengths = self._shapes
 
         def go_on(first: Tensor, results: Hypotheses) -> tuple[Tensor, Hypotheses]:
-            some = source[first : first + sizes[-1]]
+            some = source[first : first + self._chosen_size(num_sentences - first)]
             count = tf.shape(some)[0]
             found = tf.switch_case(
                 self._shape_of(count, length),

@@ -8,22 +8,20 @@ import io
 import random
 import re
 from collections.abc import Iterable, Iterator
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import sentencepiece
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from keras_transformer.config import END_ID, PAD_ID, START_ID, UNKNOWN_ID
-from keras_transformer.errors import InputError
+from keras_transformer.config.data import Normalization, VocabularyKind
+from keras_transformer.errors import InputError, check_choice
 from keras_transformer.text.vocabulary import (
     RESERVED_IDS,
     Vocabulary,
     check_not_one_text,
     check_unicode,
 )
-
-Kind = Literal["bpe", "unigram", "char", "word"]
-Normalization = Literal["nfkc", "identity"]
 
 _NUM_BYTES = 256  # symbols that byte_fallback adds
 _RULE_NAMES = {"nfkc": "nmt_nfkc", "identity": "identity"}
@@ -44,7 +42,7 @@ def learn_vocabulary(
     sentences: Iterable[str],
     *,
     size: int,
-    kind: Kind = "bpe",
+    kind: VocabularyKind = "bpe",
     normalization: Normalization = "nfkc",
     character_coverage: float = 1.0,
     byte_fallback: bool = False,
@@ -151,12 +149,8 @@ def _check_options(
     byte_fallback: bool,
     max_sentences: int | None,
 ) -> None:
-    for name, value, choices in (
-        ("kind", kind, get_args(Kind)),
-        ("normalization", normalization, get_args(Normalization)),
-    ):
-        if value not in choices:
-            raise InputError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+    check_choice("kind", kind, get_args(VocabularyKind))
+    check_choice("normalization", normalization, get_args(Normalization))
     num_reserved = len(RESERVED_IDS) + (_NUM_BYTES if byte_fallback else 0)
     if size <= num_reserved:
         raise InputError(

@@ -76,7 +76,7 @@ def training_flops(config: ModelConfig, shape: CorpusShape, target_tokens: float
     values = heads * (config.value_dim or model_dim // heads)
     own = (2 * keys + 2 * values + 2 * config.feed_forward_dim) * model_dim
     across = (keys + values) * model_dim  # the cross-attention's on either side
-    logits = (config.target_vocabulary_size or config.vocabulary_size) * model_dim
+    logits = config.target_size * model_dim
 
     source_tokens = target_tokens * shape.source_per_target
     weights = source_tokens * layers * (own + across)

@@ -50,7 +50,7 @@ def train(
 
 def is_finished(run: RunDirectory) -> bool:
     """Whether training has come to the end of the run, by its number of steps or by a metric."""
-    training, checkpoints = run.configs()[2], run.checkpoints()
+    training, checkpoints = run.configs().training, run.checkpoints()
     step = max(checkpoints.steps(), default=0)
     at_end = step >= training.train_steps or is_stopped_early(training, checkpoints, step)
     return at_end and checkpoints.has_average()

@@ -9,9 +9,8 @@ import keras
 from keras import ops
 
 from keras_transformer.config import PAD_ID
+from keras_transformer.decoding import Tensor
 from keras_transformer.errors import InputError
-
-Tensor = Any
 
 
 def flat_labels_and_logits(labels: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -69,6 +68,12 @@ def smoothed_cross_entropy(labels: Tensor, logits: Tensor, smoothing: float) -> 
     return with_gradient(logits)
 
 
+def spread_weights(given: Any, symbols: Tensor) -> Tensor:
+    """Returns sample weights, [B] or [B, T], as float32 that multiplies symbols [B, T]."""
+    given = ops.cast(given, "float32")
+    return given if len(given.shape) == len(symbols.shape) else given[..., None]
+
+
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class SmoothedCrossEntropy(keras.losses.Loss):
     """Cross-entropy with label smoothing, averaged over the real target symbols.
@@ -100,8 +105,7 @@ class SmoothedCrossEntropy(keras.losses.Loss):
         # over the real ones.
         weights = real * (ops.cast(ops.size(real), "float32") / ops.maximum(ops.sum(real), 1.0))
         if sample_weight is not None:
-            given = ops.cast(sample_weight, "float32")
-            weights *= given if len(given.shape) == len(real.shape) else given[..., None]
+            weights *= spread_weights(sample_weight, real)
         return super().__call__(y_true, y_pred, sample_weight=weights)
 
     def call(self, y_true: Tensor, y_pred: Tensor) -> Tensor:

@@ -9,14 +9,14 @@ import keras
 from keras import ops
 
 from keras_transformer.config import PAD_ID
+from keras_transformer.decoding import Tensor
 from keras_transformer.training.losses import (
     best_logits,
     flat_labels_and_logits,
     label_logits,
     log_normalizer,
+    spread_weights,
 )
-
-Tensor = Any
 
 
 def _real(labels: Tensor) -> Tensor:
@@ -30,8 +30,7 @@ def _weights(labels: Tensor, sample_weight: Any) -> Tensor:
     """
     weights = _real(ops.convert_to_tensor(labels))
     if sample_weight is not None:
-        given = ops.cast(sample_weight, "float32")
-        weights *= given if len(given.shape) == len(weights.shape) else given[..., None]
+        weights *= spread_weights(sample_weight, weights)
     return ops.reshape(weights, (-1,))
 
 

@@ -12,7 +12,7 @@ tensorboard/        on request
 import json
 import os
 import pathlib
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 
@@ -38,6 +38,14 @@ _MAY_CHANGE = {
     "test_source",
     "test_target",
 }
+
+
+class RunConfigs(NamedTuple):
+    """What a run was asked for."""
+
+    model: ModelConfig
+    data: DataConfig
+    training: TrainingConfig
 
 
 class RunDirectory:
@@ -86,7 +94,7 @@ class RunDirectory:
             target.save(self._target_path)
         self._write_config(model, data, training)
 
-    def configs(self) -> tuple[ModelConfig, DataConfig, TrainingConfig]:
+    def configs(self) -> RunConfigs:
         """Returns the configurations of the run.
 
         Raises:
@@ -99,7 +107,7 @@ class RunDirectory:
             )
         try:
             values = json.loads(self._config_path.read_text(encoding="utf-8"))
-            return (
+            return RunConfigs(
                 ModelConfig.from_dict(values["model"]),
                 DataConfig.from_dict(values["data"]),
                 TrainingConfig.from_dict(values["training"]),
@@ -147,7 +155,7 @@ class RunDirectory:
         folder = self.path / "checkpoints"
         if not self.exists:
             return Checkpoints(folder)
-        training = self.configs()[2]
+        training = self.configs().training
         return Checkpoints(
             folder,
             keep=training.keep_checkpoints,
@@ -165,7 +173,7 @@ class RunDirectory:
         Raises:
             InputError: there is no such run or checkpoint, or it is damaged.
         """
-        checkpoints, model_config = self.checkpoints(), self.configs()[0]
+        checkpoints, model_config = self.checkpoints(), self.configs().model
         name = checkpoints.find(checkpoint)
         model = Transformer(model_config, dtype=keras.DTypePolicy("float32"))
         checkpoints.restore(model, name)

@@ -5,9 +5,8 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_transformer.decoding import Tensor
 from keras_transformer.errors import InputError
-
-Tensor = Any
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")

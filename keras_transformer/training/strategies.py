@@ -6,7 +6,7 @@ import os
 
 import tensorflow as tf
 
-from keras_transformer.errors import InputError
+from keras_transformer.errors import InputError, check_choice
 
 STRATEGIES = ("auto", "none", "mirrored", "multi_worker")
 
@@ -37,8 +37,7 @@ def make_strategy(name: str = "auto") -> tf.distribute.Strategy:
     Raises:
         InputError: the name is none of these, or TF_CONFIG is missing or damaged.
     """
-    if name not in STRATEGIES:
-        raise InputError(f"strategy must be one of {', '.join(STRATEGIES)}, got {name!r}")
+    check_choice("strategy", name, STRATEGIES)
     worker = worker_of_environment()
     if name == "multi_worker" and worker is None:
         raise InputError(

@@ -17,11 +17,10 @@ import tensorflow as tf
 from keras_transformer.config import END_ID, START_ID, DataConfig, SearchConfig, TrainingConfig
 from keras_transformer.data import ParallelText
 from keras_transformer.data.tokenized import pad_ids
+from keras_transformer.decoding import Tensor
 from keras_transformer.errors import InputError
 from keras_transformer.search import beam_search
 from keras_transformer.text import Vocabulary, score_translations
-
-Tensor = Any
 
 # How many target symbols can be trained on in the time in which one symbol of a reference is
 # searched for, with a beam of 4: about 5 in `tiny` on two cores, and more at first, when the
@@ -47,12 +46,12 @@ class DevBleu:
     two checkpoints, but at least one batch.
 
     Args:
-        model: any model with `encode` and `step`.
+        model: a Keras model that is a `TranslationModel`.
         text: the dev set.
         vocabularies: of source and target.
         data: says how BLEU is counted.
         training: says how much may be translated.
-        search: how to search; the paper's settings by default.
+        search: gives beam size, length penalty and limits of length; the paper's by default.
 
     Attributes:
         num_sentences: how many are translated.

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_transformer.training.checkpoint_files import by_name
 from keras_transformer.training.step_counter import StepCounter
 
 
@@ -26,11 +27,11 @@ class WeightAverage(keras.callbacks.Callback):
         variables: the averages by the weights' paths within the model, for checkpoints.
     """
 
-    def __init__(self, model: keras.Model, decay: float, steps: StepCounter) -> None:
+    def __init__(self, model: keras.Model, decay: float, counter: StepCounter) -> None:
         super().__init__()
         self._weights = model.trainable_weights
         self._decay = decay
-        self._steps = steps
+        self._counter = counter
         self._strategy = model.distribute_strategy
         with self._strategy.scope():
             # Each replica averages its own copy of the weights: they need not talk.
@@ -43,13 +44,12 @@ class WeightAverage(keras.callbacks.Callback):
                 )
                 for weight in self._weights
             ]
-        paths = [weight.path.removeprefix(f"{model.name}/") for weight in self._weights]
-        self.variables = dict(zip(paths, averages, strict=True))
+        self.variables = dict(zip(by_name(model, self._weights), averages, strict=True))
         self._update = tf.function(self._update_all)
         self._stack = contextlib.ExitStack()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        step = self._steps.step
+        step = self._counter.step
         self._update(tf.constant(min(self._decay, (1 + step) / (10 + step)), tf.float32))
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:

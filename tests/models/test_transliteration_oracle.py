@@ -111,8 +111,10 @@ def log_probabilities(oracle: Oracle, translations: list[list[int]]) -> list[np.
     ]
 
 
-def make_search(model: Transformer, beam_size: int) -> Callable[[np.ndarray], Hypotheses]:
-    """Returns our search as the oracle ran: no length penalty, and END is not the first symbol.
+def make_search(
+    model: Transformer, beam_size: int, length_penalty: float = 0.0
+) -> Callable[[np.ndarray], Hypotheses]:
+    """Returns our search as the oracle ran: END is not the first symbol.
 
     CTranslate2 decodes at least one symbol by default. It takes END out before the softmax, so
     that the others share its probability.
@@ -133,8 +135,8 @@ def make_search(model: Transformer, beam_size: int) -> Callable[[np.ndarray], Hy
             start_ids=tf.fill([size], START),
             max_lengths=tf.fill([size], 30),
             beam_size=beam_size,
-            length_penalty=0.0,
-            num_hypotheses=beam_size,
+            length_penalty=length_penalty,
+            num_translations=beam_size,
             end_id=END,
             pad_id=PAD,
         )
@@ -211,3 +213,20 @@ def test_a_word_alone_is_translated_as_in_the_batch(oracle, search_4, beams):
         alone = search_4(word[word != PAD][None])
         assert spell(oracle, alone.ids[0, 0]) == spell(oracle, beams.ids[number, 0])
         np.testing.assert_allclose(alone.scores[0], beams.scores[number], atol=1e-5)
+
+
+def test_translations_that_are_ranked_with_a_length_penalty_have_the_oracles_probabilities(oracle):
+    """Theirs divides by length ** 0.6, so that ranks may differ; what is divided does not."""
+    found = make_search(oracle.model, beam_size=5, length_penalty=0.6)(oracle.source)
+    shared = 0
+    rows = zip(found.ids, found.log_probs, found.scores, oracle.items, strict=True)
+    for ids, log_probs, scores, item in rows:
+        ours = dict(zip((spell(oracle, row) for row in ids), log_probs, strict=True))
+        theirs = {text: score * (len(text) + 1) ** 0.6 for text, score in item["beam5_lp06"]}
+        for text in ours.keys() & theirs.keys():
+            assert abs(ours[text] - theirs[text]) < 2e-4
+            shared += 1
+        # By our penalty (Wu et al. 2016, eq. 14) nothing that they found is better than our best.
+        worth = [value / ((6 + len(text)) / 6) ** 0.6 for text, value in theirs.items()]
+        assert scores[0] >= max(worth) - 1e-4
+    assert shared >= 0.95 * 5 * len(oracle.items)

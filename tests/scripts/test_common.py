@@ -1,5 +1,8 @@
 """What all commands share: flags, help, one-line errors, and what happens to their output."""
 
+import dataclasses
+import importlib
+import inspect
 import os
 import pathlib
 import re
@@ -7,6 +10,8 @@ import signal
 import textwrap
 
 import pytest
+
+from keras_transformer.config import DataConfig, ModelConfig, SearchConfig, TrainingConfig
 
 _FOLDER = pathlib.Path(__file__).resolve().parents[2] / "scripts"
 # Some flags of each script.
@@ -179,3 +184,22 @@ def test_ctrl_c_ends_with_130_and_one_line(start, write_script):
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert err.strip() == "small.py: interrupted"
+
+
+@pytest.mark.parametrize("config", [DataConfig, ModelConfig, SearchConfig, TrainingConfig])
+@pytest.mark.parametrize("docstring", [lambda text: text, inspect.cleandoc], ids=["3.10", "3.13"])
+def test_every_field_has_its_help_however_python_keeps_docstrings(monkeypatch, config, docstring):
+    monkeypatch.syspath_prepend(str(_FOLDER))
+    common = importlib.import_module("common")
+    expected = common._attribute_help(config)
+    monkeypatch.setattr(config, "__doc__", docstring(_source_docstring(config)))
+    found = common._attribute_help(config)
+    assert found == expected
+    names = {field.name for field in dataclasses.fields(config)}
+    assert {name for name, text in found.items() if len(text) > 10} >= names
+
+
+def _source_docstring(config):
+    """Gives a docstring as it stands in the source, which Python 3.13 does not keep."""
+    lines = inspect.cleandoc(config.__doc__).splitlines()
+    return "\n".join([lines[0], *(f"    {line}".rstrip() for line in lines[1:]), "    "])

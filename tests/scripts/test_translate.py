@@ -70,6 +70,7 @@ def test_an_export_grants_wishes_but_keeps_what_is_built_into_it(call, exported,
     assert result.code == 0, result.err
     assert len(result.out.split()) <= 2
     refused(call("translate.py", export, "--beam_size=2"), "--beam_size was fixed when")
+    refused(call("translate.py", export, "--max_extra_length=99"), "--max_extra_length may be 50,")
 
 
 def test_phrases_prefixes_and_other_wishes_hold(call, trained, tmp_path):
@@ -134,7 +135,10 @@ def test_alignments_number_the_words_that_are_read_and_written(call, monkeypatch
         def align(self, sentences, translations, **options):
             return [[(place // 2, place) for place in range(len(translations[0].split()))]]
 
-    card = {"training": [{"data": {"remove_bpe": joins}}]}
+    card = {
+        "training": [{"data": {"remove_bpe": joins}}],
+        "search": {"max_extra_length": 50},
+    }
     monkeypatch.setattr(serving, "load_exported", lambda version: Model())
     monkeypatch.setattr(model_card, "read_model_card", lambda version: card)
     command = ("translate.py", "--saved_model=x", "--alignments")

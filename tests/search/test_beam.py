@@ -26,7 +26,7 @@ def test_a_beam_that_holds_everything_finds_the_true_best_translations(table_mod
     # After two symbols 9 hypotheses are open, with 27 continuations and 9 ends.
     model = table_model(sentences=3, vocabulary_size=6, seed=1)
     found = search(
-        model, [0, 1, 2], [3, 3, 2], beam_size=36, num_hypotheses=27, length_penalty=alpha
+        model, [0, 1, 2], [3, 3, 2], beam_size=36, num_translations=27, length_penalty=alpha
     )
     for row, limit in enumerate([3, 3, 2]):
         assert_found(every_translation(model, row, Wants(limit, alpha)), found, row)
@@ -41,7 +41,7 @@ def test_a_narrow_beam_equals_a_search_written_out_without_early_stop(
     model = table_model(sentences=6, vocabulary_size=11, seed=2, end_bias=end_bias)
     limits = [8, 0, 5, 12, 1, 9]
     found = search(
-        model, range(6), limits, beam_size=beam_size, num_hypotheses=2, length_penalty=alpha
+        model, range(6), limits, beam_size=beam_size, num_translations=2, length_penalty=alpha
     )
     for row, limit in enumerate(limits):
         assert_found(narrow_beam(model, row, Wants(limit, alpha), beam_size), found, row)
@@ -49,7 +49,7 @@ def test_a_narrow_beam_equals_a_search_written_out_without_early_stop(
 
 def test_a_long_vocabulary_is_searched_like_a_short_one(table_model):
     model = table_model(sentences=2, vocabulary_size=2003, seed=3, end_bias=6.0)
-    found = search(model, [0, 1], [6, 4], beam_size=3, num_hypotheses=3)
+    found = search(model, [0, 1], [6, 4], beam_size=3, num_translations=3)
     for row, limit in enumerate([6, 4]):
         assert_found(narrow_beam(model, row, Wants(limit), 3), found, row)
 
@@ -57,7 +57,7 @@ def test_a_long_vocabulary_is_searched_like_a_short_one(table_model):
 def test_sentences_get_in_a_batch_what_they_get_alone(table_model):
     model = table_model(sentences=5, vocabulary_size=9, seed=4, end_bias=1.0)
     limits = [10, 2, 0, 7, 4]
-    options = dict(beam_size=4, num_hypotheses=3, length_penalty=tf.fill([5], 0.6))
+    options = dict(beam_size=4, num_translations=3, length_penalty=tf.fill([5], 0.6))
     batch = search(model, range(5), limits, **options)
     for row, limit in enumerate(limits):
         alone = search(model, [row], [limit], **options | dict(length_penalty=0.6))
@@ -107,11 +107,11 @@ def test_the_graph_with_unknown_sizes_gives_what_eager_search_gives(table_model)
     def translate(sentences, limits):
         return beam_search(
             model.step, model.state(sentences, 3), start_ids=tf.fill(tf.shape(sentences), START_ID),
-            max_lengths=limits, beam_size=3, num_hypotheses=2,
+            max_lengths=limits, beam_size=3, num_translations=2,
         )  # fmt: skip
 
     found = translate(tf.range(3), tf.constant([7, 0, 4]))
-    expected = search(model, range(3), [7, 0, 4], beam_size=3, num_hypotheses=2)
+    expected = search(model, range(3), [7, 0, 4], beam_size=3, num_translations=2)
     for left, right in zip(found, expected, strict=True):
         np.testing.assert_allclose(left, right, rtol=1e-6)
     assert all(shape in {(None, 3), (3, 3), (2, 3), (1, 3)} for shape in model.calls)
@@ -132,7 +132,7 @@ def test_the_search_compiles_with_xla_where_shapes_are_known(table_model):
     def translate(sentences, limits):
         return beam_search(
             step, DecodingState(context=sentences, cache=tf.zeros([2, 3])),
-            start_ids=tf.fill([2], START_ID), max_lengths=limits, beam_size=3, num_hypotheses=2,
+            start_ids=tf.fill([2], START_ID), max_lengths=limits, beam_size=3, num_translations=2,
             longest=6,
         )  # fmt: skip
 
@@ -149,7 +149,7 @@ def test_a_vocabulary_smaller_than_the_beam_fills_the_places_with_nothing(
     table_model, vocabulary_size
 ):
     model = table_model(sentences=2, vocabulary_size=vocabulary_size, seed=9)
-    found = search(model, [0, 1], [2, 0], beam_size=20, num_hypotheses=20)
+    found = search(model, [0, 1], [2, 0], beam_size=20, num_translations=20)
     for row, limit in enumerate([2, 0]):
         assert_found(every_translation(model, row, Wants(limit)), found, row)
 
@@ -170,7 +170,7 @@ def test_scores_stay_finite_and_exact_with_huge_logits(table_model):
     model = table_model(sentences=2, vocabulary_size=9, seed=11)
     model.table = np.where(model.table > 0, 1e4, -1e4).astype(np.float32)
     model.table += np.random.default_rng(0).integers(0, 99, model.table.shape, endpoint=True)
-    found = search(model, [0, 1], [5, 5], beam_size=4, num_hypotheses=4)
+    found = search(model, [0, 1], [5, 5], beam_size=4, num_translations=4)
     assert np.all(np.isfinite(found.scores))
     for row in range(2):
         best = narrow_beam(model, row, Wants(5), 4)[0]
@@ -195,7 +195,7 @@ def test_equal_scores_go_to_the_lower_beam_and_the_lower_id():
 
     found = beam_search(
         step, DecodingState(), start_ids=tf.constant([START_ID]),
-        max_lengths=tf.constant([2]), beam_size=2, num_hypotheses=2, length_penalty=20.0,
+        max_lengths=tf.constant([2]), beam_size=2, num_translations=2, length_penalty=20.0,
     )  # fmt: skip
     # Open after one symbol: 1 and 4. Continuations of 1 come first: 1 1 and 1 4.
     np.testing.assert_array_equal(found.ids[0], [[1, 1, END_ID], [1, 4, END_ID]])
@@ -204,7 +204,7 @@ def test_equal_scores_go_to_the_lower_beam_and_the_lower_id():
 def test_pad_and_the_start_symbol_are_never_generated_however_probable(table_model):
     model = table_model(sentences=2, vocabulary_size=9, seed=12)
     model.table[:, :, NEVER] += 9.0
-    found = search(model, [0, 1], [5, 5], beam_size=3, num_hypotheses=3)
+    found = search(model, [0, 1], [5, 5], beam_size=3, num_translations=3)
     for row in range(2):
         assert_found(narrow_beam(model, row, Wants(5), 3), found, row)
 
@@ -236,11 +236,11 @@ def test_known_sizes_of_the_cache_stay_known_inside_the_loop():
     assert seen == [((None, 4, 5, 7), (None, 4, None, 8))]
 
 
-@pytest.mark.parametrize(("beam_size", "num_hypotheses"), [(2, 3), (4, 0), (0, 1)])
-def test_impossible_numbers_of_hypotheses_are_refused(table_model, beam_size, num_hypotheses):
+@pytest.mark.parametrize(("beam_size", "num_translations"), [(2, 3), (4, 0), (0, 1)])
+def test_impossible_numbers_of_hypotheses_are_refused(table_model, beam_size, num_translations):
     model = table_model(sentences=1, vocabulary_size=9, seed=13)
-    with pytest.raises(InputError, match=f"got {num_hypotheses} with beam_size {beam_size}"):
-        search(model, [0], [3], beam_size=beam_size, num_hypotheses=num_hypotheses)
+    with pytest.raises(InputError, match=f"got {num_translations} with beam_size {beam_size}"):
+        search(model, [0], [3], beam_size=beam_size, num_translations=num_translations)
 
 
 def test_end_and_pad_must_differ(table_model):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_transformer.search.draws import draw
+from keras_transformer.search.draws import draw, sentence_seeds
 
 INF = np.inf
 
@@ -129,3 +129,32 @@ def test_an_unknown_batch_size_and_an_empty_batch_and_xla_give_the_same():
     assert graph(logits[:0], tf.range(0), 3).shape == (0, 2)
     compiled = tf.function(draw, jit_compile=True)
     np.testing.assert_array_equal(compiled(*arguments), expected)
+
+
+SOURCE = np.array([[5, 6, 3, 0], [6, 5, 3, 0], [5, 3, 0, 0], [5, 6, 3, 0]], "int32")
+
+
+def test_sentences_have_seeds_of_their_own_whatever_their_neighbours_and_padding():
+    seeds = sentence_seeds(7, SOURCE).numpy()
+    assert seeds.dtype == np.int64
+    assert len(set(seeds)) == 3
+    assert seeds[0] == seeds[3]
+    assert not set(seeds) & set(sentence_seeds(8, SOURCE).numpy())
+    for row, ids in enumerate(SOURCE):
+        (alone,) = sentence_seeds(7, ids[None, : np.count_nonzero(ids)]).numpy()
+        assert alone == seeds[row]
+    own = sentence_seeds([7, 8, 7, 8], SOURCE).numpy()
+    assert own[2] == seeds[2]
+    assert own[3] != own[0] == seeds[0]
+
+
+def test_sentences_of_one_seed_get_samples_that_are_independent():
+    random = np.random.default_rng(3)
+    count, size = 4000, 5
+    source = np.concatenate([random.integers(4, 9, (count, 6)), np.full((count, 1), 3)], axis=1)
+    ids = draw(tf.zeros([count, 1, size]), sentence_seeds(0, source), tf.constant(0)).numpy()[:, 0]
+    # All draws are of one distribution; with one seed for all they would be one symbol.
+    shares = np.bincount(ids, minlength=size) / count
+    np.testing.assert_allclose(shares, 1 / size, atol=4 * (0.16 / count) ** 0.5)
+    equal = np.mean(ids[1:] == ids[:-1])
+    assert abs(equal - 1 / size) < 4 * (0.16 / count) ** 0.5

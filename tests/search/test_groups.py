@@ -14,39 +14,39 @@ from keras_transformer.errors import InputError
 from keras_transformer.search import beam_search
 
 
-def search(model, wants, beam_size, num_groups, num_hypotheses=None, **options):
+def search(model, wants, beam_size, beam_groups, num_translations=None, **options):
     return beam_search(
         model.step, model.state(range(len(wants)), beam_size), beam_size=beam_size,
-        num_groups=num_groups, num_hypotheses=num_hypotheses or beam_size,
+        beam_groups=beam_groups, num_translations=num_translations or beam_size,
         diversity_penalty=[each.diversity for each in wants], **arguments(wants), **options,
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("beam_size", "num_groups"), [(4, 2), (6, 3), (6, 2), (3, 3), (2, 2)])
+@pytest.mark.parametrize(("beam_size", "beam_groups"), [(4, 2), (6, 3), (6, 2), (3, 3), (2, 2)])
 @pytest.mark.parametrize("end_bias", [-2.0, 1.0, 3.0])
 def test_groups_find_what_groups_written_out_without_early_stop_find(
-    table_model, beam_size, num_groups, end_bias
+    table_model, beam_size, beam_groups, end_bias
 ):
     model = table_model(sentences=24, vocabulary_size=13, seed=1, end_bias=end_bias)
     asked = zip([9, 0, 8, 7, 1, 5] * 4, [0.5, 1.0, 0.1, 0.5, 2.0, 9.0] * 4, strict=True)
     wants = [Wants(limit, diversity=penalty) for limit, penalty in asked]
-    found = search(model, wants, beam_size, num_groups)
-    share = beam_size // num_groups
+    found = search(model, wants, beam_size, beam_groups)
+    share = beam_size // beam_groups
     for row, each in enumerate(wants):
-        expected = narrow_beam(model, row, each, beam_size, groups=num_groups, share=share)
+        expected = narrow_beam(model, row, each, beam_size, groups=beam_groups, share=share)
         assert_found(expected, found, row)
 
 
-@pytest.mark.parametrize("num_hypotheses", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("num_translations", [1, 2, 3, 4, 5])
 def test_each_group_gives_its_share_of_the_translations_that_are_wanted(
-    table_model, num_hypotheses
+    table_model, num_translations
 ):
     model = table_model(sentences=3, vocabulary_size=13, seed=2, end_bias=1.0)
     wants = [Wants(8, diversity=0.7)] * 3
-    found = search(model, wants, 6, 3, num_hypotheses)
-    share = -(-num_hypotheses // 3)
+    found = search(model, wants, 6, 3, num_translations)
+    share = -(-num_translations // 3)
     for row, each in enumerate(wants):
-        expected = narrow_beam(model, row, each, 6, groups=3, share=share)[:num_hypotheses]
+        expected = narrow_beam(model, row, each, 6, groups=3, share=share)[:num_translations]
         assert_found(expected, found, row)
 
 
@@ -74,7 +74,7 @@ def test_one_group_is_the_ordinary_beam_bit_for_bit(table_model):
     model = table_model(sentences=3, vocabulary_size=13, seed=4)
     wants = [Wants(8, diversity=5.0)] * 3
     ordinary = beam_search(
-        model.step, model.state(range(3), 4), beam_size=4, num_hypotheses=4, **arguments(wants)
+        model.step, model.state(range(3), 4), beam_size=4, num_translations=4, **arguments(wants)
     )
     found = search(model, wants, 4, 1)
     for row in range(3):
@@ -99,8 +99,8 @@ def test_a_penalty_makes_translations_differ_early(table_model):
         assert len({symbols_of(diverse, row, place)[0] for place in range(3)}) == 3
 
 
-@pytest.mark.parametrize("num_groups", [0, 3, 8])
-def test_groups_of_unequal_size_are_refused(table_model, num_groups):
+@pytest.mark.parametrize("beam_groups", [0, 3, 8])
+def test_groups_of_unequal_size_are_refused(table_model, beam_groups):
     model = table_model(sentences=1, vocabulary_size=9, seed=7)
-    with pytest.raises(InputError, match=f"got {num_groups} with beam_size 4"):
-        search(model, [Wants(3)], 4, num_groups)
+    with pytest.raises(InputError, match=f"got {beam_groups} with beam_size 4"):
+        search(model, [Wants(3)], 4, beam_groups)

@@ -14,11 +14,11 @@ SENTENCES = 60
 
 SEARCHES = {
     "greedy": functools.partial(beam_search, beam_size=1),
-    "beam": functools.partial(beam_search, beam_size=4, num_hypotheses=4),
+    "beam": functools.partial(beam_search, beam_size=4, num_translations=4),
     "groups": functools.partial(
-        beam_search, beam_size=4, num_hypotheses=4, num_groups=2, diversity_penalty=0.8
+        beam_search, beam_size=4, num_translations=4, beam_groups=2, diversity_penalty=0.8
     ),
-    "sampling": functools.partial(sample, num_hypotheses=4, temperature=1.3, seed=5),
+    "sampling": functools.partial(sample, num_translations=4, temperature=1.3, seed=5),
 }
 every_search = pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES)
 
@@ -26,7 +26,7 @@ every_search = pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES
 def translations(table_model, search, wants):
     """Yields what each sentence wants and the symbols of each translation, END left out."""
     model = table_model(sentences=len(wants), vocabulary_size=12, seed=1, end_bias=2.5)
-    width = search.keywords.get("beam_size") or search.keywords["num_hypotheses"]
+    width = search.keywords.get("beam_size") or search.keywords["num_translations"]
     found = search(model.step, model.state(range(len(wants)), width), **arguments(wants))
     for row, place in np.ndindex(*found.scores.shape):
         symbols = symbols_of(found, row, place)
@@ -98,7 +98,7 @@ def test_banned_phrases_repeated_ngrams_and_early_ends_are_in_no_translation(tab
 def test_sentences_that_finish_leave_the_batch_and_change_nothing_for_others(table_model, search):
     limits = [12, 0, 2, 1, 0, 8, 3, 1]
     model = table_model(sentences=8, vocabulary_size=12, seed=4, end_bias=-4.0, source_length=3)
-    width = search.keywords.get("beam_size") or search.keywords["num_hypotheses"]
+    width = search.keywords.get("beam_size") or search.keywords["num_translations"]
     wants = [Wants(limit, beta=0.2, no_repeat_ngram=4, required=((4, 5),)) for limit in limits]
     together = search(model.step, model.state(range(8), width), **arguments(wants))
     sizes = [rows for rows, _ in model.calls]
@@ -118,10 +118,27 @@ def test_logits_that_are_no_numbers_end_the_search_without_a_translation(method,
     def search(starts):
         arguments = dict(start_ids=starts, max_lengths=tf.constant([30, 3]), longest=longest)
         if method == "sampling":
-            return sample(step, DecodingState(), num_hypotheses=2, **arguments)
+            return sample(step, DecodingState(), num_translations=2, **arguments)
         size = {"greedy": 1, "beam": 3}[method]
         return beam_search(step, DecodingState(), beam_size=size, **arguments)
 
     found = tf.function(search, autograph=False)(tf.constant([2, 2]))
     np.testing.assert_array_equal(found.scores, np.float32(-1e9))
     np.testing.assert_array_equal(found.lengths, 0)
+
+
+@every_search
+def test_an_argument_that_a_search_does_not_have_is_an_error(table_model, search):
+    model = table_model(sentences=1, vocabulary_size=9, seed=1)
+    state = model.state([0], 4)
+    for wrong in (dict(lenght_penalty=1.0), dict(beta=tf.constant([0.5]))):
+        with pytest.raises(TypeError, match=next(iter(wrong))):
+            search(model.step, state, **arguments([Wants(3)]), **wrong)
+
+
+def test_what_only_sampling_reads_is_an_error_for_a_beam(table_model):
+    model = table_model(sentences=1, vocabulary_size=9, seed=1)
+    with pytest.raises(TypeError, match="temperature"):
+        beam_search(
+            model.step, model.state([0], 4), temperature=tf.constant(2.0), **arguments([Wants(3)])
+        )

@@ -23,21 +23,21 @@ from keras_transformer.search import sample
 SEEDS = 2000
 
 
-def search(model, wants, *, rows=None, num_hypotheses=1, **options):
+def search(model, wants, *, rows=None, num_translations=1, **options):
     rows = list(range(len(wants))) if rows is None else rows
-    options |= arguments(wants) | dict(num_hypotheses=num_hypotheses)
-    return sample(model.step, model.state(rows, num_hypotheses), **options)
+    options |= arguments(wants) | dict(num_translations=num_translations)
+    return sample(model.step, model.state(rows, num_translations), **options)
 
 
-def many(model, wants, num_hypotheses=1, **options):
+def many(model, wants, num_translations=1, **options):
     """Returns samples of one sentence with 2,000 seeds: a list of N translations for each."""
     rows, seed = [0] * SEEDS, tf.range(SEEDS)
     found = search(
-        model, [wants] * SEEDS, rows=rows, num_hypotheses=num_hypotheses, seed=seed, **options
+        model, [wants] * SEEDS, rows=rows, num_translations=num_translations, seed=seed, **options
     )
     ids, lengths = found.ids.numpy(), found.lengths.numpy()
     return [
-        tuple(tuple(ids[row, place, : lengths[row, place]]) for place in range(num_hypotheses))
+        tuple(tuple(ids[row, place, : lengths[row, place]]) for place in range(num_translations))
         for row in range(SEEDS)
     ]
 
@@ -89,7 +89,7 @@ def test_samples_of_a_sentence_are_independent(table_model):
         for one, p in single.items()
         for other, q in single.items()
     }
-    found = [tuple(sorted(pair)) for pair in many(model, wants, num_hypotheses=2)]
+    found = [tuple(sorted(pair)) for pair in many(model, wants, num_translations=2)]
     assert_distributed(found, pairs)
 
 
@@ -101,7 +101,7 @@ def test_samples_of_a_sentence_are_independent(table_model):
 def test_scores_are_those_of_the_model_and_the_best_comes_first(table_model, rule):
     model = table_model(sentences=3, vocabulary_size=9, seed=3, source_length=5)
     wants = [Wants(limit, **rule) for limit in (7, 0, 4)]
-    found = search(model, wants, num_hypotheses=5, temperature=1.7, top_k=4, top_p=0.9, seed=3)
+    found = search(model, wants, num_translations=5, temperature=1.7, top_k=4, top_p=0.9, seed=3)
     for row, each in enumerate(wants):
         translations = []
         for place in range(5):
@@ -125,12 +125,12 @@ def test_a_seed_gives_the_same_samples_in_any_batch(table_model):
         temperature=[1.0, 0.5, 1.0, 3.0], top_k=[0, 3, 1, 5], top_p=[1.0, 0.9, 1.0, 0.8],
         seed=[7, 0, -5, 2**40],
     )  # fmt: skip
-    together = search(model, wants, num_hypotheses=3, **options)
+    together = search(model, wants, num_translations=3, **options)
     for row, each in enumerate(wants):
         own = {name: values[row] for name, values in options.items()}
-        alone = search(model, [each], rows=[row], num_hypotheses=3, **own)
+        alone = search(model, [each], rows=[row], num_translations=3, **own)
         assert_same(alone, together, 0, row)
-    twice = search(model, [wants[0]] * 3, rows=[0] * 3, num_hypotheses=3, seed=[7, 7, 8])
+    twice = search(model, [wants[0]] * 3, rows=[0] * 3, num_translations=3, seed=[7, 7, 8])
     assert_same(twice, twice, 0, 1)
     assert not np.array_equal(twice.ids[0], twice.ids[2])
 
@@ -139,7 +139,7 @@ def test_a_seed_gives_the_same_samples_in_any_batch(table_model):
 def test_almost_no_temperature_and_one_candidate_are_greedy_search(table_model, options):
     model = table_model(sentences=4, vocabulary_size=9, seed=5, end_bias=1.0)
     wants = [Wants(limit) for limit in (9, 2, 0, 12)]
-    found = search(model, wants, num_hypotheses=2, **options)
+    found = search(model, wants, num_translations=2, **options)
     for row, each in enumerate(wants):
         assert_found([greedy(model, row, each)] * 2, found, row)
 
@@ -147,12 +147,12 @@ def test_almost_no_temperature_and_one_candidate_are_greedy_search(table_model, 
 def test_a_sample_to_which_the_rules_leave_no_symbol_is_no_translation(table_model):
     model = table_model(sentences=1, vocabulary_size=6, seed=6)
     wants = [Wants(5, min_length=2, banned=((1,), (4,), (5,))), Wants(5)]
-    found = search(model, wants, rows=[0, 0], num_hypotheses=2)
+    found = search(model, wants, rows=[0, 0], num_translations=2)
     assert_found([], found, 0)
     assert np.all(found.lengths[1] > 0)
 
 
 def test_no_samples_are_refused(table_model):
     model = table_model(sentences=1, vocabulary_size=6, seed=7)
-    with pytest.raises(InputError, match="num_hypotheses must be at least 1, got 0"):
-        search(model, [Wants(3)], num_hypotheses=0)
+    with pytest.raises(InputError, match="num_translations must be at least 1, got 0"):
+        search(model, [Wants(3)], num_translations=0)

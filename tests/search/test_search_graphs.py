@@ -19,12 +19,12 @@ SEARCHES = {
     "greedy": (functools.partial(beam_search, beam_size=1), 1),
     "groups": (
         functools.partial(
-            beam_search, beam_size=4, num_hypotheses=3, num_groups=2, diversity_penalty=0.8
+            beam_search, beam_size=4, num_translations=3, beam_groups=2, diversity_penalty=0.8
         ),
         4,
     ),
     "sampling": (
-        functools.partial(sample, num_hypotheses=2, temperature=1.3, top_k=5, top_p=0.9, seed=5),
+        functools.partial(sample, num_translations=2, temperature=1.3, top_k=5, top_p=0.9, seed=5),
         2,
     ),
 }

@@ -57,7 +57,7 @@ def test_a_beam_that_holds_everything_finds_the_best_that_the_rules_of_each_sent
     wants = [Wants(limit, **rule) for rule in rules]
     model = table_model(sentences=len(wants), vocabulary_size=6, seed=2, source_length=4)
     # Of three symbols; the last ones open and all those that end one step earlier.
-    found = search(model, wants, beam_size, num_hypotheses=beam_size)
+    found = search(model, wants, beam_size, num_translations=beam_size)
     for row, each in enumerate(wants):
         assert_found(every_translation(model, row, each), found, row)
 
@@ -67,7 +67,7 @@ def test_a_beam_that_holds_everything_finds_the_best_that_the_rules_of_each_sent
 def test_a_narrow_beam_equals_one_written_out_without_early_stop(table_model, rule, end_bias):
     model = table_model(sentences=6, vocabulary_size=8, seed=3, end_bias=end_bias, source_length=5)
     wants = [Wants(limit, **rule) for limit in (7, 0, 4, 8, 2, 6)]
-    found = search(model, wants, 3, num_hypotheses=3)
+    found = search(model, wants, 3, num_translations=3)
     for row, each in enumerate(wants):
         assert_found(narrow_beam(model, row, each, 3), found, row)
 
@@ -76,7 +76,7 @@ def test_required_symbols_are_looked_at_however_improbable(table_model):
     # The vocabulary is so large that they are rarely among the best continuations.
     model = table_model(sentences=6, vocabulary_size=80, seed=10, end_bias=4.0)
     wants = [Wants(limit, required=((9,), (17,))) for limit in (8, 2, 5, 9, 1, 6)]
-    found = search(model, wants, 3, num_hypotheses=3)
+    found = search(model, wants, 3, num_translations=3)
     for row, each in enumerate(wants):
         assert_found(narrow_beam(model, row, each, 3), found, row)
 
@@ -111,7 +111,7 @@ def random_wants(seed):
 def test_any_rules_together_give_what_the_search_written_out_gives(table_model, beam_size):
     model = table_model(sentences=40, vocabulary_size=8, seed=4, end_bias=1.0, source_length=5)
     wants = [random_wants(seed) for seed in range(40)]
-    found = search(model, wants, beam_size, num_hypotheses=beam_size)
+    found = search(model, wants, beam_size, num_translations=beam_size)
     num_found = 0
     for row, each in enumerate(wants):
         if beam_size == 1:
@@ -123,11 +123,11 @@ def test_any_rules_together_give_what_the_search_written_out_gives(table_model, 
     assert 25 < num_found < 40  # some contradict themselves
 
 
-@pytest.mark.parametrize(("beam_size", "num_groups"), [(1, 1), (4, 1), (4, 2)])
-def test_a_neutral_sentence_gets_what_it_gets_without_rules(table_model, beam_size, num_groups):
+@pytest.mark.parametrize(("beam_size", "beam_groups"), [(1, 1), (4, 1), (4, 2)])
+def test_a_neutral_sentence_gets_what_it_gets_without_rules(table_model, beam_size, beam_groups):
     model = table_model(sentences=4, vocabulary_size=30, seed=5, end_bias=2.0)
     neutral = [Wants(6)] * 4
-    options = dict(num_hypotheses=beam_size, num_groups=num_groups, diversity_penalty=0.5)
+    options = dict(num_translations=beam_size, beam_groups=beam_groups, diversity_penalty=0.5)
     expected = search(model, neutral, beam_size, **options)
     found = search(model, neutral, beam_size, everything=True, **options)
     for row in range(4):
@@ -172,7 +172,7 @@ def test_wishes_that_leave_no_translation_get_none(table_model, beam_size):
 def test_the_early_stop_never_changes_the_result(table_model, alpha, rule):
     model = table_model(sentences=30, vocabulary_size=8, seed=8, end_bias=1.0, source_length=5)
     wants = [Wants(12, alpha, **rule)] * 30
-    found = search(model, wants, 4, num_hypotheses=2)
+    found = search(model, wants, 4, num_translations=2)
     for row, each in enumerate(wants):
         assert_found(narrow_beam(model, row, each, 4), found, row)
     if alpha < 2.0:

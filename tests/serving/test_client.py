@@ -463,6 +463,11 @@ def test_closing_ends_requests_under_way(serve, model):
         (dict(requests_in_flight=0), "requests_in_flight must be at least 1"),
         (dict(timeout_s=0), "timeout_s must be a number of seconds, got 0"),
         (dict(timeout_s=float("inf")), "timeout_s must be a number of seconds, got inf"),
+        (dict(version=0), "version must be a positive number of 64 bits, got 0"),
+        (dict(version=1 << 63), "version must be a positive number of 64 bits, got 92233720"),
+        (dict(version="1"), "version must be a positive number of 64 bits, got '1'"),
+        (dict(model=3), "model must be text, got 3"),
+        (dict(label=1), "label must be text, got 1"),
         (dict(version=1, label="a"), "give version 1 or label 'a', not both"),
     ],
 )

@@ -205,7 +205,7 @@ def export(translator, folder, **options):
     """Writes the model and vocabularies of one of our translators."""
     source, target = translator.source_tokenizer, translator.target_tokenizer
     return export_ctranslate2(
-        translator._model(), source.vocabulary, target.vocabulary, folder, **options
+        translator.model, source.vocabulary, target.vocabulary, folder, **options
     )
 
 
@@ -225,13 +225,13 @@ def test_unknown_words_and_a_shared_vocabulary_give_what_our_translator_gives(
 def test_a_quantized_model_is_smaller_and_translates(
     quantization, separate_translator, words, tmp_path
 ):
-    before = [variable.numpy() for variable in separate_translator._model().variables]
+    before = [variable.numpy() for variable in separate_translator.model.variables]
     full = export(separate_translator, tmp_path / "full")
     folder = export(separate_translator, tmp_path / "small", quantization=quantization)
     assert (folder / "model.bin").stat().st_size < (full / "model.bin").stat().st_size
     ((text, *_),) = translate_with_ctranslate2(folder, ["sun cat"], beam_size=4)
     assert text == f"{words['sun']} {words['cat']}"
-    after = [variable.numpy() for variable in separate_translator._model().variables]
+    after = [variable.numpy() for variable in separate_translator.model.variables]
     for old, new in zip(before, after, strict=True):
         np.testing.assert_array_equal(old, new)
 

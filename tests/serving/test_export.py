@@ -14,6 +14,7 @@ from tensorflow.core.protobuf import saved_model_pb2
 
 from keras_transformer.errors import InputError
 from keras_transformer.serving import export, load_exported
+from keras_transformer.serving.exporter import choose_version
 
 _SERVER_FILES = ["batching_parameters.txt", "models.config", "monitoring.config"]
 _BATCHES = [
@@ -147,6 +148,23 @@ def test_each_export_gets_the_next_version_and_an_old_one_is_never_overwritten(
     assert _names(tmp_path) == sorted(["7", "8", "notes", *_SERVER_FILES])
     with pytest.raises(InputError, match=r"8 exists already; give another --version"):
         export_quickly(tmp_path, version=8)
+
+
+def test_a_folder_has_models_of_one_kind_since_a_server_takes_each_new_one(
+    export_quickly, tmp_path
+):
+    (tmp_path / "theirs" / "2").mkdir(parents=True)
+    (tmp_path / "theirs" / "2" / "model.bin").touch()
+    with pytest.raises(InputError, match=r"theirs/2 is a CTranslate2 model; give the SavedModel"):
+        export_quickly(tmp_path / "theirs")
+    assert _names(tmp_path / "theirs") == ["2"]
+    ours = export_quickly(tmp_path / "ours")
+    with pytest.raises(InputError, match=r"ours/1 is a SavedModel model; give the CTranslate2 mo"):
+        choose_version(tmp_path / "ours", None, "CTranslate2")
+    assert choose_version(tmp_path / "theirs", None, "CTranslate2") == 3
+    (tmp_path / "ours" / "2").mkdir()
+    with pytest.raises(InputError, match=f"such as {ours}$"):
+        load_exported(tmp_path / "ours" / "2")
 
 
 def test_a_version_has_what_a_server_and_a_person_want_to_know(exported):

@@ -145,3 +145,52 @@ def test_the_inputs_are_as_odd_as_they_are_meant_to_be(inputs):
     assert (
         count(lambda text: any(ord(c) > 0xFFFF for c in text[:500].decode("utf-8", "ignore"))) > 999
     )
+
+
+def test_every_text_can_be_a_wish_and_touches_no_neighbour(inputs, exported, words):
+    signature = tf.saved_model.load(str(exported)).signatures["translate_options"]
+    columns = signature.structured_input_signature[1]
+    generator = random.Random(17)
+    numbers = [-1, -1, 0, 1, 2, 7, 1e9, -3e38, float("inf"), float("nan")]
+    sentence = "two cat"
+    expected = " ".join(words[word] for word in sentence.split())
+    for _ in range(20):
+        asked = {"text": [sentence, *(sentence for _ in range(15))]}
+        for name, spec in columns.items():
+            if name == "text":
+                continue
+            if spec.dtype == tf.string:
+                wishes = generator.sample(inputs, 15)
+                asked[name] = [b"", *(generator.choice([b"", text]) for text in wishes)]
+            else:
+                drawn = generator.choices(numbers, k=15)
+                if spec.dtype.is_integer:
+                    drawn = [int(np.clip(np.nan_to_num(each), -9, 2**31 - 1)) for each in drawn]
+                asked[name] = [-1, *drawn]
+        tensors = {name: tf.constant(asked[name], spec.dtype) for name, spec in columns.items()}
+        answer = {name: value.numpy() for name, value in signature(**tensors).items()}
+        assert answer["translations"].shape == answer["scores"].shape == (16, 2)
+        assert np.isfinite(answer["scores"]).all()
+        assert answer["translations"][0, 0].decode() == expected
+        for translation in answer["translations"].ravel():
+            translation.decode("utf-8")  # would raise
+
+
+def test_every_pair_of_texts_is_scored_and_all_ids_are_translated(inputs, exported):
+    signatures = tf.saved_model.load(str(exported)).signatures
+    generator = random.Random(19)
+    for _ in range(10):
+        pair = {name: tf.constant(generator.sample(inputs, 16)) for name in ("source", "target")}
+        scored = {name: value.numpy() for name, value in signatures["score"](**pair).items()}
+        assert np.isfinite(scored["scores"]).all()
+        np.testing.assert_allclose(scored["token_scores"].sum(1), scored["scores"], rtol=1e-4)
+        assert (scored["lengths"] >= 1).all()
+        attention = signatures["attention"](**pair)["attention"].numpy()
+        sums = attention.sum(axis=2)
+        assert np.all(np.isclose(sums, 1, atol=1e-4) | (sums == 0))
+        least, most = generator.choice([(-(2**31), 2**31 - 1), (-2, 9), (0, 5)])
+        ids = np.array([[generator.randint(least, most) for _ in range(9)] for _ in range(16)])
+        found = signatures["tokens"](source=tf.constant(ids, tf.int32))
+        assert np.isfinite(found["scores"]).all()
+        has_end = np.any(ids == 3, axis=1)
+        assert np.all(found["lengths"].numpy()[~has_end] == 0)

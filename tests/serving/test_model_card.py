@@ -36,9 +36,9 @@ def make_run(tmp_path):
 
 def test_an_exported_version_tells_what_it_is(exported, separate_translator):
     card = read_model_card(exported)
-    assert card["model"] == separate_translator._model().config.to_dict()
+    assert card["model"] == separate_translator.model.config.to_dict()
     assert card["search"] == json.loads(separate_translator.search.to_json())
-    assert card["parameters"] == separate_translator._model().count_params()
+    assert card["parameters"] == separate_translator.model.count_params()
     assert card["precision"] == {"weights": ["float32"], "computation": "float32"}
     for side in ("source", "target"):
         vocabulary = getattr(separate_translator, f"{side}_tokenizer").vocabulary
@@ -81,3 +81,9 @@ def test_scores_are_those_of_the_checkpoint_or_else_of_the_last_one(make_run):
 def test_a_folder_without_a_card_is_refused(tmp_path):
     with pytest.raises(InputError, match="give the folder of an exported version"):
         read_model_card(tmp_path)
+    path = tmp_path / "assets.extra" / "model_card.json"
+    path.parent.mkdir()
+    for text in ("[]", '{"training": null}'):
+        path.write_text(text)
+        with pytest.raises(InputError, match="no model card of this release; export the model an"):
+            read_model_card(tmp_path)

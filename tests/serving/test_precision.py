@@ -25,11 +25,11 @@ def test_translations_stay_and_probabilities_hardly_change(trained, precision, t
         [row[0].score for row in theirs], [row[0].score for row in ours], atol=tolerance
     )
     texts = [row[0].text for row in ours]
-    scores = [each.score for each in plain.local.score(SENTENCES, texts)]
-    others = [each.score for each in rounded.local.score(SENTENCES, texts)]
+    scores = [each.score for each in plain.score(SENTENCES, texts)]
+    others = [each.score for each in rounded.score(SENTENCES, texts)]
     np.testing.assert_allclose(others, scores, atol=5 * tolerance)
     assert others != scores
-    assert rounded.local.align(SENTENCES, texts)[0] == plain.local.align(SENTENCES, texts)[0]
+    assert rounded.align(SENTENCES, texts)[0] == plain.align(SENTENCES, texts)[0]
 
 
 def test_each_weight_is_off_by_half_a_step_at_most(trained):

@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from keras_transformer.errors import InputError
+from keras_transformer.serving.searching import read_phrases
+
 SENTENCES = ["hello two cat", "sun", "tree house tree sun", ""]
 
 
@@ -175,8 +178,7 @@ def test_text_that_looks_like_a_control_symbol_is_only_text(translator):
     assert answer[3][0].startswith("⁇ 木")
     expected = texts(ask(translator, ["hello"]))[0]
     for name in ("banned_phrases", "required_phrases"):  # which are not to end a translation
-        (text,) = texts(ask(translator, ["hello"], **{name: "</s>"}))[0]
-        assert [text] == expected if name == "banned_phrases" else "⁇" in text
+        assert texts(ask(translator, ["hello"], **{name: "</s>"}))[0] == expected
 
 
 def test_wishes_that_contradict_each_other_are_answered(translator, words):
@@ -203,3 +205,48 @@ def test_wishes_that_contradict_each_other_are_answered(translator, words):
 def test_no_sentences_are_possible(translator):
     answer = ask(translator, [])
     assert answer["translations"].shape == (0, 1)
+
+
+def test_different_sentences_get_different_samples_with_one_seed(make_translator):
+    translator = make_translator(
+        method="sampling", temperature=1e6, num_translations=1, max_length=4, min_length=4
+    )
+    sentences = ["hello two", "two hello", "sun", "cat sun", "hello two"]
+    found = [text for (text,) in texts(translator(tf.constant(sentences)))]
+    assert len(set(found)) == 4
+    assert found[0] == found[4]
+
+
+class CountingTokenizer:
+    """A tokenizer that knows how many texts it was asked to cut into symbols."""
+
+    def __init__(self, tokenizer):
+        self._tokenizer, self.count = tokenizer, 0
+
+    def tokenize(self, text):
+        self.count += int(tf.size(text))
+        return self._tokenizer.tokenize(text)
+
+
+def test_phrases_beyond_the_limit_take_no_memory(translator):
+    tokenizer = CountingTokenizer(translator.target_tokenizer)
+    many = "\n".join(["木", "", " ", "Haus"] * 50_000)
+    found = read_phrases(tf.constant([many, "木", ""]), tokenizer, 256)
+    assert tokenizer.count == 256 + 1
+    assert found.shape[:2] == (3, 256)
+    expected = read_phrases(tf.constant(["木\nHaus"]), tokenizer, 256)
+    np.testing.assert_array_equal(found[0, :2], expected[0])
+    np.testing.assert_array_equal(found[1], np.pad(expected[0, :1], [(0, 255), (0, 0)]))
+    assert not np.any(found[2])
+
+
+@pytest.mark.parametrize("name", ["banned_phrases", "required_phrases"])
+def test_a_phrase_that_the_vocabulary_cannot_spell_is_refused_or_not_read(
+    make_translator, translator, name
+):
+    with pytest.raises(InputError, match=f"{name}: the vocabulary cannot spell 'q😀'; leave"):
+        make_translator(**{name: ("木", "q😀")}, num_translations=1)(tf.constant(["hello"]))
+    given, without = (
+        texts(ask(translator, ["hello"], **{name: phrases})) for phrases in ("木\nq😀", "木")
+    )
+    assert given == without

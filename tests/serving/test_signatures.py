@@ -58,7 +58,7 @@ def test_scores_are_the_log_probabilities_that_the_model_gives_to_each_symbol(
     source = _ids(separate_translator.source_tokenizer.vocabulary, _SOURCE)
     labels = _ids(separate_translator.target_tokenizer.vocabulary, _TARGET)
     shifted = np.concatenate([np.full([4, 1], START_ID), labels[:, :-1]], axis=1)
-    logits = separate_translator._model()({"source": source, "target": shifted})
+    logits = separate_translator.model({"source": source, "target": shifted})
     logits = keras.ops.convert_to_numpy(logits).astype(np.float64)
     log_probs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     expected = np.take_along_axis(log_probs, labels[..., None], axis=-1)[..., 0]

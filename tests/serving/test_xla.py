@@ -32,10 +32,11 @@ def plain(trained):
         ["hello two"],
         ["hello", "two cat", ""],
         ["tree house tree sun", "sun", "cat", "two", "hello", "cat cat"],
+        ["tree house tree sun", "cat cat"],
         ["sun " * 9, "hello"],
         [],
     ],
-    ids=["one", "three", "more than a batch", "too long", "none"],
+    ids=["one", "three", "more than a batch", "half a batch", "too long", "none"],
 )
 def test_what_is_compiled_answers_as_the_plain_graph_does(compiled, plain, sentences):
     found, expected = (each(tf.constant(sentences, tf.string)) for each in (compiled, plain))
@@ -45,6 +46,20 @@ def test_what_is_compiled_answers_as_the_plain_graph_does(compiled, plain, sente
 
 def test_there_are_as_many_programs_as_shapes(compiled):
     assert set(compiled._compiled._programs) == {(1, 3), (1, 6), (4, 3), (4, 6)}
+
+
+@pytest.mark.parametrize(
+    ("count", "size"),
+    [(1, 1), (2, 1), (5, 1), (6, 8), (8, 8), (9, 8), (47, 8), (48, 64), (64, 64), (1000, 64)],
+)
+def test_a_batch_is_padded_where_it_fills_three_quarters_and_else_cut(trained, count, size):
+    compiled = Translator(*trained, SEARCH, xla=XlaShapes())._compiled
+    assert compiled._chosen_size(tf.constant(count)) == size
+
+
+def test_a_batch_that_is_smaller_than_all_is_padded_to_the_smallest(trained):
+    compiled = Translator(*trained, SEARCH, xla=XlaShapes(batch_sizes=(8, 64)))._compiled
+    assert compiled._chosen_size(tf.constant(2)) == 8
 
 
 def test_wishes_are_granted_by_the_plain_graph(compiled, plain):
@@ -58,7 +73,7 @@ def test_other_searches_and_models_can_be_compiled(trained, kind):
     model, *vocabularies = trained
     search = SEARCH
     if kind == "samples":
-        search = SEARCH.replace(method="sampling", temperature=3.0, top_k=6, seed=2)
+        search = SEARCH.replace(method="sampling", beam_size=4, temperature=3.0, top_k=6, seed=2)
     else:
         model = in_precision(Ensemble([model, model]), "int8")
     found, expected = (

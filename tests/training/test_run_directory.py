@@ -85,7 +85,7 @@ def test_the_same_command_goes_on_with_the_run(run):
 def test_a_run_may_get_more_steps(run):
     changes = {"keep_checkpoints": 9, "average_last": 9, "keep_best": 3, "stop_metric": "bleu"}
     run.continue_with(*configs(train_steps=5001, **changes))
-    assert run.configs()[2].train_steps == 5001
+    assert run.configs().training.train_steps == 5001
     checkpoints = run.checkpoints()
     assert (checkpoints.keep, checkpoints.keep_best) == (9, 3)
     regular = [step for step in (1, 2, 3, 4, 5, 8, 5000, 5001) if checkpoints.is_regular(step)]
@@ -96,10 +96,10 @@ def test_parts_of_a_batch_may_become_more_and_before_a_checkpoint_all_about_trai
     run, monkeypatch
 ):
     run.continue_with(*configs(batch_tokens=999, seed=2))
-    assert run.configs()[2].batch_tokens == 999
+    assert run.configs().training.batch_tokens == 999
     monkeypatch.setattr(Checkpoints, "steps", lambda self: [4])
     run.continue_with(*configs(batch_tokens=999, seed=2, accumulation_steps=4))
-    assert run.configs()[2].accumulation_steps == 4
+    assert run.configs().training.accumulation_steps == 4
     with pytest.raises(InputError, match="batch_tokens is 999 there"):
         run.continue_with(*configs(seed=2))
 
@@ -189,7 +189,7 @@ def test_a_missing_vocabulary_is_told(run):
 def test_a_model_is_loaded_in_float32_with_the_weights_of_the_checkpoint(tmp_path):
     run = tiny_run.create(tmp_path, precision="mixed_bfloat16")
     model = Transformer(tiny_run.model_config(), dtype="mixed_bfloat16")
-    compile_for_training(model, run.configs()[2])
+    compile_for_training(model, run.configs().training)
     run.checkpoints().save(model, 4)
     loaded = run.load_model()
     assert loaded.dtype_policy.name == "float32"
