@@ -34,7 +34,7 @@ class TrainingConfig(JsonConfig):
         keep_best: checkpoints with the best dev BLEU kept beside them.
         average_last: newest checkpoints whose weights are averaged at the end (6.1).
         average_best: how many of the checkpoints with the best dev BLEU to average, in place of the
-            newest; None averages the newest.
+            newest; None means the newest.
         stop_metric: what to watch to stop early: bleu, val_loss, val_perplexity or val_accuracy;
             None means not to stop early.
         stop_patience: checkpoints without a better `stop_metric` before the run stops.

@@ -88,7 +88,7 @@ def functions():
 @pytest.fixture
 def local(functions, monkeypatch):
     """On one core, so that batches come one after the other."""
-    monkeypatch.setattr(local_module, "_num_cores", lambda: 1)
+    monkeypatch.setattr(local_module, "_num_workers", lambda: 1)
     return LocalTranslator(functions.__getitem__)
 
 
@@ -125,7 +125,7 @@ def test_each_core_takes_a_batch_and_the_order_stays(functions, monkeypatch):
         return translate(text)
 
     functions["serving_default"].answer = wait_and_translate
-    monkeypatch.setattr(local_module, "_num_cores", lambda: 2)
+    monkeypatch.setattr(local_module, "_num_workers", lambda: 2)
     translations = LocalTranslator(functions.__getitem__).translate(_SENTENCES[:4], 1)
     assert [best.text for best, _ in translations] == [text.upper() for text in _SENTENCES[:4]]
 
@@ -135,7 +135,7 @@ def test_an_error_in_any_of_several_batches_is_raised(functions, monkeypatch):
         raise ZeroDivisionError(text)
 
     functions["serving_default"].answer = refuse
-    monkeypatch.setattr(local_module, "_num_cores", lambda: 2)
+    monkeypatch.setattr(local_module, "_num_workers", lambda: 2)
     with pytest.raises(ZeroDivisionError):
         LocalTranslator(functions.__getitem__).translate(_SENTENCES, 1)
 
