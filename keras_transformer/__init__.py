@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # what the names below are, for type checkers and editors
     from keras_transformer.search import beam_search as beam_search
     from keras_transformer.search import greedy_search as greedy_search
     from keras_transformer.search import sample as sample
+    from keras_transformer.search import sentence_seeds as sentence_seeds
     from keras_transformer.serving import Client as Client
     from keras_transformer.serving import LocalTranslator as LocalTranslator
     from keras_transformer.serving import ServingError as ServingError
@@ -60,6 +61,7 @@ _HOMES = {
     "beam_search": "search",
     "greedy_search": "search",
     "sample": "search",
+    "sentence_seeds": "search",
     "Client": "serving",
     "LocalTranslator": "serving",
     "ServingError": "serving",

@@ -41,7 +41,8 @@ def sample(
         temperature: what logits are divided by, a number or float [B].
         top_k: symbols that are drawn from; 0 means all; a number or int [B].
         top_p: probability of the symbols that are drawn from, a number or float [B].
-        seed: a number or int [B].
+        seed: a number or int [B]. With one number the samples of different sentences go together;
+            `sentence_seeds` gives each a seed of its own.
         length_penalty: as of `beam_search`, but 0 unless it is given.
         **options: the others of `beam_search`.
 
