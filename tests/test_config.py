@@ -266,7 +266,6 @@ def test_a_mistake_in_the_training_is_told(changes, message):
         ({"method": "sampling", "beam_groups": 2}, "beam_groups has no use with method sampling"),
         ({"seed": 1 << 31}, "seed must be a number of 32 bits, got 2147483648"),
         ({"seed": -1, "method": "sampling"}, "seed must be at least 0, got -1"),
-        ({"method": "sampling", "beam_size": 2}, "beam_size has no use with method sampling"),
         ({"diversity_penalty": 1.0}, "diversity_penalty has no use without groups"),
         ({"max_extra_length": 100_001}, "max_extra_length must be at most 100000, got 100001"),
         ({"max_source_length": 1 << 30}, "max_source_length must be at most 100000"),
@@ -276,3 +275,7 @@ def test_a_mistake_in_the_training_is_told(changes, message):
 def test_a_mistake_in_the_search_is_told(changes, message):
     with pytest.raises(InputError, match=message):
         SearchConfig(**changes)
+
+
+def test_a_diversity_penalty_that_is_off_needs_no_groups():
+    assert SearchConfig(diversity_penalty=0.0).beam_groups == 1

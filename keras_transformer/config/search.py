@@ -17,8 +17,9 @@ FIXED_OPTIONS = ("method", "beam_size", "beam_groups", "num_translations", "max_
 
 _NO_USE = {
     "beam": SAMPLING_OPTIONS,
-    "sampling": ("beam_size", "beam_groups", "diversity_penalty"),
+    "sampling": ("beam_groups", "diversity_penalty"),
 }
+_DIVERSITY_PENALTY = 0.5
 # Symbols of a sentence or a translation: far beyond use, and numbers of 32 bits hold their sums.
 _MOST_SYMBOLS = 100_000
 
@@ -29,7 +30,7 @@ class SearchConfig(JsonConfig):
 
     Attributes:
         method: beam search, or sampling of each symbol from the model's distribution.
-        beam_size: hypotheses kept for each sentence; 1 is greedy search.
+        beam_size: hypotheses kept for each sentence; 1 is greedy search. Sampling ignores it.
         length_penalty: alpha of ((5 + length) / 6) ** alpha (Wu et al. 2016, eq. 14), by which
             log-probabilities are divided; the length counts the end symbol.
         coverage_penalty: beta of the coverage penalty (Wu et al. 2016, eq. 14), by which
@@ -66,7 +67,7 @@ class SearchConfig(JsonConfig):
     length_penalty: float = 0.6
     coverage_penalty: float = 0.0
     beam_groups: int = 1
-    diversity_penalty: float = 0.5
+    diversity_penalty: float = _DIVERSITY_PENALTY
     num_translations: int = 1
     temperature: float = 1.0
     top_k: int = 0
@@ -125,8 +126,7 @@ class SearchConfig(JsonConfig):
                     f"{field.name} has no use with method {self.method}; leave it out, or give "
                     "the other method"
                 )
-        default = type(self).diversity_penalty
-        if self.beam_groups == 1 and self.diversity_penalty != default:
+        if self.beam_groups == 1 and self.diversity_penalty not in (0.0, _DIVERSITY_PENALTY):
             raise InputError(
                 "diversity_penalty has no use without groups; give beam_groups, or leave it out"
             )

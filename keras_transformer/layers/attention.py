@@ -10,6 +10,7 @@ import keras
 from keras import ops
 
 from keras_transformer.decoding import Tensor
+from keras_transformer.layers.base import Layer
 from keras_transformer.layers.dropout import Dropout
 
 _FEW_QUERIES = 16  # a beam's hypotheses
@@ -84,7 +85,7 @@ def append_slots(history: Tensor, new: Tensor, time: Tensor, num_slots: int | No
     return ops.slice_update(history, (0, 0, time * new.shape[2], 0), new)
 
 
-class _MultiHeadAttention(keras.layers.Layer):
+class _MultiHeadAttention(Layer):
     """What both attentions have in common; arguments as of `SelfAttention`."""
 
     def __init__(

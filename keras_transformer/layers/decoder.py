@@ -13,13 +13,14 @@ import keras
 
 from keras_transformer.decoding import Tensor
 from keras_transformer.layers.attention import CrossAttention, KeysValues, SelfAttention
+from keras_transformer.layers.base import Layer
 from keras_transformer.layers.encoder import final_norm
 from keras_transformer.layers.feed_forward import FeedForward
 from keras_transformer.layers.residual import Residual
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class DecoderLayer(keras.layers.Layer):
+class DecoderLayer(Layer):
     """Self-attention, cross-attention, feed-forward, each within a residual connection.
 
     Args: as of `EncoderLayer`.
@@ -151,7 +152,7 @@ class DecoderLayer(keras.layers.Layer):
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class Decoder(keras.layers.Layer):
+class Decoder(Layer):
     """A stack of `DecoderLayer`s, with a last norm where norms stand before the sub-layers.
 
     Args:

@@ -15,7 +15,7 @@ class Dropout(keras.layers.Dropout):
 
     def call(self, inputs: Tensor, training: bool | None = False) -> Tensor:
         """Returns the inputs, of any shape; while training, a share `rate` of them is 0."""
-        if training and self.rate and _is_one_of_several_replicas():
+        if training and 0 < self.rate < 1 and _is_one_of_several_replicas():
             return _drop_on_replica(self, inputs)
         return super().call(inputs, training=training)
 
@@ -30,7 +30,8 @@ if keras.backend.backend() == "tensorflow":
     def _drop_on_replica(layer: Dropout, inputs: Tensor) -> Tensor:
         own_seed, calls = tf.unstack(layer.seed_generator.next())
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-        seed = [own_seed + tf.cast(replica, own_seed.dtype), calls]
+        seed = tf.stack([own_seed + tf.cast(replica, own_seed.dtype), calls])
+        seed = tf.cast(seed % (tf.int32.max - 1), tf.int32)  # as Keras does, for XLA
         shape = layer.noise_shape and [
             tf.shape(inputs)[axis] if size is None else size
             for axis, size in enumerate(layer.noise_shape)

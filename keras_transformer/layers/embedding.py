@@ -9,10 +9,11 @@ import keras
 from keras import ops
 
 from keras_transformer.decoding import Tensor
+from keras_transformer.layers.base import Layer
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class TokenEmbedding(keras.layers.Layer):
+class TokenEmbedding(Layer):
     """A matrix [V, D] that embeds symbols and, where it is shared, projects back onto them.
 
     Args:

@@ -9,13 +9,14 @@ import keras
 
 from keras_transformer.decoding import Tensor
 from keras_transformer.layers.attention import SelfAttention
+from keras_transformer.layers.base import Layer
 from keras_transformer.layers.feed_forward import FeedForward
 from keras_transformer.layers.normalization import LayerNormalization
 from keras_transformer.layers.residual import Residual
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class EncoderLayer(keras.layers.Layer):
+class EncoderLayer(Layer):
     """Self-attention, then feed-forward, each within a residual connection.
 
     Args:
@@ -89,7 +90,7 @@ class EncoderLayer(keras.layers.Layer):
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class Encoder(keras.layers.Layer):
+class Encoder(Layer):
     """A stack of `EncoderLayer`s, with a last norm where norms stand before the sub-layers.
 
     Args:

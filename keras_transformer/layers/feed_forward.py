@@ -8,11 +8,12 @@ from typing import Any
 import keras
 
 from keras_transformer.decoding import Tensor
+from keras_transformer.layers.base import Layer
 from keras_transformer.layers.dropout import Dropout
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class FeedForward(keras.layers.Layer):
+class FeedForward(Layer):
     """FFN(x) = max(0, x W1 + b1) W2 + b2 (Vaswani et al. 2017, eq. 2).
 
     Args:

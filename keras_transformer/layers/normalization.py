@@ -10,10 +10,11 @@ from keras import ops
 
 from keras_transformer.decoding import Tensor
 from keras_transformer.errors import check_choice
+from keras_transformer.layers.base import Layer
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class LayerNormalization(keras.layers.Layer):
+class LayerNormalization(Layer):
     """Normalizes each vector to mean 0 and variance 1, then applies a learned gain and bias.
 
     Args:

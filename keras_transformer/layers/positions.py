@@ -11,6 +11,7 @@ from keras import ops
 
 from keras_transformer.decoding import Tensor
 from keras_transformer.errors import check_choice
+from keras_transformer.layers.base import Layer
 
 
 def sinusoids(positions: Tensor, model_dim: int, layout: str = "sinusoidal") -> Tensor:
@@ -38,7 +39,7 @@ def sinusoids(positions: Tensor, model_dim: int, layout: str = "sinusoidal") -> 
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class PositionalEncoding(keras.layers.Layer):
+class PositionalEncoding(Layer):
     """Gives the encoding of positions.
 
     Args:

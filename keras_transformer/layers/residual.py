@@ -6,12 +6,13 @@ import keras
 
 from keras_transformer.decoding import Tensor
 from keras_transformer.errors import check_choice
+from keras_transformer.layers.base import Layer
 from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.normalization import LayerNormalization
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class Residual(keras.layers.Layer):
+class Residual(Layer):
     """What stands before and after a sub-layer.
 
     "post" is the paper's LayerNorm(x + Dropout(Sublayer(x))); "pre" is

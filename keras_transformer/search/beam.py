@@ -92,7 +92,7 @@ def beam_search(
         num_translations: N, at most `beam_size`.
         beam_groups: G, a divisor of `beam_size`.
         diversity_penalty: what a symbol's log-probability loses for each beam of an earlier group
-            that takes it at the same step; a number or float [B].
+            that takes it at the same step; a number or float [B]. Without groups it has no use.
         **options: coverage_penalty, beta, a number or float [B] (0); wishes, see `Wishes`; longest,
             a number that no max length exceeds (larger ones are cut to it), where shapes must be
             known before the graph runs, as for XLA: it makes L = `longest` + 1, else L is the

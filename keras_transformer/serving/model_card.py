@@ -89,7 +89,10 @@ def read_model_card(version: str | os.PathLike[str]) -> dict[str, Any]:
         raise InputError(
             f"no model card at {path} ({error}); give the folder of an exported version"
         ) from error
-    if not (isinstance(card, dict) and isinstance(card.get("training"), list)):
+    kinds = {"training": list, "search": dict, "signatures": dict}
+    if not isinstance(card, dict) or any(
+        not isinstance(card.get(name), kind) for name, kind in kinds.items()
+    ):
         raise InputError(f"{path} is no model card of this release; export the model anew")
     return card
 

@@ -146,7 +146,7 @@ def _symbols(name: str, phrases: Sequence[str], target: Vocabulary) -> list[list
     """Returns the symbols of a configuration's phrases; `InputError` where one has none."""
     symbols = target.encode(list(phrases))
     for phrase, ids in zip(phrases, symbols, strict=True):
-        if UNKNOWN_ID in ids:
+        if not ids or UNKNOWN_ID in ids:
             raise InputError(
                 f"{name}: the vocabulary cannot spell {phrase!r}; leave it out, or write it with "
                 "characters of the training text"

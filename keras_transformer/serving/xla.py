@@ -1,7 +1,7 @@
 """Search compiled by XLA, for a few shapes of batches.
 
-A program of XLA has one shape, so sentences are cut into batches of given sizes, which they fill
-for the most part, and padded to given lengths: as many programs as there are pairs of them,
+A program of XLA has one shape, so sentences are cut into batches of given sizes, the last of which
+is padded, and padded to given lengths: as many programs as there are pairs of them,
 compiled at the first request of each (the warm-up of a model server) or where a model is loaded
 into a program of one's own. A batch with a sentence that is too long goes through the plain graph.
 
@@ -25,12 +25,16 @@ from keras_transformer.search import Hypotheses
 Search = Callable[[Tensor, int | None], Hypotheses]
 
 
+# What a batch costs besides its sentences, in sentences: 1 for `tiny` on a CPU, 2 for `base`.
+_COST_OF_A_BATCH = 2
+
+
 class XlaShapes(NamedTuple):
     """The shapes of batches that are compiled.
 
     Attributes:
-        batch_sizes: sentences; a batch is padded where it fills three quarters of one, and else
-            cut into smaller ones.
+        batch_sizes: sentences; a batch is padded to the next one, or cut into smaller ones where
+            that is quicker, see `least_sentences`.
         lengths: symbols of the source, END included.
     """
 
@@ -98,12 +102,10 @@ class CompiledSearch:
         return size * len(lengths) + _first_at_least(length, lengths)
 
     def _chosen_size(self, num_sentences: Tensor) -> Tensor:
-        """Returns the largest size of which so many sentences fill three quarters, or the first.
-
-        To pad more costs more than several smaller batches.
-        """
+        """Returns the size of the batch to take first of so many sentences."""
         sizes = self._shapes.batch_sizes
-        number = tf.reduce_sum(tf.cast(4 * num_sentences >= 3 * tf.constant(sizes), tf.int32))
+        is_enough = num_sentences >= tf.constant(least_sentences(sizes))
+        number = tf.reduce_sum(tf.cast(is_enough, tf.int32))
         return tf.gather(tf.constant(sizes), tf.maximum(number - 1, 0))
 
     def _plain(self, source: Tensor) -> Hypotheses:
@@ -150,6 +152,22 @@ class CompiledSearch:
             lambda first, _: first < num_sentences, go_on, (tf.constant(0), empty)
         )
         return _cut(results)
+
+
+def least_sentences(sizes: Sequence[int]) -> list[int]:
+    """Returns for each of rising sizes of batches the fewest sentences that are padded to it.
+
+    Fewer are cut into batches of the size before: that is quicker.
+    """
+
+    def cost(size: int, count: int) -> int:
+        return -(-count // size) * (size + _COST_OF_A_BATCH)
+
+    least = [1]
+    for smaller, size in itertools.pairwise(sizes):
+        counts = range(smaller + 1, size + 1)
+        least.append(next(n for n in counts if cost(size, n) <= cost(smaller, n)))
+    return least
 
 
 def _cut(results: Hypotheses) -> Hypotheses:

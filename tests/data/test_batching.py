@@ -1,5 +1,6 @@
 """Batches of ids for Keras."""
 
+import functools
 import itertools
 import time
 
@@ -196,7 +197,7 @@ def test_a_segmentation_that_does_not_fit_its_batch_is_not_taken():
         assert not y[:, 2:].any() and not x["target"][:, 2:].any()
 
 
-def test_the_place_in_half_a_million_pairs_is_found_well_within_a_second():
+def test_the_place_in_half_a_million_pairs_is_found_as_quickly_as_the_beginning():
     random = np.random.default_rng(1)
     source, target = np.exp(random.normal(3, 0.6, (2, 500_000))).astype(int).clip(1, 150)
     corpus = TokenizedCorpus(
@@ -206,10 +207,24 @@ def test_the_place_in_half_a_million_pairs_is_found_well_within_a_second():
         target_offsets=np.cumsum([0, *target]),
         part_offsets=np.array([0, 200_000, 500_000]),
     )
+
+    def seconds(action):
+        """Returns the least of three times, of this thread alone: others may be busy."""
+        times = []
+        for _ in range(3):
+            start = time.thread_time()
+            action()
+            times.append(time.thread_time() - start)
+        return min(times)
+
+    sorting = seconds(lambda: np.argsort(random.random(500_000)))
     for weights in (None, [1, 3]):
-        start = time.thread_time()  # not what is left of other tests in other threads
-        next(training_batches(corpus, batch_tokens=2048, first_step=77_777, mix_weights=weights))
-        assert time.thread_time() - start < 0.9
+        batches = functools.partial(
+            training_batches, corpus, batch_tokens=2048, mix_weights=weights
+        )
+        beginning = seconds(lambda: next(batches(first_step=0)))  # noqa: B023
+        place = seconds(lambda: next(batches(first_step=77_777)))  # noqa: B023
+        assert place < 2 * beginning < 100 * sorting  # it was 1.1 and 10
 
 
 def test_training_goes_on_without_end():

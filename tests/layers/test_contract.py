@@ -118,8 +118,9 @@ def test_every_layer_of_the_package_is_here():
     assert layers == {case.layer for case in CASES}
 
 
-def test_configuration_survives_the_round_trip(case):
-    layer = case.layer(**case.arguments, name="some_name", dtype="mixed_bfloat16", trainable=False)
+@pytest.mark.parametrize("dtype", ["mixed_bfloat16", keras.DTypePolicy("mixed_bfloat16")])
+def test_configuration_survives_the_round_trip(case, dtype):
+    layer = case.layer(**case.arguments, name="some_name", dtype=dtype, trainable=False)
     text = json.dumps(keras.saving.serialize_keras_object(layer))
     copy = keras.saving.deserialize_keras_object(json.loads(text))
     assert type(copy) is case.layer

@@ -83,7 +83,7 @@ def test_a_folder_without_a_card_is_refused(tmp_path):
         read_model_card(tmp_path)
     path = tmp_path / "assets.extra" / "model_card.json"
     path.parent.mkdir()
-    for text in ("[]", '{"training": null}'):
+    for text in ("[]", '{"training": null}', '{"training": []}'):
         path.write_text(text)
         with pytest.raises(InputError, match="no model card of this release; export the model an"):
             read_model_card(tmp_path)

@@ -246,6 +246,8 @@ def test_a_phrase_that_the_vocabulary_cannot_spell_is_refused_or_not_read(
 ):
     with pytest.raises(InputError, match=f"{name}: the vocabulary cannot spell 'q😀'; leave"):
         make_translator(**{name: ("木", "q😀")}, num_translations=1)(tf.constant(["hello"]))
+    with pytest.raises(InputError, match="the vocabulary cannot spell"):  # normalization drops it
+        make_translator(**{name: ("\u200b",)}, num_translations=1)(tf.constant(["hello"]))
     given, without = (
         texts(ask(translator, ["hello"], **{name: phrases})) for phrases in ("木\nq😀", "木")
     )

@@ -10,7 +10,7 @@ from keras_transformer.models import Ensemble
 from keras_transformer.search import stages
 from keras_transformer.serving.precision import in_precision
 from keras_transformer.serving.translator import Translator
-from keras_transformer.serving.xla import XlaShapes
+from keras_transformer.serving.xla import XlaShapes, least_sentences
 
 SHAPES = XlaShapes(batch_sizes=(1, 4), lengths=(3, 6))
 SEARCH = SearchConfig(beam_size=3, num_translations=2, max_extra_length=3, max_source_length=12)
@@ -50,11 +50,19 @@ def test_there_are_as_many_programs_as_shapes(compiled):
 
 @pytest.mark.parametrize(
     ("count", "size"),
-    [(1, 1), (2, 1), (5, 1), (6, 8), (8, 8), (9, 8), (47, 8), (48, 64), (64, 64), (1000, 64)],
+    [(1, 1), (3, 1), (4, 8), (8, 8), (9, 8), (48, 8), (49, 64), (64, 64), (1000, 64)],
 )
-def test_a_batch_is_padded_where_it_fills_three_quarters_and_else_cut(trained, count, size):
+def test_a_batch_is_padded_where_that_costs_no_more_than_to_cut_it(trained, count, size):
     compiled = Translator(*trained, SEARCH, xla=XlaShapes())._compiled
     assert compiled._chosen_size(tf.constant(count)) == size
+
+
+@pytest.mark.parametrize(
+    ("sizes", "least"),
+    [((1,), [1]), ((8, 64), [1, 49]), ((1, 64), [1, 22]), ((1, 2, 4), [1, 2, 3])],
+)
+def test_few_large_batches_are_better_than_many_small_ones(sizes, least):
+    assert least_sentences(sizes) == least
 
 
 def test_a_batch_that_is_smaller_than_all_is_padded_to_the_smallest(trained):
@@ -73,7 +81,7 @@ def test_other_searches_and_models_can_be_compiled(trained, kind):
     model, *vocabularies = trained
     search = SEARCH
     if kind == "samples":
-        search = SEARCH.replace(method="sampling", beam_size=4, temperature=3.0, top_k=6, seed=2)
+        search = SEARCH.replace(method="sampling", temperature=3.0, top_k=6, seed=2)
     else:
         model = in_precision(Ensemble([model, model]), "int8")
     found, expected = (
