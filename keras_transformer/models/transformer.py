@@ -198,8 +198,7 @@ class Transformer(TokenWeightedModel):
         return logits, state._replace(history=history, coverage=coverage)
 
     def compute_output_shape(self, input_shape: dict[str, Any]) -> tuple[int | None, ...]:
-        size = self.config.target_size
-        return (*input_shape["target"], size)
+        return (*input_shape["target"], self.config.target_size)
 
     def get_config(self) -> dict[str, Any]:
         return {

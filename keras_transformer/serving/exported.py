@@ -13,15 +13,6 @@ from keras_transformer.serving.exporter import versions_in
 from keras_transformer.serving.local import LocalTranslator
 
 
-def _version_near(path: pathlib.Path) -> pathlib.Path:
-    """Returns the newest version in a folder, or in the one around it; an example if none is."""
-    for folder in (path, path.parent):
-        versions = [folder / str(number) for number in sorted(versions_in(folder))]
-        if found := [each for each in versions if (each / "saved_model.pb").is_file()]:
-            return found[-1]
-    return path / "1"
-
-
 def load_exported(version: str | os.PathLike[str]) -> LocalTranslator:
     """Returns the translator of an exported version.
 
@@ -54,3 +45,12 @@ def load_exported(version: str | os.PathLike[str]) -> LocalTranslator:
         return loaded.signatures[name]  # which live as long as what was loaded
 
     return LocalTranslator(signature)
+
+
+def _version_near(path: pathlib.Path) -> pathlib.Path:
+    """Returns the newest version in a folder, or in the one around it; an example if none is."""
+    for folder in (path, path.parent):
+        versions = [folder / str(number) for number in sorted(versions_in(folder))]
+        if found := [each for each in versions if (each / "saved_model.pb").is_file()]:
+            return found[-1]
+    return path / "1"

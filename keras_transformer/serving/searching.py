@@ -14,7 +14,6 @@ import tensorflow as tf
 from keras_transformer.config import (
     MOST_PHRASES,
     PAD_ID,
-    SAMPLING_OPTIONS,
     START_ID,
     UNKNOWN_ID,
     SearchConfig,
@@ -37,8 +36,8 @@ MAX_PHRASE_LENGTH = 64
 # Of numbers with a fraction: far beyond use, and nothing that is counted with it becomes NaN.
 _LARGEST = 1e6
 
-
-# The options that may change from sentence to sentence, with the types of their numbers.
+# The options that may change from sentence to sentence, with the types of their numbers. A negative
+# number in a request stands for "as exported".
 NUMBERS: dict[str, tf.DType] = {
     "length_penalty": tf.float32,
     "coverage_penalty": tf.float32,
@@ -106,7 +105,7 @@ def search_translations(
         longest=longest,
     )
     if is_sampled:
-        own = {name: wanted[name] for name in SAMPLING_OPTIONS}
+        own = {name: wanted[name] for name in SAMPLING_NUMBERS}
         own["seed"] = sentence_seeds(wanted["seed"], source)
         return sample(model.step, state, **arguments, **own)
     return beam_search(
@@ -127,7 +126,7 @@ def _settings(search: SearchConfig, lengths: Tensor, target: Vocabulary) -> dict
         name: getattr(search, name)
         for name in (
             "length_penalty", "max_extra_length", "max_length", "diversity_penalty",
-            *SAMPLING_OPTIONS,
+            *SAMPLING_NUMBERS,
         )
     }  # fmt: skip
     neutral = SearchConfig()

@@ -1,9 +1,9 @@
 """Search compiled by XLA, for a few shapes of batches.
 
-A program of XLA has one shape, so sentences are cut into batches of given sizes, the last of which
-is padded, and padded to given lengths: as many programs as there are pairs of them,
-compiled at the first request of each (the warm-up of a model server) or where a model is loaded
-into a program of one's own. A batch with a sentence that is too long goes through the plain graph.
+A program of XLA has one shape, so sentences are padded to given lengths and cut into batches of
+given sizes, the last of them padded too: as many programs as there are pairs of both, compiled at
+the first request of each (the warm-up of a model server) or where a model is loaded into a program
+of one's own. A batch with a sentence that is too long goes through the plain graph.
 
 Shapes: B sentences, S source length, N translations a sentence, L their longest length.
 """
