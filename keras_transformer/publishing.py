@@ -35,8 +35,7 @@ def publish(
         OSError: the disk is full, or may not be written to, or the path is taken. Nothing is left
             then, nor where the block raises anything.
     """
-    _remove_abandoned(path.parent)
-    with _parents_of(path), _folder_aside(path.parent) as aside:
+    with _parents_of(path), folder_aside(path.parent) as aside:
         yield aside
         sync_all(aside)
         if is_whole is not None and path.exists() and not is_whole(path):
@@ -65,8 +64,12 @@ def _parents_of(path: pathlib.Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _folder_aside(parent: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Makes a locked folder of a new name, and removes it in the end if it has that name still."""
+def folder_aside(parent: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Makes a locked folder of a new name, and removes it in the end if it has that name still.
+
+    Those that processes which died have left beside it are removed too.
+    """
+    _remove_abandoned(parent)
     while True:
         aside = parent / f"{_ASIDE}{uuid.uuid4().hex}"
         aside.mkdir()

@@ -224,7 +224,7 @@ def _parse_flags(argv: list[str]) -> list[str]:
     """Reads the flags and returns the positional arguments."""
     app.define_help_flags()
     try:
-        return flags.FLAGS(["--help" if argument == "-h" else argument for argument in argv])[1:]
+        arguments = flags.FLAGS(["--help" if each == "-h" else each for each in argv])[1:]
     except SystemExit:  # with 1, after --help
         sys.exit(0)
     except flags.Error as error:
@@ -232,6 +232,10 @@ def _parse_flags(argv: list[str]) -> list[str]:
         missing = r"flag --\w+=None: Flag (--\w+) must have a value other than None"
         message = re.sub(missing, r"\1 must be given", message)
         raise InputError(f"{message}; --help lists the flags") from error
+    for name in flags.FLAGS:
+        if flags.FLAGS[name].present and flags.FLAGS[name].value == "":  # as of an unset variable
+            raise InputError(f"--{name} is empty; give it a value, or leave it out")
+    return arguments
 
 
 def _attribute_help(config: type) -> dict[str, str]:

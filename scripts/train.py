@@ -109,10 +109,17 @@ def _prepare(run: "RunDirectory", data: DataConfig, training: TrainingConfig) ->
     if run.exists:
         source, target = run.vocabularies()
         run.continue_with(_model_config(data, source.size, target.size), data, training)
-        return _corpus(run, data, (source, target))
+        corpus, is_new = _corpus(run, data, (source, target))
+        steps = run.checkpoints().steps()
+        if steps and is_new:
+            print(
+                "The text has changed, or its tokens were removed, since the run began: it goes on "
+                f"from step {steps[-1]:,} with the text as it is now."
+            )
+        return corpus
     print("Preparing the vocabulary ...", flush=True)
     source, target = make_vocabularies(data)
-    corpus = _corpus(run, data, (source, target))
+    corpus, _ = _corpus(run, data, (source, target))
     model = _model_config(data, source.size, target.size)
     run.create(model, data, training, source, target)
     return corpus
@@ -130,15 +137,20 @@ def _wait_for(
                 "workers must share the file system of --run_dir and be given the same flags"
             )
         time.sleep(0.5)
-    return _corpus(run, data, run.vocabularies())
+    return _corpus(run, data, run.vocabularies())[0]
 
 
 def _corpus(
     run: "RunDirectory", data: DataConfig, vocabularies: "tuple[Vocabulary, Vocabulary]"
-) -> "TokenizedCorpus":
+) -> "tuple[TokenizedCorpus, bool]":
+    """Returns the text to train on as symbols, and whether it was tokenized just now."""
     from keras_transformer.training import training_corpus
 
+    is_new = False
+
     def tell(pairs: int) -> None:
+        nonlocal is_new
+        is_new = True
         print(f"Tokenizing: {pairs:,} pairs ...", flush=True)
 
     cache, is_shared = run.path / "tokens", _CACHE_DIR.value is not None
@@ -148,7 +160,7 @@ def _corpus(
     for reason, count in corpus.dropped.items():
         if count:
             print(f"Left out {count:,} pairs: {reason}.")
-    return corpus
+    return corpus, is_new
 
 
 def _train(

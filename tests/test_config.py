@@ -199,6 +199,9 @@ def test_unusual_models_are_possible(changes):
         (FILES | {"target_vocabulary": "a"}, "target_vocabulary needs vocabulary, the source's"),
         (FILES | {"vocabulary_size": 0}, "vocabulary_size must be at least 1"),
         (FILES | {"max_length": 0}, "max_length must be at least 1"),
+        (FILES | {"max_length_ratio": float("nan")}, "max_length_ratio must be a finite number"),
+        (FILES | {"mix_weights": "nan"}, "mix_weights must be 1 numbers above 0, one for each"),
+        (FILES | {"reverse": True}, "reverse swaps the sides of a dataset, and none is given"),
         (FILES | {"vocabulary_kind": "byte"}, "vocabulary_kind must be one of bpe, unigram"),
     ],
 )
@@ -245,6 +248,10 @@ def test_corpora_of_all_kinds_are_counted_and_weighed_in_order():
         ({"weight_decay": -0.1}, "weight_decay must be at least 0"),
         ({"max_bad_steps": 0}, "max_bad_steps must be at least 1"),
         ({"log_steps": 0}, "log_steps must be at least 1"),
+        ({"learning_rate": float("nan")}, "learning_rate must be a finite number, got nan"),
+        ({"weight_decay": float("inf")}, "weight_decay must be a finite number, got inf"),
+        ({"train_steps": 1.5}, "train_steps must be a whole number, got 1.5"),
+        ({"train_steps": None}, "train_steps must be a whole number, got None"),
     ],
 )
 def test_a_mistake_in_the_training_is_told(changes, message):
@@ -259,6 +266,7 @@ def test_a_mistake_in_the_training_is_told(changes, message):
         ({"num_translations": 0}, "num_translations must be at least 1"),
         ({"max_source_length": 0}, "max_source_length must be at least 1"),
         ({"length_penalty": -0.1}, "length_penalty must be at least 0"),
+        ({"length_penalty": "0.6"}, "length_penalty must be a finite number, got '0.6'"),
         ({"max_extra_length": -1}, "max_extra_length must be at least 0"),
         ({"num_translations": 5}, "num_translations 5 is larger than beam_size 4"),
         ({"temperature": 0.5}, "temperature has no use with method beam"),

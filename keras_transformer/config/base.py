@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import math
+import numbers
 from typing import Any, Literal, get_args, get_origin
 
 from typing_extensions import Self
@@ -44,12 +46,18 @@ class JsonConfig:
         """Returns a copy with some fields changed, checked like any other."""
         return type(self).from_dict(self.to_dict() | changes)
 
-    def _check_choices(self) -> None:
+    def _check_types(self) -> None:
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
             value = getattr(self, field.name)
-            choices = get_args(field.type)
+            kinds = get_args(field.type) or (field.type,)
             if get_origin(field.type) is Literal:
-                check_choice(field.name, value, choices)
+                check_choice(field.name, value, kinds)
+            elif value is None and type(None) in kinds:
+                continue
+            elif float in kinds and not (isinstance(value, numbers.Real) and math.isfinite(value)):
+                raise InputError(f"{field.name} must be a finite number, got {value!r}")
+            elif int in kinds and not isinstance(value, numbers.Integral):
+                raise InputError(f"{field.name} must be a whole number, got {value!r}")
 
     def _check_at_least(self, minimum: float, *names: str) -> None:
         for name in names:

@@ -1,6 +1,7 @@
 """Where sentence pairs come from and how they become symbols."""
 
 import dataclasses
+import math
 from typing import Literal
 
 from keras_transformer.config.base import JsonConfig
@@ -76,7 +77,7 @@ class DataConfig(JsonConfig):
     bleu_lowercase: bool = False
 
     def __post_init__(self) -> None:
-        self._check_choices()
+        self._check_types()
         self._check_at_least(1, "vocabulary_size", "max_length", "max_length_ratio")
         if not 0 <= self.subword_sampling < 1:
             raise InputError(
@@ -96,6 +97,11 @@ class DataConfig(JsonConfig):
                 "no training data: give train_source and train_target, train_tsv or dataset"
             )
         self._check_mix_weights()
+        if self.reverse and self.dataset is None:
+            raise InputError(
+                "reverse swaps the sides of a dataset, and none is given; "
+                "swap train_source and train_target"
+            )
         for split in ("dev", "test"):
             names = (f"{split}_source", f"{split}_target")
             if sum(getattr(self, name) is None for name in names) == 1:
@@ -121,7 +127,9 @@ class DataConfig(JsonConfig):
             weights = self.weights
         except ValueError:
             weights = ()
-        if weights is not None and (len(weights) != self.num_corpora or min(weights) <= 0):
+        if weights is not None and (
+            len(weights) != self.num_corpora or not all(0 < each < math.inf for each in weights)
+        ):
             raise InputError(
                 f"mix_weights must be {self.num_corpora} numbers above 0, one for each corpus, "
                 f"separated by commas, got {self.mix_weights!r}"

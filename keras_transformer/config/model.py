@@ -66,7 +66,7 @@ class ModelConfig(JsonConfig):
     output_bias: bool = False
 
     def __post_init__(self) -> None:
-        self._check_choices()
+        self._check_types()
         self._check_at_least(
             1, "vocabulary_size", "target_vocabulary_size", "num_layers", "model_dim",
             "feed_forward_dim", "num_heads", "key_dim", "value_dim", "max_positions",

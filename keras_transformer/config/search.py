@@ -1,7 +1,6 @@
 """How translations are searched for."""
 
 import dataclasses
-import math
 from typing import Literal
 
 from keras_transformer.config.base import JsonConfig
@@ -83,7 +82,7 @@ class SearchConfig(JsonConfig):
     required_phrases: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        self._check_choices()
+        self._check_types()
         self._check_at_least(1, "beam_size", "num_translations", "max_source_length", "beam_groups")
         self._check_at_least(0, "length_penalty", "coverage_penalty", "diversity_penalty")
         self._check_at_least(0, "max_extra_length", "max_length", "min_length")
@@ -100,10 +99,6 @@ class SearchConfig(JsonConfig):
         for name in ("temperature", "repetition_penalty", "top_p"):
             if not getattr(self, name) > 0:
                 raise InputError(f"{name} must be larger than 0, got {getattr(self, name)}")
-        penalties = ("length_penalty", "coverage_penalty", "diversity_penalty")
-        for name in (*penalties, "temperature", "repetition_penalty"):
-            if not math.isfinite(getattr(self, name)):
-                raise InputError(f"{name} must be a finite number, got {getattr(self, name)}")
         if self.top_p > 1:
             raise InputError(f"top_p is a probability, at most 1, got {self.top_p}")
         if self.method == "beam" and self.num_translations > self.beam_size:

@@ -68,7 +68,7 @@ class TrainingConfig(JsonConfig):
     seed: int = 1
 
     def __post_init__(self) -> None:
-        self._check_choices()
+        self._check_types()
         self._check_at_least(
             1, "train_steps", "batch_tokens", "warmup_steps", "checkpoint_steps",
             "keep_checkpoints", "average_last", "average_best", "accumulation_steps",

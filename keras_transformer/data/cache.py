@@ -1,7 +1,7 @@
 """Token ids on disk: text is tokenized once, and found again as long as nothing has changed.
 
-A cache folder belongs to one run. In it, tokens-<hash>/ is named by all that its content depends
-on, and holds
+A cache folder belongs to one run, or is shared by several. In it, tokens-<hash>/ is named by all
+that its content depends on, and holds
 
 manifest.json       those inputs, the type and length of each array, counts of what was dropped
 source_ids, source_offsets, target_ids, target_offsets

@@ -7,6 +7,7 @@ from an endless stream of shuffled passes over the stratum, in which the place o
 without going through the epochs before it.
 """
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -29,7 +30,7 @@ def epoch_quotas(sizes: Counts, weights: Sequence[float] | None) -> Counts:
     """
     if weights is None:
         return sizes
-    if len(weights) != len(sizes) or min(weights) <= 0:
+    if len(weights) != len(sizes) or not all(0 < each < math.inf for each in weights):
         raise InputError(
             f"mix_weights must be {len(sizes)} numbers above 0, one for each corpus, "
             f"got {', '.join(map(str, weights))}"

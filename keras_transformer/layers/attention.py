@@ -216,6 +216,8 @@ class CrossAttention(_MultiHeadAttention):
 
     def project_memory(self, memory: Tensor) -> KeysValues:
         """Returns keys [B, H, S, K] and values [B, H, S, U] of the memory [B, S, D]."""
+        if not self.built:  # this comes before any `call`
+            self.build(memory.shape)
         projected = self.memory_projection(memory)
         keys, values = ops.split(projected, [self.num_heads * self.key_dim], axis=-1)
         return KeysValues(split_heads(keys, self.num_heads), split_heads(values, self.num_heads))

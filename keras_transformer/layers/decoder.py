@@ -184,6 +184,8 @@ class Decoder(Layer):
 
     def project_memory(self, memory: Tensor) -> list[KeysValues]:
         """Returns each layer's keys and values of the encoder's output [B, S, D]."""
+        if not self.built:  # this comes before any `call`
+            self.build(memory.shape)
         return [layer.cross_attention.project_memory(memory) for layer in self.layers]
 
     def call(

@@ -1,5 +1,6 @@
 """The token-weighted training step under TensorFlow, on one device and under any strategy."""
 
+import warnings
 from typing import Any
 
 import keras
@@ -65,6 +66,9 @@ class TensorFlowModel(keras.Model):
         _, labels, _ = keras.utils.unpack_x_y_sample_weight(data)
         tokens = tf.maximum(_sum_over_replicas(_count_tokens(labels)), 1.0)
         gradients = _accumulate(self, data, tokens)
+        if not gradients:
+            warnings.warn("The model has no trainable weights.", stacklevel=2)
+            return _metrics_of_all_replicas(self)
         if self.clip_norm is not None:
             gradients = _clip(self, gradients)
         _apply_if_finite(self, gradients)

@@ -49,14 +49,15 @@ class TokenWeightedModel(_Model):
         Args:
             *args, **kwargs: of `keras.Model.compile`.
             accumulation_steps: parts into which a batch is cut to save memory; the update is
-                that of the whole batch.
+                that of the whole batch where the loss is a mean over the labels that are not 0,
+                such as `SmoothedCrossEntropy`.
             clip_norm: the largest global norm of a gradient; None does not clip.
             jit_compile: whether XLA compiles the forward and backward pass, once for each shape
                 of a batch; "auto" where there is a GPU. On a CPU it is slower.
 
         Raises:
-            InputError: a number is out of range, or one of the two is asked for on another backend
-                than TensorFlow.
+            InputError: a number is out of range; the loss is a sum, and the batch cut; or one of
+                the two is asked for on another backend than TensorFlow.
         """
         if accumulation_steps < 1 or (clip_norm is not None and clip_norm <= 0):
             raise InputError(
@@ -71,6 +72,14 @@ class TokenWeightedModel(_Model):
                 "gradient_accumulation_steps and global_clipnorm in their place"
             )
         if on_tensorflow:
+            loss: Any = kwargs.get("loss", args[1] if len(args) > 1 else None)
+            is_cut = accumulation_steps > 1 or self.distribute_strategy.num_replicas_in_sync > 1
+            if is_cut and getattr(loss, "reduction", "mean") in ("sum", "none", None):
+                raise InputError(
+                    "the parts of a batch are weighted by their real symbols, which needs a loss "
+                    f"that is a mean, got the reduction {loss.reduction}; give another one, such "
+                    "as SmoothedCrossEntropy"
+                )
             self._prepare_step(jit_compile)
             jit_compile = False  # of the whole step, which tf.distribute does not allow
         super().compile(*args, jit_compile=jit_compile, **kwargs)

@@ -73,6 +73,9 @@ class Transformer(TokenWeightedModel):
         # load_weights() and strategies need no first batch.
         self.build()
 
+    def _lock_state(self) -> None:
+        """Keeps the model open after `build`: a subclass may add layers and weights of its own."""
+
     def build(self, input_shape: Any = None) -> None:
         config = self.config
         hidden = (None, None, config.model_dim)
@@ -197,6 +200,20 @@ class Transformer(TokenWeightedModel):
         logits = ops.reshape(logits, (-1, num_hypotheses, logits.shape[-1]))
         return logits, state._replace(history=history, coverage=coverage)
 
+    def export(self, filepath: str, *args: Any, input_signature: Any = None, **kwargs: Any) -> None:
+        """Exports `call`, logits of given targets, as `keras.Model.export` does.
+
+        `keras_transformer.export` writes the model that translates text.
+
+        Args:
+            filepath, *args, **kwargs: of `keras.Model.export`.
+            input_signature: the inputs; None means ids of any shape.
+        """
+        if input_signature is None:
+            ids = keras.KerasTensor((None, None), "int32")
+            input_signature = [{"source": ids, "target": ids}]
+        super().export(filepath, *args, input_signature=input_signature, **kwargs)
+
     def compute_output_shape(self, input_shape: dict[str, Any]) -> tuple[int | None, ...]:
         return (*input_shape["target"], self.config.target_size)
 
@@ -204,6 +221,7 @@ class Transformer(TokenWeightedModel):
         return {
             "config": self.config.to_dict(),
             "name": self.name,
+            "trainable": self.trainable,
             "dtype": keras.saving.serialize_keras_object(self.dtype_policy),
         }
 
@@ -211,7 +229,10 @@ class Transformer(TokenWeightedModel):
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "Transformer":
         values = dict(config)
         values["dtype"] = keras.saving.deserialize_keras_object(values["dtype"])
-        return cls(ModelConfig.from_dict(values.pop("config")), **values)
+        is_trainable = values.pop("trainable", True)
+        model = cls(ModelConfig.from_dict(values.pop("config")), **values)
+        model.trainable = is_trainable  # of all its layers
+        return model
 
     def _encode(self, source: Tensor, bias: Tensor, training: bool | None) -> Tensor:
         x = self.source_embedding(source) + self.positions(ops.arange(ops.shape(source)[1]))

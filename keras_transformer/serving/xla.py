@@ -87,7 +87,9 @@ class CompiledSearch:
     def _compile(self, size: int, length: int) -> Any:
         """Returns the program for ids [size, length]."""
 
-        @tf.function(jit_compile=True, input_signature=[tf.TensorSpec([size, length], tf.int32)])
+        inputs = [tf.TensorSpec([size, length], tf.int32)]
+
+        @tf.function(input_signature=inputs, jit_compile=True, autograph=False)
         def program(source: Tensor) -> Hypotheses:
             return self._search(source, length - 1 + self._extra)
 

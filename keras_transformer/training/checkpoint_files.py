@@ -8,7 +8,6 @@ import collections
 import contextlib
 import pathlib
 import re
-import shutil
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -18,6 +17,7 @@ import tensorflow as tf
 
 from keras_transformer.errors import InputError
 from keras_transformer.files import sync
+from keras_transformer.publishing import folder_aside
 
 AVERAGE = "average"
 
@@ -43,7 +43,7 @@ class CheckpointFiles:
     """The files of the checkpoints in one folder.
 
     Args:
-        folder: where they are; made when the first one is written.
+        folder: where they are; it must be there when one is written.
     """
 
     def __init__(self, folder: pathlib.Path) -> None:
@@ -72,9 +72,7 @@ class CheckpointFiles:
         Raises:
             OSError, tf.errors.OpError: the disk does not take it.
         """
-        aside = self.folder / "writing"
-        try:
-            aside.mkdir(parents=True, exist_ok=True)
+        with folder_aside(self.folder) as aside:  # training and averaging may write at one time
             tf.train.Checkpoint(**contents).write(str(aside / name))
             paths = sorted(aside.glob(f"{name}.*"))  # "data" before "index"
             for path in paths:
@@ -83,8 +81,6 @@ class CheckpointFiles:
             for path in paths:
                 path.replace(self.folder / path.name)
                 sync(self.folder)
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
 
     def drop(self, name: str) -> None:
         """Removes a checkpoint where there is one."""
@@ -92,8 +88,8 @@ class CheckpointFiles:
             path.unlink(missing_ok=True)
 
     def sweep(self) -> None:
-        """Removes data without an index, which a process that was killed has left."""
-        for path in self.folder.glob("*.data-*"):
+        """Removes data of `step-N` without an index, which a process that was killed has left."""
+        for path in self.folder.glob("step-*.data-*"):
             if not self.exists(path.stem):
                 path.unlink(missing_ok=True)
 

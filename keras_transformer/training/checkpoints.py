@@ -122,6 +122,10 @@ class Checkpoints:
         """Writes the model's weights as checkpoint `average`."""
         self._write(AVERAGE, {"weights": by_name(model, model.weights)})
 
+    def drop_average(self) -> None:
+        """Removes checkpoint `average` where there is one."""
+        self._files.drop(AVERAGE)
+
     def restore(self, model: keras.Model, name: str) -> None:
         """Reads the weights of checkpoint `name`, or its moving averages of them if it has such.
 

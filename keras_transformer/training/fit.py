@@ -1,5 +1,6 @@
 """Trains a model on a run directory with `model.fit`, from its last checkpoint on."""
 
+import contextlib
 from typing import Literal
 
 import tensorflow as tf
@@ -9,6 +10,7 @@ from keras_transformer.models import Transformer
 from keras_transformer.training.run_directory import RunDirectory
 from keras_transformer.training.session import Session
 from keras_transformer.training.stopping import is_stopped_early
+from keras_transformer.training.strategies import worker_of
 
 
 def train(
@@ -38,13 +40,15 @@ def train(
 
     Raises:
         Stopped: by SIGTERM or Ctrl-C, after a checkpoint of the present step was written.
-        InputError: a checkpoint cannot be written, memory does not suffice, or gradients stay
-            non-finite; the last good checkpoint stays.
+        InputError: another process trains the run; a checkpoint cannot be written, memory does
+            not suffice, or gradients stay non-finite; the last good checkpoint stays.
     """
-    session = Session(run, strategy or tf.distribute.get_strategy(), jit_compile, show)
-    with session.strategy.scope():
-        session.train(corpus, dev, tensorboard)
-        session.average()
+    strategy = strategy or tf.distribute.get_strategy()
+    with run.reserved() if worker_of(strategy).is_chief else contextlib.nullcontext():
+        session = Session(run, strategy, jit_compile, show)
+        with strategy.scope():
+            session.train(corpus, dev, tensorboard)
+            session.average()
     return session.model
 
 

@@ -4,14 +4,18 @@ config.json         the model, data and training configurations
 source.model        the source's SentencePiece vocabulary; the target's too where shared
 target.model        the target's own vocabulary, where there is one
 checkpoints/        see `checkpoints.py`
+lock                held by the process that trains the run
 tokens/             the tokenized text, see `data/cache.py`
 metrics.jsonl       one JSON object every `log_steps` updates and at each checkpoint
 tensorboard/        on request
 """
 
+import contextlib
+import fcntl
 import json
 import os
 import pathlib
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import keras
@@ -38,6 +42,8 @@ _MAY_CHANGE = {
     "test_source",
     "test_target",
 }
+# What may be changed besides as long as there is no checkpoint.
+_NOT_OF_THE_VOCABULARY = {"max_length", "max_length_ratio", "mix_weights", "subword_sampling"}
 
 
 class RunConfigs(NamedTuple):
@@ -56,6 +62,8 @@ class RunDirectory:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        if not os.fspath(path):
+            raise InputError("the path of the run directory is empty; give that of a folder")
         self.path = pathlib.Path(path)
 
     @property
@@ -131,8 +139,10 @@ class RunDirectory:
         may_change = set(_MAY_CHANGE)
         if not self.checkpoints().steps():
             may_change |= training.to_dict().keys()
+            may_change |= _NOT_OF_THE_VOCABULARY
         differences = []
-        for here, asked in zip(self.configs(), (model, data, training), strict=True):
+        configs = self.configs()
+        for here, asked in zip(configs, (model, data, training), strict=True):
             for name, value in asked.to_dict().items():
                 before = here.to_dict()[name]
                 if value != before and name not in may_change:
@@ -143,6 +153,31 @@ class RunDirectory:
                 "repeat its flags to go on with it, or give another --run_dir"
             )
         self._write_config(model, data, training)
+        if _what_is_averaged(configs.training) != _what_is_averaged(training):
+            self.checkpoints().drop_average()  # made anew when the run comes to its end
+
+    @contextlib.contextmanager
+    def reserved(self) -> Iterator[None]:
+        """Keeps other processes from training the run meanwhile.
+
+        Raises:
+            InputError: another one does so already, or the directory cannot be written.
+        """
+        try:
+            lock = open(self.path / "lock", "wb")  # noqa: SIM115 (closed below)
+        except OSError as error:
+            raise self._cannot_write(error) from error
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise InputError(
+                    f"another process trains the run in {self.path} now; wait for its end, stop "
+                    "it, or give another --run_dir"
+                ) from error
+            except OSError:  # a file system without locks
+                pass
+            yield
 
     def vocabularies(self) -> tuple[Vocabulary, Vocabulary]:
         """Returns the vocabularies of source and target; one object where they share it."""
@@ -209,3 +244,7 @@ class RunDirectory:
             write_whole(self._config_path, text + "\n")
         except OSError as error:
             raise self._cannot_write(error) from error
+
+
+def _what_is_averaged(training: TrainingConfig) -> tuple[int, int | None]:
+    return training.average_last, training.average_best

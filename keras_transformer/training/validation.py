@@ -86,6 +86,7 @@ class DevBleu:
         self._translate_batch = tf.function(
             self._translate_on_each_device,
             input_signature=[tf.TensorSpec([None, None], tf.int32)],
+            autograph=False,
         )
 
     def __call__(self) -> float:

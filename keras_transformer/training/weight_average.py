@@ -21,7 +21,7 @@ class WeightAverage(keras.callbacks.Callback):
     Args:
         model: whose weights; built under the strategy that trains it.
         decay: d in the long run, between 0 and 1.
-        steps: counts the batches.
+        counter: counts the batches.
 
     Attributes:
         variables: the averages by the weights' paths within the model, for checkpoints.
@@ -45,7 +45,7 @@ class WeightAverage(keras.callbacks.Callback):
                 for weight in self._weights
             ]
         self.variables = dict(zip(by_name(model, self._weights), averages, strict=True))
-        self._update = tf.function(self._update_all)
+        self._update = tf.function(self._update_all, autograph=False)
         self._stack = contextlib.ExitStack()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:

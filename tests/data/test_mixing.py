@@ -29,7 +29,7 @@ def test_quotas_follow_the_weights_and_add_up_to_all_pairs():
     assert epoch_quotas(sizes, [0.2, 0.1]).tolist() == [667, 333]
 
 
-@pytest.mark.parametrize("weights", [[1], [1, 2, 3], [1, 0], [1, -1], []])
+@pytest.mark.parametrize("weights", [[1], [1, 2, 3], [1, 0], [1, -1], [1, float("nan")], []])
 def test_there_must_be_one_weight_above_zero_for_each_corpus(weights):
     with pytest.raises(InputError, match="mix_weights must be 2 numbers above 0"):
         epoch_quotas(np.array([3, 4]), weights)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from keras_transformer.layers import Decoder, DecoderLayer
+from keras_transformer.layers import CrossAttention, Decoder, DecoderLayer
 from keras_transformer.layers.masks import ancestor_bias, causal_bias, padding_bias
 
 B, T, S, D = 2, 5, 4, 8
@@ -42,6 +42,14 @@ def test_post_norm_layer_attends_to_itself_then_to_the_memory_then_feeds_forward
     x = normalized(x, layer.cross_attention_residual.norm)
     x = normalized(x + run(layer.feed_forward, x), layer.feed_forward_residual.norm)
     np.testing.assert_allclose(layer(X, memory, CAUSAL, MEMORY_BIAS), x, rtol=1e-4, atol=1e-4)
+
+
+def test_a_decoder_of_ones_own_is_built_by_the_memory_that_it_projects_first():
+    decoder = Decoder(num_layers=2, **OPTIONS)
+    memory = decoder.project_memory(MEMORY)
+    assert len(memory) == 2
+    assert decoder(X, memory, CAUSAL, MEMORY_BIAS).shape == X.shape
+    assert len(CrossAttention(num_heads=2, key_dim=4, value_dim=4).project_memory(MEMORY)) == 2
 
 
 def test_pre_norm_layer_normalizes_what_enters_each_sublayer_but_not_the_memory():

@@ -101,6 +101,25 @@ def test_impossible_options_are_refused(model, options):
         model.compile(loss=SmoothedCrossEntropy(), **options)
 
 
+@pytest.mark.parametrize("reduction", ["sum", "none"])
+def test_a_loss_that_is_no_mean_is_refused_where_batches_are_cut(model, reduction):
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=reduction)
+    with pytest.raises(InputError, match=f"got the reduction {reduction}; give another one"):
+        model.compile("sgd", loss, accumulation_steps=2)
+    model.compile("sgd", loss)  # one part is the whole
+
+
+def test_a_frozen_model_fits_with_a_warning_and_stays_as_it_is(model):
+    start = model.get_weights()
+    model.trainable = False
+    model.compile("sgd", SmoothedCrossEntropy(), run_eagerly=True, clip_norm=1.0)
+    with pytest.warns(UserWarning, match="no trainable weights"):
+        model.train_on_batch(INPUTS, LABELS)
+    model.trainable = True
+    for old, new in zip(start, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(old, new)
+
+
 def test_a_batch_of_padding_alone_changes_nothing(model):
     start = model.get_weights()
     model.compile(

@@ -278,6 +278,45 @@ def test_a_saved_model_comes_back_with_the_same_outputs(config, policy, tmp_path
     )
 
 
+def test_a_model_with_layers_and_weights_of_ones_own_trains_and_is_saved(tmp_path):
+    @keras.saving.register_keras_serializable()
+    class WithTemperature(Transformer):
+        def __init__(self, config, **kwargs):
+            super().__init__(config, **kwargs)
+            self.temperature = self.add_weight(name="temperature", shape=(), initializer="ones")
+            self.last = keras.layers.Dense(config.target_size)
+
+        def call(self, inputs, training=None):
+            return self.last(super().call(inputs, training) / self.temperature)
+
+    model = WithTemperature(PAPER)
+    inputs = {"source": SOURCE, "target": TARGET}
+    model.compile("adam", SmoothedCrossEntropy())
+    model.fit(inputs, TARGET, verbose=0)
+    assert float(model.temperature) != 1.0
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(loaded(inputs), model(inputs))
+
+
+def test_keras_exports_the_logits_of_any_batch(tmp_path):
+    model = make_model(PAPER)
+    model.export(tmp_path / "logits", verbose=False)
+    serve = tf.saved_model.load(str(tmp_path / "logits")).serve
+    for rows, length in ((3, 6), (1, 4)):
+        inputs = {"source": SOURCE[:rows, :length], "target": TARGET[:rows, :length]}
+        inputs = {name: tf.constant(ids, tf.int32) for name, ids in inputs.items()}
+        np.testing.assert_allclose(serve(inputs), model(inputs), atol=1e-5)
+
+
+def test_a_copy_of_a_frozen_model_is_frozen():
+    model = Transformer(PAPER)
+    model.trainable = False
+    assert not Transformer.from_config(model.get_config()).trainable_weights
+    del (config := model.get_config())["trainable"]  # of an older file
+    assert Transformer.from_config(config).trainable_weights
+
+
 def test_weights_exist_before_the_first_batch(tmp_path):
     model = make_model(PAPER)
     model.save_weights(tmp_path / "some.weights.h5")

@@ -77,6 +77,7 @@ def test_help_gives_the_defaults_of_each_preset(run):
         ("train", [], ["--run_dir must be given; --help lists the flags"]),
         ("export", [], ["--run_dir must be given; --export_dir must be given; --help"]),
         ("train", ["--run_dri=x"], ["'run_dri'", "Did you mean: run_dir"]),
+        ("train", ["--run_dir="], ["--run_dir is empty; give it a value, or leave it out"]),
         ("train", ["--run_dir"], ["Missing value for flag --run_dir"]),
         ("train", ["--run_dir=x", "--preset=huge"], ["--preset=huge", "<tiny|base|big>"]),
         ("train", ["--run_dir=x", "--train_steps=many"], ["--train_steps=many", "int"]),

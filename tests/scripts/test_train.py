@@ -27,7 +27,8 @@ def copy(trained, tmp_path):
 
 def test_a_run_directory_has_all_that_later_commands_need(trained):
     names = {path.name for path in trained.iterdir()}
-    assert names == {"config.json", "source.model", "checkpoints", "metrics.jsonl", "tokens"}
+    files = {"config.json", "source.model", "metrics.jsonl", "lock"}
+    assert names == files | {"checkpoints", "tokens"}
     stems = {path.name.partition(".")[0] for path in (trained / "checkpoints").iterdir()}
     assert stems == {"step-20", "step-40", "average", "scores"}
     rows = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
@@ -52,6 +53,13 @@ def test_more_steps_go_on_from_the_last_checkpoint(call, copy, train_flags):
     assert "Trained 45 steps on " in result.out
     rows = [json.loads(line) for line in (copy / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [20, 40, 45]
+
+
+def test_a_text_that_has_changed_since_the_run_began_is_told(call, copy, train_flags):
+    shutil.rmtree(copy / "tokens")
+    result = call("train.py", f"--run_dir={copy}", *train_flags, "--train_steps=41")
+    assert result.code == 0, result.err
+    assert "The text has changed, or its tokens were removed, since the run began" in result.out
 
 
 def test_another_configuration_is_refused_with_each_difference(call, copy, train_flags, refused):

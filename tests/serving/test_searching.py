@@ -36,7 +36,7 @@ def ask(translator, sentences, **wishes):
 @functools.cache
 def _traced(translator):
     text = tf.TensorSpec([None], tf.string)
-    function = tf.function(translator.translate_options)
+    function = tf.function(translator.translate_options, autograph=False)
     return function.get_concrete_function(text=text, **translator.option_inputs())
 
 

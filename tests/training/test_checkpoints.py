@@ -447,8 +447,9 @@ def test_a_full_disk_leaves_the_earlier_checkpoints_and_no_litter(tmp_path):
 
 def test_what_a_killed_process_left_half_written_is_no_checkpoint_and_goes_away(checkpoints):
     checkpoints.save(make_model(seed=1), 1)
-    aside = checkpoints.folder / "writing"
+    aside = checkpoints.folder / ".writing-1"
     aside.mkdir()
+    (aside / "lock").touch()
     for path in checkpoints.folder.glob("step-1.*"):
         shutil.copy(path, aside / path.name.replace("step-1", "step-2"))
     assert checkpoints.steps() == [1]
@@ -456,6 +457,23 @@ def test_what_a_killed_process_left_half_written_is_no_checkpoint_and_goes_away(
     checkpoints.restore(restored := make_model(seed=3), "step-2")
     assert_equal(values(model.weights), values(restored.weights))
     assert not aside.exists()
+
+
+def test_an_average_that_is_written_while_training_goes_on_does_no_harm(checkpoints, monkeypatch):
+    checkpoints.save(trained := make_model(seed=1), 1)
+    averaged = make_model(seed=2)
+    write = tf.train.Checkpoint.write
+
+    def write_after_another(checkpoint, path):
+        if path.endswith("average"):
+            checkpoints.save(trained, 2)
+        return write(checkpoint, path)
+
+    monkeypatch.setattr(tf.train.Checkpoint, "write", write_after_another)
+    checkpoints.save_average(averaged)
+    for name, model in (("step-2", trained), ("average", averaged)):
+        checkpoints.restore(restored := make_model(seed=3), name)
+        assert_equal(values(model.weights), values(restored.weights))
 
 
 def test_data_without_an_index_is_no_checkpoint_and_goes_away(checkpoints):

@@ -16,11 +16,13 @@ import pytest
 import tensorflow as tf
 import tiny_run
 
+from keras_transformer.errors import InputError
 from keras_transformer.models import Transformer
 from keras_transformer.training import (
     RunDirectory,
     SmoothedCrossEntropy,
     compile_for_training,
+    is_finished,
     session,
     train,
 )
@@ -79,7 +81,7 @@ def test_a_run_leaves_checkpoints_their_average_and_a_line_of_metrics_for_each(u
     )
     assert names == {name + end for name, end in expected} | {"scores.json"}
     assert {path.name for path in run.path.iterdir()} == {
-        "checkpoints", "config.json", "metrics.jsonl", "source.model",
+        "checkpoints", "config.json", "lock", "metrics.jsonl", "source.model",
     }  # fmt: skip
     rows = metrics(run)
     assert [row["step"] for row in rows] == [3, 4, 6, 8, 9, 12]
@@ -124,6 +126,32 @@ def test_a_run_that_is_done_is_not_trained_any_further(undisturbed, tmp_path):
     assert metrics(run) == metrics(undisturbed[0])
     assert_same_checkpoint(undisturbed[0], run, "step-12")
     assert_same_checkpoint(undisturbed[0], run, "average")
+
+
+def test_a_finished_run_asked_for_another_average_makes_it_and_trains_no_further(
+    undisturbed, tmp_path
+):
+    run = RunDirectory(shutil.copytree(undisturbed[0].path, tmp_path / "run"))
+    model, data, training = run.configs()
+    run.continue_with(model, data, training.replace(average_last=1))
+    assert not is_finished(run)
+    train(run, tiny_run.corpus(), show=False)
+    assert is_finished(run)
+    assert metrics(run) == metrics(undisturbed[0])
+    averaged, last = (contents(run, name) for name in ("average", "step-12"))
+    for name in averaged:
+        if name.startswith("weights/"):
+            np.testing.assert_array_equal(averaged[name], last[f"average_{name}"])
+
+
+def test_a_run_that_another_process_trains_is_refused_and_left_alone(undisturbed, tmp_path):
+    run = copy_of(undisturbed[0], tmp_path / "run", until_step=4)
+    with run.reserved(), pytest.raises(InputError, match="another process trains the run"):
+        train(run, tiny_run.corpus(), show=False)
+    assert run.checkpoints().steps() == [4]
+    assert metrics(run) == metrics(undisturbed[0])
+    with run.reserved():  # it is free again
+        pass
 
 
 # Interruptions

@@ -67,6 +67,11 @@ def test_a_run_is_not_created_over_another(run):
     assert (run.path / "config.json").read_bytes() == before
 
 
+def test_an_empty_path_is_not_the_folder_that_one_is_in():
+    with pytest.raises(InputError, match="path of the run directory is empty"):
+        RunDirectory("")
+
+
 def test_a_path_that_cannot_be_a_directory_is_refused(tmp_path):
     (tmp_path / "file").write_text("in the way")
     for path in (tmp_path / "file", tmp_path / "file" / "run"):
@@ -102,6 +107,18 @@ def test_parts_of_a_batch_may_become_more_and_before_a_checkpoint_all_about_trai
     assert run.configs().training.accumulation_steps == 4
     with pytest.raises(InputError, match="batch_tokens is 999 there"):
         run.continue_with(*configs(seed=2))
+
+
+def test_pairs_may_be_left_out_as_long_as_there_is_no_checkpoint(run, monkeypatch):
+    model, data, training = configs()
+    shorter = data.replace(max_length=9, max_length_ratio=2.0)
+    run.continue_with(model, shorter, training)
+    assert run.configs().data.max_length == 9
+    with pytest.raises(InputError, match="vocabulary_size is 8000 there and 99 here"):
+        run.continue_with(model, shorter.replace(vocabulary_size=99), training)
+    monkeypatch.setattr(Checkpoints, "steps", lambda self: [4])
+    with pytest.raises(InputError, match="max_length is 9 there and 256 here"):
+        run.continue_with(model, data, training)
 
 
 def test_another_configuration_is_refused_and_each_difference_named(run, monkeypatch):
