@@ -38,8 +38,8 @@ setup(
         "typing-extensions",
     ],
     extras_require={
-        "ctranslate2": ["ctranslate2>=4.6"],
+        "ctranslate2": ["ctranslate2>=4.6.3"],
         "plot": ["matplotlib"],
-        "test": ["ctranslate2>=4.6", "matplotlib", "mypy", "pytest", "pytest-xdist", "ruff"],
+        "test": ["ctranslate2>=4.6.3", "matplotlib", "mypy", "pytest", "pytest-xdist", "ruff"],
     },
 )

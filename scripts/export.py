@@ -83,8 +83,9 @@ def main(arguments: list[str]) -> None:
 
 def _export_saved_model(found: "Found", search: SearchConfig) -> pathlib.Path:
     from keras_transformer.serving import Translator, XlaShapes, export
-    from keras_transformer.serving.model_card import describe_run, read_model_card
+    from keras_transformer.serving.model_card import describe_run
     from keras_transformer.serving.precision import in_precision
+    from keras_transformer.serving.versions import read_model_card
 
     run = found[0][0]
     sentences = _sentences(run)
@@ -108,7 +109,7 @@ def _export_saved_model(found: "Found", search: SearchConfig) -> pathlib.Path:
 
 def _export_ctranslate2(found: "Found") -> pathlib.Path:
     from keras_transformer.serving.ctranslate2_format import export_ctranslate2
-    from keras_transformer.serving.exporter import choose_version
+    from keras_transformer.serving.versions import choose_version
 
     base = pathlib.Path(_EXPORT_DIR.value)
     version = choose_version(base, _VERSION.value, "CTranslate2")

@@ -5,6 +5,7 @@ python scripts/translate.py --saved_model=exports/numbers/1 input.en > output.de
 python scripts/translate.py --run_dir=runs/numbers --references=output.de input.en > scores.tsv
 """
 
+import pathlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ import answers
 import common
 from keras_transformer.config import FIXED_OPTIONS, SearchConfig
 from keras_transformer.errors import InputError
+from keras_transformer.serving.versions import check_version, read_model_card
 
 if TYPE_CHECKING:
     from keras_transformer.serving import LocalTranslator
@@ -44,19 +46,26 @@ def main(arguments: list[str]) -> None:
         raise InputError("--checkpoint was chosen when the model was exported; leave it out")
     given = common.given_flags(SearchConfig)
     answers.check_flags(given)
-    search, wishes = SearchConfig(), {}
+    search, wishes, card = SearchConfig(), {}, {}
     if _RUN_DIR.value is not None:
         search = SearchConfig(**given)  # so that a wrong value is told at once
     else:
-        wishes = _wishes(given)
-    common.load_tensorflow(one_dnn=_RUN_DIR.value is None)  # an export may be in bfloat16
+        _refuse_what_is_fixed(given)
+        check_version(pathlib.Path(_SAVED_MODEL.value or ""))
+        card = read_model_card(_SAVED_MODEL.value or "")
+        wishes = _wishes(given, card)
+    lines = common.read_input(arguments)  # opened before the model, for the same reason
+    # An export in bfloat16 is slow without oneDNN; others are quicker.
+    common.load_tensorflow(one_dnn=bool(card) and card["precision"]["computation"] == "bfloat16")
     from keras_transformer.text.scores import join_pieces
 
-    lines = common.read_input(arguments)  # opened before the model, for the same reason
     if _RUN_DIR.value is not None:
         model, joins = _load_run(_RUN_DIR.value, search)
     else:
-        model, joins = _load_export(_SAVED_MODEL.value or "", wishes)
+        from keras_transformer.serving import load_exported
+
+        model = load_exported(_SAVED_MODEL.value or "")
+        joins = any(run["data"]["remove_bpe"] for run in card["training"])
     if _REMOVE_BPE.value is not None:
         joins = _REMOVE_BPE.value
     answers.answer_lines(
@@ -79,28 +88,21 @@ def _load_run(run_dirs: str, search: SearchConfig) -> "tuple[LocalTranslator, bo
     return translator.local, run.configs().data.remove_bpe
 
 
-def _load_export(version: str, wishes: Mapping[str, Any]) -> "tuple[LocalTranslator, bool]":
-    """Does what `_load_run` does, for an export; its model card tells of the runs."""
-    from keras_transformer.serving import load_exported
-    from keras_transformer.serving.model_card import read_model_card
-
-    model = load_exported(version)
-    card = read_model_card(version)
-    limit = card["search"]["max_extra_length"]
-    if wishes.get("max_extra_length", 0) > limit:
-        raise InputError(
-            f"--max_extra_length may be {limit}, with which {version} was exported, got "
-            f"{wishes['max_extra_length']}; export it anew, or translate with --run_dir"
-        )
-    return model, any(run["data"]["remove_bpe"] for run in card["training"])
-
-
-def _wishes(given: dict[str, Any]) -> dict[str, Any]:
-    """Returns flags as wishes that an export grants, if it can: for all sentences the same."""
+def _refuse_what_is_fixed(given: dict[str, Any]) -> None:
     if refused := sorted(given.keys() & FIXED_OPTIONS):
         raise InputError(
             f"--{refused[0]} was fixed when {_SAVED_MODEL.value} was exported; leave it out, or "
             "translate with --run_dir"
+        )
+
+
+def _wishes(given: dict[str, Any], card: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns flags as wishes for all sentences, which the export of a model card grants."""
+    limit = card["search"]["max_extra_length"]
+    if given.get("max_extra_length", 0) > limit:
+        raise InputError(
+            f"--max_extra_length may be {limit}, with which {_SAVED_MODEL.value} was exported, got "
+            f"{given['max_extra_length']}; export it anew, or translate with --run_dir"
         )
     answers.check_wishes(given)
     return answers.wishes_of(given)

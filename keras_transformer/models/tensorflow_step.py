@@ -45,9 +45,11 @@ class TensorFlowModel(keras.Model):
         """Builds metrics and loss under a strategy, from one replica's rows of the first batch.
 
         Keras takes the mean of the replicas' rows, which several workers, and replicas with
-        different numbers of rows, do not have.
+        different numbers of rows, do not have. Without a strategy it builds layers that a subclass
+        has added: their weights are known then, and their gradients asked for.
         """
-        if self._distribute_strategy is None:
+        is_built = all(layer.built for layer in self._flatten_layers())
+        if self._distribute_strategy is None and is_built:
             return
         strategy = self.distribute_strategy
         if iterator is not None:

@@ -3,15 +3,41 @@
 Shapes: S source symbols, T target symbols, both with END.
 """
 
+import unicodedata
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 WORD_START = "▁"  # which SentencePiece puts in place of a space
 
 
-def read_alignments(answer: Mapping[str, Any]) -> list[list[tuple[int, int]]]:
+class Alignment(NamedTuple):
+    """Which word of the source each word of the target looked at most.
+
+    Attributes:
+        pairs: numbers of a source and a target word, counted as the vocabulary reads the texts.
+        num_source: words of the source, counted so.
+        num_target: words of the target, counted so.
+    """
+
+    pairs: list[tuple[int, int]]
+    num_source: int
+    num_target: int
+
+    def in_words_of(self, source: str, target: str) -> list[tuple[int, int]]:
+        """Returns the pairs with words counted as they stand between the spaces of the texts.
+
+        A vocabulary reads "it´s" as two words, where NFKC puts a space: such a word has the pairs
+        of both. There are none where it cannot be told which words belong together.
+        """
+        sources, targets = _places(source, self.num_source), _places(target, self.num_target)
+        if not sources or not targets:
+            return []
+        return list(dict.fromkeys((sources[left], targets[right]) for left, right in self.pairs))
+
+
+def read_alignments(answer: Mapping[str, Any]) -> list[Alignment]:
     """Returns the alignment of each sentence from the outputs of the signature `attention`.
 
     Raises:
@@ -19,7 +45,11 @@ def read_alignments(answer: Mapping[str, Any]) -> list[list[tuple[int, int]]]:
     """
     columns = (answer["attention"], answer["source_pieces"], answer["target_pieces"])
     return [
-        align_words(np.asarray(attention, np.float32), source, target)
+        Alignment(
+            align_words(np.asarray(attention, np.float32), source, target),
+            len(_words(source)),
+            len(_words(target)),
+        )
         for attention, source, target in zip(*columns, strict=True)
     ]
 
@@ -58,3 +88,16 @@ def _words(pieces: Sequence[str]) -> list[list[int]]:
             words.append([])
         words[-1].append(place)
     return words
+
+
+def _places(text: str, count: int) -> list[int]:
+    """Returns which word of a text each of `count` words is that a vocabulary reads of it.
+
+    They are fewer than the text's where it is cut off. Where they are more, the list is empty.
+    """
+    words = text.split()
+    if len(words) == count:
+        return list(range(count))
+    parts = [len(unicodedata.normalize("NFKC", word).split()) for word in words]
+    places = [place for place, number in enumerate(parts) for _ in range(number)]
+    return places[:count] if len(places) >= count else []

@@ -139,7 +139,10 @@ class Client:
         """
         from keras_transformer.serving.alignment import read_alignments
 
-        return self._rows("attention", pair_columns(source, target), read_alignments)
+        columns = pair_columns(source, target)
+        found = self._rows("attention", columns, read_alignments)
+        texts = (columns[side].values for side in ("source", "target"))
+        return [each.in_words_of(*pair) for each, *pair in zip(found, *texts, strict=True)]
 
     def status(self) -> list[VersionStatus]:
         """Returns the versions of the model that the server knows, and the state of each.

@@ -9,8 +9,8 @@ import tensorflow as tf
 import tensorflow_text  # noqa: F401  (loads the tokenizer's ops, which the SavedModel calls)
 
 from keras_transformer.errors import InputError
-from keras_transformer.serving.exporter import versions_in
 from keras_transformer.serving.local import LocalTranslator
+from keras_transformer.serving.versions import check_version
 
 
 def load_exported(version: str | os.PathLike[str]) -> LocalTranslator:
@@ -27,11 +27,7 @@ def load_exported(version: str | os.PathLike[str]) -> LocalTranslator:
         'zweiundvierzig'
     """
     path = pathlib.Path(version)
-    if not (path / "saved_model.pb").is_file():
-        raise InputError(
-            f"no SavedModel in {path}: it has no saved_model.pb; give the folder of one version, "
-            f"such as {_version_near(path)}"
-        )
+    check_version(path)
     try:
         loaded = tf.saved_model.load(str(path))
     except (OSError, RuntimeError, ValueError, LookupError, tf.errors.OpError) as error:
@@ -45,12 +41,3 @@ def load_exported(version: str | os.PathLike[str]) -> LocalTranslator:
         return loaded.signatures[name]  # which live as long as what was loaded
 
     return LocalTranslator(signature)
-
-
-def _version_near(path: pathlib.Path) -> pathlib.Path:
-    """Returns the newest version in a folder, or in the one around it; an example if none is."""
-    for folder in (path, path.parent):
-        versions = [folder / str(number) for number in sorted(versions_in(folder))]
-        if found := [each for each in versions if (each / "saved_model.pb").is_file()]:
-            return found[-1]
-    return path / "1"

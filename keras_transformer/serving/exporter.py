@@ -9,19 +9,18 @@
 <folder>/monitoring.config
 """
 
-import itertools
 import os
 import pathlib
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import tensorflow as tf
 
 from keras_transformer.errors import InputError
 from keras_transformer.publishing import publish
 from keras_transformer.serving.checks import check_operations, compare_answers
-from keras_transformer.serving.model_card import make_model_card, write_model_card
+from keras_transformer.serving.model_card import make_model_card
 from keras_transformer.serving.server_files import (
     check_model_name,
     check_served_name,
@@ -30,10 +29,8 @@ from keras_transformer.serving.server_files import (
 )
 from keras_transformer.serving.signatures import make_signatures
 from keras_transformer.serving.translator import Translator
+from keras_transformer.serving.versions import choose_version, write_model_card
 from keras_transformer.serving.warm_up import BATCH_SIZES, make_requests, write_requests
-
-# The file by which a version of each kind is known.
-_MARKS = {"SavedModel": "saved_model.pb", "CTranslate2": "model.bin"}
 
 
 def export(
@@ -98,34 +95,3 @@ def export(
         reason = textwrap.shorten(str(error), 200)
         raise InputError(f"cannot write the export to {final} ({reason})") from error
     return final
-
-
-def choose_version(
-    base: pathlib.Path, version: int | None, kind: Literal["SavedModel", "CTranslate2"]
-) -> int:
-    """Returns the version to write; `InputError` where it cannot be written.
-
-    Nor may a folder have models of two kinds: a model server would take each new one.
-    """
-    for number, (other, mark) in itertools.product(versions_in(base), _MARKS.items()):
-        if other != kind and (base / str(number) / mark).exists():
-            raise InputError(
-                f"{base / str(number)} is a {other} model; give the {kind} model another folder"
-            )
-    if version is None:
-        version = max(versions_in(base), default=0) + 1
-    if version < 1:
-        raise InputError(f"version must be a positive number, got {version}")
-    if (base / str(version)).exists():
-        raise InputError(
-            f"export folder {base / str(version)} exists already; give another --version, or none "
-            "for the next"
-        )
-    return version
-
-
-def versions_in(folder: pathlib.Path) -> list[int]:
-    """Returns the numbers of the versions in a model's folder."""
-    if not folder.is_dir():
-        return []
-    return [int(path.name) for path in folder.iterdir() if path.name.isdecimal()]

@@ -17,6 +17,7 @@ from keras_transformer.cores import num_cores
 from keras_transformer.errors import InputError
 from keras_transformer.serving.alignment import read_alignments
 from keras_transformer.serving.options import option_columns, pair_columns, text_column
+from keras_transformer.serving.searching import spell
 from keras_transformer.serving.signatures import inputs_of
 from keras_transformer.serving.translation import (
     Score,
@@ -25,6 +26,7 @@ from keras_transformer.serving.translation import (
     read_translations,
 )
 from keras_transformer.serving.transport import Column
+from keras_transformer.text import Vocabulary
 
 _MOST_AT_ONCE = 8  # batches; each takes memory
 
@@ -34,6 +36,7 @@ class LocalTranslator:
 
     Args:
         function_of: gives the function of a signature by its name; asked for each at most once.
+        target: the target's vocabulary, in which a prefix must be spelt; None does not check that.
 
     Example:
         >>> local = load_exported("exports/numbers/1")
@@ -41,8 +44,9 @@ class LocalTranslator:
         'zweihundert'
     """
 
-    def __init__(self, function_of: Callable[[str], Any]) -> None:
+    def __init__(self, function_of: Callable[[str], Any], target: Vocabulary | None = None) -> None:
         self._make = function_of
+        self._target = target
         self._functions: dict[str, Any] = {}
 
     def translate(
@@ -59,8 +63,9 @@ class LocalTranslator:
                 phrase on each line.
 
         Raises:
-            InputError: there is no such option, or it cannot have such a value; one string is
-                given in place of a list; or `batch_size` is below 1.
+            InputError: there is no such option, or it cannot have such a value; the vocabulary
+                cannot spell a prefix; one string is given in place of a list; or `batch_size` is
+                below 1.
         """
         columns = {"text": text_column("text", sentences)}
         name = "serving_default"
@@ -69,6 +74,9 @@ class LocalTranslator:
             inputs = inputs_of(self._function(name))
             types = {key: f"DT_{_type_name(spec.dtype)}" for key, spec in inputs.items()}
             columns |= option_columns(options, types, len(columns["text"].values))
+            if self._target is not None:
+                prefixes = [each for each in columns["prefix"].values if each.strip()]
+                spell("prefix", prefixes, self._target)
         # Steps of a search are too small for several cores to share: each takes a batch of its own.
         at_once = min(_num_workers(), _MOST_AT_ONCE)
         return self._in_batches(name, columns, "text", batch_size, read_translations, at_once)
@@ -99,7 +107,9 @@ class LocalTranslator:
             InputError: as of `score`, or the model shows no attention.
         """
         columns = pair_columns(source, target)
-        return self._in_batches("attention", columns, "target", batch_size, read_alignments)
+        found = self._in_batches("attention", columns, "target", batch_size, read_alignments)
+        texts = (columns[side].values for side in ("source", "target"))
+        return [each.in_words_of(*pair) for each, *pair in zip(found, *texts, strict=True)]
 
     def _function(self, name: str) -> Any:
         if name not in self._functions:

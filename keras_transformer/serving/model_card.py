@@ -1,14 +1,11 @@
 """What a person wants to know of an exported model that its graph does not tell.
 
-It is written into each version as `assets.extra/model_card.json`, and names no machine and no
-folder.
+`versions.py` writes it into each version. It names no machine and no folder.
 """
 
 import contextlib
 import importlib.metadata
-import json
 import os
-import pathlib
 import platform
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,15 +13,12 @@ from typing import Any
 import tensorflow as tf
 
 from keras_transformer.config import split_list
-from keras_transformer.errors import InputError
-from keras_transformer.files import write_whole
 from keras_transformer.serving.signatures import inputs_of
 from keras_transformer.serving.translator import Translator
 from keras_transformer.text import Vocabulary
 from keras_transformer.training import RunDirectory
 from keras_transformer.training.checkpoint_files import AVERAGE
 
-_FILE = "assets.extra/model_card.json"
 _PACKAGES = ("keras_transformer", "tensorflow", "tensorflow-text", "keras", "sentencepiece")
 _PATHS = (
     "train_source", "train_target", "train_tsv", "dev_source", "dev_target", "test_source",
@@ -71,30 +65,6 @@ def make_model_card(
         "operations_of_tensorflow_text": operations,
         "packages": _packages(),
     }
-
-
-def write_model_card(version: pathlib.Path, card: Mapping[str, Any]) -> None:
-    """Writes the card into the folder of a version."""
-    path = version / _FILE
-    path.parent.mkdir(exist_ok=True)
-    write_whole(path, json.dumps(card, indent=2, ensure_ascii=False) + "\n")
-
-
-def read_model_card(version: str | os.PathLike[str]) -> dict[str, Any]:
-    """Returns the card of an exported version; `InputError` where there is none."""
-    path = pathlib.Path(version) / _FILE
-    try:
-        card = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"no model card at {path} ({error}); give the folder of an exported version"
-        ) from error
-    kinds = {"training": list, "search": dict, "signatures": dict}
-    if not isinstance(card, dict) or any(
-        not isinstance(card.get(name), kind) for name, kind in kinds.items()
-    ):
-        raise InputError(f"{path} is no model card of this release; export the model anew")
-    return card
 
 
 def describe_run(run: RunDirectory, checkpoint: str) -> dict[str, Any]:

@@ -6,7 +6,7 @@ Shapes: B sentences, S source length, N translations a sentence, P phrases a sen
 the longest one.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -82,7 +82,7 @@ def search_translations(
     max_lengths = _max_lengths(wanted, lengths)
     wishes = {name: wanted[name] for name in Wishes._fields if name in wanted}
     if "prefix" in wishes:
-        # A prefix is never cut: it may be longer than the limit, and nothing follows it then.
+        # A prefix may be longer than the limit: it stays whole, and nothing follows it then.
         num_given = tf.math.count_nonzero(wishes["prefix"], axis=1, dtype=tf.int32)
         max_lengths = tf.maximum(max_lengths, num_given)
     if "min_length" in wanted:
@@ -136,14 +136,24 @@ def _settings(search: SearchConfig, lengths: Tensor, target: Vocabulary) -> dict
             settings[name] = tf.fill(tf.shape(lengths), tf.constant(value, NUMBERS[name]))
     for name in ("banned_phrases", "required_phrases"):
         if phrases := getattr(search, name):
-            ids = tf.ragged.constant(_symbols(name, phrases, target), tf.int32).to_tensor(PAD_ID)
+            ids = tf.ragged.constant(spell(name, phrases, target), tf.int32).to_tensor(PAD_ID)
             settings[name] = tf.tile(ids[None], [tf.shape(lengths)[0], 1, 1])
     return settings
 
 
-def _symbols(name: str, phrases: Sequence[str], target: Vocabulary) -> list[list[int]]:
-    """Returns the symbols of a configuration's phrases; `InputError` where one has none."""
-    symbols = target.encode(list(phrases))
+def spell(name: str, phrases: Iterable[str], target: Vocabulary) -> list[list[int]]:
+    """Returns the symbols of phrases.
+
+    Args:
+        name: what they are called in the message of an error.
+        phrases: text.
+        target: the vocabulary.
+
+    Raises:
+        InputError: one has no symbols, or unknown ones.
+    """
+    phrases = list(phrases)
+    symbols = target.encode(phrases)
     for phrase, ids in zip(phrases, symbols, strict=True):
         if not ids or UNKNOWN_ID in ids:
             raise InputError(

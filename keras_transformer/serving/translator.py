@@ -156,7 +156,9 @@ class Translator(tf.Module):
         from keras_transformer.serving.local import LocalTranslator
         from keras_transformer.serving.signatures import make_signature
 
-        return LocalTranslator(lambda name: make_signature(self, name))
+        return LocalTranslator(
+            lambda name: make_signature(self, name), self.target_tokenizer.vocabulary
+        )
 
     def translate(
         self, sentences: Sequence[str], batch_size: int = 64, **options: Any

@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from keras_transformer import serving, training
-from keras_transformer.serving import Translation, model_card
+from keras_transformer.serving import Translation
 
 
 @pytest.fixture(scope="session")
@@ -125,7 +125,7 @@ def test_translations_are_aligned(call, trained):
 
 
 @pytest.mark.parametrize("joins", [True, False])
-def test_alignments_number_the_words_that_are_read_and_written(call, monkeypatch, joins):
+def test_alignments_number_the_words_that_are_read_and_written(call, monkeypatch, tmp_path, joins):
     class Model:
         """Translates into pieces and aligns each with the source's piece in its place."""
 
@@ -138,10 +138,15 @@ def test_alignments_number_the_words_that_are_read_and_written(call, monkeypatch
     card = {
         "training": [{"data": {"remove_bpe": joins}}],
         "search": {"max_extra_length": 50},
+        "signatures": {},
+        "precision": {"computation": "float32"},
     }
     monkeypatch.setattr(serving, "load_exported", lambda version: Model())
-    monkeypatch.setattr(model_card, "read_model_card", lambda version: card)
-    command = ("translate.py", "--saved_model=x", "--alignments")
+    path = tmp_path / "assets.extra" / "model_card.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps(card))
+    (tmp_path / "saved_model.pb").touch()
+    command = ("translate.py", f"--saved_model={tmp_path}", "--alignments")
     joined = (0, "unhappy dogs un\t0-0 1-0 1-1 2-2\n", "")
     pieces = (0, "un@@ happ@@ y dogs un@@\t0-0 0-1 1-2 1-3 2-4\n", "")
     text = b"m@@ is@@ erable\n"

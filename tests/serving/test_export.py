@@ -14,7 +14,7 @@ from tensorflow.core.protobuf import saved_model_pb2
 
 from keras_transformer.errors import InputError
 from keras_transformer.serving import export, load_exported
-from keras_transformer.serving.exporter import choose_version
+from keras_transformer.serving.versions import choose_version
 
 _SERVER_FILES = ["batching_parameters.txt", "models.config", "monitoring.config"]
 _BATCHES = [
