@@ -15,15 +15,16 @@ def test_an_export_says_what_it_answers_and_knows_where_it_is_from(call, trained
     folder = tmp_path / "letters"
     result = call(
         "export.py", f"--run_dir={trained}", f"--export_dir={folder}", "--version=3",
-        "--checkpoint=latest",
+        "--checkpoint=latest,20", "--precision=int8",
     )  # fmt: skip
     assert (result.code, result.err) == (0, "")
     lines = result.out.splitlines()
     assert lines[0].split() == ["serving_default:", "text", "->", "translations,", "scores"]
-    assert lines[-1].startswith(f"Exported checkpoint step-40 to {folder}/3 (")
+    assert lines[-1].startswith(f"Exported checkpoint step-40,step-20 to {folder}/3 (")
     assert _names(folder) == ["3", *_SERVER_FILES]
     card = json.loads((folder / "3" / "assets.extra" / "model_card.json").read_text())
-    assert card["training"][0]["checkpoint"] == "step-40"
+    assert [run["checkpoint"] for run in card["training"]] == ["step-40", "step-20"]
+    assert "int8" in card["precision"]["weights"]
     assert card["training"][0]["data"]["train_source"] == "train.a"
     assert str(tmp_path.parent) not in json.dumps(card)
 

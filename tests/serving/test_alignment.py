@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from keras_transformer.serving.alignment import align_words
+from keras_transformer.serving.alignment import Alignment, align_words
 
 END = "</s>"
 
@@ -69,3 +69,18 @@ def test_of_words_that_it_looked_at_alike_the_first_one_counts():
 def test_nothing_is_aligned_where_a_side_is_blank(source, target):
     attention = np.full([len(target), len(source)], 0.5)
     assert align_words(attention, source, target) == []
+
+
+def test_words_are_those_between_the_spaces_of_a_line_whatever_normalization_makes_of_them():
+    pairs = [(0, 0), (1, 1), (2, 2), (3, 3)]
+    # NFKC puts a space before a lone accent: the vocabulary reads two words.
+    assert Alignment(pairs, 4, 4).in_words_of("it\u00b4s a dog", "das ist ein Hund") == [
+        (0, 0), (0, 1), (1, 2), (2, 3),
+    ]  # fmt: skip
+    assert Alignment(pairs, 4, 4).in_words_of("that is a dog", "c\u00b4est un chien") == [
+        (0, 0), (1, 0), (2, 1), (3, 2),
+    ]  # fmt: skip
+    # What is cut off has no number.
+    assert Alignment(pairs[:2], 2, 2).in_words_of("a dog barks", "ein Hund bellt") == pairs[:2]
+    # A vocabulary that reads other words still: better nothing than wrong numbers.
+    assert Alignment(pairs, 4, 4).in_words_of("a dog", "das ist ein Hund") == []

@@ -12,9 +12,12 @@ import pytest
 import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
 
+from keras_transformer.config import SearchConfig
 from keras_transformer.errors import InputError
-from keras_transformer.serving import export, load_exported
-from keras_transformer.serving.versions import choose_version
+from keras_transformer.models import Ensemble
+from keras_transformer.serving import Translator, export, load_exported
+from keras_transformer.serving.precision import in_precision
+from keras_transformer.serving.versions import choose_version, read_model_card
 
 _SERVER_FILES = ["batching_parameters.txt", "models.config", "monitoring.config"]
 _BATCHES = [
@@ -122,6 +125,28 @@ def test_what_is_loaded_translates_any_number_of_sentences_as_the_translator_doe
 def export_quickly(separate_translator):
     """Exports without the check in a fresh process, which takes seconds."""
     return functools.partial(export, separate_translator, check_answers=False)
+
+
+@pytest.mark.parametrize("kind", ["samples", "groups of an ensemble in bfloat16"])
+def test_other_searches_and_models_are_exported_as_they_are(trained, tmp_path, kind):
+    model, *vocabularies = trained
+    search = dict(num_translations=2, max_source_length=12, max_extra_length=5)
+    if kind == "samples":
+        search |= dict(method="sampling", temperature=2.0, top_k=9, top_p=0.95, seed=3)
+    else:
+        search |= dict(beam_groups=2, coverage_penalty=0.2, no_repeat_ngram=3, min_length=2)
+        model = in_precision(Ensemble([model, model]), "bfloat16")
+    translator = Translator(model, *vocabularies, SearchConfig(**search))
+    path = export(translator, tmp_path / "other", batch_sizes=[2])  # asks a fresh process too
+    sentences = ["hello two cat", "", "tree house tree sun"]
+    found, expected = (each.translate(sentences) for each in (load_exported(path), translator))
+    for row, expected_row in zip(found, expected, strict=True):
+        assert [each.text for each in row] == [each.text for each in expected_row]
+        np.testing.assert_allclose(
+            [each.score for each in row], [each.score for each in expected_row], atol=1e-4
+        )
+    inputs = read_model_card(path)["signatures"]["translate_options"]["inputs"]
+    assert ("temperature" in inputs) == (kind == "samples")
 
 
 def test_a_stock_server_has_every_operation(exported):

@@ -289,3 +289,11 @@ def test_a_word_that_the_vocabulary_does_not_know_is_a_word(separate_translator)
     pairs = separate_translator.local.align(["sun nonsense cat"], ["شمس nonsense γάτα"])[0]
     assert [target for _, target in pairs] == [0, 1, 2]
     assert {source for source, _ in pairs} <= {0, 1, 2}
+
+
+def test_a_prefix_that_the_vocabulary_cannot_spell_is_refused(separate_translator):
+    with pytest.raises(InputError, match="prefix: the vocabulary cannot spell 'q😀'; leave it out"):
+        separate_translator.translate(["sun", "cat"], prefix=["", "q😀"])
+    assert separate_translator.translate(["sun"], prefix=" ") == separate_translator.translate(
+        ["sun"], prefix=""
+    )

@@ -90,6 +90,22 @@ def test_what_is_beyond_the_longest_source_is_not_read(translator, make_translat
     assert _texts(shorter.translate(["cat sun tree"])) == _texts(translator.translate(["cat"]))
 
 
+def test_megabytes_are_read_and_answered_as_far_as_the_default_limits_go(trained, words):
+    translator = Translator(*trained)
+    limits = translator.search
+    text = "two sun house " * 70_000
+    whole, cut, known = translator.translate(
+        [text, " ".join(text.split()[: limits.max_source_length]), "two cat"]
+    )
+    assert whole == cut
+    longest = limits.max_source_length + limits.max_extra_length
+    assert 0 < len(whole[0].text.split()) <= longest
+    assert known[0].text == f"{words['two']} {words['cat']}"
+    score = translator.score([text], [text])[0]
+    assert len(score.token_scores) == longest + 1  # and the end
+    assert np.isfinite(score.token_scores).all()
+
+
 def test_a_translation_is_at_most_so_much_longer_than_its_source(make_translator, words):
     eager_to_go_on = make_translator(max_extra_length=0)
     (best,) = eager_to_go_on.translate(["hello nonsense"])[0]
