@@ -67,7 +67,9 @@ _INPUT_PIPELINE = flags.DEFINE_boolean(
 _RUN_DIR = flags.DEFINE_string(
     "run_dir", None, "Training run whose model translates --sentences, to decode."
 )
-_CHECKPOINT = common.define_checkpoint_flag()
+_CHECKPOINT = flags.DEFINE_string(
+    "checkpoint", "auto", "Which checkpoint of --run_dir, as for translate.py; one only."
+)
 _SENTENCES = flags.DEFINE_string("sentences", None, "Test set to decode, one sentence a line.")
 _ROUNDS = flags.DEFINE_integer("rounds", 7, "Turns of each engine.", lower_bound=1)
 _SECONDS = flags.DEFINE_float(

@@ -44,7 +44,8 @@ _PRECISION = flags.DEFINE_enum(
     "precision",
     "float32",
     ["float32", "bfloat16", "int8"],
-    "How a SavedModel stores weights: bfloat16 computes in it as well, int8 only stores.",
+    "How a SavedModel stores weights: bfloat16 computes in it as well; int8 makes the file smaller, "
+    "and a server's memory larger.",
 )
 _WARM_UP_FILE = flags.DEFINE_string(
     "warm_up_file",
@@ -55,8 +56,9 @@ _WARM_UP_FILE = flags.DEFINE_string(
 _XLA = flags.DEFINE_boolean(
     "xla",
     False,
-    "Compile the search with XLA, for the shapes of --xla_batch_sizes and --xla_lengths. It is "
-    "faster, but the stock server refuses it unless started with --xla_cpu_compilation_enabled.",
+    "Compile the search with XLA, for the shapes of --xla_batch_sizes and --xla_lengths: a single "
+    "sentence is faster, a full batch hardly, and each shape takes memory and seconds of warm-up. "
+    "The stock server refuses it unless started with --xla_cpu_compilation_enabled.",
 )
 _XLA_SHAPES = ("xla_batch_sizes", "xla_lengths")
 flags.DEFINE_list("xla_batch_sizes", ["1", "8", "64"], "Sentences of a batch.")

@@ -51,8 +51,8 @@ class SearchConfig(JsonConfig):
         max_length: a translation has at most this many symbols, whatever the source; 0 sets no
             such limit.
         min_length: a translation has at least this many symbols before its end.
-        max_source_length: symbols of a sentence that are read; what is beyond them is cut off, so
-            that no input can exhaust the memory.
+        max_source_length: symbols of a sentence that are read; what is beyond them is cut off. It
+            bounds the memory that a batch can take.
         repetition_penalty: what the logits of symbols that a translation has already are divided
             by where positive, and multiplied by where negative (Keskar et al. 2019, 4.1); 1 is off.
         no_repeat_ngram: no sequence of so many symbols occurs twice in a translation; 0 is off.

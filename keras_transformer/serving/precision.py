@@ -2,7 +2,8 @@
 
 bfloat16 stores weights in two bytes and computes in them: faster on processors that have
 instructions for it. int8 stores matrices in one byte an entry; they are turned back into float32
-once for each request, so it saves disk, download and memory, not time.
+once for each batch: it saves disk and download, not time, and each batch that is under way takes
+the memory of the weights in float32.
 
 Shapes: B sentences, S source length, W hypotheses a sentence.
 """

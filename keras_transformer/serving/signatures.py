@@ -24,7 +24,7 @@ from keras_transformer.serving.alignment import WORD_START
 from keras_transformer.serving.translator import Translator, with_end
 from keras_transformer.text import Tokenizer, Vocabulary
 
-# Of a request to `score` at once, so that no request can exhaust the memory: half a gigabyte.
+# Of a request to `score` at once: half a gigabyte. The attention of many long rows may take more.
 _MOST_LOGITS = 1 << 27
 
 
