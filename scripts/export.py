@@ -44,8 +44,8 @@ _PRECISION = flags.DEFINE_enum(
     "precision",
     "float32",
     ["float32", "bfloat16", "int8"],
-    "How a SavedModel stores weights: bfloat16 computes in it as well; int8 makes the file smaller, "
-    "and a server's memory larger.",
+    "How a SavedModel stores weights: bfloat16 computes in it as well; int8 makes the file "
+    "smaller, and a server's memory larger.",
 )
 _WARM_UP_FILE = flags.DEFINE_string(
     "warm_up_file",
