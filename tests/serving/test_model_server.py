@@ -120,6 +120,23 @@ def test_the_server_translates_as_python_does(connect, separate_translator):
         same(connect(batch_size=batch_size).translate(SENTENCES), expected)
 
 
+def test_the_server_grants_wishes_as_python_does(connect, separate_translator, words):
+    wishes = {
+        "max_length": [1 + number % 3 for number in range(len(SENTENCES))],
+        "prefix": [words["sun"] if number % 2 else "" for number in range(len(SENTENCES))],
+        "banned_phrases": words["cat"],
+        "length_penalty": 0.0,
+    }
+    expected = separate_translator.translate(SENTENCES, **wishes)
+    same(connect(batch_size=7).translate(SENTENCES, **wishes), expected)
+
+
+def test_the_server_aligns_as_python_does(connect, separate_translator):
+    target = [row[0].text for row in separate_translator.translate(SENTENCES)]
+    expected = separate_translator.align(SENTENCES, target)
+    assert connect(batch_size=7).align(SENTENCES, target) == expected
+
+
 def test_the_server_scores_as_python_does(connect, separate_translator):
     target = [row[-1].text for row in separate_translator.translate(SENTENCES)]
     score = make_signatures(separate_translator)["score"]
