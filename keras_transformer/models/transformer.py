@@ -229,9 +229,10 @@ class Transformer(TokenWeightedModel):
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "Transformer":
         values = dict(config)
         values["dtype"] = keras.saving.deserialize_keras_object(values["dtype"])
-        is_trainable = values.pop("trainable", True)
+        is_frozen = not values.pop("trainable", True)
         model = cls(ModelConfig.from_dict(values.pop("config")), **values)
-        model.trainable = is_trainable  # of all its layers
+        if is_frozen:
+            model.trainable = False  # and all its layers
         return model
 
     def _encode(self, source: Tensor, bias: Tensor, training: bool | None) -> Tensor:

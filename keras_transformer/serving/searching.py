@@ -6,7 +6,7 @@ Shapes: B sentences, S source length, N translations a sentence, P phrases a sen
 the longest one.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -141,7 +141,7 @@ def _settings(search: SearchConfig, lengths: Tensor, target: Vocabulary) -> dict
     return settings
 
 
-def spell(name: str, phrases: Iterable[str], target: Vocabulary) -> list[list[int]]:
+def spell(name: str, phrases: Sequence[str], target: Vocabulary) -> list[list[int]]:
     """Returns the symbols of phrases.
 
     Args:
@@ -152,7 +152,6 @@ def spell(name: str, phrases: Iterable[str], target: Vocabulary) -> list[list[in
     Raises:
         InputError: one has no symbols, or unknown ones.
     """
-    phrases = list(phrases)
     symbols = target.encode(phrases)
     for phrase, ids in zip(phrases, symbols, strict=True):
         if not ids or UNKNOWN_ID in ids:
