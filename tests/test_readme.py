@@ -72,8 +72,8 @@ def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("readme")
     (path / "scripts").symlink_to(_ROOT / "scripts")
     for split in ("train", "dev", "test"):
-        for language, word in (("en", "horse"), ("de", "Pferd")):
-            lines = (f"{word} {number} {'abc'[number % 3]}" for number in range(40))
+        for language, words in (("en", "A horse"), ("de", "Ein Pferd")):
+            lines = (f"{words} {number} {'abc'[number % 3]}" for number in range(40))
             (path / f"{split}.{language}").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
 

@@ -278,6 +278,7 @@ def test_a_saved_model_comes_back_with_the_same_outputs(config, policy, tmp_path
     )
 
 
+@pytest.mark.filterwarnings("ignore:Skipping variable loading for optimizer")
 def test_a_model_with_layers_and_weights_of_ones_own_trains_and_is_saved(tmp_path):
     @keras.saving.register_keras_serializable()
     class WithTemperature(Transformer):
