@@ -11,6 +11,4 @@ echo "Checking style ..."
 echo "Checking types ..."
 .venv/bin/mypy
 echo "Running the tests ..."
-# One process more than there are cores: many tests wait for a program that they have started.
-export PYTEST_XDIST_AUTO_NUM_WORKERS=$(($(getconf _NPROCESSORS_ONLN) + 1))
 TF_CPP_MIN_LOG_LEVEL=3 .venv/bin/python -m pytest "$@"

@@ -104,17 +104,17 @@ def main(arguments: list[str]) -> None:
 
 def _prepare(run: "RunDirectory", data: DataConfig, training: TrainingConfig) -> "TokenizedCorpus":
     """Creates the run, or checks that the command asks for the one there; returns its corpus."""
-    from keras_transformer.training import make_vocabularies
+    from keras_transformer.training import is_finished, make_vocabularies
 
     if run.exists:
         source, target = run.vocabularies()
         run.continue_with(_model_config(data, source.size, target.size), data, training)
         corpus, is_new = _corpus(run, data, (source, target))
         steps = run.checkpoints().steps()
-        if steps and is_new:
+        if steps and is_new and not is_finished(run):
             print(
-                "The text has changed, or its tokens were removed, since the run began: it goes on "
-                f"from step {steps[-1]:,} with the text as it is now."
+                "The text was not in the cache: if it has changed since the run began, the run "
+                f"goes on from step {steps[-1]:,} with the text as it is now."
             )
         return corpus
     print("Preparing the vocabulary ...", flush=True)

@@ -77,7 +77,8 @@ class DecoderLayer(Layer):
             self.feed_forward,
             self.feed_forward_residual,
         ):
-            layer.build(input_shape)
+            if not layer.built:  # by `project_memory`
+                layer.build(input_shape)
 
     def call(
         self,

@@ -133,8 +133,8 @@ class RunDirectory:
         where the memory did not suffice.
 
         Raises:
-            InputError: the configuration differs, and the message names each difference; or the
-                directory cannot be written.
+            InputError: the configuration differs, and the message names each difference; another
+                process trains the run; or the directory cannot be written.
         """
         may_change = set(_MAY_CHANGE)
         if not self.checkpoints().steps():
@@ -152,19 +152,23 @@ class RunDirectory:
                 f"run directory {self.path} holds another run: {'; '.join(differences)}; "
                 "repeat its flags to go on with it, or give another --run_dir"
             )
-        self._write_config(model, data, training)
-        if _what_is_averaged(configs.training) != _what_is_averaged(training):
-            self.checkpoints().drop_average()  # made anew when the run comes to its end
+        with self.reserved():
+            if _what_is_averaged(configs.training) != _what_is_averaged(training):
+                checkpoints = self.checkpoints()
+                if checkpoints.to_average(*_what_is_averaged(training)):
+                    checkpoints.drop_average()  # made anew when the run comes to its end
+            self._write_config(model, data, training)
 
     @contextlib.contextmanager
     def reserved(self) -> Iterator[None]:
         """Keeps other processes from training the run meanwhile.
 
         Raises:
-            InputError: another one does so already, or the directory cannot be written.
+            InputError: another one does so already, there is no run, or it cannot be written to.
         """
+        self.configs()  # tells where there is none
         try:
-            lock = open(self.path / "lock", "wb")  # noqa: SIM115 (closed below)
+            lock = open(self.path / "lock", "ab")  # noqa: SIM115 (closed below)
         except OSError as error:
             raise self._cannot_write(error) from error
         with lock:

@@ -49,6 +49,9 @@ def test_a_decoder_of_ones_own_is_built_by_the_memory_that_it_projects_first():
     memory = decoder.project_memory(MEMORY)
     assert len(memory) == 2
     assert decoder(X, memory, CAUSAL, MEMORY_BIAS).shape == X.shape
+    layer = DecoderLayer(**OPTIONS)
+    memory = layer.cross_attention.project_memory(MEMORY)
+    assert layer(X, memory, CAUSAL, MEMORY_BIAS).shape == X.shape
     assert len(CrossAttention(num_heads=2, key_dim=4, value_dim=4).project_memory(MEMORY)) == 2
 
 

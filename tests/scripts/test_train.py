@@ -59,7 +59,7 @@ def test_a_text_that_has_changed_since_the_run_began_is_told(call, copy, train_f
     shutil.rmtree(copy / "tokens")
     result = call("train.py", f"--run_dir={copy}", *train_flags, "--train_steps=41")
     assert result.code == 0, result.err
-    assert "The text has changed, or its tokens were removed, since the run began" in result.out
+    assert "The text was not in the cache: if it has changed since the run began" in result.out
 
 
 def test_another_configuration_is_refused_with_each_difference(call, copy, train_flags, refused):

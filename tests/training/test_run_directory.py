@@ -109,6 +109,14 @@ def test_parts_of_a_batch_may_become_more_and_before_a_checkpoint_all_about_trai
         run.continue_with(*configs(seed=2))
 
 
+def test_a_run_that_another_process_trains_stays_as_it_is(run):
+    with run.reserved(), pytest.raises(InputError, match="another process trains the run"):
+        run.continue_with(*configs(train_steps=5000))
+    assert run.configs() == configs()
+    with pytest.raises(InputError, match="no training run in"), RunDirectory("nowhere").reserved():
+        pass
+
+
 def test_pairs_may_be_left_out_as_long_as_there_is_no_checkpoint(run, monkeypatch):
     model, data, training = configs()
     shorter = data.replace(max_length=9, max_length_ratio=2.0)
@@ -146,7 +154,7 @@ def test_a_full_disk_is_told_and_leaves_the_old_configuration(run, monkeypatch):
     with pytest.raises(InputError, match=r"cannot write run directory .*No space left on device"):
         run.continue_with(*configs(train_steps=5000))
     assert run.configs() == configs()
-    assert {entry.name for entry in run.path.iterdir()} == {"config.json", "source.model"}
+    assert {entry.name for entry in run.path.iterdir()} == {"config.json", "lock", "source.model"}
 
 
 # What cannot be opened
