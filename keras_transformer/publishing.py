@@ -73,12 +73,15 @@ def folder_aside(parent: pathlib.Path) -> Iterator[pathlib.Path]:
     while True:
         aside = parent / f"{_ASIDE}{uuid.uuid4().hex}"
         aside.mkdir()
-        lock = open(aside / _LOCK, "wb")  # noqa: SIM115 (closed below)
+        try:
+            lock = open(aside / _LOCK, "wb")  # noqa: SIM115 (closed below)
+        except FileNotFoundError:
+            continue  # another process found the folder before it was locked, and removed it
         with contextlib.suppress(OSError):  # a file system without locks
             fcntl.flock(lock, fcntl.LOCK_EX)
         if (aside / _LOCK).exists():
             break
-        lock.close()  # another process found the folder before it was locked, and removed it
+        lock.close()  # removed meanwhile, for the same reason
     with lock:
         try:
             yield aside
@@ -87,8 +90,8 @@ def folder_aside(parent: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def _remove_abandoned(parent: pathlib.Path) -> None:
-    """Removes the folders of processes that died."""
+    """Removes the folders of processes that died, perhaps before they had a lock."""
     for aside in parent.glob(f"{_ASIDE}*"):
-        with contextlib.suppress(OSError), open(aside / _LOCK, "rb+") as lock:
+        with contextlib.suppress(OSError), open(aside / _LOCK, "ab") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails where it is being written
             shutil.rmtree(aside, ignore_errors=True)

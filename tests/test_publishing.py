@@ -1,5 +1,7 @@
 """Folders are whole or not there."""
 
+import pathlib
+
 import pytest
 
 from keras_transformer.publishing import publish
@@ -40,3 +42,29 @@ def test_a_folder_that_came_meanwhile_is_never_replaced_unless_told_to(tmp_path)
     path.rmdir()
     write_twice(is_whole=lambda folder: (folder / "new").exists())
     assert (names_in(tmp_path), names_in(path)) == (["folder"], ["new"])
+
+
+def test_what_processes_that_died_have_left_is_removed_and_what_others_write_is_not(tmp_path):
+    for name in (".writing-locked-once", ".writing-before-its-lock"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text("text")
+    (tmp_path / ".writing-locked-once" / "lock").touch()
+    with publish(tmp_path / "one") as first, publish(tmp_path / "two") as second:
+        assert names_in(tmp_path) == sorted([first.name, second.name])
+    assert names_in(tmp_path) == ["one", "two"]
+
+
+def test_a_folder_that_is_removed_before_it_has_its_lock_is_made_anew(tmp_path, monkeypatch):
+    make, removed = pathlib.Path.mkdir, []
+
+    def make_and_remove(path, *arguments, **options):
+        make(path, *arguments, **options)
+        if path.name.startswith(".writing-") and not removed:
+            removed.append(path)
+            path.rmdir()
+
+    monkeypatch.setattr(pathlib.Path, "mkdir", make_and_remove)
+    with publish(tmp_path / "folder") as aside:
+        (aside / "file").write_text("text")
+    assert removed != [aside]
+    assert names_in(tmp_path / "folder") == ["file"]
