@@ -46,16 +46,17 @@ def main(arguments: list[str]) -> None:
         raise InputError("--checkpoint was chosen when the model was exported; leave it out")
     given = common.given_flags(SearchConfig)
     answers.check_flags(given)
+    version = pathlib.Path(_SAVED_MODEL.value or "")
     search, wishes, card = SearchConfig(), {}, {}
     if _RUN_DIR.value is not None:
         search = SearchConfig(**given)  # so that a wrong value is told at once
     else:
         _refuse_what_is_fixed(given)
-        check_version(pathlib.Path(_SAVED_MODEL.value or ""))
-        card = read_model_card(_SAVED_MODEL.value or "")
+        check_version(version)
+        card = read_model_card(version)
         wishes = _wishes(given, card)
     lines = common.read_input(arguments)  # opened before the model, for the same reason
-    # An export in bfloat16 is slow without oneDNN; others are quicker.
+    # An export in bfloat16 is slow without oneDNN; all else is quicker without it.
     common.load_tensorflow(one_dnn=bool(card) and card["precision"]["computation"] == "bfloat16")
     from keras_transformer.text.scores import join_pieces
 
@@ -64,7 +65,7 @@ def main(arguments: list[str]) -> None:
     else:
         from keras_transformer.serving import load_exported
 
-        model = load_exported(_SAVED_MODEL.value or "")
+        model = load_exported(version)
         joins = any(run["data"]["remove_bpe"] for run in card["training"])
     if _REMOVE_BPE.value is not None:
         joins = _REMOVE_BPE.value

@@ -54,6 +54,14 @@ def read_alignments(answer: Mapping[str, Any]) -> list[Alignment]:
     ]
 
 
+def in_words_of_texts(
+    alignments: Sequence[Alignment], sources: Sequence[str], targets: Sequence[str]
+) -> list[list[tuple[int, int]]]:
+    """Returns the pairs of each alignment in the words of its texts, see `in_words_of`."""
+    texts = zip(sources, targets, strict=True)
+    return [each.in_words_of(*pair) for each, pair in zip(alignments, texts, strict=True)]
+
+
 def align_words(
     attention: np.ndarray, source_pieces: Sequence[str], target_pieces: Sequence[str]
 ) -> list[tuple[int, int]]:

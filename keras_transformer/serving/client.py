@@ -137,12 +137,11 @@ class Client:
 
         See `LocalTranslator.align`; errors are those of `score`.
         """
-        from keras_transformer.serving.alignment import read_alignments
+        from keras_transformer.serving.alignment import in_words_of_texts, read_alignments
 
         columns = pair_columns(source, target)
         found = self._rows("attention", columns, read_alignments)
-        texts = (columns[side].values for side in ("source", "target"))
-        return [each.in_words_of(*pair) for each, *pair in zip(found, *texts, strict=True)]
+        return in_words_of_texts(found, columns["source"].values, columns["target"].values)
 
     def status(self) -> list[VersionStatus]:
         """Returns the versions of the model that the server knows, and the state of each.

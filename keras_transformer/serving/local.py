@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from keras_transformer.cores import num_cores
 from keras_transformer.errors import InputError
-from keras_transformer.serving.alignment import read_alignments
+from keras_transformer.serving.alignment import in_words_of_texts, read_alignments
 from keras_transformer.serving.options import option_columns, pair_columns, text_column
 from keras_transformer.serving.searching import spell
 from keras_transformer.serving.signatures import inputs_of
@@ -108,8 +108,7 @@ class LocalTranslator:
         """
         columns = pair_columns(source, target)
         found = self._in_batches("attention", columns, "target", batch_size, read_alignments)
-        texts = (columns[side].values for side in ("source", "target"))
-        return [each.in_words_of(*pair) for each, *pair in zip(found, *texts, strict=True)]
+        return in_words_of_texts(found, columns["source"].values, columns["target"].values)
 
     def _function(self, name: str) -> Any:
         if name not in self._functions:
