@@ -20,7 +20,7 @@ import numpy.typing as npt
 from keras import ops
 
 from keras_transformer.atomic_folders import atomic_folder
-from keras_transformer.config import BOS_ID, EOS_ID, UNK_ID, ModelConfig
+from keras_transformer.config import BOS_ID, EOS_ID, UNK_ID, TransformerConfig
 from keras_transformer.errors import InputError
 from keras_transformer.layers import CrossAttention, SelfAttention, sinusoids
 from keras_transformer.models import Transformer
@@ -51,7 +51,7 @@ def export_ctranslate2(
     `max_decoding_length` is cut; neither is so in ours.
 
     Args:
-        model: the model; every `ModelConfig` can be written but for `norm_form` "sigma".
+        model: a single Transformer; only `norm_form` "sigma" cannot be written.
         source: the source's vocabulary.
         target: the target's vocabulary.
         folder: a path that does not exist.
@@ -174,7 +174,7 @@ def _specification(model: Transformer, specs: Any) -> Any:
     return spec
 
 
-def _positions(table: Any, config: ModelConfig) -> Array:
+def _positions(table: Any, config: TransformerConfig) -> Array:
     """Returns the positions of a sentence's tokens, float32 [P, D]."""
     positions = np.arange(NUM_POSITIONS) + config.first_position
     if table is not None:

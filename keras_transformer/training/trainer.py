@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from keras_transformer.config import TrainingConfig
 from keras_transformer.data import ParallelText, TokenizedCorpus
-from keras_transformer.models import Transformer
+from keras_transformer.models import build_model
 from keras_transformer.training.checkpoint_metrics import dev_metrics
 from keras_transformer.training.compilation import compile_for_training
 from keras_transformer.training.input_pipeline import TrainingInput
@@ -50,7 +50,7 @@ class Trainer:
         self.counter = StepCounter()
         keras.utils.set_random_seed(self.training.seed)
         with strategy.scope():
-            self.model = Transformer(model_config, dtype=keras.DTypePolicy(self.training.precision))
+            self.model = build_model(model_config, dtype=self.training.precision)
             compile_for_training(self.model, self.training, jit_compile)
             self.weight_average = None
             if self.training.ema_decay is not None:

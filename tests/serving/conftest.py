@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_transformer.config import BOS_ID, EOS_ID, ModelConfig, SearchConfig
+from keras_transformer.config import BOS_ID, EOS_ID, SearchConfig, TransformerConfig
 from keras_transformer.data import pad_ids
 from keras_transformer.inference import Translator
 from keras_transformer.models import Transformer
@@ -37,7 +37,7 @@ def _train(share_vocabulary):
     else:
         source = learn_vocabulary(source_text, size=30, kind="word")
         target = learn_vocabulary(target_text, size=29, kind="word")
-    config = ModelConfig(
+    config = TransformerConfig(
         vocabulary_size=source.size,
         target_vocabulary_size=None if share_vocabulary else target.size,
         share_embeddings="all" if share_vocabulary else "target",
