@@ -90,7 +90,8 @@ class ModelConfig(JsonConfig):
             raise InputError(
                 f"{cls.__name__} is of architecture {cls.architecture!r}, got values of {name!r}"
             )
-        return super(ModelConfig, found).from_dict(fields)
+        config: Any = super(ModelConfig, found).from_dict(fields)
+        return config
 
     @classmethod
     def presets(cls) -> dict[str, Preset]:

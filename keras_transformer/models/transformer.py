@@ -35,6 +35,8 @@ class Transformer(Seq2SeqModel):
         TensorShape([1, 4, 100])
     """
 
+    config: TransformerConfig
+
     def __init__(self, config: TransformerConfig, **kwargs: Any) -> None:
         super().__init__(config, **kwargs)
         self.positions = PositionalEncoding(
@@ -147,8 +149,8 @@ class Transformer(Seq2SeqModel):
         return layers + super().count_flops(source_length, target_length)
 
     def lookup_tables(self) -> list[keras.Variable]:
-        learned = [] if self.positions.table is None else [self.positions.table]
-        return super().lookup_tables() + learned
+        tables = super().lookup_tables()
+        return tables if self.positions.table is None else [*tables, self.positions.table]
 
     def _encode(self, source: Tensor, bias: Tensor, training: bool | None) -> Tensor:
         x = self.source_embedding(source) + self.positions(ops.arange(ops.shape(source)[1]))
