@@ -66,9 +66,12 @@ class Toy(Seq2SeqModel):
         return tokens * products + super().count_flops(source_length, target_length)
 
     def _recurrent(self, name, **options):
+        size, dtype = self.config.model_dim, self.dtype_policy
         # Checkpoints find weights by their paths: a name of one's own stays the same.
-        cell = keras.layers.GRUCell(self.config.model_dim, name="cell", dtype=self.dtype_policy)
-        return keras.layers.RNN(cell, name=name, dtype=self.dtype_policy, **options)
+        cell = keras.layers.GRUCell(
+            size, name="cell", dtype=dtype, recurrent_initializer="glorot_uniform"
+        )
+        return keras.layers.RNN(cell, name=name, dtype=dtype, **options)
 
     def _read(self, source, training):
         """Returns the encoder's last state [B, D]."""
