@@ -145,7 +145,7 @@ class RunDirectory:
         configs = self.configs()
         for here, asked in zip(configs, (model, data, training), strict=True):
             for name, value in asked.to_dict().items():
-                before = here.to_dict()[name]
+                before = here.to_dict().get(name)  # another architecture has other fields
                 if value != before and name not in may_change:
                     differences.append(f"{name} is {before!r} there and {value!r} here")
         if differences:

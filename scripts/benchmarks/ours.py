@@ -8,7 +8,7 @@ from typing import Any
 import common
 from benchmarks.batches import real_tokens, stream
 from benchmarks.engines import Channel, Job, job_of_process
-from keras_transformer.config import TransformerConfig, TrainingConfig
+from keras_transformer.config import TrainingConfig, TransformerConfig
 from keras_transformer.data import Batch
 
 

@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from benchmarks.batches import real_tokens, stream
 from benchmarks.engines import Channel, Job, job_of_process
-from keras_transformer.config import PAD_ID, TransformerConfig, TrainingConfig
+from keras_transformer.config import PAD_ID, TrainingConfig, TransformerConfig
 from keras_transformer.data import Batch
 
 

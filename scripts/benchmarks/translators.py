@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from benchmarks.decoding_process import BEAM_SIZE, LENGTH_PENALTY
 from benchmarks.sentences import Sentences
-from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, TransformerConfig, SearchConfig
+from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, SearchConfig, TransformerConfig
 from keras_transformer.data import read_lines
 from keras_transformer.errors import InputError
 from keras_transformer.inference.compiled_search import XlaShapes
