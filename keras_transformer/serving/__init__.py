@@ -1,31 +1,21 @@
-"""From text to text: the translator in Python, its export for a model server, and the client.
+"""From text to text: the translator in Python, and its export for a model server.
 
-Names are imported when they are first used: over REST the client needs no TensorFlow.
+Names are imported when they are first used.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what the names below are, for type checkers and editors
-    from keras_transformer.serving.client import Client as Client
-    from keras_transformer.serving.complaints import ServingError as ServingError
     from keras_transformer.serving.exported import load_exported as load_exported
     from keras_transformer.serving.exporter import export as export
     from keras_transformer.serving.local import LocalTranslator as LocalTranslator
-    from keras_transformer.serving.translation import Score as Score
-    from keras_transformer.serving.translation import Translation as Translation
     from keras_transformer.serving.translator import Translator as Translator
-    from keras_transformer.serving.transport import VersionStatus as VersionStatus
     from keras_transformer.serving.xla import XlaShapes as XlaShapes
 
 _HOMES = {
-    "Client": "client",
     "LocalTranslator": "local",
-    "Score": "translation",
-    "ServingError": "complaints",
-    "Translation": "translation",
     "Translator": "translator",
-    "VersionStatus": "transport",
     "export": "exporter",
     "load_exported": "exported",
     "XlaShapes": "xla",

@@ -18,9 +18,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_transformer.client.alignment import WORD_START
 from keras_transformer.config import END_ID, PAD_ID, START_ID, UNKNOWN_ID
 from keras_transformer.decoding import Tensor
-from keras_transformer.serving.alignment import WORD_START
 from keras_transformer.serving.translator import Translator, with_end
 from keras_transformer.text import Tokenizer, Vocabulary
 

@@ -21,8 +21,8 @@ from keras_transformer.serving.xla import CompiledSearch, XlaShapes
 from keras_transformer.text import Tokenizer, Vocabulary
 
 if TYPE_CHECKING:
+    from keras_transformer.client.outputs import Score, Translation
     from keras_transformer.serving.local import LocalTranslator
-    from keras_transformer.serving.translation import Score, Translation
 
 
 class Translator(tf.Module):

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "serving"))
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "client"))
 
 from fake_server import SERVE, Model
 

@@ -10,9 +10,10 @@ import pytest
 import tensorflow as tf
 
 import keras_transformer.serving.local as local_module
+from keras_transformer.client import Score
 from keras_transformer.errors import InputError
 from keras_transformer.models import Transformer
-from keras_transformer.serving import LocalTranslator, Score, load_exported
+from keras_transformer.serving import LocalTranslator, load_exported
 
 _SENTENCES = ["two house", "", "cat sun tree two", "שלום", "tree hello cat", "sun"]
 _OPTIONS = {

@@ -16,9 +16,8 @@ import time
 import pytest
 import tensorflow as tf
 
-from keras_transformer.serving.client import Client
-from keras_transformer.serving.complaints import ServingError
-from keras_transformer.serving.options import text_column
+from keras_transformer.client import Client, ServingError
+from keras_transformer.client.inputs import text_column
 from keras_transformer.serving.signatures import make_signatures
 
 STAND_IN = pathlib.Path(__file__).with_name("stand_in_server.py")

@@ -19,10 +19,7 @@ from fake_server import SERVE, FaultError, Model, serve_grpc, serve_http, serve_
 
 import keras_transformer
 from keras_transformer import InputError
-from keras_transformer.serving import transport
-from keras_transformer.serving.client import Client
-from keras_transformer.serving.complaints import ServingError
-from keras_transformer.serving.translation import Translation
+from keras_transformer.client import Client, ServingError, Translation, transport
 
 PROTOCOLS = ("grpc", "rest")
 SIGNATURES = {
@@ -489,7 +486,7 @@ def test_rest_needs_no_tensorflow_and_grpc_says_what_it_needs():
     program = """
 import sys
 sys.modules.update(dict.fromkeys(("tensorflow", "keras", "grpc", "numpy")))  # not to be had
-from keras_transformer.serving import Client
+from keras_transformer.client import Client
 client = Client("localhost:1", protocol="rest", retries=0)
 try:
     client.translate(["a"])
