@@ -50,10 +50,10 @@ def explain(
     details = textwrap.shorten(failure.details, 300) or code
     times = {None: "", 1: "once "}.get(failure.attempts, f"{failure.attempts} times ")
     tried = f"tried {times}{'in' if times else 'for'} {seconds:.1f} s"
-    security = "over TLS, and are the certificates valid" if tls else "without TLS"
+    security = "over TLS" if tls else "without TLS"
     messages = {
         "UNAVAILABLE": f"no answer from a {server}: {details}; {tried}. Is it running, and is "
-        f"this the port of that protocol {security}?",
+        f"this the port of that protocol {security}{' with these certificates' if tls else ''}?",
         "RESOURCE_EXHAUSTED": f"the {server} has too much to do: {details}; {tried}. Send fewer "
         "requests at once, or try later",
         "DEADLINE_EXCEEDED": f"no answer from a {server} within the timeout; {tried}. Check that "
@@ -61,8 +61,8 @@ def explain(
         "--rest_api_timeout_in_ms), or send fewer sentences at once",
         "UNAUTHENTICATED": f"the {server} does not accept the credentials: {details}",
         "PERMISSION_DENIED": f"the {server} does not allow that with these credentials: {details}",
-        "UNIMPLEMENTED": f"there is no TensorFlow model server at the {server}: {details}; give "
-        f"its address, and the protocol that it speaks at this port {security}",
+        "UNIMPLEMENTED": f"the {server} is no TensorFlow model server: {details}; give the address "
+        f"of one, and the protocol that it speaks at this port {security}",
     }
     message = messages.get(code)
     if message is None:
