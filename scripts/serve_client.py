@@ -11,8 +11,8 @@ import re
 
 from absl import flags
 
-import answers
 import common
+import line_io
 from keras_transformer.config import FIXED_OPTIONS, SearchConfig
 from keras_transformer.errors import InputError
 
@@ -46,7 +46,7 @@ _HEADERS_FILE = flags.DEFINE_string(
     "A file of HTTP headers or gRPC metadata to send, one a line, as in 'authorization: Bearer "
     "TOKEN'. In a file other users of the machine cannot read them from the command line.",
 )
-answers.define_flags()
+line_io.define_flags()
 _STATUS = flags.DEFINE_boolean("status", False, "Write the versions of the model, and no more.")
 
 # What an exported model lets change from sentence to sentence.
@@ -59,8 +59,8 @@ for _name in _OPTIONS:
 
 def main(arguments: list[str]) -> None:
     given = common.given_flags(SearchConfig)
-    answers.check_flags(given)
-    answers.check_wishes(given)  # so that a wrong value is told at once
+    line_io.check_flags(given)
+    line_io.check_options(given)  # so that a wrong value is reported at once
     headers = {} if _HEADERS_FILE.value is None else _read_headers(_HEADERS_FILE.value)
     if _PROTOCOL.value == "grpc":
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its errors are in the exceptions
@@ -89,8 +89,8 @@ def main(arguments: list[str]) -> None:
                 print(*entry, sep="\t")
         else:
             lines = common.read_input(arguments)
-            at_once = answers.lines_at_once(arguments)
-            answers.answer_lines(client, lines, answers.wishes_of(given), at_once=at_once)
+            at_once = line_io.lines_at_once(arguments)
+            line_io.answer_lines(client, lines, line_io.options_of(given), at_once=at_once)
 
 
 def _read_headers(path: str) -> dict[str, str]:
