@@ -24,6 +24,7 @@ FLOORS = {
 TENSORFLOW = {"tensorflow", "tensorflow_text", "tensorflow_datasets"}
 MAY_USE_TENSORFLOW = {"text", "data", "search", "inference", "interop", "serving", "training"}
 TENSORFLOW_STEP = pathlib.Path("models", "tensorflow_step.py")
+GRPC_TRANSPORT = pathlib.Path("client", "grpc_transport.py")
 # Inside `if keras.backend.backend() == "tensorflow":`
 MAY_USE_TENSORFLOW_IF_ASKED = {
     pathlib.Path("models", "training_step.py"),
@@ -132,7 +133,7 @@ def test_tensorflow_is_named_only_where_any_backend_would_not_do(path):
         ]
         tree.body = [node for node in tree.body if node not in asked]
         assert asked
-    elif place_of(path) in MAY_USE_TENSORFLOW or path == TENSORFLOW_STEP:
+    elif place_of(path) in MAY_USE_TENSORFLOW or path in (TENSORFLOW_STEP, GRPC_TRANSPORT):
         return
     assert not uses(tree, TENSORFLOW)
     assert not [name for name in imported_names(tree) if TENSORFLOW_STEP.stem in name]

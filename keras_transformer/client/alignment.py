@@ -61,7 +61,7 @@ def read_alignments(answer: Mapping[str, Any]) -> list[Alignment]:
 def in_words_of_texts(
     alignments: Sequence[Alignment], sources: Sequence[str], targets: Sequence[str]
 ) -> list[list[tuple[int, int]]]:
-    """Returns the pairs of each alignment in the words of its texts, see `Alignment.in_words_of`."""
+    """Returns the pairs of each alignment in the words of its texts."""
     texts = zip(sources, targets, strict=True)
     return [each.in_words_of(*pair) for each, pair in zip(alignments, texts, strict=True)]
 

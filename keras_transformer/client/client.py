@@ -16,12 +16,7 @@ from keras_transformer.client.connect import connect
 from keras_transformer.client.credentials import Certificates
 from keras_transformer.client.failures import ServingError, explain
 from keras_transformer.client.inputs import Column, option_columns, pair_columns, text_column
-from keras_transformer.client.outputs import (
-    Score,
-    Translation,
-    read_scores,
-    read_translations,
-)
+from keras_transformer.client.outputs import Score, Translation, read_scores, read_translations
 from keras_transformer.client.transport import ModelName, RequestError, VersionStatus
 from keras_transformer.errors import InputError
 
@@ -51,8 +46,8 @@ class Client:
             itself with (mutual TLS).
         client_key: a PEM file with its private key, unencrypted.
         headers: HTTP headers, or gRPC metadata, of every request, such as
-            {"authorization": "Bearer ..."}. Only that one is confined to TLS and this machine;
-            without TLS anyone on the way can read the others.
+            {"authorization": "Bearer ..."}, which is sent by TLS or to this machine only; others
+            may cross the network in clear text.
 
     Raises:
         InputError: an argument is invalid, or a certificate cannot be read.
@@ -96,11 +91,7 @@ class Client:
         self._server = f"{protocol} server at {address}"
         self._tls = tls
         certificates = Certificates(root_certificates, client_certificate, client_key)
-        if not tls and any(certificates):
-            raise InputError("certificates need TLS; add tls=True, or leave them out")
-        self._transport = connect(
-            address, protocol, retries, certificates if tls else None, headers or {}
-        )
+        self._transport = connect(address, protocol, retries, tls, certificates, headers or {})
         self._is_closed = threading.Event()
         self._pool = concurrent.futures.ThreadPoolExecutor(requests_in_flight, "requests")
 
@@ -244,8 +235,8 @@ class Client:
         except RequestError as failure:
             self._check_open()
             seconds = time.monotonic() - start
-            asked = (self._server, self._model, signature, self._transport, self._tls)
-            error = explain(failure, seconds, *asked)
+            request = (self._server, self._tls, self._model, signature)
+            error = explain(failure, seconds, *request, self._transport)
             self._check_open()
             raise error from failure
 

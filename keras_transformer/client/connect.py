@@ -1,5 +1,6 @@
 """Opens a connection to a model server."""
 
+import re
 from collections.abc import Mapping
 
 from keras_transformer.client.credentials import Certificates, check_headers
@@ -11,7 +12,8 @@ def connect(
     address: str,
     protocol: str,
     retries: int,
-    certificates: Certificates | None,
+    tls: bool,
+    certificates: Certificates,
     headers: Mapping[str, str],
 ) -> Transport:
     """Returns a connection; what is wrong with the server shows at the first request.
@@ -20,18 +22,22 @@ def connect(
         address: "host:port", an IPv6 address in brackets.
         protocol: "grpc" or "rest".
         retries: retries of a request.
-        certificates: for TLS; None means clear text.
+        tls: whether to use TLS.
+        certificates: for TLS.
         headers: sent with each request.
 
     Raises:
         InputError: an argument is invalid, or a package is missing.
     """
     host, port = _split(address)
-    headers = check_headers(headers, host, certificates is not None)
+    if not tls and any(certificates):
+        raise InputError("certificates need TLS; add tls=True, or leave them out")
+    headers = check_headers(headers, host, tls)
+    connection = (host, port, retries, certificates if tls else None, headers)
     if protocol == "rest":
         from keras_transformer.client.rest_transport import RestTransport
 
-        return RestTransport(host, port, retries, certificates, headers)
+        return RestTransport(*connection)
     if protocol != "grpc":
         raise InputError(f"protocol must be grpc or rest, got {protocol!r}")
     try:
@@ -41,15 +47,15 @@ def connect(
             f"protocol grpc needs the package tensorflow-serving-api ({error}); install it with "
             "pip install tensorflow-serving-api, or use protocol rest"
         ) from error
-    return GrpcTransport(host, port, retries, certificates, headers)
+    return GrpcTransport(*connection)
 
 
 def _split(address: str) -> tuple[str, int]:
     """Returns host and port, an IPv6 address in brackets."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536 or "/" in host:
+    found = re.fullmatch(r"\[?([\w.:%-]+)\]?:(\d+)", address)
+    if found is None or not 0 < int(found[2]) < 65536:
         raise InputError(
             f"the address of a model server must be host:port, such as localhost:8500, "
             f"got {address!r}"
         )
-    return (f"[{host}]" if ":" in host and not host.startswith("[") else host), int(port)
+    return (f"[{found[1]}]" if ":" in found[1] else found[1]), int(found[2])

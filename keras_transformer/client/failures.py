@@ -30,10 +30,10 @@ def explain(
     failure: RequestError,
     seconds: float,
     server: str,
+    tls: bool,
     model: ModelName,
     signature: str | None,
     transport: Transport,
-    tls: bool,
 ) -> ServingError:
     """Returns the error to raise for a failed request.
 
@@ -41,10 +41,10 @@ def explain(
         failure: the failure of the last attempt.
         seconds: duration of all attempts.
         server: protocol and address of the server, for the message.
+        tls: whether the connection uses TLS.
         model: the requested model.
         signature: the requested signature; None where the request names none.
         transport: for requests that look for the cause.
-        tls: whether the connection uses TLS.
     """
     code = failure.code
     details = textwrap.shorten(failure.details, 300) or code

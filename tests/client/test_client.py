@@ -529,7 +529,7 @@ def test_closing_at_any_moment_is_survived_and_leaves_nothing(serve, model):
 
     def left():
         threads = [each.name for each in threading.enumerate() if each.name.startswith("requests")]
-        return threads, len(os.listdir("/proc/self/fd"))
+        return threads, len(os.listdir("/dev/fd"))
 
     generator = random.Random(1)
     model.delay_s = 0.005
@@ -560,6 +560,7 @@ def test_connections_over_rest_are_reused(model):
         (dict(address="http://localhost:8501"), "must be host:port"),
         (dict(address="localhost:99999"), "must be host:port"),
         (dict(address=":8500"), "must be host:port"),
+        (dict(address="a b:8500", protocol="rest"), "must be host:port"),
         (dict(protocol="http"), "protocol must be grpc or rest, got 'http'"),
         (dict(batch_size=0), "batch_size must be at least 1, got 0"),
         (dict(retries=-1), "retries must be at least 0, got -1"),
@@ -584,8 +585,9 @@ def test_ipv6_addresses_are_understood(model):
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
     except OSError:
         pytest.skip("needs IPv6 on this machine")
-    with Client("[::1]:9", protocol="rest", retries=0) as client:
-        assert "server at [::1]:9" in str(refusal(client.status))
+    for address in ("[::1]:9", "::1:9"):
+        with Client(address, protocol="rest", retries=0) as client:
+            assert f"server at {address}: Connection refused" in str(refusal(client.status))
 
 
 def test_rest_needs_no_tensorflow_and_grpc_says_what_it_needs():

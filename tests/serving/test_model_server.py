@@ -203,7 +203,7 @@ def test_a_new_version_takes_over_without_a_failed_request(server, connect):
         shutil.copytree(folder / str(old), folder / "writing")
         (folder / "writing").rename(folder / str(old + 1))
         wait_for(lambda: states(client).get(old + 1) == "AVAILABLE")
-        wait_for(lambda: states(client).get(old, "EOS") == "EOS")
+        wait_for(lambda: states(client).get(old, "END") == "END")
     finally:
         is_over.set()
         thread.join()
