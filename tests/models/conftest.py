@@ -16,7 +16,9 @@ import pytest
 
 # Modules that tests import from here and from those of other folders.
 _HERE = pathlib.Path(__file__).parent
-sys.path.extend(str(_HERE.parent / folder) for folder in ("models", "training", "serving"))
+sys.path.extend(
+    str(_HERE.parent / folder) for folder in ("client", "models", "serving", "training")
+)
 
 Array = np.ndarray
 

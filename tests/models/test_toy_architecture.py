@@ -181,12 +181,11 @@ def test_a_c_program_serves_it_without_python(translator, exported, tmp_path):
     np.testing.assert_allclose(np.array(found["scores"], np.float32), scores, atol=1e-4)
 
 
-def test_the_client_gets_its_translations_from_a_server(translator, exported, free_ports):
+def test_the_client_gets_its_translations_from_a_server(translator, exported):
     served = fake_server.Model({}, lambda signature, inputs: {}, "toy")
     served.versions, served.states = {}, {}
     stand_in_server.load(served, 1, exported)
-    (port,) = free_ports(1)
-    with fake_server.serve_grpc(served, port), Client(f"127.0.0.1:{port}", model="toy") as client:
+    with fake_server.serve_grpc(served) as address, Client(address, model="toy") as client:
         assert_same_answers(client.translate(SENTENCES), translator.translate(SENTENCES))
 
 
