@@ -108,8 +108,8 @@ class Transformer(Seq2SeqModel):
         if ancestors is None:
             num_slots = ops.shape(state.kv_cache[0].keys)[2]
             time = ops.convert_to_tensor(num_slots // num_hypotheses, "int32")
-            places = ops.arange(num_hypotheses, dtype="int32")[:, None]
-            ancestors = ops.broadcast_to(places, (ops.shape(ids)[0], num_hypotheses, time + 1))
+            indices = ops.arange(num_hypotheses, dtype="int32")[:, None]
+            ancestors = ops.broadcast_to(indices, (ops.shape(ids)[0], num_hypotheses, time + 1))
         # Rows [B * W, D]: products of two matrices are quicker than those of larger tensors.
         x = self.target_embedding(ops.reshape(ids, (-1,))) + self.positions(
             ops.convert_to_tensor(time, "int32")

@@ -36,7 +36,7 @@ def train(
         strategy: from `make_strategy`; None trains on one device.
         jit_compile: as in `TokenWeightedModel.compile`.
         tensorboard: whether to write TensorBoard logs into the run directory.
-        show: whether to tell on standard output how it goes.
+        show: whether to print progress on standard output.
 
     Raises:
         Stopped: by SIGTERM or Ctrl-C, after a checkpoint of the present step was written.
