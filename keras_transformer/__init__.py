@@ -14,6 +14,11 @@ if TYPE_CHECKING:  # what the names below are, for type checkers and editors
     from keras_transformer.errors import InputError as InputError
     from keras_transformer.models import Ensemble as Ensemble
     from keras_transformer.models import Transformer as Transformer
+    from keras_transformer.objectives import InverseSquareRoot as InverseSquareRoot
+    from keras_transformer.objectives import Perplexity as Perplexity
+    from keras_transformer.objectives import SmoothedCrossEntropy as SmoothedCrossEntropy
+    from keras_transformer.objectives import TargetTokens as TargetTokens
+    from keras_transformer.objectives import TokenAccuracy as TokenAccuracy
     from keras_transformer.search import Hypotheses as Hypotheses
     from keras_transformer.search import Wishes as Wishes
     from keras_transformer.search import beam_search as beam_search
@@ -30,12 +35,7 @@ if TYPE_CHECKING:  # what the names below are, for type checkers and editors
     from keras_transformer.text import Tokenizer as Tokenizer
     from keras_transformer.text import Vocabulary as Vocabulary
     from keras_transformer.text import learn_vocabulary as learn_vocabulary
-    from keras_transformer.training import InverseSquareRoot as InverseSquareRoot
-    from keras_transformer.training import Perplexity as Perplexity
     from keras_transformer.training import RunDirectory as RunDirectory
-    from keras_transformer.training import SmoothedCrossEntropy as SmoothedCrossEntropy
-    from keras_transformer.training import TargetTokens as TargetTokens
-    from keras_transformer.training import TokenAccuracy as TokenAccuracy
 
 __version__ = "0.1.0"
 
@@ -50,12 +50,12 @@ _HOMES = {
     "learn_vocabulary": "text",
     "Ensemble": "models",
     "Transformer": "models",
-    "InverseSquareRoot": "training",
-    "Perplexity": "training",
+    "InverseSquareRoot": "objectives",
+    "Perplexity": "objectives",
     "RunDirectory": "training",
-    "SmoothedCrossEntropy": "training",
-    "TargetTokens": "training",
-    "TokenAccuracy": "training",
+    "SmoothedCrossEntropy": "objectives",
+    "TargetTokens": "objectives",
+    "TokenAccuracy": "objectives",
     "Hypotheses": "search",
     "Wishes": "search",
     "beam_search": "search",

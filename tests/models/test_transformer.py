@@ -10,7 +10,7 @@ from keras import ops
 
 from keras_transformer.config import ModelConfig
 from keras_transformer.models import Transformer
-from keras_transformer.training import SmoothedCrossEntropy
+from keras_transformer.objectives import SmoothedCrossEntropy
 
 START, END = 2, 3
 RANDOM = np.random.default_rng(5)

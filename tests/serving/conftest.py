@@ -9,9 +9,9 @@ import pytest
 from keras_transformer.config import END_ID, START_ID, ModelConfig, SearchConfig
 from keras_transformer.data import pad_ids
 from keras_transformer.models import Transformer
+from keras_transformer.objectives import SmoothedCrossEntropy
 from keras_transformer.serving import Translator, export
 from keras_transformer.text import learn_vocabulary
-from keras_transformer.training import SmoothedCrossEntropy
 
 _WORDS = {
     "hello": "привет",

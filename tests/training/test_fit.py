@@ -18,9 +18,9 @@ import tiny_run
 
 from keras_transformer.errors import InputError
 from keras_transformer.models import Transformer
+from keras_transformer.objectives import SmoothedCrossEntropy
 from keras_transformer.training import (
     RunDirectory,
-    SmoothedCrossEntropy,
     compile_for_training,
     is_finished,
     session,

@@ -9,10 +9,16 @@ import tensorflow as tf
 
 from keras_transformer.config import ModelConfig
 from keras_transformer.models import Transformer
-from keras_transformer.training import SmoothedCrossEntropy, measurements
+from keras_transformer.objectives import (
+    Padding,
+    Perplexity,
+    SmoothedCrossEntropy,
+    TargetTokens,
+    TokenAccuracy,
+)
+from keras_transformer.training import measurements
 from keras_transformer.training.lazy_logs import LazyLogs
 from keras_transformer.training.measurements import Measurements
-from keras_transformer.training.metrics import Padding, Perplexity, TargetTokens, TokenAccuracy
 from keras_transformer.training.step_counter import StepCounter
 
 BATCH = {"loss": 3.0, "perplexity": 20.0, "accuracy": 0.25, "padding": 0.1, "target_tokens": 100.0}

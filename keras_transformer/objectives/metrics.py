@@ -10,7 +10,7 @@ from keras import ops
 
 from keras_transformer.config import PAD_ID
 from keras_transformer.decoding import Tensor
-from keras_transformer.training.losses import (
+from keras_transformer.objectives.losses import (
     best_logits,
     flat_labels_and_logits,
     label_logits,
