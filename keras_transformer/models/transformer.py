@@ -178,7 +178,7 @@ class Transformer(TokenWeightedModel):
         time, ancestors = state.time, state.ancestors
         if ancestors is None:
             num_slots = ops.shape(state.history[0].keys)[2]
-            time = ops.convert_to_tensor(num_slots // num_hypotheses, "int32")
+            time = num_slots // num_hypotheses  # a number where shapes are static, as under JAX
             places = ops.arange(num_hypotheses, dtype="int32")[:, None]
             ancestors = ops.broadcast_to(places, (ops.shape(ids)[0], num_hypotheses, time + 1))
         # Rows [B * W, D]: products of two matrices are quicker than those of larger tensors.

@@ -49,21 +49,23 @@ def smoothed_cross_entropy(labels: Tensor, logits: Tensor, smoothing: float) -> 
     1 - smoothing at the label: the automatic one scatters into a zero matrix [N, V], which on a
     CPU took a third of a whole training step.
     """
-    count, size = ops.shape(logits)
-    labelled = (1.0 - smoothing) * label_logits(labels, logits)
-    value = log_normalizer(logits) - labelled - smoothing * ops.mean(logits, axis=-1)
-    probabilities = ops.softmax(logits)
-    rows = ops.stack([ops.arange(count, dtype="int32"), labels], axis=-1)  # [N, 2]
 
     @ops.custom_gradient
-    def with_gradient(_: Tensor) -> tuple[Tensor, Any]:
+    def with_gradient(logits: Tensor) -> tuple[Tensor, Any]:
+        # JAX wants all that is made of the logits made in here: of an outer value made of them
+        # it would have to know the derivative.
+        count, size = ops.shape(logits)
+        labelled = (1.0 - smoothing) * label_logits(labels, logits)
+        value = log_normalizer(logits) - labelled - smoothing * ops.mean(logits, axis=-1)
+
         def gradient(*args: Tensor, upstream: Tensor | None = None) -> Tensor:
             slope = (args[0] if upstream is None else upstream)[:, None]  # [N, 1]
-            others = (probabilities - smoothing / size) * slope  # [N, V]
+            others = (ops.softmax(logits) - smoothing / size) * slope  # [N, V]
             own = ops.take_along_axis(others, labels[:, None], axis=-1) - (1 - smoothing) * slope
+            rows = ops.stack([ops.arange(count, dtype="int32"), labels], axis=-1)  # [N, 2]
             return ops.scatter_update(others, rows, own[:, 0])
 
-        return ops.stop_gradient(value), gradient
+        return value, gradient
 
     return with_gradient(logits)
 
