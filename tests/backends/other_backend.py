@@ -82,7 +82,7 @@ def train_in_half_precision(inputs: dict[str, Array]) -> Results:
     config = ModelConfig.preset("tiny", vocabulary_size=20, num_layers=1)
     model = Transformer(config, dtype="mixed_bfloat16")
     model.compile(keras.optimizers.Adam(3e-3), SmoothedCrossEntropy())
-    shown = model.fit(inputs, inputs["source"], batch_size=20, epochs=3, verbose=0).history
+    shown = model.fit(inputs, inputs["source"], batch_size=20, epochs=5, verbose=0).history
     return {
         "half_precision_losses": np.array(shown["loss"]),
         "half_precision_computes_in": model.compute_dtype,
