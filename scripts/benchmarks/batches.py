@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from keras_transformer.config import END_ID, PAD_ID
+from keras_transformer.config import EOS_ID, PAD_ID
 from keras_transformer.data import Batch, TokenizedCorpus, training_batches
 from keras_transformer.errors import InputError
 
@@ -67,7 +67,7 @@ def stream(kind: BatchKind, vocabulary_size: int, corpus: str | None) -> Iterato
         return training_batches(load_corpus(corpus), batch_tokens=kind.batch_tokens, seed=_SEED)
     random = np.random.default_rng(_SEED)
     source, target, labels = (
-        random.integers(END_ID + 1, vocabulary_size, (kind.rows, kind.length), np.int32)
+        random.integers(EOS_ID + 1, vocabulary_size, (kind.rows, kind.length), np.int32)
         for _ in range(3)
     )
     return itertools.repeat(({"source": source, "target": target}, labels))

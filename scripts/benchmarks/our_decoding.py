@@ -7,7 +7,7 @@ import numpy as np
 
 import common
 from benchmarks.decoding_process import answer_requests, job_of_process
-from keras_transformer.config import END_ID, PAD_ID
+from keras_transformer.config import EOS_ID, PAD_ID
 
 
 class SavedModel:
@@ -42,7 +42,7 @@ class SavedModel:
         length = max(map(len, sentences)) + 1
         source = np.full((len(sentences), length), PAD_ID, np.int32)
         for row, ids in zip(source, sentences, strict=True):
-            row[: len(ids) + 1] = [*ids, END_ID]
+            row[: len(ids) + 1] = [*ids, EOS_ID]
         return source
 
     def translate(self, inputs: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_transformer.config import END_ID
+from keras_transformer.config import EOS_ID
 
 _SEED = 1
 _RANDOM_BATCHES = 4  # of different sentences
@@ -36,7 +36,7 @@ class Sentences:
     def random(cls, *, vocabulary_size: int, length: int, batch_size: int) -> "Sentences":
         """Makes sentences of random symbols, whose translations are to be as long as they are."""
         shape = (_RANDOM_BATCHES * batch_size, length)
-        ids = np.random.default_rng(_SEED).integers(END_ID + 1, vocabulary_size, shape)
+        ids = np.random.default_rng(_SEED).integers(EOS_ID + 1, vocabulary_size, shape)
         return cls(
             name=f"{length} forced", ids=ids.tolist(), batch_size=batch_size, forced_length=length
         )

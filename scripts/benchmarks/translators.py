@@ -12,14 +12,14 @@ import tensorflow as tf
 
 from benchmarks.decoding_process import BEAM_SIZE, LENGTH_PENALTY
 from benchmarks.sentences import Sentences
-from keras_transformer.config import END_ID, PAD_ID, START_ID, ModelConfig, SearchConfig
+from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, ModelConfig, SearchConfig
 from keras_transformer.data import read_lines
 from keras_transformer.errors import InputError
+from keras_transformer.inference.compiled_search import XlaShapes
+from keras_transformer.inference.signatures import make_signature
+from keras_transformer.inference.translator import Translator
+from keras_transformer.interop.ctranslate2 import export_ctranslate2
 from keras_transformer.models import Transformer
-from keras_transformer.serving.ctranslate2_format import export_ctranslate2
-from keras_transformer.serving.signatures import make_signature
-from keras_transformer.serving.translator import Translator
-from keras_transformer.serving.xla import XlaShapes
 from keras_transformer.text import Vocabulary, learn_vocabulary
 from keras_transformer.training import RunDirectory
 
@@ -77,7 +77,7 @@ def random_model(preset: str, vocabulary_size: int) -> tuple[Transformer, Vocabu
     signs = np.random.default_rng(_SEED).choice([-1.0, 1.0], model.config.model_dim)
     model.decoder.layers[-1].feed_forward_residual.norm.bias.assign(signs / 2)
     table = np.array(model.target_embedding.table)
-    table[[PAD_ID, START_ID, END_ID]] = -signs * model.config.model_dim**-0.5
+    table[[PAD_ID, BOS_ID, EOS_ID]] = -signs * model.config.model_dim**-0.5
     model.target_embedding.table.assign(table)
     return model, vocabulary
 
@@ -92,7 +92,7 @@ def write_models(
     folders = {name: os.path.join(folder, name) for name in ("ours", "ours_xla", "ctranslate2")}
     for name, shapes in (("ours", None), ("ours_xla", _xla_shapes(sentences))):
         translator = Translator(model, source, target, search, xla=shapes)
-        _save(translator.frozen(), folders[name])  # as `export` does
+        _save(translator.precomputed(), folders[name])  # as `export` does
     try:
         export_ctranslate2(model, source, target, folders["ctranslate2"])
     except InputError as error:  # it is not installed, or knows no such model
