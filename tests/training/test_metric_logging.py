@@ -1,4 +1,4 @@
-"""What a row of metric_logger covers, in a real `fit` and with a clock of the test's own."""
+"""What a row of `MetricLogger` covers, in a real `fit` and with a clock of the test's own."""
 
 import types
 
