@@ -36,10 +36,20 @@ setup(
         "tensorflow-datasets>=4.9.7",
         "importlib_resources",  # tensorflow-datasets imports it without saying so
         "typing-extensions",
+        "urllib3>=2",
     ],
     extras_require={
         "ctranslate2": ["ctranslate2>=4.6.3"],
+        "jax": ["jax"],
         "plot": ["matplotlib"],
-        "test": ["ctranslate2>=4.6.3", "matplotlib", "mypy", "pytest", "pytest-xdist", "ruff"],
+        "test": [
+            "ctranslate2>=4.6.3",
+            "jax",
+            "matplotlib",
+            "mypy",
+            "pytest",
+            "pytest-xdist",
+            "ruff",
+        ],
     },
 )
