@@ -3,6 +3,7 @@
 See other_backend.py: one process for each backend, in which `import tensorflow` fails.
 """
 
+import importlib
 import importlib.util
 import os
 import pathlib
@@ -21,7 +22,9 @@ from keras_transformer import (
     SmoothedCrossEntropy,
     TokenAccuracy,
     Transformer,
+    search,
 )
+from keras_transformer.errors import InputError
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROGRAM = pathlib.Path(__file__).with_name("other_backend.py")
@@ -105,3 +108,9 @@ def test_mixed_precision_trains(results):
     assert results["half_precision_weights"] == "float32"
     first, *_, last = results["half_precision_losses"]
     assert last < 0.9 * first
+
+
+def test_search_on_another_backend_is_refused(monkeypatch):
+    monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
+    with pytest.raises(InputError, match="need Keras's TensorFlow backend, got 'jax'; set KERAS"):
+        importlib.reload(search)
