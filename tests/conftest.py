@@ -72,8 +72,8 @@ def _train(share_vocabulary):
     from keras_transformer.config import BOS_ID, EOS_ID, ModelConfig
     from keras_transformer.data import pad_ids
     from keras_transformer.models import Transformer
+    from keras_transformer.objectives import SmoothedCrossEntropy
     from keras_transformer.text import learn_vocabulary
-    from keras_transformer.training import SmoothedCrossEntropy
 
     generator = random.Random(1)
     sentences = [generator.choices(list(_WORDS), k=generator.randint(1, 4)) for _ in range(512)]
