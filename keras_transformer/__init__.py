@@ -13,12 +13,16 @@ if TYPE_CHECKING:  # what the names below are, for type checkers and editors
     from keras_transformer.config import ModelConfig as ModelConfig
     from keras_transformer.config import SearchConfig as SearchConfig
     from keras_transformer.config import TrainingConfig as TrainingConfig
+    from keras_transformer.config import TransformerConfig as TransformerConfig
     from keras_transformer.errors import InputError as InputError
     from keras_transformer.inference import BatchTranslator as BatchTranslator
     from keras_transformer.inference import Translator as Translator
     from keras_transformer.inference import XlaShapes as XlaShapes
     from keras_transformer.models import Ensemble as Ensemble
+    from keras_transformer.models import Seq2SeqModel as Seq2SeqModel
     from keras_transformer.models import Transformer as Transformer
+    from keras_transformer.models import build_model as build_model
+    from keras_transformer.models import register_architecture as register_architecture
     from keras_transformer.objectives import InverseSquareRoot as InverseSquareRoot
     from keras_transformer.objectives import Perplexity as Perplexity
     from keras_transformer.objectives import SmoothedCrossEntropy as SmoothedCrossEntropy
@@ -45,13 +49,17 @@ _HOMES = {
     "ModelConfig": "config",
     "SearchConfig": "config",
     "TrainingConfig": "config",
+    "TransformerConfig": "config",
     "Tokenizer": "text",
     "Vocabulary": "text",
     "learn_vocabulary": "text",
     "Ensemble": "models",
+    "Seq2SeqModel": "models",
     "Transformer": "models",
     "InverseSquareRoot": "objectives",
     "Perplexity": "objectives",
+    "build_model": "models",
+    "register_architecture": "models",
     "RunDirectory": "training",
     "SmoothedCrossEntropy": "objectives",
     "TargetTokens": "objectives",

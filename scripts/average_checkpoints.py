@@ -37,16 +37,14 @@ def main(arguments: list[str]) -> None:
     if _STEPS.value is not None and not all(step.isdecimal() for step in _STEPS.value):
         raise InputError(f"--steps takes numbers, got {','.join(_STEPS.value)!r}")
     common.load_tensorflow()
-    import keras
-
-    from keras_transformer.models import Transformer
+    from keras_transformer.models import build_model
     from keras_transformer.training import RunDirectory
 
     run = RunDirectory(_RUN_DIR.value)
     model_config, _, training = run.configs()
     checkpoints = run.checkpoints()
     steps = _steps(checkpoints, training)
-    model = Transformer(model_config, dtype=keras.DTypePolicy("float32"))
+    model = build_model(model_config, dtype="float32")
     checkpoints.average(model, steps)
     checkpoints.save_average(model)
     print(f"Averaged steps {', '.join(map(str, steps))} into {checkpoints.folder / 'average'}.")

@@ -36,7 +36,7 @@ from benchmarks.report import Verdict, check, table_line
 from benchmarks.sentences import Sentences
 
 import common
-from keras_transformer.config import PRESETS, TrainingConfig
+from keras_transformer.config import ModelConfig, TrainingConfig
 from keras_transformer.cores import num_cores
 from keras_transformer.errors import InputError
 
@@ -96,7 +96,7 @@ def main(arguments: list[str]) -> None:
         )
     _refuse_flags_of_others(arguments[0])
     for preset in _PRESETS.value:
-        _check_choice(_PRESETS.name, preset, list(PRESETS))
+        _check_choice(_PRESETS.name, preset, list(ModelConfig.presets()))
     commands[arguments[0]]()
 
 

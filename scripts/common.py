@@ -239,15 +239,17 @@ def _parse_flags(argv: list[str]) -> list[str]:
 
 
 def _attribute_help(config: type) -> dict[str, str]:
-    """Returns the descriptions under "Attributes:" in a docstring, by name."""
-    # As it stands in the source, or, from Python 3.13 on, without its indentation.
-    _, _, attributes = (inspect.getdoc(config) or "").partition("Attributes:\n")
+    """Returns the descriptions under "Attributes:" in the docstrings of a class and its bases."""
     found: dict[str, str] = {}
-    for entry in re.split(r"\n    (?=\w)", "\n" + attributes.rstrip()):
-        names, _, text = entry.strip().partition(": ")
-        text = " ".join(text.split()).replace("; None means", ". Default:")
-        for name in names.split(", "):
-            found[name] = text[:1].upper() + text[1:]
+    for base in reversed(config.__mro__):
+        # As it stands in the source, or, from Python 3.13 on, without its indentation.
+        docstring = inspect.cleandoc(vars(base).get("__doc__") or "")
+        _, _, attributes = docstring.partition("Attributes:\n")
+        for entry in re.split(r"\n    (?=\w)", "\n" + attributes.rstrip()):
+            names, _, text = entry.strip().partition(": ")
+            text = " ".join(text.split()).replace("; None means", ". Default:")
+            for name in names.split(", "):
+                found[name] = text[:1].upper() + text[1:]
     return found
 
 

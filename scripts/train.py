@@ -1,4 +1,4 @@
-"""Trains a Transformer and leaves everything that later commands need in a run directory.
+"""Trains a model and leaves everything that later commands need in a run directory.
 
     python scripts/train.py --run_dir=runs/numbers --preset=tiny --dataset=number_names/en-de
     python scripts/train.py --run_dir=runs/mine --preset=base \\
@@ -13,17 +13,17 @@ import re
 import signal
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
 import common
 from keras_transformer.config import (
-    PRESETS,
     TRAINING_PRESETS,
     DataConfig,
     ModelConfig,
     TrainingConfig,
+    architectures,
 )
 from keras_transformer.errors import InputError
 
@@ -31,12 +31,19 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
     from keras_transformer.data import ParallelText, TokenizedCorpus
+    from keras_transformer.models import Seq2SeqModel
     from keras_transformer.text import Vocabulary
     from keras_transformer.training import RunDirectory
 
 _RUN_DIR = flags.DEFINE_string("run_dir", None, "Directory of the run.", required=True)
 _PRESET = flags.DEFINE_enum(
-    "preset", "tiny", list(PRESETS), "Model and training settings, which other flags change."
+    "preset",
+    "tiny",
+    list(ModelConfig.presets()),
+    "Model and training settings, which other flags change.",
+)
+_ARCHITECTURE = flags.DEFINE_enum(
+    "architecture", None, list(architectures()), "Kind of model. Default: that of --preset."
 )
 _TENSORBOARD = flags.DEFINE_boolean(
     "tensorboard", False, "Write TensorBoard logs to <run_dir>/tensorboard."
@@ -62,11 +69,9 @@ _CACHE_DIR = flags.DEFINE_string(
 # What is trained on where no data is named: small, built in, and few tokens are enough for it.
 _DEFAULT_DATA = {"dataset": "number_names/en-de", "vocabulary_size": 200}
 
-common.define_flags(
-    ModelConfig,
-    {field for field in ModelConfig.__dataclass_fields__ if not field.endswith("vocabulary_size")},
-    PRESETS,
-)
+for each in architectures().values():
+    fields = {field for field in each.__dataclass_fields__ if not field.endswith("vocabulary_size")}
+    common.define_flags(each, fields - set(flags.FLAGS), each.presets())
 common.define_flags(DataConfig)
 common.define_flags(TrainingConfig, presets=TRAINING_PRESETS)
 
@@ -97,9 +102,9 @@ def main(arguments: list[str]) -> None:
             "already; give more --train_steps to go on with it."
         )
         return
-    _train(run, corpus, dev, strategy)
+    model = _train(run, corpus, dev, strategy)
     if stages.worker_of(strategy).is_chief:
-        _summarize(run, corpus, strategy)
+        _summarize(run, model, corpus, strategy)
 
 
 def _prepare(run: "RunDirectory", data: DataConfig, training: TrainingConfig) -> "TokenizedCorpus":
@@ -168,7 +173,7 @@ def _train(
     corpus: "TokenizedCorpus",
     dev: "ParallelText | None",
     strategy: "tf.distribute.Strategy",
-) -> None:
+) -> "Seq2SeqModel":
     """Trains the run, and tells on SIGTERM or Ctrl-C what is left of it."""
     from keras_transformer import training as stages
 
@@ -180,7 +185,7 @@ def _train(
         flush=True,
     )
     try:
-        stages.train(
+        return stages.train(
             run,
             corpus,
             dev,
@@ -200,7 +205,10 @@ def _train(
 
 
 def _summarize(
-    run: "RunDirectory", corpus: "TokenizedCorpus", strategy: "tf.distribute.Strategy"
+    run: "RunDirectory",
+    model: "Seq2SeqModel",
+    corpus: "TokenizedCorpus",
+    strategy: "tf.distribute.Strategy",
 ) -> None:
     """Prints what the run has cost and what it leaves."""
     import keras
@@ -208,12 +216,12 @@ def _summarize(
 
     from keras_transformer.training import flops, metrics_file
 
-    model_config, _, training = run.configs()
+    training = run.configs().training
     last = metrics_file.read_metrics(run.metrics_path)[-1]
-    shape = flops.CorpusShape.of(corpus.source_lengths, corpus.target_lengths)
     peak = flops.measured_peak(keras.DTypePolicy(training.precision).compute_dtype)
     gpus = strategy.num_replicas_in_sync if tf.config.list_physical_devices("GPU") else 1
-    for line in flops.summary_lines(model_config, shape, last, peak * gpus):
+    lengths = corpus.source_lengths, corpus.target_lengths
+    for line in flops.summary_lines(model, lengths, last, peak * gpus):
         print(line)
     print(f"The checkpoints, and their average, are in {run.path / 'checkpoints'}.")
 
@@ -236,12 +244,16 @@ def _data_config() -> DataConfig:
 
 
 def _model_config(data: DataConfig, source_size: int, target_size: int) -> ModelConfig:
-    values = common.given_flags(ModelConfig) | {"vocabulary_size": source_size}
+    config = ModelConfig if _ARCHITECTURE.value is None else architectures()[_ARCHITECTURE.value]
+    values: dict[str, Any] = {}
+    for each in architectures().values():  # what the model does not have is refused below
+        values |= common.given_flags(each)
+    values["vocabulary_size"] = source_size
     own_target = not data.share_vocabulary or data.target_vocabulary is not None
     if own_target:
         values["target_vocabulary_size"] = target_size
         values.setdefault("share_embeddings", "target")
-    return ModelConfig.preset(_PRESET.value, **values)
+    return config.preset(_PRESET.value, **values)
 
 
 if __name__ == "__main__":

@@ -70,7 +70,7 @@ def _train(share_vocabulary):
     import keras
     import numpy as np
 
-    from keras_transformer.config import BOS_ID, EOS_ID, ModelConfig
+    from keras_transformer.config import BOS_ID, EOS_ID, TransformerConfig
     from keras_transformer.data import pad_ids
     from keras_transformer.models import Transformer
     from keras_transformer.objectives import SmoothedCrossEntropy
@@ -85,7 +85,7 @@ def _train(share_vocabulary):
     else:
         source = learn_vocabulary(source_text, size=30, kind="word")
         target = learn_vocabulary(target_text, size=29, kind="word")
-    config = ModelConfig(
+    config = TransformerConfig(
         vocabulary_size=source.size,
         target_vocabulary_size=None if share_vocabulary else target.size,
         share_embeddings="all" if share_vocabulary else "target",

@@ -6,18 +6,18 @@ import json
 import pytest
 
 from keras_transformer.config import (
-    PRESETS,
     TRAINING_PRESETS,
     DataConfig,
     ModelConfig,
     SearchConfig,
     TrainingConfig,
+    TransformerConfig,
 )
 from keras_transformer.errors import InputError
 
 FILES = {"train_source": "train.en", "train_target": "train.de"}
 SMALLEST = {
-    ModelConfig: {"vocabulary_size": 10},
+    TransformerConfig: {"vocabulary_size": 10},
     DataConfig: FILES,
     TrainingConfig: {},
     SearchConfig: {},
@@ -36,7 +36,7 @@ SMALLEST = {
     ],
 )
 def test_presets_are_those_of_the_paper(name, layers, model_dim, feed_forward_dim, heads, dropout):
-    config = ModelConfig.preset(name, vocabulary_size=37_000)
+    config = TransformerConfig.preset(name, vocabulary_size=37_000)
     assert config.num_layers == layers
     assert config.model_dim == model_dim
     assert config.feed_forward_dim == feed_forward_dim
@@ -46,8 +46,8 @@ def test_presets_are_those_of_the_paper(name, layers, model_dim, feed_forward_di
 
 
 def test_what_no_one_sets_is_as_in_the_paper():
-    config = ModelConfig(vocabulary_size=37_000)
-    assert config == ModelConfig.preset("base", vocabulary_size=37_000)
+    config = TransformerConfig(vocabulary_size=37_000)
+    assert config == TransformerConfig.preset("base", vocabulary_size=37_000)
     assert (config.norm_position, config.positions) == ("post", "sinusoidal")
     assert config.share_embeddings == "all"
     assert config.attention_dropout == config.feed_forward_dropout == 0
@@ -65,15 +65,17 @@ def test_the_paper_trains_base_and_big_for_so_long_and_averages_so_many():
 
 
 def test_every_model_preset_has_a_training_preset():
-    assert PRESETS.keys() == TRAINING_PRESETS.keys()
+    assert TransformerConfig.PRESETS.keys() == TRAINING_PRESETS.keys()
+    for name in ModelConfig.presets():
+        assert TrainingConfig.preset(name).train_steps > 0
 
 
 def test_a_preset_may_be_changed_in_places():
-    config = ModelConfig.preset("tiny", vocabulary_size=50, dropout=0.0, num_layers=2)
+    config = TransformerConfig.preset("tiny", vocabulary_size=50, dropout=0.0, num_layers=2)
     assert (config.dropout, config.num_layers, config.model_dim) == (0.0, 2, 128)
 
 
-@pytest.mark.parametrize("kind", [ModelConfig, TrainingConfig])
+@pytest.mark.parametrize("kind", [ModelConfig, TransformerConfig, TrainingConfig])
 def test_an_unknown_preset_is_refused_with_those_there_are(kind):
     with pytest.raises(InputError, match=r"^preset must be one of tiny, base, big, got 'huge'$"):
         kind.preset("huge")
@@ -85,8 +87,8 @@ def test_an_unknown_preset_is_refused_with_those_there_are(kind):
 @pytest.mark.parametrize(
     "config",
     [
-        ModelConfig(vocabulary_size=10),
-        ModelConfig(vocabulary_size=9, target_vocabulary_size=8, share_embeddings="none"),
+        TransformerConfig(vocabulary_size=10),
+        TransformerConfig(vocabulary_size=9, target_vocabulary_size=8, share_embeddings="none"),
         DataConfig(**FILES, vocabulary_kind="unigram"),
         DataConfig(dataset="wmt14_translate/de-en", share_vocabulary=False),
         TrainingConfig(learning_rate=0.002, precision="mixed_bfloat16"),
@@ -161,7 +163,7 @@ def test_a_changed_copy_is_checked_like_any_other():
 )
 def test_a_mistake_in_the_model_is_told(changes, message):
     with pytest.raises(InputError, match=message) as caught:
-        ModelConfig(**{"vocabulary_size": 10} | changes)
+        TransformerConfig(**{"vocabulary_size": 10} | changes)
     assert "\n" not in str(caught.value)
 
 
@@ -175,7 +177,7 @@ def test_a_mistake_in_the_model_is_told(changes, message):
     ],
 )
 def test_unusual_models_are_possible(changes):
-    ModelConfig(**{"vocabulary_size": 10} | changes)
+    TransformerConfig(**{"vocabulary_size": 10} | changes)
 
 
 @pytest.mark.parametrize(

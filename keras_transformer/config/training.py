@@ -106,7 +106,8 @@ class TrainingConfig(JsonConfig):
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> Self:
-        """Returns the training that goes with the model preset of the same name."""
+        """Returns the training for a model preset of this name, "rnn-tiny" like "tiny"."""
+        name = name if name in TRAINING_PRESETS else name.rpartition("-")[2]
         check_choice("preset", name, tuple(TRAINING_PRESETS))
         return cls.from_dict(TRAINING_PRESETS[name] | changes)
 

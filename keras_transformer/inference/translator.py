@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from keras_transformer.config import EOS_ID, PAD_ID, SearchConfig
 from keras_transformer.decoding import Tensor, TranslationModel
+from keras_transformer.errors import InputError
 from keras_transformer.inference.compiled_search import CompiledSearch, XlaShapes
 from keras_transformer.inference.precomputed import precompute
 from keras_transformer.inference.search_options import (
@@ -40,6 +41,9 @@ class Translator(tf.Module):
         xla: shapes of batches for which XLA compiles the search; None means the plain graph, which
             runs everywhere. What sentences wish for themselves goes through the plain graph.
 
+    Raises:
+        InputError: the search has a coverage penalty, and the model no attention.
+
     Example:
         >>> translator = Translator(run.load_model(), *run.vocabularies())
         >>> translator.translate(["two hundred"])[0][0].text
@@ -56,6 +60,11 @@ class Translator(tf.Module):
     ) -> None:
         super().__init__(name="translator")
         self.search = search or SearchConfig()
+        if self.search.coverage_penalty and not hasattr(model, "attention"):
+            raise InputError(
+                f"coverage_penalty {self.search.coverage_penalty} needs a model with attention to "
+                "the source, and this one has none; leave it out"
+            )
         self.source_tokenizer = Tokenizer(source)
         self.target_tokenizer = self.source_tokenizer
         if target.fingerprint != source.fingerprint:
@@ -143,8 +152,8 @@ class Translator(tf.Module):
     def precomputed(self) -> "Translator":
         """Returns a translator that is faster, for a model whose weights no longer change.
 
-        What depends on the weights alone is computed here, once; see `frozen.py`. After further
-        training make another one.
+        What depends on the weights alone is computed here, once; see `precomputed.py`. After
+        further training make another one.
         """
         return Translator(
             precompute(self.model),

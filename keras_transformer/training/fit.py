@@ -6,7 +6,7 @@ from typing import Literal
 import tensorflow as tf
 
 from keras_transformer.data import ParallelText, TokenizedCorpus
-from keras_transformer.models import Transformer
+from keras_transformer.models import Seq2SeqModel
 from keras_transformer.training.run_directory import RunDirectory
 from keras_transformer.training.stopping import is_stopped_early
 from keras_transformer.training.strategies import worker_of
@@ -22,7 +22,7 @@ def train(
     jit_compile: bool | Literal["auto"] = "auto",
     tensorboard: bool = False,
     show: bool = True,
-) -> Transformer:
+) -> Seq2SeqModel:
     """Trains the run to its end and returns its model.
 
     A run that has checkpoints goes on from the newest: weights, optimizer, random numbers of
@@ -36,7 +36,7 @@ def train(
         strategy: from `make_strategy`; None trains on one device.
         jit_compile: as in `TokenWeightedModel.compile`.
         tensorboard: whether to write TensorBoard logs into the run directory.
-        show: whether to tell on standard output how it goes.
+        show: whether to print progress on standard output.
 
     Raises:
         Stopped: by SIGTERM or Ctrl-C, after a checkpoint of the present step was written.
@@ -45,11 +45,11 @@ def train(
     """
     strategy = strategy or tf.distribute.get_strategy()
     with run.reserved() if worker_of(strategy).is_chief else contextlib.nullcontext():
-        session = Trainer(run, strategy, jit_compile, show)
+        trainer = Trainer(run, strategy, jit_compile, show)
         with strategy.scope():
-            session.train(corpus, dev, tensorboard)
-            session.average()
-    return session.model
+            trainer.train(corpus, dev, tensorboard)
+            trainer.average()
+    return trainer.model
 
 
 def is_finished(run: RunDirectory) -> bool:

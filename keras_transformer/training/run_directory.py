@@ -18,12 +18,11 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import keras
-
 from keras_transformer.atomic_files import write_atomically
 from keras_transformer.config import DataConfig, ModelConfig, TrainingConfig
+from keras_transformer.config.model import UnknownArchitectureError
 from keras_transformer.errors import InputError
-from keras_transformer.models import Transformer
+from keras_transformer.models import Seq2SeqModel, build_model
 from keras_transformer.text import Vocabulary
 from keras_transformer.training.checkpoints import Checkpoints
 
@@ -120,6 +119,8 @@ class RunDirectory:
                 DataConfig.from_dict(values["data"]),
                 TrainingConfig.from_dict(values["training"]),
             )
+        except UnknownArchitectureError as error:
+            raise InputError(f"{self._config_path}: {error}") from error
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError(
                 f"{self._config_path} is damaged ({type(error).__name__}: {error}); "
@@ -144,7 +145,7 @@ class RunDirectory:
         configs = self.configs()
         for here, asked in zip(configs, (model, data, training), strict=True):
             for name, value in asked.to_dict().items():
-                before = here.to_dict()[name]
+                before = here.to_dict().get(name)  # another architecture has other fields
                 if value != before and name not in may_change:
                     differences.append(f"{name} is {before!r} there and {value!r} here")
         if differences:
@@ -203,7 +204,7 @@ class RunDirectory:
             end=training.train_steps,
         )
 
-    def load_model(self, checkpoint: str = "auto") -> Transformer:
+    def load_model(self, checkpoint: str = "auto") -> Seq2SeqModel:
         """Returns the model with the weights of a checkpoint, in float32.
 
         Args:
@@ -214,7 +215,7 @@ class RunDirectory:
         """
         checkpoints, model_config = self.checkpoints(), self.configs().model
         name = checkpoints.find(checkpoint)
-        model = Transformer(model_config, dtype=keras.DTypePolicy("float32"))
+        model = build_model(model_config, dtype="float32")
         checkpoints.restore(model, name)
         return model
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from keras_transformer.config import TrainingConfig
 from keras_transformer.data import ParallelText, TokenizedCorpus
-from keras_transformer.models import Transformer
+from keras_transformer.models import build_model
 from keras_transformer.training.checkpoint_metrics import dev_metrics
 from keras_transformer.training.compilation import compile_for_training
 from keras_transformer.training.input_pipeline import TrainingInput
@@ -32,7 +32,7 @@ from keras_transformer.training.weight_average import WeightAverage
 
 
 class Trainer:
-    """What one process knows of a run while it trains it."""
+    """Trains a run in one process: builds or resumes the model, fits, saves and averages."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Trainer:
         self.counter = StepCounter()
         keras.utils.set_random_seed(self.training.seed)
         with strategy.scope():
-            self.model = Transformer(model_config, dtype=keras.DTypePolicy(self.training.precision))
+            self.model = build_model(model_config, dtype=self.training.precision)
             compile_for_training(self.model, self.training, jit_compile)
             self.weight_average = None
             if self.training.ema_decay is not None:
@@ -64,7 +64,7 @@ class Trainer:
         check_validation(self.training, dev)
         batches = TrainingInput(self.run, self.strategy)
         held_out = None if dev is None else batches.validation_batches(dev)
-        metric_logger = self._measurements(tensorboard)
+        metric_logger = self._metric_logger(tensorboard)
         with (
             self._shown(metric_logger) as progress,
             self._stopped_by_signals(metric_logger) as stops,
@@ -108,8 +108,8 @@ class Trainer:
             lambda: self.checkpoints.save(self.model, step, metrics=metrics, **self._state())
         )
 
-    def _measurements(self, tensorboard: bool) -> MetricLogger:
-        """Returns what measures on every worker, and writes on the chief."""
+    def _metric_logger(self, tensorboard: bool) -> MetricLogger:
+        """Returns the metric logger; only the chief's writes files."""
         if not self.worker.is_chief:
             return MetricLogger(self.counter, self.training.log_steps)
         file = MetricsFile(self.run.metrics_path, self.counter.step)
@@ -124,7 +124,7 @@ class Trainer:
 
     @contextlib.contextmanager
     def _shown(self, metric_logger: MetricLogger) -> Iterator[list[keras.callbacks.Callback]]:
-        """Gives the callback that tells how it goes, and ends its line."""
+        """Yields the progress callback, if any, and ends its line."""
         if not self.show:
             yield []
             return
@@ -139,7 +139,7 @@ class Trainer:
     def _stopped_by_signals(
         self, metric_logger: MetricLogger
     ) -> Iterator[list[keras.callbacks.Callback]]:
-        """Gives the callback that ends training on SIGTERM and Ctrl-C."""
+        """Yields the callback that ends training on SIGTERM and Ctrl-C."""
 
         def save(step: int) -> None:
             metric_logger.finish()
@@ -171,7 +171,7 @@ class Trainer:
         )
 
     def _state(self) -> dict[str, Any]:
-        """Returns what training goes on from beside the model and its optimizer."""
+        """Returns what training resumes from besides the model and its optimizer."""
         state = {"extra": {"bad_steps_in_a_row": self.model.bad_steps_in_a_row}}
         if self.weight_average is not None:
             state["average_weights"] = self.weight_average.variables
@@ -185,7 +185,7 @@ class Trainer:
 
 
 def _sum_over_workers(strategy: tf.distribute.Strategy, value: float) -> float:
-    """Returns the sum of what the replicas of all workers give, once all have called it."""
+    """Returns the sum of the values of all replicas; waits until all workers have called it."""
     result = _add(strategy, tf.constant(value))
     return float(strategy.experimental_local_results(result)[0])
 

@@ -8,7 +8,7 @@ from typing import Any
 import common
 from benchmarks.batches import real_tokens, stream
 from benchmarks.engines import Channel, Job, job_of_process
-from keras_transformer.config import ModelConfig, TrainingConfig
+from keras_transformer.config import TrainingConfig, TransformerConfig
 from keras_transformer.data import Batch
 
 
@@ -23,7 +23,7 @@ def main(job: Job) -> None:
 
     tf.config.threading.set_intra_op_parallelism_threads(job.threads)
     training = TrainingConfig.preset(job.preset, precision=job.precision)
-    config = ModelConfig.preset(job.preset, vocabulary_size=job.vocabulary_size)
+    config = TransformerConfig.preset(job.preset, vocabulary_size=job.vocabulary_size)
     keras.utils.set_random_seed(training.seed)
     model = Transformer(config, dtype=keras.DTypePolicy(training.precision))
     compile_for_training(model, training)

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from benchmarks.decoding_process import BEAM_SIZE, LENGTH_PENALTY
 from benchmarks.sentences import Sentences
-from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, ModelConfig, SearchConfig
+from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, SearchConfig, TransformerConfig
 from keras_transformer.data import read_lines
 from keras_transformer.errors import InputError
 from keras_transformer.inference.compiled_search import XlaShapes
@@ -72,7 +72,7 @@ def random_model(preset: str, vocabulary_size: int) -> tuple[Transformer, Vocabu
     words = (f"w{number}" for number in range(vocabulary_size))
     vocabulary = learn_vocabulary(words, size=vocabulary_size, kind="word")
     keras.utils.set_random_seed(_SEED)
-    model = Transformer(ModelConfig.preset(preset, vocabulary_size=vocabulary_size))
+    model = Transformer(TransformerConfig.preset(preset, vocabulary_size=vocabulary_size))
     # Hidden states share a direction, and the embeddings of these symbols point the other way.
     signs = np.random.default_rng(_SEED).choice([-1.0, 1.0], model.config.model_dim)
     model.decoder.layers[-1].feed_forward_residual.norm.bias.assign(signs / 2)

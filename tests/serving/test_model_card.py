@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from keras_transformer.config import DataConfig, ModelConfig, TrainingConfig
+from keras_transformer.config import DataConfig, TrainingConfig, TransformerConfig
 from keras_transformer.errors import InputError
 from keras_transformer.serving.model_card import describe_run
 from keras_transformer.serving.versions import read_model_card
@@ -20,7 +20,7 @@ def make_run(tmp_path):
         run = RunDirectory(tmp_path / "run")
         vocabulary = learn_vocabulary(["a b c"], size=7, kind="word")
         run.create(
-            ModelConfig.preset("tiny", vocabulary_size=vocabulary.size),
+            TransformerConfig.preset("tiny", vocabulary_size=vocabulary.size),
             DataConfig(**data),
             TrainingConfig.preset("tiny", seed=7),
             vocabulary,

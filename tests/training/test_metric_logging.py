@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_transformer.config import ModelConfig
+from keras_transformer.config import TransformerConfig
 from keras_transformer.models import Transformer
 from keras_transformer.objectives import (
     Padding,
@@ -70,7 +70,7 @@ def batches(count: int, rows: int = 4, length: int = 6) -> tf.data.Dataset:
 
 def test_a_row_has_the_values_of_the_batches_since_the_row_before_and_no_others():
     config = {"num_layers": 1, "model_dim": 8, "feed_forward_dim": 8, "num_heads": 1}
-    model = Transformer(ModelConfig(**config, vocabulary_size=20, dropout=0.0))
+    model = Transformer(TransformerConfig(**config, vocabulary_size=20, dropout=0.0))
     metrics = [TokenAccuracy(), Perplexity(), TargetTokens(), Padding()]
     # A rate of 0 leaves the weights as they are, so that `evaluate` gives the same afterwards.
     model.compile(keras.optimizers.SGD(0.0), SmoothedCrossEntropy(0.1), metrics=metrics)
