@@ -1,6 +1,6 @@
 """A run directory: all that later commands need of a training run.
 
-config.json         the model, data and training configurations
+config.json         the model, data and training configurations, and the task
 source.model        the source's SentencePiece vocabulary; the target's too where shared
 target.model        the target's own vocabulary, where there is one
 checkpoints/        see `checkpoints.py`
@@ -24,6 +24,7 @@ from keras_transformer.atomic_files import write_atomically
 from keras_transformer.config import DataConfig, ModelConfig, TrainingConfig
 from keras_transformer.errors import InputError
 from keras_transformer.models import Transformer
+from keras_transformer.tasks import Task, Translation, get_task
 from keras_transformer.text import Vocabulary
 from keras_transformer.training.checkpoints import Checkpoints
 
@@ -52,6 +53,7 @@ class RunConfigs(NamedTuple):
     model: ModelConfig
     data: DataConfig
     training: TrainingConfig
+    task: Task = Translation()
 
 
 class RunDirectory:
@@ -75,14 +77,7 @@ class RunDirectory:
             )
         return self._config_path.is_file()
 
-    def create(
-        self,
-        model: ModelConfig,
-        data: DataConfig,
-        training: TrainingConfig,
-        source: Vocabulary,
-        target: Vocabulary,
-    ) -> None:
+    def create(self, configs: RunConfigs, source: Vocabulary, target: Vocabulary) -> None:
         """Writes the vocabularies and, last, the configuration.
 
         Raises:
@@ -100,7 +95,7 @@ class RunDirectory:
         source.save(self._source_path)
         if target.fingerprint != source.fingerprint:
             target.save(self._target_path)
-        self._write_config(model, data, training)
+        self._write_config(configs)
 
     def configs(self) -> RunConfigs:
         """Returns the configurations of the run.
@@ -115,10 +110,12 @@ class RunDirectory:
             )
         try:
             values = json.loads(self._config_path.read_text(encoding="utf-8"))
+            options = dict(values["task"])
             return RunConfigs(
                 ModelConfig.from_dict(values["model"]),
                 DataConfig.from_dict(values["data"]),
                 TrainingConfig.from_dict(values["training"]),
+                get_task(options.pop("name")).from_dict(options),
             )
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError(
@@ -126,7 +123,7 @@ class RunDirectory:
                 "restore it from a copy, or start another run"
             ) from error
 
-    def continue_with(self, model: ModelConfig, data: DataConfig, training: TrainingConfig) -> None:
+    def continue_with(self, asked: RunConfigs) -> None:
         """Checks that a command asks for the run that is here, and notes a new length of it.
 
         As long as the run has no checkpoint, all about training may change: nothing is lost then
@@ -138,26 +135,26 @@ class RunDirectory:
         """
         may_change = set(_MAY_CHANGE)
         if not self.checkpoints().steps():
-            may_change |= training.to_dict().keys()
+            may_change |= asked.training.to_dict().keys()
             may_change |= _NOT_OF_THE_VOCABULARY
-        differences = []
         configs = self.configs()
-        for here, asked in zip(configs, (model, data, training), strict=True):
-            for name, value in asked.to_dict().items():
-                before = here.to_dict()[name]
-                if value != before and name not in may_change:
-                    differences.append(f"{name} is {before!r} there and {value!r} here")
+        before = _values(configs)
+        differences = [
+            f"{name} is {before.get(name)!r} there and {value!r} here"
+            for name, value in _values(asked).items()
+            if value != before.get(name) and name not in may_change
+        ]
         if differences:
             raise InputError(
                 f"run directory {self.path} holds another run: {'; '.join(differences)}; "
                 "repeat its flags to go on with it, or give another --run_dir"
             )
         with self.reserved():
-            if _what_is_averaged(configs.training) != _what_is_averaged(training):
+            if _what_is_averaged(configs.training) != _what_is_averaged(asked.training):
                 checkpoints = self.checkpoints()
-                if checkpoints.to_average(*_what_is_averaged(training)):
+                if checkpoints.to_average(*_what_is_averaged(asked.training)):
                     checkpoints.drop_average()  # made anew when the run comes to its end
-            self._write_config(model, data, training)
+            self._write_config(asked)
 
     @contextlib.contextmanager
     def reserved(self) -> Iterator[None]:
@@ -194,13 +191,15 @@ class RunDirectory:
         folder = self.path / "checkpoints"
         if not self.exists:
             return Checkpoints(folder)
-        training = self.configs().training
+        configs = self.configs()
+        training = configs.training
         return Checkpoints(
             folder,
             keep=training.keep_checkpoints,
             keep_best=training.keep_best,
             every=training.checkpoint_steps,
             end=training.train_steps,
+            metric=configs.task.metric,
         )
 
     def load_model(self, checkpoint: str = "auto") -> Transformer:
@@ -241,13 +240,22 @@ class RunDirectory:
             "give a path that can be written to, on a disk with some space"
         )
 
-    def _write_config(self, *configs: Any) -> None:
-        model, data, training = (config.to_dict() for config in configs)
-        text = json.dumps({"model": model, "data": data, "training": training}, indent=2)
+    def _write_config(self, configs: RunConfigs) -> None:
+        values = {name: config.to_dict() for name, config in configs._asdict().items()}
+        values["task"] = {"name": configs.task.name} | values["task"]
+        text = json.dumps(values, indent=2)
         try:
             write_atomically(self._config_path, text + "\n")
         except OSError as error:
             raise self._cannot_write(error) from error
+
+
+def _values(configs: RunConfigs) -> dict[str, Any]:
+    """Returns all that a run was asked for, by the names of the flags."""
+    values = {"task": configs.task.name}
+    for config in configs:
+        values |= config.to_dict()
+    return values
 
 
 def _what_is_averaged(training: TrainingConfig) -> tuple[int, int | None]:

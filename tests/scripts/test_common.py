@@ -12,13 +12,14 @@ import textwrap
 import pytest
 
 from keras_transformer.config import DataConfig, ModelConfig, SearchConfig, TrainingConfig
+from keras_transformer.tasks import Translation
 
 _FOLDER = pathlib.Path(__file__).resolve().parents[2] / "scripts"
 # Some flags of each script.
 _FLAGS = {
     "average_checkpoints": ["last", "run_dir", "steps"],
     "benchmark": ["check", "presets", "rounds", "run_dir", "vocabulary_size"],
-    "evaluate": ["beam_size", "checkpoint", "json", "length_penalty", "output", "tokenize"],
+    "evaluate": ["beam_size", "bleu_tokenize", "checkpoint", "json", "length_penalty", "output"],
     "export": ["beam_size", "export_dir", "num_translations", "version"],
     "learn_vocabulary": ["output", "vocabulary_kind", "vocabulary_size"],
     "plot_run": ["output"],
@@ -187,7 +188,9 @@ def test_ctrl_c_ends_with_130_and_one_line(start, write_script):
     assert err.strip() == "small.py: interrupted"
 
 
-@pytest.mark.parametrize("config", [DataConfig, ModelConfig, SearchConfig, TrainingConfig])
+@pytest.mark.parametrize(
+    "config", [DataConfig, ModelConfig, SearchConfig, TrainingConfig, Translation]
+)
 @pytest.mark.parametrize("docstring", [lambda text: text, inspect.cleandoc], ids=["3.10", "3.13"])
 def test_every_field_has_its_help_however_python_keeps_docstrings(monkeypatch, config, docstring):
     monkeypatch.syspath_prepend(str(_FOLDER))

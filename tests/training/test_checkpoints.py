@@ -15,9 +15,11 @@ import pytest
 import tensorflow as tf
 
 from keras_transformer.errors import InputError
+from keras_transformer.tasks import Translation
 from keras_transformer.training.checkpoints import Checkpoints
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+BLEU = Translation.metric
 DATA, INDEX = "data-00000-of-00001", "index"
 
 
@@ -64,7 +66,7 @@ def names_in(folder: pathlib.Path) -> set[str]:
 
 @pytest.fixture
 def checkpoints(tmp_path) -> Checkpoints:
-    return Checkpoints(tmp_path / "checkpoints", keep=3)
+    return Checkpoints(tmp_path / "checkpoints", keep=3, metric=BLEU)
 
 
 # Writing and reading
@@ -216,8 +218,10 @@ def test_a_damaged_file_of_scores_is_told_before_training_goes_on(checkpoints, c
 
 
 def test_what_a_stop_wrote_between_two_regular_ones_leaves_no_trace(tmp_path):
-    undisturbed = Checkpoints(tmp_path / "undisturbed", 2, keep_best=1, every=10, end=45)
-    stopped = Checkpoints(tmp_path / "stopped", 2, keep_best=1, every=10, end=45)
+    undisturbed = Checkpoints(
+        tmp_path / "undisturbed", 2, keep_best=1, every=10, end=45, metric=BLEU
+    )
+    stopped = Checkpoints(tmp_path / "stopped", 2, keep_best=1, every=10, end=45, metric=BLEU)
     for step in (10, 13, 17, 20, 21, 30, 39, 40, 41, 44, 45):
         model = make_model(seed=step)
         metrics = {"bleu": -float(step)}
@@ -492,8 +496,8 @@ def test_data_without_an_index_is_no_checkpoint_and_goes_away(checkpoints):
 SAVE_FOREVER = """
 import itertools, pathlib, sys
 sys.path.insert(0, sys.argv[2])
-from test_checkpoints import Checkpoints, make_model
-checkpoints, model = Checkpoints(pathlib.Path(sys.argv[1]), 2, keep_best=1), make_model()
+from test_checkpoints import BLEU, Checkpoints, make_model
+checkpoints, model = Checkpoints(pathlib.Path(sys.argv[1]), 2, keep_best=1, metric=BLEU), make_model()
 for step in itertools.count(1):
     for variable in model.variables:
         variable.assign(variable * 0 + step)
@@ -524,7 +528,7 @@ def test_whenever_a_process_is_killed_the_newest_checkpoint_is_whole(tmp_path):
     assert len(moments) == 15
     litter, model = 0, make_model()
     for moment in [*moments, folder]:
-        checkpoints, said = Checkpoints(moment, 2, keep_best=1), []
+        checkpoints, said = Checkpoints(moment, 2, keep_best=1, metric=BLEU), []
         step = checkpoints.resume(model, say=said.append)
         assert said == []
         assert step == checkpoints.steps()[-1] > 0
