@@ -88,7 +88,7 @@ def describe_run(run: RunDirectory, checkpoint: str) -> dict[str, Any]:
     measured = next(reversed(metrics), None) if checkpoint == AVERAGE else checkpoint
     return {
         "checkpoint": checkpoint,
-        "task": {"name": configs.task.name} | configs.task.to_dict(),
+        "task": configs.to_dict()["task"],
         "data": values,
         "settings": configs.training.to_dict(),
         "dev_metrics": {name: each for name, each in metrics.items() if name == measured},

@@ -15,7 +15,7 @@ import fcntl
 import json
 import os
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import keras
@@ -54,6 +54,23 @@ class RunConfigs(NamedTuple):
     data: DataConfig
     training: TrainingConfig
     task: Task = Translation()
+
+    def to_dict(self) -> dict[str, dict[str, Any]]:
+        """Returns them as config.json holds them."""
+        values = {name: config.to_dict() for name, config in self._asdict().items()}
+        values["task"] = {"name": self.task.name} | values["task"]
+        return values
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Mapping[str, Any]]) -> "RunConfigs":
+        """Returns what `to_dict` was called on."""
+        options = dict(values["task"])
+        return cls(
+            ModelConfig.from_dict(dict(values["model"])),
+            DataConfig.from_dict(dict(values["data"])),
+            TrainingConfig.from_dict(dict(values["training"])),
+            get_task(options.pop("name")).from_dict(options),
+        )
 
 
 class RunDirectory:
@@ -109,14 +126,7 @@ class RunDirectory:
                 "give the --run_dir of an earlier scripts/train.py"
             )
         try:
-            values = json.loads(self._config_path.read_text(encoding="utf-8"))
-            options = dict(values["task"])
-            return RunConfigs(
-                ModelConfig.from_dict(values["model"]),
-                DataConfig.from_dict(values["data"]),
-                TrainingConfig.from_dict(values["training"]),
-                get_task(options.pop("name")).from_dict(options),
-            )
+            return RunConfigs.from_dict(json.loads(self._config_path.read_text(encoding="utf-8")))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError(
                 f"{self._config_path} is damaged ({type(error).__name__}: {error}); "
@@ -241,11 +251,8 @@ class RunDirectory:
         )
 
     def _write_config(self, configs: RunConfigs) -> None:
-        values = {name: config.to_dict() for name, config in configs._asdict().items()}
-        values["task"] = {"name": configs.task.name} | values["task"]
-        text = json.dumps(values, indent=2)
         try:
-            write_atomically(self._config_path, text + "\n")
+            write_atomically(self._config_path, json.dumps(configs.to_dict(), indent=2) + "\n")
         except OSError as error:
             raise self._cannot_write(error) from error
 

@@ -218,10 +218,9 @@ def test_a_damaged_file_of_scores_is_told_before_training_goes_on(checkpoints, c
 
 
 def test_what_a_stop_wrote_between_two_regular_ones_leaves_no_trace(tmp_path):
-    undisturbed = Checkpoints(
-        tmp_path / "undisturbed", 2, keep_best=1, every=10, end=45, metric=BLEU
-    )
-    stopped = Checkpoints(tmp_path / "stopped", 2, keep_best=1, every=10, end=45, metric=BLEU)
+    options = {"keep_best": 1, "every": 10, "end": 45, "metric": BLEU}
+    undisturbed = Checkpoints(tmp_path / "undisturbed", 2, **options)
+    stopped = Checkpoints(tmp_path / "stopped", 2, **options)
     for step in (10, 13, 17, 20, 21, 30, 39, 40, 41, 44, 45):
         model = make_model(seed=step)
         metrics = {"bleu": -float(step)}
@@ -497,7 +496,8 @@ SAVE_FOREVER = """
 import itertools, pathlib, sys
 sys.path.insert(0, sys.argv[2])
 from test_checkpoints import BLEU, Checkpoints, make_model
-checkpoints, model = Checkpoints(pathlib.Path(sys.argv[1]), 2, keep_best=1, metric=BLEU), make_model()
+checkpoints = Checkpoints(pathlib.Path(sys.argv[1]), 2, keep_best=1, metric=BLEU)
+model = make_model()
 for step in itertools.count(1):
     for variable in model.variables:
         variable.assign(variable * 0 + step)

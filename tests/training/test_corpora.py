@@ -55,7 +55,7 @@ def few_numbers(tmp_path, monkeypatch):
     digits = {1: number_names._Share(train=7, validation=1, test=2)}
     monkeypatch.setattr(number_names, "_SHARES", digits)
     split = functools.partial(DatasetSplit, data_dir=tmp_path)
-    monkeypatch.setattr(corpora, "DatasetSplit", split)
+    monkeypatch.setattr("keras_transformer.data.DatasetSplit", split)
 
 
 def read_training_text(data):

@@ -171,9 +171,7 @@ def test_a_missing_run_is_told(tmp_path):
 
 def broken(*keys, value):
     """Gives the configuration of a run with one value replaced."""
-    names = ("model", "data", "training")
-    whole = {name: config.to_dict() for name, config in zip(names, configs(), strict=True)}
-    place = whole
+    whole = place = configs().to_dict()
     for key in keys[:-1]:
         place = place[key]
     place[keys[-1]] = value
@@ -195,8 +193,10 @@ def broken(*keys, value):
         broken("model", "num_layers", value=0),
         broken("model", "num_leyers", value=6),
         broken("training", "precision", value="float8"),
+        broken("task", "name", value="unknown"),
+        broken("task", "bleu_tokenize", value="13b"),
     ],
-    ids=range(12),
+    ids=range(14),
 )
 def test_a_damaged_configuration_is_told_in_one_line(run, content):
     (run.path / "config.json").write_bytes(content)
