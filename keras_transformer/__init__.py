@@ -27,6 +27,9 @@ if TYPE_CHECKING:  # what the names below are, for type checkers and editors
     from keras_transformer.search import sentence_seeds as sentence_seeds
     from keras_transformer.serving import export as export
     from keras_transformer.serving import load_exported as load_exported
+    from keras_transformer.tasks import Metric as Metric
+    from keras_transformer.tasks import Task as Task
+    from keras_transformer.tasks import register_task as register_task
     from keras_transformer.text import Tokenizer as Tokenizer
     from keras_transformer.text import Vocabulary as Vocabulary
     from keras_transformer.text import learn_vocabulary as learn_vocabulary
@@ -50,6 +53,9 @@ _HOMES = {
     "learn_vocabulary": "text",
     "Ensemble": "models",
     "Transformer": "models",
+    "Metric": "tasks",
+    "Task": "tasks",
+    "register_task": "tasks",
     "InverseSquareRoot": "training",
     "Perplexity": "training",
     "RunDirectory": "training",

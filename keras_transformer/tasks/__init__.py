@@ -6,9 +6,9 @@ A task of one's own is a `Task` in a file of its own and a line in `_BUILT_IN`, 
 
 from keras_transformer.tasks.base import VALIDATION_METRICS, Metric, Task
 from keras_transformer.tasks.registry import get_task, register_task, registered_tasks
-from keras_transformer.tasks.translation import Translation
+from keras_transformer.tasks.translation import TranslationTask
 
-_BUILT_IN = (Translation,)
+_BUILT_IN = (TranslationTask,)
 for _task in _BUILT_IN:
     register_task(_task)
 
@@ -16,7 +16,7 @@ __all__ = [
     "VALIDATION_METRICS",
     "Metric",
     "Task",
-    "Translation",
+    "TranslationTask",
     "get_task",
     "register_task",
     "registered_tasks",

@@ -8,7 +8,7 @@ from keras_transformer.tasks.base import Metric, Task
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Translation(Task):
+class TranslationTask(Task):
     """Translation, compared with one reference for each sentence.
 
     Attributes:

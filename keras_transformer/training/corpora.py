@@ -13,10 +13,10 @@ from keras_transformer.data import (
     learn_from_corpus,
 )
 from keras_transformer.errors import InputError
-from keras_transformer.tasks import Task, Translation
+from keras_transformer.tasks import Task, TranslationTask
 from keras_transformer.text import Vocabulary
 
-_TRANSLATION = Translation()
+_TRANSLATION = TranslationTask()
 
 
 def training_corpus(

@@ -24,7 +24,7 @@ from keras_transformer.atomic_files import write_atomically
 from keras_transformer.config import DataConfig, ModelConfig, TrainingConfig
 from keras_transformer.errors import InputError
 from keras_transformer.models import Transformer
-from keras_transformer.tasks import Task, Translation, get_task
+from keras_transformer.tasks import Task, TranslationTask, get_task
 from keras_transformer.text import Vocabulary
 from keras_transformer.training.checkpoints import Checkpoints
 
@@ -53,7 +53,7 @@ class RunConfigs(NamedTuple):
     model: ModelConfig
     data: DataConfig
     training: TrainingConfig
-    task: Task = Translation()
+    task: Task = TranslationTask()
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """Returns them as config.json holds them."""

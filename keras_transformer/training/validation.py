@@ -60,7 +60,7 @@ class DevMetric:
         num_sentences: how many are searched.
 
     Example:
-        >>> bleu = DevMetric(model, dev, run.vocabularies(), Translation(), training)
+        >>> bleu = DevMetric(model, dev, run.vocabularies(), TranslationTask(), training)
         >>> bleu()
         37.2
     """

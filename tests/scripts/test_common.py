@@ -12,7 +12,7 @@ import textwrap
 import pytest
 
 from keras_transformer.config import DataConfig, ModelConfig, SearchConfig, TrainingConfig
-from keras_transformer.tasks import Translation
+from keras_transformer.tasks import TranslationTask
 
 _FOLDER = pathlib.Path(__file__).resolve().parents[2] / "scripts"
 # Some flags of each script.
@@ -189,7 +189,7 @@ def test_ctrl_c_ends_with_130_and_one_line(start, write_script):
 
 
 @pytest.mark.parametrize(
-    "config", [DataConfig, ModelConfig, SearchConfig, TrainingConfig, Translation]
+    "config", [DataConfig, ModelConfig, SearchConfig, TrainingConfig, TranslationTask]
 )
 @pytest.mark.parametrize("docstring", [lambda text: text, inspect.cleandoc], ids=["3.10", "3.13"])
 def test_every_field_has_its_help_however_python_keeps_docstrings(monkeypatch, config, docstring):

@@ -21,7 +21,7 @@ from keras_transformer.inference import Translator
 from keras_transformer.tasks import (
     Metric,
     Task,
-    Translation,
+    TranslationTask,
     get_task,
     register_task,
     registered_tasks,
@@ -187,7 +187,7 @@ def test_a_run_of_another_task_is_not_gone_on_with(tmp_path, data):
     asked = run.configs()
     run.continue_with(asked)
     with pytest.raises(InputError, match="task is 'reversal' there and 'translation' here; bleu_"):
-        run.continue_with(asked._replace(task=Translation()))
+        run.continue_with(asked._replace(task=TranslationTask()))
     with pytest.raises(InputError, match="shout is True there and False here"):
         run.continue_with(asked._replace(task=Reversal()))
 

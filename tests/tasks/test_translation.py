@@ -2,11 +2,11 @@
 
 import pytest
 
-from keras_transformer.tasks.translation import Translation, join_pieces
+from keras_transformer.tasks.translation import TranslationTask, join_pieces
 
 
 def evaluate(outputs, references, **options):
-    task = Translation(**options)
+    task = TranslationTask(**options)
     return task.evaluate(task.postprocess(outputs, references), references, references)
 
 

@@ -15,11 +15,11 @@ import pytest
 import tensorflow as tf
 
 from keras_transformer.errors import InputError
-from keras_transformer.tasks import Translation
+from keras_transformer.tasks import TranslationTask
 from keras_transformer.training.checkpoints import Checkpoints
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-BLEU = Translation.metric
+BLEU = TranslationTask.metric
 DATA, INDEX = "data-00000-of-00001", "index"
 
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from keras_transformer.config import ModelConfig
 from keras_transformer.models import Transformer
-from keras_transformer.tasks import Translation
+from keras_transformer.tasks import TranslationTask
 from keras_transformer.training import SmoothedCrossEntropy, metric_logging
 from keras_transformer.training.lazy_logs import LazyLogs
 from keras_transformer.training.metric_logging import MetricLogger
@@ -34,7 +34,7 @@ class Training:
 
     def __init__(self, clock, log_steps=2, step=0, last=None):
         self.clock, self.counter = clock, StepCounter(step)
-        self.measured = MetricLogger(self.counter, log_steps, last, Translation.metric)
+        self.measured = MetricLogger(self.counter, log_steps, last, TranslationTask.metric)
         self.rows, self.resets = [], 0
         self.measured.listeners.append(self.rows.append)
         self.bad_steps = tf.Variable(0)

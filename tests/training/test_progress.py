@@ -5,7 +5,7 @@ import types
 
 import pytest
 
-from keras_transformer.tasks import Translation
+from keras_transformer.tasks import TranslationTask
 from keras_transformer.training import progress
 from keras_transformer.training.progress import Progress
 from keras_transformer.training.step_counter import StepCounter
@@ -28,7 +28,7 @@ class Screen:
         monkeypatch.setenv("COLUMNS", "100")
         self.counter = StepCounter(step)
         metric_logger = types.SimpleNamespace(
-            counter=self.counter, row_so_far=self.look, metric=Translation.metric
+            counter=self.counter, row_so_far=self.look, metric=TranslationTask.metric
         )
         self.progress = Progress(metric_logger, train_steps, self.stream, live)
 

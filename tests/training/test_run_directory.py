@@ -11,7 +11,7 @@ import tiny_run
 
 from keras_transformer.errors import InputError
 from keras_transformer.models import Transformer
-from keras_transformer.tasks import Translation
+from keras_transformer.tasks import TranslationTask
 from keras_transformer.training import Checkpoints, RunConfigs, RunDirectory, compile_for_training
 
 
@@ -138,7 +138,7 @@ def test_another_configuration_is_refused_and_each_difference_named(run, monkeyp
     data = tiny_run.DATA.replace(max_length=99)
     training = tiny_run.training_config(seed=8, train_steps=99)
     with pytest.raises(InputError) as caught:
-        run.continue_with(RunConfigs(model, data, training, Translation(remove_bpe=True)))
+        run.continue_with(RunConfigs(model, data, training, TranslationTask(remove_bpe=True)))
     message = str(caught.value)
     assert "num_layers is 2 there and 3 here" in message
     assert "max_length is 256 there and 99 here" in message

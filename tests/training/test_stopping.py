@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 
 from keras_transformer.errors import InputError
-from keras_transformer.tasks import Metric, Translation
+from keras_transformer.tasks import Metric, TranslationTask
 from keras_transformer.training.checkpoints import Checkpoints
 from keras_transformer.training.step_counter import StepCounter
 from keras_transformer.training.stopping import (
@@ -175,13 +175,15 @@ def test_a_signal_from_outside_reaches_a_process_that_trains():
 
 # A metric that stalls
 
-BLEU = Translation.metric
+BLEU = TranslationTask.metric
 
 
 def find_metric(name):
     """Gives a metric of translation, or one of another task, which is better where it is lower."""
     return (
-        Metric(name, higher_is_better=False) if name == "wer" else Translation().find_metric(name)
+        Metric(name, higher_is_better=False)
+        if name == "wer"
+        else TranslationTask().find_metric(name)
     )
 
 

@@ -16,7 +16,7 @@ from keras_transformer.data import ParallelText
 from keras_transformer.errors import InputError
 from keras_transformer.inference import Translator
 from keras_transformer.models import Transformer
-from keras_transformer.tasks import Translation
+from keras_transformer.tasks import TranslationTask
 from keras_transformer.text import learn_vocabulary
 from keras_transformer.training.validation import (
     DevMetric,
@@ -50,7 +50,7 @@ def make_vocabulary():
 def make_bleu(model, text):
     vocabularies = (make_vocabulary(), make_vocabulary())
     training = tiny_run.training_config(**LONG)
-    return DevMetric(model, text, vocabularies, Translation(), training, SEARCH)
+    return DevMetric(model, text, vocabularies, TranslationTask(), training, SEARCH)
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def test_the_score_is_sacrebleus_and_follows_the_weights(vocabulary):
     model, sources = make_model(vocabulary), LINES[:5]
     bleu = make_bleu(model, ParallelText(sources, sources))
     translations = bleu.translate()
-    assert bleu() == (Translation().evaluate(translations, sources, sources)["bleu"] or 0.0)
+    assert bleu() == (TranslationTask().evaluate(translations, sources, sources)["bleu"] or 0.0)
     bleu._references = translations
     assert bleu() == pytest.approx(100)
     for weight, other in zip(model.weights, make_model(vocabulary, seed=2).weights, strict=True):
@@ -95,7 +95,7 @@ def scored_as(monkeypatch, bleu, translations, **changes):
     """Gives the BLEU of some translations under options of the task."""
     monkeypatch.setattr(bleu, "translate", lambda: translations)
     monkeypatch.setattr(bleu, "_references", ["the un@@ happy dog ran a@@ way"])
-    monkeypatch.setattr(bleu, "_task", Translation(**changes))
+    monkeypatch.setattr(bleu, "_task", TranslationTask(**changes))
     return bleu()
 
 
@@ -158,7 +158,7 @@ def test_the_first_sentences_are_taken_and_the_number_follows_from_the_configura
     def count(**changes):
         training = tiny_run.training_config(checkpoint_steps=100, batch_tokens=2000, **changes)
         vocabularies = (vocabulary, vocabulary)
-        return DevMetric(model, text, vocabularies, Translation(), training).num_sentences
+        return DevMetric(model, text, vocabularies, TranslationTask(), training).num_sentences
 
     assert count() == 0.1 * 100 * 2000 / 8 / 10 == 250
     assert count(validation_share=0.2) == 500
@@ -179,7 +179,7 @@ def test_a_batch_has_no_more_tokens_than_a_part_of_a_training_batch(vocabulary):
 
     def make(**changes):
         training = tiny_run.training_config(checkpoint_steps=10**6, batch_tokens=600, **changes)
-        return DevMetric(model, text, (vocabulary, vocabulary), Translation(), training)
+        return DevMetric(model, text, (vocabulary, vocabulary), TranslationTask(), training)
 
     rows, tokens = num_tokens(make())
     assert rows == [1, 3, 3, 3, 128, 128, 42]  # the last 3: one of 200 tokens, two of 3
@@ -196,7 +196,7 @@ def test_a_batch_has_no_more_tokens_than_a_part_of_a_training_batch(vocabulary):
 
 
 def test_what_a_run_stops_by_is_the_tasks_metric_or_one_of_validation():
-    task = Translation()
+    task = TranslationTask()
     for name in ("bleu", "val_loss", "val_perplexity", "val_accuracy"):
         check_validation(tiny_run.training_config(stop_metric=name), task, TEXT)
     expected = "stop_metric must be one of bleu, val_loss, val_perplexity, val_accuracy, got 'val_b"
@@ -221,7 +221,7 @@ def test_the_score_joins_the_metrics_of_a_checkpoint_with_the_weights_that_are_t
         return 12.5
 
     logs = {"loss": 1.0}
-    ValidateMetric(Translation.metric, score, averages).on_epoch_end(0, logs)
+    ValidateMetric(TranslationTask.metric, score, averages).on_epoch_end(0, logs)
     assert logs == {"loss": 1.0, "bleu": 12.5}
     assert events == ["in", "score", "out"]
-    ValidateMetric(Translation.metric, score).on_epoch_end(0, None)
+    ValidateMetric(TranslationTask.metric, score).on_epoch_end(0, None)
