@@ -210,10 +210,10 @@ def test_scores_ahead_of_the_checkpoints_or_behind_them_do_no_harm(checkpoints):
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"x": {}}', '{"1": 2}', '{"1": {"bleu": []}}'])
-def test_a_damaged_file_of_scores_is_told_before_training_goes_on(checkpoints, content):
+def test_a_damaged_file_of_metrics_is_told_before_training_goes_on(checkpoints, content):
     checkpoints.save(make_model(), 1, metrics={"bleu": 1.0})
     checkpoints.metrics.path.write_text(content)
-    with pytest.raises(InputError, match=r"scores\.json is damaged \(.*delete it to go on"):
+    with pytest.raises(InputError, match=r"metrics\.json is damaged \(.*delete it to go on"):
         checkpoints.resume(make_model())
 
 
