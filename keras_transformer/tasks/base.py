@@ -11,6 +11,7 @@ from keras_transformer.errors import check_choice
 
 if TYPE_CHECKING:  # the tasks are listed before TensorFlow is loaded
     from keras_transformer.data import PairSource
+    from keras_transformer.text import Vocabulary
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,6 +113,17 @@ class Task(JsonConfig, abc.ABC):
     def search_config(self, changes: Mapping[str, Any] | None = None) -> SearchConfig:
         """Returns the task's own search with some fields changed."""
         return SearchConfig(**{**self.default_search, **(changes or {})})
+
+    def constraints(
+        self, source: Any, vocabularies: "tuple[Vocabulary, Vocabulary]"
+    ) -> Sequence[Any]:
+        """Returns what the search keeps to beside the options of `SearchConfig`.
+
+        Args:
+            source: ids [B, S]; this is called while the graph of a search is made.
+            vocabularies: of source and target.
+        """
+        return ()
 
     def postprocess(self, outputs: Sequence[str], sources: Sequence[str]) -> list[str]:
         """Returns the answers that a user gets, one for each output of the model.

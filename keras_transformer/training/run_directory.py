@@ -15,18 +15,17 @@ import fcntl
 import json
 import os
 import pathlib
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator
 
 import keras
 
 from keras_transformer.atomic_files import write_atomically
-from keras_transformer.config import DataConfig, ModelConfig, TrainingConfig
+from keras_transformer.config import TrainingConfig
 from keras_transformer.errors import InputError
 from keras_transformer.models import Transformer
-from keras_transformer.tasks import Task, TranslationTask, get_task
 from keras_transformer.text import Vocabulary
 from keras_transformer.training.checkpoints import Checkpoints
+from keras_transformer.training.run_config import RunConfigs
 
 # What a later run of the same command may change: it does not alter what an update does.
 _MAY_CHANGE = {
@@ -45,32 +44,6 @@ _MAY_CHANGE = {
 }
 # What may be changed besides as long as there is no checkpoint.
 _NOT_OF_THE_VOCABULARY = {"max_length", "max_length_ratio", "mix_weights", "subword_sampling"}
-
-
-class RunConfigs(NamedTuple):
-    """What a run was asked for."""
-
-    model: ModelConfig
-    data: DataConfig
-    training: TrainingConfig
-    task: Task = TranslationTask()
-
-    def to_dict(self) -> dict[str, dict[str, Any]]:
-        """Returns them as config.json holds them."""
-        values = {name: config.to_dict() for name, config in self._asdict().items()}
-        values["task"] = {"name": self.task.name} | values["task"]
-        return values
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Mapping[str, Any]]) -> "RunConfigs":
-        """Returns what `to_dict` was called on."""
-        options = dict(values["task"])
-        return cls(
-            ModelConfig.from_dict(dict(values["model"])),
-            DataConfig.from_dict(dict(values["data"])),
-            TrainingConfig.from_dict(dict(values["training"])),
-            get_task(options.pop("name")).from_dict(options),
-        )
 
 
 class RunDirectory:
@@ -148,10 +121,10 @@ class RunDirectory:
             may_change |= asked.training.to_dict().keys()
             may_change |= _NOT_OF_THE_VOCABULARY
         configs = self.configs()
-        before = _values(configs)
+        before = configs.flat()
         differences = [
             f"{name} is {before.get(name)!r} there and {value!r} here"
-            for name, value in _values(asked).items()
+            for name, value in asked.flat().items()
             if value != before.get(name) and name not in may_change
         ]
         if differences:
@@ -255,14 +228,6 @@ class RunDirectory:
             write_atomically(self._config_path, json.dumps(configs.to_dict(), indent=2) + "\n")
         except OSError as error:
             raise self._cannot_write(error) from error
-
-
-def _values(configs: RunConfigs) -> dict[str, Any]:
-    """Returns all that a run was asked for, by the names of the flags."""
-    values = {"task": configs.task.name}
-    for config in configs:
-        values |= config.to_dict()
-    return values
 
 
 def _what_is_averaged(training: TrainingConfig) -> tuple[int, int | None]:
