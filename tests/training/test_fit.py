@@ -24,8 +24,8 @@ from keras_transformer.training import (
     SmoothedCrossEntropy,
     compile_for_training,
     is_finished,
-    session,
     train,
+    trainer,
 )
 from keras_transformer.training.trainer import intervals
 
@@ -260,7 +260,7 @@ def test_float16_trains_and_batches_whose_gradients_overflow_count_as_steps(tmp_
         compile_for_training(model, *options)
         model.optimizer.dynamic_scale.assign(2.0**24)
 
-    monkeypatch.setattr(session, "compile_for_training", compile_with_huge_scale)
+    monkeypatch.setattr(trainer, "compile_for_training", compile_with_huge_scale)
     run = tiny_run.create(tmp_path / "run", precision="mixed_float16", **SHORT)
     model = train(run, tiny_run.corpus(), show=False)
     assert 0 < int(model.optimizer.iterations) < 10
