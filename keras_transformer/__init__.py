@@ -36,6 +36,9 @@ if TYPE_CHECKING:  # what the names below are, for type checkers and editors
     from keras_transformer.search import sentence_seeds as sentence_seeds
     from keras_transformer.serving import export as export
     from keras_transformer.serving import load_exported as load_exported
+    from keras_transformer.tasks import Metric as Metric
+    from keras_transformer.tasks import Task as Task
+    from keras_transformer.tasks import register_task as register_task
     from keras_transformer.text import Tokenizer as Tokenizer
     from keras_transformer.text import Vocabulary as Vocabulary
     from keras_transformer.text import learn_vocabulary as learn_vocabulary
@@ -60,6 +63,9 @@ _HOMES = {
     "Perplexity": "objectives",
     "build_model": "models",
     "register_architecture": "models",
+    "Metric": "tasks",
+    "Task": "tasks",
+    "register_task": "tasks",
     "RunDirectory": "training",
     "SmoothedCrossEntropy": "objectives",
     "TargetTokens": "objectives",

@@ -17,6 +17,7 @@ from absl import app, flags
 
 from keras_transformer.config import JsonConfig
 from keras_transformer.errors import InputError
+from keras_transformer.tasks import Task, get_task, registered_tasks
 from keras_transformer.text_files import iterate_lines
 
 if TYPE_CHECKING:
@@ -112,13 +113,38 @@ def define_flags(
             flags.DEFINE_string(field.name, None, help_text)
 
 
+def define_task_options() -> None:
+    """Defines a flag for each option of each task."""
+    for name in registered_tasks():
+        options = get_task(name)
+        new = {field.name for field in dataclasses.fields(options)} - set(flags.FLAGS)
+        define_flags(options, new)
+
+
+def given_task_options(task: type[Task]) -> dict[str, Any]:
+    """Returns the options of a task that were given as flags.
+
+    Raises:
+        InputError: an option of another task was given.
+    """
+    given = given_flags(task)
+    for other in registered_tasks():
+        if foreign := sorted(given_flags(get_task(other)).keys() - given.keys()):
+            raise InputError(
+                f"--{foreign[0]} is an option of task {other}, and this is {task.name}; leave it "
+                "out"
+            )
+    return given
+
+
 def define_checkpoint_flag() -> "flags.FlagHolder[str]":
     """Defines --checkpoint, whose value `Checkpoints.find` understands."""
     return flags.DEFINE_string(
         "checkpoint",
         "auto",
-        "Which checkpoint: average, latest, best (by dev BLEU), a step, or auto: the average where "
-        "there is one, else the latest. Several, separated by commas, translate together.",
+        "Which checkpoint: average, latest, best (by the task's metric on the dev set), a step, or "
+        "auto: the average where there is one, else the latest. Several, separated by commas, "
+        "translate together.",
     )
 
 

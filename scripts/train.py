@@ -26,6 +26,7 @@ from keras_transformer.config import (
     architectures,
 )
 from keras_transformer.errors import InputError
+from keras_transformer.tasks import Task, get_task, registered_tasks
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -44,6 +45,9 @@ _PRESET = flags.DEFINE_enum(
 )
 _ARCHITECTURE = flags.DEFINE_enum(
     "architecture", None, list(architectures()), "Kind of model. Default: that of --preset."
+)
+_TASK = flags.DEFINE_enum(
+    "task", "translation", registered_tasks(), "What the model is trained for."
 )
 _TENSORBOARD = flags.DEFINE_boolean(
     "tensorboard", False, "Write TensorBoard logs to <run_dir>/tensorboard."
@@ -73,6 +77,7 @@ for each in architectures().values():
     fields = {field for field in each.__dataclass_fields__ if not field.endswith("vocabulary_size")}
     common.define_flags(each, fields - set(flags.FLAGS), each.presets())
 common.define_flags(DataConfig)
+common.define_task_options()
 common.define_flags(TrainingConfig, presets=TRAINING_PRESETS)
 
 
@@ -80,21 +85,25 @@ def main(arguments: list[str]) -> None:
     common.refuse_arguments(arguments)
     data = _data_config()
     training = TrainingConfig.preset(_PRESET.value, **common.given_flags(TrainingConfig))
+    task_class = get_task(str(_TASK.value))
+    task = task_class(**common.given_task_options(task_class))
     # Bad settings are reported before anything is read: the sizes here are not known yet.
     _model_config(data, data.vocabulary_size, data.vocabulary_size)
+    if training.stop_metric is not None:
+        task.find_metric(training.stop_metric)
     common.load_tensorflow()
     from keras_transformer import training as stages
 
     strategy = stages.make_strategy(_STRATEGY.value)  # of several machines: before anything else
-    dev = stages.read_validation_text(data)  # before hours of work, if a file of it is missing
-    stages.check_validation(training, dev)
+    dev = stages.read_validation_text(data, task)  # a missing file is found before hours of work
+    stages.check_validation(training, task, dev)
     if dev is None:
         print("There is no dev set; --dev_source and --dev_target name one.")
     run = stages.RunDirectory(_RUN_DIR.value)
     if stages.worker_of(strategy).is_chief:
-        corpus = _prepare(run, data, training)
+        corpus = _prepare(run, data, training, task)
     else:
-        corpus = _wait_for(run, data, training)
+        corpus = _wait_for(run, data, training, task)
     if stages.is_finished(run):
         step = run.checkpoints().steps()[-1]
         print(
@@ -107,14 +116,17 @@ def main(arguments: list[str]) -> None:
         _summarize(run, model, corpus, strategy)
 
 
-def _prepare(run: "RunDirectory", data: DataConfig, training: TrainingConfig) -> "TokenizedCorpus":
+def _prepare(
+    run: "RunDirectory", data: DataConfig, training: TrainingConfig, task: Task
+) -> "TokenizedCorpus":
     """Creates the run, or checks that the command asks for the one there; returns its corpus."""
-    from keras_transformer.training import is_finished, make_vocabularies
+    from keras_transformer.training import RunConfigs, is_finished, make_vocabularies
 
     if run.exists:
         source, target = run.vocabularies()
-        run.continue_with(_model_config(data, source.size, target.size), data, training)
-        corpus, is_new = _corpus(run, data, (source, target))
+        model = _model_config(data, source.size, target.size)
+        run.continue_with(RunConfigs(model, data, training, task))
+        corpus, is_new = _corpus(run, data, task, (source, target))
         steps = run.checkpoints().steps()
         if steps and is_new and not is_finished(run):
             print(
@@ -123,15 +135,19 @@ def _prepare(run: "RunDirectory", data: DataConfig, training: TrainingConfig) ->
             )
         return corpus
     print("Preparing the vocabulary ...", flush=True)
-    source, target = make_vocabularies(data)
-    corpus, _ = _corpus(run, data, (source, target))
+    source, target = make_vocabularies(data, task)
+    corpus, _ = _corpus(run, data, task, (source, target))
     model = _model_config(data, source.size, target.size)
-    run.create(model, data, training, source, target)
+    run.create(RunConfigs(model, data, training, task), source, target)
     return corpus
 
 
 def _wait_for(
-    run: "RunDirectory", data: DataConfig, training: TrainingConfig, minutes: int = 60
+    run: "RunDirectory",
+    data: DataConfig,
+    training: TrainingConfig,
+    task: Task,
+    minutes: int = 60,
 ) -> "TokenizedCorpus":
     """Waits until the first worker has created the run, or made it longer; returns its corpus."""
     end = time.monotonic() + 60 * minutes
@@ -142,11 +158,14 @@ def _wait_for(
                 "workers must share the file system of --run_dir and be given the same flags"
             )
         time.sleep(0.5)
-    return _corpus(run, data, run.vocabularies())[0]
+    return _corpus(run, data, task, run.vocabularies())[0]
 
 
 def _corpus(
-    run: "RunDirectory", data: DataConfig, vocabularies: "tuple[Vocabulary, Vocabulary]"
+    run: "RunDirectory",
+    data: DataConfig,
+    task: Task,
+    vocabularies: "tuple[Vocabulary, Vocabulary]",
 ) -> "tuple[TokenizedCorpus, bool]":
     """Returns the text to train on as tokens, and whether it was tokenized just now."""
     from keras_transformer.training import training_corpus
@@ -161,7 +180,7 @@ def _corpus(
     cache, is_shared = run.path / "tokens", _CACHE_DIR.value is not None
     if _CACHE_DIR.value is not None:
         cache = pathlib.Path(_CACHE_DIR.value)
-    corpus = training_corpus(data, vocabularies, cache, tell, keep_others=is_shared)
+    corpus = training_corpus(data, vocabularies, cache, tell, keep_others=is_shared, task=task)
     for reason, count in corpus.dropped.items():
         if count:
             print(f"Left out {count:,} pairs: {reason}.")

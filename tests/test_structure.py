@@ -17,9 +17,8 @@ FLOORS = {
     "text_files": 0,
     "client": 1, "layers": 1, "objectives": 1, "search": 1, "text": 1,
     "data": 2, "models": 2,
-    "training": 3,
-    "inference": 4, "interop": 5,
-    "serving": 6,
+    "tasks": 3, "inference": 4, "training": 5,
+    "interop": 6, "serving": 6,
 }  # fmt: skip
 TENSORFLOW = {"tensorflow", "tensorflow_text", "tensorflow_datasets"}
 MAY_USE_TENSORFLOW = {"text", "data", "search", "inference", "interop", "serving", "training"}

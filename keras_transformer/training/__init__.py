@@ -11,6 +11,7 @@ from keras_transformer.training.corpora import (
 )
 from keras_transformer.training.fit import is_finished, train
 from keras_transformer.training.input_pipeline import num_shapes
+from keras_transformer.training.run_config import RunConfigs
 from keras_transformer.training.run_directory import RunDirectory
 from keras_transformer.training.stopping import Stopped
 from keras_transformer.training.strategies import make_strategy, worker_of
@@ -18,6 +19,7 @@ from keras_transformer.training.validation import check_validation
 
 __all__ = [
     "Checkpoints",
+    "RunConfigs",
     "RunDirectory",
     "Stopped",
     "check_validation",

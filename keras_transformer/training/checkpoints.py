@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_transformer.errors import InputError
+from keras_transformer.tasks import Metric
 from keras_transformer.training.checkpoint_files import (
     AVERAGE,
     CheckpointFiles,
@@ -36,12 +37,13 @@ class Checkpoints:
     Args:
         folder: where they are; made when the first one is written.
         keep: how many of the newest to keep.
-        keep_best: how many of those with the best dev BLEU to keep beside them.
+        keep_best: how many of those with the best `metric` to keep beside them.
         every: steps between two regular checkpoints.
         end: the last step of the run, whose checkpoint is a regular one too.
+        metric: the task's, by which checkpoints are ranked; without one none is the best.
 
     Attributes:
-        scores: the metrics at each checkpoint.
+        metrics: the metrics at each checkpoint.
     """
 
     def __init__(
@@ -52,12 +54,14 @@ class Checkpoints:
         keep_best: int = 0,
         every: int = 1,
         end: int | None = None,
+        metric: Metric | None = None,
     ) -> None:
         self.folder = folder
         self.keep = keep
         self.keep_best = keep_best
         self.every = every
         self.end = end
+        self.metric = metric
         self.metrics = CheckpointMetrics(folder / "checkpoint_metrics.json")
         self._files = CheckpointFiles(folder)
 
@@ -78,9 +82,9 @@ class Checkpoints:
         return [step for step in self.steps() if self.is_regular(step)][-count:]
 
     def best(self, count: int) -> list[int]:
-        """Returns the steps of the regular checkpoints with the best dev BLEU, oldest first.
+        """Returns the steps of the regular checkpoints with the best `metric`, oldest first.
 
-        Among equals the newer one is better; those without a BLEU are none of the best.
+        Among equals the newer one is better; those without it are none of the best.
         """
         return self._best_of(self.steps(), count)
 
@@ -185,8 +189,8 @@ class Checkpoints:
         """Returns the name of the checkpoint that a person means by `which`.
 
         Args:
-            which: "latest", "best" (by dev BLEU), "average", a step, or "auto": the average
-                where there is one, else the latest.
+            which: "latest", "best" (by `metric`), "average", a step, or "auto": the average where
+                there is one, else the latest.
 
         Raises:
             InputError: it names no kind of checkpoint, or there is none yet.
@@ -201,7 +205,8 @@ class Checkpoints:
             return f"step-{step}"
         known = ": give auto, latest, best"
         if which == "best":
-            known = ", as none has a dev BLEU: give auto, latest"
+            label = "metric" if self.metric is None else self.metric.label
+            known = f", as none has a dev {label}: give auto, latest"
         raise InputError(
             f"no checkpoint {which!r} in {self.folder}{known}, average or a step; "
             f"there is {self._files.listing()}"
@@ -224,11 +229,13 @@ class Checkpoints:
             weight.assign(total / len(steps))
 
     def _best_of(self, steps: Sequence[int], count: int) -> list[int]:
-        scores = self.metrics.read()
+        if self.metric is None:
+            return []
+        metrics, name = self.metrics.read(), self.metric.name
         known = [
-            (scores[step]["bleu"], step)
+            (self.metric.rank(metrics[step][name]), step)
             for step in steps
-            if self.is_regular(step) and "bleu" in scores.get(step, {})
+            if self.is_regular(step) and name in metrics.get(step, {})
         ]
         return sorted(step for _, step in sorted(known, reverse=True)[:count])
 

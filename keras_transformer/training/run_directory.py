@@ -1,6 +1,6 @@
 """A run directory: all that later commands need of a training run.
 
-config.json         the model, data and training configurations
+config.json         the model, data and training configurations, and the task
 source.model        the source's SentencePiece vocabulary; the target's too where shared
 target.model        the target's own vocabulary, where there is one
 checkpoints/        see `checkpoints.py`
@@ -16,15 +16,15 @@ import json
 import os
 import pathlib
 from collections.abc import Iterator
-from typing import Any, NamedTuple
 
 from keras_transformer.atomic_files import write_atomically
-from keras_transformer.config import DataConfig, ModelConfig, TrainingConfig
+from keras_transformer.config import TrainingConfig
 from keras_transformer.config.model import UnknownArchitectureError
 from keras_transformer.errors import InputError
 from keras_transformer.models import Seq2SeqModel, build_model
 from keras_transformer.text import Vocabulary
 from keras_transformer.training.checkpoints import Checkpoints
+from keras_transformer.training.run_config import RunConfigs
 
 # What a later run of the same command may change: it does not alter what an update does.
 _MAY_CHANGE = {
@@ -43,14 +43,6 @@ _MAY_CHANGE = {
 }
 # What may be changed besides as long as there is no checkpoint.
 _NOT_OF_THE_VOCABULARY = {"max_length", "max_length_ratio", "mix_weights", "subword_sampling"}
-
-
-class RunConfigs(NamedTuple):
-    """What a run was asked for."""
-
-    model: ModelConfig
-    data: DataConfig
-    training: TrainingConfig
 
 
 class RunDirectory:
@@ -74,14 +66,7 @@ class RunDirectory:
             )
         return self._config_path.is_file()
 
-    def create(
-        self,
-        model: ModelConfig,
-        data: DataConfig,
-        training: TrainingConfig,
-        source: Vocabulary,
-        target: Vocabulary,
-    ) -> None:
+    def create(self, configs: RunConfigs, source: Vocabulary, target: Vocabulary) -> None:
         """Writes the vocabularies and, last, the configuration.
 
         Raises:
@@ -99,7 +84,7 @@ class RunDirectory:
         source.save(self._source_path)
         if target.fingerprint != source.fingerprint:
             target.save(self._target_path)
-        self._write_config(model, data, training)
+        self._write_config(configs)
 
     def configs(self) -> RunConfigs:
         """Returns the configurations of the run.
@@ -113,12 +98,7 @@ class RunDirectory:
                 "give the --run_dir of an earlier scripts/train.py"
             )
         try:
-            values = json.loads(self._config_path.read_text(encoding="utf-8"))
-            return RunConfigs(
-                ModelConfig.from_dict(values["model"]),
-                DataConfig.from_dict(values["data"]),
-                TrainingConfig.from_dict(values["training"]),
-            )
+            return RunConfigs.from_dict(json.loads(self._config_path.read_text(encoding="utf-8")))
         except UnknownArchitectureError as error:
             raise InputError(f"{self._config_path}: {error}") from error
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -127,7 +107,7 @@ class RunDirectory:
                 "restore it from a copy, or start another run"
             ) from error
 
-    def continue_with(self, model: ModelConfig, data: DataConfig, training: TrainingConfig) -> None:
+    def continue_with(self, asked: RunConfigs) -> None:
         """Checks that a command asks for the run that is here, and notes a new length of it.
 
         As long as the run has no checkpoint, all about training may change: nothing is lost then
@@ -139,26 +119,26 @@ class RunDirectory:
         """
         may_change = set(_MAY_CHANGE)
         if not self.checkpoints().steps():
-            may_change |= training.to_dict().keys()
+            may_change |= asked.training.to_dict().keys()
             may_change |= _NOT_OF_THE_VOCABULARY
-        differences = []
         configs = self.configs()
-        for here, asked in zip(configs, (model, data, training), strict=True):
-            for name, value in asked.to_dict().items():
-                before = here.to_dict().get(name)  # another architecture has other fields
-                if value != before and name not in may_change:
-                    differences.append(f"{name} is {before!r} there and {value!r} here")
+        before = configs.flat()
+        differences = [
+            f"{name} is {before.get(name)!r} there and {value!r} here"
+            for name, value in asked.flat().items()
+            if value != before.get(name) and name not in may_change
+        ]
         if differences:
             raise InputError(
                 f"run directory {self.path} holds another run: {'; '.join(differences)}; "
                 "repeat its flags to go on with it, or give another --run_dir"
             )
         with self.reserved():
-            if _what_is_averaged(configs.training) != _what_is_averaged(training):
+            if _what_is_averaged(configs.training) != _what_is_averaged(asked.training):
                 checkpoints = self.checkpoints()
-                if checkpoints.to_average(*_what_is_averaged(training)):
+                if checkpoints.to_average(*_what_is_averaged(asked.training)):
                     checkpoints.drop_average()  # made anew when the run comes to its end
-            self._write_config(model, data, training)
+            self._write_config(asked)
 
     @contextlib.contextmanager
     def reserved(self) -> Iterator[None]:
@@ -195,13 +175,15 @@ class RunDirectory:
         folder = self.path / "checkpoints"
         if not self.exists:
             return Checkpoints(folder)
-        training = self.configs().training
+        configs = self.configs()
+        training = configs.training
         return Checkpoints(
             folder,
             keep=training.keep_checkpoints,
             keep_best=training.keep_best,
             every=training.checkpoint_steps,
             end=training.train_steps,
+            metric=configs.task.metric,
         )
 
     def load_model(self, checkpoint: str = "auto") -> Seq2SeqModel:
@@ -242,11 +224,9 @@ class RunDirectory:
             "give a path that can be written to, on a disk with some space"
         )
 
-    def _write_config(self, *configs: Any) -> None:
-        model, data, training = (config.to_dict() for config in configs)
-        text = json.dumps({"model": model, "data": data, "training": training}, indent=2)
+    def _write_config(self, configs: RunConfigs) -> None:
         try:
-            write_atomically(self._config_path, text + "\n")
+            write_atomically(self._config_path, json.dumps(configs.to_dict(), indent=2) + "\n")
         except OSError as error:
             raise self._cannot_write(error) from error
 

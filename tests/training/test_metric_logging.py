@@ -1,4 +1,4 @@
-"""What a row of `MetricLogger` covers, in a real `fit` and with a clock of the test's own."""
+"""What a row of metrics covers, in a real `fit` and with a clock of the test's own."""
 
 import types
 
@@ -16,6 +16,7 @@ from keras_transformer.objectives import (
     TargetTokens,
     TokenAccuracy,
 )
+from keras_transformer.tasks import TranslationTask
 from keras_transformer.training import metric_logging
 from keras_transformer.training.lazy_logs import LazyLogs
 from keras_transformer.training.metric_logging import MetricLogger
@@ -39,7 +40,7 @@ class Training:
 
     def __init__(self, clock, log_steps=2, step=0, last=None):
         self.clock, self.counter = clock, StepCounter(step)
-        self.measured = MetricLogger(self.counter, log_steps, last)
+        self.measured = MetricLogger(self.counter, log_steps, last, TranslationTask.metric)
         self.rows, self.resets = [], 0
         self.measured.listeners.append(self.rows.append)
         self.bad_steps = tf.Variable(0)
