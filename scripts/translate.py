@@ -18,7 +18,7 @@ from keras_transformer.errors import InputError
 from keras_transformer.serving.versions import check_version, read_model_card
 
 if TYPE_CHECKING:
-    from keras_transformer.inference import BatchTranslator
+    from keras_transformer.inference import BatchTranslator, Translator
 
 _RUN_DIR = flags.DEFINE_string(
     "run_dir",
@@ -79,14 +79,14 @@ def main(arguments: list[str]) -> None:
     )
 
 
-def _load_run(run_dirs: str, search: SearchConfig) -> "tuple[BatchTranslator, bool]":
+def _load_run(run_dirs: str, search: SearchConfig) -> "tuple[Translator, bool]":
     """Returns what translates, and whether its text is pieces to be joined."""
     from keras_transformer.inference import Translator
 
     found = common.find_checkpoints(run_dirs, _CHECKPOINT.value)
     run, _ = found[0]
     translator = Translator(*common.load_translator(found), search).precomputed()
-    return translator.local, run.configs().data.remove_bpe
+    return translator, run.configs().data.remove_bpe
 
 
 def _refuse_what_is_fixed(given: dict[str, Any]) -> None:

@@ -19,7 +19,6 @@ import tensorflow as tf
 
 from keras_transformer.atomic_folders import atomic_folder
 from keras_transformer.errors import InputError
-from keras_transformer.inference.signatures import make_signatures
 from keras_transformer.inference.translator import Translator
 from keras_transformer.serving.export_checks import check_operations, compare_answers
 from keras_transformer.serving.model_card import make_model_card
@@ -46,7 +45,7 @@ def export(
 ) -> pathlib.Path:
     """Writes `<folder>/<version>/` and returns that path.
 
-    It has the signatures of `signatures.py`. It is written under another name, looked through,
+    It has the signatures of `Translator.signatures`. It is written under another name, looked through,
     tried out in a fresh process, and renamed when all is well: a server that polls the folder
     never sees half of it, nor one that it could not serve.
 
@@ -78,7 +77,7 @@ def export(
     check_model_name(name)
     check_served_name(base, name)
     original, translator = translator, translator.precomputed()
-    signatures = make_signatures(translator)
+    signatures = translator.signatures()
     requests = make_requests(
         translator, signatures, sentences, batch_sizes, most_sentences=most_sentences(base)
     )

@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_transformer.config import split_list
-from keras_transformer.inference.signatures import inputs_of
+from keras_transformer.inference.batch_translator import inputs_of
 from keras_transformer.inference.translator import Translator
 from keras_transformer.text import Vocabulary
 from keras_transformer.training import RunDirectory

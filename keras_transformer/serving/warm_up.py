@@ -16,7 +16,7 @@ from tensorflow_serving.apis import model_pb2, predict_pb2, prediction_log_pb2
 
 from keras_transformer.config import EOS_ID, PAD_ID, UNK_ID
 from keras_transformer.errors import InputError
-from keras_transformer.inference.signatures import inputs_of
+from keras_transformer.inference.batch_translator import inputs_of
 from keras_transformer.inference.translator import Translator
 from keras_transformer.text import Vocabulary
 from keras_transformer.text.vocabulary import RESERVED_IDS
@@ -59,7 +59,7 @@ def make_requests(
 
     Args:
         translator: what the signatures belong to.
-        signatures: from `make_signatures`. Inputs other than "source", "target" and "text" are
+        signatures: from `Translator.signatures`. Inputs other than "source", "target" and "text" are
             options, which are left as they were exported.
         sentences: text as people will send it; by default it is made up of the vocabulary.
         batch_sizes: sentences of a request.
@@ -76,7 +76,7 @@ def make_requests(
         lengths = [1 + number % _LONGEST_GENERATED for number in range(_NUM_GENERATED)]
         sentences = [_make_up(source, length, generator) for length in lengths]
     limit = translator.search.max_source_length
-    ids = [row[:limit] for row in source.encode(sentences)]
+    ids = source.encode(sentences, max_tokens=limit)
     by_length = sorted(range(len(ids)), key=lambda index: len(ids[index]))
     requests = []
     for batch in _batches(by_length, _at_most(most_sentences, batch_sizes)):

@@ -266,11 +266,11 @@ def test_an_export_of_one_signature_translates_and_says_what_it_lacks(functions)
 def test_a_model_that_shows_no_attention_aligns_nothing_and_says_so(make_translator, monkeypatch):
     monkeypatch.delattr(Transformer, "attention")
     with pytest.raises(InputError, match="the model has no signature 'attention'"):
-        make_translator().local.align(["two"], ["zwei"])
+        make_translator().align(["two"], ["zwei"])
 
 
 def test_what_is_exported_answers_as_what_is_not(exported, separate_translator):
-    ours, theirs = separate_translator.local, load_exported(exported)
+    ours, theirs = separate_translator, load_exported(exported)
     sentences = ["hello two cat", "", "tree nonsense sun"]
     constraints = dict(max_length=[2, -1, 3], prefix=["", "", "木"])
     expected = ours.translate(sentences, **constraints)
@@ -287,7 +287,7 @@ def test_what_is_exported_answers_as_what_is_not(exported, separate_translator):
 
 
 def test_a_word_that_the_vocabulary_does_not_know_is_a_word(separate_translator):
-    pairs = separate_translator.local.align(["sun nonsense cat"], ["شمس nonsense γάτα"])[0]
+    pairs = separate_translator.align(["sun nonsense cat"], ["شمس nonsense γάτα"])[0]
     assert [target for _, target in pairs] == [0, 1, 2]
     assert {source for source, _ in pairs} <= {0, 1, 2}
 

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
-from keras_transformer.inference.signatures import inputs_of, make_signature, make_signatures
+from keras_transformer.inference.batch_translator import inputs_of
 from keras_transformer.models import Transformer
 
 _SOURCE = ["two house", "", "cat sun tree two", "hello"]
@@ -26,7 +26,7 @@ def signatures(separate_translator):
     """The functions, the model's attention replaced by an even one."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Transformer, "attention", _evenly, raising=False)
-        return make_signatures(separate_translator)
+        return separate_translator.signatures()
 
 
 def _ask(function, *columns):
@@ -174,8 +174,8 @@ def test_scores_are_the_same_however_many_rows_are_scored_at_once(
     expected = _ask(signatures["score"], _SOURCE, _TARGET)
     for rows in (1, 3):
         size = rows * 4 * separate_translator.target_tokenizer.vocabulary.size
-        monkeypatch.setattr("keras_transformer.inference.signatures._MOST_LOGITS", size)
-        found = _ask(make_signature(separate_translator, "score"), _SOURCE, _TARGET)
+        monkeypatch.setattr("keras_transformer.inference.teacher_forcing._MAX_VALUES", size)
+        found = _ask(separate_translator.signature("score"), _SOURCE, _TARGET)
         for name, values in expected.items():
             np.testing.assert_allclose(found[name], values, rtol=1e-4, atol=1e-5)
 
@@ -213,4 +213,4 @@ def test_an_empty_batch_has_an_empty_answer(signatures):
 
 def test_a_model_without_attention_has_no_such_signature(separate_translator, monkeypatch):
     monkeypatch.delattr(Transformer, "attention", raising=False)
-    assert "attention" not in make_signatures(separate_translator)
+    assert "attention" not in separate_translator.signatures()
