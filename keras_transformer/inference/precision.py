@@ -58,6 +58,8 @@ class Int8Model:
         self.config = model.config
         self.dtype_policy = model.dtype_policy
         self._model = model
+        if hasattr(model, "attention"):
+            self.attention = self._model_attention
         # For each variable of the model what is stored: itself, or integers and their scales.
         self._stored = [self._store(variable) for variable in model.variables]
 
@@ -71,8 +73,8 @@ class Int8Model:
         with self._using(self._restore()):
             return self._model.call(inputs, training=training)
 
-    def attention(self, inputs: dict[str, Tensor]) -> Tensor:
-        """See `Transformer.attention`."""
+    def _model_attention(self, inputs: dict[str, Tensor]) -> Tensor:
+        """The model's `attention`, where it has one."""
         with self._using(self._restore()):
             return self._model.attention(inputs)
 

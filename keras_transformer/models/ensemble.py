@@ -42,6 +42,8 @@ class Ensemble:
                 f"and target {' and '.join(map(str, sorted(sizes)))}"
             )
         self.models: list[Any] = list(models)
+        if all(hasattr(model, "attention") for model in models):
+            self.attention = self._mean_attention
 
     @property
     def config(self) -> Any:
@@ -62,8 +64,8 @@ class Ensemble:
         """Returns the logarithms of the mean probabilities [B, T, V], see `Transformer.call`."""
         return self._mix([model.call(inputs, training=training) for model in self.models])
 
-    def attention(self, inputs: dict[str, Tensor]) -> Tensor:
-        """Returns the mean of the models' attention, [B, T, S]."""
+    def _mean_attention(self, inputs: dict[str, Tensor]) -> Tensor:
+        """Returns the mean of the models' attention, [B, T, S]; `attention` where all have it."""
         weights = [model.attention(inputs) for model in self.models]
         return sum(weights[1:], weights[0]) / len(weights)
 

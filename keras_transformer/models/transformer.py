@@ -17,6 +17,7 @@ from keras_transformer.decoding import DecodingState, Tensor
 from keras_transformer.layers import Decoder, Dropout, Encoder, PositionalEncoding, TokenEmbedding
 from keras_transformer.layers.attention import KeysValues
 from keras_transformer.layers.masks import ancestor_bias, causal_bias, padding_bias
+from keras_transformer.models.quantization import quantization_configs, restore_quantization
 from keras_transformer.models.training_step import TokenWeightedModel
 
 
@@ -218,19 +219,23 @@ class Transformer(TokenWeightedModel):
         return (*input_shape["target"], self.config.target_size)
 
     def get_config(self) -> dict[str, Any]:
-        return {
+        config = {
             "config": self.config.to_dict(),
             "name": self.name,
             "trainable": self.trainable,
             "dtype": keras.saving.serialize_keras_object(self.dtype_policy),
         }
+        quantized = quantization_configs(self)
+        return config | {"quantization": quantized} if quantized else config
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "Transformer":
         values = dict(config)
         values["dtype"] = keras.saving.deserialize_keras_object(values["dtype"])
         is_frozen = not values.pop("trainable", True)
+        quantized = values.pop("quantization", {})
         model = cls(ModelConfig.from_dict(values.pop("config")), **values)
+        restore_quantization(model, quantized)
         if is_frozen:
             model.trainable = False  # and all its layers
         return model

@@ -7,7 +7,11 @@ import tensorflow as tf
 
 from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from keras_transformer.inference.batch_translator import inputs_of
-from keras_transformer.models import Transformer
+from keras_transformer.errors import InputError
+from keras_transformer.inference import Translator
+from keras_transformer.inference.precision import Int8Model
+from keras_transformer.inference.precomputed import precompute
+from keras_transformer.models import Ensemble, Transformer
 
 _SOURCE = ["two house", "", "cat sun tree two", "hello"]
 _AS_EXPORTED = {tf.string: "", tf.int32: -1, tf.float32: -1.0}
@@ -214,3 +218,35 @@ def test_an_empty_batch_has_an_empty_answer(signatures):
 def test_a_model_without_attention_has_no_such_signature(separate_translator, monkeypatch):
     monkeypatch.delattr(Transformer, "attention", raising=False)
     assert "attention" not in separate_translator.signatures()
+
+
+class _Without:
+    """A model without attention."""
+
+    def __init__(self, model):
+        names = ("config", "dtype_policy", "variables", "call", "encode", "step")
+        self.__dict__ |= {name: getattr(model, name) for name in names}
+
+
+@pytest.mark.parametrize("wrap", ["ensemble", "mixed ensemble", "int8", "precomputed"])
+def test_a_wrapped_model_has_attention_only_where_the_model_has(separate_translator, wrap):
+    model = separate_translator.model
+    bare = _Without(model)
+    wrapped, like_it = {
+        "ensemble": lambda: (Ensemble([bare, bare]), Ensemble([model, model])),
+        "mixed ensemble": lambda: (Ensemble([model, bare]), Ensemble([model])),
+        "int8": lambda: (Int8Model(bare), Int8Model(model)),
+        "precomputed": lambda: (precompute(bare), precompute(model)),
+    }[wrap]()
+    assert not hasattr(wrapped, "attention")
+    assert not hasattr(precompute(wrapped), "attention")
+    assert hasattr(like_it, "attention")
+    vocabularies = [
+        each.vocabulary
+        for each in (separate_translator.source_tokenizer, separate_translator.target_tokenizer)
+    ]
+    translator = Translator(wrapped, *vocabularies, separate_translator.search)
+    with pytest.raises(InputError, match="the model has no signature 'attention'"):
+        translator.align(["two"], ["दो"])
+    names = ["serving_default", "translate_options", "score", "tokens"]
+    assert list(translator.signatures()) == names
