@@ -60,6 +60,7 @@ def main(arguments: list[str]) -> None:
     common.load_tensorflow(one_dnn=bool(card) and card["precision"]["computation"] == "bfloat16")
     from keras_transformer.text.scores import join_pieces
 
+    model: BatchTranslator | Translator
     if _RUN_DIR.value is not None:
         model, joins = _load_run(_RUN_DIR.value, search)
     else:

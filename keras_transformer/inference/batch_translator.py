@@ -176,7 +176,9 @@ def _run(
     started = []
     with futures.ThreadPoolExecutor(at_once) as pool:
         for batch, size in zip(batches, sizes, strict=True):
-            while len(running) == at_once or (running and sum(running.values()) + size > _MAX_BYTES):
+            while len(running) == at_once or (
+                running and sum(running.values()) + size > _MAX_BYTES
+            ):
                 done, _ = futures.wait(running, return_when=futures.FIRST_COMPLETED)
                 for each in done:
                     del running[each]

@@ -45,7 +45,9 @@ class PrecomputedModel:
 
     def __init__(self, model: TranslationModel) -> None:
         self._model = model
-        weights = [each.value for each in model.variables if keras.backend.is_float_dtype(each.dtype)]
+        weights = [
+            each.value for each in model.variables if keras.backend.is_float_dtype(each.dtype)
+        ]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             for weight in weights:
                 tape.watch(weight)

@@ -47,7 +47,7 @@ def score(
     def choose(*rows: Tensor) -> Tensor:
         return tf.cond(
             tf.cast(length, tf.int64) * vocabulary_size > _MAX_VALUES,
-            lambda: _log_probs_by_step(model, *rows, max_length),
+            lambda: _log_probs_by_step(model, rows, max_length),
             lambda: log_probs(*rows),
         )
 
@@ -117,10 +117,12 @@ def _map_rows(
     return results
 
 
-def _log_probs_by_step(
-    model: TranslationModel, source: Tensor, target: Tensor, labels: Tensor, max_length: int
-) -> Tensor:
-    """Returns the log-probabilities [R, T] of labels, with logits of one position at a time."""
+def _log_probs_by_step(model: TranslationModel, rows: Sequence[Tensor], max_length: int) -> Tensor:
+    """Returns the log-probabilities [R, T] of labels, with logits of one position at a time.
+
+    `rows` are source, target and labels, see `score`.
+    """
+    source, target, labels = rows
     num_rows, length = tf.unstack(tf.shape(labels))
     state = model.encode(source, capacity=max_length)
 

@@ -6,9 +6,9 @@ import pytest
 import tensorflow as tf
 
 from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
-from keras_transformer.inference.batch_translator import inputs_of
 from keras_transformer.errors import InputError
 from keras_transformer.inference import Translator
+from keras_transformer.inference.batch_translator import inputs_of
 from keras_transformer.inference.precision import Int8Model
 from keras_transformer.inference.precomputed import precompute
 from keras_transformer.models import Ensemble, Transformer

@@ -41,9 +41,7 @@ class Counting:
 @pytest.fixture(scope="module")
 def model():
     keras.utils.set_random_seed(1)
-    return Transformer(
-        ModelConfig.preset("tiny", vocabulary_size=_SIZE, num_layers=1, dropout=0.0)
-    )
+    return Transformer(ModelConfig.preset("tiny", vocabulary_size=_SIZE, num_layers=1, dropout=0.0))
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +103,5 @@ def test_one_chunk_is_in_memory_at_a_time(model):
 
     inputs = [tf.TensorSpec([None, None], tf.int32)] * 3
     graph = tf.function(graph, input_signature=inputs).get_concrete_function().graph
-    loops = [
-        node for node in graph.as_graph_def().node if node.op in ("While", "StatelessWhile")
-    ]
+    loops = [node for node in graph.as_graph_def().node if node.op in ("While", "StatelessWhile")]
     assert [loop.attr["parallel_iterations"].i for loop in loops] == [1, 1]

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_transformer.config import SearchConfig
 from keras_transformer import inference
+from keras_transformer.config import SearchConfig
 from keras_transformer.errors import InputError
 from keras_transformer.inference import Translator
 from keras_transformer.models import Transformer
