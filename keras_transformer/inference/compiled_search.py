@@ -2,7 +2,7 @@
 
 An XLA program has fixed shapes, so sentences are padded to given lengths and split into batches of
 given sizes, of which the last is padded too. There is a program for each size and length, compiled
-by its first request (a model server's warm-up). A batch with a longer sentence uses the plain graph.
+by its first request (a model server's warm-up). Batches of longer sentences use the plain graph.
 
 Shapes: B sentences, S source length, N translations a sentence, L their longest length.
 """

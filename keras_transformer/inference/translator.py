@@ -144,9 +144,7 @@ class Translator(tf.Module):
         return tf.function(function, autograph=False).get_concrete_function(**inputs)
 
     def __call__(self, text: Tensor) -> dict[str, Tensor]:
-        """Translates text [B], a tensor.
-
-        A sentence of nothing but white space has the empty translation, with score 0.
+        """Translates text [B]; a blank sentence has the empty translation, with score 0.
 
         Returns:
             "translations", string [B, N], best first, and "scores", float32 [B, N].
@@ -192,15 +190,14 @@ class Translator(tf.Module):
     def _translate_tokens(self, source: Tensor) -> dict[str, Tensor]:
         """Translates ids [B, S] of the source's vocabulary with EOS at the end of each row.
 
-        What follows a row's first EOS is ignored, so any padding will do: a server that merges
-        requests of different lengths pads rows with copies of the first id. No row is refused,
-        since it may share its batch with those of others: one without EOS, whose end cannot be
-        told from padding, is not translated, and an id outside the vocabulary is the unknown token.
+        What follows EOS is ignored: a server that merges requests pads rows with copies of the
+        first id. No row is refused, since it may share its batch with those of others: see
+        `Tokenizer.unpad`.
 
         Returns:
-            "ids", int32 [B, N, L], of the target's vocabulary, best translation first, with EOS,
-            then PAD; "lengths", int32 [B, N], tokens with EOS; "scores", float32 [B, N]. A row
-            without EOS, or of nothing else, has translations of length 0 and score 0.
+            "ids", int32 [B, N, L], best translation first, with EOS, then PAD; "lengths", int32
+            [B, N], tokens with EOS; "scores", float32 [B, N]. A row without EOS, or of nothing
+            else, has translations of length 0 and score 0.
         """
         tokens = self.source_tokenizer.unpad(source)[:, : self.search.max_source_length]
         hypotheses = self._search_tokens(tokens)
@@ -227,17 +224,11 @@ class Translator(tf.Module):
         return search_translations(self.model, source, self.search, target, options, longest)
 
     def _score(self, source: Tensor, target: Tensor) -> dict[str, Tensor]:
-        """Returns `teacher_forcing.score` of translations [B] of sentences [B], both text."""
         ids = self._read_pair(source, target)
         return teacher_forcing.score(self.model, *ids, max_length=self._max_target_length + 1)
 
     def _attention(self, source: Tensor, target: Tensor) -> dict[str, Tensor]:
-        """Returns `teacher_forcing.attention` of translations [B] of sentences [B], both text.
-
-        Returns:
-            "attention", float32 [B, T, S]; "source_pieces", string [B, S], and "target_pieces",
-            string [B, T]: the tokens as text, then "".
-        """
+        """Returns the attention [B, T, S] and the tokens as text, [B, S] and [B, T], then ""."""
         source_ids, shifted, labels = self._read_pair(source, target)
         return {
             "attention": teacher_forcing.attention(self.model, source_ids, shifted, labels),

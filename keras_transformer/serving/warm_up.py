@@ -59,8 +59,8 @@ def make_requests(
 
     Args:
         translator: the translator of the signatures.
-        signatures: from `Translator.signatures`. Inputs other than "source", "target" and "text" are
-            options, which keep the values of the export.
+        signatures: from `Translator.signatures`. Inputs other than "source", "target" and "text"
+            are options, which keep the values of the export.
         sentences: typical text; by default it is generated from the vocabulary.
         batch_sizes: sentences of a request.
         most_sentences: the most that the server accepts in a request; None for any number. It does

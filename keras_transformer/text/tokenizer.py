@@ -1,7 +1,7 @@
 """Tokenization inside a TensorFlow graph: string tensors to ids and back.
 
-Gives the same ids and the same text as `Vocabulary`. A SavedModel contains it with its SentencePiece
-model, so that a server takes and returns plain sentences.
+Gives the same ids and the same text as `Vocabulary`. A SavedModel contains it and its vocabulary, so
+that a server takes and returns plain sentences.
 
 Shapes: B sentences, L length of the longest.
 """
@@ -84,7 +84,7 @@ class Tokenizer(tf.Module):
         return tf.RaggedTensor.from_tensor(tf.where(is_known, ids, UNK_ID), lengths)
 
     def pieces(self, ids: tf.Tensor) -> tf.Tensor:
-        """Returns the tokens with these ids as text, of the same shape; padding is the empty string.
+        """Returns the tokens with these ids as text, of the same shape; padding is the empty text.
 
         Where all tokens are words, the unknown one begins a word as well.
         """
@@ -100,7 +100,7 @@ class Tokenizer(tf.Module):
         One that is kept lives in a kernel of TensorFlow's eager runtime, and is lost when
         `tf.random.set_seed` or `keras.utils.set_random_seed` clears the cache of kernels.
         """
-        # A SavedModel finds a SentencePiece model by its name: without a name of its own, the second
+        # A SavedModel finds a SentencePiece model by its name: without a unique name, the second
         # tokenizer of a SavedModel would silently use the model of the first.
         return tf_text.SentencepieceTokenizer(
             self.vocabulary.model_bytes, name=f"sentencepiece_{self.vocabulary.fingerprint}"

@@ -79,11 +79,12 @@ def test_a_row_whose_logits_do_not_fit_is_scored_position_by_position(
     model, rows, monkeypatch, kind
 ):
     model = Ensemble([model, model]) if kind == "ensemble" else model
+    rows = [each[1:3] for each in rows]  # one of them with padding
     expected = teacher_forcing.score(model, *rows, max_length=9)
     monkeypatch.setattr(teacher_forcing, "_MAX_VALUES", 6 * _SIZE - 1)
     counting = Counting(model)
     found = teacher_forcing.score(counting, *rows, max_length=9)
-    assert counting.steps == [(1, 1, _SIZE)] * 6 * 7
+    assert counting.steps == [(1, 1, _SIZE)] * 6 * 2
     assert not counting.calls
     for name, values in expected.items():
         np.testing.assert_allclose(found[name], values, rtol=1e-4, atol=1e-5)

@@ -136,7 +136,7 @@ def test_a_batch_has_at_least_one_sentence(translator, batch_size):
 
 
 def test_the_files_on_the_way_to_a_step_are_those_that_the_folder_lists(trained, monkeypatch):
-    model, *vocabularies = trained
+    model, *_ = trained
     package = pathlib.Path(inference.__file__).parents[1]
     stacks = []
 

@@ -264,7 +264,19 @@ def _strings(values: object) -> list[str]:
     )
 
 
-@pytest.mark.parametrize("kind", ["bpe", "unigram", "char", "word"])
+class Recording:
+    """A SentencePiece tokenizer that keeps the bytes that it is given."""
+
+    def __init__(self, sentencepiece):
+        self.sentencepiece = sentencepiece
+        self.read = []
+
+    def tokenize(self, text):
+        self.read += text.numpy().tolist()
+        return self.sentencepiece.tokenize(text)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_long_text_is_cut_before_it_is_tokenized_and_its_first_tokens_stay(kind, monkeypatch):
     generator = random.Random(1)
     words = ["ein", "Hund", "läuft", "über", "die", "Straße", "ﬁnal", "ｗｉｄｅ", "木木", "😀"]
@@ -282,32 +294,18 @@ def test_a_long_text_is_cut_before_it_is_tokenized_and_its_first_tokens_stay(kin
         limit = vocabulary.max_characters(most)
         assert limit < len(texts[0]) // 2
         assert vocabulary.encode(texts, max_tokens=most) == [row[:most] for row in whole]
-        read = []
-
-        class Sentencepiece:
-            def tokenize(self, text, read=read):
-                read += [each.decode() for each in text.numpy()]
-                return original.tokenize(text)
-
-        original = tokenizer._sentencepiece()
-        with monkeypatch.context() as patch:
-            patch.setattr(tokenizer, "_sentencepiece", Sentencepiece)
-            found = tokenizer.tokenize(tf.constant(texts), most)
+        sentencepiece = Recording(Tokenizer(vocabulary)._sentencepiece())
+        monkeypatch.setattr(tokenizer, "_sentencepiece", lambda it=sentencepiece: it)
+        found = tokenizer.tokenize(tf.constant(texts), most)
         assert found.to_list() == [row[:most] for row in whole]
-        assert read == [text[:limit] for text in texts]
+        assert [each.decode() for each in sentencepiece.read] == [text[:limit] for text in texts]
 
 
 @pytest.mark.parametrize("text", [b"\x80" * 100_000, b"\xff" * 100_000, "я".encode() * 50_000])
 def test_whatever_the_bytes_a_bounded_number_of_them_is_tokenized(text, monkeypatch):
     vocabulary = learn_vocabulary(["ein Hund"] * 5, size=16, kind="char")
     tokenizer = Tokenizer(vocabulary)
-    original, read = tokenizer._sentencepiece(), []
-
-    class Sentencepiece:
-        def tokenize(self, text):
-            read.extend(text.numpy())
-            return original.tokenize(text)
-
-    monkeypatch.setattr(tokenizer, "_sentencepiece", Sentencepiece)
+    sentencepiece = Recording(tokenizer._sentencepiece())
+    monkeypatch.setattr(tokenizer, "_sentencepiece", lambda: sentencepiece)
     tokenizer.tokenize(tf.constant([text]), 3)
-    assert 0 < len(read[0]) <= 4 * vocabulary.max_characters(3)
+    assert 0 < len(sentencepiece.read[0]) <= 4 * vocabulary.max_characters(3)
