@@ -1,7 +1,7 @@
 """Tokenization inside a TensorFlow graph: string tensors to ids and back.
 
-Gives the same ids and the same text as `Vocabulary`. A SavedModel contains it and its vocabulary, so
-that a server takes and returns plain sentences.
+Gives the same ids and the same text as `Vocabulary`. A SavedModel contains both it and its vocabulary,
+so that a server takes and returns plain sentences.
 
 Shapes: B sentences, L length of the longest.
 """
