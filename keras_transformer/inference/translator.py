@@ -63,9 +63,8 @@ class Translator(tf.Module):
         self.target_tokenizer = self.source_tokenizer
         if target.fingerprint != source.fingerprint:
             self.target_tokenizer = Tokenizer(target)
-        # A SavedModel that tracks a Keras model loads in Python and fails in the C++ server:
-        # the module tracks the variables themselves, and the model through a function, which is
-        # never tracked.
+        # A SavedModel that tracks a Keras model loads in Python and fails in the C++ server: the
+        # module tracks the variables, and reaches the model through a function, never tracked.
         self.variables_to_save = [variable.value for variable in model.variables]
         self._get_model = lambda: model
         self.xla = xla
@@ -76,7 +75,6 @@ class Translator(tf.Module):
 
     @property
     def model(self) -> TranslationModel:
-        """The model."""
         return self._get_model()
 
     def translate(

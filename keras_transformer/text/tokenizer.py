@@ -1,6 +1,6 @@
 """Tokenization inside a TensorFlow graph: string tensors to ids and back.
 
-Gives the same ids and the same text as `Vocabulary`. A SavedModel contains both it and its vocabulary,
+Gives the same ids and the same text as `Vocabulary`. A SavedModel contains it with the vocabulary,
 so that a server takes and returns plain sentences.
 
 Shapes: B sentences, L length of the longest.
