@@ -18,7 +18,7 @@ from keras_transformer.errors import InputError
 from keras_transformer.serving.versions import check_version, read_model_card
 
 if TYPE_CHECKING:
-    from keras_transformer.inference import BatchTranslator
+    from keras_transformer.inference import BatchTranslator, Translator
 
 _RUN_DIR = flags.DEFINE_string(
     "run_dir",
@@ -60,6 +60,7 @@ def main(arguments: list[str]) -> None:
     common.load_tensorflow(one_dnn=bool(card) and card["precision"]["computation"] == "bfloat16")
     from keras_transformer.tasks.translation import join_pieces
 
+    model: BatchTranslator | Translator
     if _RUN_DIR.value is not None:
         model, joins = _load_run(_RUN_DIR.value, given)
     else:
@@ -79,7 +80,7 @@ def main(arguments: list[str]) -> None:
     )
 
 
-def _load_run(run_dirs: str, given: dict[str, Any]) -> "tuple[BatchTranslator, bool]":
+def _load_run(run_dirs: str, given: dict[str, Any]) -> "tuple[Translator, bool]":
     """Returns what translates, and whether its text is pieces to be joined."""
     from keras_transformer.inference import Translator
 
@@ -87,7 +88,7 @@ def _load_run(run_dirs: str, given: dict[str, Any]) -> "tuple[BatchTranslator, b
     task = found[0][0].configs().task
     search = task.search_config(given)
     translator = Translator(*common.load_translator(found), search).precomputed()
-    return translator.local, getattr(task, "remove_bpe", False)
+    return translator, getattr(task, "remove_bpe", False)
 
 
 def _refuse_what_is_fixed(given: dict[str, Any]) -> None:

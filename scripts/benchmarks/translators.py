@@ -16,7 +16,6 @@ from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, SearchConfig, Trans
 from keras_transformer.data import read_lines
 from keras_transformer.errors import InputError
 from keras_transformer.inference.compiled_search import XlaShapes
-from keras_transformer.inference.signatures import make_signature
 from keras_transformer.inference.translator import Translator
 from keras_transformer.interop.ctranslate2 import export_ctranslate2
 from keras_transformer.models import Transformer
@@ -113,5 +112,5 @@ def _save(translator: Translator, folder: str) -> None:
     """Exports the signature `tokens` alone: the same graph as in an export of all of them."""
     root = tf.Module()  # a translator as root would have its own function exported too
     root.variables_to_save = translator.variables_to_save
-    tokens = make_signature(translator, "tokens")
+    tokens = translator.signature("tokens")
     tf.saved_model.save(root, folder, signatures={"tokens": tokens})

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from keras_transformer.config import DataConfig, TransformerConfig, TrainingConfig
+from keras_transformer.config import DataConfig, TrainingConfig, TransformerConfig
 from keras_transformer.errors import InputError
 from keras_transformer.inference import Translator
 from keras_transformer.tasks import (
