@@ -10,6 +10,7 @@ that stopping a run changes neither which checkpoints are kept nor their average
 """
 
 import pathlib
+import sys
 from collections.abc import Callable, Mapping, Sequence
 
 import keras
@@ -17,15 +18,17 @@ import numpy as np
 import tensorflow as tf
 
 from keras_transformer.errors import InputError
+from keras_transformer.training.checkpoint_contents import (
+    Contents,
+    Variable,
+    by_name,
+    first_not_finite,
+    training_contents,
+)
 from keras_transformer.training.checkpoint_files import (
     AVERAGE,
     CheckpointFiles,
-    Contents,
-    DamagedError,
-    Variable,
-    by_name,
     one_line,
-    training_contents,
 )
 from keras_transformer.training.checkpoint_metrics import CheckpointMetrics
 
@@ -114,7 +117,12 @@ class Checkpoints:
                 earlier ones stay as they are.
         """
         contents = training_contents(model, average_weights, extra)
-        self._check_finite(contents, step)
+        if name := first_not_finite(contents):
+            raise InputError(
+                f"weight {name} is not finite after step {step}, so no checkpoint was written; "
+                f"there is {self._files.listing()}; train another run with a lower learning_rate "
+                "or clip_norm"
+            )
         self._write(f"step-{step}", contents, step, metrics)
         self._tidy(step)
 
@@ -132,13 +140,14 @@ class Checkpoints:
         Raises:
             InputError: there is no such checkpoint, it is damaged, or it is another model's.
         """
-        contents = {"weights": by_name(model, model.weights)}
-        if "average_weights" in self._files.count(name):
+        weights = by_name(model, model.weights)
+        contents = {"weights": weights}
+        if "average_weights" in self._files.names(name):
             contents = {
                 "weights": by_name(model, model.non_trainable_weights),
                 "average_weights": by_name(model, model.trainable_weights),
             }
-        self._files.read(name, contents, len(model.weights))
+        self._files.read(name, contents, weights)
 
     def resume(
         self,
@@ -164,37 +173,39 @@ class Checkpoints:
         """
         self.metrics.read()  # a damaged file is reported now, not after an interval
         contents = training_contents(model, average_weights, extra)
-        damaged: list[str] = []
-        for step in reversed(self.steps()):
-            try:
-                self._files.read(f"step-{step}", contents, len(model.weights))
-            except DamagedError as error:
-                damaged.append(error.what)
-                continue
-            if damaged:
-                say(f"{'; '.join(damaged)}; going on from step {step}.")
-            return step
+        names = [f"step-{step}" for step in reversed(self.steps())]
+        if not names:
+            return 0
+        name, damaged = self._files.first_whole(
+            names, lambda name: self._files.read(name, contents, contents["weights"])
+        )
+        step = int(name.removeprefix("step-"))
         if damaged:
-            raise InputError(
-                f"no checkpoint in {self.folder} is whole: {'; '.join(damaged)}; restore one from "
-                "a copy, or delete them to start anew"
-            )
-        return 0
+            say(f"{damaged}; going on from step {step}.")
+        return step
 
-    def find(self, which: str) -> str:
+    def find(self, which: str, say: Callable[[str], None] | None = None) -> str:
         """Returns the name of the checkpoint that a person means by `which`.
 
         Args:
-            which: "latest", "best" (by dev BLEU), "average", a step, or "auto": the average
-                where there is one, else the latest.
+            which: "latest", "best" (by dev BLEU), "average", a step, or "auto": the average, or
+                where there is none the latest; the newest whole one where that is damaged.
+            say: takes a line where damaged checkpoints are skipped; by default it goes to stderr.
 
         Raises:
-            InputError: it names no kind of checkpoint, or there is none yet.
+            InputError: it names no kind of checkpoint, there is none yet, or for "auto" none is
+                whole.
         """
-        if which == AVERAGE or (which == "auto" and self.has_average()):
+        if which == AVERAGE:
             return AVERAGE
+        candidates = [AVERAGE] * self.has_average() + [f"step-{n}" for n in reversed(self.steps())]
+        if which == "auto" and candidates:
+            name, damaged = self._files.first_whole(candidates, self._files.check)
+            if damaged:
+                (say or _print_to_stderr)(f"{damaged}; taking {name} in its place.")
+            return name
         steps = self.best(1) if which == "best" else self.steps()
-        if which in ("auto", "latest", "best") and steps:
+        if which in ("latest", "best") and steps:
             return f"step-{steps[-1]}"
         step = which.removeprefix("step-")
         if step.isdecimal():
@@ -232,17 +243,6 @@ class Checkpoints:
         ]
         return sorted(step for _, step in sorted(known, reverse=True)[:count])
 
-    def _check_finite(self, contents: Contents, step: int) -> None:
-        """Raises `InputError` for weights that no later step can mend."""
-        for group in ("weights", "average_weights"):
-            for name, weight in contents.get(group, {}).items():
-                if weight.dtype.is_floating and not tf.reduce_all(tf.math.is_finite(weight)):
-                    raise InputError(
-                        f"weight {name} is not finite after step {step}, so no checkpoint was "
-                        f"written; there is {self._files.listing()}; train another run with a "
-                        "lower learning_rate or clip_norm"
-                    )
-
     def _write(
         self,
         name: str,
@@ -273,3 +273,7 @@ class Checkpoints:
         for name in [AVERAGE, *(f"step-{other}" for other in steps if other not in kept)]:
             self._files.drop(name)
         self._files.sweep()
+
+
+def _print_to_stderr(line: str) -> None:
+    print(line, file=sys.stderr)
