@@ -1,7 +1,5 @@
 """What all configurations share: type and range checks, and JSON."""
 
-"""What all configurations share: they check themselves and are written as JSON."""
-
 import dataclasses
 import json
 import math
