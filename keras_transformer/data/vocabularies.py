@@ -41,6 +41,8 @@ def learn_from_corpus(
     """
     from keras_transformer.text import Vocabulary
 
+    for source in sources:
+        _ = source.identity  # refuses what cannot be read twice, such as a pipe
     arguments = (sources, sides, options)
     if _is_small(_sentences(sources, sides)):
         return Vocabulary(_learn(*arguments))

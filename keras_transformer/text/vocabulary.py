@@ -16,7 +16,7 @@ from typing_extensions import Self
 
 from keras_transformer.atomic_files import write_atomically
 from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
-from keras_transformer.errors import InputError
+from keras_transformer.errors import InputError, advice_on_writing
 
 RESERVED_IDS = (PAD_ID, UNK_ID, BOS_ID, EOS_ID)
 _SPACE = "\u2581"  # how SentencePiece spells the space inside a piece
@@ -75,7 +75,7 @@ class Vocabulary:
         except OSError as error:
             raise InputError(
                 f"cannot write the vocabulary {os.fspath(path)}: {error.strerror}; "
-                "give a path in a folder that exists and can be written to"
+                f"{advice_on_writing(error)}"
             ) from error
 
     @functools.cached_property
