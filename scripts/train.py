@@ -8,11 +8,11 @@ The same command goes on with a run that was stopped. Numbers such as 5.4 in the
 sections of Vaswani et al. 2017.
 """
 
+import contextlib
 import pathlib
 import re
 import signal
 import sys
-import time
 from typing import TYPE_CHECKING
 
 from absl import flags
@@ -25,7 +25,6 @@ from keras_transformer.config import (
     ModelConfig,
     TrainingConfig,
 )
-from keras_transformer.errors import InputError
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -79,6 +78,7 @@ def main(arguments: list[str]) -> None:
     _model_config(data, data.vocabulary_size, data.vocabulary_size)
     common.load_tensorflow()
     from keras_transformer import training as stages
+    from keras_transformer.training.heartbeat import heartbeat
 
     strategy = stages.make_strategy(_STRATEGY.value)  # of several machines: before anything else
     dev = stages.read_validation_text(data)  # before hours of work, if a file of it is missing
@@ -86,8 +86,10 @@ def main(arguments: list[str]) -> None:
     if dev is None:
         print("There is no dev set; --dev_source and --dev_target name one.")
     run = stages.RunDirectory(_RUN_DIR.value)
-    if stages.worker_of(strategy).is_chief:
-        corpus = _prepare(run, data, training)
+    worker = stages.worker_of(strategy)
+    if worker.is_chief:
+        with heartbeat(run.path) if worker.count > 1 else contextlib.nullcontext():
+            corpus = _prepare(run, data, training)
     else:
         corpus = _wait_for(run, data, training)
     if stages.is_finished(run):
@@ -125,18 +127,11 @@ def _prepare(run: "RunDirectory", data: DataConfig, training: TrainingConfig) ->
     return corpus
 
 
-def _wait_for(
-    run: "RunDirectory", data: DataConfig, training: TrainingConfig, minutes: int = 60
-) -> "TokenizedCorpus":
+def _wait_for(run: "RunDirectory", data: DataConfig, training: TrainingConfig) -> "TokenizedCorpus":
     """Waits until the first worker has created the run, or made it longer; returns its corpus."""
-    end = time.monotonic() + 60 * minutes
-    while not run.exists or run.configs().training != training:
-        if time.monotonic() > end:
-            raise InputError(
-                f"the first worker has not prepared {run.path} within {minutes} minutes; all "
-                "workers must share the file system of --run_dir and be given the same flags"
-            )
-        time.sleep(0.5)
+    from keras_transformer.training.heartbeat import wait_for_first_worker
+
+    wait_for_first_worker(run.path, lambda: run.exists and run.configs().training == training)
     return _corpus(run, data, run.vocabularies())[0]
 
 

@@ -7,12 +7,12 @@ from an endless stream of shuffled passes over the stratum, in which the place o
 without going through the epochs before it.
 """
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
+from keras_transformer.config.data import check_mix_weights
 from keras_transformer.errors import InputError
 
 Counts = npt.NDArray[np.int64]
@@ -30,11 +30,7 @@ def epoch_quotas(sizes: Counts, weights: Sequence[float] | None) -> Counts:
     """
     if weights is None:
         return sizes
-    if len(weights) != len(sizes) or not all(0 < each < math.inf for each in weights):
-        raise InputError(
-            f"mix_weights must be {len(sizes)} numbers above 0, one for each corpus, "
-            f"got {', '.join(map(str, weights))}"
-        )
+    check_mix_weights(weights, len(sizes), ",".join(map(str, weights)))
     if not sizes.all():
         raise InputError(
             f"corpus {int(sizes.argmin()) + 1} of {len(sizes)} has no pairs to mix in; "
