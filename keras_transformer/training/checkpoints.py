@@ -1,12 +1,12 @@
 """The checkpoints of a training run: which are kept, which one is meant, and their average.
 
-A checkpoint holds the weights by name, the state of every dropout's random numbers, the optimizer,
-and what else training goes on from. A crash, a full disk or a power loss while one is written
-leaves the earlier ones as they are; see `checkpoint_files.py`.
+A checkpoint holds weights, random states, the optimizer and what else training resumes from, each
+by name (`checkpoint_contents.py`). A crash while one is written leaves the earlier ones as they are
+(`checkpoint_files.py`).
 
-Regular checkpoints come after every so many steps and at the end. Any other was written because
-the run was stopped: training goes on from it, and it is dropped once a regular one follows, so
-that stopping a run changes neither which checkpoints are kept nor their average.
+Regular checkpoints are written at fixed intervals and at the end. Any other was written because
+the run was stopped, and is dropped once a regular one follows: stopping a run changes neither
+which checkpoints are kept nor their average.
 """
 
 import pathlib
@@ -25,11 +25,7 @@ from keras_transformer.training.checkpoint_contents import (
     first_not_finite,
     training_contents,
 )
-from keras_transformer.training.checkpoint_files import (
-    AVERAGE,
-    CheckpointFiles,
-    one_line,
-)
+from keras_transformer.training.checkpoint_files import AVERAGE, CheckpointFiles, one_line
 from keras_transformer.training.checkpoint_metrics import CheckpointMetrics
 
 
@@ -37,14 +33,14 @@ class Checkpoints:
     """The checkpoints `step-N` in one folder, and `average`, the mean of several.
 
     Args:
-        folder: where they are; made when the first one is written.
+        folder: where they are, made with the first one.
         keep: how many of the newest to keep.
         keep_best: how many of those with the best dev BLEU to keep beside them.
         every: steps between two regular checkpoints.
         end: the last step of the run, whose checkpoint is a regular one too.
 
     Attributes:
-        scores: the metrics at each checkpoint.
+        metrics: the metrics at each checkpoint.
     """
 
     def __init__(
@@ -81,10 +77,7 @@ class Checkpoints:
         return [step for step in self.steps() if self.is_regular(step)][-count:]
 
     def best(self, count: int) -> list[int]:
-        """Returns the steps of the regular checkpoints with the best dev BLEU, oldest first.
-
-        Among equals the newer one is better; those without a BLEU are none of the best.
-        """
+        """Returns the steps of the regular checkpoints of best dev BLEU, oldest first."""
         return self._best_of(self.steps(), count)
 
     def to_average(self, last: int, best: int | None = None) -> list[int]:
@@ -100,17 +93,14 @@ class Checkpoints:
         average_weights: Mapping[str, Variable] | None = None,
         extra: Mapping[str, Variable] | None = None,
     ) -> None:
-        """Writes checkpoint `step-<step>`, then drops those that are not kept any longer.
-
-        The average of earlier ones, which no longer is the run's result, is dropped as well.
+        """Writes checkpoint `step-<step>`, then drops the average and those that are not kept.
 
         Args:
-            model: gives the weights, the random numbers of dropout and the optimizer.
+            model: gives the weights, the states of dropout and the optimizer.
             step: batches trained on.
-            metrics: of the model at this step, for `best` and for stopping early.
-            average_weights: moving averages of the trainable weights, by the weights' paths within
-                the model.
-            extra: other variables that training goes on from, by name.
+            metrics: of the model at this step, for `best` and early stopping.
+            average_weights: moving averages of the trainable weights, by path within the model.
+            extra: other variables to resume from, by name.
 
         Raises:
             InputError: a weight is not finite, or the disk does not take the checkpoint; the
@@ -123,7 +113,7 @@ class Checkpoints:
                 f"there is {self._files.listing()}; train another run with a lower learning_rate "
                 "or clip_norm"
             )
-        self._write(f"step-{step}", contents, step, metrics)
+        self._write(f"step-{step}", contents, (step, metrics) if metrics else None)
         self._tidy(step)
 
     def save_average(self, model: keras.Model) -> None:
@@ -135,7 +125,7 @@ class Checkpoints:
         self._files.drop(AVERAGE)
 
     def restore(self, model: keras.Model, name: str) -> None:
-        """Reads the weights of checkpoint `name`, or its moving averages of them if it has such.
+        """Reads the weights of checkpoint `name`, or their moving averages where it has them.
 
         Raises:
             InputError: there is no such checkpoint, it is damaged, or it is another model's.
@@ -157,16 +147,11 @@ class Checkpoints:
         extra: Mapping[str, Variable] | None = None,
         say: Callable[[str], None] = print,
     ) -> int:
-        """Sets all that `save` was given to the newest checkpoint that is whole.
-
-        Args:
-            model: as in `save`.
-            average_weights: as in `save`.
-            extra: as in `save`.
-            say: takes a line where damaged checkpoints are passed over.
+        """Sets all that `save` was given to the newest checkpoint that is not damaged.
 
         Returns:
-            The checkpoint's step; 0 where there is none yet.
+            The checkpoint's step; 0 where there is none yet. `say` takes a line about any that
+            was skipped.
 
         Raises:
             InputError: all checkpoints are damaged, or the newest is another model's.
@@ -184,17 +169,15 @@ class Checkpoints:
             say(f"{damaged}; going on from step {step}.")
         return step
 
-    def find(self, which: str, say: Callable[[str], None] | None = None) -> str:
+    def find(self, which: str) -> str:
         """Returns the name of the checkpoint that a person means by `which`.
 
         Args:
             which: "latest", "best" (by dev BLEU), "average", a step, or "auto": the average, or
-                where there is none the latest; the newest whole one where that is damaged.
-            say: takes a line where damaged checkpoints are skipped; by default it goes to stderr.
+                the latest where there is none. "auto" skips damaged ones, and says so on stderr.
 
         Raises:
-            InputError: it names no kind of checkpoint, there is none yet, or for "auto" none is
-                whole.
+            InputError: it names no kind of checkpoint, there is none yet, or all are damaged.
         """
         if which == AVERAGE:
             return AVERAGE
@@ -202,7 +185,7 @@ class Checkpoints:
         if which == "auto" and candidates:
             name, damaged = self._files.first_whole(candidates, self._files.check)
             if damaged:
-                (say or _print_to_stderr)(f"{damaged}; taking {name} in its place.")
+                print(f"{damaged}; taking {name} in its place.", file=sys.stderr)
             return name
         steps = self.best(1) if which == "best" else self.steps()
         if which in ("latest", "best") and steps:
@@ -210,9 +193,8 @@ class Checkpoints:
         step = which.removeprefix("step-")
         if step.isdecimal():
             return f"step-{step}"
-        known = ": give auto, latest, best"
-        if which == "best":
-            known = ", as none has a dev BLEU: give auto, latest"
+        none = ", as none has a dev BLEU: give auto, latest"
+        known = none if which == "best" else ": give auto, latest, best"
         raise InputError(
             f"no checkpoint {which!r} in {self.folder}{known}, average or a step; "
             f"there is {self._files.listing()}"
@@ -236,7 +218,7 @@ class Checkpoints:
 
     def _best_of(self, steps: Sequence[int], count: int) -> list[int]:
         scores = self.metrics.read()
-        known = [
+        known = [  # among equals the newer one is better
             (scores[step]["bleu"], step)
             for step in steps
             if self.is_regular(step) and "bleu" in scores.get(step, {})
@@ -244,16 +226,12 @@ class Checkpoints:
         return sorted(step for _, step in sorted(known, reverse=True)[:count])
 
     def _write(
-        self,
-        name: str,
-        contents: Contents,
-        step: int = 0,
-        metrics: Mapping[str, float] | None = None,
+        self, name: str, contents: Contents, metrics: tuple[int, Mapping[str, float]] | None = None
     ) -> None:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             if metrics:
-                self.metrics.write(step, metrics)
+                self.metrics.write(*metrics)
             self._files.write(name, contents)
         except (tf.errors.OpError, OSError) as error:
             raise InputError(
@@ -262,18 +240,10 @@ class Checkpoints:
             ) from error
 
     def _tidy(self, step: int) -> None:
-        """Drops what is not kept any longer once checkpoint `step` is written.
-
-        Later ones are left alone: if there are any, they could not be read when the run went on
-        from an earlier one, and will be written again.
-        """
+        """Drops what is not kept after checkpoint `step`; later ones, damaged, are rewritten."""
         steps = [other for other in self.steps() if other <= step]
         regular = [other for other in steps if self.is_regular(other)]
         kept = {step, *regular[-self.keep :], *self._best_of(regular, self.keep_best)}
         for name in [AVERAGE, *(f"step-{other}" for other in steps if other not in kept)]:
             self._files.drop(name)
         self._files.sweep()
-
-
-def _print_to_stderr(line: str) -> None:
-    print(line, file=sys.stderr)

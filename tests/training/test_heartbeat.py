@@ -35,11 +35,11 @@ def test_workers_wait_longer_than_their_patience_while_the_first_one_lives(tmp_p
 
 
 def test_a_first_worker_that_never_came_or_was_killed_is_waited_for_a_limited_time(tmp_path, quick):
-    with pytest.raises(InputError, match="first worker has given no sign of life in .*run for"):
+    with pytest.raises(InputError, match=r"first worker has given no sign of life in .*run for"):
         wait_for_first_worker(tmp_path / "run", lambda: False)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "preparing").touch()  # left by one that was killed
-    with pytest.raises(InputError, match="first worker has given no sign of life in .*run for"):
+    with pytest.raises(InputError, match=r"first worker has given no sign of life in .*run for"):
         wait_for_first_worker(tmp_path / "run", lambda: False)
 
 
