@@ -26,8 +26,8 @@ class Vocabulary:
     """Tokens with their ids: encodes sentences into ids and decodes ids into sentences.
 
     Args:
-        model_bytes: a serialized SentencePiece model whose ids 0 to 3 are padding, unknown, start
-            and end, as `learn_vocabulary` gives it.
+        model_bytes: a serialized SentencePiece model whose ids 0 to 3 are padding, unknown, BOS and
+            EOS, as `learn_vocabulary` makes it.
 
     Attributes:
         model_bytes: as given.
@@ -56,7 +56,7 @@ class Vocabulary:
         if self.size == 0 or ids != RESERVED_IDS:
             raise InputError(
                 f"the SentencePiece model must give the ids {RESERVED_IDS} to padding, unknown, "
-                f"start and end, but gives {ids}; learn it anew with learn_vocabulary"
+                f"BOS and EOS, but gives {ids}; learn it again with learn_vocabulary"
             )
 
     @classmethod
@@ -84,7 +84,7 @@ class Vocabulary:
         return hashlib.sha256(self.model_bytes).hexdigest()
 
     def encode(self, texts: Sequence[str], *, num_threads: int = -1) -> list[list[int]]:
-        """Returns the ids of each text, without start and end.
+        """Returns the ids of each text, without BOS and EOS.
 
         Args:
             texts: any number of sentences; "▁" in them counts as a space.
@@ -102,7 +102,7 @@ class Vocabulary:
             raise
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
-        """Returns the text of each row of ids up to its first end; padding and start are skipped.
+        """Returns the text of each row of ids up to its first EOS; padding and BOS are skipped.
 
         The unknown token reads "⁇".
 

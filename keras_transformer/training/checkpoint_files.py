@@ -99,7 +99,8 @@ class CheckpointFiles:
             stored = tf.train.list_variables(str(self.folder / name))
         names: dict[str, set[str]] = collections.defaultdict(set)
         for key, _ in stored:
-            group, variable, *_ = (*key.split("/"), "")
+            group, _, rest = key.partition("/")
+            variable = rest.partition("/")[0]
             # TensorFlow writes "/" within a name as ".S", and "." as "..".
             names[group].add(re.sub(r"\.(.)", lambda found: found[1].replace("S", "/"), variable))
         return names
