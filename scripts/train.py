@@ -8,11 +8,11 @@ The same command goes on with a run that was stopped. Numbers such as 5.4 in the
 sections of Vaswani et al. 2017.
 """
 
+import contextlib
 import pathlib
 import re
 import signal
 import sys
-import time
 from typing import TYPE_CHECKING, Any
 
 from absl import flags
@@ -25,7 +25,6 @@ from keras_transformer.config import (
     TrainingConfig,
     architectures,
 )
-from keras_transformer.errors import InputError
 from keras_transformer.tasks import Task, get_task, registered_tasks
 
 if TYPE_CHECKING:
@@ -93,6 +92,7 @@ def main(arguments: list[str]) -> None:
         task.find_metric(training.stop_metric)
     common.load_tensorflow()
     from keras_transformer import training as stages
+    from keras_transformer.training.heartbeat import heartbeat
 
     strategy = stages.make_strategy(_STRATEGY.value)  # of several machines: before anything else
     dev = stages.read_validation_text(data, task)  # a missing file is found before hours of work
@@ -100,8 +100,10 @@ def main(arguments: list[str]) -> None:
     if dev is None:
         print("There is no dev set; --dev_source and --dev_target name one.")
     run = stages.RunDirectory(_RUN_DIR.value)
-    if stages.worker_of(strategy).is_chief:
-        corpus = _prepare(run, data, training, task)
+    worker = stages.worker_of(strategy)
+    if worker.is_chief:
+        with heartbeat(run.path) if worker.count > 1 else contextlib.nullcontext():
+            corpus = _prepare(run, data, training, task)
     else:
         corpus = _wait_for(run, data, training, task)
     if stages.is_finished(run):
@@ -143,21 +145,12 @@ def _prepare(
 
 
 def _wait_for(
-    run: "RunDirectory",
-    data: DataConfig,
-    training: TrainingConfig,
-    task: Task,
-    minutes: int = 60,
+    run: "RunDirectory", data: DataConfig, training: TrainingConfig, task: Task
 ) -> "TokenizedCorpus":
     """Waits until the first worker has created the run, or made it longer; returns its corpus."""
-    end = time.monotonic() + 60 * minutes
-    while not run.exists or run.configs().training != training:
-        if time.monotonic() > end:
-            raise InputError(
-                f"the first worker has not prepared {run.path} within {minutes} minutes; all "
-                "workers must share the file system of --run_dir and be given the same flags"
-            )
-        time.sleep(0.5)
+    from keras_transformer.training.heartbeat import wait_for_first_worker
+
+    wait_for_first_worker(run.path, lambda: run.exists and run.configs().training == training)
     return _corpus(run, data, task, run.vocabularies())[0]
 
 

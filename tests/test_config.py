@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+import numpy as np
 import pytest
 
 from keras_transformer.config import (
@@ -13,6 +14,7 @@ from keras_transformer.config import (
     TrainingConfig,
     TransformerConfig,
 )
+from keras_transformer.config.base import JsonConfig
 from keras_transformer.errors import InputError
 
 FILES = {"train_source": "train.en", "train_target": "train.de"}
@@ -128,6 +130,58 @@ def test_a_changed_copy_is_checked_like_any_other():
     assert config.seed == 1
     with pytest.raises(InputError, match="seed must be at least 0"):
         config.replace(seed=-1)
+
+
+# Types
+
+_VALUES = [True, 1, 0.5, float("nan"), "no", None, ("a",), ["a"], (1,), np.int64(1), object()]
+_FITTING = {  # the values above that a field of a type takes
+    "bool": [0],
+    "int": [1],
+    "float": [1, 2],
+    "str": [4],
+    "tuple[str, ...]": [6, 7],  # lists are what JSON has
+}
+
+
+@pytest.mark.parametrize(
+    "annotation", [*_FITTING, "bool | None", "int | None", "float | None", "str | None"]
+)
+def test_a_field_takes_values_of_its_type_alone(annotation):
+    optional = annotation.endswith(" | None")
+    kind = dataclasses.make_dataclass(
+        "Config",
+        [("field", eval(annotation))],
+        bases=(JsonConfig,),
+        namespace={"__post_init__": lambda self: self._check_types()},
+        frozen=True,
+    )
+    for number, value in enumerate(_VALUES):
+        if number in _FITTING[annotation.removesuffix(" | None")] or (value is None and optional):
+            assert kind(value).field == (tuple(value) if isinstance(value, list) else value)
+        else:
+            with pytest.raises(InputError, match=r"^field must be .*, got ") as caught:
+                kind(value)
+            assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "message"),
+    [
+        (DataConfig, {"dataset": "a/b-c", "reverse": "no"}, "reverse must be True or False, got '"),
+        (DataConfig, {"share_vocabulary": 0}, "share_vocabulary must be True or False, got 0"),
+        (DataConfig, {"dev_source": 3}, "dev_source must be a string, got 3"),
+        (DataConfig, {"vocabulary_size": True}, "vocabulary_size must be a whole number, got True"),
+        (DataConfig, {"vocabulary_kind": 1}, "vocabulary_kind must be one of bpe, unigram, "),
+        (ModelConfig, {"attention_bias": "true"}, "attention_bias must be True or False"),
+        (TrainingConfig, {"learning_rate": True}, "learning_rate must be a finite number, got Tr"),
+        (TrainingConfig, {"train_steps": "100"}, "train_steps must be a whole number, got '100'"),
+        (SearchConfig, {"banned_phrases": (1,)}, "banned_phrases must be a sequence, each entry "),
+    ],
+)
+def test_a_value_of_another_type_is_refused_in_one_line(kind, changes, message):
+    with pytest.raises(InputError, match=f"^{message}"):
+        kind(**SMALLEST[kind] | changes)
 
 
 # Mistakes

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 from keras_transformer.config.base import JsonConfig
@@ -119,13 +120,23 @@ class DataConfig(JsonConfig):
             weights = self.weights
         except ValueError:
             weights = ()
-        if weights is not None and (
-            len(weights) != self.num_corpora or not all(0 < each < math.inf for each in weights)
-        ):
-            raise InputError(
-                f"mix_weights must be {self.num_corpora} numbers above 0, one for each corpus, "
-                f"separated by commas, got {self.mix_weights!r}"
-            )
+        if weights is not None:
+            check_mix_weights(weights, self.num_corpora, repr(self.mix_weights))
+
+
+def check_mix_weights(weights: Sequence[float], num_corpora: int, given: str) -> None:
+    """Raises `InputError` unless there is one positive weight for each corpus.
+
+    Args:
+        weights: of the corpora, in order.
+        num_corpora: how many there are.
+        given: the weights as the user wrote them.
+    """
+    if len(weights) != num_corpora or not all(0 < each < math.inf for each in weights):
+        raise InputError(
+            f"mix_weights must be {num_corpora} numbers above 0, one for each corpus, "
+            f"separated by commas, got {given}"
+        )
 
 
 def split_list(text: str | None) -> list[str]:

@@ -1,6 +1,6 @@
 """A run directory: all that later commands need of a training run.
 
-config.json         the model, data and training configurations, and the task
+config.json         the configurations and the task; sizes and hashes of the vocabularies
 source.model        the source's SentencePiece vocabulary; the target's too where shared
 target.model        the target's own vocabulary, where there is one
 checkpoints/        see `checkpoints.py`
@@ -12,37 +12,21 @@ tensorboard/        on request
 
 import contextlib
 import fcntl
-import json
 import os
 import pathlib
 from collections.abc import Iterator
 
-from keras_transformer.atomic_files import write_atomically
 from keras_transformer.config import TrainingConfig
-from keras_transformer.config.model import UnknownArchitectureError
-from keras_transformer.errors import InputError
+from keras_transformer.errors import InputError, advice_on_writing
 from keras_transformer.models import Seq2SeqModel, build_model
 from keras_transformer.text import Vocabulary
 from keras_transformer.training.checkpoints import Checkpoints
-from keras_transformer.training.run_config import RunConfigs
-
-# What a later run of the same command may change: it does not alter what an update does.
-_MAY_CHANGE = {
-    "train_steps",
-    "accumulation_steps",
-    "keep_checkpoints",
-    "keep_best",
-    "average_last",
-    "average_best",
-    "stop_metric",
-    "stop_patience",
-    "max_bad_steps",
-    "log_steps",
-    "test_source",
-    "test_target",
-}
-# What may be changed besides as long as there is no checkpoint.
-_NOT_OF_THE_VOCABULARY = {"max_length", "max_length_ratio", "mix_weights", "subword_sampling"}
+from keras_transformer.training.run_config import (
+    RunConfigFile,
+    RunConfigs,
+    VocabularyRecord,
+    differences,
+)
 
 
 class RunDirectory:
@@ -56,6 +40,7 @@ class RunDirectory:
         if not os.fspath(path):
             raise InputError("the path of the run directory is empty; give that of a folder")
         self.path = pathlib.Path(path)
+        self._config_file = RunConfigFile(self.path / "config.json")
 
     @property
     def exists(self) -> bool:
@@ -64,7 +49,7 @@ class RunDirectory:
             raise InputError(
                 f"cannot write run directory {self.path}: it is a file; give the path of a folder"
             )
-        return self._config_path.is_file()
+        return self._config_file.path.is_file()
 
     def create(self, configs: RunConfigs, source: Vocabulary, target: Vocabulary) -> None:
         """Writes the vocabularies and, last, the configuration.
@@ -82,9 +67,11 @@ class RunDirectory:
         except OSError as error:
             raise self._cannot_write(error) from error
         source.save(self._source_path)
+        vocabularies = {self._source_path.name: VocabularyRecord.of(source.model_bytes)}
         if target.fingerprint != source.fingerprint:
             target.save(self._target_path)
-        self._write_config(configs)
+            vocabularies[self._target_path.name] = VocabularyRecord.of(target.model_bytes)
+        self._write_config(configs, vocabularies)
 
     def configs(self) -> RunConfigs:
         """Returns the configurations of the run.
@@ -92,20 +79,7 @@ class RunDirectory:
         Raises:
             InputError: there is no run here, or its configuration is damaged.
         """
-        if not self.exists:
-            raise InputError(
-                f"no training run in {self.path}: it has no config.json; "
-                "give the --run_dir of an earlier scripts/train.py"
-            )
-        try:
-            return RunConfigs.from_dict(json.loads(self._config_path.read_text(encoding="utf-8")))
-        except UnknownArchitectureError as error:
-            raise InputError(f"{self._config_path}: {error}") from error
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise InputError(
-                f"{self._config_path} is damaged ({type(error).__name__}: {error}); "
-                "restore it from a copy, or start another run"
-            ) from error
+        return self._config_file.configs()
 
     def continue_with(self, asked: RunConfigs) -> None:
         """Checks that a command asks for the run that is here, and notes a new length of it.
@@ -117,20 +91,10 @@ class RunDirectory:
             InputError: the configuration differs, and the message names each difference; another
                 process trains the run; or the directory cannot be written.
         """
-        may_change = set(_MAY_CHANGE)
-        if not self.checkpoints().steps():
-            may_change |= asked.training.to_dict().keys()
-            may_change |= _NOT_OF_THE_VOCABULARY
         configs = self.configs()
-        before = configs.flat()
-        differences = [
-            f"{name} is {before.get(name)!r} there and {value!r} here"
-            for name, value in asked.flat().items()
-            if value != before.get(name) and name not in may_change
-        ]
-        if differences:
+        if found := differences(configs, asked, has_checkpoint=bool(self.checkpoints().steps())):
             raise InputError(
-                f"run directory {self.path} holds another run: {'; '.join(differences)}; "
+                f"run directory {self.path} holds another run: {'; '.join(found)}; "
                 "repeat its flags to go on with it, or give another --run_dir"
             )
         with self.reserved():
@@ -138,7 +102,7 @@ class RunDirectory:
                 checkpoints = self.checkpoints()
                 if checkpoints.to_average(*_what_is_averaged(asked.training)):
                     checkpoints.drop_average()  # made anew when the run comes to its end
-            self._write_config(asked)
+            self._write_config(asked, self._config_file.vocabularies())
 
     @contextlib.contextmanager
     def reserved(self) -> Iterator[None]:
@@ -165,10 +129,22 @@ class RunDirectory:
             yield
 
     def vocabularies(self) -> tuple[Vocabulary, Vocabulary]:
-        """Returns the vocabularies of source and target; one object where they share it."""
-        source = Vocabulary.load(self._source_path)
-        own_target = self._target_path.exists()
-        return source, Vocabulary.load(self._target_path) if own_target else source
+        """Returns the vocabularies of source and target; one object if they share it.
+
+        Raises:
+            InputError: there is no run here, or a file is not the one that the run was created
+                with: truncated, or copied from another run.
+        """
+        records = self._config_file.vocabularies()
+        source = records[self._source_path.name].load(self._source_path)
+        if record := records.get(self._target_path.name):
+            return source, record.load(self._target_path)
+        if self._target_path.exists():
+            raise InputError(
+                f"{self._target_path} is no part of this run, whose source and target share a "
+                "vocabulary; remove it"
+            )
+        return source, source
 
     def checkpoints(self) -> Checkpoints:
         """Returns the run's checkpoints."""
@@ -179,11 +155,11 @@ class RunDirectory:
         training = configs.training
         return Checkpoints(
             folder,
+            metric=configs.task.metric,
             keep=training.keep_checkpoints,
             keep_best=training.keep_best,
             every=training.checkpoint_steps,
             end=training.train_steps,
-            metric=configs.task.metric,
         )
 
     def load_model(self, checkpoint: str = "auto") -> Seq2SeqModel:
@@ -207,10 +183,6 @@ class RunDirectory:
         return self.path / "metrics.jsonl"
 
     @property
-    def _config_path(self) -> pathlib.Path:
-        return self.path / "config.json"
-
-    @property
     def _source_path(self) -> pathlib.Path:
         return self.path / "source.model"
 
@@ -220,13 +192,12 @@ class RunDirectory:
 
     def _cannot_write(self, error: OSError) -> InputError:
         return InputError(
-            f"cannot write run directory {self.path} ({error.strerror}); "
-            "give a path that can be written to, on a disk with some space"
+            f"cannot write run directory {self.path} ({error.strerror}); {advice_on_writing(error)}"
         )
 
-    def _write_config(self, configs: RunConfigs) -> None:
+    def _write_config(self, configs: RunConfigs, vocabularies: dict[str, VocabularyRecord]) -> None:
         try:
-            write_atomically(self._config_path, json.dumps(configs.to_dict(), indent=2) + "\n")
+            self._config_file.write(configs, vocabularies)
         except OSError as error:
             raise self._cannot_write(error) from error
 

@@ -473,7 +473,9 @@ def test_half_precision_trains_like_float32():
 @pytest.mark.parametrize("mode", ["int8", "float8"])
 @pytest.mark.filterwarnings("ignore:Layer .* does not have a `quantize` method")
 def test_a_quantized_model_is_loaded_from_its_file(tmp_path, mode):
-    config = TransformerConfig.preset("tiny", vocabulary_size=20, num_layers=1, share_embeddings="none")
+    config = TransformerConfig.preset(
+        "tiny", vocabulary_size=20, num_layers=1, share_embeddings="none"
+    )
     model = Transformer(config)
     model.quantize(mode)
     ids = np.array([[5, 6, 7, 3]])

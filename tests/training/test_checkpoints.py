@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 import resource
 import shutil
 import signal
@@ -26,7 +27,7 @@ DATA, INDEX = "data-00000-of-00001", "index"
 def make_model(seed: int = 0, width: int = 4, layers: int = 2) -> keras.Model:
     """Gives a small model whose weights, optimizer and random numbers have values of their own."""
     stack = [keras.layers.Dense(width, name=f"dense_{number}") for number in range(layers)]
-    dropout = keras.layers.Dropout(0.5)
+    dropout = keras.layers.Dropout(0.5, name="dropout")
     model = keras.Sequential([keras.Input((3,)), *stack[:1], dropout, *stack[1:]])
     model.compile(optimizer=keras.optimizers.Adam(), loss="mse")
     model.optimizer.build(model.trainable_variables)
@@ -171,6 +172,96 @@ def test_weights_that_are_not_finite_are_not_saved(checkpoints, where, bad):
     with pytest.raises(InputError, match=r"dense_0/kernel is not finite after step 2.*is step-1;"):
         checkpoints.save(model, 2, metrics={"loss": 1.0}, average_weights=averages)
     assert names_in(checkpoints.folder) == before
+
+
+# Variables have names, not numbers
+
+
+class OptimizerOfAnotherKeras(keras.optimizers.Adam):
+    """Makes its variables in another order, as some version of Keras may."""
+
+    def build(self, variables):
+        super().build(variables[::-1])
+
+
+def test_a_keras_that_orders_the_optimizers_variables_differently_resumes_right(checkpoints):
+    checkpoints.save(model := make_model(seed=1), 1)
+    other = make_model(seed=2)
+    other.compile(optimizer=OptimizerOfAnotherKeras(), loss="mse")
+    other.optimizer.build(other.trainable_variables)
+    checkpoints.resume(other)
+    for trained in (model, other):
+        trained.fit(np.ones((8, 3)), np.ones((8, 4)), batch_size=4, shuffle=False, verbose=0)
+    assert_equal(values(model.weights), values(other.weights))
+
+
+class Tower(keras.Model):
+    """Has equal layers, whose dropouts and kernels only their names tell apart."""
+
+    def __init__(self, names):
+        super().__init__(name="tower")
+        self.parts = [
+            keras.Sequential(
+                [keras.layers.Dropout(0.5, name="dropout"), keras.layers.Dense(3, name="dense")],
+                name=name,
+            )
+            for name in names
+        ]
+
+    def call(self, x, training=False):
+        return sum(part(x, training=training) for part in self.parts)
+
+
+def test_a_model_whose_layers_are_made_in_another_order_resumes_right(checkpoints):
+    towers = [Tower(["left", "right"]), Tower(["right", "left"])]
+    for seed, tower in enumerate(towers):
+        tower(np.ones((1, 3), "float32"))
+        tower.compile(optimizer=keras.optimizers.Adam(), loss="mse")
+        tower.optimizer.build(tower.trainable_variables)
+        for variable in everything(tower):
+            generator = np.random.default_rng([seed, len(variable.shape)])
+            variable.assign(generator.uniform(1, 1000, variable.shape).astype(variable.dtype))
+    seeds = [part.layers[0].seed_generator.state for part in towers[0].parts]
+    seeds[1].assign(seeds[0] + 1)
+    checkpoints.save(towers[0], 1)
+    checkpoints.resume(towers[1])
+    left, right = towers[0].parts
+    for one, other in zip((left, right), reversed(towers[1].parts), strict=True):
+        assert one.name == other.name
+        assert_equal(values(one.variables), values(other.variables))
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "RMSprop", "Adamax"])
+def test_a_checkpoint_of_another_optimizer_is_refused_and_names_what_differs(
+    checkpoints, optimizer
+):
+    checkpoints.save(make_model(), 1)
+    other = make_model()
+    other.compile(optimizer=getattr(keras.optimizers, optimizer)(), loss="mse")
+    other.optimizer.build(other.trainable_variables)
+    with pytest.raises(InputError, match=r"step-1 is of another model \(it (lacks|also has) optim"):
+        checkpoints.resume(other)
+
+
+def test_the_scale_of_the_loss_and_the_moments_of_the_optimizer_within_are_restored(checkpoints):
+    models = [make_model(seed=1), make_model(seed=2)]
+    for number, model in enumerate(models):
+        optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam())
+        model.compile(optimizer=optimizer, loss="mse")
+        optimizer.build(model.trainable_variables)
+        for variable in optimizer.variables:
+            variable.assign(np.full(variable.shape, 3 + number, variable.dtype))
+    checkpoints.save(models[0], 1)
+    checkpoints.resume(models[1])
+    assert_equal(values(everything(models[0])), values(everything(models[1])))
+
+
+def test_two_weights_of_one_name_are_refused_before_one_is_lost(checkpoints):
+    tower = Tower(["same", "same"])
+    tower(np.ones((1, 3), "float32"))
+    tower.compile(optimizer="sgd", loss="mse")
+    with pytest.raises(InputError, match="two variables have the name same/"):
+        checkpoints.save(tower, 1)
 
 
 # Which are kept
@@ -400,6 +491,32 @@ def test_training_goes_on_from_the_newest_whole_checkpoint_and_says_so(checkpoin
     checkpoints.save(make_model(seed=3), 3)
     assert checkpoints.steps() == [3]
     assert checkpoints.resume(make_model(), say=said.append) == 3
+
+
+def cut_short(checkpoints: Checkpoints, *names: str) -> None:
+    for name in names:
+        path = checkpoints.folder / f"{name}.{DATA}"
+        path.write_bytes(path.read_bytes()[:-20])
+
+
+def test_auto_is_the_newest_whole_checkpoint_where_the_average_is_damaged(checkpoints, capsys):
+    for step in (1, 2, 3):
+        checkpoints.save(make_model(seed=step), step)
+    checkpoints.save_average(make_model())
+    cut_short(checkpoints, "average", "step-3")
+    assert checkpoints.find("auto") == "step-2"
+    output = capsys.readouterr()
+    assert output.out == ""  # a translation may be there
+    assert re.fullmatch(
+        r"checkpoint \S+average is damaged .*; checkpoint \S+step-3 is damaged .*; taking step-2 "
+        r"in its place\.\n",
+        output.err,
+    )
+    with pytest.raises(InputError, match=r"average is damaged .*there is step-1, step-2, step-3$"):
+        checkpoints.restore(make_model(), "average")  # asked for by its name
+    cut_short(checkpoints, "step-1", "step-2")
+    with pytest.raises(InputError, match=r"^no checkpoint in .* is whole: checkpoint .*average is"):
+        checkpoints.find("auto")
 
 
 # A disk that takes no more

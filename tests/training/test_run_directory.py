@@ -211,6 +211,48 @@ def test_a_missing_vocabulary_is_told(run):
         run.vocabularies()
 
 
+@pytest.mark.parametrize("content", ["null", "{}", '{"source.model": {}}', '{"x": 1}'])
+def test_a_configuration_without_a_record_of_the_vocabularies_is_damaged(run, content):
+    values = json.loads((run.path / "config.json").read_text())
+    values["vocabularies"] = json.loads(content)
+    (run.path / "config.json").write_text(json.dumps(values))
+    with pytest.raises(InputError, match=r"config\.json is damaged \("):
+        run.vocabularies()
+
+
+def assert_vocabulary_refused(run, name, what):
+    with pytest.raises(
+        InputError, match=rf"{name} is not the vocabulary .*: it has {what}"
+    ) as caught:
+        run.vocabularies()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("share", [0, 0.5, 0.99])
+def test_a_truncated_vocabulary_is_refused(run, share):
+    content = (run.path / "source.model").read_bytes()
+    (run.path / "source.model").write_bytes(content[: int(share * len(content))])
+    assert_vocabulary_refused(run, r"source\.model", rf"[\d,]+ bytes in place of {len(content):,};")
+
+
+def test_a_vocabulary_that_was_altered_or_copied_from_another_run_is_refused(tmp_path):
+    run = RunDirectory(tmp_path)
+    run.create(*configs(), tiny_run.make_vocabulary("abc"), tiny_run.make_vocabulary("xyzv"))
+    run.continue_with(*configs(train_steps=5000))  # which keeps what is noted of the files
+    assert run.vocabularies()[1].size == tiny_run.make_vocabulary("xyzv").size
+    tiny_run.make_vocabulary("xywv").save(tmp_path / "target.model")
+    assert_vocabulary_refused(run, r"target\.model", "the same size but another content")
+    (tmp_path / "target.model").unlink()
+    with pytest.raises(InputError, match=r"cannot read the vocabulary .*target\.model"):
+        run.vocabularies()
+
+
+def test_a_target_vocabulary_that_is_put_into_a_run_that_has_none_is_refused(run):
+    tiny_run.make_vocabulary("xyz").save(run.path / "target.model")
+    with pytest.raises(InputError, match=r"target\.model is no part of this run.*; remove it$"):
+        run.vocabularies()
+
+
 # The model
 
 
