@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # what the names below are, for type checkers and editors
     from keras_transformer.inference import XlaShapes as XlaShapes
     from keras_transformer.models import Ensemble as Ensemble
     from keras_transformer.models import Transformer as Transformer
-    from keras_transformer.search import Constraints as Constraints
+    from keras_transformer.search import Constraint as Constraint
     from keras_transformer.search import Hypotheses as Hypotheses
     from keras_transformer.search import beam_search as beam_search
     from keras_transformer.search import greedy_search as greedy_search
@@ -57,7 +57,7 @@ _HOMES = {
     "TargetTokens": "training",
     "TokenAccuracy": "training",
     "Hypotheses": "search",
-    "Constraints": "search",
+    "Constraint": "search",
     "beam_search": "search",
     "greedy_search": "search",
     "sample": "search",

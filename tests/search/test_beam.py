@@ -133,7 +133,7 @@ def test_the_search_compiles_with_xla_where_shapes_are_known(table_model):
         return beam_search(
             step, DecodingState(context=sentences, recurrent_state=tf.zeros([2, 3])),
             bos_ids=tf.fill([2], BOS_ID), max_lengths=limits, beam_size=3, num_translations=2,
-            longest=6,
+            max_length_bound=6,
         )  # fmt: skip
 
     arguments = tf.range(2), tf.constant([4, 9])
