@@ -100,9 +100,7 @@ class SearchConfig(JsonConfig):
         self._check_at_least(0, "top_k", "no_repeat_ngram", "seed")
         for name in ("max_source_length", "max_extra_length", "max_length", "min_length"):
             if getattr(self, name) > _MAX_TOKENS:
-                raise InputError(
-                    f"{name} must be at most {_MAX_TOKENS}, got {getattr(self, name)}"
-                )
+                raise InputError(f"{name} must be at most {_MAX_TOKENS}, got {getattr(self, name)}")
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if isinstance(value, int) and abs(value) >= 1 << 31:

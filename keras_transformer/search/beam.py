@@ -1,4 +1,4 @@
-"""Beam search with length and coverage penalties, in groups where these are asked for.
+"""Beam search with length and coverage penalties, optionally in diverse groups.
 
 Vaswani et al. 2017, section 6.1; Wu et al. 2016, section 7.
 

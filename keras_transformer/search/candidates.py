@@ -119,7 +119,7 @@ def spread_over_banks(log_probs: Tensor, banks: Tensor, count: int) -> Tensor:
     by_bank = tf.argsort(tf.gather(banks, order, batch_dims=1), stable=True)
     order = tf.gather(order, by_bank, batch_dims=1)  # by bank, and the best first in each
     banks = tf.gather(banks, order, batch_dims=1)
-    # No bank gets more than `count`, and so ranks beyond it need not be told apart.
+    # Ranks beyond `count` are never chosen; the clip keeps the product below within 32 bits.
     rank = tf.range(tf.shape(banks)[1]) - tf.searchsorted(banks, banks, side="left")
     num_banks = tf.reduce_max(banks, axis=-1, keepdims=True) + 1
     merit = banks - tf.minimum(rank, count) * num_banks  # a rank weighs more than any bank

@@ -42,9 +42,7 @@ def decode_loop(
             work is done for them.
     """
     if capacities:
-        return _loop_in_stages(
-            advance, inputs, state, is_open, result_of, grow_cache, capacities
-        )
+        return _loop_in_stages(advance, inputs, state, is_open, result_of, grow_cache, capacities)
     rows = tf.range(tf.shape(tf.nest.flatten(state)[0])[0])
 
     def shrink_batch(time: Tensor, rows: Tensor, inputs: Any, state: Any, results: Any) -> Any:
@@ -106,9 +104,7 @@ def _loop_in_stages(
             return result_of(state)
         return tf.cond(
             tf.reduce_any(is_open(state)),
-            lambda: stage(
-                number + 1, time, grow_cache(state, capacity, capacities[number + 1])
-            ),
+            lambda: stage(number + 1, time, grow_cache(state, capacity, capacities[number + 1])),
             lambda: result_of(state),
         )
 
@@ -138,7 +134,7 @@ def _run_steps(
 
 
 def _changing_shape(leaf: Tensor, first: Any = (None,)) -> tf.TensorShape:
-    """Returns a leaf's shape with `first` as its first dimension and sizes of 0, which grow, unknown.
+    """Returns a leaf's shape with `first` for the first dimension and None for sizes of 0: they grow.
 
     The others stay known, since models may need them for reshaping.
     """

@@ -180,7 +180,7 @@ def keep_only(logits: Tensor, ids: Tensor, chosen: Tensor) -> Tensor:
 
 
 def recent_tokens(tokens: Tensor, time: Tensor, count: Tensor) -> Tensor:
-    """Returns the last `count` tokens of each hypothesis, [B, W, count], after PAD where it is shorter.
+    """Returns the last `count` tokens of each hypothesis, [B, W, count]; PAD precedes the first.
 
     Example:
         >>> recent_tokens(tf.constant([[[7, 8, 9, 0]]]), time=3, count=2).numpy().tolist()

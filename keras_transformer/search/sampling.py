@@ -82,7 +82,10 @@ def sample(
         ),
     )
     return search_single_path(
-        spec, inputs, loop_state, lambda *arguments: _sample_tokens(*arguments, spec)
+        spec,
+        inputs,
+        loop_state,
+        lambda constrained, time, inputs: _sample_tokens(constrained, time, inputs, spec),
     )
 
 

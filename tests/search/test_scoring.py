@@ -39,7 +39,9 @@ def test_what_is_impossible_stays_so_under_an_infinite_length_penalty():
         (200, (16, 32, 64, 128, 201)),
     ],
 )
-def test_room_doubles_from_stage_to_stage_and_ends_at_the_longest_translation(max_length_bound, expected):
+def test_room_doubles_from_stage_to_stage_and_ends_at_the_longest_translation(
+    max_length_bound, expected
+):
     assert cache_capacities(max_length_bound) == expected
 
 

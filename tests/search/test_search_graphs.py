@@ -8,7 +8,7 @@ import tensorflow as tf
 from plain_search import Wants, columns, with_constraints
 
 from keras_transformer.decoding import DecodingState
-from keras_transformer.search import beam_search, sample
+from keras_transformer.search import BannedPhrases, RequiredPhrases, beam_search, sample
 
 WANTS = [
     Wants(7, beta=0.3, min_length=3, banned=((4,), (5, 6)), required=((7, 4), (5,))),
@@ -73,3 +73,34 @@ def test_xla_compiles_a_search_with_every_rule(table_model, name):
     assert found.ids.shape == (3, expected.scores.shape[1], 10)
     for left, right in zip(found, expected, strict=True):
         np.testing.assert_allclose(left, right, rtol=1e-5)
+
+
+def tensor_sizes(graph):
+    """Yields the elements of every tensor in a graph and in the bodies of its loops, by name."""
+    functions = [graph, *(function.graph for function in graph._functions.values())]
+    for each in functions:
+        for operation in each.get_operations():
+            for tensor in operation.outputs:
+                if tensor.dtype != tf.resource and tensor.shape.is_fully_defined():
+                    yield tensor.shape.num_elements(), tensor.name
+
+
+def test_phrases_with_a_large_beam_take_memory_in_proportion_to_the_candidates(table_model):
+    sentences, beam_size, phrases, tokens, vocabulary = 2, 64, 16, 8, 500
+    listed = tf.constant(np.full([sentences, phrases, tokens], 5), tf.int32)
+
+    def translate(rows):
+        def step(ids, state):
+            return tf.one_hot(ids, vocabulary), state
+
+        return beam_search(
+            step, DecodingState(), bos_ids=rows, max_lengths=rows + 90, max_length_bound=99,
+            beam_size=beam_size, constraints=[RequiredPhrases(listed), BannedPhrases(listed)],
+        )  # fmt: skip
+
+    function = tf.function(translate, autograph=False)
+    graph = function.get_concrete_function(tf.TensorSpec([sentences], tf.int32)).graph
+    # Two lots of candidates of each hypothesis, and the phrases' next tokens, PAD, BOS and EOS.
+    num_candidates = beam_size * (2 * beam_size + phrases + 3)
+    largest, name = max(tensor_sizes(graph))
+    assert num_candidates * sentences < largest <= num_candidates * sentences * phrases, name
