@@ -63,12 +63,7 @@ SAMPLING_NUMBERS = {
 TEXTS = ("prefix", "banned_phrases", "required_phrases")
 
 # The options at which nothing is in the graph.
-_NEUTRAL = {
-    "coverage_penalty": 0.0,
-    "repetition_penalty": 1.0,
-    "no_repeat_ngram": 0,
-    "min_length": 0,
-}
+_NEUTRAL = {"coverage_penalty": 0, "repetition_penalty": 1, "no_repeat_ngram": 0, "min_length": 0}
 
 _CONSTRAINTS: dict[str, Callable[[Tensor], Constraint]] = {
     "min_length": MinLength,
@@ -103,7 +98,7 @@ def search_translations(
         constraints: others than those of the configuration, such as a task's.
     """
     lengths = tf.math.count_nonzero(source, axis=1, dtype=tf.int32) - 1  # without EOS
-    settings = _settings(search, lengths, target) | dict(options or {})
+    settings = _settings(search, target) | dict(options or {})
     max_lengths = _max_lengths(settings, lengths)
     if "min_length" in settings:
         settings["min_length"] = tf.minimum(settings["min_length"], max_lengths)
@@ -140,17 +135,10 @@ def search_translations(
     )
 
 
-def _settings(search: SearchConfig, lengths: Tensor, target: Vocabulary) -> dict[str, Tensor]:
-    """Returns the fields that matter to the graph: those that are always in it, and others that
-    are not neutral.
-    """
-    settings: dict[str, Any] = {
-        name: getattr(search, name)
-        for name in (
-            "length_penalty", "max_extra_length", "max_length", "diversity_penalty",
-            *SAMPLING_NUMBERS,
-        )
-    }  # fmt: skip
+def _settings(search: SearchConfig, target: Vocabulary) -> dict[str, Tensor]:
+    """Returns the fields that are always in the graph, and others that are not neutral."""
+    always = ("length_penalty", "max_extra_length", "max_length", *BEAM_NUMBERS, *SAMPLING_NUMBERS)
+    settings: dict[str, Any] = {name: getattr(search, name) for name in always}
     for name, neutral in _NEUTRAL.items():
         value = getattr(search, name)
         if value != neutral:

@@ -10,9 +10,9 @@ from keras_transformer.search.constraints import (
     ProgressConstraint,
     RepetitionPenalty,
 )
+from keras_transformer.search.decode_loop import cache_capacities
 from keras_transformer.search.greedy import greedy_search
 from keras_transformer.search.hypotheses import Hypotheses
-from keras_transformer.search.loop_state import cache_capacities
 from keras_transformer.search.phrase_constraints import BannedPhrases, RequiredPhrases
 from keras_transformer.search.random_numbers import sentence_seeds
 from keras_transformer.search.sampling import sample

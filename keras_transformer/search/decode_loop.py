@@ -77,6 +77,24 @@ def decode_loop(
     return results
 
 
+def cache_capacities(max_length_bound: int) -> tuple[int, ...]:
+    """Returns how many tokens a KV cache of fixed capacity has room for, stage by stage.
+
+    The first is the `capacity` that `encode` must be given; each next one is twice as large, and
+    the last has room for `max_length_bound` tokens and EOS.
+
+    Args:
+        max_length_bound: the most tokens that a translation may have before EOS.
+    """
+    last = max_length_bound + 1
+    capacities = []
+    capacity = 16
+    while capacity * 3 <= last * 2:  # a last stage that is hardly larger is not worth it
+        capacities.append(capacity)
+        capacity *= 2
+    return (*capacities, last)
+
+
 def _loop_in_stages(
     advance: Callable[..., Any],
     inputs: Any,
@@ -118,7 +136,7 @@ def _run_steps(
     min_open: Tensor,
     max_steps: Tensor,
 ) -> tuple[Tensor, Any]:
-    """Advances (time, state) while time < `max_steps` and more than `min_open` sentences are open."""
+    """Advances (time, state) while more than `min_open` sentences are open."""
     shapes = tf.nest.map_structure(lambda leaf: _changing_shape(leaf, leaf.shape[:1]), variables)
 
     def should_continue(time: Tensor, state: Any) -> Tensor:
@@ -134,7 +152,7 @@ def _run_steps(
 
 
 def _changing_shape(leaf: Tensor, first: Any = (None,)) -> tf.TensorShape:
-    """Returns a leaf's shape with `first` for the first dimension and None for sizes of 0: they grow.
+    """Returns a leaf's shape with another first dimension, and sizes of 0, which grow, unknown.
 
     The others stay known, since models may need them for reshaping.
     """

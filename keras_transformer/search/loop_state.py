@@ -12,6 +12,7 @@ from keras_transformer.config import EOS_ID, PAD_ID
 from keras_transformer.decoding import DecodingState, StepFunction, Tensor
 from keras_transformer.errors import InputError
 from keras_transformer.search.constraints import Constraint
+from keras_transformer.search.decode_loop import cache_capacities
 
 
 class SearchSpec(NamedTuple):
@@ -129,15 +130,9 @@ def prepare_search(
         constraints=for_each_sentence(tuple(each.inputs for each in ordered), batch_size),
         options=for_each_sentence(dict(options or {}), batch_size),
     )
+    capacities = () if max_length_bound is None else cache_capacities(max_length_bound)
     spec = SearchSpec(
-        step=step,
-        shared=state.shared,
-        num_hypotheses=num_hypotheses,
-        result_length=result_length,
-        capacities=() if max_length_bound is None else cache_capacities(max_length_bound),
-        constraints=ordered,
-        eos_id=eos_id,
-        pad_id=pad_id,
+        step, state.shared, num_hypotheses, result_length, capacities, ordered, eos_id, pad_id
     )
     return spec, inputs, _empty_hypotheses(spec, inputs, state)
 
@@ -154,24 +149,6 @@ def for_each_sentence(values: Any, batch_size: Tensor) -> Any:
         return tf.broadcast_to(value, tf.concat([[batch_size], tf.shape(value)[1:]], axis=0))
 
     return tf.nest.map_structure(repeat, values)
-
-
-def cache_capacities(max_length_bound: int) -> tuple[int, ...]:
-    """Returns how many tokens a KV cache of fixed capacity has room for, stage by stage.
-
-    The first is the `capacity` that `encode` must be given; each next one is twice as large, and
-    the last has room for `max_length_bound` tokens and EOS.
-
-    Args:
-        max_length_bound: the most tokens that a translation may have before EOS.
-    """
-    last = max_length_bound + 1
-    capacities = []
-    capacity = 16
-    while capacity * 3 <= last * 2:  # a last stage that is hardly larger is not worth it
-        capacities.append(capacity)
-        capacity *= 2
-    return (*capacities, last)
 
 
 def read(

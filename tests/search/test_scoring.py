@@ -7,7 +7,8 @@ import pytest
 import tensorflow as tf
 
 from keras_transformer.decoding import DecodingState
-from keras_transformer.search.loop_state import cache_capacities, prepare_search
+from keras_transformer.search import cache_capacities
+from keras_transformer.search.loop_state import prepare_search
 from keras_transformer.search.scoring import coverage_penalty, final_scores, length_penalty
 
 
