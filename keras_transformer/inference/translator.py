@@ -25,8 +25,8 @@ from keras_transformer.search import Hypotheses
 from keras_transformer.text import Tokenizer, Vocabulary
 
 if TYPE_CHECKING:
+    from keras_transformer.client.outputs import Score, Translation
     from keras_transformer.inference.batch_translator import BatchTranslator
-    from keras_transformer.serving.translation import Score, Translation
 
 
 class Translator(tf.Module):
@@ -140,7 +140,7 @@ class Translator(tf.Module):
         target = self.target_tokenizer.vocabulary
         return search_translations(self.model, source, self.search, target, options, longest)
 
-    def frozen(self) -> "Translator":
+    def precomputed(self) -> "Translator":
         """Returns a translator that is faster, for a model whose weights no longer change.
 
         What depends on the weights alone is computed here, once; see `frozen.py`. After further
