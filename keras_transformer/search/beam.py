@@ -201,7 +201,7 @@ def _advance(
         is_open = may_improve(time, best, kept, inputs)
     return _Beams(
         # Without an open hypothesis a sentence finishes no more, and so stays as it is.
-        log_probs=tf.where(is_open[:, None], log_probs, IMPOSSIBLE),
+        log_probs=tf.where(is_open, log_probs, IMPOSSIBLE),
         loop_state=extend(spec, inputs, loop_state, ids, parents, time),
         best=tuple(best),
     )
