@@ -78,9 +78,16 @@ def best_indices(
             )
             state = constraint.update(state, candidates.ids, its_inputs)
             banks.append(constraint.bank(state, its_inputs))
-    if not banks:
+
+    def most_probable() -> Tensor:
         return tf.math.top_k(value, count).indices
-    return spread_over_banks(value, tf.add_n(banks), count)
+
+    if not banks:
+        return most_probable()
+    bank = tf.add_n(banks)
+    return tf.cond(
+        tf.reduce_any(bank > 0), lambda: spread_over_banks(value, bank, count), most_probable
+    )
 
 
 def keep_open(candidates: Candidates, count: int, eos_id: int, pad_id: int) -> Candidates:

@@ -11,6 +11,7 @@ hypothesis has so far without BOS, PAD from `time` on; `time` is int32 []; `logi
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 
@@ -159,8 +160,8 @@ def _keep_among(logits: Tensor, count: int, top_k: Tensor, top_p: Tensor) -> tup
     return keep_only(logits, ids, is_kept), is_sure
 
 
-def if_any(condition: Tensor, changed: Callable[[], Tensor], unchanged: Tensor) -> Tensor:
-    """Returns `changed()` where the condition is True anywhere, else `unchanged`."""
+def if_any(condition: Tensor, changed: Callable[[], Any], unchanged: Any) -> Any:
+    """Returns `changed()` where the condition is True anywhere, else `unchanged`; both nests."""
     return tf.cond(tf.reduce_any(condition), changed, lambda: unchanged)
 
 

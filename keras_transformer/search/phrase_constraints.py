@@ -22,15 +22,17 @@ class Phrases(NamedTuple):
     """Phrases as automata, each with the states 0 to M: tokens of the phrase that match.
 
     Attributes:
-        ids: int32 [B, P, M + 1], ending with PAD.
-        lengths: int32 [B, P].
-        fallbacks: int32 [B, P, M + 1], the state to try next where the token after a state does
+        ids: int32 [B, P * (M + 1)], for each state the token that comes next; PAD at the end.
+        fallbacks: int32 [B, P * (M + 1)], for each state the one to try where that token does
             not come: the longest proper suffix of what matches that begins the phrase.
+        first: int32 [B, P], where the states of each phrase begin in these.
+        lengths: int32 [B, P].
     """
 
     ids: Tensor
-    lengths: Tensor
     fallbacks: Tensor
+    first: Tensor
+    lengths: Tensor
 
 
 class PhraseState(NamedTuple):
@@ -89,7 +91,7 @@ class BannedPhrases(Constraint):
         def restricted() -> Tensor:
             lengths = phrases.lengths[:, None]  # [B, 1, P]
             is_last = (lengths > 0) & (partial == lengths - 1)
-            return forbid(allowed, _look_up(phrases.ids, partial), is_last)
+            return forbid(allowed, _look_up(phrases.ids, phrases, partial), is_last)
 
         return if_any(phrases.lengths > 0, restricted, allowed)
 
@@ -113,8 +115,11 @@ class RequiredPhrases(ProgressConstraint):
         return PhraseState((zeros == 0) & (inputs.lengths == 0)[:, None], zeros)
 
     def update(self, state: PhraseState, ids: Tensor, inputs: Phrases) -> PhraseState:
-        is_complete, partial = _advance(inputs, state.partial, ids[..., None])
-        return PhraseState(state.met | is_complete, partial)
+        def advanced() -> PhraseState:
+            is_complete, partial = _advance(inputs, state.partial, ids[..., None])
+            return PhraseState(state.met | is_complete, partial)
+
+        return if_any(inputs.lengths > 0, advanced, state)
 
     def bank(self, state: PhraseState, inputs: Phrases) -> Tensor:
         return phrase_progress(state, inputs).bank
@@ -159,41 +164,47 @@ def phrase_progress(state: PhraseState, phrases: Phrases) -> Progress:
         best_partial=best,
         bank=done + best,
         needed=tf.reduce_sum(lengths, axis=-1) - done - best,
-        next_ids=tf.where(state.met, PAD_ID, _look_up(phrases.ids, state.partial)),
+        next_ids=tf.where(state.met, PAD_ID, _look_up(phrases.ids, phrases, state.partial)),
     )
 
 
 def _make_automata(phrases: Tensor) -> Phrases:
     """Returns the automata of int32 phrases [B, P, M]."""
     phrases = tf.cast(phrases, tf.int32)
-    max_length = tf.shape(phrases)[2]
+    batch_size, num_phrases, max_length = tf.unstack(tf.shape(phrases))
+    num_states = max_length + 1
     ids = tf.pad(phrases, [[0, 0], [0, 0], [0, 1]], constant_values=PAD_ID)
     lengths = tf.math.count_nonzero(phrases != PAD_ID, axis=-1, dtype=tf.int32)
 
+    def make(fallbacks: Tensor) -> Phrases:
+        shape = [batch_size, num_phrases * num_states]
+        first = tf.zeros_like(lengths) + tf.range(num_phrases) * num_states
+        return Phrases(tf.reshape(ids, shape), tf.reshape(fallbacks, shape), first, lengths)
+
     def extend(length: Tensor, state: Tensor, fallbacks: Tensor) -> tuple[Tensor, ...]:
         # A phrase falls back to where its own tail would have led from the start.
-        tokens = tf.gather(phrases, [length], axis=2)  # [B, P, 1]
-        automata = Phrases(ids, lengths, fallbacks)
-        state = _match(automata, state, tf.transpose(tokens, [0, 2, 1]))  # [B, 1, P]
-        is_next = tf.range(max_length + 1) == length + 1
-        return length + 1, state, tf.where(is_next, tf.transpose(state, [0, 2, 1]), fallbacks)
+        tokens = tf.gather(phrases, length, axis=2)[:, None]  # [B, 1, P]
+        state = _match(make(fallbacks), state, tokens)
+        is_next = tf.range(num_states) == length + 1
+        return length + 1, state, tf.where(is_next, state[:, 0, :, None], fallbacks)
 
-    zeros = tf.zeros_like(ids)
     unknown = tf.TensorShape([None, None, None])
     *_, fallbacks = tf.while_loop(
         lambda length, *_: length < max_length,
         extend,
-        (1, tf.zeros_like(lengths)[:, None], zeros),
+        (1, tf.zeros_like(lengths)[:, None], tf.zeros_like(ids)),
         shape_invariants=(tf.TensorShape([]), unknown, unknown),
     )
-    return Phrases(ids, lengths, tf.ensure_shape(fallbacks, ids.shape))
+    return make(fallbacks)
 
 
 def _advance(phrases: Phrases, partial: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
     """Returns which phrases [B, W, P] the tokens [B, W, 1] complete, and the states after them."""
     matched = _match(phrases, partial, tokens)
     is_complete = (matched == phrases.lengths[:, None]) & (matched > 0)
-    return is_complete, tf.where(is_complete, _look_up(phrases.fallbacks, matched), matched)
+    return is_complete, tf.where(
+        is_complete, _look_up(phrases.fallbacks, phrases, matched), matched
+    )
 
 
 def _match(phrases: Phrases, partial: Tensor, tokens: Tensor) -> Tensor:
@@ -206,10 +217,10 @@ def _match(phrases: Phrases, partial: Tensor, tokens: Tensor) -> Tensor:
     """
 
     def matches(state: Tensor) -> Tensor:
-        return tf.equal(_look_up(phrases.ids, state), tokens)
+        return tf.equal(_look_up(phrases.ids, phrases, state), tokens)
 
     def fall_back(state: Tensor, is_stuck: Tensor) -> tuple[Tensor, Tensor]:
-        state = tf.where(is_stuck, _look_up(phrases.fallbacks, state), state)
+        state = tf.where(is_stuck, _look_up(phrases.fallbacks, phrases, state), state)
         return state, (state > 0) & ~matches(state)
 
     unknown = tf.TensorShape([None, None, None])
@@ -223,11 +234,9 @@ def _match(phrases: Phrases, partial: Tensor, tokens: Tensor) -> Tensor:
     return state + tf.cast(matches(state) & (tokens != PAD_ID), tf.int32)
 
 
-def _look_up(table: Tensor, states: Tensor) -> Tensor:
-    """Returns the entries of [B, P, M + 1] at states [B, W, P]."""
-    batch_size, num_phrases, size = tf.unstack(tf.shape(table))
-    flat = tf.reshape(table, [batch_size, num_phrases * size])
-    return tf.gather(flat, states + tf.range(num_phrases) * size, batch_dims=1)
+def _look_up(table: Tensor, phrases: Phrases, states: Tensor) -> Tensor:
+    """Returns the entries of `ids` or `fallbacks` for states [B, W, P]."""
+    return tf.gather(table, phrases.first[:, None] + states, batch_dims=1)
 
 
 def _zeros(phrases: Phrases, num_hypotheses: int) -> Tensor:

@@ -76,13 +76,13 @@ def test_xla_compiles_a_search_with_every_rule(table_model, name):
 
 
 def tensor_sizes(graph):
-    """Yields the elements of every tensor in a graph and in the bodies of its loops, by name."""
-    functions = [graph, *(function.graph for function in graph._functions.values())]
-    for each in functions:
-        for operation in each.get_operations():
-            for tensor in operation.outputs:
-                if tensor.dtype != tf.resource and tensor.shape.is_fully_defined():
-                    yield tensor.shape.num_elements(), tensor.name
+    """Yields the size and name of every tensor in a graph and in its loops and branches."""
+    for operation in graph.get_operations():
+        for tensor in operation.outputs:
+            if tensor.shape.is_fully_defined():
+                yield tensor.shape.num_elements(), tensor.name
+    for function in graph._functions.values():
+        yield from tensor_sizes(function.graph)
 
 
 def test_phrases_with_a_large_beam_take_memory_in_proportion_to_the_candidates(table_model):
