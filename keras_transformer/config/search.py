@@ -6,7 +6,7 @@ from typing import Literal
 from keras_transformer.config.base import JsonConfig
 from keras_transformer.errors import InputError
 
-# Phrases of a sentence, so that no request can exhaust the memory.
+# The most phrases of a sentence, so that no request can exhaust the memory.
 MOST_PHRASES = {"banned_phrases": 256, "required_phrases": 16}
 
 SAMPLING_OPTIONS = ("temperature", "top_k", "top_p", "seed")

@@ -135,11 +135,11 @@ class RequiredPhrases(ProgressConstraint):
         allowed. A hypothesis of the maximum length may end in any case.
         """
         met, partial = hypotheses.state
-        progress = phrase_progress(hypotheses.state, hypotheses.inputs)
         left = (hypotheses.max_lengths - hypotheses.time)[:, None]  # [B, 1]
         is_unmet = tf.reduce_any(~met, axis=-1) & (left > 0)  # [B, W]
 
         def restricted() -> Tensor:
+            progress = phrase_progress(hypotheses.state, hypotheses.inputs)
             best = progress.best_partial
             # Any other token takes one of those left, and may lose the `best` that are written.
             must_continue = is_unmet & (left <= progress.needed + best)
