@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # what the names below are, for type checkers and editors
     from keras_transformer.objectives import SmoothedCrossEntropy as SmoothedCrossEntropy
     from keras_transformer.objectives import TargetTokens as TargetTokens
     from keras_transformer.objectives import TokenAccuracy as TokenAccuracy
-    from keras_transformer.search import Constraints as Constraints
+    from keras_transformer.search import Constraint as Constraint
     from keras_transformer.search import Hypotheses as Hypotheses
     from keras_transformer.search import beam_search as beam_search
     from keras_transformer.search import greedy_search as greedy_search
@@ -71,7 +71,7 @@ _HOMES = {
     "TargetTokens": "objectives",
     "TokenAccuracy": "objectives",
     "Hypotheses": "search",
-    "Constraints": "search",
+    "Constraint": "search",
     "beam_search": "search",
     "greedy_search": "search",
     "sample": "search",

@@ -339,6 +339,9 @@ def test_a_mistake_in_the_training_is_told(changes, message):
         ({"max_extra_length": 100_001}, "max_extra_length must be at most 100000, got 100001"),
         ({"max_source_length": 1 << 30}, "max_source_length must be at most 100000"),
         ({"required_phrases": ["a"] * 17}, "required_phrases may be 16, got 17"),
+        ({"beam_size": 5000}, "beam_size must be at most 1000, got 5000; translations do not"),
+        ({"early_stop": "never"}, "early_stop must be one of exact, first, got 'never'"),
+        ({"early_stop": "first", "method": "sampling"}, "early_stop has no use with method samp"),
     ],
 )
 def test_a_mistake_in_the_search_is_told(changes, message):
