@@ -12,6 +12,7 @@ if TYPE_CHECKING:  # what the names below are, for type checkers and editors
     from keras_transformer.config import SearchConfig as SearchConfig
     from keras_transformer.config import TrainingConfig as TrainingConfig
     from keras_transformer.errors import InputError as InputError
+    from keras_transformer.host import keep_memory as keep_memory
     from keras_transformer.models import Ensemble as Ensemble
     from keras_transformer.models import Transformer as Transformer
     from keras_transformer.search import Hypotheses as Hypotheses
@@ -41,6 +42,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "InputError": "errors",
+    "keep_memory": "host",
     "DataConfig": "config",
     "ModelConfig": "config",
     "SearchConfig": "config",

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_transformer.cores import num_cores
 from keras_transformer.errors import InputError
+from keras_transformer.host import num_cores
 from keras_transformer.serving.alignment import in_words_of_texts, read_alignments
 from keras_transformer.serving.options import option_columns, pair_columns, text_column
 from keras_transformer.serving.searching import spell

@@ -16,7 +16,11 @@ from keras_transformer.training.metrics import Perplexity, TargetTokens, TokenAc
 from keras_transformer.training.run_directory import RunDirectory
 from keras_transformer.training.schedules import InverseSquareRoot
 from keras_transformer.training.stopping import Stopped
-from keras_transformer.training.strategies import make_strategy, worker_of
+from keras_transformer.training.strategies import (
+    computes_in_bfloat16,
+    make_strategy,
+    worker_of,
+)
 from keras_transformer.training.validation import check_validation
 
 __all__ = [
@@ -30,6 +34,7 @@ __all__ = [
     "TokenAccuracy",
     "check_validation",
     "compile_for_training",
+    "computes_in_bfloat16",
     "is_finished",
     "make_strategy",
     "make_vocabularies",

@@ -26,6 +26,7 @@ from keras_transformer.files import write_whole
 from keras_transformer.models import Transformer
 from keras_transformer.text import Vocabulary
 from keras_transformer.training.checkpoints import Checkpoints
+from keras_transformer.training.strategies import computes_in_bfloat16
 
 # What a later run of the same command may change: it does not alter what an update does.
 _MAY_CHANGE = {
@@ -83,7 +84,7 @@ class RunDirectory:
         source: Vocabulary,
         target: Vocabulary,
     ) -> None:
-        """Writes the vocabularies and, last, the configuration.
+        """Writes the vocabularies and, last, the configuration, with its precision `resolved`.
 
         Raises:
             InputError: the directory holds a run already, or it cannot be written.
@@ -100,7 +101,19 @@ class RunDirectory:
         source.save(self._source_path)
         if target.fingerprint != source.fingerprint:
             target.save(self._target_path)
-        self._write_config(model, data, training)
+        self._write_config(model, data, self.resolved(training))
+
+    def resolved(self, training: TrainingConfig) -> TrainingConfig:
+        """Returns a configuration with the precision that "auto" means for this run.
+
+        That is the precision it has, whatever machine it goes on with. A new run gets
+        mixed_bfloat16 where this machine computes in it, else float32.
+        """
+        if training.precision != "auto":
+            return training
+        if self.exists:
+            return training.replace(precision=self.configs().training.precision)
+        return training.replace(precision="mixed_bfloat16" if computes_in_bfloat16() else "float32")
 
     def configs(self) -> RunConfigs:
         """Returns the configurations of the run.
@@ -136,6 +149,7 @@ class RunDirectory:
             InputError: the configuration differs, and the message names each difference; another
                 process trains the run; or the directory cannot be written.
         """
+        training = self.resolved(training)
         may_change = set(_MAY_CHANGE)
         if not self.checkpoints().steps():
             may_change |= training.to_dict().keys()
