@@ -13,19 +13,19 @@ if TYPE_CHECKING:  # what the names below are, for type checkers and editors
     from keras_transformer.config import TrainingConfig as TrainingConfig
     from keras_transformer.errors import InputError as InputError
     from keras_transformer.host import keep_memory as keep_memory
+    from keras_transformer.inference import BatchTranslator as BatchTranslator
+    from keras_transformer.inference import Translator as Translator
+    from keras_transformer.inference import XlaShapes as XlaShapes
     from keras_transformer.models import Ensemble as Ensemble
     from keras_transformer.models import Transformer as Transformer
+    from keras_transformer.search import Constraints as Constraints
     from keras_transformer.search import Hypotheses as Hypotheses
-    from keras_transformer.search import Wishes as Wishes
     from keras_transformer.search import beam_search as beam_search
     from keras_transformer.search import greedy_search as greedy_search
     from keras_transformer.search import sample as sample
     from keras_transformer.search import sentence_seeds as sentence_seeds
     from keras_transformer.serving import Client as Client
-    from keras_transformer.serving import LocalTranslator as LocalTranslator
     from keras_transformer.serving import ServingError as ServingError
-    from keras_transformer.serving import Translator as Translator
-    from keras_transformer.serving import XlaShapes as XlaShapes
     from keras_transformer.serving import export as export
     from keras_transformer.serving import load_exported as load_exported
     from keras_transformer.text import Tokenizer as Tokenizer
@@ -59,16 +59,16 @@ _HOMES = {
     "TargetTokens": "training",
     "TokenAccuracy": "training",
     "Hypotheses": "search",
-    "Wishes": "search",
+    "Constraints": "search",
     "beam_search": "search",
     "greedy_search": "search",
     "sample": "search",
     "sentence_seeds": "search",
     "Client": "serving",
-    "LocalTranslator": "serving",
+    "BatchTranslator": "inference",
     "ServingError": "serving",
-    "Translator": "serving",
-    "XlaShapes": "serving",
+    "Translator": "inference",
+    "XlaShapes": "inference",
     "export": "serving",
     "load_exported": "serving",
 }

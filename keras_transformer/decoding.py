@@ -1,14 +1,14 @@
 """The contract between models and search: what a model hands over and how it is asked.
 
-`Model.encode(source)` gives a `DecodingState`; `Model.step(ids, state)` reads one more symbol of
+`Model.encode(source)` gives a `DecodingState`; `Model.step(ids, state)` reads one more token of
 each hypothesis and gives the logits of the next one. Search knows nothing else of a model.
 
-What a decoder remembers of a hypothesis may be kept in two ways. A recurrent network's state is
-replaced at every step: it stands in `cache`, which search reorders when hypotheses branch or die.
-A Transformer's keys and values are only ever added to: they stand in `history`, where they stay,
-and `ancestors` says which of them a hypothesis descends from. Nothing is copied to and fro.
+A decoder keeps what it remembers of a hypothesis in one of two ways. The state of a recurrent
+network is replaced at every step: `recurrent_state`, which search reorders when hypotheses branch
+or are dropped. The keys and values of a Transformer are only ever appended to: `kv_cache`, which
+search never reorders; `ancestors` says which of its entries a hypothesis descends from.
 
-Shapes: B sentences, W hypotheses (beams) a sentence, S source length, V vocabulary, t symbols read
+Shapes: B sentences, W hypotheses (beams) a sentence, S source length, V vocabulary, t tokens read
 so far, the newest included (or the capacity that was asked for, see `ancestors`).
 """
 
@@ -18,34 +18,34 @@ Tensor = Any  # a tensor of whichever backend Keras runs on
 
 
 class DecodingState(NamedTuple):
-    """All that a decoder remembers between two symbols.
+    """All that a decoder remembers between two tokens.
 
     Attributes:
         shared: nest of tensors of any shape that serve all sentences and never change (a matrix
             laid out for decoding).
         context: nest of tensors [B, ...] that belong to the source sentence and never change
             (encoder keys and values, masks). All hypotheses of a sentence share them.
-        cache: nest of tensors [B, W, ...] that belong to a hypothesis. Search reorders them
-            along W when hypotheses branch or die.
-        history: nest of tensors [B, ..., t * W, any] to which the model adds what each step
+        recurrent_state: nest of tensors [B, W, ...] that belong to a hypothesis. Search reorders
+            them along W when hypotheses branch or are dropped.
+        kv_cache: nest of tensors [B, ..., t * W, any] to which the model adds what each step
             computed for all W hypotheses. Search leaves them as they are, but that it adds room at
             the end of the last dimension but one where the state has a fixed capacity.
-        coverage: float32 [B, W, S], attention that a hypothesis has paid to each source symbol,
+        coverage: float32 [B, W, S], attention that a hypothesis has paid to each source token,
             summed over its steps, and 1 for padding; None where it was not asked for. Search
             reorders it.
-        time: int32 [], symbols read before the newest one; set by search before each step.
+        time: int32 [], tokens read before the newest one; set by search before each step.
         ancestors: int32 [B, W, t], set by search before each step: the place, from 0 to W - 1, of
-            each hypothesis when its j-th symbol was read. The last is its own place. Where the
+            each hypothesis when its j-th token was read. The last is its own place. Where the
             state has a fixed capacity, t is that, and places not yet filled hold -1. None (and no
             `time`) where hypotheses never branch.
 
-    A dimension of size 0 in `cache` or `history` is one that grows from step to step.
+    A dimension of size 0 in `recurrent_state` or `kv_cache` is one that grows from step to step.
     """
 
     shared: Any = ()
     context: Any = ()
-    cache: Any = ()
-    history: Any = ()
+    recurrent_state: Any = ()
+    kv_cache: Any = ()
     coverage: Tensor | None = None
     time: Tensor | None = None
     ancestors: Tensor | None = None
@@ -96,5 +96,5 @@ class TranslationModel(Protocol):
         ...
 
     def step(self, ids: Tensor, state: DecodingState) -> tuple[Tensor, DecodingState]:
-        """Reads one more symbol of each hypothesis, see `StepFunction`."""
+        """Reads one more token of each hypothesis, see `StepFunction`."""
         ...

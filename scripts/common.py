@@ -18,7 +18,7 @@ from absl import app, flags
 from keras_transformer.config import JsonConfig
 from keras_transformer.errors import InputError
 from keras_transformer.host import keep_memory
-from keras_transformer.lines import iterate_lines
+from keras_transformer.text_files import iterate_lines
 
 if TYPE_CHECKING:
     from keras_transformer.training import RunDirectory
@@ -158,7 +158,7 @@ def find_checkpoints(run_dirs: str, checkpoints: str) -> "list[tuple[RunDirector
 
     Raises:
         InputError: there is no such run, or it has no checkpoint that `checkpoints` could mean. A
-            step or average that is missing is told when it is loaded.
+            step or average that is missing is reported when it is loaded.
     """
     from keras_transformer.training import RunDirectory
 
@@ -237,7 +237,7 @@ def _parse_flags(argv: list[str]) -> list[str]:
         message = re.sub(missing, r"\1 must be given", message)
         raise InputError(f"{message}; --help lists the flags") from error
     for name in flags.FLAGS:
-        if flags.FLAGS[name].present and flags.FLAGS[name].value == "":  # as of an unset variable
+        if flags.FLAGS[name].present and flags.FLAGS[name].value == "":  # as in an unset variable
             raise InputError(f"--{name} is empty; give it a value, or leave it out")
     return arguments
 

@@ -11,9 +11,9 @@ from typing import Any
 from absl import flags
 
 import common
+from keras_transformer.atomic_files import write_atomically
 from keras_transformer.config import DataConfig, SearchConfig
 from keras_transformer.errors import InputError
-from keras_transformer.files import write_whole
 
 _RUN_DIR = flags.DEFINE_string(
     "run_dir",
@@ -57,7 +57,7 @@ def main(arguments: list[str]) -> None:
     search = SearchConfig(**common.given_flags(SearchConfig))
     common.load_tensorflow(one_dnn=False)
     from keras_transformer.data import read_parallel
-    from keras_transformer.serving import Translator
+    from keras_transformer.inference import Translator
     from keras_transformer.text.scores import join_pieces, score_translations
     from keras_transformer.training import read_test_text
 
@@ -68,14 +68,14 @@ def main(arguments: list[str]) -> None:
     else:
         text = read_test_text(data, _SPLIT.value)
     checkpoint = ",".join(name for _, name in found)
-    translator = Translator(*common.load_translator(found), search).frozen()
+    translator = Translator(*common.load_translator(found), search).precomputed()
     results = translator.translate(text.source, _BATCH_SIZE.value)
     options = _scoring(data)
     translations = [best.text for best, *_ in results]
     if options["remove_bpe"]:
         translations = [join_pieces(text) for text in translations]
     if _OUTPUT.value is not None:
-        write_whole(_OUTPUT.value, "".join(line + "\n" for line in translations))
+        write_atomically(_OUTPUT.value, "".join(line + "\n" for line in translations))
     scores = score_translations(translations, text.target, **options)
     if _JSON.value:
         print(json.dumps(scores | {"checkpoint": checkpoint}))

@@ -62,7 +62,7 @@ _XLA = flags.DEFINE_boolean(
 )
 _XLA_SHAPES = ("xla_batch_sizes", "xla_lengths")
 flags.DEFINE_list("xla_batch_sizes", ["1", "8", "64"], "Sentences of a batch.")
-flags.DEFINE_list("xla_lengths", ["16", "32", "64"], "Symbols of a source and END.")
+flags.DEFINE_list("xla_lengths", ["16", "32", "64"], "Tokens of a source and EOS.")
 _CHECKPOINT = common.define_checkpoint_flag()
 common.define_flags(SearchConfig)
 
@@ -84,9 +84,10 @@ def main(arguments: list[str]) -> None:
 
 
 def _export_saved_model(found: "Found", search: SearchConfig) -> pathlib.Path:
-    from keras_transformer.serving import Translator, XlaShapes, export
+    from keras_transformer.inference import Translator, XlaShapes
+    from keras_transformer.inference.precision import in_precision
+    from keras_transformer.serving import export
     from keras_transformer.serving.model_card import describe_run
-    from keras_transformer.serving.precision import in_precision
     from keras_transformer.serving.versions import read_model_card
 
     run = found[0][0]
@@ -110,7 +111,7 @@ def _export_saved_model(found: "Found", search: SearchConfig) -> pathlib.Path:
 
 
 def _export_ctranslate2(found: "Found") -> pathlib.Path:
-    from keras_transformer.serving.ctranslate2_format import export_ctranslate2
+    from keras_transformer.interop.ctranslate2 import export_ctranslate2
     from keras_transformer.serving.versions import choose_version
 
     base = pathlib.Path(_EXPORT_DIR.value)

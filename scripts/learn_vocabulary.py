@@ -12,7 +12,7 @@ from absl import flags
 import common
 from keras_transformer.config import DataConfig
 from keras_transformer.errors import InputError
-from keras_transformer.lines import iterate_lines
+from keras_transformer.text_files import iterate_lines
 
 _OUTPUT = flags.DEFINE_string(
     "output", None, "File to write, for --vocabulary of scripts/train.py.", required=True
@@ -24,10 +24,10 @@ _NORMALIZATION = flags.DEFINE_enum(
     "Unicode NFKC, or leave characters alone, as text that is tokenized already needs it.",
 )
 _COVERAGE = flags.DEFINE_float(
-    "character_coverage", 1.0, "Share of all characters that get a symbol; the rest is unknown."
+    "character_coverage", 1.0, "Share of all characters that get a token; the rest is unknown."
 )
 _BYTE_FALLBACK = flags.DEFINE_boolean(
-    "byte_fallback", False, "Spell unknown characters as bytes, for 256 more symbols."
+    "byte_fallback", False, "Spell unknown characters as bytes, for 256 more tokens."
 )
 _MAX_SENTENCES = flags.DEFINE_integer(
     "max_sentences", None, "Learn from a random sample of so many lines.", lower_bound=1
@@ -56,7 +56,7 @@ def main(arguments: list[str]) -> None:
         max_sentences=_MAX_SENTENCES.value,
     )
     vocabulary.save(output)
-    print(f"Wrote {vocabulary.size:,} symbols to {output}.")
+    print(f"Wrote {vocabulary.size:,} tokens to {output}.")
 
 
 if __name__ == "__main__":

@@ -24,8 +24,8 @@ step "2/5 Training a tiny Transformer to translate number names (two minutes on 
   --train_steps=800 --checkpoint_steps=200 --average_last=2 --bleu_tokenize=char
 
 step "3/5 Translating the test numbers, which training never saw"
-"$python" scripts/evaluate.py --run_dir="$folder/run" --json > "$folder/scores.json"
-cat "$folder/scores.json"
+"$python" scripts/evaluate.py --run_dir="$folder/run" --json > "$folder/checkpoint_metrics.json"
+cat "$folder/checkpoint_metrics.json"
 
 step "4/5 Exporting a SavedModel"
 "$python" scripts/export.py --run_dir="$folder/run" --export_dir="$folder/export"
@@ -38,7 +38,7 @@ printf '%s\n' "forty-two" "two thousand and seventeen" \
 paste -d '\n' "$folder/questions.en" <(sed 's/^/  -> /' "$folder/answers.de")
 
 seconds=$((SECONDS - started))
-"$python" - "$folder/scores.json" "$seconds" <<'EOF'
+"$python" - "$folder/checkpoint_metrics.json" "$seconds" <<'EOF'
 import json
 import sys
 

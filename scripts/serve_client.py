@@ -9,8 +9,8 @@ import re
 
 from absl import flags
 
-import answers
 import common
+import line_io
 from keras_transformer.config import FIXED_OPTIONS, SearchConfig
 
 _SERVER = flags.DEFINE_string("server", None, "host:port of the model server.", required=True)
@@ -26,7 +26,7 @@ _RETRIES = flags.DEFINE_integer(
 )
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 64, "Sentences in one request.")
 _REQUESTS = flags.DEFINE_integer("requests_in_flight", 4, "Requests under way at the same time.")
-answers.define_flags()
+line_io.define_flags()
 _STATUS = flags.DEFINE_boolean("status", False, "Write the versions of the model, and no more.")
 
 # What an exported model lets change from sentence to sentence.
@@ -39,8 +39,8 @@ for _name in _OPTIONS:
 
 def main(arguments: list[str]) -> None:
     given = common.given_flags(SearchConfig)
-    answers.check_flags(given)
-    answers.check_wishes(given)  # so that a wrong value is told at once
+    line_io.check_flags(given)
+    line_io.check_options(given)  # so that a wrong value is reported at once
     if _PROTOCOL.value == "grpc":
         common.load_tensorflow()
     from keras_transformer.serving.client import Client
@@ -62,8 +62,8 @@ def main(arguments: list[str]) -> None:
                 print(*entry, sep="\t")
         else:
             lines = common.read_input(arguments)
-            at_once = answers.lines_at_once(arguments)
-            answers.answer_lines(client, lines, answers.wishes_of(given), at_once=at_once)
+            at_once = line_io.lines_at_once(arguments)
+            line_io.answer_lines(client, lines, line_io.options_of(given), at_once=at_once)
 
 
 if __name__ == "__main__":

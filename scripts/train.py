@@ -59,7 +59,7 @@ _CACHE_DIR = flags.DEFINE_string(
     None,
     "Folder for the tokenized text, which several runs may share. Default: <run_dir>/tokens.",
 )
-# What is trained on where no data is named: small, built in, and few symbols are enough for it.
+# What is trained on where no data is named: small, built in, and few tokens are enough for it.
 _DEFAULT_DATA = {"dataset": "number_names/en-de", "vocabulary_size": 200}
 
 common.define_flags(
@@ -75,7 +75,7 @@ def main(arguments: list[str]) -> None:
     common.refuse_arguments(arguments)
     data = _data_config()
     training = TrainingConfig.preset(_PRESET.value, **common.given_flags(TrainingConfig))
-    # Bad settings are told before anything is read: the sizes here are not known yet.
+    # Bad settings are reported before anything is read: the sizes here are not known yet.
     _model_config(data, data.vocabulary_size, data.vocabulary_size)
     keeps_memory = common.load_tensorflow()
     from keras_transformer import training as stages
@@ -148,7 +148,7 @@ def _wait_for(
 def _corpus(
     run: "RunDirectory", data: DataConfig, vocabularies: "tuple[Vocabulary, Vocabulary]"
 ) -> "tuple[TokenizedCorpus, bool]":
-    """Returns the text to train on as symbols, and whether it was tokenized just now."""
+    """Returns the text to train on as tokens, and whether it was tokenized just now."""
     from keras_transformer.training import training_corpus
 
     is_new = False
@@ -212,14 +212,14 @@ def _summarize(
     import keras
     import tensorflow as tf
 
-    from keras_transformer.training import cost, metrics_file
+    from keras_transformer.training import flops, metrics_file
 
     model_config, _, training = run.configs()
     last = metrics_file.read_metrics(run.metrics_path)[-1]
-    shape = cost.CorpusShape.of(corpus.source_lengths, corpus.target_lengths)
-    peak = cost.measured_peak(keras.DTypePolicy(training.precision).compute_dtype)
+    shape = flops.CorpusShape.of(corpus.source_lengths, corpus.target_lengths)
+    peak = flops.measured_peak(keras.DTypePolicy(training.precision).compute_dtype)
     gpus = strategy.num_replicas_in_sync if tf.config.list_physical_devices("GPU") else 1
-    for line in cost.summary_lines(model_config, shape, last, peak * gpus):
+    for line in flops.summary_lines(model_config, shape, last, peak * gpus):
         print(line)
     print(f"The checkpoints, and their average, are in {run.path / 'checkpoints'}.")
 

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
-import answers
 import common
+import line_io
 from keras_transformer.config import FIXED_OPTIONS, SearchConfig
 from keras_transformer.errors import InputError
 from keras_transformer.serving.versions import check_version, read_model_card
 
 if TYPE_CHECKING:
-    from keras_transformer.serving import LocalTranslator
+    from keras_transformer.inference import BatchTranslator
 
 _RUN_DIR = flags.DEFINE_string(
     "run_dir",
@@ -30,7 +30,7 @@ _SAVED_MODEL = flags.DEFINE_string(
 )
 _CHECKPOINT = common.define_checkpoint_flag()
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 64, "Sentences translated at once.", lower_bound=1)
-answers.define_flags()
+line_io.define_flags()
 _REMOVE_BPE = flags.DEFINE_boolean(
     "remove_bpe",
     None,
@@ -45,16 +45,16 @@ def main(arguments: list[str]) -> None:
     if _SAVED_MODEL.value is not None and _CHECKPOINT.present:
         raise InputError("--checkpoint was chosen when the model was exported; leave it out")
     given = common.given_flags(SearchConfig)
-    answers.check_flags(given)
+    line_io.check_flags(given)
     version = pathlib.Path(_SAVED_MODEL.value or "")
-    search, wishes, card = SearchConfig(), {}, {}
+    search, options, card = SearchConfig(), {}, {}
     if _RUN_DIR.value is not None:
-        search = SearchConfig(**given)  # so that a wrong value is told at once
+        search = SearchConfig(**given)  # so that a wrong value is reported at once
     else:
         _refuse_what_is_fixed(given)
         check_version(version)
         card = read_model_card(version)
-        wishes = _wishes(given, card)
+        options = _options(given, card)
     lines = common.read_input(arguments)  # opened before the model, for the same reason
     # An export in bfloat16 is slow without oneDNN; all else is quicker without it.
     common.load_tensorflow(one_dnn=bool(card) and card["precision"]["computation"] == "bfloat16")
@@ -69,23 +69,23 @@ def main(arguments: list[str]) -> None:
         joins = any(run["data"]["remove_bpe"] for run in card["training"])
     if _REMOVE_BPE.value is not None:
         joins = _REMOVE_BPE.value
-    answers.answer_lines(
+    line_io.answer_lines(
         model,
         lines,
-        wishes,
-        at_once=answers.lines_at_once(arguments),
+        options,
+        at_once=line_io.lines_at_once(arguments),
         edit=join_pieces if joins else str,
         batch_size=_BATCH_SIZE.value,
     )
 
 
-def _load_run(run_dirs: str, search: SearchConfig) -> "tuple[LocalTranslator, bool]":
+def _load_run(run_dirs: str, search: SearchConfig) -> "tuple[BatchTranslator, bool]":
     """Returns what translates, and whether its text is pieces to be joined."""
-    from keras_transformer.serving import Translator
+    from keras_transformer.inference import Translator
 
     found = common.find_checkpoints(run_dirs, _CHECKPOINT.value)
     run, _ = found[0]
-    translator = Translator(*common.load_translator(found), search).frozen()
+    translator = Translator(*common.load_translator(found), search).precomputed()
     return translator.local, run.configs().data.remove_bpe
 
 
@@ -97,16 +97,16 @@ def _refuse_what_is_fixed(given: dict[str, Any]) -> None:
         )
 
 
-def _wishes(given: dict[str, Any], card: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns flags as wishes for all sentences, which the export of a model card grants."""
+def _options(given: dict[str, Any], card: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns flags as options for all sentences, which the export of a model card grants."""
     limit = card["search"]["max_extra_length"]
     if given.get("max_extra_length", 0) > limit:
         raise InputError(
             f"--max_extra_length may be {limit}, with which {_SAVED_MODEL.value} was exported, got "
             f"{given['max_extra_length']}; export it anew, or translate with --run_dir"
         )
-    answers.check_wishes(given)
-    return answers.wishes_of(given)
+    line_io.check_options(given)
+    return line_io.options_of(given)
 
 
 if __name__ == "__main__":

@@ -13,19 +13,19 @@ from keras_transformer.config.search import (
     SAMPLING_OPTIONS,
     SearchConfig,
 )
-from keras_transformer.config.symbols import END_ID, PAD_ID, START_ID, UNKNOWN_ID
+from keras_transformer.config.special_tokens import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from keras_transformer.config.training import TRAINING_PRESETS, TrainingConfig
 
 __all__ = [
-    "END_ID",
+    "BOS_ID",
+    "EOS_ID",
     "FIXED_OPTIONS",
     "MOST_PHRASES",
     "PAD_ID",
     "PRESETS",
     "SAMPLING_OPTIONS",
-    "START_ID",
     "TRAINING_PRESETS",
-    "UNKNOWN_ID",
+    "UNK_ID",
     "DataConfig",
     "JsonConfig",
     "ModelConfig",

@@ -1,4 +1,4 @@
-"""Where sentence pairs come from and how they become symbols."""
+"""Where sentence pairs come from and how they become tokens."""
 
 import dataclasses
 import math
@@ -13,7 +13,7 @@ Normalization = Literal["nfkc", "identity"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataConfig(JsonConfig):
-    """Where sentence pairs come from and how they become symbols.
+    """Where sentence pairs come from and how they become tokens.
 
     Attributes:
         dataset: names of TensorFlow Datasets translation sets, separated by commas, such as
@@ -35,13 +35,13 @@ class DataConfig(JsonConfig):
         vocabulary: a SentencePiece model to use instead of learning one; the source's own where
             `target_vocabulary` is given too.
         target_vocabulary: the target's own SentencePiece model.
-        vocabulary_size: symbols of each vocabulary that is learned.
-        vocabulary_kind: what the symbols are: byte-pair or unigram pieces, characters, or words.
+        vocabulary_size: tokens of each vocabulary that is learned.
+        vocabulary_kind: what the tokens are: byte-pair or unigram pieces, characters, or words.
         vocabulary_normalization: "nfkc" unifies the spellings of characters, "identity" leaves
             text that is prepared already alone.
         share_vocabulary: whether one vocabulary is learned for both sides.
-        max_length: pairs with more symbols on a side are left out of training.
-        max_length_ratio: pairs whose longer side has more than so many times the symbols of the
+        max_length: pairs with more tokens on a side are left out of training.
+        max_length_ratio: pairs whose longer side has more than so many times the tokens of the
             shorter one are left out of training; None means no bound.
         subword_sampling: how much the segmentation of the training text varies (subword
             regularisation, Kudo 2018): the rate of merges left out of byte-pair pieces

@@ -14,8 +14,8 @@ class ModelConfig(JsonConfig):
     """Hyperparameters of `Transformer` (Vaswani et al. 2017, section 3 and Table 3).
 
     Attributes:
-        vocabulary_size: symbols of the source vocabulary, V.
-        target_vocabulary_size: symbols of the target vocabulary; None where it is the same one.
+        vocabulary_size: tokens of the source vocabulary, V.
+        target_vocabulary_size: tokens of the target vocabulary; None where it is the same one.
         num_layers: layers of the encoder and of the decoder, N.
         model_dim: width of every sub-layer's output, d_model.
         feed_forward_dim: inner width of the feed-forward layers, d_ff.
@@ -37,7 +37,7 @@ class ModelConfig(JsonConfig):
         norm_epsilon: the epsilon of layer normalization, in either form.
         positions: "sinusoidal" interleaves sine and cosine as in 3.5, "concatenated" puts all
             sines before all cosines (tensor2tensor, OpenNMT, fairseq), "learned" is Table 3 row E.
-        first_position: the position number of the first symbol.
+        first_position: the position number of the first token.
         max_positions: rows of the table of learned positions; the other kinds need no limit.
         attention_bias: whether the projections of attention have a bias (the paper's have none).
         output_bias: whether the pre-softmax projection has a bias.
@@ -94,7 +94,7 @@ class ModelConfig(JsonConfig):
 
     @property
     def target_size(self) -> int:
-        """Symbols of the target vocabulary."""
+        """Tokens of the target vocabulary."""
         return self.target_vocabulary_size or self.vocabulary_size
 
     @classmethod

@@ -19,7 +19,7 @@ _NO_USE = {
     "sampling": ("beam_groups", "diversity_penalty"),
 }
 _DIVERSITY_PENALTY = 0.5
-# Symbols of a sentence or a translation: far beyond use, and numbers of 32 bits hold their sums.
+# Tokens of a sentence or a translation: far beyond use, and numbers of 32 bits hold their sums.
 _MOST_SYMBOLS = 100_000
 
 
@@ -28,36 +28,36 @@ class SearchConfig(JsonConfig):
     """How translations are searched for (Vaswani et al. 2017, section 6.1).
 
     Attributes:
-        method: beam search, or sampling of each symbol from the model's distribution.
+        method: beam search, or sampling of each token from the model's distribution.
         beam_size: hypotheses kept for each sentence; 1 is greedy search. Sampling ignores it.
         length_penalty: alpha of ((5 + length) / 6) ** alpha (Wu et al. 2016, eq. 14), by which
-            log-probabilities are divided; the length counts the end symbol.
+            log-probabilities are divided; the length counts EOS.
         coverage_penalty: beta of the coverage penalty (Wu et al. 2016, eq. 14), by which
-            translations that leave source symbols unattended lose; 0 is off.
+            translations that leave source tokens unattended lose; 0 is off.
         beam_groups: groups that the beam is divided into, each searching for itself and avoiding
             what those before it chose (Vijayakumar et al. 2018); 1 is an ordinary beam. Two of
             them may still come to the same translation.
-        diversity_penalty: what a symbol loses for each time that an earlier group chose it at
+        diversity_penalty: what a token loses for each time that an earlier group chose it at
             the same step, in units of log-probability.
         num_translations: translations returned for each sentence, best first; at most
             `beam_size` of a beam.
-        temperature: what logits are divided by before a symbol is sampled.
-        top_k: only the k most probable symbols are sampled from; 0 means all.
-        top_p: only the fewest symbols whose probabilities add up to this are sampled from; 1 means
+        temperature: what logits are divided by before a token is sampled.
+        top_k: only the k most probable tokens are sampled from; 0 means all.
+        top_p: only the fewest tokens whose probabilities add up to this are sampled from; 1 means
             all.
         seed: seed of the sampling, at least 0; the same seed gives a sentence the same samples in
             any batch, and others to other sentences.
-        max_extra_length: a translation has at most the source's length plus this many symbols.
-        max_length: a translation has at most this many symbols, whatever the source; 0 sets no
+        max_extra_length: a translation has at most the source's length plus this many tokens.
+        max_length: a translation has at most this many tokens, whatever the source; 0 sets no
             such limit.
-        min_length: a translation has at least this many symbols before its end.
-        max_source_length: symbols of a sentence that are read; what is beyond them is cut off. It
+        min_length: a translation has at least this many tokens before its end.
+        max_source_length: tokens of a sentence that are read; what is beyond them is cut off. It
             bounds the memory that a batch can take.
-        repetition_penalty: what the logits of symbols that a translation has already are divided
+        repetition_penalty: what the logits of tokens that a translation has already are divided
             by where positive, and multiplied by where negative (Keskar et al. 2019, 4.1); 1 is off.
-        no_repeat_ngram: no sequence of so many symbols occurs twice in a translation; 0 is off.
-        banned_phrases: never in a translation as the vocabulary cuts them into symbols; other
-            symbols may spell the same text. 256 at most.
+        no_repeat_ngram: no sequence of so many tokens occurs twice in a translation; 0 is off.
+        banned_phrases: never in a translation as the vocabulary cuts them into tokens; other
+            tokens may spell the same text. 256 at most.
         required_phrases: in every translation, in any order (Post and Vilar 2018). 16 at most.
     """
 

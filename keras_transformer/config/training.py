@@ -15,7 +15,7 @@ class TrainingConfig(JsonConfig):
 
     Attributes:
         train_steps: updates in all.
-        batch_tokens: about so many source and so many target symbols a batch, padding included.
+        batch_tokens: about so many source and so many target tokens a batch, padding included.
         learning_rate: the highest rate, reached after `warmup_steps`; None means the paper's
             (model_dim * warmup_steps)^-0.5.
         warmup_steps: updates of linear warm-up.

@@ -21,7 +21,7 @@ from keras_transformer.data.plan import PlannedBatch, plan_epoch
 from keras_transformer.data.resampling import Resample
 from keras_transformer.data.tokenized import TokenizedCorpus, pad_ids
 from keras_transformer.data.vocabularies import learn_from_corpus
-from keras_transformer.lines import iterate_lines, read_lines
+from keras_transformer.text_files import iterate_lines, read_lines
 
 __all__ = [
     "Batch",

@@ -4,8 +4,8 @@ A batch is what Keras calls (x, y), all int32, with R rows of source length S an
 
     ({"source": [R, S], "target": [R, T]}, labels [R, T])
 
-`source` ends in END_ID; `target` is START_ID and the translation; `labels` is the translation and
-END_ID, so that labels[:, t] follows target[:, t]. The rest is PAD_ID, now and then whole rows.
+`source` ends in EOS_ID; `target` is BOS_ID and the translation; `labels` is the translation and
+EOS_ID, so that labels[:, t] follows target[:, t]. The rest is PAD_ID, now and then whole rows.
 (R, S, T) is one of a bounded number of shapes, see `choose_buckets`.
 """
 
@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from keras_transformer.config import END_ID, PAD_ID, START_ID
+from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID
 from keras_transformer.data.buckets import Bucketing, choose_buckets
 from keras_transformer.data.plan import PlannedBatch, plan_epoch
 from keras_transformer.data.resampling import GROUP_ROWS, Resample, resample_rows
@@ -128,7 +128,7 @@ def make_batch(
 ) -> Batch:
     """Makes one worker's rows of a planned batch; rows beyond its pairs are PAD_ID throughout.
 
-    Arguments as of `training_batches`; `key` is a seed and what sets this batch apart.
+    Arguments as in `training_batches`; `key` is a seed and what sets this batch apart.
     """
     (rows, source_length, target_length), pairs = batch
     index, count = shard
@@ -145,14 +145,14 @@ def make_batch(
         )
     )
     ends = corpus.target_offsets[pairs + 1] - corpus.target_offsets[pairs]
-    labels[np.arange(len(pairs)), ends] = END_ID
+    labels[np.arange(len(pairs)), ends] = EOS_ID
     if resample:
         for side, matrix in enumerate((source, labels)):
             sentences = matrix[: len(pairs)]
             resample_rows(sentences, resample[side], first_row=first, key=(*key, side))
     target = np.full_like(labels, PAD_ID)
-    target[: len(pairs), 0] = START_ID
-    target[:, 1:] = np.where(labels[:, :-1] == END_ID, PAD_ID, labels[:, :-1])
+    target[: len(pairs), 0] = BOS_ID
+    target[:, 1:] = np.where(labels[:, :-1] == EOS_ID, PAD_ID, labels[:, :-1])
     kept = slice(index * own - first, (index + 1) * own - first)
     return {"source": source[kept], "target": target[kept]}, labels[kept]
 

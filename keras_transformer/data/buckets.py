@@ -11,7 +11,7 @@ few batches wastes too much even so: then all stays, in batches that are smaller
 number of batches depends on the lengths alone, so every epoch has the same, and nothing depends
 on how many devices share a batch.
 
-Lengths count the end symbol. A cell is one entry of a source or target matrix.
+Lengths count EOS. A cell is one entry of a source or target matrix.
 
 Shapes: N pairs from P corpora, K buckets, C cells of the grid.
 """
@@ -47,11 +47,11 @@ class Bucket(NamedTuple):
 
     @property
     def memory(self) -> float:
-        """About how much memory a training step needs, in that of one source symbol.
+        """About how much memory a training step needs, in that of one source token.
 
-        Beside its activations a target symbol has its logits, with their gradients about as much
+        Beside its activations a target token has its logits, with their gradients about as much
         again twice over; attention has scores for all pairs of positions, which in the paper's
-        models weigh as much as a symbol when there are 256.
+        models weigh as much as a token when there are 256.
         """
         source, target = self.source_length, self.target_length
         scores = source * source + source * target + target * target
@@ -69,7 +69,7 @@ class Bucketing(NamedTuple):
         batches: [K], how many batches of each bucket make an epoch.
         leftovers_to: for each bucket, the later one that takes the pairs which do not fill a
             batch; its own number where they stay and the batch's last rows are empty.
-        real_share: source and target symbols divided by all cells of an epoch.
+        real_share: source and target tokens divided by all cells of an epoch.
     """
 
     buckets: tuple[Bucket, ...]
@@ -94,14 +94,14 @@ def choose_buckets(
     """Finds the fewest shapes that leave little padding.
 
     Args:
-        source_lengths: [N], symbols of each source sentence, end included.
+        source_lengths: [N], tokens of each source sentence, end included.
         target_lengths: [N], the same of each target sentence.
         batch_tokens: bound on rows * max(source_length, target_length) of a batch.
         part_offsets: [P + 1], where the pairs of each corpus begin; None means one corpus.
         mix_weights: [P], share of an epoch's pairs that each corpus gives; None means that an
             epoch has every pair once.
         max_buckets: bound on the number of shapes.
-        enough_share: stop adding shapes when this share of all cells holds real symbols. Where
+        enough_share: stop adding shapes when this share of all cells holds real tokens. Where
             no number of shapes reaches it, the best number is taken.
 
     Raises:
@@ -112,7 +112,7 @@ def choose_buckets(
     if longest > batch_tokens:
         raise InputError(
             f"batch_tokens {batch_tokens} has no room for the longest sentence ({longest} "
-            "symbols); raise batch_tokens or drop such sentences with max_length"
+            "tokens); raise batch_tokens or drop such sentences with max_length"
         )
     if part_offsets is None:
         part_offsets = np.array([0, len(source_lengths)])
@@ -121,8 +121,8 @@ def choose_buckets(
     counts = np.stack([np.bincount(cell_of_pair[part], minlength=len(corners)) for part in parts])
     quotas = epoch_quotas(counts.sum(1), mix_weights)
     repeats = quotas / np.maximum(counts.sum(1), 1)  # of each corpus's pairs, in an epoch
-    symbols = float(repeats @ [np.sum(source_lengths[p] + target_lengths[p]) for p in parts])
-    max_buckets = min(max_buckets, 1 + int(symbols) // batch_tokens)  # each half a batch or more
+    tokens = float(repeats @ [np.sum(source_lengths[p] + target_lengths[p]) for p in parts])
+    max_buckets = min(max_buckets, 1 + int(tokens) // batch_tokens)  # each half a batch or more
     stages = list(merge_boxes(corners, repeats @ counts, max_buckets))
     candidates = (
         _lay_out(boxes, corners, counts, quotas, batch_tokens, leftovers_move)
@@ -131,7 +131,7 @@ def choose_buckets(
     )
     best = next(candidates)
     for candidate in candidates:
-        if best.cells * enough_share <= symbols:
+        if best.cells * enough_share <= tokens:
             break
         best = min(best, candidate, key=lambda layout: layout.cells)
     return Bucketing(
@@ -141,12 +141,12 @@ def choose_buckets(
         draws=best.draws,
         batches=best.batches,
         leftovers_to=best.leftovers_to,
-        real_share=symbols / best.cells,
+        real_share=tokens / best.cells,
     )
 
 
 class _Layout(NamedTuple):
-    """An epoch over some buckets: fields as of `Bucketing`, the bucket of each cell [C], cells."""
+    """An epoch over some buckets: fields as in `Bucketing`, the bucket of each cell [C], cells."""
 
     buckets: tuple[Bucket, ...]
     bucket_of_cell: npt.NDArray[np.int16]

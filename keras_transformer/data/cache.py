@@ -7,7 +7,7 @@ manifest.json       those inputs, the type and length of each array, counts of w
 source_ids, source_offsets, target_ids, target_offsets
                     the arrays of `TokenizedCorpus`, little-endian, mapped into memory to be read
 
-A pair of sentences takes 16 bytes and 2 for each symbol (4 where a vocabulary has over 65,536).
+A pair of sentences takes 16 bytes and 2 for each token (4 where a vocabulary has over 65,536).
 In memory is a chunk of the text while it is tokenized, then what the system likes to keep there.
 """
 
@@ -25,12 +25,12 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from keras_transformer.atomic_files import write_atomically
+from keras_transformer.atomic_folders import atomic_folder
 from keras_transformer.data.corpus import PairSource, ParallelText
 from keras_transformer.data.filters import LengthFilter
 from keras_transformer.data.tokenized import TokenizedCorpus
 from keras_transformer.errors import InputError
-from keras_transformer.files import write_whole
-from keras_transformer.publishing import publish
 
 if TYPE_CHECKING:  # needs TensorFlow, which takes long to import
     from keras_transformer.text import Vocabulary
@@ -82,9 +82,9 @@ def cached_corpus(
     path = pathlib.Path(folder) / f"{_PREFIX}{digest[:16]}"
     corpus = _open(path)
     if corpus is None:
-        with _errors_of(folder), publish(path, lambda made: _open(made) is not None) as aside:
+        with _errors_of(folder), atomic_folder(path, lambda made: _open(made) is not None) as aside:
             manifest = _write(aside, sources, vocabularies, length_filter, progress)
-            write_whole(aside / _MANIFEST, json.dumps({"inputs": inputs} | manifest, indent=2))
+            write_atomically(aside / _MANIFEST, json.dumps({"inputs": inputs} | manifest, indent=2))
         for other in [] if keep_others else path.parent.glob(f"{_PREFIX}*"):
             if other != path:
                 shutil.rmtree(other, ignore_errors=True)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 from keras_transformer.errors import InputError
-from keras_transformer.lines import Path, check_text_file, iterate_lines
+from keras_transformer.text_files import Path, check_text_file, iterate_lines
 
 
 class PairSource(Protocol):

@@ -10,7 +10,7 @@ from keras_transformer.errors import InputError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LengthFilter:
-    """Drops pairs by their number of tokens, start and end symbols aside.
+    """Drops pairs by their number of tokens, start and end tokens aside.
 
     Attributes:
         max_length: pairs with more tokens on a side are dropped; None keeps all.

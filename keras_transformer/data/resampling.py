@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from keras_transformer.config import END_ID, PAD_ID
+from keras_transformer.config import EOS_ID, PAD_ID
 
 Resample: TypeAlias = Callable[[Sequence[Sequence[int]], int], Sequence[Sequence[int]]]
 
@@ -28,8 +28,8 @@ def resample_rows(
     """Replaces sentences by others that `resample` gives; those that would not fit stay.
 
     Args:
-        matrix: [rows, length], sentences that END_ID ends, filled up with PAD_ID; changed.
-        resample: makes other sentences of sentences without END_ID and a seed below 2**31.
+        matrix: [rows, length], sentences that EOS_ID ends, filled up with PAD_ID; changed.
+        resample: makes other sentences of sentences without EOS_ID and a seed below 2**31.
         first_row: place of the first row in its batch, a multiple of `GROUP_ROWS`.
         key: a seed and the numbers that set the batch apart from others with this seed.
     """
@@ -44,4 +44,4 @@ def resample_rows(
             if len(ids) < matrix.shape[1]:
                 matrix[row] = PAD_ID
                 matrix[row, : len(ids)] = ids
-                matrix[row, len(ids)] = END_ID
+                matrix[row, len(ids)] = EOS_ID

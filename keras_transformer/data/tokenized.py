@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from keras_transformer.config import END_ID, PAD_ID
+from keras_transformer.config import EOS_ID, PAD_ID
 from keras_transformer.data.filters import LengthFilter
 from keras_transformer.errors import InputError
 
@@ -23,10 +23,10 @@ class TokenizedCorpus:
     """Pairs of token sequences: pair n has source_ids[source_offsets[n]:source_offsets[n + 1]].
 
     Attributes:
-        source_ids: int32, or uint16 in files; all source sentences on end, each closed by END_ID.
+        source_ids: int32, or uint16 in files; all source sentences on end, each closed by EOS_ID.
         source_offsets: int64 [N + 1], where each begins.
         target_ids: int32, or uint16 in files; all target sentences on end, without start and end
-            symbols, which batches add.
+            tokens, which batches add.
         target_offsets: int64 [N + 1], where each begins.
         part_offsets: int64 [P + 1], where each of the corpora that were put together begins:
             pairs part_offsets[p]:part_offsets[p + 1] come from corpus p.
@@ -57,7 +57,7 @@ class TokenizedCorpus:
         """Packs sentences, without the pairs that cannot be trained on.
 
         Args:
-            source: token ids of each sentence, without start and end symbols.
+            source: token ids of each sentence, without start and end tokens.
             target: the same for the translations, in the same order.
             max_length: see `LengthFilter`.
             max_length_ratio: see `LengthFilter`.
@@ -89,7 +89,7 @@ class TokenizedCorpus:
         ends = source_offsets[1:] - 1
         tokens = np.ones(source_offsets[-1], bool)
         tokens[ends] = False
-        source_ids = np.full(source_offsets[-1], END_ID, np.int32)
+        source_ids = np.full(source_offsets[-1], EOS_ID, np.int32)
         source_ids[tokens] = _flatten(itertools.compress(source, keep), len(tokens) - len(ends))
         target_offsets = _offsets(target_lengths[keep])
         return cls(
@@ -107,12 +107,12 @@ class TokenizedCorpus:
 
     @property
     def source_lengths(self) -> npt.NDArray[np.int64]:
-        """Source symbols of each pair, int64 [N], the end symbol included."""
+        """Source tokens of each pair, int64 [N], EOS included."""
         return np.diff(self.source_offsets)
 
     @property
     def target_lengths(self) -> npt.NDArray[np.int64]:
-        """Target symbols of each pair, int64 [N], the end symbol included."""
+        """Target tokens of each pair, int64 [N], EOS included."""
         return np.diff(self.target_offsets) + 1
 
 

@@ -16,7 +16,7 @@ from keras_transformer.errors import InputError
 if TYPE_CHECKING:  # needs TensorFlow, which takes long to import
     from keras_transformer.text import Vocabulary
 
-# A sample of so many gives nearly the symbols that all sentences would, in about 1 GB.
+# A sample of so many gives nearly the tokens that all sentences would, in about 1 GB.
 _MAX_SENTENCES = 1_000_000
 # Text up to here is learned from in this process: that takes some 100 MB, another one seconds.
 _SMALL_CHARACTERS = 10_000_000

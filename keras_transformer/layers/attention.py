@@ -1,7 +1,7 @@
 """Scaled dot-product attention and its multi-head layers (3.2).
 
 Shapes: B batch, T queries, S keys, D model dimension, H heads, K key dimension of a head,
-U value dimension of a head; while decoding, W hypotheses a sentence and t symbols read so far.
+U value dimension of a head; while decoding, W hypotheses a sentence and t tokens read so far.
 """
 
 from typing import Any, NamedTuple
@@ -68,25 +68,25 @@ def merge_heads_to_rows(x: Tensor) -> Tensor:
     return ops.reshape(ops.swapaxes(x, 1, 2), (-1, x.shape[1] * x.shape[3]))
 
 
-def append_slots(history: Tensor, new: Tensor, time: Tensor, num_slots: int | None) -> Tensor:
-    """Adds the keys or values of W hypotheses to those of all symbols read before.
+def append_slots(kv_cache: Tensor, new: Tensor, time: Tensor, num_slots: int | None) -> Tensor:
+    """Adds the keys or values of W hypotheses to those of all tokens read before.
 
     Args:
-        history: [B, H, t * W, K]; or, of fixed capacity, [B, H, `num_slots`, K].
+        kv_cache: [B, H, t * W, K]; or, of fixed capacity, [B, H, `num_slots`, K].
         new: [B, H, W, K].
         time: int32 [], t.
         num_slots: that the result is to have, None where that is not known beforehand.
 
     Returns:
-        [B, H, (t + 1) * W, K]; or the history, its next free slots overwritten.
+        [B, H, (t + 1) * W, K]; or the kv_cache, its next free slots overwritten.
     """
-    if num_slots is None or history.shape[2] != num_slots:
-        return ops.concatenate([history, new], axis=2)
-    return ops.slice_update(history, (0, 0, time * new.shape[2], 0), new)
+    if num_slots is None or kv_cache.shape[2] != num_slots:
+        return ops.concatenate([kv_cache, new], axis=2)
+    return ops.slice_update(kv_cache, (0, 0, time * new.shape[2], 0), new)
 
 
 class _MultiHeadAttention(Layer):
-    """What both attentions have in common; arguments as of `SelfAttention`."""
+    """What both attentions have in common; arguments as in `SelfAttention`."""
 
     def __init__(
         self,
@@ -155,35 +155,35 @@ class SelfAttention(_MultiHeadAttention):
         return self.output_projection(merge_heads(ops.matmul(weights, values)))
 
     def step(
-        self, x: Tensor, history: KeysValues, time: Tensor, bias: Tensor
+        self, x: Tensor, kv_cache: KeysValues, time: Tensor, bias: Tensor
     ) -> tuple[Tensor, KeysValues]:
-        """Reads one more symbol of each of W hypotheses.
+        """Reads one more token of each of W hypotheses.
 
         Args:
-            x: [B * W, D], the new symbols.
-            history: keys [B, H, t * W, K] and values [B, H, t * W, U] of the symbols before them.
+            x: [B * W, D], the new tokens.
+            kv_cache: keys [B, H, t * W, K] and values [B, H, t * W, U] of the tokens before them.
             time: int32 [], how many of each hypothesis these are, t.
             bias: [B, 1, W, (t + 1) * W], lets each hypothesis see what it descends from, and its
-                new symbol.
+                new token.
 
         Returns:
-            [B * W, D] and the history with the new symbols added.
+            [B * W, D] and the kv_cache with the new tokens added.
         """
         query, key, value = (
             split_heads(part, self.num_heads, bias.shape[2]) for part in self._project(x)
         )  # [B, H, W, K or U]
-        keys = append_slots(history.keys, key, time, bias.shape[3])
-        values = append_slots(history.values, value, time, bias.shape[3])
+        keys = append_slots(kv_cache.keys, key, time, bias.shape[3])
+        values = append_slots(kv_cache.values, value, time, bias.shape[3])
         weights = attention_weights(self._scale(query), keys, bias)  # [B, H, W, (t + 1) * W]
         merged = merge_heads_to_rows(ops.matmul(weights, values))
         return self.output_projection(merged), KeysValues(keys, values)
 
-    def empty_history(self, batch: int | Tensor, num_slots: int = 0) -> KeysValues:
-        """Returns the history before the first symbol.
+    def empty_kv_cache(self, batch: int | Tensor, num_slots: int = 0) -> KeysValues:
+        """Returns the kv_cache before the first token.
 
         Args:
             batch: B.
-            num_slots: room for so many symbols of all hypotheses together; 0 for one that grows.
+            num_slots: room for so many tokens of all hypotheses together; 0 for one that grows.
         """
         shape = (batch, self.num_heads, num_slots)
         return KeysValues(
@@ -203,7 +203,7 @@ class CrossAttention(_MultiHeadAttention):
     The memory's keys and values are projected once by `project_memory` and then serve every
     step of decoding.
 
-    Args: as of `SelfAttention`.
+    Args: as in `SelfAttention`.
     """
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:

@@ -1,6 +1,6 @@
 """The decoder: N layers of self-attention, cross-attention and feed-forward (3.1).
 
-`call` reads whole sequences, as in training; `step` reads one symbol of each hypothesis. Both
+`call` reads whole sequences, as in training; `step` reads one token of each hypothesis. Both
 go through the same sub-layers: only attention knows the difference.
 
 Shapes: B batch, T target length, S source length, D model dimension, W hypotheses a sentence.
@@ -23,7 +23,7 @@ from keras_transformer.layers.residual import Residual
 class DecoderLayer(Layer):
     """Self-attention, cross-attention, feed-forward, each within a residual connection.
 
-    Args: as of `EncoderLayer`.
+    Args: as in `EncoderLayer`.
     """
 
     def __init__(
@@ -101,20 +101,20 @@ class DecoderLayer(Layer):
         x: Tensor,
         memory: KeysValues,
         memory_bias: Tensor | None,
-        history: KeysValues,
+        kv_cache: KeysValues,
         time: Tensor,
         self_bias: Tensor,
     ) -> tuple[Tensor, KeysValues, Tensor]:
-        """Reads the new symbols x [B * W, D] of W hypotheses; arguments as of `SelfAttention.step`.
+        """Reads the new tokens x [B * W, D] of W hypotheses; arguments as in `SelfAttention.step`.
 
         Returns:
-            [B * W, D], the history with the new symbols added, and the attention that they pay to
+            [B * W, D], the kv_cache with the new tokens added, and the attention that they pay to
             the memory, [B, H, W, S].
         """
         num_hypotheses = self_bias.shape[2]
         x, grown, weights = self._run(
             x,
-            lambda y: self.self_attention.step(y, history, time, self_bias),
+            lambda y: self.self_attention.step(y, kv_cache, time, self_bias),
             lambda y: self.cross_attention.step(y, memory, memory_bias, num_hypotheses),
             False,
         )
@@ -123,7 +123,7 @@ class DecoderLayer(Layer):
     def attention(
         self, x: Tensor, memory: KeysValues, self_bias: Tensor | None, memory_bias: Tensor | None
     ) -> Tensor:
-        """Returns the attention to the memory, [B, H, T, S]; arguments as of `call`."""
+        """Returns the attention to the memory, [B, H, T, S]; arguments as in `call`."""
         return self._run(
             x,
             lambda y: (self.self_attention(y, self_bias), None),
@@ -207,15 +207,15 @@ class Decoder(Layer):
         x: Tensor,
         memory: list[KeysValues],
         memory_bias: Tensor | None,
-        history: list[KeysValues],
+        kv_cache: list[KeysValues],
         time: Tensor,
         self_bias: Tensor,
     ) -> tuple[Tensor, list[KeysValues], Tensor]:
-        """Returns [B * W, D] for new symbols x [B * W, D], the histories with them added, and the
-        last layer's attention to the memory [B, H, W, S]; arguments as of `SelfAttention.step`.
+        """Returns [B * W, D] for new tokens x [B * W, D], the histories with them added, and the
+        last layer's attention to the memory [B, H, W, S]; arguments as in `SelfAttention.step`.
         """
         grown = []
-        for layer, layer_memory, layer_history in zip(self.layers, memory, history, strict=True):
+        for layer, layer_memory, layer_history in zip(self.layers, memory, kv_cache, strict=True):
             x, new, weights = layer.step(
                 x, layer_memory, memory_bias, layer_history, time, self_bias
             )
@@ -229,16 +229,16 @@ class Decoder(Layer):
         self_bias: Tensor | None,
         memory_bias: Tensor | None,
     ) -> Tensor:
-        """Returns the last layer's attention to the memory [B, H, T, S]; arguments as of `call`."""
+        """Returns the last layer's attention to the memory [B, H, T, S]; arguments as in `call`."""
         *earlier, last = zip(self.layers, memory, strict=True)
         for layer, layer_memory in earlier:
             x = layer(x, layer_memory, self_bias, memory_bias)
         layer, layer_memory = last
         return layer.attention(x, layer_memory, self_bias, memory_bias)
 
-    def empty_history(self, batch: int | Tensor, num_slots: int = 0) -> list[KeysValues]:
-        """Returns each layer's history before the first symbol, see `SelfAttention`."""
-        return [layer.self_attention.empty_history(batch, num_slots) for layer in self.layers]
+    def empty_kv_cache(self, batch: int | Tensor, num_slots: int = 0) -> list[KeysValues]:
+        """Returns each layer's kv_cache before the first token, see `SelfAttention`."""
+        return [layer.self_attention.empty_kv_cache(batch, num_slots) for layer in self.layers]
 
     def compute_output_shape(
         self, input_shape: tuple[int | None, ...], *other_shapes: Any

@@ -1,10 +1,10 @@
 """Every mask of the model, made in one place and handed on as an argument.
 
-A mask is True where a symbol is real or may be attended to. Attention takes masks as additive
+A mask is True where a token is real or may be attended to. Attention takes masks as additive
 biases (0 where True, a large negative number where False), computed once for all layers.
 
 Shapes: B batch, S source length, T target length; while decoding, W hypotheses a sentence and t
-symbols of each.
+tokens of each.
 """
 
 from keras import ops
@@ -18,7 +18,7 @@ _MASKED = -3e4
 
 
 def padding_mask(ids: Tensor) -> Tensor:
-    """Returns a bool mask [B, S], True at the real symbols of ids [B, S]."""
+    """Returns a bool mask [B, S], True at the real tokens of ids [B, S]."""
     return ops.not_equal(ids, PAD_ID)
 
 
@@ -43,10 +43,10 @@ def causal_bias(length: int | Tensor) -> Tensor:
 
 
 def ancestor_bias(ancestors: Tensor, num_hypotheses: int) -> Tensor:
-    """Returns a bias that lets each hypothesis see the symbols that it descends from.
+    """Returns a bias that lets each hypothesis see the tokens that it descends from.
 
     Args:
-        ancestors: int32 [B, W, t], its places when its symbols were read, see `DecodingState`.
+        ancestors: int32 [B, W, t], its places when its tokens were read, see `DecodingState`.
         num_hypotheses: W.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Positions: what tells the model in which order the symbols stand (3.5).
+"""Positions: what tells the model in which order the tokens stand (3.5).
 
 Shapes: T positions, D model dimension.
 """
@@ -45,7 +45,7 @@ class PositionalEncoding(Layer):
     Args:
         model_dim: width of the encoding, D.
         kind: "sinusoidal", "concatenated" (see `sinusoids`) or "learned" (Table 3 row E).
-        first_position: the number of the first symbol's position.
+        first_position: the number of the first token's position.
         max_positions: rows of the table of learned positions; later positions share the last.
     """
 

@@ -16,7 +16,7 @@ from keras_transformer.errors import InputError
 class Ensemble:
     """Models of one vocabulary as one model: checkpoints of a run, or runs of different seeds.
 
-    The probability of a symbol is the mean of what the models give it. It decodes like any of
+    The probability of a token is the mean of what the models give it. It decodes like any of
     them; it is not for training. Its logits are logarithms of probabilities, none of them positive:
     a repetition penalty, which looks at the sign, does not mean the same as for a single model.
 
@@ -73,23 +73,21 @@ class Ensemble:
         return DecodingState(
             shared=tuple(state.shared for state in states),
             context=tuple(state.context for state in states),
-            cache=tuple(state.cache for state in states),
-            history=tuple(state.history for state in states),
+            recurrent_state=tuple(state.recurrent_state for state in states),
+            kv_cache=tuple(state.kv_cache for state in states),
             coverage=states[0].coverage,
         )
 
     def step(self, ids: Tensor, state: DecodingState) -> tuple[Tensor, DecodingState]:
-        """Reads one more symbol of each hypothesis [B, W] with every model.
+        """Reads one more token of each hypothesis [B, W] with every model.
 
         Returns:
             The logarithms of the mean probabilities [B, W, V], and the next state.
         """
         logits, states = [], []
-        parts = zip(
-            self.models, state.shared, state.context, state.cache, state.history, strict=True
-        )
-        for model, shared, context, cache, history in parts:
-            one = state._replace(shared=shared, context=context, cache=cache, history=history)
+        names = ("shared", "context", "recurrent_state", "kv_cache")
+        for index, model in enumerate(self.models):
+            one = state._replace(**{name: getattr(state, name)[index] for name in names})
             its_logits, next_one = model.step(ids, one)
             logits.append(its_logits)
             states.append(next_one)
@@ -98,8 +96,8 @@ class Ensemble:
             coverage = sum([each.coverage for each in states[1:]], states[0].coverage)
             coverage = coverage / len(states)
         return self._mix(logits), state._replace(
-            cache=tuple(each.cache for each in states),
-            history=tuple(each.history for each in states),
+            recurrent_state=tuple(each.recurrent_state for each in states),
+            kv_cache=tuple(each.kv_cache for each in states),
             coverage=coverage,
         )
 

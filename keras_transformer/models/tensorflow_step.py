@@ -156,7 +156,7 @@ def _apply_if_finite(model: TensorFlowModel, gradients: list[Tensor]) -> None:
 
     if isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer):
         # It leaves bad updates out itself, and lowers its scale for them, but goes by the first
-        # replica's gradient before the replicas' are added up: all of them are told.
+        # replica's gradient before the replicas' are added up: all of them are reported.
         spoil = tf.where(is_good, 0.0, float("nan"))
         update([tf.convert_to_tensor(each) + tf.cast(spoil, each.dtype) for each in gradients])
         return
@@ -190,7 +190,7 @@ def _metrics_of_all_replicas(model: TensorFlowModel) -> dict[str, Tensor]:
 
 
 def _loss_and_metrics(model: TensorFlowModel, data: Any, training: bool) -> Tensor:
-    """Returns the loss summed over the real symbols of these rows; updates the metrics."""
+    """Returns the loss summed over the real tokens of these rows; updates the metrics."""
     x, labels, weight = keras.utils.unpack_x_y_sample_weight(data)
     logits = model(x, training=training)
     loss = model.compute_loss(x=x, y=labels, y_pred=logits, sample_weight=weight, training=training)

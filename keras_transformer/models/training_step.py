@@ -1,8 +1,8 @@
-"""A Keras model whose loss and gradients count every real target symbol once.
+"""A Keras model whose loss and gradients count every real target token once.
 
 Keras averages the losses of replicas, and of accumulated parts of a batch, with equal weight,
-however many symbols each has, and clips gradients before it adds up the replicas'. Here the mean
-is taken over the real target symbols of the whole batch and its gradient is clipped, so that any
+however many tokens each has, and clips gradients before it adds up the replicas'. Here the mean
+is taken over the real target tokens of the whole batch and its gradient is clipped, so that any
 number of devices and of parts gives the weights that one device gives.
 """
 
@@ -21,11 +21,11 @@ else:
 
 
 class TokenWeightedModel(_Model):
-    """Base of the models: `fit` and `evaluate` weight every batch by its real target symbols.
+    """Base of the models: `fit` and `evaluate` weight every batch by its real target tokens.
 
     Under TensorFlow the steps of `tensorflow_step.py` replace Keras's own, on one device and under
     any `tf.distribute` strategy. Other backends train on one device, where a loss that averages
-    over the real symbols, such as `SmoothedCrossEntropy`, is right as it is.
+    over the real tokens, such as `SmoothedCrossEntropy`, is right as it is.
 
     An update whose gradient is not finite is left out. `bad_steps` counts those since `compile`,
     `bad_steps_in_a_row` those since the last good one; both are int32 variables.
@@ -76,7 +76,7 @@ class TokenWeightedModel(_Model):
             is_cut = accumulation_steps > 1 or self.distribute_strategy.num_replicas_in_sync > 1
             if is_cut and getattr(loss, "reduction", "mean") in ("sum", "none", None):
                 raise InputError(
-                    "the parts of a batch are weighted by their real symbols, which needs a loss "
+                    "the parts of a batch are weighted by their real tokens, which needs a loss "
                     f"that is a mean, got the reduction {loss.reduction}; give another one, such "
                     "as SmoothedCrossEntropy"
                 )

@@ -97,11 +97,11 @@ class Transformer(TokenWeightedModel):
         self.built = True
 
     def call(self, inputs: dict[str, Tensor], training: bool | None = None) -> Tensor:
-        """Returns the logits of each next target symbol.
+        """Returns the logits of each next target token.
 
         Args:
             inputs: "source" ids [B, S], and "target" ids [B, T] shifted right, which start with
-                the start symbol. Padding is 0.
+                BOS. Padding is 0.
             training: whether dropout is on.
 
         Returns:
@@ -111,14 +111,14 @@ class Transformer(TokenWeightedModel):
         return self._logits(self.decoder(x, memory, bias, memory_bias, training=training))
 
     def attention(self, inputs: dict[str, Tensor], head: int | None = None) -> Tensor:
-        """Returns the attention that the target's symbols pay to the source's in the last layer.
+        """Returns the attention that the target's tokens pay to the source's in the last layer.
 
         Args:
-            inputs: as of `call`.
+            inputs: as in `call`.
             head: number of a head; None means the mean of all.
 
         Returns:
-            float32 [B, T, S]; each row is a distribution over the real source symbols.
+            float32 [B, T, S]; each row is a distribution over the real source tokens.
         """
         x, memory, bias, memory_bias = self._decoder_inputs(inputs, training=False)
         weights = ops.cast(self.decoder.attention(x, memory, bias, memory_bias), "float32")
@@ -137,12 +137,12 @@ class Transformer(TokenWeightedModel):
         Args:
             source: padded with 0.
             num_hypotheses: W, hypotheses of a sentence that `step` will be asked for at once.
-            capacity: the most symbols that `step` will be asked to read; None for a state that
+            capacity: the most tokens that `step` will be asked to read; None for a state that
                 grows. With a capacity all shapes stay the same, as XLA wants it.
             coverage: whether to keep account of the attention to the source.
 
         Returns:
-            The state before the first target symbol.
+            The state before the first target token.
         """
         bias = padding_bias(source)
         batch, length = ops.shape(source)
@@ -159,25 +159,25 @@ class Transformer(TokenWeightedModel):
             # takes up to twice as long.
             shared=self._projection(),
             context={"memory": memory, "source": source},
-            history=self.decoder.empty_history(batch, (capacity or 0) * num_hypotheses),
+            kv_cache=self.decoder.empty_kv_cache(batch, (capacity or 0) * num_hypotheses),
             coverage=covered,
         )
 
     def step(self, ids: Tensor, state: DecodingState) -> tuple[Tensor, DecodingState]:
-        """Reads one more target symbol of each hypothesis.
+        """Reads one more target token of each hypothesis.
 
         Args:
-            ids: [B, W], the newest symbols; the start symbol at first. W is static.
+            ids: [B, W], the newest tokens; BOS at first. W is static.
             state: from `encode` or the previous `step`. A search whose hypotheses branch, or
                 whose state has a capacity, sets its `time` and `ancestors`.
 
         Returns:
-            Logits [B, W, V] of the next symbols, and the next state.
+            Logits [B, W, V] of the next tokens, and the next state.
         """
         num_hypotheses = ids.shape[1]
         time, ancestors = state.time, state.ancestors
         if ancestors is None:
-            num_slots = ops.shape(state.history[0].keys)[2]
+            num_slots = ops.shape(state.kv_cache[0].keys)[2]
             time = ops.convert_to_tensor(num_slots // num_hypotheses, "int32")
             places = ops.arange(num_hypotheses, dtype="int32")[:, None]
             ancestors = ops.broadcast_to(places, (ops.shape(ids)[0], num_hypotheses, time + 1))
@@ -185,11 +185,11 @@ class Transformer(TokenWeightedModel):
         x = self.target_embedding(ops.reshape(ids, (-1,))) + self.positions(
             ops.convert_to_tensor(time, "int32")
         )
-        x, history, attention = self.decoder.step(
+        x, kv_cache, attention = self.decoder.step(
             x,
             state.context["memory"],
             padding_bias(state.context["source"]),
-            state.history,
+            state.kv_cache,
             time,
             ancestor_bias(ancestors, num_hypotheses),
         )
@@ -198,7 +198,7 @@ class Transformer(TokenWeightedModel):
             coverage = coverage + ops.mean(ops.cast(attention, "float32"), axis=1)
         logits = self._add_bias(ops.matmul(x, state.shared))
         logits = ops.reshape(logits, (-1, num_hypotheses, logits.shape[-1]))
-        return logits, state._replace(history=history, coverage=coverage)
+        return logits, state._replace(kv_cache=kv_cache, coverage=coverage)
 
     def export(self, filepath: str, *args: Any, input_signature: Any = None, **kwargs: Any) -> None:
         """Exports `call`, logits of given targets, as `keras.Model.export` does.
@@ -250,7 +250,7 @@ class Transformer(TokenWeightedModel):
         x = self.target_embedding(target)
         length = ops.shape(target)[1]
         x = self.target_dropout(x + self.positions(ops.arange(length)), training=training)
-        # Padding follows the real symbols, so the causal bias alone hides it from them.
+        # Padding follows the real tokens, so the causal bias alone hides it from them.
         return x, memory, causal_bias(length), memory_bias
 
     def _logits(self, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Greedy search: the most probable symbol at every step.
+"""Greedy search: the most probable token at every step.
 
 Shapes: B sentences.
 """
@@ -10,40 +10,40 @@ import tensorflow as tf
 from keras_transformer.decoding import DecodingState, StepFunction, Tensor
 from keras_transformer.search import scoring
 from keras_transformer.search.hypotheses import Hypotheses
-from keras_transformer.search.straight import search_straight
-from keras_transformer.search.task import Request, make_task
+from keras_transformer.search.loop_state import SentenceInputs, prepare_search
+from keras_transformer.search.single_path import search_single_path
 
 
 def greedy_search(
     step: StepFunction,
     state: DecodingState,
     *,
-    start_ids: Tensor,
+    bos_ids: Tensor,
     max_lengths: Tensor,
     length_penalty: Tensor = 0.0,
     **options: Any,
 ) -> Hypotheses:
-    """Returns one translation of each sentence: the most probable symbol at every step.
+    """Returns one translation of each sentence: the most probable token at every step.
 
-    A translation ends at its first END, or takes END once it has `max_lengths` symbols.
+    A translation ends at its first EOS, or takes EOS once it has `max_lengths` tokens.
     Arguments, result and errors are those of `beam_search` with `beam_size` 1, but for
     `length_penalty`, which is 0 unless it is given.
     """
-    task, request, memory = make_task(
+    spec, inputs, loop_state = prepare_search(
         step,
         state,
         1,
-        start_ids=start_ids,
+        bos_ids=bos_ids,
         max_lengths=max_lengths,
         length_penalty=length_penalty,
         **options,
     )
 
     def most_probable(
-        logits: Tensor, allowed: Tensor, time: Tensor, request: Request
+        logits: Tensor, allowed: Tensor, time: Tensor, inputs: SentenceInputs
     ) -> tuple[Tensor, Tensor]:
-        log_probs, ids = scoring.next_symbols(logits, allowed, 1, time, request, task)  # [B, 1, K]
+        log_probs, ids = scoring.next_tokens(logits, allowed, 1, time, inputs, spec)  # [B, 1, K]
         best = tf.argmax(log_probs, axis=-1, output_type=tf.int32)  # [B, 1]
         return tf.gather(ids, best, batch_dims=2), tf.reduce_max(log_probs, axis=-1)
 
-    return search_straight(task, request, memory, most_probable)
+    return search_single_path(spec, inputs, loop_state, most_probable)

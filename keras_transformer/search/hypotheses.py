@@ -9,7 +9,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from keras_transformer.decoding import Tensor
-from keras_transformer.search.task import Task
+from keras_transformer.search.loop_state import SearchSpec
 
 NO_SCORE = -1e9  # of a hypothesis that does not exist; finite, since JSON has no infinity
 
@@ -21,10 +21,10 @@ class Hypotheses(NamedTuple):
     places hold length 0, only PAD, and -1e9 as score and log-probability.
 
     Attributes:
-        ids: int32 [B, N, L], END included, then PAD.
+        ids: int32 [B, N, L], EOS included, then PAD.
         scores: float32 [B, N], log-probability divided by the length penalty; always finite.
         log_probs: float32 [B, N], natural logarithm of the probability; always finite.
-        lengths: int32 [B, N], symbols of the translation, END included.
+        lengths: int32 [B, N], tokens of the translation, EOS included.
     """
 
     ids: Tensor
@@ -39,24 +39,24 @@ class Finished(NamedTuple):
     Attributes:
         scores: float32 [B, N], best first.
         log_probs: float32 [B, N].
-        symbols: int32 [B, N, L], right before END.
-        lengths: int32 [B, N], END included.
+        tokens: int32 [B, N, L], right before EOS.
+        lengths: int32 [B, N], EOS included.
     """
 
     scores: Tensor
     log_probs: Tensor
-    symbols: Tensor
+    tokens: Tensor
     lengths: Tensor
 
 
-def none_finished(symbols: Tensor, count: int) -> Finished:
-    """Returns N = `count` places for translations of the length of symbols [B, W, L]."""
-    rows, _, length = tf.unstack(tf.shape(symbols))
+def none_finished(tokens: Tensor, count: int) -> Finished:
+    """Returns N = `count` places for translations of the length of tokens [B, W, L]."""
+    rows, _, length = tf.unstack(tf.shape(tokens))
     none = tf.zeros([rows, count, length], tf.int32)
     return Finished(
         scores=tf.fill([rows, count], -float("inf")),
         log_probs=tf.zeros([rows, count]),
-        symbols=tf.ensure_shape(none, [None, count, symbols.shape[2]]),
+        tokens=tf.ensure_shape(none, [None, count, tokens.shape[2]]),
         lengths=tf.zeros([rows, count], tf.int32),
     )
 
@@ -68,15 +68,15 @@ def best_of(parts: Sequence[Finished], count: int) -> Finished:
     return Finished(*(tf.gather(part, index, batch_dims=1) for part in every))
 
 
-def make_hypotheses(finished: Finished, task: Task) -> Hypotheses:
-    """Puts END and PAD behind the symbols and replaces what is not finite."""
+def make_hypotheses(finished: Finished, spec: SearchSpec) -> Hypotheses:
+    """Puts EOS and PAD behind the tokens and replaces what is not finite."""
     exists = tf.math.is_finite(finished.scores)
     lengths = tf.where(exists, finished.lengths, 0)
-    positions = task.positions()
+    positions = spec.positions()
     last = lengths[..., None] - 1  # [B, N, 1]
-    ids = tf.where(positions < last, finished.symbols, task.pad_id)
+    ids = tf.where(positions < last, finished.tokens, spec.pad_id)
     return Hypotheses(
-        ids=tf.where(positions == last, task.end_id, ids),
+        ids=tf.where(positions == last, spec.eos_id, ids),
         scores=tf.where(exists, finished.scores, NO_SCORE),
         log_probs=tf.where(exists, finished.log_probs, NO_SCORE),
         lengths=lengths,

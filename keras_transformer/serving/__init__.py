@@ -1,6 +1,6 @@
-"""From text to text: the translator in Python, its export for a model server, and the client.
+"""Exports for a model server: SavedModels with their checks, warm-up and settings.
 
-Names are imported when they are first used: over REST the client needs no TensorFlow.
+Names are imported when they are first used.
 """
 
 import importlib
@@ -9,26 +9,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # what the names below are, for type checkers and editors
     from keras_transformer.serving.client import Client as Client
     from keras_transformer.serving.complaints import ServingError as ServingError
-    from keras_transformer.serving.exported import load_exported as load_exported
-    from keras_transformer.serving.exporter import export as export
-    from keras_transformer.serving.local import LocalTranslator as LocalTranslator
+    from keras_transformer.serving.export_saved_model import export as export
+    from keras_transformer.serving.load_saved_model import load_exported as load_exported
     from keras_transformer.serving.translation import Score as Score
     from keras_transformer.serving.translation import Translation as Translation
-    from keras_transformer.serving.translator import Translator as Translator
     from keras_transformer.serving.transport import VersionStatus as VersionStatus
-    from keras_transformer.serving.xla import XlaShapes as XlaShapes
 
 _HOMES = {
     "Client": "client",
-    "LocalTranslator": "local",
     "Score": "translation",
     "ServingError": "complaints",
     "Translation": "translation",
-    "Translator": "translator",
     "VersionStatus": "transport",
-    "export": "exporter",
-    "load_exported": "exported",
-    "XlaShapes": "xla",
+    "export": "export_saved_model",
+    "load_exported": "load_saved_model",
 }
 
 __all__ = list(_HOMES)

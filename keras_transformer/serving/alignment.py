@@ -1,6 +1,6 @@
-"""From attention between symbols to an alignment of words.
+"""From attention between tokens to an alignment of words.
 
-Shapes: S source symbols, T target symbols, both with END.
+Shapes: S source tokens, T target tokens, both with EOS.
 """
 
 import unicodedata
@@ -67,12 +67,12 @@ def align_words(
 ) -> list[tuple[int, int]]:
     """Returns for each target word the source word that it looked at most.
 
-    The attention of a word is the mean of that of its symbols, and goes to the sum of a source
-    word's symbols. END is no word, and nothing is aligned to it.
+    The attention of a word is the mean of that of its tokens, and goes to the sum of a source
+    word's tokens. EOS is no word, and nothing is aligned to it.
 
     Args:
         attention: float [T, S].
-        source_pieces: symbols of the source as text, END and then "" at the end.
+        source_pieces: tokens of the source as text, EOS and then "" at the end.
         target_pieces: the same of the target.
 
     Returns:
@@ -89,9 +89,9 @@ def align_words(
 
 
 def _words(pieces: Sequence[str]) -> list[list[int]]:
-    """Returns the places of each word's symbols."""
+    """Returns the places of each word's tokens."""
     words: list[list[int]] = []
-    for place, piece in enumerate([piece for piece in pieces if piece][:-1]):  # without END
+    for place, piece in enumerate([piece for piece in pieces if piece][:-1]):  # without EOS
         if piece.startswith(WORD_START) or not words:
             words.append([])
         words[-1].append(place)

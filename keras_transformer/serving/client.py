@@ -135,7 +135,7 @@ class Client:
     def align(self, source: Sequence[str], target: Sequence[str]) -> list[list[tuple[int, int]]]:
         """Returns which words of sentences their translations are made from; needs NumPy.
 
-        See `LocalTranslator.align`; errors are those of `score`.
+        See `BatchTranslator.align`; errors are those of `score`.
         """
         from keras_transformer.serving.alignment import in_words_of_texts, read_alignments
 

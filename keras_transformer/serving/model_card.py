@@ -13,8 +13,8 @@ from typing import Any
 import tensorflow as tf
 
 from keras_transformer.config import split_list
-from keras_transformer.serving.signatures import inputs_of
-from keras_transformer.serving.translator import Translator
+from keras_transformer.inference.signatures import inputs_of
+from keras_transformer.inference.translator import Translator
 from keras_transformer.text import Vocabulary
 from keras_transformer.training import RunDirectory
 from keras_transformer.training.checkpoint_files import AVERAGE
@@ -84,7 +84,7 @@ def describe_run(run: RunDirectory, checkpoint: str) -> dict[str, Any]:
     for name in _PATHS:
         if values[name] is not None:
             values[name] = ",".join(map(os.path.basename, split_list(values[name])))
-    scores = {f"step-{step}": each for step, each in run.checkpoints().scores.read().items()}
+    scores = {f"step-{step}": each for step, each in run.checkpoints().metrics.read().items()}
     scored = next(reversed(scores), None) if checkpoint == AVERAGE else checkpoint
     return {
         "checkpoint": checkpoint,

@@ -7,8 +7,8 @@ import contextlib
 import pathlib
 import re
 
+from keras_transformer.atomic_files import write_atomically
 from keras_transformer.errors import InputError
-from keras_transformer.files import write_whole
 
 _BATCHING_FILE = "batching_parameters.txt"
 _MODELS_FILE = "models.config"
@@ -34,7 +34,7 @@ num_batch_threads {{ value: 2 }}
 max_enqueued_batches {{ value: 64 }}
 
 # The signature "tokens" takes ids of any length, which must be as long as each other in a batch.
-# What stands behind a row's end symbol is not read, so padding does no harm.
+# What stands behind a row's end token is not read, so padding does no harm.
 pad_variable_length_inputs: true
 """
 
@@ -119,7 +119,7 @@ def write_server_files(folder: pathlib.Path, name: str, largest_batch: int) -> N
     new = [folder / file for file in files if not (folder / file).exists()]
     try:
         for path in new:
-            write_whole(path, files[path.name])
+            write_atomically(path, files[path.name])
     except BaseException:
         for path in new:
             with contextlib.suppress(OSError):

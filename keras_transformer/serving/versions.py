@@ -7,8 +7,8 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from keras_transformer.atomic_files import write_atomically
 from keras_transformer.errors import InputError
-from keras_transformer.files import write_whole
 
 _SAVED_MODEL = "saved_model.pb"
 # The file by which a version of each kind is known.
@@ -60,7 +60,7 @@ def write_model_card(version: pathlib.Path, card: Mapping[str, Any]) -> None:
     """Writes the card into the folder of a version."""
     path = version / _CARD
     path.parent.mkdir(exist_ok=True)
-    write_whole(path, json.dumps(card, indent=2, ensure_ascii=False) + "\n")
+    write_atomically(path, json.dumps(card, indent=2, ensure_ascii=False) + "\n")
 
 
 def read_model_card(version: str | os.PathLike[str]) -> dict[str, Any]:

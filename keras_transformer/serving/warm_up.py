@@ -14,17 +14,17 @@ import numpy as np
 import tensorflow as tf
 from tensorflow_serving.apis import model_pb2, predict_pb2, prediction_log_pb2
 
-from keras_transformer.config import END_ID, PAD_ID, UNKNOWN_ID
+from keras_transformer.config import EOS_ID, PAD_ID, UNK_ID
 from keras_transformer.errors import InputError
-from keras_transformer.serving.signatures import inputs_of
-from keras_transformer.serving.translator import Translator
+from keras_transformer.inference.signatures import inputs_of
+from keras_transformer.inference.translator import Translator
 from keras_transformer.text import Vocabulary
 from keras_transformer.text.vocabulary import RESERVED_IDS
 
 BATCH_SIZES = (1, 8, 64)
 _MOST_REQUESTS = 1000  # of a file; the server refuses more
 _NUM_GENERATED = 64
-_LONGEST_GENERATED = 32  # symbols
+_LONGEST_GENERATED = 32  # tokens
 
 
 class Request(NamedTuple):
@@ -54,7 +54,7 @@ def make_requests(
     """Returns requests to each signature with batches of each size, and to each compiled shape.
 
     Sentences of all lengths are in each batch; single ones are the shortest, a middling and the
-    longest. Programs of XLA, which all signatures share, are asked by symbols: of text it would
+    longest. Programs of XLA, which all signatures share, are asked by tokens: of text it would
     not be sure how many it has.
 
     Args:
@@ -89,7 +89,7 @@ def make_requests(
             values = {each: _value(spec, content, rows) for each, spec in inputs}
             requests.append(Request(name, values))
     if translator.xla is not None and "tokens" in signatures:
-        known = list(_known(source)) or [UNKNOWN_ID]
+        known = list(_known(source)) or [UNK_ID]
         sizes, widths = translator.xla
         for size, width in itertools.product(_at_most(most_sentences, sizes), widths):
             rows = [generator.choices(known, k=width - 1) for _ in range(size)]
@@ -144,17 +144,17 @@ def _value(spec: tf.TensorSpec, content: Mapping[str, list[str]], rows: list[lis
 
 
 def _with_ends(rows: list[list[int]]) -> np.ndarray[Any, Any]:
-    """Returns rows of ids with END, then padding."""
+    """Returns rows of ids with EOS, then padding."""
     width = max(map(len, rows)) + 1
-    return np.array([[*row, END_ID, *[PAD_ID] * (width - 1 - len(row))] for row in rows], np.int32)
+    return np.array([[*row, EOS_ID, *[PAD_ID] * (width - 1 - len(row))] for row in rows], np.int32)
 
 
 def _known(vocabulary: Vocabulary) -> range:
-    """Returns the ids of symbols that are text."""
+    """Returns the ids of tokens that are text."""
     return range(len(RESERVED_IDS), vocabulary.size)
 
 
 def _make_up(vocabulary: Vocabulary, length: int, generator: random.Random) -> str:
-    """Returns text of about so many symbols, drawn from the vocabulary."""
+    """Returns text of about so many tokens, drawn from the vocabulary."""
     known = _known(vocabulary)
     return vocabulary.decode([generator.choices(known, k=length)])[0] if known else ""

@@ -13,7 +13,7 @@ from typing import Any, get_args
 import sentencepiece
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-from keras_transformer.config import END_ID, PAD_ID, START_ID, UNKNOWN_ID
+from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from keras_transformer.config.data import Normalization, VocabularyKind
 from keras_transformer.errors import InputError, check_choice
 from keras_transformer.text.vocabulary import (
@@ -23,11 +23,11 @@ from keras_transformer.text.vocabulary import (
     check_unicode,
 )
 
-_NUM_BYTES = 256  # symbols that byte_fallback adds
+_NUM_BYTES = 256  # tokens that byte_fallback adds
 _RULE_NAMES = {"nfkc": "nmt_nfkc", "identity": "identity"}
 
 # Longer lines are cut, because the trainer skips them without a word, its unigram model fails on
-# long unbroken ones, and a symbol holds 8,000 bytes, where NFKC makes up to 18 of a character.
+# long unbroken ones, and a token holds 8,000 bytes, where NFKC makes up to 18 of a character.
 _MAX_LINE_CHARACTERS = 400
 _MAX_BYTES_A_CHARACTER = 4
 # The trainer skips every line that holds this character, which it uses for "unknown" inside.
@@ -53,15 +53,15 @@ def learn_vocabulary(
 
     Args:
         sentences: the text to learn from, read once; line ends are dropped.
-        size: symbols wanted, the four reserved ones included. "bpe" and "unigram" give exactly
+        size: tokens wanted, the four reserved ones included. "bpe" and "unigram" give exactly
             so many, "char" and "word" the most frequent ones and fewer where the text has fewer.
         kind: "bpe" (Sennrich et al. 2016, the paper's choice), "unigram" (Kudo 2018), "char", or
             "word" for whatever stands between spaces, such as the pieces of tokenized text
             ("un@@ happy").
         normalization: "nfkc" is Unicode NFKC that also drops control characters, "identity" leaves
             characters alone. Both turn runs of spaces into one and trim the ends.
-        character_coverage: share of all characters that get a symbol; the rarest become unknown.
-        byte_fallback: spells unknown characters as UTF-8 bytes (256 more symbols).
+        character_coverage: share of all characters that get a token; the rarest become unknown.
+        byte_fallback: spells unknown characters as UTF-8 bytes (256 more tokens).
         max_sentences: learn from a random sample of this many, which bounds the memory.
         seed: of that sample.
 
@@ -85,10 +85,10 @@ def learn_vocabulary(
             character_coverage=character_coverage,
             byte_fallback=byte_fallback,
             pad_id=PAD_ID,
-            unk_id=UNKNOWN_ID,
-            bos_id=START_ID,
-            eos_id=END_ID,
-            # A word's symbol includes the space before it, an unknown character's does not.
+            unk_id=UNK_ID,
+            bos_id=BOS_ID,
+            eos_id=EOS_ID,
+            # A word's token includes the space before it, an unknown character's does not.
             unk_surface=" ⁇" if kind == "word" else "⁇",
             max_sentence_length=_MAX_LINE_CHARACTERS * _MAX_BYTES_A_CHARACTER,
             num_threads=_NUM_TRAINER_THREADS,
@@ -154,7 +154,7 @@ def _check_options(
     num_reserved = len(RESERVED_IDS) + (_NUM_BYTES if byte_fallback else 0)
     if size <= num_reserved:
         raise InputError(
-            f"size must be more than the {num_reserved} reserved symbols, got {size}; ask for more"
+            f"size must be more than the {num_reserved} reserved tokens, got {size}; ask for more"
         )
     if not 0 < character_coverage <= 1:
         raise InputError(

@@ -1,7 +1,7 @@
-"""Subword regularisation: sentences cut into other symbols each time (Kudo 2018).
+"""Subword regularisation: sentences cut into other tokens each time (Kudo 2018).
 
-A model that sees a word in several segmentations learns what its parts mean. Byte-pair symbols
-leave out random merges (BPE-dropout, Provilkov et al. 2020); unigram symbols are drawn by their
+A model that sees a word in several segmentations learns what its parts mean. Byte-pair tokens
+leave out random merges (BPE-dropout, Provilkov et al. 2020); unigram tokens are drawn by their
 probabilities. Only training text is treated so.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import sentencepiece
 
-from keras_transformer.config import UNKNOWN_ID
+from keras_transformer.config import UNK_ID
 from keras_transformer.errors import InputError
 from keras_transformer.text.vocabulary import Vocabulary
 
@@ -22,9 +22,9 @@ class SubwordSampler:
     """Draws another segmentation of sentences, as a pure function of a seed.
 
     Args:
-        vocabulary: gives the symbols; of the kind "bpe" or "unigram".
-        alpha: rate of merges left out of byte-pair symbols, exponent of the probabilities of
-            unigram symbols.
+        vocabulary: gives the tokens; of the kind "bpe" or "unigram".
+        alpha: rate of merges left out of byte-pair tokens, exponent of the probabilities of
+            unigram tokens.
 
     Raises:
         InputError: the vocabulary has one segmentation only.
@@ -48,7 +48,7 @@ class SubwordSampler:
     def __call__(self, sentences: Sequence[Sequence[int]], seed: int) -> list[list[int]]:
         """Returns the ids of the same sentences in segmentations drawn at random.
 
-        A sentence is kept as it is where its text would change: where a symbol is unknown.
+        A sentence is kept as it is where its text would change: where a token is unknown.
 
         Args:
             sentences: ids, without start and end.
@@ -57,7 +57,7 @@ class SubwordSampler:
         texts = self._decode(sentences)
         sampled = self._sample(texts, seed)
         return [
-            new if new and UNKNOWN_ID not in old and new_text == text else list(old)
+            new if new and UNK_ID not in old and new_text == text else list(old)
             for old, new, text, new_text in zip(
                 sentences, sampled, texts, self._decode(sampled), strict=True
             )

@@ -9,7 +9,7 @@ Shapes: B sentences, L length of the longest.
 import tensorflow as tf
 import tensorflow_text as tf_text
 
-from keras_transformer.config import END_ID, PAD_ID, START_ID
+from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID
 from keras_transformer.text.vocabulary import Vocabulary
 
 
@@ -17,7 +17,7 @@ class Tokenizer(tf.Module):
     """A vocabulary as TensorFlow operations; track it in whatever module is exported.
 
     Args:
-        vocabulary: gives the symbols.
+        vocabulary: gives the tokens.
 
     Attributes:
         vocabulary: as given.
@@ -36,7 +36,7 @@ class Tokenizer(tf.Module):
         """Returns the ids of each sentence, without start and end.
 
         Args:
-            text: string [B], UTF-8. A byte that is not UTF-8 becomes the unknown symbol.
+            text: string [B], UTF-8. A byte that is not UTF-8 becomes the unknown token.
 
         Returns:
             int32 [B, (length)]
@@ -50,7 +50,7 @@ class Tokenizer(tf.Module):
             ids: integers [..., L], with any number of leading dimensions.
 
         Returns:
-            string [...], where the unknown symbol reads "⁇".
+            string [...], where the unknown token reads "⁇".
 
         Raises:
             tf.errors.OutOfRangeError: an id is outside the vocabulary.
@@ -58,10 +58,10 @@ class Tokenizer(tf.Module):
         ids = tf.cast(ids, tf.int32)
         leading_shape = tf.shape(ids)[:-1]
         rows = tf.reshape(ids, [tf.reduce_prod(leading_shape), tf.shape(ids)[-1]])  # [B, L]
-        is_ended = tf.cumsum(tf.cast(rows == END_ID, tf.int32), axis=-1) > 0
-        is_content = ~is_ended & (rows != PAD_ID) & (rows != START_ID)
+        is_ended = tf.cumsum(tf.cast(rows == EOS_ID, tf.int32), axis=-1) > 0
+        is_content = ~is_ended & (rows != PAD_ID) & (rows != BOS_ID)
         text = self._sentencepiece().detokenize(tf.ragged.boolean_mask(rows, is_content))  # [B]
-        # Left by an unknown first word, whose symbol includes the space before it.
+        # Left by an unknown first word, whose token includes the space before it.
         text = tf.strings.regex_replace(text, "^ ", "")
         return tf.ensure_shape(tf.reshape(text, leading_shape), ids.shape[:-1])
 

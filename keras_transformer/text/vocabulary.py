@@ -1,7 +1,7 @@
 """A subword vocabulary: kept in a file, it encodes sentences and decodes ids.
 
-Comes in: sentences as `str`. Goes out: lists of ids, where `PAD_ID`, `UNKNOWN_ID`, `START_ID`
-and `END_ID` are reserved in every vocabulary. The work is done by SentencePiece (Kudo and
+Comes in: sentences as `str`. Goes out: lists of ids, where `PAD_ID`, `UNK_ID`, `BOS_ID`
+and `EOS_ID` are reserved in every vocabulary. The work is done by SentencePiece (Kudo and
 Richardson 2018); TensorFlow is not needed here, `Tokenizer` does the same inside a graph.
 """
 
@@ -14,16 +14,16 @@ from collections.abc import Iterable, Sequence
 import sentencepiece
 from typing_extensions import Self
 
-from keras_transformer.config import END_ID, PAD_ID, START_ID, UNKNOWN_ID
+from keras_transformer.atomic_files import write_atomically
+from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from keras_transformer.errors import InputError
-from keras_transformer.files import write_whole
 
-RESERVED_IDS = (PAD_ID, UNKNOWN_ID, START_ID, END_ID)
+RESERVED_IDS = (PAD_ID, UNK_ID, BOS_ID, EOS_ID)
 _SPACE = "\u2581"  # how SentencePiece spells the space inside a piece
 
 
 class Vocabulary:
-    """Symbols with their ids: encodes sentences into ids and decodes ids into sentences.
+    """Tokens with their ids: encodes sentences into ids and decodes ids into sentences.
 
     Args:
         model_bytes: a serialized SentencePiece model whose ids 0 to 3 are padding, unknown, start
@@ -31,7 +31,7 @@ class Vocabulary:
 
     Attributes:
         model_bytes: as given.
-        size: number of symbols, the reserved ones included, V.
+        size: number of tokens, the reserved ones included, V.
 
     Raises:
         InputError: the bytes are not such a model.
@@ -71,7 +71,7 @@ class Vocabulary:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the model to `path`, whose folder must exist; never leaves half a file there."""
         try:
-            write_whole(path, self.model_bytes)
+            write_atomically(path, self.model_bytes)
         except OSError as error:
             raise InputError(
                 f"cannot write the vocabulary {os.fspath(path)}: {error.strerror}; "
@@ -104,7 +104,7 @@ class Vocabulary:
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
         """Returns the text of each row of ids up to its first end; padding and start are skipped.
 
-        The unknown symbol reads "⁇".
+        The unknown token reads "⁇".
 
         Raises:
             InputError: an id is outside this vocabulary.
@@ -112,7 +112,7 @@ class Vocabulary:
         return [self._processor.decode(self._content(row)).removeprefix(" ") for row in ids]
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
-        """Returns the symbols with these ids, "▁" standing for the space; all are kept.
+        """Returns the tokens with these ids, "▁" standing for the space; all are kept.
 
         Raises:
             InputError: an id is outside this vocabulary.
@@ -127,9 +127,9 @@ class Vocabulary:
     def _content(self, row: Sequence[int]) -> list[int]:
         content = []
         for id_ in row:
-            if id_ == END_ID:
+            if id_ == EOS_ID:
                 break
-            if id_ not in (PAD_ID, START_ID):
+            if id_ not in (PAD_ID, BOS_ID):
                 content.append(self._checked(id_))
         return content
 

@@ -10,7 +10,7 @@ from keras_transformer.training.corpora import (
     training_corpus,
 )
 from keras_transformer.training.fit import is_finished, train
-from keras_transformer.training.input import num_shapes
+from keras_transformer.training.input_pipeline import num_shapes
 from keras_transformer.training.losses import SmoothedCrossEntropy
 from keras_transformer.training.metrics import Perplexity, TargetTokens, TokenAccuracy
 from keras_transformer.training.run_directory import RunDirectory

@@ -15,9 +15,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_transformer.atomic_files import sync
+from keras_transformer.atomic_folders import temporary_folder
 from keras_transformer.errors import InputError
-from keras_transformer.files import sync
-from keras_transformer.publishing import folder_aside
 
 AVERAGE = "average"
 
@@ -72,7 +72,7 @@ class CheckpointFiles:
         Raises:
             OSError, tf.errors.OpError: the disk does not take it.
         """
-        with folder_aside(self.folder) as aside:  # training and averaging may write at one time
+        with temporary_folder(self.folder) as aside:  # training and averaging may write at one time
             tf.train.Checkpoint(**contents).write(str(aside / name))
             paths = sorted(aside.glob(f"{name}.*"))  # "data" before "index"
             for path in paths:

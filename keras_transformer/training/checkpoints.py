@@ -27,7 +27,7 @@ from keras_transformer.training.checkpoint_files import (
     one_line,
     training_contents,
 )
-from keras_transformer.training.scores import Scores
+from keras_transformer.training.checkpoint_metrics import CheckpointMetrics
 
 
 class Checkpoints:
@@ -58,7 +58,7 @@ class Checkpoints:
         self.keep_best = keep_best
         self.every = every
         self.end = end
-        self.scores = Scores(folder / "scores.json")
+        self.metrics = CheckpointMetrics(folder / "checkpoint_metrics.json")
         self._files = CheckpointFiles(folder)
 
     def steps(self) -> list[int]:
@@ -151,9 +151,9 @@ class Checkpoints:
         """Sets all that `save` was given to the newest checkpoint that is whole.
 
         Args:
-            model: as of `save`.
-            average_weights: as of `save`.
-            extra: as of `save`.
+            model: as in `save`.
+            average_weights: as in `save`.
+            extra: as in `save`.
             say: takes a line where damaged checkpoints are passed over.
 
         Returns:
@@ -162,7 +162,7 @@ class Checkpoints:
         Raises:
             InputError: all checkpoints are damaged, or the newest is another model's.
         """
-        self.scores.read()  # if it is damaged, that is told now and not after the next interval
+        self.metrics.read()  # a damaged file is reported now, not after an interval
         contents = training_contents(model, average_weights, extra)
         damaged: list[str] = []
         for step in reversed(self.steps()):
@@ -211,7 +211,7 @@ class Checkpoints:
         """Sets the model's weights to the mean of those of the checkpoints (6.1).
 
         Raises:
-            InputError: no steps are given, or as of `restore`.
+            InputError: no steps are given, or as in `restore`.
         """
         if not steps:
             raise InputError(f"no checkpoints to average in {self.folder}; train the run first")
@@ -224,7 +224,7 @@ class Checkpoints:
             weight.assign(total / len(steps))
 
     def _best_of(self, steps: Sequence[int], count: int) -> list[int]:
-        scores = self.scores.read()
+        scores = self.metrics.read()
         known = [
             (scores[step]["bleu"], step)
             for step in steps
@@ -253,7 +253,7 @@ class Checkpoints:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             if metrics:
-                self.scores.write(step, metrics)
+                self.metrics.write(step, metrics)
             self._files.write(name, contents)
         except (tf.errors.OpError, OSError) as error:
             raise InputError(

@@ -21,7 +21,7 @@ def compile_for_training(
     Args:
         model: built under the strategy that trains it.
         training: the hyperparameters.
-        jit_compile: as of `TokenWeightedModel.compile`.
+        jit_compile: as in `TokenWeightedModel.compile`.
     """
     if training.learning_rate is None:
         schedule = InverseSquareRoot(model.config.model_dim, training.warmup_steps)

@@ -8,9 +8,9 @@ import tensorflow as tf
 from keras_transformer.data import ParallelText, TokenizedCorpus
 from keras_transformer.models import Transformer
 from keras_transformer.training.run_directory import RunDirectory
-from keras_transformer.training.session import Session
 from keras_transformer.training.stopping import is_stopped_early
 from keras_transformer.training.strategies import worker_of
+from keras_transformer.training.trainer import Trainer
 
 
 def train(
@@ -34,7 +34,7 @@ def train(
         corpus: the sentence pairs to train on.
         dev: pairs whose loss and BLEU are measured at each checkpoint.
         strategy: from `make_strategy`; None trains on one device.
-        jit_compile: as of `TokenWeightedModel.compile`.
+        jit_compile: as in `TokenWeightedModel.compile`.
         tensorboard: whether to write TensorBoard logs into the run directory.
         show: whether to tell on standard output how it goes.
 
@@ -45,7 +45,7 @@ def train(
     """
     strategy = strategy or tf.distribute.get_strategy()
     with run.reserved() if worker_of(strategy).is_chief else contextlib.nullcontext():
-        session = Session(run, strategy, jit_compile, show)
+        session = Trainer(run, strategy, jit_compile, show)
         with strategy.scope():
             session.train(corpus, dev, tensorboard)
             session.average()

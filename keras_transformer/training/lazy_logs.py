@@ -13,7 +13,7 @@ class LazyLogs(keras.callbacks.CallbackList):
     it, and waits only then. The logs of an epoch are numbers as ever.
 
     Args:
-        callbacks: as of `fit`.
+        callbacks: as in `fit`.
         model: whose `fit` they are for.
 
     Example:

@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Iterator
 
 from keras_transformer.errors import InputError
-from keras_transformer.training.measurements import Row
+from keras_transformer.training.metric_logging import Row
 
 
 class MetricsFile:

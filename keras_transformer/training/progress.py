@@ -13,7 +13,7 @@ from typing import Any, TextIO
 
 import keras
 
-from keras_transformer.training.measurements import Measurements, Row
+from keras_transformer.training.metric_logging import MetricLogger, Row
 
 _SECONDS_BETWEEN_DRAWINGS = 0.5
 
@@ -21,12 +21,12 @@ _SECONDS_BETWEEN_DRAWINGS = 0.5
 class Progress(keras.callbacks.Callback):
     """Writes lines of at most 100 columns, up to a million steps.
 
-    In a log file there is a line for each row of `Measurements`. On a terminal one line is
+    In a log file there is a line for each row of `MetricLogger`. On a terminal one line is
     overwritten at most every half second, and only those about the dev set stay. `fit` is called
     with verbose=0, and stops the line by `finish` where it ends early.
 
     Args:
-        measurements: what to show; `show` has to be one of its listeners, and it stands before
+        metric_logger: what to show; `show` has to be one of its listeners, and it stands before
             this in the list of callbacks.
         train_steps: batches of the whole run.
         stream: where to write; None means standard output.
@@ -35,13 +35,13 @@ class Progress(keras.callbacks.Callback):
 
     def __init__(
         self,
-        measurements: Measurements,
+        metric_logger: MetricLogger,
         train_steps: int,
         stream: TextIO | None = None,
         live: bool | None = None,
     ) -> None:
         super().__init__()
-        self._measurements = measurements
+        self._measurements = metric_logger
         self._train_steps = train_steps
         self._stream = stream or sys.stdout
         self._live = self._stream.isatty() if live is None else live
@@ -64,7 +64,7 @@ class Progress(keras.callbacks.Callback):
         self.finish()
 
     def show(self, row: Row) -> None:
-        """Shows a row of `Measurements`."""
+        """Shows a row of `MetricLogger`."""
         self._row = row
         if self._live:
             self._draw(row)

@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 
 import keras
 
+from keras_transformer.atomic_files import write_atomically
 from keras_transformer.config import DataConfig, ModelConfig, TrainingConfig
 from keras_transformer.errors import InputError
-from keras_transformer.files import write_whole
 from keras_transformer.models import Transformer
 from keras_transformer.text import Vocabulary
 from keras_transformer.training.checkpoints import Checkpoints
@@ -234,7 +234,7 @@ class RunDirectory:
 
     @property
     def metrics_path(self) -> pathlib.Path:
-        """The file with a line for each stretch of training; see `measurements.py`."""
+        """The file with a line for each stretch of training; see `metric_logger.py`."""
         return self.path / "metrics.jsonl"
 
     @property
@@ -259,7 +259,7 @@ class RunDirectory:
         model, data, training = (config.to_dict() for config in configs)
         text = json.dumps({"model": model, "data": data, "training": training}, indent=2)
         try:
-            write_whole(self._config_path, text + "\n")
+            write_atomically(self._config_path, text + "\n")
         except OSError as error:
             raise self._cannot_write(error) from error
 

@@ -18,8 +18,8 @@ from typing_extensions import Self
 from keras_transformer.config import TrainingConfig
 from keras_transformer.errors import InputError
 from keras_transformer.training.checkpoint_files import one_line
+from keras_transformer.training.checkpoint_metrics import dev_metrics
 from keras_transformer.training.checkpoints import Checkpoints
-from keras_transformer.training.scores import dev_metrics
 from keras_transformer.training.step_counter import StepCounter
 
 # Steps after which several workers ask each other whether to stop; each time a GPU must wait.
@@ -145,8 +145,8 @@ class StopEarly(keras.callbacks.Callback):
         """Whether the run has come to its end, at the step where it is."""
         sign = 1 if "bleu" in self.metric or "accuracy" in self.metric else -1
         best, waited = -float("inf"), 0
-        for step, metrics in self.checkpoints.scores.read().items():
-            # Scores of later steps are left by a run whose newest checkpoint could not be read.
+        for step, metrics in self.checkpoints.metrics.read().items():
+            # Metrics of later steps are left by a run whose newest checkpoint was damaged.
             if step > self.counter.step or self.metric not in metrics:
                 continue
             value = sign * metrics[self.metric]
@@ -206,7 +206,7 @@ class StopOnBadSteps(keras.callbacks.Callback):
 
 
 @contextlib.contextmanager
-def lack_of_memory_told() -> Iterator[None]:
+def report_out_of_memory() -> Iterator[None]:
     """Raises `InputError`, with what to lower, where memory runs out."""
     try:
         yield

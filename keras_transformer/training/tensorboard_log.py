@@ -7,7 +7,7 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from keras_transformer.training.measurements import Row
+from keras_transformer.training.metric_logging import Row
 
 # Beside the step, these say the same at every row as the chart's own axes.
 _NOT_SHOWN = {"step", "seconds"}
@@ -48,6 +48,6 @@ class TensorBoardLog:
         if run not in self._writers:
             self._writers[run] = writer = EventFileWriter(str(self._folder / run))
             # TensorBoard drops what an earlier process wrote from the step of this event on.
-            start = SessionLog(status=SessionLog.START)
+            start = SessionLog(status=SessionLog.BOS)
             writer.add_event(Event(wall_time=time.time(), step=self._step + 1, session_log=start))
         return self._writers[run]

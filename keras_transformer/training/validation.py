@@ -14,7 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_transformer.config import END_ID, START_ID, DataConfig, SearchConfig, TrainingConfig
+from keras_transformer.config import BOS_ID, EOS_ID, DataConfig, SearchConfig, TrainingConfig
 from keras_transformer.data import ParallelText
 from keras_transformer.data.tokenized import pad_ids
 from keras_transformer.decoding import Tensor
@@ -22,7 +22,7 @@ from keras_transformer.errors import InputError
 from keras_transformer.search import beam_search
 from keras_transformer.text import Vocabulary, score_translations
 
-# How many target symbols can be trained on in the time in which one symbol of a reference is
+# How many target tokens can be trained on in the time in which one token of a reference is
 # searched for, with a beam of 4: about 5 in `tiny` on two cores, and more at first, when the
 # translations are far too long. The rest is a margin.
 SEARCH_COST = 8
@@ -31,16 +31,16 @@ _ROWS = 128  # sentences that a device translates at once
 
 def check_validation(training: TrainingConfig, dev: ParallelText | None) -> None:
     """Raises `InputError` where a run is to go by a dev set, and has none."""
-    wishes = [name for name in ("average_best", "stop_metric") if getattr(training, name)]
-    if dev is None and wishes:
+    needing = [name for name in ("average_best", "stop_metric") if getattr(training, name)]
+    if dev is None and needing:
         raise InputError(
-            f"{wishes[0]} goes by a dev set, and there is none; give dev_source and dev_target, or "
+            f"{needing[0]} needs a dev set, and there is none; give dev_source and dev_target, or "
             "leave it out"
         )
 
 
 class DevBleu:
-    """Scores a model on the first sentences of a dev set.
+    """CheckpointMetrics a model on the first sentences of a dev set.
 
     So many of them are taken that their translation costs about `bleu_share` of the time between
     two checkpoints, but at least one batch.
@@ -75,12 +75,12 @@ class DevBleu:
         self._model = model
         self._data = data
         self._search = search or SearchConfig()
-        symbols = training.checkpoint_steps * training.batch_tokens
+        tokens = training.checkpoint_steps * training.batch_tokens
         lengths = [len(ids) + 1 for ids in self._target.encode(text.target)]
-        self.num_sentences = count_affordable(lengths, training.bleu_share * symbols / SEARCH_COST)
+        self.num_sentences = count_affordable(lengths, training.bleu_share * tokens / SEARCH_COST)
         self._references = text.target[: self.num_sentences]
         self._sources = [
-            [*ids[: self._search.max_source_length], END_ID]
+            [*ids[: self._search.max_source_length], EOS_ID]
             for ids in source.encode(text.source[: self.num_sentences])
         ]
         self._translate_batch = tf.function(
@@ -133,11 +133,11 @@ class DevBleu:
         return strategy.run(translate_share)
 
     def _translate_rows(self, source: Tensor) -> Tensor:
-        lengths = tf.math.count_nonzero(source, axis=1, dtype=tf.int32) - 1  # without END
+        lengths = tf.math.count_nonzero(source, axis=1, dtype=tf.int32) - 1  # without EOS
         hypotheses = beam_search(
             self._model.step,
             self._model.encode(source, num_hypotheses=self._search.beam_size),
-            start_ids=tf.fill(tf.shape(lengths), START_ID),
+            bos_ids=tf.fill(tf.shape(lengths), BOS_ID),
             max_lengths=lengths + self._search.max_extra_length,
             beam_size=self._search.beam_size,
             length_penalty=self._search.length_penalty,
@@ -155,14 +155,14 @@ def _count_devices(strategy: tf.distribute.Strategy) -> int:
     return len(strategy.extended.worker_devices) if strategy.num_replicas_in_sync > 1 else 1
 
 
-def count_affordable(lengths: Sequence[int], symbols: float) -> int:
+def count_affordable(lengths: Sequence[int], tokens: float) -> int:
     """Returns how many sentences, from the first on, are translated.
 
     Args:
-        lengths: target symbols of each sentence.
-        symbols: as many may be translated, but no less than one batch of sentences.
+        lengths: target tokens of each sentence.
+        tokens: as many may be translated, but no less than one batch of sentences.
     """
-    within = int(np.searchsorted(np.cumsum(lengths), symbols, side="right"))
+    within = int(np.searchsorted(np.cumsum(lengths), tokens, side="right"))
     return min(max(within, _ROWS), len(lengths))
 
 

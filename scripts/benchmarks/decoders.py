@@ -12,7 +12,7 @@ import numpy as np
 
 import common
 from benchmarks.engines import Channel
-from keras_transformer.config import END_ID, PAD_ID
+from keras_transformer.config import EOS_ID, PAD_ID
 
 BEAM_SIZE = 4
 # Translations are ranked by their log-probability: each engine has another length penalty.
@@ -42,14 +42,14 @@ class SavedModel:
         )
 
     def prepare(self, sentences: Sequence[list[int]]) -> Any:
-        """Returns int32 ids [B, S] with END and padding."""
+        """Returns int32 ids [B, S] with EOS and padding."""
         source = np.full((len(sentences), max(map(len, sentences)) + 1), PAD_ID, np.int32)
         for row, ids in zip(source, sentences, strict=True):
-            row[: len(ids) + 1] = [*ids, END_ID]
+            row[: len(ids) + 1] = [*ids, EOS_ID]
         return source
 
     def ids(self, inputs: Any, outputs: Any) -> list[list[int]]:
-        """Returns the tokens of each best translation, without END."""
+        """Returns the tokens of each best translation, without EOS."""
         named = dict(zip(self._names, outputs, strict=True))
         best = zip(named["ids"][:, 0], named["lengths"][:, 0], strict=True)
         return [row[: length - 1].tolist() for row, length in best]
@@ -92,7 +92,7 @@ class CTranslate2:
     def ids(self, inputs: Any, outputs: Any) -> list[list[int]]:
         """Returns the tokens of each best translation.
 
-        At its maximum length CTranslate2 stops without END and ranks hypotheses without END's
+        At its maximum length CTranslate2 stops without EOS and ranks hypotheses without EOS's
         probability, which for us belongs to them: of forced ones the most probable are chosen anew.
         """
         best = [result.hypotheses[0] for result in outputs]

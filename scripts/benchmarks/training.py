@@ -17,7 +17,7 @@ import numpy as np
 
 import common
 from benchmarks.engines import Channel, Engine, Row, take_turns
-from keras_transformer.config import END_ID, PAD_ID, ModelConfig, TrainingConfig
+from keras_transformer.config import EOS_ID, PAD_ID, ModelConfig, TrainingConfig
 from keras_transformer.data import Batch, TokenizedCorpus, training_batches
 from keras_transformer.errors import InputError
 
@@ -70,7 +70,7 @@ def batches(job: Job) -> Iterator[Batch]:
         return training_batches(corpus, batch_tokens=length, seed=_SEED)
     random = np.random.default_rng(_SEED)
     source, target, labels = (
-        random.integers(END_ID + 1, job["vocabulary_size"], (rows, length), np.int32)
+        random.integers(EOS_ID + 1, job["vocabulary_size"], (rows, length), np.int32)
         for _ in range(3)
     )
     return itertools.repeat(({"source": source, "target": target}, labels))

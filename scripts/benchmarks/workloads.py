@@ -13,14 +13,14 @@ import numpy as np
 import tensorflow as tf
 
 from benchmarks.decoders import BEAM_SIZE, LENGTH_PENALTY
-from keras_transformer.config import END_ID, PAD_ID, START_ID, ModelConfig, SearchConfig
+from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, ModelConfig, SearchConfig
 from keras_transformer.data import read_lines
 from keras_transformer.errors import InputError
+from keras_transformer.inference.compiled_search import XlaShapes
+from keras_transformer.inference.signatures import make_signature
+from keras_transformer.inference.translator import Translator
+from keras_transformer.interop.ctranslate2 import export_ctranslate2
 from keras_transformer.models import Transformer
-from keras_transformer.serving.ctranslate2_format import export_ctranslate2
-from keras_transformer.serving.signatures import make_signature
-from keras_transformer.serving.translator import Translator
-from keras_transformer.serving.xla import XlaShapes
 from keras_transformer.text import Vocabulary, learn_vocabulary
 from keras_transformer.training import RunDirectory
 
@@ -40,9 +40,9 @@ class Sentences:
 
     Attributes:
         name: in the table.
-        ids: of each sentence, without END.
+        ids: of each sentence, without EOS.
         batch_size: sentences of a batch, B.
-        forced_length: tokens that every translation must have before END; None where the model
+        forced_length: tokens that every translation must have before EOS; None where the model
             is trained and translations end by themselves.
     """
 
@@ -55,7 +55,7 @@ class Sentences:
     def random(cls, *, vocabulary_size: int, length: int, batch_size: int) -> "Sentences":
         """Makes sentences of random tokens, whose translations are to be as long as they are."""
         shape = (_RANDOM_BATCHES * batch_size, length)
-        ids = np.random.default_rng(_SEED).integers(END_ID + 1, vocabulary_size, shape).tolist()
+        ids = np.random.default_rng(_SEED).integers(EOS_ID + 1, vocabulary_size, shape).tolist()
         name = f"{length} forced"
         return cls(name=name, ids=ids, batch_size=batch_size, forced_length=length)
 
@@ -134,7 +134,7 @@ def random_model(preset: str, vocabulary_size: int) -> tuple[Transformer, Vocabu
     signs = np.random.default_rng(_SEED).choice([-1.0, 1.0], model.config.model_dim)
     model.decoder.layers[-1].feed_forward_residual.norm.bias.assign(signs / 2)
     table = np.array(model.target_embedding.table)
-    table[[PAD_ID, START_ID, END_ID]] = -signs * model.config.model_dim**-0.5
+    table[[PAD_ID, BOS_ID, EOS_ID]] = -signs * model.config.model_dim**-0.5
     model.target_embedding.table.assign(table)
     return model, vocabulary
 
@@ -146,11 +146,11 @@ def _write_models(
     search, shapes = SearchConfig(beam_size=BEAM_SIZE, length_penalty=LENGTH_PENALTY), XlaShapes()
     if (length := sentences.forced_length) is not None:
         search = search.replace(min_length=length, max_length=length, max_extra_length=0)
-        shapes = XlaShapes(batch_sizes=(1, sentences.batch_size), lengths=(length + 1,))  # and END
+        shapes = XlaShapes(batch_sizes=(1, sentences.batch_size), lengths=(length + 1,))  # and EOS
     folders = {name: os.path.join(folder, name) for name in ("ours", "ours_xla", "ctranslate2")}
     for name, xla in (("ours", None), ("ours_xla", shapes)):
         # The graph of this signature is the same in an export of all of them.
-        translator = Translator(model, source, target, search, xla=xla).frozen()
+        translator = Translator(model, source, target, search, xla=xla).precomputed()
         root = tf.Module()  # a translator as root would have its own function exported too
         root.variables_to_save = translator.variables_to_save
         tokens = make_signature(translator, "tokens")

@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from keras_transformer.config import END_ID, PAD_ID, START_ID
+from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID
 from keras_transformer.data.batching import (
     bucket_corpus,
     evaluation_batches,
@@ -37,9 +37,9 @@ def as_lists(batches):
 def test_a_batch_worked_by_hand():
     corpus = TokenizedCorpus.from_ids([[5, 6], [7]], [[8], [9, 10]])
     ((inputs, labels),) = evaluation_batches(corpus, batch_tokens=6)
-    assert inputs["source"].tolist() == [[5, 6, END_ID], [7, END_ID, PAD_ID]]
-    assert inputs["target"].tolist() == [[START_ID, 8, PAD_ID], [START_ID, 9, 10]]
-    assert labels.tolist() == [[8, END_ID, PAD_ID], [9, 10, END_ID]]
+    assert inputs["source"].tolist() == [[5, 6, EOS_ID], [7, EOS_ID, PAD_ID]]
+    assert inputs["target"].tolist() == [[BOS_ID, 8, PAD_ID], [BOS_ID, 9, 10]]
+    assert labels.tolist() == [[8, EOS_ID, PAD_ID], [9, 10, EOS_ID]]
     assert {array.dtype for array in (*inputs.values(), labels)} == {np.dtype(np.int32)}
 
 
@@ -50,8 +50,8 @@ def test_an_epoch_holds_every_pair_exactly_once_and_whole():
         for s, t, y in zip(inputs["source"], inputs["target"], labels, strict=True):
             s, t, y = (row[row != PAD_ID].tolist() for row in (s, t, y))
             if s:
-                assert s[-1] == y[-1] == END_ID
-                assert t == [START_ID, *y[:-1]]
+                assert s[-1] == y[-1] == EOS_ID
+                assert t == [BOS_ID, *y[:-1]]
                 assert s[0] not in seen
                 seen[s[0]] = (s[:-1], y[:-1])
             else:
@@ -188,11 +188,11 @@ def test_a_segmentation_that_does_not_fit_its_batch_is_not_taken():
             length = np.count_nonzero(old) - 1
             if 2 * length < len(old) and length > 0:
                 assert new[: 2 * length].tolist() == [*old[:length]] * 2
-                assert new[2 * length] == END_ID and not new[2 * length + 1 :].any()
+                assert new[2 * length] == EOS_ID and not new[2 * length + 1 :].any()
             else:
                 assert new.tolist() == old.tolist()
         real = old_y.any(axis=1)
-        assert (y[real, 1] == END_ID).all() and (x["target"][real, 1] == y[real, 0]).all()
+        assert (y[real, 1] == EOS_ID).all() and (x["target"][real, 1] == y[real, 0]).all()
         assert not y[:, 2:].any() and not x["target"][:, 2:].any()
 
 

@@ -74,7 +74,7 @@ def test_the_last_batch_of_a_bucket_is_never_empty():
 
 
 def test_memory_grows_with_rows_logits_and_attention():
-    assert Bucket(8, 16, 32).memory > Bucket(8, 32, 16).memory  # each target symbol has logits
+    assert Bucket(8, 16, 32).memory > Bucket(8, 32, 16).memory  # each target token has logits
     assert Bucket(8, 256, 256).memory > 8 * Bucket(16, 16, 16).memory  # the same rows * lengths
     assert Bucket(16, 9, 9).memory == 2 * Bucket(8, 9, 9).memory
 
@@ -111,7 +111,7 @@ def test_no_more_shapes_are_taken_than_needed():
 
 
 def test_a_sentence_beyond_the_batch_is_refused():
-    with pytest.raises(InputError, match=r"batch_tokens 63 has no room .* \(64 symbols\)"):
+    with pytest.raises(InputError, match=r"batch_tokens 63 has no room .* \(64 tokens\)"):
         choose_buckets(np.array([64]), np.array([3]), batch_tokens=63)
 
 
@@ -123,7 +123,7 @@ def test_a_single_pair_makes_a_batch():
 
 @pytest.mark.parametrize("batch_tokens", [2048, 8192, 25_000])
 @pytest.mark.parametrize(
-    ("name", "source_file", "target_file", "symbols_per_word"),
+    ("name", "source_file", "target_file", "tokens_per_word"),
     [
         ("multi30k_bpe", "train.en", "train.de", 1),  # already cut into subwords
         ("tatoeba_ende", "train.en.gz", "train.de.gz", 1.4),
@@ -131,10 +131,10 @@ def test_a_single_pair_makes_a_batch():
     ],
 )
 def test_real_corpora_waste_little_on_padding(
-    shared_data, name, source_file, target_file, symbols_per_word, batch_tokens
+    shared_data, name, source_file, target_file, tokens_per_word, batch_tokens
 ):
     source, target = (
-        np.minimum(_word_counts(shared_data(name) / file) * symbols_per_word, 255).astype(int) + 1
+        np.minimum(_word_counts(shared_data(name) / file) * tokens_per_word, 255).astype(int) + 1
         for file in (source_file, target_file)
     )
     bucketing = choose_buckets(source, target, batch_tokens=batch_tokens)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from keras_transformer import publishing
-from keras_transformer.config import END_ID
+from keras_transformer.config import EOS_ID
 from keras_transformer.data import cache
 from keras_transformer.data.cache import cached_corpus
 from keras_transformer.data.corpus import FilePair, TsvFile
@@ -27,7 +27,7 @@ FIRST_LETTER = 10
 
 @dataclasses.dataclass
 class Letters:
-    """Stands in for a vocabulary: a letter is a symbol."""
+    """Stands in for a vocabulary: a letter is a token."""
 
     fingerprint: str = "letters"
     size: int = 300
@@ -51,7 +51,7 @@ def sentences(corpus, side):
     ids, offsets = getattr(corpus, f"{side}_ids"), getattr(corpus, f"{side}_offsets")
     rows = [ids[start:end].tolist() for start, end in itertools.pairwise(offsets)]
     letters = [
-        ["." if i == END_ID else chr(i - FIRST_LETTER + ord("a")) for i in row] for row in rows
+        ["." if i == EOS_ID else chr(i - FIRST_LETTER + ord("a")) for i in row] for row in rows
     ]
     return ["".join(row) for row in letters]
 
@@ -256,9 +256,9 @@ def test_where_another_process_was_quicker_its_result_is_taken(tmp_path, tsv):
 WRITER = """
 import pathlib, sys, time
 
-from publishing import publish
+from publishing import atomic_folder
 
-with publish(pathlib.Path(sys.argv[1]), pathlib.Path.is_dir) as aside:
+with atomic_folder(pathlib.Path(sys.argv[1]), pathlib.Path.is_dir) as aside:
     (aside / "half").write_text("half")
     print(flush=True)
     time.sleep(60)

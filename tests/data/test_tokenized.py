@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from keras_transformer.config import END_ID
+from keras_transformer.config import EOS_ID
 from keras_transformer.data.tokenized import TokenizedCorpus, gather_rows, pad_ids
 from keras_transformer.errors import InputError
 
 
-def test_sources_get_an_end_symbol_and_targets_stay_bare():
+def test_sources_get_an_end_token_and_targets_stay_bare():
     corpus = TokenizedCorpus.from_ids([[5, 6], [7]], [[8], [9, 10, 11]])
-    assert corpus.source_ids.tolist() == [5, 6, END_ID, 7, END_ID]
+    assert corpus.source_ids.tolist() == [5, 6, EOS_ID, 7, EOS_ID]
     assert corpus.source_offsets.tolist() == [0, 3, 5]
     assert corpus.target_ids.tolist() == [8, 9, 10, 11]
     assert corpus.target_offsets.tolist() == [0, 1, 4]
@@ -18,7 +18,7 @@ def test_sources_get_an_end_symbol_and_targets_stay_bare():
     assert len(corpus) == 2
 
 
-def test_lengths_count_the_end_symbol_on_both_sides():
+def test_lengths_count_the_end_token_on_both_sides():
     corpus = TokenizedCorpus.from_ids([[5, 6], [7]], [[8], [9, 10, 11]])
     assert corpus.source_lengths.tolist() == [3, 2]
     assert corpus.target_lengths.tolist() == [2, 4]
@@ -29,7 +29,7 @@ def test_empty_and_long_pairs_are_dropped_and_counted():
         [[5], [], [6, 6], [7] * 3, [8], [9] * 3], [[5], [5], [6, 6], [7], [], []], max_length=2
     )
     assert corpus.dropped == {"empty": 3, "too long": 1, "length ratio": 0}
-    assert corpus.source_ids.tolist() == [5, END_ID, 6, 6, END_ID]
+    assert corpus.source_ids.tolist() == [5, EOS_ID, 6, 6, EOS_ID]
     assert corpus.target_ids.tolist() == [5, 6, 6]
 
 
@@ -38,7 +38,7 @@ def test_pairs_of_very_different_length_are_dropped_on_request():
         [[5] * 4, [6] * 2, [7]], [[5], [6] * 4, [7] * 3], max_length_ratio=2
     )
     assert corpus.dropped == {"empty": 0, "too long": 0, "length ratio": 2}
-    assert corpus.source_ids.tolist() == [6, 6, END_ID]
+    assert corpus.source_ids.tolist() == [6, 6, EOS_ID]
 
 
 def test_a_corpus_that_is_not_put_together_has_one_part():

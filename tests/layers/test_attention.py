@@ -182,7 +182,7 @@ def test_gradients_do_not_pass_masked_keys():
 
 
 def own_lines(time, beams):
-    """The bias of hypotheses that never branch, when they have read `time` symbols."""
+    """The bias of hypotheses that never branch, when they have read `time` tokens."""
     places = np.broadcast_to(np.arange(beams)[:, None], (B, beams, time + 1))
     return ancestor_bias(places, beams)
 
@@ -192,15 +192,15 @@ def test_cached_steps_of_several_hypotheses_equal_the_causal_pass(use_bias):
     beams = 3
     layer, projections = make_self_attention(use_bias)
     x = normal(B, beams, T, D)
-    history = layer.empty_history(B)
+    kv_cache = layer.empty_kv_cache(B)
     rows = []
     for time in range(T):
-        row, history = layer.step(
-            x[:, :, time].reshape(-1, D), history, time, own_lines(time, beams)
+        row, kv_cache = layer.step(
+            x[:, :, time].reshape(-1, D), kv_cache, time, own_lines(time, beams)
         )
         rows.append(ops.convert_to_numpy(row).reshape(B, beams, D))
-        assert history.keys.shape == (B, H, (time + 1) * beams, K)
-        assert history.values.shape == (B, H, (time + 1) * beams, U)
+        assert kv_cache.keys.shape == (B, H, (time + 1) * beams, K)
+        assert kv_cache.values.shape == (B, H, (time + 1) * beams, U)
     steps = np.stack(rows, axis=2)  # [B, W, T, D]
     full = layer(x.reshape(-1, T, D), causal_bias(T))
     np.testing.assert_allclose(steps, ops.reshape(full, x.shape), rtol=1e-4, atol=1e-5)
@@ -238,15 +238,15 @@ def test_steps_of_hypotheses_equal_their_full_pass_and_show_their_attention():
     np.testing.assert_allclose(ops.sum(weights, axis=-1), np.ones((B, H, beams)), rtol=1e-5)
 
 
-def test_a_hypothesis_sees_the_symbols_that_it_descends_from_and_no_others():
+def test_a_hypothesis_sees_the_tokens_that_it_descends_from_and_no_others():
     # In the second step hypothesis 1 continues hypothesis 0, and then the two change places.
     layer, _ = make_self_attention()
     x = normal(B, 2, 3, D)
-    history = layer.empty_history(B)
+    kv_cache = layer.empty_kv_cache(B)
     lines = [[[0], [1]], [[0, 0], [0, 1]], [[0, 1, 0], [0, 0, 1]]]
     for time, places in enumerate(lines):
         bias = ancestor_bias(np.broadcast_to(places, (B, 2, time + 1)), 2)
-        result, history = layer.step(x[:, :, time].reshape(-1, D), history, time, bias)
+        result, kv_cache = layer.step(x[:, :, time].reshape(-1, D), kv_cache, time, bias)
     for beam, path in enumerate(lines[-1]):
         told = np.stack([x[:, place, time] for time, place in enumerate(path)], axis=1)
         expected = layer(told, causal_bias(3))[:, -1]
@@ -257,17 +257,17 @@ def test_a_hypothesis_sees_the_symbols_that_it_descends_from_and_no_others():
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_first_history_is_empty_and_of_the_dtype_of_computation(dtype):
     layer, _ = make_self_attention(dtype="float32" if dtype == "float32" else "mixed_bfloat16")
-    history = layer.empty_history(B)
-    assert history.keys.shape == (B, H, 0, K)
-    assert history.values.shape == (B, H, 0, U)
-    assert history.keys.dtype == history.values.dtype == dtype
-    assert layer.empty_history(B, 12).values.shape == (B, H, 12, U)
+    kv_cache = layer.empty_kv_cache(B)
+    assert kv_cache.keys.shape == (B, H, 0, K)
+    assert kv_cache.values.shape == (B, H, 0, U)
+    assert kv_cache.keys.dtype == kv_cache.values.dtype == dtype
+    assert layer.empty_kv_cache(B, 12).values.shape == (B, H, 12, U)
 
 
 def test_a_history_of_fixed_capacity_gives_the_same_under_xla():
     layer, _ = make_self_attention()
     x = normal(T, B * 2, D)
-    growing, fixed = layer.empty_history(B), layer.empty_history(B, T * 2)
+    growing, fixed = layer.empty_kv_cache(B), layer.empty_kv_cache(B, T * 2)
     step = tf.function(layer.step, jit_compile=True)
     for time in range(T):
         expected, growing = layer.step(x[time], growing, time, own_lines(time, 2))
@@ -278,22 +278,22 @@ def test_a_history_of_fixed_capacity_gives_the_same_under_xla():
     np.testing.assert_allclose(fixed.values, growing.values, rtol=1e-5, atol=1e-6)
 
 
-def test_the_first_step_and_a_source_of_one_symbol_do_not_warn():
+def test_the_first_step_and_a_source_of_one_token_do_not_warn():
     layer, _ = make_self_attention()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        result, _ = layer.step(normal(B, D), layer.empty_history(B), 0, own_lines(0, 1))
+        result, _ = layer.step(normal(B, D), layer.empty_kv_cache(B), 0, own_lines(0, 1))
         layer(normal(B, 1, D), attention_bias(np.ones((B, 1, 1, 1), bool)))
     assert result.shape == (B, D)
 
 
 def test_steps_of_no_sentences_are_possible():
     layer, _ = make_self_attention()
-    result, history = layer.step(
-        normal(0, D), layer.empty_history(0), 0, np.zeros((0, 1, 1, 1), "float32")
+    result, kv_cache = layer.step(
+        normal(0, D), layer.empty_kv_cache(0), 0, np.zeros((0, 1, 1, 1), "float32")
     )
     assert result.shape == (0, D)
-    assert history.keys.shape == (0, H, 1, K)
+    assert kv_cache.keys.shape == (0, H, 1, K)
 
 
 def test_dropout_acts_on_the_weights():

@@ -156,24 +156,24 @@ def test_compute_output_shape_is_the_shape_of_the_output(case):
 
 
 def test_a_symbolic_call_gives_a_model_that_computes_the_same(case):
-    symbols = keras.tree.map_structure(
+    tokens = keras.tree.map_structure(
         lambda array: keras.Input(array.shape[1:], dtype=array.dtype.name), case.inputs
     )
     layer = build(case)
-    outputs = layer(*symbols)
+    outputs = layer(*tokens)
     assert outputs.shape == (None, *layer(*case.inputs).shape[1:])
-    model = keras.Model(keras.tree.flatten(symbols), outputs)
+    model = keras.Model(keras.tree.flatten(tokens), outputs)
     np.testing.assert_allclose(
         model(keras.tree.flatten(case.inputs)), layer(*case.inputs), rtol=1e-5, atol=1e-5
     )
 
 
 def test_a_layer_can_be_built_by_a_symbolic_call(case):
-    symbols = keras.tree.map_structure(
+    tokens = keras.tree.map_structure(
         lambda array: keras.Input(array.shape[1:], dtype=array.dtype.name), case.inputs
     )
     layer = case.layer(**case.arguments)
-    layer(*symbols)
+    layer(*tokens)
     shapes = [weight.shape for weight in build(case).weights]
     assert [weight.shape for weight in layer.weights] == shapes
 

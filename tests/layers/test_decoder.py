@@ -91,7 +91,7 @@ def test_pre_norm_stack_ends_with_a_norm():
     assert Decoder(num_layers=1, **OPTIONS).final_norm is None
 
 
-def test_future_symbols_do_not_change_earlier_outputs():
+def test_future_tokens_do_not_change_earlier_outputs():
     decoder = randomize(Decoder(num_layers=2, **OPTIONS))
     memory = decoder.project_memory(MEMORY)
     before = np.asarray(decoder(X, memory, CAUSAL, MEMORY_BIAS))
@@ -103,7 +103,7 @@ def test_future_symbols_do_not_change_earlier_outputs():
         assert np.abs(before[:, time:] - after[:, time:]).max(axis=-1).all()
 
 
-def test_earlier_symbols_change_later_outputs():
+def test_earlier_tokens_change_later_outputs():
     decoder = randomize(Decoder(num_layers=1, **OPTIONS))
     memory = decoder.project_memory(MEMORY)
     other = X.copy()
@@ -129,15 +129,15 @@ def test_cached_steps_of_several_hypotheses_equal_the_full_pass(norm_position, a
     decoder = randomize(Decoder(num_layers=2, **OPTIONS, **options))
     x = RANDOM.normal(size=(B, beams, T, D)).astype("float32")
     memory = decoder.project_memory(MEMORY)
-    history = decoder.empty_history(B)
+    kv_cache = decoder.empty_kv_cache(B)
     rows = []
     for time in range(T):
         places = np.broadcast_to(np.arange(beams)[:, None], (B, beams, time + 1))
-        row, history, weights = decoder.step(
+        row, kv_cache, weights = decoder.step(
             x[:, :, time].reshape(-1, D),
             memory,
             MEMORY_BIAS,
-            history,
+            kv_cache,
             time,
             ancestor_bias(places, beams),
         )

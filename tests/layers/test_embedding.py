@@ -36,7 +36,7 @@ def test_embedding_and_projection_train_one_matrix():
         total = tf.reduce_sum(layer(np.array([2]))) + tf.reduce_sum(layer.project(x)[0, 1])
     (variable,) = layer.trainable_variables
     gradient = tf.convert_to_tensor(tape.gradient(total, variable.value))
-    # Symbol 2 was embedded: sqrt(4) = 2 in each entry. Symbol 1 was projected on: x in its row.
+    # Token 2 was embedded: sqrt(4) = 2 in each entry. Token 1 was projected on: x in its row.
     np.testing.assert_array_equal(gradient, [[0] * 4, [1] * 4, [2] * 4, [0] * 4, [0] * 4])
 
 

@@ -19,7 +19,7 @@ def softmax(scores):
     return ops.convert_to_numpy(ops.softmax(ops.cast(scores, "float32"), axis=-1))
 
 
-def test_padding_mask_is_true_at_real_symbols():
+def test_padding_mask_is_true_at_real_tokens():
     expected = [[True, True, False, False], [True, True, True, True]]
     np.testing.assert_array_equal(padding_mask(IDS), expected)
 

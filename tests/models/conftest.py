@@ -21,7 +21,7 @@ def numpy_logits() -> Callable[..., Array]:
 
 
 def reference_logits(model: Any, source: list[int], target: list[int]) -> Array:
-    """Returns logits [T, V] of the symbol after each target symbol, without dropout."""
+    """Returns logits [T, V] of the token after each target token, without dropout."""
     config = model.config
     source_table, target_table = (
         float64(embedding.table) for embedding in (model.source_embedding, model.target_embedding)

@@ -22,7 +22,7 @@ LABELS = np.array([[5, 6, 7, 8, 9, 3], [4, 3, 0, 0, 0, 0], [3, 0, 0, 0, 0, 0]])
 INPUTS = {"source": LABELS, "target": np.pad(LABELS[:, :-1], ((0, 0), (1, 0)), constant_values=2)}
 
 
-def test_every_real_symbol_counts_once_however_batches_divide_them(model):
+def test_every_real_token_counts_once_however_batches_divide_them(model):
     logits = np.asarray(model(INPUTS), "float64")
     log_probs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
     own = np.take_along_axis(log_probs, LABELS[..., None], axis=-1)[..., 0]
@@ -40,7 +40,7 @@ def test_every_real_symbol_counts_once_however_batches_divide_them(model):
         assert accuracy == pytest.approx(right)
 
 
-def test_an_update_follows_the_mean_gradient_of_the_real_symbols(model):
+def test_an_update_follows_the_mean_gradient_of_the_real_tokens(model):
     start = model.get_weights()
     model.compile(
         optimizer=keras.optimizers.SGD(1.0),
@@ -57,7 +57,7 @@ def test_an_update_follows_the_mean_gradient_of_the_real_symbols(model):
         target = np.pad(real[:, :-1], ((0, 0), (1, 0)), constant_values=2)
         model.train_on_batch({"source": LABELS[row : row + 1], "target": target}, real)
         steps.append([new - old for new, old in zip(model.get_weights(), start, strict=True)])
-    # 6, 2 and 1 symbols of 9
+    # 6, 2 and 1 tokens of 9
     for new, old, a, b, c in zip(after_all, start, *steps, strict=True):
         np.testing.assert_allclose(new - old, (6 * a + 2 * b + c) / 9, atol=1e-5)
 
@@ -79,7 +79,7 @@ def updates(model, **options):
 
 @pytest.mark.parametrize("parts", [2, 3, 5])
 def test_a_batch_in_parts_gives_the_update_of_the_whole(model, parts):
-    # Three sentences of 6, 2 and 1 symbols: a mean of the parts' means would differ.
+    # Three sentences of 6, 2 and 1 tokens: a mean of the parts' means would differ.
     whole = updates(model)
     in_parts = updates(model, accumulation_steps=parts)
     for expected, result in zip(whole, in_parts, strict=True):
@@ -140,7 +140,7 @@ def test_an_update_that_is_not_finite_is_left_out_and_counted(model, compiled):
     start = model.get_weights()
     table = model.source_embedding.table
     spoiled = start[0].copy()
-    spoiled[5, 0] = np.inf  # a symbol of the first sentence alone
+    spoiled[5, 0] = np.inf  # a token of the first sentence alone
     table.assign(spoiled)
     model.train_on_batch(INPUTS, LABELS)
     model.train_on_batch(INPUTS, LABELS)

@@ -12,7 +12,7 @@ from keras_transformer.config import ModelConfig
 from keras_transformer.models import Transformer
 from keras_transformer.training import SmoothedCrossEntropy
 
-START, END = 2, 3
+BOS, EOS = 2, 3
 RANDOM = np.random.default_rng(5)
 
 SMALL = dict(vocabulary_size=13, num_layers=2, model_dim=8, feed_forward_dim=12, num_heads=2)
@@ -41,7 +41,7 @@ ALL_OPTIONS = ModelConfig(
 )
 CONFIGS = {"paper": PAPER, "target": TARGET_SHARED, "all_options": ALL_OPTIONS}
 
-# Three sentences with targets, END and padding included; the targets start with START.
+# Three sentences with targets, EOS and padding included; the targets start with BOS.
 SOURCE = np.array([[4, 9, 5, 7, 3], [12, 3, 0, 0, 0], [6, 6, 8, 3, 0]])
 TARGET = np.array([[2, 5, 6, 10, 4, 9], [2, 7, 7, 8, 0, 0], [2, 4, 0, 0, 0, 0]])
 
@@ -63,8 +63,8 @@ def logits_of(model, source, target, **options):
 
 
 def shifted(labels):
-    """What the decoder reads to predict the labels: START and all of them but the last."""
-    return np.pad(labels[:, :-1], ((0, 0), (1, 0)), constant_values=START)
+    """What the decoder reads to predict the labels: BOS and all of them but the last."""
+    return np.pad(labels[:, :-1], ((0, 0), (1, 0)), constant_values=BOS)
 
 
 # Arithmetic
@@ -78,7 +78,7 @@ def test_logits_are_those_of_the_paper_in_float64(model, numpy_logits):
         np.testing.assert_allclose(row[: len(real)], expected, rtol=1e-4, atol=1e-4)
 
 
-def test_future_symbols_do_not_change_earlier_logits(model):
+def test_future_tokens_do_not_change_earlier_logits(model):
     before = logits_of(model, SOURCE, TARGET)
     other = TARGET.copy()
     other[:, 3:] = [[9, 9, 9], [4, 5, 6], [7, 0, 3]]
@@ -200,7 +200,7 @@ def test_a_change_of_the_shared_matrix_reaches_source_target_and_projection():
     model = make_model(PAPER)
     table = model.source_embedding.table
     changed = ops.convert_to_numpy(table).copy()
-    changed[11] += 1  # no sentence has symbol 11, so only its logit can change
+    changed[11] += 1  # no sentence has token 11, so only its logit can change
     before = logits_of(model, SOURCE, TARGET)
     table.assign(changed)
     after = logits_of(model, SOURCE, TARGET)
@@ -227,7 +227,7 @@ def test_cached_steps_equal_the_full_pass(model):
 def test_cached_steps_of_several_hypotheses_equal_the_full_pass(model):
     beams, length = 3, 5
     targets = RANDOM.integers(3, 11, size=(len(SOURCE), beams, length))
-    targets[:, :, 0] = START
+    targets[:, :, 0] = BOS
     state = model.encode(SOURCE, num_hypotheses=beams)
     steps = []
     for time in range(length):
@@ -376,26 +376,26 @@ def test_half_precision_is_close_to_float32(config, policy, tolerance):
 
 
 def copy_task(count: int, seed: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Gives random sentences of 2 to 5 symbols; the target is the source."""
+    """Gives random sentences of 2 to 5 tokens; the target is the source."""
     generator = np.random.default_rng(seed)
     labels = generator.integers(4, 12, size=(count, 6))
     lengths = generator.integers(2, 6, size=count)
     positions = np.arange(6)
     labels = np.where(positions < lengths[:, None], labels, 0)
-    labels[np.arange(count), lengths] = END
+    labels[np.arange(count), lengths] = EOS
     return {"source": labels, "target": shifted(labels)}, labels
 
 
 def greedy(model, source, length):
-    """Decodes with `step` alone, the most probable symbol at every step."""
+    """Decodes with `step` alone, the most probable token at every step."""
     state = model.encode(source)
-    ids = np.full((len(source), 1), START)
-    symbols = []
+    ids = np.full((len(source), 1), BOS)
+    tokens = []
     for _ in range(length):
         logits, state = model.step(ids, state)
         ids = np.argmax(logits, axis=-1)
-        symbols.append(ids)
-    return np.concatenate(symbols, axis=1)
+        tokens.append(ids)
+    return np.concatenate(tokens, axis=1)
 
 
 class Copier(NamedTuple):

@@ -16,7 +16,7 @@ from keras_transformer.config import ModelConfig
 from keras_transformer.models import Transformer
 from keras_transformer.search import Hypotheses, beam_search
 
-PAD, START, END = 0, 1, 2  # <blank>, <s>, </s>
+PAD, BOS, EOS = 0, 1, 2  # <blank>, <s>, </s>
 
 CONFIG = ModelConfig(
     vocabulary_size=51,
@@ -101,30 +101,30 @@ def load_weights(model: Transformer, weights: dict[str, np.ndarray]) -> None:
 
 
 def log_probabilities(oracle: Oracle, translations: list[list[int]]) -> list[np.ndarray]:
-    """Returns the log-probability of every symbol of the translations, in one padded batch."""
-    target = pad([[START, *symbols[:-1]] for symbols in translations])
+    """Returns the log-probability of every token of the translations, in one padded batch."""
+    target = pad([[BOS, *tokens[:-1]] for tokens in translations])
     logits = oracle.model({"source": oracle.source, "target": target})
     log_probs = np.asarray(tf.nn.log_softmax(tf.cast(logits, tf.float64)))
     return [
-        row[np.arange(len(symbols)), symbols]
-        for row, symbols in zip(log_probs, translations, strict=True)
+        row[np.arange(len(tokens)), tokens]
+        for row, tokens in zip(log_probs, translations, strict=True)
     ]
 
 
 def make_search(
     model: Transformer, beam_size: int, length_penalty: float = 0.0
 ) -> Callable[[np.ndarray], Hypotheses]:
-    """Returns our search as the oracle ran: END is not the first symbol.
+    """Returns our search as the oracle ran: EOS is not the first token.
 
-    CTranslate2 decodes at least one symbol by default. It takes END out before the softmax, so
+    CTranslate2 decodes at least one token by default. It takes EOS out before the softmax, so
     that the others share its probability.
     """
 
     def step(ids, state):
         is_first = state.time == 0
         logits, state = model.step(ids, state)
-        is_end = tf.range(logits.shape[-1]) == END
-        return tf.where(is_first & is_end, -1e9, logits), state
+        is_eos = tf.range(logits.shape[-1]) == EOS
+        return tf.where(is_first & is_eos, -1e9, logits), state
 
     @tf.function(input_signature=[tf.TensorSpec([None, None], tf.int32)])
     def search(source):
@@ -132,12 +132,12 @@ def make_search(
         return beam_search(
             step,
             model.encode(source, num_hypotheses=beam_size),
-            start_ids=tf.fill([size], START),
+            bos_ids=tf.fill([size], BOS),
             max_lengths=tf.fill([size], 30),
             beam_size=beam_size,
             length_penalty=length_penalty,
             num_translations=beam_size,
-            end_id=END,
+            eos_id=EOS,
             pad_id=PAD,
         )
 
@@ -155,24 +155,24 @@ def beams(oracle, search_4) -> Hypotheses:
 
 
 def spell(oracle: Oracle, ids: np.ndarray) -> str:
-    return "".join(oracle.letters[symbol] for symbol in ids if symbol not in (PAD, END))
+    return "".join(oracle.letters[token] for token in ids if token not in (PAD, EOS))
 
 
-def symbols_of(oracle: Oracle, text: str) -> list[int]:
-    return [oracle.letters.index(letter) for letter in text] + [END]
+def tokens_of(oracle: Oracle, text: str) -> list[int]:
+    return [oracle.letters.index(letter) for letter in text] + [EOS]
 
 
 def test_forced_log_probabilities_are_the_oracles(oracle):
     forced = [item["forced_tokens"] for item in oracle.items]
-    symbols = [[oracle.letters.index(token) for token in tokens] for tokens in forced]
-    ours = np.concatenate(log_probabilities(oracle, symbols))
+    tokens = [[oracle.letters.index(token) for token in tokens] for tokens in forced]
+    ours = np.concatenate(log_probabilities(oracle, tokens))
     theirs = np.concatenate([item["forced_log_probs"] for item in oracle.items])
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
 
 
 def test_the_attention_of_the_best_translations_is_the_oracles(oracle):
-    best = [symbols_of(oracle, item["beam4"][0][0]) for item in oracle.items]
-    target = pad([[START, *symbols[:-1]] for symbols in best])
+    best = [tokens_of(oracle, item["beam4"][0][0]) for item in oracle.items]
+    target = pad([[BOS, *tokens[:-1]] for tokens in best])
     ours = np.asarray(oracle.model.attention({"source": oracle.source, "target": target}, head=0))
     for item, source, found in zip(oracle.items, oracle.source, ours, strict=True):
         theirs = np.array(item["attention_best"])

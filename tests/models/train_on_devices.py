@@ -32,7 +32,7 @@ CONFIG = ModelConfig(
 
 
 class SpoiledLoss(SmoothedCrossEntropy):
-    """Infinite for a sentence of nine times the symbol 4."""
+    """Infinite for a sentence of nine times the token 4."""
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
         is_spoiled = tf.reduce_all(tf.equal(y_true, 4), axis=-1, keepdims=True)
@@ -40,9 +40,9 @@ class SpoiledLoss(SmoothedCrossEntropy):
 
 
 def batches() -> Iterator[Any]:
-    """Yields sentences of 1 to 9 symbols; the last batch fills the first two of eight rows.
+    """Yields sentences of 1 to 9 tokens; the last batch fills the first two of eight rows.
 
-    The last row of the batch in the middle is nine times the symbol 4.
+    The last row of the batch in the middle is nine times the token 4.
     """
     random = np.random.default_rng(1)
     for update in range(UPDATES):

@@ -12,7 +12,7 @@ def test_a_vocabulary_that_was_learned_from_files_is_the_one_that_training_uses(
     options = (f"--output={output}", "--vocabulary_kind=char", "--vocabulary_size=11")
     files = (texts / "train.a", texts / "train.b")
     result = call("learn_vocabulary.py", *options, *files)
-    assert result == (0, f"Wrote 11 symbols to {output}.\n", "")
+    assert result == (0, f"Wrote 11 tokens to {output}.\n", "")
     result = call(
         "train.py",
         f"--run_dir={tmp_path}/run",
@@ -29,7 +29,7 @@ def test_a_vocabulary_that_was_learned_from_files_is_the_one_that_training_uses(
     [
         (["--output=out", "absent"], ["absent does not exist; expected a text file"]),
         (["--output=out", "empty"], ["empty is empty; expected one sentence a line"]),
-        (["--output=out", "text", "--vocabulary_size=4"], ["more than the 4 reserved symbols"]),
+        (["--output=out", "text", "--vocabulary_size=4"], ["more than the 4 reserved tokens"]),
         (["--output=out", "text", "--vocabulary_size=900"], ["supports at most", "or give more"]),
         (["--output=text", "text"], ["text exists already; give another --output"]),
         (["--output=none/out", "text"], ["the folder none does not exist; make it first"]),

@@ -161,7 +161,7 @@ def test_over_rest_tensorflow_is_never_loaded(run, model, tmp_path):
 
 
 def test_the_status_has_a_line_for_each_version(call, server, model):
-    model.states[2] = ("END", "no such file")
+    model.states[2] = ("EOS", "no such file")
     result = call("serve_client.py", *server, "--status")
     assert result == (0, "1\tAVAILABLE\t\n2\tEND\tno such file\n", "")
 

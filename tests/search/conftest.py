@@ -1,4 +1,4 @@
-"""A model for tests of search: logits from a random table, found by the symbols read so far.
+"""A model for tests of search: logits from a random table, found by the tokens read so far.
 
 Also lets the tests of this folder import `plain_search`, which they share.
 """
@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from keras_transformer.decoding import DecodingState
 
-START = 2
+BOS = 2
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
@@ -22,12 +22,12 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 class TableModel:
     """Gives each prefix of each sentence its own random logits.
 
-    The cache holds the prefix itself and grows at every step, so a cache that search reorders
+    The recurrent state holds the prefix itself and grows at every step, so one that search reorders
     wrongly gives wrong logits. It holds the prefix a second time along another axis, and a number.
-    The history holds the symbols of all hypotheses, where their ancestors must lead to the prefix.
+    The kv_cache holds the tokens of all hypotheses, where their ancestors must lead to the prefix.
 
     Where sources have a length, each prefix has its own attention too, and its sum is the coverage;
-    the last symbol of every second source is padding.
+    the last token of every second source is padding.
     """
 
     rows = 499
@@ -53,9 +53,9 @@ class TableModel:
         self.dtype = tf.float32
 
     def state(self, sentences: Any, num_hypotheses: int = 1) -> DecodingState:
-        """Returns the state before START for a batch of sentence numbers [B]."""
+        """Returns the state before BOS for a batch of sentence numbers [B]."""
         shape = (tf.size(sentences), num_hypotheses)
-        cache = {
+        recurrent_state = {
             "prefix": tf.zeros([*shape, 0], tf.int32),
             "deep": [tf.zeros([*shape, 2, 0], tf.int32), tf.zeros(shape, tf.int32)],
         }
@@ -64,18 +64,18 @@ class TableModel:
         return DecodingState(
             shared=(tf.constant(self.table), tf.constant(self.attention)),
             context={"sentence": tf.convert_to_tensor(sentences)},
-            cache=cache,
+            recurrent_state=recurrent_state,
             coverage=coverage if self.attention.shape[2] else None,
-            history=tf.zeros([shape[0], 0, num_hypotheses], tf.int32),
+            kv_cache=tf.zeros([shape[0], 0, num_hypotheses], tf.int32),
         )
 
     def step(self, ids: Any, state: DecodingState) -> tuple[Any, DecodingState]:
         self.calls.append(tuple(ids.shape))
-        deep, count = state.cache["deep"]
-        prefix = tf.concat([state.cache["prefix"], ids[..., None]], axis=-1)  # [B, W, t]
+        deep, count = state.recurrent_state["deep"]
+        prefix = tf.concat([state.recurrent_state["prefix"], ids[..., None]], axis=-1)  # [B, W, t]
         deep = tf.concat([deep, tf.stack([ids, -ids], axis=-1)[..., None]], axis=-1)
-        history = tf.concat([state.history, ids[:, None]], axis=1)  # [B, t, W]
-        ancestry = tf.gather(history, tf.transpose(state.ancestors, [0, 2, 1]), batch_dims=2)
+        kv_cache = tf.concat([state.kv_cache, ids[:, None]], axis=1)  # [B, t, W]
+        ancestry = tf.gather(kv_cache, tf.transpose(state.ancestors, [0, 2, 1]), batch_dims=2)
         tf.debugging.assert_equal(tf.transpose(ancestry, [0, 2, 1]), prefix)
         tf.debugging.assert_equal(deep[:, :, 1], -prefix)
         tf.debugging.assert_equal(count, state.time)
@@ -87,21 +87,23 @@ class TableModel:
         )
         if state.coverage is not None:
             state = state._replace(coverage=state.coverage + attention)
-        state = state._replace(cache={"prefix": prefix, "deep": [deep, count + 1]}, history=history)
+        state = state._replace(
+            recurrent_state={"prefix": prefix, "deep": [deep, count + 1]}, kv_cache=kv_cache
+        )
         return tf.cast(logits, self.dtype), state
 
-    def logits(self, sentence: int, symbols: tuple[int, ...]) -> np.ndarray:
-        """Returns float64 logits [V] of the symbol after START and `symbols`."""
-        return self.table[sentence, self._row(symbols)].astype(np.float64)
+    def logits(self, sentence: int, tokens: tuple[int, ...]) -> np.ndarray:
+        """Returns float64 logits [V] of the token after BOS and `tokens`."""
+        return self.table[sentence, self._row(tokens)].astype(np.float64)
 
-    def coverage(self, sentence: int, symbols: tuple[int, ...]) -> np.ndarray:
-        """Returns the attention [S] that was paid until the last of `symbols` was known."""
-        rows = [self._row(symbols[:length]) for length in range(len(symbols))]
+    def coverage(self, sentence: int, tokens: tuple[int, ...]) -> np.ndarray:
+        """Returns the attention [S] that was paid until the last of `tokens` was known."""
+        rows = [self._row(tokens[:length]) for length in range(len(tokens))]
         return self.padding[sentence] + self.attention[sentence, rows].sum(axis=0, dtype="d")
 
-    def _row(self, symbols: tuple[int, ...]) -> int:
-        prefix = (START, *symbols)
-        return sum(symbol * (7 ** (i % 5) + i) for i, symbol in enumerate(prefix)) % self.rows
+    def _row(self, tokens: tuple[int, ...]) -> int:
+        prefix = (BOS, *tokens)
+        return sum(token * (7 ** (i % 5) + i) for i, token in enumerate(prefix)) % self.rows
 
 
 @pytest.fixture

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from keras_transformer.config import END_ID, PAD_ID, START_ID
-from keras_transformer.search import Hypotheses, Wishes
+from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID
+from keras_transformer.search import Constraints, Hypotheses
 
-Symbols = tuple[int, ...]
-NEVER = (PAD_ID, START_ID)
+Tokens = tuple[int, ...]
+NEVER = (PAD_ID, BOS_ID)
 
 
 class Wants(NamedTuple):
@@ -27,14 +27,14 @@ class Wants(NamedTuple):
     beta: float = 0.0
     diversity: float = 0.0
     min_length: int = 0
-    prefix: Symbols = ()
+    prefix: Tokens = ()
     repetition_penalty: float = 1.0
     no_repeat_ngram: int = 0
-    banned: tuple[Symbols, ...] = ()
-    required: tuple[Symbols, ...] = ()
+    banned: tuple[Tokens, ...] = ()
+    required: tuple[Tokens, ...] = ()
 
 
-# Their names in `Wishes`, and how many of their dimensions differ from sentence to sentence.
+# Their names in `Constraints`, and how many of their dimensions differ from sentence to sentence.
 _WISHES = {
     "min_length": ("min_lengths", 0),
     "prefix": ("prefix", 1),
@@ -46,112 +46,112 @@ _WISHES = {
 
 
 class Translation(NamedTuple):
-    """A complete translation; `symbols` ends with END."""
+    """A complete translation; `tokens` ends with EOS."""
 
     score: float
     log_prob: float
-    symbols: Symbols
+    tokens: Tokens
 
 
 class Progress(NamedTuple):
     """How far a hypothesis is with its required phrases, see `phrases.Progress`."""
 
-    bank: int  # symbols that are done
-    needed: int  # symbols that are not
-    begun: int  # symbols of the furthest phrase that is not met
-    next_symbols: set[int]  # of the furthest phrases; empty where all are met
+    bank: int  # tokens that are done
+    needed: int  # tokens that are not
+    begun: int  # tokens of the furthest phrase that is not met
+    next_tokens: set[int]  # of the furthest phrases; empty where all are met
 
 
 def arguments(wants: Sequence[Wants], *, everything: bool = False) -> dict[str, Any]:
     """Returns the arguments that all searches share, for a batch.
 
-    Wishes that no sentence has are left out, unless `everything` is wanted.
+    Constraints that no sentence has are left out, unless `everything` is wanted.
     """
-    wishes = {}
+    constraints = {}
     for name, (wish, rank) in _WISHES.items():
         values = [getattr(each, name) for each in wants]
         if everything or set(values) != {Wants._field_defaults[name]}:
             dtype = tf.float32 if name == "repetition_penalty" else tf.int32
             ragged = tf.ragged.constant(values, dtype, ragged_rank=rank)
-            wishes[wish] = ragged.to_tensor(PAD_ID) if rank else ragged
+            constraints[wish] = ragged.to_tensor(PAD_ID) if rank else ragged
     return dict(
-        start_ids=tf.fill([len(wants)], START_ID),
+        bos_ids=tf.fill([len(wants)], BOS_ID),
         max_lengths=tf.constant([each.limit for each in wants], tf.int32),
         length_penalty=tf.constant([each.alpha for each in wants], tf.float32),
         coverage_penalty=tf.constant([each.beta for each in wants], tf.float32),
-        wishes=Wishes(**wishes),
+        constraints=Constraints(**constraints),
     )
 
 
-def next_log_probs(model: Any, sentence: int, symbols: Symbols, wants: Wants) -> dict[int, float]:
-    """Returns the log-probabilities of the symbols that may come next."""
-    logits = model.logits(sentence, symbols)
-    for symbol in set(symbols):
-        logits[symbol] *= wants.repetition_penalty ** (-1 if logits[symbol] > 0 else 1)
+def next_log_probs(model: Any, sentence: int, tokens: Tokens, wants: Wants) -> dict[int, float]:
+    """Returns the log-probabilities of the tokens that may come next."""
+    logits = model.logits(sentence, tokens)
+    for token in set(tokens):
+        logits[token] *= wants.repetition_penalty ** (-1 if logits[token] > 0 else 1)
     log_probs = logits - logits.max() - np.log(np.sum(np.exp(logits - logits.max())))
-    time = len(symbols)
+    time = len(tokens)
     allowed = set(range(len(logits))) - set(NEVER)
     if time >= wants.limit:
-        allowed = {END_ID}
+        allowed = {EOS_ID}
     elif time < len(wants.prefix):
         allowed = {wants.prefix[time]}
     else:
-        progress = phrase_progress(symbols, wants.required)
-        if time < wants.min_length or progress.next_symbols:
-            allowed.discard(END_ID)
-        if progress.next_symbols and wants.limit - time <= progress.needed + progress.begun:
-            allowed &= progress.next_symbols
-        allowed = {symbol for symbol in allowed if not is_barred((*symbols, symbol), wants)}
-    return {symbol: float(log_probs[symbol]) for symbol in sorted(allowed)}
+        progress = phrase_progress(tokens, wants.required)
+        if time < wants.min_length or progress.next_tokens:
+            allowed.discard(EOS_ID)
+        if progress.next_tokens and wants.limit - time <= progress.needed + progress.begun:
+            allowed &= progress.next_tokens
+        allowed = {token for token in allowed if not is_barred((*tokens, token), wants)}
+    return {token: float(log_probs[token]) for token in sorted(allowed)}
 
 
-def is_barred(symbols: Symbols, wants: Wants) -> bool:
-    """Tells whether the last of the symbols completes something that may not be there."""
+def is_barred(tokens: Tokens, wants: Wants) -> bool:
+    """Tells whether the last of the tokens completes something that may not be there."""
     size = wants.no_repeat_ngram
-    repeats = 0 < size <= len(symbols) and occurs(symbols[-size:], symbols[:-1])
-    return repeats or any(symbols[-len(phrase) :] == phrase for phrase in wants.banned)
+    repeats = 0 < size <= len(tokens) and occurs(tokens[-size:], tokens[:-1])
+    return repeats or any(tokens[-len(phrase) :] == phrase for phrase in wants.banned)
 
 
-def occurs(phrase: Symbols, symbols: Symbols) -> bool:
-    starts = range(len(symbols) - len(phrase) + 1)
-    return any(symbols[start : start + len(phrase)] == phrase for start in starts)
+def occurs(phrase: Tokens, tokens: Tokens) -> bool:
+    starts = range(len(tokens) - len(phrase) + 1)
+    return any(tokens[start : start + len(phrase)] == phrase for start in starts)
 
 
-def phrase_progress(symbols: Symbols, required: tuple[Symbols, ...]) -> Progress:
-    done = sum(len(phrase) for phrase in required if occurs(phrase, symbols))
+def phrase_progress(tokens: Tokens, required: tuple[Tokens, ...]) -> Progress:
+    done = sum(len(phrase) for phrase in required if occurs(phrase, tokens))
     begun = {
-        phrase: max(k for k in range(len(phrase)) if symbols[len(symbols) - k :] == phrase[:k])
+        phrase: max(k for k in range(len(phrase)) if tokens[len(tokens) - k :] == phrase[:k])
         for phrase in required
-        if not occurs(phrase, symbols)
+        if not occurs(phrase, tokens)
     }
     furthest = max(begun.values(), default=0)
     return Progress(
         bank=done + furthest,
         needed=sum(map(len, required)) - done - furthest,
         begun=furthest,
-        next_symbols={phrase[k] for phrase, k in begun.items() if k == furthest},
+        next_tokens={phrase[k] for phrase, k in begun.items() if k == furthest},
     )
 
 
 def complete(
-    model: Any, sentence: int, symbols: Symbols, log_prob: float, wants: Wants
+    model: Any, sentence: int, tokens: Tokens, log_prob: float, wants: Wants
 ) -> Translation:
     """Returns a translation with its score (Wu et al. 2016, eq. 14)."""
-    score = log_prob / ((5 + len(symbols)) / 6) ** wants.alpha
+    score = log_prob / ((5 + len(tokens)) / 6) ** wants.alpha
     if wants.beta:
-        coverage = np.minimum(model.coverage(sentence, symbols), 1.0)
+        coverage = np.minimum(model.coverage(sentence, tokens), 1.0)
         score += wants.beta * float(np.sum(np.log(coverage)))
-    return Translation(score, log_prob, symbols)
+    return Translation(score, log_prob, tokens)
 
 
 def every_translation(model: Any, sentence: int, wants: Wants) -> list[Translation]:
-    """Returns all translations that the wishes leave, best first."""
+    """Returns all translations that the constraints leave, best first."""
     found, open_ = [], [((), 0.0)]
     while open_:
-        symbols, so_far = open_.pop()
-        for symbol, gain in next_log_probs(model, sentence, symbols, wants).items():
-            longer, log_prob = (*symbols, symbol), so_far + gain
-            if symbol == END_ID:
+        tokens, so_far = open_.pop()
+        for token, gain in next_log_probs(model, sentence, tokens, wants).items():
+            longer, log_prob = (*tokens, token), so_far + gain
+            if token == EOS_ID:
                 found.append(complete(model, sentence, longer, log_prob, wants))
             else:
                 open_.append((longer, log_prob))
@@ -164,25 +164,25 @@ def narrow_beam(
     """Returns what beam search finds, best first: of each group the best `share`."""
     size = beam_size // groups
     found: list[list[Translation]] = [[] for _ in range(groups)]
-    beams: list[list[tuple[Symbols, float]]] = [[((), 0.0)] for _ in range(groups)]
+    beams: list[list[tuple[Tokens, float]]] = [[((), 0.0)] for _ in range(groups)]
     for _ in range(wants.limit + 1):
         taken: list[int] = []  # by earlier groups at this step
         for group in range(groups):
             candidates = [
-                ((*symbols, symbol), so_far + gain)
-                for symbols, so_far in beams[group]
-                for symbol, gain in next_log_probs(model, sentence, symbols, wants).items()
+                ((*tokens, token), so_far + gain)
+                for tokens, so_far in beams[group]
+                for token, gain in next_log_probs(model, sentence, tokens, wants).items()
             ]
             values = [p - wants.diversity * taken.count(s[-1]) for s, p in candidates]
             banks = [phrase_progress(s, wants.required).bank for s, _ in candidates]
             candidates = [candidates[i] for i in ordered(values, banks)[: 2 * size]]
             found[group] += [
-                complete(model, sentence, symbols, log_prob, wants)
-                for symbols, log_prob in candidates[:size]
-                if symbols[-1] == END_ID
+                complete(model, sentence, tokens, log_prob, wants)
+                for tokens, log_prob in candidates[:size]
+                if tokens[-1] == EOS_ID
             ]
-            beams[group] = [each for each in candidates if each[0][-1] != END_ID][:size]
-            taken += [symbols[-1] for symbols, _ in beams[group]]
+            beams[group] = [each for each in candidates if each[0][-1] != EOS_ID][:size]
+            taken += [tokens[-1] for tokens, _ in beams[group]]
     best = [sorted(each, reverse=True)[:share] for each in found]
     return sorted(itertools.chain(*best), reverse=True)
 
@@ -193,21 +193,21 @@ def ordered(values: list[float], banks: list[int]) -> list[int]:
         bank: sorted((i for i in range(len(banks)) if banks[i] == bank), key=lambda i: -values[i])
         for bank in sorted(set(banks), reverse=True)
     }
-    rounds = itertools.zip_longest(*queues.values())
-    return [place for places in rounds for place in places if place is not None]
+    steps = itertools.zip_longest(*queues.values())
+    return [place for places in steps for place in places if place is not None]
 
 
 def greedy(model: Any, sentence: int, wants: Wants) -> Translation | None:
-    """Returns the translation of the most probable symbols; None where none is left."""
-    symbols: Symbols = ()
+    """Returns the translation of the most probable tokens; None where none is left."""
+    tokens: Tokens = ()
     log_prob = 0.0
-    while symbols[-1:] != (END_ID,):
-        gains = next_log_probs(model, sentence, symbols, wants)
+    while tokens[-1:] != (EOS_ID,):
+        gains = next_log_probs(model, sentence, tokens, wants)
         if not gains:
             return None
-        symbol = max(gains, key=lambda symbol: gains[symbol])
-        symbols, log_prob = (*symbols, symbol), log_prob + gains[symbol]
-    return complete(model, sentence, symbols, log_prob, wants)
+        token = max(gains, key=lambda token: gains[token])
+        tokens, log_prob = (*tokens, token), log_prob + gains[token]
+    return complete(model, sentence, tokens, log_prob, wants)
 
 
 def sampled(
@@ -218,38 +218,38 @@ def sampled(
     temperature: float = 1.0,
     top_k: int = 0,
     top_p: float = 1.0,
-) -> dict[Symbols, float]:
+) -> dict[Tokens, float]:
     """Returns the probability with which sampling gives each translation."""
-    found: dict[Symbols, float] = {}
-    open_: list[tuple[Symbols, float]] = [((), 1.0)]
+    found: dict[Tokens, float] = {}
+    open_: list[tuple[Tokens, float]] = [((), 1.0)]
     while open_:
-        symbols, so_far = open_.pop()
-        if symbols[-1:] == (END_ID,):
-            found[symbols] = so_far
+        tokens, so_far = open_.pop()
+        if tokens[-1:] == (EOS_ID,):
+            found[tokens] = so_far
             continue
-        gains = next_log_probs(model, sentence, symbols, wants)
-        best = sorted(gains, key=lambda symbol: -gains[symbol])[: top_k or None]
-        weights = {symbol: math.exp(gains[symbol] / temperature) for symbol in best}
+        gains = next_log_probs(model, sentence, tokens, wants)
+        best = sorted(gains, key=lambda token: -gains[token])[: top_k or None]
+        weights = {token: math.exp(gains[token] / temperature) for token in best}
         bound, reached, kept = top_p * sum(weights.values()), 0.0, {}
-        for symbol, weight in weights.items():
+        for token, weight in weights.items():
             if reached < bound:
-                kept[symbol] = weight
+                kept[token] = weight
             reached += weight
         total = sum(kept.values())
-        open_ += [((*symbols, symbol), so_far * kept[symbol] / total) for symbol in kept]
+        open_ += [((*tokens, token), so_far * kept[token] / total) for token in kept]
     return found
 
 
-def symbols_of(found: Hypotheses, row: int, place: int) -> Symbols:
-    """Returns a translation that a search of the package found, with END."""
+def tokens_of(found: Hypotheses, row: int, place: int) -> Tokens:
+    """Returns a translation that a search of the package found, with EOS."""
     return tuple(found.ids[row, place, : int(found.lengths[row, place])].numpy().tolist())
 
 
 def assert_found(expected: Sequence[Translation], found: Hypotheses, row: int) -> None:
     """Fails unless a search of the package found the best of what is expected, and no more."""
     count = found.scores.shape[1]
-    assert [symbols_of(found, row, place) for place in range(count)] == [
-        *(each.symbols for each in expected[:count]),
+    assert [tokens_of(found, row, place) for place in range(count)] == [
+        *(each.tokens for each in expected[:count]),
         *([()] * (count - len(expected))),
     ]
     for place, translation in enumerate(expected[:count]):
@@ -267,11 +267,11 @@ def assert_same(
 ) -> None:
     """Fails unless two searches found the same translations of their rows.
 
-    TensorFlow rounds the last few numbers of a tensor differently on a CPU (they do not fill a
+    TensorFlow steps the last few numbers of a tensor differently on a CPU (they do not fill a
     vector register), so scores may differ in the last bit between batches of different size.
     """
     np.testing.assert_array_equal(left.lengths[row], right.lengths[other])
     np.testing.assert_allclose(left.scores[row], right.scores[other], rtol=rtol)
     np.testing.assert_allclose(left.log_probs[row], right.log_probs[other], rtol=rtol)
     for place in range(left.ids.shape[1]):
-        assert symbols_of(left, row, place) == symbols_of(right, other, place)
+        assert tokens_of(left, row, place) == tokens_of(right, other, place)

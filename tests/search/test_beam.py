@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 from plain_search import NEVER, Wants, assert_found, assert_same, every_translation, narrow_beam
 
-from keras_transformer.config import END_ID, PAD_ID, START_ID
+from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID
 from keras_transformer.decoding import DecodingState
 from keras_transformer.errors import InputError
 from keras_transformer.search import beam_search
@@ -15,7 +15,7 @@ def search(model, sentences, limits, **options):
     return beam_search(
         model.step,
         model.state(sentences, options["beam_size"]),
-        start_ids=tf.fill([len(sentences)], START_ID),
+        bos_ids=tf.fill([len(sentences)], BOS_ID),
         max_lengths=tf.constant(limits, tf.int32),
         **options,
     )
@@ -23,7 +23,7 @@ def search(model, sentences, limits, **options):
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0, 2.0, -0.5])
 def test_a_beam_that_holds_everything_finds_the_true_best_translations(table_model, alpha):
-    # After two symbols 9 hypotheses are open, with 27 continuations and 9 ends.
+    # After two tokens 9 hypotheses are open, with 27 continuations and 9 ends.
     model = table_model(sentences=3, vocabulary_size=6, seed=1)
     found = search(
         model, [0, 1, 2], [3, 3, 2], beam_size=36, num_translations=27, length_penalty=alpha
@@ -83,19 +83,19 @@ def test_search_stops_when_no_open_hypothesis_can_win(table_model):
 
 @pytest.mark.parametrize(("alpha", "end_at_first"), [(1.0, 0.4), (0.0, 0.4), (-1.0, 0.45)])
 def test_search_goes_on_while_a_longer_translation_may_still_win(alpha, end_at_first):
-    # END's probability is 0.4 at first and 0.99 later. With alpha 1, log(0.4) = -0.92 loses to
+    # EOS's probability is 0.4 at first and 0.99 later. With alpha 1, log(0.4) = -0.92 loses to
     # log(0.6 * 0.99) / (7/6) = -0.45; with alpha -1, log(0.45) = -0.80 loses to -0.71.
     first = np.log([1e-9, 1e-9, 1e-9, end_at_first, 1 - end_at_first]).astype("f")
     later = np.log([1e-9, 1e-9, 1e-9, 0.99, 0.01]).astype("f")
 
     def step(ids, state):
-        return tf.where((ids == START_ID)[..., None], first, later), state
+        return tf.where((ids == BOS_ID)[..., None], first, later), state
 
     found = beam_search(
-        step, DecodingState(), start_ids=tf.constant([START_ID]),
+        step, DecodingState(), bos_ids=tf.constant([BOS_ID]),
         max_lengths=tf.constant([9]), beam_size=2, length_penalty=alpha,
     )  # fmt: skip
-    np.testing.assert_array_equal(found.ids[0, 0, :3], [4, END_ID, PAD_ID])
+    np.testing.assert_array_equal(found.ids[0, 0, :3], [4, EOS_ID, PAD_ID])
     score = np.log((1 - end_at_first) * 0.99) / (7 / 6) ** alpha
     np.testing.assert_allclose(found.scores[0, 0], score, atol=1e-5)
 
@@ -106,7 +106,7 @@ def test_the_graph_with_unknown_sizes_gives_what_eager_search_gives(table_model)
     @tf.function(input_signature=[tf.TensorSpec([None], tf.int32)] * 2)
     def translate(sentences, limits):
         return beam_search(
-            model.step, model.state(sentences, 3), start_ids=tf.fill(tf.shape(sentences), START_ID),
+            model.step, model.state(sentences, 3), bos_ids=tf.fill(tf.shape(sentences), BOS_ID),
             max_lengths=limits, beam_size=3, num_translations=2,
         )  # fmt: skip
 
@@ -118,21 +118,21 @@ def test_the_graph_with_unknown_sizes_gives_what_eager_search_gives(table_model)
     nothing = translate(tf.zeros([0], tf.int32), tf.zeros([0], tf.int32))
     assert [tuple(part.shape) for part in nothing] == [(0, 2, 1), (0, 2), (0, 2), (0, 2)]
     shortest = translate(tf.range(2), tf.constant([0, 0]))
-    np.testing.assert_array_equal(shortest.ids[:, 0], [[END_ID], [END_ID]])
+    np.testing.assert_array_equal(shortest.ids[:, 0], [[EOS_ID], [EOS_ID]])
 
 
 def test_the_search_compiles_with_xla_where_shapes_are_known(table_model):
     model = table_model(sentences=2, vocabulary_size=9, seed=8, end_bias=1.0)
 
-    def step(ids, state):  # knows only the last symbol, and counts the steps in a static cache
+    def step(ids, state):  # sees the last token only, and counts the steps in its state
         logits = tf.gather(tf.gather(model.table, state.context), ids, batch_dims=1)
-        logits += 0.1 * state.cache[..., None] * tf.range(9, dtype=tf.float32)
-        return logits, state._replace(cache=state.cache + 1)
+        logits += 0.1 * state.recurrent_state[..., None] * tf.range(9, dtype=tf.float32)
+        return logits, state._replace(recurrent_state=state.recurrent_state + 1)
 
     def translate(sentences, limits):
         return beam_search(
-            step, DecodingState(context=sentences, cache=tf.zeros([2, 3])),
-            start_ids=tf.fill([2], START_ID), max_lengths=limits, beam_size=3, num_translations=2,
+            step, DecodingState(context=sentences, recurrent_state=tf.zeros([2, 3])),
+            bos_ids=tf.fill([2], BOS_ID), max_lengths=limits, beam_size=3, num_translations=2,
             longest=6,
         )  # fmt: skip
 
@@ -179,10 +179,10 @@ def test_scores_stay_finite_and_exact_with_huge_logits(table_model):
 
 def test_scores_stay_finite_where_the_model_forbids_end():
     def step(ids, state):
-        return tf.where(tf.range(6) == END_ID, -np.inf, tf.zeros([*ids.shape, 6])), state
+        return tf.where(tf.range(6) == EOS_ID, -np.inf, tf.zeros([*ids.shape, 6])), state
 
     found = beam_search(
-        step, DecodingState(), start_ids=tf.constant([START_ID]),
+        step, DecodingState(), bos_ids=tf.constant([BOS_ID]),
         max_lengths=tf.constant([3]), beam_size=3,
     )  # fmt: skip
     assert float(found.scores[0, 0]) == np.float32(-1e9)
@@ -194,14 +194,14 @@ def test_equal_scores_go_to_the_lower_beam_and_the_lower_id():
         return tf.zeros([*ids.shape, 7]), state
 
     found = beam_search(
-        step, DecodingState(), start_ids=tf.constant([START_ID]),
+        step, DecodingState(), bos_ids=tf.constant([BOS_ID]),
         max_lengths=tf.constant([2]), beam_size=2, num_translations=2, length_penalty=20.0,
     )  # fmt: skip
-    # Open after one symbol: 1 and 4. Continuations of 1 come first: 1 1 and 1 4.
-    np.testing.assert_array_equal(found.ids[0], [[1, 1, END_ID], [1, 4, END_ID]])
+    # Open after one token: 1 and 4. Continuations of 1 come first: 1 1 and 1 4.
+    np.testing.assert_array_equal(found.ids[0], [[1, 1, EOS_ID], [1, 4, EOS_ID]])
 
 
-def test_pad_and_the_start_symbol_are_never_generated_however_probable(table_model):
+def test_pad_and_the_start_token_are_never_generated_however_probable(table_model):
     model = table_model(sentences=2, vocabulary_size=9, seed=12)
     model.table[:, :, NEVER] += 9.0
     found = search(model, [0, 1], [5, 5], beam_size=3, num_translations=3)
@@ -209,29 +209,29 @@ def test_pad_and_the_start_symbol_are_never_generated_however_probable(table_mod
         assert_found(narrow_beam(model, row, Wants(5), 3), found, row)
 
 
-def test_each_sentence_starts_with_its_own_symbol_and_even_with_end():
-    def step(ids, state):  # most probable: END after 4, else the last symbol plus 1
-        return 9.0 * tf.one_hot(tf.where(ids == 4, END_ID, ids + 1), 9), state
+def test_each_sentence_starts_with_its_own_token_and_even_with_end():
+    def step(ids, state):  # most probable: EOS after 4, else the last token plus 1
+        return 9.0 * tf.one_hot(tf.where(ids == 4, EOS_ID, ids + 1), 9), state
 
     found = beam_search(
-        step, DecodingState(), start_ids=tf.constant([5, END_ID]),
+        step, DecodingState(), bos_ids=tf.constant([5, EOS_ID]),
         max_lengths=tf.constant([2, 2]), beam_size=2,
     )  # fmt: skip
-    np.testing.assert_array_equal(found.ids[:, 0], [[6, 7, END_ID], [4, END_ID, PAD_ID]])
+    np.testing.assert_array_equal(found.ids[:, 0], [[6, 7, EOS_ID], [4, EOS_ID, PAD_ID]])
 
 
 def test_known_sizes_of_the_cache_stay_known_inside_the_loop():
     seen = []
 
     def step(ids, state):
-        still, grown = state.cache
+        still, grown = state.recurrent_state
         seen.append((tuple(still.shape), tuple(grown.shape)))
         grown = tf.concat([grown, tf.zeros([tf.shape(ids)[0], 4, 1, 8])], axis=2)
-        return tf.zeros([tf.shape(ids)[0], 4, 9]), state._replace(cache=(still, grown))
+        return tf.zeros([tf.shape(ids)[0], 4, 9]), state._replace(recurrent_state=(still, grown))
 
     tf.function(beam_search).get_concrete_function(
-        step, DecodingState(cache=(tf.zeros([2, 4, 5, 7]), tf.zeros([2, 4, 0, 8]))),
-        start_ids=tf.constant([2, 2]), max_lengths=tf.constant([3, 3]), beam_size=4,
+        step, DecodingState(recurrent_state=(tf.zeros([2, 4, 5, 7]), tf.zeros([2, 4, 0, 8]))),
+        bos_ids=tf.constant([2, 2]), max_lengths=tf.constant([3, 3]), beam_size=4,
     )  # fmt: skip
     assert seen == [((None, 4, 5, 7), (None, 4, None, 8))]
 
@@ -245,5 +245,5 @@ def test_impossible_numbers_of_hypotheses_are_refused(table_model, beam_size, nu
 
 def test_end_and_pad_must_differ(table_model):
     model = table_model(sentences=1, vocabulary_size=9, seed=14)
-    with pytest.raises(InputError, match="end_id and pad_id must differ, both are 3"):
+    with pytest.raises(InputError, match="eos_id and pad_id must differ, both are 3"):
         search(model, [0], [3], beam_size=2, pad_id=3)

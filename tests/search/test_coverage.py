@@ -1,4 +1,4 @@
-"""The coverage penalty of translations that leave source symbols unattended."""
+"""The coverage penalty of translations that leave source tokens unattended."""
 
 import math
 
@@ -16,7 +16,7 @@ def test_the_penalty_is_the_sum_of_logs_of_coverage_up_to_one():
 
 
 @pytest.mark.parametrize("jit_compile", [False, True])
-def test_symbols_without_attention_cost_a_finite_amount(jit_compile):
+def test_tokens_without_attention_cost_a_finite_amount(jit_compile):
     coverage = tf.constant([[[0.0], [1e-45], [1e-30]]])
     found = tf.function(coverage_penalty, jit_compile=jit_compile)(coverage, tf.constant([1.0]))
     np.testing.assert_allclose(found, [[-87.34, -87.34, math.log(1e-30)]], rtol=1e-4)

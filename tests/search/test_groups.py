@@ -7,7 +7,7 @@ from plain_search import (
     assert_found,
     assert_same,
     narrow_beam,
-    symbols_of,
+    tokens_of,
 )
 
 from keras_transformer.errors import InputError
@@ -95,8 +95,8 @@ def test_a_penalty_makes_translations_differ_early(table_model):
     plain = search(model, [Wants(8)] * 4, 3, 3)
     diverse = search(model, [Wants(8, diversity=9.0)] * 4, 3, 3)
     for row in range(4):
-        assert len({symbols_of(plain, row, place) for place in range(3)}) == 1
-        assert len({symbols_of(diverse, row, place)[0] for place in range(3)}) == 3
+        assert len({tokens_of(plain, row, place) for place in range(3)}) == 1
+        assert len({tokens_of(diverse, row, place)[0] for place in range(3)}) == 3
 
 
 @pytest.mark.parametrize("beam_groups", [0, 3, 8])

@@ -5,7 +5,7 @@ import functools
 import numpy as np
 import pytest
 import tensorflow as tf
-from plain_search import Wants, arguments, assert_same, occurs, symbols_of
+from plain_search import Wants, arguments, assert_same, occurs, tokens_of
 
 from keras_transformer.decoding import DecodingState
 from keras_transformer.search import beam_search, sample
@@ -24,17 +24,17 @@ every_search = pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES
 
 
 def translations(table_model, search, wants):
-    """Yields what each sentence wants and the symbols of each translation, END left out."""
+    """Yields what each sentence wants and the tokens of each translation, EOS left out."""
     model = table_model(sentences=len(wants), vocabulary_size=12, seed=1, end_bias=2.5)
     width = search.keywords.get("beam_size") or search.keywords["num_translations"]
     found = search(model.step, model.state(range(len(wants)), width), **arguments(wants))
     for row, place in np.ndindex(*found.scores.shape):
-        symbols = symbols_of(found, row, place)
-        yield wants[row], symbols[:-1] if symbols else None
+        tokens = tokens_of(found, row, place)
+        yield wants[row], tokens[:-1] if tokens else None
 
 
 def random_phrases(random, count, first, last):
-    """Returns up to `count` phrases of symbols from `first` to `last`."""
+    """Returns up to `count` phrases of tokens from `first` to `last`."""
     return tuple(
         tuple(random.integers(first, last, random.integers(1, 4), endpoint=True).tolist())
         for _ in range(random.integers(0, count, endpoint=True))
@@ -46,20 +46,20 @@ def test_required_phrases_are_in_every_translation_that_has_room_for_them(table_
     random = np.random.default_rng(2)
     wants = []
     for _ in range(SENTENCES):
-        required = random_phrases(random, 3, 4, 6)  # few symbols: phrases overlap
+        required = random_phrases(random, 3, 4, 6)  # few tokens: phrases overlap
         prefix = tuple(random.integers(4, 12, random.integers(0, 3)).tolist())
         room = len(prefix) + sum(map(len, required)) + int(random.integers(0, 6))
         wants.append(Wants(room, prefix=prefix, required=required))
     num_phrases = 0
     best = {}
-    for each, symbols in translations(table_model, search, wants):
-        best.setdefault(each, symbols)
-        if symbols is None:  # the beam may hold less than is wanted, but never nothing
+    for each, tokens in translations(table_model, search, wants):
+        best.setdefault(each, tokens)
+        if tokens is None:  # the beam may hold less than is wanted, but never nothing
             continue
-        assert symbols[: len(each.prefix)] == each.prefix
-        assert len(symbols) <= each.limit
+        assert tokens[: len(each.prefix)] == each.prefix
+        assert len(tokens) <= each.limit
         for phrase in each.required:
-            assert occurs(phrase, symbols)
+            assert occurs(phrase, tokens)
             num_phrases += 1
     assert None not in best.values()
     assert num_phrases > SENTENCES
@@ -80,17 +80,17 @@ def test_banned_phrases_repeated_ngrams_and_early_ends_are_in_no_translation(tab
         for _ in range(SENTENCES)
     ]
     num_found = 0
-    for each, symbols in translations(table_model, search, wants):
-        if symbols is None:  # wishes may contradict each other
+    for each, tokens in translations(table_model, search, wants):
+        if tokens is None:  # constraints may contradict each other
             continue
         num_found += 1
-        assert min(each.min_length, each.limit) <= len(symbols) <= each.limit
-        assert not any(occurs(phrase, symbols) for phrase in each.banned)
+        assert min(each.min_length, each.limit) <= len(tokens) <= each.limit
+        assert not any(occurs(phrase, tokens) for phrase in each.banned)
         size = each.no_repeat_ngram
-        ngrams = [symbols[i : i + size] for i in range(len(symbols) - size + 1)] if size else []
+        ngrams = [tokens[i : i + size] for i in range(len(tokens) - size + 1)] if size else []
         assert len(set(ngrams)) == len(ngrams)
         if sum(map(len, each.required)) <= each.limit:
-            assert all(occurs(phrase, symbols) for phrase in each.required)
+            assert all(occurs(phrase, tokens) for phrase in each.required)
     assert num_found > SENTENCES // 2
 
 
@@ -116,7 +116,7 @@ def test_logits_that_are_no_numbers_end_the_search_without_a_translation(method,
         return tf.fill([tf.shape(ids)[0], ids.shape[1], 7], np.nan), state
 
     def search(starts):
-        arguments = dict(start_ids=starts, max_lengths=tf.constant([30, 3]), longest=longest)
+        arguments = dict(bos_ids=starts, max_lengths=tf.constant([30, 3]), longest=longest)
         if method == "sampling":
             return sample(step, DecodingState(), num_translations=2, **arguments)
         size = {"greedy": 1, "beam": 3}[method]

@@ -5,18 +5,18 @@ import tensorflow as tf
 
 from keras_transformer.decoding import DecodingState
 from keras_transformer.search.hypotheses import Finished, make_hypotheses
-from keras_transformer.search.task import make_task
+from keras_transformer.search.loop_state import prepare_search
 
 
-def test_end_and_padding_follow_the_symbols_and_scores_are_finite():
-    task, _, _ = make_task(
-        None, DecodingState(), 4, start_ids=tf.constant([2]), max_lengths=tf.constant([3]),
+def test_end_and_padding_follow_the_tokens_and_scores_are_finite():
+    spec, _, _ = prepare_search(
+        None, DecodingState(), 4, bos_ids=tf.constant([2]), max_lengths=tf.constant([3]),
         length_penalty=1.0,
     )  # fmt: skip
-    symbols = tf.constant([[[5, 8, 4, 0], [6, 7, 0, 0], [9, 9, 9, 9], [5, 5, 5, 5]]])
+    tokens = tf.constant([[[5, 8, 4, 0], [6, 7, 0, 0], [9, 9, 9, 9], [5, 5, 5, 5]]])
     scores = tf.constant([[-1.0, -2.0, -3.0, -np.inf]])
-    finished = Finished(scores, 2 * scores, symbols, tf.constant([[4, 3, 1, 1]]))
-    found = make_hypotheses(finished, task)
+    finished = Finished(scores, 2 * scores, tokens, tf.constant([[4, 3, 1, 1]]))
+    found = make_hypotheses(finished, spec)
     np.testing.assert_array_equal(
         found.ids[0], [[5, 8, 4, 3], [6, 7, 3, 0], [3, 0, 0, 0], [0, 0, 0, 0]]
     )

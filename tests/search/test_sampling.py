@@ -14,7 +14,7 @@ from plain_search import (
     greedy,
     next_log_probs,
     sampled,
-    symbols_of,
+    tokens_of,
 )
 
 from keras_transformer.errors import InputError
@@ -76,7 +76,7 @@ def assert_distributed(found, probabilities):
 def test_translations_come_as_often_as_they_are_probable(table_model, options, rule):
     model = table_model(sentences=1, vocabulary_size=6, seed=1)
     wants = Wants(2, **rule)
-    found = [symbols for (symbols,) in many(model, wants, **options)]
+    found = [tokens for (tokens,) in many(model, wants, **options)]
     assert_distributed(found, sampled(model, 0, wants, **options))
 
 
@@ -105,17 +105,17 @@ def test_scores_are_those_of_the_model_and_the_best_comes_first(table_model, rul
     for row, each in enumerate(wants):
         translations = []
         for place in range(5):
-            symbols = symbols_of(found, row, place)
+            tokens = tokens_of(found, row, place)
             log_prob = sum(
-                next_log_probs(model, row, symbols[:length], each)[symbol]
-                for length, symbol in enumerate(symbols)
+                next_log_probs(model, row, tokens[:length], each)[token]
+                for length, token in enumerate(tokens)
             )
-            translations.append(complete(model, row, symbols, log_prob, each))
+            translations.append(complete(model, row, tokens, log_prob, each))
         assert_found(translations, found, row)
         assert np.all(np.diff(found.scores[row]) <= 0)
-        symbols_counts = found.lengths[row].numpy() - 1
-        assert np.all(symbols_counts <= each.limit)
-        assert np.all(symbols_counts >= min(each.min_length, each.limit))
+        tokens_counts = found.lengths[row].numpy() - 1
+        assert np.all(tokens_counts <= each.limit)
+        assert np.all(tokens_counts >= min(each.min_length, each.limit))
 
 
 def test_a_seed_gives_the_same_samples_in_any_batch(table_model):
@@ -144,7 +144,7 @@ def test_almost_no_temperature_and_one_candidate_are_greedy_search(table_model, 
         assert_found([greedy(model, row, each)] * 2, found, row)
 
 
-def test_a_sample_to_which_the_rules_leave_no_symbol_is_no_translation(table_model):
+def test_a_sample_to_which_the_rules_leave_no_token_is_no_translation(table_model):
     model = table_model(sentences=1, vocabulary_size=6, seed=6)
     wants = [Wants(5, min_length=2, banned=((1,), (4,), (5,))), Wants(5)]
     found = search(model, wants, rows=[0, 0], num_translations=2)

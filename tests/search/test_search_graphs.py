@@ -8,7 +8,7 @@ import tensorflow as tf
 from plain_search import Wants, arguments
 
 from keras_transformer.decoding import DecodingState
-from keras_transformer.search import Wishes, beam_search, sample
+from keras_transformer.search import Constraints, beam_search, sample
 
 WANTS = [
     Wants(7, beta=0.3, min_length=3, banned=((4,), (5, 6)), required=((7, 4), (5,))),
@@ -32,15 +32,15 @@ every_search = pytest.mark.parametrize(("search", "width"), SEARCHES.values(), i
 
 
 def columns():
-    """Returns what each sentence wants as tensors by name, all wishes among them."""
+    """Returns what each sentence wants as tensors by name, all constraints among them."""
     options = arguments(WANTS, everything=True)
-    return options | options.pop("wishes").given()
+    return options | options.pop("constraints").given()
 
 
 def search_columns(search, step, state, columns, **options):
     columns = dict(columns)
-    wishes = {name: columns.pop(name) for name in Wishes._fields}
-    return search(step, state, wishes=Wishes(**wishes), **columns, **options)
+    constraints = {name: columns.pop(name) for name in Constraints._fields}
+    return search(step, state, constraints=Constraints(**constraints), **columns, **options)
 
 
 @every_search
@@ -69,7 +69,7 @@ def test_xla_compiles_a_search_with_every_rule(table_model, name):
     search, width = SEARCHES[name]
     model = table_model(sentences=3, vocabulary_size=9, seed=2)
 
-    def step(ids, state):  # knows the last symbol and how many there were; attends to one source
+    def step(ids, state):  # knows the last token and how many there were; attends to one source
         logits = tf.gather(tf.gather(model.table, state.context), ids, batch_dims=1)
         logits += 0.1 * tf.cast(state.time, tf.float32) * tf.range(9, dtype=tf.float32)
         return logits, state._replace(coverage=state.coverage + tf.one_hot(ids % 4, 4))

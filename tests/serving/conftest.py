@@ -6,10 +6,11 @@ import keras
 import numpy as np
 import pytest
 
-from keras_transformer.config import END_ID, START_ID, ModelConfig, SearchConfig
+from keras_transformer.config import BOS_ID, EOS_ID, ModelConfig, SearchConfig
 from keras_transformer.data import pad_ids
+from keras_transformer.inference import Translator
 from keras_transformer.models import Transformer
-from keras_transformer.serving import Translator, export
+from keras_transformer.serving import export
 from keras_transformer.text import learn_vocabulary
 from keras_transformer.training import SmoothedCrossEntropy
 
@@ -49,9 +50,9 @@ def _train(share_vocabulary):
     keras.utils.set_random_seed(1)
     model = Transformer(config)
     model.compile(keras.optimizers.Adam(5e-3), loss=SmoothedCrossEntropy(0.1), jit_compile=False)
-    source_ids = pad_ids([[*ids, END_ID] for ids in source.encode(source_text)])
-    labels = pad_ids([[*ids, END_ID] for ids in target.encode(target_text)])
-    shifted = np.concatenate([np.full_like(labels[:, :1], START_ID), labels[:, :-1]], axis=1)
+    source_ids = pad_ids([[*ids, EOS_ID] for ids in source.encode(source_text)])
+    labels = pad_ids([[*ids, EOS_ID] for ids in target.encode(target_text)])
+    shifted = np.concatenate([np.full_like(labels[:, :1], BOS_ID), labels[:, :-1]], axis=1)
     model.fit({"source": source_ids, "target": shifted}, labels, 64, epochs=20, verbose=0)
     return model, source, target
 

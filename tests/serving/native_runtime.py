@@ -1,7 +1,7 @@
 """Builds and runs the C programs of `native/`, which serve a SavedModel without Python.
 
 They are compiled against the library of TensorFlow's own wheel, the one that the model server is
-built on. What they take and print is told at the top of each.
+built on. What they take and print is reported at the top of each.
 """
 
 import functools

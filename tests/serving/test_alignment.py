@@ -5,7 +5,7 @@ import pytest
 
 from keras_transformer.serving.alignment import Alignment, align_words
 
-END = "</s>"
+EOS = "</s>"
 
 
 def test_a_target_word_goes_with_the_source_word_that_it_looked_at_most():
@@ -14,26 +14,26 @@ def test_a_target_word_goes_with_the_source_word_that_it_looked_at_most():
         [0.7, 0.2, 0.1],  # Katzen
         [0.0, 0.0, 1.0],
     ]
-    pairs = align_words(np.array(attention), ["▁cats", "▁two", END], ["▁zwei", "▁Katzen", END])
+    pairs = align_words(np.array(attention), ["▁cats", "▁two", EOS], ["▁zwei", "▁Katzen", EOS])
     assert pairs == [(1, 0), (0, 1)]
 
 
-def test_the_symbols_of_a_word_count_together():
+def test_the_tokens_of_a_word_count_together():
     attention = [
-        # un   happy  cat   END
-        [0.3, 0.3, 0.4, 0.0],  # un: 0.6 for "unhappy", though no symbol has more than "cat"
+        # un   happy  cat   EOS
+        [0.3, 0.3, 0.4, 0.0],  # un: 0.6 for "unhappy", though no token has more than "cat"
         [0.0, 0.1, 0.8, 0.1],  # froh: with "un" 0.35 and 0.6 in the mean
         [0.0, 0.0, 0.2, 0.8],
     ]
-    pairs = align_words(np.array(attention[:1]), ["▁un", "happy", "▁cat", END], ["▁un", END])
+    pairs = align_words(np.array(attention[:1]), ["▁un", "happy", "▁cat", EOS], ["▁un", EOS])
     assert pairs == [(0, 0)]
-    both = align_words(np.array(attention), ["▁un", "happy", "▁cat", END], ["▁un", "froh", END])
+    both = align_words(np.array(attention), ["▁un", "happy", "▁cat", EOS], ["▁un", "froh", EOS])
     assert both == [(1, 0)]
 
 
 def test_a_space_alone_begins_a_word_as_in_vocabularies_of_characters():
-    source = ["▁", "a", "b", "▁", "c", END]
-    target = ["▁", "x", "▁", "y", "z", END]
+    source = ["▁", "a", "b", "▁", "c", EOS]
+    target = ["▁", "x", "▁", "y", "z", EOS]
     attention = np.zeros([6, 6])
     attention[[0, 1], [3, 4]] = 1.0  # x reads c
     attention[[2, 3, 4], [0, 1, 2]] = 1.0  # yz reads ab
@@ -42,28 +42,28 @@ def test_a_space_alone_begins_a_word_as_in_vocabularies_of_characters():
 
 def test_what_comes_first_is_a_word_though_no_space_begins_it():
     attention = np.array([[0.1, 0.9, 0.0], [0.9, 0.1, 0.0], [0.0, 0.0, 1.0]])
-    assert align_words(attention, ["木", "▁sun", END], ["שמש", "▁eins", END]) == [(1, 0), (0, 1)]
+    assert align_words(attention, ["木", "▁sun", EOS], ["שמש", "▁eins", EOS]) == [(1, 0), (0, 1)]
 
 
 def test_the_end_is_never_a_word_whatever_looks_at_it():
     attention = np.array([[0.2, 0.1, 0.7], [0.0, 0.3, 0.7], [0.9, 0.1, 0.0]])
-    assert align_words(attention, ["▁a", "▁b", END], ["▁x", "▁y", END]) == [(0, 0), (1, 1)]
+    assert align_words(attention, ["▁a", "▁b", EOS], ["▁x", "▁y", EOS]) == [(0, 0), (1, 1)]
 
 
 def test_padding_behind_the_end_is_no_word():
     attention = np.array([[0.2, 0.8, 0.0, 0.0, 0.0], *np.zeros([3, 5])])
-    pairs = align_words(attention, ["▁a", "▁b", END, "", ""], ["▁x", END, "", ""])
+    pairs = align_words(attention, ["▁a", "▁b", EOS, "", ""], ["▁x", EOS, "", ""])
     assert pairs == [(1, 0)]
 
 
 def test_of_words_that_it_looked_at_alike_the_first_one_counts():
     attention = np.array([[0.4, 0.4, 0.2], [0.0, 0.0, 1.0]])
-    assert align_words(attention, ["▁a", "▁b", END], ["▁x", END]) == [(0, 0)]
+    assert align_words(attention, ["▁a", "▁b", EOS], ["▁x", EOS]) == [(0, 0)]
 
 
 @pytest.mark.parametrize(
     ("source", "target"),
-    [([END], ["▁x", END]), (["▁a", END], [END]), ([END, "", ""], [END, ""])],
+    [([EOS], ["▁x", EOS]), (["▁a", EOS], [EOS]), ([EOS, "", ""], [EOS, ""])],
     ids=["source", "target", "both"],
 )
 def test_nothing_is_aligned_where_a_side_is_blank(source, target):

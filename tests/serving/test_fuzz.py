@@ -160,8 +160,8 @@ def test_every_text_can_be_a_wish_and_touches_no_neighbour(inputs, exported, wor
             if name == "text":
                 continue
             if spec.dtype == tf.string:
-                wishes = generator.sample(inputs, 15)
-                asked[name] = [b"", *(generator.choice([b"", text]) for text in wishes)]
+                constraints = generator.sample(inputs, 15)
+                asked[name] = [b"", *(generator.choice([b"", text]) for text in constraints)]
             else:
                 drawn = generator.choices(numbers, k=15)
                 if spec.dtype.is_integer:
@@ -192,5 +192,5 @@ def test_every_pair_of_texts_is_scored_and_all_ids_are_translated(inputs, export
         ids = np.array([[generator.randint(least, most) for _ in range(9)] for _ in range(16)])
         found = signatures["tokens"](source=tf.constant(ids, tf.int32))
         assert np.isfinite(found["scores"]).all()
-        has_end = np.any(ids == 3, axis=1)
-        assert np.all(found["lengths"].numpy()[~has_end] == 0)
+        has_eos = np.any(ids == 3, axis=1)
+        assert np.all(found["lengths"].numpy()[~has_eos] == 0)

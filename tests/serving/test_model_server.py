@@ -16,10 +16,10 @@ import time
 import pytest
 import tensorflow as tf
 
+from keras_transformer.inference.signatures import make_signatures
 from keras_transformer.serving.client import Client
 from keras_transformer.serving.complaints import ServingError
 from keras_transformer.serving.options import text_column
-from keras_transformer.serving.signatures import make_signatures
 
 STAND_IN = pathlib.Path(__file__).with_name("stand_in_server.py")
 START_S = 180
@@ -121,14 +121,14 @@ def test_the_server_translates_as_python_does(connect, separate_translator):
 
 
 def test_the_server_grants_wishes_as_python_does(connect, separate_translator, words):
-    wishes = {
+    constraints = {
         "max_length": [1 + number % 3 for number in range(len(SENTENCES))],
         "prefix": [words["sun"] if number % 2 else "" for number in range(len(SENTENCES))],
         "banned_phrases": words["cat"],
         "length_penalty": 0.0,
     }
-    expected = separate_translator.translate(SENTENCES, **wishes)
-    same(connect(batch_size=7).translate(SENTENCES, **wishes), expected)
+    expected = separate_translator.translate(SENTENCES, **constraints)
+    same(connect(batch_size=7).translate(SENTENCES, **constraints), expected)
 
 
 def test_the_server_aligns_as_python_does(connect, separate_translator):
@@ -204,7 +204,7 @@ def test_a_new_version_takes_over_without_a_failed_request(server, connect):
         shutil.copytree(folder / str(old), folder / "writing")
         (folder / "writing").rename(folder / str(old + 1))
         wait_for(lambda: states(client).get(old + 1) == "AVAILABLE")
-        wait_for(lambda: states(client).get(old, "END") == "END")
+        wait_for(lambda: states(client).get(old, "EOS") == "EOS")
     finally:
         is_over.set()
         thread.join()

@@ -13,8 +13,9 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import native_runtime
 import sustained_load
 
-from keras_transformer.config import END_ID, SearchConfig
-from keras_transformer.serving import Translator, XlaShapes, export
+from keras_transformer.config import EOS_ID, SearchConfig
+from keras_transformer.inference import Translator, XlaShapes
+from keras_transformer.serving import export
 
 pytestmark = pytest.mark.skipif(
     native_runtime.missing() is not None, reason=str(native_runtime.missing())
@@ -57,7 +58,7 @@ _REQUESTS = {
     },
     "score": _PAIR,
     "attention": _PAIR,
-    "tokens": {"source": [[4, 5, 6, END_ID], [END_ID, 0, 0, 0], [7, END_ID, 0, 0]]},
+    "tokens": {"source": [[4, 5, 6, EOS_ID], [EOS_ID, 0, 0, 0], [7, EOS_ID, 0, 0]]},
 }
 
 

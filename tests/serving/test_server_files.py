@@ -118,13 +118,13 @@ def test_settings_that_a_person_has_changed_stay(folder):
 def test_where_one_cannot_be_written_none_is(tmp_path, monkeypatch):
     from keras_transformer.serving import server_files
 
-    def write_whole(path, content):
+    def write_atomically(path, content):
         if path.name == "monitoring.config":
             raise OSError(28, "No space left on device")
         path.write_text(content)
 
     (tmp_path / "models.config").write_text("mine")
-    monkeypatch.setattr(server_files, "write_whole", write_whole)
+    monkeypatch.setattr(server_files, "write_atomically", write_atomically)
     with pytest.raises(OSError, match="No space left"):
         write_server_files(tmp_path, "words", largest_batch=8)
     assert [path.name for path in tmp_path.iterdir()] == ["models.config"]

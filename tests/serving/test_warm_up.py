@@ -7,10 +7,10 @@ import pytest
 import tensorflow as tf
 from tensorflow_serving.apis import prediction_log_pb2
 
-from keras_transformer.config import END_ID, SearchConfig
+from keras_transformer.config import EOS_ID, SearchConfig
 from keras_transformer.errors import InputError
+from keras_transformer.inference.compiled_search import XlaShapes
 from keras_transformer.serving.warm_up import make_requests, write_requests
-from keras_transformer.serving.xla import XlaShapes
 from keras_transformer.text import learn_vocabulary
 
 _SENTENCES = ["a b c", "a", "a b c d e", "a b", "a b c d"]
@@ -72,7 +72,7 @@ def test_targets_are_text_of_like_length(requests):
 def test_tokens_have_an_end_and_padding(requests, translator):
     ids = _inputs(requests, "tokens")[-1]["source"]
     assert ids.dtype == np.int32
-    assert (ids == END_ID).sum(axis=1).tolist() == [1, 1, 1]
+    assert (ids == EOS_ID).sum(axis=1).tolist() == [1, 1, 1]
     decoded = translator.source_tokenizer.vocabulary.decode(ids.tolist())
     assert decoded == ["a", "a b c", "a b c d e"]
 
@@ -90,7 +90,7 @@ def test_each_shape_that_xla_compiles_is_asked_for(translator, requests):
     assert [signature for signature, _ in more] == ["tokens"] * 4
     shapes = [inputs["source"].shape for _, inputs in more]
     assert shapes == [(1, 3), (1, 8), (4, 3), (4, 8)]
-    assert all((inputs["source"][:, -1] == END_ID).all() for _, inputs in more)
+    assert all((inputs["source"][:, -1] == EOS_ID).all() for _, inputs in more)
 
 
 def test_no_request_is_larger_than_the_server_takes(translator):

@@ -5,7 +5,7 @@ import functools
 
 import pytest
 
-from keras_transformer.config import UNKNOWN_ID
+from keras_transformer.config import UNK_ID
 from keras_transformer.errors import InputError
 from keras_transformer.text import SubwordSampler, learn_vocabulary
 
@@ -74,9 +74,9 @@ def test_alpha_says_how_much_it_varies(kind, little, much):
     assert changed[0] < changed[1]
 
 
-def test_a_sentence_with_an_unknown_symbol_stays_as_it_is(vocabulary, sampler):
+def test_a_sentence_with_an_unknown_token_stays_as_it_is(vocabulary, sampler):
     known, unknown = vocabulary.encode(["everything", "everything \u4e2d remembers"])
-    assert UNKNOWN_ID in unknown
+    assert UNK_ID in unknown
     for seed in range(20):
         assert sampler([known, unknown], seed=seed)[1] == unknown
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_transformer.config import END_ID, PAD_ID, START_ID, UNKNOWN_ID
+from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from keras_transformer.text import Tokenizer, Vocabulary, learn_vocabulary
 
 KINDS = ["bpe", "unigram", "char", "word"]
@@ -97,7 +97,7 @@ def test_near_ties_between_segmentations_are_settled_alike_inside_and_outside_th
 
 def test_known_text_comes_back_normalized(tokenizer):
     ids = tokenizer.tokenize(tf.constant(SCRIPTS))
-    assert not tf.reduce_any(ids.flat_values == UNKNOWN_ID)
+    assert not tf.reduce_any(ids.flat_values == UNK_ID)
     normalized = [tokenizer.vocabulary.normalize(text) for text in SCRIPTS]
     assert _texts(tokenizer.detokenize(ids.to_tensor(PAD_ID))) == normalized
 
@@ -120,13 +120,13 @@ def test_bytes_that_are_not_utf8_become_unknown_and_harm_nothing_else(tokenizer)
     broken = [b"\xff", b"\xc3", b"\xed\xa0\x80", b"\xf5\x80\x80\x80", b"\xc0\x80", b"\xf0\x9f\x98"]
     broken += [generator.randbytes(generator.randrange(60)) for _ in range(500)]
     rows = tokenizer.tokenize(tf.constant([*broken, b"the old bridge"])).to_list()
-    assert all(UNKNOWN_ID in row for row in rows[:6])
+    assert all(UNK_ID in row for row in rows[:6])
     assert rows[-1] == tokenizer.vocabulary.encode(["the old bridge"])[0]
 
 
 def test_padding_and_start_are_skipped_and_the_first_end_ends(tokenizer):
     [old, bridge] = tokenizer.vocabulary.encode(["old", "bridge"])
-    row = [START_ID, PAD_ID, *old, PAD_ID, END_ID, *bridge, END_ID, PAD_ID]
+    row = [BOS_ID, PAD_ID, *old, PAD_ID, EOS_ID, *bridge, EOS_ID, PAD_ID]
     assert _texts(tokenizer.detokenize(tf.constant([row]))) == ["old"]
     assert tokenizer.vocabulary.decode([row]) == ["old"]
 
@@ -141,7 +141,7 @@ def test_detokenizing_keeps_any_leading_shape(tokenizer, leading, dtype):
 
 
 @pytest.mark.parametrize("leading", [(2,), (2, 3), (0,)])
-def test_detokenizing_no_symbols_gives_empty_text(tokenizer, leading):
+def test_detokenizing_no_tokens_gives_empty_text(tokenizer, leading):
     text = tokenizer.detokenize(tf.zeros((*leading, 0), tf.int32))
     assert text.shape == leading
     assert set(np.ravel(text.numpy()).tolist()) <= {b""}

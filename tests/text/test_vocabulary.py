@@ -7,7 +7,7 @@ import stat
 
 import pytest
 
-from keras_transformer.config import END_ID, PAD_ID, START_ID, UNKNOWN_ID
+from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from keras_transformer.errors import InputError
 from keras_transformer.text import Vocabulary, learn_vocabulary
 
@@ -30,7 +30,7 @@ def vocabulary() -> Vocabulary:
 @pytest.mark.parametrize("kind", KINDS)
 def test_padding_unknown_start_and_end_have_the_first_four_ids(kind):
     pieces = learn_vocabulary(SENTENCES, size=60, kind=kind).pieces(
-        [PAD_ID, UNKNOWN_ID, START_ID, END_ID]
+        [PAD_ID, UNK_ID, BOS_ID, EOS_ID]
     )
     assert pieces == ["<pad>", "<unk>", "<s>", "</s>"]
 
@@ -40,11 +40,11 @@ def test_a_subword_vocabulary_has_exactly_the_size_asked_for(kind):
     assert learn_vocabulary(SENTENCES, size=70, kind=kind).size == 70
 
 
-def test_a_character_vocabulary_has_one_symbol_for_each_character():
+def test_a_character_vocabulary_has_one_token_for_each_character():
     assert learn_vocabulary(SENTENCES, size=1000, kind="char").size == 4 + NUM_CHARACTERS
 
 
-def test_a_word_vocabulary_has_one_symbol_for_each_word():
+def test_a_word_vocabulary_has_one_token_for_each_word():
     words = set(" ".join(SENTENCES).split())
     assert learn_vocabulary(SENTENCES, size=1000, kind="word").size == 4 + len(words)
 
@@ -68,7 +68,7 @@ def test_decoding_gives_back_what_was_encoded(kind):
 
 def test_encoding_adds_neither_start_nor_end(vocabulary):
     ids = {id_ for row in vocabulary.encode([*SENTENCES, "", "<s> </s> <pad>"]) for id_ in row}
-    assert not ids & {PAD_ID, START_ID, END_ID}
+    assert not ids & {PAD_ID, BOS_ID, EOS_ID}
 
 
 def test_threads_do_not_change_the_ids(vocabulary):
@@ -80,12 +80,12 @@ def test_empty_input_gives_empty_output(vocabulary):
     assert vocabulary.encode([]) == []
     assert vocabulary.encode(["", "  "]) == [[], []]
     assert vocabulary.decode([]) == []
-    assert vocabulary.decode([[], [END_ID]]) == ["", ""]
+    assert vocabulary.decode([[], [EOS_ID]]) == ["", ""]
 
 
 def test_decoding_skips_padding_and_start_and_stops_at_the_first_end(vocabulary):
     [hund, kind] = vocabulary.encode(["Hund", "Kind"])
-    row = [START_ID, PAD_ID, *hund, PAD_ID, END_ID, *kind, END_ID, PAD_ID]
+    row = [BOS_ID, PAD_ID, *hund, PAD_ID, EOS_ID, *kind, EOS_ID, PAD_ID]
     assert vocabulary.decode([row]) == ["Hund"]
 
 
@@ -120,7 +120,7 @@ def test_byte_fallback_spells_out_characters_never_seen():
     vocabulary = learn_vocabulary(SENTENCES, size=400, byte_fallback=True)
     text = "Ωμέγα 数 🙂"
     [ids] = vocabulary.encode([text])
-    assert UNKNOWN_ID not in ids
+    assert UNK_ID not in ids
     assert vocabulary.decode([ids]) == [text]
 
 
@@ -128,8 +128,8 @@ def test_lower_coverage_leaves_out_the_rarest_characters():
     vocabulary = learn_vocabulary(
         ["ab " * 1000 + "c"], size=100, kind="char", character_coverage=0.999
     )
-    assert vocabulary.encode(["c"])[0][-1] == UNKNOWN_ID
-    assert UNKNOWN_ID not in vocabulary.encode(["ab"])[0]
+    assert vocabulary.encode(["c"])[0][-1] == UNK_ID
+    assert UNK_ID not in vocabulary.encode(["ab"])[0]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -166,12 +166,12 @@ def test_very_long_lines_are_learned_from(kind):
     spaced, unbroken = "Hund und Katze " * 10_000, "é" * 100_000
     vocabulary = learn_vocabulary(["x", spaced, unbroken], size=17, kind=kind)
     [ids] = vocabulary.encode(["Hund und Katze" + (" é" if kind != "word" else "")])
-    assert UNKNOWN_ID not in ids
+    assert UNK_ID not in ids
 
 
 def test_a_line_that_the_trainer_would_skip_is_learned_from():
     vocabulary = learn_vocabulary(["ab", "cd ▅ \0 <s> ef"], size=100, kind="char")
-    assert UNKNOWN_ID not in vocabulary.encode(["abcdef"])[0]
+    assert UNK_ID not in vocabulary.encode(["abcdef"])[0]
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
@@ -202,8 +202,8 @@ def test_text_without_a_character_is_refused(kind, sentences):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"size": 4}, "more than the 4 reserved symbols, got 4"),
-        ({"size": 260, "byte_fallback": True}, "more than the 260 reserved symbols"),
+        ({"size": 4}, "more than the 4 reserved tokens, got 4"),
+        ({"size": 260, "byte_fallback": True}, "more than the 260 reserved tokens"),
         ({"kind": "wordpiece"}, "kind must be one of bpe, unigram, char, word, got 'wordpiece'"),
         ({"normalization": "nfc"}, "normalization must be one of nfkc, identity, got 'nfc'"),
         ({"character_coverage": 1.5}, "above 0 and at most 1, got 1.5"),

@@ -183,7 +183,7 @@ def test_the_best_are_kept_beside_the_newest_and_the_newer_among_equals(checkpoi
     assert checkpoints.best(9) == [3, 4, 5, 6, 7]
     assert checkpoints.newest(2) == [6, 7]
     assert checkpoints.find("best") == "step-4"
-    assert list(checkpoints.scores.read()) == list(range(8))  # for stopping early
+    assert list(checkpoints.metrics.read()) == list(range(8))  # for stopping early
 
 
 def test_checkpoints_without_a_score_are_none_of_the_best(checkpoints):
@@ -199,9 +199,9 @@ def test_scores_ahead_of_the_checkpoints_or_behind_them_do_no_harm(checkpoints):
     checkpoints.keep_best, model = 1, make_model()
     for step in (1, 2):
         checkpoints.save(model, step, metrics={"bleu": 10.0 * step})
-    checkpoints.scores.write(3, {"bleu": 99.0})  # the checkpoint was not written any more
+    checkpoints.metrics.write(3, {"bleu": 99.0})  # the checkpoint was not written any more
     assert checkpoints.best(1) == [2]
-    checkpoints.scores.path.unlink()
+    checkpoints.metrics.path.unlink()
     for step in (3, 4, 5, 6):
         checkpoints.save(model, step, metrics={"bleu": float(-step)})
     assert checkpoints.steps() == [3, 4, 5, 6]
@@ -210,7 +210,7 @@ def test_scores_ahead_of_the_checkpoints_or_behind_them_do_no_harm(checkpoints):
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"x": {}}', '{"1": 2}', '{"1": {"bleu": []}}'])
 def test_a_damaged_file_of_scores_is_told_before_training_goes_on(checkpoints, content):
     checkpoints.save(make_model(), 1, metrics={"bleu": 1.0})
-    checkpoints.scores.path.write_text(content)
+    checkpoints.metrics.path.write_text(content)
     with pytest.raises(InputError, match=r"scores\.json is damaged \(.*delete it to go on"):
         checkpoints.resume(make_model())
 
@@ -529,12 +529,12 @@ def test_whenever_a_process_is_killed_the_newest_checkpoint_is_whole(tmp_path):
         assert said == []
         assert step == checkpoints.steps()[-1] > 0
         assert all(np.all(value == step) for value in values(model.variables))
-        assert max(checkpoints.scores.read()) in (step, step + 1)
+        assert max(checkpoints.metrics.read()) in (step, step + 1)
         wanted = {f"step-{n}.{end}" for n in checkpoints.steps() for end in (DATA, INDEX)}
-        litter += names_in(moment) != wanted | {"scores.json"}
+        litter += names_in(moment) != wanted | {"checkpoint_metrics.json"}
         checkpoints.save(model, step + 1, metrics={"bleu": 0.0})
         wanted = {f"step-{n}.{end}" for n in checkpoints.steps() for end in (DATA, INDEX)}
-        assert names_in(moment) == wanted | {"scores.json"}
+        assert names_in(moment) == wanted | {"checkpoint_metrics.json"}
     assert litter > 2  # the moments were in the middle of things
 
 

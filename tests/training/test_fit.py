@@ -26,7 +26,7 @@ from keras_transformer.training import (
     session,
     train,
 )
-from keras_transformer.training.session import intervals
+from keras_transformer.training.trainer import intervals
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -79,7 +79,7 @@ def test_a_run_leaves_checkpoints_their_average_and_a_line_of_metrics_for_each(u
     expected = itertools.product(
         ("step-4", "step-8", "step-12", "average"), (".data-00000-of-00001", ".index")
     )
-    assert names == {name + end for name, end in expected} | {"scores.json"}
+    assert names == {name + end for name, end in expected} | {"checkpoint_metrics.json"}
     assert {path.name for path in run.path.iterdir()} == {
         "checkpoints", "config.json", "lock", "metrics.jsonl", "source.model",
     }  # fmt: skip
@@ -185,7 +185,7 @@ def test_a_run_killed_and_stopped_again_and_again_ends_with_the_same_weights(und
     assert run.checkpoints().steps() == [4, 8, 12]
     for name in ("step-8", "step-12", "average"):
         assert_same_checkpoint(undisturbed[0], run, name)
-    scores = "checkpoints/scores.json"
+    scores = "checkpoints/checkpoint_metrics.json"
     assert (run.path / scores).read_text() == (undisturbed[0].path / scores).read_text()
     assert [row["step"] for row in metrics(run)] == [3, 4, 6, 8, 9, 11, 12]
 

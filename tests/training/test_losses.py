@@ -16,7 +16,7 @@ LOGITS = np.random.default_rng(0).normal(scale=3.0, size=(2, 3, 5)).astype("floa
 
 
 def reference_loss(labels, logits, smoothing):
-    """The mean over real symbols of -sum(q log p), q = (1 - smoothing) onehot + smoothing / V."""
+    """The mean over real tokens of -sum(q log p), q = (1 - smoothing) onehot + smoothing / V."""
     size = logits.shape[-1]
     probabilities = np.exp(logits.astype(np.float64))
     probabilities /= probabilities.sum(-1, keepdims=True)
@@ -47,7 +47,7 @@ def loss_and_gradient(labels, logits, smoothing, sample_weight=None):
 
 
 def test_the_loss_of_probabilities_that_can_be_worked_out_by_hand():
-    # Probabilities 1/6, 1/6, 1/6, 1/2; of 0.2 to spread, each of the 4 symbols gets 0.05.
+    # Probabilities 1/6, 1/6, 1/6, 1/2; of 0.2 to spread, each of the 4 tokens gets 0.05.
     logits = np.log([[[1.0, 1.0, 1.0, 3.0]]]).astype("float32")
     loss = SmoothedCrossEntropy(smoothing=0.2)(np.array([[3]]), logits)
     np.testing.assert_allclose(loss, 0.85 * np.log(2) + 3 * 0.05 * np.log(6), rtol=1e-6)
@@ -94,7 +94,7 @@ def test_padding_has_no_part_in_loss_and_gradient():
     np.testing.assert_array_equal(np.asarray(gradient)[LABELS == PAD], 0)
 
 
-def test_the_sum_is_divided_by_the_number_of_real_symbols():
+def test_the_sum_is_divided_by_the_number_of_real_tokens():
     loss = SmoothedCrossEntropy()
     in_one_row = loss(LABELS[LABELS != PAD][None], LOGITS[LABELS != PAD][None])
     longer = np.pad(LABELS, [(0, 3), (0, 2)]), np.pad(LOGITS, [(0, 3), (0, 2), (0, 0)])
@@ -156,9 +156,9 @@ def test_labels_are_not_rounded_where_keras_computes_in_half_precision():
 def test_sample_weights_multiply_the_losses_and_leave_their_number_alone():
     loss = SmoothedCrossEntropy()
     losses = np.where(LABELS != PAD, loss.call(LABELS, LOGITS), 0)
-    of_symbols = np.array([[1.0, 0.0, 2.0], [0.5, 7.0, 7.0]])
-    expected = (losses * of_symbols).sum() / 4
-    np.testing.assert_allclose(loss(LABELS, LOGITS, of_symbols), expected, rtol=1e-6)
+    of_tokens = np.array([[1.0, 0.0, 2.0], [0.5, 7.0, 7.0]])
+    expected = (losses * of_tokens).sum() / 4
+    np.testing.assert_allclose(loss(LABELS, LOGITS, of_tokens), expected, rtol=1e-6)
     expected = (losses[0].sum() + 3 * losses[1].sum()) / 4
     np.testing.assert_allclose(loss(LABELS, LOGITS, np.array([1, 3])), expected, rtol=1e-6)
 

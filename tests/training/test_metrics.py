@@ -1,4 +1,4 @@
-"""Accuracy, perplexity, number of symbols and padding, each with numbers worked out by hand."""
+"""Accuracy, perplexity, number of tokens and padding, each with numbers worked out by hand."""
 
 import keras
 import numpy as np
@@ -36,9 +36,9 @@ class TestEveryMetric:
         metric.update_state(LABELS, LOGITS)
         np.testing.assert_allclose(metric.result(), expected, rtol=1e-6)
 
-    def test_batches_count_by_their_real_symbols(self, metric, expected):
+    def test_batches_count_by_their_real_tokens(self, metric, expected):
         metric.reset_state()
-        for labels, logits in zip(LABELS, LOGITS, strict=True):  # two symbols, then one
+        for labels, logits in zip(LABELS, LOGITS, strict=True):  # two tokens, then one
             metric.update_state(labels[None], logits[None])
         metric.update_state(np.zeros_like(LABELS), LOGITS)
         np.testing.assert_allclose(metric.result(), expected, rtol=1e-6)
@@ -72,7 +72,7 @@ def test_perplexity_of_huge_logits_is_finite():
     np.testing.assert_allclose(metric.result(), 1)
 
 
-def test_any_of_several_best_symbols_is_right():
+def test_any_of_several_best_tokens_is_right():
     metric = TokenAccuracy()
     metric.update_state(np.array([[1, 2]]), np.zeros((1, 2, 4), "float32"))
     assert metric.result() == 1
@@ -88,7 +88,7 @@ def test_padding_is_counted_over_whole_batches_of_any_shape():
 
 
 @pytest.mark.parametrize("weights", [[1.0, 0.0], [[1.0, 1.0, 1.0], [0.0, 0.0, 0.0]]])
-def test_sentences_and_symbols_count_by_the_weight_that_they_are_given(weights):
+def test_sentences_and_tokens_count_by_the_weight_that_they_are_given(weights):
     labels = np.array([[1, 2, 0], [3, 1, 1]])
     logits = np.eye(4, dtype="float32")[[[1, 3, 0], [3, 1, 2]]] * 5  # right: 1 of 2, 2 of 3
     for metric in (TokenAccuracy(), Perplexity()):

@@ -26,8 +26,8 @@ class Screen:
         monkeypatch.setattr(progress, "time", time)
         monkeypatch.setenv("COLUMNS", "100")
         self.counter = StepCounter(step)
-        measurements = types.SimpleNamespace(counter=self.counter, row_so_far=self.look)
-        self.progress = Progress(measurements, train_steps, self.stream, live)
+        metric_logger = types.SimpleNamespace(counter=self.counter, row_so_far=self.look)
+        self.progress = Progress(metric_logger, train_steps, self.stream, live)
 
     def look(self):
         self.looks += 1

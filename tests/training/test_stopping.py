@@ -22,7 +22,7 @@ from keras_transformer.training.stopping import (
     StopOnBadSteps,
     StopOnSignal,
     Stopped,
-    lack_of_memory_told,
+    report_out_of_memory,
 )
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -179,7 +179,7 @@ def due_after(tmp_path, metric, values, patience=2):
     """Gives the steps after which a run with these values would stop, each seen on its own."""
     checkpoints = Checkpoints(tmp_path)
     for step, value in enumerate(values, start=1):
-        checkpoints.scores.write(step, {metric: value, "other": 1.0})
+        checkpoints.metrics.write(step, {metric: value, "other": 1.0})
     steps = range(1, len(values) + 1)
     return [
         step
@@ -209,7 +209,7 @@ def test_a_run_ends_when_its_metric_has_not_improved(tmp_path, metric, values, d
 def test_scores_of_later_steps_do_not_count_yet(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     for step, value in enumerate([5.0, 1.0, 1.0, 9.0], start=1):
-        checkpoints.scores.write(step, {"bleu": value})
+        checkpoints.metrics.write(step, {"bleu": value})
     assert not StopEarly(StepCounter(2), checkpoints, "bleu", 2).is_due()
     assert StopEarly(StepCounter(3), checkpoints, "bleu", 2).is_due()
     assert not StopEarly(StepCounter(4), checkpoints, "bleu", 2).is_due()
@@ -224,7 +224,7 @@ def test_fit_stops_and_a_run_that_goes_on_stops_at_the_same_step(tmp_path):
 
         def score(epoch, logs):
             logs["bleu"] = values[run.counter.step]
-            checkpoints.scores.write(run.counter.step, logs)
+            checkpoints.metrics.write(run.counter.step, logs)
 
         scored = keras.callbacks.LambdaCallback(on_epoch_end=score)
         run.fit(scored, StopEarly(run.counter, checkpoints, "bleu", 2), epochs=9)
@@ -232,7 +232,12 @@ def test_fit_stops_and_a_run_that_goes_on_stops_at_the_same_step(tmp_path):
 
     assert train(0) == 16
     assert train(8) == 16  # as one killed after step 8
-    assert json.loads((tmp_path / "scores.json").read_text()).keys() == {"4", "8", "12", "16"}
+    assert json.loads((tmp_path / "checkpoint_metrics.json").read_text()).keys() == {
+        "4",
+        "8",
+        "12",
+        "16",
+    }
 
 
 def test_a_metric_that_there_is_not_is_told_at_the_first_checkpoint(tmp_path):
@@ -301,7 +306,7 @@ def test_one_bad_step_can_be_too_many(tmp_path):
     ],
 )
 def test_lack_of_memory_names_the_flags(error):
-    with pytest.raises(InputError) as caught, lack_of_memory_told():
+    with pytest.raises(InputError) as caught, report_out_of_memory():
         raise error
     for part in ("out of memory", "--accumulation_steps", "--batch_tokens in another --run_dir"):
         assert part in str(caught.value)
@@ -310,11 +315,11 @@ def test_lack_of_memory_names_the_flags(error):
 
 def test_a_batch_that_tensorflow_cannot_allocate_is_told():
     expected = r"out of memory with a batch \(.*raise --accumulation_steps"
-    with pytest.raises(InputError, match=expected), lack_of_memory_told():
+    with pytest.raises(InputError, match=expected), report_out_of_memory():
         tf.zeros([2**25, 2**25])
 
 
 def test_other_errors_stay_themselves():
     for error in (tf.errors.InvalidArgumentError(None, None, "shapes"), KeyError("x")):
-        with pytest.raises(type(error)), lack_of_memory_told():
+        with pytest.raises(type(error)), report_out_of_memory():
             raise error

@@ -13,8 +13,8 @@ import tiny_run
 
 from keras_transformer.config import SearchConfig
 from keras_transformer.data import ParallelText
+from keras_transformer.inference import Translator
 from keras_transformer.models import Transformer
-from keras_transformer.serving import Translator
 from keras_transformer.text import learn_vocabulary, score_translations
 from keras_transformer.training.validation import DevBleu, ValidateBleu, count_affordable
 
@@ -136,16 +136,16 @@ def test_several_devices_give_the_translations_that_one_gives(bleu):
 
 
 @pytest.mark.parametrize(
-    ("symbols", "count"),
+    ("tokens", "count"),
     [(0, 128), (10 * 128, 128), (2000, 200), (2009.9, 200), (2010, 201), (1e9, 300)],
 )
-def test_as_many_sentences_are_taken_as_the_share_affords_and_at_least_a_batch(symbols, count):
-    assert count_affordable([10] * 300, symbols) == count
-    assert count_affordable([10] * 5, symbols) == 5
+def test_as_many_sentences_are_taken_as_the_share_affords_and_at_least_a_batch(tokens, count):
+    assert count_affordable([10] * 300, tokens) == count
+    assert count_affordable([10] * 5, tokens) == 5
 
 
 def test_the_first_sentences_are_taken_and_the_number_follows_from_the_configuration(vocabulary):
-    lines = [" ".join(["a"] * 9)] * 1000  # 10 symbols with the end
+    lines = [" ".join(["a"] * 9)] * 1000  # 10 tokens with the end
     model, text = make_model(vocabulary), ParallelText(lines, lines)
 
     def count(**changes):

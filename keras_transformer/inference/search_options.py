@@ -1,0 +1,234 @@
+"""From a `SearchConfig` and constraints of single sentences to a search with a model.
+
+What the configuration leaves neutral is not in the graph at all, unless sentences may ask for it.
+
+Shapes: B sentences, S source length, N translations a sentence, P phrases a sentence, M tokens of
+the longest one.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_transformer.config import (
+    BOS_ID,
+    MOST_PHRASES,
+    PAD_ID,
+    UNK_ID,
+    SearchConfig,
+)
+from keras_transformer.decoding import Tensor, TranslationModel
+from keras_transformer.errors import InputError
+from keras_transformer.search import (
+    Constraints,
+    Hypotheses,
+    beam_search,
+    sample,
+    sentence_seeds,
+    stages,
+)
+from keras_transformer.text import Tokenizer, Vocabulary
+
+# What of a phrase is read, so that no request can exhaust the memory.
+MAX_PHRASE_LENGTH = 64
+
+# Of numbers with a fraction: far beyond use, and nothing that is counted with it becomes NaN.
+_LARGEST = 1e6
+
+# The options that may change from sentence to sentence, with the types of their numbers. A negative
+# number in a request stands for "as exported".
+NUMBERS: dict[str, tf.DType] = {
+    "length_penalty": tf.float32,
+    "coverage_penalty": tf.float32,
+    "repetition_penalty": tf.float32,
+    "no_repeat_ngram": tf.int32,
+    "min_length": tf.int32,
+    "max_length": tf.int32,
+    "max_extra_length": tf.int32,
+}
+BEAM_NUMBERS = {"diversity_penalty": tf.float32}
+SAMPLING_NUMBERS = {
+    "temperature": tf.float32,
+    "top_k": tf.int32,
+    "top_p": tf.float32,
+    "seed": tf.int32,
+}
+TEXTS = ("prefix", "banned_phrases", "required_phrases")
+
+
+def search_translations(
+    model: TranslationModel,
+    source: Tensor,
+    search: SearchConfig,
+    target: Vocabulary,
+    options: Mapping[str, Tensor] | None = None,
+    longest: int | None = None,
+) -> Hypotheses:
+    """Returns translations of source ids [B, S], each with EOS, then PAD.
+
+    Args:
+        model: see `TranslationModel`.
+        source: no more than the model is to read.
+        search: how to search.
+        target: gives the tokens of the phrases that the configuration names.
+        options: what sentences wish in place of what the configuration says, by the names of its
+            fields, numbers as [B]; "prefix" as int32 [B, any], phrases as int32 [B, P, M].
+        longest: the most tokens that any translation may have before EOS, where shapes must be
+            known before the graph runs, as for XLA.
+    """
+    lengths = tf.math.count_nonzero(source, axis=1, dtype=tf.int32) - 1  # without EOS
+    wanted = _settings(search, lengths, target) | dict(options or {})
+    max_lengths = _max_lengths(wanted, lengths)
+    constraints = {name: wanted[name] for name in Constraints._fields if name in wanted}
+    if "prefix" in constraints:
+        # A prefix may be longer than the limit: it stays whole, and nothing follows it then.
+        num_given = tf.math.count_nonzero(constraints["prefix"], axis=1, dtype=tf.int32)
+        max_lengths = tf.maximum(max_lengths, num_given)
+    if "min_length" in wanted:
+        constraints["min_lengths"] = tf.minimum(wanted["min_length"], max_lengths)
+    is_sampled = search.method == "sampling"
+    num_hypotheses = search.num_translations if is_sampled else search.beam_size
+    state = model.encode(
+        source,
+        num_hypotheses=num_hypotheses,
+        capacity=None if longest is None else stages(longest)[0],
+        coverage="coverage_penalty" in wanted,
+    )
+    arguments = dict(
+        bos_ids=tf.fill(tf.shape(lengths), BOS_ID),
+        max_lengths=max_lengths,
+        length_penalty=wanted["length_penalty"],
+        coverage_penalty=wanted.get("coverage_penalty", 0.0),
+        constraints=Constraints(**constraints),
+        num_translations=search.num_translations,
+        longest=longest,
+    )
+    if is_sampled:
+        own = {name: wanted[name] for name in SAMPLING_NUMBERS}
+        own["seed"] = sentence_seeds(wanted["seed"], source)
+        return sample(model.step, state, **arguments, **own)
+    return beam_search(
+        model.step,
+        state,
+        **arguments,
+        beam_size=search.beam_size,
+        beam_groups=search.beam_groups,
+        diversity_penalty=wanted["diversity_penalty"],
+    )
+
+
+def _settings(search: SearchConfig, lengths: Tensor, target: Vocabulary) -> dict[str, Tensor]:
+    """Returns the fields that matter to the graph: those that are always in it, and others that
+    are not neutral.
+    """
+    settings: dict[str, Any] = {
+        name: getattr(search, name)
+        for name in (
+            "length_penalty", "max_extra_length", "max_length", "diversity_penalty",
+            *SAMPLING_NUMBERS,
+        )
+    }  # fmt: skip
+    neutral = SearchConfig()
+    for name in ("coverage_penalty", "repetition_penalty", "no_repeat_ngram", "min_length"):
+        value = getattr(search, name)
+        if value != getattr(neutral, name):
+            settings[name] = tf.fill(tf.shape(lengths), tf.constant(value, NUMBERS[name]))
+    for name in ("banned_phrases", "required_phrases"):
+        if phrases := getattr(search, name):
+            ids = tf.ragged.constant(spell(name, phrases, target), tf.int32).to_tensor(PAD_ID)
+            settings[name] = tf.tile(ids[None], [tf.shape(lengths)[0], 1, 1])
+    return settings
+
+
+def spell(name: str, phrases: Sequence[str], target: Vocabulary) -> list[list[int]]:
+    """Returns the tokens of phrases.
+
+    Args:
+        name: what they are called in the message of an error.
+        phrases: text.
+        target: the vocabulary.
+
+    Raises:
+        InputError: one has no tokens, or unknown ones.
+    """
+    tokens = target.encode(phrases)
+    for phrase, ids in zip(phrases, tokens, strict=True):
+        if not ids or UNK_ID in ids:
+            raise InputError(
+                f"{name}: the vocabulary cannot spell {phrase!r}; leave it out, or write it with "
+                "characters of the training text"
+            )
+    return tokens
+
+
+def _max_lengths(wanted: Mapping[str, Tensor], lengths: Tensor) -> Tensor:
+    """Returns the tokens that each translation may have before EOS, int32 [B]."""
+    limit = wanted["max_length"]
+    max_lengths = lengths + wanted["max_extra_length"]
+    return tf.where(limit > 0, tf.minimum(max_lengths, limit), max_lengths)
+
+
+# Constraints of single sentences, as they come in a request.
+
+
+def option_types(search: SearchConfig) -> dict[str, tf.DType]:
+    """Returns what may change from sentence to sentence, with the type of its column."""
+    own: dict[str, tf.DType] = {}
+    if search.method == "sampling":
+        own = SAMPLING_NUMBERS
+    elif search.beam_groups > 1:
+        own = BEAM_NUMBERS
+    return NUMBERS | own | dict.fromkeys(TEXTS, tf.string)
+
+
+def read_options(
+    columns: Mapping[str, Tensor], search: SearchConfig, tokenizer: Tokenizer
+) -> dict[str, Tensor]:
+    """Returns the `options` of `search_translations` from the columns of a request.
+
+    No value is refused, since a request shares its batch with others: numbers that are negative
+    or not numbers mean what the configuration says, and too large ones are cut.
+
+    Args:
+        columns: for each name of `option_types` a tensor [B]; phrases one to a line.
+        search: what holds for sentences that ask for nothing.
+        tokenizer: of the target.
+    """
+    options: dict[str, Tensor] = {}
+    for name, values in columns.items():
+        if name in TEXTS:
+            continue
+        default = tf.constant(getattr(search, name), values.dtype)
+        options[name] = tf.where(values >= 0, values, default)  # not where it is NaN
+        if values.dtype.is_floating:
+            options[name] = tf.minimum(options[name], _LARGEST)  # also where it is infinite
+    options["repetition_penalty"] = tf.maximum(options["repetition_penalty"], 1e-3)
+    limit = search.max_extra_length
+    options["max_extra_length"] = tf.minimum(options["max_extra_length"], limit)
+    prefix = tokenizer.tokenize(columns["prefix"])[:, : search.max_source_length + limit]
+    options["prefix"] = prefix.to_tensor(PAD_ID)
+    for name in ("banned_phrases", "required_phrases"):
+        lines = columns[name]
+        exported: Sequence[str] = getattr(search, name)
+        if exported:
+            lines = tf.where(tf.strings.strip(lines) == "", "\n".join(exported), lines)
+        options[name] = read_phrases(lines, tokenizer, MOST_PHRASES[name])
+    return options
+
+
+def read_phrases(lines: Tensor, tokenizer: Tokenizer, most: int) -> Tensor:
+    """Returns the tokens of phrases, one to a line of each text [B], as int32 [B, P, M].
+
+    Those beyond the first `most` of a text are not read, nor those with an unknown token: it
+    stands for any text, and a translation would have it in place of what was meant.
+    """
+    phrases = tf.strings.split(lines, "\n")  # [B, (P)]
+    is_blank = phrases.with_flat_values(tf.strings.strip(phrases.flat_values) == "")
+    phrases = tf.ragged.boolean_mask(phrases, ~is_blank)[:, :most]
+    ids = tokenizer.tokenize(phrases.flat_values)[:, :MAX_PHRASE_LENGTH]
+    num_unknown = tf.reduce_sum(tf.cast(ids == UNK_ID, tf.int32), axis=1)
+    is_phrase = (ids.row_lengths() > 0) & (num_unknown == 0)
+    ids = phrases.with_flat_values(ids)  # [B, (P), (M)]
+    ids = tf.ragged.boolean_mask(ids, phrases.with_flat_values(is_phrase))
+    return ids.to_tensor(PAD_ID)

@@ -1,0 +1,1 @@
+"""Models of other toolkits, one file a format."""

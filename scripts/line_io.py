@@ -1,0 +1,198 @@
+"""What the commands that answer lines of text share, whether a model is here or on a server.
+
+Each line of the input is translated, or a translation of it that is there already is scored; what
+comes of it is written to standard output in the order of the input.
+"""
+
+import itertools
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from absl import flags
+
+import common
+from keras_transformer.config import SAMPLING_OPTIONS, SearchConfig
+from keras_transformer.errors import InputError
+
+if TYPE_CHECKING:
+    from keras_transformer.inference import BatchTranslator
+    from keras_transformer.serving import Client, Translation
+
+flags.disclaim_key_flags()  # --help of a script lists the flags that it defines through here
+
+# Lines that are sorted by length together; their translations come out together.
+_LINES_AT_ONCE = 10_000
+
+
+def define_flags() -> None:
+    """Defines the flags that say what is written of each line."""
+    flags.DEFINE_boolean(
+        "scores",
+        False,
+        "Write line number, score and translation, tab-separated; so it is for n-best lists "
+        "anyway.",
+    )
+    flags.DEFINE_string(
+        "references",
+        None,
+        "A file with a translation of each line, to be scored: writes line number, "
+        "log-probability and the log-probability of each token, tab-separated.",
+    )
+    flags.DEFINE_string(
+        "prefixes", None, "A file with what the translation of each line must begin with."
+    )
+    flags.DEFINE_boolean(
+        "alignments",
+        False,
+        "Write behind each best translation, or reference, a tab and its word alignment: pairs of "
+        "source and target word, numbered from 0 in the lines as they are read and written, by "
+        "the model's attention.",
+    )
+
+
+def check_flags(search_flags: Mapping[str, Any]) -> None:
+    """Raises `InputError` where translations are to be scored and searched for at once."""
+    if flags.FLAGS.references is not None and (search_flags or flags.FLAGS.prefixes is not None):
+        raise InputError("--references scores what is there already; leave options of search out")
+
+
+def check_options(search_flags: Mapping[str, Any]) -> None:
+    """Raises `InputError` for a value that no model grants; how one searches only it knows."""
+    fitting: dict[str, Any] = {}
+    if not search_flags.keys().isdisjoint(SAMPLING_OPTIONS):
+        fitting = {"method": "sampling"}
+    elif "diversity_penalty" in search_flags:
+        fitting = {"beam_groups": 2}
+    SearchConfig(**fitting | dict(search_flags))
+
+
+def options_of(search_flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns flags of search as options for all sentences, several phrases one to a line."""
+    return {
+        name: "\n".join(value) if isinstance(value, list) else value
+        for name, value in search_flags.items()
+    }
+
+
+def answer_lines(
+    model: "BatchTranslator | Client",
+    lines: Iterator[str],
+    search_options: Mapping[str, Any],
+    *,
+    at_once: int = _LINES_AT_ONCE,
+    edit: Callable[[str], str] = str,
+    **options: Any,
+) -> None:
+    """Writes what a model makes of each line, some lines at a time.
+
+    Args:
+        model: translates, scores and aligns.
+        lines: the input.
+        search_options: search options that hold for all sentences.
+        at_once: lines that are sorted by length together.
+        edit: what is done to a translation before it is written.
+        **options: for each call of the model's methods.
+    """
+    number = 0
+    beside = flags.FLAGS.references or flags.FLAGS.prefixes
+    for sentences, partners in _read_together(lines, beside, at_once):
+        if flags.FLAGS.references is not None:
+            _score(model, sentences, partners, number, options)
+        else:
+            wanted = dict(search_options)
+            if flags.FLAGS.prefixes is not None:
+                wanted["prefix"] = partners
+            results = model.translate(sentences, **options, **wanted)
+            best = [first.text for first, *_ in results]
+            endings = _endings(model, sentences, best, options, edit)
+            rows = zip(results, endings, strict=True)
+            for line, (translations, ending) in enumerate(rows, start=number + 1):
+                _write(line, translations, ending, edit)
+        number += len(sentences)
+        sys.stdout.flush()
+
+
+def lines_at_once(paths: list[str]) -> int:
+    """Returns how many lines to answer together: a person who types sees each answer."""
+    if not paths and sys.stdin.isatty():
+        print("Type sentences, one a line; Ctrl-D ends.", file=sys.stderr)
+        return 1
+    return _LINES_AT_ONCE
+
+
+def _read_together(
+    lines: Iterator[str], beside: str | None, at_once: int
+) -> Iterator[tuple[list[str], list[str]]]:
+    """Yields some lines at a time, and those of a file that has a line for each of them.
+
+    Raises:
+        InputError: the file `beside` has fewer lines, or more.
+    """
+    others = iter(()) if beside is None else common.read_input([beside])
+    number = 0
+    while sentences := list(itertools.islice(lines, at_once)):
+        partners = list(itertools.islice(others, len(sentences)))
+        if beside is not None and len(partners) < len(sentences):
+            raise InputError(f"{beside} has {number + len(partners)} lines, the input has more")
+        number += len(sentences)
+        yield sentences, partners
+    if next(others, None) is not None:
+        raise InputError(f"{beside} has more lines than the {number} of the input")
+
+
+def _score(
+    model: "BatchTranslator | Client",
+    sentences: list[str],
+    references: list[str],
+    number: int,
+    options: Mapping[str, Any],
+) -> None:
+    """Scores and writes some translations; `number` lines came before them."""
+    endings = _endings(model, sentences, references, options)
+    rows = zip(model.score(sentences, references, **options), endings, strict=True)
+    for line, (score, ending) in enumerate(rows, start=number + 1):
+        tokens = "\t".join(f"{each:.4f}" for each in score.token_scores)
+        sys.stdout.write(f"{line}\t{score.score:.4f}\t{tokens}{ending}\n")
+
+
+def _endings(
+    model: "BatchTranslator | Client",
+    sentences: list[str],
+    translations: list[str],
+    options: Mapping[str, Any],
+    edit: Callable[[str], str] = str,
+) -> list[str]:
+    """Returns what stands behind each translation: its alignment, if that is asked for."""
+    if not flags.FLAGS.alignments:
+        return [""] * len(sentences)
+    alignments = model.align(sentences, translations, **options)
+    return [
+        "\t" + " ".join(f"{source}-{target}" for source, target in _as_written(pairs, text, edit))
+        for pairs, text in zip(alignments, translations, strict=True)
+    ]
+
+
+def _as_written(
+    pairs: list[tuple[int, int]], text: str, edit: Callable[[str], str]
+) -> list[tuple[int, int]]:
+    """Returns pairs with the words of a translation numbered as in `edit(text)`.
+
+    A word that is joined from several has the pairs of all of them, each pair once.
+    """
+    words, written = text.split(), []
+    for source, target in pairs:
+        so_far = edit(" ".join(words[: target + 1])).split()
+        written.append((source, max(len(so_far) - 1, 0)))
+    return list(dict.fromkeys(written))
+
+
+def _write(
+    number: int, translations: "list[Translation]", ending: str, edit: Callable[[str], str]
+) -> None:
+    """Writes the translations of one sentence, the ending behind the best one."""
+    with_scores = flags.FLAGS.scores or len(translations) > 1
+    for text, score in translations:
+        start = f"{number}\t{score:.4f}\t" if with_scores else ""
+        sys.stdout.write(f"{start}{edit(text)}{ending}\n")
+        ending = ""

@@ -1,0 +1,299 @@
+"""Lists of sentences through the functions of signatures: batches, order, options, complaints.
+
+Most functions here are written in Python, so that a test can look at what they were asked.
+"""
+
+import threading
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_transformer.errors import InputError
+from keras_transformer.inference import BatchTranslator, batch_translator
+from keras_transformer.models import Transformer
+from keras_transformer.serving import Score, load_exported
+
+_SENTENCES = ["two house", "", "cat sun tree two", "שלום", "tree hello cat", "sun"]
+_OPTIONS = {
+    "length_penalty": tf.float32,
+    "max_length": tf.int32,
+    "prefix": tf.string,
+    "banned_phrases": tf.string,
+}
+
+
+class Function:
+    """Stands for the function of a signature, and keeps what it was asked."""
+
+    def __init__(self, answer, **inputs):
+        specs = {name: tf.TensorSpec([None], dtype, name=name) for name, dtype in inputs.items()}
+        self.structured_input_signature = ((), specs)
+        self.answer = answer
+        self.requests = []
+
+    def __call__(self, **inputs):
+        plain = {name: value.numpy().tolist() for name, value in inputs.items()}
+        for name, values in plain.items():
+            plain[name] = [v.decode() if isinstance(v, bytes) else v for v in values]
+        self.requests.append(plain)
+        return {name: tf.constant(value) for name, value in self.answer(**plain).items()}
+
+
+def translate(text, **options):
+    """Two translations of each sentence: its upper case with the prefix, and it doubled."""
+    prefixes = options.get("prefix", [""] * len(text))
+    pairs = zip(text, prefixes, strict=True)
+    return {
+        "translations": [[prefix + each.upper(), each + each] for each, prefix in pairs],
+        "scores": [[-float(len(each)), -99.0] for each in text],
+    }
+
+
+def score(source, target):
+    """-0.5 for each character of the target, and for the end."""
+    lengths = [len(each) + 1 for each in target]
+    rows = [[-0.5] * length + [0.0] * (max(lengths) - length) for length in lengths]
+    return {"scores": [sum(row) for row in rows], "token_scores": rows, "lengths": lengths}
+
+
+def attend(source, target):
+    """The words, each looking at that of the other side with its place counted from the end."""
+    sides = [
+        [["▁" + word for word in each.split()] + ["</s>"] for each in s] for s in (source, target)
+    ]
+    widths = [max(map(len, side)) for side in sides]
+    attention = np.zeros([len(source), widths[1], widths[0]], np.float32)
+    for row, (words, others) in enumerate(zip(*sides, strict=True)):
+        for place in range(len(others)):
+            attention[row, place, max(len(words) - 2 - place, 0)] = 1.0
+    sources, targets = (
+        [each + [""] * (width - len(each)) for each in side]
+        for side, width in zip(sides, widths, strict=True)
+    )
+    return {"attention": attention, "source_pieces": sources, "target_pieces": targets}
+
+
+@pytest.fixture
+def functions():
+    pair = {"source": tf.string, "target": tf.string}
+    return {
+        "serving_default": Function(translate, text=tf.string),
+        "translate_options": Function(translate, text=tf.string, **_OPTIONS),
+        "score": Function(score, **pair),
+        "attention": Function(attend, **pair),
+    }
+
+
+@pytest.fixture
+def local(functions, monkeypatch):
+    """On one core, so that batches come one after the other."""
+    monkeypatch.setattr(batch_translator, "_num_workers", lambda: 1)
+    return BatchTranslator(functions.__getitem__)
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 4, 64])
+def test_answers_come_in_the_order_of_the_sentences(local, batch_size):
+    translations = local.translate(_SENTENCES, batch_size)
+    assert [best.text for best, _ in translations] == [text.upper() for text in _SENTENCES]
+    assert [best.score for best, _ in translations] == [-len(text) for text in _SENTENCES]
+    assert [second.text for _, second in translations] == [text + text for text in _SENTENCES]
+    scores = local.score(_SENTENCES, _SENTENCES, batch_size)
+    assert [len(each.token_scores) for each in scores] == [len(text) + 1 for text in _SENTENCES]
+    alignments = local.align(_SENTENCES, _SENTENCES, batch_size)
+    assert [len(each) for each in alignments] == [len(text.split()) for text in _SENTENCES]
+
+
+def test_sentences_of_like_length_go_together_the_longest_first(local, functions):
+    local.translate(_SENTENCES, 4)
+    assert [request["text"] for request in functions["serving_default"].requests] == [
+        ["cat sun tree two", "tree hello cat", "two house", "שלום"],
+        ["sun", ""],
+    ]
+    local.score(["a", "b", "c"], ["one", "three", ""], batch_size=2)
+    assert functions["score"].requests == [
+        {"source": ["b", "a"], "target": ["three", "one"]},
+        {"source": ["c"], "target": [""]},
+    ]
+
+
+def test_each_core_takes_a_batch_and_the_order_stays(functions, monkeypatch):
+    both_are_there = threading.Barrier(2)
+
+    def wait_and_translate(text):
+        both_are_there.wait(timeout=60)  # breaks where a batch waits for the other to end
+        return translate(text)
+
+    functions["serving_default"].answer = wait_and_translate
+    monkeypatch.setattr(batch_translator, "_num_workers", lambda: 2)
+    translations = BatchTranslator(functions.__getitem__).translate(_SENTENCES[:4], 1)
+    assert [best.text for best, _ in translations] == [text.upper() for text in _SENTENCES[:4]]
+
+
+def test_an_error_in_any_of_several_batches_is_raised(functions, monkeypatch):
+    def refuse(text):
+        raise ZeroDivisionError(text)
+
+    functions["serving_default"].answer = refuse
+    monkeypatch.setattr(batch_translator, "_num_workers", lambda: 2)
+    with pytest.raises(ZeroDivisionError):
+        BatchTranslator(functions.__getitem__).translate(_SENTENCES, 1)
+
+
+def test_without_sentences_nothing_is_asked(local, functions):
+    assert local.translate([]) == local.translate([], max_length=3) == []
+    assert local.score([], []) == local.align([], []) == []
+    assert not any(function.requests for function in functions.values())
+
+
+def test_any_iterable_holds_sentences(local):
+    expected = local.translate(_SENTENCES, prefix="x")
+    assert local.translate(tuple(_SENTENCES), prefix="x") == expected
+    assert local.translate(iter(_SENTENCES), prefix="x") == expected
+    assert local.translate(np.array(_SENTENCES), prefix="x") == expected
+
+
+def test_options_ask_another_signature_and_leave_the_others_as_exported(local, functions):
+    local.translate(["two", "three"], length_penalty=1, banned_phrases="vier\nacht")
+    assert not functions["serving_default"].requests
+    assert functions["translate_options"].requests == [
+        {
+            "text": ["three", "two"],
+            "length_penalty": [1.0, 1.0],
+            "max_length": [-1, -1],
+            "prefix": ["", ""],
+            "banned_phrases": ["vier\nacht"] * 2,
+        }
+    ]
+
+
+def test_an_option_may_have_a_value_for_each_sentence(local, functions):
+    options = dict(prefix=["1 ", None, "3 "], banned_phrases=[["a b", "c"], "", None])
+    translations = local.translate(["x", "xxx", "xx"], 2, **options, max_length=np.array([1, 2, 3]))
+    assert [best.text for best, _ in translations] == ["1 X", "XXX", "3 XX"]
+    first, second = functions["translate_options"].requests
+    assert (first["max_length"], second["max_length"]) == ([2, 3], [1])
+    assert second["banned_phrases"] == ["a b\nc"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(beam_size=2), "no option beam_size that can change .* it has banned_phrases, length"),
+        (dict(prefix=["a"]), "prefix must be one value .* or a list .* got 1 for 2 sentences"),
+        (dict(max_length=2.5), "max_length must be a whole number of 32 bits, got 2.5"),
+        (dict(max_length=2**31), "max_length must be a whole number of 32 bits"),
+        (dict(length_penalty=float("nan")), "length_penalty must be a finite number, got nan"),
+        (dict(length_penalty="much"), "length_penalty must be a finite number, got 'much'"),
+        (dict(prefix=3), "prefix must be text or a list of phrases, got 3"),
+        (dict(banned_phrases="a\n" * 257), "banned_phrases may be 256 for a sentence, got 257"),
+        (dict(prefix="\ud800"), "prefix must be Unicode, got a lone surrogate"),
+    ],
+)
+def test_wrong_options_are_told(local, functions, options, message):
+    with pytest.raises(InputError, match=message):
+        local.translate(["two", "three"], **options)
+    assert not functions["translate_options"].requests
+
+
+def test_one_string_in_place_of_a_list_is_told(local):
+    with pytest.raises(InputError, match="text must be a list of sentences, got one: 'two'"):
+        local.translate("two")
+    for ask in (local.score, local.align):
+        with pytest.raises(InputError, match="source must be a list of sentences, got one: 'two'"):
+            ask("two", ["zwei"])
+        with pytest.raises(InputError, match="target must be a list of sentences, got one: 'zwe"):
+            ask(["two"], "zwei")
+
+
+@pytest.mark.parametrize("sentence", [b"two", None, 3])
+def test_what_is_no_text_is_told(local, sentence):
+    with pytest.raises(InputError, match=f"text must be text, got {sentence!r}"):
+        local.translate(["one", sentence])
+
+
+def test_sides_of_unequal_length_are_told(local):
+    for ask in (local.score, local.align):
+        with pytest.raises(InputError, match="must have as many sentences, got 2 and 1"):
+            ask(["two", "three"], ["zwei"])
+
+
+@pytest.mark.parametrize("batch_size", [0, -1])
+def test_a_batch_has_at_least_one_sentence_in_whatever_is_asked(local, batch_size):
+    message = f"batch_size must be at least 1, got {batch_size}"
+    for ask in (local.translate, lambda *a: local.score(_SENTENCES, *a)):
+        with pytest.raises(InputError, match=message):
+            ask(_SENTENCES, batch_size)
+
+
+def test_a_score_has_no_padding(local):
+    assert local.score(["a", "b"], ["x", "xyz"]) == [
+        Score(-1.0, [-0.5, -0.5]),
+        Score(-2.0, [-0.5] * 4),
+    ]
+
+
+def test_each_sentence_is_aligned_by_its_own_words(local):
+    assert local.align(["a b c", "", "d"], ["x y", "x", "x y z"]) == [
+        [(2, 0), (1, 1)],
+        [],
+        [(0, 0), (0, 1), (0, 2)],
+    ]
+
+
+def test_a_signature_is_made_once_and_only_where_it_is_asked(functions):
+    made = []
+    local = BatchTranslator(lambda name: made.append(name) or functions[name])
+    for _ in range(2):
+        local.translate(["a"])
+        local.score(["a"], ["b"])
+    assert made == ["serving_default", "score"]
+
+
+def test_an_export_of_one_signature_translates_and_says_what_it_lacks(functions):
+    local = BatchTranslator({"serving_default": functions["serving_default"]}.__getitem__)
+    assert local.translate(["two"])[0][0].text == "TWO"
+    for ask, name in (
+        (lambda: local.translate(["two"], max_length=3), "translate_options"),
+        (lambda: local.score(["two"], ["zwei"]), "score"),
+        (lambda: local.align(["two"], ["zwei"]), "attention"),
+    ):
+        with pytest.raises(InputError, match=f"the model has no signature '{name}'; export it"):
+            ask()
+
+
+def test_a_model_that_shows_no_attention_aligns_nothing_and_says_so(make_translator, monkeypatch):
+    monkeypatch.delattr(Transformer, "attention")
+    with pytest.raises(InputError, match="the model has no signature 'attention'"):
+        make_translator().local.align(["two"], ["zwei"])
+
+
+def test_what_is_exported_answers_as_what_is_not(exported, separate_translator):
+    ours, theirs = separate_translator.local, load_exported(exported)
+    sentences = ["hello two cat", "", "tree nonsense sun"]
+    constraints = dict(max_length=[2, -1, 3], prefix=["", "", "木"])
+    expected = ours.translate(sentences, **constraints)
+    found = theirs.translate(sentences, **constraints)
+    assert [[each.text for each in row] for row in found] == [
+        [each.text for each in row] for row in expected
+    ]
+    texts = [row[0].text for row in expected]
+    assert theirs.align(sentences, texts) == ours.align(sentences, texts)
+    for found_one, expected_one in zip(
+        theirs.score(sentences, texts), ours.score(sentences, texts), strict=True
+    ):
+        np.testing.assert_allclose(found_one.token_scores, expected_one.token_scores, rtol=1e-4)
+
+
+def test_a_word_that_the_vocabulary_does_not_know_is_a_word(separate_translator):
+    pairs = separate_translator.local.align(["sun nonsense cat"], ["شمس nonsense γάτα"])[0]
+    assert [target for _, target in pairs] == [0, 1, 2]
+    assert {source for source, _ in pairs} <= {0, 1, 2}
+
+
+def test_a_prefix_that_the_vocabulary_cannot_spell_is_refused(separate_translator):
+    with pytest.raises(InputError, match="prefix: the vocabulary cannot spell 'q😀'; leave it out"):
+        separate_translator.translate(["sun", "cat"], prefix=["", "q😀"])
+    assert separate_translator.translate(["sun"], prefix=" ") == separate_translator.translate(
+        ["sun"], prefix=""
+    )

@@ -1,0 +1,110 @@
+"""The search compiled by XLA: the same answers, from a few programs."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_transformer.config import SearchConfig
+from keras_transformer.errors import InputError
+from keras_transformer.inference.compiled_search import XlaShapes, least_sentences
+from keras_transformer.inference.precision import in_precision
+from keras_transformer.inference.translator import Translator
+from keras_transformer.models import Ensemble
+from keras_transformer.search import stages
+
+SHAPES = XlaShapes(batch_sizes=(1, 4), lengths=(3, 6))
+SEARCH = SearchConfig(beam_size=3, num_translations=2, max_extra_length=3, max_source_length=12)
+
+
+@pytest.fixture(scope="module")
+def compiled(trained):
+    return Translator(*trained, SEARCH, xla=SHAPES)
+
+
+@pytest.fixture(scope="module")
+def plain(trained):
+    return Translator(*trained, SEARCH)
+
+
+@pytest.mark.parametrize(
+    "sentences",
+    [
+        ["hello two"],
+        ["hello", "two cat", ""],
+        ["tree house tree sun", "sun", "cat", "two", "hello", "cat cat"],
+        ["tree house tree sun", "cat cat"],
+        ["sun " * 9, "hello"],
+        [],
+    ],
+    ids=["one", "three", "more than a batch", "half a batch", "too long", "none"],
+)
+def test_what_is_compiled_answers_as_the_plain_graph_does(compiled, plain, sentences):
+    found, expected = (each(tf.constant(sentences, tf.string)) for each in (compiled, plain))
+    np.testing.assert_array_equal(found["translations"], expected["translations"])
+    np.testing.assert_allclose(found["scores"], expected["scores"], rtol=1e-4)
+
+
+def test_there_are_as_many_programs_as_shapes(compiled):
+    assert set(compiled._compiled._programs) == {(1, 3), (1, 6), (4, 3), (4, 6)}
+
+
+@pytest.mark.parametrize(
+    ("count", "size"),
+    [(1, 1), (3, 1), (4, 8), (8, 8), (9, 8), (48, 8), (49, 64), (64, 64), (1000, 64)],
+)
+def test_a_batch_is_padded_where_that_costs_no_more_than_to_cut_it(trained, count, size):
+    compiled = Translator(*trained, SEARCH, xla=XlaShapes())._compiled
+    assert compiled._chosen_size(tf.constant(count)) == size
+
+
+@pytest.mark.parametrize(
+    ("sizes", "least"),
+    [((1,), [1]), ((8, 64), [1, 49]), ((1, 64), [1, 22]), ((1, 2, 4), [1, 2, 3])],
+)
+def test_few_large_batches_are_better_than_many_small_ones(sizes, least):
+    assert least_sentences(sizes) == least
+
+
+def test_a_batch_that_is_smaller_than_all_is_padded_to_the_smallest(trained):
+    compiled = Translator(*trained, SEARCH, xla=XlaShapes(batch_sizes=(8, 64)))._compiled
+    assert compiled._chosen_size(tf.constant(2)) == 8
+
+
+def test_wishes_are_granted_by_the_plain_graph(compiled, plain):
+    sentences = ["hello two cat", "", "sun " * 9]
+    constraints = dict(max_length=[2, -1, 4], prefix=["", "木", "木"])
+    assert compiled.translate(sentences, **constraints) == plain.translate(sentences, **constraints)
+
+
+@pytest.mark.parametrize("kind", ["samples", "an ensemble in int8"])
+def test_other_searches_and_models_can_be_compiled(trained, kind):
+    model, *vocabularies = trained
+    search = SEARCH
+    if kind == "samples":
+        search = SEARCH.replace(method="sampling", temperature=3.0, top_k=6, seed=2)
+    else:
+        model = in_precision(Ensemble([model, model]), "int8")
+    found, expected = (
+        Translator(model, *vocabularies, search, xla=shapes)(tf.constant(["cat two", "", "sun"]))
+        for shapes in (XlaShapes((4,), (6,)), None)
+    )
+    np.testing.assert_array_equal(found["translations"], expected["translations"])
+    np.testing.assert_allclose(found["scores"], expected["scores"], rtol=1e-3)
+
+
+@pytest.mark.parametrize("shapes", [XlaShapes((), (3,)), XlaShapes((4, 1)), XlaShapes((0, 1))])
+def test_shapes_that_make_no_sense_are_refused(trained, shapes):
+    with pytest.raises(InputError, match="batch_sizes of XLA must be positive and rising"):
+        Translator(*trained, SEARCH, xla=shapes)
+
+
+def test_a_translation_that_is_longer_than_the_first_stage_has_room_for_goes_on(trained):
+    assert stages(5 + 20) == (16, 26)
+    search = SEARCH.replace(max_extra_length=20, min_length=19)
+    shapes = XlaShapes(batch_sizes=(2,), lengths=(6,))
+    found, expected = (
+        Translator(*trained, search, xla=each)(tf.constant(["hello two cat", "sun"]))
+        for each in (shapes, None)
+    )
+    np.testing.assert_array_equal(found["translations"], expected["translations"])
+    np.testing.assert_allclose(found["scores"], expected["scores"], rtol=1e-4)

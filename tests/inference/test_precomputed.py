@@ -1,0 +1,53 @@
+"""Models whose weights no longer change."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_transformer.inference.precision import in_precision
+from keras_transformer.inference.precomputed import PrecomputedModel, precompute
+from keras_transformer.inference.translator import Translator
+from keras_transformer.models import Ensemble
+
+SENTENCES = ["hello two", "", "tree house tree sun"]
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8", "ensemble"])
+def test_a_frozen_model_translates_as_before(trained, kind):
+    model, *vocabularies = trained
+    model = Ensemble([model, model]) if kind == "ensemble" else in_precision(model, kind)
+    translator = Translator(model, *vocabularies)
+    found, expected = (
+        each(tf.constant(SENTENCES)) for each in (translator.precomputed(), translator)
+    )
+    np.testing.assert_array_equal(found["translations"], expected["translations"])
+    np.testing.assert_array_equal(found["scores"], expected["scores"])
+
+
+def test_what_states_share_is_stored_and_not_computed_again(trained):
+    model, *_ = trained
+    frozen = precompute(model)
+    stored = frozen.variables[len(model.variables) :]
+    assert [tuple(each.shape) for each in stored] == [tuple(model.encode(_ids()).shared.shape)]
+
+    stored[0].assign(tf.ones_like(stored[0]))
+    np.testing.assert_array_equal(frozen.encode(_ids()).shared, np.ones(stored[0].shape))
+
+
+def test_it_has_all_else_of_its_model(trained):
+    model, *_ = trained
+    frozen = precompute(model)
+    assert isinstance(frozen, PrecomputedModel)
+    assert frozen.config is model.config
+    inputs = {"source": _ids(), "target": _ids()}
+    np.testing.assert_array_equal(frozen.attention(inputs), model.attention(inputs))
+
+
+def test_int8_stays_small_and_what_is_frozen_stays_as_it_is(trained):
+    model, *_ = trained
+    for kept in (in_precision(model, "int8"), precompute(model)):
+        assert precompute(kept) is kept
+
+
+def _ids():
+    return tf.constant([[5, 6, 3]])

@@ -1,0 +1,254 @@
+"""Decoding modes from text to text: configured, or wished for by single sentences."""
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_transformer.errors import InputError
+from keras_transformer.inference.search_options import read_phrases
+
+SENTENCES = ["hello two cat", "sun", "tree house tree sun", ""]
+
+
+@pytest.fixture(scope="module")
+def two_best(make_translator):
+    return make_translator(num_translations=2)
+
+
+def texts(answer):
+    return [[text.decode() for text in row] for row in answer["translations"].numpy().tolist()]
+
+
+def ask(translator, sentences, **constraints):
+    """Translates with constraints: a value for all, or a list with one for each."""
+    columns = {}
+    for name, spec in translator.option_inputs().items():
+        neutral = "" if spec.dtype == tf.string else -1
+        values = constraints.pop(name, neutral)
+        values = values if isinstance(values, list) else [values] * len(sentences)
+        columns[name] = tf.constant(values, spec.dtype)
+    assert not constraints
+    return _traced(translator)(text=tf.constant(sentences, tf.string), **columns)
+
+
+@functools.cache
+def _traced(translator):
+    text = tf.TensorSpec([None], tf.string)
+    function = tf.function(translator.translate_options, autograph=False)
+    return function.get_concrete_function(text=text, **translator.option_inputs())
+
+
+def test_sentences_without_wishes_get_what_the_translator_gives(translator):
+    answer, expected = ask(translator, SENTENCES), translator(tf.constant(SENTENCES))
+    assert texts(answer) == texts(expected)
+    np.testing.assert_allclose(answer["scores"], expected["scores"], rtol=1e-5)
+
+
+def test_every_sentence_has_its_own_wishes(make_translator, words):
+    translator = make_translator(num_translations=1)
+    plain = texts(translator(tf.constant(["hello two"] * 5)))[0][0]
+    answer = ask(
+        translator,
+        ["hello two"] * 5,
+        prefix=["", words["sun"], "", "", ""],
+        banned_phrases=["", "", words["hello"], "", ""],
+        required_phrases=["", "", "", f"{words['cat']}\n{words['house']}", ""],
+        max_length=[-1, -1, -1, -1, 1],
+    )
+    same, begun, without, with_both, short = (row[0] for row in texts(answer))
+    assert same == plain == f"{words['hello']} {words['two']}"
+    assert begun.startswith(words["sun"])
+    assert words["hello"] not in without
+    assert words["cat"] in with_both and words["house"] in with_both
+    assert len(short.split()) == 1
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "wish"),
+    [
+        ("banned_phrases", ("привет",), "привет"),
+        ("required_phrases", ("شمس", "木"), "شمس\n木"),
+        ("length_penalty", 3.0, 3.0),
+        ("coverage_penalty", 0.4, 0.4),
+        ("repetition_penalty", 4.0, 4.0),
+        ("no_repeat_ngram", 1, 1),
+        ("min_length", 5, 5),
+        ("max_length", 2, 2),
+        ("max_extra_length", 1, 1),
+    ],
+)
+def test_a_wish_gives_what_the_same_configuration_gives(
+    make_translator, two_best, field, value, wish
+):
+    sentences = ["tree tree tree", "hello", "two cat"]
+    configured = make_translator(num_translations=2, **{field: value})
+    expected = configured(tf.constant(sentences))
+    answer = ask(two_best, sentences, **{field: wish})
+    assert texts(answer) == texts(expected)
+    np.testing.assert_allclose(answer["scores"], expected["scores"], rtol=1e-4)
+
+
+def test_samples_depend_on_the_seed_of_the_sentence_alone(make_translator):
+    translator = make_translator(method="sampling", num_translations=3, temperature=5.0)
+    sentences = ["hello two cat", "sun sun", "hello two cat"]
+    first = texts(ask(translator, sentences, seed=[7, 8, 9]))
+    alone = texts(ask(translator, sentences[:1], seed=7))
+    assert first[0] == alone[0] and first[0] != first[2]
+    assert first == texts(ask(translator, sentences, seed=[7, 8, 9]))
+    cold = texts(ask(translator, sentences, temperature=0.0, top_k=1))
+    assert all(len(set(row)) == 1 for row in cold)
+
+
+def test_groups_of_a_beam_give_different_translations(make_translator):
+    plain = make_translator(num_translations=2)
+    diverse = make_translator(num_translations=2, beam_groups=2, diversity_penalty=50.0)
+    sentences = tf.constant(["hello two cat sun"])
+    assert texts(plain(sentences))[0][0] in texts(diverse(sentences))[0]
+    assert len(set(texts(diverse(sentences))[0])) == 2
+
+
+def test_wishes_out_of_range_are_answered_and_touch_no_neighbour(translator):
+    sentences = ["hello two cat"] * 4
+    expected = texts(translator(tf.constant(sentences[:1])))[0]
+    answer = ask(
+        translator,
+        sentences,
+        length_penalty=[float("nan"), -3.0, 1e30, -1.0],
+        min_length=[-1, 2**31 - 1, -1, -1],
+        max_extra_length=[-1, 2**31 - 1, 0, -1],
+        max_length=[-1, 2**31 - 1, -1, -1],
+        no_repeat_ngram=[-1, -1, 2**31 - 1, -1],
+        repetition_penalty=[-1.0, 0.0, float("inf"), -1.0],
+        prefix=["", "木 " * 5_000, "", ""],
+        required_phrases=["", "x\n" * 5_000, "木 " * 5_000, ""],
+        banned_phrases=["\n\n \n", "\t", "x\n" * 5_000, ""],
+    )
+    assert texts(answer)[0] == texts(answer)[3] == expected
+    assert np.isfinite(answer["scores"]).all()
+
+
+@pytest.mark.parametrize(
+    "search",
+    [dict(), dict(beam_size=1), dict(beam_groups=2), dict(method="sampling", seed=3)],
+    ids=["beam", "greedy", "groups", "sampling"],
+)
+class TestEveryKindOfSearch:
+    def test_all_wishes_at_once_are_granted(self, make_translator, search, words):
+        numbers = dict(length_penalty=0.2, coverage_penalty=0.3, repetition_penalty=1.5)
+        if "method" in search:
+            numbers |= dict(temperature=3.0, top_k=12, top_p=0.99)
+        answer = ask(
+            make_translator(**search),
+            SENTENCES[:3],
+            prefix=words["cat"],
+            banned_phrases=f"{words['two']}\n{words['hello']}",
+            required_phrases=f"{words['tree']}\n{words['tree']}\n{words['sun']}",
+            no_repeat_ngram=1,
+            min_length=5,
+            max_length=6,
+            **numbers,
+        )
+        for (text,) in texts(answer):
+            found = text.split()
+            assert found[0] == words["cat"]
+            assert {words["tree"], words["sun"]} < set(found)
+            assert not {words["two"], words["hello"]} & set(found)
+            assert 5 <= len(found) == len(set(found)) <= 6
+
+    def test_no_number_is_too_large_for_an_answer(self, make_translator, search):
+        translator = make_translator(**search)
+        names = [
+            name for name, spec in translator.option_inputs().items() if spec.dtype.is_floating
+        ]
+        pairs = [(name, value) for name in names for value in (np.inf, 3e38, np.nan, 0.0)]
+        options = {name: [-1.0, *(v if name == n else -1.0 for n, v in pairs)] for name in names}
+        sentences = ["hello two cat"] * (len(pairs) + 1)
+        answer = ask(translator, sentences, **options, banned_phrases="Haus")
+        assert np.isfinite(answer["scores"]).all()
+        assert (answer["scores"].numpy() > -1e9).all()  # the score of no translation
+        assert texts(answer)[0] == texts(ask(translator, sentences[:1], banned_phrases="Haus"))[0]
+
+
+def test_text_that_looks_like_a_control_token_is_only_text(translator):
+    prefixes = ["</s>", "<s>", "<pad>", "</s> 木"]
+    answer = texts(ask(translator, ["hello"] * 4, prefix=prefixes))
+    assert all(text.startswith("⁇") for (text,) in answer)
+    assert answer[3][0].startswith("⁇ 木")
+    expected = texts(ask(translator, ["hello"]))[0]
+    for name in ("banned_phrases", "required_phrases"):  # which are not to end a translation
+        assert texts(ask(translator, ["hello"], **{name: "</s>"}))[0] == expected
+
+
+def test_wishes_that_contradict_each_other_are_answered(translator, words):
+    cat, sun = words["cat"], words["sun"]
+    sentences = ["hello two"] * 6
+    answer = ask(
+        translator,
+        sentences,
+        required_phrases=[cat, f"{cat} {sun}", " ".join([sun] * 20), "", "", ""],
+        banned_phrases=[cat, f"{cat} {sun}", "", cat, "", ""],
+        prefix=["", "", "", cat, f"{cat} {sun}", ""],
+        min_length=[-1, -1, -1, -1, 4, -1],
+        max_length=[-1, -1, -1, -1, 1, -1],
+    )
+    none, none_either, cut, begun, long, plain = (row[0] for row in texts(answer))
+    assert none == none_either == ""
+    assert answer["scores"][:2, 0].numpy().tolist() == [-1e9, -1e9]
+    assert cut == " ".join([sun] * (2 + translator.search.max_extra_length))
+    assert begun.startswith(cat) and cat not in begun[len(cat) :]  # a prefix may be what is banned
+    assert long == f"{cat} {sun}"  # and longer than the limit
+    assert plain == texts(ask(translator, ["hello two"]))[0][0]
+
+
+def test_no_sentences_are_possible(translator):
+    answer = ask(translator, [])
+    assert answer["translations"].shape == (0, 1)
+
+
+def test_different_sentences_get_different_samples_with_one_seed(make_translator):
+    translator = make_translator(
+        method="sampling", temperature=1e6, num_translations=1, max_length=4, min_length=4
+    )
+    sentences = ["hello two", "two hello", "sun", "cat sun", "hello two"]
+    found = [text for (text,) in texts(translator(tf.constant(sentences)))]
+    assert len(set(found)) == 4
+    assert found[0] == found[4]
+
+
+class CountingTokenizer:
+    """A tokenizer that knows how many texts it was asked to cut into tokens."""
+
+    def __init__(self, tokenizer):
+        self._tokenizer, self.count = tokenizer, 0
+
+    def tokenize(self, text):
+        self.count += int(tf.size(text))
+        return self._tokenizer.tokenize(text)
+
+
+def test_phrases_beyond_the_limit_take_no_memory(translator):
+    tokenizer = CountingTokenizer(translator.target_tokenizer)
+    many = "\n".join(["木", "", " ", "Haus"] * 50_000)
+    found = read_phrases(tf.constant([many, "木", ""]), tokenizer, 256)
+    assert tokenizer.count == 256 + 1
+    assert found.shape[:2] == (3, 256)
+    expected = read_phrases(tf.constant(["木\nHaus"]), tokenizer, 256)
+    np.testing.assert_array_equal(found[0, :2], expected[0])
+    np.testing.assert_array_equal(found[1], np.pad(expected[0, :1], [(0, 255), (0, 0)]))
+    assert not np.any(found[2])
+
+
+@pytest.mark.parametrize("name", ["banned_phrases", "required_phrases"])
+def test_a_phrase_that_the_vocabulary_cannot_spell_is_refused_or_not_read(
+    make_translator, translator, name
+):
+    with pytest.raises(InputError, match=f"{name}: the vocabulary cannot spell 'q😀'; leave"):
+        make_translator(**{name: ("木", "q😀")}, num_translations=1)(tf.constant(["hello"]))
+    with pytest.raises(InputError, match="the vocabulary cannot spell"):  # normalization drops it
+        make_translator(**{name: ("\u200b",)}, num_translations=1)(tf.constant(["hello"]))
+    given, without = (
+        texts(ask(translator, ["hello"], **{name: phrases})) for phrases in ("木\nq😀", "木")
+    )
+    assert given == without

@@ -1,0 +1,189 @@
+"""Rules in beam and greedy search against searches written out, alone and all together."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from plain_search import (
+    Wants,
+    arguments,
+    assert_found,
+    assert_same,
+    every_translation,
+    greedy,
+    narrow_beam,
+    tokens_of,
+)
+
+from keras_transformer.config import EOS_ID
+from keras_transformer.search import beam_search, greedy_search
+
+RULES = {
+    "nothing": {},
+    "min length": dict(min_length=2),
+    "prefix": dict(prefix=(5, 1)),
+    "repetition penalty": dict(repetition_penalty=1.7),
+    "reward of repetition": dict(repetition_penalty=0.6),
+    "no token twice": dict(no_repeat_ngram=1),
+    "no pair twice": dict(no_repeat_ngram=2),
+    "banned": dict(banned=((4,), (5, 5), (1, 5, 1))),
+    "required tokens": dict(required=((4,), (1,))),
+    "required phrase": dict(required=((5, 4),)),
+    "coverage": dict(beta=0.8),
+    "several": dict(
+        min_length=2, repetition_penalty=1.3, banned=((4, 4),), required=((5,),), beta=0.3
+    ),
+    "others": dict(prefix=(4,), no_repeat_ngram=2, banned=((4, 1),), alpha=1.5),
+}
+every_rule = pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+
+
+def search(model, wants, beam_size, *, rows=None, everything=False, **options):
+    rows = list(range(len(wants))) if rows is None else rows
+    options |= arguments(wants, everything=everything)
+    return beam_search(model.step, model.state(rows, beam_size), beam_size=beam_size, **options)
+
+
+@pytest.mark.parametrize(
+    ("limit", "beam_size", "rules"),
+    [
+        (3, 36, [rule for rule in RULES.values() if "required" not in rule]),
+        (2, 12, list(RULES.values())),
+    ],
+    ids=["long", "all rules"],
+)
+def test_a_beam_that_holds_everything_finds_the_best_that_the_rules_of_each_sentence_leave(
+    table_model, limit, beam_size, rules
+):
+    wants = [Wants(limit, **rule) for rule in rules]
+    model = table_model(sentences=len(wants), vocabulary_size=6, seed=2, source_length=4)
+    # Of three tokens; the last ones open and all those that end one step earlier.
+    found = search(model, wants, beam_size, num_translations=beam_size)
+    for row, each in enumerate(wants):
+        assert_found(every_translation(model, row, each), found, row)
+
+
+@every_rule
+@pytest.mark.parametrize("end_bias", [-1.0, 2.0])
+def test_a_narrow_beam_equals_one_written_out_without_early_stop(table_model, rule, end_bias):
+    model = table_model(sentences=6, vocabulary_size=8, seed=3, end_bias=end_bias, source_length=5)
+    wants = [Wants(limit, **rule) for limit in (7, 0, 4, 8, 2, 6)]
+    found = search(model, wants, 3, num_translations=3)
+    for row, each in enumerate(wants):
+        assert_found(narrow_beam(model, row, each, 3), found, row)
+
+
+def test_required_tokens_are_looked_at_however_improbable(table_model):
+    # The vocabulary is so large that they are rarely among the best continuations.
+    model = table_model(sentences=6, vocabulary_size=80, seed=10, end_bias=4.0)
+    wants = [Wants(limit, required=((9,), (17,))) for limit in (8, 2, 5, 9, 1, 6)]
+    found = search(model, wants, 3, num_translations=3)
+    for row, each in enumerate(wants):
+        assert_found(narrow_beam(model, row, each, 3), found, row)
+
+
+def random_wants(seed):
+    """Returns any of the rules together; they may leave no translation at all."""
+    random = np.random.default_rng(seed)
+
+    def phrases(chance):
+        count = random.integers(0, 3) if random.random() < chance else 0
+        return tuple(
+            tuple(random.choice([1, 4, 5, 6, 7], random.integers(1, 4)).tolist())
+            for _ in range(count)
+        )
+
+    limit = int(random.integers(0, 9))
+    prefix = random.choice([1, 4, 5, 6, 7], random.integers(0, 4)).tolist()
+    return Wants(
+        limit=limit,
+        alpha=float(random.choice([-0.5, 0.0, 0.6, 3.0])),
+        beta=float(random.choice([0.0, 0.4])),
+        min_length=int(random.integers(0, 7)) if random.random() < 0.5 else 0,
+        prefix=tuple(prefix) if random.random() < 0.3 else (),
+        repetition_penalty=float(random.choice([1.0, 1.0, 0.7, 1.5])),
+        no_repeat_ngram=int(random.choice([0, 0, 1, 2, 3])),
+        banned=phrases(0.5),
+        required=phrases(0.5),
+    )
+
+
+@pytest.mark.parametrize("beam_size", [1, 4])
+def test_any_rules_together_give_what_the_search_written_out_gives(table_model, beam_size):
+    model = table_model(sentences=40, vocabulary_size=8, seed=4, end_bias=1.0, source_length=5)
+    wants = [random_wants(seed) for seed in range(40)]
+    found = search(model, wants, beam_size, num_translations=beam_size)
+    num_found = 0
+    for row, each in enumerate(wants):
+        if beam_size == 1:
+            expected = [each for each in [greedy(model, row, each)] if each]
+        else:
+            expected = narrow_beam(model, row, each, beam_size)
+        assert_found(expected, found, row)
+        num_found += bool(expected)
+    assert 25 < num_found < 40  # some contradict themselves
+
+
+@pytest.mark.parametrize(("beam_size", "beam_groups"), [(1, 1), (4, 1), (4, 2)])
+def test_a_neutral_sentence_gets_what_it_gets_without_rules(table_model, beam_size, beam_groups):
+    model = table_model(sentences=4, vocabulary_size=30, seed=5, end_bias=2.0)
+    neutral = [Wants(6)] * 4
+    options = dict(num_translations=beam_size, beam_groups=beam_groups, diversity_penalty=0.5)
+    expected = search(model, neutral, beam_size, **options)
+    found = search(model, neutral, beam_size, everything=True, **options)
+    for row in range(4):
+        assert_same(found, expected, row, row, rtol=0)
+    mixed = [random_wants(seed) for seed in range(4)] + neutral
+    found = search(model, mixed, beam_size, rows=[*range(4)] * 2, **options)
+    for row in range(4):
+        assert_same(found, expected, 4 + row, row)
+
+
+def test_the_prefix_comes_first_whatever_other_rules_say_of_it(table_model):
+    model = table_model(sentences=1, vocabulary_size=8, seed=6)
+    wants = [
+        Wants(4, prefix=(5, 5, 5), no_repeat_ngram=1),
+        Wants(4, prefix=(5, 6, 7), banned=((5,), (6, 7))),
+        Wants(3, prefix=(5, 6, 7), required=((4, 4),)),
+        Wants(2, prefix=(5, 6, 7), min_length=3),
+    ]
+    found = search(model, wants, 3, rows=[0] * 4)
+    for row, each in enumerate(wants):
+        assert tokens_of(found, row, 0)[: min(3, each.limit)] == each.prefix[: each.limit]
+        assert_found(narrow_beam(model, 0, each, 3), found, row)
+
+
+@pytest.mark.parametrize("beam_size", [1, 4])
+def test_wishes_that_leave_no_translation_get_none(table_model, beam_size):
+    model = table_model(sentences=1, vocabulary_size=6, seed=7)
+    wants = [
+        Wants(9, min_length=5, no_repeat_ngram=1),  # there are three tokens
+        Wants(3, required=((4, 5),), banned=((5,),)),
+        Wants(3),
+    ]
+    found = search(model, wants, beam_size, rows=[0] * 3)
+    assert_found([], found, 0)
+    # At the limit a translation ends in any case, but 4 has nothing to go on with before.
+    assert_found([], found, 1)
+    assert int(found.lengths[2, 0]) > 0
+
+
+@pytest.mark.parametrize("alpha", [-3.0, -0.5, 0.6, 2.0, 20.0])
+@pytest.mark.parametrize("rule", [{}, dict(beta=0.5, min_length=4)], ids=str)
+def test_the_early_stop_never_changes_the_result(table_model, alpha, rule):
+    model = table_model(sentences=30, vocabulary_size=8, seed=8, end_bias=1.0, source_length=5)
+    wants = [Wants(12, alpha, **rule)] * 30
+    found = search(model, wants, 4, num_translations=2)
+    for row, each in enumerate(wants):
+        assert_found(narrow_beam(model, row, each, 4), found, row)
+    if alpha < 2.0:
+        assert sum(rows for rows, _ in model.calls) < 30 * 13  # some did stop
+
+
+def test_greedy_search_follows_the_rules_too(table_model):
+    wants = [Wants(7, **rule) for rule in RULES.values()]
+    model = table_model(sentences=len(wants), vocabulary_size=8, seed=9, source_length=5)
+    found = greedy_search(model.step, model.state(range(len(wants))), **arguments(wants))
+    for row, each in enumerate(wants):
+        assert_found([greedy(model, row, each)], found, row)
+    assert np.all(found.ids.numpy().max(axis=(1, 2)) >= EOS_ID)
+    assert found.ids.dtype == tf.int32
