@@ -1,6 +1,7 @@
 """Fixtures shared by all tests."""
 
 import pathlib
+import random
 import socket
 from collections.abc import Callable
 
@@ -10,7 +11,7 @@ import pytest
 _LONGEST = (
     "test_fit", "test_devices", "test_readme", "test_train", "test_benchmark_decode", "test_fuzz",
     "test_native_runtime", "test_model_server", "test_translate", "test_export_script",
-    "test_signatures", "test_searching", "test_transformer", "test_ctranslate2_format",
+    "test_signatures", "test_search_options", "test_transformer", "test_ctranslate2",
 )  # fmt: skip
 
 _SHARED_DATA = pathlib.Path(__file__).resolve().parents[2] / "shared" / "data"
@@ -46,3 +47,101 @@ def free_ports():
         return ports
 
     return free_ports
+
+
+# Two small models that have learned to translate word by word, in several scripts.
+_WORDS = {
+    "hello": "привет",
+    "tree": "木",
+    "sun": "شمس",
+    "house": "Haus",
+    "cat": "γάτα",
+    "two": "दो",
+}
+# Short, so that no test decodes for long.
+_SEARCH = dict(beam_size=4, max_source_length=12, max_extra_length=5)
+
+
+def _train(share_vocabulary):
+    """Trains for seconds on sentences of one to four words."""
+    import keras
+    import numpy as np
+
+    from keras_transformer.config import BOS_ID, EOS_ID, ModelConfig
+    from keras_transformer.data import pad_ids
+    from keras_transformer.models import Transformer
+    from keras_transformer.text import learn_vocabulary
+    from keras_transformer.training import SmoothedCrossEntropy
+
+    generator = random.Random(1)
+    sentences = [generator.choices(list(_WORDS), k=generator.randint(1, 4)) for _ in range(512)]
+    source_text = [" ".join(words) for words in sentences]
+    target_text = [" ".join(_WORDS[word] for word in words) for words in sentences]
+    if share_vocabulary:
+        source = target = learn_vocabulary(source_text + target_text, size=30, kind="word")
+    else:
+        source = learn_vocabulary(source_text, size=30, kind="word")
+        target = learn_vocabulary(target_text, size=29, kind="word")
+    config = ModelConfig(
+        vocabulary_size=source.size,
+        target_vocabulary_size=None if share_vocabulary else target.size,
+        share_embeddings="all" if share_vocabulary else "target",
+        num_layers=1,
+        model_dim=32,
+        feed_forward_dim=32,
+        num_heads=2,
+        dropout=0.0,
+    )
+    keras.utils.set_random_seed(1)
+    model = Transformer(config)
+    model.compile(keras.optimizers.Adam(5e-3), loss=SmoothedCrossEntropy(0.1), jit_compile=False)
+    source_ids = pad_ids([[*ids, EOS_ID] for ids in source.encode(source_text)])
+    labels = pad_ids([[*ids, EOS_ID] for ids in target.encode(target_text)])
+    shifted = np.concatenate([np.full_like(labels[:, :1], BOS_ID), labels[:, :-1]], axis=1)
+    model.fit({"source": source_ids, "target": shifted}, labels, 64, epochs=20, verbose=0)
+    return model, source, target
+
+
+def _translator(trained, **changes):
+    from keras_transformer.config import SearchConfig
+    from keras_transformer.inference import Translator
+
+    return Translator(*trained, SearchConfig(**_SEARCH | changes))
+
+
+@pytest.fixture(scope="session")
+def words():
+    """What each source word is in the target language."""
+    return _WORDS
+
+
+@pytest.fixture(scope="session")
+def trained():
+    """A trained model and the vocabularies of its source and target, which are the same one."""
+    return _train(share_vocabulary=True)
+
+
+@pytest.fixture(scope="session")
+def make_translator(trained):
+    """Makes a translator with that model and some search of its own."""
+    return lambda **changes: _translator(trained, **changes)
+
+
+@pytest.fixture(scope="session")
+def translator(make_translator):
+    """A trained translator."""
+    return make_translator()
+
+
+@pytest.fixture(scope="session")
+def separate_translator():
+    """A trained translator with a vocabulary for each side, which gives two translations."""
+    return _translator(_train(share_vocabulary=False), num_translations=2)
+
+
+@pytest.fixture(scope="session")
+def exported(separate_translator, tmp_path_factory):
+    """The second translator as a SavedModel: the folder of version 1."""
+    from keras_transformer.serving import export
+
+    return export(separate_translator, tmp_path_factory.mktemp("exports"))
