@@ -140,11 +140,11 @@ class Translator(tf.Module):
         target = self.target_tokenizer.vocabulary
         return search_translations(self.model, source, self.search, target, options, longest)
 
-    def frozen(self) -> "Translator":
+    def precomputed(self) -> "Translator":
         """Returns a translator that is faster, for a model whose weights no longer change.
 
-        What depends on the weights alone is computed here, once; see `frozen.py`. After further
-        training make another one.
+        What depends on the weights alone is computed here, once; see `precomputed.py`. After
+        further training make another one.
         """
         return Translator(
             precompute(self.model),
