@@ -36,6 +36,7 @@ setup(
         "tensorflow-datasets>=4.9.7",
         "importlib_resources",  # tensorflow-datasets imports it without saying so
         "typing-extensions",
+        "urllib3>=2",
     ],
     extras_require={
         "ctranslate2": ["ctranslate2>=4.6.3"],

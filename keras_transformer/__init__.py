@@ -7,6 +7,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what the names below are, for type checkers and editors
+    from keras_transformer.client import Client as Client
+    from keras_transformer.client import ServingError as ServingError
     from keras_transformer.config import DataConfig as DataConfig
     from keras_transformer.config import ModelConfig as ModelConfig
     from keras_transformer.config import SearchConfig as SearchConfig
@@ -24,8 +26,6 @@ if TYPE_CHECKING:  # what the names below are, for type checkers and editors
     from keras_transformer.search import greedy_search as greedy_search
     from keras_transformer.search import sample as sample
     from keras_transformer.search import sentence_seeds as sentence_seeds
-    from keras_transformer.serving import Client as Client
-    from keras_transformer.serving import ServingError as ServingError
     from keras_transformer.serving import export as export
     from keras_transformer.serving import load_exported as load_exported
     from keras_transformer.text import Tokenizer as Tokenizer
@@ -64,9 +64,9 @@ _HOMES = {
     "greedy_search": "search",
     "sample": "search",
     "sentence_seeds": "search",
-    "Client": "serving",
+    "Client": "client",
     "BatchTranslator": "inference",
-    "ServingError": "serving",
+    "ServingError": "client",
     "Translator": "inference",
     "XlaShapes": "inference",
     "export": "serving",

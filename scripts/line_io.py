@@ -16,8 +16,8 @@ from keras_transformer.config import SAMPLING_OPTIONS, SearchConfig
 from keras_transformer.errors import InputError
 
 if TYPE_CHECKING:
+    from keras_transformer.client import Client, Translation
     from keras_transformer.inference import BatchTranslator
-    from keras_transformer.serving import Client, Translation
 
 flags.disclaim_key_flags()  # --help of a script lists the flags that it defines through here
 

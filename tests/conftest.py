@@ -2,7 +2,9 @@
 
 import pathlib
 import random
+import shutil
 import socket
+import subprocess
 from collections.abc import Callable
 
 import pytest
@@ -145,3 +147,40 @@ def exported(separate_translator, tmp_path_factory):
     from keras_transformer.serving import export
 
     return export(separate_translator, tmp_path_factory.mktemp("exports"))
+
+
+_HERE = "IP:127.0.0.1,DNS:localhost"
+
+
+def _openssl(*arguments, folder):
+    done = subprocess.run(["openssl", *arguments], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory):
+    """A folder with two authorities, ca and other, and with certificates of the first."""
+    if shutil.which("openssl") is None:
+        pytest.skip("needs the command openssl, which is not here")
+    folder = tmp_path_factory.mktemp("certificates")
+    new = ("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+    for name in ("ca", "other"):
+        usage = ("-addext", "keyUsage=critical,keyCertSign,cRLSign")
+        files = ("-keyout", f"{name}.key", "-out", f"{name}.pem")
+        _openssl(*new, "-x509", "-days", "2", *files, "-subj", f"/CN={name}", *usage, folder=folder)
+    signed = ("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-extfile", "extensions")
+    for name, days, hosts in (
+        ("server", "2", _HERE),
+        ("client", "2", _HERE),
+        ("expired", "-1", _HERE),
+        ("elsewhere", "2", "DNS:mt.example.org"),
+    ):
+        extensions = "authorityKeyIdentifier=keyid\nsubjectKeyIdentifier=hash\n"
+        (folder / "extensions").write_text(f"subjectAltName={hosts}\n{extensions}")
+        files = ("-keyout", f"{name}.key", "-out", f"{name}.csr")
+        _openssl(*new, *files, "-subj", f"/CN={name}", folder=folder)
+        files = ("-in", f"{name}.csr", "-out", f"{name}.pem")
+        _openssl("x509", "-req", *files, *signed, "-days", days, folder=folder)
+    _openssl("ec", "-in", "client.key", "-aes256", "-passout", "pass:secret", "-out",
+            "encrypted.key", folder=folder)  # fmt: skip
+    return folder

@@ -13,19 +13,18 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_transformer.errors import InputError
-from keras_transformer.host import num_cores
-from keras_transformer.inference.search_options import spell
-from keras_transformer.inference.signatures import inputs_of
-from keras_transformer.serving.alignment import in_words_of_texts, read_alignments
-from keras_transformer.serving.options import option_columns, pair_columns, text_column
-from keras_transformer.serving.translation import (
+from keras_transformer.client.alignment import in_words_of_texts, read_alignments
+from keras_transformer.client.inputs import Column, option_columns, pair_columns, text_column
+from keras_transformer.client.outputs import (
     Score,
     Translation,
     read_scores,
     read_translations,
 )
-from keras_transformer.serving.transport import Column
+from keras_transformer.errors import InputError
+from keras_transformer.host import num_cores
+from keras_transformer.inference.search_options import spell
+from keras_transformer.inference.signatures import inputs_of
 from keras_transformer.text import Vocabulary
 
 _MOST_AT_ONCE = 8  # batches; each takes memory

@@ -18,10 +18,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_transformer.client.alignment import WORD_START
 from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from keras_transformer.decoding import Tensor
 from keras_transformer.inference.translator import Translator, with_eos
-from keras_transformer.serving.alignment import WORD_START
 from keras_transformer.text import Tokenizer, Vocabulary
 
 # Of a request to `score` at once: half a gigabyte. The attention of many long rows may take more.

@@ -25,8 +25,8 @@ from keras_transformer.search import Hypotheses
 from keras_transformer.text import Tokenizer, Vocabulary
 
 if TYPE_CHECKING:
+    from keras_transformer.client.outputs import Score, Translation
     from keras_transformer.inference.batch_translator import BatchTranslator
-    from keras_transformer.serving.translation import Score, Translation
 
 
 class Translator(tf.Module):

@@ -46,7 +46,7 @@ def _products(query: Tensor, keys: Tensor) -> Tensor:
     num_queries = query.shape[-2]
     if num_queries is None or num_queries > _FEW_QUERIES:
         return ops.matmul(query, ops.swapaxes(keys, -1, -2))
-    # XLA copies what it has to transpose: rather these few products than all keys, at each step.
+    # XLA copies what it transposes: a few products are cheaper than all keys, at each step.
     return ops.swapaxes(ops.matmul(keys, ops.swapaxes(query, -1, -2)), -1, -2)
 
 
@@ -68,25 +68,25 @@ def merge_heads_to_rows(x: Tensor) -> Tensor:
     return ops.reshape(ops.swapaxes(x, 1, 2), (-1, x.shape[1] * x.shape[3]))
 
 
-def append_slots(kv_cache: Tensor, new: Tensor, time: Tensor, num_slots: int | None) -> Tensor:
-    """Adds the keys or values of W hypotheses to those of all tokens read before.
+def append_slots(cache: Tensor, new: Tensor, time: Tensor, num_slots: int | None) -> Tensor:
+    """Appends the keys or values of the W newest tokens to the cache.
 
     Args:
-        kv_cache: [B, H, t * W, K]; or, of fixed capacity, [B, H, `num_slots`, K].
+        cache: [B, H, t * W, K]; or, of fixed capacity, [B, H, `num_slots`, K].
         new: [B, H, W, K].
         time: int32 [], t.
-        num_slots: that the result is to have, None where that is not known beforehand.
+        num_slots: slots of the result; None where that is unknown when the graph is traced.
 
     Returns:
-        [B, H, (t + 1) * W, K]; or the kv_cache, its next free slots overwritten.
+        [B, H, (t + 1) * W, K]; or the cache, its next free slots overwritten.
     """
-    if num_slots is None or kv_cache.shape[2] != num_slots:
-        return ops.concatenate([kv_cache, new], axis=2)
-    return ops.slice_update(kv_cache, (0, 0, time * new.shape[2], 0), new)
+    if num_slots is None or cache.shape[2] != num_slots:
+        return ops.concatenate([cache, new], axis=2)
+    return ops.slice_update(cache, (0, 0, time * new.shape[2], 0), new)
 
 
 class _MultiHeadAttention(Layer):
-    """What both attentions have in common; arguments as in `SelfAttention`."""
+    """The base of both attentions; arguments as in `SelfAttention`."""
 
     def __init__(
         self,
@@ -104,11 +104,6 @@ class _MultiHeadAttention(Layer):
         self.value_dim = value_dim
         self.use_bias = use_bias
         self.dropout = Dropout(dropout, name="dropout", dtype=self.dtype_policy)
-
-    def compute_output_shape(
-        self, input_shape: tuple[int | None, ...], *other_shapes: Any
-    ) -> tuple[int | None, ...]:
-        return tuple(input_shape)
 
     def _dense(self, units: int | None, name: str, input_shape: Any) -> keras.layers.Dense:
         dense = keras.layers.Dense(
@@ -162,12 +157,11 @@ class SelfAttention(_MultiHeadAttention):
         Args:
             x: [B * W, D], the new tokens.
             kv_cache: keys [B, H, t * W, K] and values [B, H, t * W, U] of the tokens before them.
-            time: int32 [], how many of each hypothesis these are, t.
-            bias: [B, 1, W, (t + 1) * W], lets each hypothesis see what it descends from, and its
-                new token.
+            time: int32 [], t, tokens of each hypothesis that were read before.
+            bias: [B, 1, W, (t + 1) * W], lets each hypothesis see its ancestors and its new token.
 
         Returns:
-            [B * W, D] and the kv_cache with the new tokens added.
+            [B * W, D] and the KV cache with the new tokens added.
         """
         query, key, value = (
             split_heads(part, self.num_heads, bias.shape[2]) for part in self._project(x)
@@ -179,11 +173,11 @@ class SelfAttention(_MultiHeadAttention):
         return self.output_projection(merged), KeysValues(keys, values)
 
     def empty_kv_cache(self, batch: int | Tensor, num_slots: int = 0) -> KeysValues:
-        """Returns the kv_cache before the first token.
+        """Returns the KV cache before the first token.
 
         Args:
             batch: B.
-            num_slots: room for so many tokens of all hypotheses together; 0 for one that grows.
+            num_slots: capacity in tokens of all hypotheses together; 0 for a cache that grows.
         """
         shape = (batch, self.num_heads, num_slots)
         return KeysValues(
@@ -198,10 +192,9 @@ class SelfAttention(_MultiHeadAttention):
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class CrossAttention(_MultiHeadAttention):
-    """Multi-head attention of a decoder to what the encoder wrote (3.2.3).
+    """Multi-head attention of a decoder to the encoder's output, its memory (3.2.3).
 
-    The memory's keys and values are projected once by `project_memory` and then serve every
-    step of decoding.
+    `project_memory` makes the memory's keys and values once, for all steps of decoding.
 
     Args: as in `SelfAttention`.
     """

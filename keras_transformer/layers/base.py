@@ -1,4 +1,4 @@
-"""What all layers have in common."""
+"""The base class of all layers."""
 
 from typing import Any
 
@@ -6,13 +6,19 @@ import keras
 
 
 class Layer(keras.layers.Layer):
-    """A Keras layer whose configuration Keras makes of the constructor's arguments.
+    """A Keras layer whose output has the shape of its first input, unless it says otherwise.
 
-    Keras does so where these are numbers, text or None; a dtype policy may be an object too.
+    Keras makes the configuration of a layer from its constructor's arguments where these are
+    numbers, text or None; here a dtype policy may be an object too.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        # This is what the configuration has; `__init__` gets the object.
+        # The configuration gets the policy's name; `__init__` gets the object.
         if isinstance(kwargs.get("dtype"), keras.DTypePolicy):
             kwargs["dtype"] = kwargs["dtype"].name
         return super().__new__(cls, *args, **kwargs)
+
+    def compute_output_shape(
+        self, input_shape: tuple[int | None, ...], *other_shapes: Any
+    ) -> tuple[int | None, ...]:
+        return tuple(input_shape)

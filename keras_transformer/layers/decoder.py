@@ -1,94 +1,55 @@
 """The decoder: N layers of self-attention, cross-attention and feed-forward (3.1).
 
 `call` reads whole sequences, as in training; `step` reads one token of each hypothesis. Both
-go through the same sub-layers: only attention knows the difference.
+run the same sub-layers; only attention differs.
 
 Shapes: B batch, T target length, S source length, D model dimension, W hypotheses a sentence.
 """
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import keras
 
 from keras_transformer.decoding import Tensor
-from keras_transformer.layers.attention import CrossAttention, KeysValues, SelfAttention
+from keras_transformer.layers.attention import KeysValues
 from keras_transformer.layers.base import Layer
 from keras_transformer.layers.encoder import final_norm
-from keras_transformer.layers.feed_forward import FeedForward
-from keras_transformer.layers.residual import Residual
+from keras_transformer.layers.transformer_layer import TransformerLayer
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class DecoderLayer(Layer):
+class DecoderLayer(TransformerLayer):
     """Self-attention, cross-attention, feed-forward, each within a residual connection.
 
-    Args: as in `EncoderLayer`.
+    Args: see `TransformerLayer`.
     """
 
-    def __init__(
-        self,
-        *,
-        num_heads: int,
-        key_dim: int,
-        value_dim: int,
-        feed_forward_dim: int,
-        dropout: float = 0.0,
-        attention_dropout: float = 0.0,
-        feed_forward_dropout: float = 0.0,
-        attention_bias: bool = False,
-        norm_position: Literal["post", "pre"] = "post",
-        norm_form: Literal["variance", "sigma"] = "variance",
-        norm_epsilon: float = 1e-6,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(**kwargs)
-        dtype = self.dtype_policy
-        residual = dict(
-            norm_position=norm_position,
-            norm_form=norm_form,
-            norm_epsilon=norm_epsilon,
-            dropout=dropout,
-            dtype=dtype,
-        )
-        attention = dict(
-            num_heads=num_heads,
-            key_dim=key_dim,
-            value_dim=value_dim,
-            dropout=attention_dropout,
-            use_bias=attention_bias,
-            dtype=dtype,
-        )
-        self.self_attention = SelfAttention(**attention, name="self_attention")
-        self.self_attention_residual = Residual(**residual, name="self_attention_residual")
-        self.cross_attention = CrossAttention(**attention, name="cross_attention")
-        self.cross_attention_residual = Residual(**residual, name="cross_attention_residual")
-        self.feed_forward = FeedForward(
-            feed_forward_dim, feed_forward_dropout, name="feed_forward", dtype=dtype
-        )
-        self.feed_forward_residual = Residual(**residual, name="feed_forward_residual")
-
-    def build(self, input_shape: tuple[int | None, ...], *other_shapes: Any) -> None:
-        for layer in (
-            self.self_attention,
-            self.self_attention_residual,
-            self.cross_attention,
-            self.cross_attention_residual,
-            self.feed_forward,
-            self.feed_forward_residual,
-        ):
-            if not layer.built:  # by `project_memory`
-                layer.build(input_shape)
+    has_cross_attention = True
 
     def call(
         self,
         x: Tensor,
-        memory: KeysValues,
+        memory: Tensor | KeysValues,
         self_bias: Tensor | None = None,
         memory_bias: Tensor | None = None,
         training: bool | None = None,
     ) -> Tensor:
-        """Returns [B, T, D] for x [B, T, D] and the memory that `cross_attention` projected."""
+        """Reads whole sequences.
+
+        Args:
+            x: [B, T, D].
+            memory: the encoder's output [B, S, D], or its keys and values as projected by
+                `cross_attention.project_memory`.
+            self_bias: [..., T, T] bias of self-attention; a decoder gives `causal_bias(T)`.
+            memory_bias: [..., T, S] bias of cross-attention, such as `padding_bias(source)`.
+            training: whether dropout is on.
+
+        Returns:
+            [B, T, D].
+        """
+        if not isinstance(memory, KeysValues):
+            memory = self.cross_attention.project_memory(memory)
         return self._run(
             x,
             lambda y: (self.self_attention(y, self_bias, training=training), None),
@@ -108,8 +69,8 @@ class DecoderLayer(Layer):
         """Reads the new tokens x [B * W, D] of W hypotheses; arguments as in `SelfAttention.step`.
 
         Returns:
-            [B * W, D], the kv_cache with the new tokens added, and the attention that they pay to
-            the memory, [B, H, W, S].
+            [B * W, D], the KV cache with the new tokens added, and the tokens' attention to the
+            memory, [B, H, W, S].
         """
         num_hypotheses = self_bias.shape[2]
         x, grown, weights = self._run(
@@ -138,18 +99,13 @@ class DecoderLayer(Layer):
         attend_to_memory: Callable[[Tensor], tuple[Tensor, Any]],
         training: bool | None,
     ) -> tuple[Tensor, Any, Any]:
-        """Returns the new x, and what the two attentions gave besides."""
+        """Returns the new x, the KV cache of self-attention and the weights of cross-attention."""
         y, grown = attend_to_self(self.self_attention_residual.enter(x))
         x = self.self_attention_residual(x, y, training=training)
         y, weights = attend_to_memory(self.cross_attention_residual.enter(x))
         x = self.cross_attention_residual(x, y, training=training)
         y = self.feed_forward(self.feed_forward_residual.enter(x), training=training)
         return self.feed_forward_residual(x, y, training=training), grown, weights
-
-    def compute_output_shape(
-        self, input_shape: tuple[int | None, ...], *other_shapes: Any
-    ) -> tuple[int | None, ...]:
-        return tuple(input_shape)
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -192,12 +148,17 @@ class Decoder(Layer):
     def call(
         self,
         x: Tensor,
-        memory: list[KeysValues],
+        memory: Tensor | list[KeysValues],
         self_bias: Tensor | None = None,
         memory_bias: Tensor | None = None,
         training: bool | None = None,
     ) -> Tensor:
-        """Returns [B, T, D] for x [B, T, D] and the memory from `project_memory`."""
+        """Returns [B, T, D] for x [B, T, D]; see `DecoderLayer.call`.
+
+        The memory is the encoder's output [B, S, D], or what `project_memory` made of it.
+        """
+        if not isinstance(memory, list | tuple):
+            memory = self.project_memory(memory)
         for layer, layer_memory in zip(self.layers, memory, strict=True):
             x = layer(x, layer_memory, self_bias, memory_bias, training=training)
         return x if self.final_norm is None else self.final_norm(x)
@@ -211,14 +172,12 @@ class Decoder(Layer):
         time: Tensor,
         self_bias: Tensor,
     ) -> tuple[Tensor, list[KeysValues], Tensor]:
-        """Returns [B * W, D] for new tokens x [B * W, D], the histories with them added, and the
-        last layer's attention to the memory [B, H, W, S]; arguments as in `SelfAttention.step`.
+        """Returns [B * W, D] for new tokens x [B * W, D], the KV caches with them added, and
+        the last layer's attention to the memory [B, H, W, S]; arguments as in `SelfAttention.step`.
         """
         grown = []
-        for layer, layer_memory, layer_history in zip(self.layers, memory, kv_cache, strict=True):
-            x, new, weights = layer.step(
-                x, layer_memory, memory_bias, layer_history, time, self_bias
-            )
+        for layer, layer_memory, layer_cache in zip(self.layers, memory, kv_cache, strict=True):
+            x, new, weights = layer.step(x, layer_memory, memory_bias, layer_cache, time, self_bias)
             grown.append(new)
         return (x if self.final_norm is None else self.final_norm(x)), grown, weights
 
@@ -237,10 +196,5 @@ class Decoder(Layer):
         return layer.attention(x, layer_memory, self_bias, memory_bias)
 
     def empty_kv_cache(self, batch: int | Tensor, num_slots: int = 0) -> list[KeysValues]:
-        """Returns each layer's kv_cache before the first token, see `SelfAttention`."""
+        """Returns each layer's KV cache before the first token, see `SelfAttention`."""
         return [layer.self_attention.empty_kv_cache(batch, num_slots) for layer in self.layers]
-
-    def compute_output_shape(
-        self, input_shape: tuple[int | None, ...], *other_shapes: Any
-    ) -> tuple[int | None, ...]:
-        return tuple(input_shape)

@@ -1,4 +1,4 @@
-"""Tokens to vectors and back (3.4).
+"""Token embeddings (3.4).
 
 Shapes: B batch, T length, D model dimension, V vocabulary.
 """
@@ -14,7 +14,7 @@ from keras_transformer.layers.base import Layer
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class TokenEmbedding(Layer):
-    """A matrix [V, D] that embeds tokens and, where it is shared, projects back onto them.
+    """A matrix [V, D] that embeds tokens and, where shared, is the output projection too.
 
     Args:
         vocabulary_size: number of tokens, V.

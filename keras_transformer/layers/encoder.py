@@ -3,76 +3,22 @@
 Shapes: B batch, S source length, D model dimension.
 """
 
-from typing import Any, Literal
+from typing import Any
 
 import keras
 
 from keras_transformer.decoding import Tensor
-from keras_transformer.layers.attention import SelfAttention
 from keras_transformer.layers.base import Layer
-from keras_transformer.layers.feed_forward import FeedForward
 from keras_transformer.layers.normalization import LayerNormalization
-from keras_transformer.layers.residual import Residual
+from keras_transformer.layers.transformer_layer import TransformerLayer
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class EncoderLayer(Layer):
+class EncoderLayer(TransformerLayer):
     """Self-attention, then feed-forward, each within a residual connection.
 
-    Args:
-        num_heads, key_dim, value_dim, attention_dropout, attention_bias: see `SelfAttention`.
-        feed_forward_dim, feed_forward_dropout: see `FeedForward`.
-        dropout, norm_position, norm_form, norm_epsilon: see `Residual`.
+    Args: see `TransformerLayer`.
     """
-
-    def __init__(
-        self,
-        *,
-        num_heads: int,
-        key_dim: int,
-        value_dim: int,
-        feed_forward_dim: int,
-        dropout: float = 0.0,
-        attention_dropout: float = 0.0,
-        feed_forward_dropout: float = 0.0,
-        attention_bias: bool = False,
-        norm_position: Literal["post", "pre"] = "post",
-        norm_form: Literal["variance", "sigma"] = "variance",
-        norm_epsilon: float = 1e-6,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(**kwargs)
-        dtype = self.dtype_policy
-        residual = dict(
-            norm_position=norm_position,
-            norm_form=norm_form,
-            norm_epsilon=norm_epsilon,
-            dropout=dropout,
-            dtype=dtype,
-        )
-        self.self_attention = SelfAttention(
-            num_heads=num_heads,
-            key_dim=key_dim,
-            value_dim=value_dim,
-            dropout=attention_dropout,
-            use_bias=attention_bias,
-            name="self_attention",
-            dtype=dtype,
-        )
-        self.self_attention_residual = Residual(**residual, name="self_attention_residual")
-        self.feed_forward = FeedForward(
-            feed_forward_dim, feed_forward_dropout, name="feed_forward", dtype=dtype
-        )
-        self.feed_forward_residual = Residual(**residual, name="feed_forward_residual")
-
-    def build(self, input_shape: tuple[int | None, ...]) -> None:
-        for layer in (
-            self.self_attention,
-            self.self_attention_residual,
-            self.feed_forward,
-            self.feed_forward_residual,
-        ):
-            layer.build(input_shape)
 
     def call(self, x: Tensor, bias: Tensor | None = None, training: bool | None = None) -> Tensor:
         """Returns [B, S, D] for x [B, S, D]; the bias hides padding."""
@@ -82,11 +28,6 @@ class EncoderLayer(Layer):
         y = self.feed_forward_residual.enter(x)
         y = self.feed_forward(y, training=training)
         return self.feed_forward_residual(x, y, training=training)
-
-    def compute_output_shape(
-        self, input_shape: tuple[int | None, ...], *other_shapes: Any
-    ) -> tuple[int | None, ...]:
-        return tuple(input_shape)
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -125,11 +66,6 @@ class Encoder(Layer):
         for layer in self.layers:
             x = layer(x, bias, training=training)
         return x if self.final_norm is None else self.final_norm(x)
-
-    def compute_output_shape(
-        self, input_shape: tuple[int | None, ...], *other_shapes: Any
-    ) -> tuple[int | None, ...]:
-        return tuple(input_shape)
 
 
 def final_norm(layer_options: dict[str, Any], dtype: Any) -> LayerNormalization | None:

@@ -37,6 +37,3 @@ class FeedForward(Layer):
     def call(self, x: Tensor, training: bool | None = None) -> Tensor:
         """Returns [..., D] for x [..., D]."""
         return self.outer(self.dropout(self.inner(x), training=training))
-
-    def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
-        return tuple(input_shape)

@@ -1,6 +1,6 @@
-"""Every mask of the model, made in one place and handed on as an argument.
+"""Every mask of a model, made here and passed on as an argument.
 
-A mask is True where a token is real or may be attended to. Attention takes masks as additive
+A mask is True where a token is real, or may be attended to. Attention takes masks as additive
 biases (0 where True, a large negative number where False), computed once for all layers.
 
 Shapes: B batch, S source length, T target length; while decoding, W hypotheses a sentence and t
@@ -43,16 +43,16 @@ def causal_bias(length: int | Tensor) -> Tensor:
 
 
 def ancestor_bias(ancestors: Tensor, num_hypotheses: int) -> Tensor:
-    """Returns a bias that lets each hypothesis see the tokens that it descends from.
+    """Returns a bias that lets each hypothesis see its own ancestors only.
 
     Args:
-        ancestors: int32 [B, W, t], its places when its tokens were read, see `DecodingState`.
+        ancestors: int32 [B, W, t], index of its ancestor at each step, see `DecodingState`.
         num_hypotheses: W.
 
     Returns:
-        [B, 1, W, t * W], for the slots of all hypotheses of the first step, then of the second ...
+        [B, 1, W, t * W]: the slots of all hypotheses of the first step, then of the second ...
     """
-    places = ops.arange(num_hypotheses, dtype="int32")
-    mask = ops.equal(ancestors[..., None], places)  # [B, W, t, W]
+    indices = ops.arange(num_hypotheses, dtype="int32")
+    mask = ops.equal(ancestors[..., None], indices)  # [B, W, t, W]
     slots = ops.shape(ancestors)[2] * num_hypotheses
     return attention_bias(ops.reshape(mask, (-1, 1, num_hypotheses, slots)))

@@ -53,6 +53,3 @@ class LayerNormalization(Layer):
             normal = centered / (ops.sqrt(ops.maximum(variance, 1e-24)) + self.epsilon)
         gain, bias = ops.cast(self.gain, "float32"), ops.cast(self.bias, "float32")
         return ops.cast(normal * gain + bias, self.compute_dtype)
-
-    def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
-        return tuple(input_shape)

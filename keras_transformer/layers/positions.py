@@ -1,4 +1,4 @@
-"""Positions: what tells the model in which order the tokens stand (3.5).
+"""Positional encodings (3.5).
 
 Shapes: T positions, D model dimension.
 """
@@ -40,12 +40,12 @@ def sinusoids(positions: Tensor, model_dim: int, layout: str = "sinusoidal") -> 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class PositionalEncoding(Layer):
-    """Gives the encoding of positions.
+    """Encodes positions as vectors.
 
     Args:
         model_dim: width of the encoding, D.
         kind: "sinusoidal", "concatenated" (see `sinusoids`) or "learned" (Table 3 row E).
-        first_position: the number of the first token's position.
+        first_position: position of the first token.
         max_positions: rows of the table of learned positions; later positions share the last.
     """
 

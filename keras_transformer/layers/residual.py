@@ -13,13 +13,13 @@ from keras_transformer.layers.normalization import LayerNormalization
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class Residual(Layer):
-    """What stands before and after a sub-layer.
+    """The residual connection around a sub-layer, with its normalization and dropout.
 
     "post" is the paper's LayerNorm(x + Dropout(Sublayer(x))); "pre" is
     x + Dropout(Sublayer(LayerNorm(x))), which trains deep stacks more easily and needs one
     more norm at the end of the stack.
 
-    A sub-layer stands between the two halves:
+    Usage:
         y = residual.enter(x)
         y = sublayer(y)
         x = residual(x, y)
@@ -52,15 +52,10 @@ class Residual(Layer):
             self.norm.build(input_shape)
 
     def enter(self, x: Tensor) -> Tensor:
-        """Returns what the sub-layer reads of the stack's x [B, T, D]."""
+        """Returns the sub-layer's input for the stack's x [B, T, D]."""
         return self.norm(x) if self.norm_position == "pre" else x
 
     def call(self, x: Tensor, output: Tensor, training: bool | None = None) -> Tensor:
-        """Returns the stack's next x [B, T, D] from this one and the sub-layer's output."""
+        """Returns the stack's next x [B, T, D] from x and the sub-layer's output."""
         x = x + self.dropout(output, training=training)
         return x if self.norm_position == "pre" else self.norm(x)
-
-    def compute_output_shape(
-        self, input_shape: tuple[int | None, ...], *other_shapes: Any
-    ) -> tuple[int | None, ...]:
-        return tuple(input_shape)

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from keras_transformer.client import Score
 from keras_transformer.errors import InputError
 from keras_transformer.inference import BatchTranslator, batch_translator
 from keras_transformer.models import Transformer
-from keras_transformer.serving import Score, load_exported
+from keras_transformer.serving import load_exported
 
 _SENTENCES = ["two house", "", "cat sun tree two", "שלום", "tree hello cat", "sun"]
 _OPTIONS = {

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "serving"))
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "client"))
 
 from fake_server import SERVE, Model
 
@@ -161,7 +161,7 @@ def test_over_rest_tensorflow_is_never_loaded(run, model, tmp_path):
 
 
 def test_the_status_has_a_line_for_each_version(call, server, model):
-    model.states[2] = ("EOS", "no such file")
+    model.states[2] = ("END", "no such file")
     result = call("serve_client.py", *server, "--status")
     assert result == (0, "1\tAVAILABLE\t\n2\tEND\tno such file\n", "")
 
@@ -180,7 +180,47 @@ def test_what_is_wrong_is_one_line(call, server, refused, free_ports):
     refused(call("serve_client.py", "--server=localhost", "--status"), "must be host:port")
     refused(call("serve_client.py", "--status"), "--server must be given")
     down = (f"--server=127.0.0.1:{free_ports(1)[0]}", server[1], "--retries=1")
-    refused(call("serve_client.py", *down, "--status"), "no answer from a", "tried 2 times")
+    tried = "tried for" if server[1].endswith("grpc") else "tried 2 times"
+    refused(call("serve_client.py", *down, "--status"), "no answer from a", tried)
+
+
+@pytest.mark.parametrize("protocol", list(SERVE))
+def test_tls_certificates_and_headers_are_taken_from_files(
+    call, model, refused, certificates, tmp_path, protocol
+):
+    model.required_headers = {"authorization": "Bearer s3cret"}
+    names = ("server.pem", "server.key", "ca.pem")
+    (tmp_path / "token").write_text("authorization: Bearer s3cret\n\nx-team: mt\n")
+    (tmp_path / "wrong").write_text("Bearer s3cret\n")
+    trust = (f"--protocol={protocol}", "--tls", f"--root_certificates={certificates}/ca.pem")
+    pair = (
+        f"--client_certificate={certificates}/client.pem",
+        f"--client_key={certificates}/client.key",
+    )
+    headers = f"--headers_file={tmp_path}/token"
+    with SERVE[protocol](model, tls=[certificates / name for name in names]) as address:
+        command = ("serve_client.py", f"--server={address}", *trust)
+        result = call(*command, *pair, headers, stdin=b"two\n")
+        assert result == (0, "TWO\n", "")
+        assert model.headers["x-team"] == "mt"
+        refused(call(*command, *pair, "--status"), "does not accept the credentials: a valid")
+        refused(call(*command, headers, "--retries=0", "--status"), "over TLS with these cert")
+        result = call(*command, f"--headers_file={tmp_path}/wrong", "--status")
+        refused(result, "wrong, line 1 must be name: value")
+        assert "s3cret" not in result.err
+
+
+def test_grpc_itself_writes_nothing_about_a_failed_handshake(run, model, refused, certificates):
+    files = (certificates / "server.pem", certificates / "server.key", None)
+    with SERVE["grpc"](model, tls=files) as address:
+        flags = (
+            "--tls",
+            f"--root_certificates={certificates}/other.pem",
+            "--retries=0",
+            "--status",
+        )
+        result = run("serve_client.py", f"--server={address}", *flags)
+    refused(result, "CERTIFICATE_VERIFY_FAILED")
 
 
 def test_the_help_says_that_options_are_the_exports(call):

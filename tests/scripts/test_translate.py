@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from keras_transformer import serving, training
-from keras_transformer.serving import Translation
+from keras_transformer.client import Translation
 
 
 @pytest.fixture(scope="session")

@@ -6,13 +6,17 @@ the server itself: it runs the SavedModel in Python, and does not batch.
 
 import argparse
 import pathlib
+import sys
 import time
 from typing import Any
 
 import tensorflow as tf
 import tensorflow_text  # noqa: F401  (loads the tokenizer's ops)
-from fake_server import Model, serve_grpc, serve_rest
 from tensorflow.core.framework import types_pb2
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "client"))
+
+from fake_server import Model, serve_grpc, serve_rest
 
 
 def main() -> None:

@@ -16,10 +16,9 @@ import time
 import pytest
 import tensorflow as tf
 
+from keras_transformer.client import Client, ServingError
+from keras_transformer.client.inputs import text_column
 from keras_transformer.inference.signatures import make_signatures
-from keras_transformer.serving.client import Client
-from keras_transformer.serving.complaints import ServingError
-from keras_transformer.serving.options import text_column
 
 STAND_IN = pathlib.Path(__file__).with_name("stand_in_server.py")
 START_S = 180
@@ -204,7 +203,7 @@ def test_a_new_version_takes_over_without_a_failed_request(server, connect):
         shutil.copytree(folder / str(old), folder / "writing")
         (folder / "writing").rename(folder / str(old + 1))
         wait_for(lambda: states(client).get(old + 1) == "AVAILABLE")
-        wait_for(lambda: states(client).get(old, "EOS") == "EOS")
+        wait_for(lambda: states(client).get(old, "END") == "END")
     finally:
         is_over.set()
         thread.join()

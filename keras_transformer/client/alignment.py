@@ -13,12 +13,13 @@ WORD_START = "▁"  # which SentencePiece puts in place of a space
 
 
 class Alignment(NamedTuple):
-    """Which word of the source each word of the target looked at most.
+    """The source word that each target word attends to most.
 
     Attributes:
-        pairs: numbers of a source and a target word, counted as the vocabulary reads the texts.
-        num_source: words of the source, counted so.
-        num_target: words of the target, counted so.
+        pairs: indices of a source and a target word, in the words that the vocabulary makes of the
+            texts.
+        num_source: number of these words in the source.
+        num_target: number of these words in the target.
     """
 
     pairs: list[tuple[int, int]]
@@ -26,12 +27,15 @@ class Alignment(NamedTuple):
     num_target: int
 
     def in_words_of(self, source: str, target: str) -> list[tuple[int, int]]:
-        """Returns the pairs with words counted as they stand between the spaces of the texts.
+        """Returns the pairs with the indices of words between the spaces of the texts.
 
-        A vocabulary reads "it´s" as two words, where NFKC puts a space: such a word has the pairs
-        of both. There are none where it cannot be told which words belong together.
+        A vocabulary makes two words of "it´s", into which NFKC puts a space: it gets the pairs of
+        both. There are none where it is unknown which words belong together.
         """
-        sources, targets = _places(source, self.num_source), _places(target, self.num_target)
+        sources, targets = (
+            _word_indices(source, self.num_source),
+            _word_indices(target, self.num_target),
+        )
         if not sources or not targets:
             return []
         return list(dict.fromkeys((sources[left], targets[right]) for left, right in self.pairs))
@@ -57,7 +61,7 @@ def read_alignments(answer: Mapping[str, Any]) -> list[Alignment]:
 def in_words_of_texts(
     alignments: Sequence[Alignment], sources: Sequence[str], targets: Sequence[str]
 ) -> list[list[tuple[int, int]]]:
-    """Returns the pairs of each alignment in the words of its texts, see `in_words_of`."""
+    """Returns the pairs of each alignment in the words of its texts."""
     texts = zip(sources, targets, strict=True)
     return [each.in_words_of(*pair) for each, pair in zip(alignments, texts, strict=True)]
 
@@ -65,10 +69,10 @@ def in_words_of_texts(
 def align_words(
     attention: np.ndarray, source_pieces: Sequence[str], target_pieces: Sequence[str]
 ) -> list[tuple[int, int]]:
-    """Returns for each target word the source word that it looked at most.
+    """Returns for each target word the source word that it attends to most.
 
-    The attention of a word is the mean of that of its tokens, and goes to the sum of a source
-    word's tokens. EOS is no word, and nothing is aligned to it.
+    The attention between words is the mean over the target word's tokens of the sum over the source
+    word's tokens. EOS is not a word, and nothing is aligned to it.
 
     Args:
         attention: float [T, S].
@@ -76,36 +80,36 @@ def align_words(
         target_pieces: the same of the target.
 
     Returns:
-        Pairs (source word, target word), numbered from 0, in the target's order; none where a
+        Pairs (source word, target word), counted from 0, in the target's order; none where either
         side is blank.
     """
     sources, targets = _words(source_pieces), _words(target_pieces)
     if not sources:
         return []
-    looked = np.stack([attention[:, word].sum(axis=1) for word in sources], axis=1)
+    attended = np.stack([attention[:, word].sum(axis=1) for word in sources], axis=1)
     return [
-        (int(looked[word].mean(axis=0).argmax()), number) for number, word in enumerate(targets)
+        (int(attended[word].mean(axis=0).argmax()), number) for number, word in enumerate(targets)
     ]
 
 
 def _words(pieces: Sequence[str]) -> list[list[int]]:
-    """Returns the places of each word's tokens."""
+    """Returns the indices of each word's tokens."""
     words: list[list[int]] = []
-    for place, piece in enumerate([piece for piece in pieces if piece][:-1]):  # without EOS
+    for index, piece in enumerate([piece for piece in pieces if piece][:-1]):  # without EOS
         if piece.startswith(WORD_START) or not words:
             words.append([])
-        words[-1].append(place)
+        words[-1].append(index)
     return words
 
 
-def _places(text: str, count: int) -> list[int]:
-    """Returns which word of a text each of `count` words is that a vocabulary reads of it.
+def _word_indices(text: str, count: int) -> list[int]:
+    """Returns the index in a text of each of `count` words that a vocabulary makes of it.
 
-    They are fewer than the text's where it is cut off. Where they are more, the list is empty.
+    They are fewer than the text's where it is truncated. Where they are more, the list is empty.
     """
     words = text.split()
     if len(words) == count:
         return list(range(count))
     parts = [len(unicodedata.normalize("NFKC", word).split()) for word in words]
-    places = [place for place, number in enumerate(parts) for _ in range(number)]
-    return places[:count] if len(places) >= count else []
+    indices = [index for index, number in enumerate(parts) for _ in range(number)]
+    return indices[:count] if len(indices) >= count else []

@@ -1,4 +1,4 @@
-"""What a translator answers, in Python and over the network. Imports nothing heavy."""
+"""The outputs of a translator, in this process or on a server, as plain Python values."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -17,11 +17,11 @@ class Translation(NamedTuple):
 
 
 class Score(NamedTuple):
-    """How probable a model finds a translation that it was given.
+    """The probability of a given translation.
 
     Attributes:
-        score: the log-probability of the whole translation, its end included.
-        token_scores: the log-probability of each of its symbols, whose sum `score` is.
+        score: the log-probability of the whole translation, EOS included.
+        token_scores: the log-probability of each of its tokens; their sum is `score`.
     """
 
     score: float

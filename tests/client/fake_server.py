@@ -9,10 +9,11 @@ import contextlib
 import http.server
 import json
 import re
+import ssl
 import threading
 import time
 import urllib.parse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import grpc
@@ -27,6 +28,7 @@ from tensorflow_serving.apis import (
 )
 
 HTTP_STATUS = {
+    "UNAUTHENTICATED": 401,
     "INVALID_ARGUMENT": 400,
     "FAILED_PRECONDITION": 400,
     "NOT_FOUND": 404,
@@ -54,6 +56,10 @@ class Request(NamedTuple):
     inputs: dict[str, list[Any]]
 
 
+def _lower(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
+    return {name.lower(): value for name, value in headers}
+
+
 class Model:
     """What both protocols serve.
 
@@ -76,6 +82,8 @@ class Model:
         self.requests: list[Request] = []
         self.faults: list[FaultError] = []  # one for each of the next requests
         self.delay_s = 0.0
+        self.headers: dict[str, str] = {}  # of the latest request
+        self.required_headers: dict[str, str] = {}
         self.at_once = 0
         self.most_at_once = 0
         self._lock = threading.Lock()
@@ -101,6 +109,11 @@ class Model:
         finally:
             with self._lock:
                 self.at_once -= 1
+
+    def authenticate(self, headers: Iterable[tuple[str, str]]) -> None:
+        self.headers = _lower(headers)
+        if not self.required_headers.items() <= self.headers.items():
+            raise FaultError("UNAUTHENTICATED", "a valid token is required")
 
     def inputs_of(self, name: str, version: int | None, label: str, signature: str) -> Any:
         self._find(name, version, label)
@@ -134,13 +147,25 @@ class Model:
 
 
 @contextlib.contextmanager
-def serve_grpc(model: Model, port: int = 0) -> Iterator[str]:
-    """Serves a model over gRPC while the context lasts; gives the address."""
+def serve_grpc(model: Model, port: int = 0, tls: Any = None) -> Iterator[str]:
+    """Serves a model over gRPC while the context lasts; gives the address.
+
+    Args:
+        model: what to serve.
+        port: where; 0 means any free port.
+        tls: server certificate, key and the authority that clients need a certificate of, or
+            None; paths. Without them in clear text.
+    """
     server = grpc.server(concurrent.futures.ThreadPoolExecutor(8))
     service = _GrpcService(model)
     prediction_service_pb2_grpc.add_PredictionServiceServicer_to_server(service, server)
     model_service_pb2_grpc.add_ModelServiceServicer_to_server(service, server)
-    port = server.add_insecure_port(f"127.0.0.1:{port}")
+    if tls is None:
+        port = server.add_insecure_port(f"127.0.0.1:{port}")
+    else:
+        chain, key, authority = (path and path.read_bytes() for path in tls)
+        credentials = grpc.ssl_server_credentials([(key, chain)], authority, authority is not None)
+        port = server.add_secure_port(f"127.0.0.1:{port}", credentials)
     server.start()
     try:
         yield f"127.0.0.1:{port}"
@@ -149,17 +174,28 @@ def serve_grpc(model: Model, port: int = 0) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def serve_rest(model: Model, port: int = 0) -> Iterator[str]:
-    """Serves a model over REST while the context lasts; gives the address."""
+def serve_rest(model: Model, port: int = 0, tls: Any = None) -> Iterator[str]:
+    """Serves a model over REST while the context lasts, see `serve_grpc`."""
     handler = type("Handler", (_RestHandler,), {"model": model})
-    with serve_http(handler, port) as address:
+    with serve_http(handler, port, tls) as address:
         yield address
 
 
 @contextlib.contextmanager
-def serve_http(handler: type[http.server.BaseHTTPRequestHandler], port: int = 0) -> Iterator[str]:
+def serve_http(
+    handler: type[http.server.BaseHTTPRequestHandler], port: int = 0, tls: Any = None
+) -> Iterator[str]:
     """Runs a server of HTTP while the context lasts; gives the address."""
     server = http.server.ThreadingHTTPServer(("127.0.0.1", port), handler)
+    server.handle_error = lambda *_: None  # clients that leave or fail the handshake
+    if tls is not None:
+        chain, key, authority = tls
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(chain, key)
+        if authority is not None:
+            context.verify_mode = ssl.CERT_REQUIRED
+            context.load_verify_locations(authority)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:
@@ -180,6 +216,7 @@ class _GrpcService:
         spec = request.model_spec
         which = self._which(spec)
         with _faults_told(context):
+            self._model.authenticate(context.invocation_metadata())
             dtypes = self._model.inputs_of(*which, spec.signature_name)
             inputs = {}
             for name, tensor in request.inputs.items():
@@ -196,6 +233,7 @@ class _GrpcService:
 
     def GetModelMetadata(self, request: Any, context: Any) -> Any:  # noqa: N802
         with _faults_told(context):
+            self._model.authenticate(context.invocation_metadata())
             signatures = self._model.all_signatures(*self._which(request.model_spec))
             definitions = get_model_metadata_pb2.SignatureDefMap()
             for name, inputs in signatures.items():
@@ -208,6 +246,7 @@ class _GrpcService:
 
     def GetModelStatus(self, request: Any, context: Any) -> Any:  # noqa: N802
         with _faults_told(context):
+            self._model.authenticate(context.invocation_metadata())
             response = get_model_status_pb2.GetModelStatusResponse()
             for version, (state, error) in self._model.status(request.model_spec.name).items():
                 entry = response.model_version_status.add(version=version, state=state)
@@ -233,6 +272,7 @@ def _faults_told(context: Any) -> Iterator[None]:
 
 class _RestHandler(http.server.BaseHTTPRequestHandler):
     model: Model
+    protocol_version = "HTTP/1.1"  # keeps connections, as the stock server does
 
     def do_POST(self) -> None:
         self._answer(r"/v1/models/([^/:]+)(?:/versions/(\d+)|/labels/([^/:]+))?:(predict)")
@@ -243,6 +283,7 @@ class _RestHandler(http.server.BaseHTTPRequestHandler):
     def _answer(self, pattern: str) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         try:
+            self.model.authenticate(self.headers.items())
             found = re.fullmatch(pattern, self.path)
             if found is None:
                 message = f"Malformed request: {self.command} {self.path}"

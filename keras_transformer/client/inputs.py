@@ -1,15 +1,14 @@
-"""Checks what a client sends: sentences, and options of the search with a value for each."""
+"""The inputs of a request: checked sentences, and decoding options with a value for each."""
 
 import math
 import numbers
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from keras_transformer.config import MOST_PHRASES
 from keras_transformer.errors import InputError
-from keras_transformer.serving.transport import Column
 
-# What an exported model reads as "the setting that I was exported with".
+# What an exported model takes for the option's value at export.
 AS_EXPORTED: dict[str, Any] = {"DT_STRING": "", "DT_FLOAT": -1.0, "DT_INT32": -1, "DT_INT64": -1}
 
 _BITS = {"DT_INT32": 31, "DT_INT64": 63}
@@ -21,11 +20,18 @@ _KINDS = {
 }
 
 
+class Column(NamedTuple):
+    """One input of a request: a value for each sentence, and their `tensorflow.DataType`."""
+
+    values: list[Any]
+    dtype: str = "DT_STRING"
+
+
 def text_column(name: str, texts: Sequence[str]) -> Column:
     """Returns sentences as an input.
 
     Raises:
-        InputError: it is one string in place of a list, or holds something that is no text.
+        InputError: it is one string in place of a list, or an element is not text.
     """
     if isinstance(texts, str):
         raise InputError(f"{name} must be a list of sentences, got one: {texts[:40]!r}")
@@ -41,7 +47,7 @@ def pair_columns(source: Sequence[str], target: Sequence[str]) -> dict[str, Colu
     """Returns sentences and their translations as inputs.
 
     Raises:
-        InputError: there are not as many of one as of the other, or as of `text_column`.
+        InputError: their numbers differ, or as in `text_column`.
     """
     columns = {"source": text_column("source", source), "target": text_column("target", target)}
     sizes = [len(column.values) for column in columns.values()]
@@ -55,7 +61,7 @@ def pair_columns(source: Sequence[str], target: Sequence[str]) -> dict[str, Colu
 def option_columns(
     options: Mapping[str, Any], inputs: Mapping[str, str], count: int
 ) -> dict[str, Column]:
-    """Returns a column for each option that a model has, given or not.
+    """Returns a column for each option of a model, given or not.
 
     Args:
         options: for each option one value for all sentences or a sequence of `count` values.
@@ -63,7 +69,7 @@ def option_columns(
         count: sentences.
 
     Raises:
-        InputError: the model has no such option, or it cannot have such a value.
+        InputError: the model has no such option, or a value is invalid.
     """
     known = {name: dtype for name, dtype in inputs.items() if name != "text"}
     unknown = sorted(set(options) - set(known))
@@ -93,7 +99,7 @@ def _spread(name: str, value: Any, count: int) -> list[Any]:
 
 
 def _checked(name: str, dtype: str, value: Any) -> Any:
-    """Returns a value of an option as JSON and protocol buffers want it."""
+    """Returns a value of an option as JSON and protocol buffers represent it."""
     if value is None:
         return AS_EXPORTED[dtype]
     if dtype == "DT_STRING" and isinstance(value, list | tuple):

@@ -19,10 +19,8 @@ from fake_server import SERVE, FaultError, Model, serve_grpc, serve_http, serve_
 
 import keras_transformer
 from keras_transformer import InputError
-from keras_transformer.serving import transport
-from keras_transformer.serving.client import Client
-from keras_transformer.serving.complaints import ServingError
-from keras_transformer.serving.translation import Translation
+from keras_transformer.client import Client, ServingError, Translation, transport
+from keras_transformer.client.transport import RequestError
 
 PROTOCOLS = ("grpc", "rest")
 SIGNATURES = {
@@ -75,8 +73,8 @@ def serve(request, model):
 
 @pytest.fixture
 def no_pause(monkeypatch):
-    """Repeats at once."""
-    monkeypatch.setattr(transport, "pause_s", lambda attempt: 0.0)
+    """Retries almost at once."""
+    monkeypatch.setattr(transport, "FIRST_PAUSE_S", 0.01)  # gRPC 1.85 may hang at 0.001
 
 
 def refusal(call, *arguments, kind=ServingError, **options):
@@ -234,10 +232,11 @@ def test_retries_have_an_end_that_is_told_with_their_number(serve, model, no_pau
     error = refusal(serve(retries=2).translate, ["a"])
     assert len(model.requests) == 3
     assert error.code == "RESOURCE_EXHAUSTED"
-    assert "too much to do: the queue is full; tried 3 times in 0." in str(error)
+    tried = {"grpc": "tried for 0.", "rest": "tried 3 times in 0."}[serve.protocol]
+    assert f"too much to do: the queue is full; {tried}" in str(error)
     model.requests.clear()
     error = refusal(serve(retries=0).translate, ["a"])
-    assert "tried once" in str(error)
+    assert ("tried once" in str(error)) == (serve.protocol == "rest")
     assert len(model.requests) == 1
 
 
@@ -251,20 +250,40 @@ def test_what_will_not_pass_is_not_tried_again(serve, model, no_pause, code):
     assert len(str(error)) < 500
 
 
-def test_pauses_double_up_to_a_bound_and_differ():
-    for attempt, longest in ((1, 0.1), (2, 0.2), (4, 0.8), (8, 5.0), (5000, 5.0)):
-        pauses = [transport.pause_s(attempt) for _ in range(200)]
-        assert longest / 2 <= min(pauses) < max(pauses) <= longest
-        assert max(pauses) - min(pauses) > longest / 4
+def test_a_large_request_is_retried_too(serve, model, no_pause):
+    model.faults = [FaultError("UNAVAILABLE", "busy")] * 2
+    text = "x" * 1_000_000  # gRPC's own limit is 256 KiB
+    assert serve(retries=2).translate([text])[0][0].text == text.upper()
+
+
+def test_more_retries_than_grpc_has_are_refused():
+    error = refusal(Client, "localhost:8500", retries=5, kind=InputError)
+    assert "over gRPC retries must be at most 4" in str(error) and "got 5" in str(error)
+    Client("localhost:8501", protocol="rest", retries=5).close()
+
+
+def test_pauses_over_rest_double_up_to_a_bound_and_differ():
+    with Client("localhost:8501", protocol="rest", retries=5000) as client:
+        policy = client._transport._retries
+    pauses = []
+    for _ in range(12):
+        policy = policy.increment(error=RequestError("UNAVAILABLE", "busy"))
+        pauses.append([policy.get_backoff_time() for _ in range(200)])
+    assert set(pauses[0]) == {0.0}
+    for retry, shortest in ((1, 0.4), (2, 0.8), (3, 1.6), (4, 3.2)):
+        assert shortest <= min(pauses[retry]) < max(pauses[retry]) <= shortest + 0.2
+        assert max(pauses[retry]) - min(pauses[retry]) > 0.1
+    assert set(pauses[-1]) == {5.0}
 
 
 def test_the_deadline_bounds_retries_and_their_pauses(serve, model):
     model.faults = [FaultError("UNAVAILABLE", "busy")] * 99
     start = time.monotonic()
-    error = refusal(serve(timeout_s=0.5, retries=99).translate, ["a"])
+    error = refusal(serve(timeout_s=0.5, retries=4).translate, ["a"])
     assert time.monotonic() - start < 1.0
-    assert 2 <= len(model.requests) <= 5  # pauses of about 0.1, 0.2, 0.4 seconds
-    assert error.code == "UNAVAILABLE"
+    assert 2 <= len(model.requests) <= 5  # pauses of about 0.2 and 0.4 seconds
+    # gRPC knows only that the time was over while it paused.
+    assert error.code == {"grpc": "DEADLINE_EXCEEDED", "rest": "UNAVAILABLE"}[serve.protocol]
 
 
 def test_a_slow_server_is_left_at_the_deadline(serve, model):
@@ -303,13 +322,14 @@ def test_a_server_that_is_down_is_told_with_its_address(free_ports, protocol):
             error = refusal(call)
             assert error.code == "UNAVAILABLE"
             assert f"no answer from a {protocol} server at {address}" in str(error)
-            assert "tried 3 times" in str(error) and "Is it running" in str(error)
+            tried = {"grpc": "tried for", "rest": "tried 3 times"}[protocol]
+            assert tried in str(error) and "Is it running" in str(error)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_server_that_starts_late_is_waited_for(model, free_ports, protocol):
     (port,) = free_ports(1)
-    with Client(f"127.0.0.1:{port}", protocol=protocol, retries=9) as client:
+    with Client(f"127.0.0.1:{port}", protocol=protocol, retries=4) as client:
         answers = []
         thread = threading.Thread(target=lambda: answers.extend(client.translate(["a"])))
         thread.start()
@@ -396,7 +416,7 @@ def test_another_server_of_http_is_recognized(status, body):
 
     with serve_http(Website) as address, Client(address, protocol="rest") as client:
         error = refusal(client.status)
-        assert f"no model server of TensorFlow is the rest server at {address}" in str(error)
+        assert f"the rest server at {address} is no TensorFlow model server" in str(error)
         refusal(client.translate, ["a"])
 
 
@@ -429,25 +449,108 @@ def test_a_server_that_hangs_up_amid_its_answer_is_asked_again():
             assert client.translate(["a"]) == [[Translation("b", 0.0)]]
 
 
+def in_thread(call, *arguments):
+    """Starts a call; gives its thread, and the list that gets its error or result."""
+    outcomes = []
+
+    def run():
+        try:
+            outcomes.append(call(*arguments))
+        except Exception as error:
+            outcomes.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, outcomes
+
+
+def check_closed(thread, outcomes):
+    thread.join(timeout=2.0)
+    (error,) = outcomes
+    assert type(error) is InputError
+    assert str(error) == "the client is closed; make another one"
+
+
 def test_closing_ends_requests_under_way(serve, model):
     model.delay_s = 3.0
     client = serve(timeout_s=30)
-    errors = []
-
-    def translate():
-        try:
-            client.translate(["a"])
-        except InputError as error:
-            errors.append(str(error))
-
-    thread = threading.Thread(target=translate)
-    thread.start()
+    running = in_thread(client.translate, ["a"])
     while not model.requests:
         time.sleep(0.01)
     client.close()
-    thread.join(timeout=2.0)
-    assert errors == ["the client is closed; make another one"]
+    check_closed(*running)
     refusal(client.translate, ["a"], kind=InputError)
+    refusal(client.status, kind=InputError)
+    client.close()
+
+
+def test_closing_ends_pauses_between_retries(serve, model):
+    model.faults = [FaultError("UNAVAILABLE", "busy")] * 99
+    client = serve(retries=4)
+    running = in_thread(client.translate, ["a"])
+    while len(model.requests) < 3:
+        time.sleep(0.01)
+    start = time.monotonic()
+    client.close()
+    check_closed(*running)
+    assert time.monotonic() - start < 0.5  # the next pause is 0.8 seconds
+    assert len(model.requests) == 3
+
+
+@pytest.mark.parametrize("head", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{"])
+def test_closing_ends_a_request_whose_answer_does_not_come_or_stops(head):
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+        client = Client(address, protocol="rest")
+        running = in_thread(client.status)
+        connection, _ = listening.accept()
+        with connection:
+            connection.recv(10_000)
+            connection.sendall(head)
+            time.sleep(0.1)
+            client.close()
+            check_closed(*running)
+
+
+def test_closing_at_any_moment_is_survived_and_leaves_nothing(serve, model):
+    """Threads and files are as many as before; what the calls got is an answer or one error."""
+
+    def use():
+        client = serve(batch_size=1, requests_in_flight=3)
+        running = [in_thread(client.translate, list("abcdef")) for _ in range(3)]
+        running.append(in_thread(client.status))
+        time.sleep(generator.uniform(0.0, 0.05))
+        client.close()
+        for thread, outcomes in running:
+            thread.join(timeout=2.0)
+            (outcome,) = outcomes
+            closed = type(outcome) is InputError and "client is closed" in str(outcome)
+            assert closed or len(outcome) in (1, 6), outcome
+
+    def left():
+        threads = [each.name for each in threading.enumerate() if each.name.startswith("requests")]
+        return threads, len(os.listdir("/dev/fd"))
+
+    generator = random.Random(1)
+    model.delay_s = 0.005
+    use()  # gRPC keeps some files for all channels
+    time.sleep(0.2)
+    before = left()
+    assert before[0] == []
+    for _ in range(20):
+        use()
+        assert left()[0] == []
+    end = time.monotonic() + 5
+    while left()[1] > before[1] and time.monotonic() < end:  # the server closes its side
+        time.sleep(0.05)
+    assert left()[1] <= before[1]
+
+
+def test_connections_over_rest_are_reused(model):
+    with SERVE["rest"](model) as address, Client(address, protocol="rest") as client:
+        for _ in range(5):
+            client.translate(["a"])
+        assert client._transport._pool.num_connections == 1
 
 
 @pytest.mark.parametrize(
@@ -457,6 +560,7 @@ def test_closing_ends_requests_under_way(serve, model):
         (dict(address="http://localhost:8501"), "must be host:port"),
         (dict(address="localhost:99999"), "must be host:port"),
         (dict(address=":8500"), "must be host:port"),
+        (dict(address="a b:8500", protocol="rest"), "must be host:port"),
         (dict(protocol="http"), "protocol must be grpc or rest, got 'http'"),
         (dict(batch_size=0), "batch_size must be at least 1, got 0"),
         (dict(retries=-1), "retries must be at least 0, got -1"),
@@ -481,15 +585,16 @@ def test_ipv6_addresses_are_understood(model):
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
     except OSError:
         pytest.skip("needs IPv6 on this machine")
-    with Client("[::1]:9", protocol="rest", retries=0) as client:
-        assert "server at [::1]:9" in str(refusal(client.status))
+    for address in ("[::1]:9", "::1:9"):
+        with Client(address, protocol="rest", retries=0) as client:
+            assert f"server at {address}: Connection refused" in str(refusal(client.status))
 
 
 def test_rest_needs_no_tensorflow_and_grpc_says_what_it_needs():
     program = """
 import sys
 sys.modules.update(dict.fromkeys(("tensorflow", "keras", "grpc", "numpy")))  # not to be had
-from keras_transformer.serving import Client
+from keras_transformer.client import Client
 client = Client("localhost:1", protocol="rest", retries=0)
 try:
     client.translate(["a"])

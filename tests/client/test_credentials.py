@@ -1,0 +1,242 @@
+"""TLS and headers, against servers on this machine with certificates that are made here."""
+
+import http.server
+import pathlib
+import sys
+import threading
+import time
+
+import pytest
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+
+from fake_server import SERVE, Model, serve_http
+
+from keras_transformer import InputError
+from keras_transformer.client import Client, ServingError
+
+
+@pytest.fixture
+def model():
+    signatures = {"serving_default": {"text": "DT_STRING"}}
+    return Model(
+        signatures,
+        lambda _, inputs: {
+            "translations": [[text.upper()] for text in inputs["text"]],
+            "scores": [[0.0] for _ in inputs["text"]],
+        },
+    )
+
+
+@pytest.fixture(params=list(SERVE))
+def protocol(request):
+    return request.param
+
+
+@pytest.fixture
+def serve(certificates, model, protocol):
+    """Serves with a certificate; mutual says whether clients need one too."""
+
+    def serve(name="server", mutual=False):
+        authority = certificates / "ca.pem" if mutual else None
+        files = (certificates / f"{name}.pem", certificates / f"{name}.key", authority)
+        return SERVE[protocol](model, tls=files)
+
+    return serve
+
+
+@pytest.fixture
+def connect(certificates, protocol):
+    """Makes clients that trust the authority."""
+
+    def connect(address, **options):
+        trust = {"root_certificates": certificates / "ca.pem", "retries": 1, "timeout_s": 10}
+        return Client(address, protocol=protocol, tls=True, **trust | options)
+
+    return connect
+
+
+def refusal(client):
+    with client, pytest.raises(ServingError) as caught:
+        client.translate(["a"])
+    assert "\n" not in str(caught.value)
+    assert caught.value.code == "UNAVAILABLE"
+    assert "over TLS with these certificates?" in str(caught.value)
+    return str(caught.value).lower()
+
+
+def test_tls_is_spoken_to_names_and_addresses(serve, connect):
+    with serve() as address:
+        for host in (address, address.replace("127.0.0.1", "localhost")):
+            with connect(host) as client:
+                assert client.translate(["a"])[0][0].text == "A"
+                assert client.status() == [(1, "AVAILABLE", "")]
+
+
+def test_a_certificate_of_another_authority_is_refused(serve, connect, certificates, model):
+    with serve() as address:
+        for trusted in (certificates / "other.pem", None):  # None: those of the system
+            error = refusal(connect(address, root_certificates=trusted))
+            assert "certificate" in error and "verify" in error
+    assert model.requests == []
+
+
+def test_an_expired_certificate_is_refused(serve, connect, model):
+    with serve("expired") as address:
+        assert "certificate has expired" in refusal(connect(address))
+    assert model.requests == []
+
+
+def test_a_certificate_for_another_host_is_refused(serve, connect, model):
+    with serve("elsewhere") as address:
+        error = refusal(connect(address))
+        assert "verif" in error or "hostname" in error or "peer name" in error
+    assert model.requests == []
+
+
+def test_servers_that_want_a_certificate_of_the_client_get_it(serve, connect, certificates, model):
+    pair = {
+        "client_certificate": certificates / "client.pem",
+        "client_key": certificates / "client.key",
+    }
+    with serve(mutual=True) as address:
+        with connect(address, **pair) as client:
+            assert client.translate(["a"])[0][0].text == "A"
+        model.requests.clear()
+        assert "no answer from" in refusal(connect(address))
+        stranger = {
+            "client_certificate": certificates / "other.pem",
+            "client_key": certificates / "other.key",
+        }
+        assert "no answer from" in refusal(connect(address, **stranger))
+    assert model.requests == []
+
+
+def test_a_port_without_tls_and_a_client_without_it_are_told(model, protocol, serve, connect):
+    with SERVE[protocol](model) as address:
+        assert refusal(connect(address))
+    with serve() as address:
+        client = Client(address, protocol=protocol, retries=0)
+        with client, pytest.raises(ServingError, match=r"port .*without TLS"):
+            client.status()
+    assert model.requests == []
+
+
+def test_files_that_are_no_certificates_are_refused_at_once(certificates, protocol, tmp_path):
+    (tmp_path / "text.pem").write_text("no certificate")
+
+    def check(*parts, **files):
+        with pytest.raises(InputError) as caught:
+            Client("localhost:1", protocol=protocol, tls=True, **files)
+        assert "\n" not in str(caught.value)
+        for part in parts:
+            assert part in str(caught.value)
+
+    chain, key = certificates / "client.pem", certificates / "client.key"
+    check(
+        "root_certificates", "absent.pem: No such file", root_certificates=tmp_path / "absent.pem"
+    )
+    check("root_certificates must be PEM", "text.pem", root_certificates=tmp_path / "text.pem")
+    check("client_certificate and client_key together", client_certificate=chain)
+    check("client_certificate and client_key together", client_key=key)
+    check("text.pem and", client_certificate=tmp_path / "text.pem", client_key=key)
+    server_key = certificates / "server.key"
+    check("client.pem and", client_certificate=chain, client_key=server_key)
+    encrypted = certificates / "encrypted.key"
+    check("the key unencrypted", client_certificate=chain, client_key=encrypted)
+    with pytest.raises(InputError, match="certificates need TLS; add tls=True"):
+        Client("localhost:1", protocol=protocol, client_certificate=chain, client_key=key)
+
+
+def test_headers_are_sent_with_every_request(serve, connect, model):
+    token = {"authorization": "Bearer tok en"}
+    model.required_headers = token
+    headers = {"Authorization": "Bearer tok en", "x-team": "mt"}
+    with serve() as address, connect(address, headers=headers) as client:
+        assert client.translate(["a"])[0][0].text == "A"
+        assert model.headers.items() >= {**token, "x-team": "mt"}.items()
+        client.status()
+        assert model.headers.items() >= token.items()
+
+
+def test_wrong_credentials_are_told_without_them(serve, connect, model):
+    model.required_headers = {"authorization": "Bearer right"}
+    with serve() as address:
+        client = connect(address, headers={"authorization": "Bearer wr0ng"})
+        with client, pytest.raises(ServingError, match="not accept the credentials: a") as caught:
+            client.translate(["a"])
+    assert caught.value.code == "UNAUTHENTICATED"
+    cause = caught.value
+    while cause is not None:
+        assert "wr0ng" not in str(cause)
+        cause = cause.__cause__
+
+
+@pytest.mark.parametrize(
+    ("headers", "message"),
+    [
+        ({"a b": "c"}, "name of a header must be .* got 'a b'"),
+        ({"": "c"}, "name of a header"),
+        ({"grpc-timeout": "1"}, "name of a header"),
+        ({"token-bin": "1"}, "name of a header"),
+        ({"authorization": "s3cret\r\nx: y"}, "value of the header authorization must be one line"),
+        ({"authorization": "s3crét"}, "value of the header authorization"),
+        ({"authorization": b"s3cret"}, "value of the header authorization"),
+        ({"authorization": ""}, "value of the header authorization"),
+    ],
+)
+def test_headers_that_cannot_be_sent_are_refused(protocol, headers, message):
+    with pytest.raises(InputError, match=message) as caught:
+        Client("localhost:1", protocol=protocol, headers=headers)
+    assert "s3cr" not in str(caught.value)
+
+
+def test_credentials_leave_this_machine_by_tls_alone(protocol):
+    headers = {"authorization": "Bearer x"}
+    with pytest.raises(InputError, match=r"to mt\.example\.org in clear text; use TLS"):
+        Client("mt.example.org:80", protocol=protocol, headers=headers)
+    Client("mt.example.org:443", protocol=protocol, headers=headers, tls=True).close()
+    Client("localhost:80", protocol=protocol, headers=headers).close()
+
+
+def test_closing_ends_a_call_over_tls(serve, connect, model):
+    model.delay_s = 3.0
+    with serve() as address:
+        client, errors = connect(address, timeout_s=30), []
+
+        def translate():
+            try:
+                client.translate(["a"])
+            except InputError as error:
+                errors.append(str(error))
+
+        thread = threading.Thread(target=translate)
+        thread.start()
+        while not model.requests:
+            time.sleep(0.01)
+        start = time.monotonic()
+        client.close()
+        thread.join(timeout=2.0)
+        assert errors == ["the client is closed; make another one"]
+        assert time.monotonic() - start < 1.0
+
+
+def test_redirects_are_not_followed_with_credentials():
+    seen = []
+
+    class Elsewhere(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            seen.append(self.path)
+            self.send_response(307)
+            self.send_header("Location", "/v1/other")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *arguments):
+            pass
+
+    with serve_http(Elsewhere) as address:
+        client = Client(address, protocol="rest", headers={"authorization": "Bearer x"})
+        with client, pytest.raises(ServingError, match="HTTP status 307 without a JSON object"):
+            client.status()
+    assert len(seen) == 1
