@@ -13,7 +13,7 @@ FILES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
 
 # A file imports from its own folder and from lower floors, never sideways or upwards.
 FLOORS = {
-    "atomic_files": 0, "atomic_folders": 0, "config": 0, "cores": 0, "decoding": 0, "errors": 0,
+    "atomic_files": 0, "atomic_folders": 0, "config": 0, "decoding": 0, "errors": 0, "host": 0,
     "length_batches": 0, "text_files": 0,
     "client": 1, "layers": 1, "objectives": 1, "search": 1, "text": 1,
     "data": 2, "models": 2,

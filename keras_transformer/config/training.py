@@ -42,7 +42,8 @@ class TrainingConfig(JsonConfig):
             the task's metric at each checkpoint; it decides how many of its sentences are taken. 0
             turns it off.
         log_steps: updates between two lines of metrics.jsonl.
-        precision: the Keras dtype policy; the mixed ones are for GPUs and newer CPUs.
+        precision: the Keras dtype policy, or auto: mixed_bfloat16 on GPUs and on CPUs with
+            instructions for it, where it is faster, else float32. A run keeps what auto chose.
         seed: seed of the initial weights, dropout and the order of the data.
     """
 
@@ -65,7 +66,7 @@ class TrainingConfig(JsonConfig):
     stop_patience: int = 10
     validation_share: float = 0.1
     log_steps: int = 100
-    precision: Literal["float32", "mixed_bfloat16", "mixed_float16"] = "float32"
+    precision: Literal["float32", "mixed_bfloat16", "mixed_float16", "auto"] = "float32"
     seed: int = 1
 
     def __post_init__(self) -> None:

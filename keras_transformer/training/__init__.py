@@ -14,7 +14,11 @@ from keras_transformer.training.input_pipeline import num_shapes
 from keras_transformer.training.run_config import RunConfigs
 from keras_transformer.training.run_directory import RunDirectory
 from keras_transformer.training.stopping import Stopped
-from keras_transformer.training.strategies import make_strategy, worker_of
+from keras_transformer.training.strategies import (
+    computes_in_bfloat16,
+    make_strategy,
+    worker_of,
+)
 from keras_transformer.training.validation import check_validation
 
 __all__ = [
@@ -24,6 +28,7 @@ __all__ = [
     "Stopped",
     "check_validation",
     "compile_for_training",
+    "computes_in_bfloat16",
     "is_finished",
     "make_strategy",
     "make_vocabularies",

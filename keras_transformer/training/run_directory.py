@@ -27,6 +27,7 @@ from keras_transformer.training.run_config import (
     VocabularyRecord,
     differences,
 )
+from keras_transformer.training.strategies import computes_in_bfloat16
 
 
 class RunDirectory:
@@ -52,7 +53,7 @@ class RunDirectory:
         return self._config_file.path.is_file()
 
     def create(self, configs: RunConfigs, source: Vocabulary, target: Vocabulary) -> None:
-        """Writes the vocabularies and, last, the configuration.
+        """Writes the vocabularies and, last, the configuration, with its precision `resolved`.
 
         Raises:
             InputError: the directory holds a run already, or it cannot be written.
@@ -71,7 +72,20 @@ class RunDirectory:
         if target.fingerprint != source.fingerprint:
             target.save(self._target_path)
             vocabularies[self._target_path.name] = VocabularyRecord.of(target.model_bytes)
+        configs = configs._replace(training=self.resolved(configs.training))
         self._write_config(configs, vocabularies)
+
+    def resolved(self, training: TrainingConfig) -> TrainingConfig:
+        """Returns a configuration with the precision that "auto" means for this run.
+
+        That is the precision it has, whatever machine it goes on with. A new run gets
+        mixed_bfloat16 where this machine computes in it, else float32.
+        """
+        if training.precision != "auto":
+            return training
+        if self.exists:
+            return training.replace(precision=self.configs().training.precision)
+        return training.replace(precision="mixed_bfloat16" if computes_in_bfloat16() else "float32")
 
     def configs(self) -> RunConfigs:
         """Returns the configurations of the run.
@@ -92,6 +106,7 @@ class RunDirectory:
                 process trains the run; or the directory cannot be written.
         """
         configs = self.configs()
+        asked = asked._replace(training=self.resolved(asked.training))
         if found := differences(configs, asked, has_checkpoint=bool(self.checkpoints().steps())):
             raise InputError(
                 f"run directory {self.path} holds another run: {'; '.join(found)}; "
