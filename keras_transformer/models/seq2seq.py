@@ -13,6 +13,7 @@ from typing_extensions import Self
 from keras_transformer.config import ModelConfig
 from keras_transformer.decoding import DecodingState, Tensor
 from keras_transformer.layers import Dropout, TokenEmbedding
+from keras_transformer.models.quantization import quantization_configs, restore_quantization
 from keras_transformer.models.training_step import TokenWeightedModel
 
 
@@ -177,19 +178,23 @@ class Seq2SeqModel(TokenWeightedModel, abc.ABC):
         return (*input_shape["target"], self.config.target_size)
 
     def get_config(self) -> dict[str, Any]:
-        return {
+        config = {
             "config": self.config.to_dict(),
             "name": self.name,
             "trainable": self.trainable,
             "dtype": keras.saving.serialize_keras_object(self.dtype_policy),
         }
+        quantized = quantization_configs(self)
+        return config | {"quantization": quantized} if quantized else config
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Self:
         values = dict(config)
         values["dtype"] = keras.saving.deserialize_keras_object(values["dtype"])
         is_frozen = not values.pop("trainable", True)
+        quantized = values.pop("quantization", {})
         model = cls(ModelConfig.from_dict(values.pop("config")), **values)
+        restore_quantization(model, quantized)
         if is_frozen:
             model.trainable = False  # and all its layers
         return model

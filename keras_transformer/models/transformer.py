@@ -107,7 +107,7 @@ class Transformer(Seq2SeqModel):
         time, ancestors = state.time, state.ancestors
         if ancestors is None:
             num_slots = ops.shape(state.kv_cache[0].keys)[2]
-            time = ops.convert_to_tensor(num_slots // num_hypotheses, "int32")
+            time = num_slots // num_hypotheses  # a number where shapes are static, as under JAX
             indices = ops.arange(num_hypotheses, dtype="int32")[:, None]
             ancestors = ops.broadcast_to(indices, (ops.shape(ids)[0], num_hypotheses, time + 1))
         # Rows [B * W, D]: products of two matrices are quicker than those of larger tensors.

@@ -4,10 +4,15 @@ from typing import Literal
 
 from keras_transformer.config import TrainingConfig
 from keras_transformer.models import Seq2SeqModel
-from keras_transformer.training.losses import SmoothedCrossEntropy
-from keras_transformer.training.metrics import Padding, Perplexity, TargetTokens, TokenAccuracy
+from keras_transformer.objectives import (
+    InverseSquareRoot,
+    Padding,
+    Perplexity,
+    SmoothedCrossEntropy,
+    TargetTokens,
+    TokenAccuracy,
+)
 from keras_transformer.training.optimizer import FusedAdam
-from keras_transformer.training.schedules import InverseSquareRoot
 
 
 def compile_for_training(

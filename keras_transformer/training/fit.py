@@ -32,7 +32,7 @@ def train(
     Args:
         run: an existing run directory.
         corpus: the sentence pairs to train on.
-        dev: pairs whose loss and BLEU are measured at each checkpoint.
+        dev: pairs whose loss and task's metric are measured at each checkpoint.
         strategy: from `make_strategy`; None trains on one device.
         jit_compile: as in `TokenWeightedModel.compile`.
         tensorboard: whether to write TensorBoard logs into the run directory.
@@ -54,7 +54,9 @@ def train(
 
 def is_finished(run: RunDirectory) -> bool:
     """Whether training has come to the end of the run, by its number of steps or by a metric."""
-    training, checkpoints = run.configs().training, run.checkpoints()
-    step = max(checkpoints.steps(), default=0)
-    at_end = step >= training.train_steps or is_stopped_early(training, checkpoints, step)
+    configs, checkpoints = run.configs(), run.checkpoints()
+    training, step = configs.training, max(checkpoints.steps(), default=0)
+    at_end = step >= training.train_steps or is_stopped_early(
+        training, configs.task, checkpoints, step
+    )
     return at_end and checkpoints.has_average()

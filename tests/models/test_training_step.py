@@ -7,7 +7,7 @@ import pytest
 from keras_transformer.config import TransformerConfig
 from keras_transformer.errors import InputError
 from keras_transformer.models import Transformer
-from keras_transformer.training import SmoothedCrossEntropy, TokenAccuracy
+from keras_transformer.objectives import SmoothedCrossEntropy, TokenAccuracy
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,9 @@ import tensorflow as tf
 from keras import ops
 
 from keras_transformer.config import TransformerConfig
+from keras_transformer.errors import InputError
 from keras_transformer.models import Transformer
-from keras_transformer.training import SmoothedCrossEntropy
+from keras_transformer.objectives import SmoothedCrossEntropy
 
 BOS, EOS = 2, 3
 RANDOM = np.random.default_rng(5)
@@ -467,3 +468,32 @@ def test_half_precision_trains_like_float32():
     assert losses["float32"][-1] < losses["float32"][0] - 0.1
     np.testing.assert_allclose(losses["mixed_bfloat16"], losses["float32"], rtol=0.02)
     np.testing.assert_allclose(losses["mixed_float16"], losses["float32"], rtol=0.02)
+
+
+@pytest.mark.parametrize("mode", ["int8", "float8"])
+@pytest.mark.filterwarnings("ignore:Layer .* does not have a `quantize` method")
+def test_a_quantized_model_is_loaded_from_its_file(tmp_path, mode):
+    config = TransformerConfig.preset(
+        "tiny", vocabulary_size=20, num_layers=1, share_embeddings="none"
+    )
+    model = Transformer(config)
+    model.quantize(mode)
+    ids = np.array([[5, 6, 7, 3]])
+    expected = model({"source": ids, "target": ids})
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    modes = {each.path: each.quantization_mode for each in loaded._flatten_layers()
+             if getattr(each, "quantization_mode", None)}  # fmt: skip
+    assert len(modes) == 12
+    assert set(modes.values()) == {mode}
+    np.testing.assert_array_equal(loaded({"source": ids, "target": ids}), expected)
+
+
+@pytest.mark.filterwarnings("ignore:Layer .* does not have a `quantize` method")
+def test_quantization_that_cannot_be_restored_is_refused(tmp_path, monkeypatch):
+    model = Transformer(TransformerConfig.preset("tiny", vocabulary_size=20, num_layers=1))
+    model.quantize("int8")
+    monkeypatch.setattr("keras_transformer.models.quantization._MODES", ("float8",))
+    with pytest.raises(InputError, match="a model quantized to int8 cannot be saved; save it"):
+        model.save(tmp_path / "model.keras")
+    assert not list(tmp_path.iterdir())

@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from keras_transformer.config import TransformerConfig
 from keras_transformer.models import Transformer
-from keras_transformer.training import Perplexity, SmoothedCrossEntropy, TokenAccuracy
+from keras_transformer.objectives import Perplexity, SmoothedCrossEntropy, TokenAccuracy
 
 UPDATES, ROWS = 20, 8
 CONFIG = TransformerConfig(

@@ -16,7 +16,7 @@ from typing import Any
 from keras_transformer.config import DataConfig, TrainingConfig, TransformerConfig
 from keras_transformer.data import ParallelText, TokenizedCorpus
 from keras_transformer.text import Vocabulary, learn_vocabulary
-from keras_transformer.training import RunDirectory, Stopped, fit, tokenize, trainer
+from keras_transformer.training import RunConfigs, RunDirectory, Stopped, fit, tokenize, trainer
 from keras_transformer.training.step_counter import StepCounter
 
 LETTERS = "abcdef"
@@ -64,7 +64,7 @@ def create(
     run, vocabulary = RunDirectory(path), make_vocabulary()
     model = model_config(num_layers=num_layers, dropout=dropout)
     training = training_config(**changes)
-    run.create(model, DATA, training, vocabulary, vocabulary)
+    run.create(RunConfigs(model, DATA, training), vocabulary, vocabulary)
     return run
 
 
