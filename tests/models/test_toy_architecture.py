@@ -59,7 +59,8 @@ def created(tmp_path_factory) -> RunDirectory:
     run = RunDirectory(tmp_path_factory.mktemp("created") / "run")
     vocabulary = tiny_run.make_vocabulary()
     config = ToyConfig(vocabulary_size=vocabulary.size, model_dim=24, dropout=0.1)
-    run.create(config, tiny_run.DATA, tiny_run.training_config(**STEPS), vocabulary, vocabulary)
+    configs = tiny_run.RunConfigs(config, tiny_run.DATA, tiny_run.training_config(**STEPS))
+    run.create(configs, vocabulary, vocabulary)
     return run
 
 
