@@ -215,6 +215,11 @@ class Transformer(TokenWeightedModel):
             input_signature = [{"source": ids, "target": ids}]
         super().export(filepath, *args, input_signature=input_signature, **kwargs)
 
+    def save(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
+        """Writes the model as `keras.Model.save` does; `InputError` where it could not be loaded."""
+        self.get_config()  # Keras would ask for it after it has opened the file
+        super().save(filepath, *args, **kwargs)
+
     def compute_output_shape(self, input_shape: dict[str, Any]) -> tuple[int | None, ...]:
         return (*input_shape["target"], self.config.target_size)
 
