@@ -18,8 +18,8 @@ from keras_transformer.client.outputs import (
     read_scores,
     read_translations,
 )
-from keras_transformer.cores import num_cores
 from keras_transformer.errors import InputError
+from keras_transformer.host import num_cores
 from keras_transformer.inference.search_options import spell
 from keras_transformer.length_batches import batches_by_length, in_row_order
 from keras_transformer.text import Vocabulary

@@ -71,7 +71,7 @@ class PrecomputedModel:
         return [*self._model.variables, *tf.nest.flatten(self._shared)]
 
     def encode(self, source: Tensor, **options: Any) -> DecodingState:
-        """Reads the source ids [B, S], see `Transformer.encode`."""
+        """Reads the source ids [B, S], see `TranslationModel.encode`."""
         shared = tf.nest.map_structure(
             lambda variable: tf.convert_to_tensor(variable.value), self._shared
         )

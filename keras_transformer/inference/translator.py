@@ -16,6 +16,7 @@ import tensorflow as tf
 from keras_transformer.client.outputs import Score, Translation
 from keras_transformer.config import BOS_ID, PAD_ID, SearchConfig
 from keras_transformer.decoding import Tensor, TranslationModel
+from keras_transformer.errors import InputError
 from keras_transformer.inference import teacher_forcing
 from keras_transformer.inference.batch_translator import BatchTranslator
 from keras_transformer.inference.compiled_search import CompiledSearch, XlaShapes
@@ -41,6 +42,9 @@ class Translator(tf.Module):
         xla: shapes of batches for which XLA compiles the search; None for the plain graph, which
             runs everywhere. Options of single sentences always use the plain graph.
 
+    Raises:
+        InputError: the search has a coverage penalty, and the model no attention.
+
     Example:
         >>> translator = Translator(run.load_model(), *run.vocabularies())
         >>> translator.translate(["two hundred"])[0][0].text
@@ -57,6 +61,11 @@ class Translator(tf.Module):
     ) -> None:
         super().__init__(name="translator")
         self.search = search or SearchConfig()
+        if self.search.coverage_penalty and not hasattr(model, "attention"):
+            raise InputError(
+                f"coverage_penalty {self.search.coverage_penalty} needs a model with attention to "
+                "the source, and this one has none; leave it out"
+            )
         # Of a given translation as many tokens are read as the longest that is written can have.
         self._max_target_length = self.search.max_source_length + self.search.max_extra_length
         self.source_tokenizer = Tokenizer(source)

@@ -75,22 +75,23 @@ def describe_run(run: RunDirectory, checkpoint: str) -> dict[str, Any]:
         checkpoint: the full name of one of its checkpoints.
 
     Returns:
-        "checkpoint"; "data" and "settings", the configurations, files without their folders; and
-        "dev_scores", the metrics on the dev set by checkpoint, as the run's weights had them: of
-        this one or, where it is the average, which has none of its own, of the last one.
+        "checkpoint"; "task", "data" and "settings", the configurations, files without their
+        folders; and "dev_metrics", those on the dev set by checkpoint, as the run's weights had
+        them: of this one or, where it is the average, which has none of its own, of the last one.
     """
-    _, data, settings = run.configs()
-    values = data.to_dict()
+    configs = run.configs()
+    values = configs.data.to_dict()
     for name in _PATHS:
         if values[name] is not None:
             values[name] = ",".join(map(os.path.basename, split_list(values[name])))
-    scores = {f"step-{step}": each for step, each in run.checkpoints().metrics.read().items()}
-    scored = next(reversed(scores), None) if checkpoint == AVERAGE else checkpoint
+    metrics = {f"step-{step}": each for step, each in run.checkpoints().metrics.read().items()}
+    measured = next(reversed(metrics), None) if checkpoint == AVERAGE else checkpoint
     return {
         "checkpoint": checkpoint,
+        "task": configs.to_dict()["task"],
         "data": values,
-        "settings": settings.to_dict(),
-        "dev_scores": {name: each for name, each in scores.items() if name == scored},
+        "settings": configs.training.to_dict(),
+        "dev_metrics": {name: each for name, each in metrics.items() if name == measured},
     }
 
 

@@ -16,7 +16,7 @@ from typing_extensions import Self
 
 from keras_transformer.atomic_files import write_atomically
 from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
-from keras_transformer.errors import InputError
+from keras_transformer.errors import InputError, advice_on_writing
 
 RESERVED_IDS = (PAD_ID, UNK_ID, BOS_ID, EOS_ID)
 WORD_START = "\u2581"  # which SentencePiece puts in place of a space
@@ -26,8 +26,8 @@ class Vocabulary:
     """Tokens with their ids: encodes sentences into ids and decodes ids into sentences.
 
     Args:
-        model_bytes: a serialized SentencePiece model whose ids 0 to 3 are padding, unknown, start
-            and end, as `learn_vocabulary` gives it.
+        model_bytes: a serialized SentencePiece model whose ids 0 to 3 are padding, unknown, BOS and
+            EOS, as `learn_vocabulary` makes it.
 
     Attributes:
         model_bytes: as given.
@@ -56,7 +56,7 @@ class Vocabulary:
         if self.size == 0 or ids != RESERVED_IDS:
             raise InputError(
                 f"the SentencePiece model must give the ids {RESERVED_IDS} to padding, unknown, "
-                f"start and end, but gives {ids}; learn it anew with learn_vocabulary"
+                f"BOS and EOS, but gives {ids}; learn it again with learn_vocabulary"
             )
 
     @classmethod
@@ -75,7 +75,7 @@ class Vocabulary:
         except OSError as error:
             raise InputError(
                 f"cannot write the vocabulary {os.fspath(path)}: {error.strerror}; "
-                "give a path in a folder that exists and can be written to"
+                f"{advice_on_writing(error)}"
             ) from error
 
     @functools.cached_property
@@ -100,7 +100,7 @@ class Vocabulary:
     def encode(
         self, texts: Sequence[str], *, max_tokens: int | None = None, num_threads: int = -1
     ) -> list[list[int]]:
-        """Returns the ids of each text, without start and end.
+        """Returns the ids of each text, without BOS and EOS.
 
         Args:
             texts: any number of sentences; "▁" in them counts as a space.
@@ -125,7 +125,7 @@ class Vocabulary:
         return [row[:max_tokens] for row in ids]
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
-        """Returns the text of each row of ids up to its first end; padding and start are skipped.
+        """Returns the text of each row of ids up to its first EOS; padding and BOS are skipped.
 
         The unknown token reads "⁇".
 
