@@ -19,6 +19,18 @@ def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
         raise InputError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
 
 
+def check_backend() -> None:
+    """Raises `InputError` unless Keras runs on TensorFlow, which search and runs are written in."""
+    import keras  # slow to import, which configurations need not wait for
+
+    backend = keras.backend.backend()
+    if backend != "tensorflow":
+        raise InputError(
+            "training runs, search and export need Keras's TensorFlow backend, got "
+            f"{backend!r}; set KERAS_BACKEND=tensorflow"
+        )
+
+
 def advice_on_writing(error: OSError) -> str:
     """Returns what the user can do about a file or folder that could not be written."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):

@@ -28,10 +28,10 @@ class DataConfig(JsonConfig):
         mix_weights: share of the sentence pairs that each corpus gives, numbers separated by
             commas, for file pairs, TSV files and data sets in this order; None means in
             proportion to their sizes, so that an epoch has every pair once.
-        dev_source: a file of source sentences; loss and BLEU of their translations are shown at
-            each checkpoint.
+        dev_source: a file of source sentences; their loss and the task's metric are shown at each
+            checkpoint.
         dev_target: a file with a translation of each line of `dev_source`.
-        test_source: a file of source sentences that scripts/evaluate.py translates and scores.
+        test_source: a file of source sentences that scripts/evaluate.py translates and evaluates.
         test_target: a file with a translation of each line of `test_source`.
         vocabulary: a SentencePiece model to use instead of learning one; the source's own where
             `target_vocabulary` is given too.
@@ -47,11 +47,6 @@ class DataConfig(JsonConfig):
         subword_sampling: how much the segmentation of the training text varies (subword
             regularisation, Kudo 2018): the rate of merges left out of byte-pair pieces
             (Provilkov et al. 2020), the exponent of unigram probabilities; 0 does not vary it.
-        remove_bpe: whether the text is cut into pieces already, marked with "@@ ", which are
-            joined before BLEU is computed.
-        bleu_tokenize: sacreBLEU's tokenizer for the dev and test sets; none for text that is
-            tokenized already.
-        bleu_lowercase: whether BLEU ignores case.
     """
 
     dataset: str | None = None
@@ -73,9 +68,6 @@ class DataConfig(JsonConfig):
     max_length: int = 256
     max_length_ratio: float | None = None
     subword_sampling: float = 0.0
-    remove_bpe: bool = False
-    bleu_tokenize: Literal["13a", "intl", "char", "zh", "none"] = "13a"
-    bleu_lowercase: bool = False
 
     def __post_init__(self) -> None:
         self._check_types()

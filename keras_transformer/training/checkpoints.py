@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_transformer.errors import InputError
+from keras_transformer.tasks import Metric
 from keras_transformer.training.checkpoint_contents import (
     Contents,
     Variable,
@@ -35,9 +36,10 @@ class Checkpoints:
     Args:
         folder: where they are, made with the first one.
         keep: how many of the newest to keep.
-        keep_best: how many of those with the best dev BLEU to keep beside them.
+        keep_best: how many of those with the best `metric` to keep beside them.
         every: steps between two regular checkpoints.
         end: the last step of the run, whose checkpoint is a regular one too.
+        metric: the task's, by which checkpoints are ranked; without one none is the best.
 
     Attributes:
         metrics: the metrics at each checkpoint.
@@ -51,12 +53,14 @@ class Checkpoints:
         keep_best: int = 0,
         every: int = 1,
         end: int | None = None,
+        metric: Metric | None = None,
     ) -> None:
         self.folder = folder
         self.keep = keep
         self.keep_best = keep_best
         self.every = every
         self.end = end
+        self.metric = metric
         self.metrics = CheckpointMetrics(folder / "checkpoint_metrics.json")
         self._files = CheckpointFiles(folder)
 
@@ -77,7 +81,10 @@ class Checkpoints:
         return [step for step in self.steps() if self.is_regular(step)][-count:]
 
     def best(self, count: int) -> list[int]:
-        """Returns the steps of the regular checkpoints of best dev BLEU, oldest first."""
+        """Returns the steps of the regular checkpoints with the best `metric`, oldest first.
+
+        Among equals the newer one is better; those without it are none of the best.
+        """
         return self._best_of(self.steps(), count)
 
     def to_average(self, last: int, best: int | None = None) -> list[int]:
@@ -173,7 +180,7 @@ class Checkpoints:
         """Returns the name of the checkpoint that a person means by `which`.
 
         Args:
-            which: "latest", "best" (by dev BLEU), "average", a step, or "auto": the average, or
+            which: "latest", "best" (by `metric`), "average", a step, or "auto": the average, or
                 the latest where there is none. "auto" skips damaged ones, and says so on stderr.
 
         Raises:
@@ -193,8 +200,10 @@ class Checkpoints:
         step = which.removeprefix("step-")
         if step.isdecimal():
             return f"step-{step}"
-        none = ", as none has a dev BLEU: give auto, latest"
-        known = none if which == "best" else ": give auto, latest, best"
+        known = ": give auto, latest, best"
+        if which == "best":
+            label = "metric" if self.metric is None else self.metric.label
+            known = f", as none has a dev {label}: give auto, latest"
         raise InputError(
             f"no checkpoint {which!r} in {self.folder}{known}, average or a step; "
             f"there is {self._files.listing()}"
@@ -217,11 +226,13 @@ class Checkpoints:
             weight.assign(total / len(steps))
 
     def _best_of(self, steps: Sequence[int], count: int) -> list[int]:
-        scores = self.metrics.read()
-        known = [  # among equals the newer one is better
-            (scores[step]["bleu"], step)
+        if self.metric is None:
+            return []
+        metrics, name = self.metrics.read(), self.metric.name
+        known = [
+            (self.metric.rank(metrics[step][name]), step)
             for step in steps
-            if self.is_regular(step) and "bleu" in scores.get(step, {})
+            if self.is_regular(step) and name in metrics.get(step, {})
         ]
         return sorted(step for _, step in sorted(known, reverse=True)[:count])
 

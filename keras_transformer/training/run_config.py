@@ -11,7 +11,9 @@ from typing_extensions import Self
 
 from keras_transformer.atomic_files import write_atomically
 from keras_transformer.config import DataConfig, ModelConfig, TrainingConfig
+from keras_transformer.config.model import UnknownArchitectureError
 from keras_transformer.errors import InputError
+from keras_transformer.tasks import Task, TranslationTask, get_task
 from keras_transformer.text import Vocabulary
 
 # What a later run of the same command may change: none of it affects an update.
@@ -39,6 +41,31 @@ class RunConfigs(NamedTuple):
     model: ModelConfig
     data: DataConfig
     training: TrainingConfig
+    task: Task = TranslationTask()
+
+    def to_dict(self) -> dict[str, dict[str, Any]]:
+        """Returns them as config.json holds them."""
+        values = {name: config.to_dict() for name, config in self._asdict().items()}
+        values["task"] = {"name": self.task.name} | values["task"]
+        return values
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "RunConfigs":
+        """Returns the configurations that `to_dict` wrote."""
+        options = dict(values["task"])
+        return cls(
+            ModelConfig.from_dict(values["model"]),
+            DataConfig.from_dict(values["data"]),
+            TrainingConfig.from_dict(values["training"]),
+            get_task(options.pop("name")).from_dict(options),
+        )
+
+    def flat(self) -> dict[str, Any]:
+        """Returns all values by the names of their flags, the name of the task as "task"."""
+        values: dict[str, Any] = {"task": self.task.name}
+        for config in self:
+            values |= config.to_dict()
+        return values
 
 
 def differences(run: RunConfigs, asked: RunConfigs, *, has_checkpoint: bool) -> list[str]:
@@ -49,13 +76,12 @@ def differences(run: RunConfigs, asked: RunConfigs, *, has_checkpoint: bool) -> 
     may_change = set(_MAY_CHANGE)
     if not has_checkpoint:
         may_change |= asked.training.to_dict().keys() | _NOT_OF_THE_VOCABULARY
-    found = []
-    for here, there in zip(asked, run, strict=True):
-        before = there.to_dict()
-        for name, value in here.to_dict().items():
-            if value != before[name] and name not in may_change:
-                found.append(f"{name} is {before[name]!r} there and {value!r} here")
-    return found
+    before = run.flat()  # another architecture or task has other fields
+    return [
+        f"{name} is {before.get(name)!r} there and {value!r} here"
+        for name, value in asked.flat().items()
+        if value != before.get(name) and name not in may_change
+    ]
 
 
 class VocabularyRecord(NamedTuple):
@@ -95,11 +121,7 @@ class RunConfigFile:
     def configs(self) -> RunConfigs:
         """Returns the configurations; `InputError` where there are none, or they are damaged."""
         with self._values() as values:
-            return RunConfigs(
-                ModelConfig.from_dict(values["model"]),
-                DataConfig.from_dict(values["data"]),
-                TrainingConfig.from_dict(values["training"]),
-            )
+            return RunConfigs.from_dict(values)
 
     def vocabularies(self) -> dict[str, VocabularyRecord]:
         """Returns the records of the vocabularies by file name; errors as in `configs`."""
@@ -111,9 +133,9 @@ class RunConfigFile:
 
     def write(self, configs: RunConfigs, vocabularies: Mapping[str, VocabularyRecord]) -> None:
         """Writes all of it, atomically; raises `OSError`."""
-        values = {name: config.to_dict() for name, config in configs._asdict().items()}
         records = {name: record._asdict() for name, record in vocabularies.items()}
-        write_atomically(self.path, json.dumps(values | {"vocabularies": records}, indent=2) + "\n")
+        values = configs.to_dict() | {"vocabularies": records}
+        write_atomically(self.path, json.dumps(values, indent=2) + "\n")
 
     @contextlib.contextmanager
     def _values(self) -> Iterator[Any]:
@@ -125,6 +147,8 @@ class RunConfigFile:
             )
         try:
             yield json.loads(self.path.read_text(encoding="utf-8"))
+        except UnknownArchitectureError as error:
+            raise InputError(f"{self.path}: {error}") from error
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(
                 f"{self.path} is damaged ({type(error).__name__}: {error}); "

@@ -1,6 +1,6 @@
 """A run directory: all that later commands need of a training run.
 
-config.json         model, data and training configurations; sizes and hashes of vocabularies
+config.json         the configurations and the task; sizes and hashes of the vocabularies
 source.model        the source's SentencePiece vocabulary; the target's too where shared
 target.model        the target's own vocabulary, where there is one
 checkpoints/        see `checkpoints.py`
@@ -16,11 +16,9 @@ import os
 import pathlib
 from collections.abc import Iterator
 
-import keras
-
-from keras_transformer.config import DataConfig, ModelConfig, TrainingConfig
+from keras_transformer.config import TrainingConfig
 from keras_transformer.errors import InputError, advice_on_writing
-from keras_transformer.models import Transformer
+from keras_transformer.models import Seq2SeqModel, build_model
 from keras_transformer.text import Vocabulary
 from keras_transformer.training.checkpoints import Checkpoints
 from keras_transformer.training.run_config import (
@@ -29,6 +27,7 @@ from keras_transformer.training.run_config import (
     VocabularyRecord,
     differences,
 )
+from keras_transformer.training.strategies import computes_in_bfloat16
 
 
 class RunDirectory:
@@ -53,15 +52,8 @@ class RunDirectory:
             )
         return self._config_file.path.is_file()
 
-    def create(
-        self,
-        model: ModelConfig,
-        data: DataConfig,
-        training: TrainingConfig,
-        source: Vocabulary,
-        target: Vocabulary,
-    ) -> None:
-        """Writes the vocabularies and, last, the configuration.
+    def create(self, configs: RunConfigs, source: Vocabulary, target: Vocabulary) -> None:
+        """Writes the vocabularies and, last, the configuration, with its precision `resolved`.
 
         Raises:
             InputError: the directory holds a run already, or it cannot be written.
@@ -80,7 +72,20 @@ class RunDirectory:
         if target.fingerprint != source.fingerprint:
             target.save(self._target_path)
             vocabularies[self._target_path.name] = VocabularyRecord.of(target.model_bytes)
-        self._write_config(RunConfigs(model, data, training), vocabularies)
+        configs = configs._replace(training=self.resolved(configs.training))
+        self._write_config(configs, vocabularies)
+
+    def resolved(self, training: TrainingConfig) -> TrainingConfig:
+        """Returns a configuration with the precision that "auto" means for this run.
+
+        That is the precision it has, whatever machine it goes on with. A new run gets
+        mixed_bfloat16 where this machine computes in it, else float32.
+        """
+        if training.precision != "auto":
+            return training
+        if self.exists:
+            return training.replace(precision=self.configs().training.precision)
+        return training.replace(precision="mixed_bfloat16" if computes_in_bfloat16() else "float32")
 
     def configs(self) -> RunConfigs:
         """Returns the configurations of the run.
@@ -90,7 +95,7 @@ class RunDirectory:
         """
         return self._config_file.configs()
 
-    def continue_with(self, model: ModelConfig, data: DataConfig, training: TrainingConfig) -> None:
+    def continue_with(self, asked: RunConfigs) -> None:
         """Checks that a command asks for the run that is here, and notes a new length of it.
 
         As long as the run has no checkpoint, all about training may change: nothing is lost then
@@ -100,17 +105,17 @@ class RunDirectory:
             InputError: the configuration differs, and the message names each difference; another
                 process trains the run; or the directory cannot be written.
         """
-        asked = RunConfigs(model, data, training)
         configs = self.configs()
+        asked = asked._replace(training=self.resolved(asked.training))
         if found := differences(configs, asked, has_checkpoint=bool(self.checkpoints().steps())):
             raise InputError(
                 f"run directory {self.path} holds another run: {'; '.join(found)}; "
                 "repeat its flags to go on with it, or give another --run_dir"
             )
         with self.reserved():
-            if _what_is_averaged(configs.training) != _what_is_averaged(training):
+            if _what_is_averaged(configs.training) != _what_is_averaged(asked.training):
                 checkpoints = self.checkpoints()
-                if checkpoints.to_average(*_what_is_averaged(training)):
+                if checkpoints.to_average(*_what_is_averaged(asked.training)):
                     checkpoints.drop_average()  # made anew when the run comes to its end
             self._write_config(asked, self._config_file.vocabularies())
 
@@ -161,16 +166,18 @@ class RunDirectory:
         folder = self.path / "checkpoints"
         if not self.exists:
             return Checkpoints(folder)
-        training = self.configs().training
+        configs = self.configs()
+        training = configs.training
         return Checkpoints(
             folder,
+            metric=configs.task.metric,
             keep=training.keep_checkpoints,
             keep_best=training.keep_best,
             every=training.checkpoint_steps,
             end=training.train_steps,
         )
 
-    def load_model(self, checkpoint: str = "auto") -> Transformer:
+    def load_model(self, checkpoint: str = "auto") -> Seq2SeqModel:
         """Returns the model with the weights of a checkpoint, in float32.
 
         Args:
@@ -181,7 +188,7 @@ class RunDirectory:
         """
         checkpoints, model_config = self.checkpoints(), self.configs().model
         name = checkpoints.find(checkpoint)
-        model = Transformer(model_config, dtype=keras.DTypePolicy("float32"))
+        model = build_model(model_config, dtype="float32")
         checkpoints.restore(model, name)
         return model
 

@@ -16,9 +16,11 @@ import pytest
 import tensorflow as tf
 
 from keras_transformer.errors import InputError
+from keras_transformer.tasks import TranslationTask
 from keras_transformer.training.checkpoints import Checkpoints
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+BLEU = TranslationTask.metric
 DATA, INDEX = "data-00000-of-00001", "index"
 
 
@@ -65,7 +67,7 @@ def names_in(folder: pathlib.Path) -> set[str]:
 
 @pytest.fixture
 def checkpoints(tmp_path) -> Checkpoints:
-    return Checkpoints(tmp_path / "checkpoints", keep=3)
+    return Checkpoints(tmp_path / "checkpoints", keep=3, metric=BLEU)
 
 
 # Writing and reading
@@ -299,7 +301,7 @@ def test_scores_ahead_of_the_checkpoints_or_behind_them_do_no_harm(checkpoints):
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"x": {}}', '{"1": 2}', '{"1": {"bleu": []}}'])
-def test_a_damaged_file_of_scores_is_told_before_training_goes_on(checkpoints, content):
+def test_a_damaged_file_of_metrics_is_told_before_training_goes_on(checkpoints, content):
     checkpoints.save(make_model(), 1, metrics={"bleu": 1.0})
     checkpoints.metrics.path.write_text(content)
     with pytest.raises(InputError, match=r"metrics\.json is damaged \(.*delete it to go on"):
@@ -307,8 +309,9 @@ def test_a_damaged_file_of_scores_is_told_before_training_goes_on(checkpoints, c
 
 
 def test_what_a_stop_wrote_between_two_regular_ones_leaves_no_trace(tmp_path):
-    undisturbed = Checkpoints(tmp_path / "undisturbed", 2, keep_best=1, every=10, end=45)
-    stopped = Checkpoints(tmp_path / "stopped", 2, keep_best=1, every=10, end=45)
+    options = {"keep_best": 1, "every": 10, "end": 45, "metric": BLEU}
+    undisturbed = Checkpoints(tmp_path / "undisturbed", 2, **options)
+    stopped = Checkpoints(tmp_path / "stopped", 2, **options)
     for step in (10, 13, 17, 20, 21, 30, 39, 40, 41, 44, 45):
         model = make_model(seed=step)
         metrics = {"bleu": -float(step)}
@@ -609,8 +612,9 @@ def test_data_without_an_index_is_no_checkpoint_and_goes_away(checkpoints):
 SAVE_FOREVER = """
 import itertools, pathlib, sys
 sys.path.insert(0, sys.argv[2])
-from test_checkpoints import Checkpoints, make_model
-checkpoints, model = Checkpoints(pathlib.Path(sys.argv[1]), 2, keep_best=1), make_model()
+from test_checkpoints import BLEU, Checkpoints, make_model
+checkpoints = Checkpoints(pathlib.Path(sys.argv[1]), 2, keep_best=1, metric=BLEU)
+model = make_model()
 for step in itertools.count(1):
     for variable in model.variables:
         variable.assign(variable * 0 + step)
@@ -641,7 +645,7 @@ def test_whenever_a_process_is_killed_the_newest_checkpoint_is_whole(tmp_path):
     assert len(moments) == 15
     litter, model = 0, make_model()
     for moment in [*moments, folder]:
-        checkpoints, said = Checkpoints(moment, 2, keep_best=1), []
+        checkpoints, said = Checkpoints(moment, 2, keep_best=1, metric=BLEU), []
         step = checkpoints.resume(model, say=said.append)
         assert said == []
         assert step == checkpoints.steps()[-1] > 0
