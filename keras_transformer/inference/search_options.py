@@ -220,7 +220,7 @@ def read_options(
     options["repetition_penalty"] = tf.maximum(options["repetition_penalty"], 1e-3)
     limit = search.max_extra_length
     options["max_extra_length"] = tf.minimum(options["max_extra_length"], limit)
-    prefix = tokenizer.tokenize(columns["prefix"])[:, : search.max_source_length + limit]
+    prefix = tokenizer.tokenize(columns["prefix"], search.max_source_length + limit)
     options["prefix"] = prefix.to_tensor(PAD_ID)
     for name in ("banned_phrases", "required_phrases"):
         lines = columns[name]
@@ -240,7 +240,7 @@ def read_phrases(lines: Tensor, tokenizer: Tokenizer, most: int) -> Tensor:
     phrases = tf.strings.split(lines, "\n")  # [B, (P)]
     is_blank = phrases.with_flat_values(tf.strings.strip(phrases.flat_values) == "")
     phrases = tf.ragged.boolean_mask(phrases, ~is_blank)[:, :most]
-    ids = tokenizer.tokenize(phrases.flat_values)[:, :MAX_PHRASE_LENGTH]
+    ids = tokenizer.tokenize(phrases.flat_values, MAX_PHRASE_LENGTH)
     num_unknown = tf.reduce_sum(tf.cast(ids == UNK_ID, tf.int32), axis=1)
     is_phrase = (ids.row_lengths() > 0) & (num_unknown == 0)
     ids = phrases.with_flat_values(ids)  # [B, (P), (M)]

@@ -1,5 +1,6 @@
 """Search for the best translations over a step function; knows nothing else of the model."""
 
+from keras_transformer.errors import check_backend
 from keras_transformer.search.beam import beam_search
 from keras_transformer.search.constraints import (
     Constraint,
@@ -34,3 +35,5 @@ __all__ = [
     "sample",
     "sentence_seeds",
 ]
+
+check_backend()

@@ -9,7 +9,7 @@ import pytest
 import sentencepiece
 import tensorflow as tf
 
-from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, ModelConfig, SearchConfig
+from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, SearchConfig, TransformerConfig
 from keras_transformer.data import pad_ids
 from keras_transformer.errors import InputError
 from keras_transformer.inference import Translator
@@ -21,13 +21,13 @@ ctranslate2 = pytest.importorskip("ctranslate2", reason="needs the package ctran
 
 TOLERANCE = 1e-4  # of a log-probability: two engines add float32 numbers in different orders
 
-SMALL = ModelConfig(
+SMALL = TransformerConfig(
     vocabulary_size=30, num_layers=2, model_dim=16, feed_forward_dim=24, num_heads=4
 )
 CONFIGS = {
     "as in the paper": SMALL,
-    "tiny": ModelConfig.preset("tiny", vocabulary_size=30),
-    "base, one layer of it": ModelConfig.preset("base", vocabulary_size=30, num_layers=1),
+    "tiny": TransformerConfig.preset("tiny", vocabulary_size=30),
+    "base, one layer of it": TransformerConfig.preset("base", vocabulary_size=30, num_layers=1),
     "pre-norm": SMALL.replace(norm_position="pre"),
     "shared target embedding": SMALL.replace(share_embeddings="target"),
     "nothing shared": SMALL.replace(share_embeddings="none"),
