@@ -21,6 +21,7 @@ setup(
     python_requires=">=3.10",
     install_requires=[
         "absl-py",
+        # No upper bound: tests/test_keras_internals.py tells whether a version will do.
         "keras>=3.10",
         "num2words",
         "protobuf>=5",
@@ -40,7 +41,16 @@ setup(
     ],
     extras_require={
         "ctranslate2": ["ctranslate2>=4.6.3"],
+        "jax": ["jax"],
         "plot": ["matplotlib"],
-        "test": ["ctranslate2>=4.6.3", "matplotlib", "mypy", "pytest", "pytest-xdist", "ruff"],
+        "test": [
+            "ctranslate2>=4.6.3",
+            "jax",
+            "matplotlib",
+            "mypy",
+            "pytest",
+            "pytest-xdist",
+            "ruff",
+        ],
     },
 )

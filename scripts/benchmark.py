@@ -33,7 +33,7 @@ from benchmarks import decoding, report, training
 from benchmarks.engines import Row
 
 import common
-from keras_transformer.config import PRESETS
+from keras_transformer.config import ModelConfig
 from keras_transformer.errors import InputError
 from keras_transformer.host import cpu_flags, has_bfloat16, num_cores
 
@@ -98,7 +98,7 @@ def main(arguments: list[str]) -> None:
     for holder in others[arguments[0]]:
         if holder.present:
             raise InputError(f"--{holder.name} has no use with {arguments[0]}; leave it out")
-    _check_choices(_PRESETS, list(PRESETS))
+    _check_choices(_PRESETS, list(ModelConfig.presets()))
     commands[arguments[0]]()
 
 

@@ -1,4 +1,4 @@
-"""Trains a Transformer and leaves everything that later commands need in a run directory.
+"""Trains a model and leaves everything that later commands need in a run directory.
 
     python scripts/train.py --run_dir=runs/numbers --preset=tiny --dataset=number_names/en-de
     python scripts/train.py --run_dir=runs/mine --preset=base \\
@@ -8,35 +8,45 @@ The same command goes on with a run that was stopped. Numbers such as 5.4 in the
 sections of Vaswani et al. 2017.
 """
 
+import contextlib
 import pathlib
 import re
 import signal
 import sys
-import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
 import common
 from keras_transformer.config import (
-    PRESETS,
     TRAINING_PRESETS,
     DataConfig,
     ModelConfig,
     TrainingConfig,
+    architectures,
 )
-from keras_transformer.errors import InputError
+from keras_transformer.tasks import Task, get_task, registered_tasks
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
     from keras_transformer.data import ParallelText, TokenizedCorpus
+    from keras_transformer.models import Seq2SeqModel
     from keras_transformer.text import Vocabulary
     from keras_transformer.training import RunDirectory
 
 _RUN_DIR = flags.DEFINE_string("run_dir", None, "Directory of the run.", required=True)
 _PRESET = flags.DEFINE_enum(
-    "preset", "tiny", list(PRESETS), "Model and training settings, which other flags change."
+    "preset",
+    "tiny",
+    list(ModelConfig.presets()),
+    "Model and training settings, which other flags change.",
+)
+_ARCHITECTURE = flags.DEFINE_enum(
+    "architecture", None, list(architectures()), "Kind of model. Default: that of --preset."
+)
+_TASK = flags.DEFINE_enum(
+    "task", "translation", registered_tasks(), "What the model is trained for."
 )
 _TENSORBOARD = flags.DEFINE_boolean(
     "tensorboard", False, "Write TensorBoard logs to <run_dir>/tensorboard."
@@ -62,12 +72,11 @@ _CACHE_DIR = flags.DEFINE_string(
 # What is trained on where no data is named: small, built in, and few tokens are enough for it.
 _DEFAULT_DATA = {"dataset": "number_names/en-de", "vocabulary_size": 200}
 
-common.define_flags(
-    ModelConfig,
-    {field for field in ModelConfig.__dataclass_fields__ if not field.endswith("vocabulary_size")},
-    PRESETS,
-)
+for each in architectures().values():
+    fields = {field for field in each.__dataclass_fields__ if not field.endswith("vocabulary_size")}
+    common.define_flags(each, fields - set(flags.FLAGS), each.presets())
 common.define_flags(DataConfig)
+common.define_task_options()
 common.define_flags(TrainingConfig, presets=TRAINING_PRESETS)
 
 
@@ -75,21 +84,28 @@ def main(arguments: list[str]) -> None:
     common.refuse_arguments(arguments)
     data = _data_config()
     training = TrainingConfig.preset(_PRESET.value, **common.given_flags(TrainingConfig))
+    task_class = get_task(str(_TASK.value))
+    task = task_class(**common.given_task_options(task_class))
     # Bad settings are reported before anything is read: the sizes here are not known yet.
     _model_config(data, data.vocabulary_size, data.vocabulary_size)
+    if training.stop_metric is not None:
+        task.find_metric(training.stop_metric)
     keeps_memory = common.load_tensorflow()
     from keras_transformer import training as stages
+    from keras_transformer.training.heartbeat import heartbeat
 
     strategy = stages.make_strategy(_STRATEGY.value)  # of several machines: before anything else
-    dev = stages.read_validation_text(data)  # before hours of work, if a file of it is missing
-    stages.check_validation(training, dev)
+    dev = stages.read_validation_text(data, task)  # a missing file is found before hours of work
+    stages.check_validation(training, task, dev)
     if dev is None:
         print("There is no dev set; --dev_source and --dev_target name one.")
     run = stages.RunDirectory(_RUN_DIR.value)
-    if stages.worker_of(strategy).is_chief:
-        corpus = _prepare(run, data, training)
+    worker = stages.worker_of(strategy)
+    if worker.is_chief:
+        with heartbeat(run.path) if worker.count > 1 else contextlib.nullcontext():
+            corpus = _prepare(run, data, training, task)
     else:
-        corpus = _wait_for(run, data, training)
+        corpus = _wait_for(run, data, training, task)
     if stages.is_finished(run):
         step = run.checkpoints().steps()[-1]
         print(
@@ -102,19 +118,22 @@ def main(arguments: list[str]) -> None:
             "This processor has no instructions for bfloat16, and trains slower in it than in "
             "float32: at 0.7 of the rate with AVX2. For a new run --precision=auto chooses."
         )
-    _train(run, corpus, dev, strategy, keeps_memory)
+    model = _train(run, corpus, dev, strategy, keeps_memory)
     if stages.worker_of(strategy).is_chief:
-        _summarize(run, corpus, strategy)
+        _summarize(run, model, corpus, strategy)
 
 
-def _prepare(run: "RunDirectory", data: DataConfig, training: TrainingConfig) -> "TokenizedCorpus":
+def _prepare(
+    run: "RunDirectory", data: DataConfig, training: TrainingConfig, task: Task
+) -> "TokenizedCorpus":
     """Creates the run, or checks that the command asks for the one there; returns its corpus."""
-    from keras_transformer.training import is_finished, make_vocabularies
+    from keras_transformer.training import RunConfigs, is_finished, make_vocabularies
 
     if run.exists:
         source, target = run.vocabularies()
-        run.continue_with(_model_config(data, source.size, target.size), data, training)
-        corpus, is_new = _corpus(run, data, (source, target))
+        model = _model_config(data, source.size, target.size)
+        run.continue_with(RunConfigs(model, data, training, task))
+        corpus, is_new = _corpus(run, data, task, (source, target))
         steps = run.checkpoints().steps()
         if steps and is_new and not is_finished(run):
             print(
@@ -123,30 +142,31 @@ def _prepare(run: "RunDirectory", data: DataConfig, training: TrainingConfig) ->
             )
         return corpus
     print("Preparing the vocabulary ...", flush=True)
-    source, target = make_vocabularies(data)
-    corpus, _ = _corpus(run, data, (source, target))
+    source, target = make_vocabularies(data, task)
+    corpus, _ = _corpus(run, data, task, (source, target))
     model = _model_config(data, source.size, target.size)
-    run.create(model, data, training, source, target)
+    run.create(RunConfigs(model, data, training, task), source, target)
     return corpus
 
 
 def _wait_for(
-    run: "RunDirectory", data: DataConfig, training: TrainingConfig, minutes: int = 60
+    run: "RunDirectory", data: DataConfig, training: TrainingConfig, task: Task
 ) -> "TokenizedCorpus":
     """Waits until the first worker has created the run, or made it longer; returns its corpus."""
-    end = time.monotonic() + 60 * minutes
-    while not run.exists or run.configs().training != run.resolved(training):
-        if time.monotonic() > end:
-            raise InputError(
-                f"the first worker has not prepared {run.path} within {minutes} minutes; all "
-                "workers must share the file system of --run_dir and be given the same flags"
-            )
-        time.sleep(0.5)
-    return _corpus(run, data, run.vocabularies())[0]
+    from keras_transformer.training.heartbeat import wait_for_first_worker
+
+    def is_prepared() -> bool:
+        return run.exists and run.configs().training == run.resolved(training)
+
+    wait_for_first_worker(run.path, is_prepared)
+    return _corpus(run, data, task, run.vocabularies())[0]
 
 
 def _corpus(
-    run: "RunDirectory", data: DataConfig, vocabularies: "tuple[Vocabulary, Vocabulary]"
+    run: "RunDirectory",
+    data: DataConfig,
+    task: Task,
+    vocabularies: "tuple[Vocabulary, Vocabulary]",
 ) -> "tuple[TokenizedCorpus, bool]":
     """Returns the text to train on as tokens, and whether it was tokenized just now."""
     from keras_transformer.training import training_corpus
@@ -161,7 +181,7 @@ def _corpus(
     cache, is_shared = run.path / "tokens", _CACHE_DIR.value is not None
     if _CACHE_DIR.value is not None:
         cache = pathlib.Path(_CACHE_DIR.value)
-    corpus = training_corpus(data, vocabularies, cache, tell, keep_others=is_shared)
+    corpus = training_corpus(data, vocabularies, cache, tell, keep_others=is_shared, task=task)
     for reason, count in corpus.dropped.items():
         if count:
             print(f"Left out {count:,} pairs: {reason}.")
@@ -174,7 +194,7 @@ def _train(
     dev: "ParallelText | None",
     strategy: "tf.distribute.Strategy",
     keeps_memory: bool,
-) -> None:
+) -> "Seq2SeqModel":
     """Trains the run, and tells on SIGTERM or Ctrl-C what is left of it."""
     from keras_transformer import training as stages
 
@@ -186,7 +206,7 @@ def _train(
         flush=True,
     )
     try:
-        stages.train(
+        return stages.train(
             run,
             corpus,
             dev,
@@ -206,7 +226,10 @@ def _train(
 
 
 def _summarize(
-    run: "RunDirectory", corpus: "TokenizedCorpus", strategy: "tf.distribute.Strategy"
+    run: "RunDirectory",
+    model: "Seq2SeqModel",
+    corpus: "TokenizedCorpus",
+    strategy: "tf.distribute.Strategy",
 ) -> None:
     """Prints what the run has cost and what it leaves."""
     import keras
@@ -214,12 +237,12 @@ def _summarize(
 
     from keras_transformer.training import flops, metrics_file
 
-    model_config, _, training = run.configs()
+    training = run.configs().training
     last = metrics_file.read_metrics(run.metrics_path)[-1]
-    shape = flops.CorpusShape.of(corpus.source_lengths, corpus.target_lengths)
     peak = flops.measured_peak(keras.DTypePolicy(training.precision).compute_dtype)
     gpus = strategy.num_replicas_in_sync if tf.config.list_physical_devices("GPU") else 1
-    for line in flops.summary_lines(model_config, shape, last, peak * gpus):
+    lengths = corpus.source_lengths, corpus.target_lengths
+    for line in flops.summary_lines(model, lengths, last, peak * gpus):
         print(line)
     print(f"The checkpoints, and their average, are in {run.path / 'checkpoints'}.")
 
@@ -242,12 +265,16 @@ def _data_config() -> DataConfig:
 
 
 def _model_config(data: DataConfig, source_size: int, target_size: int) -> ModelConfig:
-    values = common.given_flags(ModelConfig) | {"vocabulary_size": source_size}
+    config = ModelConfig if _ARCHITECTURE.value is None else architectures()[_ARCHITECTURE.value]
+    values: dict[str, Any] = {}
+    for each in architectures().values():  # what the model does not have is refused below
+        values |= common.given_flags(each)
+    values["vocabulary_size"] = source_size
     own_target = not data.share_vocabulary or data.target_vocabulary is not None
     if own_target:
         values["target_vocabulary_size"] = target_size
         values.setdefault("share_embeddings", "target")
-    return ModelConfig.preset(_PRESET.value, **values)
+    return config.preset(_PRESET.value, **values)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,8 @@ import tensorflow as tf
 
 from keras_transformer.config import TrainingConfig
 from keras_transformer.data import ParallelText, TokenizedCorpus
-from keras_transformer.models import Transformer
+from keras_transformer.models import build_model
+from keras_transformer.tasks import Metric
 from keras_transformer.training.checkpoint_metrics import dev_metrics
 from keras_transformer.training.compilation import compile_for_training
 from keras_transformer.training.input_pipeline import TrainingInput
@@ -27,12 +28,12 @@ from keras_transformer.training.stopping import (
     report_out_of_memory,
 )
 from keras_transformer.training.strategies import worker_of
-from keras_transformer.training.validation import DevBleu, ValidateBleu, check_validation
+from keras_transformer.training.validation import DevMetric, ValidateMetric, check_validation
 from keras_transformer.training.weight_average import WeightAverage
 
 
 class Trainer:
-    """What one process knows of a run while it trains it."""
+    """Trains a run in one process: builds or resumes the model, fits, saves and averages."""
 
     def __init__(
         self,
@@ -45,12 +46,13 @@ class Trainer:
         self.strategy = strategy
         self.worker = worker_of(strategy)
         self.show = show and self.worker.is_chief
-        model_config, self.data, self.training = run.configs()
+        configs = run.configs()
+        self.task, self.training = configs.task, configs.training
         self.checkpoints = run.checkpoints()
         self.counter = StepCounter()
         keras.utils.set_random_seed(self.training.seed)
         with strategy.scope():
-            self.model = Transformer(model_config, dtype=keras.DTypePolicy(self.training.precision))
+            self.model = build_model(configs.model, dtype=self.training.precision)
             compile_for_training(self.model, self.training, jit_compile)
             self.weight_average = None
             if self.training.ema_decay is not None:
@@ -61,10 +63,10 @@ class Trainer:
 
     def train(self, corpus: TokenizedCorpus, dev: ParallelText | None, tensorboard: bool) -> None:
         """Goes on to the end of the run, or until a metric stops it."""
-        check_validation(self.training, dev)
+        check_validation(self.training, self.task, dev)
         batches = TrainingInput(self.run, self.strategy)
         held_out = None if dev is None else batches.validation_batches(dev)
-        metric_logger = self._measurements(tensorboard)
+        metric_logger = self._metric_logger(tensorboard)
         with (
             self._shown(metric_logger) as progress,
             self._stopped_by_signals(metric_logger) as stops,
@@ -76,12 +78,12 @@ class Trainer:
                 metric_logger,
                 *progress,
                 StopOnBadSteps(self.counter, self.checkpoints, self.training.max_bad_steps),
-                SaveCheckpoint(self.counter, self.save),
+                SaveCheckpoint(self.counter, self.save, self.task.metric),
                 *self._stops_early(),
                 *stops,
             ]
             for first, last, interval in intervals(self.counter.step, self.training):
-                if is_stopped_early(self.training, self.checkpoints, self.counter.step):
+                if is_stopped_early(self.training, self.task, self.checkpoints, self.counter.step):
                     return
                 with report_out_of_memory():
                     self.model.fit(
@@ -108,12 +110,14 @@ class Trainer:
             lambda: self.checkpoints.save(self.model, step, metrics=metrics, **self._state())
         )
 
-    def _measurements(self, tensorboard: bool) -> MetricLogger:
-        """Returns what measures on every worker, and writes on the chief."""
+    def _metric_logger(self, tensorboard: bool) -> MetricLogger:
+        """Returns the metric logger; only the chief's writes files."""
         if not self.worker.is_chief:
-            return MetricLogger(self.counter, self.training.log_steps)
+            return MetricLogger(self.counter, self.training.log_steps, metric=self.task.metric)
         file = MetricsFile(self.run.metrics_path, self.counter.step)
-        metric_logger = MetricLogger(self.counter, self.training.log_steps, file.last)
+        metric_logger = MetricLogger(
+            self.counter, self.training.log_steps, file.last, self.task.metric
+        )
         metric_logger.listeners.append(file.append)
         if tensorboard:
             from keras_transformer.training.tensorboard_log import TensorBoardLog
@@ -124,7 +128,7 @@ class Trainer:
 
     @contextlib.contextmanager
     def _shown(self, metric_logger: MetricLogger) -> Iterator[list[keras.callbacks.Callback]]:
-        """Gives the callback that tells how it goes, and ends its line."""
+        """Yields the progress callback, if any, and ends its line."""
         if not self.show:
             yield []
             return
@@ -139,7 +143,7 @@ class Trainer:
     def _stopped_by_signals(
         self, metric_logger: MetricLogger
     ) -> Iterator[list[keras.callbacks.Callback]]:
-        """Gives the callback that ends training on SIGTERM and Ctrl-C."""
+        """Yields the callback that ends training on SIGTERM and Ctrl-C."""
 
         def save(step: int) -> None:
             metric_logger.finish()
@@ -157,21 +161,21 @@ class Trainer:
             yield [stop]
 
     def _validation(self, dev: ParallelText | None) -> list[keras.callbacks.Callback]:
-        if dev is None or not self.training.bleu_share:
+        if dev is None or not self.training.validation_share:
             return []
-        bleu = DevBleu(self.model, dev, self.run.vocabularies(), self.data, self.training)
+        measure = DevMetric(self.model, dev, self.run.vocabularies(), self.task, self.training)
         if self.weight_average is None:
-            return [ValidateBleu(bleu)]
-        return [ValidateBleu(bleu, self.weight_average.applied)]
+            return [ValidateMetric(self.task.metric, measure)]
+        return [ValidateMetric(self.task.metric, measure, self.weight_average.applied)]
 
     def _stops_early(self) -> list[keras.callbacks.Callback]:
-        metric, patience = self.training.stop_metric, self.training.stop_patience
-        return (
-            [] if metric is None else [StopEarly(self.counter, self.checkpoints, metric, patience)]
-        )
+        if self.training.stop_metric is None:
+            return []
+        metric = self.task.find_metric(self.training.stop_metric)
+        return [StopEarly(self.counter, self.checkpoints, metric, self.training.stop_patience)]
 
     def _state(self) -> dict[str, Any]:
-        """Returns what training goes on from beside the model and its optimizer."""
+        """Returns what training resumes from besides the model and its optimizer."""
         state = {"extra": {"bad_steps_in_a_row": self.model.bad_steps_in_a_row}}
         if self.weight_average is not None:
             state["average_weights"] = self.weight_average.variables
@@ -185,7 +189,7 @@ class Trainer:
 
 
 def _sum_over_workers(strategy: tf.distribute.Strategy, value: float) -> float:
-    """Returns the sum of what the replicas of all workers give, once all have called it."""
+    """Returns the sum of the values of all replicas; waits until all workers have called it."""
     result = _add(strategy, tf.constant(value))
     return float(strategy.experimental_local_results(result)[0])
 
@@ -205,15 +209,22 @@ class SaveCheckpoint(keras.callbacks.Callback):
     Args:
         counter: counts the batches.
         save: writes the checkpoint of a step.
+        metric: the task's.
     """
 
-    def __init__(self, counter: StepCounter, save: Callable[[int, dict[str, float]], None]) -> None:
+    def __init__(
+        self,
+        counter: StepCounter,
+        save: Callable[[int, dict[str, float]], None],
+        metric: Metric | None = None,
+    ) -> None:
         super().__init__()
+        self.metric = metric
         self.counter = counter
         self.save = save
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        self.save(self.counter.step, dev_metrics(logs))
+        self.save(self.counter.step, dev_metrics(logs, self.metric))
 
 
 def intervals(step: int, training: TrainingConfig) -> list[tuple[int, int, int]]:

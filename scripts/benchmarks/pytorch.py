@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from benchmarks.engines import Channel
 from benchmarks.training import Job, batches, real_tokens, report_steps
-from keras_transformer.config import PAD_ID, ModelConfig, TrainingConfig
+from keras_transformer.config import PAD_ID, TrainingConfig, TransformerConfig
 from keras_transformer.data import Batch
 from keras_transformer.host import keep_memory
 
@@ -33,7 +33,7 @@ class TorchTransformer(nn.Module):
     positions: Tensor
     causal_mask: Tensor
 
-    def __init__(self, config: ModelConfig, max_length: int = 512) -> None:
+    def __init__(self, config: TransformerConfig, max_length: int = 512) -> None:
         super().__init__()
         self.dim = config.model_dim
         self.embedding = nn.Embedding(config.vocabulary_size, self.dim)
@@ -122,7 +122,7 @@ def main(job: Job) -> None:
     torch.set_flush_denormal(True)
     training = TrainingConfig.preset(job["preset"], precision=job["precision"])
     torch.manual_seed(training.seed)
-    config = ModelConfig.preset(job["preset"], vocabulary_size=job["vocabulary_size"])
+    config = TransformerConfig.preset(job["preset"], vocabulary_size=job["vocabulary_size"])
     step = make_step(TorchTransformer(config), training)
     stream = batches(job)
     channel = Channel(f"torch {torch.__version__}")
@@ -134,7 +134,7 @@ def main(job: Job) -> None:
         report_steps(channel, steps, sum(map(real_tokens, ready)))
 
 
-def _take_off_extras(transformer: nn.Transformer, config: ModelConfig) -> None:
+def _take_off_extras(transformer: nn.Transformer, config: TransformerConfig) -> None:
     transformer.encoder.norm = transformer.decoder.norm = None
     for layer in [*transformer.encoder.layers, *transformer.decoder.layers]:
         layer.dropout = nn.Identity()  # within the feed-forward layer

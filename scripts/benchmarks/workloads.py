@@ -13,11 +13,10 @@ import numpy as np
 import tensorflow as tf
 
 from benchmarks.decoders import BEAM_SIZE, LENGTH_PENALTY
-from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, ModelConfig, SearchConfig
+from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, SearchConfig, TransformerConfig
 from keras_transformer.data import read_lines
 from keras_transformer.errors import InputError
 from keras_transformer.inference.compiled_search import XlaShapes
-from keras_transformer.inference.signatures import make_signature
 from keras_transformer.inference.translator import Translator
 from keras_transformer.interop.ctranslate2 import export_ctranslate2
 from keras_transformer.models import Transformer
@@ -129,7 +128,7 @@ def random_model(preset: str, vocabulary_size: int) -> tuple[Transformer, Vocabu
     words = (f"w{number}" for number in range(vocabulary_size))
     vocabulary = learn_vocabulary(words, size=vocabulary_size, kind="word")
     keras.utils.set_random_seed(_SEED)
-    model = Transformer(ModelConfig.preset(preset, vocabulary_size=vocabulary_size))
+    model = Transformer(TransformerConfig.preset(preset, vocabulary_size=vocabulary_size))
     # Hidden states share a direction, and the embeddings of these tokens point the other way.
     signs = np.random.default_rng(_SEED).choice([-1.0, 1.0], model.config.model_dim)
     model.decoder.layers[-1].feed_forward_residual.norm.bias.assign(signs / 2)
@@ -153,7 +152,7 @@ def _write_models(
         translator = Translator(model, source, target, search, xla=xla).precomputed()
         root = tf.Module()  # a translator as root would have its own function exported too
         root.variables_to_save = translator.variables_to_save
-        tokens = make_signature(translator, "tokens")
+        tokens = translator.signature("tokens")
         tf.saved_model.save(root, folders[name], signatures={"tokens": tokens})
     try:
         export_ctranslate2(model, source, target, folders["ctranslate2"])

@@ -43,45 +43,47 @@ def label_logits(labels: Tensor, logits: Tensor) -> Tensor:
 
 
 def smoothed_cross_entropy(labels: Tensor, logits: Tensor, smoothing: float) -> Tensor:
-    """Returns the loss [N] of each symbol, for int32 labels [N] and float32 logits [N, V].
+    """Returns the loss [N] of each token, for int32 labels [N] and float32 logits [N, V].
 
     See `SmoothedCrossEntropy`. The gradient is written out, softmax(z) - smoothing / V, less
     1 - smoothing at the label: the automatic one scatters into a zero matrix [N, V], which on a
     CPU took a third of a whole training step.
     """
-    count, size = ops.shape(logits)
-    labelled = (1.0 - smoothing) * label_logits(labels, logits)
-    value = log_normalizer(logits) - labelled - smoothing * ops.mean(logits, axis=-1)
-    probabilities = ops.softmax(logits)
-    rows = ops.stack([ops.arange(count, dtype="int32"), labels], axis=-1)  # [N, 2]
 
     @ops.custom_gradient
-    def with_gradient(_: Tensor) -> tuple[Tensor, Any]:
+    def with_gradient(logits: Tensor) -> tuple[Tensor, Any]:
+        # Everything is computed from the argument: under JAX a custom gradient cannot close over
+        # values that depend on what is differentiated (UnexpectedTracerError).
+        count, size = ops.shape(logits)
+        labelled = (1.0 - smoothing) * label_logits(labels, logits)
+        value = log_normalizer(logits) - labelled - smoothing * ops.mean(logits, axis=-1)
+
         def gradient(*args: Tensor, upstream: Tensor | None = None) -> Tensor:
             slope = (args[0] if upstream is None else upstream)[:, None]  # [N, 1]
-            others = (probabilities - smoothing / size) * slope  # [N, V]
+            others = (ops.softmax(logits) - smoothing / size) * slope  # [N, V]
             own = ops.take_along_axis(others, labels[:, None], axis=-1) - (1 - smoothing) * slope
+            rows = ops.stack([ops.arange(count, dtype="int32"), labels], axis=-1)  # [N, 2]
             return ops.scatter_update(others, rows, own[:, 0])
 
-        return ops.stop_gradient(value), gradient
+        return value, gradient
 
     return with_gradient(logits)
 
 
-def spread_weights(given: Any, symbols: Tensor) -> Tensor:
-    """Returns sample weights, [B] or [B, T], as float32 that multiplies symbols [B, T]."""
+def spread_weights(given: Any, tokens: Tensor) -> Tensor:
+    """Returns sample weights, [B] or [B, T], as float32 that multiplies tokens [B, T]."""
     given = ops.cast(given, "float32")
-    return given if len(given.shape) == len(symbols.shape) else given[..., None]
+    return given if len(given.shape) == len(tokens.shape) else given[..., None]
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class SmoothedCrossEntropy(keras.losses.Loss):
-    """Cross-entropy with label smoothing, averaged over the real target symbols.
+    """Cross-entropy with label smoothing, averaged over the real target tokens.
 
     The label's distribution is (1 - smoothing) * one_hot + smoothing / V (Szegedy et al. 2016,
     section 7; Vaswani et al. 2017, 5.4). With log-probabilities log p = z - log Z this is
         loss = log Z - (1 - smoothing) * z[label] - smoothing * mean(z).
-    Symbols whose label is padding count nothing, and the sum is divided by the number of the
+    Tokens whose label is padding count nothing, and the sum is divided by the number of the
     others. Sample weights, [B] or [B, T], multiply the losses and leave that number alone.
 
     Args:
@@ -101,7 +103,7 @@ class SmoothedCrossEntropy(keras.losses.Loss):
 
     def __call__(self, y_true: Tensor, y_pred: Tensor, sample_weight: Any = None) -> Tensor:
         real = ops.cast(ops.not_equal(y_true, PAD_ID), "float32")  # [B, T]
-        # Keras divides by the number of all symbols: weights that add up to it make this a mean
+        # Keras divides by the number of all tokens: weights that add up to it make this a mean
         # over the real ones.
         weights = real * (ops.cast(ops.size(real), "float32") / ops.maximum(ops.sum(real), 1.0))
         if sample_weight is not None:
@@ -109,7 +111,7 @@ class SmoothedCrossEntropy(keras.losses.Loss):
         return super().__call__(y_true, y_pred, sample_weight=weights)
 
     def call(self, y_true: Tensor, y_pred: Tensor) -> Tensor:
-        """Returns the loss of each symbol, [B, T], for labels [B, T] and logits [B, T, V]."""
+        """Returns the loss of each token, [B, T], for labels [B, T] and logits [B, T, V]."""
         losses = smoothed_cross_entropy(*flat_labels_and_logits(y_true, y_pred), self.smoothing)
         return ops.reshape(losses, ops.shape(y_true))
 

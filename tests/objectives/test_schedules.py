@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from keras_transformer.errors import InputError
-from keras_transformer.training.schedules import InverseSquareRoot
+from keras_transformer.objectives import InverseSquareRoot
 
 PAPER = InverseSquareRoot(model_dim=512, warmup_steps=4000)
 

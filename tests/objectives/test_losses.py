@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_transformer.training.losses import SmoothedCrossEntropy, log_normalizer
+from keras_transformer.objectives.losses import SmoothedCrossEntropy, log_normalizer
 
 PAD = 0
 LABELS = np.array([[1, 3, 4], [2, PAD, PAD]])

@@ -1,4 +1,4 @@
-"""What training shows beside its loss, over the real target symbols.
+"""What training shows beside its loss, over the real target tokens.
 
 Shapes: B batch, T target length, V vocabulary.
 """
@@ -10,7 +10,7 @@ from keras import ops
 
 from keras_transformer.config import PAD_ID
 from keras_transformer.decoding import Tensor
-from keras_transformer.training.losses import (
+from keras_transformer.objectives.losses import (
     best_logits,
     flat_labels_and_logits,
     label_logits,
@@ -24,7 +24,7 @@ def _real(labels: Tensor) -> Tensor:
 
 
 def _weights(labels: Tensor, sample_weight: Any) -> Tensor:
-    """Returns the weight of each symbol of labels [B, T], 0 for padding: [B * T].
+    """Returns the weight of each token of labels [B, T], 0 for padding: [B * T].
 
     `sample_weight` is None, [B] or [B, T].
     """
@@ -36,9 +36,9 @@ def _weights(labels: Tensor, sample_weight: Any) -> Tensor:
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class TokenAccuracy(keras.metrics.Mean):
-    """The share of real target symbols to which the model gave the highest logit.
+    """The share of real target tokens to which the model gave the highest logit.
 
-    Where several symbols share the highest logit, each of them counts as right.
+    Where several tokens share the highest logit, each of them counts as right.
     """
 
     def __init__(self, name: str = "accuracy", **kwargs: Any) -> None:
@@ -52,7 +52,7 @@ class TokenAccuracy(keras.metrics.Mean):
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class Perplexity(keras.metrics.Mean):
-    """exp of the mean negative log-probability of the real target symbols, without smoothing."""
+    """exp of the mean negative log-probability of the real target tokens, without smoothing."""
 
     def __init__(self, name: str = "perplexity", **kwargs: Any) -> None:
         super().__init__(name=name, **kwargs)
@@ -68,7 +68,7 @@ class Perplexity(keras.metrics.Mean):
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class TargetTokens(keras.metrics.Sum):
-    """The number of real target symbols seen."""
+    """The number of real target tokens seen."""
 
     def __init__(self, name: str = "target_tokens", **kwargs: Any) -> None:
         super().__init__(name=name, **kwargs)
@@ -79,7 +79,7 @@ class TargetTokens(keras.metrics.Sum):
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class Padding(keras.metrics.Mean):
-    """The share of padding among the target symbols of the batches."""
+    """The share of padding among the target tokens of the batches."""
 
     def __init__(self, name: str = "padding", **kwargs: Any) -> None:
         super().__init__(name=name, **kwargs)

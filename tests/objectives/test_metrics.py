@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_transformer.training.metrics import Padding, Perplexity, TargetTokens, TokenAccuracy
+from keras_transformer.objectives import Padding, Perplexity, TargetTokens, TokenAccuracy
 
 PAD = 0
 # The labels have the probabilities 1/2, 1/4 and 1/8; only the first is the most probable.
