@@ -6,8 +6,10 @@ import json
 import os
 import pathlib
 import re
+import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 _SCRIPTS = pathlib.Path(__file__).resolve().parents[2] / "scripts"
@@ -211,3 +213,16 @@ def test_a_small_run_prints_a_row_of_each_engine_that_is_installed(run):
         assert row["peak_megabytes"] > 10
         assert "tensorflow 2." in row["version"] or "torch 2." in row["version"]
     assert [line.split()[0] for line in result.err.splitlines()] == ["skipped"] * 6
+
+
+def test_the_memory_of_a_process_is_not_that_of_its_parent(report):
+    from benchmarks import engines
+
+    ballast = np.ones(2**27)  # 1 GiB
+    program = "from benchmarks.engines import _peak_megabytes; print(_peak_megabytes())"
+    path = os.pathsep.join([str(_SCRIPTS), str(_SCRIPTS.parent)])
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={"PYTHONPATH": path}, text=True, capture_output=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < 500 < ballast.nbytes / 2**20 < engines._peak_megabytes()

@@ -240,7 +240,8 @@ _SMALL = ["--presets=tiny", "--vocabulary_size=60", "--rounds=1", "--round_secon
 
 
 def test_a_small_run_prints_rows_of_each_engine_that_is_installed(call, monkeypatch):
-    monkeypatch.setitem(config.PRESETS, "tiny", config.PRESETS["tiny"] | {"num_layers": 1})
+    presets = config.TransformerConfig.PRESETS
+    monkeypatch.setitem(presets, "tiny", presets["tiny"] | {"num_layers": 1})
     result = call("benchmark.py", "decode", *_SMALL)
     rows = [json.loads(line) for line in result.out.splitlines()]
     rivals = ["ctranslate2"] if importlib.util.find_spec("ctranslate2") else []

@@ -244,8 +244,8 @@ def test_a_truncated_vocabulary_is_refused(run, share):
 
 def test_a_vocabulary_that_was_altered_or_copied_from_another_run_is_refused(tmp_path):
     run = RunDirectory(tmp_path)
-    run.create(*configs(), tiny_run.make_vocabulary("abc"), tiny_run.make_vocabulary("xyzv"))
-    run.continue_with(*configs(train_steps=5000))  # which keeps what is noted of the files
+    run.create(configs(), tiny_run.make_vocabulary("abc"), tiny_run.make_vocabulary("xyzv"))
+    run.continue_with(configs(train_steps=5000))  # which keeps what is noted of the files
     assert run.vocabularies()[1].size == tiny_run.make_vocabulary("xyzv").size
     tiny_run.make_vocabulary("xywv").save(tmp_path / "target.model")
     assert_vocabulary_refused(run, r"target\.model", "the same size but another content")
@@ -287,7 +287,7 @@ def test_a_run_keeps_the_precision_that_auto_chose_on_another_machine(
         compile_for_training(model, run.configs().training)
         run.checkpoints().save(model, 4)
     monkeypatch.setattr(run_directory, "computes_in_bfloat16", lambda: False)
-    run.continue_with(*configs(precision="auto", train_steps=16))
+    run.continue_with(configs(precision="auto", train_steps=16))
     training = run.configs().training
     assert (training.precision, training.train_steps) == ("mixed_bfloat16", 16)
     assert run.resolved(tiny_run.training_config(precision="auto", train_steps=16)) == training
