@@ -28,14 +28,15 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, get_args
 
 from absl import flags
+
 from benchmarks import decoding, training
 from benchmarks.batches import BatchKind, save_corpus
 from benchmarks.decoding_report import check_decoding, decoding_line
 from benchmarks.engines import Job
 from benchmarks.report import Verdict, check, table_line
 from benchmarks.sentences import Sentences
-
-import common
+from keras_transformer.commands import common
+from keras_transformer.commands.main import run
 from keras_transformer.config import PRESETS, TrainingConfig
 from keras_transformer.cores import num_cores
 from keras_transformer.errors import InputError
@@ -246,4 +247,4 @@ def _jobs(preset: str, kind: BatchKind, corpus: str | None) -> list[Job]:
 
 
 if __name__ == "__main__":
-    common.run(main)
+    run(main)

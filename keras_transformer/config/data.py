@@ -30,7 +30,7 @@ class DataConfig(JsonConfig):
         dev_source: a file of source sentences; loss and BLEU of their translations are shown at
             each checkpoint.
         dev_target: a file with a translation of each line of `dev_source`.
-        test_source: a file of source sentences that scripts/evaluate.py translates and scores.
+        test_source: a file of source sentences that the command evaluate translates.
         test_target: a file with a translation of each line of `test_source`.
         vocabulary: a SentencePiece model to use instead of learning one; the source's own where
             `target_vocabulary` is given too.

@@ -51,8 +51,8 @@ def learn_from_corpus(
     except BrokenProcessPool as error:
         raise InputError(
             "the process that learns the vocabulary died, perhaps for lack of memory; learn from "
-            "fewer sentences with scripts/learn_vocabulary.py --max_sentences, and give the result "
-            "as vocabulary"
+            "fewer sentences with keras-transformer learn_vocabulary --max_sentences, and give the "
+            "result as vocabulary"
         ) from error
 
 

@@ -111,7 +111,7 @@ class RunDirectory:
         if not self.exists:
             raise InputError(
                 f"no training run in {self.path}: it has no config.json; "
-                "give the --run_dir of an earlier scripts/train.py"
+                "give the --run_dir of an earlier keras-transformer train"
             )
         try:
             values = json.loads(self._config_path.read_text(encoding="utf-8"))

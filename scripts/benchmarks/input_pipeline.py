@@ -2,9 +2,9 @@
 
 import time
 
-import common
 from benchmarks.batches import real_tokens, stream
 from benchmarks.engines import Channel, Job, job_of_process
+from keras_transformer.commands import common
 from keras_transformer.data import to_dataset
 
 

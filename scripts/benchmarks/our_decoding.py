@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-import common
 from benchmarks.decoding_process import answer_requests, job_of_process
+from keras_transformer.commands import common
 from keras_transformer.config import EOS_ID, PAD_ID
 
 

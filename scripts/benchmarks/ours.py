@@ -5,9 +5,9 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import common
 from benchmarks.batches import real_tokens, stream
 from benchmarks.engines import Channel, Job, job_of_process
+from keras_transformer.commands import common
 from keras_transformer.config import ModelConfig, TrainingConfig
 from keras_transformer.data import Batch
 

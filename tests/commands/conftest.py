@@ -1,4 +1,4 @@
-"""The commands as a user runs them: in a process of their own, or, to save time, in this one."""
+"""Commands and benchmarks, run through scripts/: in a process of their own or, faster, in this."""
 
 import io
 import os
@@ -11,7 +11,7 @@ from typing import NamedTuple
 from unittest import mock
 
 import pytest
-from absl import app, flags
+from absl import flags
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _SCRIPTS = _ROOT / "scripts"
@@ -73,7 +73,6 @@ def run(start):
 @pytest.fixture
 def call(monkeypatch, capsys):
     """Runs a script in this process, which has loaded TensorFlow already."""
-    app.define_help_flags()
     monkeypatch.syspath_prepend(str(_SCRIPTS))
 
     def call(script, *arguments, stdin=b""):
@@ -93,6 +92,8 @@ def call(monkeypatch, capsys):
                 print(code, file=sys.stderr)
                 code = 1
         finally:
+            # A command defines its flags when it is imported.
+            sys.modules.pop(f"keras_transformer.commands.{pathlib.Path(script).stem}", None)
             for name in set(flags.FLAGS) - others:
                 delattr(flags.FLAGS, name)
             flags.FLAGS.unparse_flags()
@@ -116,7 +117,7 @@ def texts(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def train_flags(texts):
-    """The flags of scripts/train.py for a very small model on these texts."""
+    """The flags of train for a very small model on these texts."""
     files = [
         f"--{split}_{side}={texts}/{split}.{ending}"
         for split in ("train", "dev", "test")
@@ -127,7 +128,7 @@ def train_flags(texts):
 
 @pytest.fixture(scope="session")
 def trained(run, train_flags, tmp_path_factory):
-    """A run directory that scripts/train.py has made; tests that change it take a copy."""
+    """A run directory that train has made; tests that change it take a copy."""
     run_dir = tmp_path_factory.mktemp("runs") / "tiny"
     result = run("train.py", f"--run_dir={run_dir}", *train_flags)
     assert result.code == 0, result.err

@@ -1,9 +1,9 @@
 """Translates or scores text with a model server: one sentence a line, in order.
 
-echo "two hundred and five" | python scripts/serve_client.py --server=localhost:8500 --model=numbers
-python scripts/serve_client.py --server=localhost:8501 --protocol=rest --model=numbers input.en
-python scripts/serve_client.py --server=localhost:8500 --model=numbers --alignments input.en
-python scripts/serve_client.py --server=mt.example.org:443 --tls --headers_file=token input.en
+echo "two hundred and five" | keras-transformer serve_client --server=localhost:8500 --model=numbers
+keras-transformer serve_client --server=localhost:8501 --protocol=rest --model=numbers input.en
+keras-transformer serve_client --server=localhost:8500 --model=numbers --alignments input.en
+keras-transformer serve_client --server=mt.example.org:443 --tls --headers_file=token input.en
 """
 
 import os
@@ -11,8 +11,7 @@ import re
 
 from absl import flags
 
-import common
-import line_io
+from keras_transformer.commands import common, config_flags, line_io
 from keras_transformer.config import FIXED_OPTIONS, SearchConfig
 from keras_transformer.errors import InputError
 
@@ -51,14 +50,14 @@ _STATUS = flags.DEFINE_boolean("status", False, "Write the versions of the model
 
 # What an exported model lets change from sentence to sentence.
 _OPTIONS = [name for name in SearchConfig.__dataclass_fields__ if name not in FIXED_OPTIONS]
-common.define_flags(SearchConfig, _OPTIONS)
+config_flags.define_flags(SearchConfig, _OPTIONS)
 for _name in _OPTIONS:
     _flag = flags.FLAGS[_name]
     _flag.help = re.sub(r" Default: \S+\.$", "", _flag.help) + " Default: as exported."
 
 
 def main(arguments: list[str]) -> None:
-    given = common.given_flags(SearchConfig)
+    given = config_flags.given_flags(SearchConfig)
     line_io.check_flags(given)
     line_io.check_options(given)  # so that a wrong value is reported at once
     headers = {} if _HEADERS_FILE.value is None else _read_headers(_HEADERS_FILE.value)
@@ -88,7 +87,7 @@ def main(arguments: list[str]) -> None:
             for entry in client.status():
                 print(*entry, sep="\t")
         else:
-            lines = common.read_input(arguments)
+            lines = line_io.read_input(arguments)
             at_once = line_io.lines_at_once(arguments)
             line_io.answer_lines(client, lines, line_io.options_of(given), at_once=at_once)
 
@@ -96,14 +95,10 @@ def main(arguments: list[str]) -> None:
 def _read_headers(path: str) -> dict[str, str]:
     """Returns the headers in a file; errors do not contain their values."""
     headers = {}
-    for number, line in enumerate(common.read_input([path]), start=1):
+    for number, line in enumerate(line_io.read_input([path]), start=1):
         name, colon, value = line.partition(":")
         if line.strip() and not colon:
             raise InputError(f"{path}, line {number} must be name: value")
         if line.strip():
             headers[name.strip()] = value.strip()
     return headers
-
-
-if __name__ == "__main__":
-    common.run(main)

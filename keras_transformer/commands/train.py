@@ -1,7 +1,7 @@
 """Trains a Transformer and leaves everything that later commands need in a run directory.
 
-    python scripts/train.py --run_dir=runs/numbers --preset=tiny --dataset=number_names/en-de
-    python scripts/train.py --run_dir=runs/mine --preset=base \\
+    keras-transformer train --run_dir=runs/numbers --preset=tiny --dataset=number_names/en-de
+    keras-transformer train --run_dir=runs/mine --preset=base \\
         --train_source=train.en --train_target=train.de --dev_source=dev.en --dev_target=dev.de
 
 The same command goes on with a run that was stopped. Numbers such as 5.4 in the help of flags are
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
-import common
+from keras_transformer.commands import common, config_flags
 from keras_transformer.config import (
     PRESETS,
     TRAINING_PRESETS,
@@ -62,19 +62,19 @@ _CACHE_DIR = flags.DEFINE_string(
 # What is trained on where no data is named: small, built in, and few tokens are enough for it.
 _DEFAULT_DATA = {"dataset": "number_names/en-de", "vocabulary_size": 200}
 
-common.define_flags(
+config_flags.define_flags(
     ModelConfig,
     {field for field in ModelConfig.__dataclass_fields__ if not field.endswith("vocabulary_size")},
     PRESETS,
 )
-common.define_flags(DataConfig)
-common.define_flags(TrainingConfig, presets=TRAINING_PRESETS)
+config_flags.define_flags(DataConfig)
+config_flags.define_flags(TrainingConfig, presets=TRAINING_PRESETS)
 
 
 def main(arguments: list[str]) -> None:
     common.refuse_arguments(arguments)
     data = _data_config()
-    training = TrainingConfig.preset(_PRESET.value, **common.given_flags(TrainingConfig))
+    training = TrainingConfig.preset(_PRESET.value, **config_flags.given_flags(TrainingConfig))
     # Bad settings are reported before anything is read: the sizes here are not known yet.
     _model_config(data, data.vocabulary_size, data.vocabulary_size)
     common.load_tensorflow()
@@ -227,7 +227,7 @@ def _devices(strategy: "tf.distribute.Strategy") -> str:
 
 
 def _data_config() -> DataConfig:
-    values = common.given_flags(DataConfig)
+    values = config_flags.given_flags(DataConfig)
     is_data = re.compile("dataset|train_tsv|.*_source|.*_target")
     if not any(map(is_data.fullmatch, values)):
         print("No data is named: training on number names, English to German.", flush=True)
@@ -236,13 +236,9 @@ def _data_config() -> DataConfig:
 
 
 def _model_config(data: DataConfig, source_size: int, target_size: int) -> ModelConfig:
-    values = common.given_flags(ModelConfig) | {"vocabulary_size": source_size}
+    values = config_flags.given_flags(ModelConfig) | {"vocabulary_size": source_size}
     own_target = not data.share_vocabulary or data.target_vocabulary is not None
     if own_target:
         values["target_vocabulary_size"] = target_size
         values.setdefault("share_embeddings", "target")
     return ModelConfig.preset(_PRESET.value, **values)
-
-
-if __name__ == "__main__":
-    common.run(main)

@@ -1,8 +1,8 @@
 """Translates files, or standard input, to standard output: one sentence a line, in order.
 
-echo "two hundred and five" | python scripts/translate.py --run_dir=runs/numbers
-python scripts/translate.py --saved_model=exports/numbers/1 input.en > output.de
-python scripts/translate.py --run_dir=runs/numbers --references=output.de input.en > scores.tsv
+echo "two hundred and five" | keras-transformer translate --run_dir=runs/numbers
+keras-transformer translate --saved_model=exports/numbers/1 input.en > output.de
+keras-transformer translate --run_dir=runs/numbers --references=output.de input.en > scores.tsv
 """
 
 import pathlib
@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
-import common
-import line_io
+from keras_transformer.commands import common, config_flags, line_io
 from keras_transformer.config import FIXED_OPTIONS, SearchConfig
 from keras_transformer.errors import InputError
-from keras_transformer.serving.versions import check_version, read_model_card
+from keras_transformer.export_versions import check_version, read_model_card
 
 if TYPE_CHECKING:
     from keras_transformer.inference import BatchTranslator
@@ -28,7 +27,7 @@ _RUN_DIR = flags.DEFINE_string(
 _SAVED_MODEL = flags.DEFINE_string(
     "saved_model", None, "An exported version to translate with, in place of --run_dir."
 )
-_CHECKPOINT = common.define_checkpoint_flag()
+_CHECKPOINT = config_flags.define_checkpoint_flag()
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 64, "Sentences translated at once.", lower_bound=1)
 line_io.define_flags()
 _REMOVE_BPE = flags.DEFINE_boolean(
@@ -36,7 +35,7 @@ _REMOVE_BPE = flags.DEFINE_boolean(
     None,
     'Join pieces marked with "@@ " in the translations. Default: the run\'s remove_bpe.',
 )
-common.define_flags(SearchConfig)
+config_flags.define_flags(SearchConfig)
 
 
 def main(arguments: list[str]) -> None:
@@ -44,7 +43,7 @@ def main(arguments: list[str]) -> None:
         raise InputError("give --run_dir or --saved_model, one of the two")
     if _SAVED_MODEL.value is not None and _CHECKPOINT.present:
         raise InputError("--checkpoint was chosen when the model was exported; leave it out")
-    given = common.given_flags(SearchConfig)
+    given = config_flags.given_flags(SearchConfig)
     line_io.check_flags(given)
     version = pathlib.Path(_SAVED_MODEL.value or "")
     search, options, card = SearchConfig(), {}, {}
@@ -55,7 +54,7 @@ def main(arguments: list[str]) -> None:
         check_version(version)
         card = read_model_card(version)
         options = _options(given, card)
-    lines = common.read_input(arguments)  # opened before the model, for the same reason
+    lines = line_io.read_input(arguments)  # opened before the model, for the same reason
     # An export in bfloat16 is slow without oneDNN; all else is quicker without it.
     common.load_tensorflow(one_dnn=bool(card) and card["precision"]["computation"] == "bfloat16")
     from keras_transformer.text.scores import join_pieces
@@ -107,7 +106,3 @@ def _options(given: dict[str, Any], card: Mapping[str, Any]) -> dict[str, Any]:
         )
     line_io.check_options(given)
     return line_io.options_of(given)
-
-
-if __name__ == "__main__":
-    common.run(main)

@@ -1,6 +1,6 @@
 """Learns a SentencePiece vocabulary from text files, plain or .gz.
 
-    python scripts/learn_vocabulary.py --output=shared.model --vocabulary_size=8000 \\
+    keras-transformer learn_vocabulary --output=shared.model --vocabulary_size=8000 \\
         train.en train.de
 """
 
@@ -9,13 +9,13 @@ import pathlib
 
 from absl import flags
 
-import common
+from keras_transformer.commands import common, config_flags
 from keras_transformer.config import DataConfig
 from keras_transformer.errors import InputError
 from keras_transformer.text_files import iterate_lines
 
 _OUTPUT = flags.DEFINE_string(
-    "output", None, "File to write, for --vocabulary of scripts/train.py.", required=True
+    "output", None, "File to write, for --vocabulary of keras-transformer train.", required=True
 )
 _NORMALIZATION = flags.DEFINE_enum(
     "normalization",
@@ -32,7 +32,7 @@ _BYTE_FALLBACK = flags.DEFINE_boolean(
 _MAX_SENTENCES = flags.DEFINE_integer(
     "max_sentences", None, "Learn from a random sample of so many lines.", lower_bound=1
 )
-common.define_flags(DataConfig, {"vocabulary_size", "vocabulary_kind"})
+config_flags.define_flags(DataConfig, {"vocabulary_size", "vocabulary_kind"})
 
 
 def main(arguments: list[str]) -> None:
@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> None:
     common.load_tensorflow()
     from keras_transformer.text import learn_vocabulary
 
-    given = common.given_flags(DataConfig)
+    given = config_flags.given_flags(DataConfig)
     vocabulary = learn_vocabulary(
         itertools.chain.from_iterable(map(iterate_lines, arguments)),
         size=given.get("vocabulary_size", DataConfig.vocabulary_size),
@@ -57,7 +57,3 @@ def main(arguments: list[str]) -> None:
     )
     vocabulary.save(output)
     print(f"Wrote {vocabulary.size:,} tokens to {output}.")
-
-
-if __name__ == "__main__":
-    common.run(main)

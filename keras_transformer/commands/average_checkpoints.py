@@ -1,15 +1,15 @@
 """Averages the weights of a run's checkpoints into its checkpoint "average"
 (Vaswani et al. 2017, section 6.1), which later commands then use.
 
-python scripts/average_checkpoints.py --run_dir=runs/mine --last=20
-python scripts/average_checkpoints.py --run_dir=runs/mine --best=5
+keras-transformer average_checkpoints --run_dir=runs/mine --last=20
+keras-transformer average_checkpoints --run_dir=runs/mine --best=5
 """
 
 from typing import TYPE_CHECKING
 
 from absl import flags
 
-import common
+from keras_transformer.commands import common
 from keras_transformer.config import TrainingConfig
 from keras_transformer.errors import InputError
 
@@ -69,7 +69,3 @@ def _steps(checkpoints: "Checkpoints", training: TrainingConfig) -> list[int]:
     if not enough:
         raise InputError(f"{asked} is more than the {there_are} that there are")
     return steps
-
-
-if __name__ == "__main__":
-    common.run(main)

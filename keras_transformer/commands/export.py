@@ -1,7 +1,7 @@
 """Exports a trained model as a SavedModel that takes sentences and returns translations.
 
-python scripts/export.py --run_dir=runs/numbers --export_dir=exports/numbers
-python scripts/export.py --run_dir=runs/numbers --export_dir=exports/ct2 --format=ctranslate2
+keras-transformer export --run_dir=runs/numbers --export_dir=exports/numbers
+keras-transformer export --run_dir=runs/numbers --export_dir=exports/ct2 --format=ctranslate2
 """
 
 import pathlib
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
-import common
+from keras_transformer.commands import common, config_flags
 from keras_transformer.config import SearchConfig
 from keras_transformer.errors import InputError
 
@@ -63,13 +63,13 @@ _XLA = flags.DEFINE_boolean(
 _XLA_SHAPES = ("xla_batch_sizes", "xla_lengths")
 flags.DEFINE_list("xla_batch_sizes", ["1", "8", "64"], "Sentences of a batch.")
 flags.DEFINE_list("xla_lengths", ["16", "32", "64"], "Tokens of a source and EOS.")
-_CHECKPOINT = common.define_checkpoint_flag()
-common.define_flags(SearchConfig)
+_CHECKPOINT = config_flags.define_checkpoint_flag()
+config_flags.define_flags(SearchConfig)
 
 
 def main(arguments: list[str]) -> None:
     common.refuse_arguments(arguments)
-    given = common.given_flags(SearchConfig)
+    given = config_flags.given_flags(SearchConfig)
     search = SearchConfig(**given)
     _refuse_what_has_no_use(given)
     common.load_tensorflow()
@@ -84,11 +84,11 @@ def main(arguments: list[str]) -> None:
 
 
 def _export_saved_model(found: "Found", search: SearchConfig) -> pathlib.Path:
+    from keras_transformer.export_versions import read_model_card
     from keras_transformer.inference import Translator, XlaShapes
     from keras_transformer.inference.precision import in_precision
     from keras_transformer.serving import export
     from keras_transformer.serving.model_card import describe_run
-    from keras_transformer.serving.versions import read_model_card
 
     run = found[0][0]
     sentences = _sentences(run)
@@ -111,8 +111,8 @@ def _export_saved_model(found: "Found", search: SearchConfig) -> pathlib.Path:
 
 
 def _export_ctranslate2(found: "Found") -> pathlib.Path:
+    from keras_transformer.export_versions import choose_version
     from keras_transformer.interop.ctranslate2 import export_ctranslate2
-    from keras_transformer.serving.versions import choose_version
 
     base = pathlib.Path(_EXPORT_DIR.value)
     version = choose_version(base, _VERSION.value, "CTranslate2")
@@ -158,7 +158,3 @@ def _refuse_what_has_no_use(search_flags: dict[str, object]) -> None:
     for name in _XLA_SHAPES:
         if flags.FLAGS[name].present and not _XLA.value:
             raise InputError(f"--{name} has no use without --xla; give that too, or leave it out")
-
-
-if __name__ == "__main__":
-    common.run(main)

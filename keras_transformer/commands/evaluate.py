@@ -1,7 +1,7 @@
 """Translates a test set and scores it: sacreBLEU with its signature, chrF, exact match.
 
-python scripts/evaluate.py --run_dir=runs/numbers
-python scripts/evaluate.py --run_dir=runs/mine --source=test.en --target=test.de --json
+keras-transformer evaluate --run_dir=runs/numbers
+keras-transformer evaluate --run_dir=runs/mine --source=test.en --target=test.de --json
 """
 
 import json
@@ -10,8 +10,8 @@ from typing import Any
 
 from absl import flags
 
-import common
 from keras_transformer.atomic_files import write_atomically
+from keras_transformer.commands import common, config_flags
 from keras_transformer.config import DataConfig, SearchConfig
 from keras_transformer.errors import InputError
 
@@ -21,7 +21,7 @@ _RUN_DIR = flags.DEFINE_string(
     "Directory of a training run. Several, separated by commas, translate together.",
     required=True,
 )
-_CHECKPOINT = common.define_checkpoint_flag()
+_CHECKPOINT = config_flags.define_checkpoint_flag()
 _SOURCE = flags.DEFINE_string(
     "source", None, "File to translate, plain or .gz, in place of the run's test set."
 )
@@ -45,7 +45,9 @@ _REMOVE_BPE = flags.DEFINE_boolean(
 _OUTPUT = flags.DEFINE_string("output", None, "File for the translations; not written otherwise.")
 _JSON = flags.DEFINE_boolean("json", False, "Print one JSON object.")
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 64, "Sentences translated at once.", lower_bound=1)
-common.define_flags(SearchConfig, set(SearchConfig.__dataclass_fields__) - {"num_translations"})
+config_flags.define_flags(
+    SearchConfig, set(SearchConfig.__dataclass_fields__) - {"num_translations"}
+)
 
 
 def main(arguments: list[str]) -> None:
@@ -54,7 +56,7 @@ def main(arguments: list[str]) -> None:
         raise InputError("--source and --target go together; one of them is missing")
     if _OUTPUT.value is not None:
         common.check_output(pathlib.Path(_OUTPUT.value))
-    search = SearchConfig(**common.given_flags(SearchConfig))
+    search = SearchConfig(**config_flags.given_flags(SearchConfig))
     common.load_tensorflow(one_dnn=False)
     from keras_transformer.data import read_parallel
     from keras_transformer.inference import Translator
@@ -101,7 +103,3 @@ def _scoring(data: DataConfig) -> dict[str, Any]:
     }
     given = {name: flags.FLAGS[name].value for name in run}
     return run | {name: value for name, value in given.items() if value is not None}
-
-
-if __name__ == "__main__":
-    common.run(main)

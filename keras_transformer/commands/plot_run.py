@@ -1,7 +1,7 @@
 """Draws loss, BLEU and learning rate of one or several runs over their steps, as a PNG.
 
-python scripts/plot_run.py runs/mine --output=mine.png
-python scripts/plot_run.py runs/baseline runs/larger --output=both.png
+keras-transformer plot_run runs/mine --output=mine.png
+keras-transformer plot_run runs/baseline runs/larger --output=both.png
 """
 
 import pathlib
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
-import common
+from keras_transformer.commands import common
 from keras_transformer.errors import InputError
 
 if TYPE_CHECKING:
@@ -131,7 +131,3 @@ def _add_legend(
             for index, name in enumerate(names)
         ]
     panel.legend(handles=handles, frameon=False, ncols=1 + (len(handles) > 6))
-
-
-if __name__ == "__main__":
-    common.run(main)
