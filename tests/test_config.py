@@ -188,6 +188,8 @@ def test_unusual_models_are_possible(changes):
         (FILES | {"mix_weights": "1,2"}, "mix_weights must be 1 numbers above 0, .* got '1,2'"),
         (FILES | {"mix_weights": "-1"}, "mix_weights must be 1 numbers above 0"),
         (FILES | {"mix_weights": "much"}, "mix_weights must be 1 numbers above 0"),
+        (FILES | {"character_coverage": 1.1}, "character_coverage must be above 0 and at most 1"),
+        (FILES | {"character_coverage": 0.0}, "character_coverage must be above 0 and at most 1"),
         (FILES | {"subword_sampling": 1.0}, "subword_sampling must be at least 0 and below 1"),
         (
             FILES | {"subword_sampling": 0.1, "vocabulary_kind": "word"},

@@ -6,6 +6,7 @@
 
 import itertools
 import pathlib
+from typing import Any
 
 from absl import flags
 
@@ -23,16 +24,17 @@ _NORMALIZATION = flags.DEFINE_enum(
     ["nfkc", "identity"],
     "Unicode NFKC, or leave characters alone, as text that is tokenized already needs it.",
 )
-_COVERAGE = flags.DEFINE_float(
-    "character_coverage", 1.0, "Share of all characters that get a token; the rest is unknown."
-)
-_BYTE_FALLBACK = flags.DEFINE_boolean(
-    "byte_fallback", False, "Spell unknown characters as bytes, for 256 more tokens."
-)
 _MAX_SENTENCES = flags.DEFINE_integer(
     "max_sentences", None, "Learn from a random sample of so many lines.", lower_bound=1
 )
-config_flags.define_flags(DataConfig, {"vocabulary_size", "vocabulary_kind"})
+# Flags of train: the arguments of `learn_vocabulary` that they stand for.
+_OPTIONS = {
+    "vocabulary_size": "size",
+    "vocabulary_kind": "kind",
+    "character_coverage": "character_coverage",
+    "byte_fallback": "byte_fallback",
+}
+config_flags.define_flags(DataConfig, _OPTIONS)
 
 
 def main(arguments: list[str]) -> None:
@@ -45,15 +47,13 @@ def main(arguments: list[str]) -> None:
     common.load_tensorflow()
     from keras_transformer.text import learn_vocabulary
 
-    given = config_flags.given_flags(DataConfig)
+    options: dict[str, Any] = {"size": DataConfig.vocabulary_size}
+    options |= {_OPTIONS[name]: each for name, each in config_flags.given_flags(DataConfig).items()}
     vocabulary = learn_vocabulary(
         itertools.chain.from_iterable(map(iterate_lines, arguments)),
-        size=given.get("vocabulary_size", DataConfig.vocabulary_size),
-        kind=given.get("vocabulary_kind", DataConfig.vocabulary_kind),
         normalization=_NORMALIZATION.value,  # type: ignore[arg-type]  # one of its choices
-        character_coverage=_COVERAGE.value,
-        byte_fallback=_BYTE_FALLBACK.value,
         max_sentences=_MAX_SENTENCES.value,
+        **options,
     )
     vocabulary.save(output)
     print(f"Wrote {vocabulary.size:,} tokens to {output}.")

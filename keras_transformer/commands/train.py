@@ -1,15 +1,16 @@
-"""Trains a Transformer and leaves everything that later commands need in a run directory.
+"""Trains a model and leaves everything that later commands need in a run directory.
 
     keras-transformer train --run_dir=runs/numbers --preset=tiny --dataset=number_names/en-de
     keras-transformer train --run_dir=runs/mine --preset=base \\
         --train_source=train.en --train_target=train.de --dev_source=dev.en --dev_target=dev.de
+    keras-transformer train --run_dir=runs/mine --train_steps=200000
 
-The same command goes on with a run that was stopped. Numbers such as 5.4 in the help of flags are
-sections of Vaswani et al. 2017.
+Where the run exists it is resumed; flags that are given replace its settings, as long as that does
+not change what it has been trained for. Numbers such as 5.4 in the help of flags are sections of
+Vaswani et al. 2017.
 """
 
 import pathlib
-import re
 import signal
 import sys
 import time
@@ -17,14 +18,7 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
-from keras_transformer.commands import common, config_flags
-from keras_transformer.config import (
-    PRESETS,
-    TRAINING_PRESETS,
-    DataConfig,
-    ModelConfig,
-    TrainingConfig,
-)
+from keras_transformer.commands import common, train_configs
 from keras_transformer.errors import InputError
 
 if TYPE_CHECKING:
@@ -32,12 +26,9 @@ if TYPE_CHECKING:
 
     from keras_transformer.data import ParallelText, TokenizedCorpus
     from keras_transformer.text import Vocabulary
-    from keras_transformer.training import RunDirectory
+    from keras_transformer.training import RunConfigs, RunDirectory
 
 _RUN_DIR = flags.DEFINE_string("run_dir", None, "Directory of the run.", required=True)
-_PRESET = flags.DEFINE_enum(
-    "preset", "tiny", list(PRESETS), "Model and training settings, which other flags change."
-)
 _TENSORBOARD = flags.DEFINE_boolean(
     "tensorboard", False, "Write TensorBoard logs to <run_dir>/tensorboard."
 )
@@ -59,42 +50,34 @@ _CACHE_DIR = flags.DEFINE_string(
     None,
     "Folder for the tokenized text, which several runs may share. Default: <run_dir>/tokens.",
 )
-# What is trained on where no data is named: small, built in, and few tokens are enough for it.
-_DEFAULT_DATA = {"dataset": "number_names/en-de", "vocabulary_size": 200}
-
-config_flags.define_flags(
-    ModelConfig,
-    {field for field in ModelConfig.__dataclass_fields__ if not field.endswith("vocabulary_size")},
-    PRESETS,
-)
-config_flags.define_flags(DataConfig)
-config_flags.define_flags(TrainingConfig, presets=TRAINING_PRESETS)
+train_configs.define_flags()
 
 
 def main(arguments: list[str]) -> None:
     common.refuse_arguments(arguments)
-    data = _data_config()
-    training = TrainingConfig.preset(_PRESET.value, **config_flags.given_flags(TrainingConfig))
-    # Bad settings are reported before anything is read: the sizes here are not known yet.
-    _model_config(data, data.vocabulary_size, data.vocabulary_size)
+    if not (pathlib.Path(_RUN_DIR.value) / "config.json").is_file():
+        train_configs.new_configs()  # wrong settings are reported before TensorFlow is loaded
+        if not train_configs.names_data():
+            print("No data is named: training on number names, English to German.", flush=True)
     common.load_tensorflow()
     from keras_transformer import training as stages
 
     strategy = stages.make_strategy(_STRATEGY.value)  # of several machines: before anything else
-    dev = stages.read_validation_text(data)  # before hours of work, if a file of it is missing
-    stages.check_validation(training, dev)
-    if dev is None:
-        print("There is no dev set; --dev_source and --dev_target name one.")
     run = stages.RunDirectory(_RUN_DIR.value)
-    if stages.worker_of(strategy).is_chief:
-        corpus = _prepare(run, data, training)
+    if run.exists:
+        configs = train_configs.changed_configs(run.configs())
     else:
-        corpus = _wait_for(run, data, training)
+        configs = stages.RunConfigs(*train_configs.new_configs())
+    dev = _read_texts(configs)
+    if stages.worker_of(strategy).is_chief:
+        corpus = _prepare(run, configs)
+    else:
+        corpus = _wait_for(run, configs)
     if stages.is_finished(run):
         step = run.checkpoints().steps()[-1]
         print(
-            f"Nothing to do: the run has ended at step {step:,} of {training.train_steps:,} "
-            "already; give more --train_steps to go on with it."
+            f"Nothing to do: the run has ended at step {step:,} of "
+            f"{configs.training.train_steps:,} already; give more --train_steps to go on with it."
         )
         return
     _train(run, corpus, dev, strategy)
@@ -102,14 +85,26 @@ def main(arguments: list[str]) -> None:
         _summarize(run, corpus, strategy)
 
 
-def _prepare(run: "RunDirectory", data: DataConfig, training: TrainingConfig) -> "TokenizedCorpus":
-    """Creates the run, or checks that the command asks for the one there; returns its corpus."""
+def _read_texts(configs: "RunConfigs") -> "ParallelText | None":
+    """Returns the dev set; what is wrong with it or the test files is found before the training."""
+    from keras_transformer import training as stages
+
+    dev = stages.read_validation_text(configs.data)
+    stages.check_validation(configs.training, dev)
+    if dev is None:
+        print("There is no dev set; --dev_source and --dev_target name one.")
+    if flags.FLAGS.test_source is not None:  # those of a run that is resumed may be gone
+        stages.read_test_text(configs.data)
+    return dev
+
+
+def _prepare(run: "RunDirectory", configs: "RunConfigs") -> "TokenizedCorpus":
+    """Creates the run, or checks that the one that is there may go on so; returns its corpus."""
     from keras_transformer.training import is_finished, make_vocabularies
 
     if run.exists:
-        source, target = run.vocabularies()
-        run.continue_with(_model_config(data, source.size, target.size), data, training)
-        corpus, is_new = _corpus(run, data, (source, target))
+        run.continue_with(*configs)
+        corpus, is_new = _corpus(run, configs, run.vocabularies())
         steps = run.checkpoints().steps()
         if steps and is_new and not is_finished(run):
             print(
@@ -118,30 +113,28 @@ def _prepare(run: "RunDirectory", data: DataConfig, training: TrainingConfig) ->
             )
         return corpus
     print("Preparing the vocabulary ...", flush=True)
-    source, target = make_vocabularies(data)
-    corpus, _ = _corpus(run, data, (source, target))
-    model = _model_config(data, source.size, target.size)
-    run.create(model, data, training, source, target)
+    source, target = make_vocabularies(configs.data)
+    corpus, _ = _corpus(run, configs, (source, target))
+    model = train_configs.model_config(configs.data, source.size, target.size)
+    run.create(model, configs.data, configs.training, source, target)
     return corpus
 
 
-def _wait_for(
-    run: "RunDirectory", data: DataConfig, training: TrainingConfig, minutes: int = 60
-) -> "TokenizedCorpus":
+def _wait_for(run: "RunDirectory", configs: "RunConfigs", minutes: int = 60) -> "TokenizedCorpus":
     """Waits until the first worker has created the run, or made it longer; returns its corpus."""
     end = time.monotonic() + 60 * minutes
-    while not run.exists or run.configs().training != training:
+    while not run.exists or run.configs().training != configs.training:
         if time.monotonic() > end:
             raise InputError(
                 f"the first worker has not prepared {run.path} within {minutes} minutes; all "
                 "workers must share the file system of --run_dir and be given the same flags"
             )
         time.sleep(0.5)
-    return _corpus(run, data, run.vocabularies())[0]
+    return _corpus(run, configs, run.vocabularies())[0]
 
 
 def _corpus(
-    run: "RunDirectory", data: DataConfig, vocabularies: "tuple[Vocabulary, Vocabulary]"
+    run: "RunDirectory", configs: "RunConfigs", vocabularies: "tuple[Vocabulary, Vocabulary]"
 ) -> "tuple[TokenizedCorpus, bool]":
     """Returns the text to train on as tokens, and whether it was tokenized just now."""
     from keras_transformer.training import training_corpus
@@ -156,7 +149,7 @@ def _corpus(
     cache, is_shared = run.path / "tokens", _CACHE_DIR.value is not None
     if _CACHE_DIR.value is not None:
         cache = pathlib.Path(_CACHE_DIR.value)
-    corpus = training_corpus(data, vocabularies, cache, tell, keep_others=is_shared)
+    corpus = training_corpus(configs.data, vocabularies, cache, tell, keep_others=is_shared)
     for reason, count in corpus.dropped.items():
         if count:
             print(f"Left out {count:,} pairs: {reason}.")
@@ -174,8 +167,8 @@ def _train(
 
     steps = run.checkpoints().steps()
     print(
-        f"Training on {_devices(strategy)} with {len(corpus):,} pairs in "
-        f"{stages.num_shapes(run, corpus)} shapes of batches, from step "
+        f"Training on {_devices(strategy)} with "
+        f"{len(corpus):,} pairs in {stages.num_shapes(run, corpus)} shapes of batches, from step "
         f"{steps[-1] if steps else 0:,} on ...",
         flush=True,
     )
@@ -200,7 +193,9 @@ def _train(
 
 
 def _summarize(
-    run: "RunDirectory", corpus: "TokenizedCorpus", strategy: "tf.distribute.Strategy"
+    run: "RunDirectory",
+    corpus: "TokenizedCorpus",
+    strategy: "tf.distribute.Strategy",
 ) -> None:
     """Prints what the run has cost and what it leaves."""
     import keras
@@ -210,9 +205,9 @@ def _summarize(
 
     model_config, _, training = run.configs()
     last = metrics_file.read_metrics(run.metrics_path)[-1]
-    shape = flops.CorpusShape.of(corpus.source_lengths, corpus.target_lengths)
     peak = flops.measured_peak(keras.DTypePolicy(training.precision).compute_dtype)
     gpus = strategy.num_replicas_in_sync if tf.config.list_physical_devices("GPU") else 1
+    shape = flops.CorpusShape.of(corpus.source_lengths, corpus.target_lengths)
     for line in flops.summary_lines(model_config, shape, last, peak * gpus):
         print(line)
     print(f"The checkpoints, and their average, are in {run.path / 'checkpoints'}.")
@@ -224,21 +219,3 @@ def _devices(strategy: "tf.distribute.Strategy") -> str:
     replicas = strategy.num_replicas_in_sync
     kind = "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
     return f"{replicas} {kind}s" if replicas > 1 else f"the {kind}"
-
-
-def _data_config() -> DataConfig:
-    values = config_flags.given_flags(DataConfig)
-    is_data = re.compile("dataset|train_tsv|.*_source|.*_target")
-    if not any(map(is_data.fullmatch, values)):
-        print("No data is named: training on number names, English to German.", flush=True)
-        values = _DEFAULT_DATA | values
-    return DataConfig(**values)
-
-
-def _model_config(data: DataConfig, source_size: int, target_size: int) -> ModelConfig:
-    values = config_flags.given_flags(ModelConfig) | {"vocabulary_size": source_size}
-    own_target = not data.share_vocabulary or data.target_vocabulary is not None
-    if own_target:
-        values["target_vocabulary_size"] = target_size
-        values.setdefault("share_embeddings", "target")
-    return ModelConfig.preset(_PRESET.value, **values)

@@ -39,6 +39,10 @@ class DataConfig(JsonConfig):
         vocabulary_kind: what the tokens are: byte-pair or unigram pieces, characters, or words.
         vocabulary_normalization: "nfkc" unifies the spellings of characters, "identity" leaves
             text that is prepared already alone.
+        character_coverage: share of all characters that a learned vocabulary has tokens for; the
+            rarest of them become unknown.
+        byte_fallback: whether a learned vocabulary spells unknown characters as UTF-8 bytes, for
+            which it has 256 more tokens.
         share_vocabulary: whether one vocabulary is learned for both sides.
         max_length: pairs with more tokens on a side are left out of training.
         max_length_ratio: pairs whose longer side has more than so many times the tokens of the
@@ -68,6 +72,8 @@ class DataConfig(JsonConfig):
     vocabulary_size: int = 8000
     vocabulary_kind: VocabularyKind = "bpe"
     vocabulary_normalization: Normalization = "nfkc"
+    character_coverage: float = 1.0
+    byte_fallback: bool = False
     share_vocabulary: bool = True
     max_length: int = 256
     max_length_ratio: float | None = None
@@ -79,6 +85,10 @@ class DataConfig(JsonConfig):
     def __post_init__(self) -> None:
         self._check_types()
         self._check_at_least(1, "vocabulary_size", "max_length", "max_length_ratio")
+        if not 0 < self.character_coverage <= 1:
+            raise InputError(
+                f"character_coverage must be above 0 and at most 1, got {self.character_coverage}"
+            )
         if not 0 <= self.subword_sampling < 1:
             raise InputError(
                 f"subword_sampling must be at least 0 and below 1, got {self.subword_sampling}"

@@ -34,7 +34,7 @@ def learn_from_corpus(
     Args:
         sources: the text.
         sides: what to learn from: 0 for sources, 1 for targets, or both.
-        **options: size, kind and normalization of `learn_vocabulary`.
+        **options: of `learn_vocabulary`, such as size and kind.
 
     Raises:
         InputError: the text cannot be read, or does not support such a vocabulary.

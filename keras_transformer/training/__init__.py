@@ -13,7 +13,7 @@ from keras_transformer.training.fit import is_finished, train
 from keras_transformer.training.input_pipeline import num_shapes
 from keras_transformer.training.losses import SmoothedCrossEntropy
 from keras_transformer.training.metrics import Perplexity, TargetTokens, TokenAccuracy
-from keras_transformer.training.run_directory import RunDirectory
+from keras_transformer.training.run_directory import RunConfigs, RunDirectory
 from keras_transformer.training.schedules import InverseSquareRoot
 from keras_transformer.training.stopping import Stopped
 from keras_transformer.training.strategies import make_strategy, worker_of
@@ -23,6 +23,7 @@ __all__ = [
     "Checkpoints",
     "InverseSquareRoot",
     "Perplexity",
+    "RunConfigs",
     "RunDirectory",
     "SmoothedCrossEntropy",
     "Stopped",

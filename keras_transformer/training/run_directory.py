@@ -150,7 +150,7 @@ class RunDirectory:
         if differences:
             raise InputError(
                 f"run directory {self.path} holds another run: {'; '.join(differences)}; "
-                "repeat its flags to go on with it, or give another --run_dir"
+                "leave these flags out to go on with it, or give another --run_dir"
             )
         with self.reserved():
             if _what_is_averaged(configs.training) != _what_is_averaged(training):

@@ -1,17 +1,13 @@
 """Commands and benchmarks, run through scripts/: in a process of their own or, faster, in this."""
 
-import io
+import collections
 import os
 import pathlib
 import random
-import runpy
 import subprocess
 import sys
-from typing import NamedTuple
-from unittest import mock
 
 import pytest
-from absl import flags
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _SCRIPTS = _ROOT / "scripts"
@@ -32,12 +28,7 @@ _TINY = [
 ]
 
 
-class Result(NamedTuple):
-    """What a command left: its exit status and what it wrote."""
-
-    code: int
-    out: str
-    err: str
+Result = collections.namedtuple("Result", "code out err")
 
 
 def _environment():
@@ -68,38 +59,6 @@ def run(start):
         return Result(process.returncode, out, err)
 
     return run
-
-
-@pytest.fixture
-def call(monkeypatch, capsys):
-    """Runs a script in this process, which has loaded TensorFlow already."""
-    monkeypatch.syspath_prepend(str(_SCRIPTS))
-
-    def call(script, *arguments, stdin=b""):
-        path = str(_SCRIPTS / script)
-        monkeypatch.setattr(sys, "argv", [path, *map(str, arguments)])
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-        others = set(flags.FLAGS)
-        capsys.readouterr()
-        code = 0
-        try:
-            # What a script sets for its TensorFlow is not for the processes of later tests.
-            with mock.patch.dict(os.environ):
-                runpy.run_path(path, run_name="__main__")
-        except SystemExit as error:  # its text is what Python would print
-            code = error.code
-            if isinstance(code, str):
-                print(code, file=sys.stderr)
-                code = 1
-        finally:
-            # A command defines its flags when it is imported.
-            sys.modules.pop(f"keras_transformer.commands.{pathlib.Path(script).stem}", None)
-            for name in set(flags.FLAGS) - others:
-                delattr(flags.FLAGS, name)
-            flags.FLAGS.unparse_flags()
-        return Result(code or 0, *capsys.readouterr())
-
-    return call
 
 
 @pytest.fixture(scope="session")

@@ -190,11 +190,7 @@ def test_help_and_errors_of_the_installed_command_name_it(command):
     assert code == 0
     assert "\nkeras-transformer average_checkpoints --run_dir=runs/mine --last=20\n" in text
     error, _, _ = command("average_checkpoints")
-    assert (
-        error
-        == "keras-transformer average_checkpoints: --run_dir must be given; --help lists"
-        + (" the flags")
-    )
+    assert error.startswith("keras-transformer average_checkpoints: --run_dir must be given; ")
 
 
 def test_setup_installs_the_command():
