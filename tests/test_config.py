@@ -231,6 +231,10 @@ def test_corpora_of_all_kinds_are_counted_and_weighed_in_order():
         ({"batch_tokens": 0}, "batch_tokens must be at least 1"),
         ({"warmup_steps": 0}, "warmup_steps must be at least 1"),
         ({"checkpoint_steps": 0}, "checkpoint_steps must be at least 1"),
+        (
+            {"checkpoint_steps": 6, "validation_steps": 4},
+            "validation_steps 4 must divide checkpoint_steps 6 or be a multiple of it",
+        ),
         ({"keep_checkpoints": 0}, "keep_checkpoints must be at least 1"),
         ({"average_last": 0}, "average_last must be at least 1"),
         ({"learning_rate": -0.1}, "learning_rate must be at least 0"),

@@ -76,7 +76,7 @@ class Trainer:
                 metric_logger,
                 *progress,
                 StopOnBadSteps(self.counter, self.checkpoints, self.training.max_bad_steps),
-                SaveCheckpoint(self.counter, self.save),
+                SaveCheckpoint(self.counter, self.save, self.checkpoints.is_regular),
                 *self._stops_early(),
                 *stops,
             ]
@@ -90,6 +90,7 @@ class Trainer:
                         initial_epoch=first,
                         epochs=last,
                         steps_per_epoch=interval,
+                        validation_freq=validated_epochs(first, last, self.training),
                         callbacks=LazyLogs(callbacks, self.model),
                         shuffle=False,  # the batches are shuffled already
                         verbose=0,
@@ -160,15 +161,17 @@ class Trainer:
         if dev is None or not self.training.bleu_share:
             return []
         bleu = DevBleu(self.model, dev, self.run.vocabularies(), self.data, self.training)
-        if self.weight_average is None:
-            return [ValidateBleu(bleu)]
-        return [ValidateBleu(bleu, self.weight_average.applied)]
+        averages: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+        if self.weight_average is not None:
+            averages = self.weight_average.applied
+        return [ValidateBleu(bleu, averages, lambda: self.training.is_validated(self.counter.step))]
 
     def _stops_early(self) -> list[keras.callbacks.Callback]:
         metric, patience = self.training.stop_metric, self.training.stop_patience
-        return (
-            [] if metric is None else [StopEarly(self.counter, self.checkpoints, metric, patience)]
-        )
+        if metric is None:
+            return []
+        is_validated = self.training.is_validated
+        return [StopEarly(self.counter, self.checkpoints, metric, patience, is_validated)]
 
     def _state(self) -> dict[str, Any]:
         """Returns what training goes on from beside the model and its optimizer."""
@@ -200,29 +203,37 @@ def _add(strategy: tf.distribute.Strategy, value: tf.Tensor) -> Any:
 
 
 class SaveCheckpoint(keras.callbacks.Callback):
-    """Writes a checkpoint, with its metrics, at the end of each interval that `fit` calls an epoch.
+    """Writes a checkpoint, with its metrics, at the end of an interval that `fit` calls an epoch.
 
     Args:
         counter: counts the batches.
         save: writes the checkpoint of a step.
+        is_due: whether a step has one.
     """
 
-    def __init__(self, counter: StepCounter, save: Callable[[int, dict[str, float]], None]) -> None:
+    def __init__(
+        self,
+        counter: StepCounter,
+        save: Callable[[int, dict[str, float]], None],
+        is_due: Callable[[int], bool],
+    ) -> None:
         super().__init__()
         self.counter = counter
         self.save = save
+        self.is_due = is_due
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        self.save(self.counter.step, dev_metrics(logs))
+        if self.is_due(self.counter.step):
+            self.save(self.counter.step, dev_metrics(logs))
 
 
 def intervals(step: int, training: TrainingConfig) -> list[tuple[int, int, int]]:
     """Returns the calls of `fit` that lead from `step` to the end.
 
-    Each is (first epoch, last epoch, steps an epoch), where an epoch ends at a multiple of
-    `checkpoint_steps` or at the end of training.
+    Each is (first epoch, last epoch, steps an epoch), where an epoch ends at a multiple of the
+    smaller of `checkpoint_steps` and `validation_steps`, or at the end of training.
     """
-    every, end = training.checkpoint_steps, training.train_steps
+    every, end = min(training.event_steps), training.train_steps
     calls = []
     while step < end:
         steps = min(every - step % every, end - step)
@@ -230,3 +241,10 @@ def intervals(step: int, training: TrainingConfig) -> list[tuple[int, int, int]]
         calls.append((step // every, step // every + count, steps))
         step += count * steps
     return calls
+
+
+def validated_epochs(first: int, last: int, training: TrainingConfig) -> list[int]:
+    """Returns the epochs of a call of `fit`, counted from 1, that end with a validation."""
+    every, end = min(training.event_steps), training.train_steps
+    epochs = range(first + 1, last + 1)
+    return [epoch for epoch in epochs if training.is_validated(min(epoch * every, end))]

@@ -75,7 +75,7 @@ class DevBleu:
         self._model = model
         self._data = data
         self._search = search or SearchConfig()
-        tokens = training.checkpoint_steps * training.batch_tokens
+        tokens = training.event_steps[1] * training.batch_tokens
         lengths = [len(ids) + 1 for ids in self._target.encode(text.target)]
         self.num_sentences = count_affordable(lengths, training.bleu_share * tokens / SEARCH_COST)
         self._references = text.target[: self.num_sentences]
@@ -173,6 +173,7 @@ class ValidateBleu(keras.callbacks.Callback):
         bleu: gives the score, as `DevBleu` does.
         weights_to_score: a context in which the model has the weights that are to be scored, such
             as moving averages.
+        is_due: whether the epoch that ends has a validation.
     """
 
     def __init__(
@@ -181,12 +182,14 @@ class ValidateBleu(keras.callbacks.Callback):
         weights_to_score: Callable[[], contextlib.AbstractContextManager[Any]] = (
             contextlib.nullcontext
         ),
+        is_due: Callable[[], bool] = lambda: True,
     ) -> None:
         super().__init__()
+        self.is_due = is_due
         self.bleu = bleu
         self.weights_to_score = weights_to_score
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        if logs is not None:
+        if logs is not None and self.is_due():
             with self.weights_to_score():
                 logs["bleu"] = self.bleu()

@@ -16,7 +16,7 @@ from typing import Any
 from keras_transformer.config import DataConfig, ModelConfig, TrainingConfig
 from keras_transformer.data import ParallelText, TokenizedCorpus
 from keras_transformer.text import Vocabulary, learn_vocabulary
-from keras_transformer.training import RunDirectory, Stopped, fit, session, tokenize
+from keras_transformer.training import RunDirectory, Stopped, fit, tokenize, trainer
 from keras_transformer.training.step_counter import StepCounter
 
 LETTERS = "abcdef"
@@ -77,7 +77,7 @@ def train_until_killed(path: str, batches: int, name: str = "SIGKILL") -> None:
             if self.step == batches:
                 os.kill(os.getpid(), signal.Signals[name])
 
-    session.StepCounter = Killer
+    trainer.StepCounter = Killer
     try:
         fit.train(RunDirectory(path), corpus(), text(16, seed=1), show=False)
     except Stopped as stopped:
