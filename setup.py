@@ -41,7 +41,16 @@ setup(
     ],
     extras_require={
         "ctranslate2": ["ctranslate2>=4.6.3"],
+        "jax": ["jax"],
         "plot": ["matplotlib"],
-        "test": ["ctranslate2>=4.6.3", "matplotlib", "mypy", "pytest", "pytest-xdist", "ruff"],
+        "test": [
+            "ctranslate2>=4.6.3",
+            "jax",
+            "matplotlib",
+            "mypy",
+            "pytest",
+            "pytest-xdist",
+            "ruff",
+        ],
     },
 )

@@ -13,13 +13,23 @@ if TYPE_CHECKING:  # what the names below are, for type checkers and editors
     from keras_transformer.config import ModelConfig as ModelConfig
     from keras_transformer.config import SearchConfig as SearchConfig
     from keras_transformer.config import TrainingConfig as TrainingConfig
+    from keras_transformer.config import TransformerConfig as TransformerConfig
     from keras_transformer.errors import InputError as InputError
+    from keras_transformer.host import keep_memory as keep_memory
     from keras_transformer.inference import BatchTranslator as BatchTranslator
     from keras_transformer.inference import Translator as Translator
     from keras_transformer.inference import XlaShapes as XlaShapes
     from keras_transformer.models import Ensemble as Ensemble
+    from keras_transformer.models import Seq2SeqModel as Seq2SeqModel
     from keras_transformer.models import Transformer as Transformer
-    from keras_transformer.search import Constraints as Constraints
+    from keras_transformer.models import build_model as build_model
+    from keras_transformer.models import register_architecture as register_architecture
+    from keras_transformer.objectives import InverseSquareRoot as InverseSquareRoot
+    from keras_transformer.objectives import Perplexity as Perplexity
+    from keras_transformer.objectives import SmoothedCrossEntropy as SmoothedCrossEntropy
+    from keras_transformer.objectives import TargetTokens as TargetTokens
+    from keras_transformer.objectives import TokenAccuracy as TokenAccuracy
+    from keras_transformer.search import Constraint as Constraint
     from keras_transformer.search import Hypotheses as Hypotheses
     from keras_transformer.search import beam_search as beam_search
     from keras_transformer.search import greedy_search as greedy_search
@@ -27,37 +37,43 @@ if TYPE_CHECKING:  # what the names below are, for type checkers and editors
     from keras_transformer.search import sentence_seeds as sentence_seeds
     from keras_transformer.serving import export as export
     from keras_transformer.serving import load_exported as load_exported
+    from keras_transformer.tasks import Metric as Metric
+    from keras_transformer.tasks import Task as Task
+    from keras_transformer.tasks import register_task as register_task
     from keras_transformer.text import Tokenizer as Tokenizer
     from keras_transformer.text import Vocabulary as Vocabulary
     from keras_transformer.text import learn_vocabulary as learn_vocabulary
-    from keras_transformer.training import InverseSquareRoot as InverseSquareRoot
-    from keras_transformer.training import Perplexity as Perplexity
     from keras_transformer.training import RunDirectory as RunDirectory
-    from keras_transformer.training import SmoothedCrossEntropy as SmoothedCrossEntropy
-    from keras_transformer.training import TargetTokens as TargetTokens
-    from keras_transformer.training import TokenAccuracy as TokenAccuracy
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "InputError": "errors",
+    "keep_memory": "host",
     "DataConfig": "config",
     "ModelConfig": "config",
     "SearchConfig": "config",
     "TrainingConfig": "config",
+    "TransformerConfig": "config",
     "Tokenizer": "text",
     "Vocabulary": "text",
     "learn_vocabulary": "text",
     "Ensemble": "models",
+    "Seq2SeqModel": "models",
     "Transformer": "models",
-    "InverseSquareRoot": "training",
-    "Perplexity": "training",
+    "InverseSquareRoot": "objectives",
+    "Perplexity": "objectives",
+    "build_model": "models",
+    "register_architecture": "models",
+    "Metric": "tasks",
+    "Task": "tasks",
+    "register_task": "tasks",
     "RunDirectory": "training",
-    "SmoothedCrossEntropy": "training",
-    "TargetTokens": "training",
-    "TokenAccuracy": "training",
+    "SmoothedCrossEntropy": "objectives",
+    "TargetTokens": "objectives",
+    "TokenAccuracy": "objectives",
     "Hypotheses": "search",
-    "Constraints": "search",
+    "Constraint": "search",
     "beam_search": "search",
     "greedy_search": "search",
     "sample": "search",

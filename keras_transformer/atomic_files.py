@@ -1,15 +1,23 @@
-"""Files that are written whole or not at all, also where the machine loses its power."""
+"""Files that are written whole or not at all, even if the machine loses power."""
 
 import contextlib
+import fcntl
 import os
 import pathlib
+import secrets
+import stat
+from collections.abc import Iterator
+from typing import IO
 
 
 def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None:
     """Writes a file such that at any moment its path has the old content or all of the new one.
 
-    The content is written to a file beside it, which a crash can leave behind and the next call
-    overwrites. What is no plain file, as /dev/stdout, is written to in place.
+    The content is written to a temporary file of a random name in the same folder, which is then
+    renamed. Temporary files that killed processes have left there are removed. The mode of the
+    file is kept. A symbolic link stays, and the file that it points to is replaced. Of several
+    writers at once the last one wins. Pipes and devices, such as /dev/stdout, are appended
+    to in place.
 
     Args:
         path: the file, in a folder that exists.
@@ -20,21 +28,26 @@ def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None
     """
     path = pathlib.Path(path)
     data = content.encode("utf-8") if isinstance(content, str) else content
-    if path.is_symlink() or (path.exists() and not path.is_file()):
-        path.write_bytes(data)
+    if _is_stream(path):
+        with path.open("ab") as stream:
+            stream.write(data)
         return
-    aside = path.with_name(f".{path.name}.writing")
+    target = pathlib.Path(os.path.realpath(path))
     try:
-        with aside.open("wb") as file:
+        with _temporary_file(target) as (temporary, file):
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        aside.replace(path)
-        sync(path.parent)
+            temporary.replace(target)
+            sync(target.parent)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            aside.unlink()
         raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def open_lock(path: str | os.PathLike[str]) -> IO[bytes]:
+    """Opens a file for `fcntl.flock`, made if missing; never follows a link or waits for a pipe."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+    return open(os.open(path, flags, 0o666), "r+b", buffering=0)
 
 
 def sync_all(folder: pathlib.Path) -> None:
@@ -57,3 +70,42 @@ def sync(path: str | os.PathLike[str]) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+def _is_stream(path: pathlib.Path) -> bool:
+    """Whether a path names a pipe, a device or a file that is open already, as /dev/stdout may."""
+    is_open = os.path.abspath(path).startswith(("/dev/fd/", "/dev/std", "/proc/"))
+    return path.exists() and (is_open or not path.is_file())
+
+
+@contextlib.contextmanager
+def _temporary_file(target: pathlib.Path) -> Iterator[tuple[pathlib.Path, IO[bytes]]]:
+    """Makes a locked file beside `target`, with its mode, that is removed unless renamed."""
+    prefix = f".{target.name[:40]}.writing-"
+    for other in target.parent.iterdir():
+        if other.name.startswith(prefix):
+            _remove_if_abandoned(other)
+    while True:
+        path = target.with_name(prefix + secrets.token_hex(16))
+        # O_EXCL neither follows a link nor opens a file that is there.
+        file = open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666), "wb")  # noqa: SIM115
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(file, fcntl.LOCK_EX)
+        if path.exists():
+            break
+        file.close()  # another process removed it before it was locked
+    try:
+        with file:
+            with contextlib.suppress(FileNotFoundError):
+                os.fchmod(file.fileno(), stat.S_IMODE(target.stat().st_mode))
+            yield path, file
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _remove_if_abandoned(path: pathlib.Path) -> None:
+    """Removes a temporary file whose writer died: the system has released its lock."""
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK
+    with contextlib.suppress(OSError), open(os.open(path, flags), "r+b", buffering=0) as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while it is being written
+        path.unlink(missing_ok=True)

@@ -1,18 +1,19 @@
-"""Folders that are there whole or not at all, whoever makes them and whatever happens meanwhile.
+"""Folders that are there whole or not at all.
 
-A folder is filled under a name of its own, `.writing-*`, and renamed when it is whole. A process
-that dies leaves that one behind; the next one removes it. A lock, which the system takes off a
-process that dies, tells those that are still being written.
+A folder is filled under a temporary name, `.writing-*`, and renamed when it is complete. A process
+that dies leaves the temporary folder behind, and the next one removes it. A lock, which the system
+releases when a process dies, marks those that are still being written.
 """
 
 import contextlib
 import fcntl
 import pathlib
 import shutil
+import stat
 import uuid
 from collections.abc import Callable, Iterator
 
-from keras_transformer.atomic_files import sync, sync_all
+from keras_transformer.atomic_files import open_lock, sync, sync_all
 
 _ASIDE = ".writing-"
 _LOCK = "lock"
@@ -22,24 +23,25 @@ _LOCK = "lock"
 def atomic_folder(
     path: pathlib.Path, is_whole: Callable[[pathlib.Path], bool] | None = None
 ) -> Iterator[pathlib.Path]:
-    """Gives an empty folder to fill, which has the name `path` once the block ends well.
+    """Yields an empty temporary folder, renamed to `path` when the block ends without an error.
 
-    Where another process was quicker, its folder stays and this one is removed.
+    If another process finishes first, its folder stays and this one is removed.
 
     Args:
-        path: the name to be.
-        is_whole: tells whether a folder that is there already is what this one would be: then
-            it stays, otherwise it is replaced. None means that any such folder is an error.
+        path: the folder to make.
+        is_whole: tells whether an existing folder is what this one would be: then it stays,
+            otherwise it is replaced and its mode kept. None makes any existing folder an error.
 
     Raises:
-        OSError: the disk is full, or may not be written to, or the path is taken. Nothing is left
-            then, nor where the block raises anything.
+        OSError: the disk is full or read-only, or the path is taken. Nothing is left behind then,
+            nor if the block raises anything.
     """
     with _parents_of(path), temporary_folder(path.parent) as aside:
         yield aside
         sync_all(aside)
         if is_whole is not None and path.exists() and not is_whole(path):
-            shutil.rmtree(path)
+            aside.chmod(stat.S_IMODE(path.stat().st_mode))
+            shutil.rmtree(path)  # refuses a link
         try:
             aside.rename(path)  # refused where another process put its folder there meanwhile
         except OSError:
@@ -51,7 +53,7 @@ def atomic_folder(
 
 @contextlib.contextmanager
 def _parents_of(path: pathlib.Path) -> Iterator[None]:
-    """Makes the folders above a path, and removes them again if the block raises anything."""
+    """Makes the parents of a path, and removes them again if the block raises anything."""
     missing = [parent for parent in path.parents if not parent.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -65,16 +67,16 @@ def _parents_of(path: pathlib.Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def temporary_folder(parent: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Makes a locked folder of a new name, and removes it in the end if it has that name still.
+    """Makes a locked folder of a random name, which is removed at the end unless renamed.
 
-    Those that processes which died have left beside it are removed too.
+    Those that killed processes have left beside it are removed too.
     """
     _remove_abandoned(parent)
     while True:
         aside = parent / f"{_ASIDE}{uuid.uuid4().hex}"
         aside.mkdir()
         try:
-            lock = open(aside / _LOCK, "wb")  # noqa: SIM115 (closed below)
+            lock = open_lock(aside / _LOCK)
         except FileNotFoundError:
             continue  # another process found the folder before it was locked, and removed it
         with contextlib.suppress(OSError):  # a file system without locks
@@ -92,6 +94,8 @@ def temporary_folder(parent: pathlib.Path) -> Iterator[pathlib.Path]:
 def _remove_abandoned(parent: pathlib.Path) -> None:
     """Removes the folders of processes that died, perhaps before they had a lock."""
     for aside in parent.glob(f"{_ASIDE}*"):
-        with contextlib.suppress(OSError), open(aside / _LOCK, "ab") as lock:
+        if aside.is_symlink():  # never made by this module
+            continue
+        with contextlib.suppress(OSError), open_lock(aside / _LOCK) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails where it is being written
             shutil.rmtree(aside, ignore_errors=True)

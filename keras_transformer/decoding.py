@@ -31,8 +31,8 @@ class DecodingState(NamedTuple):
             computed for all W hypotheses. Search leaves them as they are, but that it adds room at
             the end of the last dimension but one where the state has a fixed capacity.
         coverage: float32 [B, W, S], attention that a hypothesis has paid to each source token,
-            summed over its steps, and 1 for padding; None where it was not asked for. Search
-            reorders it.
+            summed over its steps, and 1 for padding; None where it was not asked for, or the model
+            has no attention. Search reorders it.
         time: int32 [], tokens read before the newest one; set by search before each step.
         ancestors: int32 [B, W, t], set by search before each step: the place, from 0 to W - 1, of
             each hypothesis when its j-th token was read. The last is its own place. Where the
@@ -61,9 +61,10 @@ class StepFunction(Protocol):
 
 
 class TranslationModel(Protocol):
-    """What translates: a `Transformer`, an `Ensemble`, or any other model with these methods.
+    """What translates: a `Seq2SeqModel`, an `Ensemble`, or any other model with these methods.
 
-    One that has `attention` too, as the Transformer does, can align its translations.
+    One whose decoder attends to the source also has `attention(inputs)`, float32 [B, T, S], which
+    aligns translations, and keeps coverage. Whoever needs it asks with `hasattr`.
 
     Attributes:
         config: the hyperparameters, with `vocabulary_size`, `target_size` and `to_dict()`.
@@ -92,9 +93,30 @@ class TranslationModel(Protocol):
         capacity: int | None = None,
         coverage: bool = False,
     ) -> DecodingState:
-        """Reads the source [B, S], see `Transformer.encode`."""
+        """Encodes the source once, for any number of calls of `step`.
+
+        Args:
+            source: ids [B, S], padded with 0.
+            num_hypotheses: W, hypotheses of a sentence that `step` will be asked for at once.
+            capacity: the most tokens that `step` will be asked to read; None for a state that
+                grows. With a capacity all shapes stay the same, as XLA needs it.
+            coverage: whether to add up the attention to the source; a model without attention
+                cannot, and leaves `DecodingState.coverage` at None.
+
+        Returns:
+            The state before the first target token.
+        """
         ...
 
     def step(self, ids: Tensor, state: DecodingState) -> tuple[Tensor, DecodingState]:
-        """Reads one more token of each hypothesis, see `StepFunction`."""
+        """Reads one more target token of each hypothesis.
+
+        Args:
+            ids: [B, W], the newest tokens; BOS at first. W is static.
+            state: from `encode` or the previous `step`. A search whose hypotheses branch, or
+                whose state has a capacity, sets its `time` and `ancestors`.
+
+        Returns:
+            Logits [B, W, V] of the next tokens, and the next state.
+        """
         ...

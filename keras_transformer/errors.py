@@ -1,10 +1,11 @@
-"""Errors that the person at the keyboard can mend.
+"""Errors that the user can fix.
 
-Anything raised as `InputError` carries one line that says what was expected, what came and
-how to mend it. The scripts print that line and exit with status 1; every other exception is
-a defect of the program and keeps its traceback.
+An `InputError` carries one line that says what was expected, what came and how to fix it. The
+scripts print that line and exit with status 1; any other exception is a bug and keeps its
+traceback.
 """
 
+import errno
 from collections.abc import Sequence
 
 
@@ -16,3 +17,24 @@ def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
     """Raises `InputError` unless an argument is one of those it may be."""
     if value not in choices:
         raise InputError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+
+
+def check_backend() -> None:
+    """Raises `InputError` unless Keras runs on TensorFlow, which search and runs are written in."""
+    import keras  # slow to import, which configurations need not wait for
+
+    backend = keras.backend.backend()
+    if backend != "tensorflow":
+        raise InputError(
+            "training runs, search and export need Keras's TensorFlow backend, got "
+            f"{backend!r}; set KERAS_BACKEND=tensorflow"
+        )
+
+
+def advice_on_writing(error: OSError) -> str:
+    """Returns what the user can do about a file or folder that could not be written."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return "free some space on that disk, or give a path on another one"
+    if error.errno in (errno.ENOENT, errno.ENOTDIR):
+        return "give a path in a folder that exists"
+    return "give a path that can be written to"

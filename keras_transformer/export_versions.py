@@ -1,4 +1,4 @@
-"""The versions in a model's folder, and what is read of one without TensorFlow."""
+"""The versions in a model's folder, and their model cards; needs no TensorFlow."""
 
 import itertools
 import json
@@ -19,9 +19,9 @@ _CARD = "assets.extra/model_card.json"
 def choose_version(
     base: pathlib.Path, version: int | None, kind: Literal["SavedModel", "CTranslate2"]
 ) -> int:
-    """Returns the version to write; `InputError` where it cannot be written.
+    """Returns the number of the version to write; `InputError` where it cannot be written.
 
-    Nor may a folder have models of two kinds: a model server would take each new one.
+    A folder has models of one kind only: a model server would load each new version.
     """
     for number, (other, mark) in itertools.product(versions_in(base), _MARKS.items()):
         if other != kind and (base / str(number) / mark).exists():
@@ -48,7 +48,7 @@ def versions_in(folder: pathlib.Path) -> list[int]:
 
 
 def check_version(path: pathlib.Path) -> None:
-    """Raises `InputError` where a folder has no SavedModel, with the name of one that has."""
+    """Raises `InputError`, which names a folder nearby that has one, if there is no SavedModel."""
     if not (path / _SAVED_MODEL).is_file():
         raise InputError(
             f"no SavedModel in {path}: it has no {_SAVED_MODEL}; give the folder of one version, "

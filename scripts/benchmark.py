@@ -7,14 +7,15 @@
     python scripts/benchmark.py decode --presets= --run_dir=runs/multi30k
 
 train: real target tokens a second of whole training steps, ours and PyTorch's nn.Transformer,
-which is left out where torch is not installed.
+as people find it and with memory kept, where torch is installed.
 decode: sentences a second and latency of beam search with 4 hypotheses, our exports as a plain
 graph and with XLA, and CTranslate2 with the same weights, which is left out where it is not
 installed. Random weights translate random sentences, to a forced length; the model of a training
 run translates a test set. Each engine works as one worker with all cores and as workers with one
 core each.
 
-The engines take turns, so that whatever else the machine does slows all of them.
+The engines take turns, so that whatever else the machine does slows all of them. Minor page faults
+and system time are those of a training step or of a sentence.
 """
 
 import importlib.util
@@ -24,25 +25,21 @@ import os
 import pathlib
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, get_args
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 from absl import flags
 
-from benchmarks import decoding, training
-from benchmarks.batches import BatchKind, save_corpus
-from benchmarks.decoding_report import check_decoding, decoding_line
-from benchmarks.engines import Job
-from benchmarks.report import Verdict, check, table_line
-from benchmarks.sentences import Sentences
+from benchmarks import decoding, report, training
+from benchmarks.engines import Row
 from keras_transformer.commands import common
 from keras_transformer.commands.main import run
-from keras_transformer.config import PRESETS, TrainingConfig
-from keras_transformer.cores import num_cores
+from keras_transformer.config import ModelConfig
 from keras_transformer.errors import InputError
+from keras_transformer.host import cpu_flags, has_bfloat16, num_cores
 
 _REAL = ("multi30k:2048", "multi30k:8192")  # the tiny preset's batch_tokens; the recipe's
-_KNOWN_PRECISIONS = get_args(TrainingConfig.__dataclass_fields__["precision"].type)
+_KNOWN_PRECISIONS = ["float32", "mixed_bfloat16", "mixed_float16"]
 _TRAINING_VOCABULARY = 8000
 
 _PRESETS = flags.DEFINE_list("presets", ["tiny", "base"], "Models to measure.")
@@ -95,52 +92,42 @@ def main(arguments: list[str]) -> None:
             f"give what to measure before the flags, one of {', '.join(commands)}; got "
             f"{' '.join(arguments) or 'nothing'}"
         )
-    _refuse_flags_of_others(arguments[0])
-    for preset in _PRESETS.value:
-        _check_choice(_PRESETS.name, preset, list(PRESETS))
+    others = {
+        "decode": (_PRECISIONS, _BATCHES, _DATA_DIR, _INPUT_PIPELINE),
+        "train": (_RUN_DIR, _CHECKPOINT, _SENTENCES),
+    }
+    for holder in others[arguments[0]]:
+        if holder.present:
+            raise InputError(f"--{holder.name} has no use with {arguments[0]}; leave it out")
+    _check_choices(_PRESETS, list(ModelConfig.presets()))
     commands[arguments[0]]()
 
 
 def _train() -> None:
-    cases = _cases()
-    if not _JSON.value:
-        print(table_line(), flush=True)
-    rows = []
+    _check_choices(_PRECISIONS, _KNOWN_PRECISIONS)
+    batches = ["128x16", *_REAL] if _BATCHES.value is None else _BATCHES.value
+    cases = [
+        (preset, training.batch_name(batch))
+        for preset, batch in itertools.product(_PRESETS.value, batches)
+        if _BATCHES.value is not None or preset == "tiny" or batch not in _REAL
+    ]
     with tempfile.TemporaryDirectory() as folder:
-        corpus = _prepare_corpus(folder) if any(kind.is_real for _, kind in cases) else None
-        for preset, kind in cases:
-            if kind.is_real and corpus is None:
-                continue
-            for row in training.measure(_jobs(preset, kind, corpus), **_rounds()):
-                rows.append(row)
-                text = json.dumps(row.to_dict()) if _JSON.value else table_line(row.cells())
-                print(text, flush=True)
-    if _CHECK.value:
-        _tell(check(rows))
+        are_real = [training.is_real(batch) for _, batch in cases]
+        corpus = _prepare_corpus(folder) if any(are_real) else None
+        rows = _show(
+            row
+            for (preset, batch), is_real in zip(cases, are_real, strict=True)
+            if corpus is not None or not is_real
+            for row in training.measure(_jobs(preset, batch, corpus), **_rounds())
+        )
+    _tell(report.check_training(rows, bfloat16=has_bfloat16()))
 
 
 def _decode() -> None:
-    if not _JSON.value:
-        print(decoding_line(), flush=True)
-    rows = []
-    for preset, sentences, write in _decoding_cases():
-        with tempfile.TemporaryDirectory() as folder:
-            for row in decoding.measure(
-                preset, sentences, write(folder), cores=_cores(), **_rounds()
-            ):
-                rows.append(row)
-                text = json.dumps(row.to_dict()) if _JSON.value else decoding_line(row.cells())
-                print(text, flush=True)
-    if _CHECK.value:
-        _tell(check_decoding(rows))
-
-
-def _decoding_cases() -> Iterator[tuple[str, Sentences, Callable[[str], dict[str, str]]]]:
-    """Yields the name of a model, what it is to translate, and how to write it to a folder."""
     common.load_tensorflow()
-    from benchmarks.translators import random_case, run_case
+    from benchmarks.workloads import random_case, run_case
 
-    real = None  # read first, so that a wrong run is told at once
+    real = None  # read first, so that a wrong run is reported at once
     if _RUN_DIR.value is None or _SENTENCES.value is None:
         print(
             "Real sentences are left out: --run_dir names no trained model, or --sentences none.",
@@ -148,29 +135,44 @@ def _decoding_cases() -> Iterator[tuple[str, Sentences, Callable[[str], dict[str
         )
     else:
         real = run_case(_RUN_DIR.value, _CHECKPOINT.value, _SENTENCES.value)
-    for preset in _PRESETS.value:
-        yield preset, *random_case(preset, _VOCABULARY_SIZE.value)
-    if real is not None:
-        yield "run", *real
+
+    def rows() -> Iterator[Row]:
+        for preset in [*_PRESETS.value, "run"]:
+            case = real if preset == "run" else random_case(preset, _VOCABULARY_SIZE.value)
+            if case is not None:
+                sentences, write = case
+                with tempfile.TemporaryDirectory() as folder:
+                    models = write(folder)
+                    options = {"cores": _cores(), **_rounds()}
+                    yield from decoding.measure(preset, sentences, models, **options)
+
+    _tell(report.check_decoding(_show(rows())))
 
 
-def _refuse_flags_of_others(command: str) -> None:
-    """Raises `InputError` for a flag that only another command reads."""
-    own = {
-        "train": (_PRECISIONS, _BATCHES, _DATA_DIR, _INPUT_PIPELINE),
-        "decode": (_RUN_DIR, _CHECKPOINT, _SENTENCES),
-    }
-    for other, holders in own.items():
-        for holder in holders if other != command else ():
-            if holder.present:
-                raise InputError(f"--{holder.name} has no use with {command}; leave it out")
-
-
-def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
-    if value not in choices:
-        raise InputError(
-            f"--{name} must be of {', '.join(choices)}, separated by commas, got {value!r}"
+def _show(rows: Iterable[Row]) -> list[Row]:
+    """Prints rows as they come, and returns them all."""
+    if not _JSON.value:
+        features = cpu_flags() & {"avx2", "avx512f", "avx512_bf16", "amx_bf16", "bf16"}
+        print(f"{_cores()} cores with {', '.join(sorted(features)) or 'unknown features'}")
+    shown: list[Row] = []
+    for row in rows:
+        lines = (
+            [json.dumps(row.to_dict())]
+            if _JSON.value
+            else report.table_lines(row, with_head=not shown)
         )
+        print(*lines, sep="\n", flush=True)
+        shown.append(row)
+    return shown
+
+
+def _check_choices(holder: "flags.FlagHolder[list[str]]", choices: Sequence[str]) -> None:
+    for value in holder.value:
+        if value not in choices:
+            raise InputError(
+                f"--{holder.name} must be of {', '.join(choices)}, separated by commas, "
+                f"got {value!r}"
+            )
 
 
 def _cores() -> int:
@@ -181,68 +183,61 @@ def _rounds() -> dict[str, Any]:
     return {"rounds": _ROUNDS.value, "round_seconds": _SECONDS.value}
 
 
-def _tell(verdicts: Sequence[Verdict]) -> None:
+def _tell(verdicts: Sequence[report.Verdict]) -> None:
     """Prints which targets are met, and exits with 1 where one is missed or none was measured."""
+    if not _CHECK.value:
+        return
     print(*verdicts, sep="\n", file=sys.stderr if _JSON.value else sys.stdout)
     results = {verdict.met for verdict in verdicts}
     if False in results or True not in results:
         sys.exit(1)
 
 
-def _cases() -> list[tuple[str, BatchKind]]:
-    """Returns presets and batches that the flags name, checked."""
-    for precision in _PRECISIONS.value:
-        _check_choice(_PRECISIONS.name, precision, _KNOWN_PRECISIONS)
-    if _BATCHES.value is not None:
-        batches = [BatchKind.parse(text) for text in _BATCHES.value]
-        return list(itertools.product(_PRESETS.value, batches))
-    cases = [(preset, "128x16") for preset in _PRESETS.value]
-    cases += [("tiny", batch) for batch in _REAL if "tiny" in _PRESETS.value]
-    return [(preset, BatchKind.parse(text)) for preset, text in cases]
-
-
 def _prepare_corpus(folder: str) -> str | None:
     """Tokenizes Multi30k with a vocabulary of its own, and says so where it is absent."""
-    if _DATA_DIR.value is None:
-        print("Real batches are left out: --data_dir names no corpus.", file=sys.stderr)
+    paths = [pathlib.Path(_DATA_DIR.value or "", name) for name in ("train.en", "train.de")]
+    missing = [f"{path} does not exist." for path in paths if not path.exists()]
+    if _DATA_DIR.value is None or missing:
+        reason = "--data_dir names no corpus." if _DATA_DIR.value is None else missing[0]
+        print(f"Real batches are left out: {reason}", file=sys.stderr)
         return None
-    paths = [pathlib.Path(_DATA_DIR.value, name) for name in ("train.en", "train.de")]
-    for path in paths:
-        if not path.exists():
-            print(f"Real batches are left out: {path} does not exist.", file=sys.stderr)
-            return None
     common.load_tensorflow()
+    import numpy as np
+
     from keras_transformer.data import TokenizedCorpus, read_lines
     from keras_transformer.text import learn_vocabulary
 
     text = [read_lines(path) for path in paths]
-    vocabulary = learn_vocabulary(
-        itertools.chain(*text), size=_VOCABULARY_SIZE.value or _TRAINING_VOCABULARY
-    )
-    corpus = os.path.join(folder, "corpus.npz")
-    save_corpus(TokenizedCorpus.from_ids(*map(vocabulary.encode, text)), corpus)
-    return corpus
+    size = _VOCABULARY_SIZE.value or _TRAINING_VOCABULARY
+    vocabulary = learn_vocabulary(itertools.chain(*text), size=size)
+    corpus = vars(TokenizedCorpus.from_ids(*map(vocabulary.encode, text)))
+    path = os.path.join(folder, "corpus.npz")
+    np.savez(path, **{name: value for name, value in corpus.items() if name != "dropped"})
+    return path
 
 
-def _jobs(preset: str, kind: BatchKind, corpus: str | None) -> list[Job]:
+def _jobs(preset: str, batch: str, corpus: str | None) -> list[training.Job]:
     """Returns what is to be run in turns with one model and batch."""
-    engines = ["ours"]
-    if importlib.util.find_spec("torch"):
-        engines += ["pytorch", "pytorch_sleep"]
-    models = [(name, precision) for precision in _PRECISIONS.value for name in engines]
-    if kind.is_real and _INPUT_PIPELINE.value:
-        models.append(("input_pipeline", "-"))
+    has_torch = importlib.util.find_spec("torch") is not None
+    engines = [
+        (engine, precision)
+        for precision in _PRECISIONS.value
+        for engine, (module, _) in training.ENGINES.items()
+        if engine != "input_pipeline" and (module != "pytorch" or has_torch)
+    ]
+    if training.is_real(batch) and _INPUT_PIPELINE.value:
+        engines.append(("input_pipeline", "-"))
     return [
-        Job(
-            engine=engine,
-            preset=preset,
-            precision=precision,
-            batch=str(kind),
-            vocabulary_size=_VOCABULARY_SIZE.value or _TRAINING_VOCABULARY,
-            corpus=corpus,
-            threads=_cores(),
-        )
-        for engine, precision in models
+        {
+            "engine": engine,
+            "preset": preset,
+            "precision": precision,
+            "batch": batch,
+            "vocabulary_size": _VOCABULARY_SIZE.value or _TRAINING_VOCABULARY,
+            "corpus": corpus,
+            "threads": _cores(),
+        }
+        for engine, precision in engines
     ]
 
 

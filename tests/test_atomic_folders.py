@@ -68,3 +68,24 @@ def test_a_folder_that_is_removed_before_it_has_its_lock_is_made_anew(tmp_path, 
         (aside / "file").write_text("text")
     assert removed != [aside]
     assert names_in(tmp_path / "folder") == ["file"]
+
+
+def test_links_that_look_like_abandoned_folders_lead_nowhere(tmp_path):
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "file").write_text("text")
+    parent = tmp_path / "parent"
+    (parent / ".writing-folder").mkdir(parents=True)
+    (parent / ".writing-link").symlink_to(precious)
+    (parent / ".writing-folder" / "lock").symlink_to(precious / "made")
+    with atomic_folder(parent / "folder"):
+        pass
+    assert names_in(precious) == ["file"]
+
+
+def test_a_folder_that_replaces_another_keeps_its_mode(tmp_path):
+    (tmp_path / "folder").mkdir(mode=0o700)
+    with atomic_folder(tmp_path / "folder", is_whole=lambda path: (path / "new").exists()) as aside:
+        (aside / "new").write_text("text")
+    assert names_in(tmp_path / "folder") == ["new"]
+    assert (tmp_path / "folder").stat().st_mode & 0o7777 == 0o700

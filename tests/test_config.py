@@ -3,21 +3,23 @@
 import dataclasses
 import json
 
+import numpy as np
 import pytest
 
 from keras_transformer.config import (
-    PRESETS,
     TRAINING_PRESETS,
     DataConfig,
     ModelConfig,
     SearchConfig,
     TrainingConfig,
+    TransformerConfig,
 )
+from keras_transformer.config.base import JsonConfig
 from keras_transformer.errors import InputError
 
 FILES = {"train_source": "train.en", "train_target": "train.de"}
 SMALLEST = {
-    ModelConfig: {"vocabulary_size": 10},
+    TransformerConfig: {"vocabulary_size": 10},
     DataConfig: FILES,
     TrainingConfig: {},
     SearchConfig: {},
@@ -36,7 +38,7 @@ SMALLEST = {
     ],
 )
 def test_presets_are_those_of_the_paper(name, layers, model_dim, feed_forward_dim, heads, dropout):
-    config = ModelConfig.preset(name, vocabulary_size=37_000)
+    config = TransformerConfig.preset(name, vocabulary_size=37_000)
     assert config.num_layers == layers
     assert config.model_dim == model_dim
     assert config.feed_forward_dim == feed_forward_dim
@@ -46,8 +48,8 @@ def test_presets_are_those_of_the_paper(name, layers, model_dim, feed_forward_di
 
 
 def test_what_no_one_sets_is_as_in_the_paper():
-    config = ModelConfig(vocabulary_size=37_000)
-    assert config == ModelConfig.preset("base", vocabulary_size=37_000)
+    config = TransformerConfig(vocabulary_size=37_000)
+    assert config == TransformerConfig.preset("base", vocabulary_size=37_000)
     assert (config.norm_position, config.positions) == ("post", "sinusoidal")
     assert config.share_embeddings == "all"
     assert config.attention_dropout == config.feed_forward_dropout == 0
@@ -65,15 +67,17 @@ def test_the_paper_trains_base_and_big_for_so_long_and_averages_so_many():
 
 
 def test_every_model_preset_has_a_training_preset():
-    assert PRESETS.keys() == TRAINING_PRESETS.keys()
+    assert TransformerConfig.PRESETS.keys() == TRAINING_PRESETS.keys()
+    for name in ModelConfig.presets():
+        assert TrainingConfig.preset(name).train_steps > 0
 
 
 def test_a_preset_may_be_changed_in_places():
-    config = ModelConfig.preset("tiny", vocabulary_size=50, dropout=0.0, num_layers=2)
+    config = TransformerConfig.preset("tiny", vocabulary_size=50, dropout=0.0, num_layers=2)
     assert (config.dropout, config.num_layers, config.model_dim) == (0.0, 2, 128)
 
 
-@pytest.mark.parametrize("kind", [ModelConfig, TrainingConfig])
+@pytest.mark.parametrize("kind", [ModelConfig, TransformerConfig, TrainingConfig])
 def test_an_unknown_preset_is_refused_with_those_there_are(kind):
     with pytest.raises(InputError, match=r"^preset must be one of tiny, base, big, got 'huge'$"):
         kind.preset("huge")
@@ -85,8 +89,8 @@ def test_an_unknown_preset_is_refused_with_those_there_are(kind):
 @pytest.mark.parametrize(
     "config",
     [
-        ModelConfig(vocabulary_size=10),
-        ModelConfig(vocabulary_size=9, target_vocabulary_size=8, share_embeddings="none"),
+        TransformerConfig(vocabulary_size=10),
+        TransformerConfig(vocabulary_size=9, target_vocabulary_size=8, share_embeddings="none"),
         DataConfig(**FILES, vocabulary_kind="unigram"),
         DataConfig(dataset="wmt14_translate/de-en", share_vocabulary=False),
         TrainingConfig(learning_rate=0.002, precision="mixed_bfloat16"),
@@ -128,6 +132,58 @@ def test_a_changed_copy_is_checked_like_any_other():
         config.replace(seed=-1)
 
 
+# Types
+
+_VALUES = [True, 1, 0.5, float("nan"), "no", None, ("a",), ["a"], (1,), np.int64(1), object()]
+_FITTING = {  # the values above that a field of a type takes
+    "bool": [0],
+    "int": [1],
+    "float": [1, 2],
+    "str": [4],
+    "tuple[str, ...]": [6, 7],  # lists are what JSON has
+}
+
+
+@pytest.mark.parametrize(
+    "annotation", [*_FITTING, "bool | None", "int | None", "float | None", "str | None"]
+)
+def test_a_field_takes_values_of_its_type_alone(annotation):
+    optional = annotation.endswith(" | None")
+    kind = dataclasses.make_dataclass(
+        "Config",
+        [("field", eval(annotation))],
+        bases=(JsonConfig,),
+        namespace={"__post_init__": lambda self: self._check_types()},
+        frozen=True,
+    )
+    for number, value in enumerate(_VALUES):
+        if number in _FITTING[annotation.removesuffix(" | None")] or (value is None and optional):
+            assert kind(value).field == (tuple(value) if isinstance(value, list) else value)
+        else:
+            with pytest.raises(InputError, match=r"^field must be .*, got ") as caught:
+                kind(value)
+            assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "message"),
+    [
+        (DataConfig, {"dataset": "a/b-c", "reverse": "no"}, "reverse must be True or False, got '"),
+        (DataConfig, {"share_vocabulary": 0}, "share_vocabulary must be True or False, got 0"),
+        (DataConfig, {"dev_source": 3}, "dev_source must be a string, got 3"),
+        (DataConfig, {"vocabulary_size": True}, "vocabulary_size must be a whole number, got True"),
+        (DataConfig, {"vocabulary_kind": 1}, "vocabulary_kind must be one of bpe, unigram, "),
+        (ModelConfig, {"attention_bias": "true"}, "attention_bias must be True or False"),
+        (TrainingConfig, {"learning_rate": True}, "learning_rate must be a finite number, got Tr"),
+        (TrainingConfig, {"train_steps": "100"}, "train_steps must be a whole number, got '100'"),
+        (SearchConfig, {"banned_phrases": (1,)}, "banned_phrases must be a sequence, each entry "),
+    ],
+)
+def test_a_value_of_another_type_is_refused_in_one_line(kind, changes, message):
+    with pytest.raises(InputError, match=f"^{message}"):
+        kind(**SMALLEST[kind] | changes)
+
+
 # Mistakes
 
 
@@ -161,7 +217,7 @@ def test_a_changed_copy_is_checked_like_any_other():
 )
 def test_a_mistake_in_the_model_is_told(changes, message):
     with pytest.raises(InputError, match=message) as caught:
-        ModelConfig(**{"vocabulary_size": 10} | changes)
+        TransformerConfig(**{"vocabulary_size": 10} | changes)
     assert "\n" not in str(caught.value)
 
 
@@ -175,7 +231,7 @@ def test_a_mistake_in_the_model_is_told(changes, message):
     ],
 )
 def test_unusual_models_are_possible(changes):
-    ModelConfig(**{"vocabulary_size": 10} | changes)
+    TransformerConfig(**{"vocabulary_size": 10} | changes)
 
 
 @pytest.mark.parametrize(
@@ -246,10 +302,15 @@ def test_corpora_of_all_kinds_are_counted_and_weighed_in_order():
         ({"precision": "float16"}, "precision must be one of float32, mixed_bfloat16, mixed_flo"),
         ({"average_last": 6, "keep_checkpoints": 5}, "average_last 6 is larger than keep_checkpo"),
         ({"average_best": 2, "keep_best": 1}, "average_best 2 is larger than keep_best 1"),
-        ({"average_best": 1, "bleu_share": 0.0}, "need the dev BLEU, but bleu_share is 0"),
-        ({"stop_metric": "bleu", "bleu_share": 0.0}, "need the dev BLEU, but bleu_share is 0"),
-        ({"stop_metric": "val_bleu"}, "stop_metric must be one of bleu, val_loss, val_perp"),
-        ({"bleu_share": 1.5}, "bleu_share must be at most 1"),
+        (
+            {"average_best": 1, "validation_share": 0.0},
+            "average_best needs the dev set to be searched, but validation_share is 0; raise it",
+        ),
+        (
+            {"stop_metric": "bleu", "validation_share": 0.0},
+            "bleu needs the dev set to be searched, but validation_share is 0; raise it",
+        ),
+        ({"validation_share": 1.5}, "validation_share must be at most 1"),
         ({"ema_decay": 1.0}, "ema_decay must be between 0 and 1"),
         ({"weight_decay": -0.1}, "weight_decay must be at least 0"),
         ({"max_bad_steps": 0}, "max_bad_steps must be at least 1"),
@@ -284,6 +345,9 @@ def test_a_mistake_in_the_training_is_told(changes, message):
         ({"max_extra_length": 100_001}, "max_extra_length must be at most 100000, got 100001"),
         ({"max_source_length": 1 << 30}, "max_source_length must be at most 100000"),
         ({"required_phrases": ["a"] * 17}, "required_phrases may be 16, got 17"),
+        ({"beam_size": 5000}, "beam_size must be at most 1000, got 5000; translations do not"),
+        ({"early_stop": "never"}, "early_stop must be one of exact, first, got 'never'"),
+        ({"early_stop": "first", "method": "sampling"}, "early_stop has no use with method samp"),
     ],
 )
 def test_a_mistake_in_the_search_is_told(changes, message):

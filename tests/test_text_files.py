@@ -2,10 +2,14 @@
 
 import gzip
 import itertools
+import os
+import threading
+import time
 import tracemalloc
 
 import pytest
 
+from keras_transformer import text_files
 from keras_transformer.errors import InputError
 from keras_transformer.text_files import iterate_lines, read_lines
 
@@ -79,3 +83,49 @@ def test_an_unusable_file_is_named_with_its_fault(tmp_path, name, content, messa
 def test_a_folder_is_refused(tmp_path):
     with pytest.raises(InputError, match="is a folder; expected a text file"):
         read_lines(tmp_path)
+
+
+# FIFOs
+
+
+def open_for_writing(fifo, content, seconds):
+    def write():
+        time.sleep(seconds)
+        with open(fifo, "wb") as file:
+            time.sleep(seconds)
+            file.write(content)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("compress", [bytes, gzip.compress])
+def test_a_fifo_is_read_as_soon_as_its_writer_writes(tmp_path, compress, capsys):
+    os.mkfifo(tmp_path / "fifo")
+    writer = open_for_writing(tmp_path / "fifo", compress(b"one\ntwo\n"), seconds=0.0)
+    assert read_lines(tmp_path / "fifo") == ["one", "two"]
+    writer.join()
+    assert capsys.readouterr().err == ""
+
+
+def test_a_fifo_whose_writer_comes_late_is_waited_for_with_a_message(tmp_path, monkeypatch, capsys):
+    os.mkfifo(tmp_path / "fifo")
+    monkeypatch.setattr(text_files, "_FIFO_MESSAGE_S", 0.01)
+    writer = open_for_writing(tmp_path / "fifo", b"one\n", seconds=0.2)
+    assert read_lines(tmp_path / "fifo") == ["one"]
+    writer.join()
+    assert capsys.readouterr().err == (
+        f"Waiting for a process to write to the FIFO {tmp_path / 'fifo'} ...\n"
+    )
+
+
+def test_a_fifo_without_a_writer_is_refused_and_leaves_no_thread(tmp_path, monkeypatch):
+    os.mkfifo(tmp_path / "fifo")
+    monkeypatch.setattr(text_files, "_FIFO_MESSAGE_S", 0.01)
+    monkeypatch.setattr(text_files, "_FIFO_LIMIT_S", 0.5)
+    threads = threading.active_count()
+    with pytest.raises(InputError, match=r"fifo is a FIFO, and no process has opened it for wri"):
+        read_lines(tmp_path / "fifo")
+    while threading.active_count() > threads:
+        time.sleep(0.01)

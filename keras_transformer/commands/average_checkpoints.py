@@ -25,7 +25,10 @@ _LAST = flags.DEFINE_integer(
     lower_bound=1,
 )
 _BEST = flags.DEFINE_integer(
-    "best", None, "How many of those with the best dev BLEU, in place of --last.", lower_bound=1
+    "best",
+    None,
+    "How many of those with the best metric, in place of --last.",
+    lower_bound=1,
 )
 _STEPS = flags.DEFINE_list("steps", None, "The steps to average, in place of --last.")
 
@@ -37,16 +40,14 @@ def main(arguments: list[str]) -> None:
     if _STEPS.value is not None and not all(step.isdecimal() for step in _STEPS.value):
         raise InputError(f"--steps takes numbers, got {','.join(_STEPS.value)!r}")
     common.load_tensorflow()
-    import keras
-
-    from keras_transformer.models import Transformer
+    from keras_transformer.models import build_model
     from keras_transformer.training import RunDirectory
 
     run = RunDirectory(_RUN_DIR.value)
-    model_config, _, training = run.configs()
+    configs = run.configs()
     checkpoints = run.checkpoints()
-    steps = _steps(checkpoints, training)
-    model = Transformer(model_config, dtype=keras.DTypePolicy("float32"))
+    steps = _steps(checkpoints, configs.training)
+    model = build_model(configs.model, dtype="float32")
     checkpoints.average(model, steps)
     checkpoints.save_average(model)
     print(f"Averaged steps {', '.join(map(str, steps))} into {checkpoints.folder / 'average'}.")
@@ -58,7 +59,7 @@ def _steps(checkpoints: "Checkpoints", training: TrainingConfig) -> list[int]:
         return [int(step) for step in _STEPS.value]
     if _BEST.value is not None:
         steps, asked = checkpoints.best(_BEST.value), f"--best={_BEST.value}"
-        there_are = f"{len(steps)} checkpoints with a dev BLEU"
+        there_are = f"{len(steps)} checkpoints with a metric of the dev set"
         enough = len(steps) == _BEST.value
     elif _LAST.value is not None:
         steps, asked = checkpoints.newest(_LAST.value), f"--last={_LAST.value}"

@@ -10,6 +10,8 @@ from typing import Any
 from absl import flags
 
 from keras_transformer.config import JsonConfig
+from keras_transformer.errors import InputError
+from keras_transformer.tasks import Task, get_task, registered_tasks
 
 flags.disclaim_key_flags()  # these are flags of the command that defines them through here
 
@@ -46,13 +48,38 @@ def define_flags(
             flags.DEFINE_string(field.name, None, help_text)
 
 
+def define_task_options() -> None:
+    """Defines a flag for each option of each task."""
+    for name in registered_tasks():
+        options = get_task(name)
+        new = {field.name for field in dataclasses.fields(options)} - set(flags.FLAGS)
+        define_flags(options, new)
+
+
+def given_task_options(task: type[Task]) -> dict[str, Any]:
+    """Returns the options of a task that were given as flags.
+
+    Raises:
+        InputError: an option of another task was given.
+    """
+    given = given_flags(task)
+    for other in registered_tasks():
+        if foreign := sorted(given_flags(get_task(other)).keys() - given.keys()):
+            raise InputError(
+                f"--{foreign[0]} is an option of task {other}, and this is {task.name}; leave it "
+                "out"
+            )
+    return given
+
+
 def define_checkpoint_flag() -> "flags.FlagHolder[str]":
     """Defines --checkpoint, whose value `Checkpoints.find` understands."""
     return flags.DEFINE_string(
         "checkpoint",
         "auto",
-        "Which checkpoint: average, latest, best (by dev BLEU), a step, or auto: the average where "
-        "there is one, else the latest. Several, separated by commas, translate together.",
+        "Which checkpoint: average, latest, best (by the task's metric on the dev set), a step, or "
+        "auto: the average where there is one, else the latest. Several, separated by commas, "
+        "translate together.",
     )
 
 
@@ -64,15 +91,17 @@ def given_flags(config: type[JsonConfig]) -> dict[str, Any]:
 
 
 def _attribute_help(config: type) -> dict[str, str]:
-    """Returns the descriptions under "Attributes:" in a docstring, by name."""
-    # As it stands in the source, or, from Python 3.13 on, without its indentation.
-    _, _, attributes = (inspect.getdoc(config) or "").partition("Attributes:\n")
+    """Returns the descriptions under "Attributes:" in the docstrings of a class and its bases."""
     found: dict[str, str] = {}
-    for entry in re.split(r"\n    (?=\w)", "\n" + attributes.rstrip()):
-        names, _, text = entry.strip().partition(": ")
-        text = " ".join(text.split()).replace("; None means", ". Default:")
-        for name in names.split(", "):
-            found[name] = text[:1].upper() + text[1:]
+    for base in reversed(config.__mro__):
+        # As it stands in the source, or, from Python 3.13 on, without its indentation.
+        docstring = inspect.cleandoc(vars(base).get("__doc__") or "")
+        _, _, attributes = docstring.partition("Attributes:\n")
+        for entry in re.split(r"\n    (?=\w)", "\n" + attributes.rstrip()):
+            names, _, text = entry.strip().partition(": ")
+            text = " ".join(text.split()).replace("; None means", ". Default:")
+            for name in names.split(", "):
+                found[name] = text[:1].upper() + text[1:]
     return found
 
 

@@ -5,7 +5,7 @@ keras-transformer export --run_dir=runs/numbers --export_dir=exports/ct2 --forma
 """
 
 import pathlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
@@ -70,7 +70,7 @@ config_flags.define_flags(SearchConfig)
 def main(arguments: list[str]) -> None:
     common.refuse_arguments(arguments)
     given = config_flags.given_flags(SearchConfig)
-    search = SearchConfig(**given)
+    SearchConfig(**given)  # so that a wrong value is reported at once
     _refuse_what_has_no_use(given)
     common.load_tensorflow()
 
@@ -78,12 +78,12 @@ def main(arguments: list[str]) -> None:
     if _FORMAT.value == "ctranslate2":
         path = _export_ctranslate2(found)
     else:
-        path = _export_saved_model(found, search)
+        path = _export_saved_model(found, given)
     size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
     print(f"Exported checkpoint {_names(found)} to {path} ({size / 1e6:.1f} MB).")
 
 
-def _export_saved_model(found: "Found", search: SearchConfig) -> pathlib.Path:
+def _export_saved_model(found: "Found", given: dict[str, Any]) -> pathlib.Path:
     from keras_transformer.export_versions import read_model_card
     from keras_transformer.inference import Translator, XlaShapes
     from keras_transformer.inference.precision import in_precision
@@ -91,6 +91,7 @@ def _export_saved_model(found: "Found", search: SearchConfig) -> pathlib.Path:
     from keras_transformer.serving.model_card import describe_run
 
     run = found[0][0]
+    search = run.configs().task.search_config(given)
     sentences = _sentences(run)
     xla = None
     if _XLA.value:
@@ -140,7 +141,8 @@ def _sentences(run: "RunDirectory") -> list[str]:
     if _WARM_UP_FILE.value is not None:
         return read_lines(_WARM_UP_FILE.value)
     try:
-        text = read_validation_text(run.configs().data)
+        configs = run.configs()
+        text = read_validation_text(configs.data, configs.task)
     except InputError:
         return []
     return [] if text is None else list(text.source)

@@ -1,4 +1,4 @@
-"""Draws loss, BLEU and learning rate of one or several runs over their steps, as a PNG.
+"""Draws loss, metric and learning rate of one or several runs over their steps, as a PNG.
 
 keras-transformer plot_run runs/mine --output=mine.png
 keras-transformer plot_run runs/baseline runs/larger --output=both.png
@@ -12,6 +12,7 @@ from absl import flags
 
 from keras_transformer.commands import common
 from keras_transformer.errors import InputError
+from keras_transformer.tasks import get_task, registered_tasks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,12 +22,8 @@ _OUTPUT = flags.DEFINE_string("output", "plot.png", "The PNG file to write.")
 
 Rows = list[dict[str, float]]
 
-# What each panel shows: its label, and its share of the height.
-_PANELS = {
-    "loss": ("loss a token", 3),
-    "bleu": ("dev BLEU", 2),
-    "learning_rate": ("learning rate", 1),
-}
+_HEIGHTS = {"loss": 3, "learning_rate": 1}  # shares of the height; of a metric 2
+
 _FAINT: dict[str, Any] = {"alpha": 0.45, "linewidth": 1.0}
 _STRONG: dict[str, Any] = {"linewidth": 1.8}
 
@@ -67,42 +64,56 @@ def _draw(runs: Mapping[str, Rows]) -> "Figure":
     from matplotlib import pyplot
 
     names = {name for rows in runs.values() for row in rows for name in row}
-    shown = [name for name in _PANELS if name in names]
-    heights = [_PANELS[name][1] for name in shown]
+    labels = {name: label for name, label in _panels(runs).items() if name in names}
+    heights = [_HEIGHTS.get(name, 2) for name in labels]
     figure, axes = pyplot.subplots(
-        len(shown),
+        len(labels),
         squeeze=False,
         sharex=True,
         figsize=(8, 1.4 * sum(heights)),
         height_ratios=heights,
         layout="constrained",
     )
-    panels = dict(zip(shown, axes[:, 0], strict=True))
+    panels = dict(zip(labels, axes[:, 0], strict=True))
     palette = [f"C{index}" for index in range(10)]  # matplotlib's own
     for index, rows in enumerate(runs.values()):
         color = palette[index % len(palette)]
         for name, panel in panels.items():
             _line(panel, rows, name, color=color, **(_FAINT if name == "loss" else _STRONG))
         _line(panels["loss"], rows, "val_loss", color=color, **_STRONG)
-    _label(panels)
+    _label(panels, labels)
     _add_legend(figure, panels["loss"], list(runs), palette, "val_loss" in names)
     return figure
+
+
+def _panels(runs: Mapping[str, Rows]) -> dict[str, str]:
+    """Returns the labels of the panels by what each shows, from the top: the tasks' metrics too."""
+    from keras_transformer.training.metric_logging import dev_values
+
+    labels = {task.metric.name: task.metric.label for task in map(get_task, registered_tasks())}
+    of_dev = {name for rows in runs.values() for row in rows for name in dev_values(row)}
+    metrics = sorted(name for name in of_dev if not name.startswith("val_"))
+    return {
+        "loss": "loss a token",
+        **{name: f"dev {labels.get(name, name)}" for name in metrics},
+        "learning_rate": "learning rate",
+    }
 
 
 def _line(panel: "Axes", rows: Rows, name: str, **style: Any) -> None:
     """Draws one value over the steps of the rows that have it, with dots where they are few."""
     points = [(row["step"], row[name]) for row in rows if name in row]
     if points:
-        of_checkpoints = name in ("val_loss", "bleu")
+        of_checkpoints = name not in ("loss", "learning_rate")
         marker = "o" if of_checkpoints and len(points) <= 40 else None
         panel.plot(*zip(*points, strict=True), marker=marker, markersize=3.5, **style)
 
 
-def _label(panels: Mapping[str, "Axes"]) -> None:
+def _label(panels: Mapping[str, "Axes"], labels: Mapping[str, str]) -> None:
     from matplotlib.ticker import EngFormatter, FuncFormatter
 
     for name, panel in panels.items():
-        panel.set_ylabel(_PANELS[name][0])
+        panel.set_ylabel(labels[name])
         panel.grid(color="0.9", linewidth=0.8)
         panel.set_axisbelow(True)
         panel.spines[["top", "right"]].set_visible(False)

@@ -10,21 +10,21 @@ not change what it has been trained for. Numbers such as 5.4 in the help of flag
 Vaswani et al. 2017.
 """
 
+import contextlib
 import pathlib
 import signal
 import sys
-import time
 from typing import TYPE_CHECKING
 
 from absl import flags
 
 from keras_transformer.commands import common, train_configs
-from keras_transformer.errors import InputError
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
     from keras_transformer.data import ParallelText, TokenizedCorpus
+    from keras_transformer.models import Seq2SeqModel
     from keras_transformer.text import Vocabulary
     from keras_transformer.training import RunConfigs, RunDirectory
 
@@ -59,8 +59,9 @@ def main(arguments: list[str]) -> None:
         train_configs.new_configs()  # wrong settings are reported before TensorFlow is loaded
         if not train_configs.names_data():
             print("No data is named: training on number names, English to German.", flush=True)
-    common.load_tensorflow()
+    keeps_memory = common.load_tensorflow()
     from keras_transformer import training as stages
+    from keras_transformer.training.heartbeat import heartbeat
 
     strategy = stages.make_strategy(_STRATEGY.value)  # of several machines: before anything else
     run = stages.RunDirectory(_RUN_DIR.value)
@@ -69,8 +70,10 @@ def main(arguments: list[str]) -> None:
     else:
         configs = stages.RunConfigs(*train_configs.new_configs())
     dev = _read_texts(configs)
-    if stages.worker_of(strategy).is_chief:
-        corpus = _prepare(run, configs)
+    worker = stages.worker_of(strategy)
+    if worker.is_chief:
+        with heartbeat(run.path) if worker.count > 1 else contextlib.nullcontext():
+            corpus = _prepare(run, configs)
     else:
         corpus = _wait_for(run, configs)
     if stages.is_finished(run):
@@ -80,21 +83,26 @@ def main(arguments: list[str]) -> None:
             f"{configs.training.train_steps:,} already; give more --train_steps to go on with it."
         )
         return
-    _train(run, corpus, dev, strategy)
-    if stages.worker_of(strategy).is_chief:
-        _summarize(run, corpus, strategy)
+    if run.configs().training.precision == "mixed_bfloat16" and not stages.computes_in_bfloat16():
+        print(
+            "This processor has no instructions for bfloat16, and trains slower in it than in "
+            "float32: at 0.7 of the rate with AVX2. For a new run --precision=auto chooses."
+        )
+    model = _train(run, corpus, dev, strategy, keeps_memory)
+    if worker.is_chief:
+        _summarize(run, model, corpus, strategy)
 
 
 def _read_texts(configs: "RunConfigs") -> "ParallelText | None":
     """Returns the dev set; what is wrong with it or the test files is found before the training."""
     from keras_transformer import training as stages
 
-    dev = stages.read_validation_text(configs.data)
-    stages.check_validation(configs.training, dev)
+    dev = stages.read_validation_text(configs.data, configs.task)
+    stages.check_validation(configs.training, configs.task, dev)
     if dev is None:
         print("There is no dev set; --dev_source and --dev_target name one.")
     if flags.FLAGS.test_source is not None:  # those of a run that is resumed may be gone
-        stages.read_test_text(configs.data)
+        stages.read_test_text(configs.data, task=configs.task)
     return dev
 
 
@@ -103,7 +111,7 @@ def _prepare(run: "RunDirectory", configs: "RunConfigs") -> "TokenizedCorpus":
     from keras_transformer.training import is_finished, make_vocabularies
 
     if run.exists:
-        run.continue_with(*configs)
+        run.continue_with(configs)
         corpus, is_new = _corpus(run, configs, run.vocabularies())
         steps = run.checkpoints().steps()
         if steps and is_new and not is_finished(run):
@@ -113,23 +121,21 @@ def _prepare(run: "RunDirectory", configs: "RunConfigs") -> "TokenizedCorpus":
             )
         return corpus
     print("Preparing the vocabulary ...", flush=True)
-    source, target = make_vocabularies(configs.data)
+    source, target = make_vocabularies(configs.data, configs.task)
     corpus, _ = _corpus(run, configs, (source, target))
     model = train_configs.model_config(configs.data, source.size, target.size)
-    run.create(model, configs.data, configs.training, source, target)
+    run.create(configs._replace(model=model), source, target)
     return corpus
 
 
-def _wait_for(run: "RunDirectory", configs: "RunConfigs", minutes: int = 60) -> "TokenizedCorpus":
+def _wait_for(run: "RunDirectory", configs: "RunConfigs") -> "TokenizedCorpus":
     """Waits until the first worker has created the run, or made it longer; returns its corpus."""
-    end = time.monotonic() + 60 * minutes
-    while not run.exists or run.configs().training != configs.training:
-        if time.monotonic() > end:
-            raise InputError(
-                f"the first worker has not prepared {run.path} within {minutes} minutes; all "
-                "workers must share the file system of --run_dir and be given the same flags"
-            )
-        time.sleep(0.5)
+    from keras_transformer.training.heartbeat import wait_for_first_worker
+
+    def is_prepared() -> bool:
+        return run.exists and run.configs().training == run.resolved(configs.training)
+
+    wait_for_first_worker(run.path, is_prepared)
     return _corpus(run, configs, run.vocabularies())[0]
 
 
@@ -149,7 +155,9 @@ def _corpus(
     cache, is_shared = run.path / "tokens", _CACHE_DIR.value is not None
     if _CACHE_DIR.value is not None:
         cache = pathlib.Path(_CACHE_DIR.value)
-    corpus = training_corpus(configs.data, vocabularies, cache, tell, keep_others=is_shared)
+    corpus = training_corpus(
+        configs.data, vocabularies, cache, tell, keep_others=is_shared, task=configs.task
+    )
     for reason, count in corpus.dropped.items():
         if count:
             print(f"Left out {count:,} pairs: {reason}.")
@@ -161,19 +169,20 @@ def _train(
     corpus: "TokenizedCorpus",
     dev: "ParallelText | None",
     strategy: "tf.distribute.Strategy",
-) -> None:
+    keeps_memory: bool,
+) -> "Seq2SeqModel":
     """Trains the run, and tells on SIGTERM or Ctrl-C what is left of it."""
     from keras_transformer import training as stages
 
     steps = run.checkpoints().steps()
     print(
-        f"Training on {_devices(strategy)} with "
+        f"Training on {_devices(strategy)}{', memory kept,' * keeps_memory} with "
         f"{len(corpus):,} pairs in {stages.num_shapes(run, corpus)} shapes of batches, from step "
         f"{steps[-1] if steps else 0:,} on ...",
         flush=True,
     )
     try:
-        stages.train(
+        return stages.train(
             run,
             corpus,
             dev,
@@ -194,6 +203,7 @@ def _train(
 
 def _summarize(
     run: "RunDirectory",
+    model: "Seq2SeqModel",
     corpus: "TokenizedCorpus",
     strategy: "tf.distribute.Strategy",
 ) -> None:
@@ -203,12 +213,12 @@ def _summarize(
 
     from keras_transformer.training import flops, metrics_file
 
-    model_config, _, training = run.configs()
+    training = run.configs().training
     last = metrics_file.read_metrics(run.metrics_path)[-1]
     peak = flops.measured_peak(keras.DTypePolicy(training.precision).compute_dtype)
     gpus = strategy.num_replicas_in_sync if tf.config.list_physical_devices("GPU") else 1
-    shape = flops.CorpusShape.of(corpus.source_lengths, corpus.target_lengths)
-    for line in flops.summary_lines(model_config, shape, last, peak * gpus):
+    lengths = corpus.source_lengths, corpus.target_lengths
+    for line in flops.summary_lines(model, lengths, last, peak * gpus):
         print(line)
     print(f"The checkpoints, and their average, are in {run.path / 'checkpoints'}.")
 

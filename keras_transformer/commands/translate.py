@@ -17,7 +17,7 @@ from keras_transformer.errors import InputError
 from keras_transformer.export_versions import check_version, read_model_card
 
 if TYPE_CHECKING:
-    from keras_transformer.inference import BatchTranslator
+    from keras_transformer.inference import BatchTranslator, Translator
 
 _RUN_DIR = flags.DEFINE_string(
     "run_dir",
@@ -46,9 +46,9 @@ def main(arguments: list[str]) -> None:
     given = config_flags.given_flags(SearchConfig)
     line_io.check_flags(given)
     version = pathlib.Path(_SAVED_MODEL.value or "")
-    search, options, card = SearchConfig(), {}, {}
+    options, card = {}, {}
     if _RUN_DIR.value is not None:
-        search = SearchConfig(**given)  # so that a wrong value is reported at once
+        SearchConfig(**given)  # so that a wrong value is reported at once
     else:
         _refuse_what_is_fixed(given)
         check_version(version)
@@ -57,15 +57,16 @@ def main(arguments: list[str]) -> None:
     lines = line_io.read_input(arguments)  # opened before the model, for the same reason
     # An export in bfloat16 is slow without oneDNN; all else is quicker without it.
     common.load_tensorflow(one_dnn=bool(card) and card["precision"]["computation"] == "bfloat16")
-    from keras_transformer.text.scores import join_pieces
+    from keras_transformer.tasks.translation import join_pieces
 
+    model: BatchTranslator | Translator
     if _RUN_DIR.value is not None:
-        model, joins = _load_run(_RUN_DIR.value, search)
+        model, joins = _load_run(_RUN_DIR.value, given)
     else:
         from keras_transformer.serving import load_exported
 
         model = load_exported(version)
-        joins = any(run["data"]["remove_bpe"] for run in card["training"])
+        joins = any(run["task"].get("remove_bpe", False) for run in card["training"])
     if _REMOVE_BPE.value is not None:
         joins = _REMOVE_BPE.value
     line_io.answer_lines(
@@ -78,14 +79,15 @@ def main(arguments: list[str]) -> None:
     )
 
 
-def _load_run(run_dirs: str, search: SearchConfig) -> "tuple[BatchTranslator, bool]":
+def _load_run(run_dirs: str, given: dict[str, Any]) -> "tuple[Translator, bool]":
     """Returns what translates, and whether its text is pieces to be joined."""
     from keras_transformer.inference import Translator
 
     found = common.find_checkpoints(run_dirs, _CHECKPOINT.value)
-    run, _ = found[0]
+    task = found[0][0].configs().task
+    search = task.search_config(given)
     translator = Translator(*common.load_translator(found), search).precomputed()
-    return translator.local, run.configs().data.remove_bpe
+    return translator, getattr(task, "remove_bpe", False)
 
 
 def _refuse_what_is_fixed(given: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ One place lists every hyperparameter; layers take plain numbers and never see th
 
 from keras_transformer.config.base import JsonConfig
 from keras_transformer.config.data import DataConfig, split_list
-from keras_transformer.config.model import PRESETS, ModelConfig
+from keras_transformer.config.model import ModelConfig, architectures, register_config
 from keras_transformer.config.search import (
     FIXED_OPTIONS,
     MOST_PHRASES,
@@ -15,6 +15,7 @@ from keras_transformer.config.search import (
 )
 from keras_transformer.config.special_tokens import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from keras_transformer.config.training import TRAINING_PRESETS, TrainingConfig
+from keras_transformer.config.transformer import TransformerConfig
 
 __all__ = [
     "BOS_ID",
@@ -22,7 +23,6 @@ __all__ = [
     "FIXED_OPTIONS",
     "MOST_PHRASES",
     "PAD_ID",
-    "PRESETS",
     "SAMPLING_OPTIONS",
     "TRAINING_PRESETS",
     "UNK_ID",
@@ -31,5 +31,8 @@ __all__ = [
     "ModelConfig",
     "SearchConfig",
     "TrainingConfig",
+    "TransformerConfig",
+    "architectures",
+    "register_config",
     "split_list",
 ]

@@ -1,14 +1,14 @@
-"""What all configurations share: they check themselves and are written as JSON."""
+"""What all configurations share: type and range checks, and JSON."""
 
 import dataclasses
 import json
 import math
-import numbers
-from typing import Any, Literal, get_args, get_origin
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 from typing_extensions import Self
 
-from keras_transformer.errors import InputError, check_choice
+from keras_transformer.errors import InputError
 
 
 class JsonConfig:
@@ -49,18 +49,45 @@ class JsonConfig:
     def _check_types(self) -> None:
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
             value = getattr(self, field.name)
-            kinds = get_args(field.type) or (field.type,)
-            if get_origin(field.type) is Literal:
-                check_choice(field.name, value, kinds)
-            elif value is None and type(None) in kinds:
-                continue
-            elif float in kinds and not (isinstance(value, numbers.Real) and math.isfinite(value)):
-                raise InputError(f"{field.name} must be a finite number, got {value!r}")
-            elif int in kinds and not isinstance(value, numbers.Integral):
-                raise InputError(f"{field.name} must be a whole number, got {value!r}")
+            if isinstance(value, list) and get_origin(field.type) is tuple:  # read from JSON
+                value = tuple(value)
+                object.__setattr__(self, field.name, value)
+            if (expected := _expected(field.type, value)) is not None:
+                raise InputError(f"{field.name} must be {expected}, got {value!r}")
 
     def _check_at_least(self, minimum: float, *names: str) -> None:
         for name in names:
             value = getattr(self, name)
             if value is not None and value < minimum:
                 raise InputError(f"{name} must be at least {minimum}, got {value}")
+
+
+_NAMES = {
+    bool: "True or False",
+    int: "a whole number",
+    float: "a finite number",
+    str: "a string",
+}
+
+
+def _expected(kind: Any, value: Any) -> str | None:
+    """Returns in words what a value of a type is, None where `value` is one.
+
+    A bool is no number, and a whole number is also a float.
+    """
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        mismatches = [_expected(option, value) for option in arguments if option is not NoneType]
+        fits = None in mismatches or (value is None and NoneType in arguments)
+        return None if fits else " or ".join(filter(None, mismatches))
+    if origin is Literal:
+        fits = any(type(value) is type(choice) and value == choice for choice in arguments)
+        return None if fits else f"one of {', '.join(map(str, arguments))}"
+    if origin is tuple:
+        fits = type(value) is tuple and all(_expected(arguments[0], each) is None for each in value)
+        return None if fits else f"a sequence, each entry {_expected(arguments[0], object())}"
+    if kind is float:
+        fits = type(value) is int or (isinstance(value, float) and math.isfinite(value))
+    else:
+        fits = isinstance(value, origin or kind) and (kind is bool or type(value) is not bool)
+    return None if fits else _NAMES.get(kind, f"of type {kind}")

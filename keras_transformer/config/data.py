@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 from keras_transformer.config.base import JsonConfig
@@ -27,8 +28,8 @@ class DataConfig(JsonConfig):
         mix_weights: share of the sentence pairs that each corpus gives, numbers separated by
             commas, for file pairs, TSV files and data sets in this order; None means in
             proportion to their sizes, so that an epoch has every pair once.
-        dev_source: a file of source sentences; loss and BLEU of their translations are shown at
-            each checkpoint.
+        dev_source: a file of source sentences; their loss and the task's metric are shown at each
+            checkpoint.
         dev_target: a file with a translation of each line of `dev_source`.
         test_source: a file of source sentences that the command evaluate translates.
         test_target: a file with a translation of each line of `test_source`.
@@ -50,11 +51,6 @@ class DataConfig(JsonConfig):
         subword_sampling: how much the segmentation of the training text varies (subword
             regularisation, Kudo 2018): the rate of merges left out of byte-pair pieces
             (Provilkov et al. 2020), the exponent of unigram probabilities; 0 does not vary it.
-        remove_bpe: whether the text is cut into pieces already, marked with "@@ ", which are
-            joined before BLEU is computed.
-        bleu_tokenize: sacreBLEU's tokenizer for the dev and test sets; none for text that is
-            tokenized already.
-        bleu_lowercase: whether BLEU ignores case.
     """
 
     dataset: str | None = None
@@ -78,9 +74,6 @@ class DataConfig(JsonConfig):
     max_length: int = 256
     max_length_ratio: float | None = None
     subword_sampling: float = 0.0
-    remove_bpe: bool = False
-    bleu_tokenize: Literal["13a", "intl", "char", "zh", "none"] = "13a"
-    bleu_lowercase: bool = False
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -137,13 +130,23 @@ class DataConfig(JsonConfig):
             weights = self.weights
         except ValueError:
             weights = ()
-        if weights is not None and (
-            len(weights) != self.num_corpora or not all(0 < each < math.inf for each in weights)
-        ):
-            raise InputError(
-                f"mix_weights must be {self.num_corpora} numbers above 0, one for each corpus, "
-                f"separated by commas, got {self.mix_weights!r}"
-            )
+        if weights is not None:
+            check_mix_weights(weights, self.num_corpora, repr(self.mix_weights))
+
+
+def check_mix_weights(weights: Sequence[float], num_corpora: int, given: str) -> None:
+    """Raises `InputError` unless there is one positive weight for each corpus.
+
+    Args:
+        weights: of the corpora, in order.
+        num_corpora: how many there are.
+        given: the weights as the user wrote them.
+    """
+    if len(weights) != num_corpora or not all(0 < each < math.inf for each in weights):
+        raise InputError(
+            f"mix_weights must be {num_corpora} numbers above 0, one for each corpus, "
+            f"separated by commas, got {given}"
+        )
 
 
 def split_list(text: str | None) -> list[str]:

@@ -1,90 +1,63 @@
-"""The form and size of a model."""
+"""What the configurations of all architectures share, and the registry that finds them by name.
+
+Neither Keras nor TensorFlow is imported here: command lines make their flags of these classes.
+"""
 
 import dataclasses
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, TypeVar
 
 from typing_extensions import Self
 
 from keras_transformer.config.base import JsonConfig
 from keras_transformer.errors import InputError, check_choice
 
+Preset = Mapping[str, Any]
+
+
+class UnknownArchitectureError(InputError):
+    """A configuration of an architecture that nothing has registered."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig(JsonConfig):
-    """Hyperparameters of `Transformer` (Vaswani et al. 2017, section 3 and Table 3).
+    """Abstract base: hyperparameters of any sequence-to-sequence model.
+
+    A subclass names its architecture, adds fields, and is registered with `register_config`. Here
+    `preset` and `from_dict` find the class that is meant.
 
     Attributes:
         vocabulary_size: tokens of the source vocabulary, V.
         target_vocabulary_size: tokens of the target vocabulary; None where it is the same one.
-        num_layers: layers of the encoder and of the decoder, N.
-        model_dim: width of every sub-layer's output, d_model.
-        feed_forward_dim: inner width of the feed-forward layers, d_ff.
-        num_heads: attention heads, h.
-        key_dim: width of a head's queries and keys, d_k; None means model_dim / num_heads.
-        value_dim: width of a head's values, d_v; None means model_dim / num_heads.
+        model_dim: width of embeddings and hidden states, d_model.
         dropout: rate on each sub-layer's output, before the residual sum (5.4).
-        embedding_dropout: rate on the sum of embedding and position; None means `dropout`, as in
+        embedding_dropout: rate on what enters encoder and decoder; None means `dropout`, as in
             the paper.
-        attention_dropout: rate on the attention weights; none in the paper's text.
-        feed_forward_dropout: rate inside the feed-forward layer, after its ReLU; none in the
-            paper's text.
         share_embeddings: "all" shares one matrix between source embedding, target embedding and
             pre-softmax projection (3.4), "target" between the last two, "none" nothing.
-        norm_position: "post" as in the paper, or "pre" (norm before each sub-layer, one more
-            norm at the end of each stack).
-        norm_form: "variance" is (x - mean)/sqrt(variance + epsilon), "sigma" is
-            (x - mean)/(sigma + epsilon).
-        norm_epsilon: the epsilon of layer normalization, in either form.
-        positions: "sinusoidal" interleaves sine and cosine as in 3.5, "concatenated" puts all
-            sines before all cosines (tensor2tensor, OpenNMT, fairseq), "learned" is Table 3 row E.
-        first_position: the position number of the first token.
-        max_positions: rows of the table of learned positions; the other kinds need no limit.
-        attention_bias: whether the projections of attention have a bias (the paper's have none).
         output_bias: whether the pre-softmax projection has a bias.
     """
 
+    architecture: ClassVar[str]
+    PRESETS: ClassVar[Mapping[str, Preset]] = {}
+
     vocabulary_size: int
     target_vocabulary_size: int | None = None
-    num_layers: int = 6
     model_dim: int = 512
-    feed_forward_dim: int = 2048
-    num_heads: int = 8
-    key_dim: int | None = None
-    value_dim: int | None = None
     dropout: float = 0.1
     embedding_dropout: float | None = None
-    attention_dropout: float = 0.0
-    feed_forward_dropout: float = 0.0
     share_embeddings: Literal["all", "target", "none"] = "all"
-    norm_position: Literal["post", "pre"] = "post"
-    norm_form: Literal["variance", "sigma"] = "variance"
-    norm_epsilon: float = 1e-6
-    positions: Literal["sinusoidal", "concatenated", "learned"] = "sinusoidal"
-    first_position: int = 0
-    max_positions: int = 1024
-    attention_bias: bool = False
     output_bias: bool = False
 
     def __post_init__(self) -> None:
+        if not hasattr(self, "architecture"):
+            raise InputError(
+                f"{type(self).__name__} has no architecture; make the configuration of one of "
+                f"{', '.join(architectures())}, or use ModelConfig.preset"
+            )
         self._check_types()
-        self._check_at_least(
-            1, "vocabulary_size", "target_vocabulary_size", "num_layers", "model_dim",
-            "feed_forward_dim", "num_heads", "key_dim", "value_dim", "max_positions",
-        )  # fmt: skip
-        self._check_at_least(0, "first_position", "norm_epsilon")
-        for name in ("dropout", "embedding_dropout", "attention_dropout", "feed_forward_dropout"):
-            rate = getattr(self, name)
-            if rate is not None and not 0 <= rate < 1:
-                raise InputError(f"{name} must be at least 0 and below 1, got {rate}")
-        if self.model_dim % self.num_heads and (self.key_dim is None or self.value_dim is None):
-            raise InputError(
-                f"model_dim {self.model_dim} is not divisible by num_heads {self.num_heads}; "
-                "choose num_heads that divides it, or set key_dim and value_dim"
-            )
-        if self.model_dim % 2 and self.positions != "learned":
-            raise InputError(
-                f"model_dim must be even for {self.positions} positions, got {self.model_dim}"
-            )
+        self._check_at_least(1, "vocabulary_size", "target_vocabulary_size", "model_dim")
+        self._check_rates("dropout", "embedding_dropout")
         if self.share_embeddings == "all" and self.target_vocabulary_size is not None:
             raise InputError(
                 "share_embeddings 'all' needs one vocabulary for both sides, but "
@@ -97,25 +70,107 @@ class ModelConfig(JsonConfig):
         """Tokens of the target vocabulary."""
         return self.target_vocabulary_size or self.vocabulary_size
 
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the name of the architecture and the fields as plain Python values."""
+        return {"architecture": self.architecture} | super().to_dict()
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        """Builds the configuration; `ModelConfig.from_dict` that of the architecture named.
+
+        Raises:
+            InputError: the architecture is not registered or not this one; a field is unknown.
+        """
+        fields, own = dict(values), getattr(cls, "architecture", None)
+        name = fields.pop("architecture", own)
+        if name is None:
+            raise InputError(f"no architecture; give one of {', '.join(_ARCHITECTURES)}")
+        found: Any = cls if name == own else _find(name)
+        if not issubclass(found, cls):
+            raise InputError(
+                f"{cls.__name__} is of architecture {cls.architecture!r}, got values of {name!r}"
+            )
+        config: Any = super(ModelConfig, found).from_dict(fields)
+        return config
+
+    @classmethod
+    def presets(cls) -> dict[str, Preset]:
+        """Returns the named settings: of this architecture, or here of all, by name."""
+        return {
+            name: preset
+            for config in architectures().values()
+            if issubclass(config, cls)
+            for name, preset in _own_presets(config).items()
+        }
+
     @classmethod
     def preset(cls, name: str, **changes: Any) -> Self:
-        """Returns a named configuration: "tiny", or the paper's "base" and "big" (Table 3).
+        """Returns a named configuration, such as "tiny", or the paper's "base" and "big".
 
         Args:
-            name: one of `PRESETS`.
+            name: one of `presets()`; "tiny" will do for "rnn-tiny" of an architecture "rnn".
             **changes: fields to set otherwise; `vocabulary_size` is always needed.
 
         Example:
             >>> ModelConfig.preset("base", vocabulary_size=37000).model_dim
             512
         """
-        check_choice("preset", name, tuple(PRESETS))
-        return cls.from_dict(PRESETS[name] | changes)
+        known = cls.presets()
+        full_name = f"{getattr(cls, 'architecture', '')}-{name}"
+        name = full_name if full_name in known else name
+        check_choice("preset", name, tuple(known))
+        found = next(each for each in _ARCHITECTURES.values() if name in _own_presets(each))
+        return cls.from_dict({"architecture": found.architecture} | {**known[name]} | changes)
+
+    def _check_rates(self, *names: str) -> None:
+        for name in names:
+            rate = getattr(self, name)
+            if rate is not None and not 0 <= rate < 1:
+                raise InputError(f"{name} must be at least 0 and below 1, got {rate}")
 
 
-# "tiny" is the encoder and decoder that Wu et al. 2021 trained on Multi30k.
-PRESETS: dict[str, dict[str, Any]] = {
-    "tiny": dict(num_layers=4, model_dim=128, feed_forward_dim=256, num_heads=4, dropout=0.3),
-    "base": dict(num_layers=6, model_dim=512, feed_forward_dim=2048, num_heads=8, dropout=0.1),
-    "big": dict(num_layers=6, model_dim=1024, feed_forward_dim=4096, num_heads=16, dropout=0.3),
-}
+Config = TypeVar("Config", bound=type[ModelConfig])
+_ARCHITECTURES: dict[str, type[ModelConfig]] = {}
+
+
+def register_config(config: Config) -> Config:
+    """Registers a configuration class under its `architecture`; serves as a decorator.
+
+    Raises:
+        InputError: another class has the name, or one of its presets.
+    """
+    others = {name: each for name, each in _ARCHITECTURES.items() if not _is_same(each, config)}
+    if config.architecture in others:
+        raise InputError(
+            f"architecture {config.architecture!r} of {config.__qualname__} is that of "
+            f"{others[config.architecture].__qualname__} already; choose another name"
+        )
+    presets = {name for each in others.values() for name in _own_presets(each)}
+    if taken := sorted(presets & _own_presets(config).keys()):
+        raise InputError(f"preset {taken[0]!r} of {config.__qualname__} exists already; rename it")
+    _ARCHITECTURES[config.architecture] = config
+    return config
+
+
+def architectures() -> dict[str, type[ModelConfig]]:
+    """Returns the configuration class of each registered architecture by its name."""
+    return dict(_ARCHITECTURES)
+
+
+def _find(name: Any) -> type[ModelConfig]:
+    if name not in _ARCHITECTURES:
+        raise UnknownArchitectureError(
+            f"architecture must be one of {', '.join(_ARCHITECTURES)}, got {name!r}; "
+            "import the module that registers it first"
+        )
+    return _ARCHITECTURES[name]
+
+
+def _own_presets(config: type[ModelConfig]) -> Mapping[str, Preset]:
+    """Returns the presets of a class without those that it inherits."""
+    return vars(config).get("PRESETS", {})
+
+
+def _is_same(one: type, other: type) -> bool:
+    """Whether a class is the other, possibly from an earlier import of its module."""
+    return (one.__module__, one.__qualname__) == (other.__module__, other.__qualname__)

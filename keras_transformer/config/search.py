@@ -6,21 +6,26 @@ from typing import Literal
 from keras_transformer.config.base import JsonConfig
 from keras_transformer.errors import InputError
 
-# Phrases of a sentence, so that no request can exhaust the memory.
+# The most phrases of a sentence, so that no request can exhaust the memory.
 MOST_PHRASES = {"banned_phrases": 256, "required_phrases": 16}
 
 SAMPLING_OPTIONS = ("temperature", "top_k", "top_p", "seed")
 
 # What all sentences of an exported model have in common; they may differ in the other options.
-FIXED_OPTIONS = ("method", "beam_size", "beam_groups", "num_translations", "max_source_length")
+FIXED_OPTIONS = (
+    "method", "beam_size", "beam_groups", "early_stop", "num_translations", "max_source_length",
+)  # fmt: skip
 
 _NO_USE = {
     "beam": SAMPLING_OPTIONS,
-    "sampling": ("beam_groups", "diversity_penalty"),
+    "sampling": ("beam_groups", "diversity_penalty", "early_stop"),
 }
 _DIVERSITY_PENALTY = 0.5
 # Tokens of a sentence or a translation: far beyond use, and numbers of 32 bits hold their sums.
-_MOST_SYMBOLS = 100_000
+_MAX_TOKENS = 100_000
+# The largest beam that Koehn and Knowles 2017, 3.6, measured: BLEU falls from a few dozen on, and
+# time and memory grow with the square.
+_MAX_BEAM_SIZE = 1_000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,7 +34,11 @@ class SearchConfig(JsonConfig):
 
     Attributes:
         method: beam search, or sampling of each token from the model's distribution.
-        beam_size: hypotheses kept for each sentence; 1 is greedy search. Sampling ignores it.
+        beam_size: hypotheses kept for each sentence; 1 is greedy search, 1,000 the largest.
+            Sampling ignores it.
+        early_stop: when beam search is done with a sentence. "exact": when nothing better can
+            come. "first": when as many hypotheses have finished as the beam holds, as in fairseq
+            and CTranslate2: fewer steps, and longer translations may be missed.
         length_penalty: alpha of ((5 + length) / 6) ** alpha (Wu et al. 2016, eq. 14), by which
             log-probabilities are divided; the length counts EOS.
         coverage_penalty: beta of the coverage penalty (Wu et al. 2016, eq. 14), by which
@@ -50,7 +59,8 @@ class SearchConfig(JsonConfig):
         max_extra_length: a translation has at most the source's length plus this many tokens.
         max_length: a translation has at most this many tokens, whatever the source; 0 sets no
             such limit.
-        min_length: a translation has at least this many tokens before its end.
+        min_length: a translation has at least this many tokens before EOS; 0 allows the empty one.
+            Blank sentences have the empty translation in any case.
         max_source_length: tokens of a sentence that are read; what is beyond them is cut off. It
             bounds the memory that a batch can take.
         repetition_penalty: what the logits of tokens that a translation has already are divided
@@ -63,6 +73,7 @@ class SearchConfig(JsonConfig):
 
     method: Literal["beam", "sampling"] = "beam"
     beam_size: int = 4
+    early_stop: Literal["exact", "first"] = "exact"
     length_penalty: float = 0.6
     coverage_penalty: float = 0.0
     beam_groups: int = 1
@@ -74,7 +85,7 @@ class SearchConfig(JsonConfig):
     seed: int = 0
     max_extra_length: int = 50
     max_length: int = 0
-    min_length: int = 0
+    min_length: int = 1
     max_source_length: int = 512
     repetition_penalty: float = 1.0
     no_repeat_ngram: int = 0
@@ -88,10 +99,8 @@ class SearchConfig(JsonConfig):
         self._check_at_least(0, "max_extra_length", "max_length", "min_length")
         self._check_at_least(0, "top_k", "no_repeat_ngram", "seed")
         for name in ("max_source_length", "max_extra_length", "max_length", "min_length"):
-            if getattr(self, name) > _MOST_SYMBOLS:
-                raise InputError(
-                    f"{name} must be at most {_MOST_SYMBOLS}, got {getattr(self, name)}"
-                )
+            if getattr(self, name) > _MAX_TOKENS:
+                raise InputError(f"{name} must be at most {_MAX_TOKENS}, got {getattr(self, name)}")
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if isinstance(value, int) and abs(value) >= 1 << 31:
@@ -101,6 +110,11 @@ class SearchConfig(JsonConfig):
                 raise InputError(f"{name} must be larger than 0, got {getattr(self, name)}")
         if self.top_p > 1:
             raise InputError(f"top_p is a probability, at most 1, got {self.top_p}")
+        if self.beam_size > _MAX_BEAM_SIZE:
+            raise InputError(
+                f"beam_size must be at most {_MAX_BEAM_SIZE}, got {self.beam_size}; translations "
+                "do not get better beyond a few dozen"
+            )
         if self.method == "beam" and self.num_translations > self.beam_size:
             raise InputError(
                 f"num_translations {self.num_translations} is larger than beam_size "

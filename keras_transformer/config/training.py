@@ -31,21 +31,23 @@ class TrainingConfig(JsonConfig):
             before the run stops.
         checkpoint_steps: updates between two checkpoints.
         validation_steps: updates between two validations on the dev set, which must divide
-            `checkpoint_steps` or be a multiple of it; there is one at the end of training too. Best
-            checkpoints and the early stop go by checkpoints with a validation at their step. None
+            `checkpoint_steps` or be a multiple of it, and there is one at the end of training. Best
+            checkpoints and the early stop go by checkpoints with a validation at their step; None
             means `checkpoint_steps`.
         keep_checkpoints: newest checkpoints kept on disk.
-        keep_best: checkpoints with the best dev BLEU kept beside them.
+        keep_best: checkpoints kept besides for the best metric of the task on the dev set.
         average_last: newest checkpoints whose weights are averaged at the end (6.1).
-        average_best: how many of the checkpoints with the best dev BLEU to average, in place of the
-            newest; None means the newest.
-        stop_metric: what to watch to stop early: bleu, val_loss, val_perplexity or val_accuracy;
-            None means not to stop early.
+        average_best: how many of the checkpoints with the best metric of the task to average, in
+            place of the newest; None means the newest.
+        stop_metric: what to watch to stop early: val_loss, val_perplexity, val_accuracy or the
+            task's metric, such as bleu; None means not to stop early.
         stop_patience: checkpoints without a better `stop_metric` before the run stops.
-        bleu_share: bound on the share of the time that goes to translating the dev set for its
-            BLEU at each checkpoint; it decides how many of its sentences are taken. 0 turns it off.
+        validation_share: bound on the share of the time that goes to searching the dev set for
+            the task's metric at each checkpoint; it decides how many of its sentences are taken. 0
+            turns it off.
         log_steps: updates between two lines of metrics.jsonl.
-        precision: the Keras dtype policy; the mixed ones are for GPUs and newer CPUs.
+        precision: the Keras dtype policy, or auto: mixed_bfloat16 on GPUs and on CPUs with
+            instructions for it, where it is faster, else float32. A run keeps what auto chose.
         seed: seed of the initial weights, dropout and the order of the data.
     """
 
@@ -67,9 +69,9 @@ class TrainingConfig(JsonConfig):
     average_best: int | None = None
     stop_metric: str | None = None
     stop_patience: int = 10
-    bleu_share: float = 0.1
+    validation_share: float = 0.1
     log_steps: int = 100
-    precision: Literal["float32", "mixed_bfloat16", "mixed_float16"] = "float32"
+    precision: Literal["float32", "mixed_bfloat16", "mixed_float16", "auto"] = "float32"
     seed: int = 1
 
     def __post_init__(self) -> None:
@@ -82,20 +84,20 @@ class TrainingConfig(JsonConfig):
         if self.clip_norm is not None and self.clip_norm <= 0:
             raise InputError(f"clip_norm must be above 0, got {self.clip_norm}; or leave it out")
         self._check_at_least(
-            0, "label_smoothing", "learning_rate", "seed", "weight_decay", "keep_best", "bleu_share"
-        )
+            0, "label_smoothing", "learning_rate", "seed", "weight_decay", "keep_best",
+            "validation_share",
+        )  # fmt: skip
         if self.ema_decay is not None and not 0 < self.ema_decay < 1:
             raise InputError(f"ema_decay must be between 0 and 1, got {self.ema_decay}")
-        if self.bleu_share > 1:
-            raise InputError(f"bleu_share must be at most 1, got {self.bleu_share}")
-        needs_bleu = self.stop_metric == "bleu" or self.average_best is not None
-        if needs_bleu and self.bleu_share == 0:
+        if self.validation_share > 1:
+            raise InputError(f"validation_share must be at most 1, got {self.validation_share}")
+        # Any other name is that of the task's metric, which takes a search; see `Task.find_metric`.
+        stops_by_search = self.stop_metric is not None and not self.stop_metric.startswith("val_")
+        if not self.validation_share and (stops_by_search or self.average_best is not None):
+            name = self.stop_metric if stops_by_search else "average_best"
             raise InputError(
-                "stop_metric bleu and average_best need the dev BLEU, but bleu_share is 0; raise it"
+                f"{name} needs the dev set to be searched, but validation_share is 0; raise it"
             )
-        known = ("bleu", "val_loss", "val_perplexity", "val_accuracy")
-        if self.stop_metric is not None:
-            check_choice("stop_metric", self.stop_metric, known)
         if self.average_best is not None and self.average_best > self.keep_best:
             raise InputError(
                 f"average_best {self.average_best} is larger than keep_best {self.keep_best}; "
@@ -125,7 +127,8 @@ class TrainingConfig(JsonConfig):
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> Self:
-        """Returns the training that goes with the model preset of the same name."""
+        """Returns the training for a model preset of this name, "rnn-tiny" like "tiny"."""
+        name = name if name in TRAINING_PRESETS else name.rpartition("-")[2]
         check_choice("preset", name, tuple(TRAINING_PRESETS))
         return cls.from_dict(TRAINING_PRESETS[name] | changes)
 

@@ -5,7 +5,7 @@ A batch is what Keras calls (x, y), all int32, with R rows of source length S an
     ({"source": [R, S], "target": [R, T]}, labels [R, T])
 
 `source` ends in EOS_ID; `target` is BOS_ID and the translation; `labels` is the translation and
-EOS_ID, so that labels[:, t] follows target[:, t]. The rest is PAD_ID, now and then whole rows.
+EOS_ID, so that labels[:, t] follows target[:, t]. The rest is PAD_ID, sometimes in whole rows.
 (R, S, T) is one of a bounded number of shapes, see `choose_buckets`.
 """
 
@@ -40,23 +40,23 @@ def training_batches(
     replicas: int = 1,
     shard: tuple[int, int] = (0, 1),
 ) -> Iterator[Batch]:
-    """Yields batches in an order that is shuffled over the whole corpus, anew in each epoch.
+    """Yields batches of pairs that are shuffled over the whole corpus, differently in each epoch.
 
-    The pairs of each batch are the same for any number of replicas and shards.
+    Which pairs make a batch does not depend on the number of replicas and shards.
 
     Args:
         corpus: the pairs to train on.
         batch_tokens: bound on source tokens and on target tokens of a batch, padding included.
         mix_weights: share of the pairs that each of the corpora in `corpus` gives; None means
             that every pair occurs exactly once an epoch.
-        resample: gives other segmentations of source and of target sentences, each from ids and
-            a seed, as `SubwordSampler` does. Those that would not fit are not taken.
-        seed: at least 0; the order follows from it, the epoch and the corpus alone.
-        first_step: batches to skip from the start of epoch 0; skipping makes none of them.
-        epochs: epochs to go through, counted from epoch 0; None never stops.
-        replicas: devices that share a batch, over all workers. Rows that they do not divide are
-            filled up with empty ones; there are none for 2, 4 or 8 but in batches of fewer than 8.
-        shard: number of a worker and count of workers: which equal slice of each batch to make.
+        resample: subword regularization: samples segmentations of source and of target sentences
+            from ids and a seed, as `SubwordSampler` does. Samples that do not fit are discarded.
+        seed: at least 0; the order depends on it, the epoch and the corpus alone.
+        first_step: batches to skip from the start of epoch 0, without making them.
+        epochs: number of epochs, counted from epoch 0; None is endless.
+        replicas: devices that share a batch, over all workers. Batches are padded with empty rows
+            to a multiple of it; for 2, 4 or 8 only batches of fewer than 8 rows need that.
+        shard: index of a worker and number of workers: which equal slice of each batch to make.
 
     Raises:
         InputError: an argument is out of range, or a sentence longer than `batch_tokens`.
@@ -88,7 +88,7 @@ def training_batches(
                 )
             skipped = 0
 
-    return generate()  # a generator of its own, so that wrong arguments are found out at once
+    return generate()  # a separate generator, so that wrong arguments raise at the call
 
 
 def evaluation_batches(
@@ -126,14 +126,14 @@ def make_batch(
     resample: tuple[Resample, Resample] | None = None,
     key: tuple[int, ...] = (),
 ) -> Batch:
-    """Makes one worker's rows of a planned batch; rows beyond its pairs are PAD_ID throughout.
+    """Makes one worker's rows of a planned batch; rows without a pair are all PAD_ID.
 
-    Arguments as in `training_batches`; `key` is a seed and what sets this batch apart.
+    Arguments as in `training_batches`; `key` is the seed and the indices that identify the batch.
     """
     (rows, source_length, target_length), pairs = batch
     index, count = shard
     own = math.ceil(rows / replicas) * replicas // count
-    # Rows that share a seed are made together, whoever keeps them.
+    # Rows that share a seed are sampled together, whichever worker keeps them.
     first = index * own // GROUP_ROWS * GROUP_ROWS
     last = math.ceil((index + 1) * own / GROUP_ROWS) * GROUP_ROWS
     pairs = pairs[first:last]
@@ -167,10 +167,10 @@ def _check_shard(replicas: int, shard: tuple[int, int]) -> None:
 
 
 def to_dataset(batches: Callable[[], Iterator[Batch]]) -> Any:
-    """Wraps batches in a `tf.data.Dataset` that makes them in the background.
+    """Wraps batches in a `tf.data.Dataset` that prefetches them.
 
     Args:
-        batches: called for each pass over the data.
+        batches: called at the start of each iteration over the dataset.
 
     Returns:
         A dataset of ({"source": [None, None], "target": [None, None]}, [None, None]), int32.

@@ -1,19 +1,18 @@
-"""Which shapes batches have, and which shape each pair of sentences goes to.
+"""Length bucketing: the shapes of batches, and the bucket of each sentence pair.
 
 XLA compiles a program for each shape, and padding is wasted arithmetic: a few well-chosen shapes
-keep both small. `choose_buckets` begins with a fine grid over (source length, target length) and
-merges, again and again, the two rectangles whose union costs the least padding, down to one; of
-all the stages it takes the one with the fewest shapes that is good enough.
+keep both small. `choose_buckets` starts from a fine histogram over (source length, target length)
+and greedily merges the two boxes whose union adds the least padding until one is left. Of these
+clusterings it takes the one with the fewest shapes that has little enough padding.
 
-What does not fill a last batch of its bucket moves on to a larger bucket, as long as that costs
-less than leaving rows empty; where it stays, the batches of the bucket get fewer rows. A corpus of
-few batches wastes too much even so: then all stays, in batches that are smaller and more. The
-number of batches depends on the lengths alone, so every epoch has the same, and nothing depends
-on how many devices share a batch.
+Pairs left over from a bucket's last full batch move to a larger bucket if that pads less than
+leaving rows empty; otherwise the bucket's batches get fewer rows. Where this still wastes too much,
+as with a corpus of few batches, all leftovers stay, in more and smaller batches. The number of
+batches depends on the lengths alone: it is the same in every epoch and for any number of devices.
 
-Lengths count EOS. A cell is one entry of a source or target matrix.
+Lengths count EOS. A cell is one entry of a source or target matrix, padding included.
 
-Shapes: N pairs from P corpora, K buckets, C cells of the grid.
+Shapes: N pairs from P corpora, K buckets, C occupied bins of the histogram.
 """
 
 import itertools
@@ -24,13 +23,13 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from keras_transformer.data.grid import length_grid, merge_boxes
+from keras_transformer.data.length_clusters import length_histogram, merge_boxes
 from keras_transformer.data.mixing import epoch_quotas, share_out
 from keras_transformer.errors import InputError
 
 Lengths = npt.NDArray[np.int64]
 
-_ROWS_STEP = 8  # so that 2, 4 or 8 devices get equal parts; vector units like it as well
+_ROWS_STEP = 8  # divides evenly over 2, 4 or 8 devices, and suits vector units
 
 
 class Bucket(NamedTuple):
@@ -47,11 +46,10 @@ class Bucket(NamedTuple):
 
     @property
     def memory(self) -> float:
-        """About how much memory a training step needs, in that of one source token.
+        """Estimated memory of a training step, in units of one source token's activations.
 
-        Beside its activations a target token has its logits, with their gradients about as much
-        again twice over; attention has scores for all pairs of positions, which in the paper's
-        models weigh as much as a token when there are 256.
+        A target token also has logits and their gradients, about twice as much again. Attention
+        has scores for all pairs of positions; in the paper's models 256 of them weigh one token.
         """
         source, target = self.source_length, self.target_length
         scores = source * source + source * target + target * target
@@ -59,17 +57,17 @@ class Bucket(NamedTuple):
 
 
 class Bucketing(NamedTuple):
-    """The buckets of a corpus, and what goes where.
+    """The buckets of a corpus, and how an epoch is laid out over them.
 
     Attributes:
         buckets: [K], ordered by `row_cells`, smallest first.
-        bucket_of_pair: int16 [N], the number of each pair's bucket.
-        part_offsets: int64 [P + 1], where the pairs of each of the corpora begin.
-        draws: int64 [P, K], how many pairs of each corpus and bucket an epoch has.
-        batches: [K], how many batches of each bucket make an epoch.
-        leftovers_to: for each bucket, the later one that takes the pairs which do not fill a
-            batch; its own number where they stay and the batch's last rows are empty.
-        real_share: source and target tokens divided by all cells of an epoch.
+        bucket_of_pair: int16 [N], the index of each pair's bucket.
+        part_offsets: int64 [P + 1], the first pair of each corpus, and N.
+        draws: int64 [P, K], pairs of each corpus and bucket in an epoch.
+        batches: [K], batches of each bucket in an epoch.
+        leftovers_to: [K], the index of the larger bucket that takes the pairs which do not fill a
+            batch; the bucket's own index if they stay.
+        real_share: share of an epoch's cells that hold tokens, not padding.
     """
 
     buckets: tuple[Bucket, ...]
@@ -91,18 +89,18 @@ def choose_buckets(
     max_buckets: int = 96,
     enough_share: float = 0.93,
 ) -> Bucketing:
-    """Finds the fewest shapes that leave little padding.
+    """Chooses the fewest shapes that leave little padding.
 
     Args:
-        source_lengths: [N], tokens of each source sentence, end included.
-        target_lengths: [N], the same of each target sentence.
+        source_lengths: [N], tokens of each source sentence, EOS included.
+        target_lengths: [N], tokens of each target sentence, EOS included.
         batch_tokens: bound on rows * max(source_length, target_length) of a batch.
-        part_offsets: [P + 1], where the pairs of each corpus begin; None means one corpus.
+        part_offsets: [P + 1], the first pair of each corpus, and N; None means one corpus.
         mix_weights: [P], share of an epoch's pairs that each corpus gives; None means that an
             epoch has every pair once.
         max_buckets: bound on the number of shapes.
-        enough_share: stop adding shapes when this share of all cells holds real tokens. Where
-            no number of shapes reaches it, the best number is taken.
+        enough_share: stop adding shapes when this share of all cells holds tokens. If no number
+            of shapes reaches it, the best one is taken.
 
     Raises:
         InputError: `batch_tokens` has no room for the longest sentence, or the weights do not
@@ -116,18 +114,18 @@ def choose_buckets(
         )
     if part_offsets is None:
         part_offsets = np.array([0, len(source_lengths)])
-    cell_of_pair, corners = length_grid(source_lengths, target_lengths)
+    bin_of_pair, corners = length_histogram(source_lengths, target_lengths)
     parts = [slice(first, last) for first, last in itertools.pairwise(part_offsets)]
-    counts = np.stack([np.bincount(cell_of_pair[part], minlength=len(corners)) for part in parts])
+    counts = np.stack([np.bincount(bin_of_pair[part], minlength=len(corners)) for part in parts])
     quotas = epoch_quotas(counts.sum(1), mix_weights)
     repeats = quotas / np.maximum(counts.sum(1), 1)  # of each corpus's pairs, in an epoch
     tokens = float(repeats @ [np.sum(source_lengths[p] + target_lengths[p]) for p in parts])
     max_buckets = min(max_buckets, 1 + int(tokens) // batch_tokens)  # each half a batch or more
-    stages = list(merge_boxes(corners, repeats @ counts, max_buckets))
+    clusterings = list(merge_boxes(corners, repeats @ counts, max_buckets))
     candidates = (
         _lay_out(boxes, corners, counts, quotas, batch_tokens, leftovers_move)
         for leftovers_move in (True, False)
-        for boxes in reversed(stages)
+        for boxes in reversed(clusterings)
     )
     best = next(candidates)
     for candidate in candidates:
@@ -136,7 +134,7 @@ def choose_buckets(
         best = min(best, candidate, key=lambda layout: layout.cells)
     return Bucketing(
         buckets=best.buckets,
-        bucket_of_pair=best.bucket_of_cell[cell_of_pair],
+        bucket_of_pair=best.bucket_of_bin[bin_of_pair],
         part_offsets=part_offsets,
         draws=best.draws,
         batches=best.batches,
@@ -146,10 +144,10 @@ def choose_buckets(
 
 
 class _Layout(NamedTuple):
-    """An epoch over some buckets: fields as in `Bucketing`, the bucket of each cell [C], cells."""
+    """An epoch over some buckets: fields of `Bucketing`, the bucket of each bin [C], all cells."""
 
     buckets: tuple[Bucket, ...]
-    bucket_of_cell: npt.NDArray[np.int16]
+    bucket_of_bin: npt.NDArray[np.int16]
     draws: npt.NDArray[np.int64]
     batches: tuple[int, ...]
     leftovers_to: tuple[int, ...]
@@ -164,24 +162,24 @@ def _lay_out(
     batch_tokens: int,
     leftovers_move: bool,
 ) -> _Layout:
-    """Lays an epoch out over the given boxes."""
+    """Lays an epoch out over buckets of the given source and target lengths, boxes [K, 2]."""
     largest = [
         Bucket(_most_rows(max(source, target), batch_tokens), source, target)
         for source, target in sorted(boxes.tolist(), key=lambda box: (sum(box), box))
     ]
-    bucket_of_cell = _cheapest_cover(corners, largest)
-    strata = [np.bincount(bucket_of_cell, row, len(largest)) for row in counts]  # [P, K]
+    bucket_of_bin = _cheapest_cover(corners, largest)
+    strata = [np.bincount(bucket_of_bin, row, len(largest)) for row in counts]  # [P, K]
     draws = np.stack(
         [share_out(quota, row) for quota, row in zip(quotas.tolist(), strata, strict=True)]
     )
-    pairs, batches, leftovers_to = _route_leftovers(largest, draws.sum(0).tolist(), leftovers_move)
+    pairs, batches, leftovers_to = _assign_leftovers(largest, draws.sum(0).tolist(), leftovers_move)
     buckets = tuple(map(_without_empty_rows, largest, pairs, batches))
     cells = sum(n * b.rows * b.row_cells for n, b in zip(batches, buckets, strict=True))
-    return _Layout(buckets, bucket_of_cell, draws, batches, leftovers_to, cells)
+    return _Layout(buckets, bucket_of_bin, draws, batches, leftovers_to, cells)
 
 
 def _most_rows(longest: int, batch_tokens: int) -> int:
-    """Returns how many rows of a length fit; a multiple of 8 where that many do."""
+    """Returns how many rows of a length fit, rounded down to a multiple of 8 if at least 8 do."""
     rows = batch_tokens // longest
     return rows - rows % _ROWS_STEP if rows >= _ROWS_STEP else rows
 
@@ -195,20 +193,21 @@ def _without_empty_rows(bucket: Bucket, pairs: int, batches: int) -> Bucket:
 
 
 def _cheapest_cover(corners: Lengths, buckets: Sequence[Bucket]) -> npt.NDArray[np.int16]:
-    """Returns the number of the first, so smallest, bucket that holds each cell, [C]."""
+    """Returns the index of the first, so smallest, bucket that holds each bin, int16 [C]."""
     shapes = np.array([(bucket.source_length, bucket.target_length) for bucket in buckets])
     fits = (corners[:, :1] <= shapes[:, 0]) & (corners[:, 1:] <= shapes[:, 1])  # [C, K]
     smallest: npt.NDArray[np.int16] = np.argmax(fits, axis=1).astype(np.int16)
     return smallest
 
 
-def _route_leftovers(
+def _assign_leftovers(
     buckets: Sequence[Bucket], pairs: Sequence[int], may_move: bool = True
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """Decides for each bucket where the pairs go that do not fill a batch.
+    """Decides for each bucket which one takes the pairs that do not fill a batch.
 
     Returns:
-        Pairs that each bucket then has, and `batches` and `leftovers_to` of `Bucketing`.
+        The number of pairs that each bucket then has, and `batches` and `leftovers_to` of
+        `Bucketing`.
     """
     pending = list(pairs)
     batches, leftovers_to = [], []

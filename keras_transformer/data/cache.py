@@ -1,14 +1,14 @@
-"""Token ids on disk: text is tokenized once, and found again as long as nothing has changed.
+"""Token ids on disk: text is tokenized once, and read back as long as nothing has changed.
 
-A cache folder belongs to one run, or is shared by several. In it, tokens-<hash>/ is named by all
-that its content depends on, and holds
+A cache folder belongs to one run, or is shared by several. In it, tokens-<hash>/ is named by a hash
+of all inputs, and holds
 
 manifest.json       those inputs, the type and length of each array, counts of what was dropped
 source_ids, source_offsets, target_ids, target_offsets
                     the arrays of `TokenizedCorpus`, little-endian, mapped into memory to be read
 
 A pair of sentences takes 16 bytes and 2 for each token (4 where a vocabulary has over 65,536).
-In memory is a chunk of the text while it is tokenized, then what the system likes to keep there.
+While text is tokenized a chunk of it is in memory; afterwards the arrays are memory-mapped.
 """
 
 import collections
@@ -51,7 +51,7 @@ def cached_corpus(
     progress: Callable[[int], None] = lambda num_pairs: None,
     keep_others: bool = False,
 ) -> TokenizedCorpus:
-    """Opens the tokenized corpus in a folder; makes it first where there is none of these inputs.
+    """Opens the tokenized corpus of some inputs in a folder; makes it first if it is not there.
 
     Args:
         folder: where it is kept.
@@ -59,9 +59,8 @@ def cached_corpus(
         vocabularies: of the source and of the target.
         max_length: see `LengthFilter`.
         max_length_ratio: see `LengthFilter`.
-        progress: called with the number of pairs read, now and then while text is tokenized.
-        keep_others: whether what the folder holds of other inputs stays: where several runs share
-            it.
+        progress: called with the number of pairs read so far, after each chunk of text.
+        keep_others: whether to keep the corpora of other inputs, for a folder that runs share.
 
     Raises:
         InputError: a text cannot be read, or changes meanwhile; no pair of one of them is left;
@@ -95,7 +94,7 @@ def cached_corpus(
 
 
 def _open(path: pathlib.Path) -> TokenizedCorpus | None:
-    """Maps the arrays into memory; None where they are not there or not whole."""
+    """Maps the arrays into memory; None if they are missing or incomplete."""
     try:
         manifest = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
         arrays = {
@@ -158,7 +157,7 @@ def _encode(vocabulary: "Vocabulary", sentences: list[str]) -> list[list[int]]:
 
 
 class _Writer:
-    """Appends chunks of a corpus to the arrays' files; durable on the disk once it is left.
+    """Appends chunks of a corpus to the arrays' files; they are on the disk at its exit.
 
     Attributes:
         num_pairs: pairs written so far.
@@ -201,7 +200,7 @@ class _Writer:
 
 @contextlib.contextmanager
 def _errors_of(folder: str | os.PathLike[str]) -> Iterator[None]:
-    """Turns what goes wrong while the folder is written into `InputError`."""
+    """Turns errors while the folder is written into `InputError`."""
     try:
         yield
     except OSError as error:

@@ -2,7 +2,7 @@
 
 Comes in: two files, where line n of one translates line n of the other, or one file with a tab
 between sentence and translation. Goes out: pairs of strings, any number of times, of which only
-a buffer is in memory at once.
+a buffer is in memory at a time.
 """
 
 import dataclasses
@@ -17,14 +17,14 @@ from keras_transformer.text_files import Path, check_text_file, iterate_lines
 
 
 class PairSource(Protocol):
-    """Pairs of a sentence and its translation that can be gone through again and again.
+    """Pairs of a sentence and its translation that can be iterated over repeatedly.
 
-    `str` of it is what messages call it.
+    `str` of it is its name in messages.
     """
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What tells this text from any other, as JSON values, found without reading it."""
+        """JSON values that identify this text, found without reading it."""
 
     def __iter__(self) -> Iterator[tuple[str, str]]: ...
 
@@ -52,7 +52,7 @@ class ParallelText(NamedTuple):
 class FilePair:
     """Two files whose lines translate each other.
 
-    Going through it raises `InputError` where a file cannot be read, or they differ in length.
+    Iteration raises `InputError` if a file cannot be read, or they differ in length.
 
     Example:
         >>> for source, target in FilePair("train.en", "train.de.gz"): ...  # doctest: +SKIP
@@ -87,7 +87,7 @@ class FilePair:
 class TsvFile:
     """A file with a sentence, a tab and its translation on each line.
 
-    Going through it raises `InputError` where it cannot be read, or a line has no tab or several.
+    Iteration raises `InputError` if it cannot be read, or a line has no tab or several.
     """
 
     path: Path
@@ -106,7 +106,7 @@ class TsvFile:
             if len(targets) != 1:
                 raise InputError(
                     f"{self.path}, line {number}: expected a sentence, one tab and its "
-                    f"translation, got {len(targets)} tabs; mend the line"
+                    f"translation, got {len(targets)} tabs; fix the line"
                 )
             yield source, targets[0]
 
@@ -117,7 +117,7 @@ def read_parallel(source_path: Path, target_path: Path) -> ParallelText:
 
 
 def file_identity(path: Path) -> dict[str, Any]:
-    """Returns the place, size in bytes and time of last change of a file.
+    """Returns the path, size in bytes and modification time of a file.
 
     Raises:
         InputError: there is no such file, or it cannot be read more than once, like a pipe.

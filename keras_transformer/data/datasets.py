@@ -18,7 +18,7 @@ _READ_EXAMPLES = 1024  # examples to convert at a time
 class DatasetSplit:
     """One split of a translation data set, which is downloaded and prepared the first time.
 
-    Going through it gives pairs of source and target in the data set's order, and raises
+    Iteration yields pairs of source and target in the data set's order, and raises
     `InputError` where there is no such data set, config or split, it is not parallel text, or it
     cannot be downloaded. (Without a network the downloader first retries for minutes.)
 

@@ -1,18 +1,18 @@
-"""How many pairs each of several corpora gives to an epoch, and which ones.
+"""Mixing corpora: how many pairs of each an epoch has, and which ones.
 
-With weights an epoch has as many pairs as all corpora together, but a corpus may give some of its
-pairs only, or some of them twice. A stratum is the pairs of one corpus in one bucket: it gives the
-same number of pairs to every epoch, so that every epoch has the same number of batches. They come
-from an endless stream of shuffled passes over the stratum, in which the place of an epoch is known
-without going through the epochs before it.
+With weights an epoch has as many pairs as all corpora together, but may sample a corpus in part or
+more than once. A stratum is the pairs of one corpus in one bucket: it contributes the same number
+of pairs to every epoch, so that every epoch has the same number of batches. They are read from an
+endless stream of shuffled passes over the stratum; the offset of an epoch in it is computed, so
+that earlier epochs need not be replayed.
 """
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
+from keras_transformer.config.data import check_mix_weights
 from keras_transformer.errors import InputError
 
 Counts = npt.NDArray[np.int64]
@@ -30,11 +30,7 @@ def epoch_quotas(sizes: Counts, weights: Sequence[float] | None) -> Counts:
     """
     if weights is None:
         return sizes
-    if len(weights) != len(sizes) or not all(0 < each < math.inf for each in weights):
-        raise InputError(
-            f"mix_weights must be {len(sizes)} numbers above 0, one for each corpus, "
-            f"got {', '.join(map(str, weights))}"
-        )
+    check_mix_weights(weights, len(sizes), ",".join(map(str, weights)))
     if not sizes.all():
         raise InputError(
             f"corpus {int(sizes.argmin()) + 1} of {len(sizes)} has no pairs to mix in; "
@@ -44,9 +40,9 @@ def epoch_quotas(sizes: Counts, weights: Sequence[float] | None) -> Counts:
 
 
 def share_out(total: int, weights: Counts | npt.NDArray[np.float64]) -> Counts:
-    """Splits a number in proportion to weights, by the largest remainder.
+    """Splits a number in proportion to weights, by the largest remainder method.
 
-    Each share whose weight is not 0 is at least 1, even if they then are more than `total`.
+    A share whose weight is not 0 is at least 1, even if the sum then exceeds `total`.
 
     Example:
         >>> share_out(10, np.array([1, 1, 1])).tolist()
@@ -62,16 +58,16 @@ def share_out(total: int, weights: Counts | npt.NDArray[np.float64]) -> Counts:
 
 
 def draw(pairs: Counts, count: int, *, epoch: int, seed: int, stratum: tuple[int, int]) -> Counts:
-    """Returns the pairs that a stratum gives to an epoch, in random order.
+    """Returns the pairs that a stratum contributes to an epoch, in random order.
 
-    Over the epochs each pair occurs as often as any other, but for one occurrence.
+    Over the epochs the numbers of times that two pairs occur differ by at most one.
 
     Args:
-        pairs: those of the stratum.
+        pairs: of the stratum.
         count: how many of them each epoch has.
-        epoch: number of the epoch, from 0.
-        seed: what the order follows from, at least 0, together with
-        stratum: the numbers of corpus and bucket.
+        epoch: index of the epoch, from 0.
+        seed: of the order, at least 0.
+        stratum: the indices of corpus and bucket.
     """
     if not count:
         return pairs[:0]

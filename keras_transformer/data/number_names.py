@@ -94,7 +94,7 @@ def numbers_of_split(split: str) -> list[int]:
 
 
 def _hash_order(digits: int, count: int) -> list[int]:
-    """Draws different numbers with so many digits; only train is sure to draw all ten digits."""
+    """Returns distinct numbers of that many digits in the order of a hash."""
     low, high = 10 ** (digits - 1), 10**digits
     # No other name holds the word for zero, so it goes where train's numbers are: to the end.
     drawn: dict[int, None] = {}

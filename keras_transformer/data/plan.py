@@ -1,6 +1,6 @@
 """The order of batches in an epoch, as a pure function of lengths, seed and epoch number.
 
-A run that resumes needs nothing but its step number to find its place again.
+A run resumes from its step number alone.
 """
 
 import itertools
@@ -14,7 +14,7 @@ from keras_transformer.data.mixing import draw
 
 
 class PlannedBatch(NamedTuple):
-    """A batch to be made: its shape, and the numbers of its pairs, at most `bucket.rows`."""
+    """A batch to be made: its shape, and the indices of its pairs, at most `bucket.rows`."""
 
     bucket: Bucket
     pairs: npt.NDArray[np.int64]
@@ -23,18 +23,18 @@ class PlannedBatch(NamedTuple):
 def plan_epoch(
     bucketing: Bucketing, *, epoch: int = 0, seed: int | None = None
 ) -> list[PlannedBatch]:
-    """Deals the pairs of an epoch into batches, each into exactly one.
+    """Partitions the pairs of an epoch into batches.
 
     Args:
         bucketing: from `choose_buckets`.
-        epoch: number of the epoch, from 0; each has another order.
-        seed: at least 0; with the same one (and the same NumPy) the order is the same. None
-            leaves pairs and batches in their natural order: that of buckets, then the corpus.
+        epoch: index of the epoch, from 0; each has another order.
+        seed: at least 0; the same one (and the same NumPy) gives the same order. None does not
+            shuffle: batches come in the order of buckets, pairs in that of the corpus.
 
     Returns:
-        The batches in order, `sum(bucketing.batches)` of them whatever the seed and epoch. With
-        a seed the first is one of those that need the most memory: if that is more than there
-        is, training fails at once and not after hours.
+        The batches in order, `sum(bucketing.batches)` for any seed and epoch. With a seed the
+        first is one of those that need the most memory, so that a lack of memory shows at the
+        start of training.
     """
     random = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(epoch,)))
     moved: list[list[npt.NDArray[np.int64]]] = [[] for _ in bucketing.buckets]

@@ -1,7 +1,7 @@
-"""Other segmentations for the sentences of a batch, drawn anew each time it is made.
+"""Subword regularization: samples segmentations of a batch's sentences each time it is made.
 
-Each group of rows has a seed of its own, so that workers which make different rows of a batch
-draw what one worker would draw for all.
+Each group of rows has its own seed, so that workers that make different rows of a batch sample what
+a single worker would sample for all.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from keras_transformer.config import EOS_ID, PAD_ID
 
 Resample: TypeAlias = Callable[[Sequence[Sequence[int]], int], Sequence[Sequence[int]]]
 
-# Few groups are fast, as each costs a thread in SentencePiece; workers that share one do it twice.
+# Large groups are fast, as each starts threads in SentencePiece; workers that share one repeat it.
 GROUP_ROWS = 32
 
 
@@ -25,20 +25,20 @@ def resample_rows(
     first_row: int,
     key: tuple[int, ...],
 ) -> None:
-    """Replaces sentences by others that `resample` gives; those that would not fit stay.
+    """Replaces sentences in place by sampled segmentations, except where one does not fit.
 
     Args:
-        matrix: [rows, length], sentences that EOS_ID ends, filled up with PAD_ID; changed.
-        resample: makes other sentences of sentences without EOS_ID and a seed below 2**31.
-        first_row: place of the first row in its batch, a multiple of `GROUP_ROWS`.
-        key: a seed and the numbers that set the batch apart from others with this seed.
+        matrix: [rows, length], sentences ended by EOS_ID and padded with PAD_ID.
+        resample: samples segmentations from sentences without EOS_ID and a seed below 2**31.
+        first_row: index of the first row in its batch, a multiple of `GROUP_ROWS`.
+        key: the seed and the indices that identify the batch among those with this seed.
     """
-    seed, *place = key
+    seed, *indices = key
     lengths = (np.count_nonzero(matrix, axis=1) - 1).tolist()
     for start in range(0, len(matrix), GROUP_ROWS):
         group = range(start, min(start + GROUP_ROWS, len(matrix)))
-        numbers = (*place, (first_row + start) // GROUP_ROWS)
-        state = np.random.SeedSequence(seed, spawn_key=numbers).generate_state(1)
+        spawn_key = (*indices, (first_row + start) // GROUP_ROWS)
+        state = np.random.SeedSequence(seed, spawn_key=spawn_key).generate_state(1)
         sentences = [matrix[row, : lengths[row]].tolist() for row in group]
         for row, ids in zip(group, resample(sentences, int(state[0]) >> 1), strict=True):
             if len(ids) < matrix.shape[1]:

@@ -1,7 +1,7 @@
 """A parallel corpus as token ids, in four flat arrays.
 
 Flat arrays with offsets hold half a billion tokens in 1 GB, are sliced without a Python object
-for each sentence, and may as well lie in files that are mapped into memory (see `cache.py`).
+for each sentence, and can be memory-mapped files (see `cache.py`).
 
 Shapes: N pairs of sentences from P corpora.
 """
@@ -23,13 +23,13 @@ class TokenizedCorpus:
     """Pairs of token sequences: pair n has source_ids[source_offsets[n]:source_offsets[n + 1]].
 
     Attributes:
-        source_ids: int32, or uint16 in files; all source sentences on end, each closed by EOS_ID.
+        source_ids: int32, or uint16 in files; all source sentences concatenated, each ended by
+            EOS_ID.
         source_offsets: int64 [N + 1], where each begins.
-        target_ids: int32, or uint16 in files; all target sentences on end, without start and end
-            tokens, which batches add.
+        target_ids: int32, or uint16 in files; all target sentences concatenated, without BOS and
+            EOS, which batches add.
         target_offsets: int64 [N + 1], where each begins.
-        part_offsets: int64 [P + 1], where each of the corpora that were put together begins:
-            pairs part_offsets[p]:part_offsets[p + 1] come from corpus p.
+        part_offsets: int64 [P + 1]: pairs part_offsets[p]:part_offsets[p + 1] are of corpus p.
         dropped: number of pairs left out, by reason.
 
     Example:
@@ -57,7 +57,7 @@ class TokenizedCorpus:
         """Packs sentences, without the pairs that cannot be trained on.
 
         Args:
-            source: token ids of each sentence, without start and end tokens.
+            source: token ids of each sentence, without BOS and EOS.
             target: the same for the translations, in the same order.
             max_length: see `LengthFilter`.
             max_length_ratio: see `LengthFilter`.
@@ -78,7 +78,7 @@ class TokenizedCorpus:
         target: Sequence[Sequence[int]],
         length_filter: LengthFilter,
     ) -> "TokenizedCorpus":
-        """Does what `from_ids` does, and is content where no pair is left."""
+        """Does what `from_ids` does, and allows that no pair is left."""
         if len(source) != len(target):
             raise InputError(
                 f"source and target must pair up, got {len(source)} and {len(target)} sentences"
@@ -117,7 +117,7 @@ class TokenizedCorpus:
 
 
 def pad_ids(ids: Sequence[Sequence[int]]) -> npt.NDArray[np.int32]:
-    """Makes a matrix of sentences, filled up with PAD_ID on the right.
+    """Makes a matrix of sentences, padded with PAD_ID on the right.
 
     Returns:
         int32 [number of sentences, length of the longest].
@@ -139,7 +139,7 @@ def gather_rows(
     pairs: npt.NDArray[np.int64],
     shape: tuple[int, int],
 ) -> npt.NDArray[np.int32]:
-    """Makes an int32 matrix [rows, length] of sentences of a flat array; the rest is PAD_ID."""
+    """Makes a matrix of sentences from a flat array, padded with PAD_ID, int32 [rows, length]."""
     rows, length = shape
     starts = offsets[pairs, None]
     columns = np.arange(length)

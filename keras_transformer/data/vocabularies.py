@@ -16,9 +16,9 @@ from keras_transformer.errors import InputError
 if TYPE_CHECKING:  # needs TensorFlow, which takes long to import
     from keras_transformer.text import Vocabulary
 
-# A sample of so many gives nearly the tokens that all sentences would, in about 1 GB.
+# A sample of this size gives nearly the tokens that all sentences would, in about 1 GB.
 _MAX_SENTENCES = 1_000_000
-# Text up to here is learned from in this process: that takes some 100 MB, another one seconds.
+# Up to this size a vocabulary is learned in this process, in some 100 MB; a new one takes seconds.
 _SMALL_CHARACTERS = 10_000_000
 
 
@@ -27,9 +27,8 @@ def learn_from_corpus(
 ) -> "Vocabulary":
     """Learns one vocabulary from a corpus.
 
-    A large text is learned from in a process of its own, whose memory the system takes back. As
-    with all such processes, a script that gets here must do so under
-    `if __name__ == "__main__"`.
+    For a large text that happens in a child process, whose memory the system takes back. As with
+    all spawned processes, a script must call this under `if __name__ == "__main__"`.
 
     Args:
         sources: the text.
@@ -41,6 +40,8 @@ def learn_from_corpus(
     """
     from keras_transformer.text import Vocabulary
 
+    for source in sources:
+        _ = source.identity  # refuses what cannot be read twice, such as a pipe
     arguments = (sources, sides, options)
     if _is_small(_sentences(sources, sides)):
         return Vocabulary(_learn(*arguments))

@@ -1,9 +1,6 @@
-"""A translator in this process, with the methods of `Client`: lists of sentences in and out.
+"""Lists of sentences in and out, with the methods of `Client`, for a translator in this process.
 
-What answers are the functions that an export has for its signatures, of a translator that is not
-exported or of one that is loaded.
-
-Shapes: B sentences, S source length, T target length.
+The answers come from the functions of the signatures, of a translator or of a SavedModel.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,25 +18,29 @@ from keras_transformer.client.outputs import (
     read_scores,
     read_translations,
 )
-from keras_transformer.cores import num_cores
 from keras_transformer.errors import InputError
+from keras_transformer.host import num_cores
 from keras_transformer.inference.search_options import spell
-from keras_transformer.inference.signatures import inputs_of
+from keras_transformer.length_batches import batches_by_length, in_row_order
 from keras_transformer.text import Vocabulary
 
-_MOST_AT_ONCE = 8  # batches; each takes memory
+# Memory grows with the tokens of the batches that are translated at once, padding included. A
+# sentence has no more tokens than bytes; a token of usual text has three to five.
+_MAX_BATCH_BYTES = 1 << 15  # of one batch, unless it is a single sentence
+_MAX_BYTES = 1 << 16  # of all batches at once, unless there is one only
+_MAX_BATCHES = 8  # at once
 
 
 class BatchTranslator:
-    """Translates, scores and aligns any number of sentences, in batches of like length.
+    """Translates, scores and aligns any number of sentences, in batches of similar length.
 
     Args:
         function_of: gives the function of a signature by its name; asked for each at most once.
         target: the target's vocabulary, in which a prefix must be spelt; None does not check that.
 
     Example:
-        >>> local = load_exported("exports/numbers/1")
-        >>> local.translate(["two hundred"], max_length=3)[0][0].text
+        >>> exported = load_exported("exports/numbers/1")
+        >>> exported.translate(["two hundred"], max_length=3)[0][0].text
         'zweihundert'
     """
 
@@ -55,11 +56,11 @@ class BatchTranslator:
 
         Args:
             sentences: any number of them.
-            batch_size: how many are translated at once.
-            **options: those fields of `SearchConfig` that sentences may choose, see `option_types`,
-                and "prefix": one value for all sentences, or a list with one for each, None for
-                that of the translator. Several phrases of a sentence are a list, or text with a
-                phrase on each line.
+            batch_size: the most sentences of a batch; batches of long ones are smaller.
+            **options: those fields of `SearchConfig` that may differ between sentences, see
+                `option_types`, and "prefix": one value for all sentences, or a list with one for
+                each, None for the translator's own. Several phrases of a sentence are a list, or
+                text with a phrase on each line.
 
         Raises:
             InputError: there is no such option, or it cannot have such a value; the vocabulary
@@ -76,37 +77,40 @@ class BatchTranslator:
             if self._target is not None:
                 prefixes = [each for each in columns["prefix"].values if each.strip()]
                 spell("prefix", prefixes, self._target)
-        # Steps of a search are too small for several cores to share: each takes a batch of its own.
-        at_once = min(_num_workers(), _MOST_AT_ONCE)
-        return self._in_batches(name, columns, "text", batch_size, read_translations, at_once)
+        # The steps of a search are too small for several cores to share: each takes a batch.
+        at_once = min(_num_workers(), _MAX_BATCHES)
+        lengths = _num_bytes(columns["text"])
+        return self._in_batches(name, columns, lengths, batch_size, read_translations, at_once)
 
     def score(
         self, source: Sequence[str], target: Sequence[str], batch_size: int = 64
     ) -> list[Score]:
-        """Returns how probable each of the translations `target` is.
+        """Returns the log-probability of each of the translations `target`.
 
         Raises:
-            InputError: there are not as many of `target` as in `source`, or as in `translate`.
+            InputError: the numbers of sentences differ, or as in `translate`.
         """
         columns = pair_columns(source, target)
-        return self._in_batches("score", columns, "target", batch_size, read_scores)
+        lengths = _pair_lengths(columns)
+        return self._in_batches("score", columns, lengths, batch_size, read_scores)
 
     def align(
         self, source: Sequence[str], target: Sequence[str], batch_size: int = 64
     ) -> list[list[tuple[int, int]]]:
-        """Returns which word of the source each word of the target looked at most.
+        """Returns the source word to which each target word attends most.
 
-        Words are what stands between spaces. Only a vocabulary of whole words takes those that it
-        does not know, where several stand in a row, for one.
+        Words are separated by spaces. Only a vocabulary of whole words reads several unknown words
+        in a row as one.
 
         Returns:
-            For each sentence pairs (number of the source word, number of the target word).
+            For each sentence pairs (index of the source word, index of the target word).
 
         Raises:
-            InputError: as in `score`, or the model shows no attention.
+            InputError: as in `score`, or the model has no attention.
         """
         columns = pair_columns(source, target)
-        found = self._in_batches("attention", columns, "target", batch_size, read_alignments)
+        lengths = _pair_lengths(columns)
+        found = self._in_batches("attention", columns, lengths, batch_size, read_alignments)
         return in_words_of_texts(found, columns["source"].values, columns["target"].values)
 
     def _function(self, name: str) -> Any:
@@ -124,46 +128,79 @@ class BatchTranslator:
         self,
         name: str,
         columns: Mapping[str, Column],
-        key: str,
+        lengths: Sequence[int],
         batch_size: int,
         read: Callable[[Mapping[str, Any]], list[Any]],
         at_once: int = 1,
     ) -> list[Any]:
-        """Returns what `read` makes of the answer to each row, rows of like `key` together.
+        """Returns what `read` makes of the answers of a signature, in the order of the rows.
 
-        `at_once` batches are worked on at the same time.
+        At most `at_once` batches run at the same time.
         """
         if batch_size < 1:
             raise InputError(f"batch_size must be at least 1, got {batch_size}")
         function = self._function(name)
         inputs = inputs_of(function)
-        texts = columns[key].values
-        order = sorted(range(len(texts)), key=lambda row: -len(texts[row]))
-        results: list[Any] = [None] * len(texts)
 
-        def answer(first: int) -> None:
-            rows = order[first : first + batch_size]
+        def answer(rows: Sequence[int]) -> list[Any]:
             batch = {
                 name: tf.constant([column.values[row] for row in rows], inputs[name].dtype)
                 for name, column in columns.items()
             }
-            answers = {name: _plain(values) for name, values in function(**batch).items()}
-            for row, result in zip(rows, read(answers), strict=True):
-                results[row] = result
+            return read({name: _plain(values) for name, values in function(**batch).items()})
 
-        firsts = range(0, len(order), batch_size)
-        if min(at_once, len(firsts)) <= 1:
-            for first in firsts:
-                answer(first)
-        else:
-            with futures.ThreadPoolExecutor(at_once) as pool:
-                list(pool.map(answer, firsts))  # raises what was raised
-        return results
+        batches = batches_by_length(lengths, batch_size, _MAX_BATCH_BYTES)
+        if min(at_once, len(batches)) <= 1:
+            return in_row_order(batches, map(answer, batches))
+        sizes = [len(batch) * lengths[batch[0]] for batch in batches]
+        return in_row_order(batches, _run(answer, batches, sizes, at_once))
+
+
+def inputs_of(function: Any) -> dict[str, tf.TensorSpec]:
+    """Returns the inputs of a signature's function by name."""
+    positional, keywords = function.structured_input_signature
+    return {spec.name: spec for spec in [*positional, *keywords.values()]}
+
+
+def _run(
+    function: Callable[[Sequence[int]], list[Any]],
+    batches: Sequence[Sequence[int]],
+    sizes: Sequence[int],
+    at_once: int,
+) -> list[list[Any]]:
+    """Returns `function` of each batch, computed by `at_once` threads at most.
+
+    The batches under way have at most `_MAX_BYTES`, unless there is one only.
+    """
+    running: dict[futures.Future[list[Any]], int] = {}
+    started = []
+    with futures.ThreadPoolExecutor(at_once) as pool:
+        for batch, size in zip(batches, sizes, strict=True):
+            while len(running) == at_once or (
+                running and sum(running.values()) + size > _MAX_BYTES
+            ):
+                done, _ = futures.wait(running, return_when=futures.FIRST_COMPLETED)
+                for each in done:
+                    del running[each]
+                    each.result()  # raises its error before more are started
+            future = pool.submit(function, batch)
+            running[future] = size
+            started.append(future)
+        return [future.result() for future in started]
 
 
 def _num_workers() -> int:
     """Returns how many batches can be translated at once; a GPU takes one."""
     return 1 if tf.config.list_physical_devices("GPU") else num_cores()
+
+
+def _num_bytes(column: Column) -> list[int]:
+    return [len(text.encode()) for text in column.values]
+
+
+def _pair_lengths(columns: Mapping[str, Column]) -> list[int]:
+    pairs = zip(_num_bytes(columns["source"]), _num_bytes(columns["target"]), strict=True)
+    return [source + target for source, target in pairs]
 
 
 def _plain(values: tf.Tensor) -> Any:

@@ -1,9 +1,8 @@
 """Search compiled by XLA, for a few shapes of batches.
 
-A program of XLA has one shape, so sentences are padded to given lengths and cut into batches of
-given sizes, the last of them padded too: as many programs as there are pairs of both, compiled at
-the first request of each (the warm-up of a model server) or where a model is loaded into a program
-of one's own. A batch with a sentence that is too long goes through the plain graph.
+An XLA program has fixed shapes, so sentences are padded to given lengths and split into batches of
+given sizes, of which the last is padded too. There is a program for each size and length, compiled
+by its first request (a model server's warm-up). Batches of longer sentences use the plain graph.
 
 Shapes: B sentences, S source length, N translations a sentence, L their longest length.
 """
@@ -20,12 +19,12 @@ from keras_transformer.decoding import Tensor
 from keras_transformer.errors import InputError
 from keras_transformer.search import Hypotheses
 
-# From source ids [B, S] and the most tokens that their translations may have before EOS (None
-# where that need not be known) to the translations.
+# From source ids [B, S] and the most tokens of a translation before EOS (None where shapes may
+# change) to the translations.
 Search = Callable[[Tensor, int | None], Hypotheses]
 
 
-# What a batch costs besides its sentences, in sentences: 1 for `tiny` on a CPU, 2 for `base`.
+# The fixed cost of a batch, in sentences: 1 for `tiny` on a CPU, 2 for `base`.
 _COST_OF_A_BATCH = 2
 
 
@@ -33,8 +32,8 @@ class XlaShapes(NamedTuple):
     """The shapes of batches that are compiled.
 
     Attributes:
-        batch_sizes: sentences; a batch is padded to the next one, or cut into smaller ones where
-            that is quicker, see `least_sentences`.
+        batch_sizes: sentences; a batch is padded to the next size, or split into smaller ones
+            where that is faster, see `least_sentences`.
         lengths: tokens of the source, EOS included.
     """
 
@@ -42,7 +41,7 @@ class XlaShapes(NamedTuple):
     lengths: tuple[int, ...] = (16, 32, 64)
 
     def check(self) -> None:
-        """Raises `InputError` unless both are positive and rising."""
+        """Raises `InputError` unless both are positive and increasing."""
         for name, sizes in self._asdict().items():
             if not sizes or list(sizes) != sorted({size for size in sizes if size > 0}):
                 raise InputError(
@@ -55,9 +54,9 @@ class CompiledSearch:
     """A search whose batches are compiled.
 
     Args:
-        search: gives translations of ids of known shape.
-        shapes: of the batches.
-        max_extra_length: tokens that a translation may have more than the source.
+        search: the search to compile.
+        shapes: shapes of the batches.
+        max_extra_length: tokens by which a translation may be longer than its source.
     """
 
     def __init__(self, search: Search, shapes: XlaShapes, max_extra_length: int) -> None:
@@ -75,7 +74,7 @@ class CompiledSearch:
         num_sentences, length = tf.unstack(tf.shape(source))
         lengths = self._shapes.lengths
         is_one = (num_sentences > 0) & (num_sentences <= self._chosen_size(num_sentences))
-        # One choice of all: each costs a request time.
+        # One branch for all choices: each branch adds latency.
         branches: list[Callable[[Tensor], Hypotheses]] = [
             functools.partial(self._in_one, *shape) for shape in self._programs
         ]
@@ -96,15 +95,13 @@ class CompiledSearch:
         return program
 
     def _shape_of(self, num_sentences: Tensor, length: Tensor) -> Tensor:
-        """Returns the number of the program for sentences that are no more and no longer than
-        the largest.
-        """
+        """Returns the index of the smallest program that the sentences fit into."""
         sizes, lengths = self._shapes
         size = _first_at_least(num_sentences, sizes)
         return size * len(lengths) + _first_at_least(length, lengths)
 
     def _chosen_size(self, num_sentences: Tensor) -> Tensor:
-        """Returns the size of the batch to take first of so many sentences."""
+        """Returns the size of the first batch of `num_sentences` sentences."""
         sizes = self._shapes.batch_sizes
         is_enough = num_sentences >= tf.constant(least_sentences(sizes))
         number = tf.reduce_sum(tf.cast(is_enough, tf.int32))
@@ -121,7 +118,7 @@ class CompiledSearch:
         return _cut(Hypotheses(*(part[:num_sentences] for part in found)))
 
     def _in_batches(self, source: Tensor) -> Hypotheses:
-        """Translates any number of sentences that are short enough, some at a time."""
+        """Translates any number of sentences that are short enough, batch by batch."""
         num_sentences, length = tf.unstack(tf.shape(source))
         sizes, lengths = self._shapes
 
@@ -134,10 +131,10 @@ class CompiledSearch:
             )
             room = tf.shape(results.ids)[2] - tf.shape(found.ids)[2]
             found = found._replace(ids=tf.pad(found.ids, [[0, 0], [0, 0], [0, room]]))
-            places = tf.range(first, first + count)[:, None]
+            rows = tf.range(first, first + count)[:, None]
             return first + count, Hypotheses(
                 *(
-                    tf.tensor_scatter_nd_update(all_, places, part)
+                    tf.tensor_scatter_nd_update(all_, rows, part)
                     for all_, part in zip(results, found, strict=True)
                 )
             )
@@ -157,9 +154,9 @@ class CompiledSearch:
 
 
 def least_sentences(sizes: Sequence[int]) -> list[int]:
-    """Returns for each of rising sizes of batches the fewest sentences that are padded to it.
+    """Returns for each of increasing batch sizes the fewest sentences that are padded to it.
 
-    Fewer are cut into batches of the size before: that is quicker.
+    Fewer are faster in batches of the size before.
     """
 
     def cost(size: int, count: int) -> int:
@@ -180,13 +177,13 @@ def _cut(results: Hypotheses) -> Hypotheses:
 
 
 def _first_at_least(value: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Returns the number of the first of rising sizes that holds the value, or of the last."""
+    """Returns the index of the first of increasing sizes that holds the value, or of the last."""
     number = tf.reduce_sum(tf.cast(tf.constant(sizes) < value, tf.int32))
     return tf.minimum(number, len(sizes) - 1)
 
 
 def _pad(source: Tensor, size: int, length: int) -> Tensor:
-    """Pads ids [B, S] to [size, length]; the rows that are added hold nothing but EOS."""
+    """Pads ids [B, S] to [size, length]; added rows have EOS only."""
     missing = size - tf.shape(source)[0]
     source = tf.pad(source, [[0, 0], [0, length - tf.shape(source)[1]]], constant_values=PAD_ID)
     blank = tf.one_hot(tf.zeros([missing], tf.int32), length, EOS_ID, PAD_ID, dtype=tf.int32)

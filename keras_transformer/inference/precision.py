@@ -1,7 +1,7 @@
 """Models whose weights are kept in fewer bits, for smaller and faster exports.
 
 bfloat16 stores weights in two bytes and computes in them: faster on processors that have
-instructions for it. int8 stores matrices in one byte an entry; they are turned back into float32
+instructions for it. int8 stores matrices in one byte an entry and dequantizes them into float32
 once for each batch: it saves disk and download, not time, and each batch that is under way takes
 the memory of the weights in float32.
 
@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from keras_transformer.decoding import DecodingState, Tensor
 from keras_transformer.errors import InputError
-from keras_transformer.models import Ensemble
+from keras_transformer.models import Ensemble, Seq2SeqModel
 
 
 def in_precision(model: Any, precision: str) -> Any:
@@ -47,17 +47,21 @@ def in_precision(model: Any, precision: str) -> Any:
 class Int8Model:
     """A model whose matrices are stored in one byte an entry.
 
-    Each row of an embedding, and each column of another matrix, is divided by the largest of its
-    absolute values and multiplied by 127. Vectors stay as they are: they are few.
+    Each row of the model's lookup tables, and each column of another matrix, is divided by the
+    largest of its absolute values and multiplied by 127. Vectors stay as they are: they are few.
+    It has `attention` where the model has.
 
     Args:
-        model: a Keras model that is a `TranslationModel`.
+        model: in float32.
     """
 
-    def __init__(self, model: keras.Model) -> None:
+    def __init__(self, model: Seq2SeqModel) -> None:
         self.config = model.config
         self.dtype_policy = model.dtype_policy
         self._model = model
+        if hasattr(model, "attention"):
+            self.attention = self._attention
+        self._lookup_tables = {id(table) for table in model.lookup_tables()}
         # For each variable of the model what is stored: itself, or integers and their scales.
         self._stored = [self._store(variable) for variable in model.variables]
 
@@ -67,34 +71,33 @@ class Int8Model:
         return [each for stored in self._stored for each in stored]
 
     def call(self, inputs: dict[str, Tensor], training: bool | None = None) -> Tensor:
-        """See `Transformer.call`."""
+        """See `Seq2SeqModel.call`."""
         with self._using(self._restore()):
             return self._model.call(inputs, training=training)
 
-    def attention(self, inputs: dict[str, Tensor]) -> Tensor:
-        """See `Transformer.attention`."""
-        with self._using(self._restore()):
-            return self._model.attention(inputs)
-
     def encode(self, source: Tensor, **options: Any) -> DecodingState:
-        """Reads the source ids [B, S], see `Transformer.encode`; keeps the weights for `step`."""
+        """Encodes the source ids [B, S] and keeps the dequantized weights for `step`."""
         weights = self._restore()
         with self._using(weights):
             state = self._model.encode(source, **options)
         return state._replace(shared=(weights, state.shared))
 
     def step(self, ids: Tensor, state: DecodingState) -> tuple[Tensor, DecodingState]:
-        """Reads one more token of each hypothesis [B, W], see `Transformer.step`."""
+        """Reads one more token of each hypothesis [B, W], see `TranslationModel.step`."""
         weights, shared = state.shared
         with self._using(weights):
             logits, after = self._model.step(ids, state._replace(shared=shared))
         return logits, after._replace(shared=state.shared)
 
+    def _attention(self, inputs: dict[str, Tensor]) -> Tensor:
+        with self._using(self._restore()):
+            return self._model.attention(inputs)
+
     def _store(self, variable: keras.Variable) -> list[keras.Variable]:
         values = keras.ops.convert_to_numpy(variable.value)
         if values.ndim != 2 or not np.issubdtype(values.dtype, np.floating):
             return [variable]
-        axis = 1 if variable.path.endswith("table") else 0
+        axis = 1 if id(variable) in self._lookup_tables else 0
         scales = np.maximum(np.abs(values).max(axis=axis, keepdims=True), 1e-12) / 127
         integers = np.rint(values / scales)
         return [

@@ -1,7 +1,5 @@
-"""Models whose weights no longer change.
-
-What a model makes of its weights alone, such as the matrix of its last projection laid out for
-decoding, is then made once, and not for every request.
+"""Models that keep what depends on their weights alone, such as the logits' matrix laid out for
+decoding, in place of computing it for every request.
 
 Shapes: B sentences, S source length.
 """
@@ -9,6 +7,7 @@ Shapes: B sentences, S source length.
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from keras_transformer.config import EOS_ID
@@ -18,29 +17,49 @@ from keras_transformer.models import Ensemble
 
 
 def precompute(model: TranslationModel) -> Any:
-    """Returns a model that translates as this one does, as long as its weights do not change.
+    """Returns a model that translates as this one does, and shares its weights.
 
-    They stay the model's own; after a change of them precompute it anew. An `Int8Model` stays as it
-    is: what it would store is what it is there to save.
+    An `Int8Model` is returned as it is: what it would store is what it saves.
     """
     if isinstance(model, Ensemble):
         return Ensemble([precompute(each) for each in model.models])
     return model if isinstance(model, PrecomputedModel | Int8Model) else PrecomputedModel(model)
 
 
+def refresh(model: TranslationModel) -> None:
+    """Computes anew what precomputed models keep, where their weights have changed."""
+    for each in model.models if isinstance(model, Ensemble) else [model]:
+        if isinstance(each, PrecomputedModel):
+            each.refresh()
+
+
 class PrecomputedModel:
-    """A model with what its states share, `DecodingState.shared`, among its variables.
+    """A model that stores what its decoding states share (`DecodingState.shared`) as variables.
+
+    After a change of weights call `refresh`; a `Translator` does before each call from Python.
 
     Args:
-        model: see `TranslationModel`; its weights must not change from now on.
+        model: see `TranslationModel`. What its states share must be differentiable by the weights
+            that it depends on.
     """
 
     def __init__(self, model: TranslationModel) -> None:
         self._model = model
-        state = model.encode(tf.constant([[EOS_ID]]))
+        weights = [
+            each.value for each in model.variables if keras.backend.is_float_dtype(each.dtype)
+        ]
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            for weight in weights:
+                tape.watch(weight)
+            shared = self._compute()
+        gradients = tape.gradient(tf.nest.flatten(shared), weights)
+        self._weights = [
+            weight for weight, each in zip(weights, gradients, strict=True) if each is not None
+        ]
+        self._values = self._read_weights()
         self._shared = tf.nest.map_structure(
             lambda value: keras.Variable(value, trainable=False, dtype=value.dtype, name="shared"),
-            state.shared,
+            shared,
         )
 
     def __getattr__(self, name: str) -> Any:
@@ -52,8 +71,33 @@ class PrecomputedModel:
         return [*self._model.variables, *tf.nest.flatten(self._shared)]
 
     def encode(self, source: Tensor, **options: Any) -> DecodingState:
-        """Reads the source ids [B, S], see `Transformer.encode`."""
+        """Reads the source ids [B, S], see `TranslationModel.encode`."""
         shared = tf.nest.map_structure(
             lambda variable: tf.convert_to_tensor(variable.value), self._shared
         )
         return self._model.encode(source, **options)._replace(shared=shared)
+
+    def refresh(self) -> None:
+        """Computes anew what states share if a weight that it depends on has changed."""
+        values = self._read_weights()
+        if all(map(_is_same, values, self._values)):
+            return
+        tf.nest.map_structure(
+            lambda variable, value: variable.assign(value), self._shared, self._compute()
+        )
+        self._values = values
+
+    def _compute(self) -> Any:
+        return self._model.encode(tf.constant([[EOS_ID]])).shared
+
+    def _read_weights(self) -> list[np.ndarray[Any, Any]]:
+        return [np.asarray(weight.read_value()) for weight in self._weights]
+
+
+def _is_same(value: np.ndarray[Any, Any], kept: np.ndarray[Any, Any]) -> bool:
+    """Whether two readings of a variable are equal.
+
+    Readings on a CPU are the variable's own memory, which TensorFlow does not write to while a
+    reading of it is kept: any change makes a copy, so the same address means the same values.
+    """
+    return value.ctypes.data == kept.ctypes.data or np.array_equal(value, kept)

@@ -1,12 +1,12 @@
-"""From a `SearchConfig` and constraints of single sentences to a search with a model.
+"""From a `SearchConfig` and the options of single sentences to a search with a model.
 
-What the configuration leaves neutral is not in the graph at all, unless sentences may ask for it.
+What the configuration leaves neutral is not in the graph at all, unless sentences may set it.
 
 Shapes: B sentences, S source length, N translations a sentence, P phrases a sentence, M tokens of
 the longest one.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -21,23 +21,29 @@ from keras_transformer.config import (
 from keras_transformer.decoding import Tensor, TranslationModel
 from keras_transformer.errors import InputError
 from keras_transformer.search import (
-    Constraints,
+    BannedPhrases,
+    Constraint,
     Hypotheses,
+    MinLength,
+    NoRepeatNgram,
+    Prefix,
+    RepetitionPenalty,
+    RequiredPhrases,
     beam_search,
+    cache_capacities,
     sample,
     sentence_seeds,
-    stages,
 )
 from keras_transformer.text import Tokenizer, Vocabulary
 
-# What of a phrase is read, so that no request can exhaust the memory.
+# Tokens of a phrase that are read, so that no request can exhaust the memory.
 MAX_PHRASE_LENGTH = 64
 
 # Of numbers with a fraction: far beyond use, and nothing that is counted with it becomes NaN.
 _LARGEST = 1e6
 
-# The options that may change from sentence to sentence, with the types of their numbers. A negative
-# number in a request stands for "as exported".
+# The options that may differ from sentence to sentence, with the types of their numbers. A negative
+# number in a request stands for the configuration's value.
 NUMBERS: dict[str, tf.DType] = {
     "length_penalty": tf.float32,
     "coverage_penalty": tf.float32,
@@ -56,6 +62,18 @@ SAMPLING_NUMBERS = {
 }
 TEXTS = ("prefix", "banned_phrases", "required_phrases")
 
+# The options at which nothing is in the graph.
+_NEUTRAL = {"coverage_penalty": 0, "repetition_penalty": 1, "no_repeat_ngram": 0, "min_length": 0}
+
+_CONSTRAINTS: dict[str, Callable[[Tensor], Constraint]] = {
+    "min_length": MinLength,
+    "prefix": Prefix,
+    "repetition_penalty": RepetitionPenalty,
+    "no_repeat_ngram": NoRepeatNgram,
+    "banned_phrases": BannedPhrases,
+    "required_phrases": RequiredPhrases,
+}
+
 
 def search_translations(
     model: TranslationModel,
@@ -63,81 +81,72 @@ def search_translations(
     search: SearchConfig,
     target: Vocabulary,
     options: Mapping[str, Tensor] | None = None,
-    longest: int | None = None,
+    max_length_bound: int | None = None,
+    constraints: Sequence[Constraint] = (),
 ) -> Hypotheses:
     """Returns translations of source ids [B, S], each with EOS, then PAD.
 
     Args:
         model: see `TranslationModel`.
-        source: no more than the model is to read.
+        source: cut already to what the model is to read.
         search: how to search.
-        target: gives the tokens of the phrases that the configuration names.
-        options: what sentences wish in place of what the configuration says, by the names of its
-            fields, numbers as [B]; "prefix" as int32 [B, any], phrases as int32 [B, P, M].
-        longest: the most tokens that any translation may have before EOS, where shapes must be
-            known before the graph runs, as for XLA.
+        target: gives the tokens of the phrases in the configuration.
+        options: what sentences set in place of the configuration, by the names of its fields,
+            numbers as [B]; "prefix" as int32 [B, any], phrases as int32 [B, P, M].
+        max_length_bound: the most tokens that any translation may have before EOS, where shapes
+            must be known before the graph runs, as for XLA.
+        constraints: others than those of the configuration, such as a task's.
     """
     lengths = tf.math.count_nonzero(source, axis=1, dtype=tf.int32) - 1  # without EOS
-    wanted = _settings(search, lengths, target) | dict(options or {})
-    max_lengths = _max_lengths(wanted, lengths)
-    constraints = {name: wanted[name] for name in Constraints._fields if name in wanted}
-    if "prefix" in constraints:
-        # A prefix may be longer than the limit: it stays whole, and nothing follows it then.
-        num_given = tf.math.count_nonzero(constraints["prefix"], axis=1, dtype=tf.int32)
-        max_lengths = tf.maximum(max_lengths, num_given)
-    if "min_length" in wanted:
-        constraints["min_lengths"] = tf.minimum(wanted["min_length"], max_lengths)
+    settings = _settings(search, target) | dict(options or {})
+    max_lengths = _max_lengths(settings, lengths)
+    if "min_length" in settings:
+        settings["min_length"] = tf.minimum(settings["min_length"], max_lengths)
     is_sampled = search.method == "sampling"
     num_hypotheses = search.num_translations if is_sampled else search.beam_size
     state = model.encode(
         source,
         num_hypotheses=num_hypotheses,
-        capacity=None if longest is None else stages(longest)[0],
-        coverage="coverage_penalty" in wanted,
+        capacity=None if max_length_bound is None else cache_capacities(max_length_bound)[0],
+        coverage="coverage_penalty" in settings,
     )
+    configured = [make(settings[name]) for name, make in _CONSTRAINTS.items() if name in settings]
     arguments = dict(
         bos_ids=tf.fill(tf.shape(lengths), BOS_ID),
         max_lengths=max_lengths,
-        length_penalty=wanted["length_penalty"],
-        coverage_penalty=wanted.get("coverage_penalty", 0.0),
-        constraints=Constraints(**constraints),
+        length_penalty=settings["length_penalty"],
+        coverage_penalty=settings.get("coverage_penalty", 0.0),
+        constraints=[*configured, *constraints],
         num_translations=search.num_translations,
-        longest=longest,
+        max_length_bound=max_length_bound,
     )
     if is_sampled:
-        own = {name: wanted[name] for name in SAMPLING_NUMBERS}
-        own["seed"] = sentence_seeds(wanted["seed"], source)
-        return sample(model.step, state, **arguments, **own)
+        sampling = {name: settings[name] for name in SAMPLING_NUMBERS}
+        sampling["seed"] = sentence_seeds(settings["seed"], source)
+        return sample(model.step, state, **arguments, **sampling)
     return beam_search(
         model.step,
         state,
         **arguments,
         beam_size=search.beam_size,
         beam_groups=search.beam_groups,
-        diversity_penalty=wanted["diversity_penalty"],
+        diversity_penalty=settings["diversity_penalty"],
+        early_stop=search.early_stop,
     )
 
 
-def _settings(search: SearchConfig, lengths: Tensor, target: Vocabulary) -> dict[str, Tensor]:
-    """Returns the fields that matter to the graph: those that are always in it, and others that
-    are not neutral.
-    """
-    settings: dict[str, Any] = {
-        name: getattr(search, name)
-        for name in (
-            "length_penalty", "max_extra_length", "max_length", "diversity_penalty",
-            *SAMPLING_NUMBERS,
-        )
-    }  # fmt: skip
-    neutral = SearchConfig()
-    for name in ("coverage_penalty", "repetition_penalty", "no_repeat_ngram", "min_length"):
+def _settings(search: SearchConfig, target: Vocabulary) -> dict[str, Tensor]:
+    """Returns the fields that are always in the graph, and others that are not neutral."""
+    always = ("length_penalty", "max_extra_length", "max_length", *BEAM_NUMBERS, *SAMPLING_NUMBERS)
+    settings: dict[str, Any] = {name: getattr(search, name) for name in always}
+    for name, neutral in _NEUTRAL.items():
         value = getattr(search, name)
-        if value != getattr(neutral, name):
-            settings[name] = tf.fill(tf.shape(lengths), tf.constant(value, NUMBERS[name]))
+        if value != neutral:
+            settings[name] = tf.constant(value, NUMBERS[name])
     for name in ("banned_phrases", "required_phrases"):
         if phrases := getattr(search, name):
             ids = tf.ragged.constant(spell(name, phrases, target), tf.int32).to_tensor(PAD_ID)
-            settings[name] = tf.tile(ids[None], [tf.shape(lengths)[0], 1, 1])
+            settings[name] = ids[None]  # the same for all sentences
     return settings
 
 
@@ -145,7 +154,7 @@ def spell(name: str, phrases: Sequence[str], target: Vocabulary) -> list[list[in
     """Returns the tokens of phrases.
 
     Args:
-        name: what they are called in the message of an error.
+        name: of the option, for the error message.
         phrases: text.
         target: the vocabulary.
 
@@ -162,24 +171,29 @@ def spell(name: str, phrases: Sequence[str], target: Vocabulary) -> list[list[in
     return tokens
 
 
-def _max_lengths(wanted: Mapping[str, Tensor], lengths: Tensor) -> Tensor:
+def _max_lengths(settings: Mapping[str, Tensor], lengths: Tensor) -> Tensor:
     """Returns the tokens that each translation may have before EOS, int32 [B]."""
-    limit = wanted["max_length"]
-    max_lengths = lengths + wanted["max_extra_length"]
-    return tf.where(limit > 0, tf.minimum(max_lengths, limit), max_lengths)
+    limit = settings["max_length"]
+    max_lengths = lengths + settings["max_extra_length"]
+    max_lengths = tf.where(limit > 0, tf.minimum(max_lengths, limit), max_lengths)
+    if "prefix" in settings:
+        # A prefix may be longer than the limit: it stays whole, and only EOS follows it then.
+        prefix_lengths = tf.math.count_nonzero(settings["prefix"], axis=1, dtype=tf.int32)
+        max_lengths = tf.maximum(max_lengths, prefix_lengths)
+    return max_lengths
 
 
-# Constraints of single sentences, as they come in a request.
+# Options of single sentences, as they come in a request.
 
 
 def option_types(search: SearchConfig) -> dict[str, tf.DType]:
-    """Returns what may change from sentence to sentence, with the type of its column."""
-    own: dict[str, tf.DType] = {}
+    """Returns what may differ from sentence to sentence, with the type of its column."""
+    method_numbers: dict[str, tf.DType] = {}
     if search.method == "sampling":
-        own = SAMPLING_NUMBERS
+        method_numbers = SAMPLING_NUMBERS
     elif search.beam_groups > 1:
-        own = BEAM_NUMBERS
-    return NUMBERS | own | dict.fromkeys(TEXTS, tf.string)
+        method_numbers = BEAM_NUMBERS
+    return NUMBERS | method_numbers | dict.fromkeys(TEXTS, tf.string)
 
 
 def read_options(
@@ -188,11 +202,11 @@ def read_options(
     """Returns the `options` of `search_translations` from the columns of a request.
 
     No value is refused, since a request shares its batch with others: numbers that are negative
-    or not numbers mean what the configuration says, and too large ones are cut.
+    or NaN mean what the configuration says, and too large ones are clipped.
 
     Args:
         columns: for each name of `option_types` a tensor [B]; phrases one to a line.
-        search: what holds for sentences that ask for nothing.
+        search: what holds for sentences without options.
         tokenizer: of the target.
     """
     options: dict[str, Tensor] = {}
@@ -206,7 +220,7 @@ def read_options(
     options["repetition_penalty"] = tf.maximum(options["repetition_penalty"], 1e-3)
     limit = search.max_extra_length
     options["max_extra_length"] = tf.minimum(options["max_extra_length"], limit)
-    prefix = tokenizer.tokenize(columns["prefix"])[:, : search.max_source_length + limit]
+    prefix = tokenizer.tokenize(columns["prefix"], search.max_source_length + limit)
     options["prefix"] = prefix.to_tensor(PAD_ID)
     for name in ("banned_phrases", "required_phrases"):
         lines = columns[name]
@@ -220,13 +234,13 @@ def read_options(
 def read_phrases(lines: Tensor, tokenizer: Tokenizer, most: int) -> Tensor:
     """Returns the tokens of phrases, one to a line of each text [B], as int32 [B, P, M].
 
-    Those beyond the first `most` of a text are not read, nor those with an unknown token: it
-    stands for any text, and a translation would have it in place of what was meant.
+    Those beyond the first `most` of a text are not read, nor those with an unknown token: a
+    translation would have that token in place of what was meant.
     """
     phrases = tf.strings.split(lines, "\n")  # [B, (P)]
     is_blank = phrases.with_flat_values(tf.strings.strip(phrases.flat_values) == "")
     phrases = tf.ragged.boolean_mask(phrases, ~is_blank)[:, :most]
-    ids = tokenizer.tokenize(phrases.flat_values)[:, :MAX_PHRASE_LENGTH]
+    ids = tokenizer.tokenize(phrases.flat_values, MAX_PHRASE_LENGTH)
     num_unknown = tf.reduce_sum(tf.cast(ids == UNK_ID, tf.int32), axis=1)
     is_phrase = (ids.row_lengths() > 0) & (num_unknown == 0)
     ids = phrases.with_flat_values(ids)  # [B, (P), (M)]

@@ -1,21 +1,26 @@
-"""Text to text in one graph: tokenize, encode, search, detokenize.
+"""Text to text in one TensorFlow graph: tokenize, encode, search, detokenize.
 
-The same `tf.function` translates in Python and is what `export` writes, so that a model server
-answers just what Python answers.
+The functions that translate in Python are those that `export` writes, so that a model server gives
+the answers of Python. Dimension 0 of their inputs and outputs is the batch, as servers that merge
+requests require; a row's answer does not depend on the others, but for padding at its end.
 
-Shapes: B sentences, S source length, N translations a sentence.
+Shapes: B sentences, S source length, T target length, both with EOS; N translations a sentence,
+L their longest length.
 """
 
-import functools
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import tensorflow as tf
 
-from keras_transformer.config import EOS_ID, PAD_ID, SearchConfig
+from keras_transformer.client.outputs import Score, Translation
+from keras_transformer.config import BOS_ID, PAD_ID, SearchConfig
 from keras_transformer.decoding import Tensor, TranslationModel
+from keras_transformer.errors import InputError
+from keras_transformer.inference import teacher_forcing
+from keras_transformer.inference.batch_translator import BatchTranslator
 from keras_transformer.inference.compiled_search import CompiledSearch, XlaShapes
-from keras_transformer.inference.precomputed import precompute
+from keras_transformer.inference.precomputed import precompute, refresh
 from keras_transformer.inference.search_options import (
     option_types,
     read_options,
@@ -23,10 +28,7 @@ from keras_transformer.inference.search_options import (
 )
 from keras_transformer.search import Hypotheses
 from keras_transformer.text import Tokenizer, Vocabulary
-
-if TYPE_CHECKING:
-    from keras_transformer.client.outputs import Score, Translation
-    from keras_transformer.inference.batch_translator import BatchTranslator
+from keras_transformer.text.tokenizer import with_eos
 
 
 class Translator(tf.Module):
@@ -37,8 +39,11 @@ class Translator(tf.Module):
         source: the source's vocabulary.
         target: the target's vocabulary.
         search: how to search; the paper's settings by default.
-        xla: shapes of batches for which XLA compiles the search; None means the plain graph, which
-            runs everywhere. What sentences wish for themselves goes through the plain graph.
+        xla: shapes of batches for which XLA compiles the search; None for the plain graph, which
+            runs everywhere. Options of single sentences always use the plain graph.
+
+    Raises:
+        InputError: the search has a coverage penalty, and the model no attention.
 
     Example:
         >>> translator = Translator(run.load_model(), *run.vocabularies())
@@ -56,65 +61,132 @@ class Translator(tf.Module):
     ) -> None:
         super().__init__(name="translator")
         self.search = search or SearchConfig()
+        if self.search.coverage_penalty and not hasattr(model, "attention"):
+            raise InputError(
+                f"coverage_penalty {self.search.coverage_penalty} needs a model with attention to "
+                "the source, and this one has none; leave it out"
+            )
+        # Of a given translation as many tokens are read as the longest that is written can have.
+        self._max_target_length = self.search.max_source_length + self.search.max_extra_length
         self.source_tokenizer = Tokenizer(source)
         self.target_tokenizer = self.source_tokenizer
         if target.fingerprint != source.fingerprint:
             self.target_tokenizer = Tokenizer(target)
-        # A SavedModel that tracks a Keras model loads in Python and fails in the C++ server:
-        # the module tracks the variables themselves, and a function, which is never tracked,
-        # knows the model.
+        # A SavedModel that tracks a Keras model loads in Python and fails in the C++ server: the
+        # module tracks the variables, and reaches the model through a function, never tracked.
         self.variables_to_save = [variable.value for variable in model.variables]
         self._get_model = lambda: model
         self.xla = xla
         self._compiled = None
         if xla is not None:
             self._compiled = CompiledSearch(self._search, xla, self.search.max_extra_length)
+        self._batches = BatchTranslator(self.signature, target)
 
     @property
     def model(self) -> TranslationModel:
-        """What translates."""
         return self._get_model()
 
-    @tf.function(input_signature=[tf.TensorSpec([None], tf.string, name="text")], autograph=False)
-    def __call__(self, text: Tensor) -> dict[str, Tensor]:
-        """Translates text [B] in the graph.
+    def translate(
+        self, sentences: Sequence[str], batch_size: int = 64, **options: Any
+    ) -> list[list[Translation]]:
+        """Translates any number of sentences; see `BatchTranslator.translate`."""
+        refresh(self.model)
+        return self._batches.translate(sentences, batch_size, **options)
 
-        A sentence of nothing but white space has the empty translation, with score 0.
+    def score(
+        self, source: Sequence[str], target: Sequence[str], batch_size: int = 64
+    ) -> list[Score]:
+        """Returns log-probabilities of translations; see `BatchTranslator.score`."""
+        refresh(self.model)
+        return self._batches.score(source, target, batch_size)
+
+    def align(
+        self, source: Sequence[str], target: Sequence[str], batch_size: int = 64
+    ) -> list[list[tuple[int, int]]]:
+        """Returns which words translations are made from; see `BatchTranslator.align`."""
+        refresh(self.model)
+        return self._batches.align(source, target, batch_size)
+
+    def precomputed(self) -> "Translator":
+        """Returns a translator that stores what depends on the weights alone, for speed.
+
+        When weights change, its `translate`, `score`, `align` and calls with eager tensors notice;
+        functions of `signature`, and calls inside other graphs, do not.
+        """
+        source, target = self.source_tokenizer.vocabulary, self.target_tokenizer.vocabulary
+        return Translator(precompute(self.model), source, target, self.search, self.xla)
+
+    def signatures(self) -> dict[str, Any]:
+        """Returns the functions to export by name, traced; see `signature`.
+
+        serving_default     text to its translations
+        translate_options   text, and options of each sentence, to its translations
+        score               text and a translation of it to the translation's log-probability
+        tokens              ids to the ids of their translations
+        attention           text and a translation of it to the attention between them; only where
+                            the model has `attention`
+
+        They use the translator's variables: a SavedModel of them must have the translator as root.
+        """
+        names = ["serving_default", "translate_options", "score", "tokens"]
+        if hasattr(self.model, "attention"):
+            names.append("attention")
+        return {name: self.signature(name) for name in names}
+
+    def signature(self, name: str) -> Any:
+        """Returns one of the functions of `signatures`; `KeyError` where there is none."""
+        if name == "serving_default":
+            return self._translate_text.get_concrete_function()
+        if name == "attention" and not hasattr(self.model, "attention"):
+            raise KeyError(name)
+        text = _columns({"text": tf.string})
+        pair = _columns({"source": tf.string, "target": tf.string})
+        ids = tf.TensorSpec([None, None], tf.int32, name="source")
+        function, inputs = {
+            "translate_options": (self.translate_options, text | self.option_inputs()),
+            "score": (self._score, pair),
+            "tokens": (self._translate_tokens, {"source": ids}),
+            "attention": (self._attention, pair),
+        }[name]
+        return tf.function(function, autograph=False).get_concrete_function(**inputs)
+
+    def __call__(self, text: Tensor) -> dict[str, Tensor]:
+        """Translates text [B]; a blank sentence has the empty translation, with score 0.
 
         Returns:
             "translations", string [B, N], best first, and "scores", float32 [B, N].
         """
-        return self._answer(text)
+        if tf.executing_eagerly():
+            refresh(self.model)
+        return self._translate_text(text)
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.string, name="text")], autograph=False)
+    def _translate_text(self, text: Tensor) -> dict[str, Tensor]:
+        return self._translate(text)
 
     def option_inputs(self) -> dict[str, tf.TensorSpec]:
-        """Returns what `translate_options` takes beside the text, by name."""
-        return {
-            name: tf.TensorSpec([None], dtype, name=name)
-            for name, dtype in option_types(self.search).items()
-        }
+        """Returns the inputs of `translate_options` besides the text, by name."""
+        return _columns(option_types(self.search))
 
     def translate_options(self, text: Tensor, **columns: Tensor) -> dict[str, Tensor]:
-        """Translates text [B] as each sentence constraints, in the graph.
+        """Translates text [B] with options [B] of `option_types`.
 
-        Args:
-            text: string [B].
-            **columns: all of `option_inputs`, [B]; a negative number or empty text means what the
-                translator's own configuration says. Phrases stand one to a line.
-
-        Returns:
-            As `__call__`.
+        A negative number or empty text stands for the value of the configuration; phrases are
+        separated by newlines.
         """
-        is_one_each = tf.reduce_all(
-            [tf.size(values) == tf.size(text) for values in columns.values()]
+        sizes = [tf.size(values) == tf.size(text) for values in columns.values()]
+        checked = tf.debugging.Assert(
+            tf.reduce_all(sizes), ["every option must have a value for each row"]
         )
-        checked = tf.debugging.Assert(is_one_each, ["every option must have a value for each row"])
         with tf.control_dependencies([checked]):
             text = tf.identity(text)
-        return self._answer(text, read_options(columns, self.search, self.target_tokenizer))
+        return self._translate(text, read_options(columns, self.search, self.target_tokenizer))
 
-    def _answer(self, text: Tensor, options: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
-        tokens = self.source_tokenizer.tokenize(text)[:, : self.search.max_source_length]
-        hypotheses = self.search_tokens(tokens, options)
+    def _translate(
+        self, text: Tensor, options: Mapping[str, Tensor] | None = None
+    ) -> dict[str, Tensor]:
+        tokens = self.source_tokenizer.tokenize(text, self.search.max_source_length)
+        hypotheses = self._search_tokens(tokens, options)
         translations = self.target_tokenizer.detokenize(hypotheses.ids)  # [B, N]
         is_blank = (tokens.row_lengths() == 0)[:, None]
         return {
@@ -122,68 +194,66 @@ class Translator(tf.Module):
             "scores": tf.where(is_blank, 0.0, hypotheses.scores),
         }
 
-    def search_tokens(
-        self, tokens: tf.RaggedTensor, options: dict[str, Tensor] | None = None
-    ) -> Hypotheses:
-        """Returns translations of ids [B, (length)] without EOS, no longer than the limit.
+    def _translate_tokens(self, source: Tensor) -> dict[str, Tensor]:
+        """Translates ids [B, S] of the source's vocabulary with EOS at the end of each row.
 
-        `options` as in `search_translations`.
+        What follows EOS is ignored: a server that merges requests pads rows with copies of the
+        first id. No row is refused, since it may share its batch with those of others: see
+        `Tokenizer.unpad`.
+
+        Returns:
+            "ids", int32 [B, N, L], best translation first, with EOS, then PAD; "lengths", int32
+            [B, N], tokens with EOS; "scores", float32 [B, N]. A row without EOS, or of nothing
+            else, has translations of length 0 and score 0.
         """
+        tokens = self.source_tokenizer.unpad(source)[:, : self.search.max_source_length]
+        hypotheses = self._search_tokens(tokens)
+        is_blank = (tokens.row_lengths() == 0)[:, None]  # [B, 1]
+        return {
+            "ids": tf.where(is_blank[:, :, None], PAD_ID, hypotheses.ids),
+            "lengths": tf.where(is_blank, 0, hypotheses.lengths),
+            "scores": tf.where(is_blank, 0.0, hypotheses.scores),
+        }
+
+    def _search_tokens(
+        self, tokens: tf.RaggedTensor, options: Mapping[str, Tensor] | None = None
+    ) -> Hypotheses:
+        """Returns translations of ids [B, (length)] without EOS."""
         source = with_eos(tokens)  # [B, S]
         if self._compiled is not None and options is None:
             return self._compiled(source)
         return self._search(source, None, options)
 
     def _search(
-        self, source: Tensor, longest: int | None, options: dict[str, Tensor] | None = None
+        self, source: Tensor, longest: int | None, options: Mapping[str, Tensor] | None = None
     ) -> Hypotheses:
         target = self.target_tokenizer.vocabulary
         return search_translations(self.model, source, self.search, target, options, longest)
 
-    def precomputed(self) -> "Translator":
-        """Returns a translator that is faster, for a model whose weights no longer change.
+    def _score(self, source: Tensor, target: Tensor) -> dict[str, Tensor]:
+        ids = self._read_pair(source, target)
+        return teacher_forcing.score(self.model, *ids, max_length=self._max_target_length + 1)
 
-        What depends on the weights alone is computed here, once; see `frozen.py`. After further
-        training make another one.
-        """
-        return Translator(
-            precompute(self.model),
-            self.source_tokenizer.vocabulary,
-            self.target_tokenizer.vocabulary,
-            self.search,
-            self.xla,
+    def _attention(self, source: Tensor, target: Tensor) -> dict[str, Tensor]:
+        """Returns the attention [B, T, S] and the tokens as text, [B, S] and [B, T], then ""."""
+        source_ids, shifted, labels = self._read_pair(source, target)
+        return {
+            "attention": teacher_forcing.attention(self.model, source_ids, shifted, labels),
+            "source_pieces": self.source_tokenizer.pieces(source_ids),
+            "target_pieces": self.target_tokenizer.pieces(labels),
+        }
+
+    def _read_pair(self, source: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns ids: the source [B, S], the target [B, T] shifted right, the labels [B, T]."""
+        is_paired = tf.debugging.Assert(
+            tf.size(source) == tf.size(target), ["source and target must have as many rows"]
         )
-
-    @functools.cached_property
-    def local(self) -> "BatchTranslator":
-        """Translates, scores and aligns lists of sentences."""
-        from keras_transformer.inference.batch_translator import BatchTranslator
-        from keras_transformer.inference.signatures import make_signature
-
-        return BatchTranslator(
-            lambda name: make_signature(self, name), self.target_tokenizer.vocabulary
-        )
-
-    def translate(
-        self, sentences: Sequence[str], batch_size: int = 64, **options: Any
-    ) -> "list[list[Translation]]":
-        """Translates any number of sentences; see `BatchTranslator.translate`."""
-        return self.local.translate(sentences, batch_size, **options)
-
-    def score(
-        self, source: Sequence[str], target: Sequence[str], batch_size: int = 64
-    ) -> "list[Score]":
-        """Returns how probable translations are; see `BatchTranslator.score`."""
-        return self.local.score(source, target, batch_size)
-
-    def align(
-        self, source: Sequence[str], target: Sequence[str], batch_size: int = 64
-    ) -> list[list[tuple[int, int]]]:
-        """Returns which words translations were made from; see `BatchTranslator.align`."""
-        return self.local.align(source, target, batch_size)
+        with tf.control_dependencies([is_paired]):
+            source = self.source_tokenizer.tokenize(source, self.search.max_source_length)
+            labels = with_eos(self.target_tokenizer.tokenize(target, self._max_target_length))
+        bos = tf.fill([tf.shape(labels)[0], 1], BOS_ID)
+        return with_eos(source), tf.concat([bos, labels], axis=1)[:, :-1], labels
 
 
-def with_eos(tokens: tf.RaggedTensor) -> Tensor:
-    """Returns ids [B, (length)] with EOS behind each row, then padding: int32 [B, S]."""
-    ends = tf.fill([tokens.nrows(tf.int32), 1], EOS_ID)
-    return tf.concat([tokens, ends], axis=1).to_tensor(PAD_ID)
+def _columns(types: Mapping[str, tf.DType]) -> dict[str, tf.TensorSpec]:
+    return {name: tf.TensorSpec([None], dtype, name=name) for name, dtype in types.items()}

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from keras import ops
 
 from keras_transformer.atomic_folders import atomic_folder
-from keras_transformer.config import BOS_ID, EOS_ID, UNK_ID, ModelConfig
+from keras_transformer.config import BOS_ID, EOS_ID, UNK_ID, TransformerConfig
 from keras_transformer.errors import InputError
 from keras_transformer.layers import CrossAttention, SelfAttention, sinusoids
 from keras_transformer.models import Transformer
@@ -29,8 +29,8 @@ from keras_transformer.text.vocabulary import RESERVED_IDS
 
 Array = npt.NDArray[Any]
 
-# Rows of the table of positions; CTranslate2 refuses longer sentences. Twice what it reads of a
-# sentence unless told otherwise (its `max_input_length`).
+# Rows of the table of positions; CTranslate2 refuses longer sentences, and by default cuts them to
+# half as many tokens (its `max_input_length`).
 NUM_POSITIONS = 2048
 
 
@@ -42,18 +42,15 @@ def export_ctranslate2(
     *,
     quantization: str | None = None,
 ) -> pathlib.Path:
-    """Writes the folder and returns its path.
+    """Writes the folder atomically and returns its path.
 
-    It is written under another name and renamed when it is whole. CTranslate2 adds EOS
-    to the source and starts with BOS by itself; it could generate padding and start,
-    which `Translator` never does, and a trained model gives them next to no probability. Its
-    length penalty is length ** alpha, without the end, and a translation that reaches its
-    `max_decoding_length` is cut; neither is so in ours.
+    CTranslate2 adds EOS to the source and begins with BOS by itself. Unlike `Translator` it can
+    generate padding and BOS, to which a trained model gives next to no probability; its length
+    penalty is length ** alpha, EOS not counted; it cuts translations at `max_decoding_length`.
 
     Args:
-        model: the model; every `ModelConfig` can be written but for `norm_form` "sigma".
-        source: the source's vocabulary.
-        target: the target's vocabulary.
+        model: a single Transformer; only `norm_form` "sigma" cannot be written.
+        source, target: the vocabularies.
         folder: a path that does not exist.
         quantization: how weights are stored: None or "float32" as they are, or "int8", "int16",
             "float16", "bfloat16" (which needs PyTorch), "int8_float16" and their like.
@@ -101,9 +98,9 @@ def export_ctranslate2(
 
 def _check(model: Any, source: Vocabulary, target: Vocabulary) -> None:
     if not isinstance(model, Transformer):
+        name = type(model).__name__
         raise InputError(
-            f"CTranslate2 can have a single Transformer, got {type(model).__name__}; "
-            "export it as a SavedModel"
+            f"CTranslate2 can have a single Transformer, got {name}; export it as a SavedModel"
         )
     config = model.config
     if config.norm_form != "variance":
@@ -121,7 +118,7 @@ def _check(model: Any, source: Vocabulary, target: Vocabulary) -> None:
 
 
 def _register(spec: Any, source: Vocabulary, target: Vocabulary) -> None:
-    """Names the tokens. Both sides must have the same names for the reserved ones."""
+    """Registers the pieces; both sides must have the same ones for the reserved tokens."""
     reserved = target.pieces(RESERVED_IDS)
     spec.register_source_vocabulary(reserved + source.pieces(range(len(reserved), source.size)))
     spec.register_target_vocabulary(target.pieces(range(target.size)))
@@ -137,14 +134,14 @@ def _specification(model: Transformer, specs: Any) -> Any:
     attention = model.decoder.layers[0].self_attention
     options = {
         "pre_norm": config.norm_position == "pre",
-        # CTranslate2's heads have one width for keys and values: zeros fill up the narrower ones.
+        # CTranslate2's keys and values have one width: the narrower ones are padded with zeros.
         "head_dim": max(attention.key_dim, attention.value_dim),
     }
     encoder = specs.TransformerEncoderSpec(config.num_layers, config.num_heads, **options)
     decoder = specs.TransformerDecoderSpec(
         config.num_layers,
         config.num_heads,
-        # Attention that is asked for is the mean of the last layer's heads.
+        # Attention on request is the mean of the last layer's heads.
         alignment_heads=config.num_heads,
         **options,
     )
@@ -174,7 +171,7 @@ def _specification(model: Transformer, specs: Any) -> Any:
     return spec
 
 
-def _positions(table: Any, config: ModelConfig) -> Array:
+def _positions(table: Any, config: TransformerConfig) -> Array:
     """Returns the positions of a sentence's tokens, float32 [P, D]."""
     positions = np.arange(NUM_POSITIONS) + config.first_position
     if table is not None:
@@ -209,7 +206,7 @@ def _set_cross_attention(spec: Any, attention: CrossAttention) -> None:
 def _set_to_heads(
     spec: Any, dense: Any, attention: SelfAttention | CrossAttention, dims: Sequence[int]
 ) -> None:
-    """Sets a projection of D to the heads of one or several things, each as wide as `dims` say."""
+    """Sets a joint projection of D to heads: of queries, keys or values, as wide as `dims`."""
     ends = np.cumsum([attention.num_heads * dim for dim in dims])[:-1]
 
     def widened(columns: Array) -> Array:
@@ -228,10 +225,7 @@ def _set_from_heads(spec: Any, attention: SelfAttention | CrossAttention) -> Non
 
 
 def _widened(columns: Array, attention: SelfAttention | CrossAttention) -> Array:
-    """Turns [..., H * K] or [..., H * U] into [..., H * max(K, U)], with zeros in each head's rest.
-
-    Zeros add nothing to the product of query and key, nor to the output.
-    """
+    """Pads [..., H * K] or [..., H * U] to [..., H * max(K, U)] with zeros, which add nothing."""
     heads = columns.reshape(*columns.shape[:-1], attention.num_heads, -1)
     missing = max(attention.key_dim, attention.value_dim) - heads.shape[-1]
     heads = np.pad(heads, [(0, 0)] * (heads.ndim - 1) + [(0, missing)])
@@ -250,5 +244,5 @@ def _set_norm(spec: Any, norm: Any) -> None:
 
 
 def _numpy(variable: Any) -> Array:
-    """Returns a copy: quantization works in place, and may not change the model."""
+    """Returns a copy: quantization works in place and must not change the model."""
     return np.array(ops.convert_to_numpy(variable), "float32")

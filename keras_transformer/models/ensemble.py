@@ -42,6 +42,8 @@ class Ensemble:
                 f"and target {' and '.join(map(str, sorted(sizes)))}"
             )
         self.models: list[Any] = list(models)
+        if all(hasattr(model, "attention") for model in models):
+            self.attention = self._mean_attention  # which `hasattr` finds only where there is one
 
     @property
     def config(self) -> Any:
@@ -59,23 +61,19 @@ class Ensemble:
         return [variable for model in self.models for variable in model.variables]
 
     def call(self, inputs: dict[str, Tensor], training: bool | None = None) -> Tensor:
-        """Returns the logarithms of the mean probabilities [B, T, V], see `Transformer.call`."""
+        """Returns the logarithms of the mean probabilities [B, T, V]."""
         return self._mix([model.call(inputs, training=training) for model in self.models])
 
-    def attention(self, inputs: dict[str, Tensor]) -> Tensor:
-        """Returns the mean of the models' attention, [B, T, S]."""
-        weights = [model.attention(inputs) for model in self.models]
-        return sum(weights[1:], weights[0]) / len(weights)
-
     def encode(self, source: Tensor, **options: Any) -> DecodingState:
-        """Reads the source ids [B, S] with every model, see `Transformer.encode`."""
+        """Encodes the source ids [B, S] with every model; see `TranslationModel.encode`."""
         states = [model.encode(source, **options) for model in self.models]
+        keep_coverage = all(state.coverage is not None for state in states)
         return DecodingState(
             shared=tuple(state.shared for state in states),
             context=tuple(state.context for state in states),
             recurrent_state=tuple(state.recurrent_state for state in states),
             kv_cache=tuple(state.kv_cache for state in states),
-            coverage=states[0].coverage,
+            coverage=states[0].coverage if keep_coverage else None,
         )
 
     def step(self, ids: Tensor, state: DecodingState) -> tuple[Tensor, DecodingState]:
@@ -100,6 +98,11 @@ class Ensemble:
             kv_cache=tuple(each.kv_cache for each in states),
             coverage=coverage,
         )
+
+    def _mean_attention(self, inputs: dict[str, Tensor]) -> Tensor:
+        """Returns the mean of the models' attention, [B, T, S]."""
+        weights = [model.attention(inputs) for model in self.models]
+        return sum(weights[1:], weights[0]) / len(weights)
 
     def _mix(self, logits: list[Tensor]) -> Tensor:
         """Returns log(mean of softmax) of logits [..., V], in float32."""

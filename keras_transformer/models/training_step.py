@@ -21,14 +21,16 @@ else:
 
 
 class TokenWeightedModel(_Model):
-    """Base of the models: `fit` and `evaluate` weight every batch by its real target tokens.
+    """Base of the models: an update follows the mean loss of the batch's real target tokens.
 
     Under TensorFlow the steps of `tensorflow_step.py` replace Keras's own, on one device and under
-    any `tf.distribute` strategy. Other backends train on one device, where a loss that averages
-    over the real tokens, such as `SmoothedCrossEntropy`, is right as it is.
-
-    An update whose gradient is not finite is left out. `bad_steps` counts those since `compile`,
+    any `tf.distribute` strategy. The loss shown is the mean over the real tokens of all batches.
+    An update whose gradient is not finite is left out: `bad_steps` counts those since `compile`,
     `bad_steps_in_a_row` those since the last good one; both are int32 variables.
+
+    Under JAX and PyTorch Keras's own step trains on one device. A loss that averages over the real
+    tokens, such as `SmoothedCrossEntropy`, gives the same update; but the loss shown over several
+    batches weights them by rows, and only float16's loss scaling leaves updates out.
     """
 
     accumulation_steps = 1

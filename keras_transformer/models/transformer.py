@@ -12,103 +12,56 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_transformer.config import PAD_ID, ModelConfig
+from keras_transformer.config import PAD_ID, TransformerConfig
 from keras_transformer.decoding import DecodingState, Tensor
-from keras_transformer.layers import Decoder, Dropout, Encoder, PositionalEncoding, TokenEmbedding
+from keras_transformer.layers import Decoder, Encoder, PositionalEncoding
 from keras_transformer.layers.attention import KeysValues
 from keras_transformer.layers.masks import ancestor_bias, causal_bias, padding_bias
-from keras_transformer.models.training_step import TokenWeightedModel
+from keras_transformer.models.registry import register_architecture
+from keras_transformer.models.seq2seq import Seq2SeqModel
 
 
-@keras.saving.register_keras_serializable(package="keras_transformer")
-class Transformer(TokenWeightedModel):
+@register_architecture(TransformerConfig)
+class Transformer(Seq2SeqModel):
     """Encoder and decoder for sequence transduction.
 
     Args:
         config: the hyperparameters.
 
     Example:
-        >>> model = Transformer(ModelConfig.preset("tiny", vocabulary_size=100))
+        >>> model = Transformer(TransformerConfig.preset("tiny", vocabulary_size=100))
         >>> ids = np.array([[5, 6, 7, 3]])
         >>> model({"source": ids, "target": ids}).shape
         TensorShape([1, 4, 100])
     """
 
-    def __init__(self, config: ModelConfig, **kwargs: Any) -> None:
-        super().__init__(autocast=False, **kwargs)  # ids are no floats to be rounded
-        self.config = config
-        target_size = config.target_size
-        dtype = self.dtype_policy
+    config: TransformerConfig
 
-        self.source_embedding = TokenEmbedding(
-            config.vocabulary_size, config.model_dim, name="source_embedding", dtype=dtype
-        )
-        self.target_embedding = self.source_embedding
-        if config.share_embeddings != "all":
-            self.target_embedding = TokenEmbedding(
-                target_size, config.model_dim, name="target_embedding", dtype=dtype
-            )
+    def __init__(self, config: TransformerConfig, **kwargs: Any) -> None:
+        super().__init__(config, **kwargs)
         self.positions = PositionalEncoding(
             config.model_dim,
             config.positions,
             config.first_position,
             config.max_positions,
             name="positions",
-            dtype=dtype,
+            dtype=self.dtype_policy,
         )
-        embedding_dropout = config.embedding_dropout
-        if embedding_dropout is None:
-            embedding_dropout = config.dropout
-        self.source_dropout = Dropout(embedding_dropout, name="source_dropout", dtype=dtype)
-        self.target_dropout = Dropout(embedding_dropout, name="target_dropout", dtype=dtype)
-        options = _layer_options(config)
-        self.encoder = Encoder(**options, name="encoder", dtype=dtype)
-        self.decoder = Decoder(**options, name="decoder", dtype=dtype)
-        self.projection = None
-        if config.share_embeddings == "none":
-            self.projection = keras.layers.Dense(
-                target_size, use_bias=False, name="projection", dtype=dtype
-            )
-        # Every size is known from the config, so the weights exist from the start: summary(),
-        # load_weights() and strategies need no first batch.
+        options = _layer_options(config) | {"dtype": self.dtype_policy}
+        self.encoder = Encoder(**options, name="encoder")
+        self.decoder = Decoder(**options, name="decoder")
         self.build()
 
-    def _lock_state(self) -> None:
-        """Keeps the model open after `build`: a subclass may add layers and weights of its own."""
-
     def build(self, input_shape: Any = None) -> None:
-        config = self.config
-        hidden = (None, None, config.model_dim)
-        self.source_embedding.build()
-        if self.target_embedding is not self.source_embedding:
-            self.target_embedding.build()
+        super().build(input_shape)
+        hidden = (None, None, self.config.model_dim)
         self.positions.build()
         self.encoder.build(hidden)
         self.decoder.build(hidden)
-        if self.projection is not None:
-            self.projection.build(hidden)
-        self.output_bias = None
-        if config.output_bias:
-            self.output_bias = self.add_weight(
-                name="output_bias",
-                shape=(config.target_size,),
-                initializer="zeros",
-            )
-        self.built = True
 
     def call(self, inputs: dict[str, Tensor], training: bool | None = None) -> Tensor:
-        """Returns the logits of each next target token.
-
-        Args:
-            inputs: "source" ids [B, S], and "target" ids [B, T] shifted right, which start with
-                BOS. Padding is 0.
-            training: whether dropout is on.
-
-        Returns:
-            Logits [B, T, V].
-        """
         x, memory, bias, memory_bias = self._decoder_inputs(inputs, training)
-        return self._logits(self.decoder(x, memory, bias, memory_bias, training=training))
+        return self.logits(self.decoder(x, memory, bias, memory_bias, training=training))
 
     def attention(self, inputs: dict[str, Tensor], head: int | None = None) -> Tensor:
         """Returns the attention that the target's tokens pay to the source's in the last layer.
@@ -132,18 +85,6 @@ class Transformer(TokenWeightedModel):
         capacity: int | None = None,
         coverage: bool = False,
     ) -> DecodingState:
-        """Reads the source ids [B, S] once, for any number of calls of `step`.
-
-        Args:
-            source: padded with 0.
-            num_hypotheses: W, hypotheses of a sentence that `step` will be asked for at once.
-            capacity: the most tokens that `step` will be asked to read; None for a state that
-                grows. With a capacity all shapes stay the same, as XLA wants it.
-            coverage: whether to keep account of the attention to the source.
-
-        Returns:
-            The state before the first target token.
-        """
         bias = padding_bias(source)
         batch, length = ops.shape(source)
         memory = self.decoder.project_memory(self._encode(source, bias, training=False))
@@ -155,32 +96,20 @@ class Transformer(TokenWeightedModel):
             padding = ops.cast(ops.equal(source, PAD_ID), "float32")[:, None]
             covered = ops.broadcast_to(padding, (batch, num_hypotheses, length))
         return DecodingState(
-            # Laid out once for all steps: a product with a matrix that is transposed each time
-            # takes up to twice as long.
-            shared=self._projection(),
+            shared=self.output_projection(),
             context={"memory": memory, "source": source},
             kv_cache=self.decoder.empty_kv_cache(batch, (capacity or 0) * num_hypotheses),
             coverage=covered,
         )
 
     def step(self, ids: Tensor, state: DecodingState) -> tuple[Tensor, DecodingState]:
-        """Reads one more target token of each hypothesis.
-
-        Args:
-            ids: [B, W], the newest tokens; BOS at first. W is static.
-            state: from `encode` or the previous `step`. A search whose hypotheses branch, or
-                whose state has a capacity, sets its `time` and `ancestors`.
-
-        Returns:
-            Logits [B, W, V] of the next tokens, and the next state.
-        """
         num_hypotheses = ids.shape[1]
         time, ancestors = state.time, state.ancestors
         if ancestors is None:
             num_slots = ops.shape(state.kv_cache[0].keys)[2]
-            time = ops.convert_to_tensor(num_slots // num_hypotheses, "int32")
-            places = ops.arange(num_hypotheses, dtype="int32")[:, None]
-            ancestors = ops.broadcast_to(places, (ops.shape(ids)[0], num_hypotheses, time + 1))
+            time = num_slots // num_hypotheses  # a number where shapes are static, as under JAX
+            indices = ops.arange(num_hypotheses, dtype="int32")[:, None]
+            ancestors = ops.broadcast_to(indices, (ops.shape(ids)[0], num_hypotheses, time + 1))
         # Rows [B * W, D]: products of two matrices are quicker than those of larger tensors.
         x = self.target_embedding(ops.reshape(ids, (-1,))) + self.positions(
             ops.convert_to_tensor(time, "int32")
@@ -196,44 +125,32 @@ class Transformer(TokenWeightedModel):
         coverage = state.coverage
         if coverage is not None:
             coverage = coverage + ops.mean(ops.cast(attention, "float32"), axis=1)
-        logits = self._add_bias(ops.matmul(x, state.shared))
+        logits = self.logits(x, state.shared)
         logits = ops.reshape(logits, (-1, num_hypotheses, logits.shape[-1]))
         return logits, state._replace(kv_cache=kv_cache, coverage=coverage)
 
-    def export(self, filepath: str, *args: Any, input_signature: Any = None, **kwargs: Any) -> None:
-        """Exports `call`, logits of given targets, as `keras.Model.export` does.
+    def count_flops(self, source_length: Any, target_length: Any) -> Any:
+        """Returns the operations of a forward pass, see `Seq2SeqModel.count_flops`.
 
-        `keras_transformer.export` writes the model that translates text.
-
-        Args:
-            filepath, *args, **kwargs: of `keras.Model.export`.
-            input_signature: the inputs; None means ids of any shape.
+        N layers, H heads, keys K and values U wide. A source token is multiplied by the weights
+        of self-attention and feed-forward and those of the memory's keys and values,
+        N (H (2K + 2U) D + 2 F D) + N H (K + U) D; a target token by as many, query and output of
+        the cross-attention in place of keys and values. Each pair of a query and a key adds
+        N H (K + U), for scores and weighted sums.
         """
-        if input_signature is None:
-            ids = keras.KerasTensor((None, None), "int32")
-            input_signature = [{"source": ids, "target": ids}]
-        super().export(filepath, *args, input_signature=input_signature, **kwargs)
+        config = self.config
+        head_dim = config.model_dim // config.num_heads
+        widths = (config.key_dim or head_dim) + (config.value_dim or head_dim)
+        widths *= config.num_heads  # H (K + U)
+        weights = (3 * widths + 2 * config.feed_forward_dim) * config.model_dim
+        tokens = source_length + target_length
+        pairs = source_length**2 + target_length**2 + source_length * target_length
+        layers = 2 * config.num_layers * (tokens * weights + pairs * widths)
+        return layers + super().count_flops(source_length, target_length)
 
-    def compute_output_shape(self, input_shape: dict[str, Any]) -> tuple[int | None, ...]:
-        return (*input_shape["target"], self.config.target_size)
-
-    def get_config(self) -> dict[str, Any]:
-        return {
-            "config": self.config.to_dict(),
-            "name": self.name,
-            "trainable": self.trainable,
-            "dtype": keras.saving.serialize_keras_object(self.dtype_policy),
-        }
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "Transformer":
-        values = dict(config)
-        values["dtype"] = keras.saving.deserialize_keras_object(values["dtype"])
-        is_frozen = not values.pop("trainable", True)
-        model = cls(ModelConfig.from_dict(values.pop("config")), **values)
-        if is_frozen:
-            model.trainable = False  # and all its layers
-        return model
+    def lookup_tables(self) -> list[keras.Variable]:
+        tables = super().lookup_tables()
+        return tables if self.positions.table is None else [*tables, self.positions.table]
 
     def _encode(self, source: Tensor, bias: Tensor, training: bool | None) -> Tensor:
         x = self.source_embedding(source) + self.positions(ops.arange(ops.shape(source)[1]))
@@ -253,22 +170,8 @@ class Transformer(TokenWeightedModel):
         # Padding follows the real tokens, so the causal bias alone hides it from them.
         return x, memory, causal_bias(length), memory_bias
 
-    def _logits(self, x: Tensor) -> Tensor:
-        project = self.target_embedding.project if self.projection is None else self.projection
-        return self._add_bias(project(x))
 
-    def _projection(self) -> Tensor:
-        if self.projection is None:
-            return self.target_embedding.projection()
-        return ops.cast(self.projection.kernel, self.compute_dtype)
-
-    def _add_bias(self, logits: Tensor) -> Tensor:
-        if self.output_bias is None:
-            return logits
-        return logits + ops.cast(self.output_bias, logits.dtype)
-
-
-def _layer_options(config: ModelConfig) -> dict[str, Any]:
+def _layer_options(config: TransformerConfig) -> dict[str, Any]:
     head_dim = config.model_dim // config.num_heads
     return {
         "num_layers": config.num_layers,

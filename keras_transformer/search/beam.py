@@ -1,4 +1,4 @@
-"""Beam search with length and coverage penalties, in groups if so wished.
+"""Beam search with length and coverage penalties, optionally in diverse groups.
 
 Vaswani et al. 2017, section 6.1; Wu et al. 2016, section 7.
 
@@ -7,15 +7,18 @@ candidates of a beam, C of a group, N hypotheses a sentence that are returned, L
 length, V vocabulary.
 """
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
 
 import tensorflow as tf
 
+from keras_transformer.config import EOS_ID, PAD_ID
 from keras_transformer.decoding import DecodingState, StepFunction, Tensor
-from keras_transformer.errors import InputError
-from keras_transformer.search import scoring
-from keras_transformer.search.constraints import adjust, restrict
+from keras_transformer.errors import InputError, check_choice
+from keras_transformer.search.candidates import Candidates, best_indices, expand, keep_open, take
+from keras_transformer.search.constraints import Constraint
 from keras_transformer.search.decode_loop import decode_loop
+from keras_transformer.search.early_stop import lacks_finished, may_improve
 from keras_transformer.search.greedy import greedy_search
 from keras_transformer.search.hypotheses import (
     Finished,
@@ -29,12 +32,12 @@ from keras_transformer.search.loop_state import (
     SearchSpec,
     SentenceInputs,
     extend,
+    grow_cache,
     prepare_search,
     read,
-    widen,
 )
-from keras_transformer.search.phrase_constraints import phrase_progress, spread_over_banks
-from keras_transformer.search.scoring import IMPOSSIBLE
+from keras_transformer.search.next_tokens import best_next_tokens, constrain_logits
+from keras_transformer.search.scoring import IMPOSSIBLE, final_scores
 
 
 class _Beams(NamedTuple):
@@ -45,14 +48,6 @@ class _Beams(NamedTuple):
     best: tuple[Finished, ...]  # of each group, best first
 
 
-class _Candidates(NamedTuple):
-    """Continuations of the beams of one group."""
-
-    log_probs: Tensor  # float32 [B, C], -inf where impossible
-    parents: Tensor  # int32 [B, C], the beams that they continue, 0 to W - 1
-    ids: Tensor  # int32 [B, C]
-
-
 def beam_search(
     step: StepFunction,
     state: DecodingState,
@@ -60,11 +55,16 @@ def beam_search(
     bos_ids: Tensor,
     max_lengths: Tensor,
     beam_size: int = 4,
-    length_penalty: Tensor = 0.6,
     num_translations: int = 1,
+    length_penalty: Tensor = 0.6,
+    coverage_penalty: Tensor = 0.0,
     beam_groups: int = 1,
     diversity_penalty: Tensor = 0.5,
-    **options: Any,
+    early_stop: Literal["exact", "first"] = "exact",
+    constraints: Sequence[Constraint] = (),
+    max_length_bound: int | None = None,
+    eos_id: int = EOS_ID,
+    pad_id: int = PAD_ID,
 ) -> Hypotheses:
     """Returns the best translations that a beam of `beam_size` hypotheses finds.
 
@@ -74,16 +74,12 @@ def beam_search(
     finished, and the best `beam_size` that do not end stay open. (An EOS that is less probable
     than a whole beam of other continuations finishes nothing: it would mostly be too early.) A
     hypothesis with `max_lengths` tokens can only take EOS, at EOS's true probability, so every
-    result is complete. A sentence is done when no open hypothesis can come to beat its N best
-    finished ones; from then on it does not change, so a sentence gets the same translation in any
-    batch.
+    result is complete. Once a sentence is done it does not change, so it gets the same
+    translation in any batch.
 
     Of several groups (Vijayakumar et al. 2018) each searches so with its share of the beam, the
     earlier ones first. What they choose at a step counts as less probable for the others at that
     step; scores are not touched. Each group finishes its share of the N hypotheses.
-
-    Where phrases are required, open hypotheses of every degree of progress are kept, not only the
-    most probable ones (see `phrases`).
 
     Probabilities are over the whole vocabulary, though PAD and BOS are never
     generated. All is counted in float32. Among equals the lower beam and then the lower id wins.
@@ -96,21 +92,72 @@ def beam_search(
         bos_ids: int [B], the token that each translation starts with; not in the result.
         max_lengths: int [B], tokens a translation may have before EOS; 0 or more.
         beam_size: hypotheses that stay open, W.
-        length_penalty: alpha, a number or float [B].
         num_translations: N, at most `beam_size`.
+        length_penalty: alpha, a number or float [B].
+        coverage_penalty: beta, a number or float [B].
         beam_groups: G, a divisor of `beam_size`.
         diversity_penalty: what a token's log-probability loses for each beam of an earlier group
             that takes it at the same step; a number or float [B]. Without groups it has no use.
-        **options: coverage_penalty, beta, a number or float [B] (0); constraints, see
-            `Constraints`; longest, a number that no max length exceeds (larger ones are cut to it),
-            where shapes must be known before the graph runs, as for XLA: it makes
-            L = `longest` + 1, else L is the largest of `max_lengths` + 1; eos_id and pad_id, the
-            tokens that complete a translation and that fill up after it.
+        early_stop: when a sentence is done. "exact": when no open hypothesis can come to beat its
+            N best finished ones, so the result is that of a search to the last step. "first": as
+            soon as `beam_size` hypotheses have finished (those of each group, its share), as in
+            fairseq and CTranslate2: fewer steps, and longer translations may be missed.
+        constraints: on the translations, see `Constraint`.
+        max_length_bound: the most that `max_lengths` can be (larger ones are cut to it), where
+            shapes must be known before the graph runs, as for XLA: it makes L =
+            `max_length_bound` + 1, else L is the largest of `max_lengths` + 1.
+        eos_id, pad_id: the tokens that complete a translation and that follow it.
 
     Raises:
         InputError: `beam_size` below 1, `num_translations` not in 1 to `beam_size`, groups of
-            unequal size, or EOS = PAD.
+            unequal size, an unknown `early_stop`, or EOS = PAD.
     """
+    _check_sizes(beam_size, num_translations, beam_groups)
+    check_choice("early_stop", early_stop, ("exact", "first"))
+    shared: dict[str, Any] = dict(
+        bos_ids=bos_ids,
+        max_lengths=max_lengths,
+        length_penalty=length_penalty,
+        coverage_penalty=coverage_penalty,
+        constraints=constraints,
+        max_length_bound=max_length_bound,
+        eos_id=eos_id,
+        pad_id=pad_id,
+    )
+    if beam_size == 1:
+        return greedy_search(step, state, **shared)
+    options = {}
+    if beam_groups > 1:
+        options["diversity_penalty"] = tf.cast(diversity_penalty, tf.float32)
+    spec, inputs, loop_state = prepare_search(step, state, beam_size, options=options, **shared)
+    size = beam_size // beam_groups
+    share = -(-num_translations // beam_groups)
+    num_finished = size if early_stop == "first" else share  # that are kept of each group
+    # One empty hypothesis of each group; the others do not exist yet.
+    first = tf.where(tf.range(beam_size) % size == 0, 0.0, IMPOSSIBLE)  # [W]
+    best = decode_loop(
+        lambda time, inputs, beams, capacity: _advance(
+            time, inputs, beams, capacity, spec, early_stop
+        ),
+        inputs,
+        _Beams(
+            log_probs=tf.broadcast_to(first, tf.shape(loop_state.ids)),
+            loop_state=loop_state,
+            best=(none_finished(loop_state.tokens, num_finished),) * beam_groups,
+        ),
+        is_open=lambda beams: tf.reduce_max(beams.log_probs, axis=1) > IMPOSSIBLE,
+        result_of=lambda beams: beams.best,
+        grow_cache=lambda beams, *sizes: beams._replace(
+            loop_state=grow_cache(beams.loop_state, *sizes)
+        ),
+        max_steps=spec.result_length,
+        capacities=spec.capacities,
+    )
+    best = tf.nest.map_structure(lambda leaf: leaf[:, :share], best)
+    return make_hypotheses(best_of(best, num_translations), spec)
+
+
+def _check_sizes(beam_size: int, num_translations: int, beam_groups: int) -> None:
     if not 1 <= num_translations <= beam_size:
         raise InputError(
             f"num_translations must be from 1 to beam_size, got {num_translations} with beam_size "
@@ -120,103 +167,44 @@ def beam_search(
         raise InputError(
             f"beam_groups must divide beam_size, got {beam_groups} with beam_size {beam_size}"
         )
-    options |= dict(bos_ids=bos_ids, max_lengths=max_lengths, length_penalty=length_penalty)
-    if beam_size == 1:
-        return greedy_search(step, state, **options)
-    own = {"diversity_penalty": tf.cast(diversity_penalty, tf.float32)} if beam_groups > 1 else {}
-    spec, inputs, loop_state = prepare_search(step, state, beam_size, own=own, **options)
-    # One empty hypothesis of each group; the others do not exist yet.
-    first = tf.where(tf.range(beam_size) % (beam_size // beam_groups) == 0, 0.0, IMPOSSIBLE)  # [W]
-    share = -(-num_translations // beam_groups)
-    best = decode_loop(
-        lambda time, inputs, beams, capacity: _advance(time, inputs, beams, capacity, spec),
-        inputs,
-        _Beams(
-            log_probs=tf.broadcast_to(first, tf.shape(loop_state.ids)),
-            loop_state=loop_state,
-            best=tuple(none_finished(loop_state.tokens, share) for _ in range(beam_groups)),
-        ),
-        is_open=lambda beams: tf.reduce_max(beams.log_probs, axis=1) > IMPOSSIBLE,
-        result_of=lambda beams: beams.best,
-        widen=lambda beams, *sizes: beams._replace(loop_state=widen(beams.loop_state, *sizes)),
-        most=spec.length,
-        capacities=spec.capacities,
-    )
-    return make_hypotheses(best_of(best, num_translations), spec)
 
 
 def _advance(
-    time: Tensor, inputs: SentenceInputs, beams: _Beams, capacity: int | None, spec: SearchSpec
+    time: Tensor,
+    inputs: SentenceInputs,
+    beams: _Beams,
+    capacity: int | None,
+    spec: SearchSpec,
+    early_stop: str,
 ) -> _Beams:
     """Reads the last token of every beam and replaces the beams with their best continuations."""
     logits, loop_state = read(spec, inputs, beams.loop_state, time, capacity)
-    logits = adjust(logits, loop_state.tokens, inputs.constraints)
-    allowed, progress = restrict(
-        logits, loop_state.tokens, time, inputs.constraints, inputs.max_lengths, spec.eos_id
-    )
+    constrained = constrain_logits(logits, time, spec, inputs, loop_state)
     size = spec.num_hypotheses // len(beams.best)
     # Of a beam's continuations, 2A are enough, and one more for each that earlier groups may take.
     count = 2 * size + (spec.num_hypotheses - size)
-    extra_ids = None if progress is None else progress.next_ids
-    gains, ids = scoring.next_tokens(logits, allowed, count, time, inputs, spec, extra_ids)
+    gains, ids = best_next_tokens(constrained, count, time, inputs, spec)
 
     best: list[Finished] = []
-    kept: list[_Candidates] = []
+    kept: list[Candidates] = []
     for group, old in enumerate(beams.best):
-        candidates = _candidates(beams.log_probs, gains, ids, group * size, size)
-        order = _order(time, inputs, loop_state, candidates, 2 * size, kept, spec)
-        candidates = _take(candidates, order)
-        first = _Candidates(*(part[:, :size] for part in candidates))
+        candidates = expand(beams.log_probs, gains, ids, group * size, size)
+        index = best_indices(candidates, 2 * size, kept, spec, inputs, loop_state)
+        candidates = take(candidates, index)
+        first = Candidates(*(part[:, :size] for part in candidates))
         best.append(_finish(time, inputs, loop_state, old, first, spec))
-        kept.append(_keep_open(candidates, size, spec))
+        kept.append(keep_open(candidates, size, spec.eos_id, spec.pad_id))
     log_probs, parents, ids = (tf.concat(parts, axis=1) for parts in zip(*kept, strict=True))
+    if early_stop == "first":
+        is_open = lacks_finished(best)
+    else:
+        is_open = may_improve(time, best, kept, inputs)
     return _Beams(
         # Without an open hypothesis a sentence finishes no more, and so stays as it is.
-        log_probs=tf.where(_may_improve(time, best, kept, inputs), log_probs, IMPOSSIBLE),
-        loop_state=extend(spec, loop_state, ids, parents, time),
+        log_probs=tf.where(is_open, log_probs, IMPOSSIBLE),
+        loop_state=extend(spec, inputs, loop_state, ids, parents, time),
         best=tuple(best),
     )
-
-
-def _candidates(
-    log_probs: Tensor, gains: Tensor, ids: Tensor, first: int, size: int
-) -> _Candidates:
-    """Returns all continuations of the `size` beams of a group, whose first has number `first`."""
-    beams = slice(first, first + size)
-    log_probs = log_probs[:, beams, None] + gains[:, beams]  # [B, A, K]
-    parents = tf.range(first, first + size)[:, None] + tf.zeros_like(ids[:, beams])
-    width = gains.shape[2]
-    if width is None:  # the number of phrases that are required changes from batch to batch
-        width = tf.shape(gains)[2]
-    parts = (log_probs, parents, ids[:, beams])
-    return _Candidates(*(tf.reshape(part, [-1, size * width]) for part in parts))
-
-
-def _order(
-    time: Tensor,
-    inputs: SentenceInputs,
-    loop_state: LoopState,
-    candidates: _Candidates,
-    count: int,
-    earlier: list[_Candidates],
-    spec: SearchSpec,
-) -> Tensor:
-    """Returns the places of the `count` candidates to look at, int32 [B, count], best first."""
-    value = candidates.log_probs  # [B, C]
-    for kept in earlier:
-        is_taken = tf.equal(candidates.ids[..., None], kept.ids[:, None])  # [B, C, A]
-        times = tf.math.count_nonzero(is_taken, axis=-1, dtype=tf.float32)
-        value -= inputs.options["diversity_penalty"][:, None] * times
-    phrases = inputs.constraints.get("required_phrases")
-    if phrases is None:
-        return tf.math.top_k(value, count).indices
-    tokens = tf.gather(loop_state.tokens, candidates.parents, batch_dims=1)  # [B, C, L]
-    tokens = tf.where(spec.positions() == time, candidates.ids[..., None], tokens)
-    return spread_over_banks(value, phrase_progress(tokens, time + 1, phrases).bank, count)
-
-
-def _take(candidates: _Candidates, index: Tensor) -> _Candidates:
-    return _Candidates(*(tf.gather(part, index, batch_dims=1) for part in candidates))
 
 
 def _finish(
@@ -224,7 +212,7 @@ def _finish(
     inputs: SentenceInputs,
     loop_state: LoopState,
     old: Finished,
-    candidates: _Candidates,
+    candidates: Candidates,
     spec: SearchSpec,
 ) -> Finished:
     """Returns the best of the old finished hypotheses and of the candidates that end."""
@@ -232,45 +220,11 @@ def _finish(
     log_probs = tf.where(has_ended, candidates.log_probs, IMPOSSIBLE)
     coverage = loop_state.model.get("coverage")
     if coverage is not None:
-        coverage = tf.gather(coverage, candidates.parents, batch_dims=1)  # [B, C, S]
+        coverage = tf.gather(coverage, candidates.parents, batch_dims=1)  # [B, A, S]
     new = Finished(
-        scores=scoring.final_scores(log_probs, time + 1, coverage, inputs),
+        scores=final_scores(log_probs, time + 1, coverage, inputs),
         log_probs=log_probs,
         tokens=tf.gather(loop_state.tokens, candidates.parents, batch_dims=1),
         lengths=tf.zeros_like(candidates.ids) + time + 1,
     )
     return best_of([old, new], old.scores.shape[1])
-
-
-def _keep_open(candidates: _Candidates, count: int, spec: SearchSpec) -> _Candidates:
-    """Returns the first `count` of 2 * `count` candidates that do not end.
-
-    No more than one continuation of a beam ends: at least `count` do not. What is impossible
-    becomes PAD, which is no group's choice.
-    """
-    is_open = (candidates.ids != spec.eos_id) & (candidates.log_probs > IMPOSSIBLE)
-    places = tf.range(2 * count)
-    _, index = tf.math.top_k(tf.where(is_open, -places, -2 * count), count)
-    kept = _take(candidates, index)
-    is_open = tf.gather(is_open, index, batch_dims=1)
-    return kept._replace(
-        log_probs=tf.where(is_open, kept.log_probs, IMPOSSIBLE),
-        ids=tf.where(is_open, kept.ids, spec.pad_id),
-    )
-
-
-def _may_improve(
-    time: Tensor, best: list[Finished], kept: list[_Candidates], inputs: SentenceInputs
-) -> Tensor:
-    """Returns whether an open hypothesis can come to beat a finished one of its group, [B, 1].
-
-    A log-probability, at most 0, only falls, and the coverage penalty is at most 0. The length
-    penalty is at most that of the shortest translation to come or that of the longest, as alpha
-    is negative or positive. Groups stop together, since what one chooses matters to the next.
-    """
-    shortest = scoring.length_penalty(time + 2, inputs.alpha)  # a token more, and EOS
-    longest = scoring.length_penalty(inputs.max_lengths + 1, inputs.alpha)
-    bounds = tf.maximum(shortest, longest)[:, None]  # [B, 1]
-    largest = tf.stack([tf.reduce_max(group.log_probs, axis=1) for group in kept], axis=1)  # [B, G]
-    worst = tf.stack([group.scores[:, -1] for group in best], axis=1)
-    return tf.reduce_any(largest / bounds > worst, axis=1, keepdims=True)

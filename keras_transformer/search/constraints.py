@@ -1,96 +1,182 @@
-"""What sentences may wish for beyond the best translation: all rules of `rules` and `phrases`.
+"""Constraints on translations: what every constraint does, and the built-in ones but for phrases.
 
-Shapes: B sentences, W hypotheses a sentence, V vocabulary, P phrases a sentence, M tokens of the
-longest one.
+A task or a caller hands constraints to a search as a list of objects. At each step the search asks
+each of them about all open hypotheses at once. A constraint may change the distribution of the next
+token (`adjust`, before the softmax) or forbid tokens (`restrict`, after it: the others do not get
+their probability). What is forbidden has the logit -inf.
+
+Precedence: at its maximum length a translation ends, whatever constraints say; then come those with
+`overrides`, such as a prefix; then the others, of which each can only forbid more. A hypothesis to
+which they leave no token is dropped, so a sentence whose constraints contradict each other may get
+no translation.
+
+Shapes: B sentences, W hypotheses a sentence, V vocabulary, L longest result, N ids. V and W are
+static.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import tensorflow as tf
 
+from keras_transformer.config import PAD_ID
 from keras_transformer.decoding import Tensor
 from keras_transformer.search.logits_processors import (
     forbid_repeated_ngrams,
     force_prefix,
     penalize_repetition,
 )
-from keras_transformer.search.phrase_constraints import (
-    Progress,
-    forbid_phrases,
-    phrase_progress,
-    require_phrases,
-)
 
 
-class Constraints(NamedTuple):
-    """Rules that translations must follow, an entry for each sentence.
-
-    What is None is not in the graph at all. Each rule has a neutral value as well, for sentences
-    of a batch that do not use it. Where constraints contradict each other, the maximum length comes
-    first, then the prefix; a sentence to which the others leave no translation gets none.
+class OpenHypotheses(NamedTuple):
+    """What a constraint sees of the hypotheses that are to be continued.
 
     Attributes:
-        min_lengths: int32 [B], tokens before EOS; 0 is neutral.
-        prefix: int32 [B, any], tokens that the translation starts with, then PAD.
-        repetition_penalty: float32 [B], see `rules.penalize_repetition`; 1 is neutral.
-        no_repeat_ngram: int32 [B], see `rules.forbid_repeated_ngrams`; 0 is neutral.
-        banned_phrases: int32 [B, P, M], each phrase followed by PAD; nothing but PAD is neutral.
-        required_phrases: the same. They are in every translation whose maximum length allows it.
-    """
-
-    min_lengths: Tensor | None = None
-    prefix: Tensor | None = None
-    repetition_penalty: Tensor | None = None
-    no_repeat_ngram: Tensor | None = None
-    banned_phrases: Tensor | None = None
-    required_phrases: Tensor | None = None
-
-    def given(self) -> dict[str, Tensor]:
-        """Returns the constraints that are in the graph, by name."""
-        return {
-            name: tf.convert_to_tensor(value)
-            for name, value in self._asdict().items()
-            if value is not None
-        }
-
-
-def adjust(logits: Tensor, tokens: Tensor, constraints: dict[str, Tensor]) -> Tensor:
-    """Returns logits float32 [B, W, V] of the distribution that tokens are taken from."""
-    if "repetition_penalty" in constraints:
-        logits = penalize_repetition(logits, tokens, constraints["repetition_penalty"])
-    return logits
-
-
-def restrict(
-    logits: Tensor,
-    tokens: Tensor,
-    time: Tensor,
-    constraints: dict[str, Tensor],
-    max_lengths: Tensor,
-    eos_id: int,
-) -> tuple[Tensor, Progress | None]:
-    """Forbids, by -inf, what a hypothesis may not go on with, but for an EOS too early or too late.
-
-    Args:
-        logits: float32 [B, W, V].
-        tokens: int32 [B, W, L], what each hypothesis has so far.
-        time: int32 [], how many these are.
-        constraints: see `Constraints.given`.
+        inputs: the constraint's `inputs`, nest of tensors [B, ...].
+        state: the constraint's own state, nest of tensors [B, W, ...].
+        tokens: int32 [B, W, L], the tokens so far without BOS; PAD from `time` on.
+        time: int32 [], how many tokens these are.
         max_lengths: int32 [B], tokens that a translation may have before EOS.
         eos_id: the token that completes a translation.
-
-    Returns:
-        Logits, and how far hypotheses are with the phrases that they must have, if any.
+        logits: float32 [B, W, V] of the next tokens, none of them forbidden.
     """
-    allowed, progress = logits, None
-    if "no_repeat_ngram" in constraints:
-        allowed = forbid_repeated_ngrams(allowed, tokens, time, constraints["no_repeat_ngram"])
-    if "banned_phrases" in constraints:
-        allowed = forbid_phrases(allowed, tokens, time, constraints["banned_phrases"])
-    if "required_phrases" in constraints:
-        progress = phrase_progress(tokens, time, constraints["required_phrases"])
-        allowed = require_phrases(allowed, progress, time, max_lengths, eos_id)
-    if "prefix" in constraints:
-        # What was given is not for other rules to judge.
-        allowed = force_prefix(logits, time, constraints["prefix"], allowed)
-    return allowed, progress
+
+    inputs: Any
+    state: Any
+    tokens: Tensor
+    time: Tensor
+    max_lengths: Tensor
+    eos_id: int
+    logits: Tensor
+
+
+class Constraint(Protocol):
+    """A rule for translations; the methods do nothing unless a subclass overrides them.
+
+    Attributes:
+        inputs: nest of tensors [B, ...], what the constraint is for each sentence. Leaves of shape
+            [] or [1, ...] hold for all sentences. A search drops the rows of finished sentences,
+            so methods read the inputs that they are given and never these.
+        overrides: whether `restrict` has the last word over constraints without it.
+    """
+
+    inputs: Any
+    overrides: bool = False
+
+    def initial_state(self, inputs: Any, num_hypotheses: int) -> Any:
+        """Returns what the constraint remembers of empty hypotheses, nest of tensors [B, W, ...].
+
+        The search reorders it when hypotheses branch or are dropped. Shapes must not change.
+        """
+        return ()
+
+    def update(self, state: Any, ids: Tensor, inputs: Any) -> Any:
+        """Returns the state of hypotheses after one more token each.
+
+        Hypotheses that are complete or impossible are updated too, with any token, PAD included;
+        what comes of these does not matter.
+
+        Args:
+            state: nest of tensors [B, W, ...], of the hypotheses that the tokens continue.
+            ids: int32 [B, W].
+            inputs: the constraint's inputs.
+        """
+        return state
+
+    def adjust(self, logits: Tensor, hypotheses: OpenHypotheses) -> Tensor:
+        """Returns logits [B, W, V] of the distribution that translations are scored with."""
+        return logits
+
+    def restrict(self, allowed: Tensor, hypotheses: OpenHypotheses) -> Tensor:
+        """Returns logits [B, W, V] with those of more tokens at -inf.
+
+        Args:
+            allowed: `hypotheses.logits`, with -inf for what other constraints forbid.
+            hypotheses: to continue.
+        """
+        return allowed
+
+    def forbidden_ids(self, hypotheses: OpenHypotheses) -> Tensor | None:
+        """Returns tokens that may not come next, int32 [B, 1 or W, N]; PAD stands for none.
+
+        For a few tokens, N being static: cheaper than `restrict`, since searches look for them
+        among the most probable tokens only. Constraints that override do not lift it.
+        """
+        return None
+
+
+@runtime_checkable
+class ProgressConstraint(Constraint, Protocol):
+    """A constraint that hypotheses fulfil token by token, which beam search helps them with.
+
+    The beam keeps hypotheses of every degree of progress ("banks", Post and Vilar 2018), so that
+    those on their way are not lost to more probable ones which put it off.
+    """
+
+    def next_ids(self, hypotheses: OpenHypotheses) -> Tensor:
+        """Returns tokens to try however improbable, int32 [B, W, N]; PAD stands for none."""
+        ...
+
+    def bank(self, state: Any, inputs: Any) -> Tensor:
+        """Returns the progress of hypotheses with this state, int32 [B, W], 0 or more."""
+        ...
+
+
+class MinLength(Constraint):
+    """Translations have at least so many tokens before EOS.
+
+    Args:
+        lengths: int32 [B]; 0 is neutral. What exceeds the maximum length has no effect there.
+    """
+
+    def __init__(self, lengths: Tensor) -> None:
+        self.inputs = tf.cast(lengths, tf.int32)
+
+    def forbidden_ids(self, hypotheses: OpenHypotheses) -> Tensor:
+        is_early = hypotheses.time < hypotheses.inputs
+        return tf.where(is_early, hypotheses.eos_id, PAD_ID)[:, None, None]
+
+
+class Prefix(Constraint):
+    """Translations start with given tokens, whatever other constraints say of these.
+
+    Args:
+        ids: int32 [B, any], each prefix followed by PAD; nothing but PAD is neutral.
+    """
+
+    overrides = True
+
+    def __init__(self, ids: Tensor) -> None:
+        self.inputs = tf.cast(ids, tf.int32)
+
+    def restrict(self, allowed: Tensor, hypotheses: OpenHypotheses) -> Tensor:
+        return force_prefix(hypotheses.logits, hypotheses.time, hypotheses.inputs, allowed)
+
+
+class RepetitionPenalty(Constraint):
+    """Tokens that a hypothesis has already become less probable (Keskar et al. 2019, 4.1).
+
+    Args:
+        penalty: float32 [B], above 0; 1 is neutral, see `penalize_repetition`.
+    """
+
+    def __init__(self, penalty: Tensor) -> None:
+        self.inputs = tf.cast(penalty, tf.float32)
+
+    def adjust(self, logits: Tensor, hypotheses: OpenHypotheses) -> Tensor:
+        return penalize_repetition(logits, hypotheses.tokens, hypotheses.inputs)
+
+
+class NoRepeatNgram(Constraint):
+    """No sequence of so many tokens occurs twice in a translation (Paulus et al. 2018, 2.5).
+
+    Args:
+        size: int32 [B]; 0 is neutral.
+    """
+
+    def __init__(self, size: Tensor) -> None:
+        self.inputs = tf.cast(size, tf.int32)
+
+    def restrict(self, allowed: Tensor, hypotheses: OpenHypotheses) -> Tensor:
+        return forbid_repeated_ngrams(
+            allowed, hypotheses.tokens, hypotheses.time, hypotheses.inputs
+        )

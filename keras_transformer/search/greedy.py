@@ -3,14 +3,16 @@
 Shapes: B sentences.
 """
 
-from typing import Any
+from collections.abc import Sequence
 
 import tensorflow as tf
 
+from keras_transformer.config import EOS_ID, PAD_ID
 from keras_transformer.decoding import DecodingState, StepFunction, Tensor
-from keras_transformer.search import scoring
+from keras_transformer.search.constraints import Constraint
 from keras_transformer.search.hypotheses import Hypotheses
 from keras_transformer.search.loop_state import SentenceInputs, prepare_search
+from keras_transformer.search.next_tokens import ConstrainedLogits, best_next_tokens
 from keras_transformer.search.single_path import search_single_path
 
 
@@ -21,13 +23,17 @@ def greedy_search(
     bos_ids: Tensor,
     max_lengths: Tensor,
     length_penalty: Tensor = 0.0,
-    **options: Any,
+    coverage_penalty: Tensor = 0.0,
+    constraints: Sequence[Constraint] = (),
+    max_length_bound: int | None = None,
+    eos_id: int = EOS_ID,
+    pad_id: int = PAD_ID,
 ) -> Hypotheses:
     """Returns one translation of each sentence: the most probable token at every step.
 
     A translation ends at its first EOS, or takes EOS once it has `max_lengths` tokens.
-    Arguments, result and errors are those of `beam_search` with `beam_size` 1, but for
-    `length_penalty`, which is 0 unless it is given.
+    Arguments, result and errors are those of `beam_search` with `beam_size` 1, but that
+    `length_penalty` is 0 by default.
     """
     spec, inputs, loop_state = prepare_search(
         step,
@@ -36,13 +42,17 @@ def greedy_search(
         bos_ids=bos_ids,
         max_lengths=max_lengths,
         length_penalty=length_penalty,
-        **options,
+        coverage_penalty=coverage_penalty,
+        constraints=constraints,
+        max_length_bound=max_length_bound,
+        eos_id=eos_id,
+        pad_id=pad_id,
     )
 
     def most_probable(
-        logits: Tensor, allowed: Tensor, time: Tensor, inputs: SentenceInputs
+        constrained: ConstrainedLogits, time: Tensor, inputs: SentenceInputs
     ) -> tuple[Tensor, Tensor]:
-        log_probs, ids = scoring.next_tokens(logits, allowed, 1, time, inputs, spec)  # [B, 1, K]
+        log_probs, ids = best_next_tokens(constrained, 1, time, inputs, spec)  # [B, 1, K]
         best = tf.argmax(log_probs, axis=-1, output_type=tf.int32)  # [B, 1]
         return tf.gather(ids, best, batch_dims=2), tf.reduce_max(log_probs, axis=-1)
 

@@ -1,4 +1,4 @@
-"""The result of a search, and how it is put together at the end.
+"""Finished hypotheses and the result of a search that is made of them.
 
 Shapes: B sentences, N hypotheses a sentence that are returned, L their longest length.
 """
@@ -18,7 +18,7 @@ class Hypotheses(NamedTuple):
     """The best translations of each sentence, best first.
 
     Where a sentence has fewer than N translations (a tiny vocabulary, a short limit), the last
-    places hold length 0, only PAD, and -1e9 as score and log-probability.
+    ones have length 0, only PAD, and -1e9 as score and log-probability.
 
     Attributes:
         ids: int32 [B, N, L], EOS included, then PAD.
@@ -39,7 +39,7 @@ class Finished(NamedTuple):
     Attributes:
         scores: float32 [B, N], best first.
         log_probs: float32 [B, N].
-        tokens: int32 [B, N, L], right before EOS.
+        tokens: int32 [B, N, L], of which those before EOS count.
         lengths: int32 [B, N], EOS included.
     """
 
@@ -50,26 +50,26 @@ class Finished(NamedTuple):
 
 
 def none_finished(tokens: Tensor, count: int) -> Finished:
-    """Returns N = `count` places for translations of the length of tokens [B, W, L]."""
-    rows, _, length = tf.unstack(tf.shape(tokens))
-    none = tf.zeros([rows, count, length], tf.int32)
+    """Returns N = `count` translations that do not exist, as long as tokens [B, W, L]."""
+    batch_size, _, length = tf.unstack(tf.shape(tokens))
+    no_tokens = tf.zeros([batch_size, count, length], tf.int32)
     return Finished(
-        scores=tf.fill([rows, count], -float("inf")),
-        log_probs=tf.zeros([rows, count]),
-        tokens=tf.ensure_shape(none, [None, count, tokens.shape[2]]),
-        lengths=tf.zeros([rows, count], tf.int32),
+        scores=tf.fill([batch_size, count], -float("inf")),
+        log_probs=tf.zeros([batch_size, count]),
+        tokens=tf.ensure_shape(no_tokens, [None, count, tokens.shape[2]]),
+        lengths=tf.zeros([batch_size, count], tf.int32),
     )
 
 
 def best_of(parts: Sequence[Finished], count: int) -> Finished:
-    """Returns the `count` best translations of several lots, those of earlier lots among equals."""
-    every = Finished(*(tf.concat(part, axis=1) for part in zip(*parts, strict=True)))
-    _, index = tf.math.top_k(every.scores, count)  # [B, count]
-    return Finished(*(tf.gather(part, index, batch_dims=1) for part in every))
+    """Returns the `count` best translations of all parts; among equals that of an earlier part."""
+    merged = Finished(*(tf.concat(fields, axis=1) for fields in zip(*parts, strict=True)))
+    _, index = tf.math.top_k(merged.scores, count)  # [B, count]
+    return Finished(*(tf.gather(field, index, batch_dims=1) for field in merged))
 
 
 def make_hypotheses(finished: Finished, spec: SearchSpec) -> Hypotheses:
-    """Puts EOS and PAD behind the tokens and replaces what is not finite."""
+    """Appends EOS and PAD to the tokens and replaces infinite scores."""
     exists = tf.math.is_finite(finished.scores)
     lengths = tf.where(exists, finished.lengths, 0)
     positions = spec.positions()

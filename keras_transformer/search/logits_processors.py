@@ -1,28 +1,28 @@
-"""Rules of search: each takes the logits of the next tokens and changes or forbids some of them.
+"""Functions on the logits of the next tokens, which constraints and sampling are made of.
 
-Each option has an entry for each sentence, and a neutral value at which the logits stay as they
-are bit for bit; where no sentence of a batch asks for a rule, it costs next to nothing. What a
-rule forbids is at -inf. Rules only ever forbid: a hypothesis to which they leave no token at all
-has only -inf.
+Each parameter has an entry for each sentence, and a neutral value at which the logits stay as they
+are bit for bit; where it is neutral for a whole batch, the function costs next to nothing. What is
+forbidden is at -inf.
 
-Shapes: B sentences, W hypotheses a sentence, V vocabulary, L tokens that there is room for, N
-ids that a rule names. An option of shape [1] holds for all sentences. V and W are static.
-`tokens` are int32 [B, W, L], what each hypothesis has so far without BOS, PAD from `time` on;
-`time` is int32 []; `logits` are float32 [B, W, V].
+Shapes: B sentences, W hypotheses a sentence, V vocabulary, L longest result, N ids. A parameter of
+shape [1] holds for all sentences. V and W are static. `tokens` are int32 [B, W, L], what each
+hypothesis has so far without BOS, PAD from `time` on; `time` is int32 []; `logits` are float32
+[B, W, V].
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 
 from keras_transformer.config import PAD_ID
 from keras_transformer.decoding import Tensor
-from keras_transformer.search.top_k import top_k as most_probable
+from keras_transformer.search.top_k import top_k as find_top_k
 
 FORBIDDEN = -float("inf")
 
 _LOWEST_TEMPERATURE = 1e-6  # below it logits might overflow; samples are the best tokens by then
-_FEW = 256  # candidates that nearly always hold all that sampling keeps
+_FEW = 256  # candidates, which nearly always hold all that sampling keeps
 
 
 def apply_temperature(logits: Tensor, temperature: Tensor) -> Tensor:
@@ -35,13 +35,14 @@ def apply_temperature(logits: Tensor, temperature: Tensor) -> Tensor:
 
 
 def penalize_repetition(logits: Tensor, tokens: Tensor, penalty: Tensor) -> Tensor:
-    """Makes less probable what a hypothesis has already (Keskar et al. 2019, 4.1).
+    """Makes tokens less probable that a hypothesis has already (Keskar et al. 2019, 4.1).
 
-    They divide negative logits too, which makes those more probable.
+    Their logits are divided by the penalty where positive and multiplied by it where negative,
+    once however often they occur. The paper divides negative ones too, which would make these
+    more probable.
 
     Args:
-        logits: of the next tokens. Those of tokens in the hypothesis are divided by the penalty
-            where positive and multiplied by it where negative, once however often they occur.
+        logits: of the next tokens.
         tokens: of the hypotheses.
         penalty: float32 [B], above 0; 1 is neutral. Below 1 it rewards repetition.
     """
@@ -52,42 +53,40 @@ def penalize_repetition(logits: Tensor, tokens: Tensor, penalty: Tensor) -> Tens
         new = tf.where(old > 0, old / factor, old * factor)
         new = tf.where(tokens == PAD_ID, old, new)
         # A token that occurs twice is written twice, with the same value.
-        return tf.tensor_scatter_nd_update(logits, _places(tokens), new)
+        return tf.tensor_scatter_nd_update(logits, _indices(tokens), new)
 
     return if_any(penalty != 1.0, penalized, logits)
 
 
 def forbid_repeated_ngrams(logits: Tensor, tokens: Tensor, time: Tensor, size: Tensor) -> Tensor:
-    """Forbids tokens that would complete a sequence which the hypothesis has already.
-
-    Used by Paulus et al. 2018, 2.5, with sequences of 3 tokens.
+    """Forbids tokens that would repeat an n-gram of the hypothesis (Paulus et al. 2018, 2.5).
 
     Args:
         logits: of the next tokens.
         tokens: of the hypotheses.
         time: tokens that each hypothesis has.
-        size: int32 [B], tokens of a sequence that may not occur twice; 0 is neutral.
+        size: int32 [B], n; 0 is neutral.
     """
 
     def changed() -> Tensor:
         sizes = size[:, None, None]
         past = recent_tokens(tokens, time, tf.shape(tokens)[2])  # [B, W, L]
 
-        def compare(distance: Tensor, earlier: Tensor, is_alike: Tensor) -> tuple[Tensor, ...]:
-            # What is `distance` before the next token, and before each token of the past.
+        def compare(distance: Tensor, earlier: Tensor, matches: Tensor) -> tuple[Tensor, ...]:
+            # The tokens `distance` before the next token and before each token of the past.
             latest = earlier[..., -1:]  # [B, W, 1]
             earlier = shift_right(earlier)  # [B, W, L]
             is_same = tf.equal(earlier, latest) & (latest != PAD_ID)
-            return distance + 1, earlier, is_alike & (is_same | (distance >= sizes))
+            return distance + 1, earlier, matches & (is_same | (distance >= sizes))
 
-        # No sequence of more than `time` tokens can have occurred: a huge size costs no more.
+        # No n-gram of more than `time` tokens can have occurred: a huge n costs no more.
         furthest = tf.minimum(tf.reduce_max(size), time + 1)
-        *_, is_alike = tf.while_loop(
+        *_, matches = tf.while_loop(
             lambda distance, *_: distance < furthest,
             compare,
             (1, past, (past != PAD_ID) & (sizes > 0)),
         )
-        return forbid(logits, past, is_alike)
+        return forbid(logits, past, matches)
 
     return if_any(size > 0, changed, logits)
 
@@ -95,15 +94,15 @@ def forbid_repeated_ngrams(logits: Tensor, tokens: Tensor, time: Tensor, size: T
 def force_prefix(logits: Tensor, time: Tensor, prefix: Tensor, restricted: Tensor) -> Tensor:
     """Forbids all but the next token of the prefix, for as long as it lasts.
 
-    The allowed logit keeps its value, so a search can count the prefix at its true probability.
+    The allowed logit keeps its value, so the prefix counts at its true probability.
 
     Args:
         logits: of the next tokens.
         time: tokens that each hypothesis has.
         prefix: int32 [B, P], what each translation starts with, then PAD; nothing but PAD is
             neutral. It must not be longer than the translation may be.
-        restricted: what other rules left of the logits: returned where no prefix lasts. While one
-            does, the other rules do not hold.
+        restricted: the logits under other constraints, returned where there is no prefix or it
+            has ended.
     """
     length = tf.shape(prefix)[1]
     prefix = tf.pad(prefix, [[0, 0], [0, 1]], constant_values=PAD_ID)
@@ -117,29 +116,28 @@ def force_prefix(logits: Tensor, time: Tensor, prefix: Tensor, restricted: Tenso
 def keep_most_probable(logits: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     """Forbids all but the most probable tokens, for sampling.
 
-    First the `top_k` most probable tokens are kept (Fan et al. 2018). Of these, the fewest whose
-    share of their probability reaches `top_p` are kept, the one that reaches it included (nucleus
-    sampling, Holtzman et al. 2020, 3.1). Of equally probable tokens the lower id comes first. At
-    least one token is kept.
+    First the `top_k` most probable tokens are kept (Fan et al. 2018), then of these the fewest
+    that together have `top_p` of their probability (nucleus sampling, Holtzman et al. 2020, 3.1).
+    Of equally probable tokens the lower id comes first. At least one token is kept.
 
     Args:
         logits: of the next tokens.
         top_k: int32 [B]; 0 is neutral.
         top_p: float32 [B], a probability; 1 is neutral.
     """
-    is_asked = ((top_k > 0) | (top_p < 1.0))[:, None, None]
+    is_filtered = ((top_k > 0) | (top_p < 1.0))[:, None, None]
 
     def changed() -> Tensor:
         # Sorting the vocabulary takes long: first see whether few candidates are enough.
         kept, is_sure = _keep_among(logits, min(_FEW, logits.shape[-1]), top_k, top_p)
         kept = tf.cond(
-            tf.reduce_all(is_sure | ~is_asked),
+            tf.reduce_all(is_sure | ~is_filtered),
             lambda: kept,
             lambda: tf.where(is_sure, kept, _keep_among(logits, logits.shape[-1], top_k, top_p)[0]),
         )
-        return tf.where(is_asked, kept, logits)
+        return tf.where(is_filtered, kept, logits)
 
-    return if_any(is_asked, changed, logits)
+    return if_any(is_filtered, changed, logits)
 
 
 def _keep_among(logits: Tensor, count: int, top_k: Tensor, top_p: Tensor) -> tuple[Tensor, Tensor]:
@@ -150,7 +148,7 @@ def _keep_among(logits: Tensor, count: int, top_k: Tensor, top_p: Tensor) -> tup
     size = logits.shape[-1]
     limit = tf.where(top_k > 0, tf.minimum(top_k, size), size)[:, None, None]
     share = top_p[:, None, None]
-    best, ids = most_probable(logits, count)  # [B, W, count]
+    best, ids = find_top_k(logits, count)  # [B, W, count]
     largest = best[..., :1]
     weights = tf.where(tf.range(count) < limit, tf.exp(best - largest), 0.0)
     all_weights = tf.reduce_sum(tf.exp(logits - largest), axis=-1, keepdims=True)
@@ -162,15 +160,15 @@ def _keep_among(logits: Tensor, count: int, top_k: Tensor, top_p: Tensor) -> tup
     return keep_only(logits, ids, is_kept), is_sure
 
 
-def if_any(is_asked: Tensor, changed: Callable[[], Tensor], logits: Tensor) -> Tensor:
-    """Returns `changed()` where `is_asked` is True anywhere, else the logits as they are."""
-    return tf.cond(tf.reduce_any(is_asked), changed, lambda: logits)
+def if_any(condition: Tensor, changed: Callable[[], Any], unchanged: Any) -> Any:
+    """Returns `changed()` where the condition is True anywhere, else `unchanged`; both nests."""
+    return tf.cond(tf.reduce_any(condition), changed, lambda: unchanged)
 
 
 def forbid(logits: Tensor, ids: Tensor, chosen: Tensor) -> Tensor:
     """Forbids ids [B, W, N] where `chosen` is True, a bool that broadcasts with them."""
     bounds = tf.where(chosen, FORBIDDEN, tf.fill(tf.shape(ids), -FORBIDDEN))
-    return tf.tensor_scatter_nd_min(logits, _places(ids), bounds)
+    return tf.tensor_scatter_nd_min(logits, _indices(ids), bounds)
 
 
 def keep_only(logits: Tensor, ids: Tensor, chosen: Tensor) -> Tensor:
@@ -179,11 +177,11 @@ def keep_only(logits: Tensor, ids: Tensor, chosen: Tensor) -> Tensor:
     ids = tf.broadcast_to(ids, shape)
     kept = tf.where(chosen, tf.gather(logits, ids, batch_dims=2), FORBIDDEN)
     nothing = tf.fill(tf.shape(logits), FORBIDDEN)
-    return tf.tensor_scatter_nd_max(nothing, _places(ids), kept)
+    return tf.tensor_scatter_nd_max(nothing, _indices(ids), kept)
 
 
 def recent_tokens(tokens: Tensor, time: Tensor, count: Tensor) -> Tensor:
-    """Returns the last `count` tokens of each hypothesis, [B, W, count]; shorter ones follow PAD.
+    """Returns the last `count` tokens of each hypothesis, [B, W, count]; PAD precedes the first.
 
     Example:
         >>> recent_tokens(tf.constant([[[7, 8, 9, 0]]]), time=3, count=2).numpy().tolist()
@@ -194,13 +192,13 @@ def recent_tokens(tokens: Tensor, time: Tensor, count: Tensor) -> Tensor:
 
 
 def shift_right(values: Tensor) -> Tensor:
-    """Moves the entries of the last dimension one place to the right; 0 or False comes in."""
+    """Shifts the last dimension right by one; 0 or False comes in."""
     paddings = [[0, 0]] * (values.shape.rank - 1) + [[1, 0]]
     return tf.pad(values, paddings)[..., :-1]
 
 
-def _places(ids: Tensor) -> Tensor:
-    """Returns where in logits [B, W, V] the ids [B, W, N] stand, int32 [B, W, N, 3]."""
+def _indices(ids: Tensor) -> Tensor:
+    """Returns the indices of ids [B, W, N] in logits [B, W, V], int32 [B, W, N, 3]."""
     sentences = tf.range(tf.shape(ids)[0])[:, None, None]
     hypotheses = tf.range(tf.shape(ids)[1])[None, :, None]
     zeros = tf.zeros_like(ids)

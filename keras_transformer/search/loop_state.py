@@ -1,9 +1,9 @@
-"""What a search is asked: the arguments, checked and in the form that a step needs.
+"""What a search loop works on: its fixed parameters, the inputs of each sentence, and its state.
 
-Shapes: B sentences, W hypotheses a sentence, L the longest length of a result.
+Shapes: B sentences, W hypotheses a sentence, L longest result, V vocabulary.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -11,31 +11,8 @@ import tensorflow as tf
 from keras_transformer.config import EOS_ID, PAD_ID
 from keras_transformer.decoding import DecodingState, StepFunction, Tensor
 from keras_transformer.errors import InputError
-from keras_transformer.search.constraints import Constraints
-
-
-class SentenceInputs(NamedTuple):
-    """What each sentence asks for, the same at every step; a nest of tensors [B, ...].
-
-    Attributes:
-        context: the model's loop_state of the source sentences.
-        bos_ids: int32 [B], read before the first token.
-        barred_ids: int32 [B], never generated: BOS, or PAD again where that is EOS.
-        max_lengths: int32 [B], tokens a translation may have before EOS; 0 or more.
-        alpha: float32 [B], exponent of the length penalty.
-        beta: float32 [B], weight of the coverage penalty.
-        constraints: see `Constraints.given`.
-        options: what one kind of search wants to know besides, by name.
-    """
-
-    context: Any
-    bos_ids: Tensor
-    barred_ids: Tensor
-    max_lengths: Tensor
-    alpha: Tensor
-    beta: Tensor
-    constraints: dict[str, Tensor]
-    options: dict[str, Tensor]
+from keras_transformer.search.constraints import Constraint
+from keras_transformer.search.decode_loop import cache_capacities
 
 
 class SearchSpec(NamedTuple):
@@ -43,40 +20,69 @@ class SearchSpec(NamedTuple):
 
     Attributes:
         step: the model.
-        shared: what the model has for all sentences.
-        num_hypotheses: W, that the model reads at once.
-        length: int or int32 [], L: the largest of the max lengths, and one for EOS.
-        capacities: where shapes must be known, as XLA wants it, what `stages` gives; else empty.
-        eos_id, pad_id: the tokens that complete a translation and that fill up after it.
+        shared: the part of the model's state that serves all sentences.
+        num_hypotheses: W.
+        result_length: int or int32 [], L: the largest of the max lengths, and one for EOS.
+        capacities: of the KV cache, see `cache_capacities`, where shapes must be known before the
+            graph runs; else empty.
+        constraints: those with `overrides` last.
+        eos_id, pad_id: the tokens that complete a translation and that follow it.
     """
 
     step: StepFunction
     shared: Any
     num_hypotheses: int
-    length: Tensor
+    result_length: Tensor
     capacities: tuple[int, ...]
+    constraints: tuple[Constraint, ...]
     eos_id: int
     pad_id: int
 
     def positions(self) -> Tensor:
-        """Returns the numbers of a result's tokens, int32 [L]."""
-        return tf.range(self.length)
+        """Returns the positions of a result's tokens, int32 [L]."""
+        return tf.range(self.result_length)
+
+
+class SentenceInputs(NamedTuple):
+    """What differs from sentence to sentence, the same at every step; a nest of tensors [B, ...].
+
+    Attributes:
+        context: the part of the model's state that belongs to the source sentences.
+        bos_ids: int32 [B], read before the first token.
+        forbidden_ids: int32 [B], never generated: BOS, or PAD where BOS is EOS.
+        max_lengths: int32 [B], tokens a translation may have before EOS; 0 or more.
+        alpha: float32 [B], exponent of the length penalty.
+        beta: float32 [B], weight of the coverage penalty.
+        constraints: the inputs of each constraint.
+        options: parameters of one kind of search only, by name.
+    """
+
+    context: Any
+    bos_ids: Tensor
+    forbidden_ids: Tensor
+    max_lengths: Tensor
+    alpha: Tensor
+    beta: Tensor
+    constraints: tuple[Any, ...]
+    options: dict[str, Tensor]
 
 
 class LoopState(NamedTuple):
-    """What the model remembers of open hypotheses, and how they came about.
+    """Open hypotheses and what is remembered of them; changes at every step.
 
     Attributes:
         ids: int32 [B, W], the newest tokens, not yet read by the model.
         tokens: int32 [B, W, L], all of them, PAD where there is none yet; BOS is not among them.
         ancestors: int32 [B, W, L], see `DecodingState`; -1 where there is no token yet.
         model: the changing parts of the model's `DecodingState`, by name.
+        constraints: the state of each constraint.
     """
 
     ids: Tensor
     tokens: Tensor
     ancestors: Tensor
     model: dict[str, Any]
+    constraints: tuple[Any, ...]
 
 
 def prepare_search(
@@ -88,16 +94,16 @@ def prepare_search(
     max_lengths: Tensor,
     length_penalty: Tensor,
     coverage_penalty: Tensor = 0.0,
-    constraints: Constraints | None = None,
-    longest: int | None = None,
+    constraints: Sequence[Constraint] = (),
+    max_length_bound: int | None = None,
     eos_id: int = EOS_ID,
     pad_id: int = PAD_ID,
-    own: Mapping[str, Tensor] | None = None,
+    options: Mapping[str, Tensor] | None = None,
 ) -> tuple[SearchSpec, SentenceInputs, LoopState]:
-    """Returns the arguments of a search in the form that its steps need.
+    """Returns the arguments of a search in the form that its loop needs.
 
-    Those that may be one number for all sentences become [B]. What one kind of search wants to
-    know besides is `own`, and becomes `SentenceInputs.options`.
+    `options` are the parameters of one kind of search only; the other arguments are those of
+    `beam_search`.
 
     Raises:
         InputError: EOS and PAD are the same token.
@@ -105,64 +111,44 @@ def prepare_search(
     if eos_id == pad_id:
         raise InputError(f"eos_id and pad_id must differ, both are {eos_id}; give PAD its own id")
     bos_ids = tf.cast(bos_ids, tf.int32)
+    batch_size = tf.shape(bos_ids)[0]
     max_lengths = tf.maximum(tf.cast(max_lengths, tf.int32), 0)
-    if longest is None:
-        length = tf.maximum(tf.reduce_max(max_lengths), 0) + 1  # 1 where B = 0
+    if max_length_bound is None:
+        result_length = tf.maximum(tf.reduce_max(max_lengths), 0) + 1  # 1 where B = 0
     else:
-        max_lengths = tf.minimum(max_lengths, longest)
-        length = longest + 1
-
-    def one_each(value: Tensor, dtype: Any = tf.float32) -> Tensor:
-        return tf.broadcast_to(tf.reshape(tf.cast(value, dtype), [-1]), tf.shape(bos_ids))
-
+        max_lengths = tf.minimum(max_lengths, max_length_bound)
+        result_length = max_length_bound + 1
+    ordered = tuple(sorted(constraints, key=lambda constraint: constraint.overrides))
     inputs = SentenceInputs(
         context=state.context,
         bos_ids=bos_ids,
         # Some models start with EOS, and EOS must remain allowed.
-        barred_ids=tf.where(bos_ids == eos_id, pad_id, bos_ids),
+        forbidden_ids=tf.where(bos_ids == eos_id, pad_id, bos_ids),
         max_lengths=max_lengths,
-        alpha=one_each(length_penalty),
-        beta=one_each(coverage_penalty),
-        constraints=(constraints or Constraints()).given(),
-        options={name: one_each(value, value.dtype) for name, value in (own or {}).items()},
+        alpha=for_each_sentence(tf.cast(length_penalty, tf.float32), batch_size),
+        beta=for_each_sentence(tf.cast(coverage_penalty, tf.float32), batch_size),
+        constraints=for_each_sentence(tuple(each.inputs for each in ordered), batch_size),
+        options=for_each_sentence(dict(options or {}), batch_size),
     )
+    capacities = () if max_length_bound is None else cache_capacities(max_length_bound)
     spec = SearchSpec(
-        step,
-        state.shared,
-        num_hypotheses,
-        length,
-        () if longest is None else stages(longest),
-        eos_id,
-        pad_id,
+        step, state.shared, num_hypotheses, result_length, capacities, ordered, eos_id, pad_id
     )
-    shape = (tf.shape(bos_ids)[0], num_hypotheses, length)
-    model = {"recurrent_state": state.recurrent_state, "kv_cache": state.kv_cache}
-    if state.coverage is not None:
-        model["coverage"] = state.coverage
-    loop_state = LoopState(
-        ids=tf.repeat(bos_ids[:, None], num_hypotheses, axis=1),
-        tokens=_fill(shape, pad_id, num_hypotheses, spec),
-        ancestors=_fill(shape, -1, num_hypotheses, spec),
-        model=model,
-    )
-    return spec, inputs, loop_state
+    return spec, inputs, _empty_hypotheses(spec, inputs, state)
 
 
-def stages(longest: int) -> tuple[int, ...]:
-    """Returns for how many tokens a model's state of fixed capacity has room, stage by stage.
+def for_each_sentence(values: Any, batch_size: Tensor) -> Any:
+    """Returns a nest whose leaves are [B, ...]; those of shape [] or [1, ...] are repeated."""
 
-    The first is the capacity that a search wants of `encode`; each next one is twice as large, and
-    the last has room for `longest` tokens and EOS.
+    def repeat(value: Tensor) -> Tensor:
+        value = tf.convert_to_tensor(value)
+        if value.shape.rank == 0:
+            value = value[None]
+        if value.shape.rank is None or value.shape[0] != 1:
+            return value
+        return tf.broadcast_to(value, tf.concat([[batch_size], tf.shape(value)[1:]], axis=0))
 
-    Args:
-        longest: the most tokens that a translation may have before EOS.
-    """
-    capacities = []
-    capacity = 16
-    while capacity * 3 <= (longest + 1) * 2:  # a last stage that is hardly larger is not worth it
-        capacities.append(capacity)
-        capacity *= 2
-    return (*capacities, longest + 1)
+    return tf.nest.map_structure(repeat, values)
 
 
 def read(
@@ -175,7 +161,7 @@ def read(
     """Has the model read the newest tokens.
 
     Returns:
-        float32 logits [B, W, V], and the loop_state with what the model remembers now.
+        float32 logits [B, W, V] of the next tokens, and the state after reading.
     """
     is_now = spec.positions() == time  # [L]
     ancestors = tf.where(is_now, tf.range(spec.num_hypotheses)[:, None], loop_state.ancestors)
@@ -193,35 +179,44 @@ def read(
 
 
 def extend(
-    spec: SearchSpec, loop_state: LoopState, ids: Tensor, parents: Tensor | None, time: Tensor
+    spec: SearchSpec,
+    inputs: SentenceInputs,
+    loop_state: LoopState,
+    ids: Tensor,
+    parents: Tensor | None,
+    time: Tensor,
 ) -> LoopState:
     """Adds a token to each hypothesis.
 
     Args:
-        spec: what is searched for.
+        spec, inputs: of the search.
         loop_state: after `read`.
         ids: int32 [B, W], the tokens.
         parents: int32 [B, W], the hypotheses that they continue; None where each its own.
         time: int32 [], tokens that the hypotheses have.
     """
-    tokens, ancestors, model = loop_state.tokens, loop_state.ancestors, loop_state.model
     if parents is not None:
+        kept = {name: part for name, part in loop_state.model.items() if name != "kv_cache"}
+        reordered = (loop_state.tokens, loop_state.ancestors, kept, loop_state.constraints)
+        tokens, ancestors, kept, states = tf.nest.map_structure(
+            lambda leaf: tf.gather(leaf, parents, batch_dims=1), reordered
+        )
+        loop_state = LoopState(ids, tokens, ancestors, loop_state.model | kept, states)
+    return loop_state._replace(
+        ids=ids,
+        tokens=tf.where(spec.positions() == time, ids[..., None], loop_state.tokens),
+        constraints=tuple(
+            constraint.update(state, ids, its_inputs)
+            for constraint, state, its_inputs in zip(
+                spec.constraints, loop_state.constraints, inputs.constraints, strict=True
+            )
+        ),
+    )
 
-        def reorder(leaf: Tensor) -> Tensor:
-            return tf.gather(leaf, parents, batch_dims=1)
 
-        tokens, ancestors = reorder(tokens), reorder(ancestors)
-        model = {
-            name: part if name == "kv_cache" else tf.nest.map_structure(reorder, part)
-            for name, part in model.items()
-        }
-    tokens = tf.where(spec.positions() == time, ids[..., None], tokens)
-    return LoopState(ids, tokens, ancestors, model)
-
-
-def widen(loop_state: LoopState, capacity: int, wanted: int) -> LoopState:
-    """Gives the model's kv_cache room for `wanted` tokens in place of `capacity`."""
-    missing = (wanted - capacity) * loop_state.ids.shape[1]
+def grow_cache(loop_state: LoopState, capacity: int, new_capacity: int) -> LoopState:
+    """Gives the model's KV cache room for `new_capacity` tokens in place of `capacity`."""
+    missing = (new_capacity - capacity) * loop_state.ids.shape[1]
 
     def pad(leaf: Tensor) -> Tensor:
         paddings = [[0, 0]] * (leaf.shape.rank - 2) + [[0, missing], [0, 0]]
@@ -231,6 +226,24 @@ def widen(loop_state: LoopState, capacity: int, wanted: int) -> LoopState:
     return loop_state._replace(model=loop_state.model | {"kv_cache": kv_cache})
 
 
-def _fill(shape: Any, value: int, num_hypotheses: int, spec: SearchSpec) -> Tensor:
-    length = spec.length if spec.capacities else None
-    return tf.ensure_shape(tf.fill(shape, value), [None, num_hypotheses, length])
+def _empty_hypotheses(spec: SearchSpec, inputs: SentenceInputs, state: DecodingState) -> LoopState:
+    """Returns the state before the first step."""
+    length = spec.result_length if spec.capacities else None  # static or unknown
+
+    def fill(value: int) -> Tensor:
+        shape = (tf.shape(inputs.bos_ids)[0], spec.num_hypotheses, spec.result_length)
+        return tf.ensure_shape(tf.fill(shape, value), [None, spec.num_hypotheses, length])
+
+    model = {"recurrent_state": state.recurrent_state, "kv_cache": state.kv_cache}
+    if state.coverage is not None:
+        model["coverage"] = state.coverage
+    return LoopState(
+        ids=tf.repeat(inputs.bos_ids[:, None], spec.num_hypotheses, axis=1),
+        tokens=fill(spec.pad_id),
+        ancestors=fill(-1),
+        model=model,
+        constraints=tuple(
+            constraint.initial_state(its_inputs, spec.num_hypotheses)
+            for constraint, its_inputs in zip(spec.constraints, inputs.constraints, strict=True)
+        ),
+    )

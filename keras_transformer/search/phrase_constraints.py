@@ -1,13 +1,11 @@
 """Phrases that a translation must not have, and phrases that it must have.
 
-A hypothesis can be followed on its way through each required phrase. Beam search gives places to
-hypotheses of every degree of progress ("banks"), so that those which write a phrase are not lost
-to more probable ones which put it off (Post and Vilar 2018; Hu et al. 2019).
+Each hypothesis is followed on its way through every phrase by the automaton of Knuth, Morris and
+Pratt 1977: one number a phrase, whatever the length of the hypothesis.
 
-Shapes: B sentences, W hypotheses a sentence, V vocabulary, L tokens that there is room for, P
-phrases a sentence, M tokens of the longest phrase, N recent tokens, C candidates. `phrases` are
-int32 [B, P, M] or, the same for all sentences, [1, P, M], each followed by PAD; a phrase of
-nothing but PAD means nothing. The rest is as in `rules`.
+Shapes: B sentences, W hypotheses a sentence (or candidates), V vocabulary, P phrases a sentence, M
+tokens of the longest phrase. Phrases are int32 [B, P, M], or [1, P, M] where they are the same for
+all sentences, each followed by PAD; one of nothing but PAD is neutral.
 """
 
 from typing import NamedTuple
@@ -16,181 +14,230 @@ import tensorflow as tf
 
 from keras_transformer.config import PAD_ID
 from keras_transformer.decoding import Tensor
-from keras_transformer.search.logits_processors import (
-    FORBIDDEN,
-    forbid,
-    if_any,
-    keep_only,
-    recent_tokens,
-    shift_right,
-)
+from keras_transformer.search.constraints import Constraint, OpenHypotheses, ProgressConstraint
+from keras_transformer.search.logits_processors import forbid, if_any, keep_only
 
 
-class Progress(NamedTuple):
-    """How far hypotheses are with the phrases that they must have.
+class Phrases(NamedTuple):
+    """Phrases as automata, each with the states 0 to M: tokens of the phrase that match.
 
     Attributes:
-        met: bool [B, W, P], whether the phrase is there, wherever; True where it is empty.
-        partial: int32 [B, W, P], how many of the phrase's tokens were written last: the longest
-            end of the hypothesis that begins the phrase but does not complete it.
-        bank: int32 [B, W], tokens of phrases that are done: all tokens of those that are met,
-            and the largest `partial` of the others.
-        needed: int32 [B, W], tokens that complete all phrases, written one after the other,
-            beginning with that of the largest `partial`. Phrases that overlap may take fewer.
-        next_ids: int32 [B, W, P], the token that goes on with the phrase; PAD where it is met.
+        ids: int32 [B, P * (M + 1)], for each state the token that comes next; PAD at the end.
+        fallbacks: int32 [B, P * (M + 1)], for each state the one to try where that token does
+            not come: the longest proper suffix of what matches that begins the phrase.
+        first: int32 [B, P], where the states of each phrase begin in these.
+        lengths: int32 [B, P].
+    """
+
+    ids: Tensor
+    fallbacks: Tensor
+    first: Tensor
+    lengths: Tensor
+
+
+class PhraseState(NamedTuple):
+    """How far hypotheses are with each required phrase.
+
+    Attributes:
+        met: bool [B, W, P], whether they have it anywhere; True where it is empty.
+        partial: int32 [B, W, P], how many of its tokens they end with: the longest suffix that
+            begins the phrase but does not complete it.
     """
 
     met: Tensor
     partial: Tensor
+
+
+class Progress(NamedTuple):
+    """What follows from a `PhraseState`.
+
+    Attributes:
+        best_partial: int32 [B, W], the largest `partial` of a phrase that is not met.
+        bank: int32 [B, W], tokens of phrases that are done: all tokens of those that are met,
+            and `best_partial`.
+        needed: int32 [B, W], tokens that complete all phrases, written one after the other,
+            beginning with that of the largest `partial`. Phrases that overlap may take fewer.
+        next_ids: int32 [B, W, P], the token that continues the phrase; PAD where it is met.
+    """
+
+    best_partial: Tensor
     bank: Tensor
     needed: Tensor
     next_ids: Tensor
 
 
-def forbid_phrases(logits: Tensor, tokens: Tensor, time: Tensor, phrases: Tensor) -> Tensor:
-    """Forbids the last token of each phrase whose other tokens were written last.
+class BannedPhrases(Constraint):
+    """No translation has any of the phrases.
 
     Args:
-        logits: float32 [B, W, V] of the next tokens.
-        tokens: int32 [B, W, L] of the hypotheses.
-        time: int32 [], tokens that each hypothesis has.
-        phrases: that no translation may have.
+        phrases: int32 [B, P, M].
     """
 
-    def changed() -> Tensor:
-        _, partial = _match(recent_tokens(tokens, time, tf.shape(phrases)[2]), phrases)
-        lengths = _lengths(phrases)  # [B, 1, P]
-        is_last = (lengths > 0) & (partial == lengths - 1)
-        return forbid(logits, _next_ids(phrases, partial), is_last)
+    def __init__(self, phrases: Tensor) -> None:
+        self.inputs = _make_automata(phrases)
 
-    return if_any(phrases != PAD_ID, changed, logits)
+    def initial_state(self, inputs: Phrases, num_hypotheses: int) -> Tensor:
+        return _zeros(inputs, num_hypotheses)
+
+    def update(self, state: Tensor, ids: Tensor, inputs: Phrases) -> Tensor:
+        def advanced() -> Tensor:
+            return _advance(inputs, state, ids[..., None])[1]
+
+        return if_any(inputs.lengths > 0, advanced, state)
+
+    def restrict(self, allowed: Tensor, hypotheses: OpenHypotheses) -> Tensor:
+        phrases, partial = hypotheses.inputs, hypotheses.state
+
+        def restricted() -> Tensor:
+            lengths = phrases.lengths[:, None]  # [B, 1, P]
+            is_last = (lengths > 0) & (partial == lengths - 1)
+            return forbid(allowed, _look_up(phrases.ids, phrases, partial), is_last)
+
+        return if_any(phrases.lengths > 0, restricted, allowed)
 
 
-def phrase_progress(tokens: Tensor, time: Tensor, phrases: Tensor) -> Progress:
-    """Returns how far each hypothesis is with the phrases that it must have.
+class RequiredPhrases(ProgressConstraint):
+    """Every translation has all phrases, in any order (Post and Vilar 2018; Hu et al. 2019).
 
-    One occurrence meets a phrase, also where that is given twice or is part of another phrase.
+    That holds whenever the maximum length is at least the sum of their lengths and no other
+    constraint forbids their tokens. One occurrence meets a phrase, also where that is given twice
+    or is part of another one.
+
+    Args:
+        phrases: int32 [B, P, M].
     """
-    past = recent_tokens(tokens, time, tf.shape(tokens)[2])
-    met, partial = _match(past, phrases)
-    lengths = tf.broadcast_to(_lengths(phrases), tf.shape(met))
-    done = tf.reduce_sum(tf.where(met, lengths, 0), axis=-1)
-    best = _best_partial(met, partial)
+
+    def __init__(self, phrases: Tensor) -> None:
+        self.inputs = _make_automata(phrases)
+
+    def initial_state(self, inputs: Phrases, num_hypotheses: int) -> PhraseState:
+        zeros = _zeros(inputs, num_hypotheses)
+        return PhraseState((zeros == 0) & (inputs.lengths == 0)[:, None], zeros)
+
+    def update(self, state: PhraseState, ids: Tensor, inputs: Phrases) -> PhraseState:
+        def advanced() -> PhraseState:
+            is_complete, partial = _advance(inputs, state.partial, ids[..., None])
+            return PhraseState(state.met | is_complete, partial)
+
+        return if_any(inputs.lengths > 0, advanced, state)
+
+    def bank(self, state: PhraseState, inputs: Phrases) -> Tensor:
+        return phrase_progress(state, inputs).bank
+
+    def next_ids(self, hypotheses: OpenHypotheses) -> Tensor:
+        return phrase_progress(hypotheses.state, hypotheses.inputs).next_ids
+
+    def restrict(self, allowed: Tensor, hypotheses: OpenHypotheses) -> Tensor:
+        """Forbids what would leave a phrase unwritten.
+
+        EOS is forbidden while a phrase is not met. Where so few tokens are left that losing what
+        is begun of a phrase might leave too few, only the next token of the furthest phrase is
+        allowed. A hypothesis of the maximum length may end in any case.
+        """
+        met, partial = hypotheses.state
+        left = (hypotheses.max_lengths - hypotheses.time)[:, None]  # [B, 1]
+        is_unmet = tf.reduce_any(~met, axis=-1) & (left > 0)  # [B, W]
+
+        def restricted() -> Tensor:
+            progress = phrase_progress(hypotheses.state, hypotheses.inputs)
+            best = progress.best_partial
+            # Any other token takes one of those left, and may lose the `best` that are written.
+            must_continue = is_unmet & (left <= progress.needed + best)
+            is_best = ~met & (partial == best[..., None])  # [B, W, P]
+            eos_ids = tf.fill(tf.shape(is_unmet[..., None]), hypotheses.eos_id)
+            return tf.where(
+                must_continue[..., None],
+                keep_only(allowed, progress.next_ids, is_best),
+                forbid(allowed, eos_ids, is_unmet[..., None]),
+            )
+
+        return if_any(is_unmet, restricted, allowed)
+
+
+def phrase_progress(state: PhraseState, phrases: Phrases) -> Progress:
+    """Returns how far hypotheses are with all phrases together."""
+    lengths = phrases.lengths[:, None]  # [B, 1, P]
+    done = tf.reduce_sum(tf.where(state.met, lengths, 0), axis=-1)
+    best = tf.reduce_max(tf.where(state.met, 0, state.partial), axis=-1)
+    best = tf.maximum(best, 0)  # also where P = 0
     return Progress(
-        met=met,
-        partial=partial,
+        best_partial=best,
         bank=done + best,
         needed=tf.reduce_sum(lengths, axis=-1) - done - best,
-        next_ids=tf.where(met, PAD_ID, _next_ids(phrases, partial)),
+        next_ids=tf.where(state.met, PAD_ID, _look_up(phrases.ids, phrases, state.partial)),
     )
 
 
-def require_phrases(
-    logits: Tensor, progress: Progress, time: Tensor, max_lengths: Tensor, eos_id: int
-) -> Tensor:
-    """Forbids what would leave a phrase unwritten.
+def _make_automata(phrases: Tensor) -> Phrases:
+    """Returns the automata of int32 phrases [B, P, M]."""
+    phrases = tf.cast(phrases, tf.int32)
+    batch_size, num_phrases, max_length = tf.unstack(tf.shape(phrases))
+    num_states = max_length + 1
+    ids = tf.pad(phrases, [[0, 0], [0, 0], [0, 1]], constant_values=PAD_ID)
+    lengths = tf.math.count_nonzero(phrases != PAD_ID, axis=-1, dtype=tf.int32)
 
-    EOS is forbidden while a phrase is not met. Where so few tokens are left that losing what is
-    begun of a phrase might leave too few, only the next token of the furthest phrase is allowed.
-    So every hypothesis has all phrases at its end, whenever `max_lengths` is at least the sum of
-    their lengths and no other rule forbids their tokens. A hypothesis of `max_lengths` tokens
-    may end in any case.
+    def make(fallbacks: Tensor) -> Phrases:
+        shape = [batch_size, num_phrases * num_states]
+        first = tf.zeros_like(lengths) + tf.range(num_phrases) * num_states
+        return Phrases(tf.reshape(ids, shape), tf.reshape(fallbacks, shape), first, lengths)
 
-    Args:
-        logits: float32 [B, W, V] of the next tokens.
-        progress: of the hypotheses.
-        time: int32 [], tokens that each hypothesis has.
-        max_lengths: int32 [B], tokens that a translation may have before EOS.
-        eos_id: the token that completes a translation.
-    """
-    left = (max_lengths - time)[:, None]  # [B, 1]
-    is_unmet = tf.reduce_any(~progress.met, axis=-1) & (left > 0)  # [B, W]
+    def extend(length: Tensor, state: Tensor, fallbacks: Tensor) -> tuple[Tensor, ...]:
+        # A phrase falls back to where its own tail would have led from the start.
+        tokens = tf.gather(phrases, length, axis=2)[:, None]  # [B, 1, P]
+        state = _match(make(fallbacks), state, tokens)
+        is_next = tf.range(num_states) == length + 1
+        return length + 1, state, tf.where(is_next, state[:, 0, :, None], fallbacks)
 
-    def changed() -> Tensor:
-        best = _best_partial(progress.met, progress.partial)  # [B, W]
-        # Any other token takes one of those left, and may lose the `best` that are written.
-        must_go_on = is_unmet & (left <= progress.needed + best)
-        is_best = ~progress.met & (progress.partial == best[..., None])  # [B, W, P]
-        eos_ids = tf.fill(tf.shape(is_unmet[..., None]), eos_id)
-        return tf.where(
-            must_go_on[..., None],
-            keep_only(logits, progress.next_ids, is_best),
-            forbid(logits, eos_ids, is_unmet[..., None]),
-        )
-
-    return if_any(is_unmet, changed, logits)
-
-
-def spread_over_banks(log_probs: Tensor, banks: Tensor, count: int) -> Tensor:
-    """Chooses candidates so that every bank gets its share of places.
-
-    The best candidates of all banks come first, then the second best of all banks, and so on
-    (the vectorised allocation of Hu et al. 2019); among these the higher bank first. Of equally
-    probable candidates the first is the better one. Impossible ones come last.
-
-    Args:
-        log_probs: float32 [B, C], -inf where impossible.
-        banks: int32 [B, C], 0 or more.
-        count: how many to choose, at most C.
-
-    Returns:
-        int32 [B, count], places of the chosen candidates.
-    """
-    places = tf.range(tf.shape(log_probs)[1])
-    mine, others = log_probs[:, :, None], log_probs[:, None, :]
-    is_better = (others > mine) | ((others == mine) & (places < places[:, None]))  # [B, C, C]
-    is_rival = banks[:, :, None] == banks[:, None, :]
-    rank = tf.reduce_sum(tf.cast(is_better & is_rival, tf.int32), axis=-1)  # [B, C]
-    num_banks = tf.reduce_max(banks, axis=-1, keepdims=True) + 1
-    merit = banks - rank * num_banks  # a rank weighs more than any bank
-    merit = tf.where(log_probs > FORBIDDEN, merit, tf.int32.min)
-    return tf.math.top_k(merit, count).indices
-
-
-def _match(tokens: Tensor, phrases: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns whether the phrases occur, bool [B, W, P], and the last partial match, int32.
-
-    Args:
-        tokens: int32 [B, W, N], the newest last, with PAD before the first.
-        phrases: int32 [B, P, M] or [1, P, M].
-    """
-    lengths = _lengths(phrases)  # [B, 1, P]
-    batch_size, width, room = tf.unstack(tf.shape(tokens))
-    zeros = tf.zeros([batch_size, width, tf.shape(phrases)[1]], tf.int32)  # [B, W, P]
-
-    def read(place: Tensor, begun: Tensor, met: Tensor, partial: Tensor) -> tuple[Tensor, ...]:
-        """Compares one token of every phrase with all tokens.
-
-        begun: bool [B, W, P, N], whether the phrase up to `place` is right before the token.
-        """
-        wanted = tf.gather(phrases, place, axis=2)[:, None, :, None]  # [B, 1, P, 1]
-        is_wanted = tf.equal(tokens[:, :, None], wanted)  # == loses the rank where B is unknown
-        goes_on = begun & is_wanted & (wanted != PAD_ID)
-        is_complete = (place == lengths - 1) & tf.reduce_any(goes_on, axis=-1)
-        is_partial = (place < lengths - 1) & tf.reduce_any(goes_on[..., -1:], axis=-1)
-        partial = tf.where(is_partial, place + 1, partial)
-        return place + 1, shift_right(goes_on), met | is_complete, partial
-
-    begun = tf.fill([batch_size, width, tf.shape(phrases)[1], room], True)
-    *_, met, partial = tf.while_loop(
-        lambda place, *_: place < tf.shape(phrases)[2],
-        read,
-        (0, begun, (zeros == 0) & (lengths == 0), zeros),
+    unknown = tf.TensorShape([None, None, None])
+    *_, fallbacks = tf.while_loop(
+        lambda length, *_: length < max_length,
+        extend,
+        (1, tf.zeros_like(lengths)[:, None], tf.zeros_like(ids)),
+        shape_invariants=(tf.TensorShape([]), unknown, unknown),
     )
-    return met, partial
+    return make(fallbacks)
 
 
-def _lengths(phrases: Tensor) -> Tensor:
-    """Returns the tokens of each phrase, int32 [B, 1, P]."""
-    return tf.math.count_nonzero(phrases != PAD_ID, axis=-1, dtype=tf.int32)[:, None]
+def _advance(phrases: Phrases, partial: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns which phrases [B, W, P] the tokens [B, W, 1] complete, and the states after them."""
+    matched = _match(phrases, partial, tokens)
+    is_complete = (matched == phrases.lengths[:, None]) & (matched > 0)
+    return is_complete, tf.where(
+        is_complete, _look_up(phrases.fallbacks, phrases, matched), matched
+    )
 
 
-def _next_ids(phrases: Tensor, partial: Tensor) -> Tensor:
-    """Returns the token at place `partial` [B, W, P] of each phrase."""
-    is_next = tf.range(tf.shape(phrases)[2]) == partial[..., None]  # [B, W, P, M]
-    return tf.reduce_sum(tf.where(is_next, phrases[:, None], 0), axis=-1)
+def _match(phrases: Phrases, partial: Tensor, tokens: Tensor) -> Tensor:
+    """Returns how many tokens of each phrase match after one more, int32 [B, W, P].
+
+    Args:
+        phrases: the automata.
+        partial: int32 [B, W, P], how many matched before, not yet all of a phrase.
+        tokens: int32 [B, W, 1 or P].
+    """
+
+    def matches(state: Tensor) -> Tensor:
+        return tf.equal(_look_up(phrases.ids, phrases, state), tokens)
+
+    def fall_back(state: Tensor, is_stuck: Tensor) -> tuple[Tensor, Tensor]:
+        state = tf.where(is_stuck, _look_up(phrases.fallbacks, phrases, state), state)
+        return state, (state > 0) & ~matches(state)
+
+    unknown = tf.TensorShape([None, None, None])
+    state, _ = tf.while_loop(
+        lambda _, is_stuck: tf.reduce_any(is_stuck),
+        fall_back,
+        (partial, (partial > 0) & ~matches(partial)),
+        shape_invariants=(unknown, unknown),
+    )
+    state = tf.ensure_shape(state, partial.shape)
+    return state + tf.cast(matches(state) & (tokens != PAD_ID), tf.int32)
 
 
-def _best_partial(met: Tensor, partial: Tensor) -> Tensor:
-    """Returns the largest partial match of a phrase that is not met, or 0, int32 [B, W]."""
-    return tf.maximum(tf.reduce_max(tf.where(met, 0, partial), axis=-1), 0)  # also where P = 0
+def _look_up(table: Tensor, phrases: Phrases, states: Tensor) -> Tensor:
+    """Returns the entries of `ids` or `fallbacks` for states [B, W, P]."""
+    return tf.gather(table, phrases.first[:, None] + states, batch_dims=1)
+
+
+def _zeros(phrases: Phrases, num_hypotheses: int) -> Tensor:
+    return tf.repeat(tf.zeros_like(phrases.lengths)[:, None], num_hypotheses, axis=1)

@@ -1,7 +1,7 @@
 """Samples of the next tokens that depend on nothing but logits, seed, hypothesis and time.
 
-There is no generator whose state would change from inputs to inputs or with a sentence's
-neighbours. All is integer and float arithmetic, so the same graph runs on any server and under
+There is no generator whose state would change from request to request or with the other sentences
+of a batch. All is integer and float arithmetic, so the same graph runs on any server and under
 XLA. Shapes: B sentences, W hypotheses a sentence, V vocabulary, G groups of S tokens.
 """
 
@@ -16,10 +16,10 @@ _GOLDEN = 0x9E3779B97F4A7C15  # 2**64 / golden ratio, odd
 
 
 def sentence_seeds(seeds: Tensor, source: Tensor) -> Tensor:
-    """Returns a seed for each sentence, so that sentences get samples of their own.
+    """Returns a seed for each sentence, so that different sentences get independent samples.
 
-    With one seed for all of them, each step would draw the same quantile for every sentence. It
-    depends on the sentence's tokens and not on its neighbours or its padding.
+    With one seed for all of them, each step would draw the same quantile for every sentence. A
+    seed depends on the sentence's tokens, and not on the rest of the batch or on padding.
 
     Args:
         seeds: int32 or int64 [], [1] or [B].
@@ -28,10 +28,10 @@ def sentence_seeds(seeds: Tensor, source: Tensor) -> Tensor:
     Returns:
         int64 [B].
     """
-    places = tf.cast(tf.range(tf.shape(source)[1]), tf.uint64)
-    tokens = _mix(_mix(tf.cast(source, tf.uint64)) + places)  # [B, S]
-    own = tf.reduce_sum(tf.where(source == PAD_ID, tf.constant(0, tf.uint64), tokens), axis=1)
-    return tf.bitcast(_mix(own + tf.cast(tf.cast(seeds, tf.int64), tf.uint64)), tf.int64)
+    positions = tf.cast(tf.range(tf.shape(source)[1]), tf.uint64)
+    tokens = _mix(_mix(tf.cast(source, tf.uint64)) + positions)  # [B, S]
+    digest = tf.reduce_sum(tf.where(source == PAD_ID, tf.constant(0, tf.uint64), tokens), axis=1)
+    return tf.bitcast(_mix(digest + tf.cast(tf.cast(seeds, tf.int64), tf.uint64)), tf.int64)
 
 
 def draw(logits: Tensor, seeds: Tensor, time: Tensor) -> Tensor:
@@ -77,7 +77,7 @@ def _invert(weights: Tensor, number: Tensor) -> Tensor:
 def _uniform(seeds: Tensor, width: int, time: Tensor) -> Tensor:
     """Returns two float32 numbers in [0, 1) for each hypothesis, [B, width, 2].
 
-    They are multiples of 2**-24: float32 tells no more of them apart.
+    They are multiples of 2**-24, the resolution of float32 below 1.
     """
     state = _mix(tf.cast(tf.cast(seeds, tf.int64), tf.uint64))[:, None]  # [B, 1]
     state = _mix(state + tf.cast(time, tf.uint64))
@@ -88,10 +88,7 @@ def _uniform(seeds: Tensor, width: int, time: Tensor) -> Tensor:
 
 
 def _mix(state: Tensor) -> Tensor:
-    """Returns uint64 that look random for numbers that follow each other.
-
-    One step of SplitMix64 (Steele, Lea and Flood 2014, figure 17).
-    """
+    """Hashes uint64 numbers: one step of SplitMix64 (Steele, Lea and Flood 2014, figure 17)."""
     state += tf.constant(_GOLDEN, tf.uint64)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         state = _fold(state, shift) * tf.constant(factor, tf.uint64)

@@ -1,21 +1,24 @@
-"""Sampling: each next token drawn from the model's distribution.
+"""Sampling: each next token is drawn from the model's distribution.
 
 Shapes: B sentences, N samples a sentence, V vocabulary.
 """
 
-from typing import Any
+from collections.abc import Sequence
 
 import tensorflow as tf
 
+from keras_transformer.config import EOS_ID, PAD_ID
 from keras_transformer.decoding import DecodingState, StepFunction, Tensor
 from keras_transformer.errors import InputError
+from keras_transformer.search.constraints import Constraint
 from keras_transformer.search.hypotheses import Hypotheses
 from keras_transformer.search.logits_processors import (
     FORBIDDEN,
     apply_temperature,
     keep_most_probable,
 )
-from keras_transformer.search.loop_state import SentenceInputs, prepare_search
+from keras_transformer.search.loop_state import SearchSpec, SentenceInputs, prepare_search
+from keras_transformer.search.next_tokens import ConstrainedLogits
 from keras_transformer.search.random_numbers import draw
 from keras_transformer.search.single_path import search_single_path
 
@@ -32,23 +35,27 @@ def sample(
     top_p: Tensor = 1.0,
     seed: Tensor = 0,
     length_penalty: Tensor = 0.0,
-    **options: Any,
+    coverage_penalty: Tensor = 0.0,
+    constraints: Sequence[Constraint] = (),
+    max_length_bound: int | None = None,
+    eos_id: int = EOS_ID,
+    pad_id: int = PAD_ID,
 ) -> Hypotheses:
-    """Returns translations that are drawn token by token, those of the best scores first.
+    """Returns translations that are sampled token by token, those of the best scores first.
 
-    The scores and log-probabilities are those of the model, whatever temperature and filters make
-    of its distribution. A sentence gets the same samples in any batch.
+    Scores and log-probabilities are those of the model, whatever temperature and filters make of
+    its distribution. A sentence gets the same samples in any batch.
 
     Args:
         step, state, bos_ids, max_lengths: as in `beam_search`.
-        num_translations: samples of each sentence, N, that the state was made for.
+        num_translations: N, samples of each sentence, that the state was made for.
         temperature: what logits are divided by, a number or float [B].
-        top_k: tokens that are drawn from; 0 means all; a number or int [B].
-        top_p: probability of the tokens that are drawn from, a number or float [B].
-        seed: a number or int [B]. With one number the samples of different sentences go together;
-            `sentence_seeds` gives each a seed of its own.
-        length_penalty: as in `beam_search`, but 0 unless it is given.
-        **options: the others of `beam_search`.
+        top_k: tokens to sample from; 0 means all; a number or int [B].
+        top_p: probability of the tokens to sample from, a number or float [B].
+        seed: a number or int [B]. With one number the samples of different sentences are
+            correlated; `sentence_seeds` gives each a seed of its own.
+        length_penalty: as in `beam_search`, but 0 by default.
+        coverage_penalty, constraints, max_length_bound, eos_id, pad_id: as in `beam_search`.
 
     Raises:
         InputError: `num_translations` is below 1, or EOS = PAD.
@@ -62,34 +69,40 @@ def sample(
         bos_ids=bos_ids,
         max_lengths=max_lengths,
         length_penalty=length_penalty,
-        own=dict(
+        coverage_penalty=coverage_penalty,
+        constraints=constraints,
+        max_length_bound=max_length_bound,
+        eos_id=eos_id,
+        pad_id=pad_id,
+        options=dict(
             temperature=tf.cast(temperature, tf.float32),
             top_k=tf.cast(top_k, tf.int32),
             top_p=tf.cast(top_p, tf.float32),
             seed=tf.cast(seed, tf.int64),
         ),
-        **options,
+    )
+    return search_single_path(
+        spec,
+        inputs,
+        loop_state,
+        lambda constrained, time, inputs: _sample_tokens(constrained, time, inputs, spec),
     )
 
-    def drawn(
-        logits: Tensor, allowed: Tensor, time: Tensor, inputs: SentenceInputs
-    ) -> tuple[Tensor, Tensor]:
-        ids = tf.range(logits.shape[-1])  # [V]
-        barred = (ids == spec.pad_id) | (ids == inputs.barred_ids[:, None, None])  # [B, 1, V]
-        if "min_lengths" in inputs.constraints:
-            is_early = (time < inputs.constraints["min_lengths"])[:, None, None]
-            barred |= is_early & (ids == spec.eos_id)
-        allowed = tf.where(barred, FORBIDDEN, allowed)
-        must_end = (time >= inputs.max_lengths)[:, None, None]  # [B, 1, 1]
-        only_end = tf.where(ids == spec.eos_id, logits, FORBIDDEN)
-        allowed = tf.where(must_end, only_end, allowed)
-        wanted = inputs.options
-        allowed = apply_temperature(allowed, wanted["temperature"])
-        allowed = keep_most_probable(allowed, wanted["top_k"], wanted["top_p"])
-        ids = draw(allowed, wanted["seed"], time)  # [B, N]
-        log_probs = tf.gather(logits, ids, batch_dims=2) - tf.reduce_logsumexp(logits, axis=-1)
-        # Where nothing is allowed, what was drawn is impossible.
-        is_possible = tf.gather(allowed, ids, batch_dims=2) > FORBIDDEN
-        return ids, tf.where(is_possible, log_probs, FORBIDDEN)
 
-    return search_single_path(spec, inputs, loop_state, drawn)
+def _sample_tokens(
+    constrained: ConstrainedLogits, time: Tensor, inputs: SentenceInputs, spec: SearchSpec
+) -> tuple[Tensor, Tensor]:
+    """Returns sampled tokens and their log-probabilities, both [B, N]."""
+    logits = constrained.logits
+    ids = tf.range(logits.shape[-1])  # [V]
+    allowed = tf.where(constrained.is_forbidden(ids), FORBIDDEN, constrained.allowed)
+    must_end = (time >= inputs.max_lengths)[:, None, None]  # [B, 1, 1]
+    only_eos = tf.where(ids == spec.eos_id, logits, FORBIDDEN)
+    allowed = tf.where(must_end, only_eos, allowed)
+    allowed = apply_temperature(allowed, inputs.options["temperature"])
+    allowed = keep_most_probable(allowed, inputs.options["top_k"], inputs.options["top_p"])
+    ids = draw(allowed, inputs.options["seed"], time)  # [B, N]
+    log_probs = tf.gather(logits, ids, batch_dims=2) - tf.reduce_logsumexp(logits, axis=-1)
+    # Where every token is forbidden, so is the one that was drawn.
+    is_possible = tf.gather(allowed, ids, batch_dims=2) > FORBIDDEN
+    return ids, tf.where(is_possible, log_probs, FORBIDDEN)

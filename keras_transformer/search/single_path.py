@@ -1,4 +1,4 @@
-"""Hypotheses that go straight on and never branch: what greedy search and sampling share.
+"""Hypotheses that never branch: what greedy search and sampling share.
 
 Shapes: B sentences, W hypotheses a sentence, V vocabulary.
 """
@@ -9,8 +9,6 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from keras_transformer.decoding import Tensor
-from keras_transformer.search import scoring
-from keras_transformer.search.constraints import adjust, restrict
 from keras_transformer.search.decode_loop import decode_loop
 from keras_transformer.search.hypotheses import Finished, Hypotheses, best_of, make_hypotheses
 from keras_transformer.search.loop_state import (
@@ -18,20 +16,20 @@ from keras_transformer.search.loop_state import (
     SearchSpec,
     SentenceInputs,
     extend,
+    grow_cache,
     read,
-    widen,
 )
-from keras_transformer.search.scoring import IMPOSSIBLE
+from keras_transformer.search.next_tokens import ConstrainedLogits, constrain_logits
+from keras_transformer.search.scoring import IMPOSSIBLE, final_scores
 
-# From logits [B, W, V], the same with what is forbidden at -inf, time and inputs to the next ids
-# and their log-probabilities, [B, W].
-Choose = Callable[[Tensor, Tensor, Tensor, SentenceInputs], tuple[Tensor, Tensor]]
+# From the logits, time and inputs to the next ids and their log-probabilities, both [B, W].
+Choose = Callable[[ConstrainedLogits, Tensor, SentenceInputs], tuple[Tensor, Tensor]]
 
 
 class _Paths(NamedTuple):
     log_probs: Tensor  # float32 [B, W]
     scores: Tensor  # float32 [B, W], of those that are complete
-    lengths: Tensor  # int32 [B, W]: EOS included; 0 while the translation is open
+    lengths: Tensor  # int32 [B, W], EOS included; 0 while the translation is open
     loop_state: LoopState
 
 
@@ -49,8 +47,10 @@ def search_single_path(
         result_of=lambda paths: Finished(
             paths.scores, paths.log_probs, paths.loop_state.tokens, paths.lengths
         ),
-        widen=lambda paths, *sizes: paths._replace(loop_state=widen(paths.loop_state, *sizes)),
-        most=spec.length,
+        grow_cache=lambda paths, *sizes: paths._replace(
+            loop_state=grow_cache(paths.loop_state, *sizes)
+        ),
+        max_steps=spec.result_length,
         capacities=spec.capacities,
     )
     return make_hypotheses(best_of([finished], spec.num_hypotheses), spec)
@@ -66,19 +66,15 @@ def _advance(
 ) -> _Paths:
     """Appends a token to every open translation; finished ones stay as they are."""
     logits, loop_state = read(spec, inputs, paths.loop_state, time, capacity)
-    logits = adjust(logits, loop_state.tokens, inputs.constraints)
-    allowed, _ = restrict(
-        logits, loop_state.tokens, time, inputs.constraints, inputs.max_lengths, spec.eos_id
-    )
-    ids, gains = choose(logits, allowed, time, inputs)
+    constrained = constrain_logits(logits, time, spec, inputs, loop_state)
+    ids, gains = choose(constrained, time, inputs)
     is_open = paths.lengths == 0
     has_ended = is_open & (ids == spec.eos_id)
     log_probs = paths.log_probs + tf.where(is_open, gains, 0.0)
-    coverage = loop_state.model.get("coverage")
-    scores = scoring.final_scores(log_probs, time + 1, coverage, inputs)
+    scores = final_scores(log_probs, time + 1, loop_state.model.get("coverage"), inputs)
     return _Paths(
         log_probs=log_probs,
         scores=tf.where(has_ended, scores, paths.scores),
         lengths=tf.where(has_ended, time + 1, paths.lengths),
-        loop_state=extend(spec, loop_state, ids, None, time),
+        loop_state=extend(spec, inputs, loop_state, ids, None, time),
     )

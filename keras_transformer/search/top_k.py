@@ -1,4 +1,4 @@
-"""The largest numbers of long rows, such as the logits of a vocabulary."""
+"""Top-k of long rows, such as the logits of a vocabulary."""
 
 import tensorflow as tf
 

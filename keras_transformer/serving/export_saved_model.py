@@ -20,9 +20,12 @@ import tensorflow as tf
 from keras_transformer.atomic_folders import atomic_folder
 from keras_transformer.errors import InputError
 from keras_transformer.export_versions import choose_version, write_model_card
-from keras_transformer.inference.signatures import make_signatures
 from keras_transformer.inference.translator import Translator
-from keras_transformer.serving.export_checks import check_operations, compare_answers
+from keras_transformer.serving.export_checks import (
+    CHECK_TIMEOUT,
+    check_operations,
+    compare_answers,
+)
 from keras_transformer.serving.model_card import make_model_card
 from keras_transformer.serving.server_files import (
     check_model_name,
@@ -43,30 +46,32 @@ def export(
     batch_sizes: Sequence[int] = BATCH_SIZES,
     training: Sequence[Mapping[str, Any]] = (),
     check_answers: bool = True,
+    check_timeout: float = CHECK_TIMEOUT,
 ) -> pathlib.Path:
     """Writes `<folder>/<version>/` and returns that path.
 
-    It has the signatures of `signatures.py`. It is written under another name, looked through,
-    tried out in a fresh process, and renamed when all is well: a server that polls the folder
-    never sees half of it, nor one that it could not serve.
+    It has the signatures of `Translator.signatures`. It is written under a temporary name, checked,
+    tried in a fresh process, and renamed when all is well: a server that polls the folder never
+    sees half of a version, nor one that it could not serve.
 
     Args:
         translator: what to write.
         folder: the model's folder; made if need be.
         version: a positive number; None means one more than the highest there.
-        name: what requests will call the model, as in the `models.config` of the folder; by
-            default the folder's name.
-        sentences: text as people will send it, for the server to warm up with and for the check;
-            by default it is made up of the vocabulary.
-        batch_sizes: sentences of the requests to warm up with; none has more than the batching
-            parameters in the folder allow.
+        name: the model's name in requests and in the folder's `models.config`; by default the
+            folder's name.
+        sentences: typical text for the warm-up requests and the check; by default it is generated
+            from the vocabulary.
+        batch_sizes: sentences of the warm-up requests, at most what the batching parameters in the
+            folder allow.
         training: for the model card, see `describe_run`: of each run whose weights these are.
         check_answers: whether a fresh process answers the warm-up requests, to be compared with
             the translator.
+        check_timeout: seconds that this process may take.
 
     Raises:
         InputError: the version exists, is not positive, or cannot be written; the model's name
-            cannot be one; or a model server could not serve this, or would answer otherwise.
+            is not valid; or a model server could not serve this, or would answer differently.
 
     Example:
         >>> export(translator, "exports/numbers", sentences=["forty-two"])
@@ -78,7 +83,7 @@ def export(
     check_model_name(name)
     check_served_name(base, name)
     original, translator = translator, translator.precomputed()
-    signatures = make_signatures(translator)
+    signatures = translator.signatures()
     requests = make_requests(
         translator, signatures, sentences, batch_sizes, most_sentences=most_sentences(base)
     )
@@ -89,7 +94,7 @@ def export(
             write_requests(aside, requests, name)
             write_model_card(aside, make_model_card(original, signatures, operations, training))
             if check_answers:
-                compare_answers(aside, requests, signatures)
+                compare_answers(aside, requests, signatures, check_timeout)
             write_server_files(base, name, max(request.size for request in requests))
     except (OSError, tf.errors.OpError) as error:
         reason = textwrap.shorten(str(error), 200)

@@ -1,4 +1,4 @@
-"""Loads what `export` wrote into this process."""
+"""Loads an exported version into this process."""
 
 import os
 import pathlib
@@ -20,7 +20,7 @@ def load_exported(version: str | os.PathLike[str]) -> BatchTranslator:
         version: the folder `<folder>/<version>`.
 
     Raises:
-        InputError: there is no SavedModel of a translator, or it cannot be read.
+        InputError: the folder has no SavedModel of a translator, or one that cannot be read.
 
     Example:
         >>> load_exported("exports/numbers/1").translate(["forty-two"])[0][0].text
@@ -38,6 +38,6 @@ def load_exported(version: str | os.PathLike[str]) -> BatchTranslator:
         raise InputError(f"the SavedModel in {path} is no translator that `export` wrote")
 
     def signature(name: str) -> Any:
-        return loaded.signatures[name]  # which live as long as what was loaded
+        return loaded.signatures[name]  # they live as long as `loaded`
 
     return BatchTranslator(signature)

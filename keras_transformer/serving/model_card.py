@@ -1,6 +1,6 @@
-"""What a person wants to know of an exported model that its graph does not tell.
+"""The model card of an exported version: what its graph does not say of the model.
 
-`versions.py` writes it into each version. It names no machine and no folder.
+It names no machine and no folder.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_transformer.config import split_list
-from keras_transformer.inference.signatures import inputs_of
+from keras_transformer.inference.batch_translator import inputs_of
 from keras_transformer.inference.translator import Translator
 from keras_transformer.text import Vocabulary
 from keras_transformer.training import RunDirectory
@@ -38,7 +38,7 @@ def make_model_card(
         translator: the model and its search.
         signatures: the functions that are exported, by name.
         operations: names of those that are not TensorFlow's own.
-        training: where the weights are from, see `describe_run`; several runs translate together.
+        training: the runs that the weights are from, several for an ensemble; see `describe_run`.
     """
     model = translator.model
     weights = [each for each in translator.variables_to_save if _is_weight(each.dtype)]
@@ -68,29 +68,30 @@ def make_model_card(
 
 
 def describe_run(run: RunDirectory, checkpoint: str) -> dict[str, Any]:
-    """Returns what a model was trained on, how, and how good it was.
+    """Returns the data, the settings and the dev metrics of a training run.
 
     Args:
         run: the training run.
         checkpoint: the full name of one of its checkpoints.
 
     Returns:
-        "checkpoint"; "data" and "settings", the configurations, files without their folders; and
-        "dev_scores", the metrics on the dev set by checkpoint, as the run's weights had them: of
-        this one or, where it is the average, which has none of its own, of the last one.
+        "checkpoint"; "task", "data" and "settings", the configurations, files without their
+        folders; and "dev_metrics", those on the dev set by checkpoint, as the run's weights had
+        them: of this one or, where it is the average, which has none of its own, of the last one.
     """
-    _, data, settings = run.configs()
-    values = data.to_dict()
+    configs = run.configs()
+    values = configs.data.to_dict()
     for name in _PATHS:
         if values[name] is not None:
             values[name] = ",".join(map(os.path.basename, split_list(values[name])))
-    scores = {f"step-{step}": each for step, each in run.checkpoints().metrics.read().items()}
-    scored = next(reversed(scores), None) if checkpoint == AVERAGE else checkpoint
+    metrics = {f"step-{step}": each for step, each in run.checkpoints().metrics.read().items()}
+    measured = next(reversed(metrics), None) if checkpoint == AVERAGE else checkpoint
     return {
         "checkpoint": checkpoint,
+        "task": configs.to_dict()["task"],
         "data": values,
-        "settings": settings.to_dict(),
-        "dev_scores": {name: each for name, each in scores.items() if name == scored},
+        "settings": configs.training.to_dict(),
+        "dev_metrics": {name: each for name, each in metrics.items() if name == measured},
     }
 
 

@@ -1,10 +1,10 @@
-"""Answers the warm-up requests of a SavedModel as a model server would. A program of its own:
+"""Answers the warm-up requests of a SavedModel as a model server would. A program by itself:
 
 python -I replay.py <folder of the version> <file for the answers> <where packages are> ...
 
-It knows TensorFlow and TensorFlow Text and nothing of this package, and reads the graph alone, as
-the server does, where `tf.saved_model.load` would rebuild Python objects. The answers are a
-TFRecord of `PredictionLog`s again, each request with its response.
+It imports TensorFlow and TensorFlow Text, not this package, and loads the graph alone, as the
+server does; `tf.saved_model.load` would rebuild Python objects. The answers are a TFRecord of
+`PredictionLog`s, each request with its response.
 """
 
 import os
@@ -13,7 +13,7 @@ import sys
 
 
 def main(version: str, answers: str) -> None:
-    """Writes the answers to the requests that go with a version."""
+    """Writes the answers to the warm-up requests of a version."""
     import tensorflow as tf
     import tensorflow_text  # noqa: F401  (loads its ops)
     from tensorflow_serving.apis import prediction_log_pb2

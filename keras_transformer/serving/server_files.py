@@ -1,6 +1,6 @@
-"""The settings of a model server, written beside the versions of a model.
+"""The configuration files of a model server, written beside the versions of a model.
 
-They are a start for a person to change: what is there already stays.
+They are a starting point to edit: files that exist already are kept.
 """
 
 import contextlib
@@ -16,25 +16,25 @@ _MOST_SENTENCES = 64  # of a batch
 
 # For --batching_parameters_file, with --enable_batching.
 _BATCHING = """\
-# Requests that come at the same time are translated together. Each number is for one server.
+# Requests that arrive at the same time are translated together. The values hold for one server.
 
-# Sentences of a batch; a request with more is refused. More of them need more memory and little
-# less time for each. Export anew after lowering it: a server does not load a version whose warm-up
-# has larger requests.
+# The most sentences of a batch; a request with more is refused. Larger batches need more memory and
+# save little time per sentence. Export anew after lowering it: a server does not load a version
+# whose warm-up requests are larger.
 max_batch_size {{ value: {most_sentences} }}
 
 # How long the first request waits for others, in microseconds. A batch takes tens of
 # milliseconds, so the wait costs little; set it to 0 where single requests are the rule.
 batch_timeout_micros {{ value: 2000 }}
 
-# Batches that are translated at the same time: as many as there are cores, or GPUs, is a start.
+# Batches that are translated at the same time: start with the number of cores, or of GPUs.
 num_batch_threads {{ value: 2 }}
 
-# Batches that may wait; beyond them requests are refused at once, and clients try again.
+# Batches that may wait in the queue; further requests are refused at once, and clients retry.
 max_enqueued_batches {{ value: 64 }}
 
-# The signature "tokens" takes ids of any length, which must be as long as each other in a batch.
-# What stands behind a row's end token is not read, so padding does no harm.
+# The signature "tokens" takes rows of ids of any length, which a batch pads to the longest. What
+# follows a row's EOS is not read, so padding does no harm.
 pad_variable_length_inputs: true
 """
 
@@ -59,7 +59,7 @@ model_config_list {{
 
 # For --monitoring_config_file.
 _MONITORING = """\
-# Prometheus reads the numbers from the port of the REST API.
+# Prometheus reads the metrics from the port of the REST API.
 prometheus_config {
   enable: true
   path: "/monitoring/prometheus/metrics"
@@ -68,7 +68,7 @@ prometheus_config {
 
 
 def check_model_name(name: str) -> None:
-    """Raises `InputError` for a name that does not fit into the address of a request."""
+    """Raises `InputError` for a name that cannot be part of a request's URL."""
     if not re.fullmatch(r"[\w.-]+", name):
         raise InputError(
             f"the model's name {name!r} must consist of letters, digits, '_', '.' and '-'; give "
@@ -77,9 +77,9 @@ def check_model_name(name: str) -> None:
 
 
 def most_sentences(folder: pathlib.Path) -> int | None:
-    """Returns how many sentences a request may have by the batching parameters of a model's folder.
+    """Returns the most sentences of a request by the batching parameters of a model's folder.
 
-    None where they are not there, or do not say.
+    None where that file is absent or does not set it.
     """
     with contextlib.suppress(OSError):
         text = (folder / _BATCHING_FILE).read_text(encoding="utf-8")
@@ -89,7 +89,7 @@ def most_sentences(folder: pathlib.Path) -> int | None:
 
 
 def check_served_name(folder: pathlib.Path, name: str) -> None:
-    """Raises `InputError` where the settings of a model's folder have another name for it."""
+    """Raises `InputError` where the `models.config` of a model's folder has another name."""
     with contextlib.suppress(OSError):
         text = (folder / _MODELS_FILE).read_text(encoding="utf-8")
         names = re.findall(r"^\s*name\s*:\s*\"([^\"]*)\"", text, re.M)
@@ -101,12 +101,12 @@ def check_served_name(folder: pathlib.Path, name: str) -> None:
 
 
 def write_server_files(folder: pathlib.Path, name: str, largest_batch: int) -> None:
-    """Writes the files that are not there yet; all of these or none.
+    """Writes the files that do not exist yet; all of these or none.
 
     Args:
         folder: the model's, which has a folder for each version.
         name: what requests call the model.
-        largest_batch: sentences of the largest request that the server must take.
+        largest_batch: sentences of the largest request that the server must accept.
 
     Raises:
         OSError: they cannot be written.

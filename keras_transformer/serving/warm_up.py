@@ -1,7 +1,7 @@
-"""Requests that a model server answers before it says that it is ready.
+"""Warm-up requests: a model server answers them before it reports that it is ready.
 
-The first request of each kind makes TensorFlow optimise its graph and takes seconds. The server
-finds these in the file `assets.extra/tf_serving_warmup_requests` of a version.
+The first request of each kind makes TensorFlow optimize its graph and takes seconds. The server
+reads these from the file `assets.extra/tf_serving_warmup_requests` of a version.
 """
 
 import itertools
@@ -16,7 +16,7 @@ from tensorflow_serving.apis import model_pb2, predict_pb2, prediction_log_pb2
 
 from keras_transformer.config import EOS_ID, PAD_ID, UNK_ID
 from keras_transformer.errors import InputError
-from keras_transformer.inference.signatures import inputs_of
+from keras_transformer.inference.batch_translator import inputs_of
 from keras_transformer.inference.translator import Translator
 from keras_transformer.text import Vocabulary
 from keras_transformer.text.vocabulary import RESERVED_IDS
@@ -31,8 +31,8 @@ class Request(NamedTuple):
     """A request to a model server.
 
     Attributes:
-        signature: the name of what is asked.
-        inputs: arrays by name, dimension 0 the batch; text is bytes in arrays of objects.
+        signature: its name.
+        inputs: arrays by name, dimension 0 the batch; text as bytes in arrays of objects.
     """
 
     signature: str
@@ -40,7 +40,7 @@ class Request(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many sentences it has."""
+        """The number of sentences."""
         return len(next(iter(self.inputs.values())))
 
 
@@ -53,36 +53,36 @@ def make_requests(
 ) -> list[Request]:
     """Returns requests to each signature with batches of each size, and to each compiled shape.
 
-    Sentences of all lengths are in each batch; single ones are the shortest, a middling and the
-    longest. Programs of XLA, which all signatures share, are asked by tokens: of text it would
-    not be sure how many it has.
+    Each batch has sentences of all lengths; single sentences are the shortest, the median and the
+    longest. XLA's programs, which all signatures share, get tokens: the number of tokens of a text
+    is not known beforehand.
 
     Args:
-        translator: what the signatures belong to.
-        signatures: from `make_signatures`. Inputs other than "source", "target" and "text" are
-            options, which are left as they were exported.
-        sentences: text as people will send it; by default it is made up of the vocabulary.
+        translator: the translator of the signatures.
+        signatures: from `Translator.signatures`. Inputs other than "source", "target" and "text"
+            are options, which keep the values of the export.
+        sentences: typical text; by default it is generated from the vocabulary.
         batch_sizes: sentences of a request.
-        most_sentences: that the server takes in one; None for any number. It would not load a
-            version whose warm-up it refuses.
+        most_sentences: the most that the server accepts in a request; None for any number. It does
+            not load a version whose warm-up it refuses.
 
     Raises:
-        InputError: these are more requests than a model server takes.
+        InputError: these are more requests than a model server accepts.
     """
     source = translator.source_tokenizer.vocabulary
     target = translator.target_tokenizer.vocabulary
     generator = random.Random(0)
     if not any(sentence.strip() for sentence in sentences):
         lengths = [1 + number % _LONGEST_GENERATED for number in range(_NUM_GENERATED)]
-        sentences = [_make_up(source, length, generator) for length in lengths]
+        sentences = [_generate_text(source, length, generator) for length in lengths]
     limit = translator.search.max_source_length
-    ids = [row[:limit] for row in source.encode(sentences)]
+    ids = source.encode(sentences, max_tokens=limit)
     by_length = sorted(range(len(ids)), key=lambda index: len(ids[index]))
     requests = []
     for batch in _batches(by_length, _at_most(most_sentences, batch_sizes)):
         rows = [ids[index] for index in batch]
         texts = [sentences[index] for index in batch]
-        targets = [_make_up(target, len(row), generator) for row in rows]
+        targets = [_generate_text(target, len(row), generator) for row in rows]
         content = {"text": texts, "source": texts, "target": targets}
         for name, function in signatures.items():
             inputs = inputs_of(function).items()
@@ -93,7 +93,7 @@ def make_requests(
         sizes, widths = translator.xla
         for size, width in itertools.product(_at_most(most_sentences, sizes), widths):
             rows = [generator.choices(known, k=width - 1) for _ in range(size)]
-            requests.append(Request("tokens", {"source": _with_ends(rows)}))
+            requests.append(Request("tokens", {"source": _with_eos(rows)}))
     if len(requests) > _MOST_REQUESTS:
         raise InputError(
             f"{len(requests)} warm-up requests are more than the {_MOST_REQUESTS} that a model "
@@ -103,7 +103,7 @@ def make_requests(
 
 
 def write_requests(version: pathlib.Path, requests: Sequence[Request], model_name: str) -> None:
-    """Writes the file that a model server reads into a version: a TFRecord of `PredictionLog`."""
+    """Writes the warm-up file of a version: a TFRecord of `PredictionLog`."""
     path = version / "assets.extra" / "tf_serving_warmup_requests"
     path.parent.mkdir(exist_ok=True)
     with tf.io.TFRecordWriter(str(path)) as writer:
@@ -122,28 +122,28 @@ def _at_most(most: int | None, sizes: Sequence[int]) -> list[int]:
 
 
 def _batches(by_length: list[int], batch_sizes: Sequence[int]) -> list[list[int]]:
-    """Returns batches of the sentences whose numbers are given in the order of their lengths."""
+    """Returns batches of indices, given all indices sorted by the lengths of their sentences."""
     batches = []
     for size in batch_sizes:
         if size == 1:
-            batches += [[by_length[place]] for place in (0, len(by_length) // 2, -1)]
+            batches += [[by_length[index]] for index in (0, len(by_length) // 2, -1)]
         else:
-            places = np.linspace(0, len(by_length) - 1, size).round().astype(int)
-            batches.append([by_length[place] for place in places])
+            chosen = np.linspace(0, len(by_length) - 1, size).round().astype(int)
+            batches.append([by_length[index] for index in chosen])
     return batches
 
 
 def _value(spec: tf.TensorSpec, content: Mapping[str, list[str]], rows: list[list[int]]) -> Any:
-    """Returns what a request has for an input of a signature."""
+    """Returns a request's value of an input of a signature."""
     if spec.name == "source" and spec.dtype == tf.int32:
-        return _with_ends(rows)
+        return _with_eos(rows)
     if spec.name in content:
         return np.array([text.encode() for text in content[spec.name]], object)
     as_exported = b"" if spec.dtype == tf.string else -1
     return np.full(len(rows), as_exported, spec.dtype.as_numpy_dtype)
 
 
-def _with_ends(rows: list[list[int]]) -> np.ndarray[Any, Any]:
+def _with_eos(rows: list[list[int]]) -> np.ndarray[Any, Any]:
     """Returns rows of ids with EOS, then padding."""
     width = max(map(len, rows)) + 1
     return np.array([[*row, EOS_ID, *[PAD_ID] * (width - 1 - len(row))] for row in rows], np.int32)
@@ -154,7 +154,7 @@ def _known(vocabulary: Vocabulary) -> range:
     return range(len(RESERVED_IDS), vocabulary.size)
 
 
-def _make_up(vocabulary: Vocabulary, length: int, generator: random.Random) -> str:
-    """Returns text of about so many tokens, drawn from the vocabulary."""
+def _generate_text(vocabulary: Vocabulary, length: int, generator: random.Random) -> str:
+    """Returns text of about `length` random tokens of the vocabulary."""
     known = _known(vocabulary)
     return vocabulary.decode([generator.choices(known, k=length)])[0] if known else ""

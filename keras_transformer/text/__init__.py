@@ -2,8 +2,7 @@
 
 from keras_transformer.text.learning import learn_vocabulary
 from keras_transformer.text.sampling import SubwordSampler
-from keras_transformer.text.scores import score_translations
 from keras_transformer.text.tokenizer import Tokenizer
 from keras_transformer.text.vocabulary import Vocabulary
 
-__all__ = ["SubwordSampler", "Tokenizer", "Vocabulary", "learn_vocabulary", "score_translations"]
+__all__ = ["SubwordSampler", "Tokenizer", "Vocabulary", "learn_vocabulary"]

@@ -26,8 +26,8 @@ from keras_transformer.text.vocabulary import (
 _NUM_BYTES = 256  # tokens that byte_fallback adds
 _RULE_NAMES = {"nfkc": "nmt_nfkc", "identity": "identity"}
 
-# Longer lines are cut, because the trainer skips them without a word, its unigram model fails on
-# long unbroken ones, and a token holds 8,000 bytes, where NFKC makes up to 18 of a character.
+# Longer lines are split, because the trainer silently skips them, its unigram model fails on long
+# lines without spaces, and a token holds 8,000 bytes, while NFKC makes up to 18 of a character.
 _MAX_LINE_CHARACTERS = 400
 _MAX_BYTES_A_CHARACTER = 4
 # The trainer skips every line that holds this character, which it uses for "unknown" inside.
@@ -53,8 +53,8 @@ def learn_vocabulary(
 
     Args:
         sentences: the text to learn from, read once; line ends are dropped.
-        size: tokens wanted, the four reserved ones included. "bpe" and "unigram" give exactly
-            so many, "char" and "word" the most frequent ones and fewer where the text has fewer.
+        size: number of tokens, the four reserved ones included. "bpe" and "unigram" give exactly
+            that many, "char" and "word" the most frequent ones, fewer if the text has fewer.
         kind: "bpe" (Sennrich et al. 2016, the paper's choice), "unigram" (Kudo 2018), "char", or
             "word" for whatever stands between spaces, such as the pieces of tokenized text
             ("un@@ happy").
@@ -170,8 +170,8 @@ def _sample(sentences: Iterable[str], count: int, generator: random.Random) -> l
     for index, sentence in enumerate(sentences):
         if index < count:
             sample.append(sentence)
-        elif (place := generator.randrange(index + 1)) < count:
-            sample[place] = sentence
+        elif (slot := generator.randrange(index + 1)) < count:
+            sample[slot] = sentence
     return sample
 
 
@@ -202,7 +202,7 @@ def _cut(line: str) -> Iterator[str]:
 
 
 def _explain(trainer_message: str, size: int, kind: str) -> str | None:
-    """Returns what to do about the trainer's complaint, None for one that is not known."""
+    """Returns advice on an error of the trainer, None for an unknown one."""
     asked = f"a {kind} vocabulary of size {size} was asked for"
     if match := re.search(r"Vocabulary size too high .*<= (\d+)", trainer_message):
         return (

@@ -1,7 +1,7 @@
-"""Tokenizing inside a TensorFlow graph: string tensors to ids and back.
+"""Tokenization inside a TensorFlow graph: string tensors to ids and back.
 
-Gives the same ids and the same text as `Vocabulary`, and goes into a SavedModel with the model
-inside, so that a server takes and returns plain sentences.
+Gives the same ids and the same text as `Vocabulary`. A SavedModel contains it with the vocabulary,
+so that a server takes and returns plain sentences.
 
 Shapes: B sentences, L length of the longest.
 """
@@ -9,18 +9,15 @@ Shapes: B sentences, L length of the longest.
 import tensorflow as tf
 import tensorflow_text as tf_text
 
-from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID
-from keras_transformer.text.vocabulary import Vocabulary
+from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from keras_transformer.text.vocabulary import WORD_START, Vocabulary
 
 
 class Tokenizer(tf.Module):
-    """A vocabulary as TensorFlow operations; track it in whatever module is exported.
+    """A vocabulary as TensorFlow operations; the module that is exported must track it.
 
     Args:
-        vocabulary: gives the tokens.
-
-    Attributes:
-        vocabulary: as given.
+        vocabulary: the vocabulary, kept as an attribute.
 
     Example:
         >>> tokenizer = Tokenizer(vocabulary)
@@ -32,19 +29,27 @@ class Tokenizer(tf.Module):
         super().__init__(name="tokenizer")
         self.vocabulary = vocabulary
 
-    def tokenize(self, text: tf.Tensor) -> tf.RaggedTensor:
-        """Returns the ids of each sentence, without start and end.
+    def tokenize(self, text: tf.Tensor, max_tokens: int | None = None) -> tf.RaggedTensor:
+        """Returns the ids of each sentence, without BOS and EOS.
 
         Args:
             text: string [B], UTF-8. A byte that is not UTF-8 becomes the unknown token.
+            max_tokens: the most ids of a sentence, the rest of which is not read, see
+                `Vocabulary.max_characters`; None for all.
 
         Returns:
             int32 [B, (length)]
         """
-        return self._sentencepiece().tokenize(text)
+        if max_tokens is None:
+            return self._sentencepiece().tokenize(text)
+        limit = self.vocabulary.max_characters(max_tokens)
+        # By bytes first: bytes that are not UTF-8 may count as one character, however many.
+        text = tf.strings.substr(text, 0, 4 * limit)
+        text = tf.strings.substr(text, 0, limit, unit="UTF8_CHAR")
+        return self._sentencepiece().tokenize(text)[:, :max_tokens]
 
     def detokenize(self, ids: tf.Tensor) -> tf.Tensor:
-        """Returns the text of each row of ids up to its first end; padding and start are skipped.
+        """Returns the text of each row of ids up to its first EOS; padding and BOS are skipped.
 
         Args:
             ids: integers [..., L], with any number of leading dimensions.
@@ -65,14 +70,44 @@ class Tokenizer(tf.Module):
         text = tf.strings.regex_replace(text, "^ ", "")
         return tf.ensure_shape(tf.reshape(text, leading_shape), ids.shape[:-1])
 
-    def _sentencepiece(self) -> tf_text.SentencepieceTokenizer:
-        """Returns the tokenizer as a part of the graph that is being traced, if one is.
+    def unpad(self, ids: tf.Tensor) -> tf.RaggedTensor:
+        """Returns the ids of each row [B, L] before its first EOS, int32 [B, (length)].
 
-        One that is made once and kept lives in a kernel of TensorFlow's eager runtime, and is lost
-        when `tf.random.set_seed` or `keras.utils.set_random_seed` clears the cache of kernels.
+        None of a row without EOS: where its padding begins is unknown. An id outside the vocabulary
+        becomes the unknown token.
         """
-        # A SavedModel finds a SentencePiece model by its name: without one of its own, the second
-        # tokenizer of a SavedModel would silently work with the model of the first.
+        is_eos = ids == EOS_ID
+        has_eos = tf.reduce_any(is_eos, axis=1, keepdims=True)  # [B, 1]
+        is_read = has_eos & (tf.cumsum(tf.cast(is_eos, tf.int32), axis=1) == 0)  # [B, L]
+        is_known = (ids > PAD_ID) & (ids < self.vocabulary.size)
+        lengths = tf.reduce_sum(tf.cast(is_read, tf.int32), axis=1)  # [B]
+        return tf.RaggedTensor.from_tensor(tf.where(is_known, ids, UNK_ID), lengths)
+
+    def pieces(self, ids: tf.Tensor) -> tf.Tensor:
+        """Returns the tokens with these ids as text, of the same shape; padding is the empty text.
+
+        Where all tokens are words, the unknown one begins a word as well.
+        """
+        pieces = self.vocabulary.pieces(range(self.vocabulary.size))
+        pieces[PAD_ID] = ""
+        if all(piece.startswith(WORD_START) for piece in pieces[EOS_ID + 1 :]):
+            pieces[UNK_ID] = WORD_START + pieces[UNK_ID]
+        return tf.gather(tf.constant(pieces), ids)
+
+    def _sentencepiece(self) -> tf_text.SentencepieceTokenizer:
+        """Returns a new tokenizer, part of the graph that is being traced, if any.
+
+        One that is kept lives in a kernel of TensorFlow's eager runtime, and is lost when
+        `tf.random.set_seed` or `keras.utils.set_random_seed` clears the cache of kernels.
+        """
+        # A SavedModel finds a SentencePiece model by its name: without a unique name, the second
+        # tokenizer of a SavedModel would silently use the model of the first.
         return tf_text.SentencepieceTokenizer(
             self.vocabulary.model_bytes, name=f"sentencepiece_{self.vocabulary.fingerprint}"
         )
+
+
+def with_eos(tokens: tf.RaggedTensor) -> tf.Tensor:
+    """Returns ids [B, (length)] with EOS at the end of each row, then padding: int32 [B, L]."""
+    eos = tf.fill([tokens.nrows(tf.int32), 1], EOS_ID)
+    return tf.concat([tokens, eos], axis=1).to_tensor(PAD_ID)

@@ -16,18 +16,18 @@ from typing_extensions import Self
 
 from keras_transformer.atomic_files import write_atomically
 from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
-from keras_transformer.errors import InputError
+from keras_transformer.errors import InputError, advice_on_writing
 
 RESERVED_IDS = (PAD_ID, UNK_ID, BOS_ID, EOS_ID)
-_SPACE = "\u2581"  # how SentencePiece spells the space inside a piece
+WORD_START = "\u2581"  # which SentencePiece puts in place of a space
 
 
 class Vocabulary:
     """Tokens with their ids: encodes sentences into ids and decodes ids into sentences.
 
     Args:
-        model_bytes: a serialized SentencePiece model whose ids 0 to 3 are padding, unknown, start
-            and end, as `learn_vocabulary` gives it.
+        model_bytes: a serialized SentencePiece model whose ids 0 to 3 are padding, unknown, BOS and
+            EOS, as `learn_vocabulary` makes it.
 
     Attributes:
         model_bytes: as given.
@@ -56,7 +56,7 @@ class Vocabulary:
         if self.size == 0 or ids != RESERVED_IDS:
             raise InputError(
                 f"the SentencePiece model must give the ids {RESERVED_IDS} to padding, unknown, "
-                f"start and end, but gives {ids}; learn it anew with learn_vocabulary"
+                f"BOS and EOS, but gives {ids}; learn it again with learn_vocabulary"
             )
 
     @classmethod
@@ -75,7 +75,7 @@ class Vocabulary:
         except OSError as error:
             raise InputError(
                 f"cannot write the vocabulary {os.fspath(path)}: {error.strerror}; "
-                "give a path in a folder that exists and can be written to"
+                f"{advice_on_writing(error)}"
             ) from error
 
     @functools.cached_property
@@ -83,26 +83,49 @@ class Vocabulary:
         """SHA-256 of the model in hexadecimal: the same vocabulary, the same fingerprint."""
         return hashlib.sha256(self.model_bytes).hexdigest()
 
-    def encode(self, texts: Sequence[str], *, num_threads: int = -1) -> list[list[int]]:
-        """Returns the ids of each text, without start and end.
+    @functools.cached_property
+    def _longest_piece(self) -> int:
+        return max(map(len, self.pieces(range(self.size))))
+
+    def max_characters(self, max_tokens: int) -> int:
+        """Returns how many characters of a text are read to find its first `max_tokens` tokens.
+
+        Twice as many as these tokens can spell where normalization writes four characters as one
+        throughout. No token reaches over a space, so what follows a word does not change the tokens
+        before its end. The limit can therefore be seen only in a text with a single word, a run of
+        spaces or a run of unknown characters (which are one token) of half the limit.
+        """
+        return 8 * self._longest_piece * max_tokens
+
+    def encode(
+        self, texts: Sequence[str], *, max_tokens: int | None = None, num_threads: int = -1
+    ) -> list[list[int]]:
+        """Returns the ids of each text, without BOS and EOS.
 
         Args:
             texts: any number of sentences; "▁" in them counts as a space.
+            max_tokens: the most ids of a text, the rest of which is not read, see `max_characters`;
+                None for all.
             num_threads: threads over which the sentences are spread; -1 means one for each core.
 
         Raises:
             InputError: a text holds a lone surrogate and so is not Unicode.
         """
         check_not_one_text(texts)
+        texts = list(texts)
+        if max_tokens is not None:
+            limit = self.max_characters(max_tokens)
+            texts = [text[:limit] for text in texts]
         try:
-            return self._processor.encode(list(texts), out_type=int, num_threads=num_threads)
+            ids = self._processor.encode(texts, out_type=int, num_threads=num_threads)
         except Exception:
             for text in texts:
                 check_unicode(text)
             raise
+        return [row[:max_tokens] for row in ids]
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
-        """Returns the text of each row of ids up to its first end; padding and start are skipped.
+        """Returns the text of each row of ids up to its first EOS; padding and BOS are skipped.
 
         The unknown token reads "⁇".
 
@@ -122,7 +145,7 @@ class Vocabulary:
     def normalize(self, text: str) -> str:
         """Returns the text as decoding gives it back where every character is known."""
         check_unicode(text)
-        return self._processor.normalize(text).replace(_SPACE, " ").lstrip(" ")
+        return self._processor.normalize(text).replace(WORD_START, " ").lstrip(" ")
 
     def _content(self, row: Sequence[int]) -> list[int]:
         content = []

@@ -1,4 +1,4 @@
-"""Training: loss, metrics, schedule, checkpoints and the run that ties them together."""
+"""Training: the optimizer, checkpoints, validation and the run that ties them together."""
 
 from keras_transformer.training.checkpoints import Checkpoints
 from keras_transformer.training.compilation import compile_for_training
@@ -11,26 +11,24 @@ from keras_transformer.training.corpora import (
 )
 from keras_transformer.training.fit import is_finished, train
 from keras_transformer.training.input_pipeline import num_shapes
-from keras_transformer.training.losses import SmoothedCrossEntropy
-from keras_transformer.training.metrics import Perplexity, TargetTokens, TokenAccuracy
-from keras_transformer.training.run_directory import RunConfigs, RunDirectory
-from keras_transformer.training.schedules import InverseSquareRoot
+from keras_transformer.training.run_config import RunConfigs
+from keras_transformer.training.run_directory import RunDirectory
 from keras_transformer.training.stopping import Stopped
-from keras_transformer.training.strategies import make_strategy, worker_of
+from keras_transformer.training.strategies import (
+    computes_in_bfloat16,
+    make_strategy,
+    worker_of,
+)
 from keras_transformer.training.validation import check_validation
 
 __all__ = [
     "Checkpoints",
-    "InverseSquareRoot",
-    "Perplexity",
     "RunConfigs",
     "RunDirectory",
-    "SmoothedCrossEntropy",
     "Stopped",
-    "TargetTokens",
-    "TokenAccuracy",
     "check_validation",
     "compile_for_training",
+    "computes_in_bfloat16",
     "is_finished",
     "make_strategy",
     "make_vocabularies",

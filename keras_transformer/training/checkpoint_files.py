@@ -9,22 +9,16 @@ import contextlib
 import pathlib
 import re
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
-import keras
 import tensorflow as tf
 
 from keras_transformer.atomic_files import sync
 from keras_transformer.atomic_folders import temporary_folder
 from keras_transformer.errors import InputError
+from keras_transformer.training.checkpoint_contents import Contents
 
 AVERAGE = "average"
-
-Variable = Any  # keras.Variable or tf.Variable, also a mirrored one
-# TensorFlow's variables, or what a strategy has made of them, by group and name. The files are the
-# same for any number of devices.
-Contents = Mapping[str, Mapping[str, Variable]]
 
 
 class DamagedError(InputError):
@@ -61,10 +55,10 @@ class CheckpointFiles:
         """Whether there is such a checkpoint."""
         return (self.folder / f"{name}.index").exists()
 
-    def listing(self) -> str:
-        """Returns the names of all checkpoints, for messages."""
+    def listing(self, without: str | None = None) -> str:
+        """Returns the names of all checkpoints, or of all but one, for messages."""
         names = [f"step-{step}" for step in self.steps()] + [AVERAGE] * self.exists(AVERAGE)
-        return ", ".join(names) or "none"
+        return ", ".join(name for name in names if name != without) or "none"
 
     def write(self, name: str, contents: Contents) -> None:
         """Writes a checkpoint in the place of any of that name.
@@ -93,8 +87,8 @@ class CheckpointFiles:
             if not self.exists(path.stem):
                 path.unlink(missing_ok=True)
 
-    def count(self, name: str) -> collections.Counter[str]:
-        """Returns how many variables a checkpoint has in each group.
+    def names(self, name: str) -> dict[str, set[str]]:
+        """Returns the names of a checkpoint's variables, by group.
 
         Raises:
             InputError: there is no such checkpoint, or it is damaged.
@@ -103,23 +97,70 @@ class CheckpointFiles:
             raise InputError(f"no checkpoint {name} in {self.folder}; there is {self.listing()}")
         with self._refusal(name):
             stored = tf.train.list_variables(str(self.folder / name))
-        return collections.Counter(key.partition("/")[0] for key, _ in stored)
+        names: dict[str, set[str]] = collections.defaultdict(set)
+        for key, _ in stored:
+            group, _, rest = key.partition("/")
+            variable = rest.partition("/")[0]
+            # TensorFlow writes "/" within a name as ".S", and "." as "..".
+            names[group].add(re.sub(r"\.(.)", lambda found: found[1].replace("S", "/"), variable))
+        return names
 
-    def read(self, name: str, contents: Contents, num_weights: int) -> None:
+    def check(self, name: str) -> None:
+        """Reads a checkpoint from beginning to end.
+
+        Raises:
+            InputError: there is no such checkpoint, or it is damaged.
+        """
+        self.names(name)
+        with self._refusal(name):
+            reader = tf.train.load_checkpoint(str(self.folder / name))
+            for key in reader.get_variable_to_shape_map():
+                reader.get_tensor(key)  # compares checksums
+
+    def first_whole(self, names: Sequence[str], read: Callable[[str], None]) -> tuple[str, str]:
+        """Returns the first checkpoint that `read` does not find damaged.
+
+        Args:
+            names: at least one.
+            read: raises `DamagedError` as `read` and `check` do.
+
+        Returns:
+            The name, and what is wrong with those before it, "" where nothing is.
+
+        Raises:
+            InputError: all are damaged, or `read` finds another fault.
+        """
+        damaged: list[str] = []
+        for name in names:
+            try:
+                read(name)
+            except DamagedError as error:
+                damaged.append(error.what)
+            else:
+                return name, "; ".join(damaged)
+        raise InputError(
+            f"no checkpoint in {self.folder} is whole: {'; '.join(damaged)}; restore one from "
+            "a copy, or delete them to start anew"
+        )
+
+    def read(self, name: str, contents: Contents, weights: Iterable[str]) -> None:
         """Sets variables to what a checkpoint holds under their names.
 
         Args:
             name: of the checkpoint.
-            contents: the variables; the checkpoint may hold others too.
-            num_weights: variables that it must have in its group "weights".
+            contents: the variables. The checkpoint may hold other groups, but in each of these
+                no other variables.
+            weights: names of all variables that it must have in its group "weights".
 
         Raises:
-            InputError: there is no such checkpoint, it is damaged, or it holds no such variables.
+            InputError: there is no such checkpoint, it is damaged, or it holds other variables.
         """
-        found = self.count(name)["weights"]
+        stored = self.names(name)
+        expected = {group: set(variables) for group, variables in contents.items()}
+        expected["weights"] = set(weights)
         with self._refusal(name):
-            if found != num_weights:
-                raise ValueError(f"it has {found} weights, not {num_weights}")
+            for group, names in expected.items():
+                _check_names(group, stored.get(group, set()), names)
             status = tf.train.Checkpoint(**contents).read(str(self.folder / name))
             status.assert_existing_objects_matched().expect_partial()
 
@@ -131,47 +172,21 @@ class CheckpointFiles:
         except (AssertionError, ValueError) as error:
             raise InputError(
                 f"checkpoint {self.folder / name} is of another model ({one_line(error)}); "
-                "give the run directory that it was made in"
+                "give the run directory that it was made in, and use the same version of Keras"
             ) from error
         except (tf.errors.OpError, IndexError) as error:  # IndexError: a file that was cut short
             what = f"checkpoint {self.folder / name} is damaged ({one_line(error)})"
-            raise DamagedError(what, self.listing()) from error
+            raise DamagedError(what, self.listing(without=name)) from error
 
 
-def training_contents(
-    model: keras.Model,
-    average_weights: Mapping[str, Variable] | None,
-    extra: Mapping[str, Variable] | None,
-) -> dict[str, dict[str, Variable]]:
-    """Returns all that training goes on from; see `Checkpoints.save`."""
-    known = {id(weight) for weight in model.weights}
-    seeds = [variable for variable in model.variables if id(variable) not in known]
-    contents = {
-        "weights": by_name(model, model.weights),
-        "seeds": _numbered(seeds),
-        "optimizer": _numbered(model.optimizer.variables),
-    }
-    for group, variables in (("average_weights", average_weights), ("extra", extra)):
-        if variables:
-            contents[group] = {name: _value(variable) for name, variable in variables.items()}
-    return contents
-
-
-def by_name(model: keras.Model, weights: Sequence[keras.Variable]) -> dict[str, Variable]:
-    """Returns some of a model's weights under names that are the same in any process."""
-    # The path begins with the model's own name, which Keras numbers by process.
-    own_name = f"{model.name}/"
-    return {weight.path.removeprefix(own_name): _value(weight) for weight in weights}
+def _check_names(group: str, stored: set[str], expected: set[str]) -> None:
+    """Raises `ValueError`, with the first name and a count, where two sets of names differ."""
+    for names, what in ((expected - stored, "lacks"), (stored - expected, "also has")):
+        if names:
+            others = f" and {len(names) - 1} others" if len(names) > 1 else ""
+            raise ValueError(f"it {what} {group}/{min(names)}{others}")
 
 
 def one_line(error: BaseException) -> str:
     """Returns an error's message on one line, without the name of a TensorFlow operation."""
     return textwrap.shorten(str(error).rpartition("}} ")[2], 200)
-
-
-def _numbered(variables: Sequence[keras.Variable]) -> dict[str, Variable]:
-    return {str(number): _value(variable) for number, variable in enumerate(variables)}
-
-
-def _value(variable: Variable) -> Variable:
-    return variable.value if isinstance(variable, keras.Variable) else variable

@@ -1,7 +1,7 @@
 """The dev metrics of each checkpoint of a run: `checkpoint_metrics.json` beside the checkpoints.
 
-A checkpoint's scores are written before it is, and are the same whenever its step is reached: a
-crash between the two leaves scores that will be written again, and does no harm.
+A checkpoint's metrics are written before it is, and are the same whenever its step is reached: a
+crash between the two leaves metrics that will be written again, and does no harm.
 """
 
 import json
@@ -11,13 +11,14 @@ from typing import Any
 
 from keras_transformer.atomic_files import write_atomically
 from keras_transformer.errors import InputError
+from keras_transformer.tasks import Metric
 
 
 class CheckpointMetrics:
     """The metrics of a run at its checkpoints, by step.
 
     Args:
-        path: the file; made when the first scores are written.
+        path: the file; made when the first metrics are written.
     """
 
     def __init__(self, path: pathlib.Path) -> None:
@@ -32,15 +33,15 @@ class CheckpointMetrics:
         if not self.path.exists():
             return {}
         try:
-            scores = json.loads(self.path.read_text(encoding="utf-8"))
+            by_step = json.loads(self.path.read_text(encoding="utf-8"))
             return {
                 int(step): {name: float(value) for name, value in metrics.items()}
-                for step, metrics in sorted(scores.items(), key=lambda entry: int(entry[0]))
+                for step, metrics in sorted(by_step.items(), key=lambda entry: int(entry[0]))
             }
         except (OSError, ValueError, TypeError, AttributeError) as error:
             raise InputError(
                 f"{self.path} is damaged ({type(error).__name__}: {error}); restore it from a "
-                "copy, or delete it to go on without the scores of earlier checkpoints"
+                "copy, or delete it to go on without the metrics of earlier checkpoints"
             ) from error
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -49,12 +50,12 @@ class CheckpointMetrics:
         Raises:
             OSError: the disk does not take them; the file stays as it was.
         """
-        scores = self.read() | {step: {name: float(value) for name, value in metrics.items()}}
-        write_atomically(self.path, json.dumps(scores, indent=1) + "\n")
+        by_step = self.read() | {step: {name: float(value) for name, value in metrics.items()}}
+        write_atomically(self.path, json.dumps(by_step, indent=1) + "\n")
 
 
-def dev_metrics(logs: Mapping[str, Any] | None) -> dict[str, float]:
-    """Returns the metrics of the dev set among those that `fit` shows at the end of an interval.
+def dev_metrics(logs: Mapping[str, Any] | None, metric: Metric | None) -> dict[str, float]:
+    """Returns the metrics of the dev set, that of the task among them, at the end of an interval.
 
     The others cover the batches since the run was last interrupted: they would not be the same
     each time.
@@ -62,5 +63,5 @@ def dev_metrics(logs: Mapping[str, Any] | None) -> dict[str, float]:
     return {
         name: float(value)
         for name, value in (logs or {}).items()
-        if name == "bleu" or name.startswith("val_")
+        if name.startswith("val_") or (metric is not None and name == metric.name)
     }

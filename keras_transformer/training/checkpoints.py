@@ -1,15 +1,16 @@
 """The checkpoints of a training run: which are kept, which one is meant, and their average.
 
-A checkpoint holds the weights by name, the state of every dropout's random numbers, the optimizer,
-and what else training goes on from. A crash, a full disk or a power loss while one is written
-leaves the earlier ones as they are; see `checkpoint_files.py`.
+A checkpoint holds weights, random states, the optimizer and what else training resumes from, each
+by name (`checkpoint_contents.py`). A crash while one is written leaves the earlier ones as they are
+(`checkpoint_files.py`).
 
-Regular checkpoints come after every so many steps and at the end. Any other was written because
-the run was stopped: training goes on from it, and it is dropped once a regular one follows, so
-that stopping a run changes neither which checkpoints are kept nor their average.
+Regular checkpoints are written at fixed intervals and at the end. Any other was written because
+the run was stopped, and is dropped once a regular one follows: stopping a run changes neither
+which checkpoints are kept nor their average.
 """
 
 import pathlib
+import sys
 from collections.abc import Callable, Mapping, Sequence
 
 import keras
@@ -17,16 +18,15 @@ import numpy as np
 import tensorflow as tf
 
 from keras_transformer.errors import InputError
-from keras_transformer.training.checkpoint_files import (
-    AVERAGE,
-    CheckpointFiles,
+from keras_transformer.tasks import Metric
+from keras_transformer.training.checkpoint_contents import (
     Contents,
-    DamagedError,
     Variable,
     by_name,
-    one_line,
+    first_not_finite,
     training_contents,
 )
+from keras_transformer.training.checkpoint_files import AVERAGE, CheckpointFiles, one_line
 from keras_transformer.training.checkpoint_metrics import CheckpointMetrics
 
 
@@ -34,14 +34,15 @@ class Checkpoints:
     """The checkpoints `step-N` in one folder, and `average`, the mean of several.
 
     Args:
-        folder: where they are; made when the first one is written.
+        folder: where they are, made with the first one.
         keep: how many of the newest to keep.
-        keep_best: how many of those with the best dev BLEU to keep beside them.
+        keep_best: how many of those with the best `metric` to keep beside them.
         every: steps between two regular checkpoints.
         end: the last step of the run, whose checkpoint is a regular one too.
+        metric: the task's, by which checkpoints are ranked; without one none is the best.
 
     Attributes:
-        scores: the metrics at each checkpoint.
+        metrics: the metrics at each checkpoint.
     """
 
     def __init__(
@@ -52,12 +53,14 @@ class Checkpoints:
         keep_best: int = 0,
         every: int = 1,
         end: int | None = None,
+        metric: Metric | None = None,
     ) -> None:
         self.folder = folder
         self.keep = keep
         self.keep_best = keep_best
         self.every = every
         self.end = end
+        self.metric = metric
         self.metrics = CheckpointMetrics(folder / "checkpoint_metrics.json")
         self._files = CheckpointFiles(folder)
 
@@ -78,9 +81,9 @@ class Checkpoints:
         return [step for step in self.steps() if self.is_regular(step)][-count:]
 
     def best(self, count: int) -> list[int]:
-        """Returns the steps of the regular checkpoints with the best dev BLEU, oldest first.
+        """Returns the steps of the regular checkpoints with the best `metric`, oldest first.
 
-        Among equals the newer one is better; those without a BLEU are none of the best.
+        Among equals the newer one is better; those without it are none of the best.
         """
         return self._best_of(self.steps(), count)
 
@@ -97,25 +100,27 @@ class Checkpoints:
         average_weights: Mapping[str, Variable] | None = None,
         extra: Mapping[str, Variable] | None = None,
     ) -> None:
-        """Writes checkpoint `step-<step>`, then drops those that are not kept any longer.
-
-        The average of earlier ones, which no longer is the run's result, is dropped as well.
+        """Writes checkpoint `step-<step>`, then drops the average and those that are not kept.
 
         Args:
-            model: gives the weights, the random numbers of dropout and the optimizer.
+            model: gives the weights, the states of dropout and the optimizer.
             step: batches trained on.
-            metrics: of the model at this step, for `best` and for stopping early.
-            average_weights: moving averages of the trainable weights, by the weights' paths within
-                the model.
-            extra: other variables that training goes on from, by name.
+            metrics: of the model at this step, for `best` and early stopping.
+            average_weights: moving averages of the trainable weights, by path within the model.
+            extra: other variables to resume from, by name.
 
         Raises:
             InputError: a weight is not finite, or the disk does not take the checkpoint; the
                 earlier ones stay as they are.
         """
         contents = training_contents(model, average_weights, extra)
-        self._check_finite(contents, step)
-        self._write(f"step-{step}", contents, step, metrics)
+        if name := first_not_finite(contents):
+            raise InputError(
+                f"weight {name} is not finite after step {step}, so no checkpoint was written; "
+                f"there is {self._files.listing()}; train another run with a lower learning_rate "
+                "or clip_norm"
+            )
+        self._write(f"step-{step}", contents, (step, metrics) if metrics else None)
         self._tidy(step)
 
     def save_average(self, model: keras.Model) -> None:
@@ -127,18 +132,19 @@ class Checkpoints:
         self._files.drop(AVERAGE)
 
     def restore(self, model: keras.Model, name: str) -> None:
-        """Reads the weights of checkpoint `name`, or its moving averages of them if it has such.
+        """Reads the weights of checkpoint `name`, or their moving averages where it has them.
 
         Raises:
             InputError: there is no such checkpoint, it is damaged, or it is another model's.
         """
-        contents = {"weights": by_name(model, model.weights)}
-        if "average_weights" in self._files.count(name):
+        weights = by_name(model, model.weights)
+        contents = {"weights": weights}
+        if "average_weights" in self._files.names(name):
             contents = {
                 "weights": by_name(model, model.non_trainable_weights),
                 "average_weights": by_name(model, model.trainable_weights),
             }
-        self._files.read(name, contents, len(model.weights))
+        self._files.read(name, contents, weights)
 
     def resume(
         self,
@@ -148,60 +154,56 @@ class Checkpoints:
         extra: Mapping[str, Variable] | None = None,
         say: Callable[[str], None] = print,
     ) -> int:
-        """Sets all that `save` was given to the newest checkpoint that is whole.
-
-        Args:
-            model: as in `save`.
-            average_weights: as in `save`.
-            extra: as in `save`.
-            say: takes a line where damaged checkpoints are passed over.
+        """Sets all that `save` was given to the newest checkpoint that is not damaged.
 
         Returns:
-            The checkpoint's step; 0 where there is none yet.
+            The checkpoint's step; 0 where there is none yet. `say` takes a line about any that
+            was skipped.
 
         Raises:
             InputError: all checkpoints are damaged, or the newest is another model's.
         """
         self.metrics.read()  # a damaged file is reported now, not after an interval
         contents = training_contents(model, average_weights, extra)
-        damaged: list[str] = []
-        for step in reversed(self.steps()):
-            try:
-                self._files.read(f"step-{step}", contents, len(model.weights))
-            except DamagedError as error:
-                damaged.append(error.what)
-                continue
-            if damaged:
-                say(f"{'; '.join(damaged)}; going on from step {step}.")
-            return step
+        names = [f"step-{step}" for step in reversed(self.steps())]
+        if not names:
+            return 0
+        name, damaged = self._files.first_whole(
+            names, lambda name: self._files.read(name, contents, contents["weights"])
+        )
+        step = int(name.removeprefix("step-"))
         if damaged:
-            raise InputError(
-                f"no checkpoint in {self.folder} is whole: {'; '.join(damaged)}; restore one from "
-                "a copy, or delete them to start anew"
-            )
-        return 0
+            say(f"{damaged}; going on from step {step}.")
+        return step
 
     def find(self, which: str) -> str:
         """Returns the name of the checkpoint that a person means by `which`.
 
         Args:
-            which: "latest", "best" (by dev BLEU), "average", a step, or "auto": the average
-                where there is one, else the latest.
+            which: "latest", "best" (by `metric`), "average", a step, or "auto": the average, or
+                the latest where there is none. "auto" skips damaged ones, and says so on stderr.
 
         Raises:
-            InputError: it names no kind of checkpoint, or there is none yet.
+            InputError: it names no kind of checkpoint, there is none yet, or all are damaged.
         """
-        if which == AVERAGE or (which == "auto" and self.has_average()):
+        if which == AVERAGE:
             return AVERAGE
+        candidates = [AVERAGE] * self.has_average() + [f"step-{n}" for n in reversed(self.steps())]
+        if which == "auto" and candidates:
+            name, damaged = self._files.first_whole(candidates, self._files.check)
+            if damaged:
+                print(f"{damaged}; taking {name} in its place.", file=sys.stderr)
+            return name
         steps = self.best(1) if which == "best" else self.steps()
-        if which in ("auto", "latest", "best") and steps:
+        if which in ("latest", "best") and steps:
             return f"step-{steps[-1]}"
         step = which.removeprefix("step-")
         if step.isdecimal():
             return f"step-{step}"
         known = ": give auto, latest, best"
         if which == "best":
-            known = ", as none has a dev BLEU: give auto, latest"
+            label = "metric" if self.metric is None else self.metric.label
+            known = f", as none has a dev {label}: give auto, latest"
         raise InputError(
             f"no checkpoint {which!r} in {self.folder}{known}, average or a step; "
             f"there is {self._files.listing()}"
@@ -224,36 +226,23 @@ class Checkpoints:
             weight.assign(total / len(steps))
 
     def _best_of(self, steps: Sequence[int], count: int) -> list[int]:
-        scores = self.metrics.read()
+        if self.metric is None:
+            return []
+        metrics, name = self.metrics.read(), self.metric.name
         known = [
-            (scores[step]["bleu"], step)
+            (self.metric.rank(metrics[step][name]), step)
             for step in steps
-            if self.is_regular(step) and "bleu" in scores.get(step, {})
+            if self.is_regular(step) and name in metrics.get(step, {})
         ]
         return sorted(step for _, step in sorted(known, reverse=True)[:count])
 
-    def _check_finite(self, contents: Contents, step: int) -> None:
-        """Raises `InputError` for weights that no later step can mend."""
-        for group in ("weights", "average_weights"):
-            for name, weight in contents.get(group, {}).items():
-                if weight.dtype.is_floating and not tf.reduce_all(tf.math.is_finite(weight)):
-                    raise InputError(
-                        f"weight {name} is not finite after step {step}, so no checkpoint was "
-                        f"written; there is {self._files.listing()}; train another run with a "
-                        "lower learning_rate or clip_norm"
-                    )
-
     def _write(
-        self,
-        name: str,
-        contents: Contents,
-        step: int = 0,
-        metrics: Mapping[str, float] | None = None,
+        self, name: str, contents: Contents, metrics: tuple[int, Mapping[str, float]] | None = None
     ) -> None:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             if metrics:
-                self.metrics.write(step, metrics)
+                self.metrics.write(*metrics)
             self._files.write(name, contents)
         except (tf.errors.OpError, OSError) as error:
             raise InputError(
@@ -262,11 +251,7 @@ class Checkpoints:
             ) from error
 
     def _tidy(self, step: int) -> None:
-        """Drops what is not kept any longer once checkpoint `step` is written.
-
-        Later ones are left alone: if there are any, they could not be read when the run went on
-        from an earlier one, and will be written again.
-        """
+        """Drops what is not kept after checkpoint `step`; later ones, damaged, are rewritten."""
         steps = [other for other in self.steps() if other <= step]
         regular = [other for other in steps if self.is_regular(other)]
         kept = {step, *regular[-self.keep :], *self._best_of(regular, self.keep_best)}

@@ -3,18 +3,20 @@
 from typing import Literal
 
 from keras_transformer.config import TrainingConfig
-from keras_transformer.models import Transformer
-from keras_transformer.training.losses import SmoothedCrossEntropy
-from keras_transformer.training.metrics import Padding, Perplexity, TargetTokens, TokenAccuracy
+from keras_transformer.models import Seq2SeqModel
+from keras_transformer.objectives import (
+    InverseSquareRoot,
+    Padding,
+    Perplexity,
+    SmoothedCrossEntropy,
+    TargetTokens,
+    TokenAccuracy,
+)
 from keras_transformer.training.optimizer import FusedAdam
-from keras_transformer.training.schedules import InverseSquareRoot
-
-# Weights that are no matrices: decay would only keep norms from doing their work.
-_NO_DECAY = ["gain", "bias"]
 
 
 def compile_for_training(
-    model: Transformer, training: TrainingConfig, jit_compile: bool | Literal["auto"] = "auto"
+    model: Seq2SeqModel, training: TrainingConfig, jit_compile: bool | Literal["auto"] = "auto"
 ) -> None:
     """Compiles the model with the paper's optimizer, schedule and loss (5.3, 5.4).
 
@@ -35,7 +37,9 @@ def compile_for_training(
         weight_decay=training.weight_decay or None,
     )
     if training.weight_decay:
-        optimizer.exclude_from_weight_decay(var_names=_NO_DECAY)
+        # Decay of gains and biases would only keep norms from doing their work.
+        vectors = [weight for weight in model.trainable_weights if len(weight.shape) < 2]
+        optimizer.exclude_from_weight_decay(var_list=vectors)
     model.compile(
         optimizer=optimizer,
         loss=SmoothedCrossEntropy(training.label_smoothing),

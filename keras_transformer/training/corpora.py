@@ -1,32 +1,22 @@
-"""From a `DataConfig` to vocabularies and tokenized corpora."""
+"""From a `DataConfig`, as a task reads it, to vocabularies and tokenized corpora."""
 
+import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from keras_transformer.config import DataConfig, split_list
+from keras_transformer.config import DataConfig
 from keras_transformer.data import (
-    DatasetSplit,
-    FilePair,
     PairSource,
     ParallelText,
     TokenizedCorpus,
-    TsvFile,
     cached_corpus,
     learn_from_corpus,
-    read_parallel,
 )
 from keras_transformer.errors import InputError
+from keras_transformer.tasks import Task, TranslationTask
 from keras_transformer.text import Vocabulary
 
-
-def training_sources(data: DataConfig) -> list[PairSource]:
-    """Returns the corpora to train on: pairs of files, then TSV files, then data sets."""
-    files = zip(split_list(data.train_source), split_list(data.train_target), strict=True)
-    return [
-        *(FilePair(source, target) for source, target in files),
-        *(TsvFile(path) for path in split_list(data.train_tsv)),
-        *_data_sets(data, "train"),
-    ]
+_TRANSLATION = TranslationTask()
 
 
 def training_corpus(
@@ -36,11 +26,12 @@ def training_corpus(
     progress: Callable[[int], None] = lambda num_pairs: None,
     *,
     keep_others: bool = False,
+    task: Task = _TRANSLATION,
 ) -> TokenizedCorpus:
     """Returns the corpora to train on as ids, tokenized before or now; see `cached_corpus`."""
     return cached_corpus(
         cache_folder,
-        training_sources(data),
+        task.sources(data, "train"),
         vocabularies,
         max_length=data.max_length,
         max_length_ratio=data.max_length_ratio,
@@ -49,35 +40,24 @@ def training_corpus(
     )
 
 
-def read_validation_text(data: DataConfig) -> ParallelText | None:
-    """Returns the sentence pairs to validate on, or None where the configuration names none.
-
-    They are the dev files, or else the first data set's split "validation", if it has one.
-    """
-    if data.dev_source is not None and data.dev_target is not None:
-        return read_parallel(data.dev_source, data.dev_target)
-    data_sets = _data_sets(data, "validation")
-    if not data_sets or not data_sets[0].exists():
-        return None
-    return ParallelText.read(data_sets[0])
+def read_validation_text(data: DataConfig, task: Task = _TRANSLATION) -> ParallelText | None:
+    """Returns the pairs to validate on, or None where the configuration names none."""
+    sources = task.sources(data, "validation")
+    return _read(sources) if sources else None
 
 
-def read_test_text(data: DataConfig, split: str = "test") -> ParallelText:
-    """Returns the sentence pairs to score translations on.
-
-    Args:
-        data: names test files, or a data set, the first of which is taken.
-        split: of the data set.
+def read_test_text(
+    data: DataConfig, split: str = "test", task: Task = _TRANSLATION
+) -> ParallelText:
+    """Returns the pairs to evaluate on: those of a split, see `Task.sources`.
 
     Raises:
-        InputError: the configuration names neither.
+        InputError: the configuration names none.
     """
-    if data.test_source is not None and data.test_target is not None:
-        return read_parallel(data.test_source, data.test_target)
-    data_sets = _data_sets(data, split)
-    if not data_sets:
+    sources = task.sources(data, split)
+    if not sources:
         raise InputError("this run names no test files: give --source and --target of a test set")
-    return ParallelText.read(data_sets[0])
+    return _read(sources)
 
 
 def tokenize(
@@ -96,7 +76,7 @@ def tokenize(
     )
 
 
-def make_vocabularies(data: DataConfig) -> tuple[Vocabulary, Vocabulary]:
+def make_vocabularies(data: DataConfig, task: Task = _TRANSLATION) -> tuple[Vocabulary, Vocabulary]:
     """Loads or learns the vocabularies of source and target; one object where they share it.
 
     They are learned from the text to train on; see `learn_from_corpus`.
@@ -105,7 +85,7 @@ def make_vocabularies(data: DataConfig) -> tuple[Vocabulary, Vocabulary]:
         source = Vocabulary.load(data.vocabulary)
         path = data.target_vocabulary
         return source, source if path is None else Vocabulary.load(path)
-    sources = training_sources(data)
+    sources = task.sources(data, "train")
     options = {
         "size": data.vocabulary_size,
         "kind": data.vocabulary_kind,
@@ -119,6 +99,5 @@ def make_vocabularies(data: DataConfig) -> tuple[Vocabulary, Vocabulary]:
     return learn_from_corpus(sources, (0,), **options), learn_from_corpus(sources, (1,), **options)
 
 
-def _data_sets(data: DataConfig, split: str) -> list[DatasetSplit]:
-    names = split_list(data.dataset)
-    return [DatasetSplit(name=name, split=split, reverse=data.reverse) for name in names]
+def _read(sources: Sequence[PairSource]) -> ParallelText:
+    return ParallelText.read(itertools.chain.from_iterable(sources))

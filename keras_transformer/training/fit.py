@@ -6,7 +6,7 @@ from typing import Literal
 import tensorflow as tf
 
 from keras_transformer.data import ParallelText, TokenizedCorpus
-from keras_transformer.models import Transformer
+from keras_transformer.models import Seq2SeqModel
 from keras_transformer.training.run_directory import RunDirectory
 from keras_transformer.training.stopping import is_stopped_early
 from keras_transformer.training.strategies import worker_of
@@ -22,7 +22,7 @@ def train(
     jit_compile: bool | Literal["auto"] = "auto",
     tensorboard: bool = False,
     show: bool = True,
-) -> Transformer:
+) -> Seq2SeqModel:
     """Trains the run to its end and returns its model.
 
     A run that has checkpoints goes on from the newest: weights, optimizer, random numbers of
@@ -32,11 +32,11 @@ def train(
     Args:
         run: an existing run directory.
         corpus: the sentence pairs to train on.
-        dev: pairs whose loss and BLEU are measured at each checkpoint.
+        dev: pairs whose loss and task's metric are measured at each checkpoint.
         strategy: from `make_strategy`; None trains on one device.
         jit_compile: as in `TokenWeightedModel.compile`.
         tensorboard: whether to write TensorBoard logs into the run directory.
-        show: whether to tell on standard output how it goes.
+        show: whether to print progress on standard output.
 
     Raises:
         Stopped: by SIGTERM or Ctrl-C, after a checkpoint of the present step was written.
@@ -45,16 +45,18 @@ def train(
     """
     strategy = strategy or tf.distribute.get_strategy()
     with run.reserved() if worker_of(strategy).is_chief else contextlib.nullcontext():
-        session = Trainer(run, strategy, jit_compile, show)
+        trainer = Trainer(run, strategy, jit_compile, show)
         with strategy.scope():
-            session.train(corpus, dev, tensorboard)
-            session.average()
-    return session.model
+            trainer.train(corpus, dev, tensorboard)
+            trainer.average()
+    return trainer.model
 
 
 def is_finished(run: RunDirectory) -> bool:
     """Whether training has come to the end of the run, by its number of steps or by a metric."""
-    training, checkpoints = run.configs().training, run.checkpoints()
-    step = max(checkpoints.steps(), default=0)
-    at_end = step >= training.train_steps or is_stopped_early(training, checkpoints, step)
+    configs, checkpoints = run.configs(), run.checkpoints()
+    training, step = configs.training, max(checkpoints.steps(), default=0)
+    at_end = step >= training.train_steps or is_stopped_early(
+        training, configs.task, checkpoints, step
+    )
     return at_end and checkpoints.has_average()

@@ -1,89 +1,41 @@
 """What a run has cost: model FLOPs, and the share of the machine's arithmetic that they used.
 
-Shapes: N layers, D model dimension, F feed-forward dimension, H heads, K and U widths of a head's
-keys and values, V target vocabulary.
-
-Training a weight matrix of P entries costs 6 P floating point operations a token that it
-multiplies: a multiplication and an addition in the forward pass, and twice as many in the backward
-pass. The tokens are those of the source for
-
-    N (H (2K + U) D + H U D + 2 F D)    self-attention and feed-forward of the encoder
-    N H (K + U) D                       keys and values of the cross-attention, of the memory
-
-and those of the target for
-
-    N (H (2K + U) D + H U D + 2 F D)    self-attention and feed-forward of the decoder
-    N (H K D + H U D)                   query and output of the cross-attention
-    V D                                 the projection to logits
-
-Attention costs 6 N H (K + U) for each pair of a query and a key, which for K = U is 12 N H K:
-scores and weighted sums, forward and backward. A mean query has as many keys as the sentence that
-a mean token stands in has tokens. The causal mask saves nothing: what it hides is computed too.
-
-Not counted: padding, embedding lookups, biases, norms, softmax, loss and optimizer. Kaplan et al.
-2020, section 2.1, count so, with one stack and one N for all tokens.
+A model counts the matrix products of its forward pass; the backward pass multiplies twice as much.
+Not counted: padding, embedding lookups, biases, norms, softmax, loss and optimizer (Kaplan et al.
+2020, section 2.1, count so).
 """
 
 import time
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from keras_transformer.config import ModelConfig
+from keras_transformer.models import Seq2SeqModel
 from keras_transformer.training.metric_logging import Row
 
-_TRAINING = 6  # operations an entry and a token; see above
+_FORWARD_AND_BACKWARD = 3  # forward passes
 _SIZES = (512, 1024, 2048, 4096, 8192)  # of the matrices whose product is timed
 _PRODUCTS = 8  # in a row, so that the call of them counts for little
 
+Lengths = npt.NDArray[Any]  # tokens of each sentence of a corpus, EOS included
 
-class CorpusShape(NamedTuple):
-    """What the cost depends on in the text.
 
-    Attributes:
-        source_per_target: source tokens a target token.
-        source_length: tokens of the sentence that a mean source token stands in.
-        target_length: the same of the target.
+def training_flops(
+    model: Seq2SeqModel, source_lengths: Lengths, target_lengths: Lengths, target_tokens: float
+) -> float:
+    """Returns the floating-point operations of training on so many target tokens.
+
+    Args:
+        model: counts those of one sentence pair.
+        source_lengths: of the corpus.
+        target_lengths: of the corpus.
+        target_tokens: trained on, of pairs like those of the corpus.
     """
-
-    source_per_target: float
-    source_length: float
-    target_length: float
-
-    @classmethod
-    def of(
-        cls, source_lengths: npt.NDArray[np.int64], target_lengths: npt.NDArray[np.int64]
-    ) -> "CorpusShape":
-        """Measures a corpus by the lengths of its sentences, end tokens included, in tokens."""
-        source, target = (np.asarray(x, np.float64) for x in (source_lengths, target_lengths))
-        return cls(
-            source.sum() / target.sum(),
-            (source**2).sum() / source.sum(),
-            (target**2).sum() / target.sum(),
-        )
-
-
-def training_flops(config: ModelConfig, shape: CorpusShape, target_tokens: float) -> float:
-    """Returns the floating point operations of training on so many target tokens.
-
-    See the head of this file for the formula. A query of the cross-attention is taken to meet as
-    many keys as a source token does.
-    """
-    model_dim, layers, heads = config.model_dim, config.num_layers, config.num_heads
-    keys = heads * (config.key_dim or model_dim // heads)
-    values = heads * (config.value_dim or model_dim // heads)
-    own = (2 * keys + 2 * values + 2 * config.feed_forward_dim) * model_dim
-    across = (keys + values) * model_dim  # the cross-attention's on either side
-    logits = config.target_size * model_dim
-
-    source_tokens = target_tokens * shape.source_per_target
-    weights = source_tokens * layers * (own + across)
-    weights += target_tokens * (layers * (own + across) + logits)
-    pairs = source_tokens * shape.source_length
-    pairs += target_tokens * (shape.target_length + shape.source_length)
-    return _TRAINING * (weights + layers * (keys + values) * pairs)
+    source, target = (np.asarray(each, np.float64) for each in (source_lengths, target_lengths))
+    forward = np.sum(model.count_flops(source, target)) / np.sum(target)  # a target token
+    return float(_FORWARD_AND_BACKWARD * forward * target_tokens)
 
 
 def measured_peak(dtype: str, seconds: float = 0.3) -> float:
@@ -125,17 +77,19 @@ def _fastest(matrix: tf.Tensor, seconds: float) -> float:
     return fastest
 
 
-def summary_lines(config: ModelConfig, shape: CorpusShape, last: Row, peak: float) -> list[str]:
+def summary_lines(
+    model: Seq2SeqModel, lengths: tuple[Lengths, Lengths], last: Row, peak: float
+) -> list[str]:
     """Returns what to print at the end of a run.
 
     Args:
-        config: of the model.
-        shape: of the corpus.
+        model: the one that was trained.
+        lengths: of the source and target sentences of the corpus.
         last: the last row of metrics.jsonl, which counts over the whole run.
         peak: FLOP/s of all devices together, from `measured_peak`.
     """
     tokens, seconds = last["target_tokens"], last["seconds"]
-    flops = training_flops(config, shape, tokens)
+    flops = training_flops(model, *lengths, tokens)
     rate = flops / seconds
     hours, minutes = int(seconds) // 3600, int(seconds) // 60 % 60
     return [

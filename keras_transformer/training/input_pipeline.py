@@ -30,7 +30,8 @@ class TrainingInput:
     """
 
     def __init__(self, run: RunDirectory, strategy: tf.distribute.Strategy) -> None:
-        _, self._data, self._training = run.configs()
+        configs = run.configs()
+        self._data, self._training = configs.data, configs.training
         self._vocabularies = run.vocabularies()
         self._strategy = strategy
         self._worker = worker_of(strategy)
@@ -89,7 +90,7 @@ class TrainingInput:
 
 def num_shapes(run: RunDirectory, corpus: TokenizedCorpus) -> int:
     """Returns how many shapes the batches have, for each of which XLA compiles a program."""
-    _, data, training = run.configs()
+    _, data, training, _ = run.configs()
     bucketing = bucket_corpus(corpus, batch_tokens=training.batch_tokens, mix_weights=data.weights)
     # All pairs of a bucket may have moved on to larger ones.
     return sum(batches > 0 for batches in bucketing.batches)

@@ -4,14 +4,14 @@ A row covers the batches since the row before it: `log_steps` of them, or fewer 
 
 step               batches of the run so far
 seconds            time spent training so far, over all processes of a run that was resumed;
-                   validation, BLEU and checkpoints are left out
+                   validation and checkpoints are left out
 loss, perplexity, accuracy, padding
                    of the batches since the row before; padding is the target side's share
 learning_rate      of the update that comes next
 tokens_per_second  real target tokens a second, of the same batches
 target_tokens      real target tokens so far
 skipped_steps      updates left out so far because their gradient was not finite
-val_loss, val_perplexity, val_accuracy, bleu
+val_loss, val_perplexity, val_accuracy, and the task's metric, such as bleu
                    of the dev set; in the rows of checkpoints only, where there is a dev set
 """
 
@@ -21,12 +21,16 @@ from typing import Any
 
 import keras
 
+from keras_transformer.tasks import VALIDATION_METRICS, Metric
 from keras_transformer.training.step_counter import StepCounter
 
 Row = dict[str, float]
 
 _MEANS = ("loss", "perplexity", "accuracy", "padding")
-_AT_CHECKPOINTS = ("val_loss", "val_perplexity", "val_accuracy", "bleu")
+_OF_TRAINING = {
+    "step", "seconds", *_MEANS, "learning_rate", "tokens_per_second", "target_tokens",
+    "skipped_steps",
+}  # fmt: skip
 
 
 class MetricLogger(keras.callbacks.Callback):
@@ -34,26 +38,32 @@ class MetricLogger(keras.callbacks.Callback):
 
     It looks into the logs at the end of a stretch only, so that no GPU is waited for after each
     batch (see `LazyLogs`), and then resets the metrics of the model: in a run of several processes
-    each of them needs this callback, as metrics add up over all. It stands behind the
-    callback that puts "bleu" into the logs of an epoch, and before the one that writes the
-    checkpoint: a process that is killed between the two leaves a row too many, which
-    `MetricsFile` drops, and never one too few.
+    each of them needs this callback, as metrics add up over all. It stands behind the callback that
+    puts the task's metric into the logs of an epoch, and before the one that writes the checkpoint:
+    a process that is killed between the two leaves a row too many, which `MetricsFile` drops, and
+    never one too few.
 
     Args:
         counter: counts the batches; stands before this in the list of callbacks.
         log_steps: batches between two rows.
         last: the row of the checkpoint that the run goes on from; None at its beginning.
+        metric: the task's, for the rows of checkpoints.
 
     Attributes:
-        counter: as above.
+        counter, metric: as above.
         listeners: functions to call with each row.
     """
 
     def __init__(
-        self, counter: StepCounter, log_steps: int, last: Mapping[str, float] | None = None
+        self,
+        counter: StepCounter,
+        log_steps: int,
+        last: Mapping[str, float] | None = None,
+        metric: Metric | None = None,
     ) -> None:
         super().__init__()
         self.counter = counter
+        self.metric = metric
         self.listeners: list[Callable[[Row], None]] = []
         self._log_steps = log_steps
         last = last or {}
@@ -83,7 +93,8 @@ class MetricLogger(keras.callbacks.Callback):
         if self._begin is not None:
             self._row = self._close(self._measure(logs))
         if self._row is not None:
-            self._row |= {name: logs[name] for name in _AT_CHECKPOINTS if name in logs}
+            metrics = [*VALIDATION_METRICS, *([] if self.metric is None else [self.metric])]
+            self._row |= {each.name: logs[each.name] for each in metrics if each.name in logs}
             self._hand_on()
 
     def finish(self) -> None:
@@ -130,3 +141,8 @@ class MetricLogger(keras.callbacks.Callback):
         row, self._row = self._row, None
         for listener in self.listeners:
             listener(dict(row or {}))
+
+
+def dev_values(row: Row) -> Row:
+    """Returns the values of a row that are of the dev set, whatever the task."""
+    return {name: value for name, value in row.items() if name not in _OF_TRAINING}

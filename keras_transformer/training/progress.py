@@ -13,7 +13,7 @@ from typing import Any, TextIO
 
 import keras
 
-from keras_transformer.training.metric_logging import MetricLogger, Row
+from keras_transformer.training.metric_logging import MetricLogger, Row, dev_values
 
 _SECONDS_BETWEEN_DRAWINGS = 0.5
 
@@ -41,7 +41,7 @@ class Progress(keras.callbacks.Callback):
         live: bool | None = None,
     ) -> None:
         super().__init__()
-        self._measurements = metric_logger
+        self._metric_logger = metric_logger
         self._train_steps = train_steps
         self._stream = stream or sys.stdout
         self._live = self._stream.isatty() if live is None else live
@@ -54,11 +54,11 @@ class Progress(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
         now = time.perf_counter()
         if self._first is None:  # the first batch is slow: its graph is built and compiled
-            self._first = self._measurements.counter.step, now
+            self._first = self._metric_logger.counter.step, now
         if self._live and now - self._drawn >= _SECONDS_BETWEEN_DRAWINGS:
             self._drawn = now
             # Once there is a whole row, its values are steadier than those of a few batches.
-            self._draw(self._row or self._measurements.row_so_far())
+            self._draw(self._row or self._metric_logger.row_so_far())
 
     def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
         self.finish()
@@ -74,7 +74,7 @@ class Progress(keras.callbacks.Callback):
             self._skipped = row["skipped_steps"]
             text = f"{self._skipped:,} updates left out so far: gradient not finite"
             self._write(f"{self._steps(row['step'])}  {text}")
-        if "val_loss" in row or "bleu" in row:
+        if dev_values(row):
             self._write(self._dev_line(row))
 
     def finish(self) -> None:
@@ -86,7 +86,7 @@ class Progress(keras.callbacks.Callback):
 
     def _draw(self, row: Row) -> None:
         """Overwrites the line that changes."""
-        line = self._training_line(row, self._measurements.counter.step)
+        line = self._training_line(row, self._metric_logger.counter.step)
         columns = shutil.get_terminal_size().columns - 1
         self._stream.write("\r" + line[:columns].ljust(columns))
         self._stream.flush()
@@ -113,8 +113,9 @@ class Progress(keras.callbacks.Callback):
     def _dev_line(self, row: Row) -> str:
         dev = {name.removeprefix("val_"): row[name] for name in row if name.startswith("val_")}
         parts = [self._steps(row["step"]), *_quality(dev)]
-        if "bleu" in row:
-            parts.append(f"BLEU {row['bleu']:.2f}")
+        metric = self._metric_logger.metric
+        if metric is not None and metric.name in row:
+            parts.append(f"{metric.label} {row[metric.name]:.2f}")
         return "  ".join([*parts, "on the dev set"])
 
     def _steps(self, step: float) -> str:

@@ -1,6 +1,6 @@
 """A run directory: all that later commands need of a training run.
 
-config.json         the model, data and training configurations
+config.json         the configurations and the task; sizes and hashes of the vocabularies
 source.model        the source's SentencePiece vocabulary; the target's too where shared
 target.model        the target's own vocabulary, where there is one
 checkpoints/        see `checkpoints.py`
@@ -12,46 +12,22 @@ tensorboard/        on request
 
 import contextlib
 import fcntl
-import json
 import os
 import pathlib
 from collections.abc import Iterator
-from typing import Any, NamedTuple
 
-import keras
-
-from keras_transformer.atomic_files import write_atomically
-from keras_transformer.config import DataConfig, ModelConfig, TrainingConfig
-from keras_transformer.errors import InputError
-from keras_transformer.models import Transformer
+from keras_transformer.config import TrainingConfig
+from keras_transformer.errors import InputError, advice_on_writing
+from keras_transformer.models import Seq2SeqModel, build_model
 from keras_transformer.text import Vocabulary
 from keras_transformer.training.checkpoints import Checkpoints
-
-# What a later run of the same command may change: it does not alter what an update does.
-_MAY_CHANGE = {
-    "train_steps",
-    "accumulation_steps",
-    "keep_checkpoints",
-    "keep_best",
-    "average_last",
-    "average_best",
-    "stop_metric",
-    "stop_patience",
-    "max_bad_steps",
-    "log_steps",
-    "test_source",
-    "test_target",
-}
-# What may be changed besides as long as there is no checkpoint.
-_NOT_OF_THE_VOCABULARY = {"max_length", "max_length_ratio", "mix_weights", "subword_sampling"}
-
-
-class RunConfigs(NamedTuple):
-    """What a run was asked for."""
-
-    model: ModelConfig
-    data: DataConfig
-    training: TrainingConfig
+from keras_transformer.training.run_config import (
+    RunConfigFile,
+    RunConfigs,
+    VocabularyRecord,
+    differences,
+)
+from keras_transformer.training.strategies import computes_in_bfloat16
 
 
 class RunDirectory:
@@ -65,6 +41,7 @@ class RunDirectory:
         if not os.fspath(path):
             raise InputError("the path of the run directory is empty; give that of a folder")
         self.path = pathlib.Path(path)
+        self._config_file = RunConfigFile(self.path / "config.json")
 
     @property
     def exists(self) -> bool:
@@ -73,17 +50,10 @@ class RunDirectory:
             raise InputError(
                 f"cannot write run directory {self.path}: it is a file; give the path of a folder"
             )
-        return self._config_path.is_file()
+        return self._config_file.path.is_file()
 
-    def create(
-        self,
-        model: ModelConfig,
-        data: DataConfig,
-        training: TrainingConfig,
-        source: Vocabulary,
-        target: Vocabulary,
-    ) -> None:
-        """Writes the vocabularies and, last, the configuration.
+    def create(self, configs: RunConfigs, source: Vocabulary, target: Vocabulary) -> None:
+        """Writes the vocabularies and, last, the configuration, with its precision `resolved`.
 
         Raises:
             InputError: the directory holds a run already, or it cannot be written.
@@ -98,9 +68,24 @@ class RunDirectory:
         except OSError as error:
             raise self._cannot_write(error) from error
         source.save(self._source_path)
+        vocabularies = {self._source_path.name: VocabularyRecord.of(source.model_bytes)}
         if target.fingerprint != source.fingerprint:
             target.save(self._target_path)
-        self._write_config(model, data, training)
+            vocabularies[self._target_path.name] = VocabularyRecord.of(target.model_bytes)
+        configs = configs._replace(training=self.resolved(configs.training))
+        self._write_config(configs, vocabularies)
+
+    def resolved(self, training: TrainingConfig) -> TrainingConfig:
+        """Returns a configuration with the precision that "auto" means for this run.
+
+        That is the precision it has, whatever machine it goes on with. A new run gets
+        mixed_bfloat16 where this machine computes in it, else float32.
+        """
+        if training.precision != "auto":
+            return training
+        if self.exists:
+            return training.replace(precision=self.configs().training.precision)
+        return training.replace(precision="mixed_bfloat16" if computes_in_bfloat16() else "float32")
 
     def configs(self) -> RunConfigs:
         """Returns the configurations of the run.
@@ -108,25 +93,9 @@ class RunDirectory:
         Raises:
             InputError: there is no run here, or its configuration is damaged.
         """
-        if not self.exists:
-            raise InputError(
-                f"no training run in {self.path}: it has no config.json; "
-                "give the --run_dir of an earlier keras-transformer train"
-            )
-        try:
-            values = json.loads(self._config_path.read_text(encoding="utf-8"))
-            return RunConfigs(
-                ModelConfig.from_dict(values["model"]),
-                DataConfig.from_dict(values["data"]),
-                TrainingConfig.from_dict(values["training"]),
-            )
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise InputError(
-                f"{self._config_path} is damaged ({type(error).__name__}: {error}); "
-                "restore it from a copy, or start another run"
-            ) from error
+        return self._config_file.configs()
 
-    def continue_with(self, model: ModelConfig, data: DataConfig, training: TrainingConfig) -> None:
+    def continue_with(self, asked: RunConfigs) -> None:
         """Checks that a command asks for the run that is here, and notes a new length of it.
 
         As long as the run has no checkpoint, all about training may change: nothing is lost then
@@ -136,28 +105,19 @@ class RunDirectory:
             InputError: the configuration differs, and the message names each difference; another
                 process trains the run; or the directory cannot be written.
         """
-        may_change = set(_MAY_CHANGE)
-        if not self.checkpoints().steps():
-            may_change |= training.to_dict().keys()
-            may_change |= _NOT_OF_THE_VOCABULARY
-        differences = []
         configs = self.configs()
-        for here, asked in zip(configs, (model, data, training), strict=True):
-            for name, value in asked.to_dict().items():
-                before = here.to_dict()[name]
-                if value != before and name not in may_change:
-                    differences.append(f"{name} is {before!r} there and {value!r} here")
-        if differences:
+        asked = asked._replace(training=self.resolved(asked.training))
+        if found := differences(configs, asked, has_checkpoint=bool(self.checkpoints().steps())):
             raise InputError(
-                f"run directory {self.path} holds another run: {'; '.join(differences)}; "
+                f"run directory {self.path} holds another run: {'; '.join(found)}; "
                 "leave these flags out to go on with it, or give another --run_dir"
             )
         with self.reserved():
-            if _what_is_averaged(configs.training) != _what_is_averaged(training):
+            if _what_is_averaged(configs.training) != _what_is_averaged(asked.training):
                 checkpoints = self.checkpoints()
-                if checkpoints.to_average(*_what_is_averaged(training)):
+                if checkpoints.to_average(*_what_is_averaged(asked.training)):
                     checkpoints.drop_average()  # made anew when the run comes to its end
-            self._write_config(model, data, training)
+            self._write_config(asked, self._config_file.vocabularies())
 
     @contextlib.contextmanager
     def reserved(self) -> Iterator[None]:
@@ -184,26 +144,40 @@ class RunDirectory:
             yield
 
     def vocabularies(self) -> tuple[Vocabulary, Vocabulary]:
-        """Returns the vocabularies of source and target; one object where they share it."""
-        source = Vocabulary.load(self._source_path)
-        own_target = self._target_path.exists()
-        return source, Vocabulary.load(self._target_path) if own_target else source
+        """Returns the vocabularies of source and target; one object if they share it.
+
+        Raises:
+            InputError: there is no run here, or a file is not the one that the run was created
+                with: truncated, or copied from another run.
+        """
+        records = self._config_file.vocabularies()
+        source = records[self._source_path.name].load(self._source_path)
+        if record := records.get(self._target_path.name):
+            return source, record.load(self._target_path)
+        if self._target_path.exists():
+            raise InputError(
+                f"{self._target_path} is no part of this run, whose source and target share a "
+                "vocabulary; remove it"
+            )
+        return source, source
 
     def checkpoints(self) -> Checkpoints:
         """Returns the run's checkpoints."""
         folder = self.path / "checkpoints"
         if not self.exists:
             return Checkpoints(folder)
-        training = self.configs().training
+        configs = self.configs()
+        training = configs.training
         return Checkpoints(
             folder,
+            metric=configs.task.metric,
             keep=training.keep_checkpoints,
             keep_best=training.keep_best,
             every=training.checkpoint_steps,
             end=training.train_steps,
         )
 
-    def load_model(self, checkpoint: str = "auto") -> Transformer:
+    def load_model(self, checkpoint: str = "auto") -> Seq2SeqModel:
         """Returns the model with the weights of a checkpoint, in float32.
 
         Args:
@@ -214,7 +188,7 @@ class RunDirectory:
         """
         checkpoints, model_config = self.checkpoints(), self.configs().model
         name = checkpoints.find(checkpoint)
-        model = Transformer(model_config, dtype=keras.DTypePolicy("float32"))
+        model = build_model(model_config, dtype="float32")
         checkpoints.restore(model, name)
         return model
 
@@ -222,10 +196,6 @@ class RunDirectory:
     def metrics_path(self) -> pathlib.Path:
         """The file with a line for each stretch of training; see `metric_logger.py`."""
         return self.path / "metrics.jsonl"
-
-    @property
-    def _config_path(self) -> pathlib.Path:
-        return self.path / "config.json"
 
     @property
     def _source_path(self) -> pathlib.Path:
@@ -237,15 +207,12 @@ class RunDirectory:
 
     def _cannot_write(self, error: OSError) -> InputError:
         return InputError(
-            f"cannot write run directory {self.path} ({error.strerror}); "
-            "give a path that can be written to, on a disk with some space"
+            f"cannot write run directory {self.path} ({error.strerror}); {advice_on_writing(error)}"
         )
 
-    def _write_config(self, *configs: Any) -> None:
-        model, data, training = (config.to_dict() for config in configs)
-        text = json.dumps({"model": model, "data": data, "training": training}, indent=2)
+    def _write_config(self, configs: RunConfigs, vocabularies: dict[str, VocabularyRecord]) -> None:
         try:
-            write_atomically(self._config_path, text + "\n")
+            self._config_file.write(configs, vocabularies)
         except OSError as error:
             raise self._cannot_write(error) from error
 

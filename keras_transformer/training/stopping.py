@@ -17,6 +17,7 @@ from typing_extensions import Self
 
 from keras_transformer.config import TrainingConfig
 from keras_transformer.errors import InputError
+from keras_transformer.tasks import Metric, Task
 from keras_transformer.training.checkpoint_files import one_line
 from keras_transformer.training.checkpoint_metrics import dev_metrics
 from keras_transformer.training.checkpoints import Checkpoints
@@ -125,13 +126,13 @@ class StopOnSignal(keras.callbacks.Callback):
 class StopEarly(keras.callbacks.Callback):
     """Ends training once a metric has not improved at so many checkpoints in a row.
 
-    All that it knows it reads from the checkpoints' scores: a run that is resumed stops where it
+    All that it knows it reads from the checkpoints' metrics: a run that is resumed stops where it
     would have stopped. It stands behind the callback that saves checkpoints.
 
     Args:
         counter: counts the steps.
         checkpoints: hold the metrics.
-        metric: which one; BLEU and accuracies are to rise, all others to fall.
+        metric: which one, and its direction.
         patience: checkpoints without a better value before the run stops.
         is_validated: whether the dev set is evaluated after a step.
     """
@@ -140,7 +141,7 @@ class StopEarly(keras.callbacks.Callback):
         self,
         counter: StepCounter,
         checkpoints: Checkpoints,
-        metric: str,
+        metric: Metric,
         patience: int,
         is_validated: Callable[[int], bool] = lambda step: True,
     ) -> None:
@@ -153,13 +154,12 @@ class StopEarly(keras.callbacks.Callback):
 
     def is_due(self) -> bool:
         """Whether the run has come to its end, at the step where it is."""
-        sign = 1 if "bleu" in self.metric or "accuracy" in self.metric else -1
         best, waited = -float("inf"), 0
         for step, metrics in self.checkpoints.metrics.read().items():
             # Metrics of later steps are left by a run whose newest checkpoint was damaged.
-            if step > self.counter.step or self.metric not in metrics:
+            if step > self.counter.step or self.metric.name not in metrics:
                 continue
-            value = sign * metrics[self.metric]
+            value = self.metric.rank(metrics[self.metric.name])
             waited = 0 if value > best else waited + 1
             best = max(best, value)
         return waited >= self.patience
@@ -167,22 +167,24 @@ class StopEarly(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         if not self.is_validated(self.counter.step):
             return
-        known = sorted(dev_metrics(logs))
-        if self.metric not in known:
+        known = sorted(dev_metrics(logs, self.checkpoints.metric))
+        if self.metric.name not in known:
             raise InputError(
-                f"stop_metric {self.metric!r} is no metric of this run's dev set; it has "
+                f"stop_metric {self.metric.name!r} is no metric of this run's dev set; it has "
                 f"{', '.join(known) or 'no dev set'}"
             )
         if self.is_due():
             self.model.stop_training = True
 
 
-def is_stopped_early(training: TrainingConfig, checkpoints: Checkpoints, step: int) -> bool:
+def is_stopped_early(
+    training: TrainingConfig, task: Task, checkpoints: Checkpoints, step: int
+) -> bool:
     """Whether a run has been stopped, at the step where it is, by the metric that may do so."""
     if training.stop_metric is None:
         return False
-    counter = StepCounter(step)
-    return StopEarly(counter, checkpoints, training.stop_metric, training.stop_patience).is_due()
+    metric = task.find_metric(training.stop_metric)
+    return StopEarly(StepCounter(step), checkpoints, metric, training.stop_patience).is_due()
 
 
 class StopOnBadSteps(keras.callbacks.Callback):
@@ -230,5 +232,6 @@ def report_out_of_memory() -> Iterator[None]:
             raise
         raise InputError(
             f"out of memory with a batch ({one_line(error)}); raise --accumulation_steps, which "
-            "cuts the batch into parts, or lower --batch_tokens in another --run_dir"
+            "makes the batches of training and of the dev set smaller, or lower --batch_tokens in "
+            "another --run_dir"
         ) from error

@@ -7,6 +7,7 @@ import os
 import tensorflow as tf
 
 from keras_transformer.errors import InputError, check_choice
+from keras_transformer.host import has_bfloat16
 
 STRATEGIES = ("auto", "none", "mirrored", "multi_worker")
 
@@ -52,6 +53,14 @@ def make_strategy(name: str = "auto") -> tf.distribute.Strategy:
         return tf.distribute.get_strategy()
     devices = gpus or tf.config.list_logical_devices("CPU")
     return tf.distribute.MirroredStrategy([device.name for device in devices])
+
+
+def computes_in_bfloat16() -> bool:
+    """Whether this machine has a GPU, or a processor with instructions for bfloat16.
+
+    Without them it is slower than float32: 0.7 of its rate on a processor with AVX2.
+    """
+    return bool(tf.config.list_physical_devices("GPU")) or has_bfloat16()
 
 
 def worker_of(strategy: tf.distribute.Strategy) -> Worker:

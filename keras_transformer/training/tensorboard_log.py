@@ -7,7 +7,7 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from keras_transformer.training.metric_logging import Row
+from keras_transformer.training.metric_logging import Row, dev_values
 
 # Beside the step, these say the same at every row as the chart's own axes.
 _NOT_SHOWN = {"step", "seconds"}
@@ -28,12 +28,9 @@ class TensorBoardLog:
 
     def write(self, row: Row) -> None:
         """Writes one row; its numbers about the dev set go to the run "dev"."""
-        train, dev = {}, {}
-        for name, value in row.items():
-            if name.startswith("val_") or name == "bleu":
-                dev[name.removeprefix("val_")] = value
-            elif name not in _NOT_SHOWN:
-                train[name] = value
+        of_dev = dev_values(row)
+        dev = {name.removeprefix("val_"): value for name, value in of_dev.items()}
+        train = {name: row[name] for name in row.keys() - of_dev.keys() - _NOT_SHOWN}
         self._add("train", train, int(row["step"]))
         if dev:
             self._add("dev", dev, int(row["step"]))
@@ -48,6 +45,6 @@ class TensorBoardLog:
         if run not in self._writers:
             self._writers[run] = writer = EventFileWriter(str(self._folder / run))
             # TensorBoard drops what an earlier process wrote from the step of this event on.
-            start = SessionLog(status=SessionLog.BOS)
+            start = SessionLog(status=SessionLog.START)
             writer.add_event(Event(wall_time=time.time(), step=self._step + 1, session_log=start))
         return self._writers[run]

@@ -7,12 +7,13 @@ from typing import Any, Literal
 import keras
 import tensorflow as tf
 
-from keras_transformer.config import TrainingConfig
 from keras_transformer.data import ParallelText, TokenizedCorpus
-from keras_transformer.models import Transformer
+from keras_transformer.models import build_model
+from keras_transformer.tasks import Metric
 from keras_transformer.training.checkpoint_metrics import dev_metrics
 from keras_transformer.training.compilation import compile_for_training
 from keras_transformer.training.input_pipeline import TrainingInput
+from keras_transformer.training.intervals import intervals, validated_epochs
 from keras_transformer.training.lazy_logs import LazyLogs
 from keras_transformer.training.metric_logging import MetricLogger
 from keras_transformer.training.metrics_file import MetricsFile
@@ -27,12 +28,12 @@ from keras_transformer.training.stopping import (
     report_out_of_memory,
 )
 from keras_transformer.training.strategies import worker_of
-from keras_transformer.training.validation import DevBleu, ValidateBleu, check_validation
+from keras_transformer.training.validation import DevMetric, ValidateMetric, check_validation
 from keras_transformer.training.weight_average import WeightAverage
 
 
 class Trainer:
-    """What one process knows of a run while it trains it."""
+    """Trains a run in one process: builds or resumes the model, fits, saves and averages."""
 
     def __init__(
         self,
@@ -45,12 +46,13 @@ class Trainer:
         self.strategy = strategy
         self.worker = worker_of(strategy)
         self.show = show and self.worker.is_chief
-        model_config, self.data, self.training = run.configs()
+        configs = run.configs()
+        self.task, self.training = configs.task, configs.training
         self.checkpoints = run.checkpoints()
         self.counter = StepCounter()
         keras.utils.set_random_seed(self.training.seed)
         with strategy.scope():
-            self.model = Transformer(model_config, dtype=keras.DTypePolicy(self.training.precision))
+            self.model = build_model(configs.model, dtype=self.training.precision)
             compile_for_training(self.model, self.training, jit_compile)
             self.weight_average = None
             if self.training.ema_decay is not None:
@@ -61,10 +63,10 @@ class Trainer:
 
     def train(self, corpus: TokenizedCorpus, dev: ParallelText | None, tensorboard: bool) -> None:
         """Goes on to the end of the run, or until a metric stops it."""
-        check_validation(self.training, dev)
+        check_validation(self.training, self.task, dev)
         batches = TrainingInput(self.run, self.strategy)
         held_out = None if dev is None else batches.validation_batches(dev)
-        metric_logger = self._measurements(tensorboard)
+        metric_logger = self._metric_logger(tensorboard)
         with (
             self._shown(metric_logger) as progress,
             self._stopped_by_signals(metric_logger) as stops,
@@ -76,12 +78,12 @@ class Trainer:
                 metric_logger,
                 *progress,
                 StopOnBadSteps(self.counter, self.checkpoints, self.training.max_bad_steps),
-                SaveCheckpoint(self.counter, self.save, self.checkpoints.is_regular),
+                self._saves_checkpoints(),
                 *self._stops_early(),
                 *stops,
             ]
             for first, last, interval in intervals(self.counter.step, self.training):
-                if is_stopped_early(self.training, self.checkpoints, self.counter.step):
+                if is_stopped_early(self.training, self.task, self.checkpoints, self.counter.step):
                     return
                 with report_out_of_memory():
                     self.model.fit(
@@ -109,12 +111,14 @@ class Trainer:
             lambda: self.checkpoints.save(self.model, step, metrics=metrics, **self._state())
         )
 
-    def _measurements(self, tensorboard: bool) -> MetricLogger:
-        """Returns what measures on every worker, and writes on the chief."""
+    def _metric_logger(self, tensorboard: bool) -> MetricLogger:
+        """Returns the metric logger; only the chief's writes files."""
         if not self.worker.is_chief:
-            return MetricLogger(self.counter, self.training.log_steps)
+            return MetricLogger(self.counter, self.training.log_steps, metric=self.task.metric)
         file = MetricsFile(self.run.metrics_path, self.counter.step)
-        metric_logger = MetricLogger(self.counter, self.training.log_steps, file.last)
+        metric_logger = MetricLogger(
+            self.counter, self.training.log_steps, file.last, self.task.metric
+        )
         metric_logger.listeners.append(file.append)
         if tensorboard:
             from keras_transformer.training.tensorboard_log import TensorBoardLog
@@ -125,7 +129,7 @@ class Trainer:
 
     @contextlib.contextmanager
     def _shown(self, metric_logger: MetricLogger) -> Iterator[list[keras.callbacks.Callback]]:
-        """Gives the callback that tells how it goes, and ends its line."""
+        """Yields the progress callback, if any, and ends its line."""
         if not self.show:
             yield []
             return
@@ -140,7 +144,7 @@ class Trainer:
     def _stopped_by_signals(
         self, metric_logger: MetricLogger
     ) -> Iterator[list[keras.callbacks.Callback]]:
-        """Gives the callback that ends training on SIGTERM and Ctrl-C."""
+        """Yields the callback that ends training on SIGTERM and Ctrl-C."""
 
         def save(step: int) -> None:
             metric_logger.finish()
@@ -158,23 +162,29 @@ class Trainer:
             yield [stop]
 
     def _validation(self, dev: ParallelText | None) -> list[keras.callbacks.Callback]:
-        if dev is None or not self.training.bleu_share:
+        if dev is None or not self.training.validation_share:
             return []
-        bleu = DevBleu(self.model, dev, self.run.vocabularies(), self.data, self.training)
+        measure = DevMetric(self.model, dev, self.run.vocabularies(), self.task, self.training)
         averages: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
         if self.weight_average is not None:
             averages = self.weight_average.applied
-        return [ValidateBleu(bleu, averages, lambda: self.training.is_validated(self.counter.step))]
+        is_due = lambda: self.training.is_validated(self.counter.step)  # noqa: E731
+        return [ValidateMetric(self.task.metric, measure, averages, is_due)]
+
+    def _saves_checkpoints(self) -> keras.callbacks.Callback:
+        return SaveCheckpoint(
+            self.counter, self.save, self.task.metric, self.checkpoints.is_regular
+        )
 
     def _stops_early(self) -> list[keras.callbacks.Callback]:
-        metric, patience = self.training.stop_metric, self.training.stop_patience
-        if metric is None:
+        if self.training.stop_metric is None:
             return []
-        is_validated = self.training.is_validated
+        metric = self.task.find_metric(self.training.stop_metric)
+        patience, is_validated = self.training.stop_patience, self.training.is_validated
         return [StopEarly(self.counter, self.checkpoints, metric, patience, is_validated)]
 
     def _state(self) -> dict[str, Any]:
-        """Returns what training goes on from beside the model and its optimizer."""
+        """Returns what training resumes from besides the model and its optimizer."""
         state = {"extra": {"bad_steps_in_a_row": self.model.bad_steps_in_a_row}}
         if self.weight_average is not None:
             state["average_weights"] = self.weight_average.variables
@@ -188,7 +198,7 @@ class Trainer:
 
 
 def _sum_over_workers(strategy: tf.distribute.Strategy, value: float) -> float:
-    """Returns the sum of what the replicas of all workers give, once all have called it."""
+    """Returns the sum of the values of all replicas; waits until all workers have called it."""
     result = _add(strategy, tf.constant(value))
     return float(strategy.experimental_local_results(result)[0])
 
@@ -208,43 +218,23 @@ class SaveCheckpoint(keras.callbacks.Callback):
     Args:
         counter: counts the batches.
         save: writes the checkpoint of a step.
-        is_due: whether a step has one.
+        metric: the task's.
+        is_due: whether a step has a checkpoint.
     """
 
     def __init__(
         self,
         counter: StepCounter,
         save: Callable[[int, dict[str, float]], None],
-        is_due: Callable[[int], bool],
+        metric: Metric | None = None,
+        is_due: Callable[[int], bool] = lambda step: True,
     ) -> None:
         super().__init__()
+        self.metric = metric
+        self.is_due = is_due
         self.counter = counter
         self.save = save
-        self.is_due = is_due
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         if self.is_due(self.counter.step):
-            self.save(self.counter.step, dev_metrics(logs))
-
-
-def intervals(step: int, training: TrainingConfig) -> list[tuple[int, int, int]]:
-    """Returns the calls of `fit` that lead from `step` to the end.
-
-    Each is (first epoch, last epoch, steps an epoch), where an epoch ends at a multiple of the
-    smaller of `checkpoint_steps` and `validation_steps`, or at the end of training.
-    """
-    every, end = min(training.event_steps), training.train_steps
-    calls = []
-    while step < end:
-        steps = min(every - step % every, end - step)
-        count = (end - step) // every if steps == every else 1
-        calls.append((step // every, step // every + count, steps))
-        step += count * steps
-    return calls
-
-
-def validated_epochs(first: int, last: int, training: TrainingConfig) -> list[int]:
-    """Returns the epochs of a call of `fit`, counted from 1, that end with a validation."""
-    every, end = min(training.event_steps), training.train_steps
-    epochs = range(first + 1, last + 1)
-    return [epoch for epoch in epochs if training.is_validated(min(epoch * every, end))]
+            self.save(self.counter.step, dev_metrics(logs, self.metric))

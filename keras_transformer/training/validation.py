@@ -1,36 +1,38 @@
-"""BLEU of the dev set while a model is trained, by the search that translates.
+"""The task's metric on the dev set while a model is trained, by the search that answers users.
 
-How many sentences are translated follows from the configuration and never from the clock: a run
-that is resumed gets the scores that it would have had, on any machine.
+How many sentences are searched follows from the configuration and never from the clock: a run that
+is resumed gets the values that it would have had, on any machine.
 
-Shapes: B sentences, S source length, L length of the longest translation.
+Shapes: B sentences, S source length, L length of the longest output.
 """
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_transformer.config import BOS_ID, EOS_ID, DataConfig, SearchConfig, TrainingConfig
-from keras_transformer.data import ParallelText
-from keras_transformer.data.tokenized import pad_ids
+from keras_transformer.config import EOS_ID, SearchConfig, TrainingConfig
+from keras_transformer.data import ParallelText, pad_ids
 from keras_transformer.decoding import Tensor
 from keras_transformer.errors import InputError
-from keras_transformer.search import beam_search
-from keras_transformer.text import Vocabulary, score_translations
+from keras_transformer.inference.search_options import search_translations
+from keras_transformer.tasks import Metric, Task
+from keras_transformer.text import Vocabulary
 
 # How many target tokens can be trained on in the time in which one token of a reference is
-# searched for, with a beam of 4: about 5 in `tiny` on two cores, and more at first, when the
-# translations are far too long. The rest is a margin.
+# searched for, with a beam of 4: about 5 in `tiny` on two cores, and more at first, when outputs
+# are far too long. The rest is a margin.
 SEARCH_COST = 8
-_ROWS = 128  # sentences that a device translates at once
+_MAX_ROWS = 128  # sentences that a device searches at once
 
 
-def check_validation(training: TrainingConfig, dev: ParallelText | None) -> None:
-    """Raises `InputError` where a run is to go by a dev set, and has none."""
+def check_validation(training: TrainingConfig, task: Task, dev: ParallelText | None) -> None:
+    """Raises `InputError` where a run is to go by a dev set or a metric that it does not have."""
+    if training.stop_metric is not None:
+        task.find_metric(training.stop_metric)
     needing = [name for name in ("average_best", "stop_metric") if getattr(training, name)]
     if dev is None and needing:
         raise InputError(
@@ -39,25 +41,26 @@ def check_validation(training: TrainingConfig, dev: ParallelText | None) -> None
         )
 
 
-class DevBleu:
-    """CheckpointMetrics a model on the first sentences of a dev set.
+class DevMetric:
+    """The task's metric of a model on the first sentences of a dev set.
 
-    So many of them are taken that their translation costs about `bleu_share` of the time between
-    two checkpoints, but at least one batch.
+    So many of them are taken that their search costs about `validation_share` of the time between
+    two validations, but at least `_MAX_ROWS`. A batch has no more source tokens, padding included,
+    than a part of a training batch: where memory runs out, what makes those smaller helps.
 
     Args:
         model: a Keras model that is a `TranslationModel`.
         text: the dev set.
         vocabularies: of source and target.
-        data: says how BLEU is counted.
-        training: says how much may be translated.
-        search: gives beam size, length penalty and limits of length; the paper's by default.
+        task: says how outputs are evaluated, and searched for by default.
+        training: says how much may be searched, and at once.
+        search: in place of the task's own; finds one output for a sentence.
 
     Attributes:
-        num_sentences: how many are translated.
+        num_sentences: how many are searched.
 
     Example:
-        >>> bleu = DevBleu(model, read_validation_text(data), run.vocabularies(), data, training)
+        >>> bleu = DevMetric(model, dev, run.vocabularies(), TranslationTask(), training)
         >>> bleu()
         37.2
     """
@@ -67,129 +70,126 @@ class DevBleu:
         model: keras.Model,
         text: ParallelText,
         vocabularies: tuple[Vocabulary, Vocabulary],
-        data: DataConfig,
+        task: Task,
         training: TrainingConfig,
         search: SearchConfig | None = None,
     ) -> None:
         source, self._target = vocabularies
         self._model = model
-        self._data = data
-        self._search = search or SearchConfig()
+        self._task = task
+        self._search = search or task.search_config()
         tokens = training.event_steps[1] * training.batch_tokens
         lengths = [len(ids) + 1 for ids in self._target.encode(text.target)]
-        self.num_sentences = count_affordable(lengths, training.bleu_share * tokens / SEARCH_COST)
+        affordable = training.validation_share * tokens / SEARCH_COST
+        self.num_sentences = count_affordable(lengths, affordable)
+        self._texts = text.source[: self.num_sentences]
         self._references = text.target[: self.num_sentences]
         self._sources = [
-            [*ids[: self._search.max_source_length], EOS_ID]
-            for ids in source.encode(text.source[: self.num_sentences])
+            [*ids[: self._search.max_source_length], EOS_ID] for ids in source.encode(self._texts)
         ]
-        self._translate_batch = tf.function(
-            self._translate_on_each_device,
+        strategy = model.distribute_strategy
+        self._num_devices = _count_devices(strategy)
+        share = self._num_devices / strategy.num_replicas_in_sync
+        self._max_tokens = int(training.batch_tokens // training.accumulation_steps * share)
+        self._search_batch = tf.function(
+            self._search_on_each_device,
             input_signature=[tf.TensorSpec([None, None], tf.int32)],
             autograph=False,
         )
 
     def __call__(self) -> float:
-        """Returns the BLEU of the model as it is, 0 to 100; 0 where no translation has 4 words."""
-        scores = score_translations(
-            self.translate(),
-            self._references,
-            tokenize=self._data.bleu_tokenize,
-            lowercase=self._data.bleu_lowercase,
-            remove_bpe=self._data.remove_bpe,
-        )
-        return scores["bleu"] or 0.0
+        """Returns the metric of the model as it is; its worst value where it is undefined."""
+        return self._task.measure(self.translate(), self._references, self._texts)
 
     def translate(self) -> list[str]:
-        """Returns the translations of the sentences that are scored, in their order."""
-        strategy = self._model.distribute_strategy
-        rows = _ROWS * _count_devices(strategy)
-        order = sorted(range(self.num_sentences), key=lambda index: -len(self._sources[index]))
-        translations = [""] * self.num_sentences
-        with strategy.scope():
-            for first in range(0, len(order), rows):
-                indices = order[first : first + rows]
+        """Returns the model's output for each sentence, in their order."""
+        outputs = [""] * self.num_sentences
+        with self._model.distribute_strategy.scope():
+            for indices in self.batches():
                 batch = pad_ids([self._sources[index] for index in indices])
-                texts = self._decode(self._translate_batch(tf.constant(batch)), strategy)
+                texts = self._decode(self._search_batch(tf.constant(batch)))
                 for index, text in zip(indices, texts, strict=True):
-                    # A blank sentence has the empty translation.
-                    translations[index] = text if len(self._sources[index]) > 1 else ""
-        return translations
+                    # A blank sentence has the empty output.
+                    outputs[index] = text if len(self._sources[index]) > 1 else ""
+        return outputs
 
-    def _translate_on_each_device(self, source: Tensor) -> Any:
-        """Returns the ids [B, L] of the translations of source ids [B, S], by device."""
-        strategy = self._model.distribute_strategy
-        devices = _count_devices(strategy)
+    def batches(self) -> Iterator[list[int]]:
+        """Yields the indices of the sentences that are searched together, the longest first."""
+        order = sorted(range(self.num_sentences), key=lambda index: -len(self._sources[index]))
+        while order:
+            rows = max(1, self._max_tokens // len(self._sources[order[0]]))
+            rows = min(rows, _MAX_ROWS * self._num_devices)
+            yield order[:rows]
+            order = order[rows:]
+
+    def _search_on_each_device(self, source: Tensor) -> Any:
+        """Returns the ids [B, L] of the outputs for source ids [B, S], by device."""
+        devices = self._num_devices
         if devices == 1:
-            return self._translate_rows(source)
+            return self._search_rows(source)
 
-        def translate_share() -> Tensor:
+        def search_share() -> Tensor:
             context = tf.distribute.get_replica_context()
             device = context.replica_id_in_sync_group % devices
             rows = tf.shape(source)[0]
             share = source[rows * device // devices : rows * (device + 1) // devices]
-            return self._translate_rows(share)
+            return self._search_rows(share)
 
-        return strategy.run(translate_share)
+        return self._model.distribute_strategy.run(search_share)
 
-    def _translate_rows(self, source: Tensor) -> Tensor:
-        lengths = tf.math.count_nonzero(source, axis=1, dtype=tf.int32) - 1  # without EOS
-        hypotheses = beam_search(
-            self._model.step,
-            self._model.encode(source, num_hypotheses=self._search.beam_size),
-            bos_ids=tf.fill(tf.shape(lengths), BOS_ID),
-            max_lengths=lengths + self._search.max_extra_length,
-            beam_size=self._search.beam_size,
-            length_penalty=self._search.length_penalty,
-        )
-        return hypotheses.ids[:, 0]  # [B, L]
+    def _search_rows(self, source: Tensor) -> Tensor:
+        found = search_translations(self._model, source, self._search, self._target)
+        return found.ids[:, 0]  # [B, L]
 
-    def _decode(self, ids: Any, strategy: tf.distribute.Strategy) -> list[str]:
-        parts = strategy.experimental_local_results(ids)
+    def _decode(self, ids: Any) -> list[str]:
+        parts = self._model.distribute_strategy.experimental_local_results(ids)
         return [text for part in parts for text in self._target.decode(np.asarray(part).tolist())]
 
 
 def _count_devices(strategy: tf.distribute.Strategy) -> int:
-    """Returns how many devices of this process take part; other workers translate the same."""
-    # The strategy of one device does not tell its devices.
+    """Returns how many devices of this process take part; other workers search the same."""
+    # The strategy of one device does not list its devices.
     return len(strategy.extended.worker_devices) if strategy.num_replicas_in_sync > 1 else 1
 
 
 def count_affordable(lengths: Sequence[int], tokens: float) -> int:
-    """Returns how many sentences, from the first on, are translated.
+    """Returns how many sentences, from the first on, are searched.
 
     Args:
         lengths: target tokens of each sentence.
-        tokens: as many may be translated, but no less than one batch of sentences.
+        tokens: as many may be searched for, but no less than `_MAX_ROWS` sentences.
     """
     within = int(np.searchsorted(np.cumsum(lengths), tokens, side="right"))
-    return min(max(within, _ROWS), len(lengths))
+    return min(max(within, _MAX_ROWS), len(lengths))
 
 
-class ValidateBleu(keras.callbacks.Callback):
-    """Adds `bleu` to the metrics of each checkpoint; stands before the callbacks that use them.
+class ValidateMetric(keras.callbacks.Callback):
+    """Adds the task's metric to those of each checkpoint; before the callbacks that use it.
 
     Args:
-        bleu: gives the score, as `DevBleu` does.
-        weights_to_score: a context in which the model has the weights that are to be scored, such
-            as moving averages.
+        metric: under whose name it is added.
+        measure: gives its value, as `DevMetric` does.
+        weights_to_measure: a context in which the model has the weights that are to be measured,
+            such as moving averages.
         is_due: whether the epoch that ends has a validation.
     """
 
     def __init__(
         self,
-        bleu: Callable[[], float],
-        weights_to_score: Callable[[], contextlib.AbstractContextManager[Any]] = (
+        metric: Metric,
+        measure: Callable[[], float],
+        weights_to_measure: Callable[[], contextlib.AbstractContextManager[Any]] = (
             contextlib.nullcontext
         ),
         is_due: Callable[[], bool] = lambda: True,
     ) -> None:
         super().__init__()
         self.is_due = is_due
-        self.bleu = bleu
-        self.weights_to_score = weights_to_score
+        self.metric = metric
+        self.measure = measure
+        self.weights_to_measure = weights_to_measure
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         if logs is not None and self.is_due():
-            with self.weights_to_score():
-                logs["bleu"] = self.bleu()
+            with self.weights_to_measure():
+                logs[self.metric.name] = self.measure()

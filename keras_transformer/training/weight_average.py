@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_transformer.training.checkpoint_files import by_name
+from keras_transformer.training.checkpoint_contents import by_name
 from keras_transformer.training.step_counter import StepCounter
 
 

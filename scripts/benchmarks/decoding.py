@@ -1,137 +1,92 @@
-"""Lets the engines that decode take turns, each in several settings of workers and threads."""
+"""Has engines that decode take turns, each in several settings of workers and threads."""
 
-import contextlib
 import dataclasses
+import functools
 import itertools
+import json
 import pathlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.decoding_process import Job
-from benchmarks.decoding_report import DecodingRow
-from benchmarks.processes import Process
-from benchmarks.sentences import Sentences
+from benchmarks.engines import Engine, Row, Turn, take_turns
 
-# Weights in pages of 2 MB, as far as the system has them; it does nothing for CTranslate2.
-_LARGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+if TYPE_CHECKING:
+    from benchmarks.workloads import Sentences
 
-# The module of this folder that an engine runs, and the environment that it needs from the start.
-ENGINES: dict[str, tuple[str, dict[str, str]]] = {
-    # oneDNN prepares itself anew for every shape, and these change from step to step.
-    "ours": ("our_decoding", {"TF_ENABLE_ONEDNN_OPTS": "0", **_LARGE_PAGES}),
-    "ours_xla": (
-        "our_decoding",
-        {"XLA_FLAGS": "--xla_cpu_prefer_vector_width=512", **_LARGE_PAGES},
-    ),
-    "ctranslate2": ("ctranslate2_decoding", {}),
+# The environment of each engine. oneDNN prepares itself anew for every shape, and these change
+# from step to step of the plain graph.
+ENGINES: dict[str, dict[str, str]] = {
+    "ours": {"TF_ENABLE_ONEDNN_OPTS": "0"},
+    "ours_xla": {"XLA_FLAGS": "--xla_cpu_prefer_vector_width=512"},
+    "ctranslate2": {},
 }
-_WORKS_AT_ONCE = "ctranslate2"  # has workers of its own; the others have a process for each
-
 _MOST_SINGLES, _FEWEST_SINGLES = 20, 3  # sentences of a round that are translated one at a time
 _REST_SECONDS = 0.25  # between turns, until threads that wait in a loop for work fall asleep
 
-
-class Turn(NamedTuple):
-    """Some batches: what the clock on the wall said, and how long each of them took."""
-
-    num_sentences: int
-    seconds: float
-    latencies: list[float]
+Batches = Sequence[list[int]]  # numbers of sentences
 
 
 class Team:
-    """The workers of one engine in one setting, which work at the same time.
-
-    Args:
-        engine: one of `ENGINES`.
-        model: its folder.
-        sentences: the file of the sentences.
-        workers: batches that are translated at the same time.
-        threads: cores for each of them.
+    """An engine in one setting of workers, which translate at the same time, and their threads.
 
     Attributes:
-        load_seconds: how long the slowest worker took to load the model.
-        first_seconds: how long its first batch took, compilation included.
-        translations: of the batches that it warmed up with.
-        peak_bytes: most memory of all workers together; None where the system does not tell.
+        case: its part of a row.
+        greeting: with the version, and how long the slowest worker took to load the model.
+        first_seconds: how long its slowest first batch took, compilation included.
+        translations: of the sentences.
     """
 
-    def __init__(
-        self, engine: str, model: str, sentences: pathlib.Path, workers: int, threads: int
-    ) -> None:
-        self.engine, self.workers, self.threads = engine, workers, threads
-        self._at_once = workers if engine == _WORKS_AT_ONCE else 1
-        job = Job(model=model, sentences=str(sentences), at_once=self._at_once, threads=threads)
-        module, environment = ENGINES[engine]
-        self._processes: list[Process] = []
-        try:
-            for _ in range(workers // self._at_once):
-                self._processes.append(Process(module, dataclasses.asdict(job), environment))
-        except BaseException:
-            self.close()
-            raise
-        greetings = [process.greeting for process in self._processes]
-        self.version: str = greetings[0]["version"]
-        self.load_seconds: float = max(greeting["load_seconds"] for greeting in greetings)
+    def __init__(self, engine: str, model: str, sentences: str, workers: int, threads: int) -> None:
+        # CTranslate2 has workers of its own, the others have a process for each.
+        self._at_once = workers if engine == "ctranslate2" else 1
+        self._num_processes = workers // self._at_once
+        job = {"engine": engine, "model": model, "sentences": sentences,
+               "at_once": self._at_once, "threads": threads}  # fmt: skip
+        self.case: dict[str, Any] = {"engine": engine, "workers": workers, "threads": threads,
+                     "setting": f"{workers}x{threads}"}  # fmt: skip
+        self._engine = Engine("decoders", job, ENGINES[engine], self._num_processes)
+        self.version: str = self._engine.greetings[0]["version"]
+        self.load_seconds = max(each["load_seconds"] for each in self._engine.greetings)
         self.first_seconds = 0.0
         self.translations: list[list[int]] = []
-        self.peak_bytes: int | None = None
+        self.close = self._engine.close
 
-    def warm_up(self, sentences: Sentences) -> None:
+    def warm_up(self, sentences: "Sentences") -> None:
         """Translates every shape of batch once in every worker."""
         batches = sentences.batches()
         if sentences.forced_length is not None:
             batches = batches[:1]
-        singles = sentences.one_of_each_length()
-        for process in self._processes:
-            answer = _ask(process, batches, with_ids=True)
-            self.translations = answer["ids"]
-            self.first_seconds = max(self.first_seconds, answer["latencies"][0])
-            _ask(process, batches * self._at_once, self._at_once)
-            _ask(process, singles)
+        first = self._engine.run(*[self._request(batches, with_ids=True)] * self._num_processes)
+        self.first_seconds = max(first["latencies"][:: len(batches)])
+        self.translations = first["ids"][: len(first["ids"]) // self._num_processes]
+        for again in (batches * self._at_once, sentences.one_of_each_length()):
+            self._engine.run(*[self._request(again)] * self._num_processes)
 
-    def translate(self, batches: Sequence[list[int]]) -> Turn:
+    def translate(self, batches: Batches) -> Turn:
         """Translates batches, as many at the same time as there are workers."""
-        shares = [batches[first :: len(self._processes)] for first in range(len(self._processes))]
-        start = time.perf_counter()
-        for process, share in zip(self._processes, shares, strict=True):
-            process.send(_request(share, self._at_once))
-        answers = [process.answer() for process in self._processes]
-        seconds = time.perf_counter() - start
-        return self._turn(batches, seconds, answers)
+        shares = [batches[first :: self._num_processes] for first in range(self._num_processes)]
+        return self._engine.run(*map(self._request, shares))
 
-    def translate_one_by_one(self, batches: Sequence[list[int]]) -> Turn:
+    def translate_one_by_one(self, batches: Batches) -> Turn:
         """Translates batches one after the other in the first worker."""
-        answer = _ask(self._processes[0], batches)
-        return self._turn(batches, sum(answer["latencies"]), [answer])
+        return self._engine.run(self._request(batches) | {"at_once": 1})
 
-    def close(self) -> None:
-        """Ends the processes."""
-        for process in self._processes:
-            process.close()
-
-    def _turn(
-        self, batches: Sequence[list[int]], seconds: float, answers: Sequence[dict[str, Any]]
-    ) -> Turn:
-        peaks = [answer["peak_bytes"] for answer in answers]
-        if None not in peaks:
-            self.peak_bytes = max(self.peak_bytes or 0, sum(peaks))
-        latencies = [latency for answer in answers for latency in answer["latencies"]]
-        return Turn(sum(map(len, batches)), seconds, latencies)
+    def _request(self, batches: Batches, with_ids: bool = False) -> dict[str, Any]:
+        return {"batches": batches, "at_once": self._at_once, "with_ids": with_ids}
 
 
 def measure(
     preset: str,
-    sentences: Sentences,
+    sentences: "Sentences",
     models: Mapping[str, str],
     *,
     cores: int,
     rounds: int,
     round_seconds: float,
-) -> Iterator[DecodingRow]:
+) -> Iterator[Row]:
     """Yields two rows for each engine and setting: in batches, and one sentence at a time.
 
     Args:
@@ -143,97 +98,65 @@ def measure(
         round_seconds: about how long a turn of the slowest takes.
     """
     path = pathlib.Path(next(iter(models.values()))).with_name("sentences.json")
-    sentences.save(path)
-    settings = sorted({(1, cores), (cores, 1)})
-    with contextlib.ExitStack() as stack:
-        teams = []
-        for (workers, threads), engine in itertools.product(settings, models):
-            team = Team(engine, models[engine], path, workers, threads)
-            teams.append(stack.enter_context(contextlib.closing(team)))
-            team.warm_up(sentences)
-            _check_lengths(team, sentences)
-        turns = _take_turns(teams, sentences, rounds, round_seconds)
-    for team, (many, singles) in zip(teams, turns, strict=True):
-        for turns_of_row, batch in ((many, sentences.batch_size), (singles, 1)):
-            yield _row(team, preset, sentences, batch, turns_of_row, _expected(teams))
+    path.write_text(json.dumps(dataclasses.asdict(sentences)))
+    teams: list[Team] = []
+    try:
+        for (workers, threads), engine in itertools.product(
+            sorted({(1, cores), (cores, 1)}), models
+        ):
+            teams.append(Team(engine, models[engine], str(path), workers, threads))
+            teams[-1].warm_up(sentences)
+            lengths = set(map(len, teams[-1].translations))
+            if sentences.forced_length is not None and lengths != {sentences.forced_length}:
+                raise RuntimeError(f"{engine} gave translations of {lengths} tokens")
+        results = _take_turns(teams, sentences, rounds, round_seconds)
+    finally:
+        for team in teams:
+            team.close()
+    rivals = [team.translations for team in teams if team.case["engine"] == "ctranslate2"]
+    for team, turns in zip(itertools.chain(*zip(teams, teams, strict=True)), results, strict=True):
+        batch = max(turns[0]["batch_sizes"])
+        case = {**team.case, "preset": preset, "sentences": sentences.name, "batch": batch}
+        yield _row(team, case, turns, rivals)
 
 
 def _take_turns(
-    teams: Sequence[Team], sentences: Sentences, rounds: int, round_seconds: float
-) -> list[tuple[list[Turn], list[Turn]]]:
-    """Returns for each team its rounds, in batches and one sentence at a time."""
-    most_workers = max(team.workers for team in teams)
-    trial, single = sentences.batches()[:most_workers], [[0]]
-    slowest = max(team.translate(trial).seconds for team in teams)
-    count = most_workers * max(1, round(round_seconds / slowest))
-    slowest = max(team.translate_one_by_one(single).seconds for team in teams)
-    num_singles = min(max(round(round_seconds / slowest), _FEWEST_SINGLES), _MOST_SINGLES)
-    batches = sentences.batches_of_round(count)
-    results: list[tuple[list[Turn], list[Turn]]] = [([], []) for _ in teams]
-    for number in range(rounds):
-        singles = sentences.singles_of_round(number, num_singles)
-        for team, (many, one_by_one) in zip(teams, results, strict=True):
-            time.sleep(_REST_SECONDS)
-            many.append(team.translate(batches))
-            one_by_one.append(team.translate_one_by_one(singles))
-    return results
+    teams: Sequence[Team], sentences: "Sentences", rounds: int, round_seconds: float
+) -> list[tuple[Turn, ...]]:
+    """Returns the turns of each team in batches, followed by its turns one sentence at a time."""
+    most_workers = max(team.case["workers"] for team in teams)
+    slowest = max(team.translate(sentences.batches()[:most_workers])["seconds"] for team in teams)
+    batches = sentences.batches_of_round(most_workers * max(1, round(round_seconds / slowest)))
+    slowest = max(team.translate_one_by_one([[0]])["seconds"] for team in teams)
+    count = min(max(round(round_seconds / slowest), _FEWEST_SINGLES), _MOST_SINGLES)
 
+    def in_batches(team: Team, _: int) -> Turn:
+        time.sleep(_REST_SECONDS)
+        return team.translate(batches)
 
-def _check_lengths(team: Team, sentences: Sentences) -> None:
-    lengths = set(map(len, team.translations))
-    if sentences.forced_length is not None and lengths != {sentences.forced_length}:
-        raise RuntimeError(
-            f"{team.engine} was to give {sentences.forced_length} symbols, but gave {lengths}"
-        )
+    def one_by_one(team: Team, number: int) -> Turn:
+        return team.translate_one_by_one(sentences.singles_of_round(number, count))
 
-
-def _expected(teams: Sequence[Team]) -> list[list[int]] | None:
-    """Returns CTranslate2's translations, if it is there."""
-    rivals = [team.translations for team in teams if team.engine == "ctranslate2"]
-    return rivals[0] if rivals else None
+    kinds = (in_batches, one_by_one)
+    return take_turns([functools.partial(kind, team) for team in teams for kind in kinds], rounds)
 
 
 def _row(
-    team: Team,
-    preset: str,
-    sentences: Sentences,
-    batch: int,
-    turns: Sequence[Turn],
-    expected: list[list[int]] | None,
-) -> DecodingRow:
-    latencies = [latency for turn in turns for latency in turn.latencies]
-    p50, p99 = (1000 * float(np.percentile(latencies, rank)) for rank in (50, 99))
+    team: Team, case: dict[str, Any], turns: Sequence[Turn], rivals: list[list[list[int]]]
+) -> Row:
+    latencies = np.concatenate([turn["latencies"] for turn in turns])
     equal = None
-    if expected is not None:
-        pairs = zip(team.translations, expected, strict=True)
-        equal = sum(ours == theirs for ours, theirs in pairs)
-    return DecodingRow(
-        engine=team.engine,
-        preset=preset,
-        sentences=sentences.name,
-        batch=batch,
-        workers=team.workers,
-        threads=team.threads,
-        rounds=tuple(turn.num_sentences / turn.seconds for turn in turns),
-        latency_rounds_ms=tuple(1000 * float(np.median(turn.latencies)) for turn in turns),
-        num_latencies=len(latencies),
-        latency_p50_ms=p50,
-        latency_p99_ms=p99,
+    if rivals:
+        equal = sum(a == b for a, b in zip(team.translations, rivals[0], strict=True))
+    return Row.of(
+        "sentences",
+        case,
+        turns,
+        latency_p50_ms=1000 * float(np.percentile(latencies, 50)),
+        latency_p99_ms=1000 * float(np.percentile(latencies, 99)),
         load_seconds=team.load_seconds,
         first_seconds=team.first_seconds,
-        peak_megabytes=None if team.peak_bytes is None else team.peak_bytes / 2**20,
         equal=equal,
         compared=len(team.translations),
         version=team.version,
     )
-
-
-def _ask(
-    process: Process, batches: Sequence[list[int]], at_once: int = 1, *, with_ids: bool = False
-) -> dict[str, Any]:
-    process.send(_request(batches, at_once, with_ids))
-    return process.answer()
-
-
-def _request(batches: Sequence[list[int]], at_once: int, with_ids: bool = False) -> dict[str, Any]:
-    return {"batches": batches, "at_once": at_once, "with_ids": with_ids}

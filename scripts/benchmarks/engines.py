@@ -1,100 +1,167 @@
-"""The engines that train, each in a process of its own.
+"""Engines in processes of their own that take turns, so that a slow minute slows all of them.
 
-The parent tells a process how many steps to make, and it answers how long they took and how many
-real target symbols they had.
+A process answers each line of JSON that it is sent with another; in between it sleeps.
 """
 
 import dataclasses
-from typing import NamedTuple
+import json
+import os
+import pathlib
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from benchmarks import processes
-from benchmarks.batches import BatchKind
+_HERE = pathlib.Path(__file__).resolve().parent
 
-# The C library gives large blocks of memory back to the system when they are free, and the system
-# clears every page that it hands out again; keeping them made PyTorch a quarter faster.
-_KEEP_MEMORY = {
-    "MALLOC_MMAP_THRESHOLD_": str(2**32),
-    "MALLOC_TRIM_THRESHOLD_": str(2**33),
-    "MALLOC_TOP_PAD_": str(2**28),
-}
-# Threads of OpenMP wait in a loop for each other, which is right where they have the cores to
-# themselves; beside other programs PyTorch was twice as fast with threads that sleep.
-_SLEEP = {"OMP_WAIT_POLICY": "PASSIVE"}
-
-# The module of this folder that an engine runs, and the environment that it needs from the start.
-# Ours runs as scripts/train.py does.
-ENGINES: dict[str, tuple[str, dict[str, str]]] = {
-    "ours": ("ours", {}),
-    "pytorch": ("pytorch", _KEEP_MEMORY),
-    "pytorch_sleep": ("pytorch", _KEEP_MEMORY | _SLEEP),
-    "input_pipeline": ("input_pipeline", {}),
-}
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Job:
-    """What an engine is to run.
-
-    Attributes:
-        engine: one of `ENGINES`.
-        preset, precision: of the model.
-        batch: text that `BatchKind.parse` reads.
-        vocabulary_size: symbols, V.
-        corpus: file of the tokenized corpus; None where all batches are of random ids.
-        threads: cores that the engine may use.
-    """
-
-    engine: str
-    preset: str
-    precision: str
-    batch: str
-    vocabulary_size: int
-    corpus: str | None
-    threads: int
-
-    @property
-    def kind(self) -> BatchKind:
-        return BatchKind.parse(self.batch)
-
-
-class Round(NamedTuple):
-    """Some steps: how many, how long they took and the real target symbols that they had."""
-
-    steps: int
-    seconds: float
-    tokens: int
+# What a process did in a turn. "units": tokens or sentences; "count": steps or sentences;
+# "latencies": seconds of each batch; and what `Channel.stop` returns.
+Turn = dict[str, Any]
 
 
 class Engine:
-    """A process that runs a job, in rounds."""
+    """Processes of one engine that work at the same time.
 
-    def __init__(self, job: Job) -> None:
-        self.job = job
-        module, environment = ENGINES[job.engine]
-        self._process = processes.Process(module, dataclasses.asdict(job), environment)
-        self.version: str = self._process.greeting["version"]
+    Args:
+        module: the file of this folder that they run.
+        job: what they are to do, as JSON has it.
+        environment: variables that they need from the start.
+        processes: how many.
 
-    def run(self, steps: int) -> Round:
-        """Makes some steps."""
-        self._process.send(steps)
-        return Round(steps, **self._process.answer())
+    Attributes:
+        greetings: what each said when it was ready.
+    """
+
+    def __init__(
+        self, module: str, job: Any, environment: Mapping[str, str], processes: int = 1
+    ) -> None:
+        self._name = f"{module}.py"
+        paths = [str(_HERE.parent), os.environ.get("PYTHONPATH", "")]
+        variables = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), **environment}
+        self._processes = [
+            subprocess.Popen(
+                [sys.executable, str(_HERE / self._name), json.dumps(job)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env=os.environ | variables,
+                start_new_session=True,  # Ctrl-C is for the parent, which then ends this process
+            )
+            for _ in range(processes)
+        ]
+        try:
+            self.greetings = list(map(self._answer, self._processes))
+        except BaseException:
+            self.close()
+            raise
+
+    def run(self, *requests: Any) -> Turn:
+        """Sends each of the first processes a request, and adds up what they answer."""
+        asked = self._processes[: len(requests)]
+        for process, request in zip(asked, requests, strict=True):
+            print(json.dumps(request), file=process.stdin, flush=True)
+        answers = list(map(self._answer, asked))
+        turn = {
+            name: sum((answer[name] for answer in answers), type(value)())
+            for name, value in answers[0].items()
+        }
+        turn["seconds"] = max(answer["seconds"] for answer in answers)
+        return turn
 
     def close(self) -> None:
-        """Ends the process."""
-        self._process.close()
+        for process in self._processes:
+            process.kill()
+            process.communicate()
+
+    def _answer(self, process: "subprocess.Popen[str]") -> dict[str, Any]:
+        line = process.stdout.readline() if process.stdout is not None else ""
+        if not line:
+            raise RuntimeError(f"{self._name} ended without an answer; see the error above")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
 
 
-class Channel(processes.Channel):
-    """The measuring process's end of the pipes."""
+class Channel:
+    """The measuring process's end, with a clock that starts at each request."""
 
-    def steps_wanted(self) -> int:
-        """Waits for the parent; 0 means that it has gone."""
-        return int(self.request() or 0)
+    def __init__(self, version: str, **greeting: Any) -> None:
+        self._out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+        os.dup2(2, 1)  # whatever else is printed
+        self.answer(version=version, **greeting)
 
-    def report(self, seconds: float, tokens: int) -> None:
-        self.answer(seconds=seconds, tokens=tokens)
+    def request(self) -> Any:
+        """Waits for the parent; None means that it has gone."""
+        request = json.loads(sys.stdin.readline() or "null")
+        self.start()
+        return request
+
+    def start(self) -> None:
+        """Starts the clock anew, after what is not to be measured."""
+        self._usage, self._start = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
+
+    def stop(self) -> dict[str, float]:
+        """Returns the time and minor page faults since the start, and the peak of memory."""
+        seconds, usage = time.perf_counter() - self._start, resource.getrusage(resource.RUSAGE_SELF)
+        return {
+            "seconds": seconds,
+            "faults": usage.ru_minflt - self._usage.ru_minflt,
+            "system_seconds": usage.ru_stime - self._usage.ru_stime,
+            "peak_megabytes": usage.ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10),
+        }
+
+    def answer(self, **values: Any) -> None:
+        print(json.dumps(values), file=self._out, flush=True)
 
 
-def job_of_process() -> Job:
-    """Returns what the parent gave this process to do."""
-    return Job(**processes.given_job())
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Row:
+    """The turns of an engine with a workload. Turns of the same number ran after each other.
+
+    Attributes:
+        unit: "tokens" or "sentences".
+        case: what was measured: engine, preset, batch, ...
+        rates: units a second of each turn.
+        times: median seconds of a step or batch in each turn.
+        values: other figures. Page faults and system time are of a step or sentence.
+    """
+
+    unit: str
+    case: Mapping[str, Any]
+    rates: tuple[float, ...]
+    times: tuple[float, ...]
+    values: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, unit: str, case: Mapping[str, Any], turns: Sequence[Turn], **values: Any) -> "Row":
+        count = sum(turn["count"] for turn in turns)
+        usage = {
+            name: sum(turn[name] for turn in turns) / count for name in ("faults", "system_seconds")
+        }
+        return cls(
+            unit=unit,
+            case=case,
+            rates=tuple(turn["units"] / turn["seconds"] for turn in turns),
+            times=tuple(statistics.median(turn["latencies"]) for turn in turns),
+            values=usage
+            | {"peak_megabytes": max(turn["peak_megabytes"] for turn in turns)}
+            | values,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the row as one JSON object."""
+        return {
+            **self.case,
+            f"{self.unit}_per_second": round(statistics.median(self.rates), 2),
+            f"{self.unit}_per_second_worst": round(min(self.rates), 2),
+            f"{self.unit}_per_second_best": round(max(self.rates), 2),
+            **self.values,
+            "rounds": self.rates,
+        }
+
+
+def take_turns(tasks: Sequence[Callable[[int], Turn]], rounds: int) -> list[tuple[Turn, ...]]:
+    """Calls each task once a round, with the round's number, and returns the turns of each."""
+    return list(zip(*[[task(number) for task in tasks] for number in range(rounds)], strict=True))

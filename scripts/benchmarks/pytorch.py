@@ -3,15 +3,16 @@
 It is `torch.nn.Transformer` less what our model does not have either, so that neither of the two
 computes more: norms at the end of the stacks, biases in attention, dropout within sub-layers. The
 settings are the fastest on two cores of those tried: batch first, the fused Adam, gradients set
-to None, denormal numbers flushed, memory kept (see `engines`); `torch.compile` changed nothing
-that could be told from noise. Its batches are made before the clock starts.
+to None, denormal numbers flushed; `torch.compile` changed nothing that could be told from noise.
+Its batches are made before the clock starts.
 
 Shapes: B batch, S source length, T target length, D model dimension, V vocabulary.
 """
 
 import itertools
+import json
 import math
-import time
+import sys
 import warnings
 from collections.abc import Callable
 
@@ -19,10 +20,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks.batches import real_tokens, stream
-from benchmarks.engines import Channel, Job, job_of_process
-from keras_transformer.config import PAD_ID, ModelConfig, TrainingConfig
+from benchmarks.engines import Channel
+from benchmarks.training import Job, batches, real_tokens, report_steps
+from keras_transformer.config import PAD_ID, TrainingConfig, TransformerConfig
 from keras_transformer.data import Batch
+from keras_transformer.host import keep_memory
 
 
 class TorchTransformer(nn.Module):
@@ -31,7 +33,7 @@ class TorchTransformer(nn.Module):
     positions: Tensor
     causal_mask: Tensor
 
-    def __init__(self, config: ModelConfig, max_length: int = 512) -> None:
+    def __init__(self, config: TransformerConfig, max_length: int = 512) -> None:
         super().__init__()
         self.dim = config.model_dim
         self.embedding = nn.Embedding(config.vocabulary_size, self.dim)
@@ -113,25 +115,26 @@ def make_step(model: TorchTransformer, training: TrainingConfig) -> Callable[[Ba
 
 
 def main(job: Job) -> None:
+    if job["engine"] != "pytorch":
+        keep_memory()
     warnings.filterwarnings("ignore", category=UserWarning)
-    torch.set_num_threads(job.threads)
+    torch.set_num_threads(job["threads"])
     torch.set_flush_denormal(True)
-    training = TrainingConfig.preset(job.preset, precision=job.precision)
+    training = TrainingConfig.preset(job["preset"], precision=job["precision"])
     torch.manual_seed(training.seed)
-    config = ModelConfig.preset(job.preset, vocabulary_size=job.vocabulary_size)
+    config = TransformerConfig.preset(job["preset"], vocabulary_size=job["vocabulary_size"])
     step = make_step(TorchTransformer(config), training)
-    batches = stream(job.kind, job.vocabulary_size, job.corpus)
+    stream = batches(job)
     channel = Channel(f"torch {torch.__version__}")
-    while steps := channel.steps_wanted():
-        ready = list(itertools.islice(batches, steps))
-        start = time.perf_counter()
+    while steps := channel.request():
+        ready = list(itertools.islice(stream, steps))
+        channel.start()
         for batch in ready:
             step(batch)
-        seconds = time.perf_counter() - start
-        channel.report(seconds, sum(real_tokens(labels) for _, labels in ready))
+        report_steps(channel, steps, sum(map(real_tokens, ready)))
 
 
-def _take_off_extras(transformer: nn.Transformer, config: ModelConfig) -> None:
+def _take_off_extras(transformer: nn.Transformer, config: TransformerConfig) -> None:
     transformer.encoder.norm = transformer.decoder.norm = None
     for layer in [*transformer.encoder.layers, *transformer.decoder.layers]:
         layer.dropout = nn.Identity()  # within the feed-forward layer
@@ -144,4 +147,4 @@ def _take_off_extras(transformer: nn.Transformer, config: ModelConfig) -> None:
 
 
 if __name__ == "__main__":
-    main(job_of_process())
+    main(json.loads(sys.argv[1]))

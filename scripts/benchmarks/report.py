@@ -1,74 +1,61 @@
-"""What was measured, as rows and as a table, and which of our targets it meets."""
+"""The table of what was measured, and the targets that it meets."""
 
-import dataclasses
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-_OURS, _PIPELINE = ("ours",), ("input_pipeline",)
-_RIVALS = ("pytorch", "pytorch_sleep")
-_HEADINGS = ("engine", "preset", "precision", "batch", "tokens/s", "lowest-highest", "s/step")
+from benchmarks.engines import Row
+
+# What a table shows of a row: heading and width.
+_COLUMNS = {
+    "engine": ("engine", -19),
+    "preset": ("preset", -7),
+    "precision": ("precision", -15),
+    "sentences": ("sentences", -18),
+    "batch": ("batch", -14),
+    "setting": ("setting", -8),
+    "tokens_per_second": ("tokens/s", 9),
+    "tokens_per_second_worst": ("lowest", 9),
+    "tokens_per_second_best": ("highest", 9),
+    "sentences_per_second": ("sentences/s", 12),
+    "sentences_per_second_worst": ("lowest", 8),
+    "sentences_per_second_best": ("highest", 8),
+    "seconds_per_step": ("s/step", 8),
+    "latency_p50_ms": ("p50 ms", 8),
+    "latency_p99_ms": ("p99 ms", 8),
+    "faults": ("faults", 9),
+    "system_seconds": ("system s", 9),
+    "peak_megabytes": ("peak MB", 8),
+    "load_seconds": ("load s", 7),
+    "first_seconds": ("first s", 8),
+    "equal": ("equal", 6),
+}
+_NAMES = {"ours": "ours", "input_pipeline": "the input pipeline", "pytorch": "PyTorch",
+          "ctranslate2": "CTranslate2"}  # fmt: skip
+_OURS, _CT2 = ("ours", "ours_xla"), ("ctranslate2",)
+_PYTORCH = ("pytorch", "pytorch_kept", "pytorch_kept_sleep")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Row:
-    """The rounds of one engine with one model and batch.
-
-    Attributes:
-        engine: one of `ENGINES`.
-        preset: of the model; of the one that it took turns with for the input pipeline.
-        precision: of the model; "-" for the input pipeline.
-        batch: text that `BatchKind.parse` reads.
-        rounds: real target symbols a second in each round. Rounds of the same number and batch
-            were run right after each other.
-        seconds_per_step: median over the rounds.
-        steps: in each round.
-        threads: cores that the engine might use.
-        version: of its libraries.
-    """
-
-    engine: str
-    preset: str
-    precision: str
-    batch: str
-    rounds: tuple[float, ...]
-    seconds_per_step: float
-    steps: int
-    threads: int
-    version: str
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Median over the rounds."""
-        return statistics.median(self.rounds)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the row as one JSON object."""
-        computed = {
-            "tokens_per_second": round(self.tokens_per_second, 1),
-            "tokens_per_second_best": round(max(self.rounds), 1),
-            "tokens_per_second_worst": round(min(self.rounds), 1),
-        }
-        return dataclasses.asdict(self) | computed
-
-    def cells(self) -> tuple[str, ...]:
-        """Returns the row's entries of the table."""
-        return (
-            self.engine,
-            self.preset,
-            self.precision,
-            self.batch,
-            f"{self.tokens_per_second:,.0f}",
-            f"{min(self.rounds):,.0f}-{max(self.rounds):,.0f}",
-            f"{self.seconds_per_step:.4f}",
+def table_lines(row: Row, *, with_head: bool) -> list[str]:
+    """Returns a row's line of the table, and the head before it where that is asked for."""
+    values = row.to_dict()
+    columns = [(name, *_COLUMNS[name]) for name in _COLUMNS if name in values]
+    lines = [[heading for _, heading, _ in columns]] if with_head else []
+    lines.append([_text(values[name]) for name, _, _ in columns])
+    widths = [width for _, _, width in columns]
+    return [
+        " ".join(
+            text.ljust(-width) if width < 0 else text.rjust(width)
+            for text, width in zip(line, widths, strict=True)
         )
+        for line in lines
+    ]
 
 
-def table_line(cells: Sequence[str] = _HEADINGS) -> str:
-    """Returns a line of the table; without arguments its head."""
-    widths = (15, 7, 15, 14)
-    left = "".join(f"{text:<{width}}" for text, width in zip(cells, widths, strict=False))
-    return left + f"{cells[4]:>11} {cells[5]:>17} {cells[6]:>9}"
+def _text(value: Any) -> str:
+    if not isinstance(value, float):
+        return "-" if value is None else str(value)
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 class Verdict(NamedTuple):
@@ -82,66 +69,96 @@ class Verdict(NamedTuple):
         return f"{word:<8}{self.text}"
 
 
-def check(rows: Sequence[Row]) -> list[Verdict]:
-    """Holds the rows against every target of training speed on two cores."""
-    return [
-        _against_rival(rows, "tiny", "128x16", 1.5),
-        _against_rival(rows, "base", "128x16", 1.0),
-        _real_batches(rows, "tiny", 10_000),
-        _pipeline(rows, "tiny", 10.0),
+class Target(NamedTuple):
+    """A bound on the ratio of the best of our rows to the best of a rival's.
+
+    Attributes:
+        text: what is compared.
+        bound: least ratio of the rates, or largest one of the times.
+        ours, rival: what the rows' cases have: a value, or one of several.
+        measure: "rates" or "times".
+    """
+
+    text: str
+    bound: float
+    ours: Mapping[str, Any]
+    rival: Mapping[str, Any]
+    measure: str = "rates"
+
+    def verdict(self, rows: Sequence[Row]) -> Verdict:
+        is_rate = self.measure == "rates"
+        name = f"{self.text}, at {'least' if is_rate else 'most'} {self.bound:g} times"
+        best = []
+        for case in (self.ours, self.rival):
+            found = [row for row in rows if _matches(row, case)]
+            if not found:
+                return Verdict(None, f"{name}: {_NAMES[case['engine'][0]]} was not measured")
+            choose = max if is_rate else min
+            best.append(choose(found, key=lambda row: statistics.median(self._of(row))))
+        # Neighbouring turns are compared, so that a slow minute of the machine does not count.
+        ratio = statistics.median(a / b for a, b in zip(*map(self._of, best), strict=True))
+        met = ratio >= self.bound if is_rate else ratio <= self.bound
+        return Verdict(met, f"{name}: {ratio:.2f} ({' against '.join(map(_setting, best))})")
+
+    def _of(self, row: Row) -> tuple[float, ...]:
+        return row.rates if self.measure == "rates" else row.times
+
+
+def check_training(rows: Sequence[Row], *, bfloat16: bool) -> list[Verdict]:
+    """Holds rows against the targets of training speed.
+
+    Args:
+        rows: what was measured.
+        bfloat16: whether the processor computes in it; if not, ours counts in float32 only.
+    """
+    targets = []
+    for preset, batch, bound in (
+        ("tiny", "128x16", 1.5 if bfloat16 else 1.2),
+        ("tiny", "multi30k:2048", 1.5 if bfloat16 else 1.2),
+        ("tiny", "multi30k:8192", 1.5 if bfloat16 else 1.2),
+        ("base", "128x16", 1.0),
+    ):
+        case = {"preset": preset, "batch": batch}
+        ours = {"engine": ("ours",), **case} | ({} if bfloat16 else {"precision": "float32"})
+        rival = {"engine": _PYTORCH, **case}
+        targets.append(Target(f"{preset} {batch} against PyTorch's best", bound, ours, rival))
+        if batch.startswith("multi30k"):
+            pipeline = {"engine": ("input_pipeline",), **case}
+            targets.append(Target(f"input pipeline against {preset} {batch}", 10, pipeline, ours))
+    return [target.verdict(rows) for target in targets]
+
+
+def check_decoding(rows: Sequence[Row]) -> list[Verdict]:
+    """Holds rows against the targets of decoding speed, which are for real sentences."""
+    verdicts = []
+    for batch, text, bound, measure in (
+        (64, "real sentences in batches of 64", 1.0, "rates"),
+        (1, "one real sentence at a time", 1.3, "times"),
+    ):
+        ours, rival = ({"engine": each, "preset": "run", "batch": batch} for each in (_OURS, _CT2))
+        target = Target(f"{text} against CTranslate2's float32", bound, ours, rival, measure)
+        verdicts.append(target.verdict(rows))
+    name = "translations that are CTranslate2's, at least 95 % (ties are rounded)"
+    shares = [
+        (row.values["equal"] / row.values["compared"], row)
+        for row in rows
+        if _matches(row, {"engine": _OURS, "preset": "run"}) and row.values["equal"] is not None
     ]
+    if not shares:
+        return [*verdicts, Verdict(None, f"{name}: not measured")]
+    share, row = min(shares, key=lambda pair: pair[0])
+    figures = f"{row.values['equal']} of {row.values['compared']} ({row.case['engine']})"
+    return [*verdicts, Verdict(share >= 0.95, f"{name}: {figures}")]
 
 
-def ratio_of_rounds(rounds: Sequence[float], others: Sequence[float]) -> float:
-    """Returns the median of the ratios of rounds that were run right after each other."""
-    return statistics.median(a / b for a, b in zip(rounds, others, strict=True))
-
-
-def _against_rival(rows: Sequence[Row], preset: str, batch: str, wanted: float) -> Verdict:
-    """Compares the best of our precisions with the best of the rival's settings."""
-    name = f"{preset} {batch} against PyTorch's best, at least {wanted:g} times"
-    ours = _fastest(row for row in rows if _is(row, _OURS, preset, batch))
-    rival = _fastest(row for row in rows if _is(row, _RIVALS, preset, batch))
-    if ours is None or rival is None:
-        missing = "ours" if ours is None else "PyTorch"
-        return Verdict(None, f"{name}: {missing} was not measured")
-    ratio = ratio_of_rounds(ours.rounds, rival.rounds)
-    return Verdict(
-        ratio >= wanted,
-        f"{name}: {ratio:.2f} ({ours.precision} against {rival.engine} {rival.precision})",
+def _matches(row: Row, wanted: Mapping[str, Any]) -> bool:
+    """Whether the row's case has the values, or one of each tuple of them."""
+    return all(
+        row.case[name] in value if isinstance(value, tuple) else row.case[name] == value
+        for name, value in wanted.items()
     )
 
 
-def _real_batches(rows: Sequence[Row], preset: str, wanted: float) -> Verdict:
-    name = f"{preset} on real batches, at least {wanted:,.0f} target tokens a second"
-    ours = _fastest(row for row in rows if _is(row, _OURS, preset) and _is_real(row))
-    if ours is None:
-        return Verdict(None, f"{name}: not measured")
-    speed = ours.tokens_per_second
-    return Verdict(speed >= wanted, f"{name}: {speed:,.0f} ({ours.precision}, {ours.batch})")
-
-
-def _pipeline(rows: Sequence[Row], preset: str, wanted: float) -> Verdict:
-    """Compares the input pipeline with what the model consumes, at their closest."""
-    name = f"input pipeline against {preset}, at least {wanted:g} times"
-    ratios = []
-    for pipeline in (row for row in rows if _is(row, _PIPELINE, preset)):
-        ours = _fastest(row for row in rows if _is(row, _OURS, preset, pipeline.batch))
-        if ours is not None:
-            ratios.append((ratio_of_rounds(pipeline.rounds, ours.rounds), pipeline.batch))
-    if not ratios:
-        return Verdict(None, f"{name}: not measured")
-    ratio, batch = min(ratios)
-    return Verdict(ratio >= wanted, f"{name}: {ratio:.1f} ({batch})")
-
-
-def _is(row: Row, engines: tuple[str, ...], preset: str, batch: str | None = None) -> bool:
-    return row.engine in engines and row.preset == preset and batch in (None, row.batch)
-
-
-def _is_real(row: Row) -> bool:
-    return row.batch.startswith("multi30k")
-
-
-def _fastest(rows: Iterable[Row]) -> Row | None:
-    return max(rows, key=lambda row: row.tokens_per_second, default=None)
+def _setting(row: Row) -> str:
+    names = ("engine", "precision", "setting")
+    return " ".join(str(row.case[name]) for name in names if name in row.case)

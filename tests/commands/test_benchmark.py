@@ -5,6 +5,7 @@ import importlib.util
 import json
 import os
 import pathlib
+import re
 import sys
 
 import pytest
@@ -16,7 +17,11 @@ _GOOD = {
     ("ours", "base", "128x16"): 800,
     ("pytorch", "base", "128x16"): 750,
     ("ours", "tiny", "multi30k:2048"): 10_500,
+    ("pytorch", "tiny", "multi30k:2048"): 6_500,
     ("input_pipeline", "tiny", "multi30k:2048"): 200_000,
+    ("ours", "tiny", "multi30k:8192"): 10_500,
+    ("pytorch", "tiny", "multi30k:8192"): 6_500,
+    ("input_pipeline", "tiny", "multi30k:8192"): 200_000,
 }
 
 
@@ -35,12 +40,14 @@ def rows(report):
     """Makes rows of three rounds around speeds by engine, preset and batch, in float32."""
 
     def make(speeds, precision="float32"):
-        common = dict(precision=precision, seconds_per_step=0.2, steps=3, threads=2, version="x 1")
         return [
             report.Row(
-                **dict(zip(("engine", "preset", "batch"), model, strict=True)),
-                rounds=(speed * 0.9, speed, speed * 1.2),
-                **common,
+                unit="tokens",
+                case=dict(zip(("engine", "preset", "batch"), model, strict=True))
+                | {"precision": precision},
+                rates=(speed * 0.9, speed, speed * 1.2),
+                times=(0.2, 0.2, 0.2),
+                values={"faults": 3.0, "system_seconds": 0.01, "peak_megabytes": 1310.2},
             )
             for model, speed in speeds.items()
         ]
@@ -48,26 +55,30 @@ def rows(report):
     return make
 
 
-def _met(report, rows):
-    return [verdict.met for verdict in report.check(rows)]
+def _met(report, rows, bfloat16=True):
+    return [verdict.met for verdict in report.check_training(rows, bfloat16=bfloat16)]
 
 
-def test_all_targets_are_met_by_figures_that_meet_them(report, rows):
-    assert _met(report, rows(_GOOD)) == [True, True, True, True]
+@pytest.mark.parametrize("bfloat16", [True, False])
+def test_all_targets_are_met_by_figures_that_meet_them(report, rows, bfloat16):
+    assert _met(report, rows(_GOOD), bfloat16) == [True] * 6
 
 
 @pytest.mark.parametrize(
     ("position", "row", "speed", "text"),
     [
-        (0, ("ours", "tiny", "128x16"), 8_940, "1.49 (float32 against pytorch float32)"),
+        (0, ("ours", "tiny", "128x16"), 8_940, "1.49 (ours float32 against pytorch float32)"),
         (0, ("pytorch", "tiny", "128x16"), 6_500, "1.48"),
-        (1, ("ours", "base", "128x16"), 742, "0.99"),
-        (2, ("ours", "tiny", "multi30k:2048"), 9_880, "9,880 (float32, multi30k:2048)"),
-        (3, ("input_pipeline", "tiny", "multi30k:2048"), 100_000, "9.5 (multi30k:2048)"),
+        (1, ("pytorch", "tiny", "multi30k:2048"), 7_100, "1.48"),
+        (2, ("input_pipeline", "tiny", "multi30k:2048"), 100_000, "multi30k:2048, at least 10"),
+        (2, ("input_pipeline", "tiny", "multi30k:2048"), 100_000, "9.52"),
+        (3, ("ours", "tiny", "multi30k:8192"), 9_600, "1.48"),
+        (4, ("input_pipeline", "tiny", "multi30k:8192"), 100_000, "multi30k:8192, at least 10"),
+        (5, ("ours", "base", "128x16"), 742, "0.99"),
     ],
 )
 def test_each_target_can_be_missed_alone(report, rows, position, row, speed, text):
-    verdicts = report.check(rows(_GOOD | {row: speed}))
+    verdicts = report.check_training(rows(_GOOD | {row: speed}), bfloat16=True)
     assert [place for place, verdict in enumerate(verdicts) if not verdict.met] == [position]
     assert str(verdicts[position]).startswith("MISSED ")
     assert text in str(verdicts[position])
@@ -77,20 +88,51 @@ def test_the_better_precision_of_each_side_counts(report, rows):
     slow_rival, fast_rival = ({("pytorch", "tiny", "128x16"): speed} for speed in (4_000, 7_000))
     others = {key: speed for key, speed in _GOOD.items() if key not in slow_rival}
     both = rows(others) + rows(slow_rival) + rows(fast_rival, "mixed_bfloat16")
-    verdict = report.check(both)[0]
+    verdict = report.check_training(both, bfloat16=True)[0]
     assert not verdict.met
-    assert "1.37 (float32 against pytorch mixed_bfloat16)" in verdict.text
+    assert "1.37 (ours float32 against pytorch mixed_bfloat16)" in verdict.text
     ours = rows({("ours", "tiny", "128x16"): 10_600}, "mixed_bfloat16")
-    assert report.check(both + ours)[0].met
+    assert report.check_training(both + ours, bfloat16=True)[0].met
+
+
+def test_without_instructions_for_bfloat16_ours_counts_in_float32_and_less_is_wanted(report, rows):
+    verdicts = [
+        report.check_training(
+            rows(_GOOD | {("ours", "tiny", "128x16"): speed})
+            + rows({("ours", "tiny", "128x16"): 10_000}, "mixed_bfloat16"),
+            bfloat16=False,
+        )[0]
+        for speed in (7_140, 7_260)
+    ]
+    assert [verdict.met for verdict in verdicts] == [False, True]
+    assert "at least 1.2 times: 1.19 (ours float32" in verdicts[0].text
+
+
+@pytest.mark.parametrize("engine", ["pytorch_kept", "pytorch_kept_sleep"])
+def test_the_better_of_pytorchs_settings_counts(report, rows, engine):
+    faster = rows(_GOOD) + rows({(engine, "tiny", "128x16"): 6_500})
+    verdict = report.check_training(faster, bfloat16=True)[0]
+    assert not verdict.met
+    assert f"1.48 (ours float32 against {engine} float32)" in verdict.text
 
 
 def test_a_slow_minute_of_the_machine_does_not_change_a_ratio(report, rows):
     steady = rows(_GOOD)
     disturbed = [
-        dataclasses.replace(row, rounds=(row.rounds[0] / 5, row.rounds[1] / 4, row.rounds[2]))
+        dataclasses.replace(row, rates=(row.rates[0] / 5, row.rates[1] / 4, row.rates[2]))
         for row in steady
     ]
-    assert report.check(disturbed)[:2] == report.check(steady)[:2]
+    checked = [report.check_training(each, bfloat16=True) for each in (disturbed, steady)]
+    assert checked[0] == checked[1]
+
+
+def test_a_line_of_the_table_fits_its_head(report, rows):
+    for row in rows(_GOOD):
+        head, line = report.table_lines(row, with_head=True)
+        assert len(head) == len(line)
+        assert report.table_lines(row, with_head=False) == [line]
+    assert head.split()[-3:] == ["s", "peak", "MB"]
+    assert line.split()[-3:] == ["3", "0.01", "1,310"]
 
 
 @pytest.mark.parametrize(("met", "code"), [(False, 1), (True, 0), (None, 1)])
@@ -98,7 +140,7 @@ def test_a_target_that_is_missed_or_none_that_is_measured_is_told_by_the_exit_st
     report, call, monkeypatch, tmp_path, met, code
 ):
     verdict = report.Verdict(met, "ten times as fast")
-    monkeypatch.setattr(report, "check", lambda rows: [verdict])
+    monkeypatch.setattr(report, "check_training", lambda rows, **options: [verdict])
     nothing = ["--batch=multi30k", f"--data_dir={tmp_path}"]
     result = call("benchmark.py", "train", *nothing, "--check")
     assert (result.code, result.out.splitlines()[-1]) == (code, str(verdict))
@@ -107,11 +149,16 @@ def test_a_target_that_is_missed_or_none_that_is_measured_is_told_by_the_exit_st
 
 def test_targets_that_were_not_measured_are_skipped_and_say_why(report, rows):
     speeds = {key: speed for key, speed in _GOOD.items() if key[0] == "ours"}
-    verdicts = report.check(rows(speeds))
-    assert [verdict.met for verdict in verdicts] == [None, None, True, None]
+    verdicts = report.check_training(rows(speeds), bfloat16=True)
+    assert [verdict.met for verdict in verdicts] == [None] * 6
     assert str(verdicts[0]).startswith("skipped ")
     assert verdicts[0].text.endswith("PyTorch was not measured")
-    assert _met(report, []) == [None] * 4
+    assert _met(report, []) == [None] * 6
+
+
+def test_the_processor_is_named_above_the_table(call, tmp_path):
+    result = call("benchmark.py", "train", "--batch=multi30k", f"--data_dir={tmp_path}")
+    assert re.match(r"\d+ cores with \w+", result.out)
 
 
 @pytest.mark.parametrize(
@@ -148,12 +195,19 @@ def test_a_small_run_prints_a_row_of_each_engine_that_is_installed(run):
     result = run("benchmark.py", "train", *_SMALL, "--batch=2x4", "--json", "--check")
     assert result.code == 1, result.err  # no target is for such a batch
     rows = [json.loads(line) for line in result.out.splitlines()]
-    rivals = ["pytorch", "pytorch_sleep"] if importlib.util.find_spec("torch") else []
+    rivals = (
+        ["pytorch", "pytorch_kept", "pytorch_kept_sleep"]
+        if importlib.util.find_spec("torch")
+        else []
+    )
     assert [row["engine"] for row in rows] == ["ours", *rivals]
     for row in rows:
         assert (row["preset"], row["precision"], row["batch"]) == ("tiny", "float32", "2x4")
         assert row["tokens_per_second"] == pytest.approx(8 / row["seconds_per_step"], rel=0.01)
         assert row["tokens_per_second_worst"] <= row["tokens_per_second_best"]
         assert (row["steps"], row["threads"], len(row["rounds"])) == (1, 1, 1)
+        assert row["faults"] >= 0
+        assert row["system_seconds"] >= 0
+        assert row["peak_megabytes"] > 10
         assert "tensorflow 2." in row["version"] or "torch 2." in row["version"]
-    assert [line.split()[0] for line in result.err.splitlines()] == ["skipped"] * 4
+    assert [line.split()[0] for line in result.err.splitlines()] == ["skipped"] * 6

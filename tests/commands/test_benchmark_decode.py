@@ -27,9 +27,9 @@ _GOOD = {
 def modules(monkeypatch):
     """The modules of scripts/benchmarks."""
     monkeypatch.syspath_prepend(str(_SCRIPTS))
-    from benchmarks import decoding_report, sentences
+    from benchmarks import report, workloads
 
-    return {"report": decoding_report, "sentences": sentences}
+    return {"report": report, "workloads": workloads}
 
 
 @pytest.fixture
@@ -47,106 +47,116 @@ def _rows(modules, figures):
     rows = []
     equal = 64 if any(engine == "ctranslate2" for engine, _ in figures) else None
     for (engine, setting), (speed, latency) in figures.items():
-        workers, threads = map(int, setting.split("x"))
-        common = dict(engine=engine, preset="tiny", sentences="20 forced", workers=workers,
-                      threads=threads, num_latencies=60, latency_p50_ms=latency,
-                      latency_p99_ms=latency, load_seconds=1.0, first_seconds=2.0,
-                      peak_megabytes=300.0, equal=equal, compared=64, version="x 1")  # fmt: skip
+        case = dict(engine=engine, preset="run", sentences="test_2016_flickr", setting=setting)
+        values = dict(faults=1.5, system_seconds=0.001, latency_p50_ms=latency, load_seconds=1.0,
+                      latency_p99_ms=latency, first_seconds=2.0, peak_megabytes=300.0,
+                      equal=equal, compared=64)  # fmt: skip
         for batch, median, ms in ((64, speed, 64_000 / speed), (1, 1000 / latency, latency)):
-            rounds, latencies = ([value * part for part in (0.9, 1, 1.2)] for value in (median, ms))
+            rates, times = ([value * part for part in (0.9, 1, 1.2)] for value in (median, ms))
             rows.append(
-                modules["report"].DecodingRow(
-                    **common, batch=batch, rounds=tuple(rounds), latency_rounds_ms=tuple(latencies)
+                modules["report"].Row(
+                    unit="sentences",
+                    case=case | {"batch": batch},
+                    rates=tuple(rates),
+                    times=tuple(times),
+                    values=values,
                 )
             )
     return rows
 
 
+def _with(row, **changes):
+    """Returns a row with other parts of its case or values."""
+    case, values = (
+        {name: changes.get(name, value) for name, value in part.items()}
+        for part in (row.case, row.values)
+    )
+    return dataclasses.replace(row, case=case, values=values)
+
+
 def test_all_targets_are_met_by_figures_that_meet_them(verdicts):
     results = verdicts(_GOOD)
-    assert [verdict.met for verdict in results] == [True] * 5
-    assert "1.14 (2x1 against 2x1" in results[0].text
-    assert "0.92 (1x2 against 2x1" in results[1].text
+    assert [verdict.met for verdict in results] == [True] * 3
+    assert "1.14 (ours_xla 2x1 against ctranslate2 2x1" in results[0].text
+    assert "0.92 (ours_xla 1x2 against ctranslate2 2x1" in results[1].text
 
 
 @pytest.mark.parametrize(
     ("position", "row", "figures", "text"),
     [
-        (0, ("ours_xla", "2x1"), (346, 7), "0.99 (2x1 against 2x1"),
-        (0, ("ctranslate2", "1x2"), (404, 9), "0.99 (2x1 against 1x2"),
-        (1, ("ours_xla", "1x2"), (240, 6.6), "1.02 (1x2 against 2x1"),
-        (1, ("ctranslate2", "1x2"), (220, 5.5), "1.09 (1x2 against 1x2"),
-        (2, ("ours", "2x1"), (193, 20), "193.0 (2x1)"),
+        (0, ("ours_xla", "2x1"), (346, 7), "0.99 (ours_xla 2x1 against ctranslate2 2x1"),
+        (0, ("ctranslate2", "1x2"), (404, 9), "0.99 (ours_xla 2x1 against ctranslate2 1x2"),
+        (1, ("ours_xla", "1x2"), (240, 8.6), "1.08 (ours_xla 2x1 against ctranslate2 2x1"),
+        (1, ("ctranslate2", "1x2"), (220, 4.5), "1.33 (ours_xla 1x2 against ctranslate2 1x2"),
     ],
 )
-def test_each_target_can_be_missed_alone(verdicts, position, row, figures, text):
+def test_each_target_compares_the_best_settings(verdicts, position, row, figures, text):
     results = verdicts(_GOOD | {row: figures})
-    assert [place for place, verdict in enumerate(results) if not verdict.met] == [position]
-    assert str(results[position]).startswith("MISSED ")
-    assert text in str(results[position])
+    assert text in results[position].text
+    missed = [place for place, verdict in enumerate(results) if not verdict.met]
+    if "1.08" in text:  # another setting is within the bound of 1.3
+        assert missed == []
+    else:
+        assert missed == [position]
+        assert str(results[position]).startswith("MISSED ")
 
 
-def test_the_plain_graph_must_stay_below_its_latency(verdicts):
-    slow = {("ours", "1x2"): (150, 25), ("ours", "2x1"): (200, 26)}
-    result = verdicts(_GOOD | slow)[3]
-    assert (result.met, result.text[-10:]) == (False, "25.0 (1x2)")
+def test_the_plain_graph_counts_where_it_is_better_than_xla(verdicts):
+    results = verdicts(_GOOD | {("ours", "2x1"): (420, 20)})
+    assert "1.20 (ours 2x1 against ctranslate2 2x1" in results[0].text
 
 
 @pytest.mark.parametrize(("equal", "is_met"), [(61, True), (60, False)])
 def test_translations_must_be_the_rivals_but_for_a_few(verdicts, equal, is_met):
-    def unlike(row):
-        return dataclasses.replace(row, equal=equal) if row.engine == "ours" else row
-
-    result = verdicts(_GOOD, unlike)[4]
+    result = verdicts(
+        _GOOD, lambda row: _with(row, equal=equal) if row.case["engine"] == "ours" else row
+    )[2]
     assert result.met is is_met
     assert result.text.endswith(f": {equal} of 64 (ours)")
 
 
 def test_a_slow_minute_of_the_machine_does_not_change_a_ratio(verdicts):
     def disturbed(row):
-        rounds, latencies = row.rounds, row.latency_rounds_ms
+        rates, times = row.rates, row.times
         return dataclasses.replace(
             row,
-            rounds=(rounds[0] / 5, rounds[1] / 4, rounds[2]),
-            latency_rounds_ms=(latencies[0] * 5, latencies[1] * 4, latencies[2]),
+            rates=(rates[0] / 5, rates[1] / 4, rates[2]),
+            times=(times[0] * 5, times[1] * 4, times[2]),
         )
 
     assert verdicts(_GOOD, disturbed)[:2] == verdicts(_GOOD)[:2]
 
 
 def test_targets_that_were_not_measured_are_skipped_and_say_why(verdicts):
-    ours = {key: figures for key, figures in _GOOD.items() if key[0] == "ours"}
+    ours = {key: figures for key, figures in _GOOD.items() if key[0] != "ctranslate2"}
     results = verdicts(ours)
-    assert [verdict.met for verdict in results] == [None, None, True, True, None]
-    rivals = {key: figures for key, figures in _GOOD.items() if key[0] != "ctranslate2"}
-    results = verdicts(rivals)
-    assert [verdict.met for verdict in results] == [None, None, True, True, None]
+    assert [verdict.met for verdict in results] == [None, None, None]
     assert results[0].text.endswith("CTranslate2 was not measured")
+    rivals = {key: figures for key, figures in _GOOD.items() if key[0] == "ctranslate2"}
+    assert [verdict.met for verdict in verdicts(rivals)] == [None, None, None]
 
 
-def test_other_models_and_sentences_are_not_held_against_the_targets(verdicts):
-    for change in ({"preset": "base"}, {"sentences": "test_2016_flickr"}):
-        results = verdicts(_GOOD, lambda row, change=change: dataclasses.replace(row, **change))
-        assert [verdict.met for verdict in results] == [None] * 5
+def test_random_weights_are_not_held_against_the_targets(verdicts):
+    results = verdicts(_GOOD, lambda row: _with(row, preset="tiny"))
+    assert [verdict.met for verdict in results] == [None] * 3
 
 
 def test_a_line_of_the_table_fits_its_head(modules):
-    report = modules["report"]
-    head = report.decoding_line()
     for row in _rows(modules, _GOOD):
-        assert len(report.decoding_line(row.cells())) == len(head)
+        head, line = modules["report"].table_lines(row, with_head=True)
+        assert len(line) == len(head)
 
 
 def test_every_sentence_of_a_test_set_is_in_one_batch_with_others_of_its_length(modules):
     ids = [[7] * length for length in (3, 9, 1, 5, 4)]
-    sentences = modules["sentences"].Sentences.real("test", ids, batch_size=2)
+    sentences = modules["workloads"].Sentences.real("test", ids, batch_size=2)
     batches = sentences.batches_of_round(1)
     lengths = [[len(sentences.ids[number]) for number in batch] for batch in batches]
     assert lengths == [[9, 5], [4, 3], [1]]
 
 
 def test_random_sentences_have_the_length_that_is_forced_and_no_reserved_symbol(modules):
-    sentences = modules["sentences"].Sentences.random(vocabulary_size=9, length=6, batch_size=4)
+    sentences = modules["workloads"].Sentences.random(vocabulary_size=9, length=6, batch_size=4)
     ids = np.array(sentences.ids)
     assert (ids.shape[1], sentences.forced_length, sentences.name) == (6, 6, "6 forced")
     assert set(ids.ravel()) == {4, 5, 6, 7, 8}
@@ -154,23 +164,16 @@ def test_random_sentences_have_the_length_that_is_forced_and_no_reserved_symbol(
 
 
 def test_each_round_translates_other_single_sentences_until_all_had_their_turn(modules):
-    sentences = modules["sentences"].Sentences.real("test", [[5]] * 6, batch_size=4)
+    sentences = modules["workloads"].Sentences.real("test", [[5]] * 6, batch_size=4)
     taken = [sentences.singles_of_round(number, 2) for number in range(3)]
     assert sorted(number for batches in taken for (number,) in batches) == list(range(6))
 
 
 def test_engines_warm_up_with_a_sentence_of_each_length(modules):
     ids = [[5] * length for length in (2, 7, 2, 3, 7, 3)]
-    sentences = modules["sentences"].Sentences.real("test", ids, batch_size=4)
+    sentences = modules["workloads"].Sentences.real("test", ids, batch_size=4)
     lengths = [len(sentences.ids[number]) for (number,) in sentences.one_of_each_length()]
     assert sorted(lengths) == [2, 3, 7]
-
-
-def test_sentences_are_read_as_they_were_written(modules, tmp_path):
-    kind = modules["sentences"].Sentences
-    sentences = kind.random(vocabulary_size=50, length=3, batch_size=2)
-    sentences.save(tmp_path / "sentences.json")
-    assert kind.load(tmp_path / "sentences.json") == sentences
 
 
 @pytest.mark.parametrize(
@@ -208,7 +211,7 @@ def test_a_test_set_is_left_out_with_a_line_that_says_why(call, flag):
 def test_a_model_with_random_weights_never_wants_a_symbol_that_is_left_out(modules):
     import tensorflow as tf
 
-    from benchmarks.translators import random_model
+    from benchmarks.workloads import random_model
 
     model, vocabulary = random_model("tiny", 100)
     assert vocabulary.size == 100
@@ -218,7 +221,7 @@ def test_a_model_with_random_weights_never_wants_a_symbol_that_is_left_out(modul
 
 
 def test_a_test_set_is_read_as_symbols_of_the_run(modules, trained, tmp_path):
-    from benchmarks.translators import run_case
+    from benchmarks.workloads import run_case
 
     path = tmp_path / "letters.a"
     path.write_text("p q\n\nr s t p\n" + "q " * 600 + "\n")
@@ -249,17 +252,11 @@ def test_a_small_run_prints_rows_of_each_engine_that_is_installed(call, monkeypa
         assert (row["workers"], row["threads"], len(row["rounds"])) == (1, 1, 1)
         assert 0 < row["latency_p50_ms"] <= row["latency_p99_ms"]
         assert row["load_seconds"] > 0
-        assert row["peak_megabytes"] is None or row["peak_megabytes"] > 10
+        assert row["peak_megabytes"] > 10
         # But for ties of sums that each engine rounds in another way.
         assert row["equal"] is None or row["equal"] >= 0.9 * row["compared"] > 0
-    lines = [line for line in result.err.splitlines() if "left out" not in line]
-    words = [line.split()[0] for line in lines]
-    assert words[2:4] == ["ok" if verdict else "MISSED" for verdict in _plain_targets(rows)]
-    assert {*words[:2], words[4]} <= ({"ok", "MISSED"} if rivals else {"skipped"})
-    assert result.code == int("MISSED" in words)
-
-
-def _plain_targets(rows):
-    """Tells whether a plain graph's rows meet its targets."""
-    many, single = (row for row in rows if row["engine"] == "ours")
-    return [many["sentences_per_second"] >= 194, single["latency_p50_ms"] < 25]
+        assert row["faults"] >= 0
+        assert row["system_seconds"] >= 0
+    # The targets are for real sentences, of which there are none here.
+    assert [line.split()[0] for line in result.err.splitlines()[-3:]] == ["skipped"] * 3
+    assert result.code == 1

@@ -14,14 +14,15 @@ from absl import flags
 
 from keras_transformer.commands import config_flags
 from keras_transformer.commands.main import COMMANDS, main
-from keras_transformer.config import DataConfig, ModelConfig, SearchConfig, TrainingConfig
+from keras_transformer.config import DataConfig, SearchConfig, TrainingConfig, TransformerConfig
+from keras_transformer.tasks import TranslationTask
 
 _FOLDER = pathlib.Path(__file__).resolve().parents[2] / "scripts"
 # Some flags of each script.
 _FLAGS = {
     "average_checkpoints": ["last", "run_dir", "steps"],
     "benchmark": ["check", "presets", "rounds", "run_dir", "vocabulary_size"],
-    "evaluate": ["beam_size", "checkpoint", "json", "length_penalty", "output", "tokenize"],
+    "evaluate": ["beam_size", "bleu_tokenize", "checkpoint", "json", "length_penalty", "output"],
     "export": ["beam_size", "export_dir", "num_translations", "version"],
     "learn_vocabulary": ["output", "vocabulary_kind", "vocabulary_size"],
     "plot_run": ["output"],
@@ -123,7 +124,7 @@ def test_help_gives_the_defaults_of_each_preset(call):
             ["--beam_size was fixed when exports/1 was exported; leave it out"],
         ),
         ("evaluate", ["--run_dir=x", "--source=y"], ["--source and --target go together"]),
-        ("evaluate", ["--run_dir=x", "--tokenize=x"], ["should be one of <13a|"]),
+        ("evaluate", ["--run_dir=x", "--bleu_tokenize=x"], ["should be one of <13a|"]),
         ("evaluate", ["--run_dir=x", "--beam_size=0"], ["beam_size must be at least 1, got 0"]),
         ("plot_run", [], ["name one or several run directories"]),
         ("plot_run", ["x", "--output=y.pdf"], ["--output must be a .png file, got 'y.pdf'"]),
@@ -245,7 +246,9 @@ def test_ctrl_c_ends_with_130_and_one_line(start, write_script):
     assert err.strip() == "small.py: interrupted"
 
 
-@pytest.mark.parametrize("config", [DataConfig, ModelConfig, SearchConfig, TrainingConfig])
+@pytest.mark.parametrize(
+    "config", [DataConfig, TransformerConfig, SearchConfig, TrainingConfig, TranslationTask]
+)
 @pytest.mark.parametrize("docstring", [lambda text: text, inspect.cleandoc], ids=["3.10", "3.13"])
 def test_every_field_has_its_help_however_python_keeps_docstrings(monkeypatch, config, docstring):
     expected = config_flags._attribute_help(config)

@@ -3,12 +3,15 @@
 import functools
 import gzip
 import json
+import platform
 import re
 import shutil
 import signal
 import time
 
 import pytest
+
+from keras_transformer import training
 
 
 def _contents(folder):
@@ -301,3 +304,21 @@ def test_ctrl_c_before_the_first_update_says_so(call, tmp_path, train_flags, mon
     monkeypatch.setattr("keras_transformer.training.train", interrupted)
     result = call("train.py", f"--run_dir={tmp_path}/run", *train_flags)
     assert (result.code, result.err.strip()) == (130, "train.py: interrupted")
+
+
+@pytest.mark.parametrize(("computes", "trim_threshold"), [(True, "131072"), (False, None)])
+def test_slow_bfloat16_is_warned_of_in_one_line_and_memory_that_is_kept_is_mentioned(
+    call, train_flags, tmp_path, monkeypatch, computes, trim_threshold
+):
+    monkeypatch.setattr(training, "computes_in_bfloat16", lambda: computes)
+    monkeypatch.delenv("MALLOC_TRIM_THRESHOLD_", raising=False)
+    if trim_threshold:  # set by the person, and left alone
+        monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", trim_threshold)
+    short = ["--train_steps=1", "--checkpoint_steps=1", "--precision=mixed_bfloat16"]
+    result = call("train.py", f"--run_dir={tmp_path / 'run'}", *train_flags, *short)
+    assert (result.code, result.err) == (0, "")
+    warnings = [line for line in result.out.splitlines() if "no instructions for" in line]
+    assert len(warnings) == (0 if computes else 1), result.out
+    assert computes or "at 0.7 of the rate with AVX2" in warnings[0]
+    is_kept = trim_threshold is None and platform.libc_ver()[0] == "glibc"
+    assert ("Training on the CPU, memory kept, with" in result.out) == is_kept

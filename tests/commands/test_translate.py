@@ -135,7 +135,7 @@ def test_alignments_number_the_words_that_are_read_and_written(call, monkeypatch
             return [[(place // 2, place) for place in range(len(translations[0].split()))]]
 
     card = {
-        "training": [{"data": {"remove_bpe": joins}}],
+        "training": [{"task": {"name": "translation", "remove_bpe": joins}}],
         "search": {"max_extra_length": 50},
         "signatures": {},
         "precision": {"computation": "float32"},

@@ -1,12 +1,12 @@
 """Batches of ids for Keras."""
 
 import itertools
-import time
 
 import numpy as np
 import pytest
 
 from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID
+from keras_transformer.data import batching
 from keras_transformer.data.batching import (
     bucket_corpus,
     evaluation_batches,
@@ -79,11 +79,10 @@ def test_a_resumed_run_goes_on_exactly_where_it_stopped():
         assert as_lists(resumed) == whole[step:]
 
 
-def test_resuming_far_ahead_makes_no_earlier_batches():
+def test_resuming_far_ahead_makes_no_earlier_batches(count_lines):
     corpus, _, _ = a_corpus()
-    start = time.process_time()
-    next(training_batches(corpus, batch_tokens=128, first_step=10**12))
-    assert time.process_time() - start < 1
+    beginning, place = (count_lines(first_batch, corpus, 128, step) for step in (0, 10**12))
+    assert place < 1.1 * beginning
 
 
 def rows_of(batches):
@@ -196,34 +195,48 @@ def test_a_segmentation_that_does_not_fit_its_batch_is_not_taken():
         assert not y[:, 2:].any() and not x["target"][:, 2:].any()
 
 
-def test_the_place_in_half_a_million_pairs_is_found_as_quickly_as_the_beginning():
-    random = np.random.default_rng(1)
-    source, target = np.exp(random.normal(3, 0.6, (2, 500_000))).astype(int).clip(1, 150)
-    corpus = TokenizedCorpus(
-        source_ids=np.full((source + 1).sum(), 5, np.uint16),
-        source_offsets=np.cumsum([0, *(source + 1)]),
-        target_ids=np.full(target.sum(), 5, np.uint16),
-        target_offsets=np.cumsum([0, *target]),
-        part_offsets=np.array([0, 200_000, 500_000]),
+def test_the_place_in_half_a_million_pairs_takes_no_more_work_than_the_beginning(
+    count_lines, lengths_of, monkeypatch
+):
+    def corpus_of(pairs):
+        source, target = lengths_of(pairs)
+        return TokenizedCorpus(
+            source_ids=np.full((source + 1).sum(), 5, np.uint16),
+            source_offsets=np.cumsum([0, *(source + 1)]),
+            target_ids=np.full(target.sum(), 5, np.uint16),
+            target_offsets=np.cumsum([0, *target]),
+            part_offsets=np.array([0, 2 * pairs // 5, pairs]),
+        )
+
+    made = []
+    for name in ("plan_epoch", "make_batch"):
+        monkeypatch.setattr(batching, name, counted(getattr(batching, name), made))
+    small, large = corpus_of(50_000), corpus_of(500_000)
+    for weights in (None, [1, 3]):
+        lines = []
+        for corpus, step in ((small, 0), (large, 0), (large, 77_777)):
+            bucketing = bucket_corpus(corpus, batch_tokens=2048, mix_weights=weights)
+            monkeypatch.setattr(batching, "bucket_corpus", lambda *_, found=bucketing, **__: found)
+            lines.append(count_lines(first_batch, corpus, 2048, step, weights))
+        few, beginning, place = lines
+        assert place < 1.1 * beginning  # they are about the same
+        assert beginning < 10 * few  # the batches of an epoch are planned
+        assert beginning < 100_000  # while pairs are not gone through one by one
+    assert made == ["plan_epoch", "make_batch"] * 6  # one epoch and one batch each time
+
+
+def first_batch(corpus, batch_tokens, step, weights=None):
+    return next(
+        training_batches(corpus, batch_tokens=batch_tokens, first_step=step, mix_weights=weights)
     )
 
-    def seconds(action, *arguments):
-        """Returns the least of three times, of this thread alone: others may be busy."""
-        times = []
-        for _ in range(3):
-            start = time.thread_time()
-            action(*arguments)
-            times.append(time.thread_time() - start)
-        return min(times)
 
-    def first_batch(step, weights):
-        next(training_batches(corpus, batch_tokens=2048, first_step=step, mix_weights=weights))
+def counted(function, calls):
+    def call(*arguments, **options):
+        calls.append(function.__name__)
+        return function(*arguments, **options)
 
-    sorting = seconds(np.argsort, random.random(500_000))  # 45 ms on a quiet machine
-    for weights in (None, [1, 3]):
-        beginning, place = (seconds(first_batch, step, weights) for step in (0, 77_777))
-        assert place < 2 * beginning  # they are about the same
-        assert max(beginning, place) < 20 * sorting  # 0.9 s; they are 8 to 12 times it
+    return call
 
 
 def test_training_goes_on_without_end():
@@ -263,11 +276,15 @@ def test_the_dataset_gives_the_same_batches_each_time_through():
         assert as_lists(dataset.as_numpy_iterator()) == expected
 
 
-def test_batches_are_made_faster_than_any_model_reads_them():
+def test_batches_are_made_without_going_through_their_sentences(count_lines):
     corpus, _, _ = a_corpus(pairs=20_000, longest=40)
-    dataset = to_dataset(lambda: training_batches(corpus, batch_tokens=2048, epochs=1))
-    batches = iter(dataset.as_numpy_iterator())
-    next(batches)
-    start = time.process_time()  # of all threads together
-    tokens = sum(np.count_nonzero(labels) for _, labels in batches)
-    assert tokens / (time.process_time() - start) > 100_000
+
+    def make(batches):
+        made.extend(itertools.islice(training_batches(corpus, batch_tokens=4096), batches))
+
+    lines = []
+    for batches in (1, 101):
+        made = []
+        lines.append(count_lines(make, batches))
+    rows = sum(len(labels) for _, labels in made) / len(made)
+    assert (lines[1] - lines[0]) / 100 < 90 < rows

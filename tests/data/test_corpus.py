@@ -6,6 +6,7 @@ import os
 import pytest
 
 from keras_transformer.data.corpus import FilePair, ParallelText, TsvFile, read_parallel
+from keras_transformer.data.vocabularies import learn_from_corpus
 from keras_transformer.errors import InputError
 
 
@@ -76,3 +77,10 @@ def test_a_real_corpus_keeps_its_sides_in_step(shared_data):
     folder = shared_data("tatoeba_ende")
     pairs = FilePair(folder / "train.en.gz", folder / "train.de.gz")
     assert sum(1 for _ in pairs) == 166_412
+
+
+def test_a_pipe_is_refused_before_a_vocabulary_is_learned_from_it(tmp_path):
+    os.mkfifo(tmp_path / "pipe")  # without a writer, so that reading it would wait
+    (tmp_path / "file").write_text("one\n")
+    with pytest.raises(InputError, match="pipe is read several times; give a file on disk"):
+        learn_from_corpus([FilePair(tmp_path / "file", tmp_path / "pipe")], size=9)

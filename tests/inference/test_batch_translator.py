@@ -4,6 +4,7 @@ Most functions here are written in Python, so that a test can look at what they 
 """
 
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -266,11 +267,11 @@ def test_an_export_of_one_signature_translates_and_says_what_it_lacks(functions)
 def test_a_model_that_shows_no_attention_aligns_nothing_and_says_so(make_translator, monkeypatch):
     monkeypatch.delattr(Transformer, "attention")
     with pytest.raises(InputError, match="the model has no signature 'attention'"):
-        make_translator().local.align(["two"], ["zwei"])
+        make_translator().align(["two"], ["zwei"])
 
 
 def test_what_is_exported_answers_as_what_is_not(exported, separate_translator):
-    ours, theirs = separate_translator.local, load_exported(exported)
+    ours, theirs = separate_translator, load_exported(exported)
     sentences = ["hello two cat", "", "tree nonsense sun"]
     constraints = dict(max_length=[2, -1, 3], prefix=["", "", "木"])
     expected = ours.translate(sentences, **constraints)
@@ -287,7 +288,7 @@ def test_what_is_exported_answers_as_what_is_not(exported, separate_translator):
 
 
 def test_a_word_that_the_vocabulary_does_not_know_is_a_word(separate_translator):
-    pairs = separate_translator.local.align(["sun nonsense cat"], ["شمس nonsense γάτα"])[0]
+    pairs = separate_translator.align(["sun nonsense cat"], ["شمس nonsense γάτα"])[0]
     assert [target for _, target in pairs] == [0, 1, 2]
     assert {source for source, _ in pairs} <= {0, 1, 2}
 
@@ -298,3 +299,38 @@ def test_a_prefix_that_the_vocabulary_cannot_spell_is_refused(separate_translato
     assert separate_translator.translate(["sun"], prefix=" ") == separate_translator.translate(
         ["sun"], prefix=""
     )
+
+
+def test_long_sentences_go_in_small_batches_and_few_at_once(functions, monkeypatch):
+    monkeypatch.setattr(batch_translator, "_MAX_BATCH_BYTES", 100)
+    monkeypatch.setattr(batch_translator, "_MAX_BYTES", 150)
+    monkeypatch.setattr(batch_translator, "_num_workers", lambda: 4)
+    lock = threading.Lock()
+    under_way, most, shapes = [], [], []
+
+    def note(text):
+        size = len(text) * max(len(each.encode()) for each in text)
+        with lock:
+            under_way.append(size)
+            shapes.append((len(text), size))
+            most.append(list(under_way))
+        time.sleep(0.01)  # so that batches meet
+        with lock:
+            under_way.remove(size)
+        return translate(text)
+
+    functions["serving_default"].answer = note
+    sentences = ["x" * length for length in [400, 60, 30, 30, 30, 90, *[10] * 40]] + ["я" * 30]
+    translations = BatchTranslator(functions.__getitem__).translate(sentences, 16)
+    assert [best.text for best, _ in translations] == [text.upper() for text in sentences]
+    assert sum(rows for rows, _ in shapes) == len(sentences)
+    assert all(size <= 100 or rows == 1 for rows, size in shapes)
+    assert (1, 400) in shapes
+    assert all(sum(sizes) <= 150 or len(sizes) == 1 for sizes in most)
+    assert max(map(len, most)) > 1
+
+
+def test_pairs_are_measured_by_both_sides(local, functions, monkeypatch):
+    monkeypatch.setattr(batch_translator, "_MAX_BATCH_BYTES", 100)
+    local.score(["x" * 60, "x", "x"], ["y", "y" * 60, "y"])
+    assert [len(each["source"]) for each in functions["score"].requests] == [1, 1, 1]

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from keras_transformer.inference.precision import in_precision
-from keras_transformer.inference.precomputed import PrecomputedModel, precompute
+from keras_transformer.inference.precomputed import PrecomputedModel, precompute, refresh
 from keras_transformer.inference.translator import Translator
 from keras_transformer.models import Ensemble
 
@@ -51,3 +51,16 @@ def test_int8_stays_small_and_what_is_frozen_stays_as_it_is(trained):
 
 def _ids():
     return tf.constant([[5, 6, 3]])
+
+
+def test_nothing_is_computed_again_where_no_weight_has_changed(trained, monkeypatch):
+    model, *_ = trained
+    kept = precompute(Ensemble([model]))
+    monkeypatch.setattr(PrecomputedModel, "_compute", lambda self: pytest.fail("computed again"))
+    refresh(kept)
+
+
+def test_only_weights_that_states_share_are_watched(trained):
+    model, *_ = trained
+    (watched,) = precompute(model)._weights
+    assert watched is model.target_embedding.table.value

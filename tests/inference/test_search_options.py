@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from keras_transformer.config import EOS_ID, SearchConfig
+from keras_transformer.decoding import DecodingState
 from keras_transformer.errors import InputError
-from keras_transformer.inference.search_options import read_phrases
+from keras_transformer.inference.search_options import read_phrases, search_translations
+from keras_transformer.search import BannedPhrases
 
 SENTENCES = ["hello two cat", "sun", "tree house tree sun", ""]
 
@@ -215,6 +218,34 @@ def test_different_sentences_get_different_samples_with_one_seed(make_translator
     found = [text for (text,) in texts(translator(tf.constant(sentences)))]
     assert len(set(found)) == 4
     assert found[0] == found[4]
+
+
+class ModelThatEndsAtOnce:
+    """EOS is by far the most probable token, then 7 and 6."""
+
+    def encode(self, source, **options):
+        return DecodingState(context=source)
+
+    def step(self, ids, state):
+        logits = 9.0 * tf.one_hot(EOS_ID, 9) + 2.0 * tf.one_hot(7, 9) + tf.one_hot(6, 9)
+        return tf.zeros([*tf.unstack(tf.shape(ids)), 9]) + logits, state
+
+
+@pytest.mark.parametrize(
+    "search",
+    [dict(), dict(beam_size=1), dict(early_stop="first"), dict(method="sampling", top_k=1)],
+    ids=["beam", "greedy", "first", "sampling"],
+)
+def test_no_sentence_gets_the_empty_translation_unless_it_is_allowed(search):
+    model, source = ModelThatEndsAtOnce(), tf.constant([[5, EOS_ID], [EOS_ID, 0]])
+    search = SearchConfig(**search)
+    found = search_translations(model, source, search, None)
+    assert found.ids[:, 0, :2].numpy().tolist() == [[7, EOS_ID]] * 2
+    found = search_translations(model, source, search.replace(min_length=0), None)
+    assert found.ids[:, 0, :1].numpy().tolist() == [[EOS_ID]] * 2
+    banned = BannedPhrases(tf.constant([[[7]]]))  # which a task adds
+    found = search_translations(model, source, search, None, constraints=[banned])
+    assert found.ids[:, 0, :2].numpy().tolist() == [[6, EOS_ID]] * 2
 
 
 class CountingTokenizer:

@@ -6,8 +6,12 @@ import pytest
 import tensorflow as tf
 
 from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
-from keras_transformer.inference.signatures import inputs_of, make_signature, make_signatures
-from keras_transformer.models import Transformer
+from keras_transformer.errors import InputError
+from keras_transformer.inference import Translator
+from keras_transformer.inference.batch_translator import inputs_of
+from keras_transformer.inference.precision import Int8Model
+from keras_transformer.inference.precomputed import precompute
+from keras_transformer.models import Ensemble, Transformer
 
 _SOURCE = ["two house", "", "cat sun tree two", "hello"]
 _AS_EXPORTED = {tf.string: "", tf.int32: -1, tf.float32: -1.0}
@@ -26,7 +30,7 @@ def signatures(separate_translator):
     """The functions, the model's attention replaced by an even one."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Transformer, "attention", _evenly, raising=False)
-        return make_signatures(separate_translator)
+        return separate_translator.signatures()
 
 
 def _ask(function, *columns):
@@ -174,8 +178,8 @@ def test_scores_are_the_same_however_many_rows_are_scored_at_once(
     expected = _ask(signatures["score"], _SOURCE, _TARGET)
     for rows in (1, 3):
         size = rows * 4 * separate_translator.target_tokenizer.vocabulary.size
-        monkeypatch.setattr("keras_transformer.inference.signatures._MOST_LOGITS", size)
-        found = _ask(make_signature(separate_translator, "score"), _SOURCE, _TARGET)
+        monkeypatch.setattr("keras_transformer.inference.teacher_forcing._MAX_VALUES", size)
+        found = _ask(separate_translator.signature("score"), _SOURCE, _TARGET)
         for name, values in expected.items():
             np.testing.assert_allclose(found[name], values, rtol=1e-4, atol=1e-5)
 
@@ -213,4 +217,36 @@ def test_an_empty_batch_has_an_empty_answer(signatures):
 
 def test_a_model_without_attention_has_no_such_signature(separate_translator, monkeypatch):
     monkeypatch.delattr(Transformer, "attention", raising=False)
-    assert "attention" not in make_signatures(separate_translator)
+    assert "attention" not in separate_translator.signatures()
+
+
+class _Without:
+    """A model without attention."""
+
+    def __init__(self, model):
+        names = ("config", "dtype_policy", "variables", "call", "encode", "step")
+        self.__dict__ |= {name: getattr(model, name) for name in names}
+
+
+@pytest.mark.parametrize("wrap", ["ensemble", "mixed ensemble", "int8", "precomputed"])
+def test_a_wrapped_model_has_attention_only_where_the_model_has(separate_translator, wrap):
+    model = separate_translator.model
+    bare = _Without(model)
+    wrapped, like_it = {
+        "ensemble": lambda: (Ensemble([bare, bare]), Ensemble([model, model])),
+        "mixed ensemble": lambda: (Ensemble([model, bare]), Ensemble([model])),
+        "int8": lambda: (Int8Model(bare), Int8Model(model)),
+        "precomputed": lambda: (precompute(bare), precompute(model)),
+    }[wrap]()
+    assert not hasattr(wrapped, "attention")
+    assert not hasattr(precompute(wrapped), "attention")
+    assert hasattr(like_it, "attention")
+    vocabularies = [
+        each.vocabulary
+        for each in (separate_translator.source_tokenizer, separate_translator.target_tokenizer)
+    ]
+    translator = Translator(wrapped, *vocabularies, separate_translator.search)
+    with pytest.raises(InputError, match="the model has no signature 'attention'"):
+        translator.align(["two"], ["दो"])
+    names = ["serving_default", "translate_options", "score", "tokens"]
+    assert list(translator.signatures()) == names

@@ -1,13 +1,20 @@
 """Sentences in, translations out: the order, the cases without words, the options of search."""
 
+import pathlib
+import re
+import traceback
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from keras_transformer import inference
 from keras_transformer.config import SearchConfig
 from keras_transformer.errors import InputError
 from keras_transformer.inference import Translator
+from keras_transformer.models import Transformer
+from keras_transformer.training import SmoothedCrossEntropy
 
 _SENTENCES = ["two house", "sun", "cat sun tree two", "hello", "tree hello cat", "two two"]
 
@@ -126,3 +133,50 @@ def test_one_string_in_place_of_a_list_is_refused(translator):
 def test_a_batch_has_at_least_one_sentence(translator, batch_size):
     with pytest.raises(InputError, match=f"batch_size must be at least 1, got {batch_size}"):
         translator.translate(_SENTENCES, batch_size)
+
+
+def test_the_files_on_the_way_to_a_step_are_those_that_the_folder_lists(trained, monkeypatch):
+    model, *_ = trained
+    package = pathlib.Path(inference.__file__).parents[1]
+    stacks = []
+
+    def step(*arguments):
+        stacks.append(traceback.extract_stack()[:-1])
+        return Transformer.step(model, *arguments)
+
+    monkeypatch.setattr(model, "step", step)
+    Translator(*trained).precomputed().translate(["two house"])
+    (files,) = {
+        tuple(dict.fromkeys(str(pathlib.Path(frame.filename).relative_to(package))
+                            for frame in stack if package in pathlib.Path(frame.filename).parents))
+        for stack in stacks
+    }  # fmt: skip
+    entry, *listed = re.findall(r"^\d\. `(.*?)`", inference.__doc__, re.M)
+    assert entry == "line_io.py"
+    # `Translator.translate` stands before the batches where a program calls it.
+    assert set(files) == set(listed)
+    assert len([entry, *listed]) <= 7
+
+
+@pytest.mark.parametrize("change", ["fit", "assign", "set_weights"])
+def test_a_precomputed_translator_notices_changed_weights(trained, change):
+    model, *vocabularies = trained
+    model = Transformer.from_config(model.get_config())
+    model.set_weights(trained[0].get_weights())
+    plain, fast = Translator(model, *vocabularies), Translator(model, *vocabularies).precomputed()
+    before = fast.translate(_SENTENCES)
+    assert before == plain.translate(_SENTENCES)
+    if change == "fit":
+        model.compile(keras.optimizers.SGD(1.0), loss=SmoothedCrossEntropy(0.1))
+        ids = np.array([[5, 6, 7, 3]])
+        model.fit({"source": ids, "target": ids}, ids, epochs=2, verbose=0)
+    elif change == "assign":
+        table = model.target_embedding.table
+        table.assign(table[::-1])
+    else:
+        model.set_weights([0.5 * weights for weights in model.get_weights()])
+    after = fast.translate(_SENTENCES)
+    assert after == plain.translate(_SENTENCES) != before
+    assert fast.score(["sun"], ["木"]) == plain.score(["sun"], ["木"])
+    eager = fast(tf.constant(["sun two"]))["scores"]
+    assert eager.numpy() == plain(tf.constant(["sun two"]))["scores"].numpy()

@@ -9,7 +9,7 @@ import pytest
 import sentencepiece
 import tensorflow as tf
 
-from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, ModelConfig, SearchConfig
+from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, SearchConfig, TransformerConfig
 from keras_transformer.data import pad_ids
 from keras_transformer.errors import InputError
 from keras_transformer.inference import Translator
@@ -21,13 +21,13 @@ ctranslate2 = pytest.importorskip("ctranslate2", reason="needs the package ctran
 
 TOLERANCE = 1e-4  # of a log-probability: two engines add float32 numbers in different orders
 
-SMALL = ModelConfig(
+SMALL = TransformerConfig(
     vocabulary_size=30, num_layers=2, model_dim=16, feed_forward_dim=24, num_heads=4
 )
 CONFIGS = {
     "as in the paper": SMALL,
-    "tiny": ModelConfig.preset("tiny", vocabulary_size=30),
-    "base, one layer of it": ModelConfig.preset("base", vocabulary_size=30, num_layers=1),
+    "tiny": TransformerConfig.preset("tiny", vocabulary_size=30),
+    "base, one layer of it": TransformerConfig.preset("base", vocabulary_size=30, num_layers=1),
     "pre-norm": SMALL.replace(norm_position="pre"),
     "shared target embedding": SMALL.replace(share_embeddings="target"),
     "nothing shared": SMALL.replace(share_embeddings="none"),
@@ -130,10 +130,9 @@ def translate_with_ctranslate2(folder, texts, **options):
     decoder = sentencepiece.SentencePieceProcessor(str(folder / "target.model"))
     results = ctranslate2.Translator(str(folder), intra_threads=1).translate_batch(
         encoder.encode(list(texts), out_type=str),
-        length_penalty=0,
-        min_decoding_length=0,
+        min_decoding_length=1,
         return_scores=True,
-        **options,
+        **{"length_penalty": 0} | options,
     )
     best = [result.hypotheses[0] for result in results]
     scores = [result.scores[0] for result in results]
@@ -144,38 +143,54 @@ def translate_with_ctranslate2(folder, texts, **options):
 def compare(translator, folder, texts, limit=30):
     """Checks that our translator and CTranslate2 give the same; returns the different texts.
 
-    What CTranslate2 cut at its limit is left out: ours does not cut, but ends there.
+    What CTranslate2 cut at its limit is left out: ours does not cut, but ends there. With a
+    minimum length it forbids EOS before the softmax, we after it: its first token has 1 / (1 -
+    P(EOS)) times our probability.
     """
     search = translator.search
-    theirs = translate_with_ctranslate2(
-        folder, texts, beam_size=search.beam_size, max_decoding_length=limit
-    )
+    source = translator.source_tokenizer.vocabulary.encode(texts)
+    eos_log_probs = forced_log_probs(translator.model, source, [[]] * len(texts))
+    options = {"beam_size": search.beam_size, "max_decoding_length": limit}
+    if search.early_stop == "first":
+        options["length_penalty"] = 1e-7  # with 0 it stops once the best hypothesis has finished
+    theirs = translate_with_ctranslate2(folder, texts, **options)
     ours = translator.translate(texts)
     compared = set()
-    for (best,), (text, score, length) in zip(ours, theirs, strict=True):
+    for (best,), (text, score, length), (eos,) in zip(ours, theirs, eos_log_probs, strict=True):
         if length < limit:
+            score += np.log1p(-np.exp(eos))
             assert best.score == pytest.approx(score, abs=TOLERANCE)  # of a tie, too
             assert best.text == text
             compared.add(text)
     return compared
 
 
-def test_greedy_search_of_a_model_that_is_sure_of_nothing_is_the_same(vocabulary, tmp_path):
+@pytest.mark.parametrize(("beam_size", "early_stop"), [(1, "exact"), (4, "first")])
+def test_search_with_a_model_that_is_sure_of_nothing_is_the_same(
+    beam_size, early_stop, vocabulary, tmp_path
+):
     config = SMALL.replace(share_embeddings="none", output_bias=True)
     model = make_model(config, seed=2, scale=1.0, noise=0.1)  # its translations come to an end
     # Our search never takes padding and start; CTranslate2's would.
     model.output_bias.assign(np.where(np.isin(range(30), [PAD_ID, BOS_ID]), -1000.0, 0.0))
-    search = SearchConfig(beam_size=1, length_penalty=0.0, max_extra_length=40)
+    search = SearchConfig(beam_size=beam_size, length_penalty=0.0, max_extra_length=40,
+                          early_stop=early_stop)  # fmt: skip
     translator = Translator(model, vocabulary, vocabulary, search)
     texts = vocabulary.decode(some_ids(*range(1, 16)) + some_ids(*range(16, 1, -1)))
-    assert len(compare(translator, export(translator, tmp_path / "model"), texts, limit=40)) >= 20
+    found = compare(translator, export(translator, tmp_path / "model"), texts, limit=40)
+    assert len(found) >= 20
+    if early_stop == "first":
+        exact = Translator(model, vocabulary, vocabulary, search.replace(early_stop="exact"))
+        assert found - {best.text for (best,) in exact.translate(texts)}  # the rules differ
 
 
-@pytest.mark.parametrize("beam_size", [1, 4])
+@pytest.mark.parametrize(("beam_size", "early_stop"), [(1, "exact"), (4, "exact"), (4, "first")])
 def test_searches_of_a_trained_model_find_the_same_in_sentences_it_has_not_seen(
-    beam_size, make_translator, words, tmp_path
+    beam_size, early_stop, make_translator, words, tmp_path
 ):
-    translator = make_translator(beam_size=beam_size, length_penalty=0.0, max_extra_length=30)
+    translator = make_translator(
+        beam_size=beam_size, early_stop=early_stop, length_penalty=0.0, max_extra_length=30
+    )
     generator = random.Random(4)
     texts = [" ".join(generator.choices([*words, "zebra"], k=index % 6 + 1)) for index in range(60)]
     assert len(compare(translator, export(translator, tmp_path / "model"), texts)) >= 20

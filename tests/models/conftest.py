@@ -6,11 +6,19 @@ weights are read from a model by the names of its layers.
 Shapes: S source length, T target length, D model dimension, H heads.
 """
 
+import pathlib
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+
+# Modules that tests import from here and from those of other folders.
+_HERE = pathlib.Path(__file__).parent
+sys.path.extend(
+    str(_HERE.parent / folder) for folder in ("client", "models", "serving", "training")
+)
 
 Array = np.ndarray
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_transformer.config import ModelConfig
+from keras_transformer.config import TransformerConfig
 from keras_transformer.errors import InputError
 from keras_transformer.models import Ensemble, Transformer
 
@@ -21,8 +21,8 @@ def softmax(logits):
 def models():
     """Two models of different depth and opinions."""
     made = [
-        Transformer(ModelConfig(**OPTIONS, num_layers=1)),
-        Transformer(ModelConfig(**OPTIONS, num_layers=2, norm_position="pre")),
+        Transformer(TransformerConfig(**OPTIONS, num_layers=1)),
+        Transformer(TransformerConfig(**OPTIONS, num_layers=2, norm_position="pre")),
     ]
     random = np.random.default_rng(1)
     for model in made:
@@ -57,18 +57,18 @@ def test_an_ensemble_of_one_model_is_that_model(models):
 
 
 def test_models_of_other_vocabularies_are_refused(models):
-    other = Transformer(ModelConfig(**OPTIONS | dict(vocabulary_size=12), num_layers=1))
+    other = Transformer(TransformerConfig(**OPTIONS | dict(vocabulary_size=12), num_layers=1))
     with pytest.raises(InputError, match=r"of source and target \(11, 11\) and \(12, 12\)"):
         Ensemble([models[0], other])
     split = dict(share_embeddings="target", num_layers=1)
-    longer = Transformer(ModelConfig(**OPTIONS, **split, target_vocabulary_size=13))
+    longer = Transformer(TransformerConfig(**OPTIONS, **split, target_vocabulary_size=13))
     with pytest.raises(InputError, match=r"of source and target \(11, 11\) and \(11, 13\)"):
         Ensemble([models[0], longer])
 
 
 def test_vocabularies_of_the_same_sizes_fit_whether_or_not_they_share_embeddings(models):
     split = dict(share_embeddings="target", num_layers=1, target_vocabulary_size=11)
-    both = Ensemble([models[0], Transformer(ModelConfig(**OPTIONS, **split))])
+    both = Ensemble([models[0], Transformer(TransformerConfig(**OPTIONS, **split))])
     assert both.call({"source": SOURCE, "target": TARGET}).shape == (2, 3, 11)
 
 

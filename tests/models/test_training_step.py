@@ -4,15 +4,15 @@ import keras
 import numpy as np
 import pytest
 
-from keras_transformer.config import ModelConfig
+from keras_transformer.config import TransformerConfig
 from keras_transformer.errors import InputError
 from keras_transformer.models import Transformer
-from keras_transformer.training import SmoothedCrossEntropy, TokenAccuracy
+from keras_transformer.objectives import SmoothedCrossEntropy, TokenAccuracy
 
 
 @pytest.fixture(scope="module")
 def model() -> Transformer:
-    config = ModelConfig(
+    config = TransformerConfig(
         vocabulary_size=11, num_layers=1, model_dim=8, feed_forward_dim=16, num_heads=2, dropout=0.0
     )
     return Transformer(config)
@@ -157,7 +157,7 @@ def test_an_update_that_is_not_finite_is_left_out_and_counted(model, compiled):
 
 
 def test_float16_leaves_out_what_overflows_and_goes_on_with_a_smaller_scale():
-    config = ModelConfig(
+    config = TransformerConfig(
         vocabulary_size=11, num_layers=1, model_dim=8, feed_forward_dim=16, num_heads=2, dropout=0.0
     )
     model = Transformer(config, dtype=keras.DTypePolicy("mixed_float16"))
@@ -198,7 +198,7 @@ def test_a_compiled_model_from_a_file_trains_on_as_it_would_have(model, tmp_path
 
 
 def test_a_model_that_is_not_compiled_comes_from_a_file_as_it_is(tmp_path):
-    model = Transformer(ModelConfig.preset("tiny", vocabulary_size=8, num_layers=1))
+    model = Transformer(TransformerConfig.preset("tiny", vocabulary_size=8, num_layers=1))
     model(INPUTS | {"source": INPUTS["source"] % 8, "target": INPUTS["target"] % 8})
     model.save(tmp_path / "model.keras")
     assert not keras.models.load_model(tmp_path / "model.keras").compiled

@@ -8,16 +8,17 @@ import pytest
 import tensorflow as tf
 from keras import ops
 
-from keras_transformer.config import ModelConfig
+from keras_transformer.config import TransformerConfig
+from keras_transformer.errors import InputError
 from keras_transformer.models import Transformer
-from keras_transformer.training import SmoothedCrossEntropy
+from keras_transformer.objectives import SmoothedCrossEntropy
 
 BOS, EOS = 2, 3
 RANDOM = np.random.default_rng(5)
 
 SMALL = dict(vocabulary_size=13, num_layers=2, model_dim=8, feed_forward_dim=12, num_heads=2)
-PAPER = ModelConfig(**SMALL)
-TARGET_SHARED = ModelConfig(
+PAPER = TransformerConfig(**SMALL)
+TARGET_SHARED = TransformerConfig(
     **SMALL,
     target_vocabulary_size=11,
     share_embeddings="target",
@@ -28,7 +29,7 @@ TARGET_SHARED = ModelConfig(
     key_dim=3,
     value_dim=5,
 )
-ALL_OPTIONS = ModelConfig(
+ALL_OPTIONS = TransformerConfig(
     **SMALL,
     target_vocabulary_size=11,
     share_embeddings="none",
@@ -46,7 +47,7 @@ SOURCE = np.array([[4, 9, 5, 7, 3], [12, 3, 0, 0, 0], [6, 6, 8, 3, 0]])
 TARGET = np.array([[2, 5, 6, 10, 4, 9], [2, 7, 7, 8, 0, 0], [2, 4, 0, 0, 0, 0]])
 
 
-def make_model(config: ModelConfig, **options) -> Transformer:
+def make_model(config: TransformerConfig, **options) -> Transformer:
     """Returns a model with random weights, norms and biases included."""
     model = Transformer(config, **options)
     model.set_weights([RANDOM.normal(scale=0.4, size=w.shape) for w in model.weights])
@@ -129,7 +130,7 @@ def test_embeddings_have_the_rate_of_the_sub_layers_unless_they_have_their_own()
 # Size
 
 
-def expected_parameters(config: ModelConfig) -> int:
+def expected_parameters(config: TransformerConfig) -> int:
     """Counts by the paper's formulas, from the shapes of its matrices."""
     d, f, h, n = config.model_dim, config.feed_forward_dim, config.num_heads, config.num_layers
     k, u = config.key_dim or d // h, config.value_dim or d // h
@@ -153,7 +154,7 @@ def expected_parameters(config: ModelConfig) -> int:
     return total + (target_size if config.output_bias else 0)
 
 
-def count_parameters(config: ModelConfig) -> int:
+def count_parameters(config: TransformerConfig) -> int:
     with keras.StatelessScope(initialize_variables=False):  # needs no memory for the numbers
         return Transformer(config).count_params()
 
@@ -161,7 +162,7 @@ def count_parameters(config: ModelConfig) -> int:
 @pytest.mark.parametrize(("preset", "millions"), [("tiny", 6.1), ("base", 63.0), ("big", 214.2)])
 def test_presets_have_the_parameters_of_the_paper(preset, millions):
     # Table 3 says 65 and 213 million, for the sizes of its authors' vocabularies.
-    config = ModelConfig.preset(preset, vocabulary_size=37000)
+    config = TransformerConfig.preset(preset, vocabulary_size=37000)
     count = count_parameters(config)
     assert count == expected_parameters(config)
     assert round(count / 1e6, 1) == millions
@@ -408,7 +409,7 @@ class Copier(NamedTuple):
 @pytest.fixture(scope="module")
 def copier() -> Copier:
     keras.utils.set_random_seed(1)
-    config = ModelConfig(
+    config = TransformerConfig(
         vocabulary_size=12,
         num_layers=1,
         model_dim=32,
@@ -467,3 +468,32 @@ def test_half_precision_trains_like_float32():
     assert losses["float32"][-1] < losses["float32"][0] - 0.1
     np.testing.assert_allclose(losses["mixed_bfloat16"], losses["float32"], rtol=0.02)
     np.testing.assert_allclose(losses["mixed_float16"], losses["float32"], rtol=0.02)
+
+
+@pytest.mark.parametrize("mode", ["int8", "float8"])
+@pytest.mark.filterwarnings("ignore:Layer .* does not have a `quantize` method")
+def test_a_quantized_model_is_loaded_from_its_file(tmp_path, mode):
+    config = TransformerConfig.preset(
+        "tiny", vocabulary_size=20, num_layers=1, share_embeddings="none"
+    )
+    model = Transformer(config)
+    model.quantize(mode)
+    ids = np.array([[5, 6, 7, 3]])
+    expected = model({"source": ids, "target": ids})
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    modes = {each.path: each.quantization_mode for each in loaded._flatten_layers()
+             if getattr(each, "quantization_mode", None)}  # fmt: skip
+    assert len(modes) == 12
+    assert set(modes.values()) == {mode}
+    np.testing.assert_array_equal(loaded({"source": ids, "target": ids}), expected)
+
+
+@pytest.mark.filterwarnings("ignore:Layer .* does not have a `quantize` method")
+def test_quantization_that_cannot_be_restored_is_refused(tmp_path, monkeypatch):
+    model = Transformer(TransformerConfig.preset("tiny", vocabulary_size=20, num_layers=1))
+    model.quantize("int8")
+    monkeypatch.setattr("keras_transformer.models.quantization._MODES", ("float8",))
+    with pytest.raises(InputError, match="a model quantized to int8 cannot be saved; save it"):
+        model.save(tmp_path / "model.keras")
+    assert not list(tmp_path.iterdir())

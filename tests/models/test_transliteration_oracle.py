@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_transformer.config import ModelConfig
+from keras_transformer.config import TransformerConfig
 from keras_transformer.models import Transformer
 from keras_transformer.search import Hypotheses, beam_search
 
 PAD, BOS, EOS = 0, 1, 2  # <blank>, <s>, </s>
 
-CONFIG = ModelConfig(
+CONFIG = TransformerConfig(
     vocabulary_size=51,
     target_vocabulary_size=43,
     num_layers=6,

@@ -21,12 +21,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_transformer.config import ModelConfig
+from keras_transformer.config import TransformerConfig
 from keras_transformer.models import Transformer
-from keras_transformer.training import Perplexity, SmoothedCrossEntropy, TokenAccuracy
+from keras_transformer.objectives import Perplexity, SmoothedCrossEntropy, TokenAccuracy
 
 UPDATES, ROWS = 20, 8
-CONFIG = ModelConfig(
+CONFIG = TransformerConfig(
     vocabulary_size=11, num_layers=1, model_dim=16, feed_forward_dim=32, num_heads=2, dropout=0.0
 )
 

@@ -1,19 +1,28 @@
 """Searches written out in plain Python: one sentence at a time, to the last step, in float64.
 
-They share no code with the package and stop nowhere early. `Wants` is what one sentence asks for;
-`arguments` makes the arguments of the package's searches of a batch of them.
+They share no code with the package, and stop early only where they are told to. `Wants` is what one
+sentence asks for; `arguments` makes the arguments of the package's searches of a batch of them.
 """
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID
-from keras_transformer.search import Constraints, Hypotheses
+from keras_transformer.search import (
+    BannedPhrases,
+    Constraint,
+    Hypotheses,
+    MinLength,
+    NoRepeatNgram,
+    Prefix,
+    RepetitionPenalty,
+    RequiredPhrases,
+)
 
 Tokens = tuple[int, ...]
 NEVER = (PAD_ID, BOS_ID)
@@ -32,16 +41,17 @@ class Wants(NamedTuple):
     no_repeat_ngram: int = 0
     banned: tuple[Tokens, ...] = ()
     required: tuple[Tokens, ...] = ()
+    allows: Callable[[Tokens, int], bool] = lambda tokens, token: True  # a constraint of a test's
 
 
-# Their names in `Constraints`, and how many of their dimensions differ from sentence to sentence.
-_WISHES = {
-    "min_length": ("min_lengths", 0),
-    "prefix": ("prefix", 1),
-    "repetition_penalty": ("repetition_penalty", 0),
-    "no_repeat_ngram": ("no_repeat_ngram", 0),
-    "banned": ("banned_phrases", 2),
-    "required": ("required_phrases", 2),
+# Their constraints, and how many of their dimensions differ from sentence to sentence.
+CONSTRAINTS = {
+    "min_length": (MinLength, 0),
+    "prefix": (Prefix, 1),
+    "repetition_penalty": (RepetitionPenalty, 0),
+    "no_repeat_ngram": (NoRepeatNgram, 0),
+    "banned": (BannedPhrases, 2),
+    "required": (RequiredPhrases, 2),
 }
 
 
@@ -62,25 +72,38 @@ class Progress(NamedTuple):
     next_tokens: set[int]  # of the furthest phrases; empty where all are met
 
 
-def arguments(wants: Sequence[Wants], *, everything: bool = False) -> dict[str, Any]:
-    """Returns the arguments that all searches share, for a batch.
+def columns(wants: Sequence[Wants], *, everything: bool = False) -> dict[str, Any]:
+    """Returns what differs from sentence to sentence as tensors [B, ...], by name.
 
     Constraints that no sentence has are left out, unless `everything` is wanted.
     """
-    constraints = {}
-    for name, (wish, rank) in _WISHES.items():
-        values = [getattr(each, name) for each in wants]
-        if everything or set(values) != {Wants._field_defaults[name]}:
-            dtype = tf.float32 if name == "repetition_penalty" else tf.int32
-            ragged = tf.ragged.constant(values, dtype, ragged_rank=rank)
-            constraints[wish] = ragged.to_tensor(PAD_ID) if rank else ragged
-    return dict(
+    tensors = dict(
         bos_ids=tf.fill([len(wants)], BOS_ID),
         max_lengths=tf.constant([each.limit for each in wants], tf.int32),
         length_penalty=tf.constant([each.alpha for each in wants], tf.float32),
         coverage_penalty=tf.constant([each.beta for each in wants], tf.float32),
-        constraints=Constraints(**constraints),
     )
+    for name, (_, rank) in CONSTRAINTS.items():
+        values = [getattr(each, name) for each in wants]
+        if everything or set(values) != {Wants._field_defaults[name]}:
+            dtype = tf.float32 if name == "repetition_penalty" else tf.int32
+            ragged = tf.ragged.constant(values, dtype, ragged_rank=rank)
+            tensors[name] = ragged.to_tensor(PAD_ID) if rank else ragged
+    return tensors
+
+
+def with_constraints(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns arguments of the package's searches from what `columns` gives."""
+    constraints: list[Constraint] = [
+        make(tensors[name]) for name, (make, _) in CONSTRAINTS.items() if name in tensors
+    ]
+    others = {name: tensor for name, tensor in tensors.items() if name not in CONSTRAINTS}
+    return dict(others, constraints=constraints)
+
+
+def arguments(wants: Sequence[Wants], *, everything: bool = False) -> dict[str, Any]:
+    """Returns the arguments that all searches share, for a batch."""
+    return with_constraints(columns(wants, everything=everything))
 
 
 def next_log_probs(model: Any, sentence: int, tokens: Tokens, wants: Wants) -> dict[int, float]:
@@ -101,7 +124,11 @@ def next_log_probs(model: Any, sentence: int, tokens: Tokens, wants: Wants) -> d
             allowed.discard(EOS_ID)
         if progress.next_tokens and wants.limit - time <= progress.needed + progress.begun:
             allowed &= progress.next_tokens
-        allowed = {token for token in allowed if not is_barred((*tokens, token), wants)}
+        allowed = {
+            token
+            for token in allowed
+            if wants.allows(tokens, token) and not is_barred((*tokens, token), wants)
+        }
     return {token: float(log_probs[token]) for token in sorted(allowed)}
 
 
@@ -159,9 +186,19 @@ def every_translation(model: Any, sentence: int, wants: Wants) -> list[Translati
 
 
 def narrow_beam(
-    model: Any, sentence: int, wants: Wants, beam_size: int, *, groups: int = 1, share: int = 99
+    model: Any,
+    sentence: int,
+    wants: Wants,
+    beam_size: int,
+    *,
+    groups: int = 1,
+    share: int = 99,
+    early_stop: str = "exact",
 ) -> list[Translation]:
-    """Returns what beam search finds, best first: of each group the best `share`."""
+    """Returns what beam search finds, best first: of each group the best `share`.
+
+    With the early stop "first" it ends when every group has finished as many as it holds.
+    """
     size = beam_size // groups
     found: list[list[Translation]] = [[] for _ in range(groups)]
     beams: list[list[tuple[Tokens, float]]] = [[((), 0.0)] for _ in range(groups)]
@@ -183,12 +220,14 @@ def narrow_beam(
             ]
             beams[group] = [each for each in candidates if each[0][-1] != EOS_ID][:size]
             taken += [tokens[-1] for tokens, _ in beams[group]]
+        if early_stop == "first" and min(map(len, found)) >= size:
+            break
     best = [sorted(each, reverse=True)[:share] for each in found]
     return sorted(itertools.chain(*best), reverse=True)
 
 
 def ordered(values: list[float], banks: list[int]) -> list[int]:
-    """Returns places: the best of each bank, then the second best ..., higher banks first."""
+    """Returns indices: the best of each bank, then the second best ..., higher banks first."""
     queues = {
         bank: sorted((i for i in range(len(banks)) if banks[i] == bank), key=lambda i: -values[i])
         for bank in sorted(set(banks), reverse=True)
@@ -267,7 +306,7 @@ def assert_same(
 ) -> None:
     """Fails unless two searches found the same translations of their rows.
 
-    TensorFlow steps the last few numbers of a tensor differently on a CPU (they do not fill a
+    TensorFlow rounds the last few numbers of a tensor differently on a CPU (they do not fill a
     vector register), so scores may differ in the last bit between batches of different size.
     """
     np.testing.assert_array_equal(left.lengths[row], right.lengths[other])

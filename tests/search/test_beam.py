@@ -133,7 +133,7 @@ def test_the_search_compiles_with_xla_where_shapes_are_known(table_model):
         return beam_search(
             step, DecodingState(context=sentences, recurrent_state=tf.zeros([2, 3])),
             bos_ids=tf.fill([2], BOS_ID), max_lengths=limits, beam_size=3, num_translations=2,
-            longest=6,
+            max_length_bound=6,
         )  # fmt: skip
 
     arguments = tf.range(2), tf.constant([4, 9])
@@ -247,3 +247,30 @@ def test_end_and_pad_must_differ(table_model):
     model = table_model(sentences=1, vocabulary_size=9, seed=14)
     with pytest.raises(InputError, match="eos_id and pad_id must differ, both are 3"):
         search(model, [0], [3], beam_size=2, pad_id=3)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
+@pytest.mark.parametrize("end_bias", [-1.0, 1.5])
+@pytest.mark.parametrize("num_translations", [1, 3])
+def test_the_first_finished_hypotheses_end_a_search_where_they_are_to(
+    table_model, alpha, end_bias, num_translations
+):
+    model = table_model(sentences=24, vocabulary_size=11, seed=12, end_bias=end_bias)
+    limits = [8, 0, 5, 12, 1, 9] * 4
+    options = dict(beam_size=3, num_translations=num_translations, length_penalty=alpha)
+    found = search(model, range(24), limits, early_stop="first", **options)
+    steps = len(model.calls)
+    for row, limit in enumerate(limits):
+        expected = narrow_beam(model, row, Wants(limit, alpha), 3, early_stop="first")
+        assert_found(expected, found, row)
+    model.calls.clear()
+    exact = search(model, range(24), limits, **options)
+    if num_translations == 3 and alpha == 2.0:  # where longer translations win
+        assert steps < len(model.calls)
+        assert np.any(exact.scores > found.scores)
+
+
+def test_an_unknown_early_stop_is_refused(table_model):
+    model = table_model(sentences=1, vocabulary_size=9, seed=1)
+    with pytest.raises(InputError, match="early_stop must be one of exact, first, got 'last'"):
+        search(model, [0], [3], beam_size=2, early_stop="last")

@@ -15,7 +15,14 @@ from plain_search import (
 )
 
 from keras_transformer.config import EOS_ID
-from keras_transformer.search import beam_search, greedy_search
+from keras_transformer.search import (
+    BannedPhrases,
+    MinLength,
+    NoRepeatNgram,
+    Prefix,
+    beam_search,
+    greedy_search,
+)
 
 RULES = {
     "nothing": {},
@@ -150,6 +157,22 @@ def test_the_prefix_comes_first_whatever_other_rules_say_of_it(table_model):
     for row, each in enumerate(wants):
         assert tokens_of(found, row, 0)[: min(3, each.limit)] == each.prefix[: each.limit]
         assert_found(narrow_beam(model, 0, each, 3), found, row)
+
+
+def test_one_value_holds_for_all_sentences_and_a_prefix_wins_in_any_order(table_model):
+    model = table_model(sentences=3, vocabulary_size=8, seed=6)
+    wants = [Wants(4, min_length=3, prefix=(5, 5), no_repeat_ngram=2, banned=((5,), (4, 6)))] * 3
+    options = arguments([Wants(4)] * 3)
+    for order in (1, -1):
+        options["constraints"] = [
+            Prefix(tf.constant([[5, 5]])),
+            MinLength(3),
+            NoRepeatNgram(2),
+            BannedPhrases(tf.constant([[[5, 0], [4, 6]]])),
+        ][::order]
+        found = beam_search(model.step, model.state(range(3), 3), beam_size=3, **options)
+        for row, each in enumerate(wants):
+            assert_found(narrow_beam(model, row, each, 3), found, row)
 
 
 @pytest.mark.parametrize("beam_size", [1, 4])

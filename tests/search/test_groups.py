@@ -104,3 +104,14 @@ def test_groups_of_unequal_size_are_refused(table_model, beam_groups):
     model = table_model(sentences=1, vocabulary_size=9, seed=7)
     with pytest.raises(InputError, match=f"got {beam_groups} with beam_size 4"):
         search(model, [Wants(3)], 4, beam_groups)
+
+
+def test_with_the_first_finished_hypotheses_groups_stop_together(table_model):
+    model = table_model(sentences=24, vocabulary_size=13, seed=6, end_bias=1.0)
+    wants = [Wants(limit, diversity=0.5) for limit in [9, 0, 8, 7, 1, 5] * 4]
+    found = search(model, wants, 6, 2, 4, early_stop="first")
+    for row, each in enumerate(wants):
+        expected = narrow_beam(model, row, each, 6, groups=2, share=99, early_stop="first")
+        by_group = narrow_beam(model, row, each, 6, groups=2, share=2, early_stop="first")
+        assert set(by_group) <= set(expected)
+        assert_found(by_group, found, row)

@@ -110,13 +110,14 @@ def test_sentences_that_finish_leave_the_batch_and_change_nothing_for_others(tab
 
 
 @pytest.mark.parametrize("method", ["greedy", "beam", "sampling"])
-@pytest.mark.parametrize("longest", [None, 40])
-def test_logits_that_are_no_numbers_end_the_search_without_a_translation(method, longest):
+@pytest.mark.parametrize("max_length_bound", [None, 40])
+def test_logits_that_are_no_numbers_end_the_search_without_a_translation(method, max_length_bound):
     def step(ids, state):
         return tf.fill([tf.shape(ids)[0], ids.shape[1], 7], np.nan), state
 
     def search(starts):
-        arguments = dict(bos_ids=starts, max_lengths=tf.constant([30, 3]), longest=longest)
+        arguments = dict(bos_ids=starts, max_lengths=tf.constant([30, 3]))
+        arguments["max_length_bound"] = max_length_bound
         if method == "sampling":
             return sample(step, DecodingState(), num_translations=2, **arguments)
         size = {"greedy": 1, "beam": 3}[method]

@@ -4,7 +4,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_transformer.search import phrase_constraints
+from keras_transformer.search import BannedPhrases, OpenHypotheses, RequiredPhrases
+from keras_transformer.search.candidates import spread_over_banks
+from keras_transformer.search.loop_state import for_each_sentence
+from keras_transformer.search.phrase_constraints import phrase_progress
 
 PAD, EOS = 0, 3
 INF = np.inf
@@ -23,9 +26,47 @@ def past(*tokens):
     return tf.constant([[[*tokens] + [PAD] * (ROOM - len(tokens))]]), len(tokens)
 
 
+def read(constraint, tokens, time, logits=None, max_lengths=None):
+    """Returns what the constraint sees of hypotheses after it was told of their tokens."""
+    inputs = for_each_sentence(constraint.inputs, tf.shape(tokens)[0])
+    state = constraint.initial_state(inputs, tokens.shape[1])
+    unknown = tf.nest.map_structure(lambda leaf: tf.TensorShape([None] * leaf.shape.rank), state)
+    _, state = tf.while_loop(
+        lambda number, _: number < time,
+        lambda number, state: (
+            number + 1,
+            constraint.update(state, tf.gather(tokens, number, axis=2), inputs),
+        ),
+        (0, state),
+        shape_invariants=(tf.TensorShape([]), unknown),
+    )
+    return OpenHypotheses(inputs, state, tokens, time, max_lengths, EOS, logits)
+
+
+def forbid_phrases(logits, tokens, time, phrases):
+    constraint = BannedPhrases(phrases)
+    return constraint.restrict(logits, read(constraint, tokens, time, logits))
+
+
+def require_phrases(logits, tokens, time, phrases, max_lengths):
+    constraint = RequiredPhrases(phrases)
+    hypotheses = read(constraint, tokens, time, logits, max_lengths)
+    return constraint.restrict(logits, hypotheses)
+
+
+def progress_after(tokens, time, phrases):
+    """Returns met, partial, bank, needed and next_ids after the tokens."""
+    constraint = RequiredPhrases(phrases)
+    hypotheses = read(constraint, tokens, time)
+    progress = phrase_progress(hypotheses.state, hypotheses.inputs)
+    assert np.array_equal(progress.bank, constraint.bank(hypotheses.state, hypotheses.inputs))
+    assert np.array_equal(progress.next_ids, constraint.next_ids(hypotheses))
+    return *hypotheses.state, progress.bank, progress.needed, progress.next_ids
+
+
 def progress_of(tokens, *required):
-    progress = phrase_constraints.phrase_progress(*past(*tokens), table(*required))
-    return phrase_constraints.Progress(*(field.numpy()[0, 0].tolist() for field in progress))
+    found = progress_after(*past(*tokens), table(*required))
+    return tuple(field.numpy()[0, 0].tolist() for field in found)
 
 
 def forbidden(logits):
@@ -76,10 +117,7 @@ def occurs(phrase, tokens):
 )
 def test_the_last_token_of_a_banned_phrase_is_forbidden(tokens, banned, expected):
     logits = tf.zeros([1, 1, VOCABULARY])
-    assert (
-        forbidden(phrase_constraints.forbid_phrases(logits, *past(*tokens), table(*banned)))
-        == expected
-    )
+    assert forbidden(forbid_phrases(logits, *past(*tokens), table(*banned))) == expected
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -91,7 +129,7 @@ def test_banned_phrases_are_those_of_a_plain_loop(seed):
         for token in range(VOCABULARY):
             if phrase and [*so_far, token][-len(phrase) :] == phrase:
                 expected[row, beam, token] = -INF
-    found = phrase_constraints.forbid_phrases(logits, tokens, time, banned)
+    found = forbid_phrases(logits, tokens, time, banned)
     np.testing.assert_array_equal(found, expected)
 
 
@@ -127,14 +165,13 @@ def test_banned_phrases_are_those_of_a_plain_loop(seed):
 def test_progress_counts_what_is_met_and_what_is_begun(
     tokens, required, met, partial, bank, needed, next_ids
 ):
-    expected = phrase_constraints.Progress(met, partial, bank, needed, next_ids)
-    assert progress_of(tokens, *required) == expected
+    assert progress_of(tokens, *required) == (met, partial, bank, needed, next_ids)
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_progress_is_that_of_a_plain_loop(seed):
     tokens, time, required = random_case(seed)
-    found = phrase_constraints.phrase_progress(tokens, time, required)
+    all_met, all_partial, bank, needed, next_ids = progress_after(tokens, time, required)
     done, unmet, best = (np.zeros([4, WIDTH], int) for _ in range(3))
     for row, beam, number, so_far, phrase in each(tokens, time, required):
         place = (row, beam, number)
@@ -143,26 +180,24 @@ def test_progress_is_that_of_a_plain_loop(seed):
             (k for k in range(1, len(phrase)) if so_far[-k:] == phrase[:k]),
             default=0,
         )
-        assert bool(found.met[place]) == is_met
-        assert int(found.partial[place]) == partial
-        assert int(found.next_ids[place]) == (PAD if is_met else phrase[partial])
+        assert bool(all_met[place]) == is_met
+        assert int(all_partial[place]) == partial
+        assert int(next_ids[place]) == (PAD if is_met else phrase[partial])
         done[row, beam] += len(phrase) * is_met
         unmet[row, beam] += len(phrase) * (not is_met)
         best[row, beam] = max(best[row, beam], 0 if is_met else partial)
-    np.testing.assert_array_equal(found.bank, done + best)
-    np.testing.assert_array_equal(found.needed, unmet - best)
+    np.testing.assert_array_equal(bank, done + best)
+    np.testing.assert_array_equal(needed, unmet - best)
 
 
 # Requiring them
 
 
 def required_at(tokens, max_length, *required):
-    """Returns what `require_phrases` forbids."""
-    progress = phrase_constraints.phrase_progress(*past(*tokens), table(*required))
-    logits = phrase_constraints.require_phrases(
-        tf.zeros([1, 1, VOCABULARY]), progress, len(tokens), tf.constant([max_length]), EOS
-    )
-    return forbidden(logits)
+    """Returns what required phrases forbid."""
+    logits = tf.zeros([1, 1, VOCABULARY])
+    limits = tf.constant([max_length])
+    return forbidden(require_phrases(logits, *past(*tokens), table(*required), limits))
 
 
 def all_but(*allowed):
@@ -210,8 +245,7 @@ def test_every_phrase_is_in_every_translation_that_has_room_for_it(spare):
 
     @tf.function(reduce_retracing=True)
     def rule(logits, tokens, time):
-        progress = phrase_constraints.phrase_progress(tokens, time, required)
-        return phrase_constraints.require_phrases(logits, progress, time, max_lengths, EOS)
+        return require_phrases(logits, tokens, time, required, max_lengths)
 
     for time in range(room):
         # EOS and the tokens of phrases are likely, as is another token.
@@ -235,65 +269,20 @@ def test_every_phrase_is_in_every_translation_that_has_room_for_it(spare):
         assert (lengths < max_lengths.numpy()[:, None]).any()  # not all were forced to the limit
 
 
-# Places in the beam
-
-
-def spread(log_probs, banks, count):
-    found = phrase_constraints.spread_over_banks(
-        tf.constant([log_probs], tf.float32), tf.constant([banks], tf.int32), count
-    )
-    assert found.dtype == tf.int32
-    return found.numpy()[0].tolist()
-
-
-@pytest.mark.parametrize(
-    "log_probs, banks, count, expected",
-    [
-        # The best of banks 2, 1 and 0, then the second best of 2 and 0.
-        ([-1, -2, -3, -4, -5], [0, 0, 1, 2, 2], 5, [3, 2, 0, 4, 1]),
-        ([-1, -2, -3, -4, -5], [0, 0, 1, 2, 2], 2, [3, 2]),
-        ([-3, -1, -2], [0, 0, 0], 3, [1, 2, 0]),
-        ([-1, -1, -1], [0, 0, 0], 3, [0, 1, 2]),  # the first among equals
-        ([-INF, -9, -1, -INF], [5, 0, 0, 5], 4, [2, 1, 0, 3]),  # impossible ones last
-        ([-INF, -9, -1, -INF], [5, 0, 0, 5], 2, [2, 1]),
-    ],
-)
-def test_every_bank_gets_its_share_of_places(log_probs, banks, count, expected):
-    assert spread(log_probs, banks, count) == expected
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_places_are_those_of_a_plain_loop(seed):
-    random = np.random.default_rng(seed)
-    log_probs = np.round(random.standard_normal(20), 1)
-    log_probs[random.integers(0, 20, 4)] = -INF
-    banks = random.integers(0, 4, 20)
-    queues = {
-        bank: sorted(
-            (i for i in range(20) if banks[i] == bank and log_probs[i] > -INF),
-            key=lambda i: (-log_probs[i], i),
-        )
-        for bank in (3, 2, 1, 0)
-    }
-    expected = []
-    while any(queues.values()):
-        expected += [queue.pop(0) for queue in queues.values() if queue]
-    expected += [i for i in range(20) if log_probs[i] == -INF]
-    assert spread(log_probs, banks, 20) == expected
-
-
 # Batches and graphs
 
 
 def everything(logits, tokens, time, listed):
     """Returns all that this file makes of its arguments."""
-    progress = phrase_constraints.phrase_progress(tokens, time, listed)
-    limits = tf.constant([9])
+    constraint = RequiredPhrases(listed)
+    hypotheses = read(constraint, tokens, time, logits, tf.constant([9]))
+    progress = phrase_progress(hypotheses.state, hypotheses.inputs)
     return (
-        phrase_constraints.forbid_phrases(logits, tokens, time, listed),
-        *progress,
-        phrase_constraints.require_phrases(logits, progress, time, limits, EOS),
-        phrase_constraints.spread_over_banks(logits[..., 0], progress.bank, WIDTH),
+        forbid_phrases(logits, tokens, time, listed),
+        *hypotheses.state,
+        *progress[1:],
+        constraint.restrict(logits, hypotheses),
+        spread_over_banks(logits[..., 0], progress.bank, WIDTH),
     )
 
 

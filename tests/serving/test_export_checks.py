@@ -109,10 +109,13 @@ class _Replayed:
             writer.write(self.log.SerializeToString())
         return self
 
-    def communicate(self):
+    def communicate(self, timeout):
         return "", None
 
     def kill(self):
+        pass
+
+    def wait(self):
         pass
 
 
@@ -139,3 +142,69 @@ def test_text_and_whole_numbers_must_be_equal_and_others_close(
     else:
         with pytest.raises(InputError, match=message):
             compare_answers(*arguments)
+
+
+def _compare_with(theirs, ours, monkeypatch, folder):
+    monkeypatch.setattr(subprocess, "Popen", _Replayed(theirs))
+    tensors = {name: tf.constant(value) for name, value in ours.items()}
+    rows = np.zeros(len(next(iter(ours.values()))))
+    compare_answers(folder, [Request("s", {"text": rows})], {"s": lambda text: tensors})
+
+
+_TWENTY = {"translations": [[f"{row}"] for row in range(20)], "scores": [[-1.0]] * 20}
+_TIES = {
+    "text": (_TWENTY, _TWENTY | {"translations": [["x"], ["y"], *_TWENTY["translations"][2:]]}),
+    "ids": (
+        {"ids": [[[4, 3]]] * 10, "lengths": [[2]] * 10, "scores": [[-1.0]] * 10},
+        {
+            "ids": [[[4, 5, 3]]] + [[[4, 3, 0]]] * 9,
+            "lengths": [[3]] + [[2]] * 9,
+            "scores": [[-1.00001]] + [[-1.0]] * 9,
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize(("kind", "count"), [("text", "2 of 20"), ("ids", "1 of 10")])
+def test_near_ties_are_reported_and_not_refused(tmp_path, monkeypatch, kind, count):
+    ours, theirs = _TIES[kind]
+    with pytest.warns(UserWarning, match=f"{count} answers .* differ .* near ties"):
+        _compare_with(theirs, ours, monkeypatch, tmp_path)
+
+
+def test_equal_answers_are_not_reported(tmp_path, monkeypatch, recwarn):
+    for ours, _ in _TIES.values():
+        _compare_with(ours, ours, monkeypatch, tmp_path)
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize(
+    ("theirs", "message"),
+    [
+        ({"scores": [[-1.001]] + [[-1.0]] * 19}, "output scores of signature s is another one"),
+        ({"translations": [["x"]] * 3 + _TWENTY["translations"][3:]}, "3 of 20 .* too many for"),
+        ({"translations": [["x"]] * 20}, "20 of 20 answers .* too many for near ties"),
+        ({"translations": [["x", "y"]] * 20}, "output translations of signature s is another"),
+    ],
+)
+def test_what_is_no_near_tie_is_refused(tmp_path, monkeypatch, theirs, message):
+    ours = _TWENTY | {"translations": [["z"]] * 20} if "20 of 20" in message else _TWENTY
+    with pytest.raises(InputError, match=message):
+        _compare_with(ours | theirs, ours, monkeypatch, tmp_path)
+
+
+def test_a_process_that_does_not_end_is_stopped_and_explained(tmp_path, monkeypatch):
+    program = tmp_path / "hang.py"
+    program.write_text("import time; time.sleep(600)")
+    monkeypatch.setattr("keras_transformer.serving.replay_warm_up.__file__", str(program))
+    started = []
+    popen = subprocess.Popen
+
+    def start(*arguments, **options):
+        started.append(popen(*arguments, **options))
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    with pytest.raises(InputError, match=r"did not answer .* within 0\.5 seconds; allow more"):
+        compare_answers(tmp_path, [], {}, timeout=0.5)
+    assert started[0].returncode is not None

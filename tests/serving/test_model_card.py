@@ -4,32 +4,34 @@ import json
 
 import pytest
 
-from keras_transformer.config import DataConfig, ModelConfig, TrainingConfig
+from keras_transformer.config import DataConfig, TrainingConfig, TransformerConfig
 from keras_transformer.errors import InputError
 from keras_transformer.export_versions import read_model_card
 from keras_transformer.serving.model_card import describe_run
 from keras_transformer.text import learn_vocabulary
-from keras_transformer.training import RunDirectory
+from keras_transformer.training import RunConfigs, RunDirectory
 
 
 @pytest.fixture
 def make_run(tmp_path):
-    """Makes a run directory with scores, of a run that had files from all over the disk."""
+    """Makes a run directory with metrics, of a run that had files from all over the disk."""
 
     def make(**data):
         run = RunDirectory(tmp_path / "run")
         vocabulary = learn_vocabulary(["a b c"], size=7, kind="word")
         run.create(
-            ModelConfig.preset("tiny", vocabulary_size=vocabulary.size),
-            DataConfig(**data),
-            TrainingConfig.preset("tiny", seed=7),
+            RunConfigs(
+                TransformerConfig.preset("tiny", vocabulary_size=vocabulary.size),
+                DataConfig(**data),
+                TrainingConfig.preset("tiny", seed=7),
+            ),
             vocabulary,
             vocabulary,
         )
-        scores = run.checkpoints().scores
-        scores.path.parent.mkdir()
-        scores.write(1000, {"bleu": 20.5})
-        scores.write(2000, {"bleu": 30.5, "val_loss": 2.0})
+        metrics = run.checkpoints().metrics
+        metrics.path.parent.mkdir()
+        metrics.write(1000, {"bleu": 20.5})
+        metrics.write(2000, {"bleu": 30.5, "val_loss": 2.0})
         return run
 
     return make
@@ -65,18 +67,19 @@ def test_it_names_no_folder(make_run, tmp_path):
     assert training["data"]["train_source"] == "train.en,more.en"
     assert training["data"]["vocabulary"] == "bpe.model"
     assert training["settings"]["seed"] == 7
+    assert training["task"]["name"] == "translation"
     assert "/" not in json.dumps(training)
 
 
-def test_scores_are_those_of_the_checkpoint_or_else_of_the_last_one(make_run):
+def test_metrics_are_those_of_the_checkpoint_or_else_of_the_last_one(make_run):
     run = make_run(train_source="a", train_target="b")
     of_last = {"step-2000": {"bleu": 30.5, "val_loss": 2.0}}
-    assert describe_run(run, "step-1000")["dev_scores"] == {"step-1000": {"bleu": 20.5}}
-    assert describe_run(run, "step-2000")["dev_scores"] == of_last
-    assert describe_run(run, "average")["dev_scores"] == of_last
-    assert describe_run(run, "step-1500")["dev_scores"] == {}
-    run.checkpoints().scores.path.unlink()
-    assert describe_run(run, "average")["dev_scores"] == {}
+    assert describe_run(run, "step-1000")["dev_metrics"] == {"step-1000": {"bleu": 20.5}}
+    assert describe_run(run, "step-2000")["dev_metrics"] == of_last
+    assert describe_run(run, "average")["dev_metrics"] == of_last
+    assert describe_run(run, "step-1500")["dev_metrics"] == {}
+    run.checkpoints().metrics.path.unlink()
+    assert describe_run(run, "average")["dev_metrics"] == {}
 
 
 def test_a_folder_without_a_card_is_refused(tmp_path):

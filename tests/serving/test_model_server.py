@@ -18,7 +18,6 @@ import tensorflow as tf
 
 from keras_transformer.client import Client, ServingError
 from keras_transformer.client.inputs import text_column
-from keras_transformer.inference.signatures import make_signatures
 
 STAND_IN = pathlib.Path(__file__).with_name("stand_in_server.py")
 START_S = 180
@@ -138,7 +137,7 @@ def test_the_server_aligns_as_python_does(connect, separate_translator):
 
 def test_the_server_scores_as_python_does(connect, separate_translator):
     target = [row[-1].text for row in separate_translator.translate(SENTENCES)]
-    score = make_signatures(separate_translator)["score"]
+    score = separate_translator.signatures()["score"]
     answer = score(tf.constant(SENTENCES), tf.constant(target))
     scores = connect(batch_size=7).score(SENTENCES, target)
     assert [each.score for each in scores] == pytest.approx(answer["scores"].numpy(), abs=1e-4)

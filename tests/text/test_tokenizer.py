@@ -262,3 +262,50 @@ def _strings(values: object) -> list[str]:
     return (
         [text for value in values for text in _strings(value)] if isinstance(values, list) else []
     )
+
+
+class Recording:
+    """A SentencePiece tokenizer that keeps the bytes that it is given."""
+
+    def __init__(self, sentencepiece):
+        self.sentencepiece = sentencepiece
+        self.read = []
+
+    def tokenize(self, text):
+        self.read += text.numpy().tolist()
+        return self.sentencepiece.tokenize(text)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_long_text_is_cut_before_it_is_tokenized_and_its_first_tokens_stay(kind, monkeypatch):
+    generator = random.Random(1)
+    words = ["ein", "Hund", "läuft", "über", "die", "Straße", "ﬁnal", "ｗｉｄｅ", "木木", "😀"]
+    lines = [" ".join(generator.choices(words[:-1], k=8)) for _ in range(200)]
+    vocabulary = learn_vocabulary(lines, size=40 if kind != "word" else 16, kind=kind)
+    texts = [
+        " ".join(generator.choices(words, k=20_000)),
+        " ".join(generator.choices(words, k=3)),
+        "",
+        "Straßen" * 3 + " " + "Hund " * 20_000,
+    ]
+    whole = vocabulary.encode(texts)
+    tokenizer = Tokenizer(vocabulary)
+    for most in (1, 5, 40):
+        limit = vocabulary.max_characters(most)
+        assert limit < len(texts[0]) // 2
+        assert vocabulary.encode(texts, max_tokens=most) == [row[:most] for row in whole]
+        sentencepiece = Recording(Tokenizer(vocabulary)._sentencepiece())
+        monkeypatch.setattr(tokenizer, "_sentencepiece", lambda it=sentencepiece: it)
+        found = tokenizer.tokenize(tf.constant(texts), most)
+        assert found.to_list() == [row[:most] for row in whole]
+        assert [each.decode() for each in sentencepiece.read] == [text[:limit] for text in texts]
+
+
+@pytest.mark.parametrize("text", [b"\x80" * 100_000, b"\xff" * 100_000, "я".encode() * 50_000])
+def test_whatever_the_bytes_a_bounded_number_of_them_is_tokenized(text, monkeypatch):
+    vocabulary = learn_vocabulary(["ein Hund"] * 5, size=16, kind="char")
+    tokenizer = Tokenizer(vocabulary)
+    sentencepiece = Recording(tokenizer._sentencepiece())
+    monkeypatch.setattr(tokenizer, "_sentencepiece", lambda: sentencepiece)
+    tokenizer.tokenize(tf.constant([text]), 3)
+    assert 0 < len(sentencepiece.read[0]) <= 4 * vocabulary.max_characters(3)

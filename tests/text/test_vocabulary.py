@@ -3,6 +3,7 @@
 import hashlib
 import os
 import re
+import resource
 import stat
 
 import pytest
@@ -257,6 +258,20 @@ def test_a_saved_vocabulary_loads_as_the_same_one(vocabulary, tmp_path):
     assert loaded.encode(SENTENCES) == vocabulary.encode(SENTENCES)
     assert os.listdir(tmp_path) == [path.name]
     assert stat.S_IMODE(path.stat().st_mode) & 0o044 == 0o044 & ~_umask()
+
+
+def test_a_full_disk_is_told_with_advice_that_helps(vocabulary, tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))  # bytes a file may have
+    try:
+        with pytest.raises(
+            InputError, match=r"cannot write the vocabulary .*File too large; free some space"
+        ) as caught:
+            vocabulary.save(tmp_path / "subwords.model")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "folder that exists" not in str(caught.value)
+    assert os.listdir(tmp_path) == []
 
 
 def test_saving_into_a_folder_that_does_not_exist_is_refused(vocabulary, tmp_path):

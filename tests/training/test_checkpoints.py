@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 import resource
 import shutil
 import signal
@@ -15,16 +16,18 @@ import pytest
 import tensorflow as tf
 
 from keras_transformer.errors import InputError
+from keras_transformer.tasks import TranslationTask
 from keras_transformer.training.checkpoints import Checkpoints
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+BLEU = TranslationTask.metric
 DATA, INDEX = "data-00000-of-00001", "index"
 
 
 def make_model(seed: int = 0, width: int = 4, layers: int = 2) -> keras.Model:
     """Gives a small model whose weights, optimizer and random numbers have values of their own."""
     stack = [keras.layers.Dense(width, name=f"dense_{number}") for number in range(layers)]
-    dropout = keras.layers.Dropout(0.5)
+    dropout = keras.layers.Dropout(0.5, name="dropout")
     model = keras.Sequential([keras.Input((3,)), *stack[:1], dropout, *stack[1:]])
     model.compile(optimizer=keras.optimizers.Adam(), loss="mse")
     model.optimizer.build(model.trainable_variables)
@@ -64,7 +67,7 @@ def names_in(folder: pathlib.Path) -> set[str]:
 
 @pytest.fixture
 def checkpoints(tmp_path) -> Checkpoints:
-    return Checkpoints(tmp_path / "checkpoints", keep=3)
+    return Checkpoints(tmp_path / "checkpoints", keep=3, metric=BLEU)
 
 
 # Writing and reading
@@ -171,6 +174,96 @@ def test_weights_that_are_not_finite_are_not_saved(checkpoints, where, bad):
     assert names_in(checkpoints.folder) == before
 
 
+# Variables have names, not numbers
+
+
+class OptimizerOfAnotherKeras(keras.optimizers.Adam):
+    """Makes its variables in another order, as some version of Keras may."""
+
+    def build(self, variables):
+        super().build(variables[::-1])
+
+
+def test_a_keras_that_orders_the_optimizers_variables_differently_resumes_right(checkpoints):
+    checkpoints.save(model := make_model(seed=1), 1)
+    other = make_model(seed=2)
+    other.compile(optimizer=OptimizerOfAnotherKeras(), loss="mse")
+    other.optimizer.build(other.trainable_variables)
+    checkpoints.resume(other)
+    for trained in (model, other):
+        trained.fit(np.ones((8, 3)), np.ones((8, 4)), batch_size=4, shuffle=False, verbose=0)
+    assert_equal(values(model.weights), values(other.weights))
+
+
+class Tower(keras.Model):
+    """Has equal layers, whose dropouts and kernels only their names tell apart."""
+
+    def __init__(self, names):
+        super().__init__(name="tower")
+        self.parts = [
+            keras.Sequential(
+                [keras.layers.Dropout(0.5, name="dropout"), keras.layers.Dense(3, name="dense")],
+                name=name,
+            )
+            for name in names
+        ]
+
+    def call(self, x, training=False):
+        return sum(part(x, training=training) for part in self.parts)
+
+
+def test_a_model_whose_layers_are_made_in_another_order_resumes_right(checkpoints):
+    towers = [Tower(["left", "right"]), Tower(["right", "left"])]
+    for seed, tower in enumerate(towers):
+        tower(np.ones((1, 3), "float32"))
+        tower.compile(optimizer=keras.optimizers.Adam(), loss="mse")
+        tower.optimizer.build(tower.trainable_variables)
+        for variable in everything(tower):
+            generator = np.random.default_rng([seed, len(variable.shape)])
+            variable.assign(generator.uniform(1, 1000, variable.shape).astype(variable.dtype))
+    seeds = [part.layers[0].seed_generator.state for part in towers[0].parts]
+    seeds[1].assign(seeds[0] + 1)
+    checkpoints.save(towers[0], 1)
+    checkpoints.resume(towers[1])
+    left, right = towers[0].parts
+    for one, other in zip((left, right), reversed(towers[1].parts), strict=True):
+        assert one.name == other.name
+        assert_equal(values(one.variables), values(other.variables))
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "RMSprop", "Adamax"])
+def test_a_checkpoint_of_another_optimizer_is_refused_and_names_what_differs(
+    checkpoints, optimizer
+):
+    checkpoints.save(make_model(), 1)
+    other = make_model()
+    other.compile(optimizer=getattr(keras.optimizers, optimizer)(), loss="mse")
+    other.optimizer.build(other.trainable_variables)
+    with pytest.raises(InputError, match=r"step-1 is of another model \(it (lacks|also has) optim"):
+        checkpoints.resume(other)
+
+
+def test_the_scale_of_the_loss_and_the_moments_of_the_optimizer_within_are_restored(checkpoints):
+    models = [make_model(seed=1), make_model(seed=2)]
+    for number, model in enumerate(models):
+        optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam())
+        model.compile(optimizer=optimizer, loss="mse")
+        optimizer.build(model.trainable_variables)
+        for variable in optimizer.variables:
+            variable.assign(np.full(variable.shape, 3 + number, variable.dtype))
+    checkpoints.save(models[0], 1)
+    checkpoints.resume(models[1])
+    assert_equal(values(everything(models[0])), values(everything(models[1])))
+
+
+def test_two_weights_of_one_name_are_refused_before_one_is_lost(checkpoints):
+    tower = Tower(["same", "same"])
+    tower(np.ones((1, 3), "float32"))
+    tower.compile(optimizer="sgd", loss="mse")
+    with pytest.raises(InputError, match="two variables have the name same/"):
+        checkpoints.save(tower, 1)
+
+
 # Which are kept
 
 
@@ -208,16 +301,17 @@ def test_scores_ahead_of_the_checkpoints_or_behind_them_do_no_harm(checkpoints):
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"x": {}}', '{"1": 2}', '{"1": {"bleu": []}}'])
-def test_a_damaged_file_of_scores_is_told_before_training_goes_on(checkpoints, content):
+def test_a_damaged_file_of_metrics_is_told_before_training_goes_on(checkpoints, content):
     checkpoints.save(make_model(), 1, metrics={"bleu": 1.0})
     checkpoints.metrics.path.write_text(content)
-    with pytest.raises(InputError, match=r"scores\.json is damaged \(.*delete it to go on"):
+    with pytest.raises(InputError, match=r"metrics\.json is damaged \(.*delete it to go on"):
         checkpoints.resume(make_model())
 
 
 def test_what_a_stop_wrote_between_two_regular_ones_leaves_no_trace(tmp_path):
-    undisturbed = Checkpoints(tmp_path / "undisturbed", 2, keep_best=1, every=10, end=45)
-    stopped = Checkpoints(tmp_path / "stopped", 2, keep_best=1, every=10, end=45)
+    options = {"keep_best": 1, "every": 10, "end": 45, "metric": BLEU}
+    undisturbed = Checkpoints(tmp_path / "undisturbed", 2, **options)
+    stopped = Checkpoints(tmp_path / "stopped", 2, **options)
     for step in (10, 13, 17, 20, 21, 30, 39, 40, 41, 44, 45):
         model = make_model(seed=step)
         metrics = {"bleu": -float(step)}
@@ -399,6 +493,32 @@ def test_training_goes_on_from_the_newest_whole_checkpoint_and_says_so(checkpoin
     assert checkpoints.resume(make_model(), say=said.append) == 3
 
 
+def cut_short(checkpoints: Checkpoints, *names: str) -> None:
+    for name in names:
+        path = checkpoints.folder / f"{name}.{DATA}"
+        path.write_bytes(path.read_bytes()[:-20])
+
+
+def test_auto_is_the_newest_whole_checkpoint_where_the_average_is_damaged(checkpoints, capsys):
+    for step in (1, 2, 3):
+        checkpoints.save(make_model(seed=step), step)
+    checkpoints.save_average(make_model())
+    cut_short(checkpoints, "average", "step-3")
+    assert checkpoints.find("auto") == "step-2"
+    output = capsys.readouterr()
+    assert output.out == ""  # a translation may be there
+    assert re.fullmatch(
+        r"checkpoint \S+average is damaged .*; checkpoint \S+step-3 is damaged .*; taking step-2 "
+        r"in its place\.\n",
+        output.err,
+    )
+    with pytest.raises(InputError, match=r"average is damaged .*there is step-1, step-2, step-3$"):
+        checkpoints.restore(make_model(), "average")  # asked for by its name
+    cut_short(checkpoints, "step-1", "step-2")
+    with pytest.raises(InputError, match=r"^no checkpoint in .* is whole: checkpoint .*average is"):
+        checkpoints.find("auto")
+
+
 # A disk that takes no more
 
 
@@ -492,8 +612,9 @@ def test_data_without_an_index_is_no_checkpoint_and_goes_away(checkpoints):
 SAVE_FOREVER = """
 import itertools, pathlib, sys
 sys.path.insert(0, sys.argv[2])
-from test_checkpoints import Checkpoints, make_model
-checkpoints, model = Checkpoints(pathlib.Path(sys.argv[1]), 2, keep_best=1), make_model()
+from test_checkpoints import BLEU, Checkpoints, make_model
+checkpoints = Checkpoints(pathlib.Path(sys.argv[1]), 2, keep_best=1, metric=BLEU)
+model = make_model()
 for step in itertools.count(1):
     for variable in model.variables:
         variable.assign(variable * 0 + step)
@@ -524,7 +645,7 @@ def test_whenever_a_process_is_killed_the_newest_checkpoint_is_whole(tmp_path):
     assert len(moments) == 15
     litter, model = 0, make_model()
     for moment in [*moments, folder]:
-        checkpoints, said = Checkpoints(moment, 2, keep_best=1), []
+        checkpoints, said = Checkpoints(moment, 2, keep_best=1, metric=BLEU), []
         step = checkpoints.resume(model, say=said.append)
         assert said == []
         assert step == checkpoints.steps()[-1] > 0

@@ -14,15 +14,14 @@ import pytest
 from keras_transformer.config import DataConfig
 from keras_transformer.data import DatasetSplit, ParallelText, number_names, vocabularies
 from keras_transformer.errors import InputError
+from keras_transformer.tasks import TranslationTask
 from keras_transformer.text import learn_vocabulary
-from keras_transformer.training import corpora
 from keras_transformer.training.corpora import (
     make_vocabularies,
     read_test_text,
     read_validation_text,
     tokenize,
     training_corpus,
-    training_sources,
 )
 
 TEXT = ParallelText(["ein Haus", "ein Baum"], ["a house", "a tree"])
@@ -55,11 +54,13 @@ def few_numbers(tmp_path, monkeypatch):
     digits = {1: number_names._Share(train=7, validation=1, test=2)}
     monkeypatch.setattr(number_names, "_SHARES", digits)
     split = functools.partial(DatasetSplit, data_dir=tmp_path)
-    monkeypatch.setattr(corpora, "DatasetSplit", split)
+    monkeypatch.setattr("keras_transformer.data.DatasetSplit", split)
 
 
 def read_training_text(data):
-    return ParallelText.read(itertools.chain.from_iterable(training_sources(data)))
+    return ParallelText.read(
+        itertools.chain.from_iterable(TranslationTask().sources(data, "train"))
+    )
 
 
 # Text
@@ -104,7 +105,7 @@ def test_file_pairs_come_before_tsv_files_and_data_sets(files, tmp_path):
         train_target=f"{files['train_target']},{files['dev_target']}",
         reverse=True,
     )
-    assert list(map(str, training_sources(data))) == [
+    assert list(map(str, TranslationTask().sources(data, "train"))) == [
         f"{files['train_source']} and {files['train_target']}",
         f"{files['dev_source']} and {files['dev_target']}",
         "a.tsv",
@@ -112,7 +113,10 @@ def test_file_pairs_come_before_tsv_files_and_data_sets(files, tmp_path):
         "data set number_names/en-de, split train",
         "data set number_names/en-fr, split train",
     ]
-    assert [source.reverse for source in training_sources(data)[4:]] == [True, True]
+    assert [source.reverse for source in TranslationTask().sources(data, "train")[4:]] == [
+        True,
+        True,
+    ]
 
 
 def test_a_data_set_without_a_validation_split_leaves_nothing_to_validate_on(

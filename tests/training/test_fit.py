@@ -18,15 +18,16 @@ import tiny_run
 
 from keras_transformer.errors import InputError
 from keras_transformer.models import Transformer
+from keras_transformer.objectives import SmoothedCrossEntropy
 from keras_transformer.training import (
+    RunConfigs,
     RunDirectory,
-    SmoothedCrossEntropy,
     compile_for_training,
     is_finished,
     train,
     trainer,
 )
-from keras_transformer.training.trainer import intervals
+from keras_transformer.training.intervals import intervals
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -132,8 +133,9 @@ def test_a_finished_run_asked_for_another_average_makes_it_and_trains_no_further
     undisturbed, tmp_path
 ):
     run = RunDirectory(shutil.copytree(undisturbed[0].path, tmp_path / "run"))
-    model, data, training = run.configs()
-    run.continue_with(model, data, training.replace(average_last=1))
+    configs = run.configs()
+    training = configs.training.replace(average_last=1)
+    run.continue_with(configs._replace(training=training))
     assert not is_finished(run)
     train(run, tiny_run.corpus(), show=False)
     assert is_finished(run)
@@ -193,7 +195,7 @@ def test_a_run_killed_and_stopped_again_and_again_ends_with_the_same_weights(und
 def test_a_stopped_run_goes_on_as_if_nothing_had_been_and_may_be_made_longer(undisturbed, tmp_path):
     run = copy_of(undisturbed[0], tmp_path / "run", until_step=8)
     longer = tiny_run.training_config(train_steps=14, **LIVELY)
-    run.continue_with(tiny_run.model_config(), tiny_run.DATA, longer)
+    run.continue_with(RunConfigs(tiny_run.model_config(), tiny_run.DATA, longer))
     train(run, tiny_run.corpus(), tensorboard=True, show=False)
     assert run.checkpoints().steps() == [4, 8, 12, 14]
     assert_same_checkpoint(undisturbed[0], run, "step-12")

@@ -2,25 +2,20 @@
 
 import math
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_transformer.config import ModelConfig
+from keras_transformer.config import TransformerConfig
 from keras_transformer.models import Transformer
-from keras_transformer.training.flops import (
-    CorpusShape,
-    measured_peak,
-    summary_lines,
-    training_flops,
-)
+from keras_transformer.training.flops import measured_peak, summary_lines, training_flops
 
 SMALL = {"num_layers": 2, "model_dim": 16, "feed_forward_dim": 24, "num_heads": 2}
 
 
-def operations_of_graph(config: ModelConfig, source_shape, target_shape) -> int:
+def operations_of_graph(model: Transformer, source_shape, target_shape) -> int:
     """Adds up two operations an entry and a sum in all matrix products of a training step."""
-    model = Transformer(config)
 
     @tf.function
     def step(source, target):
@@ -52,30 +47,27 @@ def operations_of_graph(config: ModelConfig, source_shape, target_shape) -> int:
     ids=str,
 )
 def test_the_formula_gives_what_the_graph_of_a_training_step_multiplies(changes):
-    config = ModelConfig(**{**SMALL, "vocabulary_size": 50, **changes})
+    model = Transformer(TransformerConfig(**{**SMALL, "vocabulary_size": 50, **changes}))
     rows, source_length, target_length = 3, 11, 7
-    shape = CorpusShape.of(np.full(rows, source_length), np.full(rows, target_length))
-    counted = operations_of_graph(config, (rows, source_length), (rows, target_length))
-    assert training_flops(config, shape, rows * target_length) == pytest.approx(counted, rel=1e-9)
-
-
-def test_the_length_that_counts_is_that_of_the_sentence_a_mean_token_stands_in():
-    shape = CorpusShape.of(np.array([2, 4]), np.array([1, 2]))
-    assert shape == (2.0, 20 / 6, 5 / 3)
+    counted = operations_of_graph(model, (rows, source_length), (rows, target_length))
+    lengths = np.full(rows, source_length), np.full(rows, target_length)
+    flops = training_flops(model, *lengths, rows * target_length)
+    assert flops == pytest.approx(counted, rel=1e-9)
 
 
 def test_sentences_of_many_lengths_cost_the_sum_of_what_each_costs_alone():
-    config = ModelConfig(**SMALL, vocabulary_size=50)
-    lengths = np.array([3, 9, 20, 4])
-    alone = [training_flops(config, CorpusShape.of(n, n), n) for n in lengths[:, None]]
-    together = training_flops(config, CorpusShape.of(lengths, lengths), lengths.sum())
+    model = Transformer(TransformerConfig(**SMALL, vocabulary_size=50))
+    lengths = np.array([3, 9, 20, 4], np.uint8)  # whose squares need more than 8 bits
+    alone = [training_flops(model, n, n, n[0]) for n in lengths[:, None]]
+    together = training_flops(model, lengths, lengths, lengths.sum())
     assert together == pytest.approx(np.sum(alone), rel=1e-9)
 
 
 def test_the_base_model_costs_six_operations_a_weight_and_token_where_sentences_are_short():
     """The encoder's weights see source tokens only: N of 6 N is the mean of both sides' weights."""
-    config = ModelConfig.preset("base", vocabulary_size=37000)
-    flops = training_flops(config, CorpusShape(1.0, 1.0, 1.0), target_tokens=1000)
+    with keras.StatelessScope():  # no memory for the weights
+        model = Transformer(TransformerConfig.preset("base", vocabulary_size=37000))
+    flops = training_flops(model, np.ones(1), np.ones(1), target_tokens=1000)
     weights = 6 * (4 * 512**2 + 2 * 512 * 2048) + 6 * (8 * 512**2 + 2 * 512 * 2048) + 37000 * 512
     assert flops == pytest.approx(6 * weights * 1000, rel=0.001)
 
@@ -86,11 +78,11 @@ def test_the_peak_of_this_machine_is_what_a_processor_can_have(dtype):
 
 
 def test_the_summary_tells_steps_tokens_time_and_utilisation_of_the_whole_run():
-    config = ModelConfig(**SMALL, vocabulary_size=50)
-    shape = CorpusShape(1.2, 10.0, 9.0)
+    model = Transformer(TransformerConfig(**SMALL, vocabulary_size=50))
+    lengths = np.array([12, 9]), np.array([10, 8])
     last = {"step": 20000, "seconds": 7384.2, "target_tokens": 45_000_000}
-    flops = training_flops(config, shape, 45_000_000)
-    first, second = summary_lines(config, shape, last, peak=flops / 7384.2 * 4)
+    flops = training_flops(model, *lengths, 45_000_000)
+    first, second = summary_lines(model, lengths, last, peak=flops / 7384.2 * 4)
     assert first.startswith("Trained 20,000 steps on 45,000,000 target tokens in 2:03:04, ")
     assert "6,094 tokens/s" in first
     assert f"Model FLOPs: {flops:.3g}, " in second

@@ -1,4 +1,4 @@
-"""What a row of metric_logger covers, in a real `fit` and with a clock of the test's own."""
+"""What a row of metrics covers, in a real `fit` and with a clock of the test's own."""
 
 import types
 
@@ -7,12 +7,19 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_transformer.config import ModelConfig
+from keras_transformer.config import TransformerConfig
 from keras_transformer.models import Transformer
-from keras_transformer.training import SmoothedCrossEntropy, metric_logger
+from keras_transformer.objectives import (
+    Padding,
+    Perplexity,
+    SmoothedCrossEntropy,
+    TargetTokens,
+    TokenAccuracy,
+)
+from keras_transformer.tasks import TranslationTask
+from keras_transformer.training import metric_logging
 from keras_transformer.training.lazy_logs import LazyLogs
 from keras_transformer.training.metric_logging import MetricLogger
-from keras_transformer.training.metrics import Padding, Perplexity, TargetTokens, TokenAccuracy
 from keras_transformer.training.step_counter import StepCounter
 
 BATCH = {"loss": 3.0, "perplexity": 20.0, "accuracy": 0.25, "padding": 0.1, "target_tokens": 100.0}
@@ -22,7 +29,9 @@ BATCH = {"loss": 3.0, "perplexity": 20.0, "accuracy": 0.25, "padding": 0.1, "tar
 def clock(monkeypatch):
     """Gives an object whose `now` is the time that the callback reads."""
     fake = types.SimpleNamespace(now=0.0)
-    monkeypatch.setattr(metric_logger, "time", types.SimpleNamespace(perf_counter=lambda: fake.now))
+    monkeypatch.setattr(
+        metric_logging, "time", types.SimpleNamespace(perf_counter=lambda: fake.now)
+    )
     return fake
 
 
@@ -31,7 +40,7 @@ class Training:
 
     def __init__(self, clock, log_steps=2, step=0, last=None):
         self.clock, self.counter = clock, StepCounter(step)
-        self.measured = MetricLogger(self.counter, log_steps, last)
+        self.measured = MetricLogger(self.counter, log_steps, last, TranslationTask.metric)
         self.rows, self.resets = [], 0
         self.measured.listeners.append(self.rows.append)
         self.bad_steps = tf.Variable(0)
@@ -62,7 +71,7 @@ def batches(count: int, rows: int = 4, length: int = 6) -> tf.data.Dataset:
 
 def test_a_row_has_the_values_of_the_batches_since_the_row_before_and_no_others():
     config = {"num_layers": 1, "model_dim": 8, "feed_forward_dim": 8, "num_heads": 1}
-    model = Transformer(ModelConfig(**config, vocabulary_size=20, dropout=0.0))
+    model = Transformer(TransformerConfig(**config, vocabulary_size=20, dropout=0.0))
     metrics = [TokenAccuracy(), Perplexity(), TargetTokens(), Padding()]
     # A rate of 0 leaves the weights as they are, so that `evaluate` gives the same afterwards.
     model.compile(keras.optimizers.SGD(0.0), SmoothedCrossEntropy(0.1), metrics=metrics)

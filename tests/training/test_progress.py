@@ -5,6 +5,7 @@ import types
 
 import pytest
 
+from keras_transformer.tasks import TranslationTask
 from keras_transformer.training import progress
 from keras_transformer.training.progress import Progress
 from keras_transformer.training.step_counter import StepCounter
@@ -26,7 +27,9 @@ class Screen:
         monkeypatch.setattr(progress, "time", time)
         monkeypatch.setenv("COLUMNS", "100")
         self.counter = StepCounter(step)
-        metric_logger = types.SimpleNamespace(counter=self.counter, row_so_far=self.look)
+        metric_logger = types.SimpleNamespace(
+            counter=self.counter, row_so_far=self.look, metric=TranslationTask.metric
+        )
         self.progress = Progress(metric_logger, train_steps, self.stream, live)
 
     def look(self):

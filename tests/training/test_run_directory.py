@@ -11,7 +11,15 @@ import tiny_run
 
 from keras_transformer.errors import InputError
 from keras_transformer.models import Transformer
-from keras_transformer.training import Checkpoints, RunDirectory, compile_for_training
+from keras_transformer.tasks import TranslationTask
+from keras_transformer.training import (
+    Checkpoints,
+    RunConfigs,
+    RunDirectory,
+    compile_for_training,
+    run_directory,
+    strategies,
+)
 
 
 @pytest.fixture
@@ -20,7 +28,8 @@ def run(tmp_path) -> RunDirectory:
 
 
 def configs(**changes):
-    return tiny_run.model_config(), tiny_run.DATA, tiny_run.training_config(**changes)
+    training = tiny_run.training_config(**changes)
+    return RunConfigs(tiny_run.model_config(), tiny_run.DATA, training)
 
 
 # Creating and opening
@@ -47,7 +56,7 @@ def test_a_shared_vocabulary_is_one_object(run):
 def test_two_vocabularies_are_read_as_they_were_written(tmp_path):
     run = RunDirectory(tmp_path)
     source, target = tiny_run.make_vocabulary("abc"), tiny_run.make_vocabulary("xyz")
-    run.create(*configs(), source, target)
+    run.create(configs(), source, target)
     assert [vocabulary.fingerprint for vocabulary in run.vocabularies()] == [
         source.fingerprint,
         target.fingerprint,
@@ -83,13 +92,13 @@ def test_a_path_that_cannot_be_a_directory_is_refused(tmp_path):
 
 
 def test_the_same_command_goes_on_with_the_run(run):
-    run.continue_with(*configs())
+    run.continue_with(configs())
     assert run.configs() == configs()
 
 
 def test_a_run_may_get_more_steps(run):
     changes = {"keep_checkpoints": 9, "average_last": 9, "keep_best": 3, "stop_metric": "bleu"}
-    run.continue_with(*configs(train_steps=5001, **changes))
+    run.continue_with(configs(train_steps=5001, **changes))
     assert run.configs().training.train_steps == 5001
     checkpoints = run.checkpoints()
     assert (checkpoints.keep, checkpoints.keep_best) == (9, 3)
@@ -100,33 +109,33 @@ def test_a_run_may_get_more_steps(run):
 def test_parts_of_a_batch_may_become_more_and_before_a_checkpoint_all_about_training(
     run, monkeypatch
 ):
-    run.continue_with(*configs(batch_tokens=999, seed=2))
+    run.continue_with(configs(batch_tokens=999, seed=2))
     assert run.configs().training.batch_tokens == 999
     monkeypatch.setattr(Checkpoints, "steps", lambda self: [4])
-    run.continue_with(*configs(batch_tokens=999, seed=2, accumulation_steps=4))
+    run.continue_with(configs(batch_tokens=999, seed=2, accumulation_steps=4))
     assert run.configs().training.accumulation_steps == 4
     with pytest.raises(InputError, match="batch_tokens is 999 there"):
-        run.continue_with(*configs(seed=2))
+        run.continue_with(configs(seed=2))
 
 
 def test_a_run_that_another_process_trains_stays_as_it_is(run):
     with run.reserved(), pytest.raises(InputError, match="another process trains the run"):
-        run.continue_with(*configs(train_steps=5000))
+        run.continue_with(configs(train_steps=5000))
     assert run.configs() == configs()
     with pytest.raises(InputError, match="no training run in"), RunDirectory("nowhere").reserved():
         pass
 
 
 def test_pairs_may_be_left_out_as_long_as_there_is_no_checkpoint(run, monkeypatch):
-    model, data, training = configs()
-    shorter = data.replace(max_length=9, max_length_ratio=2.0)
-    run.continue_with(model, shorter, training)
+    asked = configs()
+    shorter = asked.data.replace(max_length=9, max_length_ratio=2.0)
+    run.continue_with(asked._replace(data=shorter))
     assert run.configs().data.max_length == 9
     with pytest.raises(InputError, match="vocabulary_size is 8000 there and 99 here"):
-        run.continue_with(model, shorter.replace(vocabulary_size=99), training)
+        run.continue_with(asked._replace(data=shorter.replace(vocabulary_size=99)))
     monkeypatch.setattr(Checkpoints, "steps", lambda self: [4])
     with pytest.raises(InputError, match="max_length is 9 there and 256 here"):
-        run.continue_with(model, data, training)
+        run.continue_with(asked)
 
 
 def test_another_configuration_is_refused_and_each_difference_named(run, monkeypatch):
@@ -136,11 +145,12 @@ def test_another_configuration_is_refused_and_each_difference_named(run, monkeyp
     data = tiny_run.DATA.replace(max_length=99)
     training = tiny_run.training_config(seed=8, train_steps=99)
     with pytest.raises(InputError) as caught:
-        run.continue_with(model, data, training)
+        run.continue_with(RunConfigs(model, data, training, TranslationTask(remove_bpe=True)))
     message = str(caught.value)
     assert "num_layers is 2 there and 3 here" in message
     assert "max_length is 256 there and 99 here" in message
     assert "seed is 1 there and 8 here" in message
+    assert "remove_bpe is False there and True here" in message
     assert "train_steps" not in message
     assert "\n" not in message
     assert (run.path / "config.json").read_bytes() == before
@@ -152,7 +162,7 @@ def test_a_full_disk_is_told_and_leaves_the_old_configuration(run, monkeypatch):
 
     monkeypatch.setattr(pathlib.Path, "replace", fail)
     with pytest.raises(InputError, match=r"cannot write run directory .*No space left on device"):
-        run.continue_with(*configs(train_steps=5000))
+        run.continue_with(configs(train_steps=5000))
     assert run.configs() == configs()
     assert {entry.name for entry in run.path.iterdir()} == {"config.json", "lock", "source.model"}
 
@@ -168,9 +178,7 @@ def test_a_missing_run_is_told(tmp_path):
 
 def broken(*keys, value):
     """Gives the configuration of a run with one value replaced."""
-    names = ("model", "data", "training")
-    whole = {name: config.to_dict() for name, config in zip(names, configs(), strict=True)}
-    place = whole
+    whole = place = configs().to_dict()
     for key in keys[:-1]:
         place = place[key]
     place[keys[-1]] = value
@@ -192,8 +200,10 @@ def broken(*keys, value):
         broken("model", "num_layers", value=0),
         broken("model", "num_leyers", value=6),
         broken("training", "precision", value="float8"),
+        broken("task", "name", value="unknown"),
+        broken("task", "bleu_tokenize", value="13b"),
     ],
-    ids=range(12),
+    ids=range(14),
 )
 def test_a_damaged_configuration_is_told_in_one_line(run, content):
     (run.path / "config.json").write_bytes(content)
@@ -206,6 +216,86 @@ def test_a_missing_vocabulary_is_told(run):
     (run.path / "source.model").unlink()
     with pytest.raises(InputError, match=r"cannot read the vocabulary .*source\.model"):
         run.vocabularies()
+
+
+@pytest.mark.parametrize("content", ["null", "{}", '{"source.model": {}}', '{"x": 1}'])
+def test_a_configuration_without_a_record_of_the_vocabularies_is_damaged(run, content):
+    values = json.loads((run.path / "config.json").read_text())
+    values["vocabularies"] = json.loads(content)
+    (run.path / "config.json").write_text(json.dumps(values))
+    with pytest.raises(InputError, match=r"config\.json is damaged \("):
+        run.vocabularies()
+
+
+def assert_vocabulary_refused(run, name, what):
+    with pytest.raises(
+        InputError, match=rf"{name} is not the vocabulary .*: it has {what}"
+    ) as caught:
+        run.vocabularies()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("share", [0, 0.5, 0.99])
+def test_a_truncated_vocabulary_is_refused(run, share):
+    content = (run.path / "source.model").read_bytes()
+    (run.path / "source.model").write_bytes(content[: int(share * len(content))])
+    assert_vocabulary_refused(run, r"source\.model", rf"[\d,]+ bytes in place of {len(content):,};")
+
+
+def test_a_vocabulary_that_was_altered_or_copied_from_another_run_is_refused(tmp_path):
+    run = RunDirectory(tmp_path)
+    run.create(*configs(), tiny_run.make_vocabulary("abc"), tiny_run.make_vocabulary("xyzv"))
+    run.continue_with(*configs(train_steps=5000))  # which keeps what is noted of the files
+    assert run.vocabularies()[1].size == tiny_run.make_vocabulary("xyzv").size
+    tiny_run.make_vocabulary("xywv").save(tmp_path / "target.model")
+    assert_vocabulary_refused(run, r"target\.model", "the same size but another content")
+    (tmp_path / "target.model").unlink()
+    with pytest.raises(InputError, match=r"cannot read the vocabulary .*target\.model"):
+        run.vocabularies()
+
+
+def test_a_target_vocabulary_that_is_put_into_a_run_that_has_none_is_refused(run):
+    tiny_run.make_vocabulary("xyz").save(run.path / "target.model")
+    with pytest.raises(InputError, match=r"target\.model is no part of this run.*; remove it$"):
+        run.vocabularies()
+
+
+# Precision
+
+
+@pytest.mark.parametrize("has_gpu", [True, False])
+@pytest.mark.parametrize("has_instructions", [True, False])
+def test_auto_is_bfloat16_where_the_machine_computes_in_it(
+    tmp_path, monkeypatch, has_gpu, has_instructions
+):
+    monkeypatch.setattr(strategies, "has_bfloat16", lambda: has_instructions)
+    devices = ["GPU:0"] if has_gpu else []
+    monkeypatch.setattr(strategies.tf.config, "list_physical_devices", lambda kind: devices)
+    run = tiny_run.create(tmp_path, precision="auto")
+    expected = "mixed_bfloat16" if has_gpu or has_instructions else "float32"
+    assert run.configs().training.precision == expected
+
+
+@pytest.mark.parametrize("has_checkpoint", [True, False])
+def test_a_run_keeps_the_precision_that_auto_chose_on_another_machine(
+    tmp_path, monkeypatch, has_checkpoint
+):
+    monkeypatch.setattr(run_directory, "computes_in_bfloat16", lambda: True)
+    run = tiny_run.create(tmp_path, precision="auto")
+    if has_checkpoint:
+        model = Transformer(tiny_run.model_config(), dtype="mixed_bfloat16")
+        compile_for_training(model, run.configs().training)
+        run.checkpoints().save(model, 4)
+    monkeypatch.setattr(run_directory, "computes_in_bfloat16", lambda: False)
+    run.continue_with(*configs(precision="auto", train_steps=16))
+    training = run.configs().training
+    assert (training.precision, training.train_steps) == ("mixed_bfloat16", 16)
+    assert run.resolved(tiny_run.training_config(precision="auto", train_steps=16)) == training
+
+
+def test_a_precision_that_is_named_is_not_replaced(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_directory, "computes_in_bfloat16", lambda: True)
+    assert tiny_run.create(tmp_path, precision="float32").configs().training.precision == "float32"
 
 
 # The model

@@ -15,6 +15,7 @@ import pytest
 import tensorflow as tf
 
 from keras_transformer.errors import InputError
+from keras_transformer.tasks import Metric, TranslationTask
 from keras_transformer.training.checkpoints import Checkpoints
 from keras_transformer.training.step_counter import StepCounter
 from keras_transformer.training.stopping import (
@@ -174,12 +175,23 @@ def test_a_signal_from_outside_reaches_a_process_that_trains():
 
 # A metric that stalls
 
+BLEU = TranslationTask.metric
+
+
+def find_metric(name):
+    """Gives a metric of translation, or one of another task, which is better where it is lower."""
+    return (
+        Metric(name, higher_is_better=False)
+        if name == "wer"
+        else TranslationTask().find_metric(name)
+    )
+
 
 def due_after(tmp_path, metric, values, patience=2):
     """Gives the steps after which a run with these values would stop, each seen on its own."""
     checkpoints = Checkpoints(tmp_path)
     for step, value in enumerate(values, start=1):
-        checkpoints.metrics.write(step, {metric: value, "other": 1.0})
+        checkpoints.metrics.write(step, {metric.name: value, "other": 1.0})
     steps = range(1, len(values) + 1)
     return [
         step
@@ -195,6 +207,8 @@ def due_after(tmp_path, metric, values, patience=2):
         ("bleu", [3, 2, 1], [3]),
         ("bleu", [3, 2, 4, 2, 2], [5]),
         ("bleu", [3, 3, 3], [3]),  # the same is not better
+        ("wer", [3, 2, 1], []),
+        ("wer", [1, 2, 0.5, float("inf"), 3], [5]),
         ("val_accuracy", [0.3, 0.2, 0.1], [3]),
         ("val_loss", [3, 2, 1], []),
         ("val_loss", [1, 2, 0.5, 2, 3, 4], [5, 6]),
@@ -203,23 +217,23 @@ def due_after(tmp_path, metric, values, patience=2):
     ],
 )
 def test_a_run_ends_when_its_metric_has_not_improved(tmp_path, metric, values, due):
-    assert due_after(tmp_path, metric, values) == due
+    assert due_after(tmp_path, find_metric(metric), values) == due
 
 
 def test_scores_of_later_steps_do_not_count_yet(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     for step, value in enumerate([5.0, 1.0, 1.0, 9.0], start=1):
         checkpoints.metrics.write(step, {"bleu": value})
-    assert not StopEarly(StepCounter(2), checkpoints, "bleu", 2).is_due()
-    assert StopEarly(StepCounter(3), checkpoints, "bleu", 2).is_due()
-    assert not StopEarly(StepCounter(4), checkpoints, "bleu", 2).is_due()
+    assert not StopEarly(StepCounter(2), checkpoints, BLEU, 2).is_due()
+    assert StopEarly(StepCounter(3), checkpoints, BLEU, 2).is_due()
+    assert not StopEarly(StepCounter(4), checkpoints, BLEU, 2).is_due()
 
 
 def test_fit_stops_and_a_run_that_goes_on_stops_at_the_same_step(tmp_path):
     values = {4: 2.0, 8: 3.0, 12: 1.0, 16: 1.0, 20: 9.0}
 
     def train(start):
-        run, checkpoints = Run(), Checkpoints(tmp_path)
+        run, checkpoints = Run(), Checkpoints(tmp_path, metric=BLEU)
         run.counter.step = start
 
         def score(epoch, logs):
@@ -227,7 +241,7 @@ def test_fit_stops_and_a_run_that_goes_on_stops_at_the_same_step(tmp_path):
             checkpoints.metrics.write(run.counter.step, logs)
 
         scored = keras.callbacks.LambdaCallback(on_epoch_end=score)
-        run.fit(scored, StopEarly(run.counter, checkpoints, "bleu", 2), epochs=9)
+        run.fit(scored, StopEarly(run.counter, checkpoints, BLEU, 2), epochs=9)
         return run.counter.step
 
     assert train(0) == 16
@@ -245,7 +259,7 @@ def test_a_metric_that_there_is_not_is_told_at_the_first_checkpoint(tmp_path):
     with pytest.raises(
         InputError, match=r"'blue' is no metric of this run's dev set; it has no dev set$"
     ):
-        run.fit(StopEarly(run.counter, Checkpoints(tmp_path), "blue", 2))
+        run.fit(StopEarly(run.counter, Checkpoints(tmp_path), Metric("blue"), 2))
     assert run.counter.step == 4
 
 

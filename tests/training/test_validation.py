@@ -1,4 +1,4 @@
-"""BLEU of the dev set: the search's own translations, counted as the run says."""
+"""The metric of the dev set: the search's own translations, evaluated as the task says."""
 
 import contextlib
 import json
@@ -13,10 +13,17 @@ import tiny_run
 
 from keras_transformer.config import SearchConfig
 from keras_transformer.data import ParallelText
+from keras_transformer.errors import InputError
 from keras_transformer.inference import Translator
 from keras_transformer.models import Transformer
-from keras_transformer.text import learn_vocabulary, score_translations
-from keras_transformer.training.validation import DevBleu, ValidateBleu, count_affordable
+from keras_transformer.tasks import TranslationTask
+from keras_transformer.text import learn_vocabulary
+from keras_transformer.training.validation import (
+    DevMetric,
+    ValidateMetric,
+    check_validation,
+    count_affordable,
+)
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 WORDS = "a b c d e f g h"
@@ -43,7 +50,7 @@ def make_vocabulary():
 def make_bleu(model, text):
     vocabularies = (make_vocabulary(), make_vocabulary())
     training = tiny_run.training_config(**LONG)
-    return DevBleu(model, text, vocabularies, tiny_run.DATA, training, SEARCH)
+    return DevMetric(model, text, vocabularies, TranslationTask(), training, SEARCH)
 
 
 @pytest.fixture(scope="module")
@@ -75,20 +82,20 @@ def test_the_score_is_sacrebleus_and_follows_the_weights(vocabulary):
     model, sources = make_model(vocabulary), LINES[:5]
     bleu = make_bleu(model, ParallelText(sources, sources))
     translations = bleu.translate()
-    assert bleu() == (score_translations(translations, sources)["bleu"] or 0.0)
+    assert bleu() == (TranslationTask().evaluate(translations, sources, sources)["bleu"] or 0.0)
     bleu._references = translations
     assert bleu() == pytest.approx(100)
     for weight, other in zip(model.weights, make_model(vocabulary, seed=2).weights, strict=True):
         weight.assign(other)
     assert bleu.translate() != translations  # without being traced anew
-    assert bleu._translate_batch.experimental_get_tracing_count() == 1
+    assert bleu._search_batch.experimental_get_tracing_count() == 1
 
 
 def scored_as(monkeypatch, bleu, translations, **changes):
-    """Gives the BLEU of some translations under changes of the data's configuration."""
+    """Gives the BLEU of some translations under options of the task."""
     monkeypatch.setattr(bleu, "translate", lambda: translations)
     monkeypatch.setattr(bleu, "_references", ["the un@@ happy dog ran a@@ way"])
-    monkeypatch.setattr(bleu, "_data", tiny_run.DATA.replace(**changes))
+    monkeypatch.setattr(bleu, "_task", TranslationTask(**changes))
     return bleu()
 
 
@@ -151,11 +158,50 @@ def test_the_first_sentences_are_taken_and_the_number_follows_from_the_configura
     def count(**changes):
         training = tiny_run.training_config(checkpoint_steps=100, batch_tokens=2000, **changes)
         vocabularies = (vocabulary, vocabulary)
-        return DevBleu(model, text, vocabularies, tiny_run.DATA, training).num_sentences
+        return DevMetric(model, text, vocabularies, TranslationTask(), training).num_sentences
 
     assert count() == 0.1 * 100 * 2000 / 8 / 10 == 250
-    assert count(bleu_share=0.2) == 500
-    assert count(bleu_share=1.0) == 1000
+    assert count(validation_share=0.2) == 500
+    assert count(validation_share=1.0) == 1000
+
+
+def num_tokens(bleu):
+    """Gives the sentences and the source tokens, padding included, of each batch."""
+    sizes = [
+        (len(batch), max(len(bleu._sources[index]) for index in batch)) for batch in bleu.batches()
+    ]
+    return [rows for rows, _ in sizes], [rows * longest for rows, longest in sizes]
+
+
+def test_a_batch_has_no_more_tokens_than_a_part_of_a_training_batch(vocabulary):
+    lines = [*["a b"] * 300, *[" ".join(["a"] * 199)] * 7, " ".join(["a"] * 9999)]
+    model, text = make_model(vocabulary), ParallelText(lines, lines)
+
+    def make(**changes):
+        training = tiny_run.training_config(checkpoint_steps=10**6, batch_tokens=600, **changes)
+        return DevMetric(model, text, (vocabulary, vocabulary), TranslationTask(), training)
+
+    rows, tokens = num_tokens(make())
+    assert rows == [1, 3, 3, 3, 128, 128, 42]  # the last 3: one of 200 tokens, two of 3
+    assert max(tokens) == 600
+    indices = [index for batch in make().batches() for index in batch]
+    assert sorted(indices) == list(range(len(lines)))
+    # What the message advises where memory runs out.
+    assert max(num_tokens(make(accumulation_steps=2))[1]) == SearchConfig().max_source_length + 1
+    assert sorted(num_tokens(make(accumulation_steps=2))[1])[-2] == 300
+    assert num_tokens(make(accumulation_steps=600))[0] == [1] * len(lines)
+
+
+# What a run goes by
+
+
+def test_what_a_run_stops_by_is_the_tasks_metric_or_one_of_validation():
+    task = TranslationTask()
+    for name in ("bleu", "val_loss", "val_perplexity", "val_accuracy"):
+        check_validation(tiny_run.training_config(stop_metric=name), task, TEXT)
+    expected = "stop_metric must be one of bleu, val_loss, val_perplexity, val_accuracy, got 'val_b"
+    with pytest.raises(InputError, match=expected):
+        check_validation(tiny_run.training_config(stop_metric="val_bleu"), task, TEXT)
 
 
 # The callback
@@ -175,7 +221,7 @@ def test_the_score_joins_the_metrics_of_a_checkpoint_with_the_weights_that_are_t
         return 12.5
 
     logs = {"loss": 1.0}
-    ValidateBleu(score, averages).on_epoch_end(0, logs)
+    ValidateMetric(TranslationTask.metric, score, averages).on_epoch_end(0, logs)
     assert logs == {"loss": 1.0, "bleu": 12.5}
     assert events == ["in", "score", "out"]
-    ValidateBleu(score).on_epoch_end(0, None)
+    ValidateMetric(TranslationTask.metric, score).on_epoch_end(0, None)

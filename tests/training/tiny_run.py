@@ -13,10 +13,10 @@ import signal
 import sys
 from typing import Any
 
-from keras_transformer.config import DataConfig, ModelConfig, TrainingConfig
+from keras_transformer.config import DataConfig, TrainingConfig, TransformerConfig
 from keras_transformer.data import ParallelText, TokenizedCorpus
 from keras_transformer.text import Vocabulary, learn_vocabulary
-from keras_transformer.training import RunDirectory, Stopped, fit, tokenize, trainer
+from keras_transformer.training import RunConfigs, RunDirectory, Stopped, fit, tokenize, trainer
 from keras_transformer.training.step_counter import StepCounter
 
 LETTERS = "abcdef"
@@ -39,10 +39,10 @@ def corpus(count: int = 48, seed: int = 0) -> TokenizedCorpus:
     return tokenize(text(count, seed), (vocabulary, vocabulary))
 
 
-def model_config(**changes: Any) -> ModelConfig:
+def model_config(**changes: Any) -> TransformerConfig:
     values = {"num_layers": 2, "model_dim": 16, "feed_forward_dim": 32, "num_heads": 2}
     values |= {"vocabulary_size": make_vocabulary().size, "dropout": 0.2}
-    return ModelConfig(**values | changes)
+    return TransformerConfig(**values | changes)
 
 
 def training_config(**changes: Any) -> TrainingConfig:
@@ -64,7 +64,7 @@ def create(
     run, vocabulary = RunDirectory(path), make_vocabulary()
     model = model_config(num_layers=num_layers, dropout=dropout)
     training = training_config(**changes)
-    run.create(model, DATA, training, vocabulary, vocabulary)
+    run.create(RunConfigs(model, DATA, training), vocabulary, vocabulary)
     return run
 
 

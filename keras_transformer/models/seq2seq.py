@@ -1,0 +1,200 @@
+"""The abstract sequence-to-sequence model: what every architecture shares.
+
+Shapes: B batch, S source length, T target length, D model dimension, V target vocabulary.
+"""
+
+import abc
+from typing import Any
+
+import keras
+from keras import ops
+from typing_extensions import Self
+
+from keras_transformer.config import ModelConfig
+from keras_transformer.decoding import DecodingState, Tensor
+from keras_transformer.layers import Dropout, TokenEmbedding
+from keras_transformer.models.quantization import quantization_configs, restore_quantization
+from keras_transformer.models.training_step import TokenWeightedModel
+
+
+class Seq2SeqModel(TokenWeightedModel, abc.ABC):
+    """Base of the models: embeddings, output projection and serialization.
+
+    An architecture adds its layers in `__init__`, which ends with `self.build()`, builds them in
+    `build` after `super().build()`, and defines `call`, `encode`, `step` and `count_flops`. Its
+    sizes are known from the configuration, so the weights exist from the start: `summary`,
+    `load_weights` and strategies need no first batch.
+
+    One whose decoder attends to the source also defines `attention`, as `Transformer` does, and
+    then keeps `DecodingState.coverage` where `encode` is asked to.
+
+    Args:
+        config: the hyperparameters.
+        **kwargs: of `keras.Model`.
+
+    Attributes:
+        source_embedding, target_embedding: the same layer where "all" embeddings are shared.
+        source_dropout, target_dropout: for what enters the encoder and the decoder.
+        projection: a `Dense` layer without bias, or None where the target embedding projects.
+        output_bias: [V], or None.
+    """
+
+    def __init__(self, config: ModelConfig, **kwargs: Any) -> None:
+        super().__init__(autocast=False, **kwargs)  # token ids are not to be rounded
+        self.config = config
+        self.source_embedding = TokenEmbedding(
+            config.vocabulary_size,
+            config.model_dim,
+            name="source_embedding",
+            dtype=self.dtype_policy,
+        )
+        self.target_embedding = self.source_embedding
+        if config.share_embeddings != "all":
+            self.target_embedding = TokenEmbedding(
+                config.target_size,
+                config.model_dim,
+                name="target_embedding",
+                dtype=self.dtype_policy,
+            )
+        rate = config.dropout if config.embedding_dropout is None else config.embedding_dropout
+        self.source_dropout = Dropout(rate, name="source_dropout", dtype=self.dtype_policy)
+        self.target_dropout = Dropout(rate, name="target_dropout", dtype=self.dtype_policy)
+
+    def build(self, input_shape: Any = None) -> None:
+        config = self.config
+        self.projection = None
+        if config.share_embeddings == "none":
+            self.projection = keras.layers.Dense(
+                config.target_size, use_bias=False, name="projection", dtype=self.dtype_policy
+            )
+        self.source_embedding.build()
+        if self.target_embedding is not self.source_embedding:
+            self.target_embedding.build()
+        if self.projection is not None:
+            self.projection.build((None, None, config.model_dim))
+        self.output_bias = None
+        if config.output_bias:
+            self.output_bias = self.add_weight(
+                name="output_bias", shape=(config.target_size,), initializer="zeros"
+            )
+        self.built = True
+
+    def _lock_state(self) -> None:
+        """Keeps the model open after `build`: a subclass may add layers and weights of its own."""
+
+    @abc.abstractmethod
+    def call(self, inputs: dict[str, Tensor], training: bool | None = None) -> Tensor:
+        """Returns the logits of each next target token.
+
+        Args:
+            inputs: "source" ids [B, S], and "target" ids [B, T] shifted right, which start with
+                BOS. Padding is 0.
+            training: whether dropout is on.
+
+        Returns:
+            Logits [B, T, V].
+        """
+
+    @abc.abstractmethod
+    def encode(
+        self,
+        source: Tensor,
+        *,
+        num_hypotheses: int = 1,
+        capacity: int | None = None,
+        coverage: bool = False,
+    ) -> DecodingState:
+        """Encodes the source; see `TranslationModel.encode`."""
+
+    @abc.abstractmethod
+    def step(self, ids: Tensor, state: DecodingState) -> tuple[Tensor, DecodingState]:
+        """Reads one more target token of each hypothesis; see `TranslationModel.step`."""
+
+    @abc.abstractmethod
+    def count_flops(self, source_length: Any, target_length: Any) -> Any:
+        """Returns the floating-point operations of a forward pass over one sentence pair.
+
+        Those of matrix products alone, a multiplication and an addition for each entry; padding
+        does not count, what a causal mask hides does.
+
+        Args:
+            source_length: tokens with EOS; a number or a NumPy array of floats.
+            target_length: the same of the target.
+
+        Returns:
+            A number or an array; here those of the output projection.
+        """
+        return 2 * target_length * self.config.model_dim * self.config.target_size
+
+    def logits(self, x: Tensor, projection: Tensor | None = None) -> Tensor:
+        """Returns the logits [..., V] of the decoder's outputs x [..., D].
+
+        Args:
+            x: the outputs.
+            projection: `output_projection()`, where a caller has it already.
+        """
+        if projection is not None:
+            logits = ops.matmul(x, projection)
+        elif self.projection is not None:
+            logits = self.projection(x)
+        else:
+            logits = self.target_embedding.project(x)
+        if self.output_bias is None:
+            return logits
+        return logits + ops.cast(self.output_bias, logits.dtype)
+
+    def output_projection(self) -> Tensor:
+        """Returns the matrix [D, V] that makes logits, for `DecodingState.shared`.
+
+        Laid out once for all steps: a product with a matrix that is transposed each time takes up
+        to twice as long.
+        """
+        if self.projection is None:
+            return self.target_embedding.projection()
+        return ops.cast(self.projection.kernel, self.compute_dtype)
+
+    def lookup_tables(self) -> list[keras.Variable]:
+        """Returns the matrices whose rows are looked up by index; others multiply vectors.
+
+        Quantization scales these by the row, and others by the column.
+        """
+        return [self.source_embedding.table, self.target_embedding.table]
+
+    def export(self, filepath: str, *args: Any, input_signature: Any = None, **kwargs: Any) -> None:
+        """Exports `call`, logits of given targets, as `keras.Model.export` does.
+
+        `keras_transformer.export` writes the model that translates text.
+
+        Args:
+            filepath, *args, **kwargs: of `keras.Model.export`.
+            input_signature: the inputs; None means ids of any shape.
+        """
+        if input_signature is None:
+            ids = keras.KerasTensor((None, None), "int32")
+            input_signature = [{"source": ids, "target": ids}]
+        super().export(filepath, *args, input_signature=input_signature, **kwargs)
+
+    def compute_output_shape(self, input_shape: dict[str, Any]) -> tuple[int | None, ...]:
+        return (*input_shape["target"], self.config.target_size)
+
+    def get_config(self) -> dict[str, Any]:
+        config = {
+            "config": self.config.to_dict(),
+            "name": self.name,
+            "trainable": self.trainable,
+            "dtype": keras.saving.serialize_keras_object(self.dtype_policy),
+        }
+        quantized = quantization_configs(self)
+        return config | {"quantization": quantized} if quantized else config
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Self:
+        values = dict(config)
+        values["dtype"] = keras.saving.deserialize_keras_object(values["dtype"])
+        is_frozen = not values.pop("trainable", True)
+        quantized = values.pop("quantization", {})
+        model = cls(ModelConfig.from_dict(values.pop("config")), **values)
+        restore_quantization(model, quantized)
+        if is_frozen:
+            model.trainable = False  # and all its layers
+        return model

@@ -1,0 +1,81 @@
+"""Translation, measured by sacreBLEU (Post 2018)."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from keras_transformer.tasks.base import Metric, Task
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TranslationTask(Task):
+    """Translation, compared with one reference for each sentence.
+
+    Attributes:
+        bleu_tokenize: sacreBLEU's tokenizer; none for text that is tokenized already.
+        bleu_lowercase: whether BLEU ignores case.
+        remove_bpe: whether the text is cut into pieces already, marked with "@@ ", which are
+            joined in translations, and in references before BLEU is computed.
+    """
+
+    bleu_tokenize: Literal["13a", "intl", "char", "zh", "none"] = "13a"
+    bleu_lowercase: bool = False
+    remove_bpe: bool = False
+
+    name = "translation"
+    metric = Metric("bleu", "BLEU")
+
+    def postprocess(self, outputs: Sequence[str], sources: Sequence[str]) -> list[str]:
+        """Returns the outputs, pieces joined where the text is cut into pieces."""
+        return self._whole_words(outputs)
+
+    def evaluate(
+        self, outputs: Sequence[str], references: Sequence[str], sources: Sequence[str]
+    ) -> dict[str, Any]:
+        """Returns the metrics of a corpus; see `Task.evaluate`.
+
+        "bleu" and "chrf" in 0..100 with "bleu_signature" and "chrf_signature", and "exact_match"
+        in 0..1. "bleu" is None where no translation has the four words that BLEU needs.
+        """
+        from sacrebleu.metrics.bleu import BLEU
+        from sacrebleu.metrics.chrf import CHRF
+
+        references = self._whole_words(references)
+        pairs = list(zip(outputs, references, strict=True))
+        bleu = BLEU(lowercase=self.bleu_lowercase, tokenize=self.bleu_tokenize, force=True)
+        chrf = CHRF()
+        result = bleu.corpus_score(outputs, [references])
+        has_four_words = result.totals[-1] > 0
+        return {
+            "bleu": result.score if has_four_words else None,
+            "bleu_signature": str(bleu.get_signature()),
+            "chrf": chrf.corpus_score(outputs, [references]).score,
+            "chrf_signature": str(chrf.get_signature()),
+            "exact_match": sum(ours == theirs for ours, theirs in pairs) / len(pairs),
+        }
+
+    def report(self, results: Mapping[str, Any]) -> dict[str, str]:
+        """Returns the metrics with their signatures, by label."""
+        bleu = "undefined: no translation has four words; --bleu_tokenize=char counts letters"
+        if results["bleu"] is not None:
+            bleu = f"{results['bleu']:.2f}   {results['bleu_signature']}"
+        return {
+            "sacreBLEU": bleu,
+            "chrF": f"{results['chrf']:.2f}   {results['chrf_signature']}",
+            "exact match": f"{results['exact_match']:.4f}",
+        }
+
+    def _whole_words(self, texts: Sequence[str]) -> list[str]:
+        return [join_pieces(text) for text in texts] if self.remove_bpe else list(texts)
+
+
+def join_pieces(text: str) -> str:
+    """Returns text with the words whole that were cut into pieces marked with "@@ ".
+
+    A mark at the end of the text, of a word that was not finished, is removed too.
+
+    Example:
+        >>> join_pieces("un@@ happy dog")
+        'unhappy dog'
+    """
+    return f"{text} ".replace("@@ ", "").removesuffix(" ")

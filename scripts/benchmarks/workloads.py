@@ -1,0 +1,162 @@
+"""What is translated: sentences as ids, and one model in the formats of all engines."""
+
+import dataclasses
+import functools
+import itertools
+import os
+import pathlib
+import sys
+from collections.abc import Callable, Sequence
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from benchmarks.decoders import BEAM_SIZE, LENGTH_PENALTY
+from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, SearchConfig, TransformerConfig
+from keras_transformer.data import read_lines
+from keras_transformer.errors import InputError
+from keras_transformer.inference.compiled_search import XlaShapes
+from keras_transformer.inference.translator import Translator
+from keras_transformer.interop.ctranslate2 import export_ctranslate2
+from keras_transformer.models import Transformer
+from keras_transformer.text import Vocabulary, learn_vocabulary
+from keras_transformer.training import RunDirectory
+
+_SEED = 1
+# Size of the vocabulary, forced length, batch size.
+_FORCED = {"tiny": (8000, 20, 64), "base": (37000, 24, 32), "big": (37000, 24, 32)}
+_RANDOM_BATCHES = 4  # of different sentences
+_TEST_SET_BATCH = 64
+
+# From a folder, which it fills, to the model's own folder for each engine.
+Write = Callable[[str], dict[str, str]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sentences:
+    """Source sentences, the longest first.
+
+    Attributes:
+        name: in the table.
+        ids: of each sentence, without EOS.
+        batch_size: sentences of a batch, B.
+        forced_length: tokens that every translation must have before EOS; None where the model
+            is trained and translations end by themselves.
+    """
+
+    name: str
+    ids: list[list[int]]
+    batch_size: int
+    forced_length: int | None = None
+
+    @classmethod
+    def random(cls, *, vocabulary_size: int, length: int, batch_size: int) -> "Sentences":
+        """Makes sentences of random tokens, whose translations are to be as long as they are."""
+        shape = (_RANDOM_BATCHES * batch_size, length)
+        ids = np.random.default_rng(_SEED).integers(EOS_ID + 1, vocabulary_size, shape).tolist()
+        name = f"{length} forced"
+        return cls(name=name, ids=ids, batch_size=batch_size, forced_length=length)
+
+    @classmethod
+    def real(cls, name: str, ids: Sequence[list[int]], batch_size: int) -> "Sentences":
+        """Takes the sentences of a test set."""
+        return cls(name=name, ids=sorted(ids, key=len, reverse=True), batch_size=batch_size)
+
+    def batches(self) -> list[list[int]]:
+        """Returns the numbers of the sentences of each batch."""
+        numbers = list(range(len(self.ids)))
+        return [
+            numbers[first : first + self.batch_size]
+            for first in range(0, len(numbers), self.batch_size)
+        ]
+
+    def batches_of_round(self, count: int) -> list[list[int]]:
+        """Returns `count` batches of random sentences; a test set is translated as a whole."""
+        if self.forced_length is None:
+            return self.batches()
+        return list(itertools.islice(itertools.cycle(self.batches()), count))
+
+    def singles_of_round(self, number: int, count: int) -> list[list[int]]:
+        """Returns `count` batches of one sentence each, in every round others."""
+        order = np.random.default_rng(_SEED).permutation(len(self.ids)).tolist()
+        taken = itertools.islice(itertools.cycle(order), number * count, (number + 1) * count)
+        return [[sentence] for sentence in taken]
+
+    def one_of_each_length(self) -> list[list[int]]:
+        """Returns batches of one sentence each, of all the lengths that there are."""
+        return [[number] for number in {len(ids): n for n, ids in enumerate(self.ids)}.values()]
+
+
+def random_case(preset: str, vocabulary_size: int | None = None) -> tuple[Sentences, Write]:
+    """Returns random sentences and what writes a model with random weights.
+
+    Args:
+        preset: of the model.
+        vocabulary_size: of the model, if it is not to be that of the preset's table.
+    """
+    default_size, length, batch_size = _FORCED[preset]
+    model, vocabulary = random_model(preset, vocabulary_size or default_size)
+    sentences = Sentences.random(
+        vocabulary_size=vocabulary.size, length=length, batch_size=batch_size
+    )
+    return sentences, functools.partial(_write_models, model, vocabulary, vocabulary, sentences)
+
+
+def run_case(run_dir: str, checkpoint: str, path: str) -> tuple[Sentences, Write]:
+    """Returns the sentences of a file and what writes the model of a training run.
+
+    Raises:
+        InputError: there is no such run or checkpoint, or the file has no sentences.
+    """
+    run = RunDirectory(run_dir)
+    model = run.load_model(checkpoint)
+    source, target = run.vocabularies()
+    longest = SearchConfig().max_source_length
+    ids = [row[:longest] for row in source.encode(read_lines(path)) if row]
+    if not ids:
+        raise InputError(f"{path} has no sentences; give --sentences a file with one on each line")
+    sentences = Sentences.real(pathlib.Path(path).stem, ids, _TEST_SET_BATCH)
+    return sentences, functools.partial(_write_models, model, source, target, sentences)
+
+
+def random_model(preset: str, vocabulary_size: int) -> tuple[Transformer, Vocabulary]:
+    """Makes a model with random weights that, like a trained one, never wants a reserved token.
+
+    CTranslate2 could generate padding, which our search leaves out; here neither of them does.
+    """
+    words = (f"w{number}" for number in range(vocabulary_size))
+    vocabulary = learn_vocabulary(words, size=vocabulary_size, kind="word")
+    keras.utils.set_random_seed(_SEED)
+    model = Transformer(TransformerConfig.preset(preset, vocabulary_size=vocabulary_size))
+    # Hidden states share a direction, and the embeddings of these tokens point the other way.
+    signs = np.random.default_rng(_SEED).choice([-1.0, 1.0], model.config.model_dim)
+    model.decoder.layers[-1].feed_forward_residual.norm.bias.assign(signs / 2)
+    table = np.array(model.target_embedding.table)
+    table[[PAD_ID, BOS_ID, EOS_ID]] = -signs * model.config.model_dim**-0.5
+    model.target_embedding.table.assign(table)
+    return model, vocabulary
+
+
+def _write_models(
+    model: Transformer, source: Vocabulary, target: Vocabulary, sentences: Sentences, folder: str
+) -> dict[str, str]:
+    """Writes the model for each engine that is there, and returns its folders by engine."""
+    search, shapes = SearchConfig(beam_size=BEAM_SIZE, length_penalty=LENGTH_PENALTY), XlaShapes()
+    if (length := sentences.forced_length) is not None:
+        search = search.replace(min_length=length, max_length=length, max_extra_length=0)
+        shapes = XlaShapes(batch_sizes=(1, sentences.batch_size), lengths=(length + 1,))  # and EOS
+    folders = {name: os.path.join(folder, name) for name in ("ours", "ours_xla", "ctranslate2")}
+    for name, xla in (("ours", None), ("ours_xla", shapes)):
+        # The graph of this signature is the same in an export of all of them.
+        translator = Translator(model, source, target, search, xla=xla).precomputed()
+        root = tf.Module()  # a translator as root would have its own function exported too
+        root.variables_to_save = translator.variables_to_save
+        tokens = translator.signature("tokens")
+        tf.saved_model.save(root, folders[name], signatures={"tokens": tokens})
+    try:
+        export_ctranslate2(model, source, target, folders["ctranslate2"])
+    except InputError as error:  # it is not installed, or knows no such model
+        print(f"CTranslate2 is left out: {error}", file=sys.stderr)
+        del folders["ctranslate2"]
+    return folders

@@ -1,0 +1,108 @@
+"""Scores and attention of given translations: memory has a bound, and results do not show it."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_transformer.config import PAD_ID, ModelConfig
+from keras_transformer.inference import teacher_forcing
+from keras_transformer.models import Ensemble, Transformer
+
+_SIZE = 50  # of the vocabulary
+_HEADS = teacher_forcing._NUM_HEADS
+
+
+class Counting:
+    """A model that notes the shapes of what it is asked for."""
+
+    def __init__(self, model):
+        self._model = model
+        self.calls, self.attentions, self.steps = [], [], []
+
+    def __getattr__(self, name):
+        return getattr(self._model, name)
+
+    def call(self, inputs, training=None):
+        logits = self._model.call(inputs, training=training)
+        self.calls.append(tuple(logits.shape))
+        return logits
+
+    def attention(self, inputs):
+        self.attentions.append((*inputs["target"].shape, inputs["source"].shape[1]))
+        return self._model.attention(inputs)
+
+    def step(self, ids, state):
+        logits, state = self._model.step(ids, state)
+        self.steps.append(tuple(logits.shape))
+        return logits, state
+
+
+@pytest.fixture(scope="module")
+def model():
+    keras.utils.set_random_seed(1)
+    return Transformer(ModelConfig.preset("tiny", vocabulary_size=_SIZE, num_layers=1, dropout=0.0))
+
+
+@pytest.fixture(scope="module")
+def rows():
+    generator = np.random.default_rng(1)
+    source, target, labels = (generator.integers(4, _SIZE, [7, length]) for length in (5, 6, 6))
+    labels[2, 4:] = source[2, 3:] = PAD_ID
+    return [tf.constant(each, tf.int32) for each in (source, target, labels)]
+
+
+def _values_of_a_row():
+    return 6 * _SIZE + _HEADS * 11 * 11
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 3, 7])
+def test_no_more_rows_are_scored_or_aligned_at_once_than_fit(model, rows, monkeypatch, at_once):
+    expected = teacher_forcing.score(model, *rows, max_length=6)
+    attention = teacher_forcing.attention(model, *rows)
+    monkeypatch.setattr(teacher_forcing, "_MAX_VALUES", at_once * _values_of_a_row())
+    counting = Counting(model)
+    found = teacher_forcing.score(counting, *rows, max_length=6)
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values, rtol=1e-4, atol=1e-5)
+    assert max(shape[0] for shape in counting.calls) == at_once
+    assert sum(shape[0] for shape in counting.calls) == 7
+    assert not counting.steps
+    found = teacher_forcing.attention(counting, *rows)
+    np.testing.assert_allclose(found, attention, rtol=1e-4, atol=1e-6)
+    at_once = min(at_once * _values_of_a_row() // (_HEADS * 11 * 11), 7)
+    assert max(shape[0] for shape in counting.attentions) == at_once
+
+
+@pytest.mark.parametrize("kind", ["one", "ensemble"])
+def test_a_row_whose_logits_do_not_fit_is_scored_position_by_position(
+    model, rows, monkeypatch, kind
+):
+    model = Ensemble([model, model]) if kind == "ensemble" else model
+    rows = [each[1:3] for each in rows]  # one of them with padding
+    expected = teacher_forcing.score(model, *rows, max_length=9)
+    monkeypatch.setattr(teacher_forcing, "_MAX_VALUES", 6 * _SIZE - 1)
+    counting = Counting(model)
+    found = teacher_forcing.score(counting, *rows, max_length=9)
+    assert counting.steps == [(1, 1, _SIZE)] * 6 * 2
+    assert not counting.calls
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values, rtol=1e-4, atol=1e-5)
+    inputs = [tf.TensorSpec([None, None], tf.int32)] * 3
+    graph = tf.function(
+        lambda *rows: teacher_forcing.score(model, *rows, max_length=9), input_signature=inputs
+    )
+    np.testing.assert_allclose(graph(*rows)["scores"], expected["scores"], rtol=1e-4)
+
+
+def test_one_chunk_is_in_memory_at_a_time(model):
+    def graph(*rows):
+        return (
+            teacher_forcing.score(model, *rows, max_length=9),
+            teacher_forcing.attention(model, *rows),
+        )
+
+    inputs = [tf.TensorSpec([None, None], tf.int32)] * 3
+    graph = tf.function(graph, input_signature=inputs).get_concrete_function().graph
+    loops = [node for node in graph.as_graph_def().node if node.op in ("While", "StatelessWhile")]
+    assert [loop.attr["parallel_iterations"].i for loop in loops] == [1, 1]

@@ -1,0 +1,205 @@
+"""Label-smoothed cross-entropy: numbers by hand, and the definition once more in float64.
+
+Shapes: B batch, T target length, V vocabulary.
+"""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_transformer.objectives.losses import SmoothedCrossEntropy, log_normalizer
+
+PAD = 0
+LABELS = np.array([[1, 3, 4], [2, PAD, PAD]])
+LOGITS = np.random.default_rng(0).normal(scale=3.0, size=(2, 3, 5)).astype("float32")
+
+
+def reference_loss(labels, logits, smoothing):
+    """The mean over real tokens of -sum(q log p), q = (1 - smoothing) onehot + smoothing / V."""
+    size = logits.shape[-1]
+    probabilities = np.exp(logits.astype(np.float64))
+    probabilities /= probabilities.sum(-1, keepdims=True)
+    expected = (1 - smoothing) * np.eye(size)[labels] + smoothing / size
+    losses = -(expected * np.log(probabilities)).sum(-1)
+    return losses[labels != PAD].mean()
+
+
+def numeric_gradient(labels, logits, smoothing, step=1e-5):
+    """Central differences of the reference, one logit at a time."""
+    logits = logits.astype(np.float64)
+    gradient = np.zeros_like(logits)
+    for index in np.ndindex(*logits.shape):
+        moved = np.zeros_like(logits)
+        moved[index] = step
+        higher = reference_loss(labels, logits + moved, smoothing)
+        lower = reference_loss(labels, logits - moved, smoothing)
+        gradient[index] = (higher - lower) / (2 * step)
+    return gradient
+
+
+def loss_and_gradient(labels, logits, smoothing, sample_weight=None):
+    logits = tf.convert_to_tensor(logits)
+    with tf.GradientTape() as tape:
+        tape.watch(logits)
+        loss = SmoothedCrossEntropy(smoothing)(labels, logits, sample_weight)
+    return loss.numpy(), tape.gradient(loss, logits)
+
+
+def test_the_loss_of_probabilities_that_can_be_worked_out_by_hand():
+    # Probabilities 1/6, 1/6, 1/6, 1/2; of 0.2 to spread, each of the 4 tokens gets 0.05.
+    logits = np.log([[[1.0, 1.0, 1.0, 3.0]]]).astype("float32")
+    loss = SmoothedCrossEntropy(smoothing=0.2)(np.array([[3]]), logits)
+    np.testing.assert_allclose(loss, 0.85 * np.log(2) + 3 * 0.05 * np.log(6), rtol=1e-6)
+
+
+def test_the_smoothed_loss_is_lowest_at_the_smoothed_distribution():
+    distribution = np.array([[[0.025, 0.025, 0.925, 0.025]]], "float32")
+    loss, gradient = loss_and_gradient(np.array([[2]]), np.log(distribution), 0.1)
+    np.testing.assert_allclose(loss, -np.sum(distribution * np.log(distribution)), rtol=1e-6)
+    np.testing.assert_allclose(gradient, 0, atol=1e-7)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.7])
+def test_loss_and_gradient_are_those_of_the_definition(smoothing):
+    loss, gradient = loss_and_gradient(LABELS, LOGITS, smoothing)
+    np.testing.assert_allclose(loss, reference_loss(LABELS, LOGITS, smoothing), rtol=1e-6)
+    expected = numeric_gradient(LABELS, LOGITS, smoothing)
+    np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-7)
+
+
+def test_a_factor_on_the_loss_is_a_factor_on_the_gradient():
+    logits = tf.constant(LOGITS)
+    with tf.GradientTape() as tape:
+        tape.watch(logits)
+        scaled = 1024.0 * SmoothedCrossEntropy()(LABELS, logits)
+    expected = 1024 * numeric_gradient(LABELS, LOGITS, 0.1)
+    np.testing.assert_allclose(tape.gradient(scaled, logits), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_without_smoothing_it_is_the_cross_entropy_of_keras():
+    real = LABELS != PAD
+    keras_loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    expected = keras_loss(LABELS[real], LOGITS[real])
+    np.testing.assert_allclose(SmoothedCrossEntropy(0.0)(LABELS, LOGITS), expected, rtol=1e-6)
+
+
+def test_padding_has_no_part_in_loss_and_gradient():
+    elsewhere = LOGITS.copy()
+    elsewhere[LABELS == PAD] = 50.0 * elsewhere[LABELS == PAD][:, ::-1]
+    loss, gradient = loss_and_gradient(LABELS, LOGITS, 0.1)
+    other_loss, other_gradient = loss_and_gradient(LABELS, elsewhere, 0.1)
+    assert loss == other_loss
+    np.testing.assert_array_equal(gradient, other_gradient)
+    np.testing.assert_array_equal(np.asarray(gradient)[LABELS == PAD], 0)
+
+
+def test_the_sum_is_divided_by_the_number_of_real_tokens():
+    loss = SmoothedCrossEntropy()
+    in_one_row = loss(LABELS[LABELS != PAD][None], LOGITS[LABELS != PAD][None])
+    longer = np.pad(LABELS, [(0, 3), (0, 2)]), np.pad(LOGITS, [(0, 3), (0, 2), (0, 0)])
+    np.testing.assert_allclose(loss(LABELS, LOGITS), in_one_row, rtol=1e-6)
+    np.testing.assert_allclose(loss(*longer), in_one_row, rtol=1e-6)
+
+
+def test_a_batch_of_padding_alone_has_loss_and_gradient_zero():
+    loss, gradient = loss_and_gradient(np.zeros_like(LABELS), LOGITS, 0.1)
+    assert loss == 0
+    np.testing.assert_array_equal(gradient, 0)
+
+
+def test_huge_logits_keep_their_exact_loss_and_a_finite_gradient():
+    logits = np.array([[[1e4, -1e4, 0.0], [1e4, -1e4, 0.0]]], "float32")
+    losses = SmoothedCrossEntropy(0.0).call(np.array([[0, 1]]), logits)
+    np.testing.assert_allclose(losses, [[0, 2e4]], rtol=1e-6)
+    _, gradient = loss_and_gradient(np.array([[2, 1]]), logits, 0.0)
+    np.testing.assert_allclose(gradient, [[[0.5, 0, -0.5], [0.5, -0.5, 0]]], atol=1e-7)
+
+
+def test_the_normalizer_is_exact_for_huge_and_for_equal_logits():
+    logits = np.array(
+        [[1e4, -1e4, 0, 0], [-1e4, -1e4, -1e4, -1e4], [1e4, 1e4, 1e4, 1e4], [0, 0, 0, 0]], "float32"
+    )
+    expected = [1e4, np.log(4) - 1e4, 1e4 + np.log(4), np.log(4)]
+    np.testing.assert_allclose(log_normalizer(logits), expected, rtol=2e-7)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_logits_get_a_float32_loss_and_a_gradient_of_their_own_type(dtype):
+    logits = tf.cast(LOGITS, dtype)
+    loss, gradient = loss_and_gradient(LABELS, logits, 0.1)
+    rounded = tf.cast(logits, "float32").numpy()
+    assert loss.dtype == np.float32
+    np.testing.assert_allclose(loss, reference_loss(LABELS, rounded, 0.1), rtol=1e-6)
+    assert gradient.dtype == dtype
+    expected = numeric_gradient(LABELS, rounded, 0.1)
+    np.testing.assert_allclose(tf.cast(gradient, "float32"), expected, rtol=1e-2, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64", "uint16", "float32"])
+def test_labels_may_have_any_type(dtype):
+    loss = SmoothedCrossEntropy()(LABELS.astype(dtype), LOGITS)
+    np.testing.assert_allclose(loss, reference_loss(LABELS, LOGITS, 0.1), rtol=1e-6)
+
+
+def test_labels_are_not_rounded_where_keras_computes_in_half_precision():
+    keras.config.set_floatx("bfloat16")
+    try:
+        loss = SmoothedCrossEntropy(0.0)
+    finally:
+        keras.config.set_floatx("float32")
+    logits = np.zeros((1, 1, 600), "float32")
+    logits[0, 0, 511] = 20.0  # bfloat16 rounds 511 to 512
+    np.testing.assert_allclose(loss(np.array([[511]]), logits), 0, atol=1e-5)
+
+
+def test_sample_weights_multiply_the_losses_and_leave_their_number_alone():
+    loss = SmoothedCrossEntropy()
+    losses = np.where(LABELS != PAD, loss.call(LABELS, LOGITS), 0)
+    of_tokens = np.array([[1.0, 0.0, 2.0], [0.5, 7.0, 7.0]])
+    expected = (losses * of_tokens).sum() / 4
+    np.testing.assert_allclose(loss(LABELS, LOGITS, of_tokens), expected, rtol=1e-6)
+    expected = (losses[0].sum() + 3 * losses[1].sum()) / 4
+    np.testing.assert_allclose(loss(LABELS, LOGITS, np.array([1, 3])), expected, rtol=1e-6)
+
+
+def test_a_loss_read_back_from_its_configuration_is_the_same():
+    loss = SmoothedCrossEntropy(0.25, name="mine")
+    again = keras.losses.deserialize(keras.losses.serialize(loss))
+    assert isinstance(again, SmoothedCrossEntropy)
+    assert (again.smoothing, again.name) == (0.25, "mine")
+    assert again(LABELS, LOGITS) == loss(LABELS, LOGITS)
+
+
+def test_an_option_that_would_have_no_effect_is_refused():
+    with pytest.raises(TypeError):
+        SmoothedCrossEntropy(reduction="none")
+
+
+def test_a_compiled_function_gives_the_same_loss_and_gradient_for_any_length():
+    @tf.function(
+        input_signature=[
+            tf.TensorSpec([None, None], tf.int32),
+            tf.TensorSpec([None, None, 5], tf.float32),
+        ]
+    )
+    def compiled(labels, logits):
+        loss = SmoothedCrossEntropy()(labels, logits)
+        return loss, tf.gradients(loss, logits)[0]
+
+    for length in (3, 1):
+        labels, logits = LABELS[:, :length], LOGITS[:, :length]
+        loss, gradient = loss_and_gradient(labels, logits, 0.1)
+        np.testing.assert_allclose(compiled(labels, logits)[0], loss, rtol=1e-6)
+        np.testing.assert_allclose(compiled(labels, logits)[1], gradient, atol=1e-7)
+
+
+def test_any_keras_model_can_be_compiled_with_it():
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.layers.Embedding(5, 8), keras.layers.Dense(5)])
+    model.compile(optimizer=keras.optimizers.Adam(0.05), loss=SmoothedCrossEntropy())
+    ids = np.array([[2, 4, 3], [1, 0, 0]])
+    history = model.fit(ids, LABELS, epochs=8, verbose=0).history["loss"]
+    assert history[-1] < 0.7 * history[0]
+    expected = reference_loss(LABELS, model(ids).numpy(), 0.1)
+    np.testing.assert_allclose(model.evaluate(ids, LABELS, verbose=0), expected, rtol=1e-5)

@@ -1,0 +1,232 @@
+"""Tasks defined here: registered, trained, evaluated, with no change in the package.
+
+One has words read backwards, made from the source alone; the other is the same with a metric that
+is better where it is lower.
+"""
+
+import dataclasses
+import json
+import math
+import operator
+import pathlib
+import random
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
+
+from keras_transformer.config import DataConfig, TrainingConfig, TransformerConfig
+from keras_transformer.errors import InputError
+from keras_transformer.inference import Translator
+from keras_transformer.tasks import (
+    Metric,
+    Task,
+    TranslationTask,
+    get_task,
+    register_task,
+    registered_tasks,
+    registry,
+)
+from keras_transformer.text_files import iterate_lines
+from keras_transformer.training import (
+    RunConfigs,
+    RunDirectory,
+    is_finished,
+    make_vocabularies,
+    read_test_text,
+    read_validation_text,
+    train,
+    training_corpus,
+)
+from keras_transformer.training.metrics_file import read_metrics
+
+
+class ReversedLines(NamedTuple):
+    """Lines of a file, and each with its words read backwards."""
+
+    path: str
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        return {"kind": "reversed lines", "path": self.path}
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        for line in iterate_lines(self.path):
+            yield line, " ".join(reversed(line.split()))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Reversal(Task):
+    """Reading words backwards.
+
+    Attributes:
+        shout: whether answers are in capitals.
+    """
+
+    shout: bool = False
+
+    name = "reversal"
+    metric = Metric("exact_match", "exact match")
+    default_search = {"beam_size": 2, "max_extra_length": 3}  # noqa: RUF012
+
+    def sources(self, data, split):
+        path = {"train": data.train_source, "validation": data.dev_source, "test": data.test_source}
+        return [ReversedLines(path[split])]
+
+    def postprocess(self, outputs, sources):
+        # A repair: no more words than there are in the source.
+        cut = [
+            " ".join(output.split()[: len(source.split())])
+            for output, source in zip(outputs, sources, strict=True)
+        ]
+        return [text.upper() for text in cut] if self.shout else cut
+
+    def evaluate(self, outputs, references, sources):
+        right = sum(map(operator.eq, map(str.lower, outputs), references))
+        return {"exact_match": right / len(references), "longest": max(map(len, outputs))}
+
+
+class ReversalErrors(Reversal):
+    """The same, by the share of answers that are wrong."""
+
+    name = "reversal_errors"
+    metric = Metric("error_rate", higher_is_better=False)
+
+    def evaluate(self, outputs, references, sources):
+        right = super().evaluate(outputs, references, sources)["exact_match"]
+        return {"error_rate": 1 - right}
+
+
+TASKS = (Reversal, ReversalErrors)
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch):
+    monkeypatch.setattr(registry, "_TASKS", dict(registry._TASKS))
+    for task in TASKS:
+        register_task(task)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> DataConfig:
+    folder, generator = tmp_path_factory.mktemp("words"), random.Random(1)
+    paths = {}
+    for split, count in (("train", 400), ("dev", 12), ("test", 8)):
+        lines = [
+            " ".join(generator.choices("abcdef", k=generator.choice([2, 3]))) for _ in range(count)
+        ]
+        path = folder / split
+        path.write_text("".join(line + "\n" for line in lines))
+        # The task reads the first file of each pair only.
+        paths |= {f"{split}_source": str(path), f"{split}_target": str(path)}
+    return DataConfig(**paths, vocabulary_kind="word", vocabulary_size=12)
+
+
+def create(path: pathlib.Path, data: DataConfig, task: Task, **changes: Any) -> RunDirectory:
+    source, target = make_vocabularies(data, task)
+    model = TransformerConfig(
+        num_layers=1, model_dim=32, feed_forward_dim=64, num_heads=2, dropout=0.0,
+        vocabulary_size=source.size,
+    )  # fmt: skip
+    training = TrainingConfig(
+        **dict(
+            train_steps=240, checkpoint_steps=30, batch_tokens=300, warmup_steps=30,
+            learning_rate=0.01, keep_best=2, average_last=1, stop_metric=task.metric.name,
+            stop_patience=2, validation_share=1.0,
+        ) | changes
+    )  # fmt: skip
+    run = RunDirectory(path)
+    run.create(RunConfigs(model, data, training, task), source, target)
+    return run
+
+
+def fit(run: RunDirectory, **options: Any) -> None:
+    _, data, _, task = run.configs()
+    corpus = training_corpus(data, run.vocabularies(), run.path / "tokens", task=task)
+    train(run, corpus, read_validation_text(data, task), **options)
+
+
+@pytest.mark.parametrize("task", TASKS, ids=operator.attrgetter("name"))
+def test_a_task_of_ones_own_is_trained_stopped_by_its_metric_and_evaluated(
+    tmp_path, data, task, capsys
+):
+    run = create(tmp_path / "run", data, task(shout=True))
+    assert json.loads((run.path / "config.json").read_text())["task"] == {
+        "name": task.name, "shout": True,
+    }  # fmt: skip
+    assert run.configs().task == task(shout=True)
+    fit(run)
+    name = task.metric.name
+    by_step = run.checkpoints().metrics.read()
+    values = {step: metrics[name] for step, metrics in by_step.items()}
+    better = max if task.metric.higher_is_better else min
+    goal = better(0.0, 1.0)
+    assert better(values.values()) == goal != values[30]
+    # It has stopped 2 checkpoints after the first with the best value, which none can exceed.
+    first = next(step for step, value in values.items() if value == goal)
+    assert max(values) == first + 60 < 240
+    assert is_finished(run)
+    # The newer of equals is the better.
+    ranked = sorted(values, key=lambda step: (values[step], step if goal else -step))
+    best = ranked[-1] if goal else ranked[0]
+    assert run.checkpoints().find("best") == f"step-{best}"
+    assert {best} < set(run.checkpoints().steps())
+    rows = [row for row in read_metrics(run.metrics_path) if name in row]
+    assert {row["step"]: row[name] for row in rows} == pytest.approx(values, rel=1e-5)
+    assert f"{task.metric.label} {goal:.2f}  on the dev set" in capsys.readouterr().out
+    text = read_test_text(data, task=run.configs().task)
+    translator = Translator(run.load_model("best"), *run.vocabularies(), task().search_config())
+    outputs = [answer.text for (answer,) in translator.translate(text.source)]
+    answers = run.configs().task.postprocess(outputs, text.source)
+    assert answers == [" ".join(reversed(line.split())).upper() for line in text.source]
+    assert task().evaluate(answers, text.target, text.source)[name] == goal
+
+
+def test_a_run_of_another_task_is_not_gone_on_with(tmp_path, data):
+    run = create(tmp_path, data, Reversal(shout=True))
+    asked = run.configs()
+    run.continue_with(asked)
+    with pytest.raises(InputError, match="task is 'reversal' there and 'translation' here; bleu_"):
+        run.continue_with(asked._replace(task=TranslationTask()))
+    with pytest.raises(InputError, match="shout is True there and False here"):
+        run.continue_with(asked._replace(task=Reversal()))
+
+
+def test_a_run_cannot_go_by_the_metric_of_another_task(tmp_path, data):
+    run = create(tmp_path, data, Reversal(), stop_metric="bleu")
+    with pytest.raises(InputError, match="stop_metric must be one of exact_match, val_loss"):
+        fit(run)
+
+
+def test_a_metric_that_is_undefined_never_is_the_best():
+    class Undefined(Reversal):
+        def evaluate(self, outputs, references, sources):
+            return {"x": None}
+
+    for higher_is_better, worst in ((True, 0.0), (False, math.inf)):
+        Undefined.metric = metric = Metric("x", higher_is_better=higher_is_better)
+        assert Undefined().measure(["a"], ["a"], ["a"]) == worst
+        assert all(metric.rank(worst) <= metric.rank(other) for other in (0.0, 0.5, 1.0))
+
+
+def test_names_are_given_once(monkeypatch):
+    assert registered_tasks() == ("translation", "reversal", "reversal_errors")
+    assert get_task("reversal") is Reversal
+    with pytest.raises(InputError, match=r"task must be one of translation, reversal, .*got 'x'"):
+        get_task("x")
+    register_task(Reversal)  # again
+
+    class Other(Reversal):
+        pass
+
+    with pytest.raises(InputError, match="there is a task 'reversal' already"):
+        register_task(Other)
+    for name in ("accuracy", "val_accuracy", "loss"):
+        Other.name, Other.metric = "other", Metric(name)
+        with pytest.raises(InputError, match=f"may not be named '{name}', which is a value of tr"):
+            register_task(Other)
+
+
+def test_results_are_told_under_their_own_names():
+    results = {"exact_match": 0.5, "longest": 3}
+    assert Reversal().report(results) == {"exact_match": "0.5000", "longest": "3"}

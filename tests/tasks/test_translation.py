@@ -1,0 +1,66 @@
+"""Translation: its metrics, and pieces of words that are joined."""
+
+import pytest
+
+from keras_transformer.tasks.translation import TranslationTask, join_pieces
+
+
+def evaluate(outputs, references, **options):
+    task = TranslationTask(**options)
+    return task.evaluate(task.postprocess(outputs, references), references, references)
+
+
+def test_equal_text_scores_100_and_the_signature_says_how():
+    lines = ["a man rides a brown horse .", "two dogs play in the snow ."]
+    scores = evaluate(lines, lines)
+    assert scores["bleu"] == pytest.approx(100)
+    assert scores["chrf"] == pytest.approx(100)
+    assert scores["exact_match"] == 1
+    assert "nrefs:1|case:mixed" in scores["bleu_signature"]
+    assert "tok:13a" in scores["bleu_signature"]
+
+
+def test_bleu_is_the_geometric_mean_of_the_precisions_by_hand():
+    # 7 of 8 words, 5 of 7 pairs, 3 of 6 triples and 1 of 5 quadruples are in the reference,
+    # and both have 8 words, so that there is no brevity penalty.
+    scores = evaluate(["a b c x e f g h"], ["a b c d e f g h"])
+    assert scores["bleu"] == pytest.approx(100 * (7 / 8 * 5 / 7 * 3 / 6 * 1 / 5) ** 0.25)
+    assert scores["exact_match"] == 0
+
+
+def test_case_counts_unless_it_is_told_not_to():
+    translation, reference = ["A Man Rides A Horse"], ["a man rides a horse"]
+    assert evaluate(translation, reference)["bleu"] < 50
+    assert evaluate(translation, reference, bleu_lowercase=True)["bleu"] == pytest.approx(100)
+
+
+def test_bleu_is_none_where_no_sentence_has_four_words():
+    scores = evaluate(["zweiundvierzig"], ["zweiundvierzig"])
+    assert scores["bleu"] is None
+    characters = evaluate(["zweiundvierzig"], ["zweiundvierzig"], bleu_tokenize="char")
+    assert characters["bleu"] == pytest.approx(100)
+
+
+def test_as_many_references_as_translations_are_needed():
+    with pytest.raises(ValueError, match="shorter"):
+        evaluate(["a", "b"], ["a"])
+
+
+@pytest.mark.parametrize(
+    ("pieces", "text"),
+    [
+        ("un@@ happy", "unhappy"),
+        ("the un@@ ha@@ ppy dog .", "the unhappy dog ."),
+        ("a @ b @@c mail@@home", "a @ b @@c mail@@home"),
+        ("not finish@@", "not finish"),
+        ("", ""),
+    ],
+)
+def test_pieces_that_are_marked_are_joined(pieces, text):
+    assert join_pieces(pieces) == text
+
+
+def test_pieces_of_both_sides_are_joined_before_they_are_compared():
+    pieces = (["an un@@ happy dog ran"], ["an unhap@@ py dog ran"])
+    assert evaluate(*pieces, remove_bpe=True)["bleu"] == pytest.approx(100)
+    assert evaluate(*pieces)["exact_match"] == 0

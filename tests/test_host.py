@@ -1,0 +1,163 @@
+"""Memory that malloc keeps, counted in page faults of fresh processes, and processors."""
+
+import os
+import pathlib
+import platform
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+import keras_transformer
+from keras_transformer import host
+
+_ROOT = pathlib.Path(__file__).resolve().parents[1]
+# 5 arrays of 64 MB, one after the other: 16,384 pages each. Threads are those of TensorFlow's
+# pools: by default each has an arena of its own. The threshold is what TensorFlow's library sets.
+_ALLOCATE = """
+import ctypes, resource, sys, threading
+from keras_transformer import keep_memory
+kept = [keep_memory() for _ in range({calls})]
+assert "tensorflow" not in sys.modules and "keras" not in sys.modules
+ctypes.CDLL(None).mallopt(-3, 2**17)
+import numpy as np
+def allocate():
+    for _ in range(5):
+        np.ones(2**23)
+allocate()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+allocate()
+thread = threading.Thread(target=allocate)
+thread.start()
+thread.join()
+print(*kept, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+_PAGES = 2 * 5 * 2**26 // os.sysconf("SC_PAGE_SIZE")
+_ON_GLIBC = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="is about glibc's malloc")
+
+
+def _faults(calls, **variables):
+    """Returns what `keep_memory` answered at each call, and the page faults."""
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("MALLOC_") and name not in ("GLIBC_TUNABLES", "LD_PRELOAD")
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", _ALLOCATE.format(calls=calls)],
+        env=inherited | {"PYTHONPATH": str(_ROOT), "NUMPY_MADVISE_HUGEPAGE": "0", **variables},
+        text=True,
+        capture_output=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    *kept, faults = done.stdout.split()
+    return kept, int(faults)
+
+
+@_ON_GLIBC
+@pytest.mark.parametrize("calls", [1, 3])
+def test_memory_that_is_kept_is_not_asked_for_again(calls):
+    kept, faults = _faults(calls)
+    assert kept == ["True"] * calls
+    assert faults < _PAGES / 50
+
+
+@_ON_GLIBC
+def test_without_it_every_page_is_asked_for_again_unless_pages_are_large():
+    enabled = pathlib.Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    if enabled.exists() and "[always]" in enabled.read_text():
+        pytest.skip("the system gives large pages of its own accord")
+    assert _faults(0)[1] > 0.9 * _PAGES
+
+
+@_ON_GLIBC
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"MALLOC_TRIM_THRESHOLD_": "131072"},
+        {"MALLOC_ARENA_MAX": "2"},
+        {"GLIBC_TUNABLES": "glibc.malloc.arena_max=2"},
+    ],
+    ids=lambda variables: next(iter(variables)),
+)
+def test_what_a_person_has_set_is_left_alone(variables):
+    assert _faults(1, **variables)[0] == ["False"]
+
+
+@_ON_GLIBC
+def test_tunables_of_other_parts_of_glibc_do_not_matter():
+    assert _faults(1, GLIBC_TUNABLES="glibc.rtld.optional_static_tls=1024")[0] == ["True"]
+
+
+_OTHER_MALLOC = r"""
+#include <stddef.h>
+#include <string.h>
+static char pool[1 << 28];
+static size_t used;
+void *malloc(size_t size) {
+  size_t *start = (size_t *)(pool + used);
+  used += (size + 31) & ~(size_t)15;
+  *start = size;
+  return used > sizeof pool ? NULL : start + 2;
+}
+void free(void *block) {}
+void *calloc(size_t count, size_t size) { return malloc(count * size); }
+void *realloc(void *block, size_t size) {
+  void *other = malloc(size);
+  size_t old = block ? ((size_t *)block)[-2] : 0;
+  if (other) memcpy(other, block, old < size ? old : size);
+  return other;
+}
+"""
+
+
+@_ON_GLIBC
+def test_another_malloc_that_is_preloaded_is_left_alone(tmp_path):
+    if shutil.which("gcc") is None:
+        pytest.skip("needs gcc for a malloc of its own")
+    (tmp_path / "other.c").write_text(_OTHER_MALLOC)
+    library = tmp_path / "other.so"
+    command = ["gcc", "-shared", "-fPIC", "-o", str(library), str(tmp_path / "other.c")]
+    subprocess.run(command, check=True)
+    program = "from keras_transformer import keep_memory; print(keep_memory())"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={"PYTHONPATH": str(_ROOT), "LD_PRELOAD": str(library)},
+        text=True,
+        capture_output=True,
+        timeout=300,
+    )
+    assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
+
+
+def test_nothing_happens_without_glibc(monkeypatch):
+    def missing(name):
+        raise OSError(f"{name} does not exist")
+
+    monkeypatch.setattr(host.ctypes, "CDLL", missing)
+    assert keras_transformer.keep_memory() is False
+
+
+@pytest.mark.parametrize(
+    ("line", "result"),
+    [
+        ("flags\t\t: fpu avx2 avx512f", False),
+        ("flags\t\t: fpu avx2 avx512f avx512_bf16", True),
+        ("flags\t\t: fpu avx512f amx_bf16 amx_tile", True),
+        ("Features\t: fp asimd bf16", True),
+        ("Hardware\t: unknown", False),
+    ],
+)
+def test_a_processor_computes_in_bfloat16_where_it_has_instructions_for_it(
+    monkeypatch, tmp_path, line, result
+):
+    (tmp_path / "cpuinfo").write_text(f"processor\t: 0\n{line}\nprocessor\t: 1\n{line}\n")
+    monkeypatch.setattr(host.pathlib, "Path", lambda _: tmp_path / "cpuinfo")
+    assert host.has_bfloat16() is result
+
+
+def test_a_system_that_tells_nothing_of_its_processor_has_no_features(monkeypatch, tmp_path):
+    monkeypatch.setattr(host.pathlib, "Path", lambda _: tmp_path / "absent")
+    assert host.cpu_flags() == frozenset()

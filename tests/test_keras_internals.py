@@ -1,0 +1,144 @@
+"""What the package leans on in Keras that is not documented, and that Keras still has it.
+
+A new version of Keras that fails here needs a look at the places named below; the oldest and the
+newest version that setup.py allows pass.
+"""
+
+import ast
+import inspect
+import pathlib
+
+import keras
+import pytest
+
+PACKAGE = pathlib.Path(__file__).resolve().parents[1] / "keras_transformer"
+
+# Private methods by class: the arguments that are given to them, or that they are overridden with.
+METHODS = {
+    # training/checkpoint_contents.py, models/tensorflow_step.py: the layers within a layer
+    (keras.layers.Layer, "_flatten_layers"): ("include_self", "recursive"),
+    # models/transformer.py: overridden, so that subclasses of a built model may add layers
+    (keras.layers.Layer, "_lock_state"): (),
+    # models/tensorflow_step.py: overridden, for several workers and uneven batches
+    (keras.Model, "_maybe_symbolic_build"): ("iterator", "data_batch"),
+    (keras.Model, "_symbolic_build"): ("data_batch",),
+    # training/optimizer.py: which moments belong to a weight
+    (keras.optimizers.Optimizer, "_get_variable_index"): ("variable",),
+}
+# Private attributes of objects.
+ATTRIBUTES = {
+    "_loss_tracker": "model",  # models/tensorflow_step.py
+    "_distribute_strategy": "model",  # models/tensorflow_step.py
+    "_momentums": "optimizer",  # training/optimizer.py
+    "_velocities": "optimizer",  # training/optimizer.py
+}
+
+needs_tensorflow = pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="only used with TensorFlow"
+)
+
+
+@pytest.fixture(scope="module")
+def objects():
+    model = keras.Sequential(
+        [keras.Input((2,)), keras.layers.Dropout(0.5), keras.layers.Dense(2, name="dense")],
+        name="own_name",
+    )
+    model.compile(keras.optimizers.Adam(), "mse")
+    model.optimizer.build(model.trainable_variables)
+    return {"model": model, "optimizer": model.optimizer}
+
+
+@pytest.mark.parametrize(("kind", "name"), METHODS)
+def test_a_private_method_takes_the_arguments_that_it_is_given_and_needs_no_other(kind, name):
+    if kind is keras.Model and keras.backend.backend() != "tensorflow":
+        pytest.skip("only used with TensorFlow")
+    _, *parameters = inspect.signature(getattr(kind, name)).parameters.values()
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    given = set(METHODS[kind, name])
+    assert given <= {parameter.name for parameter in parameters}
+    assert given >= {
+        parameter.name
+        for parameter in parameters
+        if parameter.default is parameter.empty and parameter.kind not in variadic
+    }
+
+
+@needs_tensorflow
+@pytest.mark.parametrize("name", ATTRIBUTES)
+def test_a_private_attribute_is_there(objects, name):
+    assert hasattr(objects[ATTRIBUTES[name]], name)
+
+
+def test_moments_are_named_by_the_path_of_their_weight_and_their_kind(objects):
+    # training/checkpoint_contents.py takes these names apart.
+    assert sorted(variable.name for variable in objects["optimizer"].variables) == [
+        "iteration",
+        "learning_rate",
+        "own_name_dense_bias_momentum",
+        "own_name_dense_bias_velocity",
+        "own_name_dense_kernel_momentum",
+        "own_name_dense_kernel_velocity",
+    ]
+    assert sorted(weight.path for weight in objects["model"].weights) == [
+        "own_name/dense/bias",
+        "own_name/dense/kernel",
+    ]
+
+
+def test_a_dropout_keeps_its_random_state_in_a_generator_that_is_an_attribute(objects):
+    dropout = objects["model"].layers[0]
+    assert isinstance(dropout.seed_generator, keras.random.SeedGenerator)
+    assert any(variable is dropout.seed_generator.state for variable in objects["model"].variables)
+
+
+def private_names_of_keras(objects) -> set[str]:
+    kinds = (
+        keras.Model, keras.layers.Layer, keras.layers.Dropout, keras.optimizers.Adam,
+        keras.optimizers.LossScaleOptimizer, keras.metrics.Metric, keras.losses.Loss,
+        keras.callbacks.Callback, keras.optimizers.schedules.LearningRateSchedule,
+        keras.Variable, keras.random.SeedGenerator,
+    )  # fmt: skip
+    instances = [*objects.values(), keras.metrics.Mean(), keras.callbacks.Callback()]
+    names = {name for kind in kinds for name in dir(kind)}
+    names |= {name for instance in instances for name in vars(instance)}
+    return {name for name in names if name.startswith("_") and not name.startswith("__")}
+
+
+def names_used(tree: ast.Module) -> set[str]:
+    """Gives the attributes that a file reads, and the methods that it defines."""
+    read = {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
+    }
+    own = {  # of classes that are no Keras classes
+        target.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign)
+        for target in ast.walk(node)
+        if isinstance(target, ast.Attribute) and isinstance(target.ctx, ast.Store)
+    }
+    methods = {
+        method.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+        for method in node.body
+        if isinstance(method, ast.FunctionDef)
+    }
+    return (read - own) | methods
+
+
+@needs_tensorflow
+def test_nothing_else_that_is_private_in_keras_is_used_or_overridden(objects):
+    private = private_names_of_keras(objects)
+    found = {}
+    for path in PACKAGE.rglob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for name in names_used(tree) & private:
+            found.setdefault(name, []).append(path.name)
+    listed = {name for _, name in METHODS} | ATTRIBUTES.keys()
+    assert found.keys() == listed, found
+    assert not [
+        path.name for path in PACKAGE.rglob("*.py") if "keras.src" in path.read_text("utf-8")
+    ]
