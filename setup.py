@@ -22,6 +22,7 @@ setup(
     python_requires=">=3.10",
     install_requires=[
         "absl-py",
+        # No upper bound: tests/test_keras_internals.py tells whether a version will do.
         "keras>=3.10",
         "num2words",
         "protobuf>=5",

@@ -173,7 +173,7 @@ def test_a_field_takes_values_of_its_type_alone(annotation):
         (DataConfig, {"dev_source": 3}, "dev_source must be a string, got 3"),
         (DataConfig, {"vocabulary_size": True}, "vocabulary_size must be a whole number, got True"),
         (DataConfig, {"vocabulary_kind": 1}, "vocabulary_kind must be one of bpe, unigram, "),
-        (ModelConfig, {"attention_bias": "true"}, "attention_bias must be True or False"),
+        (TransformerConfig, {"attention_bias": "true"}, "attention_bias must be True or False"),
         (TrainingConfig, {"learning_rate": True}, "learning_rate must be a finite number, got Tr"),
         (TrainingConfig, {"train_steps": "100"}, "train_steps must be a whole number, got '100'"),
         (SearchConfig, {"banned_phrases": (1,)}, "banned_phrases must be a sequence, each entry "),

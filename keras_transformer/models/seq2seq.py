@@ -177,6 +177,11 @@ class Seq2SeqModel(TokenWeightedModel, abc.ABC):
     def compute_output_shape(self, input_shape: dict[str, Any]) -> tuple[int | None, ...]:
         return (*input_shape["target"], self.config.target_size)
 
+    def save(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
+        """Writes the model as `keras.Model.save` does; refuses what could not be loaded."""
+        self.get_config()  # Keras would ask for it after it has opened the file
+        super().save(filepath, *args, **kwargs)
+
     def get_config(self) -> dict[str, Any]:
         config = {
             "config": self.config.to_dict(),

@@ -1,8 +1,6 @@
 """The checkpoints of a training run: which are kept, which one is meant, and their average.
 
-A checkpoint holds weights, random states, the optimizer and what else training resumes from, each
-by name (`checkpoint_contents.py`). A crash while one is written leaves the earlier ones as they are
-(`checkpoint_files.py`).
+`checkpoint_contents.py` says what one holds, `checkpoint_files.py` how it is written.
 
 Regular checkpoints are written at fixed intervals and at the end. Any other was written because
 the run was stopped, and is dropped once a regular one follows: stopping a run changes neither
@@ -40,9 +38,6 @@ class Checkpoints:
         every: steps between two regular checkpoints.
         end: the last step of the run, whose checkpoint is a regular one too.
         metric: the task's, by which checkpoints are ranked; without one none is the best.
-
-    Attributes:
-        metrics: the metrics at each checkpoint.
     """
 
     def __init__(
@@ -81,10 +76,7 @@ class Checkpoints:
         return [step for step in self.steps() if self.is_regular(step)][-count:]
 
     def best(self, count: int) -> list[int]:
-        """Returns the steps of the regular checkpoints with the best `metric`, oldest first.
-
-        Among equals the newer one is better; those without it are none of the best.
-        """
+        """Returns the steps of the regular checkpoints of best `metric`; of equals the newer."""
         return self._best_of(self.steps(), count)
 
     def to_average(self, last: int, best: int | None = None) -> list[int]:
@@ -104,10 +96,8 @@ class Checkpoints:
 
         Args:
             model: gives the weights, the states of dropout and the optimizer.
-            step: batches trained on.
-            metrics: of the model at this step, for `best` and early stopping.
-            average_weights: moving averages of the trainable weights, by path within the model.
-            extra: other variables to resume from, by name.
+            step, metrics: batches trained on, and metrics of the model then.
+            average_weights, extra: moving averages by the weight's path; other variables by name.
 
         Raises:
             InputError: a weight is not finite, or the disk does not take the checkpoint; the
@@ -184,7 +174,7 @@ class Checkpoints:
                 the latest where there is none. "auto" skips damaged ones, and says so on stderr.
 
         Raises:
-            InputError: it names no kind of checkpoint, there is none yet, or all are damaged.
+            InputError: it is no such name, there is no checkpoint yet, or all are damaged.
         """
         if which == AVERAGE:
             return AVERAGE

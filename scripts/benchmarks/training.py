@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks.engines import Channel, Engine, Row, take_turns
 from keras_transformer.commands import common
-from keras_transformer.config import EOS_ID, PAD_ID, TrainingConfig, TransformerConfig
+from keras_transformer.config import EOS_ID, PAD_ID, ModelConfig, TrainingConfig
 from keras_transformer.data import Batch, TokenizedCorpus, training_batches
 from keras_transformer.errors import InputError
 
@@ -151,13 +151,13 @@ def _train(job: Job, version: str) -> None:
     import keras
 
     from keras_transformer.data import to_dataset
-    from keras_transformer.models import Transformer
+    from keras_transformer.models import build_model
     from keras_transformer.training import compile_for_training
 
     training = TrainingConfig.preset(job["preset"], precision=job["precision"])
-    config = TransformerConfig.preset(job["preset"], vocabulary_size=job["vocabulary_size"])
+    config = ModelConfig.preset(job["preset"], vocabulary_size=job["vocabulary_size"])
     keras.utils.set_random_seed(training.seed)
-    model = Transformer(config, dtype=keras.DTypePolicy(training.precision))
+    model = build_model(config, dtype=training.precision)
     compile_for_training(model, training)
     tokens: collections.deque[int] = collections.deque()  # of batches that are prefetched
 

@@ -33,7 +33,7 @@ def test_a_run_directory_has_all_that_later_commands_need(trained):
     files = {"config.json", "source.model", "metrics.jsonl", "lock"}
     assert names == files | {"checkpoints", "tokens"}
     stems = {path.name.partition(".")[0] for path in (trained / "checkpoints").iterdir()}
-    assert stems == {"step-20", "step-40", "average", "scores"}
+    assert stems == {"step-20", "step-40", "average", "checkpoint_metrics"}
     rows = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [20, 40]
     assert all({"val_loss", "bleu"} < row.keys() for row in rows)
@@ -214,7 +214,7 @@ def test_a_full_disk_is_told_and_leaves_the_checkpoints_that_are_whole(
     place = f"{run_dir}/checkpoints"
     refused(result, f"cannot write checkpoint step-40 to {place}", "free some space", "is step-20")
     left = {path.name.partition(".")[0] for path in (run_dir / "checkpoints").iterdir()}
-    assert left == {"step-20", "scores"}
+    assert left == {"step-20", "checkpoint_metrics"}
 
 
 def test_ctrl_c_tells_that_the_last_checkpoint_stays_and_how_to_go_on(start, tmp_path, train_flags):

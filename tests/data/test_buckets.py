@@ -5,7 +5,7 @@ import gzip
 import numpy as np
 import pytest
 
-from keras_transformer.data.buckets import Bucket, _route_leftovers, choose_buckets
+from keras_transformer.data.buckets import Bucket, _assign_leftovers, choose_buckets
 from keras_transformer.errors import InputError
 
 
@@ -52,9 +52,9 @@ def test_leftovers_only_move_to_buckets_that_hold_them():
 def test_leftovers_move_on_where_that_is_cheaper_than_empty_rows():
     buckets = [Bucket(10, 4, 4), Bucket(8, 5, 5)]
     # 3 * 10 cells, not 10 * 8
-    assert _route_leftovers(buckets, [13, 5]) == ((10, 8), (1, 1), (1, 1))
+    assert _assign_leftovers(buckets, [13, 5]) == ((10, 8), (1, 1), (1, 1))
     # 9 * 10 cells, not 10 * 8
-    assert _route_leftovers(buckets, [19, 5]) == ((19, 5), (2, 1), (0, 1))
+    assert _assign_leftovers(buckets, [19, 5]) == ((19, 5), (2, 1), (0, 1))
 
 
 def test_a_bucket_has_no_more_rows_than_its_batches_need():

@@ -179,9 +179,6 @@ def test_search_with_a_model_that_is_sure_of_nothing_is_the_same(
     texts = vocabulary.decode(some_ids(*range(1, 16)) + some_ids(*range(16, 1, -1)))
     found = compare(translator, export(translator, tmp_path / "model"), texts, limit=40)
     assert len(found) >= 20
-    if early_stop == "first":
-        exact = Translator(model, vocabulary, vocabulary, search.replace(early_stop="exact"))
-        assert found - {best.text for (best,) in exact.translate(texts)}  # the rules differ
 
 
 @pytest.mark.parametrize(("beam_size", "early_stop"), [(1, "exact"), (4, "exact"), (4, "first")])

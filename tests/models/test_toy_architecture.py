@@ -59,7 +59,8 @@ def created(tmp_path_factory) -> RunDirectory:
     run = RunDirectory(tmp_path_factory.mktemp("created") / "run")
     vocabulary = tiny_run.make_vocabulary()
     config = ToyConfig(vocabulary_size=vocabulary.size, model_dim=24, dropout=0.1)
-    run.create(config, tiny_run.DATA, tiny_run.training_config(**STEPS), vocabulary, vocabulary)
+    configs = tiny_run.RunConfigs(config, tiny_run.DATA, tiny_run.training_config(**STEPS))
+    run.create(configs, vocabulary, vocabulary)
     return run
 
 
@@ -79,7 +80,7 @@ def translator(trained) -> Translator:
 @pytest.fixture(scope="module")
 def exported(translator, tmp_path_factory) -> pathlib.Path:
     """The translator as a SavedModel, whose answers a fresh process has checked."""
-    return export(translator, tmp_path_factory.mktemp("exports"))
+    return export(translator, tmp_path_factory.mktemp("exports"), batch_sizes=[1, 4])
 
 
 def test_it_learns_with_a_dev_bleu_at_each_checkpoint(trained):
@@ -154,7 +155,8 @@ def test_an_export_of_an_ensemble_in_int8_has_no_attention_and_works(trained, tr
     for each in (ensemble, small, small.models[0]):
         assert not hasattr(each, "attention")
     vocabularies = trained[0].vocabularies()
-    path = export(Translator(small, *vocabularies, SEARCH), tmp_path / "model", check_answers=False)
+    made = Translator(small, *vocabularies, SEARCH)
+    path = export(made, tmp_path / "model", batch_sizes=[1], check_answers=False)
     assert set(tf.saved_model.load(str(path)).signatures) == SIGNATURES
     found = answers(load_exported(path).translate(SENTENCES))[1]
     expected = answers(translator.translate(SENTENCES))[1]
