@@ -59,7 +59,9 @@ def main(arguments: list[str]) -> None:
     else:
         text = read_test_text(configs.data, _SPLIT.value, task)
     search = task.search_config(given)
-    translator = Translator(*common.load_translator(found), search).precomputed()
+    translator = Translator(
+        *common.load_translator(found), search, constraints=task.constraints
+    ).precomputed()
     results = translator.translate(text.source, _BATCH_SIZE.value)
     outputs = task.postprocess([best.text for best, *_ in results], text.source)
     if _OUTPUT.value is not None:

@@ -98,7 +98,14 @@ def _export_saved_model(found: "Found", given: dict[str, Any]) -> pathlib.Path:
         xla = XlaShapes(_numbers("xla_batch_sizes"), _numbers("xla_lengths"))
     model, source, target = common.load_translator(found)
     path = export(
-        Translator(in_precision(model, _PRECISION.value), source, target, search, xla),
+        Translator(
+            in_precision(model, _PRECISION.value),
+            source,
+            target,
+            search,
+            xla,
+            found[0][0].configs().task.constraints,
+        ),
         _EXPORT_DIR.value,
         _VERSION.value,
         name=_NAME.value,

@@ -86,7 +86,9 @@ def _load_run(run_dirs: str, given: dict[str, Any]) -> "tuple[Translator, bool]"
     found = common.find_checkpoints(run_dirs, _CHECKPOINT.value)
     task = found[0][0].configs().task
     search = task.search_config(given)
-    translator = Translator(*common.load_translator(found), search).precomputed()
+    translator = Translator(
+        *common.load_translator(found), search, constraints=task.constraints
+    ).precomputed()
     return translator, getattr(task, "remove_bpe", False)
 
 

@@ -74,6 +74,9 @@ _CONSTRAINTS: dict[str, Callable[[Tensor], Constraint]] = {
     "required_phrases": RequiredPhrases,
 }
 
+# From source ids [B, S] and the vocabularies of source and target, as `Task.constraints` does.
+MakeConstraints = Callable[[Tensor, tuple[Vocabulary, Vocabulary]], Sequence[Constraint]]
+
 
 def search_translations(
     model: TranslationModel,

@@ -22,6 +22,7 @@ from keras_transformer.inference.batch_translator import BatchTranslator
 from keras_transformer.inference.compiled_search import CompiledSearch, XlaShapes
 from keras_transformer.inference.precomputed import precompute, refresh
 from keras_transformer.inference.search_options import (
+    MakeConstraints,
     option_types,
     read_options,
     search_translations,
@@ -41,6 +42,8 @@ class Translator(tf.Module):
         search: how to search; the paper's settings by default.
         xla: shapes of batches for which XLA compiles the search; None for the plain graph, which
             runs everywhere. Options of single sentences always use the plain graph.
+        constraints: of every search, beside those of `search`: makes them from source ids [B, S]
+            and the vocabularies, as `Task.constraints` does.
 
     Raises:
         InputError: the search has a coverage penalty, and the model no attention.
@@ -58,13 +61,14 @@ class Translator(tf.Module):
         target: Vocabulary,
         search: SearchConfig | None = None,
         xla: XlaShapes | None = None,
+        constraints: MakeConstraints | None = None,
     ) -> None:
         super().__init__(name="translator")
         self.search = search or SearchConfig()
+        self._constraints = constraints
         if self.search.coverage_penalty and not hasattr(model, "attention"):
             raise InputError(
-                f"coverage_penalty {self.search.coverage_penalty} needs a model with attention to "
-                "the source, and this one has none; leave it out"
+                "coverage_penalty needs a model with attention, and this one has none; leave it out"
             )
         # Of a given translation as many tokens are read as the longest that is written can have.
         self._max_target_length = self.search.max_source_length + self.search.max_extra_length
@@ -110,11 +114,11 @@ class Translator(tf.Module):
     def precomputed(self) -> "Translator":
         """Returns a translator that stores what depends on the weights alone, for speed.
 
-        When weights change, its `translate`, `score`, `align` and calls with eager tensors notice;
-        functions of `signature`, and calls inside other graphs, do not.
+        All but functions of `signature` and calls inside other graphs notice changed weights.
         """
         source, target = self.source_tokenizer.vocabulary, self.target_tokenizer.vocabulary
-        return Translator(precompute(self.model), source, target, self.search, self.xla)
+        model = precompute(self.model)
+        return Translator(model, source, target, self.search, self.xla, self._constraints)
 
     def signatures(self) -> dict[str, Any]:
         """Returns the functions to export by name, traced; see `signature`.
@@ -123,10 +127,9 @@ class Translator(tf.Module):
         translate_options   text, and options of each sentence, to its translations
         score               text and a translation of it to the translation's log-probability
         tokens              ids to the ids of their translations
-        attention           text and a translation of it to the attention between them; only where
-                            the model has `attention`
+        attention           text and a translation to the attention between them, if there is any
 
-        They use the translator's variables: a SavedModel of them must have the translator as root.
+        A SavedModel of them must have the translator, which tracks the variables, as root.
         """
         names = ["serving_default", "translate_options", "score", "tokens"]
         if hasattr(self.model, "attention"):
@@ -195,16 +198,12 @@ class Translator(tf.Module):
         }
 
     def _translate_tokens(self, source: Tensor) -> dict[str, Tensor]:
-        """Translates ids [B, S] of the source's vocabulary with EOS at the end of each row.
-
-        What follows EOS is ignored: a server that merges requests pads rows with copies of the
-        first id. No row is refused, since it may share its batch with those of others: see
-        `Tokenizer.unpad`.
+        """Translates ids [B, S] that end in EOS; see `Tokenizer.unpad` for what else may come.
 
         Returns:
-            "ids", int32 [B, N, L], best translation first, with EOS, then PAD; "lengths", int32
-            [B, N], tokens with EOS; "scores", float32 [B, N]. A row without EOS, or of nothing
-            else, has translations of length 0 and score 0.
+            "ids", int32 [B, N, L], with EOS, then PAD; "lengths", int32 [B, N], tokens with EOS;
+            "scores", float32 [B, N]. A row without EOS, or of nothing else, has translations of
+            length 0 and score 0.
         """
         tokens = self.source_tokenizer.unpad(source)[:, : self.search.max_source_length]
         hypotheses = self._search_tokens(tokens)
@@ -227,15 +226,17 @@ class Translator(tf.Module):
     def _search(
         self, source: Tensor, longest: int | None, options: Mapping[str, Tensor] | None = None
     ) -> Hypotheses:
-        target = self.target_tokenizer.vocabulary
-        return search_translations(self.model, source, self.search, target, options, longest)
+        vocabularies = self.source_tokenizer.vocabulary, self.target_tokenizer.vocabulary
+        constraints = self._constraints(source, vocabularies) if self._constraints else ()
+        return search_translations(
+            self.model, source, self.search, vocabularies[1], options, longest, constraints
+        )
 
     def _score(self, source: Tensor, target: Tensor) -> dict[str, Tensor]:
         ids = self._read_pair(source, target)
         return teacher_forcing.score(self.model, *ids, max_length=self._max_target_length + 1)
 
     def _attention(self, source: Tensor, target: Tensor) -> dict[str, Tensor]:
-        """Returns the attention [B, T, S] and the tokens as text, [B, S] and [B, T], then ""."""
         source_ids, shifted, labels = self._read_pair(source, target)
         return {
             "attention": teacher_forcing.attention(self.model, source_ids, shifted, labels),

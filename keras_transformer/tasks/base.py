@@ -117,7 +117,7 @@ class Task(JsonConfig, abc.ABC):
     def constraints(
         self, source: Any, vocabularies: "tuple[Vocabulary, Vocabulary]"
     ) -> Sequence[Any]:
-        """Returns what the search keeps to beside the options of `SearchConfig`.
+        """Returns constraints of every search beside those of `SearchConfig`, see `Constraint`.
 
         Args:
             source: ids [B, S]; this is called while the graph of a search is made.

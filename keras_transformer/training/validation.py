@@ -74,7 +74,7 @@ class DevMetric:
         training: TrainingConfig,
         search: SearchConfig | None = None,
     ) -> None:
-        source, self._target = vocabularies
+        source, self._target = self._vocabularies = vocabularies
         self._model = model
         self._task = task
         self._search = search or task.search_config()
@@ -138,7 +138,10 @@ class DevMetric:
         return self._model.distribute_strategy.run(search_share)
 
     def _search_rows(self, source: Tensor) -> Tensor:
-        found = search_translations(self._model, source, self._search, self._target)
+        constraints = self._task.constraints(source, self._vocabularies)
+        found = search_translations(
+            self._model, source, self._search, self._target, constraints=constraints
+        )
         return found.ids[:, 0]  # [B, L]
 
     def _decode(self, ids: Any) -> list[str]:

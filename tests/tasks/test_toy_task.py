@@ -14,10 +14,13 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
+import tensorflow as tf
 
 from keras_transformer.config import DataConfig, TrainingConfig, TransformerConfig
 from keras_transformer.errors import InputError
 from keras_transformer.inference import Translator
+from keras_transformer.models import build_model
+from keras_transformer.search import Constraint
 from keras_transformer.tasks import (
     Metric,
     Task,
@@ -39,6 +42,7 @@ from keras_transformer.training import (
     training_corpus,
 )
 from keras_transformer.training.metrics_file import read_metrics
+from keras_transformer.training.validation import DevMetric
 
 
 class ReversedLines(NamedTuple):
@@ -180,6 +184,36 @@ def test_a_task_of_ones_own_is_trained_stopped_by_its_metric_and_evaluated(
     answers = run.configs().task.postprocess(outputs, text.source)
     assert answers == [" ".join(reversed(line.split())).upper() for line in text.source]
     assert task().evaluate(answers, text.target, text.source)[name] == goal
+
+
+def test_a_task_constrains_the_search_of_the_dev_set_and_of_a_translator(tmp_path, data):
+    class OneToken(Constraint):
+        inputs = ()
+
+        def restrict(self, allowed, hypotheses):
+            is_eos = tf.range(tf.shape(allowed)[-1]) == hypotheses.eos_id
+            must_end = hypotheses.time == 1
+            return tf.where(is_eos == must_end, allowed, -float("inf"))
+
+    class Short(Reversal):
+        def constraints(self, source, vocabularies):
+            return [OneToken()]
+
+    run = create(tmp_path, data, Reversal())
+    model, vocabularies = build_model(run.configs().model), run.vocabularies()
+    text = read_validation_text(data, Reversal())
+    constrained = Translator(model, *vocabularies, constraints=Short().constraints)
+    free = Translator(model, *vocabularies)  # an untrained model goes on to the longest length
+    for translator, is_short in (
+        (constrained, True),
+        (constrained.precomputed(), True),
+        (free, False),
+    ):
+        outputs = [best.text for (best,) in translator.translate(text.source)]
+        assert {len(output.split()) == 1 for output in outputs} == {is_short}
+    for task, is_short in ((Short(), True), (Reversal(), False)):
+        outputs = DevMetric(model, text, vocabularies, task, run.configs().training).translate()
+        assert {len(output.split()) == 1 for output in outputs} == {is_short}
 
 
 def test_a_run_of_another_task_is_not_gone_on_with(tmp_path, data):
