@@ -18,6 +18,7 @@ setup(
     long_description_content_type="text/markdown",
     packages=find_packages(include=["keras_transformer*"]),
     package_data={"keras_transformer": ["py.typed"]},
+    entry_points={"console_scripts": ["keras-transformer = keras_transformer.commands.main:main"]},
     python_requires=">=3.10",
     install_requires=[
         "absl-py",

@@ -29,10 +29,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from absl import flags
+
 from benchmarks import decoding, report, training
 from benchmarks.engines import Row
-
-import common
+from keras_transformer.commands import common
+from keras_transformer.commands.main import run
 from keras_transformer.config import ModelConfig
 from keras_transformer.errors import InputError
 from keras_transformer.host import cpu_flags, has_bfloat16, num_cores
@@ -241,4 +242,4 @@ def _jobs(preset: str, batch: str, corpus: str | None) -> list[training.Job]:
 
 
 if __name__ == "__main__":
-    common.run(main)
+    run(main)

@@ -1,63 +1,11 @@
-"""Learns a SentencePiece vocabulary from text files, plain or .gz.
+"""keras-transformer learn_vocabulary, without installing the package."""
 
-    python scripts/learn_vocabulary.py --output=shared.model --vocabulary_size=8000 \\
-        train.en train.de
-"""
-
-import itertools
 import pathlib
+import sys
 
-from absl import flags
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-import common
-from keras_transformer.config import DataConfig
-from keras_transformer.errors import InputError
-from keras_transformer.text_files import iterate_lines
-
-_OUTPUT = flags.DEFINE_string(
-    "output", None, "File to write, for --vocabulary of scripts/train.py.", required=True
-)
-_NORMALIZATION = flags.DEFINE_enum(
-    "normalization",
-    "nfkc",
-    ["nfkc", "identity"],
-    "Unicode NFKC, or leave characters alone, as text that is tokenized already needs it.",
-)
-_COVERAGE = flags.DEFINE_float(
-    "character_coverage", 1.0, "Share of all characters that get a token; the rest is unknown."
-)
-_BYTE_FALLBACK = flags.DEFINE_boolean(
-    "byte_fallback", False, "Spell unknown characters as bytes, for 256 more tokens."
-)
-_MAX_SENTENCES = flags.DEFINE_integer(
-    "max_sentences", None, "Learn from a random sample of so many lines.", lower_bound=1
-)
-common.define_flags(DataConfig, {"vocabulary_size", "vocabulary_kind"})
-
-
-def main(arguments: list[str]) -> None:
-    if not arguments:
-        raise InputError("no text files given; name one or several after the flags")
-    output = pathlib.Path(_OUTPUT.value)
-    if output.exists():
-        raise InputError(f"{output} exists already; give another --output, or remove it first")
-    common.check_output(output)
-    common.load_tensorflow()
-    from keras_transformer.text import learn_vocabulary
-
-    given = common.given_flags(DataConfig)
-    vocabulary = learn_vocabulary(
-        itertools.chain.from_iterable(map(iterate_lines, arguments)),
-        size=given.get("vocabulary_size", DataConfig.vocabulary_size),
-        kind=given.get("vocabulary_kind", DataConfig.vocabulary_kind),
-        normalization=_NORMALIZATION.value,  # type: ignore[arg-type]  # one of its choices
-        character_coverage=_COVERAGE.value,
-        byte_fallback=_BYTE_FALLBACK.value,
-        max_sentences=_MAX_SENTENCES.value,
-    )
-    vocabulary.save(output)
-    print(f"Wrote {vocabulary.size:,} tokens to {output}.")
-
+from keras_transformer.commands.main import run_script
 
 if __name__ == "__main__":
-    common.run(main)
+    run_script(__file__)

@@ -1,109 +1,11 @@
-"""Translates or scores text with a model server: one sentence a line, in order.
+"""keras-transformer serve_client, without installing the package."""
 
-echo "two hundred and five" | python scripts/serve_client.py --server=localhost:8500 --model=numbers
-python scripts/serve_client.py --server=localhost:8501 --protocol=rest --model=numbers input.en
-python scripts/serve_client.py --server=localhost:8500 --model=numbers --alignments input.en
-python scripts/serve_client.py --server=mt.example.org:443 --tls --headers_file=token input.en
-"""
+import pathlib
+import sys
 
-import os
-import re
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from absl import flags
-
-import common
-import line_io
-from keras_transformer.config import FIXED_OPTIONS, SearchConfig
-from keras_transformer.errors import InputError
-
-_SERVER = flags.DEFINE_string("server", None, "host:port of the model server.", required=True)
-_PROTOCOL = flags.DEFINE_enum(
-    "protocol", "grpc", ["grpc", "rest"], "What the server speaks at this port."
-)
-_MODEL = flags.DEFINE_string("model", "translator", "The model's name on the server.")
-_VERSION = flags.DEFINE_integer("version", None, "Its version. Default: the latest.")
-_LABEL = flags.DEFINE_string("label", None, "A label of a version, in place of its number.")
-_TIMEOUT = flags.DEFINE_float("timeout", 60.0, "Seconds for one request, retries included.")
-_RETRIES = flags.DEFINE_integer(
-    "retries",
-    4,
-    "How often a request is retried where the server is unreachable or overloaded; 4 at most over "
-    "gRPC.",
-)
-_BATCH_SIZE = flags.DEFINE_integer("batch_size", 64, "Sentences in one request.")
-_REQUESTS = flags.DEFINE_integer("requests_in_flight", 4, "Requests that run concurrently.")
-_TLS = flags.DEFINE_boolean("tls", False, "Connect by TLS.")
-_ROOT_CERTIFICATES = flags.DEFINE_string(
-    "root_certificates", None, "PEM file of the authorities to trust. Default: the usual ones."
-)
-_CLIENT_CERTIFICATE = flags.DEFINE_string(
-    "client_certificate", None, "PEM file of the client's certificate chain, for mutual TLS."
-)
-_CLIENT_KEY = flags.DEFINE_string("client_key", None, "PEM file of its key, unencrypted.")
-_HEADERS_FILE = flags.DEFINE_string(
-    "headers_file",
-    None,
-    "A file of HTTP headers or gRPC metadata to send, one a line, as in 'authorization: Bearer "
-    "TOKEN'. In a file other users of the machine cannot read them from the command line.",
-)
-line_io.define_flags()
-_STATUS = flags.DEFINE_boolean("status", False, "Write the versions of the model, and no more.")
-
-# What an exported model lets change from sentence to sentence.
-_OPTIONS = [name for name in SearchConfig.__dataclass_fields__ if name not in FIXED_OPTIONS]
-common.define_flags(SearchConfig, _OPTIONS)
-for _name in _OPTIONS:
-    _flag = flags.FLAGS[_name]
-    _flag.help = re.sub(r" Default: \S+\.$", "", _flag.help) + " Default: as exported."
-
-
-def main(arguments: list[str]) -> None:
-    given = common.given_flags(SearchConfig)
-    line_io.check_flags(given)
-    line_io.check_options(given)  # so that a wrong value is reported at once
-    headers = {} if _HEADERS_FILE.value is None else _read_headers(_HEADERS_FILE.value)
-    if _PROTOCOL.value == "grpc":
-        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its errors are in the exceptions
-        common.load_tensorflow()
-    from keras_transformer.client import Client
-
-    with Client(
-        _SERVER.value,
-        model=_MODEL.value,
-        version=_VERSION.value,
-        label=_LABEL.value,
-        timeout_s=_TIMEOUT.value,
-        retries=_RETRIES.value,
-        protocol=_PROTOCOL.value,
-        batch_size=_BATCH_SIZE.value,
-        requests_in_flight=_REQUESTS.value,
-        tls=_TLS.value,
-        root_certificates=_ROOT_CERTIFICATES.value,
-        client_certificate=_CLIENT_CERTIFICATE.value,
-        client_key=_CLIENT_KEY.value,
-        headers=headers,
-    ) as client:
-        if _STATUS.value:
-            common.refuse_arguments(arguments)
-            for entry in client.status():
-                print(*entry, sep="\t")
-        else:
-            lines = common.read_input(arguments)
-            at_once = line_io.lines_at_once(arguments)
-            line_io.answer_lines(client, lines, line_io.options_of(given), at_once=at_once)
-
-
-def _read_headers(path: str) -> dict[str, str]:
-    """Returns the headers in a file; errors do not contain their values."""
-    headers = {}
-    for number, line in enumerate(common.read_input([path]), start=1):
-        name, colon, value = line.partition(":")
-        if line.strip() and not colon:
-            raise InputError(f"{path}, line {number} must be name: value")
-        if line.strip():
-            headers[name.strip()] = value.strip()
-    return headers
-
+from keras_transformer.commands.main import run_script
 
 if __name__ == "__main__":
-    common.run(main)
+    run_script(__file__)

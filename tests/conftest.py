@@ -1,13 +1,20 @@
 """Fixtures shared by all tests."""
 
+import collections
+import io
+import os
 import pathlib
 import random
+import runpy
 import shutil
 import socket
 import subprocess
+import sys
 from collections.abc import Callable
+from unittest import mock
 
 import pytest
+from absl import flags
 
 # Files that take longest, by their names: begun last, one of them would keep everyone waiting.
 _LONGEST = (
@@ -17,6 +24,7 @@ _LONGEST = (
     "test_signatures", "test_search_options", "test_transformer", "test_ctranslate2",
 )  # fmt: skip
 
+_SCRIPTS = pathlib.Path(__file__).resolve().parents[1] / "scripts"
 _SHARED_DATA = pathlib.Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
@@ -50,6 +58,44 @@ def free_ports():
         return ports
 
     return free_ports
+
+
+Result = collections.namedtuple("Result", "code out err")
+
+
+@pytest.fixture
+def call(monkeypatch, capsys):
+    """Runs a script in this process, which has loaded TensorFlow already.
+
+    Gives its exit status, and what it wrote to standard output and standard error.
+    """
+    monkeypatch.syspath_prepend(str(_SCRIPTS))
+
+    def call(script, *arguments, stdin=b""):
+        path = str(_SCRIPTS / script)
+        monkeypatch.setattr(sys, "argv", [path, *map(str, arguments)])
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        others = set(flags.FLAGS)
+        capsys.readouterr()
+        code = 0
+        try:
+            # What a script sets for its TensorFlow is not for the processes of later tests.
+            with mock.patch.dict(os.environ):
+                runpy.run_path(path, run_name="__main__")
+        except SystemExit as error:  # its text is what Python would print
+            code = error.code
+            if isinstance(code, str):
+                print(code, file=sys.stderr)
+                code = 1
+        finally:
+            # A command defines its flags when it is imported.
+            sys.modules.pop(f"keras_transformer.commands.{pathlib.Path(script).stem}", None)
+            for name in set(flags.FLAGS) - others:
+                delattr(flags.FLAGS, name)
+            flags.FLAGS.unparse_flags()
+        return Result(code or 0, *capsys.readouterr())
+
+    return call
 
 
 # Two small models that have learned to translate word by word, in several scripts.

@@ -173,7 +173,7 @@ def test_a_field_takes_values_of_its_type_alone(annotation):
         (DataConfig, {"dev_source": 3}, "dev_source must be a string, got 3"),
         (DataConfig, {"vocabulary_size": True}, "vocabulary_size must be a whole number, got True"),
         (DataConfig, {"vocabulary_kind": 1}, "vocabulary_kind must be one of bpe, unigram, "),
-        (ModelConfig, {"attention_bias": "true"}, "attention_bias must be True or False"),
+        (TransformerConfig, {"attention_bias": "true"}, "attention_bias must be True or False"),
         (TrainingConfig, {"learning_rate": True}, "learning_rate must be a finite number, got Tr"),
         (TrainingConfig, {"train_steps": "100"}, "train_steps must be a whole number, got '100'"),
         (SearchConfig, {"banned_phrases": (1,)}, "banned_phrases must be a sequence, each entry "),
@@ -244,6 +244,8 @@ def test_unusual_models_are_possible(changes):
         (FILES | {"mix_weights": "1,2"}, "mix_weights must be 1 numbers above 0, .* got '1,2'"),
         (FILES | {"mix_weights": "-1"}, "mix_weights must be 1 numbers above 0"),
         (FILES | {"mix_weights": "much"}, "mix_weights must be 1 numbers above 0"),
+        (FILES | {"character_coverage": 1.1}, "character_coverage must be above 0 and at most 1"),
+        (FILES | {"character_coverage": 0.0}, "character_coverage must be above 0 and at most 1"),
         (FILES | {"subword_sampling": 1.0}, "subword_sampling must be at least 0 and below 1"),
         (
             FILES | {"subword_sampling": 0.1, "vocabulary_kind": "word"},
@@ -285,6 +287,10 @@ def test_corpora_of_all_kinds_are_counted_and_weighed_in_order():
         ({"batch_tokens": 0}, "batch_tokens must be at least 1"),
         ({"warmup_steps": 0}, "warmup_steps must be at least 1"),
         ({"checkpoint_steps": 0}, "checkpoint_steps must be at least 1"),
+        (
+            {"checkpoint_steps": 6, "validation_steps": 4},
+            "validation_steps 4 must divide checkpoint_steps 6 or be a multiple of it",
+        ),
         ({"keep_checkpoints": 0}, "keep_checkpoints must be at least 1"),
         ({"average_last": 0}, "average_last must be at least 1"),
         ({"learning_rate": -0.1}, "learning_rate must be at least 0"),

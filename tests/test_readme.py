@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -59,18 +60,41 @@ def execute(monkeypatch, capsys):
     return execute
 
 
-def _shell(snippet: str) -> str:
-    """Returns a snippet for this Python, with the trainings in it cut short."""
-    snippet = snippet.replace("\\\n", " ").replace("python scripts", f"{sys.executable} scripts")
-    snippet = re.sub(r"--vocabulary_size=\d+", "", snippet)
-    return re.sub(r"(scripts/train\.py .*)", rf"\1 {_SHORT}", snippet)
+@pytest.fixture
+def shell(monkeypatch, call, folder):
+    """Runs shell commands in this process, with trainings cut short; gives what they print."""
+
+    def run_line(line: str) -> str:
+        words = shlex.split(line)
+        python, script, *arguments = words
+        assert python == "python" and script.startswith("scripts/"), line
+        files = {}
+        for sign in "<>":
+            if sign in arguments:
+                index = arguments.index(sign)
+                files[sign] = folder / arguments[index + 1]
+                del arguments[index : index + 2]
+        stdin = files["<"].read_bytes() if "<" in files else b""
+        code, out, err = call(script.removeprefix("scripts/"), *arguments, stdin=stdin)
+        assert code == 0, err
+        if ">" in files:
+            files[">"].write_text(out, encoding="utf-8")
+            return ""
+        return out
+
+    def shell(snippet: str) -> str:
+        monkeypatch.chdir(folder)
+        snippet = re.sub(r"--vocabulary_size=\d+", "", snippet.replace("\\\n", " "))
+        snippet = re.sub(r"(scripts/train\.py .*)", rf"\1 {_SHORT}", snippet)
+        return "".join(map(run_line, snippet.splitlines()))
+
+    return shell
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A folder like the one a user sits in: the scripts, and parallel text files."""
+    """A folder like the one a user sits in, with parallel text files."""
     path = tmp_path_factory.mktemp("readme")
-    (path / "scripts").symlink_to(_ROOT / "scripts")
     for split in ("train", "dev", "test"):
         for language, words in (("en", "A horse"), ("de", "Ein Pferd")):
             lines = (f"{words} {number} {'abc'[number % 3]}" for number in range(40))
@@ -91,37 +115,35 @@ def test_the_keras_examples_run_as_printed_and_training_is_at_most_20_lines(exec
     assert sum(a == b for a, b in zip(first, [7, 12, 5, 5, 18, 3], strict=True)) >= 4
 
 
-def test_the_commands_on_own_files_then_the_export_and_the_program_that_loads_it(execute, folder):
+def test_the_commands_on_own_files_then_the_export_and_the_program_that_loads_it(
+    execute, shell, folder
+):
     training, plotting = _snippets("On your own text", "bash")
-    output = _run(_shell(training), folder)
-    assert "sacreBLEU" in output
-    _run(_shell(plotting), folder)
+    assert "sacreBLEU" in shell(training)
+    shell(plotting)
     assert (folder / "mine.png").stat().st_size > 10_000
     assert len((folder / "output.de").read_text(encoding="utf-8").splitlines()) == 40
-    for command in _shell("".join(_snippets("Translate", "bash"))).splitlines():
-        assert len(_run(command, folder).splitlines()) in (40, 120)
+    for command in "".join(_snippets("Translate", "bash")).splitlines():
+        assert len(shell(command).splitlines()) in (40, 120)
     (translating,) = _snippets("Translate", "python")
     assert float(execute(translating, folder).split()[-1]) < 0
     (exporting,) = _snippets("Serve it", "bash")
-    _run(_shell(exporting), folder)
+    shell(exporting)
     (loading,) = _snippets("Serve it", "python")
     assert execute(loading, folder)
 
 
-def test_the_command_on_a_data_set_runs_but_for_the_download(folder):
+def test_the_command_on_a_data_set_runs_but_for_the_download(shell, folder):
     (snippet,) = _snippets("On a TensorFlow data set", "bash")
     # wmt14_translate needs the network: the built-in data set stands in for it.
-    command = _shell(snippet.replace("wmt14_translate/de-en", "number_names/de-en"))
+    command = snippet.replace("wmt14_translate/de-en", "number_names/de-en")
     assert "number_names" in command
-    _run(command, folder)
+    shell(command)
     shutil.rmtree(folder / "runs" / "wmt14")
 
 
-def test_the_flags_that_are_named_are_those_of_a_command_or_of_the_server(folder):
-    scripts = ("train", "translate", "export")
-    known = "".join(
-        _run([sys.executable, f"scripts/{name}.py", "--help"], folder) for name in scripts
-    )
+def test_the_flags_that_are_named_are_those_of_a_command_or_of_the_server(call):
+    known = "".join(call(f"{name}.py", "--help").out for name in ("train", "translate", "export"))
     for flag in set(re.findall(r"`(--\w+)", _README)) - _OF_THE_SERVER:
         assert flag in known or flag.replace("--", "--[no]") in known, flag
 

@@ -31,7 +31,7 @@ class DataConfig(JsonConfig):
         dev_source: a file of source sentences; their loss and the task's metric are shown at each
             checkpoint.
         dev_target: a file with a translation of each line of `dev_source`.
-        test_source: a file of source sentences that scripts/evaluate.py translates and evaluates.
+        test_source: a file of source sentences that the command evaluate translates.
         test_target: a file with a translation of each line of `test_source`.
         vocabulary: a SentencePiece model to use instead of learning one; the source's own where
             `target_vocabulary` is given too.
@@ -40,6 +40,10 @@ class DataConfig(JsonConfig):
         vocabulary_kind: what the tokens are: byte-pair or unigram pieces, characters, or words.
         vocabulary_normalization: "nfkc" unifies the spellings of characters, "identity" leaves
             text that is prepared already alone.
+        character_coverage: share of all characters that a learned vocabulary has tokens for; the
+            rarest of them become unknown.
+        byte_fallback: whether a learned vocabulary spells unknown characters as UTF-8 bytes, for
+            which it has 256 more tokens.
         share_vocabulary: whether one vocabulary is learned for both sides.
         max_length: pairs with more tokens on a side are left out of training.
         max_length_ratio: pairs whose longer side has more than so many times the tokens of the
@@ -64,6 +68,8 @@ class DataConfig(JsonConfig):
     vocabulary_size: int = 8000
     vocabulary_kind: VocabularyKind = "bpe"
     vocabulary_normalization: Normalization = "nfkc"
+    character_coverage: float = 1.0
+    byte_fallback: bool = False
     share_vocabulary: bool = True
     max_length: int = 256
     max_length_ratio: float | None = None
@@ -72,6 +78,10 @@ class DataConfig(JsonConfig):
     def __post_init__(self) -> None:
         self._check_types()
         self._check_at_least(1, "vocabulary_size", "max_length", "max_length_ratio")
+        if not 0 < self.character_coverage <= 1:
+            raise InputError(
+                f"character_coverage must be above 0 and at most 1, got {self.character_coverage}"
+            )
         if not 0 <= self.subword_sampling < 1:
             raise InputError(
                 f"subword_sampling must be at least 0 and below 1, got {self.subword_sampling}"

@@ -29,7 +29,11 @@ class TrainingConfig(JsonConfig):
             checkpoints are validated, averaged and translated with; None means none.
         max_bad_steps: updates in a row that may be skipped because their gradient is not finite
             before the run stops.
-        checkpoint_steps: updates between two checkpoints, each with a validation.
+        checkpoint_steps: updates between two checkpoints.
+        validation_steps: updates between two validations on the dev set, which must divide
+            `checkpoint_steps` or be a multiple of it, and there is one at the end of training. Best
+            checkpoints and the early stop go by checkpoints with a validation at their step; None
+            means `checkpoint_steps`.
         keep_checkpoints: newest checkpoints kept on disk.
         keep_best: checkpoints kept besides for the best metric of the task on the dev set.
         average_last: newest checkpoints whose weights are averaged at the end (6.1).
@@ -58,6 +62,7 @@ class TrainingConfig(JsonConfig):
     ema_decay: float | None = None
     max_bad_steps: int = 20
     checkpoint_steps: int = 1000
+    validation_steps: int | None = None
     keep_checkpoints: int = 20
     keep_best: int = 1
     average_last: int = 5
@@ -74,7 +79,7 @@ class TrainingConfig(JsonConfig):
         self._check_at_least(
             1, "train_steps", "batch_tokens", "warmup_steps", "checkpoint_steps",
             "keep_checkpoints", "average_last", "average_best", "accumulation_steps",
-            "max_bad_steps", "stop_patience", "log_steps",
+            "max_bad_steps", "stop_patience", "log_steps", "validation_steps",
         )  # fmt: skip
         if self.clip_norm is not None and self.clip_norm <= 0:
             raise InputError(f"clip_norm must be above 0, got {self.clip_norm}; or leave it out")
@@ -98,6 +103,11 @@ class TrainingConfig(JsonConfig):
                 f"average_best {self.average_best} is larger than keep_best {self.keep_best}; "
                 "keep more of the best or average fewer"
             )
+        if max(self.event_steps) % min(self.event_steps):
+            raise InputError(
+                f"validation_steps {self.validation_steps} must divide checkpoint_steps "
+                f"{self.checkpoint_steps} or be a multiple of it"
+            )
         if self.label_smoothing >= 1:
             raise InputError(f"label_smoothing must be below 1, got {self.label_smoothing}")
         if self.average_last > self.keep_checkpoints:
@@ -105,6 +115,15 @@ class TrainingConfig(JsonConfig):
                 f"average_last {self.average_last} is larger than keep_checkpoints "
                 f"{self.keep_checkpoints}; keep more checkpoints or average fewer"
             )
+
+    @property
+    def event_steps(self) -> tuple[int, int]:
+        """Updates between two checkpoints, and between two validations."""
+        return self.checkpoint_steps, self.validation_steps or self.checkpoint_steps
+
+    def is_validated(self, step: int) -> bool:
+        """Whether the dev set is evaluated after so many updates."""
+        return step % self.event_steps[1] == 0 or step == self.train_steps
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> Self:

@@ -33,7 +33,7 @@ def learn_from_corpus(
     Args:
         sources: the text.
         sides: what to learn from: 0 for sources, 1 for targets, or both.
-        **options: size, kind and normalization of `learn_vocabulary`.
+        **options: of `learn_vocabulary`, such as size and kind.
 
     Raises:
         InputError: the text cannot be read, or does not support such a vocabulary.
@@ -52,8 +52,8 @@ def learn_from_corpus(
     except BrokenProcessPool as error:
         raise InputError(
             "the process that learns the vocabulary died, perhaps for lack of memory; learn from "
-            "fewer sentences with scripts/learn_vocabulary.py --max_sentences, and give the result "
-            "as vocabulary"
+            "fewer sentences with keras-transformer learn_vocabulary --max_sentences, and give the "
+            "result as vocabulary"
         ) from error
 
 

@@ -4,6 +4,7 @@ Shapes: B batch, S source length, T target length, D model dimension, V target v
 """
 
 import abc
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -12,6 +13,7 @@ from typing_extensions import Self
 
 from keras_transformer.config import ModelConfig
 from keras_transformer.decoding import DecodingState, Tensor
+from keras_transformer.errors import InputError
 from keras_transformer.layers import Dropout, TokenEmbedding
 from keras_transformer.models.quantization import quantization_configs, restore_quantization
 from keras_transformer.models.training_step import TokenWeightedModel
@@ -81,6 +83,18 @@ class Seq2SeqModel(TokenWeightedModel, abc.ABC):
 
     def _lock_state(self) -> None:
         """Keeps the model open after `build`: a subclass may add layers and weights of its own."""
+
+    def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Calls the model; `InputError` where the inputs are not named "source" and "target"."""
+        if not isinstance(inputs, Mapping) or not {"source", "target"} <= inputs.keys():
+            got = type(inputs).__name__
+            if isinstance(inputs, Mapping):
+                got = f"the keys {', '.join(map(repr, inputs))}"
+            raise InputError(
+                'the model takes {"source": ids [B, S], "target": ids [B, T] shifted right}, got '
+                f"{got}; name the two inputs in a dict"
+            )
+        return super().__call__(inputs, *args, **kwargs)
 
     @abc.abstractmethod
     def call(self, inputs: dict[str, Tensor], training: bool | None = None) -> Tensor:

@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from keras_transformer.atomic_folders import atomic_folder
 from keras_transformer.errors import InputError
+from keras_transformer.export_versions import choose_version, write_model_card
 from keras_transformer.inference.translator import Translator
 from keras_transformer.serving.export_checks import (
     CHECK_TIMEOUT,
@@ -32,7 +33,6 @@ from keras_transformer.serving.server_files import (
     most_sentences,
     write_server_files,
 )
-from keras_transformer.serving.versions import choose_version, write_model_card
 from keras_transformer.serving.warm_up import BATCH_SIZES, make_requests, write_requests
 
 

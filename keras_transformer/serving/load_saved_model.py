@@ -9,8 +9,8 @@ import tensorflow as tf
 import tensorflow_text  # noqa: F401  (loads the tokenizer's ops, which the SavedModel calls)
 
 from keras_transformer.errors import InputError
+from keras_transformer.export_versions import check_version
 from keras_transformer.inference.batch_translator import BatchTranslator
-from keras_transformer.serving.versions import check_version
 
 
 def load_exported(version: str | os.PathLike[str]) -> BatchTranslator:

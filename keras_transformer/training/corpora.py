@@ -90,6 +90,8 @@ def make_vocabularies(data: DataConfig, task: Task = _TRANSLATION) -> tuple[Voca
         "size": data.vocabulary_size,
         "kind": data.vocabulary_kind,
         "normalization": data.vocabulary_normalization,
+        "character_coverage": data.character_coverage,
+        "byte_fallback": data.byte_fallback,
     }
     if data.share_vocabulary:
         shared = learn_from_corpus(sources, (0, 1), **options)

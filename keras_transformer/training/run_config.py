@@ -143,7 +143,7 @@ class RunConfigFile:
         if not self.path.is_file():
             raise InputError(
                 f"no training run in {self.path.parent}: it has no {self.path.name}; "
-                "give the --run_dir of an earlier scripts/train.py"
+                "give the --run_dir of an earlier keras-transformer train"
             )
         try:
             yield json.loads(self.path.read_text(encoding="utf-8"))

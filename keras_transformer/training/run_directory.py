@@ -110,7 +110,7 @@ class RunDirectory:
         if found := differences(configs, asked, has_checkpoint=bool(self.checkpoints().steps())):
             raise InputError(
                 f"run directory {self.path} holds another run: {'; '.join(found)}; "
-                "repeat its flags to go on with it, or give another --run_dir"
+                "leave these flags out to go on with it, or give another --run_dir"
             )
         with self.reserved():
             if _what_is_averaged(configs.training) != _what_is_averaged(asked.training):

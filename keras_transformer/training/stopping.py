@@ -105,8 +105,11 @@ class StopOnSignal(keras.callbacks.Callback):
             raise Stopped(received, step)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        step = self.counter.step
         if received := self._signal_to_any():
-            raise Stopped(received, self.counter.step)
+            if not self.is_regular(step):  # an interval that ends with a validation only
+                self.save(step)
+            raise Stopped(received, step)
 
     def _signal_to_any(self) -> signal.Signals | None:
         """Returns the signal to heed: this worker's own, or SIGTERM for that of another."""
@@ -131,12 +134,19 @@ class StopEarly(keras.callbacks.Callback):
         checkpoints: hold the metrics.
         metric: which one, and its direction.
         patience: checkpoints without a better value before the run stops.
+        is_validated: whether the dev set is evaluated after a step.
     """
 
     def __init__(
-        self, counter: StepCounter, checkpoints: Checkpoints, metric: Metric, patience: int
+        self,
+        counter: StepCounter,
+        checkpoints: Checkpoints,
+        metric: Metric,
+        patience: int,
+        is_validated: Callable[[int], bool] = lambda step: True,
     ) -> None:
         super().__init__()
+        self.is_validated = is_validated
         self.counter = counter
         self.checkpoints = checkpoints
         self.metric = metric
@@ -155,6 +165,8 @@ class StopEarly(keras.callbacks.Callback):
         return waited >= self.patience
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        if not self.is_validated(self.counter.step):
+            return
         known = sorted(dev_metrics(logs, self.checkpoints.metric))
         if self.metric.name not in known:
             raise InputError(

@@ -7,13 +7,13 @@ from typing import Any, Literal
 import keras
 import tensorflow as tf
 
-from keras_transformer.config import TrainingConfig
 from keras_transformer.data import ParallelText, TokenizedCorpus
 from keras_transformer.models import build_model
 from keras_transformer.tasks import Metric
 from keras_transformer.training.checkpoint_metrics import dev_metrics
 from keras_transformer.training.compilation import compile_for_training
 from keras_transformer.training.input_pipeline import TrainingInput
+from keras_transformer.training.intervals import intervals, validated_epochs
 from keras_transformer.training.lazy_logs import LazyLogs
 from keras_transformer.training.metric_logging import MetricLogger
 from keras_transformer.training.metrics_file import MetricsFile
@@ -78,7 +78,7 @@ class Trainer:
                 metric_logger,
                 *progress,
                 StopOnBadSteps(self.counter, self.checkpoints, self.training.max_bad_steps),
-                SaveCheckpoint(self.counter, self.save, self.task.metric),
+                self._saves_checkpoints(),
                 *self._stops_early(),
                 *stops,
             ]
@@ -92,6 +92,7 @@ class Trainer:
                         initial_epoch=first,
                         epochs=last,
                         steps_per_epoch=interval,
+                        validation_freq=validated_epochs(first, last, self.training),
                         callbacks=LazyLogs(callbacks, self.model),
                         shuffle=False,  # the batches are shuffled already
                         verbose=0,
@@ -164,15 +165,23 @@ class Trainer:
         if dev is None or not self.training.validation_share:
             return []
         measure = DevMetric(self.model, dev, self.run.vocabularies(), self.task, self.training)
-        if self.weight_average is None:
-            return [ValidateMetric(self.task.metric, measure)]
-        return [ValidateMetric(self.task.metric, measure, self.weight_average.applied)]
+        averages: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+        if self.weight_average is not None:
+            averages = self.weight_average.applied
+        is_due = lambda: self.training.is_validated(self.counter.step)  # noqa: E731
+        return [ValidateMetric(self.task.metric, measure, averages, is_due)]
+
+    def _saves_checkpoints(self) -> keras.callbacks.Callback:
+        return SaveCheckpoint(
+            self.counter, self.save, self.task.metric, self.checkpoints.is_regular
+        )
 
     def _stops_early(self) -> list[keras.callbacks.Callback]:
         if self.training.stop_metric is None:
             return []
         metric = self.task.find_metric(self.training.stop_metric)
-        return [StopEarly(self.counter, self.checkpoints, metric, self.training.stop_patience)]
+        patience, is_validated = self.training.stop_patience, self.training.is_validated
+        return [StopEarly(self.counter, self.checkpoints, metric, patience, is_validated)]
 
     def _state(self) -> dict[str, Any]:
         """Returns what training resumes from besides the model and its optimizer."""
@@ -204,12 +213,13 @@ def _add(strategy: tf.distribute.Strategy, value: tf.Tensor) -> Any:
 
 
 class SaveCheckpoint(keras.callbacks.Callback):
-    """Writes a checkpoint, with its metrics, at the end of each interval that `fit` calls an epoch.
+    """Writes a checkpoint, with its metrics, at the end of an interval that `fit` calls an epoch.
 
     Args:
         counter: counts the batches.
         save: writes the checkpoint of a step.
         metric: the task's.
+        is_due: whether a step has a checkpoint.
     """
 
     def __init__(
@@ -217,27 +227,14 @@ class SaveCheckpoint(keras.callbacks.Callback):
         counter: StepCounter,
         save: Callable[[int, dict[str, float]], None],
         metric: Metric | None = None,
+        is_due: Callable[[int], bool] = lambda step: True,
     ) -> None:
         super().__init__()
         self.metric = metric
+        self.is_due = is_due
         self.counter = counter
         self.save = save
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        self.save(self.counter.step, dev_metrics(logs, self.metric))
-
-
-def intervals(step: int, training: TrainingConfig) -> list[tuple[int, int, int]]:
-    """Returns the calls of `fit` that lead from `step` to the end.
-
-    Each is (first epoch, last epoch, steps an epoch), where an epoch ends at a multiple of
-    `checkpoint_steps` or at the end of training.
-    """
-    every, end = training.checkpoint_steps, training.train_steps
-    calls = []
-    while step < end:
-        steps = min(every - step % every, end - step)
-        count = (end - step) // every if steps == every else 1
-        calls.append((step // every, step // every + count, steps))
-        step += count * steps
-    return calls
+        if self.is_due(self.counter.step):
+            self.save(self.counter.step, dev_metrics(logs, self.metric))

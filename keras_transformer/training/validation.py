@@ -45,7 +45,7 @@ class DevMetric:
     """The task's metric of a model on the first sentences of a dev set.
 
     So many of them are taken that their search costs about `validation_share` of the time between
-    two checkpoints, but at least `_MAX_ROWS`. A batch has no more source tokens, padding included,
+    two validations, but at least `_MAX_ROWS`. A batch has no more source tokens, padding included,
     than a part of a training batch: where memory runs out, what makes those smaller helps.
 
     Args:
@@ -78,7 +78,7 @@ class DevMetric:
         self._model = model
         self._task = task
         self._search = search or task.search_config()
-        tokens = training.checkpoint_steps * training.batch_tokens
+        tokens = training.event_steps[1] * training.batch_tokens
         lengths = [len(ids) + 1 for ids in self._target.encode(text.target)]
         affordable = training.validation_share * tokens / SEARCH_COST
         self.num_sentences = count_affordable(lengths, affordable)
@@ -174,6 +174,7 @@ class ValidateMetric(keras.callbacks.Callback):
         measure: gives its value, as `DevMetric` does.
         weights_to_measure: a context in which the model has the weights that are to be measured,
             such as moving averages.
+        is_due: whether the epoch that ends has a validation.
     """
 
     def __init__(
@@ -183,13 +184,15 @@ class ValidateMetric(keras.callbacks.Callback):
         weights_to_measure: Callable[[], contextlib.AbstractContextManager[Any]] = (
             contextlib.nullcontext
         ),
+        is_due: Callable[[], bool] = lambda: True,
     ) -> None:
         super().__init__()
+        self.is_due = is_due
         self.metric = metric
         self.measure = measure
         self.weights_to_measure = weights_to_measure
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        if logs is not None:
+        if logs is not None and self.is_due():
             with self.weights_to_measure():
                 logs[self.metric.name] = self.measure()

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-import common
 from benchmarks.engines import Channel
+from keras_transformer.commands import common
 from keras_transformer.config import EOS_ID, PAD_ID
 
 BEAM_SIZE = 4

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-import common
 from benchmarks.engines import Channel, Engine, Row, take_turns
+from keras_transformer.commands import common
 from keras_transformer.config import EOS_ID, PAD_ID, ModelConfig, TrainingConfig
 from keras_transformer.data import Batch, TokenizedCorpus, training_batches
 from keras_transformer.errors import InputError

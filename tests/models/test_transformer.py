@@ -334,6 +334,28 @@ def test_weights_exist_before_the_first_batch(tmp_path):
     np.testing.assert_array_equal(logits_of(copy, SOURCE, TARGET), logits_of(model, SOURCE, TARGET))
 
 
+@pytest.mark.parametrize(
+    ("name_inputs", "got"),
+    [
+        (lambda ids: [ids, ids], "got (list|tuple|ListWrapper)"),
+        (lambda ids: ids, "got "),
+        (lambda ids: {"src": ids, "tgt": ids}, "got the keys 'src', 'tgt'; name the two inputs"),
+        (lambda ids: {"source": ids}, "got the keys 'source'; name the two inputs"),
+    ],
+)
+def test_inputs_without_their_names_are_refused(model, name_inputs, got):
+    ids = np.array([[5, 6, 3], [7, 3, 0]])
+    trained = Transformer(model.config)
+    trained.compile(loss=SmoothedCrossEntropy(), jit_compile=False)
+    wanted = r'the model takes {"source": ids \[B, S\], "target": ids \[B, T\] shifted right}, '
+    with pytest.raises(InputError, match=wanted + got):
+        model(name_inputs(ids))
+    with pytest.raises(InputError, match=wanted + got):
+        trained.fit(name_inputs(ids), ids, verbose=0)
+    with pytest.raises(InputError, match=wanted + got):
+        trained.predict(name_inputs(ids), verbose=0)
+
+
 def test_the_model_is_called_symbolically():
     inputs = {name: keras.Input((None,), dtype="int32", name=name) for name in ("source", "target")}
     model = make_model(ALL_OPTIONS)

@@ -14,11 +14,11 @@ from tensorflow.core.protobuf import saved_model_pb2
 
 from keras_transformer.config import SearchConfig
 from keras_transformer.errors import InputError
+from keras_transformer.export_versions import choose_version, read_model_card
 from keras_transformer.inference import Translator
 from keras_transformer.inference.precision import in_precision
 from keras_transformer.models import Ensemble
 from keras_transformer.serving import export, load_exported
-from keras_transformer.serving.versions import choose_version, read_model_card
 
 _SERVER_FILES = ["batching_parameters.txt", "models.config", "monitoring.config"]
 _BATCHES = [

@@ -175,6 +175,27 @@ def test_text_is_normalized_as_asked_for(two_lines):
     assert alone.decode(alone.encode(["½"])) == ["½"]
 
 
+def test_rare_characters_are_unknown_where_fewer_are_to_be_covered(two_lines):
+    common, rare = "a" * 98, "é"
+    pathlib.Path(two_lines.train_source).write_text(f"{common}\n{rare}\n", encoding="utf-8")
+    data = two_lines.replace(train_target=two_lines.train_source)
+    full, partial = (
+        make_vocabularies(data.replace(character_coverage=share))[0] for share in (1.0, 0.98)
+    )
+    assert full.decode(full.encode(["a", "é"])) == ["a", "é"]
+    assert partial.decode(partial.encode(["a", "é"])) == ["a", "⁇"]
+
+
+def test_unknown_characters_are_spelled_as_bytes_where_that_is_asked_for(two_lines):
+    data = two_lines.replace(vocabulary_size=300)
+    without, with_bytes = (
+        make_vocabularies(data.replace(byte_fallback=each))[0] for each in (False, True)
+    )
+    assert without.decode(without.encode(["木"])) == ["⁇"]
+    assert with_bytes.decode(with_bytes.encode(["木"])) == ["木"]
+    assert with_bytes.pieces(with_bytes.encode(["木"])[0])[-3:] == ["<0xE6>", "<0x9C>", "<0xA8>"]
+
+
 @pytest.fixture
 def processes(monkeypatch):
     """Makes any text a large one, and gives a list that grows with each process started."""

@@ -27,7 +27,7 @@ from keras_transformer.training import (
     train,
     trainer,
 )
-from keras_transformer.training.trainer import intervals
+from keras_transformer.training.intervals import intervals
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -237,6 +237,28 @@ def test_a_run_whose_newest_checkpoint_is_damaged_goes_on_from_the_one_before(
 def test_checkpoints_come_at_multiples_and_at_the_end(step, every, end, calls):
     training = tiny_run.training_config(checkpoint_steps=every, train_steps=end)
     assert intervals(step, training) == calls
+
+
+@pytest.mark.parametrize(
+    ("validation_steps", "checkpoints", "validations"),
+    [(2, [4, 8, 10], [2, 4, 6, 8, 10]), (8, [4, 8, 10], [8, 10])],
+)
+def test_validations_may_come_more_or_less_often_than_checkpoints(
+    tmp_path, validation_steps, checkpoints, validations
+):
+    run = tiny_run.create(
+        tmp_path / "run", num_layers=1, train_steps=10, validation_steps=validation_steps,
+        log_steps=100, stop_metric="val_loss",
+    )  # fmt: skip
+    train(run, tiny_run.corpus(), tiny_run.text(16, seed=1), show=False)
+    assert run.checkpoints().steps() == checkpoints
+    rows = {row["step"]: row for row in metrics(run)}
+    assert [step for step, row in rows.items() if "val_loss" in row] == validations
+    assert [step for step, row in rows.items() if "bleu" in row] == validations
+    kept = run.checkpoints().metrics.read()
+    assert list(kept) == [step for step in checkpoints if step in validations]
+    for step, values in kept.items():
+        assert values["val_loss"] == pytest.approx(rows[step]["val_loss"], rel=1e-4)
 
 
 # Settings

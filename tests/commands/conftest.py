@@ -1,17 +1,13 @@
-"""The commands as a user runs them: in a process of their own, or, to save time, in this one."""
+"""Commands and benchmarks, run through scripts/: in a process of their own or, faster, in this."""
 
-import io
+import collections
 import os
 import pathlib
 import random
-import runpy
 import subprocess
 import sys
-from typing import NamedTuple
-from unittest import mock
 
 import pytest
-from absl import app, flags
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _SCRIPTS = _ROOT / "scripts"
@@ -32,12 +28,7 @@ _TINY = [
 ]
 
 
-class Result(NamedTuple):
-    """What a command left: its exit status and what it wrote."""
-
-    code: int
-    out: str
-    err: str
+Result = collections.namedtuple("Result", "code out err")
 
 
 def _environment():
@@ -70,37 +61,6 @@ def run(start):
     return run
 
 
-@pytest.fixture
-def call(monkeypatch, capsys):
-    """Runs a script in this process, which has loaded TensorFlow already."""
-    app.define_help_flags()
-    monkeypatch.syspath_prepend(str(_SCRIPTS))
-
-    def call(script, *arguments, stdin=b""):
-        path = str(_SCRIPTS / script)
-        monkeypatch.setattr(sys, "argv", [path, *map(str, arguments)])
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-        others = set(flags.FLAGS)
-        capsys.readouterr()
-        code = 0
-        try:
-            # What a script sets for its TensorFlow is not for the processes of later tests.
-            with mock.patch.dict(os.environ):
-                runpy.run_path(path, run_name="__main__")
-        except SystemExit as error:  # its text is what Python would print
-            code = error.code
-            if isinstance(code, str):
-                print(code, file=sys.stderr)
-                code = 1
-        finally:
-            for name in set(flags.FLAGS) - others:
-                delattr(flags.FLAGS, name)
-            flags.FLAGS.unparse_flags()
-        return Result(code or 0, *capsys.readouterr())
-
-    return call
-
-
 @pytest.fixture(scope="session")
 def texts(tmp_path_factory):
     """A folder with train, dev and test files: letters in .a, as many of the alphabet in .b."""
@@ -116,7 +76,7 @@ def texts(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def train_flags(texts):
-    """The flags of scripts/train.py for a very small model on these texts."""
+    """The flags of train for a very small model on these texts."""
     files = [
         f"--{split}_{side}={texts}/{split}.{ending}"
         for split in ("train", "dev", "test")
@@ -127,7 +87,7 @@ def train_flags(texts):
 
 @pytest.fixture(scope="session")
 def trained(run, train_flags, tmp_path_factory):
-    """A run directory that scripts/train.py has made; tests that change it take a copy."""
+    """A run directory that train has made; tests that change it take a copy."""
     run_dir = tmp_path_factory.mktemp("runs") / "tiny"
     result = run("train.py", f"--run_dir={run_dir}", *train_flags)
     assert result.code == 0, result.err

@@ -1,4 +1,4 @@
-"""scripts/train.py: what it makes, how it goes on, and what it refuses."""
+"""The command train: what it makes, how it goes on, and what it refuses."""
 
 import functools
 import gzip
@@ -76,6 +76,47 @@ def test_another_configuration_is_refused_with_each_difference(call, copy, train
     assert _contents(copy) == before
 
 
+def test_the_run_directory_alone_resumes_the_run(call, copy):
+    before = json.loads((copy / "config.json").read_text())
+    for path in (copy / "checkpoints").glob("*40*"):
+        path.unlink()
+    result = call("train.py", f"--run_dir={copy}")
+    assert (result.code, result.err) == (0, "")
+    assert "number names" not in result.out
+    assert "from step 20 on" in result.out
+    assert "Trained 40 steps on " in result.out
+    assert json.loads((copy / "config.json").read_text()) == before
+
+
+def test_more_steps_are_all_that_has_to_be_given_to_train_on(call, copy):
+    before = json.loads((copy / "config.json").read_text())
+    result = call("train.py", f"--run_dir={copy}", "--train_steps=45", "--log_steps=3")
+    assert (result.code, result.err) == (0, "")
+    assert "from step 40 on" in result.out
+    after = json.loads((copy / "config.json").read_text())
+    assert after["training"] == before["training"] | {"train_steps": 45, "log_steps": 3}
+    assert (after["model"], after["data"]) == (before["model"], before["data"])
+
+
+def test_only_the_flag_that_differs_is_named(call, copy, refused):
+    before = _contents(copy)
+    for flag, difference in (
+        ("--num_layers=2", "num_layers is 1 there and 2 here"),
+        ("--seed=7", "seed is 1 there and 7 here"),
+        ("--vocabulary_size=30", "vocabulary_size is 20 there and 30 here"),
+        ("--dataset=number_names/en-de", "dataset is None there and 'number_names/en-de' here"),
+    ):
+        result = call("train.py", f"--run_dir={copy}", flag, "--train_steps=50")
+        refused(result, f" holds another run: {difference}; leave these flags out")
+    assert _contents(copy) == before
+
+
+def test_a_preset_that_is_given_again_is_compared_as_its_values(call, copy, refused):
+    result = call("train.py", f"--run_dir={copy}", "--preset=tiny", "--train_steps=50")
+    refused(result, "num_layers is 1 there and 4 here; ", "dropout is 0.0 there and 0.3 here")
+    assert "seed" not in result.err
+
+
 def test_a_damaged_checkpoint_is_told_and_the_one_before_it_taken(call, copy, train_flags):
     (data,) = (copy / "checkpoints").glob("step-40.data*")
     data.write_bytes(data.read_bytes()[:1000])
@@ -119,6 +160,25 @@ def test_a_dev_file_that_is_missing_is_told_before_anything_is_made(
     refused(result, "absent.en does not exist; expected a text file")
     assert result.out == ""
     assert not (tmp_path / "run").exists()
+
+
+def test_a_test_file_that_is_missing_is_told_before_anything_is_made(
+    call, tmp_path, train_flags, refused
+):
+    options = ("--test_source=absent.en", "--test_target=absent.de")
+    result = call("train.py", f"--run_dir={tmp_path}/run", *train_flags, *options)
+    refused(result, "absent.en does not exist; expected a text file")
+    assert result.out == ""
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_whose_test_files_are_gone_is_resumed(call, copy, tmp_path):
+    config = json.loads((copy / "config.json").read_text())
+    config["data"]["test_source"] = str(tmp_path / "gone")
+    (copy / "config.json").write_text(json.dumps(config))
+    result = call("train.py", f"--run_dir={copy}")
+    assert (result.code, result.err) == (0, "")
+    assert "Nothing to do" in result.out
 
 
 def test_a_vocabulary_that_the_text_cannot_support_is_refused_with_a_size_that_it_can(

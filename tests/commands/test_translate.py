@@ -1,14 +1,13 @@
 """scripts/translate.py and scripts/evaluate.py: order and number of lines, scores, bad input."""
 
-import importlib
 import json
-import pathlib
 import shutil
 
 import pytest
 
 from keras_transformer import serving, training
 from keras_transformer.client import Translation
+from keras_transformer.commands.common import find_checkpoints
 
 
 @pytest.fixture(scope="session")
@@ -172,8 +171,7 @@ def test_each_of_several_runs_has_a_checkpoint_of_its_own(monkeypatch):
             return f"{which} of {self.path}"
 
     monkeypatch.setattr(training, "RunDirectory", Run)
-    monkeypatch.syspath_prepend(pathlib.Path(__file__).resolve().parents[2] / "scripts")
-    found = importlib.import_module("common").find_checkpoints("a,b", "best,latest")
+    found = find_checkpoints("a,b", "best,latest")
     names = ["best of a", "latest of a", "best of b", "latest of b"]
     assert [(run.path, name) for run, name in found] == [(name[-1], name) for name in names]
 

@@ -1,16 +1,19 @@
 """What all commands share: flags, help, one-line errors, and what happens to their output."""
 
 import dataclasses
-import importlib
 import inspect
 import os
 import pathlib
 import re
 import signal
+import sys
 import textwrap
 
 import pytest
+from absl import flags
 
+from keras_transformer.commands import config_flags
+from keras_transformer.commands.main import COMMANDS, main
 from keras_transformer.config import DataConfig, SearchConfig, TrainingConfig, TransformerConfig
 from keras_transformer.tasks import TranslationTask
 
@@ -36,9 +39,9 @@ def write_script(tmp_path):
     def write(body):
         path = tmp_path / "small.py"
         path.write_text(
-            f"import sys\nsys.path.append({str(_FOLDER)!r})\nimport common\n"
+            "from keras_transformer.commands.main import run\n"
             "from keras_transformer.errors import InputError\n"
-            f"def main(arguments):\n{textwrap.indent(body, '    ')}\ncommon.run(main)\n"
+            f"def main(arguments):\n{textwrap.indent(body, '    ')}\nrun(main)\n"
         )
         return path
 
@@ -46,13 +49,16 @@ def write_script(tmp_path):
 
 
 def test_no_script_is_left_out_here():
-    texts = {path.stem: path.read_text(encoding="utf-8") for path in _FOLDER.glob("*.py")}
-    assert _FLAGS.keys() == {name for name, text in texts.items() if "common.run(main)" in text}
+    scripts = {path.stem for path in _FOLDER.glob("*.py")}
+    assert _FLAGS.keys() == scripts == {"benchmark", *COMMANDS}
 
 
 @pytest.mark.parametrize("script", _FLAGS)
-def test_help_explains_every_flag_of_a_script(run, script):
-    result = run(f"{script}.py", "--help")
+def test_help_explains_every_flag_of_a_script_and_loads_no_tensorflow(run, tmp_path, script):
+    # Loading TensorFlow would fail, and take seconds.
+    (tmp_path / "tensorflow.py").write_text("raise SystemExit('TensorFlow was loaded')")
+    path = f"{tmp_path}{os.pathsep}{_FOLDER.parent}"
+    result = run(f"{script}.py", "--help", cwd=tmp_path, env={"PYTHONPATH": path})
     assert (result.code, result.err) == (0, "")
     assert f"python scripts/{script}.py " in result.out  # an example
     explained = dict(re.findall(r"^  --(?:\[no\])?(\w+): (.+)$", result.out, re.M))
@@ -61,12 +67,14 @@ def test_help_explains_every_flag_of_a_script(run, script):
     assert "None" not in result.out
 
 
-def test_help_may_be_asked_for_in_short(run):
-    assert run("plot_run.py", "-h") == run("plot_run.py", "--help")
+def test_help_may_be_asked_for_in_short(call):
+    result = call("plot_run.py", "-h")
+    assert result == call("plot_run.py", "--help")
+    assert result.code == 0
 
 
-def test_help_gives_the_defaults_of_each_preset(run):
-    text = " ".join(run("train.py", "--help").out.split())
+def test_help_gives_the_defaults_of_each_preset(call):
+    text = " ".join(call("train.py", "--help").out.split())
     assert "Default: 128 in tiny, 512 in base, 1024 in big." in text
     assert "Default: 2048 in tiny, 25000 in base, 25000 in big." in text
     assert "Default: model_dim / num_heads." in text
@@ -135,13 +143,63 @@ def test_help_gives_the_defaults_of_each_preset(run):
     ],
 )
 def test_a_wrong_flag_is_told_before_anything_is_loaded(
-    run, refused, tmp_path, script, arguments, parts
+    call, refused, tmp_path, monkeypatch, script, arguments, parts
 ):
-    # Only Python itself: loading TensorFlow would fail, and take seconds.
-    (tmp_path / "tensorflow.py").write_text("raise SystemExit('TensorFlow was loaded')")
-    path = f"{tmp_path}{os.pathsep}{_FOLDER.parent}"
-    refused(run(f"{script}.py", *arguments, cwd=tmp_path, env={"PYTHONPATH": path}), *parts)
+    monkeypatch.setitem(sys.modules, "tensorflow", None)  # importing it fails
+    monkeypatch.chdir(tmp_path)
+    refused(call(f"{script}.py", *arguments), *parts)
     assert not (tmp_path / "x").exists()
+
+
+# The installed command
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    """Runs keras-transformer in this process and gives its exit status, output and errors."""
+
+    def command(*arguments):
+        monkeypatch.setattr(sys, "argv", ["/usr/bin/keras-transformer", *arguments])
+        others = set(flags.FLAGS)
+        try:
+            main()
+        except SystemExit as error:
+            return error.code, *capsys.readouterr()
+        finally:
+            for name in set(flags.FLAGS) - others:
+                delattr(flags.FLAGS, name)
+            for name in COMMANDS:
+                sys.modules.pop(f"keras_transformer.commands.{name}", None)
+        return 0, *capsys.readouterr()
+
+    return command
+
+
+def test_the_installed_command_lists_its_commands(command):
+    code, listing, errors = command("--help")
+    assert (code, errors) == (0, "")
+    assert re.findall(r"^  (\w+)  +[a-z]", listing, re.M) == list(COMMANDS)
+    assert command() == (listing.rstrip("\n"), "", "")  # Python writes it and exits with 1
+    wrong, _, _ = command("trian")
+    assert wrong.startswith("keras-transformer: unknown command 'trian'; did you mean train?\n")
+    assert wrong.endswith(listing.rstrip("\n"))
+    assert "did you mean" not in command("--server")[0]
+
+
+def test_help_and_errors_of_the_installed_command_name_it(command):
+    code, text, _ = command("average_checkpoints", "--help")
+    assert code == 0
+    assert "\nkeras-transformer average_checkpoints --run_dir=runs/mine --last=20\n" in text
+    error, _, _ = command("average_checkpoints")
+    assert error.startswith("keras-transformer average_checkpoints: --run_dir must be given; ")
+
+
+def test_setup_installs_the_command():
+    setup = (_FOLDER.parent / "setup.py").read_text(encoding="utf-8")
+    assert f"keras-transformer = {main.__module__}:{main.__name__}" in setup
+
+
+# Errors and output
 
 
 def test_an_input_error_is_one_line_and_a_defect_keeps_its_traceback(run, write_script, refused):
@@ -193,11 +251,9 @@ def test_ctrl_c_ends_with_130_and_one_line(start, write_script):
 )
 @pytest.mark.parametrize("docstring", [lambda text: text, inspect.cleandoc], ids=["3.10", "3.13"])
 def test_every_field_has_its_help_however_python_keeps_docstrings(monkeypatch, config, docstring):
-    monkeypatch.syspath_prepend(str(_FOLDER))
-    common = importlib.import_module("common")
-    expected = common._attribute_help(config)
+    expected = config_flags._attribute_help(config)
     monkeypatch.setattr(config, "__doc__", docstring(_source_docstring(config)))
-    found = common._attribute_help(config)
+    found = config_flags._attribute_help(config)
     assert found == expected
     names = {field.name for field in dataclasses.fields(config)}
     assert {name for name, text in found.items() if len(text) > 10} >= names

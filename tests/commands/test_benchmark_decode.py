@@ -210,6 +210,7 @@ def test_a_test_set_is_left_out_with_a_line_that_says_why(call, flag):
 
 def test_a_model_with_random_weights_never_wants_a_symbol_that_is_left_out(modules):
     import tensorflow as tf
+
     from benchmarks.workloads import random_model
 
     model, vocabulary = random_model("tiny", 100)

@@ -5,21 +5,22 @@ comes of it is written to standard output in the order of the input.
 """
 
 import itertools
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
-import common
 from keras_transformer.config import SAMPLING_OPTIONS, SearchConfig
 from keras_transformer.errors import InputError
+from keras_transformer.text_files import iterate_lines
 
 if TYPE_CHECKING:
     from keras_transformer.client import Client, Translation
     from keras_transformer.inference import BatchTranslator
 
-flags.disclaim_key_flags()  # --help of a script lists the flags that it defines through here
+flags.disclaim_key_flags()  # these are flags of the command that defines them through here
 
 # Lines that are sorted by length together; their translations come out together.
 _LINES_AT_ONCE = 10_000
@@ -121,6 +122,22 @@ def lines_at_once(paths: list[str]) -> int:
     return _LINES_AT_ONCE
 
 
+def read_input(paths: list[str]) -> Iterator[str]:
+    """Returns the lines of files, one file after the other, or of standard input.
+
+    Raises:
+        InputError: at once where a file does not exist; later where text is not UTF-8.
+    """
+    if not paths:
+        return _standard_input()
+    for path in paths:
+        if not os.path.exists(path):
+            raise InputError(
+                f"the file {path} does not exist; name files, or give sentences on standard input"
+            )
+    return itertools.chain.from_iterable(map(iterate_lines, paths))
+
+
 def _read_together(
     lines: Iterator[str], beside: str | None, at_once: int
 ) -> Iterator[tuple[list[str], list[str]]]:
@@ -129,7 +146,7 @@ def _read_together(
     Raises:
         InputError: the file `beside` has fewer lines, or more.
     """
-    others = iter(()) if beside is None else common.read_input([beside])
+    others = iter(()) if beside is None else read_input([beside])
     number = 0
     while sentences := list(itertools.islice(lines, at_once)):
         partners = list(itertools.islice(others, len(sentences)))
@@ -196,3 +213,13 @@ def _write(
         start = f"{number}\t{score:.4f}\t" if with_scores else ""
         sys.stdout.write(f"{start}{edit(text)}{ending}\n")
         ending = ""
+
+
+def _standard_input() -> Iterator[str]:
+    for number, line in enumerate(sys.stdin.buffer, start=1):
+        try:
+            yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            raise InputError(
+                f"standard input, line {number} is not UTF-8: {error.reason}; convert it first"
+            ) from error

@@ -1,0 +1,110 @@
+"""What the commands share: loading TensorFlow and models, and checks of arguments and outputs."""
+
+import os
+import pathlib
+import tempfile
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from keras_transformer.errors import InputError
+from keras_transformer.host import keep_memory
+
+if TYPE_CHECKING:
+    from keras_transformer.training import RunDirectory
+
+
+def load_tensorflow(*, one_dnn: bool = True) -> bool:
+    """Imports TensorFlow without the lines about the machine that it prints at start.
+
+    Its errors are raised as exceptions too, so that nothing is lost with its log. Before that,
+    malloc is set to keep memory (`keras_transformer.keep_memory`), and whether it does is returned.
+
+    Args:
+        one_dnn: whether it uses oneDNN on CPUs where the environment does not say. That prepares
+            itself anew for every shape, and the shapes of decoding change from step to step:
+            in float32 it takes a third longer with it.
+    """
+    keeps_memory = keep_memory()
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    if not one_dnn:
+        os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
+    saved = os.dup(2)
+    with tempfile.TemporaryFile() as sink:
+        os.dup2(sink.fileno(), 2)
+        try:
+            import tensorflow as tf
+
+            tf.config.list_physical_devices()  # looks for a GPU, loudly where there is none
+        except BaseException:
+            sink.seek(0)
+            os.write(saved, sink.read())
+            raise
+        finally:
+            os.dup2(saved, 2)
+            os.close(saved)
+    return keeps_memory
+
+
+def find_checkpoints(run_dirs: str, checkpoints: str) -> "list[tuple[RunDirectory, str]]":
+    """Returns runs and the full names of their checkpoints: one model each.
+
+    Args:
+        run_dirs: directories of runs, separated by commas.
+        checkpoints: as --checkpoint takes them, of each run, separated by commas.
+
+    Raises:
+        InputError: there is no such run, or it has no checkpoint that `checkpoints` could mean. A
+            step or average that is missing is reported when it is loaded.
+    """
+    from keras_transformer.training import RunDirectory
+
+    found = []
+    for path in run_dirs.split(","):
+        run = RunDirectory(path)
+        run.configs()  # tells where there is no run
+        found += [(run, run.checkpoints().find(name)) for name in checkpoints.split(",")]
+    return found
+
+
+def load_translator(found: "Sequence[tuple[RunDirectory, str]]") -> "tuple[Any, Any, Any]":
+    """Returns a model and its vocabularies: an ensemble of several checkpoints.
+
+    Args:
+        found: by `find_checkpoints`.
+
+    Raises:
+        InputError: a checkpoint is damaged, or the runs' vocabularies differ.
+    """
+    from keras_transformer.models import Ensemble
+
+    runs = [run for run, _ in found]
+    source, target = runs[0].vocabularies()
+    for run in runs[1:]:
+        if [each.fingerprint for each in run.vocabularies()] != [
+            source.fingerprint,
+            target.fingerprint,
+        ]:
+            raise InputError(
+                f"the vocabularies of {run.path} and {runs[0].path} differ; an ensemble needs runs "
+                "that were trained with the same --vocabulary"
+            )
+    models = [run.load_model(name) for run, name in found]
+    return (models[0] if len(models) == 1 else Ensemble(models)), source, target
+
+
+def refuse_arguments(arguments: list[str]) -> None:
+    """Raises `InputError` where a command that takes flags only got something else."""
+    if arguments:
+        raise InputError(
+            f"unexpected argument {arguments[0]!r}; all options are flags, as in --name=value"
+        )
+
+
+def check_output(path: pathlib.Path) -> None:
+    """Raises `InputError`, before long work, where its result could not be written to a file."""
+    if path.is_dir():
+        raise InputError(f"{path} is a folder; give the name of a file in it")
+    if not path.parent.is_dir():
+        raise InputError(f"the folder {path.parent} does not exist; make it first")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise InputError(f"{path} may not be written to; give another path")

@@ -1,0 +1,169 @@
+"""Exports a trained model as a SavedModel that takes sentences and returns translations.
+
+keras-transformer export --run_dir=runs/numbers --export_dir=exports/numbers
+keras-transformer export --run_dir=runs/numbers --export_dir=exports/ct2 --format=ctranslate2
+"""
+
+import pathlib
+from typing import TYPE_CHECKING, Any
+
+from absl import flags
+
+from keras_transformer.commands import common, config_flags
+from keras_transformer.config import SearchConfig
+from keras_transformer.errors import InputError
+
+if TYPE_CHECKING:
+    from keras_transformer.training import RunDirectory
+
+    Found = list[tuple[RunDirectory, str]]
+
+_RUN_DIR = flags.DEFINE_string(
+    "run_dir",
+    None,
+    "Directory of a training run. Several, separated by commas, translate together.",
+    required=True,
+)
+_EXPORT_DIR = flags.DEFINE_string(
+    "export_dir", None, "The model's folder, which gets a folder for each version.", required=True
+)
+_VERSION = flags.DEFINE_integer("version", None, "Version to write. Default: the next one.")
+_NAME = flags.DEFINE_string(
+    "name", None, "What requests will call the model. Default: the name of its folder."
+)
+_FORMAT = flags.DEFINE_enum(
+    "format",
+    "saved_model",
+    ["saved_model", "ctranslate2"],
+    "A SavedModel for TensorFlow Serving, or a folder for the CTranslate2 library.",
+)
+_QUANTIZATION = flags.DEFINE_string(
+    "quantization", None, "How CTranslate2 stores weights, such as int8. Default: as float32."
+)
+_PRECISION = flags.DEFINE_enum(
+    "precision",
+    "float32",
+    ["float32", "bfloat16", "int8"],
+    "How a SavedModel stores weights: bfloat16 computes in it as well; int8 makes the file "
+    "smaller, and a server's memory larger.",
+)
+_WARM_UP_FILE = flags.DEFINE_string(
+    "warm_up_file",
+    None,
+    "Sentences, one a line, that try the export out and warm up the server. Default: the run's "
+    "dev set where it can be read, else text made up of the vocabulary.",
+)
+_XLA = flags.DEFINE_boolean(
+    "xla",
+    False,
+    "Compile the search with XLA, for the shapes of --xla_batch_sizes and --xla_lengths: a single "
+    "sentence is faster, a full batch hardly, and each shape takes memory and seconds of warm-up. "
+    "The stock server refuses it unless started with --xla_cpu_compilation_enabled.",
+)
+_XLA_SHAPES = ("xla_batch_sizes", "xla_lengths")
+flags.DEFINE_list("xla_batch_sizes", ["1", "8", "64"], "Sentences of a batch.")
+flags.DEFINE_list("xla_lengths", ["16", "32", "64"], "Tokens of a source and EOS.")
+_CHECKPOINT = config_flags.define_checkpoint_flag()
+config_flags.define_flags(SearchConfig)
+
+
+def main(arguments: list[str]) -> None:
+    common.refuse_arguments(arguments)
+    given = config_flags.given_flags(SearchConfig)
+    SearchConfig(**given)  # so that a wrong value is reported at once
+    _refuse_what_has_no_use(given)
+    common.load_tensorflow()
+
+    found = common.find_checkpoints(_RUN_DIR.value, _CHECKPOINT.value)
+    if _FORMAT.value == "ctranslate2":
+        path = _export_ctranslate2(found)
+    else:
+        path = _export_saved_model(found, given)
+    size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    print(f"Exported checkpoint {_names(found)} to {path} ({size / 1e6:.1f} MB).")
+
+
+def _export_saved_model(found: "Found", given: dict[str, Any]) -> pathlib.Path:
+    from keras_transformer.export_versions import read_model_card
+    from keras_transformer.inference import Translator, XlaShapes
+    from keras_transformer.inference.precision import in_precision
+    from keras_transformer.serving import export
+    from keras_transformer.serving.model_card import describe_run
+
+    run = found[0][0]
+    search = run.configs().task.search_config(given)
+    sentences = _sentences(run)
+    xla = None
+    if _XLA.value:
+        xla = XlaShapes(_numbers("xla_batch_sizes"), _numbers("xla_lengths"))
+    model, source, target = common.load_translator(found)
+    path = export(
+        Translator(
+            in_precision(model, _PRECISION.value),
+            source,
+            target,
+            search,
+            xla,
+            found[0][0].configs().task.constraints,
+        ),
+        _EXPORT_DIR.value,
+        _VERSION.value,
+        name=_NAME.value,
+        sentences=sentences,
+        training=[describe_run(*each) for each in found],
+    )
+    for name, signature in read_model_card(path)["signatures"].items():
+        inputs, outputs = (", ".join(signature[side]) for side in ("inputs", "outputs"))
+        print(f"{name + ':':<20} {inputs} -> {outputs}")
+    return path
+
+
+def _export_ctranslate2(found: "Found") -> pathlib.Path:
+    from keras_transformer.export_versions import choose_version
+    from keras_transformer.interop.ctranslate2 import export_ctranslate2
+
+    base = pathlib.Path(_EXPORT_DIR.value)
+    version = choose_version(base, _VERSION.value, "CTranslate2")
+    parts = common.load_translator(found)
+    return export_ctranslate2(*parts, base / str(version), quantization=_QUANTIZATION.value)
+
+
+def _names(found: "Found") -> str:
+    return ",".join(name for _, name in found)
+
+
+def _numbers(name: str) -> tuple[int, ...]:
+    """Returns the value of a flag that lists numbers."""
+    try:
+        return tuple(int(each) for each in flags.FLAGS[name].value or [])
+    except ValueError as error:
+        raise InputError(f"--{name} must be numbers separated by commas, such as 1,8,64") from error
+
+
+def _sentences(run: "RunDirectory") -> list[str]:
+    """Returns the sentences to warm up with; none where the run's dev set is not here now."""
+    from keras_transformer.data import read_lines
+    from keras_transformer.training import read_validation_text
+
+    if _WARM_UP_FILE.value is not None:
+        return read_lines(_WARM_UP_FILE.value)
+    try:
+        configs = run.configs()
+        text = read_validation_text(configs.data, configs.task)
+    except InputError:
+        return []
+    return [] if text is None else list(text.source)
+
+
+def _refuse_what_has_no_use(search_flags: dict[str, object]) -> None:
+    """Raises `InputError` for a flag that goes with the other format only."""
+    if _FORMAT.value == "ctranslate2":
+        names = ["name", "warm_up_file", "precision", "xla", *_XLA_SHAPES, *search_flags]
+    else:
+        names = ["quantization"]
+    for name in names:
+        if flags.FLAGS[name].present:
+            raise InputError(f"--{name} has no use with --format={_FORMAT.value}; leave it out")
+    for name in _XLA_SHAPES:
+        if flags.FLAGS[name].present and not _XLA.value:
+            raise InputError(f"--{name} has no use without --xla; give that too, or leave it out")

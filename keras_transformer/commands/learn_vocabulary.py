@@ -1,0 +1,59 @@
+"""Learns a SentencePiece vocabulary from text files, plain or .gz.
+
+    keras-transformer learn_vocabulary --output=shared.model --vocabulary_size=8000 \\
+        train.en train.de
+"""
+
+import itertools
+import pathlib
+from typing import Any
+
+from absl import flags
+
+from keras_transformer.commands import common, config_flags
+from keras_transformer.config import DataConfig
+from keras_transformer.errors import InputError
+from keras_transformer.text_files import iterate_lines
+
+_OUTPUT = flags.DEFINE_string(
+    "output", None, "File to write, for --vocabulary of keras-transformer train.", required=True
+)
+_NORMALIZATION = flags.DEFINE_enum(
+    "normalization",
+    "nfkc",
+    ["nfkc", "identity"],
+    "Unicode NFKC, or leave characters alone, as text that is tokenized already needs it.",
+)
+_MAX_SENTENCES = flags.DEFINE_integer(
+    "max_sentences", None, "Learn from a random sample of so many lines.", lower_bound=1
+)
+# Flags of train: the arguments of `learn_vocabulary` that they stand for.
+_OPTIONS = {
+    "vocabulary_size": "size",
+    "vocabulary_kind": "kind",
+    "character_coverage": "character_coverage",
+    "byte_fallback": "byte_fallback",
+}
+config_flags.define_flags(DataConfig, _OPTIONS)
+
+
+def main(arguments: list[str]) -> None:
+    if not arguments:
+        raise InputError("no text files given; name one or several after the flags")
+    output = pathlib.Path(_OUTPUT.value)
+    if output.exists():
+        raise InputError(f"{output} exists already; give another --output, or remove it first")
+    common.check_output(output)
+    common.load_tensorflow()
+    from keras_transformer.text import learn_vocabulary
+
+    options: dict[str, Any] = {"size": DataConfig.vocabulary_size}
+    options |= {_OPTIONS[name]: each for name, each in config_flags.given_flags(DataConfig).items()}
+    vocabulary = learn_vocabulary(
+        itertools.chain.from_iterable(map(iterate_lines, arguments)),
+        normalization=_NORMALIZATION.value,  # type: ignore[arg-type]  # one of its choices
+        max_sentences=_MAX_SENTENCES.value,
+        **options,
+    )
+    vocabulary.save(output)
+    print(f"Wrote {vocabulary.size:,} tokens to {output}.")

@@ -1,0 +1,152 @@
+"""The command keras-transformer: finds a command, parses its flags, reports its errors.
+
+Each command is a module of this folder with a function `main`, which takes the positional
+arguments. Importing it defines its flags, so only the one that runs is imported.
+"""
+
+import difflib
+import importlib
+import io
+import os
+import pathlib
+import re
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from absl import flags
+
+from keras_transformer.errors import InputError
+
+COMMANDS = {
+    "train": "train a model, or resume a run",
+    "translate": "translate files or standard input with a run or an exported model",
+    "evaluate": "translate a test set and compute its metrics",
+    "export": "export a model as a SavedModel, or for CTranslate2",
+    "serve_client": "translate with a model server",
+    "average_checkpoints": "average the weights of a run's checkpoints",
+    "learn_vocabulary": "learn a SentencePiece vocabulary from text files",
+    "plot_run": "plot the metrics of one or several runs",
+}
+
+
+def main() -> None:
+    """Runs the command that the first argument names: the entry point of keras-transformer."""
+    name, *arguments = sys.argv[1:] or [""]
+    if name in COMMANDS:
+        program = f"keras-transformer {name}"
+        run_command(name, [program, *arguments], example=program)
+        return
+    if name in ("-h", "--help", "help"):
+        print(_listing())
+        return
+    lines = []
+    if name:
+        close = difflib.get_close_matches(name, COMMANDS, 1)
+        advice = f"; did you mean {close[0]}?" if close else ""
+        lines = [f"keras-transformer: unknown command {name!r}{advice}", ""]
+    sys.exit("\n".join([*lines, _listing()]))
+
+
+def run_script(path: str) -> None:
+    """Runs the command of the same name as a script; its help and errors name the script."""
+    script = pathlib.Path(path)
+    example = f"python scripts/{script.name}"
+    run_command(script.stem, [script.name, *sys.argv[1:]], example=example)
+
+
+def run_command(name: str, argv: list[str], example: str) -> None:
+    """Imports a command and runs it.
+
+    Args:
+        name: one of `COMMANDS`.
+        argv: how errors name the program, then its arguments.
+        example: how the help texts write "keras-transformer NAME".
+    """
+    module = importlib.import_module(f"keras_transformer.commands.{name}")
+    run(module.main, argv, (module.__doc__ or "").replace(f"keras-transformer {name}", example))
+
+
+def run(
+    main: Callable[[list[str]], None], argv: list[str] | None = None, description: str | None = None
+) -> None:
+    """Parses the command line and runs a command's `main` with its positional arguments.
+
+    An `InputError` becomes one line on standard error and exit status 1. Ctrl-C exits with 130;
+    `main` may raise `KeyboardInterrupt` anew with a text to print.
+
+    Args:
+        main: of a module that has defined its flags.
+        argv: the program's name and its arguments; None means those of this process.
+        description: what --help shows before the flags; None means the docstring of that module.
+    """
+    name, *arguments = [os.path.basename(sys.argv[0]), *sys.argv[1:]] if argv is None else argv
+    if description is None:
+        description = main.__globals__["__doc__"]
+    try:
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(encoding="utf-8")  # whatever the locale
+        flags.DEFINE_flag(_HelpFlag(f"{description}\n", main.__module__))
+        main(_parse_flags([name, *arguments]))
+        sys.stdout.flush()
+    except InputError as error:
+        sys.exit(f"{name}: {error}")
+    except KeyboardInterrupt as error:
+        print(f"\n{name}: {str(error) or 'interrupted'}", file=sys.stderr)
+        sys.exit(130)
+    except OSError as error:
+        # Python would try once more at exit to write what is left, and complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):  # the reader of our output, such as `head`, has gone
+            sys.exit(1)
+        place = f" {error.filename}" if error.filename else ""
+        sys.exit(f"{name}: cannot read or write{place}: {error.strerror or error}")
+
+
+def _listing() -> str:
+    width = max(map(len, COMMANDS))
+    return "\n".join(
+        [
+            "Usage: keras-transformer COMMAND [--flag=value ...] [argument ...]",
+            "",
+            *(f"  {name:<{width}}  {summary}" for name, summary in COMMANDS.items()),
+            "",
+            "keras-transformer COMMAND --help explains a command and lists its flags.",
+        ]
+    )
+
+
+class _HelpFlag(flags.BooleanFlag):
+    """--help, or -h: writes what a command does and its flags, and exits with status 0.
+
+    Args:
+        description: what the command does.
+        module: the name of the module that defines its flags.
+    """
+
+    def __init__(self, description: str, module: str) -> None:
+        super().__init__("help", False, "Show this help.", short_name="h", allow_override=True)
+        self._description = description
+        self._module = module
+
+    def parse(self, argument: Any) -> None:
+        if self._parse(argument):
+            _, _, explained = flags.FLAGS.module_help(self._module).partition(":\n")
+            print(f"{self._description}\nFlags:\n{explained}")
+            sys.stdout.flush()
+            sys.exit(0)
+
+
+def _parse_flags(argv: list[str]) -> list[str]:
+    """Parses the flags and returns the positional arguments."""
+    try:
+        arguments = flags.FLAGS(argv)[1:]
+    except flags.Error as error:
+        message = "; ".join(line.strip(" .") for line in str(error).splitlines() if line)
+        missing = r"flag --\w+=None: Flag (--\w+) must have a value other than None"
+        message = re.sub(missing, r"\1 must be given", message)
+        raise InputError(f"{message}; --help lists the flags") from error
+    for name in flags.FLAGS:
+        if flags.FLAGS[name].present and flags.FLAGS[name].value == "":  # as in an unset variable
+            raise InputError(f"--{name} is empty; give it a value, or leave it out")
+    return arguments

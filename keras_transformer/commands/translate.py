@@ -1,0 +1,112 @@
+"""Translates files, or standard input, to standard output: one sentence a line, in order.
+
+echo "two hundred and five" | keras-transformer translate --run_dir=runs/numbers
+keras-transformer translate --saved_model=exports/numbers/1 input.en > output.de
+keras-transformer translate --run_dir=runs/numbers --references=output.de input.en > scores.tsv
+"""
+
+import pathlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from absl import flags
+
+from keras_transformer.commands import common, config_flags, line_io
+from keras_transformer.config import FIXED_OPTIONS, SearchConfig
+from keras_transformer.errors import InputError
+from keras_transformer.export_versions import check_version, read_model_card
+
+if TYPE_CHECKING:
+    from keras_transformer.inference import BatchTranslator, Translator
+
+_RUN_DIR = flags.DEFINE_string(
+    "run_dir",
+    None,
+    "Directory of a training run. Several, separated by commas, translate together.",
+)
+_SAVED_MODEL = flags.DEFINE_string(
+    "saved_model", None, "An exported version to translate with, in place of --run_dir."
+)
+_CHECKPOINT = config_flags.define_checkpoint_flag()
+_BATCH_SIZE = flags.DEFINE_integer("batch_size", 64, "Sentences translated at once.", lower_bound=1)
+line_io.define_flags()
+_REMOVE_BPE = flags.DEFINE_boolean(
+    "remove_bpe",
+    None,
+    'Join pieces marked with "@@ " in the translations. Default: the run\'s remove_bpe.',
+)
+config_flags.define_flags(SearchConfig)
+
+
+def main(arguments: list[str]) -> None:
+    if (_RUN_DIR.value is None) == (_SAVED_MODEL.value is None):
+        raise InputError("give --run_dir or --saved_model, one of the two")
+    if _SAVED_MODEL.value is not None and _CHECKPOINT.present:
+        raise InputError("--checkpoint was chosen when the model was exported; leave it out")
+    given = config_flags.given_flags(SearchConfig)
+    line_io.check_flags(given)
+    version = pathlib.Path(_SAVED_MODEL.value or "")
+    options, card = {}, {}
+    if _RUN_DIR.value is not None:
+        SearchConfig(**given)  # so that a wrong value is reported at once
+    else:
+        _refuse_what_is_fixed(given)
+        check_version(version)
+        card = read_model_card(version)
+        options = _options(given, card)
+    lines = line_io.read_input(arguments)  # opened before the model, for the same reason
+    # An export in bfloat16 is slow without oneDNN; all else is quicker without it.
+    common.load_tensorflow(one_dnn=bool(card) and card["precision"]["computation"] == "bfloat16")
+    from keras_transformer.tasks.translation import join_pieces
+
+    model: BatchTranslator | Translator
+    if _RUN_DIR.value is not None:
+        model, joins = _load_run(_RUN_DIR.value, given)
+    else:
+        from keras_transformer.serving import load_exported
+
+        model = load_exported(version)
+        joins = any(run["task"].get("remove_bpe", False) for run in card["training"])
+    if _REMOVE_BPE.value is not None:
+        joins = _REMOVE_BPE.value
+    line_io.answer_lines(
+        model,
+        lines,
+        options,
+        at_once=line_io.lines_at_once(arguments),
+        edit=join_pieces if joins else str,
+        batch_size=_BATCH_SIZE.value,
+    )
+
+
+def _load_run(run_dirs: str, given: dict[str, Any]) -> "tuple[Translator, bool]":
+    """Returns what translates, and whether its text is pieces to be joined."""
+    from keras_transformer.inference import Translator
+
+    found = common.find_checkpoints(run_dirs, _CHECKPOINT.value)
+    task = found[0][0].configs().task
+    search = task.search_config(given)
+    translator = Translator(
+        *common.load_translator(found), search, constraints=task.constraints
+    ).precomputed()
+    return translator, getattr(task, "remove_bpe", False)
+
+
+def _refuse_what_is_fixed(given: dict[str, Any]) -> None:
+    if refused := sorted(given.keys() & FIXED_OPTIONS):
+        raise InputError(
+            f"--{refused[0]} was fixed when {_SAVED_MODEL.value} was exported; leave it out, or "
+            "translate with --run_dir"
+        )
+
+
+def _options(given: dict[str, Any], card: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns flags as options for all sentences, which the export of a model card grants."""
+    limit = card["search"]["max_extra_length"]
+    if given.get("max_extra_length", 0) > limit:
+        raise InputError(
+            f"--max_extra_length may be {limit}, with which {_SAVED_MODEL.value} was exported, got "
+            f"{given['max_extra_length']}; export it anew, or translate with --run_dir"
+        )
+    line_io.check_options(given)
+    return line_io.options_of(given)
