@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # what the names below are, for type checkers and editors
     from keras_transformer.config import TrainingConfig as TrainingConfig
     from keras_transformer.config import TransformerConfig as TransformerConfig
     from keras_transformer.errors import InputError as InputError
-    from keras_transformer.host import keep_memory as keep_memory
+    from keras_transformer.host import keep_freed_memory as keep_freed_memory
     from keras_transformer.inference import BatchTranslator as BatchTranslator
     from keras_transformer.inference import Translator as Translator
     from keras_transformer.inference import XlaShapes as XlaShapes
@@ -49,7 +49,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "InputError": "errors",
-    "keep_memory": "host",
+    "keep_freed_memory": "host",
     "DataConfig": "config",
     "ModelConfig": "config",
     "SearchConfig": "config",

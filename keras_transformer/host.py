@@ -34,7 +34,7 @@ def has_bfloat16() -> bool:
     return not cpu_flags().isdisjoint({"avx512_bf16", "amx_bf16", "bf16"})
 
 
-def keep_memory() -> bool:
+def keep_freed_memory() -> bool:
     """Has malloc keep the memory of freed tensors for the next ones; call it before TensorFlow.
 
     By default glibc returns large blocks to the system as soon as they are freed, and the system

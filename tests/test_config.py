@@ -303,14 +303,15 @@ def test_corpora_of_all_kinds_are_counted_and_weighed_in_order():
         ({"average_last": 6, "keep_checkpoints": 5}, "average_last 6 is larger than keep_checkpo"),
         ({"average_best": 2, "keep_best": 1}, "average_best 2 is larger than keep_best 1"),
         (
-            {"average_best": 1, "validation_share": 0.0},
-            "average_best needs the dev set to be searched, but validation_share is 0; raise it",
+            {"average_best": 1, "validation_time_share": 0.0},
+            "average_best needs the dev set to be searched, but validation_time_share is 0; "
+            "raise it",
         ),
         (
-            {"stop_metric": "bleu", "validation_share": 0.0},
-            "bleu needs the dev set to be searched, but validation_share is 0; raise it",
+            {"stop_metric": "bleu", "validation_time_share": 0.0},
+            "bleu needs the dev set to be searched, but validation_time_share is 0; raise it",
         ),
-        ({"validation_share": 1.5}, "validation_share must be at most 1"),
+        ({"validation_time_share": 1.5}, "validation_time_share must be at most 1"),
         ({"ema_decay": 1.0}, "ema_decay must be between 0 and 1"),
         ({"weight_decay": -0.1}, "weight_decay must be at least 0"),
         ({"max_bad_steps": 0}, "max_bad_steps must be at least 1"),

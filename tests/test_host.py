@@ -17,8 +17,8 @@ _ROOT = pathlib.Path(__file__).resolve().parents[1]
 # pools: by default each has an arena of its own. The threshold is what TensorFlow's library sets.
 _ALLOCATE = """
 import ctypes, resource, sys, threading
-from keras_transformer import keep_memory
-kept = [keep_memory() for _ in range({calls})]
+from keras_transformer import keep_freed_memory
+kept = [keep_freed_memory() for _ in range({calls})]
 assert "tensorflow" not in sys.modules and "keras" not in sys.modules
 ctypes.CDLL(None).mallopt(-3, 2**17)
 import numpy as np
@@ -38,7 +38,7 @@ _ON_GLIBC = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="is abo
 
 
 def _faults(calls, **variables):
-    """Returns what `keep_memory` answered at each call, and the page faults."""
+    """Returns what `keep_freed_memory` answered at each call, and the page faults."""
     inherited = {
         name: value
         for name, value in os.environ.items()
@@ -121,7 +121,7 @@ def test_another_malloc_that_is_preloaded_is_left_alone(tmp_path):
     library = tmp_path / "other.so"
     command = ["gcc", "-shared", "-fPIC", "-o", str(library), str(tmp_path / "other.c")]
     subprocess.run(command, check=True)
-    program = "from keras_transformer import keep_memory; print(keep_memory())"
+    program = "from keras_transformer import keep_freed_memory; print(keep_freed_memory())"
     done = subprocess.run(
         [sys.executable, "-c", program],
         env={"PYTHONPATH": str(_ROOT), "LD_PRELOAD": str(library)},
@@ -137,7 +137,7 @@ def test_nothing_happens_without_glibc(monkeypatch):
         raise OSError(f"{name} does not exist")
 
     monkeypatch.setattr(host.ctypes, "CDLL", missing)
-    assert keras_transformer.keep_memory() is False
+    assert keras_transformer.keep_freed_memory() is False
 
 
 @pytest.mark.parametrize(

@@ -25,11 +25,11 @@ TENSORFLOW = {"tensorflow", "tensorflow_text", "tensorflow_datasets"}
 MAY_USE_TENSORFLOW = {
     "text", "data", "search", "inference", "interop", "serving", "training", "commands",
 }  # fmt: skip
-TENSORFLOW_STEP = pathlib.Path("models", "tensorflow_step.py")
+TENSORFLOW_STEP = pathlib.Path("models", "tensorflow_train_step.py")
 GRPC_TRANSPORT = pathlib.Path("client", "grpc_transport.py")
 # Inside `if keras.backend.backend() == "tensorflow":`
 MAY_USE_TENSORFLOW_IF_ASKED = {
-    pathlib.Path("models", "training_step.py"),
+    pathlib.Path("models", "train_step.py"),
     pathlib.Path("layers", "dropout.py"),
 }
 

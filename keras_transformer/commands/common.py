@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from keras_transformer.errors import InputError
-from keras_transformer.host import keep_memory
+from keras_transformer.host import keep_freed_memory
 
 if TYPE_CHECKING:
     from keras_transformer.training import RunDirectory
@@ -17,14 +17,14 @@ def load_tensorflow(*, one_dnn: bool = True) -> bool:
     """Imports TensorFlow without the lines about the machine that it prints at start.
 
     Its errors are raised as exceptions too, so that nothing is lost with its log. Before that,
-    malloc is set to keep memory (`keras_transformer.keep_memory`), and whether it does is returned.
+    malloc is set to keep memory (see `keep_freed_memory`), and whether it does is returned.
 
     Args:
         one_dnn: whether it uses oneDNN on CPUs where the environment does not say. That prepares
             itself anew for every shape, and the shapes of decoding change from step to step:
             in float32 it takes a third longer with it.
     """
-    keeps_memory = keep_memory()
+    keeps_memory = keep_freed_memory()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     if not one_dnn:
         os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")

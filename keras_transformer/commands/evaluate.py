@@ -61,7 +61,7 @@ def main(arguments: list[str]) -> None:
     search = task.search_config(given)
     translator = Translator(
         *common.load_translator(found), search, constraints=task.constraints
-    ).precomputed()
+    ).with_cached_projection()
     results = translator.translate(text.source, _BATCH_SIZE.value)
     outputs = task.postprocess([best.text for best, *_ in results], text.source)
     if _OUTPUT.value is not None:

@@ -86,7 +86,7 @@ def main(arguments: list[str]) -> None:
 def _export_saved_model(found: "Found", given: dict[str, Any]) -> pathlib.Path:
     from keras_transformer.export_versions import read_model_card
     from keras_transformer.inference import Translator, XlaShapes
-    from keras_transformer.inference.precision import in_precision
+    from keras_transformer.inference.quantization import in_precision
     from keras_transformer.serving import export
     from keras_transformer.serving.model_card import describe_run
 

@@ -88,7 +88,7 @@ def _load_run(run_dirs: str, given: dict[str, Any]) -> "tuple[Translator, bool]"
     search = task.search_config(given)
     translator = Translator(
         *common.load_translator(found), search, constraints=task.constraints
-    ).precomputed()
+    ).with_cached_projection()
     return translator, getattr(task, "remove_bpe", False)
 
 

@@ -42,7 +42,7 @@ class TrainingConfig(JsonConfig):
         stop_metric: what to watch to stop early: val_loss, val_perplexity, val_accuracy or the
             task's metric, such as bleu; None means not to stop early.
         stop_patience: checkpoints without a better `stop_metric` before the run stops.
-        validation_share: bound on the share of the time that goes to searching the dev set for
+        validation_time_share: bound on the share of the time that goes to searching the dev set for
             the task's metric at each checkpoint; it decides how many of its sentences are taken. 0
             turns it off.
         log_steps: updates between two lines of metrics.jsonl.
@@ -69,7 +69,7 @@ class TrainingConfig(JsonConfig):
     average_best: int | None = None
     stop_metric: str | None = None
     stop_patience: int = 10
-    validation_share: float = 0.1
+    validation_time_share: float = 0.1
     log_steps: int = 100
     precision: Literal["float32", "mixed_bfloat16", "mixed_float16", "auto"] = "float32"
     seed: int = 1
@@ -85,18 +85,20 @@ class TrainingConfig(JsonConfig):
             raise InputError(f"clip_norm must be above 0, got {self.clip_norm}; or leave it out")
         self._check_at_least(
             0, "label_smoothing", "learning_rate", "seed", "weight_decay", "keep_best",
-            "validation_share",
+            "validation_time_share",
         )  # fmt: skip
         if self.ema_decay is not None and not 0 < self.ema_decay < 1:
             raise InputError(f"ema_decay must be between 0 and 1, got {self.ema_decay}")
-        if self.validation_share > 1:
-            raise InputError(f"validation_share must be at most 1, got {self.validation_share}")
+        if self.validation_time_share > 1:
+            raise InputError(
+                f"validation_time_share must be at most 1, got {self.validation_time_share}"
+            )
         # Any other name is that of the task's metric, which takes a search; see `Task.find_metric`.
         stops_by_search = self.stop_metric is not None and not self.stop_metric.startswith("val_")
-        if not self.validation_share and (stops_by_search or self.average_best is not None):
+        if not self.validation_time_share and (stops_by_search or self.average_best is not None):
             name = self.stop_metric if stops_by_search else "average_best"
             raise InputError(
-                f"{name} needs the dev set to be searched, but validation_share is 0; raise it"
+                f"{name} needs the dev set to be searched, but validation_time_share is 0; raise it"
             )
         if self.average_best is not None and self.average_best > self.keep_best:
             raise InputError(

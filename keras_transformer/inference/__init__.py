@@ -12,7 +12,7 @@ A line of `translate.py` passes seven files on its way to the model:
 
 Beside this path stand `compiled_search.py` (search by XLA in batches of fixed shapes),
 `teacher_forcing.py` (scores and attention of given translations), `precision.py` (weights in fewer
-bits) and `precomputed.py` (what depends on weights alone, kept).
+bits) and `cached_projection.py` (what depends on weights alone, kept).
 """
 
 from keras_transformer.inference.batch_translator import BatchTranslator

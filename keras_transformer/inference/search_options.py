@@ -30,7 +30,7 @@ from keras_transformer.search import (
     RepetitionPenalty,
     RequiredPhrases,
     beam_search,
-    cache_capacities,
+    kv_cache_capacities,
     sample,
     sentence_seeds,
 )
@@ -110,7 +110,7 @@ def search_translations(
     state = model.encode(
         source,
         num_hypotheses=num_hypotheses,
-        capacity=None if max_length_bound is None else cache_capacities(max_length_bound)[0],
+        capacity=None if max_length_bound is None else kv_cache_capacities(max_length_bound)[0],
         coverage="coverage_penalty" in settings,
     )
     configured = [make(settings[name]) for name, make in _CONSTRAINTS.items() if name in settings]

@@ -19,8 +19,8 @@ from keras_transformer.decoding import Tensor, TranslationModel
 from keras_transformer.errors import InputError
 from keras_transformer.inference import teacher_forcing
 from keras_transformer.inference.batch_translator import BatchTranslator
+from keras_transformer.inference.cached_projection import cache_projection, refresh
 from keras_transformer.inference.compiled_search import CompiledSearch, XlaShapes
-from keras_transformer.inference.precomputed import precompute, refresh
 from keras_transformer.inference.search_options import (
     MakeConstraints,
     option_types,
@@ -111,13 +111,13 @@ class Translator(tf.Module):
         refresh(self.model)
         return self._batches.align(source, target, batch_size)
 
-    def precomputed(self) -> "Translator":
+    def with_cached_projection(self) -> "Translator":
         """Returns a translator that stores what depends on the weights alone, for speed.
 
         All but functions of `signature` and calls inside other graphs notice changed weights.
         """
         source, target = self.source_tokenizer.vocabulary, self.target_tokenizer.vocabulary
-        model = precompute(self.model)
+        model = cache_projection(self.model)
         return Translator(model, source, target, self.search, self.xla, self._constraints)
 
     def signatures(self) -> dict[str, Any]:

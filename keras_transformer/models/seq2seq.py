@@ -15,8 +15,8 @@ from keras_transformer.config import ModelConfig
 from keras_transformer.decoding import DecodingState, Tensor
 from keras_transformer.errors import InputError
 from keras_transformer.layers import Dropout, TokenEmbedding
-from keras_transformer.models.quantization import quantization_configs, restore_quantization
-from keras_transformer.models.training_step import TokenWeightedModel
+from keras_transformer.models.saved_quantization import quantization_configs, restore_quantization
+from keras_transformer.models.train_step import TokenWeightedModel
 
 
 class Seq2SeqModel(TokenWeightedModel, abc.ABC):
@@ -167,7 +167,7 @@ class Seq2SeqModel(TokenWeightedModel, abc.ABC):
             return self.target_embedding.projection()
         return ops.cast(self.projection.kernel, self.compute_dtype)
 
-    def lookup_tables(self) -> list[keras.Variable]:
+    def embedding_tables(self) -> list[keras.Variable]:
         """Returns the matrices whose rows are looked up by index; others multiply vectors.
 
         Quantization scales these by the row, and others by the column.

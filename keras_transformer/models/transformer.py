@@ -148,8 +148,8 @@ class Transformer(Seq2SeqModel):
         layers = 2 * config.num_layers * (tokens * weights + pairs * widths)
         return layers + super().count_flops(source_length, target_length)
 
-    def lookup_tables(self) -> list[keras.Variable]:
-        tables = super().lookup_tables()
+    def embedding_tables(self) -> list[keras.Variable]:
+        tables = super().embedding_tables()
         return tables if self.positions.table is None else [*tables, self.positions.table]
 
     def _encode(self, source: Tensor, bias: Tensor, training: bool | None) -> Tensor:

@@ -11,7 +11,7 @@ from keras_transformer.search.constraints import (
     ProgressConstraint,
     RepetitionPenalty,
 )
-from keras_transformer.search.decode_loop import cache_capacities
+from keras_transformer.search.decode_loop import kv_cache_capacities
 from keras_transformer.search.greedy import greedy_search
 from keras_transformer.search.hypotheses import Hypotheses
 from keras_transformer.search.phrase_constraints import BannedPhrases, RequiredPhrases
@@ -30,8 +30,8 @@ __all__ = [
     "RepetitionPenalty",
     "RequiredPhrases",
     "beam_search",
-    "cache_capacities",
     "greedy_search",
+    "kv_cache_capacities",
     "sample",
     "sentence_seeds",
 ]

@@ -5,8 +5,8 @@ each of them about all open hypotheses at once. A constraint may change the dist
 token (`adjust`, before the softmax) or forbid tokens (`restrict`, after it: the others do not get
 their probability). What is forbidden has the logit -inf.
 
-Precedence: at its maximum length a translation ends, whatever constraints say; then come those with
-`overrides`, such as a prefix; then the others, of which each can only forbid more. A hypothesis to
+At its maximum length a translation ends, whatever constraints say; then come those that take
+precedence, such as a prefix; then the others, of which each can only forbid more. A hypothesis to
 which they leave no token is dropped, so a sentence whose constraints contradict each other may get
 no translation.
 
@@ -56,11 +56,11 @@ class Constraint(Protocol):
         inputs: nest of tensors [B, ...], what the constraint is for each sentence. Leaves of shape
             [] or [1, ...] hold for all sentences. A search drops the rows of finished sentences,
             so methods read the inputs that they are given and never these.
-        overrides: whether `restrict` has the last word over constraints without it.
+        takes_precedence: whether `restrict` has the last word over constraints without it.
     """
 
     inputs: Any
-    overrides: bool = False
+    takes_precedence: bool = False
 
     def initial_state(self, inputs: Any, num_hypotheses: int) -> Any:
         """Returns what the constraint remembers of empty hypotheses, nest of tensors [B, W, ...].
@@ -143,7 +143,7 @@ class Prefix(Constraint):
         ids: int32 [B, any], each prefix followed by PAD; nothing but PAD is neutral.
     """
 
-    overrides = True
+    takes_precedence = True
 
     def __init__(self, ids: Tensor) -> None:
         self.inputs = tf.cast(ids, tf.int32)

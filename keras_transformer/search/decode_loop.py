@@ -77,7 +77,7 @@ def decode_loop(
     return results
 
 
-def cache_capacities(max_length_bound: int) -> tuple[int, ...]:
+def kv_cache_capacities(max_length_bound: int) -> tuple[int, ...]:
     """Returns how many tokens a KV cache of fixed capacity has room for, stage by stage.
 
     The first is the `capacity` that `encode` must be given; each next one is twice as large, and

@@ -12,7 +12,7 @@ from keras_transformer.config import EOS_ID, PAD_ID
 from keras_transformer.decoding import DecodingState, StepFunction, Tensor
 from keras_transformer.errors import InputError
 from keras_transformer.search.constraints import Constraint
-from keras_transformer.search.decode_loop import cache_capacities
+from keras_transformer.search.decode_loop import kv_cache_capacities
 
 
 class SearchSpec(NamedTuple):
@@ -23,9 +23,9 @@ class SearchSpec(NamedTuple):
         shared: the part of the model's state that serves all sentences.
         num_hypotheses: W.
         result_length: int or int32 [], L: the largest of the max lengths, and one for EOS.
-        capacities: of the KV cache, see `cache_capacities`, where shapes must be known before the
-            graph runs; else empty.
-        constraints: those with `overrides` last.
+        capacities: of the KV cache, see `kv_cache_capacities`, where shapes must be known before
+            the graph runs; else empty.
+        constraints: those with `takes_precedence` last.
         eos_id, pad_id: the tokens that complete a translation and that follow it.
     """
 
@@ -118,7 +118,7 @@ def prepare_search(
     else:
         max_lengths = tf.minimum(max_lengths, max_length_bound)
         result_length = max_length_bound + 1
-    ordered = tuple(sorted(constraints, key=lambda constraint: constraint.overrides))
+    ordered = tuple(sorted(constraints, key=lambda constraint: constraint.takes_precedence))
     inputs = SentenceInputs(
         context=state.context,
         bos_ids=bos_ids,
@@ -130,7 +130,7 @@ def prepare_search(
         constraints=for_each_sentence(tuple(each.inputs for each in ordered), batch_size),
         options=for_each_sentence(dict(options or {}), batch_size),
     )
-    capacities = () if max_length_bound is None else cache_capacities(max_length_bound)
+    capacities = () if max_length_bound is None else kv_cache_capacities(max_length_bound)
     spec = SearchSpec(
         step, state.shared, num_hypotheses, result_length, capacities, ordered, eos_id, pad_id
     )

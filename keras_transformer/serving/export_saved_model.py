@@ -82,7 +82,7 @@ def export(
     name = base.resolve().name if name is None else name
     check_model_name(name)
     check_served_name(base, name)
-    original, translator = translator, translator.precomputed()
+    original, translator = translator, translator.with_cached_projection()
     signatures = translator.signatures()
     requests = make_requests(
         translator, signatures, sentences, batch_sizes, most_sentences=most_sentences(base)

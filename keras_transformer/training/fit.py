@@ -44,7 +44,7 @@ def train(
             not suffice, or gradients stay non-finite; the last good checkpoint stays.
     """
     strategy = strategy or tf.distribute.get_strategy()
-    with run.reserved() if worker_of(strategy).is_chief else contextlib.nullcontext():
+    with run.lock() if worker_of(strategy).is_chief else contextlib.nullcontext():
         trainer = Trainer(run, strategy, jit_compile, show)
         with strategy.scope():
             trainer.train(corpus, dev, tensorboard)

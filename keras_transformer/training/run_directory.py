@@ -112,7 +112,7 @@ class RunDirectory:
                 f"run directory {self.path} holds another run: {'; '.join(found)}; "
                 "leave these flags out to go on with it, or give another --run_dir"
             )
-        with self.reserved():
+        with self.lock():
             if _what_is_averaged(configs.training) != _what_is_averaged(asked.training):
                 checkpoints = self.checkpoints()
                 if checkpoints.to_average(*_what_is_averaged(asked.training)):
@@ -120,7 +120,7 @@ class RunDirectory:
             self._write_config(asked, self._config_file.vocabularies())
 
     @contextlib.contextmanager
-    def reserved(self) -> Iterator[None]:
+    def lock(self) -> Iterator[None]:
         """Keeps other processes from training the run meanwhile.
 
         Raises:

@@ -162,7 +162,7 @@ class Trainer:
             yield [stop]
 
     def _validation(self, dev: ParallelText | None) -> list[keras.callbacks.Callback]:
-        if dev is None or not self.training.validation_share:
+        if dev is None or not self.training.validation_time_share:
             return []
         measure = DevMetric(self.model, dev, self.run.vocabularies(), self.task, self.training)
         averages: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext

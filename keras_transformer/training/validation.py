@@ -44,8 +44,8 @@ def check_validation(training: TrainingConfig, task: Task, dev: ParallelText | N
 class DevMetric:
     """The task's metric of a model on the first sentences of a dev set.
 
-    So many of them are taken that their search costs about `validation_share` of the time between
-    two validations, but at least `_MAX_ROWS`. A batch has no more source tokens, padding included,
+    So many of them are taken that their search costs about `validation_time_share` of the time
+    between two validations, but at least `_MAX_ROWS`. A batch has no more source tokens, padding included,
     than a part of a training batch: where memory runs out, what makes those smaller helps.
 
     Args:
@@ -80,7 +80,7 @@ class DevMetric:
         self._search = search or task.search_config()
         tokens = training.event_steps[1] * training.batch_tokens
         lengths = [len(ids) + 1 for ids in self._target.encode(text.target)]
-        affordable = training.validation_share * tokens / SEARCH_COST
+        affordable = training.validation_time_share * tokens / SEARCH_COST
         self.num_sentences = count_affordable(lengths, affordable)
         self._texts = text.source[: self.num_sentences]
         self._references = text.target[: self.num_sentences]

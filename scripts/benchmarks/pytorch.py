@@ -24,7 +24,7 @@ from benchmarks.engines import Channel
 from benchmarks.training import Job, batches, real_tokens, report_steps
 from keras_transformer.config import PAD_ID, TrainingConfig, TransformerConfig
 from keras_transformer.data import Batch
-from keras_transformer.host import keep_memory
+from keras_transformer.host import keep_freed_memory
 
 
 class TorchTransformer(nn.Module):
@@ -116,7 +116,7 @@ def make_step(model: TorchTransformer, training: TrainingConfig) -> Callable[[Ba
 
 def main(job: Job) -> None:
     if job["engine"] != "pytorch":
-        keep_memory()
+        keep_freed_memory()
     warnings.filterwarnings("ignore", category=UserWarning)
     torch.set_num_threads(job["threads"])
     torch.set_flush_denormal(True)

@@ -149,7 +149,7 @@ def _write_models(
     folders = {name: os.path.join(folder, name) for name in ("ours", "ours_xla", "ctranslate2")}
     for name, xla in (("ours", None), ("ours_xla", shapes)):
         # The graph of this signature is the same in an export of all of them.
-        translator = Translator(model, source, target, search, xla=xla).precomputed()
+        translator = Translator(model, source, target, search, xla=xla).with_cached_projection()
         root = tf.Module()  # a translator as root would have its own function exported too
         root.variables_to_save = translator.variables_to_save
         tokens = translator.signature("tokens")

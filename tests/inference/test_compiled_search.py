@@ -7,10 +7,10 @@ import tensorflow as tf
 from keras_transformer.config import SearchConfig
 from keras_transformer.errors import InputError
 from keras_transformer.inference.compiled_search import XlaShapes, least_sentences
-from keras_transformer.inference.precision import in_precision
+from keras_transformer.inference.quantization import in_precision
 from keras_transformer.inference.translator import Translator
 from keras_transformer.models import Ensemble
-from keras_transformer.search import cache_capacities
+from keras_transformer.search import kv_cache_capacities
 
 SHAPES = XlaShapes(batch_sizes=(1, 4), lengths=(3, 6))
 SEARCH = SearchConfig(beam_size=3, num_translations=2, max_extra_length=3, max_source_length=12)
@@ -99,7 +99,7 @@ def test_shapes_that_make_no_sense_are_refused(trained, shapes):
 
 
 def test_a_translation_that_is_longer_than_the_first_stage_has_room_for_goes_on(trained):
-    assert cache_capacities(5 + 20) == (16, 26)
+    assert kv_cache_capacities(5 + 20) == (16, 26)
     search = SEARCH.replace(max_extra_length=20, min_length=19)
     shapes = XlaShapes(batch_sizes=(2,), lengths=(6,))
     found, expected = (

@@ -9,8 +9,8 @@ from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from keras_transformer.errors import InputError
 from keras_transformer.inference import Translator
 from keras_transformer.inference.batch_translator import inputs_of
-from keras_transformer.inference.precision import Int8Model
-from keras_transformer.inference.precomputed import precompute
+from keras_transformer.inference.cached_projection import cache_projection
+from keras_transformer.inference.quantization import Int8Model
 from keras_transformer.models import Ensemble, Transformer
 
 _SOURCE = ["two house", "", "cat sun tree two", "hello"]
@@ -236,10 +236,10 @@ def test_a_wrapped_model_has_attention_only_where_the_model_has(separate_transla
         "ensemble": lambda: (Ensemble([bare, bare]), Ensemble([model, model])),
         "mixed ensemble": lambda: (Ensemble([model, bare]), Ensemble([model])),
         "int8": lambda: (Int8Model(bare), Int8Model(model)),
-        "precomputed": lambda: (precompute(bare), precompute(model)),
+        "precomputed": lambda: (cache_projection(bare), cache_projection(model)),
     }[wrap]()
     assert not hasattr(wrapped, "attention")
-    assert not hasattr(precompute(wrapped), "attention")
+    assert not hasattr(cache_projection(wrapped), "attention")
     assert hasattr(like_it, "attention")
     vocabularies = [
         each.vocabulary

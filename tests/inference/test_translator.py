@@ -145,7 +145,7 @@ def test_the_files_on_the_way_to_a_step_are_those_that_the_folder_lists(trained,
         return Transformer.step(model, *arguments)
 
     monkeypatch.setattr(model, "step", step)
-    Translator(*trained).precomputed().translate(["two house"])
+    Translator(*trained).with_cached_projection().translate(["two house"])
     (files,) = {
         tuple(dict.fromkeys(str(pathlib.Path(frame.filename).relative_to(package))
                             for frame in stack if package in pathlib.Path(frame.filename).parents))
@@ -163,7 +163,10 @@ def test_a_precomputed_translator_notices_changed_weights(trained, change):
     model, *vocabularies = trained
     model = Transformer.from_config(model.get_config())
     model.set_weights(trained[0].get_weights())
-    plain, fast = Translator(model, *vocabularies), Translator(model, *vocabularies).precomputed()
+    plain, fast = (
+        Translator(model, *vocabularies),
+        Translator(model, *vocabularies).with_cached_projection(),
+    )
     before = fast.translate(_SENTENCES)
     assert before == plain.translate(_SENTENCES)
     if change == "fit":

@@ -21,7 +21,7 @@ from keras_transformer import Client
 from keras_transformer.config import ModelConfig, SearchConfig, TransformerConfig, model
 from keras_transformer.errors import InputError
 from keras_transformer.inference import Translator
-from keras_transformer.inference.precision import in_precision
+from keras_transformer.inference.quantization import in_precision
 from keras_transformer.models import Ensemble, build_model
 from keras_transformer.serving import export, load_exported
 from keras_transformer.training import RunDirectory, flops, train

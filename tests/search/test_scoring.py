@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from keras_transformer.decoding import DecodingState
-from keras_transformer.search import cache_capacities
+from keras_transformer.search import kv_cache_capacities
 from keras_transformer.search.loop_state import prepare_search
 from keras_transformer.search.scoring import coverage_penalty, final_scores, length_penalty
 
@@ -43,7 +43,7 @@ def test_what_is_impossible_stays_so_under_an_infinite_length_penalty():
 def test_room_doubles_from_stage_to_stage_and_ends_at_the_longest_translation(
     max_length_bound, expected
 ):
-    assert cache_capacities(max_length_bound) == expected
+    assert kv_cache_capacities(max_length_bound) == expected
 
 
 # Coverage

@@ -136,7 +136,7 @@ def create(path: pathlib.Path, data: DataConfig, task: Task, **changes: Any) -> 
         **dict(
             train_steps=240, checkpoint_steps=30, batch_tokens=300, warmup_steps=30,
             learning_rate=0.01, keep_best=2, average_last=1, stop_metric=task.metric.name,
-            stop_patience=2, validation_share=1.0,
+            stop_patience=2, validation_time_share=1.0,
         ) | changes
     )  # fmt: skip
     run = RunDirectory(path)
@@ -206,7 +206,7 @@ def test_a_task_constrains_the_search_of_the_dev_set_and_of_a_translator(tmp_pat
     free = Translator(model, *vocabularies)  # an untrained model goes on to the longest length
     for translator, is_short in (
         (constrained, True),
-        (constrained.precomputed(), True),
+        (constrained.with_cached_projection(), True),
         (free, False),
     ):
         outputs = [best.text for (best,) in translator.translate(text.source)]

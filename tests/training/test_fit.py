@@ -148,11 +148,11 @@ def test_a_finished_run_asked_for_another_average_makes_it_and_trains_no_further
 
 def test_a_run_that_another_process_trains_is_refused_and_left_alone(undisturbed, tmp_path):
     run = copy_of(undisturbed[0], tmp_path / "run", until_step=4)
-    with run.reserved(), pytest.raises(InputError, match="another process trains the run"):
+    with run.lock(), pytest.raises(InputError, match="another process trains the run"):
         train(run, tiny_run.corpus(), show=False)
     assert run.checkpoints().steps() == [4]
     assert metrics(run) == metrics(undisturbed[0])
-    with run.reserved():  # it is free again
+    with run.lock():  # it is free again
         pass
 
 

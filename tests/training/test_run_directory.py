@@ -119,10 +119,10 @@ def test_parts_of_a_batch_may_become_more_and_before_a_checkpoint_all_about_trai
 
 
 def test_a_run_that_another_process_trains_stays_as_it_is(run):
-    with run.reserved(), pytest.raises(InputError, match="another process trains the run"):
+    with run.lock(), pytest.raises(InputError, match="another process trains the run"):
         run.continue_with(configs(train_steps=5000))
     assert run.configs() == configs()
-    with pytest.raises(InputError, match="no training run in"), RunDirectory("nowhere").reserved():
+    with pytest.raises(InputError, match="no training run in"), RunDirectory("nowhere").lock():
         pass
 
 

@@ -161,8 +161,8 @@ def test_the_first_sentences_are_taken_and_the_number_follows_from_the_configura
         return DevMetric(model, text, vocabularies, TranslationTask(), training).num_sentences
 
     assert count() == 0.1 * 100 * 2000 / 8 / 10 == 250
-    assert count(validation_share=0.2) == 500
-    assert count(validation_share=1.0) == 1000
+    assert count(validation_time_share=0.2) == 500
+    assert count(validation_time_share=1.0) == 1000
 
 
 def num_tokens(bleu):

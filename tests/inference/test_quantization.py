@@ -7,7 +7,7 @@ import tensorflow as tf
 from keras_transformer.config import SearchConfig
 from keras_transformer.errors import InputError
 from keras_transformer.inference import Translator
-from keras_transformer.inference.precision import in_precision
+from keras_transformer.inference.quantization import in_precision
 from keras_transformer.models import Ensemble
 from keras_transformer.serving import export, load_exported
 

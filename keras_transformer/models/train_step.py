@@ -13,7 +13,7 @@ import keras
 from keras_transformer.errors import InputError
 
 if keras.backend.backend() == "tensorflow":
-    from keras_transformer.models.tensorflow_step import TensorFlowModel
+    from keras_transformer.models.tensorflow_train_step import TensorFlowModel
 
     _Model: Any = TensorFlowModel
 else:
@@ -23,8 +23,8 @@ else:
 class TokenWeightedModel(_Model):
     """Base of the models: an update follows the mean loss of the batch's real target tokens.
 
-    Under TensorFlow the steps of `tensorflow_step.py` replace Keras's own, on one device and under
-    any `tf.distribute` strategy. The loss shown is the mean over the real tokens of all batches.
+    Under TensorFlow the steps of `tensorflow_train_step.py` replace Keras's own, on one device and
+    under any `tf.distribute` strategy. The loss shown is the mean over the real tokens of all batches.
     An update whose gradient is not finite is left out: `bad_steps` counts those since `compile`,
     `bad_steps_in_a_row` those since the last good one; both are int32 variables.
 

@@ -61,7 +61,7 @@ class Int8Model:
         self._model = model
         if hasattr(model, "attention"):
             self.attention = self._attention
-        self._lookup_tables = {id(table) for table in model.lookup_tables()}
+        self._lookup_tables = {id(table) for table in model.embedding_tables()}
         # For each variable of the model what is stored: itself, or integers and their scales.
         self._stored = [self._store(variable) for variable in model.variables]
 

@@ -12,28 +12,32 @@ import tensorflow as tf
 
 from keras_transformer.config import EOS_ID
 from keras_transformer.decoding import DecodingState, Tensor, TranslationModel
-from keras_transformer.inference.precision import Int8Model
+from keras_transformer.inference.quantization import Int8Model
 from keras_transformer.models import Ensemble
 
 
-def precompute(model: TranslationModel) -> Any:
+def cache_projection(model: TranslationModel) -> Any:
     """Returns a model that translates as this one does, and shares its weights.
 
     An `Int8Model` is returned as it is: what it would store is what it saves.
     """
     if isinstance(model, Ensemble):
-        return Ensemble([precompute(each) for each in model.models])
-    return model if isinstance(model, PrecomputedModel | Int8Model) else PrecomputedModel(model)
+        return Ensemble([cache_projection(each) for each in model.models])
+    return (
+        model
+        if isinstance(model, CachedProjectionModel | Int8Model)
+        else CachedProjectionModel(model)
+    )
 
 
 def refresh(model: TranslationModel) -> None:
     """Computes anew what precomputed models keep, where their weights have changed."""
     for each in model.models if isinstance(model, Ensemble) else [model]:
-        if isinstance(each, PrecomputedModel):
+        if isinstance(each, CachedProjectionModel):
             each.refresh()
 
 
-class PrecomputedModel:
+class CachedProjectionModel:
     """A model that stores what its decoding states share (`DecodingState.shared`) as variables.
 
     After a change of weights call `refresh`; a `Translator` does before each call from Python.

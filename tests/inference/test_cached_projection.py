@@ -4,8 +4,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_transformer.inference.precision import in_precision
-from keras_transformer.inference.precomputed import PrecomputedModel, precompute, refresh
+from keras_transformer.inference.cached_projection import (
+    CachedProjectionModel,
+    cache_projection,
+    refresh,
+)
+from keras_transformer.inference.quantization import in_precision
 from keras_transformer.inference.translator import Translator
 from keras_transformer.models import Ensemble
 
@@ -18,7 +22,7 @@ def test_a_frozen_model_translates_as_before(trained, kind):
     model = Ensemble([model, model]) if kind == "ensemble" else in_precision(model, kind)
     translator = Translator(model, *vocabularies)
     found, expected = (
-        each(tf.constant(SENTENCES)) for each in (translator.precomputed(), translator)
+        each(tf.constant(SENTENCES)) for each in (translator.with_cached_projection(), translator)
     )
     np.testing.assert_array_equal(found["translations"], expected["translations"])
     np.testing.assert_array_equal(found["scores"], expected["scores"])
@@ -26,7 +30,7 @@ def test_a_frozen_model_translates_as_before(trained, kind):
 
 def test_what_states_share_is_stored_and_not_computed_again(trained):
     model, *_ = trained
-    frozen = precompute(model)
+    frozen = cache_projection(model)
     stored = frozen.variables[len(model.variables) :]
     assert [tuple(each.shape) for each in stored] == [tuple(model.encode(_ids()).shared.shape)]
 
@@ -36,8 +40,8 @@ def test_what_states_share_is_stored_and_not_computed_again(trained):
 
 def test_it_has_all_else_of_its_model(trained):
     model, *_ = trained
-    frozen = precompute(model)
-    assert isinstance(frozen, PrecomputedModel)
+    frozen = cache_projection(model)
+    assert isinstance(frozen, CachedProjectionModel)
     assert frozen.config is model.config
     inputs = {"source": _ids(), "target": _ids()}
     np.testing.assert_array_equal(frozen.attention(inputs), model.attention(inputs))
@@ -45,8 +49,8 @@ def test_it_has_all_else_of_its_model(trained):
 
 def test_int8_stays_small_and_what_is_frozen_stays_as_it_is(trained):
     model, *_ = trained
-    for kept in (in_precision(model, "int8"), precompute(model)):
-        assert precompute(kept) is kept
+    for kept in (in_precision(model, "int8"), cache_projection(model)):
+        assert cache_projection(kept) is kept
 
 
 def _ids():
@@ -55,12 +59,14 @@ def _ids():
 
 def test_nothing_is_computed_again_where_no_weight_has_changed(trained, monkeypatch):
     model, *_ = trained
-    kept = precompute(Ensemble([model]))
-    monkeypatch.setattr(PrecomputedModel, "_compute", lambda self: pytest.fail("computed again"))
+    kept = cache_projection(Ensemble([model]))
+    monkeypatch.setattr(
+        CachedProjectionModel, "_compute", lambda self: pytest.fail("computed again")
+    )
     refresh(kept)
 
 
 def test_only_weights_that_states_share_are_watched(trained):
     model, *_ = trained
-    (watched,) = precompute(model)._weights
+    (watched,) = cache_projection(model)._weights
     assert watched is model.target_embedding.table.value
