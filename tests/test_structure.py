@@ -219,6 +219,30 @@ def test_nothing_is_asserted_that_python_without_assertions_would_skip(path):
     assert not [node.lineno for node in ast.walk(parse(path)) if isinstance(node, ast.Assert)]
 
 
+def lines_of_code(function: ast.FunctionDef, source: list[str]) -> int:
+    """Counts the lines of a function's body, without docstring, comments and blank lines."""
+    body = function.body
+    if ast.get_docstring(function) is not None:
+        body = body[1:]
+    if not body:
+        return 0
+    lines = map(str.strip, source[body[0].lineno - 1 : function.end_lineno])
+    return sum(bool(line) and not line.startswith("#") for line in lines)
+
+
+@pytest.mark.parametrize("root", ["keras_transformer", "scripts"])
+def test_functions_and_files_are_short(root):
+    long = []
+    for path in sorted((PACKAGE.parent / root).rglob("*.py")):
+        source = path.read_text(encoding="utf-8").splitlines()
+        if len(source) > 250:
+            long.append(f"{path}: {len(source)} lines")
+        for node in ast.walk(ast.parse("\n".join(source))):
+            if isinstance(node, ast.FunctionDef) and lines_of_code(node, source) > 40:
+                long.append(f"{path}:{node.lineno} {node.name}: {lines_of_code(node, source)}")
+    assert not long
+
+
 @pytest.mark.parametrize("path", FILES, ids=str)
 def test_flags_belong_to_the_commands(path):
     assert place_of(path) == "commands" or not uses(parse(path), {"absl"})

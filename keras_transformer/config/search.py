@@ -110,6 +110,26 @@ class SearchConfig(JsonConfig):
                 raise InputError(f"{name} must be larger than 0, got {getattr(self, name)}")
         if self.top_p > 1:
             raise InputError(f"top_p is a probability, at most 1, got {self.top_p}")
+        if 0 < self.max_length < self.min_length:
+            raise InputError(
+                f"min_length {self.min_length} is larger than max_length {self.max_length}"
+            )
+        self._check_beam()
+        for field in dataclasses.fields(self):
+            if field.name in _NO_USE[self.method] and getattr(self, field.name) != field.default:
+                raise InputError(
+                    f"{field.name} has no use with method {self.method}; leave it out, or give "
+                    "the other method"
+                )
+        for name in ("banned_phrases", "required_phrases"):
+            phrases = getattr(self, name)
+            if isinstance(phrases, str) or not all(phrase.strip() for phrase in phrases):
+                raise InputError(f"{name} must be phrases, none of them blank, got {phrases!r}")
+            if len(phrases) > MOST_PHRASES[name]:
+                raise InputError(f"{name} may be {MOST_PHRASES[name]}, got {len(phrases)}")
+            object.__setattr__(self, name, tuple(phrases))  # a list, read from JSON
+
+    def _check_beam(self) -> None:
         if self.beam_size > _MAX_BEAM_SIZE:
             raise InputError(
                 f"beam_size must be at most {_MAX_BEAM_SIZE}, got {self.beam_size}; translations "
@@ -125,24 +145,7 @@ class SearchConfig(JsonConfig):
                 f"beam_groups {self.beam_groups} does not divide beam_size {self.beam_size}; "
                 f"a beam_size of {self.beam_groups * 2} gives each group two hypotheses"
             )
-        if 0 < self.max_length < self.min_length:
-            raise InputError(
-                f"min_length {self.min_length} is larger than max_length {self.max_length}"
-            )
-        for field in dataclasses.fields(self):
-            if field.name in _NO_USE[self.method] and getattr(self, field.name) != field.default:
-                raise InputError(
-                    f"{field.name} has no use with method {self.method}; leave it out, or give "
-                    "the other method"
-                )
         if self.beam_groups == 1 and self.diversity_penalty not in (0.0, _DIVERSITY_PENALTY):
             raise InputError(
                 "diversity_penalty has no use without groups; give beam_groups, or leave it out"
             )
-        for name in ("banned_phrases", "required_phrases"):
-            phrases = getattr(self, name)
-            if isinstance(phrases, str) or not all(phrase.strip() for phrase in phrases):
-                raise InputError(f"{name} must be phrases, none of them blank, got {phrases!r}")
-            if len(phrases) > MOST_PHRASES[name]:
-                raise InputError(f"{name} may be {MOST_PHRASES[name]}, got {len(phrases)}")
-            object.__setattr__(self, name, tuple(phrases))  # a list, read from JSON

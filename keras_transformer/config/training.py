@@ -100,11 +100,7 @@ class TrainingConfig(JsonConfig):
             raise InputError(
                 f"{name} needs the dev set to be searched, but validation_time_share is 0; raise it"
             )
-        if self.average_best is not None and self.average_best > self.keep_best:
-            raise InputError(
-                f"average_best {self.average_best} is larger than keep_best {self.keep_best}; "
-                "keep more of the best or average fewer"
-            )
+        self._check_averages()
         if max(self.event_steps) % min(self.event_steps):
             raise InputError(
                 f"validation_steps {self.validation_steps} must divide checkpoint_steps "
@@ -112,6 +108,13 @@ class TrainingConfig(JsonConfig):
             )
         if self.label_smoothing >= 1:
             raise InputError(f"label_smoothing must be below 1, got {self.label_smoothing}")
+
+    def _check_averages(self) -> None:
+        if self.average_best is not None and self.average_best > self.keep_best:
+            raise InputError(
+                f"average_best {self.average_best} is larger than keep_best {self.keep_best}; "
+                "keep more of the best or average fewer"
+            )
         if self.average_last > self.keep_checkpoints:
             raise InputError(
                 f"average_last {self.average_last} is larger than keep_checkpoints "

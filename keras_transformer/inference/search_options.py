@@ -11,13 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_transformer.config import (
-    BOS_ID,
-    MOST_PHRASES,
-    PAD_ID,
-    UNK_ID,
-    SearchConfig,
-)
+from keras_transformer.config import BOS_ID, MOST_PHRASES, PAD_ID, UNK_ID, SearchConfig
 from keras_transformer.decoding import Tensor, TranslationModel
 from keras_transformer.errors import InputError
 from keras_transformer.search import (

@@ -8,7 +8,7 @@ Shapes: B sentences, S source length, T target length, both with EOS; N translat
 L their longest length.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -81,9 +81,7 @@ class Translator(tf.Module):
         self.variables_to_save = [variable.value for variable in model.variables]
         self._get_model = lambda: model
         self.xla = xla
-        self._compiled = None
-        if xla is not None:
-            self._compiled = CompiledSearch(self._search, xla, self.search.max_extra_length)
+        self._compiled = xla and CompiledSearch(self._search, xla, self.search.max_extra_length)
         self._batches = BatchTranslator(self.signature, target)
 
     @property
@@ -112,10 +110,7 @@ class Translator(tf.Module):
         return self._batches.align(source, target, batch_size)
 
     def with_cached_projection(self) -> "Translator":
-        """Returns a translator that stores what depends on the weights alone, for speed.
-
-        All but functions of `signature` and calls inside other graphs notice changed weights.
-        """
+        """Returns a faster translator; functions of `signature` do not notice changed weights."""
         source, target = self.source_tokenizer.vocabulary, self.target_tokenizer.vocabulary
         model = cache_projection(self.model)
         return Translator(model, source, target, self.search, self.xla, self._constraints)
@@ -129,11 +124,10 @@ class Translator(tf.Module):
         tokens              ids to the ids of their translations
         attention           text and a translation to the attention between them, if there is any
 
-        A SavedModel of them must have the translator, which tracks the variables, as root.
+        The translator, which tracks the variables, must be the root of a SavedModel of them.
         """
         names = ["serving_default", "translate_options", "score", "tokens"]
-        if hasattr(self.model, "attention"):
-            names.append("attention")
+        names += ["attention"] * hasattr(self.model, "attention")
         return {name: self.signature(name) for name in names}
 
     def signature(self, name: str) -> Any:
@@ -154,10 +148,9 @@ class Translator(tf.Module):
         return tf.function(function, autograph=False).get_concrete_function(**inputs)
 
     def __call__(self, text: Tensor) -> dict[str, Tensor]:
-        """Translates text [B]; a blank sentence has the empty translation, with score 0.
+        """Returns "translations", string [B, N], best first, and "scores" [B, N] of text [B].
 
-        Returns:
-            "translations", string [B, N], best first, and "scores", float32 [B, N].
+        A blank sentence has the empty translation, with score 0.
         """
         if tf.executing_eagerly():
             refresh(self.model)
@@ -177,12 +170,7 @@ class Translator(tf.Module):
         A negative number or empty text stands for the value of the configuration; phrases are
         separated by newlines.
         """
-        sizes = [tf.size(values) == tf.size(text) for values in columns.values()]
-        checked = tf.debugging.Assert(
-            tf.reduce_all(sizes), ["every option must have a value for each row"]
-        )
-        with tf.control_dependencies([checked]):
-            text = tf.identity(text)
+        text = _checked(text, columns.values(), "every option must have a value for each row")
         return self._translate(text, read_options(columns, self.search, self.target_tokenizer))
 
     def _translate(
@@ -200,10 +188,8 @@ class Translator(tf.Module):
     def _translate_tokens(self, source: Tensor) -> dict[str, Tensor]:
         """Translates ids [B, S] that end in EOS; see `Tokenizer.unpad` for what else may come.
 
-        Returns:
-            "ids", int32 [B, N, L], with EOS, then PAD; "lengths", int32 [B, N], tokens with EOS;
-            "scores", float32 [B, N]. A row without EOS, or of nothing else, has translations of
-            length 0 and score 0.
+        Returns "ids" [B, N, L] with EOS, then PAD; "lengths" [B, N] with EOS; "scores" [B, N]. A
+        row without EOS, or of nothing else, has translations of length 0 and score 0.
         """
         tokens = self.source_tokenizer.unpad(source)[:, : self.search.max_source_length]
         hypotheses = self._search_tokens(tokens)
@@ -246,14 +232,18 @@ class Translator(tf.Module):
 
     def _read_pair(self, source: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Returns ids: the source [B, S], the target [B, T] shifted right, the labels [B, T]."""
-        is_paired = tf.debugging.Assert(
-            tf.size(source) == tf.size(target), ["source and target must have as many rows"]
-        )
-        with tf.control_dependencies([is_paired]):
-            source = self.source_tokenizer.tokenize(source, self.search.max_source_length)
-            labels = with_eos(self.target_tokenizer.tokenize(target, self._max_target_length))
+        source = _checked(source, [target], "source and target must have as many rows")
+        source = self.source_tokenizer.tokenize(source, self.search.max_source_length)
+        labels = with_eos(self.target_tokenizer.tokenize(target, self._max_target_length))
         bos = tf.fill([tf.shape(labels)[0], 1], BOS_ID)
         return with_eos(source), tf.concat([bos, labels], axis=1)[:, :-1], labels
+
+
+def _checked(first: Tensor, others: Iterable[Tensor], message: str) -> Tensor:
+    """Returns the first of several tensors [B] once it is sure that all have its rows."""
+    sizes = [tf.size(each) == tf.size(first) for each in others]
+    with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(sizes), [message])]):
+        return tf.identity(first)
 
 
 def _columns(types: Mapping[str, tf.DType]) -> dict[str, tf.TensorSpec]:

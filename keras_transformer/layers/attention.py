@@ -17,15 +17,10 @@ _FEW_QUERIES = 16  # a beam's hypotheses
 
 
 class KeysValues(NamedTuple):
-    """What is attended to.
+    """Projected keys and values, which queries attend to."""
 
-    Attributes:
-        keys: [..., H, S, K].
-        values: [..., H, S, U].
-    """
-
-    keys: Tensor
-    values: Tensor
+    keys: Tensor  # [..., H, S, K]
+    values: Tensor  # [..., H, S, U]
 
 
 def attention_weights(query: Tensor, keys: Tensor, bias: Tensor | None) -> Tensor:

@@ -24,7 +24,8 @@ class TokenWeightedModel(_Model):
     """Base of the models: an update follows the mean loss of the batch's real target tokens.
 
     Under TensorFlow the steps of `tensorflow_train_step.py` replace Keras's own, on one device and
-    under any `tf.distribute` strategy. The loss shown is the mean over the real tokens of all batches.
+    under any `tf.distribute` strategy. The loss shown is the mean over the real tokens of all
+    batches.
     An update whose gradient is not finite is left out: `bad_steps` counts those since `compile`,
     `bad_steps_in_a_row` those since the last good one; both are int32 variables.
 

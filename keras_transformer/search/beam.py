@@ -133,18 +133,12 @@ def beam_search(
     size = beam_size // beam_groups
     share = -(-num_translations // beam_groups)
     num_finished = size if early_stop == "first" else share  # that are kept of each group
-    # One empty hypothesis of each group; the others do not exist yet.
-    first = tf.where(tf.range(beam_size) % size == 0, 0.0, IMPOSSIBLE)  # [W]
     best = decode_loop(
         lambda time, inputs, beams, capacity: _advance(
             time, inputs, beams, capacity, spec, early_stop
         ),
         inputs,
-        _Beams(
-            log_probs=tf.broadcast_to(first, tf.shape(loop_state.ids)),
-            loop_state=loop_state,
-            best=(none_finished(loop_state.tokens, num_finished),) * beam_groups,
-        ),
+        _first_beams(loop_state, beam_size, beam_groups, num_finished),
         is_open=lambda beams: tf.reduce_max(beams.log_probs, axis=1) > IMPOSSIBLE,
         result_of=lambda beams: beams.best,
         grow_cache=lambda beams, *sizes: beams._replace(
@@ -155,6 +149,19 @@ def beam_search(
     )
     best = tf.nest.map_structure(lambda leaf: leaf[:, :share], best)
     return make_hypotheses(best_of(best, num_translations), spec)
+
+
+def _first_beams(
+    loop_state: LoopState, beam_size: int, beam_groups: int, num_finished: int
+) -> _Beams:
+    """Returns an empty hypothesis of each group; the others do not exist yet."""
+    is_first = tf.range(beam_size) % (beam_size // beam_groups) == 0
+    first = tf.where(is_first, 0.0, IMPOSSIBLE)  # [W]
+    return _Beams(
+        log_probs=tf.broadcast_to(first, tf.shape(loop_state.ids)),
+        loop_state=loop_state,
+        best=(none_finished(loop_state.tokens, num_finished),) * beam_groups,
+    )
 
 
 def _check_sizes(beam_size: int, num_translations: int, beam_groups: int) -> None:

@@ -45,8 +45,8 @@ class DevMetric:
     """The task's metric of a model on the first sentences of a dev set.
 
     So many of them are taken that their search costs about `validation_time_share` of the time
-    between two validations, but at least `_MAX_ROWS`. A batch has no more source tokens, padding included,
-    than a part of a training batch: where memory runs out, what makes those smaller helps.
+    between two validations, but at least `_MAX_ROWS`. A batch has no more source tokens, padding
+    included, than a part of a training batch: what makes those smaller helps where memory runs out.
 
     Args:
         model: a Keras model that is a `TranslationModel`.
