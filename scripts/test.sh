@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Runs all checks: linter, formatter, type checker, tests. Arguments go on to pytest.
+# Runs the linter, the formatter, the type checker and the tests; with --slow as first argument the
+# tests marked slow too. Other arguments go on to pytest.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/environment.sh
@@ -11,4 +12,9 @@ echo "Checking style ..."
 echo "Checking types ..."
 .venv/bin/mypy
 echo "Running the tests ..."
-TF_CPP_MIN_LOG_LEVEL=3 .venv/bin/python -m pytest "$@"
+markers="not slow"
+if [ "${1:-}" = "--slow" ]; then
+  markers=""
+  shift
+fi
+TF_CPP_MIN_LOG_LEVEL=3 .venv/bin/python -m pytest -m "$markers" "$@"

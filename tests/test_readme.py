@@ -15,6 +15,7 @@ from keras_transformer.training.strategies import worker_of_environment
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _README = (_ROOT / "README.md").read_text(encoding="utf-8")
+_WITH_FLAGS = ("train", "translate", "export", "serve_client")
 _OF_THE_SERVER = {
     "--tensorflow_intra_op_parallelism",
     "--tensorflow_inter_op_parallelism",
@@ -102,6 +103,7 @@ def folder(tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 def test_the_keras_examples_run_as_printed_and_training_is_at_most_20_lines(execute, tmp_path):
     snippet, loading = _snippets("In your own Keras program", "python")
     assert len([line for line in snippet.splitlines() if line.strip()]) <= 20
@@ -115,6 +117,7 @@ def test_the_keras_examples_run_as_printed_and_training_is_at_most_20_lines(exec
     assert sum(a == b for a, b in zip(first, [7, 12, 5, 5, 18, 3], strict=True)) >= 4
 
 
+@pytest.mark.slow
 def test_the_commands_on_own_files_then_the_export_and_the_program_that_loads_it(
     execute, shell, folder
 ):
@@ -133,6 +136,7 @@ def test_the_commands_on_own_files_then_the_export_and_the_program_that_loads_it
     assert execute(loading, folder)
 
 
+@pytest.mark.slow
 def test_the_command_on_a_data_set_runs_but_for_the_download(shell, folder):
     (snippet,) = _snippets("On a TensorFlow data set", "bash")
     # wmt14_translate needs the network: the built-in data set stands in for it.
@@ -143,8 +147,8 @@ def test_the_command_on_a_data_set_runs_but_for_the_download(shell, folder):
 
 
 def test_the_flags_that_are_named_are_those_of_a_command_or_of_the_server(call):
-    known = "".join(call(f"{name}.py", "--help").out for name in ("train", "translate", "export"))
-    for flag in set(re.findall(r"`(--\w+)", _README)) - _OF_THE_SERVER:
+    known = "".join(call(f"{name}.py", "--help").out for name in _WITH_FLAGS)
+    for flag in set(re.findall(r"`(--\w+)", _README)) - _OF_THE_SERVER - {"--help", "--slow"}:
         assert flag in known or flag.replace("--", "--[no]") in known, flag
 
 

@@ -84,6 +84,7 @@ def results(request, tmp_path_factory) -> dict[str, np.ndarray]:
     }
 
 
+@pytest.mark.slow
 def test_the_first_example_trains_saves_and_loads_without_tensorflow(results):
     assert results["backend"] == results["asked"]
     is_right = results["logits"].argmax(-1) == results["labels"]

@@ -193,6 +193,7 @@ _SMALL = ["--presets=tiny", "--precisions=float32", "--vocabulary_size=50", "--r
           "--round_seconds=0", "--threads=1"]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_small_run_prints_a_row_of_each_engine_that_is_installed(run):
     result = run("benchmark.py", "train", *_SMALL, "--batch=2x4", "--json", "--check")
     assert result.code == 1, result.err  # no target is for such a batch

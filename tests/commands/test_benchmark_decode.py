@@ -220,6 +220,7 @@ def test_a_model_with_random_weights_never_wants_a_symbol_that_is_left_out(modul
     assert not np.isin(best, [0, 2, 3]).any()
 
 
+@pytest.mark.slow
 def test_a_test_set_is_read_as_symbols_of_the_run(modules, trained, tmp_path):
     from benchmarks.workloads import run_case
 
@@ -240,6 +241,7 @@ _SMALL = ["--presets=tiny", "--vocabulary_size=60", "--rounds=1", "--round_secon
           "--threads=1", "--json", "--check"]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_small_run_prints_rows_of_each_engine_that_is_installed(call, monkeypatch):
     presets = config.TransformerConfig.PRESETS
     monkeypatch.setitem(presets, "tiny", presets["tiny"] | {"num_layers": 1})

@@ -11,6 +11,7 @@ def _names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
+@pytest.mark.slow
 def test_an_export_says_what_it_answers_and_knows_where_it_is_from(call, trained, tmp_path):
     folder = tmp_path / "letters"
     result = call(
@@ -44,6 +45,7 @@ def test_what_cannot_be_is_refused_before_anything_is_written(call, trained, tmp
     assert _names(tmp_path) == ["4"]
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_line_and_leaves_nothing(run, trained, small_disk, refused):
     folder = small_disk("100k")
     result = run("export.py", f"--run_dir={trained}", f"--export_dir={folder}/letters")

@@ -28,6 +28,7 @@ def copy(trained, tmp_path):
     return shutil.copytree(trained, tmp_path / "copy")
 
 
+@pytest.mark.slow
 def test_a_run_directory_has_all_that_later_commands_need(trained):
     names = {path.name for path in trained.iterdir()}
     files = {"config.json", "source.model", "metrics.jsonl", "lock"}
@@ -49,6 +50,7 @@ def test_the_same_command_after_the_end_says_so_and_changes_nothing(call, copy, 
     assert after == before
 
 
+@pytest.mark.slow
 def test_more_steps_go_on_from_the_last_checkpoint(call, copy, train_flags):
     result = call("train.py", f"--run_dir={copy}", *train_flags, "--train_steps=45")
     assert result.code == 0, result.err
@@ -58,6 +60,7 @@ def test_more_steps_go_on_from_the_last_checkpoint(call, copy, train_flags):
     assert [row["step"] for row in rows] == [20, 40, 45]
 
 
+@pytest.mark.slow
 def test_a_text_that_has_changed_since_the_run_began_is_told(call, copy, train_flags):
     shutil.rmtree(copy / "tokens")
     result = call("train.py", f"--run_dir={copy}", *train_flags, "--train_steps=41")
@@ -76,6 +79,7 @@ def test_another_configuration_is_refused_with_each_difference(call, copy, train
     assert _contents(copy) == before
 
 
+@pytest.mark.slow
 def test_the_run_directory_alone_resumes_the_run(call, copy):
     before = json.loads((copy / "config.json").read_text())
     for path in (copy / "checkpoints").glob("*40*"):
@@ -88,6 +92,7 @@ def test_the_run_directory_alone_resumes_the_run(call, copy):
     assert json.loads((copy / "config.json").read_text()) == before
 
 
+@pytest.mark.slow
 def test_more_steps_are_all_that_has_to_be_given_to_train_on(call, copy):
     before = json.loads((copy / "config.json").read_text())
     result = call("train.py", f"--run_dir={copy}", "--train_steps=45", "--log_steps=3")
@@ -117,6 +122,7 @@ def test_a_preset_that_is_given_again_is_compared_as_its_values(call, copy, refu
     assert "seed" not in result.err
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_told_and_the_one_before_it_taken(call, copy, train_flags):
     (data,) = (copy / "checkpoints").glob("step-40.data*")
     data.write_bytes(data.read_bytes()[:1000])
@@ -206,6 +212,7 @@ def test_a_file_in_place_of_the_run_directory_is_refused(call, tmp_path, train_f
     assert (tmp_path / "run").read_text() == "mine"
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_told_and_leaves_the_checkpoints_that_are_whole(
     run, small_disk, train_flags, refused
 ):
@@ -217,6 +224,7 @@ def test_a_full_disk_is_told_and_leaves_the_checkpoints_that_are_whole(
     assert left == {"step-20", "checkpoint_metrics"}
 
 
+@pytest.mark.slow
 def test_ctrl_c_tells_that_the_last_checkpoint_stays_and_how_to_go_on(start, tmp_path, train_flags):
     options = ("--train_steps=1000000", "--checkpoint_steps=5")
     without_dev = [flag for flag in train_flags if not flag.startswith("--dev_")]  # saves time
@@ -245,6 +253,7 @@ def start_workers(start, free_ports, *arguments):
     return [start("train.py", *arguments, env={"TF_CONFIG": json.dumps(task)}) for task in tasks]
 
 
+@pytest.mark.slow
 def test_two_workers_make_the_run_that_one_process_makes(
     start, tmp_path, trained, train_flags, free_ports
 ):
@@ -264,6 +273,7 @@ def test_two_workers_make_the_run_that_one_process_makes(
     assert names == {path.name for path in (trained / "checkpoints").iterdir()}
 
 
+@pytest.mark.slow
 def test_sigterm_is_heeded_in_the_same_way_and_exits_with_0(start, tmp_path, train_flags):
     options = ("--train_steps=1000000", "--checkpoint_steps=1000000", "--log_steps=1")
     process = start("train.py", f"--run_dir={tmp_path}/run", *train_flags, *options)
@@ -277,6 +287,7 @@ def test_sigterm_is_heeded_in_the_same_way_and_exits_with_0(start, tmp_path, tra
     assert list(tmp_path.glob("run/checkpoints/step-*.index"))
 
 
+@pytest.mark.slow
 def test_sigterm_to_one_worker_stops_all_after_the_same_step(
     start, tmp_path, train_flags, free_ports
 ):
@@ -306,6 +317,7 @@ def test_ctrl_c_before_the_first_update_says_so(call, tmp_path, train_flags, mon
     assert (result.code, result.err.strip()) == (130, "train.py: interrupted")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("computes", "trim_threshold"), [(True, "131072"), (False, None)])
 def test_slow_bfloat16_is_warned_of_in_one_line_and_memory_that_is_kept_is_mentioned(
     call, train_flags, tmp_path, monkeypatch, computes, trim_threshold

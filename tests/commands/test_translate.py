@@ -54,6 +54,7 @@ def test_n_best_lists_are_sorted_by_score(call, trained):
     assert scores == sorted(scores[:3], reverse=True) + sorted(scores[3:], reverse=True)
 
 
+@pytest.mark.slow
 def test_an_export_translates_as_the_run_does(call, trained, exported, texts):
     arguments = ("--scores", texts / "test.a")
     ours = call("translate.py", f"--run_dir={trained}", *arguments)
@@ -72,6 +73,7 @@ def test_an_export_grants_wishes_but_keeps_what_is_built_into_it(call, exported,
     refused(call("translate.py", export, "--max_extra_length=99"), "--max_extra_length may be 50,")
 
 
+@pytest.mark.slow
 def test_phrases_prefixes_and_other_wishes_hold(call, trained, tmp_path):
     run_dir = f"--run_dir={trained}"
     phrases = ("--required_phrases=f e", "--required_phrases=c a", "--banned_phrases=b")
@@ -83,6 +85,7 @@ def test_phrases_prefixes_and_other_wishes_hold(call, trained, tmp_path):
     assert begun.startswith("d e") and not plain.startswith("d e")
 
 
+@pytest.mark.slow
 def test_samples_follow_the_seed(call, trained):
     def sampled(seed):
         options = ("--method=sampling", "--num_translations=3", "--temperature=9", f"--seed={seed}")
@@ -194,6 +197,7 @@ def test_nothing_in_gives_nothing_out(call, trained):
     assert call("translate.py", f"--run_dir={trained}", stdin=b"") == (0, "", "")
 
 
+@pytest.mark.slow
 def test_a_checkpoint_can_be_chosen(call, trained):
     outputs = {
         name: call("translate.py", f"--run_dir={trained}", f"--checkpoint={name}", "--scores",

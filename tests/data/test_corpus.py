@@ -35,7 +35,7 @@ def test_a_tsv_file_has_both_sides_on_each_line(tmp_path):
 @pytest.mark.parametrize(("line", "tabs"), [("two zwei", 0), ("two\tzwei\tdeux", 2), ("", 0)])
 def test_a_line_without_exactly_one_tab_is_named(tmp_path, line, tabs):
     (tmp_path / "text.tsv").write_text(f"one\teins\n{line}\n")
-    with pytest.raises(InputError, match=rf"text\.tsv, line 2: expected .* got {tabs} tabs; mend"):
+    with pytest.raises(InputError, match=rf"text\.tsv, line 2: expected .* got {tabs} tabs; fix"):
         list(TsvFile(tmp_path / "text.tsv"))
 
 

@@ -270,6 +270,7 @@ def test_a_model_that_shows_no_attention_aligns_nothing_and_says_so(make_transla
         make_translator().align(["two"], ["zwei"])
 
 
+@pytest.mark.slow
 def test_what_is_exported_answers_as_what_is_not(exported, separate_translator):
     ours, theirs = separate_translator, load_exported(exported)
     sentences = ["hello two cat", "", "tree nonsense sun"]

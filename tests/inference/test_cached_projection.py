@@ -16,6 +16,7 @@ from keras_transformer.models import Ensemble
 SENTENCES = ["hello two", "", "tree house tree sun"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8", "ensemble"])
 def test_a_frozen_model_translates_as_before(trained, kind):
     model, *vocabularies = trained

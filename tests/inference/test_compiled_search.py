@@ -26,6 +26,7 @@ def plain(trained):
     return Translator(*trained, SEARCH)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sentences",
     [
@@ -76,6 +77,7 @@ def test_wishes_are_granted_by_the_plain_graph(compiled, plain):
     assert compiled.translate(sentences, **constraints) == plain.translate(sentences, **constraints)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["samples", "an ensemble in int8"])
 def test_other_searches_and_models_can_be_compiled(trained, kind):
     model, *vocabularies = trained

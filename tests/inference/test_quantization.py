@@ -15,6 +15,7 @@ SEARCH = SearchConfig(max_source_length=12, max_extra_length=5)
 SENTENCES = ["hello two cat", "sun", "tree house tree sun", ""]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("precision", "tolerance"), [("bfloat16", 0.05), ("int8", 0.02)])
 def test_translations_stay_and_probabilities_hardly_change(trained, precision, tolerance):
     model, *vocabularies = trained
@@ -43,6 +44,7 @@ def test_each_weight_is_off_by_half_a_step_at_most(trained):
         assert (np.abs(values - value) <= 0.5001 * step).all()
 
 
+@pytest.mark.slow
 def test_an_export_in_int8_is_smaller_and_answers_as_its_translator(trained, tmp_path):
     model, *vocabularies = trained
     sizes = {}
@@ -57,6 +59,7 @@ def test_an_export_in_int8_is_smaller_and_answers_as_its_translator(trained, tmp
     ]
 
 
+@pytest.mark.slow
 def test_the_weights_of_an_ensemble_are_rounded_too(trained):
     model, *vocabularies = trained
     source = tf.constant([[5, 6, 3]])

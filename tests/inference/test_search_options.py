@@ -43,6 +43,7 @@ def _traced(translator):
     return function.get_concrete_function(text=text, **translator.option_inputs())
 
 
+@pytest.mark.slow
 def test_sentences_without_wishes_get_what_the_translator_gives(translator):
     answer, expected = ask(translator, SENTENCES), translator(tf.constant(SENTENCES))
     assert texts(answer) == texts(expected)
@@ -68,6 +69,7 @@ def test_every_sentence_has_its_own_wishes(make_translator, words):
     assert len(short.split()) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("field", "value", "wish"),
     [
@@ -138,6 +140,7 @@ def test_wishes_out_of_range_are_answered_and_touch_no_neighbour(translator):
     ids=["beam", "greedy", "groups", "sampling"],
 )
 class TestEveryKindOfSearch:
+    @pytest.mark.slow
     def test_all_wishes_at_once_are_granted(self, make_translator, search, words):
         numbers = dict(length_penalty=0.2, coverage_penalty=0.3, repetition_penalty=1.5)
         if "method" in search:
@@ -160,6 +163,7 @@ class TestEveryKindOfSearch:
             assert not {words["two"], words["hello"]} & set(found)
             assert 5 <= len(found) == len(set(found)) <= 6
 
+    @pytest.mark.slow
     def test_no_number_is_too_large_for_an_answer(self, make_translator, search):
         translator = make_translator(**search)
         names = [
@@ -254,9 +258,9 @@ class CountingTokenizer:
     def __init__(self, tokenizer):
         self._tokenizer, self.count = tokenizer, 0
 
-    def tokenize(self, text):
+    def tokenize(self, text, *limit):
         self.count += int(tf.size(text))
-        return self._tokenizer.tokenize(text)
+        return self._tokenizer.tokenize(text, *limit)
 
 
 def test_phrases_beyond_the_limit_take_no_memory(translator):

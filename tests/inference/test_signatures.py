@@ -45,6 +45,7 @@ def _ids(vocabulary, texts, padding=PAD_ID):
     return np.array([row + [padding] * (width - len(row)) for row in rows])
 
 
+@pytest.mark.slow
 def test_dimension_0_of_every_input_and_output_is_the_batch_and_nothing_is_ragged(signatures):
     names = ["serving_default", "translate_options", "score", "tokens", "attention"]
     assert list(signatures) == names
@@ -224,10 +225,19 @@ class _Without:
     """A model without attention."""
 
     def __init__(self, model):
-        names = ("config", "dtype_policy", "variables", "call", "encode", "step")
+        names = (
+            "config",
+            "dtype_policy",
+            "variables",
+            "call",
+            "encode",
+            "step",
+            "embedding_tables",
+        )
         self.__dict__ |= {name: getattr(model, name) for name in names}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrap", ["ensemble", "mixed ensemble", "int8", "precomputed"])
 def test_a_wrapped_model_has_attention_only_where_the_model_has(separate_translator, wrap):
     model = separate_translator.model

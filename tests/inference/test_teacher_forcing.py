@@ -74,6 +74,7 @@ def test_no_more_rows_are_scored_or_aligned_at_once_than_fit(model, rows, monkey
     assert max(shape[0] for shape in counting.attentions) == at_once
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["one", "ensemble"])
 def test_a_row_whose_logits_do_not_fit_is_scored_position_by_position(
     model, rows, monkeypatch, kind

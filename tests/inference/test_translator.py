@@ -14,7 +14,7 @@ from keras_transformer.config import SearchConfig
 from keras_transformer.errors import InputError
 from keras_transformer.inference import Translator
 from keras_transformer.models import Transformer
-from keras_transformer.training import SmoothedCrossEntropy
+from keras_transformer.objectives import SmoothedCrossEntropy
 
 _SENTENCES = ["two house", "sun", "cat sun tree two", "hello", "tree hello cat", "two two"]
 

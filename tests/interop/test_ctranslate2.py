@@ -112,6 +112,7 @@ def assert_same_log_probs(model, translator, vocabulary):
         np.testing.assert_allclose(score.log_probs, log_probs, atol=TOLERANCE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_forced_translations_have_the_same_log_probabilities(config, load, vocabulary):
     model = make_model(config)
@@ -165,6 +166,7 @@ def compare(translator, folder, texts, limit=30):
     return compared
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("beam_size", "early_stop"), [(1, "exact"), (4, "first")])
 def test_search_with_a_model_that_is_sure_of_nothing_is_the_same(
     beam_size, early_stop, vocabulary, tmp_path
@@ -181,6 +183,7 @@ def test_search_with_a_model_that_is_sure_of_nothing_is_the_same(
     assert len(found) >= 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("beam_size", "early_stop"), [(1, "exact"), (4, "exact"), (4, "first")])
 def test_searches_of_a_trained_model_find_the_same_in_sentences_it_has_not_seen(
     beam_size, early_stop, make_translator, words, tmp_path

@@ -59,6 +59,7 @@ def results(tmp_path_factory, free_ports) -> dict[str, dict[str, np.ndarray]]:
     return {path.stem: dict(np.load(path)) for path in folder.glob("*.npz")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_20_updates_give_the_weights_of_one_device(results, way):
     assert results[ONE_DEVICE]["change"] > 0.01

@@ -91,6 +91,7 @@ def test_it_learns_with_a_dev_bleu_at_each_checkpoint(trained):
     assert isinstance(trained[1], Toy)
 
 
+@pytest.mark.slow
 def test_killed_it_resumes_and_ends_with_the_same_weights(created, trained, tmp_path):
     run = RunDirectory(shutil.copytree(created.path, tmp_path / "run"))
     driver = "import sys, toy_architecture, tiny_run; tiny_run.train_until_killed(sys.argv[1], 27)"
@@ -133,6 +134,7 @@ def test_it_translates_by_steps_as_it_scores_in_one_pass(translator):
     np.testing.assert_allclose(answers(found)[1][keep, 0], scores[keep], rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_without_attention_there_is_no_alignment_and_no_penalty_on_coverage(translator, exported):
     with pytest.raises(InputError, match="the model has no signature 'attention'"):
         translator.align(["abc"], ["cba"])
@@ -149,6 +151,7 @@ def test_it_is_exported_and_answers_in_a_fresh_graph(translator, exported):
     assert set(card["signatures"]) == SIGNATURES
 
 
+@pytest.mark.slow
 def test_an_export_of_an_ensemble_in_int8_has_no_attention_and_works(trained, translator, tmp_path):
     ensemble = Ensemble([translator.model, translator.model])
     small = in_precision(ensemble, "int8")

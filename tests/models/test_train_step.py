@@ -176,6 +176,7 @@ def test_float16_leaves_out_what_overflows_and_goes_on_with_a_smaller_scale():
     assert any(np.any(old != new) for old, new in zip(start, model.get_weights(), strict=True))
 
 
+@pytest.mark.slow
 def test_a_compiled_model_from_a_file_trains_on_as_it_would_have(model, tmp_path):
     model.compile(
         optimizer=keras.optimizers.Adam(0.01),

@@ -279,6 +279,7 @@ def test_a_saved_model_comes_back_with_the_same_outputs(config, policy, tmp_path
     )
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Skipping variable loading for optimizer")
 def test_a_model_with_layers_and_weights_of_ones_own_trains_and_is_saved(tmp_path):
     @keras.saving.register_keras_serializable()
@@ -447,6 +448,7 @@ def copier() -> Copier:
     return Copier(model, [untrained, *history["loss"]])
 
 
+@pytest.mark.slow
 def test_fit_on_plain_arrays_lowers_the_loss(copier):
     assert copier.losses[0] > np.log(8) - 0.1  # there are 8 letters to choose from
     assert sorted(copier.losses, reverse=True) == copier.losses
@@ -492,6 +494,7 @@ def test_half_precision_trains_like_float32():
     np.testing.assert_allclose(losses["mixed_float16"], losses["float32"], rtol=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["int8", "float8"])
 @pytest.mark.filterwarnings("ignore:Layer .* does not have a `quantize` method")
 def test_a_quantized_model_is_loaded_from_its_file(tmp_path, mode):

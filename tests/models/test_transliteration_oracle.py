@@ -181,6 +181,7 @@ def test_the_attention_of_the_best_translations_is_the_oracles(oracle):
         np.testing.assert_allclose(found, theirs[1:], rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_greedy_translations_and_scores_are_the_oracles(oracle):
     ours = make_search(oracle.model, beam_size=1)(oracle.source)
     texts = [spell(oracle, ids) for ids in ours.ids[:, 0]]

@@ -32,6 +32,7 @@ def test_a_beam_that_holds_everything_finds_the_true_best_translations(table_mod
         assert_found(every_translation(model, row, Wants(limit, alpha)), found, row)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("beam_size", [2, 3, 5])
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.5, -0.5])
 @pytest.mark.parametrize("end_bias", [-3.0, 1.5])
@@ -249,6 +250,7 @@ def test_end_and_pad_must_differ(table_model):
         search(model, [0], [3], beam_size=2, pad_id=3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
 @pytest.mark.parametrize("end_bias", [-1.0, 1.5])
 @pytest.mark.parametrize("num_translations", [1, 3])
@@ -265,7 +267,7 @@ def test_the_first_finished_hypotheses_end_a_search_where_they_are_to(
         assert_found(expected, found, row)
     model.calls.clear()
     exact = search(model, range(24), limits, **options)
-    if num_translations == 3 and alpha == 2.0:  # where longer translations win
+    if num_translations == 3 and alpha == 2.0 and end_bias > 0:  # short ones come first, and lose
         assert steps < len(model.calls)
         assert np.any(exact.scores > found.scores)
 

@@ -69,6 +69,7 @@ def test_a_beam_that_holds_everything_finds_the_best_that_the_rules_of_each_sent
         assert_found(every_translation(model, row, each), found, row)
 
 
+@pytest.mark.slow
 @every_rule
 @pytest.mark.parametrize("end_bias", [-1.0, 2.0])
 def test_a_narrow_beam_equals_one_written_out_without_early_stop(table_model, rule, end_bias):

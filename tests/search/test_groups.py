@@ -22,6 +22,7 @@ def search(model, wants, beam_size, beam_groups, num_translations=None, **option
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("beam_size", "beam_groups"), [(4, 2), (6, 3), (6, 2), (3, 3), (2, 2)])
 @pytest.mark.parametrize("end_bias", [-2.0, 1.0, 3.0])
 def test_groups_find_what_groups_written_out_without_early_stop_find(

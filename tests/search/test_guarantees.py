@@ -94,6 +94,7 @@ def test_banned_phrases_repeated_ngrams_and_early_ends_are_in_no_translation(tab
     assert num_found > SENTENCES // 2
 
 
+@pytest.mark.slow
 @every_search
 def test_sentences_that_finish_leave_the_batch_and_change_nothing_for_others(table_model, search):
     limits = [12, 0, 2, 1, 0, 8, 3, 1]
@@ -109,6 +110,7 @@ def test_sentences_that_finish_leave_the_batch_and_change_nothing_for_others(tab
         assert_same(alone, together, 0, row)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["greedy", "beam", "sampling"])
 @pytest.mark.parametrize("max_length_bound", [None, 40])
 def test_logits_that_are_no_numbers_end_the_search_without_a_translation(method, max_length_bound):

@@ -145,6 +145,7 @@ def test_a_sentence_gets_alone_what_it_gets_in_a_batch(model, search, width):
         assert_same(alone, together, 0, row)
 
 
+@pytest.mark.slow
 @every_search
 def test_a_graph_of_unknown_sizes_and_xla_give_what_eager_search_gives(model, search, width):
     def step(ids, state):  # knows the last token and how many there were

@@ -31,6 +31,7 @@ SEARCHES = {
 every_search = pytest.mark.parametrize(("search", "width"), SEARCHES.values(), ids=SEARCHES)
 
 
+@pytest.mark.slow
 @every_search
 def test_a_graph_of_unknown_sizes_gives_what_eager_search_gives(table_model, search, width):
     model = table_model(sentences=3, vocabulary_size=9, seed=1, source_length=4)
@@ -53,6 +54,7 @@ def test_a_graph_of_unknown_sizes_gives_what_eager_search_gives(table_model, sea
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["groups", "sampling"])
 def test_xla_compiles_a_search_with_every_rule(table_model, name):
     search, width = SEARCHES[name]

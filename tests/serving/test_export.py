@@ -73,6 +73,7 @@ def _names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", [_WITH_LOADER, _WITH_SESSION], ids=["loader", "session"])
 def test_a_process_without_this_package_answers_just_as_python_does(
     exported, separate_translator, program, tmp_path
@@ -128,6 +129,7 @@ def export_quickly(separate_translator):
     return functools.partial(export, separate_translator, check_answers=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["samples", "groups of an ensemble in bfloat16"])
 def test_other_searches_and_models_are_exported_as_they_are(trained, tmp_path, kind):
     model, *vocabularies = trained
@@ -165,6 +167,7 @@ def test_a_stock_server_has_every_operation(exported):
         assert not holder.attr["_XlaMustCompile"].b
 
 
+@pytest.mark.slow
 def test_each_export_gets_the_next_version_and_an_old_one_is_never_overwritten(
     export_quickly, tmp_path
 ):
@@ -176,6 +179,7 @@ def test_each_export_gets_the_next_version_and_an_old_one_is_never_overwritten(
         export_quickly(tmp_path, version=8)
 
 
+@pytest.mark.slow
 def test_a_folder_has_models_of_one_kind_since_a_server_takes_each_new_one(
     export_quickly, tmp_path
 ):
@@ -201,6 +205,7 @@ def test_a_version_has_what_a_server_and_a_person_want_to_know(exported):
     assert _names(exported.parent) == sorted(["1", *_SERVER_FILES])
 
 
+@pytest.mark.slow
 def test_the_model_has_the_name_of_its_folder_unless_it_is_given_one(export_quickly, tmp_path):
     export_quickly(tmp_path / "words")
     assert 'name: "words"' in (tmp_path / "words" / "models.config").read_text()
@@ -209,6 +214,7 @@ def test_the_model_has_the_name_of_its_folder_unless_it_is_given_one(export_quic
         export_quickly(tmp_path / "my words")
 
 
+@pytest.mark.slow
 def test_what_no_server_could_serve_is_refused_and_leaves_nothing_behind(
     export_quickly, exported, tmp_path, monkeypatch
 ):
@@ -247,6 +253,7 @@ def test_a_server_that_looks_while_a_version_is_written_sees_nothing_of_it(
     assert _names(tmp_path) == sorted(["1", *_SERVER_FILES])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "error",
     [
@@ -281,6 +288,7 @@ def test_a_folder_without_a_saved_model_is_refused_with_the_name_of_a_version(ex
         load_exported(exported.parent)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [

@@ -110,6 +110,7 @@ def answers(inputs, exported, words):
     return serve, translations, np.array(scores)
 
 
+@pytest.mark.slow
 def test_every_input_gets_two_translations_in_utf8_with_finite_scores(inputs, answers):
     _, translations, scores = answers
     assert len(inputs) == len(translations) == _COUNT

@@ -112,12 +112,14 @@ def same(ours, theirs):
     assert [each.score for row in ours for each in row] == pytest.approx(scores, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_the_server_translates_as_python_does(connect, separate_translator):
     expected = separate_translator.translate(SENTENCES)
     for batch_size in (1, 7, 64):
         same(connect(batch_size=batch_size).translate(SENTENCES), expected)
 
 
+@pytest.mark.slow
 def test_the_server_grants_wishes_as_python_does(connect, separate_translator, words):
     constraints = {
         "max_length": [1 + number % 3 for number in range(len(SENTENCES))],
@@ -135,6 +137,7 @@ def test_the_server_aligns_as_python_does(connect, separate_translator):
     assert connect(batch_size=7).align(SENTENCES, target) == expected
 
 
+@pytest.mark.slow
 def test_the_server_scores_as_python_does(connect, separate_translator):
     target = [row[-1].text for row in separate_translator.translate(SENTENCES)]
     score = separate_translator.signatures()["score"]
@@ -182,6 +185,7 @@ def test_a_signature_that_the_server_has_not_is_told(connect):
         client._rows("tell", {"text": text_column("text", ["sun"])}, list)
 
 
+@pytest.mark.slow
 def test_a_new_version_takes_over_without_a_failed_request(server, connect):
     client = connect(batch_size=2)
     folder = server[1]

@@ -98,6 +98,7 @@ def _text(name="text"):
     return tf.TensorSpec([None], tf.string, name=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_sizes", [[1], [5, 64, 2]], ids=["alone", "mixed batches"])
 def test_without_python_each_sentence_gets_the_answer_it_gets_in_python(
     exported, separate_translator, programs, batch_sizes
@@ -111,6 +112,7 @@ def test_without_python_each_sentence_gets_the_answer_it_gets_in_python(
     np.testing.assert_allclose(scores, ours["scores"], atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(_REQUESTS))
 def test_without_python_every_signature_answers_as_in_python(exported, served, programs, name):
     function, columns = served.signatures[name], dict(_REQUESTS[name])
@@ -137,6 +139,7 @@ def test_there_is_a_request_for_each_signature(served):
     assert set(served.signatures) == {"serving_default", *_REQUESTS}
 
 
+@pytest.mark.slow
 def test_what_xla_compiles_answers_without_python_as_it_does_in_python(trained, programs, tmp_path):
     search = SearchConfig(beam_size=2, num_translations=2, max_extra_length=3)
     translator = Translator(*trained, search, xla=XlaShapes((1, 4), (4, 8)))
@@ -193,6 +196,7 @@ def test_a_line_that_does_not_fit_the_signature_is_refused(programs, save, row, 
         native_runtime.answer(programs["answer"], signature, [row])
 
 
+@pytest.mark.slow
 def test_ten_seconds_of_load_from_four_threads_change_no_answer_and_take_no_memory(
     exported, programs, monkeypatch, capsys
 ):

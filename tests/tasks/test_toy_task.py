@@ -150,6 +150,7 @@ def fit(run: RunDirectory, **options: Any) -> None:
     train(run, corpus, read_validation_text(data, task), **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS, ids=operator.attrgetter("name"))
 def test_a_task_of_ones_own_is_trained_stopped_by_its_metric_and_evaluated(
     tmp_path, data, task, capsys

@@ -74,6 +74,7 @@ def copy_of(run: RunDirectory, path: pathlib.Path, *, until_step: int) -> RunDir
 # A run from its beginning to its end
 
 
+@pytest.mark.slow
 def test_a_run_leaves_checkpoints_their_average_and_a_line_of_metrics_for_each(undisturbed):
     run, _ = undisturbed
     names = {path.name for path in (run.path / "checkpoints").iterdir()}
@@ -171,6 +172,7 @@ def train_until(run: RunDirectory, batches: int, name: str) -> subprocess.Comple
     )
 
 
+@pytest.mark.slow
 def test_a_run_killed_and_stopped_again_and_again_ends_with_the_same_weights(undisturbed, tmp_path):
     run = tiny_run.create(tmp_path / "run", **LIVELY)
     killed = train_until(run, 6, "SIGKILL")
@@ -239,6 +241,7 @@ def test_checkpoints_come_at_multiples_and_at_the_end(step, every, end, calls):
     assert intervals(step, training) == calls
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("validation_steps", "checkpoints", "validations"),
     [(2, [4, 8, 10], [2, 4, 6, 8, 10]), (8, [4, 8, 10], [8, 10])],

@@ -38,6 +38,7 @@ def measure(tmp_path):
     return measure
 
 
+@pytest.mark.slow
 def test_memory_grows_neither_with_the_corpus_nor_with_the_epochs(shared_data, tmp_path, measure):
     small, large = shared_data("multi30k"), shared_data("canlaws_enfr")
     part = FilePair(tmp_path / "part.en", tmp_path / "part.fr")

@@ -44,6 +44,7 @@ def test_auto_is_one_device_where_there_are_not_several_gpus():
     assert make_strategy("auto").num_replicas_in_sync == 1
 
 
+@pytest.mark.slow
 def test_a_mirrored_run_trains_checkpoints_and_averages_on_two_devices(tmp_path):
     environment = os.environ | {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
     tests = str(pathlib.Path(__file__).parent)

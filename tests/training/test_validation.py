@@ -127,6 +127,7 @@ print(json.dumps([strategy.num_replicas_in_sync, *translations]))
 """
 
 
+@pytest.mark.slow
 def test_several_devices_give_the_translations_that_one_gives(bleu):
     done = subprocess.run(
         [sys.executable, "-c", ON_TWO_DEVICES, str(pathlib.Path(__file__).parent)],

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import numpy as np
+import pytest
 import tiny_run
 
 from keras_transformer.training import num_shapes
@@ -34,6 +35,7 @@ def train(run: pathlib.Path, way: str, **environment: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_each_shape_is_compiled_once_and_the_weights_are_those_of_the_plain_step(tmp_path):
     dump = tmp_path / "dump"
     runs = {}
