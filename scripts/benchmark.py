@@ -49,7 +49,7 @@ _PRECISIONS = flags.DEFINE_list(
 _BATCHES = flags.DEFINE_list(
     "batch",
     None,
-    "What to train on: 128x16 is 128 rows of 16 random symbols a side, multi30k:2048 the corpus "
+    "What to train on: 128x16 is 128 rows of 16 random tokens a side, multi30k:2048 the corpus "
     "in batches of 2,048 tokens. Default: 128x16, and for tiny multi30k:2048 and multi30k:8192.",
 )
 _DATA_DIR = flags.DEFINE_string("data_dir", None, "Folder of Multi30k, with train.en and train.de.")

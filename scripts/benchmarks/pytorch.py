@@ -3,7 +3,7 @@
 It is `torch.nn.Transformer` less what our model does not have either, so that neither of the two
 computes more: norms at the end of the stacks, biases in attention, dropout within sub-layers. The
 settings are the fastest on two cores of those tried: batch first, the fused Adam, gradients set
-to None, denormal numbers flushed; `torch.compile` changed nothing that could be told from noise.
+to None, denormal numbers flushed; `torch.compile` changed nothing beyond noise.
 Its batches are made before the clock starts.
 
 Shapes: B batch, S source length, T target length, D model dimension, V vocabulary.
@@ -57,7 +57,7 @@ class TorchTransformer(nn.Module):
         """Returns logits [B, T, V] for ids [B, S] and [B, T]."""
         padding = source == PAD_ID  # [B, S]
         length = target.shape[1]
-        # Padding follows the real symbols, so the causal mask alone hides it from them.
+        # Padding follows the real tokens, so the causal mask alone hides it from them.
         output = self.transformer(
             self._embed(source),
             self._embed(target),
