@@ -11,8 +11,8 @@ A line of `translate.py` passes seven files on its way to the model:
 7. `search/loop_state.py` calls the model's `step` for the logits of the next tokens.
 
 Beside this path stand `compiled_search.py` (search by XLA in batches of fixed shapes),
-`teacher_forcing.py` (scores and attention of given translations), `precision.py` (weights in fewer
-bits) and `cached_projection.py` (what depends on weights alone, kept).
+`teacher_forcing.py` (scores and attention of given translations), `quantization.py` (weights in
+fewer bits) and `cached_projection.py` (what depends on weights alone, kept).
 """
 
 from keras_transformer.inference.batch_translator import BatchTranslator

@@ -194,7 +194,7 @@ class RunDirectory:
 
     @property
     def metrics_path(self) -> pathlib.Path:
-        """The file with a line for each stretch of training; see `metric_logger.py`."""
+        """The file with a line for each stretch of training; see `metric_logging.py`."""
         return self.path / "metrics.jsonl"
 
     @property
