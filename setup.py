@@ -17,7 +17,7 @@ setup(
     long_description=(_HERE / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     packages=find_packages(include=["keras_transformer*"]),
-    package_data={"keras_transformer": ["py.typed"]},
+    package_data={"keras_transformer": ["py.typed", "explorer/assets/*"]},
     entry_points={"console_scripts": ["keras-transformer = keras_transformer.commands.main:main"]},
     python_requires=">=3.10",
     install_requires=[
@@ -41,6 +41,7 @@ setup(
         "urllib3>=2",
     ],
     extras_require={
+        "beam": ["apache-beam"],
         "ctranslate2": ["ctranslate2>=4.6.3"],
         "jax": ["jax"],
         "plot": ["matplotlib"],
@@ -49,6 +50,7 @@ setup(
             "jax",
             "matplotlib",
             "mypy",
+            "playwright",
             "pytest",
             "pytest-xdist",
             "ruff",

@@ -1,4 +1,4 @@
-"""The Transformer of "Attention Is All You Need" (Vaswani et al. 2017) for Keras.
+"""Sequence-to-sequence models for Keras: the Transformer (Vaswani et al. 2017) and others.
 
 Names are imported when they are first used: reading a configuration does not load TensorFlow.
 """
@@ -11,17 +11,21 @@ if TYPE_CHECKING:  # what the names below are, for type checkers and editors
     from keras_transformer.client import ServingError as ServingError
     from keras_transformer.config import DataConfig as DataConfig
     from keras_transformer.config import ModelConfig as ModelConfig
+    from keras_transformer.config import RecurrentConfig as RecurrentConfig
     from keras_transformer.config import SearchConfig as SearchConfig
     from keras_transformer.config import TrainingConfig as TrainingConfig
     from keras_transformer.config import TransformerConfig as TransformerConfig
+    from keras_transformer.config import UniversalConfig as UniversalConfig
     from keras_transformer.errors import InputError as InputError
     from keras_transformer.host import keep_freed_memory as keep_freed_memory
     from keras_transformer.inference import BatchTranslator as BatchTranslator
     from keras_transformer.inference import Translator as Translator
     from keras_transformer.inference import XlaShapes as XlaShapes
     from keras_transformer.models import Ensemble as Ensemble
+    from keras_transformer.models import RecurrentModel as RecurrentModel
     from keras_transformer.models import Seq2SeqModel as Seq2SeqModel
     from keras_transformer.models import Transformer as Transformer
+    from keras_transformer.models import UniversalTransformer as UniversalTransformer
     from keras_transformer.models import build_model as build_model
     from keras_transformer.models import register_architecture as register_architecture
     from keras_transformer.objectives import InverseSquareRoot as InverseSquareRoot
@@ -55,12 +59,16 @@ _HOMES = {
     "SearchConfig": "config",
     "TrainingConfig": "config",
     "TransformerConfig": "config",
+    "RecurrentConfig": "config",
+    "UniversalConfig": "config",
     "Tokenizer": "text",
     "Vocabulary": "text",
     "learn_vocabulary": "text",
     "Ensemble": "models",
     "Seq2SeqModel": "models",
     "Transformer": "models",
+    "RecurrentModel": "models",
+    "UniversalTransformer": "models",
     "InverseSquareRoot": "objectives",
     "Perplexity": "objectives",
     "build_model": "models",

@@ -8,8 +8,9 @@ network is replaced at every step: `recurrent_state`, which search reorders when
 or are dropped. The keys and values of a Transformer are only ever appended to: `kv_cache`, which
 search never reorders; `ancestors` says which of its entries a hypothesis descends from.
 
-Shapes: B sentences, W hypotheses (beams) a sentence, S source length, V vocabulary, t tokens read
-so far, the newest included (or the capacity that was asked for, see `ancestors`).
+Shapes: B sentences, W hypotheses (beams) a sentence, S source length, V vocabulary, C tokens of a
+subset of it, t tokens read so far, the newest included (or the capacity that was asked for, see
+`ancestors`).
 """
 
 from typing import Any, NamedTuple, Protocol
@@ -17,32 +18,48 @@ from typing import Any, NamedTuple, Protocol
 Tensor = Any  # a tensor of whichever backend Keras runs on
 
 
+class VocabularySubset(NamedTuple):
+    """The tokens that `step` gives logits of, in place of all.
+
+    Attributes:
+        ids: int32 [C], rising.
+        places: int32 [V], where a token is among them; C for the others.
+    """
+
+    ids: Tensor
+    places: Tensor
+
+
 class DecodingState(NamedTuple):
     """All that a decoder remembers between two tokens.
 
     Attributes:
-        shared: nest of tensors of any shape that serve all sentences and never change (a matrix
-            laid out for decoding).
+        shared: nest of tensors of any shape that serve all sentences and never change.
+        projection: nest of tensors [..., V] that serve all sentences and make logits, laid out for
+            decoding; or those of some tokens, [..., C]: `step` then gives logits [B, W, C].
         context: nest of tensors [B, ...] that belong to the source sentence and never change
             (encoder keys and values, masks). All hypotheses of a sentence share them.
         recurrent_state: nest of tensors [B, W, ...] that belong to a hypothesis. Search reorders
             them along W when hypotheses branch or are dropped.
         kv_cache: nest of tensors [B, ..., t * W, any] to which the model adds what each step
             computed for all W hypotheses. Search leaves them as they are, but that it adds room at
-            the end of the last dimension but one where the state has a fixed capacity.
+            the end of the last dimension but one where the state has a fixed capacity. Where it has
+            none, the model may drop what no later token sees.
         coverage: float32 [B, W, S], attention that a hypothesis has paid to each source token,
             summed over its steps, and 1 for padding; None where it was not asked for, or the model
             has no attention. Search reorders it.
-        time: int32 [], tokens read before the newest one; set by search before each step.
+        time: int32 [], tokens read before the newest one; set by search before each step. Without
+            one, None at first, and a model that needs it counts.
         ancestors: int32 [B, W, t], set by search before each step: the place, from 0 to W - 1, of
             each hypothesis when its j-th token was read. The last is its own place. Where the
-            state has a fixed capacity, t is that, and places not yet filled hold -1. None (and no
-            `time`) where hypotheses never branch.
+            state has a fixed capacity, t is that, and places not yet filled hold -1. None where
+            hypotheses never branch.
 
     A dimension of size 0 in `recurrent_state` or `kv_cache` is one that grows from step to step.
     """
 
     shared: Any = ()
+    projection: Any = ()
     context: Any = ()
     recurrent_state: Any = ()
     kv_cache: Any = ()

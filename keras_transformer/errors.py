@@ -10,7 +10,15 @@ from collections.abc import Sequence
 
 
 class InputError(ValueError):
-    """Input that cannot be used: a file, a flag, a configuration or a checkpoint."""
+    """Input that cannot be used: a file, a flag, a configuration or a checkpoint.
+
+    Args:
+        message: one line. What names from files may hold, such as the end of a line or the escape
+            sequences of a terminal, is shown and not printed.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__("".join(c if c.isprintable() else repr(c)[1:-1] for c in message))
 
 
 def check_choice(name: str, value: str, choices: Sequence[str]) -> None:

@@ -76,7 +76,7 @@ def read_model_card(version: str | os.PathLike[str]) -> dict[str, Any]:
     if not isinstance(card, dict) or any(
         not isinstance(card.get(name), kind) for name, kind in kinds.items()
     ):
-        raise InputError(f"{path} is no model card of this release; export the model anew")
+        raise InputError(f"{path} is no model card of this release; export the model again")
     return card
 
 

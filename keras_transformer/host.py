@@ -1,8 +1,10 @@
 """The machine that this process runs on: cores, instructions, and how malloc treats memory."""
 
 import ctypes
+import multiprocessing.connection
 import os
 import pathlib
+import threading
 
 # For mallopt (malloc.h): blocks come from the heap and never from mmap, the heap never shrinks, and
 # all threads share it, since other arenas map what is larger than 64 MiB. M_MMAP_THRESHOLD would
@@ -34,12 +36,25 @@ def has_bfloat16() -> bool:
     return not cpu_flags().isdisjoint({"avx512_bf16", "amx_bf16", "bf16"})
 
 
+def end_with_parent() -> None:
+    """Lets this process end when the one that started it is killed; for `multiprocessing`."""
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+
+    def wait() -> None:
+        multiprocessing.connection.wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
 def keep_freed_memory() -> bool:
     """Has malloc keep the memory of freed tensors for the next ones; call it before TensorFlow.
 
     By default glibc returns large blocks to the system as soon as they are freed, and the system
     clears every page when it hands them out again. A training step allocates all its activations
-    anew: `tiny` with a vocabulary of 8,000 and 128 x 16 tokens takes 226,000 page faults a step,
+    again: `tiny` with a vocabulary of 8,000 and 128 x 16 tokens takes 226,000 page faults a step,
     and 1 with memory kept. Where page faults are expensive, as in many virtual machines, that
     makes training 1.5 to 2 times as fast. The peak of resident memory was 0.96 to 1.26 of before,
     and is held until the process ends.

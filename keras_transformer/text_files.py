@@ -18,7 +18,7 @@ from keras_transformer.errors import InputError
 _GZIP_MAGIC = b"\x1f\x8b"  # RFC 1952, 2.3.1
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _BUFFER_BYTES = 1 << 18
-_FIFO_MESSAGE_S = 2.0  # before the user is told what is waited for
+_FIFO_MESSAGE_S = 2.0  # before the user learns what is waited for
 _FIFO_LIMIT_S = 28.0  # and from then on until it is given up
 
 Path = str | os.PathLike[str]

@@ -5,38 +5,46 @@
     python scripts/benchmark.py train --check
     python scripts/benchmark.py decode --presets=tiny
     python scripts/benchmark.py decode --presets= --run_dir=runs/multi30k
+    python scripts/benchmark.py plan --pairs=1000000000
+    python scripts/benchmark.py layers --plot=layers.png
 
-train: real target tokens a second of whole training steps, ours and PyTorch's nn.Transformer,
-as people find it and with memory kept, where torch is installed.
+train: real target tokens a second of whole training steps, ours and PyTorch's nn.Transformer
+or nn.LSTM, as people find it and with memory kept, where torch is installed.
 decode: sentences a second and latency of beam search with 4 hypotheses, our exports as a plain
 graph and with XLA, and CTranslate2 with the same weights, which is left out where it is not
 installed. Random weights translate random sentences, to a forced length; the model of a training
 run translates a test set. Each engine works as one worker with all cores and as workers with one
 core each.
 
+plan: time and memory to lay out and plan an epoch over made-up lengths, 16 bytes a pair on disk.
+layers: Table 1 of the paper: time, peak memory and operations of one layer over the length n, how
+they grow, sequential operations and path lengths as they are seen beside the table's, and from
+which n on self-attention is slower than recurrence.
+
 The engines take turns, so that whatever else the machine does slows all of them. Minor page faults
 and system time are those of a training step or of a sentence.
 """
 
-import importlib.util
+import functools
 import itertools
 import json
-import os
 import pathlib
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from absl import flags
 
-from benchmarks import decoding, report, training
+from benchmarks import decoding, planning, report, training
 from benchmarks.engines import Row
 from keras_transformer.commands import common
 from keras_transformer.commands.main import run
 from keras_transformer.config import ModelConfig
 from keras_transformer.errors import InputError
 from keras_transformer.host import cpu_flags, has_bfloat16, num_cores
+
+AnyRow = TypeVar("AnyRow", Row, dict[str, Any])
 
 _REAL = ("multi30k:2048", "multi30k:8192")  # the tiny preset's batch_tokens; the recipe's
 _KNOWN_PRECISIONS = ["float32", "mixed_bfloat16", "mixed_float16"]
@@ -56,7 +64,7 @@ _DATA_DIR = flags.DEFINE_string("data_dir", None, "Folder of Multi30k, with trai
 _VOCABULARY_SIZE = flags.DEFINE_integer(
     "vocabulary_size",
     None,
-    "Symbols of the shared vocabulary. Default: 8000; of base and big 37000 to decode.",
+    "Tokens of the shared vocabulary. Default: 8000; of base and big 37000 to decode.",
     lower_bound=8,
 )
 _INPUT_PIPELINE = flags.DEFINE_boolean(
@@ -69,6 +77,8 @@ _CHECKPOINT = flags.DEFINE_string(
     "checkpoint", "auto", "Which checkpoint of --run_dir, as for translate.py; one only."
 )
 _SENTENCES = flags.DEFINE_string("sentences", None, "Test set to decode, one sentence a line.")
+_PAIRS = flags.DEFINE_integer("pairs", 10**7, "Sentence pairs to plan.", lower_bound=1)
+_WHOLE_EPOCH = flags.DEFINE_boolean("whole_epoch", False, "Plan all batches, not the first alone.")
 _ROUNDS = flags.DEFINE_integer("rounds", 7, "Turns of each engine.", lower_bound=1)
 _SECONDS = flags.DEFINE_float(
     "round_seconds", 3.0, "About how long a turn of the slowest engine takes.", lower_bound=0
@@ -76,6 +86,12 @@ _SECONDS = flags.DEFINE_float(
 _THREADS = flags.DEFINE_integer(
     "threads", None, "Cores to use. Default: all that this process may use.", lower_bound=1
 )
+_LENGTHS = flags.DEFINE_list(
+    "lengths", ["64", "128", "256", "512", "1024", "2048", "4096", "8192"], "Lengths n of layers."
+)
+_DIM = flags.DEFINE_integer("model_dim", 512, "Model dimension d of layers.", lower_bound=1)
+_WINDOW = flags.DEFINE_integer("window", 65, "Positions r that restricted self-attention sees.")
+_PLOT = flags.DEFINE_string("plot", None, "PNG file to draw the layers' figures in.")
 _JSON = flags.DEFINE_boolean("json", False, "Print one JSON object for each row of the table.")
 _CHECK = flags.DEFINE_boolean(
     "check",
@@ -86,17 +102,25 @@ _CHECK = flags.DEFINE_boolean(
 
 
 def main(arguments: list[str]) -> None:
-    commands: dict[str, Callable[[], None]] = {"train": _train, "decode": _decode}
+    commands: dict[str, Callable[[], None]] = {
+        "train": _train,
+        "decode": _decode,
+        "plan": _plan,
+        "layers": _layers,
+    }
     if len(arguments) != 1 or arguments[0] not in commands:
         raise InputError(
             f"give what to measure before the flags, one of {', '.join(commands)}; got "
             f"{' '.join(arguments) or 'nothing'}"
         )
-    others = {
-        "decode": (_PRECISIONS, _BATCHES, _DATA_DIR, _INPUT_PIPELINE),
-        "train": (_RUN_DIR, _CHECKPOINT, _SENTENCES),
+    own = {
+        "train": (_PRECISIONS, _BATCHES, _DATA_DIR, _INPUT_PIPELINE),
+        "decode": (_RUN_DIR, _CHECKPOINT, _SENTENCES),
+        "plan": (_PAIRS, _WHOLE_EPOCH),
+        "layers": (_LENGTHS, _DIM, _WINDOW, _PLOT),
     }
-    for holder in others[arguments[0]]:
+    others = itertools.chain(*(own[name] for name in own if name != arguments[0]))
+    for holder in others:
         if holder.present:
             raise InputError(f"--{holder.name} has no use with {arguments[0]}; leave it out")
     _check_choices(_PRESETS, list(ModelConfig.presets()))
@@ -113,12 +137,17 @@ def _train() -> None:
     ]
     with tempfile.TemporaryDirectory() as folder:
         are_real = [training.is_real(batch) for _, batch in cases]
-        corpus = _prepare_corpus(folder) if any(are_real) else None
+        corpus, size = None, _VOCABULARY_SIZE.value or _TRAINING_VOCABULARY
+        jobs = functools.partial(
+            training.jobs, _PRECISIONS.value, _INPUT_PIPELINE.value, size, _cores()
+        )
+        if any(are_real):
+            corpus = training.prepare_corpus(folder, _DATA_DIR.value, size)
         rows = _show(
             row
             for (preset, batch), is_real in zip(cases, are_real, strict=True)
             if corpus is not None or not is_real
-            for row in training.measure(_jobs(preset, batch, corpus), **_rounds())
+            for row in training.measure(jobs(preset, batch, corpus), **_rounds())
         )
     _tell(report.check_training(rows, bfloat16=has_bfloat16()))
 
@@ -149,17 +178,38 @@ def _decode() -> None:
     _tell(report.check_decoding(_show(rows())))
 
 
-def _show(rows: Iterable[Row]) -> list[Row]:
+def _plan() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        measured = planning.measure(pathlib.Path(folder), _PAIRS.value, _WHOLE_EPOCH.value)
+        for line in measured:
+            print(json.dumps(line._asdict()) if _JSON.value else line, flush=True)
+
+
+def _layers() -> None:
+    common.load_tensorflow()
+    from benchmarks import layers
+    from benchmarks.layer_types import LAYER_TYPES
+
+    lengths = layers.check_settings(_LENGTHS.value, _WINDOW.value, _PLOT.value)
+    sizes = (_DIM.value, _WINDOW.value, _ROUNDS.value)
+    rows = _show(layers.measure(list(LAYER_TYPES), lengths, *sizes))
+    _show(layers.summarize(rows, *sizes))
+    _show(layers.crossings(rows))
+    if _PLOT.value is not None:
+        layers.plot(rows, _PLOT.value)
+    _tell(report.check_layers(rows))
+
+
+def _show(rows: Iterable[AnyRow]) -> list[AnyRow]:
     """Prints rows as they come, and returns them all."""
     if not _JSON.value:
         features = cpu_flags() & {"avx2", "avx512f", "avx512_bf16", "amx_bf16", "bf16"}
         print(f"{_cores()} cores with {', '.join(sorted(features)) or 'unknown features'}")
-    shown: list[Row] = []
+    shown: list[AnyRow] = []
     for row in rows:
+        values = row if isinstance(row, dict) else row.to_dict()
         lines = (
-            [json.dumps(row.to_dict())]
-            if _JSON.value
-            else report.table_lines(row, with_head=not shown)
+            [json.dumps(values)] if _JSON.value else report.table_lines(values, with_head=not shown)
         )
         print(*lines, sep="\n", flush=True)
         shown.append(row)
@@ -191,54 +241,6 @@ def _tell(verdicts: Sequence[report.Verdict]) -> None:
     results = {verdict.met for verdict in verdicts}
     if False in results or True not in results:
         sys.exit(1)
-
-
-def _prepare_corpus(folder: str) -> str | None:
-    """Tokenizes Multi30k with a vocabulary of its own, and says so where it is absent."""
-    paths = [pathlib.Path(_DATA_DIR.value or "", name) for name in ("train.en", "train.de")]
-    missing = [f"{path} does not exist." for path in paths if not path.exists()]
-    if _DATA_DIR.value is None or missing:
-        reason = "--data_dir names no corpus." if _DATA_DIR.value is None else missing[0]
-        print(f"Real batches are left out: {reason}", file=sys.stderr)
-        return None
-    common.load_tensorflow()
-    import numpy as np
-
-    from keras_transformer.data import TokenizedCorpus, read_lines
-    from keras_transformer.text import learn_vocabulary
-
-    text = [read_lines(path) for path in paths]
-    size = _VOCABULARY_SIZE.value or _TRAINING_VOCABULARY
-    vocabulary = learn_vocabulary(itertools.chain(*text), size=size)
-    corpus = vars(TokenizedCorpus.from_ids(*map(vocabulary.encode, text)))
-    path = os.path.join(folder, "corpus.npz")
-    np.savez(path, **{name: value for name, value in corpus.items() if name != "dropped"})
-    return path
-
-
-def _jobs(preset: str, batch: str, corpus: str | None) -> list[training.Job]:
-    """Returns what is to be run in turns with one model and batch."""
-    has_torch = importlib.util.find_spec("torch") is not None
-    engines = [
-        (engine, precision)
-        for precision in _PRECISIONS.value
-        for engine, (module, _) in training.ENGINES.items()
-        if engine != "input_pipeline" and (module != "pytorch" or has_torch)
-    ]
-    if training.is_real(batch) and _INPUT_PIPELINE.value:
-        engines.append(("input_pipeline", "-"))
-    return [
-        {
-            "engine": engine,
-            "preset": preset,
-            "precision": precision,
-            "batch": batch,
-            "vocabulary_size": _VOCABULARY_SIZE.value or _TRAINING_VOCABULARY,
-            "corpus": corpus,
-            "threads": _cores(),
-        }
-        for engine, precision in engines
-    ]
 
 
 if __name__ == "__main__":

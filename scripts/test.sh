@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs the linter, the formatter, the type checker and the tests; with --slow as first argument the
-# tests marked slow too. Other arguments go on to pytest.
+# tests marked slow too. Other arguments are passed to pytest.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/environment.sh

@@ -67,7 +67,8 @@ def test_the_paper_trains_base_and_big_for_so_long_and_averages_so_many():
 
 
 def test_every_model_preset_has_a_training_preset():
-    assert TransformerConfig.PRESETS.keys() == TRAINING_PRESETS.keys()
+    sizes = {name.rpartition("-")[2] for name in ModelConfig.presets()}
+    assert sizes == TRAINING_PRESETS.keys()
     for name in ModelConfig.presets():
         assert TrainingConfig.preset(name).train_steps > 0
 
@@ -77,9 +78,19 @@ def test_a_preset_may_be_changed_in_places():
     assert (config.dropout, config.num_layers, config.model_dim) == (0.0, 2, 128)
 
 
-@pytest.mark.parametrize("kind", [ModelConfig, TransformerConfig, TrainingConfig])
-def test_an_unknown_preset_is_refused_with_those_there_are(kind):
-    with pytest.raises(InputError, match=r"^preset must be one of tiny, base, big, got 'huge'$"):
+@pytest.mark.parametrize(
+    ("kind", "presets"),
+    [
+        (ModelConfig, ModelConfig.presets()),
+        (TransformerConfig, TransformerConfig.presets()),
+        (TrainingConfig, TRAINING_PRESETS),
+    ],
+)
+def test_an_unknown_preset_is_refused_with_those_there_are(kind, presets):
+    assert {"tiny", "base", "big"} <= set(presets)
+    with pytest.raises(
+        InputError, match=f"^preset must be one of {', '.join(presets)}, got 'huge'$"
+    ):
         kind.preset("huge")
 
 
@@ -190,8 +201,8 @@ def test_a_value_of_another_type_is_refused_in_one_line(kind, changes, message):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"vocabulary_size": 0}, "vocabulary_size must be at least 1, got 0"),
-        ({"target_vocabulary_size": 0}, "target_vocabulary_size must be at least 1"),
+        ({"vocabulary_size": 0}, "vocabulary_size must be at least 4, got 0"),
+        ({"target_vocabulary_size": 0}, "target_vocabulary_size must be at least 4"),
         ({"num_layers": 0}, "num_layers must be at least 1"),
         ({"model_dim": 0}, "model_dim must be at least 1"),
         ({"feed_forward_dim": -4}, "feed_forward_dim must be at least 1, got -4"),
@@ -208,7 +219,16 @@ def test_a_value_of_another_type_is_refused_in_one_line(kind, changes, message):
         ({"share_embeddings": "both"}, "share_embeddings must be one of all, target, none"),
         ({"norm_position": "mid"}, "norm_position must be one of post, pre, got 'mid'"),
         ({"norm_form": "rms"}, "norm_form must be one of variance, sigma"),
-        ({"positions": "rotary"}, "positions must be one of sinusoidal, concatenated, learned"),
+        ({"positions": "rope"}, "positions must be one of sinusoidal, concatenated, halves, "),
+        ({"positions": "rotary", "key_dim": 5}, "key_dim must be even for rotary positions, got 5"),
+        (
+            {"positions": "learned", "max_positions": 64, "max_position_offset": 64},
+            "learned positions end at max_positions 64, and sentences begin as far as 64",
+        ),
+        ({"max_relative_distance": 0}, "max_relative_distance must be at least 1"),
+        ({"encoder_attention_window": 0}, "encoder_attention_window must be at least 1, got 0"),
+        ({"encoder_attention_window": 4}, "encoder_attention_window must be odd, .* give 5"),
+        ({"decoder_attention_window": 64}, "decoder_attention_window must be odd, .* give 65"),
         ({"num_heads": 3}, "model_dim 512 is not divisible by num_heads 3"),
         ({"num_heads": 3, "key_dim": 64}, "model_dim 512 is not divisible by num_heads 3"),
         ({"model_dim": 15, "num_heads": 5}, "model_dim must be even for sinusoidal positions"),
@@ -226,6 +246,8 @@ def test_a_mistake_in_the_model_is_told(changes, message):
     [
         {"num_heads": 3, "key_dim": 64, "value_dim": 64},
         {"model_dim": 15, "num_heads": 5, "positions": "learned"},
+        {"model_dim": 15, "num_heads": 5, "positions": "relative"},
+        {"encoder_attention_window": 1, "decoder_attention_window": 65},
         {"target_vocabulary_size": 20, "share_embeddings": "target"},
         {"dropout": 0.0, "norm_epsilon": 0.0},
     ],
@@ -237,7 +259,7 @@ def test_unusual_models_are_possible(changes):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({}, "no training data: give train_source and train_target, train_tsv or dataset"),
+        ({}, "no training data: give train_source and train_target, train_file or dataset"),
         ({"train_source": "a"}, "must name as many files as each other, got a and None"),
         ({"train_target": "a"}, "must name as many files as each other, got None and a"),
         (FILES | {"train_source": "a,b"}, "must name as many files as each other, got a,b and"),
@@ -254,7 +276,20 @@ def test_unusual_models_are_possible(changes):
         (FILES | {"max_length_ratio": 0.5}, "max_length_ratio must be at least 1"),
         (FILES | {"dev_source": "a"}, "dev_source and dev_target go together; one .* missing"),
         (FILES | {"test_target": "a"}, "test_source and test_target go together"),
+        (
+            FILES | {"dev_source": "a,b", "dev_target": "c"},
+            "dev_source and dev_target must name as many files as each other, got a,b and c",
+        ),
         (FILES | {"target_vocabulary": "a"}, "target_vocabulary needs vocabulary, the source's"),
+        (
+            FILES | {"vocabulary": "a", "target_level": "word"},
+            "vocabulary is of one kind, and source and target are to be of bpe and word; give",
+        ),
+        (FILES | {"dev_source": "a", "dev_target": "b", "dev_file": "c"}, "dev_file takes the pl"),
+        (
+            FILES | {"subword_sampling": 0.1, "source_level": "char", "target_level": "word"},
+            "subword_sampling needs vocabulary_kind bpe or unigram",
+        ),
         (FILES | {"vocabulary_size": 0}, "vocabulary_size must be at least 1"),
         (FILES | {"max_length": 0}, "max_length must be at least 1"),
         (FILES | {"max_length_ratio": float("nan")}, "max_length_ratio must be a finite number"),
@@ -272,7 +307,7 @@ def test_corpora_of_all_kinds_are_counted_and_weighed_in_order():
     data = DataConfig(
         train_source="a.en, b.en",
         train_target="a.de,b.de",
-        train_tsv="c.tsv",
+        train_file="c.tsv",
         dataset="d/en-de",
         mix_weights="1, 2,0.5,4",
     )
@@ -297,6 +332,7 @@ def test_corpora_of_all_kinds_are_counted_and_weighed_in_order():
         ({"accumulation_steps": 0}, "accumulation_steps must be at least 1"),
         ({"clip_norm": 0.0}, "clip_norm must be above 0, got 0.0; or leave it out"),
         ({"seed": -1}, "seed must be at least 0"),
+        ({"seed": 1 << 32}, "seed must be a number of 32 bits, got 4294967296"),
         ({"label_smoothing": -0.1}, "label_smoothing must be at least 0"),
         ({"label_smoothing": 1.0}, "label_smoothing must be below 1"),
         ({"precision": "float16"}, "precision must be one of float32, mixed_bfloat16, mixed_flo"),
@@ -337,6 +373,7 @@ def test_a_mistake_in_the_training_is_told(changes, message):
         ({"length_penalty": "0.6"}, "length_penalty must be a finite number, got '0.6'"),
         ({"max_extra_length": -1}, "max_extra_length must be at least 0"),
         ({"num_translations": 5}, "num_translations 5 is larger than beam_size 4"),
+        ({"method": "sampling", "temperature": 1e-46}, "temperature must be at least 1e-06"),
         ({"temperature": 0.5}, "temperature has no use with method beam"),
         ({"seed": 1}, "seed has no use with method beam"),
         ({"method": "sampling", "beam_groups": 2}, "beam_groups has no use with method sampling"),

@@ -49,7 +49,7 @@ def _faults(calls, **variables):
         env=inherited | {"PYTHONPATH": str(_ROOT), "NUMPY_MADVISE_HUGEPAGE": "0", **variables},
         text=True,
         capture_output=True,
-        timeout=300,
+        timeout=1200,
     )
     assert done.returncode == 0, done.stderr
     *kept, faults = done.stdout.split()
@@ -127,7 +127,7 @@ def test_another_malloc_that_is_preloaded_is_left_alone(tmp_path):
         env={"PYTHONPATH": str(_ROOT), "LD_PRELOAD": str(library)},
         text=True,
         capture_output=True,
-        timeout=300,
+        timeout=1200,
     )
     assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
 
@@ -161,3 +161,29 @@ def test_a_processor_computes_in_bfloat16_where_it_has_instructions_for_it(
 def test_a_system_that_tells_nothing_of_its_processor_has_no_features(monkeypatch, tmp_path):
     monkeypatch.setattr(host.pathlib, "Path", lambda _: tmp_path / "absent")
     assert host.cpu_flags() == frozenset()
+
+
+_POOL = """
+import concurrent.futures, multiprocessing, os, time
+from keras_transformer.host import end_with_parent
+
+if __name__ == "__main__":
+    spawn = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(1, spawn, initializer=end_with_parent) as pool:
+        print(pool.submit(os.getpid).result(), flush=True)
+        time.sleep(600)
+"""
+
+
+def test_the_processes_of_a_pool_end_when_the_one_that_started_them_is_killed(tmp_path):
+    program = tmp_path / "pool.py"
+    program.write_text(_POOL)
+    environment = os.environ | {"PYTHONPATH": str(pathlib.Path(__file__).resolve().parents[1])}
+    with subprocess.Popen(
+        [sys.executable, program], env=environment, stdout=subprocess.PIPE, text=True
+    ) as process:
+        child = pathlib.Path("/proc", process.stdout.readline().strip())
+        assert child.exists()
+        process.kill()
+        # The pipe ends once the child, which has inherited it, is gone too.
+        assert process.stdout.read() == ""

@@ -15,16 +15,14 @@ from keras_transformer.training.strategies import worker_of_environment
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _README = (_ROOT / "README.md").read_text(encoding="utf-8")
-_WITH_FLAGS = ("train", "translate", "export", "serve_client")
+_WITH_FLAGS = ("train", "translate", "export", "serve_client", "plot_run", "explore")
 _OF_THE_SERVER = {
     "--tensorflow_intra_op_parallelism",
     "--tensorflow_inter_op_parallelism",
     "--xla_cpu_compilation_enabled",
 }
-_SHORT = (
-    "--num_layers=1 --model_dim=16 --feed_forward_dim=16 --num_heads=2 --vocabulary_size=60 "
-    "--train_steps=2 --checkpoint_steps=2 --batch_tokens=512"
-)
+_SMALL = "--num_layers=1 --model_dim=16 --feed_forward_dim=16 --num_heads=2 --vocabulary_size=60"
+_SHORT = "--train_steps=2 --checkpoint_steps=2 --batch_tokens=512"
 
 
 def _snippets(heading: str, language: str) -> list[str]:
@@ -87,6 +85,7 @@ def shell(monkeypatch, call, folder):
         monkeypatch.chdir(folder)
         snippet = re.sub(r"--vocabulary_size=\d+", "", snippet.replace("\\\n", " "))
         snippet = re.sub(r"(scripts/train\.py .*)", rf"\1 {_SHORT}", snippet)
+        snippet = re.sub(r"(scripts/train\.py (?!.*--start_from).*)", rf"\1 {_SMALL}", snippet)
         return "".join(map(run_line, snippet.splitlines()))
 
     return shell
@@ -100,6 +99,13 @@ def folder(tmp_path_factory):
         for language, words in (("en", "A horse"), ("de", "Ein Pferd")):
             lines = (f"{words} {number} {'abc'[number % 3]}" for number in range(40))
             (path / f"{split}.{language}").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        entries = (f"ab{number}  a b {' '.join(str(number))}\n" for number in range(40))
+        (path / f"{split}.dict").write_text("".join(entries), encoding="utf-8")
+        count = 40 if split == "train" else 4
+        nouns = [f"quick{number} brown{number * 7 % 10} foxes" for number in range(count)]
+        trees = (f"(S (NP (NNS {noun.replace(' ', ') (NNS ')})))\n" for noun in nouns)
+        (path / f"{split}.mrg").write_text("".join(trees), encoding="utf-8")
+        (path / f"{split}.txt").write_text("\n".join(nouns) + "\n", encoding="utf-8")
     return path
 
 
@@ -124,16 +130,44 @@ def test_the_commands_on_own_files_then_the_export_and_the_program_that_loads_it
     training, plotting = _snippets("On your own text", "bash")
     assert "sacreBLEU" in shell(training)
     shell(plotting)
-    assert (folder / "mine.png").stat().st_size > 10_000
+    for name in ("mine", "cost"):
+        assert (folder / f"{name}.png").stat().st_size > 10_000
     assert len((folder / "output.de").read_text(encoding="utf-8").splitlines()) == 40
     for command in "".join(_snippets("Translate", "bash")).splitlines():
         assert len(shell(command).splitlines()) in (40, 120)
     (translating,) = _snippets("Translate", "python")
     assert float(execute(translating, folder).split()[-1]) < 0
+    (exploring,) = _snippets("See what heads attend to", "bash")
+    shell(exploring)
+    assert "A man rides a horse." in (folder / "page.html").read_text(encoding="utf-8")
     (exporting,) = _snippets("Serve it", "bash")
     shell(exporting)
     (loading,) = _snippets("Serve it", "python")
     assert execute(loading, folder)
+
+
+@pytest.mark.slow
+def test_the_commands_for_pronunciation(shell):
+    (snippet,) = _snippets("Pronounce words", "bash")
+    output = shell(snippet)
+    assert "phone error rate" in output and "n_best_wer" in output
+
+
+@pytest.mark.slow
+def test_the_commands_for_parsing(shell, folder):
+    (snippet,) = _snippets("Parse sentences", "bash")
+    output = shell(snippet)
+    assert output.count("F1, errors counted") == 2 and output.count("complete match") == 2
+    assert len((folder / "test.tsv").read_text().splitlines()) == 1 + 4
+
+
+@pytest.mark.slow
+def test_the_commands_for_a_model_of_another_toolkit(shell, folder, shared_data):
+    shutil.copytree(shared_data("interop") / "hf_marian", folder / "opus-mt-en-de")
+    (snippet,) = _snippets("Bring your model", "bash")
+    output = shell(snippet)
+    assert "A model of transformers with 779 source and 779 target tokens." in output
+    assert "\n0/2  loss " in output
 
 
 @pytest.mark.slow

@@ -14,16 +14,17 @@ FILES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
 # A file imports from its own folder and from lower floors, never sideways or upwards.
 FLOORS = {
     "atomic_files": 0, "atomic_folders": 0, "config": 0, "decoding": 0, "errors": 0, "host": 0,
-    "export_versions": 0, "length_batches": 0, "text_files": 0,
+    "export_versions": 0, "batch_by_length": 0, "text_files": 0,
     "client": 1, "layers": 1, "objectives": 1, "search": 1, "text": 1,
     "data": 2, "models": 2,
     "tasks": 3, "inference": 4, "training": 5,
-    "interop": 6, "serving": 6,
+    "explorer": 6, "interop": 6, "serving": 6,
     "commands": 7,
 }  # fmt: skip
 TENSORFLOW = {"tensorflow", "tensorflow_text", "tensorflow_datasets"}
 MAY_USE_TENSORFLOW = {
-    "text", "data", "search", "inference", "interop", "serving", "training", "commands",
+    "text", "data", "search", "inference", "explorer", "interop", "serving", "training",
+    "commands",
 }  # fmt: skip
 TENSORFLOW_STEP = pathlib.Path("models", "tensorflow_train_step.py")
 GRPC_TRANSPORT = pathlib.Path("client", "grpc_transport.py")
@@ -107,12 +108,12 @@ def test_a_file_imports_from_lower_floors_and_its_own_folder_only(path):
     [
         ("layers/encoder.py", "from keras_transformer.layers.masks import causal_bias", True),
         ("layers/encoder.py", "from keras_transformer import errors", True),
-        ("data/plan.py", "import keras_transformer.text.vocabulary", True),
+        ("data/epoch_plan.py", "import keras_transformer.text.vocabulary", True),
         ("config/model.py", "from keras_transformer.errors import InputError", True),
         ("layers/encoder.py", "from keras import ops", True),
         ("layers/encoder.py", "from keras_transformer.models import Transformer", False),
         ("layers/encoder.py", "def f():\n    import keras_transformer.text", False),
-        ("data/plan.py", "from keras_transformer.models import Transformer", False),
+        ("data/epoch_plan.py", "from keras_transformer.models import Transformer", False),
         ("errors.py", "from keras_transformer import layers", False),
         ("training/fit.py", "from keras_transformer import Translator", False),
         ("training/fit.py", "from . import session", False),

@@ -1,7 +1,10 @@
 """The outputs of a translator, in this process or on a server, as plain Python values."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class Translation(NamedTuple):
@@ -28,6 +31,20 @@ class Score(NamedTuple):
     token_scores: list[float]
 
 
+class Attention(NamedTuple):
+    """The attention of a translation to its source.
+
+    Attributes:
+        weights: float32 [T, S]; row t is that from which token t was predicted.
+        source: the source's tokens as text, S with EOS.
+        target: the translation's, T with EOS.
+    """
+
+    weights: "np.ndarray"
+    source: list[str]
+    target: list[str]
+
+
 def read_translations(answer: Mapping[str, Any]) -> list[list[Translation]]:
     """Returns the translations of each sentence from the outputs of a signature.
 
@@ -51,6 +68,23 @@ def read_scores(answer: Mapping[str, Any]) -> list[Score]:
         Score(float(score), [float(each) for each in token_scores[:length]])
         for score, token_scores, length in zip(*columns, strict=True)
     ]
+
+
+def read_attention(answer: Mapping[str, Any]) -> list[Attention]:
+    """Returns the attention of each sentence from the outputs of the signature `attention`.
+
+    Raises:
+        KeyError, TypeError, ValueError: these are not its outputs.
+    """
+    import numpy as np  # other requests do without it
+
+    columns = (answer["attention"], answer["source_pieces"], answer["target_pieces"])
+    found = []
+    for weights, *pieces in zip(*columns, strict=True):
+        source, target = ([piece for piece in side if piece] for side in pieces)
+        weights = np.asarray(weights, np.float32)[: len(target), : len(source)]
+        found.append(Attention(weights, source, target))
+    return found
 
 
 def _text(value: Any) -> str:

@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> None:
     steps = _steps(checkpoints, configs.training)
     model = build_model(configs.model, dtype="float32")
     checkpoints.average(model, steps)
-    checkpoints.save_average(model)
+    checkpoints.save_weights(model)
     print(f"Averaged steps {', '.join(map(str, steps))} into {checkpoints.folder / 'average'}.")
 
 

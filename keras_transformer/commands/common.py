@@ -2,14 +2,17 @@
 
 import os
 import pathlib
+import sys
 import tempfile
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from keras_transformer.config import SearchConfig
 from keras_transformer.errors import InputError
 from keras_transformer.host import keep_freed_memory
 
 if TYPE_CHECKING:
+    from keras_transformer.data import Shortlist
     from keras_transformer.training import RunDirectory
 
 
@@ -21,7 +24,7 @@ def load_tensorflow(*, one_dnn: bool = True) -> bool:
 
     Args:
         one_dnn: whether it uses oneDNN on CPUs where the environment does not say. That prepares
-            itself anew for every shape, and the shapes of decoding change from step to step:
+            itself again for every shape, and the shapes of decoding change from step to step:
             in float32 it takes a third longer with it.
     """
     keeps_memory = keep_freed_memory()
@@ -61,7 +64,7 @@ def find_checkpoints(run_dirs: str, checkpoints: str) -> "list[tuple[RunDirector
     found = []
     for path in run_dirs.split(","):
         run = RunDirectory(path)
-        run.configs()  # tells where there is no run
+        run.configs()  # raises where there is no run
         found += [(run, run.checkpoints().find(name)) for name in checkpoints.split(",")]
     return found
 
@@ -90,6 +93,29 @@ def load_translator(found: "Sequence[tuple[RunDirectory, str]]") -> "tuple[Any, 
             )
     models = [run.load_model(name) for run, name in found]
     return (models[0] if len(models) == 1 else Ensemble(models)), source, target
+
+
+def load_shortlist(
+    found: "Sequence[tuple[RunDirectory, str]]", search: SearchConfig
+) -> "Shortlist | None":
+    """Returns the shortlist of the first run, learned now if need be; None where none is wanted."""
+    if not search.shortlist:
+        return None
+    from keras_transformer.training import load_shortlist
+
+    def report(pairs: int) -> None:
+        print(f"Tokenizing for the shortlist: {pairs:,} pairs ...", file=sys.stderr, flush=True)
+
+    return load_shortlist(found[0][0], report)
+
+
+def load_matplotlib() -> None:
+    """Imports matplotlib for drawing into files; raises `InputError` where it is not installed."""
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise InputError("drawing needs matplotlib: pip install matplotlib") from error
+    matplotlib.use("Agg")  # needs no screen
 
 
 def refuse_arguments(arguments: list[str]) -> None:

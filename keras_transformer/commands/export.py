@@ -57,12 +57,18 @@ _XLA = flags.DEFINE_boolean(
     "xla",
     False,
     "Compile the search with XLA, for the shapes of --xla_batch_sizes and --xla_lengths: a single "
-    "sentence is faster, a full batch hardly, and each shape takes memory and seconds of warm-up. "
+    "sentence is faster, on CPUs no batch is, and each shape takes memory and seconds of warm-up. "
     "The stock server refuses it unless started with --xla_cpu_compilation_enabled.",
 )
 _XLA_SHAPES = ("xla_batch_sizes", "xla_lengths")
-flags.DEFINE_list("xla_batch_sizes", ["1", "8", "64"], "Sentences of a batch.")
+flags.DEFINE_list("xla_batch_sizes", ["1"], "Sentences of a batch; larger ones are not compiled.")
 flags.DEFINE_list("xla_lengths", ["16", "32", "64"], "Tokens of a source and EOS.")
+_CHECK_TIMEOUT = flags.DEFINE_float(
+    "check_timeout",
+    1800.0,
+    "Seconds that a fresh process may take to answer before the export is refused.",
+    lower_bound=0.0,
+)
 _CHECKPOINT = config_flags.define_checkpoint_flag()
 config_flags.define_flags(SearchConfig)
 
@@ -76,7 +82,7 @@ def main(arguments: list[str]) -> None:
 
     found = common.find_checkpoints(_RUN_DIR.value, _CHECKPOINT.value)
     if _FORMAT.value == "ctranslate2":
-        path = _export_ctranslate2(found)
+        path = _export_ctranslate2(found, SearchConfig(**given))
     else:
         path = _export_saved_model(found, given)
     size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
@@ -91,7 +97,8 @@ def _export_saved_model(found: "Found", given: dict[str, Any]) -> pathlib.Path:
     from keras_transformer.serving.model_card import describe_run
 
     run = found[0][0]
-    search = run.configs().task.search_config(given)
+    configs = run.configs()
+    task, search = configs.task, configs.search_config(given)
     sentences = _sentences(run)
     xla = None
     if _XLA.value:
@@ -104,13 +111,15 @@ def _export_saved_model(found: "Found", given: dict[str, Any]) -> pathlib.Path:
             target,
             search,
             xla,
-            found[0][0].configs().task.constraints,
+            task,
+            common.load_shortlist(found, search),
         ),
         _EXPORT_DIR.value,
         _VERSION.value,
         name=_NAME.value,
         sentences=sentences,
         training=[describe_run(*each) for each in found],
+        check_timeout=_CHECK_TIMEOUT.value,
     )
     for name, signature in read_model_card(path)["signatures"].items():
         inputs, outputs = (", ".join(signature[side]) for side in ("inputs", "outputs"))
@@ -118,14 +127,19 @@ def _export_saved_model(found: "Found", given: dict[str, Any]) -> pathlib.Path:
     return path
 
 
-def _export_ctranslate2(found: "Found") -> pathlib.Path:
+def _export_ctranslate2(found: "Found", search: SearchConfig) -> pathlib.Path:
     from keras_transformer.export_versions import choose_version
     from keras_transformer.interop.ctranslate2 import export_ctranslate2
 
     base = pathlib.Path(_EXPORT_DIR.value)
     version = choose_version(base, _VERSION.value, "CTranslate2")
-    parts = common.load_translator(found)
-    return export_ctranslate2(*parts, base / str(version), quantization=_QUANTIZATION.value)
+    shortlist = common.load_shortlist(found, search)
+    return export_ctranslate2(
+        *common.load_translator(found),
+        base / str(version),
+        quantization=_QUANTIZATION.value,
+        shortlist=shortlist and shortlist.first(search.shortlist),
+    )
 
 
 def _names(found: "Found") -> str:
@@ -143,22 +157,23 @@ def _numbers(name: str) -> tuple[int, ...]:
 def _sentences(run: "RunDirectory") -> list[str]:
     """Returns the sentences to warm up with; none where the run's dev set is not here now."""
     from keras_transformer.data import read_lines
-    from keras_transformer.training import read_validation_text
+    from keras_transformer.training import read_validation_texts
 
     if _WARM_UP_FILE.value is not None:
         return read_lines(_WARM_UP_FILE.value)
     try:
         configs = run.configs()
-        text = read_validation_text(configs.data, configs.task)
+        texts = read_validation_texts(configs.corpora, configs.task)
     except InputError:
         return []
-    return [] if text is None else list(text.source)
+    return list(texts[0].source) if texts else []
 
 
 def _refuse_what_has_no_use(search_flags: dict[str, object]) -> None:
     """Raises `InputError` for a flag that goes with the other format only."""
     if _FORMAT.value == "ctranslate2":
-        names = ["name", "warm_up_file", "precision", "xla", *_XLA_SHAPES, *search_flags]
+        names = ["name", "warm_up_file", "precision", "check_timeout", "xla"]
+        names += [*_XLA_SHAPES, *(name for name in search_flags if name != "shortlist")]
     else:
         names = ["quantization"]
     for name in names:

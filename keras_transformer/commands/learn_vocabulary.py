@@ -21,8 +21,9 @@ _OUTPUT = flags.DEFINE_string(
 _NORMALIZATION = flags.DEFINE_enum(
     "normalization",
     "nfkc",
-    ["nfkc", "identity"],
-    "Unicode NFKC, or leave characters alone, as text that is tokenized already needs it.",
+    ["nfkc", "nfc", "identity"],
+    "Unicode NFKC; NFC, which composes letters and their marks only; or leave characters alone, as "
+    "text that is tokenized already needs it.",
 )
 _MAX_SENTENCES = flags.DEFINE_integer(
     "max_sentences", None, "Learn from a random sample of so many lines.", lower_bound=1

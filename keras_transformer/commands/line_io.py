@@ -7,8 +7,8 @@ comes of it is written to standard output in the order of the input.
 import itertools
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from absl import flags
 
@@ -22,8 +22,12 @@ if TYPE_CHECKING:
 
 flags.disclaim_key_flags()  # these are flags of the command that defines them through here
 
+Postprocess: TypeAlias = Callable[[Sequence[str], Sequence[str]], list[str]]
+Edit: TypeAlias = Callable[[str], str]
+
 # Lines that are sorted by length together; their translations come out together.
 _LINES_AT_ONCE = 10_000
+_PROMPT = "> "
 
 
 def define_flags() -> None:
@@ -82,7 +86,7 @@ def answer_lines(
     search_options: Mapping[str, Any],
     *,
     at_once: int = _LINES_AT_ONCE,
-    edit: Callable[[str], str] = str,
+    postprocess: Postprocess = lambda outputs, sources: list(outputs),
     **options: Any,
 ) -> None:
     """Writes what a model makes of each line, some lines at a time.
@@ -92,9 +96,11 @@ def answer_lines(
         lines: the input.
         search_options: search options that hold for all sentences.
         at_once: lines that are sorted by length together.
-        edit: what is done to a translation before it is written.
+        postprocess: makes what is written of the model's answers, as `Task.postprocess` does.
         **options: for each call of the model's methods.
     """
+    if at_once == 1 and flags.FLAGS.references is None:
+        model.translate(["a"], **options, **search_options)  # the first search takes seconds more
     number = 0
     beside = flags.FLAGS.references or flags.FLAGS.prefixes
     for sentences, partners in _read_together(lines, beside, at_once):
@@ -106,12 +112,18 @@ def answer_lines(
                 wanted["prefix"] = partners
             results = model.translate(sentences, **options, **wanted)
             best = [first.text for first, *_ in results]
-            endings = _endings(model, sentences, best, options, edit)
-            rows = zip(results, endings, strict=True)
-            for line, (translations, ending) in enumerate(rows, start=number + 1):
+            edits = [_edit(postprocess, sentence) for sentence in sentences]
+            endings = _endings(model, sentences, best, options, edits)
+            rows = zip(results, endings, edits, strict=True)
+            for line, (translations, ending, edit) in enumerate(rows, start=number + 1):
                 _write(line, translations, ending, edit)
         number += len(sentences)
         sys.stdout.flush()
+
+
+def _edit(postprocess: Postprocess, sentence: str) -> Edit:
+    """Returns what is done to each answer to a sentence."""
+    return lambda text: postprocess([text], [sentence])[0]
 
 
 def lines_at_once(paths: list[str]) -> int:
@@ -178,7 +190,7 @@ def _endings(
     sentences: list[str],
     translations: list[str],
     options: Mapping[str, Any],
-    edit: Callable[[str], str] = str,
+    edits: Iterable[Edit] = itertools.repeat(str),
 ) -> list[str]:
     """Returns what stands behind each translation: its alignment, if that is asked for."""
     if not flags.FLAGS.alignments:
@@ -186,13 +198,11 @@ def _endings(
     alignments = model.align(sentences, translations, **options)
     return [
         "\t" + " ".join(f"{source}-{target}" for source, target in _as_written(pairs, text, edit))
-        for pairs, text in zip(alignments, translations, strict=True)
+        for pairs, text, edit in zip(alignments, translations, edits, strict=False)
     ]
 
 
-def _as_written(
-    pairs: list[tuple[int, int]], text: str, edit: Callable[[str], str]
-) -> list[tuple[int, int]]:
+def _as_written(pairs: list[tuple[int, int]], text: str, edit: Edit) -> list[tuple[int, int]]:
     """Returns pairs with the words of a translation numbered as in `edit(text)`.
 
     A word that is joined from several has the pairs of all of them, each pair once.
@@ -204,9 +214,7 @@ def _as_written(
     return list(dict.fromkeys(written))
 
 
-def _write(
-    number: int, translations: "list[Translation]", ending: str, edit: Callable[[str], str]
-) -> None:
+def _write(number: int, translations: "list[Translation]", ending: str, edit: Edit) -> None:
     """Writes the translations of one sentence, the ending behind the best one."""
     with_scores = flags.FLAGS.scores or len(translations) > 1
     for text, score in translations:
@@ -216,9 +224,16 @@ def _write(
 
 
 def _standard_input() -> Iterator[str]:
-    for number, line in enumerate(sys.stdin.buffer, start=1):
+    prompt = _PROMPT if sys.stdin.isatty() else ""
+    for number in itertools.count(1):
+        if prompt:
+            print(prompt, end="", file=sys.stderr, flush=True)
+        line = sys.stdin.buffer.readline()
+        if not line:
+            return
         try:
-            yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+            yield text.removesuffix("\n").removesuffix("\r")
         except UnicodeDecodeError as error:
             raise InputError(
                 f"standard input, line {number} is not UTF-8: {error.reason}; convert it first"

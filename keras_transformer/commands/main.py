@@ -5,7 +5,7 @@ arguments. Importing it defines its flags, so only the one that runs is imported
 """
 
 import difflib
-import importlib
+import importlib.util
 import io
 import os
 import pathlib
@@ -18,15 +18,18 @@ from absl import flags
 
 from keras_transformer.errors import InputError
 
+_WITHOUT_ONE_DNN = ("evaluate", "explore", "translate")  # see `load_tensorflow`
 COMMANDS = {
     "train": "train a model, or resume a run",
     "translate": "translate files or standard input with a run or an exported model",
     "evaluate": "translate a test set and compute its metrics",
     "export": "export a model as a SavedModel, or for CTranslate2",
     "serve_client": "translate with a model server",
+    "import_model": "make a run of a model that another toolkit trained",
     "average_checkpoints": "average the weights of a run's checkpoints",
     "learn_vocabulary": "learn a SentencePiece vocabulary from text files",
     "plot_run": "plot the metrics of one or several runs",
+    "explore": "show what the heads of a model attend to",
 }
 
 
@@ -63,8 +66,53 @@ def run_command(name: str, argv: list[str], example: str) -> None:
         argv: how errors name the program, then its arguments.
         example: how the help texts write "keras-transformer NAME".
     """
+    user_module = _user_module(argv)
+    if user_module is not None:
+        try:
+            _import_user_module(user_module, one_dnn=name not in _WITHOUT_ONE_DNN)
+        except InputError as error:
+            sys.exit(f"{argv[0]}: {error}")
     module = importlib.import_module(f"keras_transformer.commands.{name}")
+    flags.DEFINE_flag(
+        flags.Flag(
+            flags.ArgumentParser(),
+            None,
+            "user_module",
+            None,
+            "Python file, or importable module, that registers architectures or tasks of your own; "
+            "to be given to each command on their runs.",
+        ),
+        module_name=module.__name__,
+    )
     run(module.main, argv, (module.__doc__ or "").replace(f"keras-transformer {name}", example))
+
+
+def _user_module(argv: list[str]) -> str | None:
+    """Returns the value of --user_module, which is needed before flags can be parsed."""
+    for argument, following in zip(argv, [*argv[1:], ""], strict=True):
+        name, has_value, value = argument.lstrip("-").partition("=")
+        if argument.startswith("-") and name == "user_module":
+            return value if has_value else following
+    return None
+
+
+def _import_user_module(name: str, one_dnn: bool) -> None:
+    """Imports a Python file or a module; it may import TensorFlow, so that is set up first."""
+    from keras_transformer.commands.common import load_tensorflow
+
+    path = pathlib.Path(name)
+    folder, module = (path.resolve().parent, path.stem) if path.suffix == ".py" else (".", name)
+    sys.path.insert(0, str(folder))
+    try:
+        found = importlib.util.find_spec(module)
+    except ModuleNotFoundError:  # the package that it would be in
+        found = None
+    if found is None:
+        raise InputError(
+            f"--user_module: there is no module {name!r}; give the path of a Python file"
+        )
+    load_tensorflow(one_dnn=one_dnn)
+    importlib.import_module(module)
 
 
 def run(
@@ -73,7 +121,7 @@ def run(
     """Parses the command line and runs a command's `main` with its positional arguments.
 
     An `InputError` becomes one line on standard error and exit status 1. Ctrl-C exits with 130;
-    `main` may raise `KeyboardInterrupt` anew with a text to print.
+    `main` may raise `KeyboardInterrupt` again with a text to print.
 
     Args:
         main: of a module that has defined its flags.

@@ -1,9 +1,10 @@
-"""Draws loss, metric and learning rate of one or several runs over their steps, as a PNG.
+"""Draws loss, metric and learning rate of one or several runs over their steps or cost, as a PNG.
 
 keras-transformer plot_run runs/mine --output=mine.png
-keras-transformer plot_run runs/baseline runs/larger --output=both.png
+keras-transformer plot_run runs/baseline runs/larger --x=flops --output=both.png
 """
 
+import math
 import pathlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,50 @@ if TYPE_CHECKING:
 
 _OUTPUT = flags.DEFINE_string("output", "plot.png", "The PNG file to write.")
 
+_X_LABELS = {
+    "step": "step",
+    "seconds": "seconds of training",
+    "target_tokens": "target tokens",
+    "flops": "training FLOPs, of matrix products of real tokens",
+    "padded_flops": "training FLOPs, of matrix products with padding",
+    "sustained_flops": "training FLOPs, by the devices' time and sustained rate",
+}
+_X = flags.DEFINE_enum(
+    "x", "step", list(_X_LABELS), "What metrics.jsonl has of the runs to draw over."
+)
+# BLEU and training FLOPs in Table 2 of Vaswani et al. 2017, which has no FLOPs of ByteNet. They are
+# estimates by time and sustained rate.
+_PUBLISHED_SYSTEMS: dict[str, dict[str, tuple[float, float]]] = {
+    "wmt14_en_de": {
+        "ByteNet": (23.75, math.nan),
+        "GNMT + RL": (24.6, 2.3e19),
+        "ConvS2S": (25.16, 9.6e18),
+        "MoE": (26.03, 2.0e19),
+        "GNMT + RL ensemble": (26.30, 1.8e20),
+        "ConvS2S ensemble": (26.36, 7.7e19),
+        "Transformer base": (27.3, 3.3e18),
+        "Transformer big": (28.4, 2.3e19),
+    },
+    "wmt14_en_fr": {
+        "Deep-Att + PosUnk": (39.2, 1.0e20),
+        "GNMT + RL": (39.92, 1.4e20),
+        "ConvS2S": (40.46, 1.5e20),
+        "MoE": (40.56, 1.2e20),
+        "Deep-Att + PosUnk ensemble": (40.4, 8.0e20),
+        "GNMT + RL ensemble": (41.16, 1.1e21),
+        "ConvS2S ensemble": (41.29, 1.2e21),
+        "Transformer base": (38.1, 3.3e18),
+        "Transformer big": (41.8, 2.3e19),
+    },
+}
+_PUBLISHED = flags.DEFINE_enum(
+    "published",
+    None,
+    list(_PUBLISHED_SYSTEMS),
+    "Put systems published for this task beside the runs, by BLEU and training FLOPs; with "
+    "--x=sustained_flops, or flops, they stand on a logarithmic axis.",
+)
+
 Rows = list[dict[str, float]]
 
 _HEIGHTS = {"loss": 3, "learning_rate": 1}  # shares of the height; of a metric 2
@@ -34,18 +79,22 @@ def main(arguments: list[str]) -> None:
     output = pathlib.Path(_OUTPUT.value or "")
     if output.suffix.lower() != ".png":
         raise InputError(f"--output must be a .png file, got {_OUTPUT.value!r}")
+    if _PUBLISHED.value is not None and not str(_X.value).endswith("flops"):
+        raise InputError("--published needs FLOPs to compare by; give --x=flops or sustained_flops")
     common.check_output(output)
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise InputError("drawing needs matplotlib: pip install matplotlib") from error
-    matplotlib.use("Agg")  # needs no screen
+    common.load_matplotlib()
     common.load_tensorflow()
     from keras_transformer.training.metrics_file import read_metrics
 
     runs = {
         name: read_metrics(path / "metrics.jsonl") for name, path in _by_name(arguments).items()
     }
+    for name, rows in runs.items():
+        if not any(_X.value in row for row in rows):
+            raise InputError(
+                f"the metrics of {name} have no {_X.value}; give another --x, or train with an "
+                "option that adds it, as --sustained_tflops does sustained_flops"
+            )
     _draw(runs).savefig(output, dpi=150)
     print(f"Wrote {output}.")
 
@@ -81,6 +130,10 @@ def _draw(runs: Mapping[str, Rows]) -> "Figure":
         for name, panel in panels.items():
             _line(panel, rows, name, color=color, **(_FAINT if name == "loss" else _STRONG))
         _line(panels["loss"], rows, "val_loss", color=color, **_STRONG)
+    if _PUBLISHED.value is not None:
+        if "bleu" not in panels:
+            raise InputError("--published compares by BLEU, and these runs have none")
+        _add_published(panels["bleu"], _PUBLISHED_SYSTEMS[_PUBLISHED.value])
     _label(panels, labels)
     _add_legend(figure, panels["loss"], list(runs), palette, "val_loss" in names)
     return figure
@@ -101,12 +154,33 @@ def _panels(runs: Mapping[str, Rows]) -> dict[str, str]:
 
 
 def _line(panel: "Axes", rows: Rows, name: str, **style: Any) -> None:
-    """Draws one value over the steps of the rows that have it, with dots where they are few."""
-    points = [(row["step"], row[name]) for row in rows if name in row]
+    """Draws one value over --x of the rows that have both, with dots where they are few."""
+    points = [(row[_X.value], row[name]) for row in rows if name in row and _X.value in row]
     if points:
         of_checkpoints = name not in ("loss", "learning_rate")
         marker = "o" if of_checkpoints and len(points) <= 40 else None
         panel.plot(*zip(*points, strict=True), marker=marker, markersize=3.5, **style)
+
+
+def _add_published(panel: "Axes", systems: Mapping[str, tuple[float, float]]) -> None:
+    """Draws each system as a point; as a line where its cost is unknown."""
+    for name, (bleu, flops) in systems.items():
+        if math.isnan(flops):
+            panel.axhline(bleu, color="0.7", linewidth=0.8, linestyle=":")
+            label, place, space = (
+                f"{name} (FLOPs unknown)",
+                (0.01, bleu),
+                panel.get_yaxis_transform(),
+            )
+            panel.annotate(
+                label, place, xycoords=space, fontsize="x-small", color="0.4", va="bottom"
+            )
+            continue
+        panel.plot(flops, bleu, marker="D", markersize=4, color="0.4", linestyle="none")
+        panel.annotate(
+            name, (flops, bleu), xytext=(5, 0), textcoords="offset points", fontsize="x-small",
+            color="0.4", va="center",
+        )  # fmt: skip
 
 
 def _label(panels: Mapping[str, "Axes"], labels: Mapping[str, str]) -> None:
@@ -120,7 +194,10 @@ def _label(panels: Mapping[str, "Axes"], labels: Mapping[str, str]) -> None:
         if name == "learning_rate":
             panel.set_ylim(bottom=0)
             panel.yaxis.set_major_formatter(FuncFormatter(lambda rate, _: f"{rate:.3g}"))
-    panel.set_xlabel("step")
+    panel.set_xlabel(_X_LABELS[str(_X.value)])
+    if _PUBLISHED.value is not None:
+        panel.set_xscale("log")
+        return
     panel.set_xlim(left=0)
     panel.xaxis.set_major_formatter(EngFormatter(sep=""))
 

@@ -4,6 +4,8 @@
     keras-transformer train --run_dir=runs/mine --preset=base \\
         --train_source=train.en --train_target=train.de --dev_source=dev.en --dev_target=dev.de
     keras-transformer train --run_dir=runs/mine --train_steps=200000
+    keras-transformer train --run_dir=runs/tuned --start_from=runs/opus \\
+        --train_source=legal.en --train_target=legal.de
 
 Where the run exists it is resumed; flags that are given replace its settings, as long as that does
 not change what it has been trained for. Numbers such as 5.4 in the help of flags are sections of
@@ -19,16 +21,24 @@ from typing import TYPE_CHECKING
 from absl import flags
 
 from keras_transformer.commands import common, train_configs
+from keras_transformer.commands.train_corpus import RunCorpus
+from keras_transformer.commands.train_start import Start, absolute
+from keras_transformer.errors import InputError
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
     from keras_transformer.data import ParallelText, TokenizedCorpus
-    from keras_transformer.models import Seq2SeqModel
-    from keras_transformer.text import Vocabulary
     from keras_transformer.training import RunConfigs, RunDirectory
 
 _RUN_DIR = flags.DEFINE_string("run_dir", None, "Directory of the run.", required=True)
+_START_FROM = flags.DEFINE_string(
+    "start_from",
+    None,
+    "A run, or one of its checkpoints such as runs/mine/checkpoints/step-1000: the new run begins "
+    "with its weights, vocabularies and model; data, training and task are its own. "
+    "--learning_rate is a tenth of the paper's by default, and --preset is of training alone.",
+)
 _TENSORBOARD = flags.DEFINE_boolean(
     "tensorboard", False, "Write TensorBoard logs to <run_dir>/tensorboard."
 )
@@ -50,12 +60,19 @@ _CACHE_DIR = flags.DEFINE_string(
     None,
     "Folder for the tokenized text, which several runs may share. Default: <run_dir>/tokens.",
 )
+_BEAM_OPTIONS = flags.DEFINE_string(
+    "beam_options",
+    None,
+    'Tokenize in an Apache Beam pipeline with these options, such as "--runner=FlinkRunner '
+    '--flink_master=host:8081"; needs the extra beam and a file system that all workers share.',
+)
 train_configs.define_flags()
 
 
 def main(arguments: list[str]) -> None:
     common.refuse_arguments(arguments)
-    if not (pathlib.Path(_RUN_DIR.value) / "config.json").is_file():
+    is_new = not (pathlib.Path(_RUN_DIR.value) / "config.json").is_file()
+    if is_new and _START_FROM.value is None:
         train_configs.new_configs()  # wrong settings are reported before TensorFlow is loaded
         if not train_configs.names_data():
             print("No data is named: training on number names, English to German.", flush=True)
@@ -65,22 +82,20 @@ def main(arguments: list[str]) -> None:
 
     strategy = stages.make_strategy(_STRATEGY.value)  # of several machines: before anything else
     run = stages.RunDirectory(_RUN_DIR.value)
-    if run.exists:
-        configs = train_configs.changed_configs(run.configs())
-    else:
-        configs = stages.RunConfigs(*train_configs.new_configs())
-    dev = _read_texts(configs)
+    configs, start = _find_configs(run)
+    devs = _read_texts(configs)
     worker = stages.worker_of(strategy)
+    text = RunCorpus(run, configs, worker, _CACHE_DIR.value, _BEAM_OPTIONS.value, start)
     if worker.is_chief:
         with heartbeat(run.path) if worker.count > 1 else contextlib.nullcontext():
-            corpus = _prepare(run, configs)
+            corpus = text.prepare()
     else:
-        corpus = _wait_for(run, configs)
+        corpus = text.wait()
     if stages.is_finished(run):
         step = run.checkpoints().steps()[-1]
         print(
             f"Nothing to do: the run has ended at step {step:,} of "
-            f"{configs.training.train_steps:,} already; give more --train_steps to go on with it."
+            f"{configs.training.train_steps:,} already; give more --train_steps to train on."
         )
         return
     if run.configs().training.precision == "mixed_bfloat16" and not stages.computes_in_bfloat16():
@@ -88,90 +103,57 @@ def main(arguments: list[str]) -> None:
             "This processor has no instructions for bfloat16, and trains slower in it than in "
             "float32: at 0.7 of the rate with AVX2. For a new run --precision=auto chooses."
         )
-    model = _train(run, corpus, dev, strategy, keeps_memory)
+    _train(run, corpus, devs, strategy, keeps_memory)
     if worker.is_chief:
-        _summarize(run, model, corpus, strategy)
+        _summarize(run, strategy)
 
 
-def _read_texts(configs: "RunConfigs") -> "ParallelText | None":
-    """Returns the dev set; what is wrong with it or the test files is found before the training."""
+def _find_configs(run: "RunDirectory") -> "tuple[RunConfigs, Start | None]":
+    """Returns the configurations from now on, and what the run starts from where it is new.
+
+    Raises:
+        InputError: a flag has a wrong value, or the run is resumed that started otherwise.
+    """
     from keras_transformer import training as stages
 
-    dev = stages.read_validation_text(configs.data, configs.task)
-    stages.check_validation(configs.training, configs.task, dev)
-    if dev is None:
+    path = _START_FROM.value
+    if not run.exists:
+        if path is None:
+            return stages.RunConfigs(*train_configs.new_configs()), None
+        start = Start.find(path)
+        return start.new_configs(path), start
+    configs = train_configs.changed_configs(run.configs())
+    theirs = configs.origin.get("start_from")
+    if path is not None and absolute(path) != theirs:
+        raise InputError(
+            f"run directory {run.path} holds another run: start_from is {theirs!r} there and "
+            f"{path!r} here; leave it out to go on with it, or give another --run_dir"
+        )
+    return configs, None
+
+
+def _read_texts(configs: "RunConfigs") -> "list[ParallelText]":
+    """Returns the dev sets; what is wrong with the files is found before the training."""
+    from keras_transformer import training as stages
+
+    devs = stages.read_validation_texts(configs.corpora, configs.task)
+    stages.check_validation(configs.training, configs.task, devs[0] if devs else None)
+    if not devs:
         print("There is no dev set; --dev_source and --dev_target name one.")
-    if flags.FLAGS.test_source is not None:  # those of a run that is resumed may be gone
-        stages.read_test_text(configs.data, task=configs.task)
-    return dev
-
-
-def _prepare(run: "RunDirectory", configs: "RunConfigs") -> "TokenizedCorpus":
-    """Creates the run, or checks that the one that is there may go on so; returns its corpus."""
-    from keras_transformer.training import is_finished, make_vocabularies
-
-    if run.exists:
-        run.continue_with(configs)
-        corpus, is_new = _corpus(run, configs, run.vocabularies())
-        steps = run.checkpoints().steps()
-        if steps and is_new and not is_finished(run):
-            print(
-                "The text was not in the cache: if it has changed since the run began, the run "
-                f"goes on from step {steps[-1]:,} with the text as it is now."
-            )
-        return corpus
-    print("Preparing the vocabulary ...", flush=True)
-    source, target = make_vocabularies(configs.data, configs.task)
-    corpus, _ = _corpus(run, configs, (source, target))
-    model = train_configs.model_config(configs.data, source.size, target.size)
-    run.create(configs._replace(model=model), source, target)
-    return corpus
-
-
-def _wait_for(run: "RunDirectory", configs: "RunConfigs") -> "TokenizedCorpus":
-    """Waits until the first worker has created the run, or made it longer; returns its corpus."""
-    from keras_transformer.training.heartbeat import wait_for_first_worker
-
-    def is_prepared() -> bool:
-        return run.exists and run.configs().training == run.resolved(configs.training)
-
-    wait_for_first_worker(run.path, is_prepared)
-    return _corpus(run, configs, run.vocabularies())[0]
-
-
-def _corpus(
-    run: "RunDirectory", configs: "RunConfigs", vocabularies: "tuple[Vocabulary, Vocabulary]"
-) -> "tuple[TokenizedCorpus, bool]":
-    """Returns the text to train on as tokens, and whether it was tokenized just now."""
-    from keras_transformer.training import training_corpus
-
-    is_new = False
-
-    def tell(pairs: int) -> None:
-        nonlocal is_new
-        is_new = True
-        print(f"Tokenizing: {pairs:,} pairs ...", flush=True)
-
-    cache, is_shared = run.path / "tokens", _CACHE_DIR.value is not None
-    if _CACHE_DIR.value is not None:
-        cache = pathlib.Path(_CACHE_DIR.value)
-    corpus = training_corpus(
-        configs.data, vocabularies, cache, tell, keep_others=is_shared, task=configs.task
-    )
-    for reason, count in corpus.dropped.items():
-        if count:
-            print(f"Left out {count:,} pairs: {reason}.")
-    return corpus, is_new
+    # Those of a run that is resumed may be gone.
+    if (flags.FLAGS.test_source, flags.FLAGS.test_file) != (None, None):
+        stages.read_test_text(configs.corpora, task=configs.task)
+    return devs
 
 
 def _train(
     run: "RunDirectory",
     corpus: "TokenizedCorpus",
-    dev: "ParallelText | None",
+    devs: "list[ParallelText]",
     strategy: "tf.distribute.Strategy",
     keeps_memory: bool,
-) -> "Seq2SeqModel":
-    """Trains the run, and tells on SIGTERM or Ctrl-C what is left of it."""
+) -> None:
+    """Trains the run, and says on SIGTERM or Ctrl-C what is saved."""
     from keras_transformer import training as stages
 
     steps = run.checkpoints().steps()
@@ -182,10 +164,10 @@ def _train(
         flush=True,
     )
     try:
-        return stages.train(
+        stages.train(
             run,
             corpus,
-            dev,
+            devs,
             strategy=strategy,
             jit_compile={"true": True, "false": False}.get(str(_JIT_COMPILE.value), "auto"),
             tensorboard=_TENSORBOARD.value,
@@ -193,7 +175,7 @@ def _train(
     except stages.Stopped as stopped:
         text = (
             f"stopped; checkpoint step-{stopped.step} is saved in {run.path / 'checkpoints'}, "
-            "and the same command goes on from there"
+            "and the same command resumes from there"
         )
         if stopped.signal == signal.SIGINT:
             raise KeyboardInterrupt(text) from None
@@ -201,12 +183,7 @@ def _train(
         sys.exit(0)
 
 
-def _summarize(
-    run: "RunDirectory",
-    model: "Seq2SeqModel",
-    corpus: "TokenizedCorpus",
-    strategy: "tf.distribute.Strategy",
-) -> None:
+def _summarize(run: "RunDirectory", strategy: "tf.distribute.Strategy") -> None:
     """Prints what the run has cost and what it leaves."""
     import keras
     import tensorflow as tf
@@ -217,8 +194,7 @@ def _summarize(
     last = metrics_file.read_metrics(run.metrics_path)[-1]
     peak = flops.measured_peak(keras.DTypePolicy(training.precision).compute_dtype)
     gpus = strategy.num_replicas_in_sync if tf.config.list_physical_devices("GPU") else 1
-    lengths = corpus.source_lengths, corpus.target_lengths
-    for line in flops.summary_lines(model, lengths, last, peak * gpus):
+    for line in flops.summary_lines(last, peak * gpus, training):
         print(line)
     print(f"The checkpoints, and their average, are in {run.path / 'checkpoints'}.")
 

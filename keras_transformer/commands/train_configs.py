@@ -1,6 +1,7 @@
 """The configurations that the flags of train ask for: of a new run, or of a run with changes."""
 
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from absl import flags
@@ -13,7 +14,7 @@ from keras_transformer.config import (
     TrainingConfig,
     architectures,
 )
-from keras_transformer.errors import InputError, check_choice
+from keras_transformer.errors import InputError
 from keras_transformer.tasks import Task, get_task, registered_tasks
 
 if TYPE_CHECKING:
@@ -21,23 +22,22 @@ if TYPE_CHECKING:
 
 flags.disclaim_key_flags()  # these are flags of the command that defines them through here
 
-# What is trained on where no data is named: small, built in, and few tokens are enough for it.
-_DEFAULT_DATA = {"dataset": "number_names/en-de", "vocabulary_size": 200}
-
 
 def define_flags() -> None:
     """Defines a flag for each field of the configurations, and the presets that set several."""
     flags.DEFINE_enum(
         "preset",
         "tiny",
-        list(ModelConfig.presets()),
+        sorted(ModelConfig.presets(), key=lambda name: "-" in name),  # plain names first
         "Model and training settings, which other flags change.",
     )
     flags.DEFINE_enum(
         "architecture", None, list(architectures()), "Kind of model. Default: that of --preset."
     )
     flags.DEFINE_enum("task", "translation", registered_tasks(), "What the model is trained for.")
-    for config in architectures().values():
+    # The help of a field that several have gives the defaults in the presets of the first one.
+    default = flags.FLAGS["preset"].default
+    for config in sorted(architectures().values(), key=lambda each: default not in each.presets()):
         names = {name for name in config.__dataclass_fields__ if not _is_vocabulary_size(name)}
         config_flags.define_flags(config, names - set(flags.FLAGS), config.presets())
     config_flags.define_flags(DataConfig)
@@ -47,7 +47,7 @@ def define_flags() -> None:
 
 def names_data() -> bool:
     """Whether any data is named."""
-    is_data = re.compile("dataset|train_tsv|.*_source|.*_target")
+    is_data = re.compile("dataset|.*_file|.*_source|.*_target")
     return any(map(is_data.fullmatch, config_flags.given_flags(DataConfig)))
 
 
@@ -57,25 +57,53 @@ def new_configs() -> tuple[ModelConfig, DataConfig, TrainingConfig, Task]:
     Raises:
         InputError: a value is out of range, or does not go with another.
     """
-    values: dict[str, Any] = {} if names_data() else _DEFAULT_DATA
-    data = DataConfig(**values | config_flags.given_flags(DataConfig))
-    training = TrainingConfig.preset(flags.FLAGS.preset, **config_flags.given_flags(TrainingConfig))
     options = get_task(flags.FLAGS.task)
     task = options(**config_flags.given_task_options(options))
+    data, training = new_data(task), new_training(task)
+    _refuse_freeze(training.freeze)
+    return model_config(data, data.vocabulary_size, data.vocabulary_size), data, training, task
+
+
+def new_data(task: Task, changes: Mapping[str, Any] | None = None) -> DataConfig:
+    """Returns the data of a new run, by its flags and with some other defaults."""
+    values = {**task.default_data, **({} if names_data() else task.built_in_data)}
+    values |= {**(changes or {}), **config_flags.given_flags(DataConfig)}
+    data = DataConfig(**values)
+    task.check_data(data)
+    return data
+
+
+def new_training(task: Task, changes: Mapping[str, Any] | None = None) -> TrainingConfig:
+    """Returns the training of a new run, by its flags and with some other defaults."""
+    values = {**_where_no_preset_is_named(task.default_training), **(changes or {})}
+    values |= config_flags.given_flags(TrainingConfig)
+    training = TrainingConfig.preset(flags.FLAGS.preset, **values)
     if training.stop_metric is not None:
         task.find_metric(training.stop_metric)
-    return model_config(data, data.vocabulary_size, data.vocabulary_size), data, training, task
+    return training
 
 
 def model_config(data: DataConfig, source_size: int, target_size: int) -> ModelConfig:
     """Returns the model of a new run whose vocabularies have these sizes."""
-    values = _given_model_values() | {"vocabulary_size": source_size}
-    if not data.share_vocabulary or data.target_vocabulary is not None:
+    defaults = _where_no_preset_is_named(get_task(flags.FLAGS.task).default_model)
+    values = {**defaults, **given_model_values(), "vocabulary_size": source_size}
+    if not data.shares_vocabulary:
         values["target_vocabulary_size"] = target_size
         values.setdefault("share_embeddings", "target")
     architecture = flags.FLAGS.architecture
     config = ModelConfig if architecture is None else architectures()[architecture]
+    if not config.presets():  # one of the user's own may have none
+        return config(**values)
     return config.preset(flags.FLAGS.preset, **values)
+
+
+def given_model_values() -> dict[str, Any]:
+    """Returns the fields of any model that were given as flags."""
+    values: dict[str, Any] = {}
+    for config in architectures().values():
+        values |= config_flags.given_flags(config)
+    # A flag of that name is the size that is asked for; a vocabulary may come out smaller.
+    return {name: value for name, value in values.items() if not _is_vocabulary_size(name)}
 
 
 def changed_configs(configs: "RunConfigs") -> "RunConfigs":
@@ -85,36 +113,36 @@ def changed_configs(configs: "RunConfigs") -> "RunConfigs":
         InputError: a value is out of range, or does not go with another, or the run has another
             architecture or task.
     """
-    model, data, training, task = configs
+    model, training, task = configs.model, configs.training, configs.task
     for name, value in (("architecture", model.architecture), ("task", task.name)):
         if flags.FLAGS[name].present and flags.FLAGS[name].value != value:
             raise InputError(
                 f"{name} is {value} in {flags.FLAGS.run_dir}, and --{name}="
                 f"{flags.FLAGS[name].value} was given; leave it out, or give another --run_dir"
             )
-    model_values, training_values = _given_model_values(), config_flags.given_flags(TrainingConfig)
+    model_values, training_values = given_model_values(), config_flags.given_flags(TrainingConfig)
+    if "start_from" not in configs.origin:
+        _refuse_freeze(training_values.get("freeze"))
     if flags.FLAGS["preset"].present:
-        preset, presets = flags.FLAGS.preset, type(model).presets()
-        own_name = f"{model.architecture}-{preset}"
-        name = own_name if own_name in presets else preset
-        check_choice("preset", name, tuple(presets))
-        model_values = {**presets[name]} | model_values
+        name = type(model).preset_name(flags.FLAGS.preset)
+        if "start_from" not in configs.origin:  # whose model is another run's
+            model_values = {**type(model).presets()[name]} | model_values
         training_values = TRAINING_PRESETS[name.rpartition("-")[2]] | training_values
-    return type(configs)(
-        model.replace(**model_values),
-        data.replace(**config_flags.given_flags(DataConfig)),
-        training.replace(**training_values),
-        task.replace(**config_flags.given_task_options(type(task))),
+    return configs._replace(
+        model=model.replace(**model_values),
+        data=configs.corpora.replace(**config_flags.given_flags(DataConfig)),
+        training=training.replace(**training_values),
+        task=task.replace(**config_flags.given_task_options(type(task))),
     )
 
 
-def _given_model_values() -> dict[str, Any]:
-    """Returns the fields of any model that were given as flags."""
-    values: dict[str, Any] = {}
-    for config in architectures().values():
-        values |= config_flags.given_flags(config)
-    # A flag of that name is the size that is asked for; a vocabulary may come out smaller.
-    return {name: value for name, value in values.items() if not _is_vocabulary_size(name)}
+def _refuse_freeze(freeze: str | None) -> None:
+    if freeze is not None:
+        raise InputError("--freeze would keep random weights; give --start_from too")
+
+
+def _where_no_preset_is_named(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {} if flags.FLAGS["preset"].present else values
 
 
 def _is_vocabulary_size(name: str) -> bool:

@@ -15,6 +15,7 @@ from keras_transformer.commands import common, config_flags, line_io
 from keras_transformer.config import FIXED_OPTIONS, SearchConfig
 from keras_transformer.errors import InputError
 from keras_transformer.export_versions import check_version, read_model_card
+from keras_transformer.tasks import Task, TranslationTask, get_task
 
 if TYPE_CHECKING:
     from keras_transformer.inference import BatchTranslator, Translator
@@ -57,39 +58,48 @@ def main(arguments: list[str]) -> None:
     lines = line_io.read_input(arguments)  # opened before the model, for the same reason
     # An export in bfloat16 is slow without oneDNN; all else is quicker without it.
     common.load_tensorflow(one_dnn=bool(card) and card["precision"]["computation"] == "bfloat16")
-    from keras_transformer.tasks.translation import join_pieces
-
     model: BatchTranslator | Translator
     if _RUN_DIR.value is not None:
-        model, joins = _load_run(_RUN_DIR.value, given)
+        model, task = _load_run(_RUN_DIR.value, given)
     else:
         from keras_transformer.serving import load_exported
 
         model = load_exported(version)
-        joins = any(run["task"].get("remove_bpe", False) for run in card["training"])
-    if _REMOVE_BPE.value is not None:
-        joins = _REMOVE_BPE.value
+        task = _task_of(card)
+    if _REMOVE_BPE.value is not None and hasattr(task, "remove_bpe"):
+        task = task.replace(remove_bpe=_REMOVE_BPE.value)
     line_io.answer_lines(
         model,
         lines,
         options,
         at_once=line_io.lines_at_once(arguments),
-        edit=join_pieces if joins else str,
+        postprocess=task.postprocess,
         batch_size=_BATCH_SIZE.value,
     )
 
 
-def _load_run(run_dirs: str, given: dict[str, Any]) -> "tuple[Translator, bool]":
-    """Returns what translates, and whether its text is pieces to be joined."""
+def _load_run(run_dirs: str, given: dict[str, Any]) -> "tuple[Translator, Task]":
+    """Returns what translates, and for which task it was trained."""
     from keras_transformer.inference import Translator
 
     found = common.find_checkpoints(run_dirs, _CHECKPOINT.value)
-    task = found[0][0].configs().task
-    search = task.search_config(given)
+    configs = found[0][0].configs()
+    search = configs.search_config(given)
     translator = Translator(
-        *common.load_translator(found), search, constraints=task.constraints
-    ).with_cached_projection()
-    return translator, getattr(task, "remove_bpe", False)
+        *common.load_translator(found),
+        search,
+        task=configs.task,
+        shortlist=common.load_shortlist(found, search),
+    )
+    return translator.with_cached_projection(), configs.task
+
+
+def _task_of(card: Mapping[str, Any]) -> Task:
+    """Returns the task of an export by its model card: translation where that names none."""
+    for run in card["training"]:
+        options = dict(run["task"])
+        return get_task(options.pop("name")).from_dict(options)
+    return TranslationTask()
 
 
 def _refuse_what_is_fixed(given: dict[str, Any]) -> None:
@@ -106,7 +116,7 @@ def _options(given: dict[str, Any], card: Mapping[str, Any]) -> dict[str, Any]:
     if given.get("max_extra_length", 0) > limit:
         raise InputError(
             f"--max_extra_length may be {limit}, with which {_SAVED_MODEL.value} was exported, got "
-            f"{given['max_extra_length']}; export it anew, or translate with --run_dir"
+            f"{given['max_extra_length']}; export it again, or translate with --run_dir"
         )
     line_io.check_options(given)
     return line_io.options_of(given)

@@ -5,8 +5,9 @@ One place lists every hyperparameter; layers take plain numbers and never see th
 """
 
 from keras_transformer.config.base import JsonConfig
-from keras_transformer.config.data import DataConfig, split_list
+from keras_transformer.config.data import VOCABULARY_FIELDS, DataConfig, split_list
 from keras_transformer.config.model import ModelConfig, architectures, register_config
+from keras_transformer.config.recurrent import RecurrentConfig
 from keras_transformer.config.search import (
     FIXED_OPTIONS,
     MOST_PHRASES,
@@ -15,7 +16,8 @@ from keras_transformer.config.search import (
 )
 from keras_transformer.config.special_tokens import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from keras_transformer.config.training import TRAINING_PRESETS, TrainingConfig
-from keras_transformer.config.transformer import TransformerConfig
+from keras_transformer.config.transformer import TransformerConfig, TransformerLayersConfig
+from keras_transformer.config.universal import UniversalConfig
 
 __all__ = [
     "BOS_ID",
@@ -26,12 +28,16 @@ __all__ = [
     "SAMPLING_OPTIONS",
     "TRAINING_PRESETS",
     "UNK_ID",
+    "VOCABULARY_FIELDS",
     "DataConfig",
     "JsonConfig",
     "ModelConfig",
+    "RecurrentConfig",
     "SearchConfig",
     "TrainingConfig",
     "TransformerConfig",
+    "TransformerLayersConfig",
+    "UniversalConfig",
     "architectures",
     "register_config",
     "split_list",

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 from typing_extensions import Self
 
 from keras_transformer.config.base import JsonConfig
+from keras_transformer.config.special_tokens import EOS_ID
 from keras_transformer.errors import InputError, check_choice
 
 Preset = Mapping[str, Any]
@@ -35,6 +36,7 @@ class ModelConfig(JsonConfig):
             the paper.
         share_embeddings: "all" shares one matrix between source embedding, target embedding and
             pre-softmax projection (3.4), "target" between the last two, "none" nothing.
+        scale_embeddings: whether embeddings are multiplied by the square root of model_dim (3.4).
         output_bias: whether the pre-softmax projection has a bias.
     """
 
@@ -47,6 +49,7 @@ class ModelConfig(JsonConfig):
     dropout: float = 0.1
     embedding_dropout: float | None = None
     share_embeddings: Literal["all", "target", "none"] = "all"
+    scale_embeddings: bool = True
     output_bias: bool = False
 
     def __post_init__(self) -> None:
@@ -56,7 +59,9 @@ class ModelConfig(JsonConfig):
                 f"{', '.join(architectures())}, or use ModelConfig.preset"
             )
         self._check_types()
-        self._check_at_least(1, "vocabulary_size", "target_vocabulary_size", "model_dim")
+        self._check_at_least(1, "model_dim")
+        # PAD, UNK, BOS and EOS are among the tokens.
+        self._check_at_least(EOS_ID + 1, "vocabulary_size", "target_vocabulary_size")
         self._check_rates("dropout", "embedding_dropout")
         if self.share_embeddings == "all" and self.target_vocabulary_size is not None:
             raise InputError(
@@ -104,11 +109,24 @@ class ModelConfig(JsonConfig):
         }
 
     @classmethod
+    def preset_name(cls, name: str) -> str:
+        """Returns the whole name of a preset: `RecurrentConfig` has "rnn-tiny" for "tiny".
+
+        Raises:
+            InputError: there is no such preset.
+        """
+        known = cls.presets()
+        ends = [each for each in known if each.rpartition("-")[2] == name]
+        whole = name if name in known or not ends else ends[0]
+        check_choice("preset", whole, tuple(known))
+        return whole
+
+    @classmethod
     def preset(cls, name: str, **changes: Any) -> Self:
         """Returns a named configuration, such as "tiny", or the paper's "base" and "big".
 
         Args:
-            name: one of `presets()`; "tiny" will do for "rnn-tiny" of an architecture "rnn".
+            name: one of `presets()`, or the end of one: "tiny" will do for "rnn-tiny".
             **changes: fields to set otherwise; `vocabulary_size` is always needed.
 
         Example:
@@ -116,9 +134,7 @@ class ModelConfig(JsonConfig):
             512
         """
         known = cls.presets()
-        full_name = f"{getattr(cls, 'architecture', '')}-{name}"
-        name = full_name if full_name in known else name
-        check_choice("preset", name, tuple(known))
+        name = cls.preset_name(name)
         found = next(each for each in _ARCHITECTURES.values() if name in _own_presets(each))
         return cls.from_dict({"architecture": found.architecture} | {**known[name]} | changes)
 
@@ -161,7 +177,7 @@ def _find(name: Any) -> type[ModelConfig]:
     if name not in _ARCHITECTURES:
         raise UnknownArchitectureError(
             f"architecture must be one of {', '.join(_ARCHITECTURES)}, got {name!r}; "
-            "import the module that registers it first"
+            "import the module that registers it first (commands: --user_module)"
         )
     return _ARCHITECTURES[name]
 

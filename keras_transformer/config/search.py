@@ -13,16 +13,18 @@ SAMPLING_OPTIONS = ("temperature", "top_k", "top_p", "seed")
 
 # What all sentences of an exported model have in common; they may differ in the other options.
 FIXED_OPTIONS = (
-    "method", "beam_size", "beam_groups", "early_stop", "num_translations", "max_source_length",
+    "method", "length_penalty_form", "forbid_unknown", "beam_size", "beam_groups", "early_stop",
+    "num_translations", "shortlist", "max_source_length",
 )  # fmt: skip
 
-_NO_USE = {
+NO_USE = {  # options by the method that does not read them
     "beam": SAMPLING_OPTIONS,
     "sampling": ("beam_groups", "diversity_penalty", "early_stop"),
 }
 _DIVERSITY_PENALTY = 0.5
 # Tokens of a sentence or a translation: far beyond use, and numbers of 32 bits hold their sums.
 _MAX_TOKENS = 100_000
+_LEAST = 1e-6  # of numbers that divide: in float32 logits stay finite
 # The largest beam that Koehn and Knowles 2017, 3.6, measured: BLEU falls from a few dozen on, and
 # time and memory grow with the square.
 _MAX_BEAM_SIZE = 1_000
@@ -41,6 +43,8 @@ class SearchConfig(JsonConfig):
             and CTranslate2: fewer steps, and longer translations may be missed.
         length_penalty: alpha of ((5 + length) / 6) ** alpha (Wu et al. 2016, eq. 14), by which
             log-probabilities are divided; the length counts EOS.
+        length_penalty_form: "gnmt" is that quotient, "power" is length ** alpha, as in Marian,
+            fairseq and Hugging Face, where an alpha of 1 is the mean of the log-probabilities.
         coverage_penalty: beta of the coverage penalty (Wu et al. 2016, eq. 14), by which
             translations that leave source tokens unattended lose; 0 is off.
         beam_groups: groups that the beam is divided into, each searching for itself and avoiding
@@ -55,12 +59,16 @@ class SearchConfig(JsonConfig):
         top_p: only the fewest tokens whose probabilities add up to this are sampled from; 1 means
             all.
         seed: seed of the sampling, at least 0; the same seed gives a sentence the same samples in
-            any batch, and others to other sentences.
+            any batch (but for a shortlist, which batches share), and others to other sentences.
+        forbid_unknown: whether the unknown token is never generated, as in Marian.
         max_extra_length: a translation has at most the source's length plus this many tokens.
         max_length: a translation has at most this many tokens, whatever the source; 0 sets no
             such limit.
-        min_length: a translation has at least this many tokens before EOS; 0 allows the empty one.
-            Blank sentences have the empty translation in any case.
+        min_length: a translation has at least this many tokens before EOS, the last no mere space;
+            0 allows the empty one. Blank sentences have the empty translation in any case.
+        shortlist: translations have only the so many most probable target tokens of each source
+            token, learned from the training text, the most frequent ones, and those of `prefix` and
+            `required_phrases`; of a whole batch together. 0 is the whole vocabulary.
         max_source_length: tokens of a sentence that are read; what is beyond them is cut off. It
             bounds the memory that a batch can take.
         repetition_penalty: what the logits of tokens that a translation has already are divided
@@ -75,6 +83,7 @@ class SearchConfig(JsonConfig):
     beam_size: int = 4
     early_stop: Literal["exact", "first"] = "exact"
     length_penalty: float = 0.6
+    length_penalty_form: Literal["gnmt", "power"] = "gnmt"
     coverage_penalty: float = 0.0
     beam_groups: int = 1
     diversity_penalty: float = _DIVERSITY_PENALTY
@@ -83,9 +92,11 @@ class SearchConfig(JsonConfig):
     top_k: int = 0
     top_p: float = 1.0
     seed: int = 0
+    forbid_unknown: bool = False
     max_extra_length: int = 50
     max_length: int = 0
     min_length: int = 1
+    shortlist: int = 0
     max_source_length: int = 512
     repetition_penalty: float = 1.0
     no_repeat_ngram: int = 0
@@ -97,7 +108,7 @@ class SearchConfig(JsonConfig):
         self._check_at_least(1, "beam_size", "num_translations", "max_source_length", "beam_groups")
         self._check_at_least(0, "length_penalty", "coverage_penalty", "diversity_penalty")
         self._check_at_least(0, "max_extra_length", "max_length", "min_length")
-        self._check_at_least(0, "top_k", "no_repeat_ngram", "seed")
+        self._check_at_least(0, "top_k", "no_repeat_ngram", "seed", "shortlist")
         for name in ("max_source_length", "max_extra_length", "max_length", "min_length"):
             if getattr(self, name) > _MAX_TOKENS:
                 raise InputError(f"{name} must be at most {_MAX_TOKENS}, got {getattr(self, name)}")
@@ -106,8 +117,8 @@ class SearchConfig(JsonConfig):
             if isinstance(value, int) and abs(value) >= 1 << 31:
                 raise InputError(f"{field.name} must be a number of 32 bits, got {value}")
         for name in ("temperature", "repetition_penalty", "top_p"):
-            if not getattr(self, name) > 0:
-                raise InputError(f"{name} must be larger than 0, got {getattr(self, name)}")
+            if not getattr(self, name) >= _LEAST:
+                raise InputError(f"{name} must be at least {_LEAST}, got {getattr(self, name)}")
         if self.top_p > 1:
             raise InputError(f"top_p is a probability, at most 1, got {self.top_p}")
         if 0 < self.max_length < self.min_length:
@@ -116,18 +127,17 @@ class SearchConfig(JsonConfig):
             )
         self._check_beam()
         for field in dataclasses.fields(self):
-            if field.name in _NO_USE[self.method] and getattr(self, field.name) != field.default:
+            if field.name in NO_USE[self.method] and getattr(self, field.name) != field.default:
                 raise InputError(
                     f"{field.name} has no use with method {self.method}; leave it out, or give "
                     "the other method"
                 )
         for name in ("banned_phrases", "required_phrases"):
             phrases = getattr(self, name)
-            if isinstance(phrases, str) or not all(phrase.strip() for phrase in phrases):
+            if not all(phrase.strip() for phrase in phrases):
                 raise InputError(f"{name} must be phrases, none of them blank, got {phrases!r}")
             if len(phrases) > MOST_PHRASES[name]:
                 raise InputError(f"{name} may be {MOST_PHRASES[name]}, got {len(phrases)}")
-            object.__setattr__(self, name, tuple(phrases))  # a list, read from JSON
 
     def _check_beam(self) -> None:
         if self.beam_size > _MAX_BEAM_SIZE:

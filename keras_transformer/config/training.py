@@ -46,8 +46,13 @@ class TrainingConfig(JsonConfig):
             the task's metric at each checkpoint; it decides how many of its sentences are taken. 0
             turns it off.
         log_steps: updates between two lines of metrics.jsonl.
+        sustained_tflops: TFLOP/s that a device sustains in training, for an estimate of the cost by
+            time, as 2.8 (K80), 3.7 (K40), 6.0 (M40) and 9.5 (P100) in 6.1; None means no estimate.
         precision: the Keras dtype policy, or auto: mixed_bfloat16 on GPUs and on CPUs with
             instructions for it, where it is faster, else float32. A run keeps what auto chose.
+        freeze: parts of the model whose weights stay as they are, separated by commas: the names of
+            its layers, such as encoder, and embeddings for all tables; None means none. A table
+            that is shared with the output projection stays there too.
         seed: seed of the initial weights, dropout and the order of the data.
     """
 
@@ -71,7 +76,9 @@ class TrainingConfig(JsonConfig):
     stop_patience: int = 10
     validation_time_share: float = 0.1
     log_steps: int = 100
+    sustained_tflops: float | None = None
     precision: Literal["float32", "mixed_bfloat16", "mixed_float16", "auto"] = "float32"
+    freeze: str | None = None
     seed: int = 1
 
     def __post_init__(self) -> None:
@@ -81,11 +88,13 @@ class TrainingConfig(JsonConfig):
             "keep_checkpoints", "average_last", "average_best", "accumulation_steps",
             "max_bad_steps", "stop_patience", "log_steps", "validation_steps",
         )  # fmt: skip
+        if self.seed >= 1 << 32:
+            raise InputError(f"seed must be a number of 32 bits, got {self.seed}")
         if self.clip_norm is not None and self.clip_norm <= 0:
             raise InputError(f"clip_norm must be above 0, got {self.clip_norm}; or leave it out")
         self._check_at_least(
             0, "label_smoothing", "learning_rate", "seed", "weight_decay", "keep_best",
-            "validation_time_share",
+            "validation_time_share", "sustained_tflops",
         )  # fmt: skip
         if self.ema_decay is not None and not 0 < self.ema_decay < 1:
             raise InputError(f"ema_decay must be between 0 and 1, got {self.ema_decay}")
@@ -140,6 +149,7 @@ class TrainingConfig(JsonConfig):
 
 TRAINING_PRESETS: dict[str, dict[str, Any]] = {
     "tiny": dict(train_steps=20_000, batch_tokens=2048, warmup_steps=1000, average_last=5),
+    "small": dict(train_steps=100_000, average_last=5),
     "base": dict(train_steps=100_000, average_last=5),
     "big": dict(train_steps=300_000, average_last=20),
 }

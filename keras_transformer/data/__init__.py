@@ -1,5 +1,6 @@
 """Sentences from files or TensorFlow Datasets, and token-bucketed batches of their ids."""
 
+from keras_transformer.data.apache_beam import ApacheBeamShards
 from keras_transformer.data.batching import (
     Batch,
     bucket_corpus,
@@ -7,8 +8,8 @@ from keras_transformer.data.batching import (
     to_dataset,
     training_batches,
 )
-from keras_transformer.data.buckets import Bucket, Bucketing, choose_buckets
-from keras_transformer.data.cache import cached_corpus
+from keras_transformer.data.buckets import Bucketing, choose_buckets
+from keras_transformer.data.cache import cached_corpus, help_tokenize
 from keras_transformer.data.corpus import (
     FilePair,
     PairSource,
@@ -17,13 +18,17 @@ from keras_transformer.data.corpus import (
     read_parallel,
 )
 from keras_transformer.data.datasets import DatasetSplit
-from keras_transformer.data.plan import PlannedBatch, plan_epoch
+from keras_transformer.data.dictionary import PronunciationDictionary
+from keras_transformer.data.epoch_layout import Bucket
+from keras_transformer.data.epoch_plan import PlannedBatch, plan_epoch
 from keras_transformer.data.resampling import Resample
+from keras_transformer.data.shortlist import Shortlist
 from keras_transformer.data.tokenized import TokenizedCorpus, pad_ids
 from keras_transformer.data.vocabularies import learn_from_corpus
 from keras_transformer.text_files import iterate_lines, read_lines
 
 __all__ = [
+    "ApacheBeamShards",
     "Batch",
     "Bucket",
     "Bucketing",
@@ -32,13 +37,16 @@ __all__ = [
     "PairSource",
     "ParallelText",
     "PlannedBatch",
+    "PronunciationDictionary",
     "Resample",
+    "Shortlist",
     "TokenizedCorpus",
     "TsvFile",
     "bucket_corpus",
     "cached_corpus",
     "choose_buckets",
     "evaluation_batches",
+    "help_tokenize",
     "iterate_lines",
     "learn_from_corpus",
     "pad_ids",

@@ -19,9 +19,10 @@ import numpy.typing as npt
 
 from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID
 from keras_transformer.data.buckets import Bucketing, choose_buckets
-from keras_transformer.data.plan import PlannedBatch, plan_epoch
+from keras_transformer.data.epoch_plan import PlannedBatch, plan_epoch
 from keras_transformer.data.resampling import GROUP_ROWS, Resample, resample_rows
 from keras_transformer.data.tokenized import TokenizedCorpus, gather_rows
+from keras_transformer.data.windows import SentenceLengths
 from keras_transformer.errors import InputError
 
 Ids: TypeAlias = npt.NDArray[np.int32]
@@ -33,7 +34,7 @@ def training_batches(
     *,
     batch_tokens: int,
     mix_weights: Sequence[float] | None = None,
-    resample: tuple[Resample, Resample] | None = None,
+    resample: tuple[Resample | None, Resample | None] | None = None,
     seed: int = 0,
     first_step: int = 0,
     epochs: int | None = None,
@@ -50,7 +51,8 @@ def training_batches(
         mix_weights: share of the pairs that each of the corpora in `corpus` gives; None means
             that every pair occurs exactly once an epoch.
         resample: subword regularization: samples segmentations of source and of target sentences
-            from ids and a seed, as `SubwordSampler` does. Samples that do not fit are discarded.
+            from ids and a seed, as `SubwordSampler` does; None for a side that has one only.
+            Samples that do not fit are discarded.
         seed: at least 0; the order depends on it, the epoch and the corpus alone.
         first_step: batches to skip from the start of epoch 0, without making them.
         epochs: number of epochs, counted from epoch 0; None is endless.
@@ -76,11 +78,11 @@ def training_batches(
     def generate() -> Iterator[Batch]:
         skipped = first_batch
         for epoch in itertools.count(first_epoch) if epochs is None else range(first_epoch, epochs):
-            planned = plan_epoch(bucketing, epoch=epoch, seed=seed)
-            for number in range(skipped, len(planned)):
+            planned = plan_epoch(bucketing, epoch=epoch, seed=seed, first_batch=skipped)
+            for number, batch in enumerate(planned, skipped):
                 yield make_batch(
                     corpus,
-                    planned[number],
+                    batch,
                     replicas=replicas,
                     shard=shard,
                     resample=resample,
@@ -109,10 +111,11 @@ def bucket_corpus(
 ) -> Bucketing:
     """Returns the shapes of the corpus's batches; `sum(result.batches)` is steps per epoch."""
     return choose_buckets(
-        corpus.source_lengths,
-        corpus.target_lengths,
+        SentenceLengths(corpus.source_offsets),
+        SentenceLengths(corpus.target_offsets, extra=1),  # EOS
         batch_tokens=batch_tokens,
         part_offsets=corpus.part_offsets,
+        histogram=corpus.histogram,
         mix_weights=mix_weights,
     )
 
@@ -123,7 +126,7 @@ def make_batch(
     *,
     replicas: int = 1,
     shard: tuple[int, int] = (0, 1),
-    resample: tuple[Resample, Resample] | None = None,
+    resample: tuple[Resample | None, Resample | None] | None = None,
     key: tuple[int, ...] = (),
 ) -> Batch:
     """Makes one worker's rows of a planned batch; rows without a pair are all PAD_ID.
@@ -147,9 +150,10 @@ def make_batch(
     ends = corpus.target_offsets[pairs + 1] - corpus.target_offsets[pairs]
     labels[np.arange(len(pairs)), ends] = EOS_ID
     if resample:
-        for side, matrix in enumerate((source, labels)):
-            sentences = matrix[: len(pairs)]
-            resample_rows(sentences, resample[side], first_row=first, key=(*key, side))
+        for side, (matrix, sample) in enumerate(zip((source, labels), resample, strict=True)):
+            if sample is not None:
+                sentences = matrix[: len(pairs)]
+                resample_rows(sentences, sample, first_row=first, key=(*key, side))
     target = np.full_like(labels, PAD_ID)
     target[: len(pairs), 0] = BOS_ID
     target[:, 1:] = np.where(labels[:, :-1] == EOS_ID, PAD_ID, labels[:, :-1])

@@ -72,7 +72,7 @@ class DatasetSplit:
     def _prepared(self) -> tuple[Any, tuple[str, str]]:
         """Returns the data set, which is here now, and its two languages."""
         builder = _find_builder(self.name, self.data_dir)
-        languages = _languages(builder, self.name)  # complains before anything is downloaded
+        languages = _languages(builder, self.name)  # raises before anything is downloaded
         _prepare(builder, self.name)
         return builder, languages
 
@@ -87,7 +87,7 @@ class DatasetSplit:
 def _find_builder(name: str, data_dir: str | os.PathLike[str] | None) -> Any:
     import tensorflow_datasets as tfds
 
-    from keras_transformer.data import number_names  # noqa: F401 (registers itself)
+    from keras_transformer.data import number_names, toy_grammar  # noqa: F401 (register themselves)
 
     try:
         return tfds.builder(name, data_dir=data_dir)

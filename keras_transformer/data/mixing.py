@@ -50,6 +50,8 @@ def share_out(total: int, weights: Counts | npt.NDArray[np.float64]) -> Counts:
     """
     if not weights.any():
         return np.zeros(len(weights), np.int64)
+    if weights.dtype.kind == "i" and total == weights.sum():
+        return weights.astype(np.int64)  # the quotient below would round large numbers
     exact = total * weights / weights.sum()
     shares: Counts = np.maximum(np.floor(exact), weights > 0).astype(np.int64)
     missing = max(0, total - int(shares.sum()))
@@ -57,7 +59,14 @@ def share_out(total: int, weights: Counts | npt.NDArray[np.float64]) -> Counts:
     return shares
 
 
-def draw(pairs: Counts, count: int, *, epoch: int, seed: int, stratum: tuple[int, int]) -> Counts:
+def draw_pairs(
+    pairs: Counts,
+    count: int,
+    *,
+    epoch: int,
+    seed: int | Sequence[int],
+    stratum: tuple[int, int],
+) -> Counts:
     """Returns the pairs that a stratum contributes to an epoch, in random order.
 
     Over the epochs the numbers of times that two pairs occur differ by at most one.

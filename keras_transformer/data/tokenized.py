@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from keras_transformer.config import EOS_ID, PAD_ID
 from keras_transformer.data.filters import LengthFilter
+from keras_transformer.data.length_clusters import LengthHistogram
 from keras_transformer.errors import InputError
 
 
@@ -30,6 +31,7 @@ class TokenizedCorpus:
             EOS, which batches add.
         target_offsets: int64 [N + 1], where each begins.
         part_offsets: int64 [P + 1]: pairs part_offsets[p]:part_offsets[p + 1] are of corpus p.
+        histogram: of the lengths, where it is kept with the ids.
         dropped: number of pairs left out, by reason.
 
     Example:
@@ -43,6 +45,7 @@ class TokenizedCorpus:
     target_ids: npt.NDArray[np.integer]
     target_offsets: npt.NDArray[np.int64]
     part_offsets: npt.NDArray[np.int64]
+    histogram: LengthHistogram | None = None
     dropped: dict[str, int] = dataclasses.field(default_factory=dict)
 
     @classmethod
@@ -114,6 +117,11 @@ class TokenizedCorpus:
     def target_lengths(self) -> npt.NDArray[np.int64]:
         """Target tokens of each pair, int64 [N], EOS included."""
         return np.diff(self.target_offsets) + 1
+
+
+def id_type(vocabulary_size: int) -> str:
+    """Returns the type of token ids in files: two bytes where the vocabulary permits."""
+    return "<u2" if vocabulary_size <= 1 << 16 else "<i4"
 
 
 def pad_ids(ids: Sequence[Sequence[int]]) -> npt.NDArray[np.int32]:

@@ -8,13 +8,12 @@ import itertools
 import multiprocessing
 from collections.abc import Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from keras_transformer.data.corpus import PairSource
 from keras_transformer.errors import InputError
-
-if TYPE_CHECKING:  # needs TensorFlow, which takes long to import
-    from keras_transformer.text import Vocabulary
+from keras_transformer.host import end_with_parent
+from keras_transformer.text import Vocabulary, learn_vocabulary
 
 # A sample of this size gives nearly the tokens that all sentences would, in about 1 GB.
 _MAX_SENTENCES = 1_000_000
@@ -24,7 +23,7 @@ _SMALL_CHARACTERS = 10_000_000
 
 def learn_from_corpus(
     sources: Sequence[PairSource], sides: Sequence[int] = (0, 1), **options: Any
-) -> "Vocabulary":
+) -> Vocabulary:
     """Learns one vocabulary from a corpus.
 
     For a large text that happens in a child process, whose memory the system takes back. As with
@@ -38,8 +37,6 @@ def learn_from_corpus(
     Raises:
         InputError: the text cannot be read, or does not support such a vocabulary.
     """
-    from keras_transformer.text import Vocabulary
-
     for source in sources:
         _ = source.identity  # refuses what cannot be read twice, such as a pipe
     arguments = (sources, sides, options)
@@ -47,7 +44,9 @@ def learn_from_corpus(
         return Vocabulary(_learn(*arguments))
     spawn = multiprocessing.get_context("spawn")
     try:
-        with concurrent.futures.ProcessPoolExecutor(1, mp_context=spawn) as process:
+        with concurrent.futures.ProcessPoolExecutor(
+            1, mp_context=spawn, initializer=end_with_parent
+        ) as process:
             return Vocabulary(process.submit(_learn, *arguments).result())
     except BrokenProcessPool as error:
         raise InputError(
@@ -58,8 +57,6 @@ def learn_from_corpus(
 
 
 def _learn(sources: Sequence[PairSource], sides: Sequence[int], options: dict[str, Any]) -> bytes:
-    from keras_transformer.text import learn_vocabulary
-
     sentences = _sentences(sources, sides)
     return learn_vocabulary(sentences, max_sentences=_MAX_SENTENCES, **options).model_bytes
 

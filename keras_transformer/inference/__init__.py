@@ -8,7 +8,7 @@ A line of `translate.py` passes seven files on its way to the model:
 4. `inference/search_options.py` turns the configuration and a sentence's options into a search.
 5. `search/beam.py` says what a step does with the hypotheses of each sentence.
 6. `search/decode_loop.py` repeats it while sentences are open.
-7. `search/loop_state.py` calls the model's `step` for the logits of the next tokens.
+7. `search/loop_steps.py` calls the model's `step` for the logits of the next tokens.
 
 Beside this path stand `compiled_search.py` (search by XLA in batches of fixed shapes),
 `teacher_forcing.py` (scores and attention of given translations), `quantization.py` (weights in

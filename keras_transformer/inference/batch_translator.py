@@ -10,18 +10,20 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_transformer.batch_by_length import batches_by_length, in_row_order
 from keras_transformer.client.alignment import in_words_of_texts, read_alignments
 from keras_transformer.client.inputs import Column, option_columns, pair_columns, text_column
 from keras_transformer.client.outputs import (
+    Attention,
     Score,
     Translation,
+    read_attention,
     read_scores,
     read_translations,
 )
 from keras_transformer.errors import InputError
 from keras_transformer.host import num_cores
-from keras_transformer.inference.search_options import spell
-from keras_transformer.length_batches import batches_by_length, in_row_order
+from keras_transformer.inference.search_options import encode_phrases
 from keras_transformer.text import Vocabulary
 
 # Memory grows with the tokens of the batches that are translated at once, padding included. A
@@ -76,7 +78,7 @@ class BatchTranslator:
             columns |= option_columns(options, types, len(columns["text"].values))
             if self._target is not None:
                 prefixes = [each for each in columns["prefix"].values if each.strip()]
-                spell("prefix", prefixes, self._target)
+                encode_phrases("prefix", prefixes, self._target)
         # The steps of a search are too small for several cores to share: each takes a batch.
         at_once = min(_num_workers(), _MAX_BATCHES)
         lengths = _num_bytes(columns["text"])
@@ -93,6 +95,18 @@ class BatchTranslator:
         columns = pair_columns(source, target)
         lengths = _pair_lengths(columns)
         return self._in_batches("score", columns, lengths, batch_size, read_scores)
+
+    def attention(
+        self, source: Sequence[str], target: Sequence[str], batch_size: int = 64
+    ) -> list[Attention]:
+        """Returns the mean attention of the last layer's heads, from which `align` takes words.
+
+        Raises:
+            InputError: as in `align`.
+        """
+        columns = pair_columns(source, target)
+        lengths = _pair_lengths(columns)
+        return self._in_batches("attention", columns, lengths, batch_size, read_attention)
 
     def align(
         self, source: Sequence[str], target: Sequence[str], batch_size: int = 64
@@ -119,7 +133,7 @@ class BatchTranslator:
                 self._functions[name] = self._make(name)
             except KeyError as error:
                 raise InputError(
-                    f"the model has no signature {name!r}; export it anew, or leave out what asks "
+                    f"the model has no signature {name!r}; export it again, or leave out what asks "
                     "for it"
                 ) from error
         return self._functions[name]

@@ -25,26 +25,26 @@ def cache_projection(model: TranslationModel) -> Any:
         return Ensemble([cache_projection(each) for each in model.models])
     return (
         model
-        if isinstance(model, CachedProjectionModel | Int8Model)
-        else CachedProjectionModel(model)
+        if isinstance(model, CachedOutputProjection | Int8Model)
+        else CachedOutputProjection(model)
     )
 
 
 def refresh(model: TranslationModel) -> None:
-    """Computes anew what precomputed models keep, where their weights have changed."""
+    """Computes again what precomputed models keep, where their weights have changed."""
     for each in model.models if isinstance(model, Ensemble) else [model]:
-        if isinstance(each, CachedProjectionModel):
+        if isinstance(each, CachedOutputProjection):
             each.refresh()
 
 
-class CachedProjectionModel:
-    """A model that stores what its decoding states share (`DecodingState.shared`) as variables.
+class CachedOutputProjection:
+    """A model that stores the `projection` of its decoding states as variables.
 
     After a change of weights call `refresh`; a `Translator` does before each call from Python.
 
     Args:
-        model: see `TranslationModel`. What its states share must be differentiable by the weights
-            that it depends on.
+        model: see `TranslationModel`. The projection must be differentiable by the weights that it
+            depends on.
     """
 
     def __init__(self, model: TranslationModel) -> None:
@@ -55,15 +55,17 @@ class CachedProjectionModel:
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             for weight in weights:
                 tape.watch(weight)
-            shared = self._compute()
-        gradients = tape.gradient(tf.nest.flatten(shared), weights)
+            projection = self._compute()
+        gradients = tape.gradient(tf.nest.flatten(projection), weights)
         self._weights = [
             weight for weight, each in zip(weights, gradients, strict=True) if each is not None
         ]
         self._values = self._read_weights()
-        self._shared = tf.nest.map_structure(
-            lambda value: keras.Variable(value, trainable=False, dtype=value.dtype, name="shared"),
-            shared,
+        self._projection = tf.nest.map_structure(
+            lambda value: keras.Variable(
+                value, trainable=False, dtype=value.dtype, name="projection"
+            ),
+            projection,
         )
 
     def __getattr__(self, name: str) -> Any:
@@ -71,28 +73,28 @@ class CachedProjectionModel:
 
     @property
     def variables(self) -> list[Any]:
-        """The model's variables, and what its states share."""
-        return [*self._model.variables, *tf.nest.flatten(self._shared)]
+        """The model's variables, and the projection."""
+        return [*self._model.variables, *tf.nest.flatten(self._projection)]
 
     def encode(self, source: Tensor, **options: Any) -> DecodingState:
         """Reads the source ids [B, S], see `TranslationModel.encode`."""
-        shared = tf.nest.map_structure(
-            lambda variable: tf.convert_to_tensor(variable.value), self._shared
+        projection = tf.nest.map_structure(
+            lambda variable: tf.convert_to_tensor(variable.value), self._projection
         )
-        return self._model.encode(source, **options)._replace(shared=shared)
+        return self._model.encode(source, **options)._replace(projection=projection)
 
     def refresh(self) -> None:
-        """Computes anew what states share if a weight that it depends on has changed."""
+        """Computes again what states share if a weight that it depends on has changed."""
         values = self._read_weights()
         if all(map(_is_same, values, self._values)):
             return
         tf.nest.map_structure(
-            lambda variable, value: variable.assign(value), self._shared, self._compute()
+            lambda variable, value: variable.assign(value), self._projection, self._compute()
         )
         self._values = values
 
     def _compute(self) -> Any:
-        return self._model.encode(tf.constant([[EOS_ID]])).shared
+        return self._model.encode(tf.constant([[EOS_ID]])).projection
 
     def _read_weights(self) -> list[np.ndarray[Any, Any]]:
         return [np.asarray(weight.read_value()) for weight in self._weights]

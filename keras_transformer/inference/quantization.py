@@ -9,6 +9,7 @@ Shapes: B sentences, S source length, W hypotheses a sentence.
 """
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -49,7 +50,7 @@ class Int8Model:
 
     Each row of the model's lookup tables, and each column of another matrix, is divided by the
     largest of its absolute values and multiplied by 127. Vectors stay as they are: they are few.
-    It has `attention` where the model has.
+    It has `attention` and `token_values` where the model has.
 
     Args:
         model: in float32.
@@ -59,8 +60,9 @@ class Int8Model:
         self.config = model.config
         self.dtype_policy = model.dtype_policy
         self._model = model
-        if hasattr(model, "attention"):
-            self.attention = self._attention
+        for name in ("attention", "token_values"):
+            if hasattr(model, name):
+                setattr(self, name, functools.partial(self._ask, name))
         self._lookup_tables = {id(table) for table in model.embedding_tables()}
         # For each variable of the model what is stored: itself, or integers and their scales.
         self._stored = [self._store(variable) for variable in model.variables]
@@ -89,9 +91,9 @@ class Int8Model:
             logits, after = self._model.step(ids, state._replace(shared=shared))
         return logits, after._replace(shared=state.shared)
 
-    def _attention(self, inputs: dict[str, Tensor]) -> Tensor:
+    def _ask(self, name: str, inputs: dict[str, Tensor]) -> Any:
         with self._using(self._restore()):
-            return self._model.attention(inputs)
+            return getattr(self._model, name)(inputs)
 
     def _store(self, variable: keras.Variable) -> list[keras.Variable]:
         values = keras.ops.convert_to_numpy(variable.value)

@@ -14,9 +14,11 @@ import tensorflow as tf
 from keras_transformer.config import BOS_ID, MOST_PHRASES, PAD_ID, UNK_ID, SearchConfig
 from keras_transformer.decoding import Tensor, TranslationModel
 from keras_transformer.errors import InputError
+from keras_transformer.inference.shortlist_lookup import ShortlistLookup
 from keras_transformer.search import (
     BannedPhrases,
     Constraint,
+    ForbidUnknown,
     Hypotheses,
     MinLength,
     NoRepeatNgram,
@@ -59,18 +61,6 @@ TEXTS = ("prefix", "banned_phrases", "required_phrases")
 # The options at which nothing is in the graph.
 _NEUTRAL = {"coverage_penalty": 0, "repetition_penalty": 1, "no_repeat_ngram": 0, "min_length": 0}
 
-_CONSTRAINTS: dict[str, Callable[[Tensor], Constraint]] = {
-    "min_length": MinLength,
-    "prefix": Prefix,
-    "repetition_penalty": RepetitionPenalty,
-    "no_repeat_ngram": NoRepeatNgram,
-    "banned_phrases": BannedPhrases,
-    "required_phrases": RequiredPhrases,
-}
-
-# From source ids [B, S] and the vocabularies of source and target, as `Task.constraints` does.
-MakeConstraints = Callable[[Tensor, tuple[Vocabulary, Vocabulary]], Sequence[Constraint]]
-
 
 def search_translations(
     model: TranslationModel,
@@ -80,46 +70,47 @@ def search_translations(
     options: Mapping[str, Tensor] | None = None,
     max_length_bound: int | None = None,
     constraints: Sequence[Constraint] = (),
+    shortlist: ShortlistLookup | None = None,
 ) -> Hypotheses:
     """Returns translations of source ids [B, S], each with EOS, then PAD.
 
     Args:
         model: see `TranslationModel`.
         source: cut already to what the model is to read.
-        search: how to search.
         target: gives the tokens of the phrases in the configuration.
         options: what sentences set in place of the configuration, by the names of its fields,
             numbers as [B]; "prefix" as int32 [B, any], phrases as int32 [B, P, M].
         max_length_bound: the most tokens that any translation may have before EOS, where shapes
             must be known before the graph runs, as for XLA.
         constraints: others than those of the configuration, such as a task's.
+        shortlist: which tokens translations may have.
     """
     lengths = tf.math.count_nonzero(source, axis=1, dtype=tf.int32) - 1  # without EOS
     settings = _settings(search, target) | dict(options or {})
     max_lengths = _max_lengths(settings, lengths)
-    if "min_length" in settings:
-        settings["min_length"] = tf.minimum(settings["min_length"], max_lengths)
     is_sampled = search.method == "sampling"
-    num_hypotheses = search.num_translations if is_sampled else search.beam_size
     state = model.encode(
         source,
-        num_hypotheses=num_hypotheses,
+        num_hypotheses=search.num_translations if is_sampled else search.beam_size,
         capacity=None if max_length_bound is None else kv_cache_capacities(max_length_bound)[0],
         coverage="coverage_penalty" in settings,
     )
-    configured = [make(settings[name]) for name, make in _CONSTRAINTS.items() if name in settings]
+    forced = [settings[name] for name in ("prefix", "required_phrases") if name in settings]
+    state, vocabulary = shortlist.restrict(state, source, forced) if shortlist else (state, None)
     arguments = dict(
         bos_ids=tf.fill(tf.shape(lengths), BOS_ID),
         max_lengths=max_lengths,
         length_penalty=settings["length_penalty"],
+        length_penalty_form=search.length_penalty_form,
         coverage_penalty=settings.get("coverage_penalty", 0.0),
-        constraints=[*configured, *constraints],
+        constraints=[*_constraints(settings, search, target, lengths), *constraints],
         num_translations=search.num_translations,
         max_length_bound=max_length_bound,
+        vocabulary=vocabulary,
     )
     if is_sampled:
+        settings["seed"] = sentence_seeds(settings["seed"], source)
         sampling = {name: settings[name] for name in SAMPLING_NUMBERS}
-        sampling["seed"] = sentence_seeds(settings["seed"], source)
         return sample(model.step, state, **arguments, **sampling)
     return beam_search(
         model.step,
@@ -132,6 +123,21 @@ def search_translations(
     )
 
 
+def _constraints(
+    settings: Mapping[str, Tensor], search: SearchConfig, target: Vocabulary, lengths: Tensor
+) -> list[Constraint]:
+    makers: dict[str, Callable[[Tensor], Constraint]] = {
+        "min_length": lambda shortest: MinLength(shortest, target.space_ids),
+        "prefix": Prefix,
+        "repetition_penalty": RepetitionPenalty,
+        "no_repeat_ngram": NoRepeatNgram,
+        "banned_phrases": BannedPhrases,
+        "required_phrases": RequiredPhrases,
+    }
+    found = [make(settings[name]) for name, make in makers.items() if name in settings]
+    return found + [ForbidUnknown(lengths)] * search.forbid_unknown
+
+
 def _settings(search: SearchConfig, target: Vocabulary) -> dict[str, Tensor]:
     """Returns the fields that are always in the graph, and others that are not neutral."""
     always = ("length_penalty", "max_extra_length", "max_length", *BEAM_NUMBERS, *SAMPLING_NUMBERS)
@@ -142,18 +148,16 @@ def _settings(search: SearchConfig, target: Vocabulary) -> dict[str, Tensor]:
             settings[name] = tf.constant(value, NUMBERS[name])
     for name in ("banned_phrases", "required_phrases"):
         if phrases := getattr(search, name):
-            ids = tf.ragged.constant(spell(name, phrases, target), tf.int32).to_tensor(PAD_ID)
-            settings[name] = ids[None]  # the same for all sentences
+            ids = tf.ragged.constant(encode_phrases(name, phrases, target), tf.int32)
+            settings[name] = ids.to_tensor(PAD_ID)[None]  # the same for all sentences
     return settings
 
 
-def spell(name: str, phrases: Sequence[str], target: Vocabulary) -> list[list[int]]:
+def encode_phrases(name: str, phrases: Sequence[str], target: Vocabulary) -> list[list[int]]:
     """Returns the tokens of phrases.
 
     Args:
         name: of the option, for the error message.
-        phrases: text.
-        target: the vocabulary.
 
     Raises:
         InputError: one has no tokens, or unknown ones.
@@ -204,7 +208,6 @@ def read_options(
     Args:
         columns: for each name of `option_types` a tensor [B]; phrases one to a line.
         search: what holds for sentences without options.
-        tokenizer: of the target.
     """
     options: dict[str, Tensor] = {}
     for name, values in columns.items():

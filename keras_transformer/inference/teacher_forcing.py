@@ -86,6 +86,24 @@ def attention(model: Any, source: Tensor, target: Tensor, labels: Tensor) -> Ten
     )
 
 
+def token_values(model: Any, source: Tensor, target: Tensor) -> dict[str, Tensor]:
+    """Returns what the model has to say of each token, see `Seq2SeqModel.token_values`.
+
+    Nothing where it says nothing. Arguments as in `score`.
+    """
+    if not hasattr(model, "token_values"):
+        return {}
+
+    def values(source: Tensor, target: Tensor) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = model.token_values({"source": source, "target": target})
+        return found
+
+    at_once = _rows_at_once(source, target, 0)
+    none = values(source[:0], target[:0])
+    found: dict[str, Tensor] = _map_rows(values, (source, target), at_once, none)
+    return found
+
+
 def _rows_at_once(source: Tensor, target: Tensor, vocabulary_size: int) -> Tensor:
     """Returns how many rows may have their logits and attention weights in memory, at least 1."""
     length = tf.cast(tf.shape(target)[1], tf.int64)
@@ -95,23 +113,27 @@ def _rows_at_once(source: Tensor, target: Tensor, vocabulary_size: int) -> Tenso
 
 
 def _map_rows(
-    function: Callable[..., Tensor], columns: Sequence[Tensor], at_once: Tensor, none: Tensor
-) -> Tensor:
+    function: Callable[..., Any], columns: Sequence[Tensor], at_once: Tensor, none: Any
+) -> Any:
     """Returns `function` of `at_once` rows of all columns [B, ...] at a time, joined.
 
-    `none` is its result for no rows.
+    `none` is its result for no rows: a tensor, or a nest of tensors.
     """
     num_rows = tf.shape(columns[0])[0]
 
-    def advance(first: Tensor, results: Tensor) -> tuple[Tensor, Tensor]:
-        some = [column[first : first + at_once] for column in columns]
-        return first + at_once, tf.concat([results, function(*some)], axis=0)
+    def advance(first: Tensor, results: Any) -> tuple[Tensor, Any]:
+        new = function(*(column[first : first + at_once] for column in columns))
+        join = tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), results, new)
+        return first + at_once, join
 
     _, results = tf.while_loop(
         lambda first, _: first < num_rows,
         advance,
         (tf.constant(0), none),
-        shape_invariants=(tf.TensorShape([]), tf.TensorShape([None] * none.shape.rank)),
+        shape_invariants=(
+            tf.TensorShape([]),
+            tf.nest.map_structure(lambda each: tf.TensorShape([None] * each.shape.rank), none),
+        ),
         parallel_iterations=1,  # by default ten chunks are in memory at once
     )
     return results

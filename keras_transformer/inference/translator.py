@@ -15,19 +15,16 @@ import tensorflow as tf
 
 from keras_transformer.client.outputs import Score, Translation
 from keras_transformer.config import BOS_ID, PAD_ID, SearchConfig
+from keras_transformer.data import Shortlist
 from keras_transformer.decoding import Tensor, TranslationModel
 from keras_transformer.errors import InputError
-from keras_transformer.inference import teacher_forcing
+from keras_transformer.inference import search_options, teacher_forcing
 from keras_transformer.inference.batch_translator import BatchTranslator
 from keras_transformer.inference.cached_projection import cache_projection, refresh
 from keras_transformer.inference.compiled_search import CompiledSearch, XlaShapes
-from keras_transformer.inference.search_options import (
-    MakeConstraints,
-    option_types,
-    read_options,
-    search_translations,
-)
+from keras_transformer.inference.shortlist_lookup import make_lookup
 from keras_transformer.search import Hypotheses
+from keras_transformer.tasks import Task
 from keras_transformer.text import Tokenizer, Vocabulary
 from keras_transformer.text.tokenizer import with_eos
 
@@ -37,16 +34,14 @@ class Translator(tf.Module):
 
     Args:
         model: see `TranslationModel`.
-        source: the source's vocabulary.
-        target: the target's vocabulary.
-        search: how to search; the paper's settings by default.
-        xla: shapes of batches for which XLA compiles the search; None for the plain graph, which
-            runs everywhere. Options of single sentences always use the plain graph.
-        constraints: of every search, beside those of `search`: makes them from source ids [B, S]
-            and the vocabularies, as `Task.constraints` does.
+        source, target: the vocabularies.
+        search: how to search; as the task does by default, or with the paper's settings.
+        xla: shapes for which XLA compiles the search, but for options of single sentences.
+        task: of the model; it may constrain searches and make answers of what they find.
+        shortlist: of the vocabularies, where the search asks for one.
 
     Raises:
-        InputError: the search has a coverage penalty, and the model no attention.
+        InputError: a coverage penalty needs attention that the model lacks; see `make_lookup`.
 
     Example:
         >>> translator = Translator(run.load_model(), *run.vocabularies())
@@ -61,15 +56,18 @@ class Translator(tf.Module):
         target: Vocabulary,
         search: SearchConfig | None = None,
         xla: XlaShapes | None = None,
-        constraints: MakeConstraints | None = None,
+        task: Task | None = None,
+        shortlist: Shortlist | None = None,
     ) -> None:
         super().__init__(name="translator")
-        self.search = search or SearchConfig()
-        self._constraints = constraints
+        self.search = search or (task.search_config() if task else SearchConfig())
+        self.task = task
         if self.search.coverage_penalty and not hasattr(model, "attention"):
             raise InputError(
                 "coverage_penalty needs a model with attention, and this one has none; leave it out"
             )
+        self._shortlist = shortlist
+        self._lookup = make_lookup(shortlist, self.search, target.size, xla is not None)
         # Of a given translation as many tokens are read as the longest that is written can have.
         self._max_target_length = self.search.max_source_length + self.search.max_extra_length
         self.source_tokenizer = Tokenizer(source)
@@ -78,7 +76,8 @@ class Translator(tf.Module):
             self.target_tokenizer = Tokenizer(target)
         # A SavedModel that tracks a Keras model loads in Python and fails in the C++ server: the
         # module tracks the variables, and reaches the model through a function, never tracked.
-        self.variables_to_save = [variable.value for variable in model.variables]
+        variables = [variable.value for variable in model.variables]
+        self.variables_to_save = [*variables, *(self._lookup.variables if self._lookup else ())]
         self._get_model = lambda: model
         self.xla = xla
         self._compiled = xla and CompiledSearch(self._search, xla, self.search.max_extra_length)
@@ -111,9 +110,9 @@ class Translator(tf.Module):
 
     def with_cached_projection(self) -> "Translator":
         """Returns a faster translator; functions of `signature` do not notice changed weights."""
-        source, target = self.source_tokenizer.vocabulary, self.target_tokenizer.vocabulary
+        parts = self.source_tokenizer.vocabulary, self.target_tokenizer.vocabulary, self.search
         model = cache_projection(self.model)
-        return Translator(model, source, target, self.search, self.xla, self._constraints)
+        return Translator(model, *parts, self.xla, self.task, self._shortlist)
 
     def signatures(self) -> dict[str, Any]:
         """Returns the functions to export by name, traced; see `signature`.
@@ -136,8 +135,8 @@ class Translator(tf.Module):
             return self._translate_text.get_concrete_function()
         if name == "attention" and not hasattr(self.model, "attention"):
             raise KeyError(name)
-        text = _columns({"text": tf.string})
-        pair = _columns({"source": tf.string, "target": tf.string})
+        types = {"source": tf.string, "target": tf.string}
+        text, pair = _columns({"text": tf.string}), _columns(types)
         ids = tf.TensorSpec([None, None], tf.int32, name="source")
         function, inputs = {
             "translate_options": (self.translate_options, text | self.option_inputs()),
@@ -148,10 +147,7 @@ class Translator(tf.Module):
         return tf.function(function, autograph=False).get_concrete_function(**inputs)
 
     def __call__(self, text: Tensor) -> dict[str, Tensor]:
-        """Returns "translations", string [B, N], best first, and "scores" [B, N] of text [B].
-
-        A blank sentence has the empty translation, with score 0.
-        """
+        """Returns "translations", string [B, N], best first, and "scores" [B, N] of text [B]."""
         if tf.executing_eagerly():
             refresh(self.model)
         return self._translate_text(text)
@@ -162,7 +158,7 @@ class Translator(tf.Module):
 
     def option_inputs(self) -> dict[str, tf.TensorSpec]:
         """Returns the inputs of `translate_options` besides the text, by name."""
-        return _columns(option_types(self.search))
+        return _columns(search_options.option_types(self.search))
 
     def translate_options(self, text: Tensor, **columns: Tensor) -> dict[str, Tensor]:
         """Translates text [B] with options [B] of `option_types`.
@@ -171,7 +167,9 @@ class Translator(tf.Module):
         separated by newlines.
         """
         text = _checked(text, columns.values(), "every option must have a value for each row")
-        return self._translate(text, read_options(columns, self.search, self.target_tokenizer))
+        return self._translate(
+            text, search_options.read_options(columns, self.search, self.target_tokenizer)
+        )
 
     def _translate(
         self, text: Tensor, options: Mapping[str, Tensor] | None = None
@@ -179,6 +177,8 @@ class Translator(tf.Module):
         tokens = self.source_tokenizer.tokenize(text, self.search.max_source_length)
         hypotheses = self._search_tokens(tokens, options)
         translations = self.target_tokenizer.detokenize(hypotheses.ids)  # [B, N]
+        if self.task is not None:
+            translations = self.task.finish(translations, text)
         is_blank = (tokens.row_lengths() == 0)[:, None]
         return {
             "translations": tf.where(is_blank, "", translations),
@@ -213,20 +213,19 @@ class Translator(tf.Module):
         self, source: Tensor, longest: int | None, options: Mapping[str, Tensor] | None = None
     ) -> Hypotheses:
         vocabularies = self.source_tokenizer.vocabulary, self.target_tokenizer.vocabulary
-        constraints = self._constraints(source, vocabularies) if self._constraints else ()
-        return search_translations(
-            self.model, source, self.search, vocabularies[1], options, longest, constraints
-        )
+        constraints = self.task.constraints(source, vocabularies) if self.task else ()
+        parts = source, self.search, vocabularies[1], options, longest, constraints, self._lookup
+        return search_options.search_translations(self.model, *parts)
 
     def _score(self, source: Tensor, target: Tensor) -> dict[str, Tensor]:
         ids = self._read_pair(source, target)
         return teacher_forcing.score(self.model, *ids, max_length=self._max_target_length + 1)
 
     def _attention(self, source: Tensor, target: Tensor) -> dict[str, Tensor]:
-        source_ids, shifted, labels = self._read_pair(source, target)
-        return {
-            "attention": teacher_forcing.attention(self.model, source_ids, shifted, labels),
-            "source_pieces": self.source_tokenizer.pieces(source_ids),
+        ids, shifted, labels = self._read_pair(source, target)
+        return teacher_forcing.token_values(self.model, ids, shifted) | {
+            "attention": teacher_forcing.attention(self.model, ids, shifted, labels),
+            "source_pieces": self.source_tokenizer.pieces(ids),
             "target_pieces": self.target_tokenizer.pieces(labels),
         }
 
@@ -235,8 +234,8 @@ class Translator(tf.Module):
         source = _checked(source, [target], "source and target must have as many rows")
         source = self.source_tokenizer.tokenize(source, self.search.max_source_length)
         labels = with_eos(self.target_tokenizer.tokenize(target, self._max_target_length))
-        bos = tf.fill([tf.shape(labels)[0], 1], BOS_ID)
-        return with_eos(source), tf.concat([bos, labels], axis=1)[:, :-1], labels
+        shifted = tf.pad(labels[:, :-1], [[0, 0], [1, 0]], constant_values=BOS_ID)
+        return with_eos(source), shifted, labels
 
 
 def _checked(first: Tensor, others: Iterable[Tensor], message: str) -> Tensor:

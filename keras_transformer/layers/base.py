@@ -22,3 +22,8 @@ class Layer(keras.layers.Layer):
         self, input_shape: tuple[int | None, ...], *other_shapes: Any
     ) -> tuple[int | None, ...]:
         return tuple(input_shape)
+
+
+def with_scores(result: Any) -> tuple[Any, ...]:
+    """Returns an attention layer's output, and its weights: None where they were not asked for."""
+    return result if isinstance(result, tuple) else (result, None)

@@ -13,9 +13,9 @@ import keras
 
 from keras_transformer.decoding import Tensor
 from keras_transformer.layers.attention import KeysValues
-from keras_transformer.layers.base import Layer
-from keras_transformer.layers.encoder import final_norm
+from keras_transformer.layers.base import with_scores
 from keras_transformer.layers.transformer_layer import TransformerLayer
+from keras_transformer.layers.transformer_stack import TransformerStack
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -34,28 +34,34 @@ class DecoderLayer(TransformerLayer):
         self_bias: Tensor | None = None,
         memory_bias: Tensor | None = None,
         training: bool | None = None,
-    ) -> Tensor:
+        return_attention_scores: bool = False,
+    ) -> Any:
         """Reads whole sequences.
 
         Args:
             x: [B, T, D].
             memory: the encoder's output [B, S, D], or its keys and values as projected by
                 `cross_attention.project_memory`.
-            self_bias: [..., T, T] bias of self-attention; a decoder gives `causal_bias(T)`.
+            self_bias: [..., T, T] bias of self-attention; a decoder gives `causal_bias(T)`, or
+                None where a window is causal by itself.
             memory_bias: [..., T, S] bias of cross-attention, such as `padding_bias(source)`.
             training: whether dropout is on.
+            return_attention_scores: whether to return the weights too.
 
         Returns:
-            [B, T, D].
+            [B, T, D]; or that, the weights of self-attention [B, H, T, T], and those of
+            cross-attention [B, H, T, S].
         """
         if not isinstance(memory, KeysValues):
             memory = self.cross_attention.project_memory(memory)
-        return self._run(
+        options = dict(training=training, return_attention_scores=return_attention_scores)
+        x, self_weights, cross_weights, _ = self._run(
             x,
-            lambda y: (self.self_attention(y, self_bias, training=training), None),
-            lambda y: (self.cross_attention(y, memory, memory_bias, training=training), None),
+            lambda y: with_scores(self.self_attention(y, self_bias, **options)),
+            lambda y: with_scores(self.cross_attention(y, memory, memory_bias, **options)),
             training,
-        )[0]
+        )
+        return (x, self_weights, cross_weights) if return_attention_scores else x
 
     def step(
         self,
@@ -65,32 +71,24 @@ class DecoderLayer(TransformerLayer):
         kv_cache: KeysValues,
         time: Tensor,
         self_bias: Tensor,
-    ) -> tuple[Tensor, KeysValues, Tensor]:
+        windows: Any = None,
+    ) -> tuple[Tensor, KeysValues, Tensor, Any]:
         """Reads the new tokens x [B * W, D] of W hypotheses; arguments as in `SelfAttention.step`.
 
+        `windows` is what a transition by convolutions remembers.
+
         Returns:
-            [B * W, D], the KV cache with the new tokens added, and the tokens' attention to the
-            memory, [B, H, W, S].
+            [B * W, D], the KV cache with the new tokens added, the tokens' attention to the
+            memory, [B, H, W, S], and the next windows.
         """
         num_hypotheses = self_bias.shape[2]
-        x, grown, weights = self._run(
+        return self._run(
             x,
             lambda y: self.self_attention.step(y, kv_cache, time, self_bias),
             lambda y: self.cross_attention.step(y, memory, memory_bias, num_hypotheses),
             False,
+            None if windows is None else lambda y: self.feed_forward.step(y, windows),
         )
-        return x, grown, weights
-
-    def attention(
-        self, x: Tensor, memory: KeysValues, self_bias: Tensor | None, memory_bias: Tensor | None
-    ) -> Tensor:
-        """Returns the attention to the memory, [B, H, T, S]; arguments as in `call`."""
-        return self._run(
-            x,
-            lambda y: (self.self_attention(y, self_bias), None),
-            lambda y: self.cross_attention.attend(y, memory, memory_bias),
-            False,
-        )[2]
 
     def _run(
         self,
@@ -98,46 +96,29 @@ class DecoderLayer(TransformerLayer):
         attend_to_self: Callable[[Tensor], tuple[Tensor, Any]],
         attend_to_memory: Callable[[Tensor], tuple[Tensor, Any]],
         training: bool | None,
-    ) -> tuple[Tensor, Any, Any]:
-        """Returns the new x, the KV cache of self-attention and the weights of cross-attention."""
-        y, grown = attend_to_self(self.self_attention_residual.enter(x))
+        transform: Callable[[Tensor], tuple[Tensor, Any]] | None = None,
+    ) -> tuple[Tensor, Any, Any, Any]:
+        """Returns the new x, and what each sub-layer gives beside its output."""
+        y, of_self = attend_to_self(self.self_attention_residual.enter(x))
         x = self.self_attention_residual(x, y, training=training)
-        y, weights = attend_to_memory(self.cross_attention_residual.enter(x))
+        y, of_memory = attend_to_memory(self.cross_attention_residual.enter(x))
         x = self.cross_attention_residual(x, y, training=training)
-        y = self.feed_forward(self.feed_forward_residual.enter(x), training=training)
-        return self.feed_forward_residual(x, y, training=training), grown, weights
+        y, windows = self.feed_forward_residual.enter(x), None
+        if transform is None:
+            y = self.feed_forward(y, training=training)
+        else:
+            y, windows = transform(y)
+        return self.feed_forward_residual(x, y, training=training), of_self, of_memory, windows
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class Decoder(Layer):
-    """A stack of `DecoderLayer`s, with a last norm where norms stand before the sub-layers.
+class Decoder(TransformerStack):
+    """A stack of `DecoderLayer`s.
 
-    Args:
-        num_layers: N.
-        **layer_options: see `DecoderLayer`.
+    Args: see `TransformerStack`.
     """
 
-    def __init__(
-        self,
-        *,
-        num_layers: int,
-        name: str | None = None,
-        dtype: Any = None,
-        trainable: bool = True,
-        **layer_options: Any,
-    ) -> None:
-        super().__init__(name=name, dtype=dtype, trainable=trainable)
-        self.layers = [
-            DecoderLayer(**layer_options, name=f"layer_{index}", dtype=self.dtype_policy)
-            for index in range(num_layers)
-        ]
-        self.final_norm = final_norm(layer_options, self.dtype_policy)
-
-    def build(self, input_shape: tuple[int | None, ...], *other_shapes: Any) -> None:
-        for layer in self.layers:
-            layer.build(input_shape)
-        if self.final_norm is not None:
-            self.final_norm.build(input_shape)
+    layer_class = DecoderLayer
 
     def project_memory(self, memory: Tensor) -> list[KeysValues]:
         """Returns each layer's keys and values of the encoder's output [B, S, D]."""
@@ -152,16 +133,24 @@ class Decoder(Layer):
         self_bias: Tensor | None = None,
         memory_bias: Tensor | None = None,
         training: bool | None = None,
-    ) -> Tensor:
+        return_attention_scores: bool = False,
+    ) -> Any:
         """Returns [B, T, D] for x [B, T, D]; see `DecoderLayer.call`.
 
-        The memory is the encoder's output [B, S, D], or what `project_memory` made of it.
+        The memory is the encoder's output [B, S, D], or what `project_memory` made of it. With
+        `return_attention_scores` two lists of weights are returned too: each layer's of
+        self-attention [B, H, T, T] and of cross-attention [B, H, T, S].
         """
         if not isinstance(memory, list | tuple):
             memory = self.project_memory(memory)
+        self_scores, cross_scores = [], []
+        options = dict(training=training, return_attention_scores=return_attention_scores)
         for layer, layer_memory in zip(self.layers, memory, strict=True):
-            x = layer(x, layer_memory, self_bias, memory_bias, training=training)
-        return x if self.final_norm is None else self.final_norm(x)
+            x, *scores = with_scores(layer(x, layer_memory, self_bias, memory_bias, **options))
+            self_scores.append(scores[0])
+            cross_scores.append(scores[-1])
+        x = x if self.final_norm is None else self.final_norm(x)
+        return (x, self_scores, cross_scores) if return_attention_scores else x
 
     def step(
         self,
@@ -177,23 +166,11 @@ class Decoder(Layer):
         """
         grown = []
         for layer, layer_memory, layer_cache in zip(self.layers, memory, kv_cache, strict=True):
-            x, new, weights = layer.step(x, layer_memory, memory_bias, layer_cache, time, self_bias)
+            x, new, weights, _ = layer.step(
+                x, layer_memory, memory_bias, layer_cache, time, self_bias
+            )
             grown.append(new)
         return (x if self.final_norm is None else self.final_norm(x)), grown, weights
-
-    def attention(
-        self,
-        x: Tensor,
-        memory: list[KeysValues],
-        self_bias: Tensor | None,
-        memory_bias: Tensor | None,
-    ) -> Tensor:
-        """Returns the last layer's attention to the memory [B, H, T, S]; arguments as in `call`."""
-        *earlier, last = zip(self.layers, memory, strict=True)
-        for layer, layer_memory in earlier:
-            x = layer(x, layer_memory, self_bias, memory_bias)
-        layer, layer_memory = last
-        return layer.attention(x, layer_memory, self_bias, memory_bias)
 
     def empty_kv_cache(self, batch: int | Tensor, num_slots: int = 0) -> list[KeysValues]:
         """Returns each layer's KV cache before the first token, see `SelfAttention`."""

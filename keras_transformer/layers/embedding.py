@@ -19,12 +19,16 @@ class TokenEmbedding(Layer):
     Args:
         vocabulary_size: number of tokens, V.
         model_dim: width of a vector, D.
+        scale: whether vectors are multiplied by sqrt(D).
     """
 
-    def __init__(self, vocabulary_size: int, model_dim: int, **kwargs: Any) -> None:
+    def __init__(
+        self, vocabulary_size: int, model_dim: int, scale: bool = True, **kwargs: Any
+    ) -> None:
         super().__init__(autocast=False, **kwargs)  # ids are no floats to be rounded
         self.vocabulary_size = vocabulary_size
         self.model_dim = model_dim
+        self.scale = scale
 
     def build(self, input_shape: Any = None) -> None:
         # Entries of variance 1/D: scaled by sqrt(D) they have variance 1 beside the sinusoids,
@@ -36,10 +40,11 @@ class TokenEmbedding(Layer):
         )
 
     def call(self, ids: Tensor) -> Tensor:
-        """Returns the vectors [..., D] of ids [...], multiplied by sqrt(D) (3.4)."""
+        """Returns the vectors [..., D] of ids [...], with `scale` multiplied by sqrt(D) (3.4)."""
         # Under a strategy Keras builds the model's metrics with ids turned into floats.
         vectors = ops.take(self.table, ops.cast(ids, "int32"), axis=0)
-        return ops.cast(vectors, self.compute_dtype) * self.model_dim**0.5
+        vectors = ops.cast(vectors, self.compute_dtype)
+        return vectors * self.model_dim**0.5 if self.scale else vectors
 
     def project(self, x: Tensor) -> Tensor:
         """Returns logits [..., V]: vectors x [..., D] times the transposed matrix."""

@@ -8,9 +8,9 @@ from typing import Any
 import keras
 
 from keras_transformer.decoding import Tensor
-from keras_transformer.layers.base import Layer
-from keras_transformer.layers.normalization import LayerNormalization
+from keras_transformer.layers.base import with_scores
 from keras_transformer.layers.transformer_layer import TransformerLayer
+from keras_transformer.layers.transformer_stack import TransformerStack
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -20,58 +20,54 @@ class EncoderLayer(TransformerLayer):
     Args: see `TransformerLayer`.
     """
 
-    def call(self, x: Tensor, bias: Tensor | None = None, training: bool | None = None) -> Tensor:
-        """Returns [B, S, D] for x [B, S, D]; the bias hides padding."""
+    def call(
+        self,
+        x: Tensor,
+        bias: Tensor | None = None,
+        training: bool | None = None,
+        return_attention_scores: bool = False,
+        is_real: Tensor | None = None,
+    ) -> Any:
+        """Returns [B, S, D] for x [B, S, D]; the bias hides padding.
+
+        With `return_attention_scores` the weights [B, H, S, S] are returned too. The mask `is_real`
+        [B, S] hides padding from a transition by convolutions.
+        """
         y = self.self_attention_residual.enter(x)
-        y = self.self_attention(y, bias, training=training)
+        options = dict(training=training, return_attention_scores=return_attention_scores)
+        y, weights = with_scores(self.self_attention(y, bias, **options))
         x = self.self_attention_residual(x, y, training=training)
         y = self.feed_forward_residual.enter(x)
-        y = self.feed_forward(y, training=training)
-        return self.feed_forward_residual(x, y, training=training)
+        mask = {} if is_real is None else {"is_real": is_real}
+        y = self.feed_forward(y, training=training, **mask)
+        x = self.feed_forward_residual(x, y, training=training)
+        return (x, weights) if return_attention_scores else x
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class Encoder(Layer):
-    """A stack of `EncoderLayer`s, with a last norm where norms stand before the sub-layers.
+class Encoder(TransformerStack):
+    """A stack of `EncoderLayer`s.
 
-    Args:
-        num_layers: N.
-        **layer_options: see `EncoderLayer`.
+    Args: see `TransformerStack`.
     """
 
-    def __init__(
+    layer_class = EncoderLayer
+
+    def call(
         self,
-        *,
-        num_layers: int,
-        name: str | None = None,
-        dtype: Any = None,
-        trainable: bool = True,
-        **layer_options: Any,
-    ) -> None:
-        super().__init__(name=name, dtype=dtype, trainable=trainable)
-        self.layers = [
-            EncoderLayer(**layer_options, name=f"layer_{index}", dtype=self.dtype_policy)
-            for index in range(num_layers)
-        ]
-        self.final_norm = final_norm(layer_options, self.dtype_policy)
+        x: Tensor,
+        bias: Tensor | None = None,
+        training: bool | None = None,
+        return_attention_scores: bool = False,
+    ) -> Any:
+        """Returns the memory [B, S, D] that a decoder attends to.
 
-    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        With `return_attention_scores` each layer's weights [B, H, S, S] are returned too.
+        """
+        scores = []
+        options = dict(training=training, return_attention_scores=return_attention_scores)
         for layer in self.layers:
-            layer.build(input_shape)
-        if self.final_norm is not None:
-            self.final_norm.build(input_shape)
-
-    def call(self, x: Tensor, bias: Tensor | None = None, training: bool | None = None) -> Tensor:
-        """Returns the memory [B, S, D] that a decoder attends to."""
-        for layer in self.layers:
-            x = layer(x, bias, training=training)
-        return x if self.final_norm is None else self.final_norm(x)
-
-
-def final_norm(layer_options: dict[str, Any], dtype: Any) -> LayerNormalization | None:
-    """Returns the norm that ends a pre-norm stack, or None for a post-norm one."""
-    if layer_options.get("norm_position", "post") == "post":
-        return None
-    epsilon = layer_options.get("norm_epsilon", 1e-6)
-    form = layer_options.get("norm_form", "variance")
-    return LayerNormalization(epsilon, form, name="final_norm", dtype=dtype)
+            x, weights = with_scores(layer(x, bias, **options))
+            scores.append(weights)
+        x = x if self.final_norm is None else self.final_norm(x)
+        return (x, scores) if return_attention_scores else x

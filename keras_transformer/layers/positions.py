@@ -4,7 +4,7 @@ Shapes: T positions, D model dimension.
 """
 
 import math
-from typing import Any, Literal
+from typing import Any
 
 import keras
 from keras import ops
@@ -22,17 +22,18 @@ def sinusoids(positions: Tensor, model_dim: int, layout: str = "sinusoidal") -> 
         PE(pos, 2i+1) = cos(pos / 10000^(2i / D))
     "concatenated" is what tensor2tensor, OpenNMT and fairseq compute: all D/2 sines, then all
     cosines, with wavelengths in a geometric progression from 2 pi to exactly 10000 * 2 pi.
+    "halves" are the rates of "sinusoidal" in that order, as in Hugging Face's MarianMTModel.
 
     Raises:
         InputError: there is no such layout.
     """
-    check_choice("layout", layout, ("sinusoidal", "concatenated"))
+    check_choice("layout", layout, ("sinusoidal", "concatenated", "halves"))
     num_rates = model_dim // 2
-    steps = num_rates if layout == "sinusoidal" else max(num_rates - 1, 1)
+    steps = max(num_rates - 1, 1) if layout == "concatenated" else num_rates
     rates = ops.exp(ops.arange(num_rates, dtype="float32") * (-math.log(10000.0) / steps))
     angles = ops.cast(positions, "float32")[..., None] * rates  # [..., D/2]
     sines, cosines = ops.sin(angles), ops.cos(angles)
-    if layout == "concatenated":
+    if layout != "sinusoidal":
         return ops.concatenate([sines, cosines], axis=-1)
     pairs = ops.stack([sines, cosines], axis=-1)  # [..., D/2, 2]
     return ops.reshape(pairs, (*ops.shape(positions), model_dim))
@@ -44,7 +45,7 @@ class PositionalEncoding(Layer):
 
     Args:
         model_dim: width of the encoding, D.
-        kind: "sinusoidal", "concatenated" (see `sinusoids`) or "learned" (Table 3 row E).
+        kind: "sinusoidal", "concatenated", "halves" (see `sinusoids`) or "learned" (Table 3 row E).
         first_position: position of the first token.
         max_positions: rows of the table of learned positions; later positions share the last.
     """
@@ -52,13 +53,13 @@ class PositionalEncoding(Layer):
     def __init__(
         self,
         model_dim: int,
-        kind: Literal["sinusoidal", "concatenated", "learned"] = "sinusoidal",
+        kind: str = "sinusoidal",
         first_position: int = 0,
         max_positions: int = 1024,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        check_choice("kind", kind, ("sinusoidal", "concatenated", "learned"))
+        check_choice("kind", kind, ("sinusoidal", "concatenated", "halves", "learned"))
         self.model_dim = model_dim
         self.kind = kind
         self.first_position = first_position
@@ -82,3 +83,33 @@ class PositionalEncoding(Layer):
 
     def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
         return (*input_shape, self.model_dim)
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class RandomOffset(Layer):
+    """Draws the position that each sentence's first token gets while a model is trained.
+
+    A model that has met many offsets also knows positions beyond the ends of its sentences
+    (tensor2tensor's `position_start_index="random"`).
+
+    Args:
+        max_offset: the largest; all up to it are as likely.
+        seed: of the random numbers.
+    """
+
+    def __init__(self, max_offset: int, seed: int | None = None, **kwargs: Any) -> None:
+        super().__init__(autocast=False, **kwargs)
+        self.max_offset = max_offset
+        self.seed = seed
+        self.seed_generator = keras.random.SeedGenerator(seed)
+
+    def call(self, ids: Tensor, training: bool | None = None) -> Tensor:
+        """Returns offsets int32 [B, 1] for ids [B, T]; 0 unless training."""
+        first = ops.zeros_like(ids[:, :1], dtype="int32")
+        if not training:
+            return first
+        shape = ops.shape(first)
+        return keras.random.randint(shape, 0, self.max_offset + 1, seed=self.seed_generator)
+
+    def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
+        return (input_shape[0], 1)

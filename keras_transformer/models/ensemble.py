@@ -70,6 +70,7 @@ class Ensemble:
         keep_coverage = all(state.coverage is not None for state in states)
         return DecodingState(
             shared=tuple(state.shared for state in states),
+            projection=tuple(state.projection for state in states),
             context=tuple(state.context for state in states),
             recurrent_state=tuple(state.recurrent_state for state in states),
             kv_cache=tuple(state.kv_cache for state in states),
@@ -83,7 +84,7 @@ class Ensemble:
             The logarithms of the mean probabilities [B, W, V], and the next state.
         """
         logits, states = [], []
-        names = ("shared", "context", "recurrent_state", "kv_cache")
+        names = ("shared", "projection", "context", "recurrent_state", "kv_cache")
         for index, model in enumerate(self.models):
             one = state._replace(**{name: getattr(state, name)[index] for name in names})
             its_logits, next_one = model.step(ids, one)
@@ -97,6 +98,8 @@ class Ensemble:
             recurrent_state=tuple(each.recurrent_state for each in states),
             kv_cache=tuple(each.kv_cache for each in states),
             coverage=coverage,
+            # Without a search, of the first model that counts.
+            time=next((each.time for each in states if each.time is not state.time), None),
         )
 
     def _mean_attention(self, inputs: dict[str, Tensor]) -> Tensor:

@@ -4,7 +4,7 @@ Shapes: B batch, S source length, T target length, D model dimension, V target v
 """
 
 import abc
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -15,6 +15,7 @@ from keras_transformer.config import ModelConfig
 from keras_transformer.decoding import DecodingState, Tensor
 from keras_transformer.errors import InputError
 from keras_transformer.layers import Dropout, TokenEmbedding
+from keras_transformer.layers.masks import padding_mask
 from keras_transformer.models.saved_quantization import quantization_configs, restore_quantization
 from keras_transformer.models.train_step import TokenWeightedModel
 
@@ -27,8 +28,10 @@ class Seq2SeqModel(TokenWeightedModel, abc.ABC):
     sizes are known from the configuration, so the weights exist from the start: `summary`,
     `load_weights` and strategies need no first batch.
 
-    One whose decoder attends to the source also defines `attention`, as `Transformer` does, and
-    then keeps `DecodingState.coverage` where `encode` is asked to.
+    One that has attention also defines `attention_weights`; one whose decoder attends to the source
+    defines `attention` besides, as `Transformer` does, and then keeps `DecodingState.coverage`
+    where `encode` is asked to. One that has more to say of each token defines `token_values`, as
+    `UniversalTransformer` does; the signature `attention` answers with them too.
 
     Args:
         config: the hyperparameters.
@@ -44,19 +47,15 @@ class Seq2SeqModel(TokenWeightedModel, abc.ABC):
     def __init__(self, config: ModelConfig, **kwargs: Any) -> None:
         super().__init__(autocast=False, **kwargs)  # token ids are not to be rounded
         self.config = config
-        self.source_embedding = TokenEmbedding(
-            config.vocabulary_size,
-            config.model_dim,
-            name="source_embedding",
-            dtype=self.dtype_policy,
+        embedding = dict(
+            model_dim=config.model_dim, scale=config.scale_embeddings, dtype=self.dtype_policy
         )
-        self.target_embedding = self.source_embedding
+        self.source_embedding = self.target_embedding = TokenEmbedding(
+            config.vocabulary_size, **embedding, name="source_embedding"
+        )
         if config.share_embeddings != "all":
             self.target_embedding = TokenEmbedding(
-                config.target_size,
-                config.model_dim,
-                name="target_embedding",
-                dtype=self.dtype_policy,
+                config.target_size, **embedding, name="target_embedding"
             )
         rate = config.dropout if config.embedding_dropout is None else config.embedding_dropout
         self.source_dropout = Dropout(rate, name="source_dropout", dtype=self.dtype_policy)
@@ -132,7 +131,8 @@ class Seq2SeqModel(TokenWeightedModel, abc.ABC):
         does not count, what a causal mask hides does.
 
         Args:
-            source_length: tokens with EOS; a number or a NumPy array of floats.
+            source_length: tokens with EOS; a number, NumPy array or tensor, in float64 where exact
+                (arithmetic and `keras.ops` alone count).
             target_length: the same of the target.
 
         Returns:
@@ -140,32 +140,63 @@ class Seq2SeqModel(TokenWeightedModel, abc.ABC):
         """
         return 2 * target_length * self.config.model_dim * self.config.target_size
 
-    def logits(self, x: Tensor, projection: Tensor | None = None) -> Tensor:
+    def attention_weights(self, inputs: dict[str, Tensor]) -> dict[str, list[Tensor]]:
+        """Returns the weights of each layer as its attention computes them; see `attentions`."""
+        return {}
+
+    def attentions(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Returns the attention of all layers and heads.
+
+        Args:
+            inputs: as in `call`.
+
+        Returns:
+            float32 "encoder" [L, B, H, S, S], "decoder" [L, B, H, T, T] and "cross"
+            [L, B, H, T, S], of which an architecture may lack some. A row is a distribution over
+            the tokens that one token reads; the rows and columns of padding are 0.
+        """
+        source = padding_mask(self.visible_source(inputs["source"]))
+        target = padding_mask(inputs["target"])
+        ends = {"encoder": (source, source), "decoder": (target, target), "cross": (target, source)}
+        weights = {}
+        for name, layers in self.attention_weights(inputs).items():
+            queries, keys = ends[name]
+            is_real = queries[:, None, :, None] & keys[:, None, None, :]  # [B, 1, T, S]
+            weights[name] = ops.where(is_real, ops.cast(ops.stack(layers), "float32"), 0.0)
+        return weights
+
+    def visible_source(self, source: Tensor) -> Tensor:
+        """Returns the source ids [B, S] with PAD in place of what the encoder does not read."""
+        return source
+
+    def logits(self, x: Tensor, projection: Sequence[Tensor] = ()) -> Tensor:
         """Returns the logits [..., V] of the decoder's outputs x [..., D].
 
         Args:
             x: the outputs.
-            projection: `output_projection()`, where a caller has it already.
+            projection: `output_projection()`, where a caller has it, or columns of it.
         """
-        if projection is not None:
-            logits = ops.matmul(x, projection)
-        elif self.projection is not None:
-            logits = self.projection(x)
-        else:
-            logits = self.target_embedding.project(x)
-        if self.output_bias is None:
-            return logits
-        return logits + ops.cast(self.output_bias, logits.dtype)
+        if projection:
+            matrix, *biases = projection
+            logits = ops.matmul(x, matrix)
+            return logits + biases[0] if biases else logits
+        logits = (self.projection or self.target_embedding.project)(x)
+        bias = self.output_bias
+        return logits if bias is None else logits + ops.cast(bias, logits.dtype)
 
-    def output_projection(self) -> Tensor:
-        """Returns the matrix [D, V] that makes logits, for `DecodingState.shared`.
+    def output_projection(self) -> tuple[Tensor, ...]:
+        """Returns the matrix [D, V] that makes logits, and their bias [V] where there is one.
 
         Laid out once for all steps: a product with a matrix that is transposed each time takes up
         to twice as long.
         """
         if self.projection is None:
-            return self.target_embedding.projection()
-        return ops.cast(self.projection.kernel, self.compute_dtype)
+            matrix = self.target_embedding.projection()
+        else:
+            matrix = ops.cast(self.projection.kernel, self.compute_dtype)
+        if self.output_bias is None:
+            return (matrix,)
+        return matrix, ops.cast(self.output_bias, self.compute_dtype)
 
     def embedding_tables(self) -> list[keras.Variable]:
         """Returns the matrices whose rows are looked up by index; others multiply vectors.

@@ -9,6 +9,7 @@ from keras import ops, tree
 
 from keras_transformer.config import PAD_ID
 from keras_transformer.decoding import Tensor
+from keras_transformer.objectives import OF_TRAINING_ONLY
 
 
 class TensorFlowModel(keras.Model):
@@ -79,7 +80,8 @@ class TensorFlowModel(keras.Model):
     def test_step(self, data: Any) -> dict[str, Tensor]:
         """Evaluates one replica's rows of a batch."""
         _loss_and_metrics(self, data, training=False)
-        return _metrics_of_all_replicas(self)
+        metrics = _metrics_of_all_replicas(self)
+        return {name: metrics[name] for name in metrics if not name.startswith(OF_TRAINING_ONLY)}
 
 
 def _accumulate(model: TensorFlowModel, data: Any, tokens: Tensor) -> list[Tensor]:
@@ -211,5 +213,11 @@ def _sum_over_replicas(values: Any) -> Any:
         return values
     context = tf.distribute.get_replica_context()
     # Several workers reduce what stands on a device, which not each tensor does from the start.
-    values = tree.map_structure(tf.identity, values)
-    return context.all_reduce(tf.distribute.ReduceOp.SUM, values)
+    flat = [tf.identity(value) for value in tree.flatten(values)]
+    # They also pack all that is given together into one tensor.
+    for dtype in dict.fromkeys(value.dtype for value in flat):
+        places = [place for place, value in enumerate(flat) if value.dtype == dtype]
+        sums = context.all_reduce(tf.distribute.ReduceOp.SUM, [flat[place] for place in places])
+        for place, total in zip(places, sums, strict=True):
+            flat[place] = total
+    return tree.pack_sequence_as(values, flat)

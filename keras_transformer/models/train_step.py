@@ -29,6 +29,8 @@ class TokenWeightedModel(_Model):
     An update whose gradient is not finite is left out: `bad_steps` counts those since `compile`,
     `bad_steps_in_a_row` those since the last good one; both are int32 variables.
 
+    `flops_metric`, a metric where it is set, gets the ids of each batch, source and labels.
+
     Under JAX and PyTorch Keras's own step trains on one device. A loss that averages over the real
     tokens, such as `SmoothedCrossEntropy`, gives the same update; but the loss shown over several
     batches weights them by rows, and only float16's loss scaling leaves updates out.
@@ -37,6 +39,7 @@ class TokenWeightedModel(_Model):
     accumulation_steps = 1
     clip_norm: float | None = None
     uses_xla = False
+    flops_metric: Any = None
     _jit_compile_asked: bool | Literal["auto"] = "auto"
 
     def compile(
@@ -89,6 +92,12 @@ class TokenWeightedModel(_Model):
         self.accumulation_steps = accumulation_steps
         self.clip_norm = clip_norm
         self._jit_compile_asked = asked
+
+    def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        """Updates the metrics as `keras.Model.compute_metrics` does, and `flops_metric`."""
+        if self.flops_metric is not None:
+            self.flops_metric.update_state(x["source"], y)
+        return super().compute_metrics(x, y, y_pred, sample_weight)
 
     def get_compile_config(self) -> dict[str, Any] | None:
         """Returns what `compile` was given, for a file of the model."""

@@ -1,7 +1,7 @@
 """The Transformer as an ordinary Keras model (Vaswani et al. 2017, section 3).
 
-`call` trains it, `encode` and `step` decode with it, `attention` shows what it looked at; all run
-the same layers.
+`call` trains it, `encode` and `step` decode with it, `attention` and `attentions` show what it
+looked at; all run the same layers.
 
 Shapes: B batch, S source length, T target length, W hypotheses a sentence, D model dimension,
 V target vocabulary.
@@ -12,13 +12,27 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_transformer.config import PAD_ID, TransformerConfig
+from keras_transformer.config import EOS_ID, PAD_ID, TransformerConfig
 from keras_transformer.decoding import DecodingState, Tensor
-from keras_transformer.layers import Decoder, Encoder, PositionalEncoding
-from keras_transformer.layers.attention import KeysValues
-from keras_transformer.layers.masks import ancestor_bias, causal_bias, padding_bias
+from keras_transformer.layers import Decoder, Encoder, LayerNormalization
+from keras_transformer.layers.base import with_scores
+from keras_transformer.layers.masks import (
+    ancestor_bias,
+    ancestors_of,
+    causal_bias,
+    padding_bias,
+)
+from keras_transformer.layers.windowed_attention import visible_ancestors
 from keras_transformer.models.registry import register_architecture
 from keras_transformer.models.seq2seq import Seq2SeqModel
+from keras_transformer.models.transformer_parts import (
+    draw_offset,
+    layer_flops,
+    layer_options,
+    make_position_offset,
+    make_positions,
+    start_coverage,
+)
 
 
 @register_architecture(TransformerConfig)
@@ -39,29 +53,44 @@ class Transformer(Seq2SeqModel):
 
     def __init__(self, config: TransformerConfig, **kwargs: Any) -> None:
         super().__init__(config, **kwargs)
-        self.positions = PositionalEncoding(
-            config.model_dim,
-            config.positions,
-            config.first_position,
-            config.max_positions,
-            name="positions",
-            dtype=self.dtype_policy,
+        self.positions = make_positions(config, self.dtype_policy)
+        self.position_offset = make_position_offset(config)
+        self.source_norm = self.target_norm = None
+        if config.embedding_norm:
+            self.source_norm, self.target_norm = (
+                LayerNormalization(
+                    config.norm_epsilon, config.norm_form, name=name, dtype=self.dtype_policy
+                )
+                for name in ("source_norm", "target_norm")
+            )
+        options = layer_options(config) | {"dtype": self.dtype_policy}
+        self.encoder = Encoder(
+            num_layers=config.num_layers,
+            attention_window=config.encoder_attention_window,
+            **options,
+            name="encoder",
         )
-        options = _layer_options(config) | {"dtype": self.dtype_policy}
-        self.encoder = Encoder(**options, name="encoder")
-        self.decoder = Decoder(**options, name="decoder")
+        self.decoder = Decoder(
+            num_layers=config.decoder_layers or config.num_layers,
+            attention_window=config.decoder_attention_window,
+            **options,
+            name="decoder",
+        )
         self.build()
 
     def build(self, input_shape: Any = None) -> None:
         super().build(input_shape)
         hidden = (None, None, self.config.model_dim)
-        self.positions.build()
+        if self.positions is not None:
+            self.positions.build()
+        for norm in (self.source_norm, self.target_norm):
+            if norm is not None:
+                norm.build(hidden)
         self.encoder.build(hidden)
         self.decoder.build(hidden)
 
     def call(self, inputs: dict[str, Tensor], training: bool | None = None) -> Tensor:
-        x, memory, bias, memory_bias = self._decoder_inputs(inputs, training)
-        return self.logits(self.decoder(x, memory, bias, memory_bias, training=training))
+        return self.logits(self._run(inputs, training)[0])
 
     def attention(self, inputs: dict[str, Tensor], head: int | None = None) -> Tensor:
         """Returns the attention that the target's tokens pay to the source's in the last layer.
@@ -73,9 +102,11 @@ class Transformer(Seq2SeqModel):
         Returns:
             float32 [B, T, S]; each row is a distribution over the real source tokens.
         """
-        x, memory, bias, memory_bias = self._decoder_inputs(inputs, training=False)
-        weights = ops.cast(self.decoder.attention(x, memory, bias, memory_bias), "float32")
+        weights = ops.cast(self.attention_weights(inputs)["cross"][-1], "float32")
         return ops.mean(weights, axis=1) if head is None else weights[:, head]
+
+    def attention_weights(self, inputs: dict[str, Tensor]) -> dict[str, list[Tensor]]:
+        return self._run(inputs, training=False, scores=True)[1]
 
     def encode(
         self,
@@ -85,105 +116,102 @@ class Transformer(Seq2SeqModel):
         capacity: int | None = None,
         coverage: bool = False,
     ) -> DecodingState:
+        source = self.visible_source(source)
         bias = padding_bias(source)
-        batch, length = ops.shape(source)
-        memory = self.decoder.project_memory(self._encode(source, bias, training=False))
+        batch = ops.shape(source)[0]
+        memory = self.decoder.project_memory(self._encode(source, bias, 0, training=False)[0])
         # Not the bias: TensorFlow's oneDNN remapper, fusing the sum of a product and a tensor
         # that comes from outside of a loop, takes the wrong output of that tensor's Switch, and
         # the whole search then gives empty tensors. A bias made within the loop is safe.
-        covered = None
-        if coverage:
-            padding = ops.cast(ops.equal(source, PAD_ID), "float32")[:, None]
-            covered = ops.broadcast_to(padding, (batch, num_hypotheses, length))
         return DecodingState(
-            shared=self.output_projection(),
+            projection=self.output_projection(),
             context={"memory": memory, "source": source},
             kv_cache=self.decoder.empty_kv_cache(batch, (capacity or 0) * num_hypotheses),
-            coverage=covered,
+            coverage=start_coverage(source, num_hypotheses) if coverage else None,
         )
 
     def step(self, ids: Tensor, state: DecodingState) -> tuple[Tensor, DecodingState]:
         num_hypotheses = ids.shape[1]
-        time, ancestors = state.time, state.ancestors
-        if ancestors is None:
-            num_slots = ops.shape(state.kv_cache[0].keys)[2]
-            time = num_slots // num_hypotheses  # a number where shapes are static, as under JAX
-            indices = ops.arange(num_hypotheses, dtype="int32")[:, None]
-            ancestors = ops.broadcast_to(indices, (ops.shape(ids)[0], num_hypotheses, time + 1))
+        time, ancestors = ancestors_of(ids, state)
         # Rows [B * W, D]: products of two matrices are quicker than those of larger tensors.
-        x = self.target_embedding(ops.reshape(ids, (-1,))) + self.positions(
-            ops.convert_to_tensor(time, "int32")
-        )
+        time = ops.convert_to_tensor(time, "int32")
+        x = self._embed("target", ops.reshape(ids, (-1,)), time)
+        of_window = (state.kv_cache[0], time, self.config.decoder_attention_window)
         x, kv_cache, attention = self.decoder.step(
             x,
             state.context["memory"],
             padding_bias(state.context["source"]),
             state.kv_cache,
             time,
-            ancestor_bias(ancestors, num_hypotheses),
+            ancestor_bias(visible_ancestors(ancestors, *of_window), num_hypotheses),
         )
         coverage = state.coverage
         if coverage is not None:
             coverage = coverage + ops.mean(ops.cast(attention, "float32"), axis=1)
-        logits = self.logits(x, state.shared)
-        logits = ops.reshape(logits, (-1, num_hypotheses, logits.shape[-1]))
-        return logits, state._replace(kv_cache=kv_cache, coverage=coverage)
+        logits = self.logits(x, state.projection)
+        logits = ops.reshape(logits, (-1, num_hypotheses, ops.shape(logits)[-1]))
+        return logits, state._replace(kv_cache=kv_cache, coverage=coverage, time=time + 1)
+
+    def visible_source(self, source: Tensor) -> Tensor:
+        return source if self.config.source_eos else ops.where(source == EOS_ID, PAD_ID, source)
 
     def count_flops(self, source_length: Any, target_length: Any) -> Any:
         """Returns the operations of a forward pass, see `Seq2SeqModel.count_flops`.
 
-        N layers, H heads, keys K and values U wide. A source token is multiplied by the weights
-        of self-attention and feed-forward and those of the memory's keys and values,
-        N (H (2K + 2U) D + 2 F D) + N H (K + U) D; a target token by as many, query and output of
-        the cross-attention in place of keys and values. Each pair of a query and a key adds
-        N H (K + U), for scores and weighted sums.
+        Those of `layer_flops` in each layer; each layer of the decoder projects the memory.
         """
         config = self.config
-        head_dim = config.model_dim // config.num_heads
-        widths = (config.key_dim or head_dim) + (config.value_dim or head_dim)
-        widths *= config.num_heads  # H (K + U)
-        weights = (3 * widths + 2 * config.feed_forward_dim) * config.model_dim
-        tokens = source_length + target_length
-        pairs = source_length**2 + target_length**2 + source_length * target_length
-        layers = 2 * config.num_layers * (tokens * weights + pairs * widths)
+        windows = config.encoder_attention_window, config.decoder_attention_window
+        encoder, decoder, memory = layer_flops(config, source_length, target_length, windows)
+        decoder_layers = config.decoder_layers or config.num_layers
+        layers = config.num_layers * encoder + decoder_layers * (decoder + memory)
         return layers + super().count_flops(source_length, target_length)
 
     def embedding_tables(self) -> list[keras.Variable]:
         tables = super().embedding_tables()
-        return tables if self.positions.table is None else [*tables, self.positions.table]
+        table = getattr(self.positions, "table", None)
+        return tables if table is None else [*tables, table]
 
-    def _encode(self, source: Tensor, bias: Tensor, training: bool | None) -> Tensor:
-        x = self.source_embedding(source) + self.positions(ops.arange(ops.shape(source)[1]))
+    def _embed(self, side: str, ids: Tensor, positions: Tensor) -> Tensor:
+        x = getattr(self, f"{side}_embedding")(ids)
+        if self.positions is not None:
+            x = x + self.positions(positions)
+        return getattr(self, f"{side}_norm")(x) if self.config.embedding_norm else x
+
+    def _encode(
+        self,
+        source: Tensor,
+        bias: Tensor,
+        offset: Tensor | int,
+        training: bool | None,
+        scores: bool = False,
+    ) -> tuple[Tensor, list[Tensor] | None]:
+        """Returns the memory [B, S, D] and, if asked for, each layer's attention [B, H, S, S]."""
+        x = self._embed("source", source, ops.arange(ops.shape(source)[1]) + offset)
         x = self.source_dropout(x, training=training)
-        return self.encoder(x, bias, training=training)
+        return with_scores(self.encoder(x, bias, training=training, return_attention_scores=scores))
 
-    def _decoder_inputs(
-        self, inputs: dict[str, Tensor], training: bool | None
-    ) -> tuple[Tensor, list[KeysValues], Tensor, Tensor]:
-        """Returns the target's vectors, the memory, and the biases for both attentions."""
-        source, target = inputs["source"], inputs["target"]
+    def _run(
+        self, inputs: dict[str, Tensor], training: bool | None, scores: bool = False
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """Returns the decoder's outputs [B, T, D] and, if asked for, `attention_weights`."""
+        source, target = self.visible_source(inputs["source"]), inputs["target"]
         memory_bias = padding_bias(source)
-        memory = self.decoder.project_memory(self._encode(source, memory_bias, training))
-        x = self.target_embedding(target)
+        offset = draw_offset(self.position_offset, source, training)
+        memory, encoder_weights = self._encode(source, memory_bias, offset, training, scores)
         length = ops.shape(target)[1]
-        x = self.target_dropout(x + self.positions(ops.arange(length)), training=training)
-        # Padding follows the real tokens, so the causal bias alone hides it from them.
-        return x, memory, causal_bias(length), memory_bias
-
-
-def _layer_options(config: TransformerConfig) -> dict[str, Any]:
-    head_dim = config.model_dim // config.num_heads
-    return {
-        "num_layers": config.num_layers,
-        "num_heads": config.num_heads,
-        "key_dim": config.key_dim or head_dim,
-        "value_dim": config.value_dim or head_dim,
-        "feed_forward_dim": config.feed_forward_dim,
-        "dropout": config.dropout,
-        "attention_dropout": config.attention_dropout,
-        "feed_forward_dropout": config.feed_forward_dropout,
-        "attention_bias": config.attention_bias,
-        "norm_position": config.norm_position,
-        "norm_form": config.norm_form,
-        "norm_epsilon": config.norm_epsilon,
-    }
+        x = self._embed("target", target, ops.arange(length) + offset)
+        x = self.target_dropout(x, training=training)
+        is_windowed = self.config.decoder_attention_window is not None
+        x, *weights = with_scores(
+            self.decoder(
+                x,
+                memory,
+                # Hides padding too, which follows the real tokens; a window is causal by itself.
+                None if is_windowed else causal_bias(length),
+                memory_bias,
+                training=training,
+                return_attention_scores=scores,
+            )
+        )
+        return x, {"encoder": encoder_weights, "decoder": weights[0], "cross": weights[-1]}

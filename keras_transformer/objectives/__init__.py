@@ -1,10 +1,17 @@
 """What training minimizes and measures, and the schedule of its learning rate, in `keras.ops`."""
 
 from keras_transformer.objectives.losses import SmoothedCrossEntropy
-from keras_transformer.objectives.metrics import Padding, Perplexity, TargetTokens, TokenAccuracy
+from keras_transformer.objectives.metrics import (
+    OF_TRAINING_ONLY,
+    Padding,
+    Perplexity,
+    TargetTokens,
+    TokenAccuracy,
+)
 from keras_transformer.objectives.schedules import InverseSquareRoot
 
 __all__ = [
+    "OF_TRAINING_ONLY",
     "InverseSquareRoot",
     "Padding",
     "Perplexity",

@@ -18,6 +18,10 @@ from keras_transformer.objectives.losses import (
     spread_weights,
 )
 
+# So begin the names of metrics that a model updates in `call`, and only while it trains: evaluation
+# does not show them.
+OF_TRAINING_ONLY = "train_"
+
 
 def _real(labels: Tensor) -> Tensor:
     return ops.cast(ops.not_equal(labels, PAD_ID), "float32")

@@ -2,8 +2,10 @@
 
 from keras_transformer.errors import check_backend
 from keras_transformer.search.beam import beam_search
+from keras_transformer.search.bracket_constraint import BalancedBrackets, CopiedWords
 from keras_transformer.search.constraints import (
     Constraint,
+    ForbidUnknown,
     MinLength,
     NoRepeatNgram,
     OpenHypotheses,
@@ -19,8 +21,11 @@ from keras_transformer.search.random_numbers import sentence_seeds
 from keras_transformer.search.sampling import sample
 
 __all__ = [
+    "BalancedBrackets",
     "BannedPhrases",
     "Constraint",
+    "CopiedWords",
+    "ForbidUnknown",
     "Hypotheses",
     "MinLength",
     "NoRepeatNgram",

@@ -3,8 +3,8 @@
 Vaswani et al. 2017, section 6.1; Wu et al. 2016, section 7.
 
 Shapes: B sentences, G groups, A hypotheses ("beams") of a group, W = G * A of a sentence, K
-candidates of a beam, C of a group, N hypotheses a sentence that are returned, L their longest
-length, V vocabulary.
+continuations of a set of them, C of a group, N hypotheses a sentence that are returned, L their
+longest length, V vocabulary.
 """
 
 from collections.abc import Sequence
@@ -13,10 +13,10 @@ from typing import Any, Literal, NamedTuple
 import tensorflow as tf
 
 from keras_transformer.config import EOS_ID, PAD_ID
-from keras_transformer.decoding import DecodingState, StepFunction, Tensor
+from keras_transformer.decoding import DecodingState, StepFunction, Tensor, VocabularySubset
 from keras_transformer.errors import InputError, check_choice
-from keras_transformer.search.candidates import Candidates, best_indices, expand, keep_open, take
-from keras_transformer.search.constraints import Constraint
+from keras_transformer.search.candidates import Candidates, best_indices, keep_open, of_group, take
+from keras_transformer.search.constraints import Constraint, ProgressConstraint
 from keras_transformer.search.decode_loop import decode_loop
 from keras_transformer.search.early_stop import lacks_finished, may_improve
 from keras_transformer.search.greedy import greedy_search
@@ -31,12 +31,10 @@ from keras_transformer.search.loop_state import (
     LoopState,
     SearchSpec,
     SentenceInputs,
-    extend,
-    grow_cache,
     prepare_search,
-    read,
 )
-from keras_transformer.search.next_tokens import best_next_tokens, constrain_logits
+from keras_transformer.search.loop_steps import extend, grow_cache, read
+from keras_transformer.search.next_tokens import best_continuations, constrain_logits
 from keras_transformer.search.scoring import IMPOSSIBLE, final_scores
 
 
@@ -57,12 +55,14 @@ def beam_search(
     beam_size: int = 4,
     num_translations: int = 1,
     length_penalty: Tensor = 0.6,
+    length_penalty_form: Literal["gnmt", "power"] = "gnmt",
     coverage_penalty: Tensor = 0.0,
     beam_groups: int = 1,
     diversity_penalty: Tensor = 0.5,
     early_stop: Literal["exact", "first"] = "exact",
     constraints: Sequence[Constraint] = (),
     max_length_bound: int | None = None,
+    vocabulary: VocabularySubset | None = None,
     eos_id: int = EOS_ID,
     pad_id: int = PAD_ID,
 ) -> Hypotheses:
@@ -94,6 +94,7 @@ def beam_search(
         beam_size: hypotheses that stay open, W.
         num_translations: N, at most `beam_size`.
         length_penalty: alpha, a number or float [B].
+        length_penalty_form: "gnmt" for the quotient above, "power" for |Y| ** alpha.
         coverage_penalty: beta, a number or float [B].
         beam_groups: G, a divisor of `beam_size`.
         diversity_penalty: what a token's log-probability loses for each beam of an earlier group
@@ -106,6 +107,8 @@ def beam_search(
         max_length_bound: the most that `max_lengths` can be (larger ones are cut to it), where
             shapes must be known before the graph runs, as for XLA: it makes L =
             `max_length_bound` + 1, else L is the largest of `max_lengths` + 1.
+        vocabulary: the tokens that `step` gives logits of, and that translations are made of, EOS
+            among them; None for all. Probabilities are then over these.
         eos_id, pad_id: the tokens that complete a translation and that follow it.
 
     Raises:
@@ -118,9 +121,11 @@ def beam_search(
         bos_ids=bos_ids,
         max_lengths=max_lengths,
         length_penalty=length_penalty,
+        length_penalty_form=length_penalty_form,
         coverage_penalty=coverage_penalty,
         constraints=constraints,
         max_length_bound=max_length_bound,
+        vocabulary=vocabulary,
         eos_id=eos_id,
         pad_id=pad_id,
     )
@@ -188,14 +193,19 @@ def _advance(
     logits, loop_state = read(spec, inputs, beams.loop_state, time, capacity)
     constrained = constrain_logits(logits, time, spec, inputs, loop_state)
     size = spec.num_hypotheses // len(beams.best)
-    # Of a beam's continuations, 2A are enough, and one more for each that earlier groups may take.
-    count = 2 * size + (spec.num_hypotheses - size)
-    gains, ids = best_next_tokens(constrained, count, time, inputs, spec)
+    # A constraint may prefer any of a hypothesis's own best continuations to all of another.
+    is_guided = any(isinstance(each, ProgressConstraint) for each in spec.constraints)
+    num_sets = spec.num_hypotheses if is_guided else len(beams.best)
+    # Of a set's continuations 2A are enough, and as many more as earlier groups may take.
+    taken = spec.num_hypotheses // num_sets * (spec.num_hypotheses - size)
+    found = best_continuations(
+        constrained, beams.log_probs, num_sets, 2 * size + taken, time, inputs, spec
+    )
 
     best: list[Finished] = []
     kept: list[Candidates] = []
     for group, old in enumerate(beams.best):
-        candidates = expand(beams.log_probs, gains, ids, group * size, size)
+        candidates = of_group(found, group, len(beams.best))
         index = best_indices(candidates, 2 * size, kept, spec, inputs, loop_state)
         candidates = take(candidates, index)
         first = Candidates(*(part[:, :size] for part in candidates))
@@ -205,7 +215,7 @@ def _advance(
     if early_stop == "first":
         is_open = lacks_finished(best)
     else:
-        is_open = may_improve(time, best, kept, inputs)
+        is_open = may_improve(time, best, kept, inputs, spec.length_penalty_form)
     return _Beams(
         # Without an open hypothesis a sentence finishes no more, and so stays as it is.
         log_probs=tf.where(is_open, log_probs, IMPOSSIBLE),
@@ -229,7 +239,7 @@ def _finish(
     if coverage is not None:
         coverage = tf.gather(coverage, candidates.parents, batch_dims=1)  # [B, A, S]
     new = Finished(
-        scores=final_scores(log_probs, time + 1, coverage, inputs),
+        scores=final_scores(log_probs, time + 1, coverage, inputs, spec.length_penalty_form),
         log_probs=log_probs,
         tokens=tf.gather(loop_state.tokens, candidates.parents, batch_dims=1),
         lengths=tf.zeros_like(candidates.ids) + time + 1,

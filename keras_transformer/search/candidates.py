@@ -1,7 +1,7 @@
 """Candidates of a beam: continuations of its hypotheses, of which the next beam is chosen.
 
-Shapes: B sentences, A hypotheses of a group, K continuations of each, C = A * K candidates of a
-group.
+Shapes: B sentences, A hypotheses of a group, K continuations of a set of hypotheses, C candidates
+of a group.
 """
 
 from collections.abc import Sequence
@@ -23,23 +23,16 @@ class Candidates(NamedTuple):
     ids: Tensor  # int32 [B, C]
 
 
-def expand(log_probs: Tensor, gains: Tensor, ids: Tensor, first: int, size: int) -> Candidates:
-    """Returns all continuations of `size` hypotheses, beginning with number `first`.
+def of_group(candidates: Candidates, group: int, num_groups: int) -> Candidates:
+    """Returns the candidates [B, C] of one group from those of all sets, [B, sets, K].
 
-    Args:
-        log_probs: float32 [B, W], of the hypotheses.
-        gains: float32 [B, W, K], log-probabilities of next tokens.
-        ids: int32 [B, W, K], these tokens.
-        first, size: the hypotheses of the group.
+    A group has one set or several after one another.
     """
-    group = slice(first, first + size)
-    log_probs = log_probs[:, group, None] + gains[:, group]  # [B, A, K]
-    parents = tf.range(first, first + size)[:, None] + tf.zeros_like(ids[:, group])
-    width = gains.shape[2]
+    width = candidates.ids.shape[2]
     if width is None:  # the number of required phrases differs from batch to batch
-        width = tf.shape(gains)[2]
-    parts = (log_probs, parents, ids[:, group])
-    return Candidates(*(tf.reshape(part, [-1, size * width]) for part in parts))
+        width = tf.shape(candidates.ids)[2]
+    width *= candidates.ids.shape[1] // num_groups
+    return Candidates(*(tf.reshape(part, [-1, num_groups, width])[:, group] for part in candidates))
 
 
 def take(candidates: Candidates, index: Tensor) -> Candidates:

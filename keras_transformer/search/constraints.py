@@ -14,11 +14,12 @@ Shapes: B sentences, W hypotheses a sentence, V vocabulary, L longest result, N 
 static.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import tensorflow as tf
 
-from keras_transformer.config import PAD_ID
+from keras_transformer.config import PAD_ID, UNK_ID
 from keras_transformer.decoding import Tensor
 from keras_transformer.search.logits_processors import (
     forbid_repeated_ngrams,
@@ -57,10 +58,13 @@ class Constraint(Protocol):
             [] or [1, ...] hold for all sentences. A search drops the rows of finished sentences,
             so methods read the inputs that they are given and never these.
         takes_precedence: whether `restrict` has the last word over constraints without it.
+        reads_logits: whether `adjust`, `restrict` or `next_ids` are there, for which a search makes
+            logits of all tokens even where the model gives those of a subset: -inf of the others.
     """
 
     inputs: Any
     takes_precedence: bool = False
+    reads_logits: bool = True
 
     def initial_state(self, inputs: Any, num_hypotheses: int) -> Any:
         """Returns what the constraint remembers of empty hypotheses, nest of tensors [B, W, ...].
@@ -96,7 +100,7 @@ class Constraint(Protocol):
         return allowed
 
     def forbidden_ids(self, hypotheses: OpenHypotheses) -> Tensor | None:
-        """Returns tokens that may not come next, int32 [B, 1 or W, N]; PAD stands for none.
+        """Returns tokens that may not come next, int32 [B, W or 1, N]; PAD stands for none.
 
         For a few tokens, N being static: cheaper than `restrict`, since searches look for them
         among the most probable tokens only. Constraints that override do not lift it.
@@ -122,18 +126,45 @@ class ProgressConstraint(Constraint, Protocol):
 
 
 class MinLength(Constraint):
-    """Translations have at least so many tokens before EOS.
+    """Translations have at least so many tokens before EOS, and do not end in a space.
 
     Args:
         lengths: int32 [B]; 0 is neutral. What exceeds the maximum length has no effect there.
+        space_ids: tokens of nothing but spaces, which EOS may not follow where a length is 1 or
+            more: no text ends in one, so only a translation without any text would.
     """
 
-    def __init__(self, lengths: Tensor) -> None:
+    reads_logits = False
+
+    def __init__(self, lengths: Tensor, space_ids: Sequence[int] = ()) -> None:
         self.inputs = tf.cast(lengths, tf.int32)
+        self._space_ids = list(space_ids)
 
     def forbidden_ids(self, hypotheses: OpenHypotheses) -> Tensor:
-        is_early = hypotheses.time < hypotheses.inputs
-        return tf.where(is_early, hypotheses.eos_id, PAD_ID)[:, None, None]
+        lengths: Tensor = hypotheses.inputs[:, None, None]
+        is_early = hypotheses.time < lengths
+        if self._space_ids:
+            last = tf.gather(hypotheses.tokens, tf.maximum(hypotheses.time - 1, 0), axis=2)
+            is_space = tf.reduce_any(last[..., None] == self._space_ids, axis=2, keepdims=True)
+            is_early |= is_space & (lengths > 0)
+        return tf.where(is_early, hypotheses.eos_id, PAD_ID)
+
+
+class ForbidUnknown(Constraint):
+    """Translations have no unknown token.
+
+    Args:
+        rows: [B], anything with an entry for each sentence.
+    """
+
+    reads_logits = False
+
+    def __init__(self, rows: Tensor) -> None:
+        self.inputs = tf.fill(tf.shape(rows), UNK_ID)
+
+    def forbidden_ids(self, hypotheses: OpenHypotheses) -> Tensor:
+        unknown: Tensor = hypotheses.inputs
+        return unknown[:, None, None]
 
 
 class Prefix(Constraint):

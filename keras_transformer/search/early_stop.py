@@ -15,7 +15,11 @@ from keras_transformer.search.scoring import IMPOSSIBLE, length_penalty
 
 
 def may_improve(
-    time: Tensor, best: Sequence[Finished], kept: Sequence[Candidates], inputs: SentenceInputs
+    time: Tensor,
+    best: Sequence[Finished],
+    kept: Sequence[Candidates],
+    inputs: SentenceInputs,
+    form: str = "gnmt",
 ) -> Tensor:
     """Returns whether an open hypothesis can come to beat a finished one of its group, bool [B, 1].
 
@@ -23,8 +27,8 @@ def may_improve(
     penalty is at most that of the shortest translation to come or that of the longest, as alpha
     is negative or positive. Groups stop together, since what one chooses matters to the next.
     """
-    shortest = length_penalty(time + 2, inputs.alpha)  # a token more, and EOS
-    longest = length_penalty(inputs.max_lengths + 1, inputs.alpha)
+    shortest = length_penalty(time + 2, inputs.alpha, form)  # a token more, and EOS
+    longest = length_penalty(inputs.max_lengths + 1, inputs.alpha, form)
     bounds = tf.maximum(shortest, longest)[:, None]  # [B, 1]
     largest = tf.stack([tf.reduce_max(group.log_probs, axis=1) for group in kept], axis=1)  # [B, G]
     worst = tf.stack([group.scores[:, -1] for group in best], axis=1)

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from keras_transformer.config import EOS_ID, PAD_ID
-from keras_transformer.decoding import DecodingState, StepFunction, Tensor
+from keras_transformer.decoding import DecodingState, StepFunction, Tensor, VocabularySubset
 from keras_transformer.search.constraints import Constraint
 from keras_transformer.search.hypotheses import Hypotheses
 from keras_transformer.search.loop_state import SentenceInputs, prepare_search
-from keras_transformer.search.next_tokens import ConstrainedLogits, best_next_tokens
+from keras_transformer.search.next_tokens import ConstrainedLogits, best_continuations
 from keras_transformer.search.single_path import search_single_path
 
 
@@ -23,9 +23,11 @@ def greedy_search(
     bos_ids: Tensor,
     max_lengths: Tensor,
     length_penalty: Tensor = 0.0,
+    length_penalty_form: str = "gnmt",
     coverage_penalty: Tensor = 0.0,
     constraints: Sequence[Constraint] = (),
     max_length_bound: int | None = None,
+    vocabulary: VocabularySubset | None = None,
     eos_id: int = EOS_ID,
     pad_id: int = PAD_ID,
 ) -> Hypotheses:
@@ -42,9 +44,11 @@ def greedy_search(
         bos_ids=bos_ids,
         max_lengths=max_lengths,
         length_penalty=length_penalty,
+        length_penalty_form=length_penalty_form,
         coverage_penalty=coverage_penalty,
         constraints=constraints,
         max_length_bound=max_length_bound,
+        vocabulary=vocabulary,
         eos_id=eos_id,
         pad_id=pad_id,
     )
@@ -52,8 +56,9 @@ def greedy_search(
     def most_probable(
         constrained: ConstrainedLogits, time: Tensor, inputs: SentenceInputs
     ) -> tuple[Tensor, Tensor]:
-        log_probs, ids = best_next_tokens(constrained, 1, time, inputs, spec)  # [B, 1, K]
-        best = tf.argmax(log_probs, axis=-1, output_type=tf.int32)  # [B, 1]
-        return tf.gather(ids, best, batch_dims=2), tf.reduce_max(log_probs, axis=-1)
+        none = tf.zeros_like(inputs.alpha)[:, None]
+        found = best_continuations(constrained, none, 1, 1, time, inputs, spec)  # [B, 1, K]
+        best = tf.argmax(found.log_probs, axis=-1, output_type=tf.int32)  # [B, 1]
+        return tf.gather(found.ids, best, batch_dims=2), tf.reduce_max(found.log_probs, axis=-1)
 
     return search_single_path(spec, inputs, loop_state, most_probable)

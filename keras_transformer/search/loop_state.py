@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from keras_transformer.config import EOS_ID, PAD_ID
-from keras_transformer.decoding import DecodingState, StepFunction, Tensor
+from keras_transformer.decoding import DecodingState, StepFunction, Tensor, VocabularySubset
 from keras_transformer.errors import InputError
 from keras_transformer.search.constraints import Constraint
 from keras_transformer.search.decode_loop import kv_cache_capacities
@@ -20,23 +20,30 @@ class SearchSpec(NamedTuple):
 
     Attributes:
         step: the model.
-        shared: the part of the model's state that serves all sentences.
+        shared, projection: the parts of the model's state that serve all sentences.
+        subset: the tokens that the model and the search choose among; None for all.
+        places: where only the model does: what is `VocabularySubset.places`.
         num_hypotheses: W.
         result_length: int or int32 [], L: the largest of the max lengths, and one for EOS.
         capacities: of the KV cache, see `kv_cache_capacities`, where shapes must be known before
             the graph runs; else empty.
         constraints: those with `takes_precedence` last.
         eos_id, pad_id: the tokens that complete a translation and that follow it.
+        length_penalty_form: see `length_penalty`.
     """
 
     step: StepFunction
     shared: Any
+    projection: Any
+    subset: VocabularySubset | None
+    places: Tensor | None
     num_hypotheses: int
     result_length: Tensor
     capacities: tuple[int, ...]
     constraints: tuple[Constraint, ...]
     eos_id: int
     pad_id: int
+    length_penalty_form: str
 
     def positions(self) -> Tensor:
         """Returns the positions of a result's tokens, int32 [L]."""
@@ -93,17 +100,20 @@ def prepare_search(
     bos_ids: Tensor,
     max_lengths: Tensor,
     length_penalty: Tensor,
+    length_penalty_form: str = "gnmt",
     coverage_penalty: Tensor = 0.0,
     constraints: Sequence[Constraint] = (),
     max_length_bound: int | None = None,
+    vocabulary: VocabularySubset | None = None,
+    reads_logits: bool = False,
     eos_id: int = EOS_ID,
     pad_id: int = PAD_ID,
     options: Mapping[str, Tensor] | None = None,
 ) -> tuple[SearchSpec, SentenceInputs, LoopState]:
     """Returns the arguments of a search in the form that its loop needs.
 
-    `options` are the parameters of one kind of search only; the other arguments are those of
-    `beam_search`.
+    `options` are parameters of one kind of search only, and `reads_logits` says whether it reads
+    those of all tokens; others are those of `beam_search`.
 
     Raises:
         InputError: EOS and PAD are the same token.
@@ -131,9 +141,11 @@ def prepare_search(
         options=for_each_sentence(dict(options or {}), batch_size),
     )
     capacities = () if max_length_bound is None else kv_cache_capacities(max_length_bound)
-    spec = SearchSpec(
-        step, state.shared, num_hypotheses, result_length, capacities, ordered, eos_id, pad_id
-    )
+    fixed = (result_length, capacities, ordered, eos_id, pad_id, length_penalty_form)
+    subset, places = vocabulary, None
+    if subset is not None and (reads_logits or any(each.reads_logits for each in ordered)):
+        places, subset = subset.places, None
+    spec = SearchSpec(step, state.shared, state.projection, subset, places, num_hypotheses, *fixed)
     return spec, inputs, _empty_hypotheses(spec, inputs, state)
 
 
@@ -149,81 +161,6 @@ def for_each_sentence(values: Any, batch_size: Tensor) -> Any:
         return tf.broadcast_to(value, tf.concat([[batch_size], tf.shape(value)[1:]], axis=0))
 
     return tf.nest.map_structure(repeat, values)
-
-
-def read(
-    spec: SearchSpec,
-    inputs: SentenceInputs,
-    loop_state: LoopState,
-    time: Tensor,
-    capacity: int | None,
-) -> tuple[Tensor, LoopState]:
-    """Has the model read the newest tokens.
-
-    Returns:
-        float32 logits [B, W, V] of the next tokens, and the state after reading.
-    """
-    is_now = spec.positions() == time  # [L]
-    ancestors = tf.where(is_now, tf.range(spec.num_hypotheses)[:, None], loop_state.ancestors)
-    state = DecodingState(
-        shared=spec.shared,
-        context=inputs.context,
-        time=time,
-        ancestors=ancestors[:, :, : capacity or time + 1],
-        **loop_state.model,
-    )
-    logits, state = spec.step(loop_state.ids, state)
-    logits.set_shape([None, spec.num_hypotheses, None])
-    model = {name: getattr(state, name) for name in loop_state.model}
-    return tf.cast(logits, tf.float32), loop_state._replace(ancestors=ancestors, model=model)
-
-
-def extend(
-    spec: SearchSpec,
-    inputs: SentenceInputs,
-    loop_state: LoopState,
-    ids: Tensor,
-    parents: Tensor | None,
-    time: Tensor,
-) -> LoopState:
-    """Adds a token to each hypothesis.
-
-    Args:
-        spec, inputs: of the search.
-        loop_state: after `read`.
-        ids: int32 [B, W], the tokens.
-        parents: int32 [B, W], the hypotheses that they continue; None where each its own.
-        time: int32 [], tokens that the hypotheses have.
-    """
-    if parents is not None:
-        kept = {name: part for name, part in loop_state.model.items() if name != "kv_cache"}
-        reordered = (loop_state.tokens, loop_state.ancestors, kept, loop_state.constraints)
-        tokens, ancestors, kept, states = tf.nest.map_structure(
-            lambda leaf: tf.gather(leaf, parents, batch_dims=1), reordered
-        )
-        loop_state = LoopState(ids, tokens, ancestors, loop_state.model | kept, states)
-    return loop_state._replace(
-        ids=ids,
-        tokens=tf.where(spec.positions() == time, ids[..., None], loop_state.tokens),
-        constraints=tuple(
-            constraint.update(state, ids, its_inputs)
-            for constraint, state, its_inputs in zip(
-                spec.constraints, loop_state.constraints, inputs.constraints, strict=True
-            )
-        ),
-    )
-
-
-def grow_cache(loop_state: LoopState, capacity: int, new_capacity: int) -> LoopState:
-    """Gives the model's KV cache room for `new_capacity` tokens in place of `capacity`."""
-    missing = (new_capacity - capacity) * loop_state.ids.shape[1]
-
-    def pad(leaf: Tensor) -> Tensor:
-        paddings = [[0, 0]] * (leaf.shape.rank - 2) + [[0, missing], [0, 0]]
-        return tf.pad(leaf, paddings)
-
-    kv_cache = tf.nest.map_structure(pad, loop_state.model["kv_cache"])
-    return loop_state._replace(model=loop_state.model | {"kv_cache": kv_cache})
 
 
 def _empty_hypotheses(spec: SearchSpec, inputs: SentenceInputs, state: DecodingState) -> LoopState:

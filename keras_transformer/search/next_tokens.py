@@ -10,10 +10,15 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from keras_transformer.decoding import Tensor
+from keras_transformer.search.candidates import Candidates
 from keras_transformer.search.constraints import OpenHypotheses, ProgressConstraint
 from keras_transformer.search.loop_state import LoopState, SearchSpec, SentenceInputs
 from keras_transformer.search.scoring import IMPOSSIBLE
-from keras_transformer.search.top_k import top_k
+from keras_transformer.search.top_k import Groups, in_groups, top_k_of_groups
+
+# float32 holds the exponentials of logits below it and their sum over any vocabulary. Far below
+# what overflows, so that the difference of two logits loses no digit that matters.
+_SMALL = 64.0
 
 
 class ConstrainedLogits(NamedTuple):
@@ -22,7 +27,7 @@ class ConstrainedLogits(NamedTuple):
     Attributes:
         logits: float32 [B, W, V], of the distribution that translations are scored with.
         allowed: the same with -inf for what is forbidden; `logits` itself where nothing can be.
-        forbidden_ids: each int32, broadcasting with [B, W, 1]: one more token that is forbidden.
+        forbidden_ids: each int32 [B or 1, W or 1, 1]: one more token that is forbidden.
         extra_ids: int32 [B, W, P], tokens to try however improbable; PAD stands for none.
     """
 
@@ -31,9 +36,22 @@ class ConstrainedLogits(NamedTuple):
     forbidden_ids: tuple[Tensor, ...] = ()
     extra_ids: Tensor | None = None
 
-    def is_forbidden(self, ids: Tensor) -> Tensor:
-        """Returns whether ids are among `forbidden_ids`, bool that broadcasts with [B, W, any]."""
-        return functools.reduce(operator.or_, [tf.equal(ids, i) for i in self.forbidden_ids])
+    def is_forbidden(self, ids: Tensor, parents: Tensor | None = None) -> Tensor:
+        """Returns whether ids are among `forbidden_ids`, bool that broadcasts with theirs.
+
+        Args:
+            ids: int32 [B or 1, W or 1, any], after each hypothesis; with `parents` [B, any, any].
+            parents: int32, the hypotheses that the ids continue, of the same shape.
+        """
+
+        def of_parents(forbidden: Tensor) -> Tensor:
+            if parents is None or forbidden.shape[1] == 1:
+                return forbidden
+            return tf.gather(forbidden[..., 0], parents, batch_dims=1)
+
+        return functools.reduce(
+            operator.or_, [tf.equal(ids, of_parents(each)) for each in self.forbidden_ids]
+        )
 
 
 def constrain_logits(
@@ -50,14 +68,14 @@ def constrain_logits(
     for constraint, view in pairs:
         logits = constraint.adjust(logits, view)
     allowed = logits
-    forbidden = [tf.constant(spec.pad_id), inputs.forbidden_ids[:, None, None]]
+    forbidden = [tf.constant([[[spec.pad_id]]]), inputs.forbidden_ids[:, None, None]]
     extra = []
     for constraint, view in pairs:
         view = view._replace(logits=logits)
         allowed = constraint.restrict(allowed, view)
         ids = constraint.forbidden_ids(view)
         if ids is not None:
-            forbidden += [ids] if ids.shape[2] == 1 else tf.split(ids, ids.shape[2], axis=2)
+            forbidden += tf.split(ids, ids.shape[2], axis=2)
         if isinstance(constraint, ProgressConstraint):
             extra.append(constraint.next_ids(view))
     return ConstrainedLogits(
@@ -65,62 +83,92 @@ def constrain_logits(
     )
 
 
-def best_next_tokens(
+def best_continuations(
     constrained: ConstrainedLogits,
+    log_probs: Tensor,
+    num_sets: int,
     count: int,
     time: Tensor,
     inputs: SentenceInputs,
     spec: SearchSpec,
-) -> tuple[Tensor, Tensor]:
-    """Returns log-probabilities and ids of the most probable next tokens of each hypothesis.
+) -> Candidates:
+    """Returns the most probable continuations of each set of hypotheses.
 
-    Probabilities are over the whole vocabulary, as in training: PAD, BOS and what constraints
-    forbid are left out afterwards, and the others do not get their share.
-
-    The log-softmax is taken of the candidates only. That saves writing [B, W, V] numbers and
-    chooses the same tokens, since it subtracts the same number from all logits of a hypothesis.
+    Probabilities are over all tokens that there are logits of, as in training: PAD, BOS and what
+    constraints forbid are left out afterwards, and the others do not get their share.
 
     Args:
         constrained: the logits.
-        count: how many tokens of each hypothesis.
+        log_probs: float32 [B, W], of the hypotheses.
+        num_sets: sets that the hypotheses of a sentence are cut into, W / `num_sets` after one
+            another in each; W where there are `extra_ids`.
+        count: how many continuations of each set.
         time: int32 [], tokens that the hypotheses have. At its maximum length a hypothesis has EOS
-            as the only candidate.
+            as the only continuation.
         inputs, spec: of the search.
 
     Returns:
-        float32 log-probabilities and int32 ids, both [B, W, K]. The most probable come first, the
-        lower id first among equals; then `extra_ids`; the last entry is EOS where a hypothesis
-        must end. Candidates that are not allowed have log-probability -inf.
+        Candidates, each part [B, `num_sets`, K]: the most probable come first, among equals those
+        of the lower hypothesis, then of the lower id; then `extra_ids`; at last EOS of each
+        hypothesis, where it must end. What is not allowed has log-probability -inf.
     """
-    logits, allowed, forbidden_ids, extra_ids = constrained
+    allowed, extra_ids = constrained.allowed, constrained.extra_ids
+    num_hypotheses, vocabulary_size = allowed.shape[1:]
+    size, subset = num_hypotheses // num_sets, spec.subset
     # Forbidden tokens may be among the best ones.
-    num_candidates = count + len(forbidden_ids)
-    width = min(num_candidates, logits.shape[-1])
-    top_logits, ids = top_k(allowed, width)  # [B, W, width]
-    # Differences from the largest logit stay exact where logits are huge. It is not the slice
-    # [..., :1] of the top: XLA would then sort all V logits instead of using its quick top-k.
-    largest = tf.reduce_max(top_logits if allowed is logits else logits, axis=-1, keepdims=True)
-    log_sum = tf.math.log(tf.reduce_sum(tf.exp(logits - largest), axis=-1, keepdims=True))
-
+    num_candidates = count + size * len(constrained.forbidden_ids)
+    width = min(num_candidates, size * (vocabulary_size or num_candidates))
+    groups, shift, log_sum = _normalize(constrained, in_groups(allowed, width, size))
+    offsets = log_probs - log_sum  # [B, W]
+    found = Candidates(*top_k_of_groups(groups, width, offsets, num_sets))
+    if subset is not None:
+        places = tf.minimum(found.ids, tf.size(subset.ids) - 1)  # of none of them, at -inf
+        found = found._replace(ids=tf.gather(subset.ids, places))
+    numbers = tf.reshape(tf.range(num_hypotheses), [num_sets, size])
     if extra_ids is not None:
-        is_new = tf.reduce_all(extra_ids[..., None] != ids[:, :, None], axis=-1)  # [B, W, P]
-        is_new &= ~_occurred_before(extra_ids)
-        extra_ids = tf.where(is_new, extra_ids, spec.pad_id)
-        top_logits = tf.concat([top_logits, tf.gather(allowed, extra_ids, batch_dims=2)], axis=-1)
-        ids = tf.concat([ids, extra_ids], axis=-1)
+        is_new = tf.reduce_all(extra_ids[..., None] != found.ids[:, :, None], axis=-1)  # [B, W, P]
+        extra_ids = tf.where(is_new & ~_occurred_before(extra_ids), extra_ids, spec.pad_id)
+        logits = tf.gather(allowed, extra_ids, batch_dims=2) - shift[..., None]
+        extra = (logits + offsets[..., None], numbers + tf.zeros_like(extra_ids), extra_ids)
+        found = _join(found, Candidates(*extra))
     must_end = (time >= inputs.max_lengths)[:, None, None]  # [B, 1, 1]
-    is_forbidden = must_end | constrained.is_forbidden(ids)
-    eos_logits = logits[..., spec.eos_id : spec.eos_id + 1]  # [B, W, 1]
-    parts = [
-        tf.where(is_forbidden, IMPOSSIBLE, top_logits),
-        tf.where(must_end, eos_logits, IMPOSSIBLE),
-    ]
-    log_probs = (tf.concat(parts, axis=-1) - largest) - log_sum
-    missing = num_candidates - width  # of a vocabulary smaller than the beam
-    if missing:
-        padding = [[0, 0], [0, 0], [missing, 0]]
-        log_probs = tf.pad(log_probs, padding, constant_values=IMPOSSIBLE)
-    return log_probs, tf.pad(ids, [[0, 0], [0, 0], [missing, 1]], constant_values=spec.eos_id)
+    is_forbidden = must_end | constrained.is_forbidden(found.ids, found.parents)
+    found = found._replace(log_probs=tf.where(is_forbidden, IMPOSSIBLE, found.log_probs))
+    eos_place = spec.eos_id if subset is None else subset.places[spec.eos_id]
+    end = tf.reshape(constrained.logits[..., eos_place] - shift + offsets, [-1, num_sets, size])
+    eos_ids = tf.fill(tf.shape(end), spec.eos_id)
+    end = tf.where(must_end, end, IMPOSSIBLE)
+    found = _join(found, Candidates(end, numbers + tf.zeros_like(eos_ids), eos_ids))
+    padding = [[0, 0], [0, 0], [0, num_candidates - width]]  # of a vocabulary smaller than the beam
+    padded = [tf.pad(part, padding) for part in found[1:]]
+    return Candidates(tf.pad(found.log_probs, padding, constant_values=IMPOSSIBLE), *padded)
+
+
+def _join(*parts: Candidates) -> Candidates:
+    return Candidates(*(tf.concat(fields, axis=-1) for fields in zip(*parts, strict=True)))
+
+
+def _normalize(constrained: ConstrainedLogits, groups: Groups) -> tuple[Groups, Tensor, Tensor]:
+    """Returns groups of what is allowed less a number of each hypothesis, [B, W]; and that number.
+
+    It is 0 unless logits are large, since subtracting it reads and writes all of them. The third is
+    the logarithm of the sum of exponentials of all logits less that number, [B, W] as it is.
+    """
+    logits, allowed, *_ = constrained
+    largest = tf.reduce_max(groups.maxima if allowed is logits else logits, axis=2)  # [B, W]
+    is_small = tf.reduce_all(tf.abs(largest) < _SMALL)
+    shift = tf.where(is_small, 0.0, largest)
+
+    def shifted(values: Tensor) -> Tensor:
+        less = tf.reshape(shift, [-1, shift.shape[1], *[1] * (values.shape.rank - 2)])
+        return tf.cond(is_small, lambda: values, lambda: values - less)
+
+    shifted_groups = Groups(shifted(groups.values), groups.maxima - shift[..., None])
+    if allowed is logits:
+        total = tf.reduce_sum(tf.exp(shifted_groups.values), axis=(2, 3))
+    else:
+        total = tf.reduce_sum(tf.exp(shifted(logits)), axis=2)
+    return shifted_groups, shift, tf.math.log(total)
 
 
 def _occurred_before(ids: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ def sentence_seeds(seeds: Tensor, source: Tensor) -> Tensor:
     return tf.bitcast(_mix(digest + tf.cast(tf.cast(seeds, tf.int64), tf.uint64)), tf.int64)
 
 
-def draw(logits: Tensor, seeds: Tensor, time: Tensor) -> Tensor:
+def draw_tokens(logits: Tensor, seeds: Tensor, time: Tensor) -> Tensor:
     """Samples a token for each hypothesis from the softmax of its logits.
 
     Inverts the cumulative distribution twice: for a group of neighbouring tokens, then for a

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from keras_transformer.config import EOS_ID, PAD_ID
-from keras_transformer.decoding import DecodingState, StepFunction, Tensor
+from keras_transformer.decoding import DecodingState, StepFunction, Tensor, VocabularySubset
 from keras_transformer.errors import InputError
 from keras_transformer.search.constraints import Constraint
 from keras_transformer.search.hypotheses import Hypotheses
@@ -19,7 +19,7 @@ from keras_transformer.search.logits_processors import (
 )
 from keras_transformer.search.loop_state import SearchSpec, SentenceInputs, prepare_search
 from keras_transformer.search.next_tokens import ConstrainedLogits
-from keras_transformer.search.random_numbers import draw
+from keras_transformer.search.random_numbers import draw_tokens
 from keras_transformer.search.single_path import search_single_path
 
 
@@ -35,9 +35,11 @@ def sample(
     top_p: Tensor = 1.0,
     seed: Tensor = 0,
     length_penalty: Tensor = 0.0,
+    length_penalty_form: str = "gnmt",
     coverage_penalty: Tensor = 0.0,
     constraints: Sequence[Constraint] = (),
     max_length_bound: int | None = None,
+    vocabulary: VocabularySubset | None = None,
     eos_id: int = EOS_ID,
     pad_id: int = PAD_ID,
 ) -> Hypotheses:
@@ -55,7 +57,8 @@ def sample(
         seed: a number or int [B]. With one number the samples of different sentences are
             correlated; `sentence_seeds` gives each a seed of its own.
         length_penalty: as in `beam_search`, but 0 by default.
-        coverage_penalty, constraints, max_length_bound, eos_id, pad_id: as in `beam_search`.
+        length_penalty_form, coverage_penalty, constraints, max_length_bound, vocabulary, eos_id,
+            pad_id: as in `beam_search`.
 
     Raises:
         InputError: `num_translations` is below 1, or EOS = PAD.
@@ -69,9 +72,12 @@ def sample(
         bos_ids=bos_ids,
         max_lengths=max_lengths,
         length_penalty=length_penalty,
+        length_penalty_form=length_penalty_form,
         coverage_penalty=coverage_penalty,
         constraints=constraints,
         max_length_bound=max_length_bound,
+        vocabulary=vocabulary,
+        reads_logits=True,
         eos_id=eos_id,
         pad_id=pad_id,
         options=dict(
@@ -101,7 +107,7 @@ def _sample_tokens(
     allowed = tf.where(must_end, only_eos, allowed)
     allowed = apply_temperature(allowed, inputs.options["temperature"])
     allowed = keep_most_probable(allowed, inputs.options["top_k"], inputs.options["top_p"])
-    ids = draw(allowed, inputs.options["seed"], time)  # [B, N]
+    ids = draw_tokens(allowed, inputs.options["seed"], time)  # [B, N]
     log_probs = tf.gather(logits, ids, batch_dims=2) - tf.reduce_logsumexp(logits, axis=-1)
     # Where every token is forbidden, so is the one that was drawn.
     is_possible = tf.gather(allowed, ids, batch_dims=2) > FORBIDDEN

@@ -7,6 +7,7 @@ source length.
 import tensorflow as tf
 
 from keras_transformer.decoding import Tensor
+from keras_transformer.errors import check_choice
 from keras_transformer.search.loop_state import SentenceInputs
 
 IMPOSSIBLE = -float("inf")
@@ -14,18 +15,21 @@ IMPOSSIBLE = -float("inf")
 _SMALLEST = 2.0**-126  # the smallest normal float32: its logarithm is finite, -87.3
 
 
-def length_penalty(lengths: Tensor, alpha: Tensor) -> Tensor:
+def length_penalty(lengths: Tensor, alpha: Tensor, form: str = "gnmt") -> Tensor:
     """Returns ((5 + length) / 6) ** alpha in float32 (Wu et al. 2016, eq. 14).
 
     Args:
         lengths: integers of any shape: tokens of the hypothesis, EOS included.
         alpha: float32 that broadcasts with `lengths`.
+        form: "gnmt", or "power" for length ** alpha.
 
     Example:
         >>> float(length_penalty(tf.constant(7), tf.constant(1.0)))
         2.0
     """
-    return ((5.0 + tf.cast(lengths, tf.float32)) / 6.0) ** alpha
+    check_choice("length_penalty_form", form, ("gnmt", "power"))
+    numbers = tf.cast(lengths, tf.float32)
+    return (numbers if form == "power" else (5.0 + numbers) / 6.0) ** alpha
 
 
 def coverage_penalty(coverage: Tensor, beta: Tensor) -> Tensor:
@@ -47,7 +51,11 @@ def coverage_penalty(coverage: Tensor, beta: Tensor) -> Tensor:
 
 
 def final_scores(
-    log_probs: Tensor, lengths: Tensor, coverage: Tensor | None, inputs: SentenceInputs
+    log_probs: Tensor,
+    lengths: Tensor,
+    coverage: Tensor | None,
+    inputs: SentenceInputs,
+    form: str = "gnmt",
 ) -> Tensor:
     """Returns what complete translations are worth (Wu et al. 2016, eq. 14).
 
@@ -58,8 +66,9 @@ def final_scores(
         lengths: int32 [B, N] or [], EOS included.
         coverage: float32 [B, N, S], see `DecodingState`; None without a coverage penalty.
         inputs: of the search.
+        form: of the length penalty.
     """
-    scores = log_probs / length_penalty(lengths, inputs.alpha[:, None])
+    scores = log_probs / length_penalty(lengths, inputs.alpha[:, None], form)
     if coverage is not None:
         scores += coverage_penalty(coverage, inputs.beta)
     # -inf divided by an infinite length penalty would be NaN.

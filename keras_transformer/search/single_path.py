@@ -11,14 +11,8 @@ import tensorflow as tf
 from keras_transformer.decoding import Tensor
 from keras_transformer.search.decode_loop import decode_loop
 from keras_transformer.search.hypotheses import Finished, Hypotheses, best_of, make_hypotheses
-from keras_transformer.search.loop_state import (
-    LoopState,
-    SearchSpec,
-    SentenceInputs,
-    extend,
-    grow_cache,
-    read,
-)
+from keras_transformer.search.loop_state import LoopState, SearchSpec, SentenceInputs
+from keras_transformer.search.loop_steps import extend, grow_cache, read
 from keras_transformer.search.next_tokens import ConstrainedLogits, constrain_logits
 from keras_transformer.search.scoring import IMPOSSIBLE, final_scores
 
@@ -71,7 +65,9 @@ def _advance(
     is_open = paths.lengths == 0
     has_ended = is_open & (ids == spec.eos_id)
     log_probs = paths.log_probs + tf.where(is_open, gains, 0.0)
-    scores = final_scores(log_probs, time + 1, loop_state.model.get("coverage"), inputs)
+    scores = final_scores(
+        log_probs, time + 1, loop_state.model.get("coverage"), inputs, spec.length_penalty_form
+    )
     return _Paths(
         log_probs=log_probs,
         scores=tf.where(has_ended, scores, paths.scores),

@@ -128,7 +128,7 @@ def _replay(
     except subprocess.TimeoutExpired as error:
         raise InputError(
             f"a fresh process did not answer the export's warm-up requests within {timeout:g} "
-            "seconds; allow more (check_timeout), give fewer or shorter sentences, or export "
+            "seconds; allow more (--check_timeout), give fewer or shorter sentences, or export "
             "without the check"
         ) from error
     finally:

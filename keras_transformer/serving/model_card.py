@@ -6,6 +6,7 @@ It names no machine and no folder.
 import contextlib
 import importlib.metadata
 import os
+import pathlib
 import platform
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,11 +19,13 @@ from keras_transformer.inference.translator import Translator
 from keras_transformer.text import Vocabulary
 from keras_transformer.training import RunDirectory
 from keras_transformer.training.checkpoint_files import AVERAGE
+from keras_transformer.training.metric_logging import TOTALS
+from keras_transformer.training.metrics_file import read_metrics
 
 _PACKAGES = ("keras_transformer", "tensorflow", "tensorflow-text", "keras", "sentencepiece")
 _PATHS = (
-    "train_source", "train_target", "train_tsv", "dev_source", "dev_target", "test_source",
-    "test_target", "vocabulary", "target_vocabulary",
+    "train_source", "train_target", "train_file", "dev_source", "dev_target", "dev_file",
+    "test_source", "test_target", "test_file", "vocabulary", "target_vocabulary",
 )  # fmt: skip
 
 
@@ -75,24 +78,44 @@ def describe_run(run: RunDirectory, checkpoint: str) -> dict[str, Any]:
         checkpoint: the full name of one of its checkpoints.
 
     Returns:
-        "checkpoint"; "task", "data" and "settings", the configurations, files without their
-        folders; and "dev_metrics", those on the dev set by checkpoint, as the run's weights had
-        them: of this one or, where it is the average, which has none of its own, of the last one.
+        "checkpoint"; "origin", of weights that were not trained here; "task", "data" and
+        "settings", the configurations, files without their folders; "cost", totals of the run so
+        far, see `metric_logging`; and "dev_metrics", those on
+        the dev set by checkpoint, as the run's weights had them: of this one or, where it is the
+        average, which has none of its own, of the last one.
     """
     configs = run.configs()
-    values = configs.data.to_dict()
+    values = {} if configs.data is None else configs.data.to_dict()
     for name in _PATHS:
-        if values[name] is not None:
+        if values.get(name) is not None:
             values[name] = ",".join(map(os.path.basename, split_list(values[name])))
     metrics = {f"step-{step}": each for step, each in run.checkpoints().metrics.read().items()}
     measured = next(reversed(metrics), None) if checkpoint == AVERAGE else checkpoint
     return {
         "checkpoint": checkpoint,
         "task": configs.to_dict()["task"],
+        "origin": {
+            name: _model_name(value) if name == "start_from" else value
+            for name, value in configs.origin.items()
+        },
         "data": values,
         "settings": configs.training.to_dict(),
+        "cost": _cost(run, None if checkpoint == AVERAGE else int(checkpoint.partition("-")[2])),
         "dev_metrics": {name: each for name, each in metrics.items() if name == measured},
     }
+
+
+def _model_name(path: str) -> str:
+    """Returns the name of a run, or those of a run and its checkpoint, without folders around."""
+    *_, run, folder, name = ("", "", *pathlib.PurePath(path).parts)
+    return f"{run}/{name}" if folder == "checkpoints" else name
+
+
+def _cost(run: RunDirectory, step: int | None) -> dict[str, float]:
+    """Returns what a run had cost at a step, or in all."""
+    rows = read_metrics(run.metrics_path) if run.metrics_path.exists() else []
+    *_, last = [{}, *(row for row in rows if step is None or row["step"] <= step)]
+    return {name: last[name] for name in ("step", *TOTALS) if name in last}
 
 
 def _is_weight(dtype: tf.DType) -> bool:

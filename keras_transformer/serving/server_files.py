@@ -19,7 +19,7 @@ _BATCHING = """\
 # Requests that arrive at the same time are translated together. The values hold for one server.
 
 # The most sentences of a batch; a request with more is refused. Larger batches need more memory and
-# save little time per sentence. Export anew after lowering it: a server does not load a version
+# save little time per sentence. Export again after lowering it: a server does not load a version
 # whose warm-up requests are larger.
 max_batch_size {{ value: {most_sentences} }}
 

@@ -2,52 +2,17 @@
 
 import abc
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from keras_transformer.config import DataConfig, JsonConfig, SearchConfig, split_list
 from keras_transformer.errors import check_choice
+from keras_transformer.tasks.metric import VALIDATION_METRICS, Metric
+from keras_transformer.text_files import Path, read_lines
 
 if TYPE_CHECKING:  # the tasks are listed before TensorFlow is loaded
     from keras_transformer.data import PairSource
     from keras_transformer.text import Vocabulary
-
-
-@dataclasses.dataclass(frozen=True)
-class Metric:
-    """A number that models are compared by.
-
-    Attributes:
-        name: in metrics.jsonl, in checkpoint_metrics.json and after --stop_metric.
-        label: on the terminal and in plots; the name by default.
-        higher_is_better: its direction.
-    """
-
-    name: str
-    label: str = ""
-    higher_is_better: bool = True
-
-    def __post_init__(self) -> None:
-        if not self.label:
-            object.__setattr__(self, "label", self.name)
-
-    def rank(self, value: float) -> float:
-        """Returns a number that is the higher the better the value is."""
-        return value if self.higher_is_better else -value
-
-    @property
-    def worst(self) -> float:
-        """What stands for a value that is undefined."""
-        return 0.0 if self.higher_is_better else math.inf
-
-
-# Of the dev set without any search, whatever the task.
-VALIDATION_METRICS = (
-    Metric("val_loss", higher_is_better=False),
-    Metric("val_perplexity", higher_is_better=False),
-    Metric("val_accuracy"),
-)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,6 +26,13 @@ class Task(JsonConfig, abc.ABC):
         name: after --task and in config.json.
         metric: decides: which checkpoints are best, and, where asked, when training stops.
         default_search: fields of `SearchConfig` with other defaults than there.
+        dev_search: fields that differ from these where a dev set is searched while a model is
+            trained, for which there is less time.
+        default_data: fields of `DataConfig` with other defaults than there.
+        default_model, default_training: fields of `ModelConfig` and `TrainingConfig` with other
+            values than in the default preset, where no preset is named.
+        learned_options: those that say what a model learns, so that a run keeps them.
+        built_in_data: fields of `DataConfig`, where no data is named: small, without a download.
 
     Example:
         >>> @register_task
@@ -77,38 +49,75 @@ class Task(JsonConfig, abc.ABC):
     name: ClassVar[str]
     metric: ClassVar[Metric]
     default_search: ClassVar[Mapping[str, Any]] = {}
+    dev_search: ClassVar[Mapping[str, Any]] = {}
+    default_data: ClassVar[Mapping[str, Any]] = {}
+    default_model: ClassVar[Mapping[str, Any]] = {}
+    default_training: ClassVar[Mapping[str, Any]] = {}
+    built_in_data: ClassVar[Mapping[str, Any]] = {}
+    learned_options: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         self._check_types()
 
+    def check_data(self, data: DataConfig) -> None:
+        """Raises `InputError` where the task has no use for a field; before a run is created."""
+
     def sources(self, data: DataConfig, split: str) -> "list[PairSource]":
         """Returns where the pairs of source and target text of a split come from, as streams.
 
-        Here they are lines of parallel files, TSV files, and data sets, in this order. For
-        validation and test they are those of two files, or else of the first data set.
+        Here they are lines of parallel files, files of both sides, and data sets, in this order.
+        For validation and test they are those of files, or else of the first data set.
 
         Args:
             data: names files and data sets.
             split: "train", "validation", "test", or another split of the data sets.
 
         Returns:
-            Streams, none where the configuration names nothing for this split. A source with
-            several references may occur several times, with one at a time.
+            Streams, none where the configuration names nothing for this split; for validation each
+            is a dev set. A source with several references may occur several times, with one at a
+            time.
         """
-        from keras_transformer.data import DatasetSplit, FilePair, TsvFile
+        from keras_transformer.data import DatasetSplit, FilePair
 
         names = split_list(data.dataset)
         sets = [DatasetSplit(name=name, split=split, reverse=data.reverse) for name in names]
         if split == "train":
             files = zip(split_list(data.train_source), split_list(data.train_target), strict=True)
-            tsv_files = map(TsvFile, split_list(data.train_tsv))
-            return [*(FilePair(*pair) for pair in files), *tsv_files, *sets]
+            both_sides = map(self.read_file, split_list(data.train_file))
+            return [*(FilePair(*pair) for pair in files), *both_sides, *sets]
         is_dev = split == "validation"
         prefix = "dev" if is_dev else "test"
-        source, target = getattr(data, f"{prefix}_source"), getattr(data, f"{prefix}_target")
+        source, target, both = (
+            getattr(data, f"{prefix}_{name}") for name in ("source", "target", "file")
+        )
         if source is not None:
-            return [FilePair(source, target)]
+            pairs = zip(split_list(source), split_list(target), strict=True)
+            return [FilePair(*pair) for pair in pairs]
+        if both is not None:
+            return [self.read_file(path) for path in split_list(both)]
         return [each for each in sets[:1] if not is_dev or each.exists()]
+
+    def read_file(self, path: Path) -> "PairSource":
+        """Returns the pairs of a file that holds both sides: here source, tab and target a line."""
+        from keras_transformer.data import TsvFile
+
+        return TsvFile(path)
+
+    def read_answers(self, path: Path) -> list[str]:
+        """Returns the answers of a file to be evaluated: here one a line."""
+        return read_lines(path)
+
+    def learned_text(self, reference: str) -> str:
+        """Returns the target text that a model learns to put out for a reference of the dev set."""
+        return reference
+
+    def symbols(self, sources: "Sequence[PairSource]") -> list[str]:
+        """Returns words of the text to train on that a shared vocabulary is to have as one token.
+
+        Args:
+            sources: of the split "train".
+        """
+        return []
 
     def search_config(self, changes: Mapping[str, Any] | None = None) -> SearchConfig:
         """Returns the task's own search with some fields changed."""
@@ -125,11 +134,28 @@ class Task(JsonConfig, abc.ABC):
         """
         return ()
 
-    def postprocess(self, outputs: Sequence[str], sources: Sequence[str]) -> list[str]:
-        """Returns the answers that a user gets, one for each output of the model.
+    def finish(self, outputs: Any, sources: Any) -> Any:
+        """Returns what a model answers in place of the texts that the search found.
+
+        This is part of the graph that is exported, so it is made of TensorFlow's operations on
+        strings; what they cannot do remains to `postprocess`.
 
         Args:
-            outputs: detokenized text, as the search found it.
+            outputs: string [B, N], detokenized.
+            sources: string [B], what they were made from.
+
+        Returns:
+            string [B, N]
+        """
+        return outputs
+
+    def postprocess(self, outputs: Sequence[str], sources: Sequence[str]) -> list[str]:
+        """Returns the answers that a user gets, where Python has to make them of the model's.
+
+        A server does not do this: clients in other languages get what `finish` returns.
+
+        Args:
+            outputs: as `finish` returns them, one for each source.
             sources: the text that each was made from.
         """
         return list(outputs)
@@ -143,12 +169,34 @@ class Task(JsonConfig, abc.ABC):
         Args:
             outputs: as `postprocess` returns them.
             references: the target text of each, as `sources` reads it.
-            sources: the source text of each.
+            sources: the source text of each. One with several references occurs several times.
 
         Returns:
             `metric` under its name, other numbers, and text such as signatures. A metric that is
             undefined for these answers is None.
         """
+
+    def evaluate_each(
+        self, outputs: Sequence[str], references: Sequence[str], sources: Sequence[str]
+    ) -> list[dict[str, Any]]:
+        """Returns numbers and text of each answer by name, the same names for all."""
+        return [
+            {"exact_match": int(output == reference), "output": output, "reference": reference}
+            for output, reference in zip(outputs, references, strict=True)
+        ]
+
+    def evaluate_n_best(
+        self, n_best: Sequence[Sequence[str]], references: Sequence[str], sources: Sequence[str]
+    ) -> dict[str, Any]:
+        """Compares n-best lists with their references, by the best answer of each list.
+
+        Returns:
+            Numbers by name; here the share of lists that have the reference in them.
+        """
+        found = [
+            reference in answers for answers, reference in zip(n_best, references, strict=True)
+        ]
+        return {"exact_match": sum(found) / len(found)}
 
     def report(self, results: Mapping[str, Any]) -> dict[str, str]:
         """Returns what `evaluate` returned as text for people, by label."""

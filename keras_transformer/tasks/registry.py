@@ -4,15 +4,11 @@ from typing import TypeVar
 
 from keras_transformer.errors import InputError, check_choice
 from keras_transformer.tasks.base import Task
+from keras_transformer.tasks.metric import TRAINING_VALUES
 
 AnyTask = TypeVar("AnyTask", bound=type[Task])
 
 _TASKS: dict[str, type[Task]] = {}
-# What metrics.jsonl and the logs of `fit` hold of training itself.
-_TRAINING_VALUES = {
-    "step", "seconds", "loss", "perplexity", "accuracy", "padding", "learning_rate",
-    "tokens_per_second", "target_tokens", "skipped_steps",
-}  # fmt: skip
 
 
 def register_task(task: AnyTask) -> AnyTask:
@@ -23,7 +19,7 @@ def register_task(task: AnyTask) -> AnyTask:
     """
     if _TASKS.get(task.name, task) is not task:
         raise InputError(f"there is a task {task.name!r} already; give this one another name")
-    if task.metric.name in _TRAINING_VALUES or task.metric.name.startswith("val_"):
+    if task.metric.name in TRAINING_VALUES or task.metric.name.startswith(("val_", "train_")):
         raise InputError(
             f"the metric of task {task.name!r} may not be named {task.metric.name!r}, which is a "
             "value of training or validation; give it another name"

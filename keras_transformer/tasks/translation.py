@@ -4,7 +4,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from keras_transformer.tasks.base import Metric, Task
+from keras_transformer.tasks.base import Task
+from keras_transformer.tasks.metric import Metric
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -24,6 +25,7 @@ class TranslationTask(Task):
 
     name = "translation"
     metric = Metric("bleu", "BLEU")
+    built_in_data = {"dataset": "number_names/en-de", "vocabulary_size": 200}  # noqa: RUF012
 
     def postprocess(self, outputs: Sequence[str], sources: Sequence[str]) -> list[str]:
         """Returns the outputs, pieces joined where the text is cut into pieces."""

@@ -1,8 +1,24 @@
-"""Text to ids and back: a learned subword vocabulary, outside the graph and inside it."""
+"""Text to ids and back: a learned subword vocabulary, outside the graph and inside it.
 
-from keras_transformer.text.learning import learn_vocabulary
-from keras_transformer.text.sampling import SubwordSampler
-from keras_transformer.text.tokenizer import Tokenizer
+`Tokenizer` is imported when it is first used: processes that tokenize outside the graph start in
+a fraction of the time that TensorFlow takes to load.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from keras_transformer.text.subword_regularization import SubwordSampler
 from keras_transformer.text.vocabulary import Vocabulary
+from keras_transformer.text.vocabulary_learning import learn_vocabulary
+
+if TYPE_CHECKING:
+    from keras_transformer.text.tokenizer import Tokenizer
 
 __all__ = ["SubwordSampler", "Tokenizer", "Vocabulary", "learn_vocabulary"]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "Tokenizer":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from keras_transformer.text.tokenizer import Tokenizer
+
+    return Tokenizer

@@ -41,12 +41,24 @@ class Tokenizer(tf.Module):
             int32 [B, (length)]
         """
         if max_tokens is None:
-            return self._sentencepiece().tokenize(text)
+            return self._tokenize(text)
         limit = self.vocabulary.max_characters(max_tokens)
         # By bytes first: bytes that are not UTF-8 may count as one character, however many.
         text = tf.strings.substr(text, 0, 4 * limit)
         text = tf.strings.substr(text, 0, limit, unit="UTF8_CHAR")
-        return self._sentencepiece().tokenize(text)[:, :max_tokens]
+        return self._tokenize(text)[:, :max_tokens]
+
+    def _tokenize(self, text: tf.Tensor) -> tf.RaggedTensor:
+        if self.vocabulary.cuts_words_apart:
+            words = tf.strings.split(text, " ")  # [B, (words)]
+            ids = self._sentencepiece().tokenize(words.flat_values)
+            tokens = words.with_flat_values(ids).merge_dims(1, 2)
+        else:
+            tokens = self._sentencepiece().tokenize(text)
+        if not self.vocabulary.has_more_pieces:
+            return tokens
+        ids = tokens.flat_values
+        return tokens.with_flat_values(tf.where(ids < self.vocabulary.size, ids, UNK_ID))
 
     def detokenize(self, ids: tf.Tensor) -> tf.Tensor:
         """Returns the text of each row of ids up to its first EOS; padding and BOS are skipped.

@@ -7,6 +7,7 @@ Richardson 2018); TensorFlow is not needed here, `Tokenizer` does the same insid
 
 import functools
 import hashlib
+import itertools
 import os
 import pathlib
 from collections.abc import Iterable, Sequence
@@ -17,6 +18,7 @@ from typing_extensions import Self
 from keras_transformer.atomic_files import write_atomically
 from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from keras_transformer.errors import InputError, advice_on_writing
+from keras_transformer.text.sentencepiece_proto import model_message
 
 RESERVED_IDS = (PAD_ID, UNK_ID, BOS_ID, EOS_ID)
 WORD_START = "\u2581"  # which SentencePiece puts in place of a space
@@ -27,11 +29,16 @@ class Vocabulary:
 
     Args:
         model_bytes: a serialized SentencePiece model whose ids 0 to 3 are padding, unknown, BOS and
-            EOS, as `learn_vocabulary` makes it.
+            EOS, as `learn_vocabulary` makes it. Two fields are our own, for models that come from
+            elsewhere. `num_tokens` is the number of tokens: pieces after them only have text cut as
+            it was then, and are the unknown token. `cuts_words_apart` makes an unknown token of
+            each unknown word, where SentencePiece makes one of a run of them.
 
     Attributes:
         model_bytes: as given.
         size: number of tokens, the reserved ones included, V.
+        has_more_pieces: whether SentencePiece itself gives ids of V and more.
+        cuts_words_apart: whether a text is cut word by word.
 
     Raises:
         InputError: the bytes are not such a model.
@@ -49,11 +56,15 @@ class Vocabulary:
             self._processor.LoadFromSerializedProto(model_bytes)
         except RuntimeError as error:
             raise InputError("not a SentencePiece model, or a damaged one") from error
-        self.size: int = self._processor.get_piece_size()
+        num_pieces = self._processor.get_piece_size()
+        model = model_message().FromString(model_bytes)
+        self.size: int = model.num_tokens or num_pieces
+        self.cuts_words_apart: bool = model.cuts_words_apart
+        self.has_more_pieces = self.size < num_pieces
         ids = tuple(
             getattr(self._processor, name)() for name in ("pad_id", "unk_id", "bos_id", "eos_id")
         )
-        if self.size == 0 or ids != RESERVED_IDS:
+        if not 0 < self.size <= num_pieces or ids != RESERVED_IDS:
             raise InputError(
                 f"the SentencePiece model must give the ids {RESERVED_IDS} to padding, unknown, "
                 f"BOS and EOS, but gives {ids}; learn it again with learn_vocabulary"
@@ -82,6 +93,12 @@ class Vocabulary:
     def fingerprint(self) -> str:
         """SHA-256 of the model in hexadecimal: the same vocabulary, the same fingerprint."""
         return hashlib.sha256(self.model_bytes).hexdigest()
+
+    @functools.cached_property
+    def space_ids(self) -> tuple[int, ...]:
+        """The tokens of nothing but spaces, in the order of their ids."""
+        pieces = enumerate(self.pieces(range(self.size)))
+        return tuple(id_ for id_, piece in pieces if piece and not piece.strip(WORD_START))
 
     @functools.cached_property
     def _longest_piece(self) -> int:
@@ -117,12 +134,12 @@ class Vocabulary:
             limit = self.max_characters(max_tokens)
             texts = [text[:limit] for text in texts]
         try:
-            ids = self._processor.encode(texts, out_type=int, num_threads=num_threads)
+            ids = self._encode(texts, num_threads)
         except Exception:
             for text in texts:
                 check_unicode(text)
             raise
-        return [row[:max_tokens] for row in ids]
+        return [self.known(row[:max_tokens]) for row in ids]
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
         """Returns the text of each row of ids up to its first EOS; padding and BOS are skipped.
@@ -146,6 +163,23 @@ class Vocabulary:
         """Returns the text as decoding gives it back where every character is known."""
         check_unicode(text)
         return self._processor.normalize(text).replace(WORD_START, " ").lstrip(" ")
+
+    def _encode(self, texts: list[str], num_threads: int) -> list[list[int]]:
+        if not self.cuts_words_apart:
+            ids: list[list[int]] = self._processor.encode(
+                texts, out_type=int, num_threads=num_threads
+            )
+            return ids
+        words = [text.split(" ") for text in texts]
+        flat = list(itertools.chain(*words))
+        found = iter(self._processor.encode(flat, out_type=int, num_threads=num_threads))
+        return [list(itertools.chain(*itertools.islice(found, len(row)))) for row in words]
+
+    def known(self, ids: list[int]) -> list[int]:
+        """Returns ids that SentencePiece gave, the unknown token's in place of V and more."""
+        if not self.has_more_pieces:
+            return ids
+        return [id_ if id_ < self.size else UNK_ID for id_ in ids]
 
     def _content(self, row: Sequence[int]) -> list[int]:
         content = []

@@ -3,9 +3,11 @@
 from keras_transformer.training.checkpoints import Checkpoints
 from keras_transformer.training.compilation import compile_for_training
 from keras_transformer.training.corpora import (
+    check_symbols,
+    help_tokenize_training_corpus,
     make_vocabularies,
     read_test_text,
-    read_validation_text,
+    read_validation_texts,
     tokenize,
     training_corpus,
 )
@@ -13,6 +15,7 @@ from keras_transformer.training.fit import is_finished, train
 from keras_transformer.training.input_pipeline import num_shapes
 from keras_transformer.training.run_config import RunConfigs
 from keras_transformer.training.run_directory import RunDirectory
+from keras_transformer.training.run_shortlist import load_shortlist
 from keras_transformer.training.stopping import Stopped
 from keras_transformer.training.strategies import (
     computes_in_bfloat16,
@@ -26,15 +29,18 @@ __all__ = [
     "RunConfigs",
     "RunDirectory",
     "Stopped",
+    "check_symbols",
     "check_validation",
     "compile_for_training",
     "computes_in_bfloat16",
+    "help_tokenize_training_corpus",
     "is_finished",
+    "load_shortlist",
     "make_strategy",
     "make_vocabularies",
     "num_shapes",
     "read_test_text",
-    "read_validation_text",
+    "read_validation_texts",
     "tokenize",
     "train",
     "training_corpus",

@@ -23,7 +23,7 @@ def training_contents(
     average_weights: Mapping[str, Variable] | None,
     extra: Mapping[str, Variable] | None,
 ) -> dict[str, dict[str, Variable]]:
-    """Returns all that training goes on from; see `Checkpoints.save`."""
+    """Returns all that training resumes from; see `Checkpoints.save`."""
     contents = {
         "weights": by_name(model, model.weights),
         "seeds": _seed_states(model),

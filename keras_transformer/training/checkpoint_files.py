@@ -19,6 +19,7 @@ from keras_transformer.errors import InputError
 from keras_transformer.training.checkpoint_contents import Contents
 
 AVERAGE = "average"
+START = "step-0"  # weights that a run begins with
 
 
 class DamagedError(InputError):
@@ -140,7 +141,7 @@ class CheckpointFiles:
                 return name, "; ".join(damaged)
         raise InputError(
             f"no checkpoint in {self.folder} is whole: {'; '.join(damaged)}; restore one from "
-            "a copy, or delete them to start anew"
+            "a copy, or delete them to start again"
         )
 
     def read(self, name: str, contents: Contents, weights: Iterable[str]) -> None:

@@ -41,7 +41,7 @@ class CheckpointMetrics:
         except (OSError, ValueError, TypeError, AttributeError) as error:
             raise InputError(
                 f"{self.path} is damaged ({type(error).__name__}: {error}); restore it from a "
-                "copy, or delete it to go on without the metrics of earlier checkpoints"
+                "copy, or delete it to continue without the metrics of earlier checkpoints"
             ) from error
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -7,6 +7,7 @@ the run was stopped, and is dropped once a regular one follows: stopping a run c
 which checkpoints are kept nor their average.
 """
 
+import collections
 import pathlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -72,8 +73,8 @@ class Checkpoints:
         return step % self.every == 0 or step == self.end
 
     def newest(self, count: int) -> list[int]:
-        """Returns the steps of the newest regular checkpoints, oldest first."""
-        return [step for step in self.steps() if self.is_regular(step)][-count:]
+        """Returns the steps of the newest regular checkpoints that were trained, oldest first."""
+        return [step for step in self.steps() if step and self.is_regular(step)][-count:]
 
     def best(self, count: int) -> list[int]:
         """Returns the steps of the regular checkpoints of best `metric`; of equals the newer."""
@@ -100,8 +101,7 @@ class Checkpoints:
             average_weights, extra: moving averages by the weight's path; other variables by name.
 
         Raises:
-            InputError: a weight is not finite, or the disk does not take the checkpoint; the
-                earlier ones stay as they are.
+            InputError: a weight is not finite, or the disk full; the earlier checkpoints stay.
         """
         contents = training_contents(model, average_weights, extra)
         if name := first_not_finite(contents):
@@ -113,13 +113,13 @@ class Checkpoints:
         self._write(f"step-{step}", contents, (step, metrics) if metrics else None)
         self._tidy(step)
 
-    def save_average(self, model: keras.Model) -> None:
-        """Writes the model's weights as checkpoint `average`."""
-        self._write(AVERAGE, {"weights": by_name(model, model.weights)})
+    def save_weights(self, model: keras.Model, name: str = AVERAGE) -> None:
+        """Writes the model's weights, and nothing else, as a checkpoint."""
+        self._write(name, {"weights": by_name(model, model.weights)})
 
-    def drop_average(self) -> None:
-        """Removes checkpoint `average` where there is one."""
-        self._files.drop(AVERAGE)
+    def drop(self, name: str) -> None:
+        """Removes a checkpoint where there is one."""
+        self._files.drop(name)
 
     def restore(self, model: keras.Model, name: str) -> None:
         """Reads the weights of checkpoint `name`, or their moving averages where it has them.
@@ -128,12 +128,10 @@ class Checkpoints:
             InputError: there is no such checkpoint, it is damaged, or it is another model's.
         """
         weights = by_name(model, model.weights)
-        contents = {"weights": weights}
-        if "average_weights" in self._files.names(name):
-            contents = {
-                "weights": by_name(model, model.non_trainable_weights),
-                "average_weights": by_name(model, model.trainable_weights),
-            }
+        averaged = self._files.names(name).get("average_weights", set())  # but those frozen
+        contents: dict[str, dict[str, Variable]] = collections.defaultdict(dict)
+        for path, weight in weights.items():
+            contents["average_weights" if path in averaged else "weights"][path] = weight
         self._files.read(name, contents, weights)
 
     def resume(
@@ -147,8 +145,7 @@ class Checkpoints:
         """Sets all that `save` was given to the newest checkpoint that is not damaged.
 
         Returns:
-            The checkpoint's step; 0 where there is none yet. `say` takes a line about any that
-            was skipped.
+            The checkpoint's step; 0 where there is none. `say` takes a line about any skipped.
 
         Raises:
             InputError: all checkpoints are damaged, or the newest is another model's.
@@ -158,9 +155,16 @@ class Checkpoints:
         names = [f"step-{step}" for step in reversed(self.steps())]
         if not names:
             return 0
-        name, damaged = self._files.first_whole(
-            names, lambda name: self._files.read(name, contents, contents["weights"])
-        )
+
+        def read(name: str) -> None:
+            parts = [contents]
+            if "optimizer" not in self._files.names(name):  # what the run starts from
+                groups = contents.keys() & {"weights", "average_weights"}
+                parts = [{"weights": contents[group]} for group in groups]
+            for part in parts:
+                self._files.read(name, part, contents["weights"])
+
+        name, damaged = self._files.first_whole(names, read)
         step = int(name.removeprefix("step-"))
         if damaged:
             say(f"{damaged}; going on from step {step}.")
@@ -174,7 +178,7 @@ class Checkpoints:
                 the latest where there is none. "auto" skips damaged ones, and says so on stderr.
 
         Raises:
-            InputError: it is no such name, there is no checkpoint yet, or all are damaged.
+            InputError: it is no such name, there is no checkpoint, or all are damaged.
         """
         if which == AVERAGE:
             return AVERAGE
@@ -200,11 +204,7 @@ class Checkpoints:
         )
 
     def average(self, model: keras.Model, steps: Sequence[int]) -> None:
-        """Sets the model's weights to the mean of those of the checkpoints (6.1).
-
-        Raises:
-            InputError: no steps are given, or as in `restore`.
-        """
+        """Sets the model's weights to the mean of those of the checkpoints (6.1)."""
         if not steps:
             raise InputError(f"no checkpoints to average in {self.folder}; train the run first")
         sums = [np.zeros(weight.shape, np.float64) for weight in model.weights]

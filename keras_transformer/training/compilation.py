@@ -12,6 +12,7 @@ from keras_transformer.objectives import (
     TargetTokens,
     TokenAccuracy,
 )
+from keras_transformer.training.flops import TrainingFlops
 from keras_transformer.training.optimizer import FusedAdam
 
 
@@ -40,6 +41,7 @@ def compile_for_training(
         # Decay of gains and biases would only keep norms from doing their work.
         vectors = [weight for weight in model.trainable_weights if len(weight.shape) < 2]
         optimizer.exclude_from_weight_decay(var_list=vectors)
+    model.flops_metric = TrainingFlops(model)
     model.compile(
         optimizer=optimizer,
         loss=SmoothedCrossEntropy(training.label_smoothing),

@@ -6,15 +6,18 @@ from collections.abc import Callable, Sequence
 
 from keras_transformer.config import DataConfig
 from keras_transformer.data import (
+    ApacheBeamShards,
     PairSource,
     ParallelText,
     TokenizedCorpus,
     cached_corpus,
+    help_tokenize,
     learn_from_corpus,
 )
 from keras_transformer.errors import InputError
 from keras_transformer.tasks import Task, TranslationTask
 from keras_transformer.text import Vocabulary
+from keras_transformer.text.vocabulary import WORD_START
 
 _TRANSLATION = TranslationTask()
 
@@ -25,7 +28,9 @@ def training_corpus(
     cache_folder: str | os.PathLike[str],
     progress: Callable[[int], None] = lambda num_pairs: None,
     *,
-    keep_others: bool = False,
+    keep_others: bool = True,
+    worker: tuple[int, int] = (0, 1),
+    beam: ApacheBeamShards | None = None,
     task: Task = _TRANSLATION,
 ) -> TokenizedCorpus:
     """Returns the corpora to train on as ids, tokenized before or now; see `cached_corpus`."""
@@ -37,13 +42,30 @@ def training_corpus(
         max_length_ratio=data.max_length_ratio,
         progress=progress,
         keep_others=keep_others,
+        worker=worker,
+        make_shards=beam,
     )
 
 
-def read_validation_text(data: DataConfig, task: Task = _TRANSLATION) -> ParallelText | None:
-    """Returns the pairs to validate on, or None where the configuration names none."""
-    sources = task.sources(data, "validation")
-    return _read(sources) if sources else None
+def help_tokenize_training_corpus(
+    data: DataConfig,
+    cache_folder: str | os.PathLike[str],
+    worker: tuple[int, int],
+    task: Task = _TRANSLATION,
+) -> bool:
+    """Makes a worker's share of what `training_corpus` is making elsewhere: `help_tokenize`."""
+    return help_tokenize(
+        cache_folder,
+        task.sources(data, "train"),
+        worker=worker,
+        max_length=data.max_length,
+        max_length_ratio=data.max_length_ratio,
+    )
+
+
+def read_validation_texts(data: DataConfig, task: Task = _TRANSLATION) -> list[ParallelText]:
+    """Returns the pairs of each dev set, of which the first decides; none where none is named."""
+    return [_read([source]) for source in task.sources(data, "validation")]
 
 
 def read_test_text(
@@ -84,20 +106,46 @@ def make_vocabularies(data: DataConfig, task: Task = _TRANSLATION) -> tuple[Voca
     if data.vocabulary is not None:
         source = Vocabulary.load(data.vocabulary)
         path = data.target_vocabulary
-        return source, source if path is None else Vocabulary.load(path)
+        vocabularies = source, source if path is None else Vocabulary.load(path)
+        check_symbols(data, task, vocabularies)
+        return vocabularies
     sources = task.sources(data, "train")
     options = {
         "size": data.vocabulary_size,
-        "kind": data.vocabulary_kind,
         "normalization": data.vocabulary_normalization,
         "character_coverage": data.character_coverage,
         "byte_fallback": data.byte_fallback,
     }
-    if data.share_vocabulary:
-        shared = learn_from_corpus(sources, (0, 1), **options)
+    kinds = data.kinds
+    if data.shares_vocabulary:
+        symbols = task.symbols(sources)
+        shared = learn_from_corpus(sources, (0, 1), kind=kinds[0], symbols=symbols, **options)
         return shared, shared
-    return learn_from_corpus(sources, (0,), **options), learn_from_corpus(sources, (1,), **options)
+    source, target = (
+        learn_from_corpus(sources, (side,), kind=kinds[side], **options) for side in (0, 1)
+    )
+    return source, target
+
+
+def check_symbols(
+    data: DataConfig, task: Task, vocabularies: tuple[Vocabulary, Vocabulary]
+) -> None:
+    """Raises `InputError` where a shared vocabulary was learned without a symbol of the task."""
+    source, target = vocabularies
+    if source.fingerprint != target.fingerprint:
+        return
+    known = set(source.pieces(range(source.size)))
+    symbols = task.symbols(task.sources(data, "train"))
+    if missing := [symbol for symbol in symbols if WORD_START + symbol not in known]:
+        raise InputError(
+            f"{len(missing):,} symbols of this text, such as {missing[0]!r}, are no tokens of the "
+            "vocabulary, which was learned for something else; let train learn one"
+        )
 
 
 def _read(sources: Sequence[PairSource]) -> ParallelText:
-    return ParallelText.read(itertools.chain.from_iterable(sources))
+    text = ParallelText.read(itertools.chain.from_iterable(sources))
+    if not text.source:
+        names = ", ".join(map(str, sources))
+        raise InputError(f"there is no sentence to evaluate on in {names}; give a larger text")
+    return text

@@ -1,6 +1,7 @@
 """Trains a model on a run directory with `model.fit`, from its last checkpoint on."""
 
 import contextlib
+from collections.abc import Sequence
 from typing import Literal
 
 import tensorflow as tf
@@ -16,7 +17,7 @@ from keras_transformer.training.trainer import Trainer
 def train(
     run: RunDirectory,
     corpus: TokenizedCorpus,
-    dev: ParallelText | None = None,
+    dev: ParallelText | Sequence[ParallelText] | None = None,
     *,
     strategy: tf.distribute.Strategy | None = None,
     jit_compile: bool | Literal["auto"] = "auto",
@@ -25,14 +26,15 @@ def train(
 ) -> Seq2SeqModel:
     """Trains the run to its end and returns its model.
 
-    A run that has checkpoints goes on from the newest: weights, optimizer, random numbers of
+    A run that has checkpoints resumes from the newest: weights, optimizer, random numbers of
     dropout and place in the data. At the end checkpoints are averaged (6.1) into checkpoint
     `average`, and the model returned has those weights.
 
     Args:
         run: an existing run directory.
         corpus: the sentence pairs to train on.
-        dev: pairs whose loss and task's metric are measured at each checkpoint.
+        dev: pairs whose loss and task's metric are measured at each checkpoint; of several dev sets
+            the first decides, and of the others the metric is measured.
         strategy: from `make_strategy`; None trains on one device.
         jit_compile: as in `TokenWeightedModel.compile`.
         tensorboard: whether to write TensorBoard logs into the run directory.
@@ -44,10 +46,11 @@ def train(
             not suffice, or gradients stay non-finite; the last good checkpoint stays.
     """
     strategy = strategy or tf.distribute.get_strategy()
+    devs = [dev] if isinstance(dev, ParallelText) else list(dev or ())
     with run.lock() if worker_of(strategy).is_chief else contextlib.nullcontext():
         trainer = Trainer(run, strategy, jit_compile, show)
         with strategy.scope():
-            trainer.train(corpus, dev, tensorboard)
+            trainer.train(corpus, devs, tensorboard)
             trainer.average()
     return trainer.model
 

@@ -1,17 +1,18 @@
 """What a run has cost: model FLOPs, and the share of the machine's arithmetic that they used.
 
 A model counts the matrix products of its forward pass; the backward pass multiplies twice as much.
-Not counted: padding, embedding lookups, biases, norms, softmax, loss and optimizer (Kaplan et al.
-2020, section 2.1, count so).
+Not counted: embedding lookups, biases, norms, softmax, loss and optimizer (Kaplan et al. 2020,
+section 2.1, count so).
 """
 
 import time
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
+import keras
 import tensorflow as tf
+from keras import ops
 
+from keras_transformer.config import PAD_ID, TrainingConfig
+from keras_transformer.decoding import Tensor
 from keras_transformer.models import Seq2SeqModel
 from keras_transformer.training.metric_logging import Row
 
@@ -19,23 +20,38 @@ _FORWARD_AND_BACKWARD = 3  # forward passes
 _SIZES = (512, 1024, 2048, 4096, 8192)  # of the matrices whose product is timed
 _PRODUCTS = 8  # in a row, so that the call of them counts for little
 
-Lengths = npt.NDArray[Any]  # tokens of each sentence of a corpus, EOS included
 
+class TrainingFlops(keras.metrics.Metric):
+    """Adds up the floating-point operations of training on the batches seen.
 
-def training_flops(
-    model: Seq2SeqModel, source_lengths: Lengths, target_lengths: Lengths, target_tokens: float
-) -> float:
-    """Returns the floating-point operations of training on so many target tokens.
+    "flops" are those of the sentence pairs by their own lengths, "padded_flops" those of the
+    matrices with all their padding, which the device computes.
 
     Args:
-        model: counts those of one sentence pair.
-        source_lengths: of the corpus.
-        target_lengths: of the corpus.
-        target_tokens: trained on, of pairs like those of the corpus.
+        model: counts those of one pair; calls `update_state` where this is its `flops_metric`.
     """
-    source, target = (np.asarray(each, np.float64) for each in (source_lengths, target_lengths))
-    forward = np.sum(model.count_flops(source, target)) / np.sum(target)  # a target token
-    return float(_FORWARD_AND_BACKWARD * forward * target_tokens)
+
+    def __init__(self, model: Seq2SeqModel) -> None:
+        super().__init__(name="training_flops")
+        self._count = model.count_flops
+        self.real, self.padded = (
+            self.add_variable((), "zeros", "float64", name=name)  # exact up to 2**53
+            for name in ("real", "padded")
+        )
+
+    def update_state(self, source: Tensor, labels: Tensor) -> None:
+        """Counts a batch of ids, source [B, S] and labels [B, T]."""
+        sides = [ops.convert_to_tensor(ids) for ids in (source, labels)]
+        lengths = [ops.sum(ops.cast(ids != PAD_ID, "float64"), axis=1) for ids in sides]  # [B]
+        widths = [ops.cast(ops.shape(ids)[1], "float64") for ids in sides]
+        rows = ops.cast(ops.shape(sides[0])[0], "float64")
+        self.real.assign_add(_FORWARD_AND_BACKWARD * ops.sum(self._count(*lengths)))
+        self.padded.assign_add(_FORWARD_AND_BACKWARD * rows * self._count(*widths))
+
+    def result(self) -> dict[str, Tensor]:
+        totals = {"flops": self.real, "padded_flops": self.padded}
+        # A value of its own: a variable would change later.
+        return {name: ops.cast(total, "float64") for name, total in totals.items()}
 
 
 def measured_peak(dtype: str, seconds: float = 0.3) -> float:
@@ -77,25 +93,29 @@ def _fastest(matrix: tf.Tensor, seconds: float) -> float:
     return fastest
 
 
-def summary_lines(
-    model: Seq2SeqModel, lengths: tuple[Lengths, Lengths], last: Row, peak: float
-) -> list[str]:
+def summary_lines(last: Row, peak: float, training: TrainingConfig) -> list[str]:
     """Returns what to print at the end of a run.
 
     Args:
-        model: the one that was trained.
-        lengths: of the source and target sentences of the corpus.
         last: the last row of metrics.jsonl, which counts over the whole run.
         peak: FLOP/s of all devices together, from `measured_peak`.
+        training: says in which precision the model computes, and the devices' sustained rate.
     """
-    tokens, seconds = last["target_tokens"], last["seconds"]
-    flops = training_flops(model, *lengths, tokens)
+    tokens, seconds, flops = last["target_tokens"], last["seconds"], last["flops"]
     rate = flops / seconds
+    share = f"{rate / peak:.0%} of" if rate <= peak else "more than, while the machine is busy,"
     hours, minutes = int(seconds) // 3600, int(seconds) // 60 % 60
-    return [
+    lines = [
         f"Trained {last['step']:,} steps on {tokens:,.0f} target tokens "
         f"in {hours}:{minutes:02}:{int(seconds) % 60:02}, {tokens / seconds:,.0f} tokens/s "
         "(validation and checkpoints left out).",
-        f"Model FLOPs: {flops:.3g}, or {rate:.3g} a second, {rate / peak:.0%} of the {peak:.3g} "
-        "of a matrix product on this machine.",
+        f"Model FLOPs: {flops:.3g}, {last['padded_flops']:.3g} with padding, in "
+        f"{training.precision}; {rate:.3g} a second, {share} the {peak:.3g} of a matrix product on "
+        "this machine.",
     ]
+    if "sustained_flops" in last:
+        lines.append(
+            f"By the devices' time, at {training.sustained_tflops:g} TFLOP/s sustained: "
+            f"{last['sustained_flops']:.3g}."
+        )
+    return lines

@@ -51,7 +51,7 @@ def heartbeat(folder: pathlib.Path) -> Iterator[None]:
 
 
 def wait_for_first_worker(folder: pathlib.Path, is_ready: Callable[[], bool]) -> None:
-    """Waits until `is_ready`, for as long as the first worker's heartbeat goes on.
+    """Waits until `is_ready`, for as long as the first worker's heartbeat continues.
 
     Only changes of the file's time count, so that clocks of machines may differ.
 

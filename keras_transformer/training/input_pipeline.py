@@ -31,7 +31,7 @@ class TrainingInput:
 
     def __init__(self, run: RunDirectory, strategy: tf.distribute.Strategy) -> None:
         configs = run.configs()
-        self._data, self._training = configs.data, configs.training
+        self._data, self._training, self._task = configs.corpora, configs.training, configs.task
         self._vocabularies = run.vocabularies()
         self._strategy = strategy
         self._worker = worker_of(strategy)
@@ -46,8 +46,10 @@ class TrainingInput:
         resample = None
         if self._data.subword_sampling:
             source, target = (
-                SubwordSampler(vocabulary, alpha=self._data.subword_sampling)
-                for vocabulary in self._vocabularies
+                SubwordSampler(vocabulary, alpha=self._data.subword_sampling) if varies else None
+                for vocabulary, varies in zip(
+                    self._vocabularies, self._data.has_subwords, strict=True
+                )
             )
             resample = source, target
         return self._distributed(
@@ -68,7 +70,8 @@ class TrainingInput:
         They are as large as the accumulated parts of a batch that is trained on, for which there
         is memory, but have room for any sentence.
         """
-        corpus = tokenize(text, self._vocabularies)
+        learned = text._replace(target=list(map(self._task.learned_text, text.target)))
+        corpus = tokenize(learned, self._vocabularies)
         longest = int(max(corpus.source_lengths.max(), corpus.target_lengths.max()))
         part = self._training.batch_tokens // self._training.accumulation_steps
         sharing = self._sharing | {"batch_tokens": max(part, longest)}
@@ -90,7 +93,8 @@ class TrainingInput:
 
 def num_shapes(run: RunDirectory, corpus: TokenizedCorpus) -> int:
     """Returns how many shapes the batches have, for each of which XLA compiles a program."""
-    _, data, training, _ = run.configs()
+    configs = run.configs()
+    data, training = configs.corpora, configs.training
     bucketing = bucket_corpus(corpus, batch_tokens=training.batch_tokens, mix_weights=data.weights)
     # All pairs of a bucket may have moved on to larger ones.
     return sum(batches > 0 for batches in bucketing.batches)

@@ -19,7 +19,7 @@ def intervals(step: int, training: TrainingConfig) -> list[tuple[int, int, int]]
     return calls
 
 
-def validated_epochs(first: int, last: int, training: TrainingConfig) -> list[int]:
+def epochs_with_validation(first: int, last: int, training: TrainingConfig) -> list[int]:
     """Returns the epochs of a call of `fit`, counted from 1, that end with a validation."""
     every, end = min(training.event_steps), training.train_steps
     epochs = range(first + 1, last + 1)

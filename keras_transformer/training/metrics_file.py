@@ -13,11 +13,11 @@ class MetricsFile:
     """Appends rows to a file, from a step of the run on.
 
     Rows beyond that step, of a process that was killed after its last checkpoint, are dropped,
-    and so is a line that was being written then: the run writes them anew.
+    and so is a line that was being written then: the run writes them again.
 
     Args:
         path: the file; made by the first row.
-        step: where the run goes on; 0 at its beginning.
+        step: where the run resumes; 0 at its beginning.
 
     Attributes:
         last: the newest row that is left; None where there is none.

@@ -1,6 +1,6 @@
 """What a person reads while a model trains: one line that changes on a terminal, lines in a log.
 
-  300/20,000  loss 5.412  ppl 148.2  acc 24.1%  lr 3.0e-4  5.21k tok/s  pad  6%  left 1h05m
+  300/20,000  loss 5.412  ppl 148.2  acc 24.1%  lr 3.0e-4  5.21k tok/s  4.61T FLOP  left 1h05m
 1,000/20,000  loss 3.947  ppl 19.67  acc 45.9%  BLEU 12.31  on the dev set
 """
 
@@ -65,11 +65,12 @@ class Progress(keras.callbacks.Callback):
 
     def show(self, row: Row) -> None:
         """Shows a row of `MetricLogger`."""
-        self._row = row
-        if self._live:
-            self._draw(row)
-        else:
-            self._write(self._training_line(row, int(row["step"])))
+        if "loss" in row:  # before the first update there is none
+            self._row = row
+            if self._live:
+                self._draw(row)
+            else:
+                self._write(self._training_line(row, int(row["step"])))
         if row["skipped_steps"] > self._skipped:
             self._skipped = row["skipped_steps"]
             text = f"{self._skipped:,} updates left out so far: gradient not finite"
@@ -103,7 +104,7 @@ class Progress(keras.callbacks.Callback):
             *_quality(row),
             f"lr {_scientific(row['learning_rate'])}",
             f"{_thousands(row['tokens_per_second'])} tok/s",
-            f"pad {row['padding']:3.0%}",
+            f"{_thousands(row['flops'])} FLOP",
         ]
         seconds_left = self._seconds_left(step)
         if seconds_left is not None:
@@ -113,9 +114,9 @@ class Progress(keras.callbacks.Callback):
     def _dev_line(self, row: Row) -> str:
         dev = {name.removeprefix("val_"): row[name] for name in row if name.startswith("val_")}
         parts = [self._steps(row["step"]), *_quality(dev)]
-        metric = self._metric_logger.metric
-        if metric is not None and metric.name in row:
-            parts.append(f"{metric.label} {row[metric.name]:.2f}")
+        for metric in self._metric_logger.metrics:
+            if metric.name in row:
+                parts.append(f"{metric.label} {row[metric.name]:.2f}")
         return "  ".join([*parts, "on the dev set"])
 
     def _steps(self, step: float) -> str:
@@ -151,8 +152,8 @@ def _five_columns(value: float) -> str:
 
 def _thousands(value: float) -> str:
     """Returns three digits and a unit: 987, 9.87k, 98.7k, 987k or 9.87M, in five columns."""
-    for unit in ("", "k", "M", "G"):
-        if value < 999.5 or unit == "G":
+    for unit in ("", "k", "M", "G", "T", "P", "E", "Z"):
+        if value < 999.5 or unit == "Z":
             break
         value /= 1000
     digits = 0 if not unit else 2 - (value >= 9.995) - (value >= 99.95)

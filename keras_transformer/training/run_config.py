@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 from typing_extensions import Self
 
 from keras_transformer.atomic_files import write_atomically
-from keras_transformer.config import DataConfig, ModelConfig, TrainingConfig
+from keras_transformer.config import DataConfig, ModelConfig, SearchConfig, TrainingConfig
 from keras_transformer.config.model import UnknownArchitectureError
+from keras_transformer.config.search import NO_USE
 from keras_transformer.errors import InputError
 from keras_transformer.tasks import Task, TranslationTask, get_task
 from keras_transformer.text import Vocabulary
@@ -28,26 +29,64 @@ _MAY_CHANGE = {
     "stop_patience",
     "max_bad_steps",
     "log_steps",
+    "sustained_tflops",
     "test_source",
     "test_target",
+    "test_file",
 }
 # What else may change before the first checkpoint, beside all of TrainingConfig.
 _NOT_OF_THE_VOCABULARY = {"max_length", "max_length_ratio", "mix_weights", "subword_sampling"}
 
 
 class RunConfigs(NamedTuple):
-    """What a run was asked for."""
+    """What a run was asked for.
+
+    Attributes:
+        model, task: the hyperparameters, and what the model is for.
+        data, training: how it is trained; no data where it was imported.
+        search: fields of `SearchConfig` with other defaults than the task's.
+        origin: where weights came from that were not trained here, for people to read; of a run
+            that started from another one "start_from", the path.
+    """
 
     model: ModelConfig
-    data: DataConfig
+    data: DataConfig | None
     training: TrainingConfig
     task: Task = TranslationTask()
+    search: Mapping[str, Any] = {}
+    origin: Mapping[str, Any] = {}
 
-    def to_dict(self) -> dict[str, dict[str, Any]]:
+    @property
+    def corpora(self) -> DataConfig:
+        """The data; `InputError` where there is none."""
+        if self.data is None:
+            raise InputError(
+                "this run was imported and has no data: name the files to use, as in "
+                "evaluate --source and --target; to train it further, give train another "
+                "--run_dir, and --start_from with this one"
+            )
+        return self.data
+
+    def search_config(self, changes: Mapping[str, Any] | None = None) -> SearchConfig:
+        """Returns how the run searches, with some fields changed.
+
+        What the run has for another method than the one that is asked for is left out.
+        """
+        changes = changes or {}
+        no_use = NO_USE.get(changes.get("method", ""), ())
+        kept = {name: value for name, value in self.search.items() if name not in no_use}
+        return self.task.search_config({**kept, **changes})
+
+    def to_dict(self) -> dict[str, Any]:
         """Returns them as config.json holds them."""
-        values = {name: config.to_dict() for name, config in self._asdict().items()}
-        values["task"] = {"name": self.task.name} | values["task"]
-        return values
+        values: dict[str, Any] = {
+            "model": self.model.to_dict(),
+            "data": None if self.data is None else self.data.to_dict(),
+            "training": None if self.data is None else self.training.to_dict(),
+            "task": {"name": self.task.name} | self.task.to_dict(),
+        }
+        others = {"search": self.search, "origin": self.origin}
+        return values | {name: dict(value) for name, value in others.items() if value}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "RunConfigs":
@@ -55,15 +94,17 @@ class RunConfigs(NamedTuple):
         options = dict(values["task"])
         return cls(
             ModelConfig.from_dict(values["model"]),
-            DataConfig.from_dict(values["data"]),
-            TrainingConfig.from_dict(values["training"]),
+            None if values["data"] is None else DataConfig.from_dict(values["data"]),
+            TrainingConfig.from_dict(values["training"] or {}),
             get_task(options.pop("name")).from_dict(options),
+            dict(values.get("search", {})),
+            dict(values.get("origin", {})),
         )
 
     def flat(self) -> dict[str, Any]:
         """Returns all values by the names of their flags, the name of the task as "task"."""
         values: dict[str, Any] = {"task": self.task.name}
-        for config in self:
+        for config in (self.model, self.corpora, self.training, self.task):
             values |= config.to_dict()
         return values
 

@@ -6,6 +6,7 @@ target.model        the target's own vocabulary, where there is one
 checkpoints/        see `checkpoints.py`
 lock                held by the process that trains the run
 tokens/             the tokenized text, see `data/cache.py`
+shortlist.npz       see `data/shortlist.py`, where one has been asked for
 metrics.jsonl       one JSON object every `log_steps` updates and at each checkpoint
 tensorboard/        on request
 """
@@ -20,6 +21,7 @@ from keras_transformer.config import TrainingConfig
 from keras_transformer.errors import InputError, advice_on_writing
 from keras_transformer.models import Seq2SeqModel, build_model
 from keras_transformer.text import Vocabulary
+from keras_transformer.training.checkpoint_files import AVERAGE, START
 from keras_transformer.training.checkpoints import Checkpoints
 from keras_transformer.training.run_config import (
     RunConfigFile,
@@ -52,19 +54,29 @@ class RunDirectory:
             )
         return self._config_file.path.is_file()
 
-    def create(self, configs: RunConfigs, source: Vocabulary, target: Vocabulary) -> None:
-        """Writes the vocabularies and, last, the configuration, with its precision `resolved`.
+    def create(
+        self,
+        configs: RunConfigs,
+        source: Vocabulary,
+        target: Vocabulary,
+        start: Seq2SeqModel | None = None,
+    ) -> None:
+        """Writes the run, the configuration, with its precision `resolved`, last.
+
+        Args:
+            configs: the configurations.
+            source, target: the vocabularies.
+            start: has the weights to begin with, checkpoint `step-0`; None means random ones.
 
         Raises:
             InputError: the directory holds a run already, or it cannot be written.
         """
         if self.exists:
-            raise InputError(
-                f"{self.path} holds a run already; go on with it, or give another path"
-            )
+            raise InputError(f"{self.path} holds a run already; resume it, or give another path")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._target_path.unlink(missing_ok=True)  # of an attempt that was interrupted here
+            self.checkpoints().drop(START)
         except OSError as error:
             raise self._cannot_write(error) from error
         source.save(self._source_path)
@@ -72,13 +84,15 @@ class RunDirectory:
         if target.fingerprint != source.fingerprint:
             target.save(self._target_path)
             vocabularies[self._target_path.name] = VocabularyRecord.of(target.model_bytes)
+        if start is not None:
+            self.checkpoints().save_weights(start, START)
         configs = configs._replace(training=self.resolved(configs.training))
         self._write_config(configs, vocabularies)
 
     def resolved(self, training: TrainingConfig) -> TrainingConfig:
         """Returns a configuration with the precision that "auto" means for this run.
 
-        That is the precision it has, whatever machine it goes on with. A new run gets
+        That is the precision it has, whatever machine it resumes on. A new run gets
         mixed_bfloat16 where this machine computes in it, else float32.
         """
         if training.precision != "auto":
@@ -107,16 +121,16 @@ class RunDirectory:
         """
         configs = self.configs()
         asked = asked._replace(training=self.resolved(asked.training))
-        if found := differences(configs, asked, has_checkpoint=bool(self.checkpoints().steps())):
+        if found := differences(configs, asked, has_checkpoint=any(self.checkpoints().steps())):
             raise InputError(
                 f"run directory {self.path} holds another run: {'; '.join(found)}; "
-                "leave these flags out to go on with it, or give another --run_dir"
+                "leave these flags out to resume it, or give another --run_dir"
             )
         with self.lock():
             if _what_is_averaged(configs.training) != _what_is_averaged(asked.training):
                 checkpoints = self.checkpoints()
                 if checkpoints.to_average(*_what_is_averaged(asked.training)):
-                    checkpoints.drop_average()  # made anew when the run comes to its end
+                    checkpoints.drop(AVERAGE)  # made again when the run comes to its end
             self._write_config(asked, self._config_file.vocabularies())
 
     @contextlib.contextmanager
@@ -126,7 +140,7 @@ class RunDirectory:
         Raises:
             InputError: another one does so already, there is no run, or it cannot be written to.
         """
-        self.configs()  # tells where there is none
+        self.configs()  # raises where there is none
         try:
             lock = open(self.path / "lock", "ab")  # noqa: SIM115 (closed below)
         except OSError as error:

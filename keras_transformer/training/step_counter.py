@@ -6,7 +6,7 @@ import keras
 
 
 class StepCounter(keras.callbacks.Callback):
-    """Counts batches over all calls of `fit`; stands first in the list of callbacks.
+    """Counts batches over all calls of `fit`; comes first in the list of callbacks.
 
     The optimizer's own count stays behind it where float16 overflows and an update is left out.
 

@@ -46,7 +46,7 @@ class StopOnSignal(keras.callbacks.Callback):
 
     It is a context as well, in which the signals are caught; `fit` is called inside. A second
     Ctrl-C stops at once, with `KeyboardInterrupt`. Where the signals cannot be caught, outside of
-    the main thread, or are ignored, as by `nohup`, all stays as it is. It stands last in the list
+    the main thread, or are ignored, as by `nohup`, all stays as it is. It comes last in the list
     of callbacks, so that at the end of an interval the others have done their work.
 
     Args:
@@ -127,7 +127,7 @@ class StopEarly(keras.callbacks.Callback):
     """Ends training once a metric has not improved at so many checkpoints in a row.
 
     All that it knows it reads from the checkpoints' metrics: a run that is resumed stops where it
-    would have stopped. It stands behind the callback that saves checkpoints.
+    would have stopped. It comes after the callback that saves checkpoints.
 
     Args:
         counter: counts the steps.

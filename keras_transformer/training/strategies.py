@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+from typing import Any
 
 import tensorflow as tf
 
@@ -93,3 +94,18 @@ def worker_of_environment() -> Worker | None:
             '{"cluster": {"worker": [addresses]}, "task": {"type": "worker", "index": 0}}'
         ) from error
     return worker
+
+
+def sum_over_workers(strategy: tf.distribute.Strategy, value: float) -> float:
+    """Returns the sum of the values of all replicas; waits until all workers have called it."""
+    result = _add(strategy, tf.constant(value))
+    return float(strategy.experimental_local_results(result)[0])
+
+
+@tf.function
+def _add(strategy: tf.distribute.Strategy, value: tf.Tensor) -> Any:
+    def meet(value: tf.Tensor) -> tf.Tensor:
+        context = tf.distribute.get_replica_context()
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.identity(value))
+
+    return strategy.run(meet, args=(value,))

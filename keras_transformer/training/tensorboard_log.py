@@ -18,7 +18,7 @@ class TensorBoardLog:
 
     Args:
         folder: where to.
-        step: where the run goes on; what an earlier process wrote beyond it is hidden.
+        step: where the run resumes; what an earlier process wrote beyond it is hidden.
     """
 
     def __init__(self, folder: pathlib.Path, step: int = 0) -> None:

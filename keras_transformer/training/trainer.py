@@ -1,7 +1,8 @@
 """One process that trains a run: its model, its callbacks and its checkpoints."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import keras
@@ -12,8 +13,9 @@ from keras_transformer.models import build_model
 from keras_transformer.tasks import Metric
 from keras_transformer.training.checkpoint_metrics import dev_metrics
 from keras_transformer.training.compilation import compile_for_training
+from keras_transformer.training.freezing import freeze
 from keras_transformer.training.input_pipeline import TrainingInput
-from keras_transformer.training.intervals import intervals, validated_epochs
+from keras_transformer.training.intervals import epochs_with_validation, intervals
 from keras_transformer.training.lazy_logs import LazyLogs
 from keras_transformer.training.metric_logging import MetricLogger
 from keras_transformer.training.metrics_file import MetricsFile
@@ -27,8 +29,8 @@ from keras_transformer.training.stopping import (
     is_stopped_early,
     report_out_of_memory,
 )
-from keras_transformer.training.strategies import worker_of
-from keras_transformer.training.validation import DevMetric, ValidateMetric, check_validation
+from keras_transformer.training.strategies import sum_over_workers, worker_of
+from keras_transformer.training.validation import ValidateMetric, check_validation
 from keras_transformer.training.weight_average import WeightAverage
 
 
@@ -53,6 +55,7 @@ class Trainer:
         keras.utils.set_random_seed(self.training.seed)
         with strategy.scope():
             self.model = build_model(configs.model, dtype=self.training.precision)
+            freeze(self.model, self.training.freeze)
             compile_for_training(self.model, self.training, jit_compile)
             self.weight_average = None
             if self.training.ema_decay is not None:
@@ -60,21 +63,29 @@ class Trainer:
                     self.model, self.training.ema_decay, self.counter
                 )
         self.counter.step = self.checkpoints.resume(self.model, **self._state())
+        self.is_measured = self.checkpoints.steps() != [0] or 0 in self.checkpoints.metrics.read()
 
-    def train(self, corpus: TokenizedCorpus, dev: ParallelText | None, tensorboard: bool) -> None:
-        """Goes on to the end of the run, or until a metric stops it."""
+    def train(
+        self, corpus: TokenizedCorpus, devs: Sequence[ParallelText], tensorboard: bool
+    ) -> None:
+        """Trains to the end of the run, or until a metric of the first dev set stops it."""
+        dev = devs[0] if devs else None
         check_validation(self.training, self.task, dev)
+        validations = self._validations(devs)
         batches = TrainingInput(self.run, self.strategy)
         held_out = None if dev is None else batches.validation_batches(dev)
-        metric_logger = self._metric_logger(tensorboard)
+        metric_logger = self._metric_logger([each.metric for each in validations], tensorboard)
         with (
             self._shown(metric_logger) as progress,
             self._stopped_by_signals(metric_logger) as stops,
         ):
+            if held_out is not None and not self.is_measured:
+                with report_out_of_memory():
+                    self._measure_start(held_out, validations, metric_logger)
             callbacks = [
                 self.counter,
                 *([] if self.weight_average is None else [self.weight_average]),
-                *self._validation(dev),
+                *validations,
                 metric_logger,
                 *progress,
                 StopOnBadSteps(self.counter, self.checkpoints, self.training.max_bad_steps),
@@ -92,18 +103,30 @@ class Trainer:
                         initial_epoch=first,
                         epochs=last,
                         steps_per_epoch=interval,
-                        validation_freq=validated_epochs(first, last, self.training),
+                        validation_freq=epochs_with_validation(first, last, self.training),
                         callbacks=LazyLogs(callbacks, self.model),
                         shuffle=False,  # the batches are shuffled already
                         verbose=0,
                     )
+
+    def _measure_start(
+        self, held_out: Any, validations: Sequence[ValidateMetric], metric_logger: MetricLogger
+    ) -> None:
+        """Measures the weights that the run starts from, before the first update."""
+        logs = self.model.evaluate(held_out, verbose=0, return_dict=True)
+        logs = {f"val_{name}": value for name, value in logs.items()}
+        for each in validations:
+            each.on_epoch_end(-1, logs)
+        metric_logger.on_start(logs)
+        metrics = dev_metrics(logs, self.task.metric)
+        self._on_chief(lambda: self.checkpoints.metrics.write(0, metrics))  # then `is_measured`
 
     def average(self) -> None:
         """Gives the model the average of its last or best checkpoints, and writes it (6.1)."""
         steps = self.checkpoints.to_average(self.training.average_last, self.training.average_best)
         if steps:
             self.checkpoints.average(self.model, steps)
-            self._on_chief(lambda: self.checkpoints.save_average(self.model))
+            self._on_chief(lambda: self.checkpoints.save_weights(self.model))
 
     def save(self, step: int, metrics: dict[str, float] | None = None) -> None:
         """Writes a checkpoint; all workers wait until the chief has done so."""
@@ -111,14 +134,18 @@ class Trainer:
             lambda: self.checkpoints.save(self.model, step, metrics=metrics, **self._state())
         )
 
-    def _metric_logger(self, tensorboard: bool) -> MetricLogger:
+    def _metric_logger(self, metrics: Sequence[Metric], tensorboard: bool) -> MetricLogger:
         """Returns the metric logger; only the chief's writes files."""
-        if not self.worker.is_chief:
-            return MetricLogger(self.counter, self.training.log_steps, metric=self.task.metric)
-        file = MetricsFile(self.run.metrics_path, self.counter.step)
-        metric_logger = MetricLogger(
-            self.counter, self.training.log_steps, file.last, self.task.metric
+        make = functools.partial(
+            MetricLogger, self.counter, self.training.log_steps, metrics=metrics
         )
+        if not self.worker.is_chief:
+            return make()
+        file = MetricsFile(self.run.metrics_path, self.counter.step if self.is_measured else -1)
+        rate = self.training.sustained_tflops
+        if rate is not None:
+            rate *= 1e12 * self.strategy.num_replicas_in_sync
+        metric_logger = make(last=file.last, sustained_flops=rate)
         metric_logger.listeners.append(file.append)
         if tensorboard:
             from keras_transformer.training.tensorboard_log import TensorBoardLog
@@ -151,7 +178,7 @@ class Trainer:
             self.save(step)
 
         def ask_all(has_signal: bool) -> bool:
-            return _sum_over_workers(self.strategy, float(has_signal)) > 0
+            return sum_over_workers(self.strategy, float(has_signal)) > 0
 
         with StopOnSignal(
             self.counter,
@@ -161,15 +188,13 @@ class Trainer:
         ) as stop:
             yield [stop]
 
-    def _validation(self, dev: ParallelText | None) -> list[keras.callbacks.Callback]:
-        if dev is None or not self.training.validation_time_share:
-            return []
-        measure = DevMetric(self.model, dev, self.run.vocabularies(), self.task, self.training)
-        averages: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
-        if self.weight_average is not None:
-            averages = self.weight_average.applied
-        is_due = lambda: self.training.is_validated(self.counter.step)  # noqa: E731
-        return [ValidateMetric(self.task.metric, measure, averages, is_due)]
+    def _validations(self, devs: Sequence[ParallelText]) -> list[ValidateMetric]:
+        average, is_validated = self.weight_average, self.training.is_validated
+        averages = contextlib.nullcontext if average is None else average.applied
+        search = self.run.configs().search_config()
+        options = self.run.vocabularies(), self.task, self.training, search
+        is_due = lambda: is_validated(self.counter.step)  # noqa: E731
+        return ValidateMetric.on_each(devs, self.model, *options, averages, is_due)
 
     def _saves_checkpoints(self) -> keras.callbacks.Callback:
         return SaveCheckpoint(
@@ -194,22 +219,7 @@ class Trainer:
         if self.worker.is_chief:
             write()
         if self.worker.count > 1:
-            _sum_over_workers(self.strategy, 0.0)  # they wait for each other
-
-
-def _sum_over_workers(strategy: tf.distribute.Strategy, value: float) -> float:
-    """Returns the sum of the values of all replicas; waits until all workers have called it."""
-    result = _add(strategy, tf.constant(value))
-    return float(strategy.experimental_local_results(result)[0])
-
-
-@tf.function
-def _add(strategy: tf.distribute.Strategy, value: tf.Tensor) -> Any:
-    def meet(value: tf.Tensor) -> tf.Tensor:
-        context = tf.distribute.get_replica_context()
-        return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.identity(value))
-
-    return strategy.run(meet, args=(value,))
+            sum_over_workers(self.strategy, 0.0)  # they wait for each other
 
 
 class SaveCheckpoint(keras.callbacks.Callback):

@@ -7,13 +7,14 @@ Shapes: B sentences, S source length, L length of the longest output.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_transformer.batch_by_length import batches_by_length, in_row_order
 from keras_transformer.config import EOS_ID, SearchConfig, TrainingConfig
 from keras_transformer.data import ParallelText, pad_ids
 from keras_transformer.decoding import Tensor
@@ -77,11 +78,16 @@ class DevMetric:
         source, self._target = self._vocabularies = vocabularies
         self._model = model
         self._task = task
-        self._search = search or task.search_config()
+        self._search = search or task.search_config(task.dev_search)
         tokens = training.event_steps[1] * training.batch_tokens
-        lengths = [len(ids) + 1 for ids in self._target.encode(text.target)]
+        learned = list(map(task.learned_text, text.target))
+        lengths = [len(ids) + 1 for ids in self._target.encode(learned)]
         affordable = training.validation_time_share * tokens / SEARCH_COST
         self.num_sentences = count_affordable(lengths, affordable)
+        while 0 < self.num_sentences < len(text.source) and (
+            text.source[self.num_sentences] == text.source[self.num_sentences - 1]
+        ):
+            self.num_sentences += 1  # one source, with another of its references
         self._texts = text.source[: self.num_sentences]
         self._references = text.target[: self.num_sentences]
         self._sources = [
@@ -102,25 +108,24 @@ class DevMetric:
         return self._task.measure(self.translate(), self._references, self._texts)
 
     def translate(self) -> list[str]:
-        """Returns the model's output for each sentence, in their order."""
-        outputs = [""] * self.num_sentences
+        """Returns the model's answer to each sentence, in their order."""
+        batches, found = self.batches(), []
         with self._model.distribute_strategy.scope():
-            for indices in self.batches():
+            for indices in batches:
                 batch = pad_ids([self._sources[index] for index in indices])
-                texts = self._decode(self._search_batch(tf.constant(batch)))
-                for index, text in zip(indices, texts, strict=True):
-                    # A blank sentence has the empty output.
-                    outputs[index] = text if len(self._sources[index]) > 1 else ""
-        return outputs
+                found.append(self._decode(self._search_batch(tf.constant(batch))))
+        outputs = in_row_order(batches, found)
+        # A blank sentence has the empty answer.
+        answers = self._task.finish(tf.constant(outputs)[:, None], tf.constant(self._texts))
+        return [
+            "" if len(ids) == 1 else answer.decode("utf-8", "replace")
+            for ids, answer in zip(self._sources, answers[:, 0].numpy(), strict=True)
+        ]
 
-    def batches(self) -> Iterator[list[int]]:
-        """Yields the indices of the sentences that are searched together, the longest first."""
-        order = sorted(range(self.num_sentences), key=lambda index: -len(self._sources[index]))
-        while order:
-            rows = max(1, self._max_tokens // len(self._sources[order[0]]))
-            rows = min(rows, _MAX_ROWS * self._num_devices)
-            yield order[:rows]
-            order = order[rows:]
+    def batches(self) -> list[list[int]]:
+        """Returns the indices of the sentences that are searched together, the longest first."""
+        lengths = list(map(len, self._sources))
+        return batches_by_length(lengths, _MAX_ROWS * self._num_devices, self._max_tokens)
 
     def _search_on_each_device(self, source: Tensor) -> Any:
         """Returns the ids [B, L] of the outputs for source ids [B, S], by device."""
@@ -191,6 +196,31 @@ class ValidateMetric(keras.callbacks.Callback):
         self.metric = metric
         self.measure = measure
         self.weights_to_measure = weights_to_measure
+
+    @classmethod
+    def on_each(
+        cls,
+        devs: Sequence[ParallelText],
+        model: keras.Model,
+        vocabularies: tuple[Vocabulary, Vocabulary],
+        task: Task,
+        training: TrainingConfig,
+        search: SearchConfig,
+        weights_to_measure: Callable[[], contextlib.AbstractContextManager[Any]],
+        is_due: Callable[[], bool],
+    ) -> "list[ValidateMetric]":
+        """Returns one callback for each dev set; none where validation is to take no time."""
+        if not training.validation_time_share:
+            return []
+        return [
+            cls(
+                task.metric.of_dev_set(number),
+                DevMetric(model, dev, vocabularies, task, training, search),
+                weights_to_measure,
+                is_due,
+            )
+            for number, dev in enumerate(devs, start=1)
+        ]
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         if logs is not None and self.is_due():

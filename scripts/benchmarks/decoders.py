@@ -72,6 +72,7 @@ class CTranslate2:
         self._ids = {token: number for number, token in enumerate(target)}
         self._forced_length = forced_length
         self._options: dict[str, Any] = {"beam_size": BEAM_SIZE, "length_penalty": LENGTH_PENALTY}
+        self._options["use_vmap"] = job["engine"].endswith("_shortlist")
         if forced_length is not None:
             lengths = dict(min_decoding_length=forced_length, max_decoding_length=forced_length)
             self._options |= lengths
@@ -93,7 +94,7 @@ class CTranslate2:
         """Returns the tokens of each best translation.
 
         At its maximum length CTranslate2 stops without EOS and ranks hypotheses without EOS's
-        probability, which for us belongs to them: of forced ones the most probable are chosen anew.
+        probability, which for us belongs to them: the most probable of forced ones is chosen.
         """
         best = [result.hypotheses[0] for result in outputs]
         if self._forced_length is not None:
@@ -110,7 +111,7 @@ def main(job: Mapping[str, Any]) -> None:
     """Translates what the parent asks for, and reports each batch's seconds, until it has gone."""
     sentences = json.loads(pathlib.Path(job["sentences"]).read_text())
     kind: type[SavedModel | CTranslate2] = CTranslate2
-    if job["engine"] != "ctranslate2":
+    if not job["engine"].startswith("ctranslate2"):
         common.load_tensorflow()
         kind = SavedModel
     start = time.perf_counter()

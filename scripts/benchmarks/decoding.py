@@ -16,12 +16,14 @@ from benchmarks.engines import Engine, Row, Turn, take_turns
 if TYPE_CHECKING:
     from benchmarks.workloads import Sentences
 
-# The environment of each engine. oneDNN prepares itself anew for every shape, and these change
+# The environment of each engine. oneDNN prepares itself again for every shape, and these change
 # from step to step of the plain graph.
 ENGINES: dict[str, dict[str, str]] = {
     "ours": {"TF_ENABLE_ONEDNN_OPTS": "0"},
+    "ours_shortlist": {"TF_ENABLE_ONEDNN_OPTS": "0"},
     "ours_xla": {"XLA_FLAGS": "--xla_cpu_prefer_vector_width=512"},
     "ctranslate2": {},
+    "ctranslate2_shortlist": {},
 }
 _MOST_SINGLES, _FEWEST_SINGLES = 20, 3  # sentences of a round that are translated one at a time
 _REST_SECONDS = 0.25  # between turns, until threads that wait in a loop for work fall asleep
@@ -41,7 +43,7 @@ class Team:
 
     def __init__(self, engine: str, model: str, sentences: str, workers: int, threads: int) -> None:
         # CTranslate2 has workers of its own, the others have a process for each.
-        self._at_once = workers if engine == "ctranslate2" else 1
+        self._at_once = workers if engine.startswith("ctranslate2") else 1
         self._num_processes = workers // self._at_once
         job = {"engine": engine, "model": model, "sentences": sentences,
                "at_once": self._at_once, "threads": threads}  # fmt: skip
@@ -113,7 +115,7 @@ def measure(
     finally:
         for team in teams:
             team.close()
-    rivals = [team.translations for team in teams if team.case["engine"] == "ctranslate2"]
+    rivals = {team.case["engine"]: team.translations for team in teams}
     for team, turns in zip(itertools.chain(*zip(teams, teams, strict=True)), results, strict=True):
         batch = max(turns[0]["batch_sizes"])
         case = {**team.case, "preset": preset, "sentences": sentences.name, "batch": batch}
@@ -142,12 +144,13 @@ def _take_turns(
 
 
 def _row(
-    team: Team, case: dict[str, Any], turns: Sequence[Turn], rivals: list[list[list[int]]]
+    team: Team, case: dict[str, Any], turns: Sequence[Turn], rivals: dict[str, list[list[int]]]
 ) -> Row:
     latencies = np.concatenate([turn["latencies"] for turn in turns])
     equal = None
-    if rivals:
-        equal = sum(a == b for a, b in zip(team.translations, rivals[0], strict=True))
+    rival = "ctranslate2_shortlist" if case["engine"].endswith("_shortlist") else "ctranslate2"
+    if rival in rivals:
+        equal = sum(a == b for a, b in zip(team.translations, rivals[rival], strict=True))
     return Row.of(
         "sentences",
         case,

@@ -99,7 +99,7 @@ class Channel:
         return request
 
     def start(self) -> None:
-        """Starts the clock anew, after what is not to be measured."""
+        """Starts the clock again, after what is not to be measured."""
         self._usage, self._start = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
 
     def stop(self) -> dict[str, float]:

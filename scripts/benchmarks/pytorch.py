@@ -1,9 +1,10 @@
-"""Measures PyTorch's own Transformer, trained with the same sizes on the same batches.
+"""Measures PyTorch's own models, trained with the same sizes on the same batches.
 
-It is `torch.nn.Transformer` less what our model does not have either, so that neither of the two
-computes more: norms at the end of the stacks, biases in attention, dropout within sub-layers. The
-settings are the fastest on two cores of those tried: batch first, the fused Adam, gradients set
-to None, denormal numbers flushed; `torch.compile` changed nothing beyond noise.
+The Transformer is `torch.nn.Transformer` less what ours does not have either, so that neither of
+the two computes more: norms at the end of the stacks, biases in attention, dropout within
+sub-layers. The recurrent model is in `pytorch_recurrent.py`. The settings are the fastest on two
+cores of those tried: batch first, the fused Adam, gradients set to None, denormal numbers flushed;
+`torch.compile` changed nothing beyond noise.
 Its batches are made before the clock starts.
 
 Shapes: B batch, S source length, T target length, D model dimension, V vocabulary.
@@ -15,14 +16,22 @@ import math
 import sys
 import warnings
 from collections.abc import Callable
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.engines import Channel
+from benchmarks.pytorch_recurrent import TorchRecurrent
 from benchmarks.training import Job, batches, real_tokens, report_steps
-from keras_transformer.config import PAD_ID, TrainingConfig, TransformerConfig
+from keras_transformer.config import (
+    PAD_ID,
+    ModelConfig,
+    RecurrentConfig,
+    TrainingConfig,
+    TransformerConfig,
+)
 from keras_transformer.data import Batch
 from keras_transformer.host import keep_freed_memory
 
@@ -79,7 +88,9 @@ def sinusoids(length: int, dim: int) -> Tensor:
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)
 
 
-def make_step(model: TorchTransformer, training: TrainingConfig) -> Callable[[Batch], float]:
+def make_step(
+    model: TorchTransformer | TorchRecurrent, training: TrainingConfig
+) -> Callable[[Batch], float]:
     """Returns a function that makes one update with a batch and returns the loss before it."""
     model.train()
     peak = (model.dim * training.warmup_steps) ** -0.5
@@ -114,6 +125,14 @@ def make_step(model: TorchTransformer, training: TrainingConfig) -> Callable[[Ba
     return step
 
 
+def make_model(job: Job) -> TorchTransformer | TorchRecurrent:
+    """Returns the model of a job's preset."""
+    config = ModelConfig.preset(job["preset"], vocabulary_size=job["vocabulary_size"])
+    if isinstance(config, RecurrentConfig):
+        return TorchRecurrent(config)
+    return TorchTransformer(cast(TransformerConfig, config))
+
+
 def main(job: Job) -> None:
     if job["engine"] != "pytorch":
         keep_freed_memory()
@@ -122,8 +141,7 @@ def main(job: Job) -> None:
     torch.set_flush_denormal(True)
     training = TrainingConfig.preset(job["preset"], precision=job["precision"])
     torch.manual_seed(training.seed)
-    config = TransformerConfig.preset(job["preset"], vocabulary_size=job["vocabulary_size"])
-    step = make_step(TorchTransformer(config), training)
+    step = make_step(make_model(job), training)
     stream = batches(job)
     channel = Channel(f"torch {torch.__version__}")
     while steps := channel.request():

@@ -8,7 +8,7 @@ from benchmarks.engines import Row
 
 # What a table shows of a row: heading and width.
 _COLUMNS = {
-    "engine": ("engine", -19),
+    "engine": ("engine", -21),
     "preset": ("preset", -7),
     "precision": ("precision", -15),
     "sentences": ("sentences", -18),
@@ -29,16 +29,37 @@ _COLUMNS = {
     "load_seconds": ("load s", 7),
     "first_seconds": ("first s", 8),
     "equal": ("equal", 6),
+    "layer": ("layer", -28),
+    "n": ("n", 6),
+    "operations": ("operations", 15),
+    "forward_ms": ("forward ms", 10),
+    "forward_megabytes": ("MB", 8),
+    "both_ms": ("both ms", 10),
+    "both_megabytes": ("MB", 8),
+    "complexity": ("complexity", -14),
+    "paper_exponent": ("in n", 5),
+    "operations_exponent": ("operations", 10),
+    "forward_ms_exponent": ("forward", 8),
+    "both_ms_exponent": ("both", 8),
+    "both_megabytes_exponent": ("memory", 8),
+    "paper_sequential": ("sequential", 10),
+    "sequential_exponent": ("seen", 8),
+    "paper_path": ("path", 5),
+    "path": ("seen", 5),
+    "operations_from": ("operations", 10),
+    "forward_ms_from": ("forward", 8),
+    "both_ms_from": ("both", 8),
+    "both_megabytes_from": ("memory", 8),
 }
 _NAMES = {"ours": "ours", "input_pipeline": "the input pipeline", "pytorch": "PyTorch",
-          "ctranslate2": "CTranslate2"}  # fmt: skip
+          "ctranslate2": "CTranslate2", "ours_shortlist": "a shortlist",
+          "ctranslate2_shortlist": "CTranslate2 with it"}  # fmt: skip
 _OURS, _CT2 = ("ours", "ours_xla"), ("ctranslate2",)
 _PYTORCH = ("pytorch", "pytorch_kept", "pytorch_kept_sleep")
 
 
-def table_lines(row: Row, *, with_head: bool) -> list[str]:
+def table_lines(values: Mapping[str, Any], *, with_head: bool) -> list[str]:
     """Returns a row's line of the table, and the head before it where that is asked for."""
-    values = row.to_dict()
     columns = [(name, *_COLUMNS[name]) for name in _COLUMNS if name in values]
     lines = [[heading for _, heading, _ in columns]] if with_head else []
     lines.append([_text(values[name]) for name, _, _ in columns])
@@ -130,14 +151,20 @@ def check_training(rows: Sequence[Row], *, bfloat16: bool) -> list[Verdict]:
 
 def check_decoding(rows: Sequence[Row]) -> list[Verdict]:
     """Holds rows against the targets of decoding speed, which are for real sentences."""
+    shortlist, shortlist_ct2 = ("ours_shortlist",), ("ctranslate2_shortlist",)
+    rates, times = "batches of 64 real sentences", "one real sentence at a time"
     verdicts = []
-    for batch, text, bound, measure in (
-        (64, "real sentences in batches of 64", 1.0, "rates"),
-        (1, "one real sentence at a time", 1.3, "times"),
+    for text, bound, engine, rival_engine, batch in (
+        (f"{rates} against CTranslate2's float32", 1.0, _OURS, _CT2, 64),
+        (f"{times} against CTranslate2's float32", 1.3, _OURS, _CT2, 1),
+        (f"{rates} with a shortlist against those without", 1.5, shortlist, ("ours",), 64),
+        (f"{rates} with a shortlist against CTranslate2's", 1.0, shortlist, shortlist_ct2, 64),
     ):
-        ours, rival = ({"engine": each, "preset": "run", "batch": batch} for each in (_OURS, _CT2))
-        target = Target(f"{text} against CTranslate2's float32", bound, ours, rival, measure)
-        verdicts.append(target.verdict(rows))
+        ours, rival = (
+            {"engine": each, "preset": "run", "batch": batch} for each in (engine, rival_engine)
+        )
+        measure = "times" if batch == 1 else "rates"
+        verdicts.append(Target(text, bound, ours, rival, measure).verdict(rows))
     name = "translations that are CTranslate2's, at least 95 % (ties are rounded)"
     shares = [
         (row.values["equal"] / row.values["compared"], row)
@@ -149,6 +176,23 @@ def check_decoding(rows: Sequence[Row]) -> list[Verdict]:
     share, row = min(shares, key=lambda pair: pair[0])
     figures = f"{row.values['equal']} of {row.values['compared']} ({row.case['engine']})"
     return [*verdicts, Verdict(share >= 0.95, f"{name}: {figures}")]
+
+
+def check_layers(rows: Sequence[Mapping[str, Any]]) -> list[Verdict]:
+    """Holds rows against the targets of restricted self-attention, forward and backward."""
+    measured = {(row["layer"], row["n"]): row for row in rows}
+    verdicts = []
+    for layer in ("self-attention", "with projections"):
+        restricted = "restricted" if layer == "self-attention" else f"{layer}, restricted"
+        pair = [measured.get((name, 4096)) for name in (layer, restricted)]
+        for figure, text, bound in (("both_ms", "time", 8), ("both_megabytes", "memory", 10)):
+            name = f"{layer} at n = 4096 has at least {bound} times the {text} of a window's"
+            if pair[0] is None or pair[1] is None:
+                verdicts.append(Verdict(None, f"{name}: not measured"))
+                continue
+            ratio = pair[0][figure] / pair[1][figure]
+            verdicts.append(Verdict(ratio >= bound, f"{name}: {ratio:.1f}"))
+    return verdicts
 
 
 def _matches(row: Row, wanted: Mapping[str, Any]) -> bool:

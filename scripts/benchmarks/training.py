@@ -6,8 +6,11 @@ All get the same batches: "128x16" are so many rows of so many random tokens, wi
 
 import collections
 import functools
+import importlib.util
 import itertools
 import json
+import os
+import pathlib
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -31,10 +34,36 @@ ENGINES: dict[str, tuple[str, dict[str, str]]] = {
     "pytorch_kept_sleep": ("pytorch", {"OMP_WAIT_POLICY": "PASSIVE"}),
     "input_pipeline": ("training", {}),
 }
+_IN_PYTORCH = ("transformer", "recurrent")  # architectures
 _WARM_UP_STEPS = 3
 _SEED = 1
 
 Job = dict[str, Any]  # engine, preset, precision, batch, vocabulary_size, corpus, threads
+
+
+def jobs(
+    precisions: Sequence[str],
+    input_pipeline: bool,
+    vocabulary_size: int,
+    threads: int,
+    preset: str,
+    batch: str,
+    corpus: str | None,
+) -> list[Job]:
+    """Returns what is to be run in turns with one model and batch."""
+    config = ModelConfig.preset(preset, vocabulary_size=vocabulary_size)
+    has_torch = config.architecture in _IN_PYTORCH and importlib.util.find_spec("torch") is not None
+    engines = [
+        (engine, precision)
+        for precision in precisions
+        for engine, (module, _) in ENGINES.items()
+        if engine != "input_pipeline" and (module != "pytorch" or has_torch)
+    ]
+    if is_real(batch) and input_pipeline:
+        engines.append(("input_pipeline", "-"))
+    same: Job = {"preset": preset, "batch": batch, "corpus": corpus}
+    same |= {"vocabulary_size": vocabulary_size, "threads": threads}
+    return [{"engine": engine, "precision": precision, **same} for engine, precision in engines]
 
 
 def parse_batch(text: str) -> tuple[int, int]:
@@ -191,6 +220,28 @@ def _train(job: Job, version: str) -> None:
         shuffle=False,
         verbose=0,
     )
+
+
+def prepare_corpus(folder: str, data_dir: str | None, vocabulary_size: int) -> str | None:
+    """Tokenizes Multi30k with a vocabulary of its own, and says so where it is absent."""
+    paths = [pathlib.Path(data_dir or "", name) for name in ("train.en", "train.de")]
+    missing = [f"{path} does not exist." for path in paths if not path.exists()]
+    if data_dir is None or missing:
+        reason = "--data_dir names no corpus." if data_dir is None else missing[0]
+        print(f"Real batches are left out: {reason}", file=sys.stderr)
+        return None
+    common.load_tensorflow()
+    from keras_transformer.data import read_lines
+    from keras_transformer.text import learn_vocabulary
+
+    text = [read_lines(path) for path in paths]
+    vocabulary = learn_vocabulary(itertools.chain(*text), size=vocabulary_size)
+    corpus = vars(TokenizedCorpus.from_ids(*map(vocabulary.encode, text)))
+    path = os.path.join(folder, "corpus.npz")
+    np.savez(
+        path, **{name: value for name, value in corpus.items() if name.endswith(("ids", "offsets"))}
+    )
+    return path
 
 
 if __name__ == "__main__":

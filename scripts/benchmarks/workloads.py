@@ -13,21 +13,23 @@ import numpy as np
 import tensorflow as tf
 
 from benchmarks.decoders import BEAM_SIZE, LENGTH_PENALTY
-from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, SearchConfig, TransformerConfig
-from keras_transformer.data import read_lines
+from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, ModelConfig, SearchConfig
+from keras_transformer.data import Shortlist, read_lines
 from keras_transformer.errors import InputError
 from keras_transformer.inference.compiled_search import XlaShapes
 from keras_transformer.inference.translator import Translator
 from keras_transformer.interop.ctranslate2 import export_ctranslate2
-from keras_transformer.models import Transformer
+from keras_transformer.models import Seq2SeqModel, Transformer, build_model
 from keras_transformer.text import Vocabulary, learn_vocabulary
-from keras_transformer.training import RunDirectory
+from keras_transformer.training import RunDirectory, load_shortlist
 
 _SEED = 1
 # Size of the vocabulary, forced length, batch size.
-_FORCED = {"tiny": (8000, 20, 64), "base": (37000, 24, 32), "big": (37000, 24, 32)}
+_FORCED = {"tiny": (8000, 20, 64)}
+_FORCED |= dict.fromkeys(("small", "base", "big"), (37000, 24, 32))
 _RANDOM_BATCHES = 4  # of different sentences
 _TEST_SET_BATCH = 64
+_SHORTLIST = 50  # candidates of a source token
 
 # From a folder, which it fills, to the model's own folder for each engine.
 Write = Callable[[str], dict[str, str]]
@@ -92,15 +94,17 @@ def random_case(preset: str, vocabulary_size: int | None = None) -> tuple[Senten
     """Returns random sentences and what writes a model with random weights.
 
     Args:
-        preset: of the model.
+        preset: of the model; "rnn-tiny" is as large as "tiny".
         vocabulary_size: of the model, if it is not to be that of the preset's table.
     """
-    default_size, length, batch_size = _FORCED[preset]
+    default_size, length, batch_size = _FORCED[preset.rpartition("-")[2]]
     model, vocabulary = random_model(preset, vocabulary_size or default_size)
     sentences = Sentences.random(
         vocabulary_size=vocabulary.size, length=length, batch_size=batch_size
     )
-    return sentences, functools.partial(_write_models, model, vocabulary, vocabulary, sentences)
+    return sentences, functools.partial(
+        _write_models, model, vocabulary, vocabulary, sentences, None
+    )
 
 
 def run_case(run_dir: str, checkpoint: str, path: str) -> tuple[Sentences, Write]:
@@ -117,18 +121,26 @@ def run_case(run_dir: str, checkpoint: str, path: str) -> tuple[Sentences, Write
     if not ids:
         raise InputError(f"{path} has no sentences; give --sentences a file with one on each line")
     sentences = Sentences.real(pathlib.Path(path).stem, ids, _TEST_SET_BATCH)
-    return sentences, functools.partial(_write_models, model, source, target, sentences)
+    try:
+        shortlist = load_shortlist(run)
+    except InputError as error:
+        print(f"Without a shortlist: {error}", file=sys.stderr)
+        shortlist = None
+    return sentences, functools.partial(_write_models, model, source, target, sentences, shortlist)
 
 
-def random_model(preset: str, vocabulary_size: int) -> tuple[Transformer, Vocabulary]:
-    """Makes a model with random weights that, like a trained one, never wants a reserved token.
+def random_model(preset: str, vocabulary_size: int) -> tuple[Seq2SeqModel, Vocabulary]:
+    """Makes a model with random weights.
 
-    CTranslate2 could generate padding, which our search leaves out; here neither of them does.
+    A Transformer, like a trained one, never wants a reserved token: CTranslate2 could generate
+    padding, which our search leaves out; here neither of them does.
     """
     words = (f"w{number}" for number in range(vocabulary_size))
     vocabulary = learn_vocabulary(words, size=vocabulary_size, kind="word")
     keras.utils.set_random_seed(_SEED)
-    model = Transformer(TransformerConfig.preset(preset, vocabulary_size=vocabulary_size))
+    model = build_model(ModelConfig.preset(preset, vocabulary_size=vocabulary_size))
+    if not isinstance(model, Transformer):
+        return model, vocabulary
     # Hidden states share a direction, and the embeddings of these tokens point the other way.
     signs = np.random.default_rng(_SEED).choice([-1.0, 1.0], model.config.model_dim)
     model.decoder.layers[-1].feed_forward_residual.norm.bias.assign(signs / 2)
@@ -139,24 +151,43 @@ def random_model(preset: str, vocabulary_size: int) -> tuple[Transformer, Vocabu
 
 
 def _write_models(
-    model: Transformer, source: Vocabulary, target: Vocabulary, sentences: Sentences, folder: str
+    model: Transformer,
+    source: Vocabulary,
+    target: Vocabulary,
+    sentences: Sentences,
+    shortlist: Shortlist | None,
+    folder: str,
 ) -> dict[str, str]:
     """Writes the model for each engine that is there, and returns its folders by engine."""
-    search, shapes = SearchConfig(beam_size=BEAM_SIZE, length_penalty=LENGTH_PENALTY), XlaShapes()
+    search = SearchConfig(beam_size=BEAM_SIZE, length_penalty=LENGTH_PENALTY)
+    shapes = XlaShapes(batch_sizes=(1, sentences.batch_size))
     if (length := sentences.forced_length) is not None:
         search = search.replace(min_length=length, max_length=length, max_extra_length=0)
-        shapes = XlaShapes(batch_sizes=(1, sentences.batch_size), lengths=(length + 1,))  # and EOS
-    folders = {name: os.path.join(folder, name) for name in ("ours", "ours_xla", "ctranslate2")}
-    for name, xla in (("ours", None), ("ours_xla", shapes)):
+        shapes = shapes._replace(lengths=(length + 1,))  # and EOS
+    translators = {
+        "ours": Translator(model, source, target, search),
+        "ours_xla": Translator(model, source, target, search, xla=shapes),
+    }
+    if shortlist is not None:
+        search = search.replace(shortlist=_SHORTLIST)
+        translators["ours_shortlist"] = Translator(
+            model, source, target, search, shortlist=shortlist
+        )
+        shortlist = shortlist.first(_SHORTLIST)
+    folders = {name: os.path.join(folder, name) for name in [*translators, "ctranslate2"]}
+    for name, translator in translators.items():
         # The graph of this signature is the same in an export of all of them.
-        translator = Translator(model, source, target, search, xla=xla).with_cached_projection()
+        translator = translator.with_cached_projection()
         root = tf.Module()  # a translator as root would have its own function exported too
         root.variables_to_save = translator.variables_to_save
         tokens = translator.signature("tokens")
         tf.saved_model.save(root, folders[name], signatures={"tokens": tokens})
     try:
-        export_ctranslate2(model, source, target, folders["ctranslate2"])
+        export_ctranslate2(model, source, target, folders["ctranslate2"], shortlist=shortlist)
     except InputError as error:  # it is not installed, or knows no such model
         print(f"CTranslate2 is left out: {error}", file=sys.stderr)
         del folders["ctranslate2"]
+        return folders
+    if shortlist is not None:
+        folders["ctranslate2_shortlist"] = folders["ctranslate2"]  # reads it where it is asked to
     return folders

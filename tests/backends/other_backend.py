@@ -1,9 +1,10 @@
 """A program for test_backends.py: trains, saves and decodes without TensorFlow.
 
-    KERAS_BACKEND=jax python other_backend.py FOLDER
+    KERAS_BACKEND=jax python other_backend.py FOLDER [ARCHITECTURE ...]
 
 FOLDER holds README.md's first example (example.py), a compiled model (start.keras) and its batches
-(batches.npz), both written under TensorFlow. Leaves what the tests look at in results.npz.
+(batches.npz), both written under TensorFlow. Leaves what the tests look at in results.npz; for
+architectures, of which FOLDER holds ARCHITECTURE.keras, in ARCHITECTURE.npz.
 """
 
 import os
@@ -51,30 +52,36 @@ def train_on(model: Transformer, batches: dict[str, Array]) -> Results:
     }
 
 
+def steps(model: Any, step: Any, source: Array, target: Array, capacity: int | None) -> Array:
+    """Returns the logits of one step after the other."""
+    state = model.encode(source, capacity=capacity)
+    logits = []
+    for time in range(target.shape[1]):
+        if capacity is not None:
+            ancestors = np.where(np.arange(capacity) <= time, 0, -1).astype("int32")
+            ancestors = np.broadcast_to(ancestors, (len(source), 1, capacity))
+            state = state._replace(time=np.int32(time), ancestors=ancestors)
+        row, state = step(target[:, time : time + 1], state)
+        logits.append(keras.ops.convert_to_numpy(row))
+    return np.concatenate(logits, axis=1)
+
+
 def decode(model: Transformer, source: Array, target: Array) -> Results:
     """Returns the logits of `call`, and of `step` with a state that grows and one that does not."""
 
-    def steps(capacity: int | None, step: Any) -> Array:
-        state = model.encode(source, capacity=capacity)
-        logits = []
-        for time in range(target.shape[1]):
-            if capacity is not None:
-                ancestors = np.where(np.arange(capacity) <= time, 0, -1).astype("int32")
-                ancestors = np.broadcast_to(ancestors, (len(source), 1, capacity))
-                state = state._replace(time=np.int32(time), ancestors=ancestors)
-            row, state = step(target[:, time : time + 1], state)
-            logits.append(keras.ops.convert_to_numpy(row))
-        return np.concatenate(logits, axis=1)
-
     step: Any = model.step
+    attentions: Any = model.attentions
     if keras.backend.backend() == "jax":
         import jax
 
-        step = jax.jit(step)
+        step, attentions = jax.jit(step), jax.jit(attentions)
+    weights = attentions({"source": source, "target": target}).values()
+    sums = [keras.ops.convert_to_numpy(keras.ops.sum(each, axis=-1)).ravel() for each in weights]
     return {
+        "attention_sums": np.stack(sums),
         "call": keras.ops.convert_to_numpy(model({"source": source, "target": target})),
-        "growing": steps(None, step),
-        "fixed": steps(target.shape[1] + 2, step),
+        "growing": steps(model, step, source, target, None),
+        "fixed": steps(model, step, source, target, target.shape[1] + 2),
     }
 
 
@@ -90,9 +97,29 @@ def train_in_half_precision(inputs: dict[str, Array]) -> Results:
     }
 
 
-def main(folder: pathlib.Path) -> None:
+def run_architecture(name: str) -> None:
+    """Calls, steps and trains a model; none of its searches needs a capacity."""
+    model, arrays = keras.models.load_model(f"{name}.keras"), dict(np.load("batches.npz"))
+    inputs = {key: arrays[key][:6] for key in ("source", "target")}
+    step: Any = model.step
+    if keras.backend.backend() == "jax":
+        import jax
+
+        step = jax.jit(step)
+    call = keras.ops.convert_to_numpy(model(inputs))
+    stepped = steps(model, step, inputs["source"], inputs["target"][:, :3], None)
+    model.compile(keras.optimizers.Adam(0.01), SmoothedCrossEntropy())
+    losses = model.fit(inputs, arrays["labels"][:6], epochs=3, verbose=0).history["loss"]
+    np.savez(f"{name}.npz", call=call, steps=stepped, losses=losses)
+
+
+def main(folder: pathlib.Path, architectures: list[str]) -> None:
     os.chdir(folder)
     keras.utils.set_random_seed(1)
+    if architectures:
+        for name in architectures:
+            run_architecture(name)
+        return
     results = train_on(keras.models.load_model("start.keras"), dict(np.load("batches.npz")))
     program = pathlib.Path("example.py").read_text(encoding="utf-8")
     model, inputs, example = run_the_example(program)
@@ -102,4 +129,4 @@ def main(folder: pathlib.Path) -> None:
 
 
 if __name__ == "__main__":
-    main(pathlib.Path(sys.argv[1]))
+    main(pathlib.Path(sys.argv[1]), sys.argv[2:])

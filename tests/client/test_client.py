@@ -611,7 +611,7 @@ except ValueError as error:
         env=os.environ | {"PYTHONPATH": root},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     first, second = done.stdout.splitlines()

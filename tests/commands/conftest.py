@@ -10,6 +10,8 @@ import sys
 import pytest
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
+# For the servers that stand in for the real one.
+sys.path.extend(str(_ROOT / "tests" / folder) for folder in ("client", "serving"))
 _SCRIPTS = _ROOT / "scripts"
 _TINY = [
     "--preset=tiny",

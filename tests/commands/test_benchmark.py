@@ -130,9 +130,9 @@ def test_a_slow_minute_of_the_machine_does_not_change_a_ratio(report, rows):
 
 def test_a_line_of_the_table_fits_its_head(report, rows):
     for row in rows(_GOOD):
-        head, line = report.table_lines(row, with_head=True)
+        head, line = report.table_lines(row.to_dict(), with_head=True)
         assert len(head) == len(line)
-        assert report.table_lines(row, with_head=False) == [line]
+        assert report.table_lines(row.to_dict(), with_head=False) == [line]
     assert head.split()[-3:] == ["s", "peak", "MB"]
     assert line.split()[-3:] == ["3", "0.01", "1,310"]
 
@@ -166,9 +166,12 @@ def test_the_processor_is_named_above_the_table(call, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        ([], ["give what to measure before the flags, one of train, decode; got nothing"]),
-        (["fly"], ["one of train, decode; got fly"]),
-        (["train", "--presets=tiny,huge"], ["--presets must be of tiny, base, big", "'huge'"]),
+        (
+            [],
+            ["before the flags, one of train, decode, plan, layers; got nothing"],
+        ),
+        (["fly"], ["one of train, decode, plan, layers; got fly"]),
+        (["train", "--presets=tiny,huge"], ["--presets must be of ", "'huge'"]),
         (["train", "--precisions=int8"], ["--precisions must be of float32", "'int8'"]),
         (["train", "--batch=128"], ["rows x length, such as 128x16", "'128'"]),
         (["train", "--batch=0x16"], ["'0x16'"]),
@@ -214,6 +217,19 @@ def test_a_small_run_prints_a_row_of_each_engine_that_is_installed(run):
         assert row["peak_megabytes"] > 10
         assert "tensorflow 2." in row["version"] or "torch 2." in row["version"]
     assert [line.split()[0] for line in result.err.splitlines()] == ["skipped"] * 6
+
+
+def test_planning_an_epoch_is_measured_and_has_every_pair_once(run):
+    result = run("benchmark.py", "plan", "--pairs=30000", "--whole_epoch", "--json")
+    lines = [json.loads(line) for line in result.out.splitlines()]
+    assert [line["action"].split()[0] for line in lines] == [
+        "histogram",
+        "buckets,",
+        "place",
+        "whole",
+    ]
+    assert "1 windows" in lines[1]["result"]
+    assert lines[-1]["result"] == "every pair once"
 
 
 def test_the_memory_of_a_process_is_not_that_of_its_parent(report):

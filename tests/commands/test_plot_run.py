@@ -17,6 +17,7 @@ def make_run(tmp_path):
         lines = []
         for step in range(1, rows + 1):
             row = {"step": 100 * step, "loss": 5.0 / step, "learning_rate": 1e-4 * step}
+            row |= {"flops": 3e12 * step}
             if dev and step % 2 == 0:
                 row |= {"val_loss": 6.0 / step, "bleu": 10.0 * step}
             lines.append(json.dumps(row) + "\n")
@@ -77,6 +78,23 @@ def test_several_runs_have_a_color_and_a_name_each(call, make_run, figure, tmp_p
     assert len(bleu.get_lines()) == 2
 
 
+def test_bleu_stands_over_operations_beside_published_systems(call, make_run, figure, tmp_path):
+    output = f"--output={tmp_path}/plot.png"
+    runs = [make_run("a"), make_run("b")]
+    assert call("plot_run.py", *runs, "--x=flops", output).code == 0
+    _, bleu, rate = figure().axes
+    assert curves(bleu) == [[(6e12, 20.0), (12e12, 40.0)]] * 2
+    assert rate.get_xlabel().startswith("training FLOPs")
+    assert call("plot_run.py", *runs, "--x=flops", "--published=wmt14_en_de", output).code == 0
+    _, bleu, rate = figure().axes
+    assert rate.get_xscale() == "log"
+    assert curves(bleu)[:2] == [[(6e12, 20.0), (12e12, 40.0)]] * 2
+    points = dict(zip((text.get_text() for text in bleu.texts[1:]), curves(bleu)[3:], strict=True))
+    assert points["Transformer base"] == [(3.3e18, 27.3)]
+    assert points["GNMT + RL ensemble"] == [(1.8e20, 26.3)]
+    assert bleu.texts[0].get_text() == "ByteNet (FLOPs unknown)"
+
+
 def test_without_a_dev_set_there_is_no_panel_of_its_bleu(call, make_run, figure, tmp_path):
     assert call("plot_run.py", make_run("a", dev=False), f"--output={tmp_path}/p.png").code == 0
     assert [panel.get_ylabel() for panel in figure().axes] == ["loss a token", "learning rate"]
@@ -102,4 +120,10 @@ def test_what_cannot_be_drawn_is_one_line(call, make_run, tmp_path, refused):
     refused(call("plot_run.py", tmp_path / "none", output), "no metrics in", "metrics.jsonl yet")
     refused(call("plot_run.py", make_run("a"), "--output=a.pdf"), "must be a .png file, got 'a.pdf")
     refused(call("plot_run.py", make_run("b"), "--output=no/a.png"), "the folder no does not exist")
+    published = "--published=wmt14_en_fr"
+    refused(call("plot_run.py", make_run("c"), published, output), "needs FLOPs to compare by")
+    of_loss = make_run("d", dev=False)
+    refused(call("plot_run.py", of_loss, published, "--x=flops", output), "these runs have none")
+    by_time = "--x=sustained_flops"
+    refused(call("plot_run.py", make_run("e"), by_time, output), "have no sustained_flops; give a")
     assert not (tmp_path / "plot.png").exists()

@@ -30,7 +30,8 @@ def copy(trained, tmp_path):
 
 @pytest.mark.slow
 def test_a_run_directory_has_all_that_later_commands_need(trained):
-    names = {path.name for path in trained.iterdir()}
+    # Tests that measure decoding share this run, and its shortlist is learned when first asked for.
+    names = {path.name for path in trained.iterdir()} - {"shortlist.npz"}
     files = {"config.json", "source.model", "metrics.jsonl", "lock"}
     assert names == files | {"checkpoints", "tokens"}
     stems = {path.name.partition(".")[0] for path in (trained / "checkpoints").iterdir()}
@@ -46,7 +47,7 @@ def test_the_same_command_after_the_end_says_so_and_changes_nothing(call, copy, 
     assert (result.code, result.err) == (0, "")
     assert "Nothing to do: the run has ended at step 40 of 40 already" in result.out
     after = _contents(copy)
-    before.pop("config.json"), after.pop("config.json")  # written anew, with the same text
+    before.pop("config.json"), after.pop("config.json")  # written again, with the same text
     assert after == before
 
 
@@ -236,14 +237,14 @@ def test_ctrl_c_tells_that_the_last_checkpoint_stays_and_how_to_go_on(start, tmp
     while not list(tmp_path.glob("run/checkpoints/step-*.index")) and process.poll() is None:
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=1200)
     assert process.returncode == 130, err
     (message,) = err.strip().splitlines()
     (checkpoint,) = re.findall(
         r"stopped; checkpoint (step-\d+) is saved in .*/checkpoints, and", message
     )
     assert (tmp_path / "run" / "checkpoints" / f"{checkpoint}.index").exists()
-    assert message.endswith("the same command goes on from there")
+    assert message.endswith("the same command resumes from there")
 
 
 def start_workers(start, free_ports, *arguments):
@@ -258,7 +259,7 @@ def test_two_workers_make_the_run_that_one_process_makes(
     start, tmp_path, trained, train_flags, free_ports
 ):
     for worker in start_workers(start, free_ports, f"--run_dir={tmp_path}/run", *train_flags):
-        _, err = worker.communicate(timeout=300)
+        _, err = worker.communicate(timeout=1200)
         assert worker.returncode == 0, err
     rows, expected = (
         [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
@@ -281,7 +282,7 @@ def test_sigterm_is_heeded_in_the_same_way_and_exits_with_0(start, tmp_path, tra
         if "tok/s" in line:
             break
     process.terminate()
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=1200)
     assert (process.returncode, err) == (0, "")
     assert "is saved in" in out.splitlines()[-1]
     assert list(tmp_path.glob("run/checkpoints/step-*.index"))
@@ -300,7 +301,7 @@ def test_sigterm_to_one_worker_stops_all_after_the_same_step(
     workers[1].terminate()
     steps = []
     for worker in workers:
-        out, err = worker.communicate(timeout=120)
+        out, err = worker.communicate(timeout=1200)
         assert worker.returncode == 0, err
         steps += re.findall(r"stopped; checkpoint step-(\d+) is saved in", out)
     assert len(steps) == 2

@@ -1,6 +1,9 @@
 """scripts/translate.py and scripts/evaluate.py: order and number of lines, scores, bad input."""
 
 import json
+import os
+import pty
+import select
 import shutil
 
 import pytest
@@ -64,6 +67,7 @@ def test_an_export_translates_as_the_run_does(call, trained, exported, texts):
     assert ours.out.count("\n") == 12
 
 
+@pytest.mark.slow
 def test_an_export_grants_wishes_but_keeps_what_is_built_into_it(call, exported, refused):
     export = f"--saved_model={exported}"
     result = call("translate.py", export, "--max_length=2", stdin=b"p q r s t\n")
@@ -95,6 +99,7 @@ def test_samples_follow_the_seed(call, trained):
     assert sampled(1).count("\n") == 3
 
 
+@pytest.mark.slow
 def test_references_are_scored_and_aligned(call, trained, exported, tmp_path, refused):
     (tmp_path / "references").write_text("a b c\n\n")
     option = f"--references={tmp_path}/references"
@@ -227,6 +232,7 @@ def test_what_is_not_there_is_named(call, trained, refused, arguments, parts):
     refused(call("translate.py", f"--run_dir={trained}", *arguments), *parts)
 
 
+@pytest.mark.slow
 def test_an_export_that_is_not_there_is_told_with_the_version_that_is(call, exported, refused):
     result = call("translate.py", f"--saved_model={exported.parent}", stdin=b"a\n")
     refused(result, "it has no saved_model.pb; give the folder of one version, such as", exported)
@@ -305,3 +311,38 @@ def test_evaluation_is_refused_before_it_translates_where_its_output_cannot_be_w
 def test_evaluation_of_files_of_different_lengths_is_refused(call, trained, texts, refused):
     files = (f"--source={texts}/dev.a", f"--target={texts}/test.b")
     refused(call("evaluate.py", f"--run_dir={trained}", *files), "dev.a has 10", "test.b has 12")
+
+
+@pytest.mark.slow
+def test_on_a_terminal_each_line_is_answered_before_the_next_is_typed(start, call, trained):
+    lines = ["p q r s", "t u v w p"]
+    arguments = ("translate.py", f"--run_dir={trained}")
+    piped = call(*arguments, stdin="".join(f"{line}\n" for line in lines).encode())
+    assert answers_on_a_terminal(start, arguments, lines) == piped.out.splitlines()
+
+
+def answers_on_a_terminal(start, arguments, lines) -> list[str]:
+    """Types each line at its prompt, and gives what stands between it and the next prompt."""
+    terminal, end = pty.openpty()
+    process = start(*arguments, stdin=end, stdout=end, stderr=end)
+    os.close(end)
+    screen = read_until_prompt(terminal)
+    assert "one a line; Ctrl-D ends." in screen
+    answers = []
+    for line in lines:
+        os.write(terminal, line.encode() + b"\n")
+        typed, answer, prompt = read_until_prompt(terminal).split("\r\n")
+        assert (typed, prompt) == (line, "> ")
+        answers.append(answer)
+    os.write(terminal, b"\x04")  # Ctrl-D
+    assert process.wait(60) == 0
+    os.close(terminal)
+    return answers
+
+
+def read_until_prompt(terminal) -> str:
+    screen = b""
+    while not screen.endswith(b"> "):
+        assert select.select([terminal], [], [], 120)[0], screen
+        screen += os.read(terminal, 4096)
+    return screen.decode()

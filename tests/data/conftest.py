@@ -8,7 +8,7 @@ import pytest
 
 @pytest.fixture
 def count_lines():
-    """Counts the lines of Python that a call executes, each pass of a loop anew.
+    """Counts the lines of Python that a call executes, each pass of a loop again.
 
     The arithmetic over arrays inside a line counts nothing: what the number shows is whether
     anything goes through pairs one by one.

@@ -5,7 +5,8 @@ import gzip
 import numpy as np
 import pytest
 
-from keras_transformer.data.buckets import Bucket, _assign_leftovers, choose_buckets
+from keras_transformer.data.buckets import choose_buckets
+from keras_transformer.data.epoch_layout import Bucket, assign_leftovers
 from keras_transformer.errors import InputError
 
 
@@ -21,7 +22,7 @@ def test_two_lengths_get_two_exact_shapes():
     lengths = np.array([4] * 16 + [8] * 8)
     bucketing = choose_buckets(lengths, lengths, batch_tokens=64)
     assert bucketing.buckets == (Bucket(16, 4, 4), Bucket(8, 8, 8))
-    assert bucketing.bucket_of_pair.tolist() == [0] * 16 + [1] * 8
+    assert bucketing.buckets_of(slice(None)).tolist() == [0] * 16 + [1] * 8
     assert bucketing.batches == (1, 1)
     assert bucketing.real_share == 1.0
 
@@ -29,7 +30,7 @@ def test_two_lengths_get_two_exact_shapes():
 def test_every_pair_fits_its_bucket_and_every_bucket_the_bound():
     source, target = some_lengths()
     bucketing = choose_buckets(source, target, batch_tokens=1000)
-    shapes = np.array(bucketing.buckets)[bucketing.bucket_of_pair]
+    shapes = np.array(bucketing.buckets)[bucketing.buckets_of(slice(None))]
     assert (source <= shapes[:, 1]).all()
     assert (target <= shapes[:, 2]).all()
     for rows, source_length, target_length in bucketing.buckets:
@@ -40,7 +41,7 @@ def test_every_pair_fits_its_bucket_and_every_bucket_the_bound():
 def test_leftovers_only_move_to_buckets_that_hold_them():
     source, target = some_lengths()
     bucketing = choose_buckets(source, target, batch_tokens=2048)
-    moved = [(a, b) for a, b in enumerate(bucketing.leftovers_to) if a != b]
+    moved = [(a, b) for a, b in enumerate(bucketing.windows[0].leftovers_to) if a != b]
     assert moved
     for number, home in moved:
         smaller, larger = bucketing.buckets[number], bucketing.buckets[home]
@@ -52,9 +53,9 @@ def test_leftovers_only_move_to_buckets_that_hold_them():
 def test_leftovers_move_on_where_that_is_cheaper_than_empty_rows():
     buckets = [Bucket(10, 4, 4), Bucket(8, 5, 5)]
     # 3 * 10 cells, not 10 * 8
-    assert _assign_leftovers(buckets, [13, 5]) == ((10, 8), (1, 1), (1, 1))
+    assert assign_leftovers(buckets, [13, 5]) == ((10, 8), (1, 1), (1, 1))
     # 9 * 10 cells, not 10 * 8
-    assert _assign_leftovers(buckets, [19, 5]) == ((19, 5), (2, 1), (0, 1))
+    assert assign_leftovers(buckets, [19, 5]) == ((19, 5), (2, 1), (0, 1))
 
 
 def test_a_bucket_has_no_more_rows_than_its_batches_need():
@@ -84,8 +85,8 @@ def test_an_epoch_of_mixed_corpora_is_laid_out_for_their_weights():
         source, source, batch_tokens=64, part_offsets=np.array([0, 80, 100]), mix_weights=[1, 3]
     )
     assert bucketing.buckets == (Bucket(16, 4, 4), Bucket(8, 8, 8))
-    assert bucketing.draws.tolist() == [[25, 0], [0, 75]]
-    assert bucketing.batches == (2, 10) or bucketing.leftovers_to[0] == 1
+    assert bucketing.windows[0].draws.tolist() == [[25, 0], [0, 75]]
+    assert bucketing.batches == (2, 10) or bucketing.windows[0].leftovers_to[0] == 1
     assert bucketing.real_share > 0.9
 
 

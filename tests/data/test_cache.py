@@ -17,7 +17,7 @@ import pytest
 
 from keras_transformer import atomic_folders
 from keras_transformer.config import EOS_ID
-from keras_transformer.data import cache
+from keras_transformer.data import cache, token_shards
 from keras_transformer.data.cache import cached_corpus
 from keras_transformer.data.corpus import FilePair, TsvFile
 from keras_transformer.errors import InputError
@@ -34,7 +34,7 @@ class Letters:
     shift: int = 0
     encoded: int = 0
 
-    def encode(self, texts):
+    def encode(self, texts, num_threads=-1):
         self.encoded += len(texts)
         return [
             [ord(letter) - ord("a") + FIRST_LETTER + self.shift for letter in text]
@@ -84,7 +84,7 @@ def test_text_becomes_flat_arrays_of_ids(tmp_path, tsv):
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 100])
 def test_the_size_of_chunks_makes_no_difference(tmp_path, tsv, monkeypatch, chunk):
-    monkeypatch.setattr(cache, "_CHUNK_PAIRS", chunk)
+    monkeypatch.setattr(token_shards, "_CHUNK_PAIRS", chunk)
     corpus = open_corpus(tmp_path, tsv, tsv, max_length_ratio=2.0)
     assert sentences(corpus, "source") == ["ab.", "hi."] * 2
     assert sentences(corpus, "target") == ["c", "jk"] * 2
@@ -124,7 +124,7 @@ def test_arrays_are_mapped_and_cannot_be_written_to(tmp_path, tsv):
 
 
 def test_the_number_of_pairs_read_is_told_meanwhile(tmp_path, tsv, monkeypatch):
-    monkeypatch.setattr(cache, "_CHUNK_PAIRS", 2)
+    monkeypatch.setattr(token_shards, "_CHUNK_PAIRS", 2)
     told = []
     open_corpus(tmp_path, tsv, tsv, max_length=2, progress=told.append)
     assert told == [2, 3, 5, 6]
@@ -168,7 +168,7 @@ def test_whatever_it_depends_on_makes_it_anew_and_deletes_the_old_one(tmp_path, 
         sources.reverse()
     else:
         limits = {"length": {"max_length": 99}, "ratio": {"max_length_ratio": 9.0}}[change]
-    open_corpus(tmp_path, *sources, vocabulary=vocabulary, **limits)
+    open_corpus(tmp_path, *sources, vocabulary=vocabulary, keep_others=False, **limits)
     assert vocabulary.encoded == (6 if change == "text" else 8)
     assert len(made(tmp_path)) == 1
     assert made(tmp_path) != old
@@ -216,9 +216,9 @@ def test_the_corpus_of_which_nothing_is_left_is_named(tmp_path, tsv):
 
 def test_text_that_changes_while_it_is_read_is_refused(tmp_path, tsv):
     class Meddler(Letters):
-        def encode(self, texts):
+        def encode(self, texts, num_threads=-1):
             os.utime(tsv.path, ns=(1, 1))
-            return super().encode(texts)
+            return super().encode(texts, num_threads)
 
     with pytest.raises(InputError, match=r"text\.tsv changed while it was read; start again"):
         open_corpus(tmp_path, tsv, vocabulary=Meddler())
@@ -244,9 +244,9 @@ def test_a_place_that_cannot_be_written_to_is_named(tmp_path, tsv):
 
 def test_where_another_process_was_quicker_its_result_is_taken(tmp_path, tsv):
     class Overtaken(Letters):
-        def encode(self, texts):
+        def encode(self, texts, num_threads=-1):
             open_corpus(tmp_path, tsv)  # all of it, while this one is under way
-            return super().encode(texts)
+            return super().encode(texts, num_threads)
 
     corpus = open_corpus(tmp_path, tsv, vocabulary=Overtaken())
     assert sentences(corpus, "source") == ["ab.", "d.", "hi."]
@@ -283,8 +283,21 @@ def test_a_half_written_one_is_never_read_and_removed_once_its_process_is_dead(t
     finally:
         process.kill()
         process.communicate()
-    open_corpus(tmp_path, tsv, max_length=99)
+    open_corpus(tmp_path, tsv, max_length=99, keep_others=False)
     assert [name[:7] for name in made(tmp_path)] == ["tokens-"]
+
+
+def test_another_run_may_make_the_same_one_meanwhile(tmp_path, tsv, monkeypatch):
+    write = cache.write_corpus
+
+    def write_twice(aside, *arguments):
+        monkeypatch.setattr(cache, "write_corpus", write)
+        open_corpus(tmp_path, tsv)
+        raise FileNotFoundError(2, "the shards are gone")
+
+    monkeypatch.setattr(cache, "write_corpus", write_twice)
+    assert len(open_corpus(tmp_path, tsv)) == len(open_corpus(tmp_path, tsv))
+    assert len(made(tmp_path)) == 1
 
 
 def test_opening_a_million_pairs_reads_none_of_them(tmp_path, tsv, count_lines):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from keras_transformer.data.mixing import draw, epoch_quotas, share_out
+from keras_transformer.data.mixing import draw_pairs, epoch_quotas, share_out
 from keras_transformer.errors import InputError
 
 
@@ -45,7 +45,7 @@ def test_a_corpus_without_pairs_cannot_be_mixed_in():
 def test_epochs_read_on_in_one_stream_of_shuffled_passes(count):
     pairs = np.arange(100, 110)
     drawn = np.concatenate(
-        [draw(pairs, count, epoch=epoch, seed=1, stratum=(0, 2)) for epoch in range(20)]
+        [draw_pairs(pairs, count, epoch=epoch, seed=1, stratum=(0, 2)) for epoch in range(20)]
     )
     passes = [drawn[start : start + 10].tolist() for start in range(0, len(drawn) - 9, 10)]
     assert all(sorted(one) == pairs.tolist() for one in passes)
@@ -54,11 +54,11 @@ def test_epochs_read_on_in_one_stream_of_shuffled_passes(count):
 
 def test_the_order_follows_from_seed_and_stratum():
     pairs = np.arange(50)
-    first = draw(pairs, 50, epoch=3, seed=1, stratum=(0, 2)).tolist()
-    assert draw(pairs, 50, epoch=3, seed=1, stratum=(0, 2)).tolist() == first
-    assert draw(pairs, 50, epoch=3, seed=2, stratum=(0, 2)).tolist() != first
-    assert draw(pairs, 50, epoch=3, seed=1, stratum=(1, 2)).tolist() != first
+    first = draw_pairs(pairs, 50, epoch=3, seed=1, stratum=(0, 2)).tolist()
+    assert draw_pairs(pairs, 50, epoch=3, seed=1, stratum=(0, 2)).tolist() == first
+    assert draw_pairs(pairs, 50, epoch=3, seed=2, stratum=(0, 2)).tolist() != first
+    assert draw_pairs(pairs, 50, epoch=3, seed=1, stratum=(1, 2)).tolist() != first
 
 
 def test_a_far_epoch_takes_no_longer():
-    assert len(draw(np.arange(10), 4, epoch=10**15, seed=0, stratum=(0, 0))) == 4
+    assert len(draw_pairs(np.arange(10), 4, epoch=10**15, seed=0, stratum=(0, 0))) == 4

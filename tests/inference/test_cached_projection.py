@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from keras_transformer.inference.cached_projection import (
-    CachedProjectionModel,
+    CachedOutputProjection,
     cache_projection,
     refresh,
 )
@@ -29,20 +29,22 @@ def test_a_frozen_model_translates_as_before(trained, kind):
     np.testing.assert_array_equal(found["scores"], expected["scores"])
 
 
-def test_what_states_share_is_stored_and_not_computed_again(trained):
+def test_the_projection_is_stored_and_not_computed_again(trained):
     model, *_ = trained
     frozen = cache_projection(model)
     stored = frozen.variables[len(model.variables) :]
-    assert [tuple(each.shape) for each in stored] == [tuple(model.encode(_ids()).shared.shape)]
+    assert [tuple(each.shape) for each in stored] == [
+        tuple(model.encode(_ids()).projection[0].shape)
+    ]
 
     stored[0].assign(tf.ones_like(stored[0]))
-    np.testing.assert_array_equal(frozen.encode(_ids()).shared, np.ones(stored[0].shape))
+    np.testing.assert_array_equal(frozen.encode(_ids()).projection[0], np.ones(stored[0].shape))
 
 
 def test_it_has_all_else_of_its_model(trained):
     model, *_ = trained
     frozen = cache_projection(model)
-    assert isinstance(frozen, CachedProjectionModel)
+    assert isinstance(frozen, CachedOutputProjection)
     assert frozen.config is model.config
     inputs = {"source": _ids(), "target": _ids()}
     np.testing.assert_array_equal(frozen.attention(inputs), model.attention(inputs))
@@ -62,7 +64,7 @@ def test_nothing_is_computed_again_where_no_weight_has_changed(trained, monkeypa
     model, *_ = trained
     kept = cache_projection(Ensemble([model]))
     monkeypatch.setattr(
-        CachedProjectionModel, "_compute", lambda self: pytest.fail("computed again")
+        CachedOutputProjection, "_compute", lambda self: pytest.fail("computed again")
     )
     refresh(kept)
 

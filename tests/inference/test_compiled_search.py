@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from keras_transformer.config import SearchConfig
 from keras_transformer.errors import InputError
-from keras_transformer.inference.compiled_search import XlaShapes, least_sentences
+from keras_transformer.inference.compiled_search import XlaShapes
 from keras_transformer.inference.quantization import in_precision
 from keras_transformer.inference.translator import Translator
 from keras_transformer.models import Ensemble
@@ -37,7 +37,7 @@ def plain(trained):
         ["sun " * 9, "hello"],
         [],
     ],
-    ids=["one", "three", "more than a batch", "half a batch", "too long", "none"],
+    ids=["one", "three", "a larger batch", "half a batch", "too long", "none"],
 )
 def test_what_is_compiled_answers_as_the_plain_graph_does(compiled, plain, sentences):
     found, expected = (each(tf.constant(sentences, tf.string)) for each in (compiled, plain))
@@ -50,25 +50,28 @@ def test_there_are_as_many_programs_as_shapes(compiled):
 
 
 @pytest.mark.parametrize(
-    ("count", "size"),
-    [(1, 1), (3, 1), (4, 8), (8, 8), (9, 8), (48, 8), (49, 64), (64, 64), (1000, 64)],
-)
-def test_a_batch_is_padded_where_that_costs_no_more_than_to_cut_it(trained, count, size):
-    compiled = Translator(*trained, SEARCH, xla=XlaShapes())._compiled
-    assert compiled._chosen_size(tf.constant(count)) == size
+    ("count", "length", "program"),
+    [
+        (1, 2, (1, 3)), (1, 3, (1, 3)), (1, 4, (1, 6)), (3, 6, (4, 6)), (4, 1, (4, 3)),
+        (5, 3, "plain"), (1, 7, "plain"), (0, 3, "plain"),
+    ],
+)  # fmt: skip
+def test_a_batch_runs_in_the_smallest_program_that_it_fits_into(
+    compiled, monkeypatch, count, length, program
+):
+    search, run = compiled._compiled, []
 
+    def plain(source):
+        return run.append("plain")
 
-@pytest.mark.parametrize(
-    ("sizes", "least"),
-    [((1,), [1]), ((8, 64), [1, 49]), ((1, 64), [1, 22]), ((1, 2, 4), [1, 2, 3])],
-)
-def test_few_large_batches_are_better_than_many_small_ones(sizes, least):
-    assert least_sentences(sizes) == least
+    def padded(size, length, source):
+        return run.append((size, length))
 
-
-def test_a_batch_that_is_smaller_than_all_is_padded_to_the_smallest(trained):
-    compiled = Translator(*trained, SEARCH, xla=XlaShapes(batch_sizes=(8, 64)))._compiled
-    assert compiled._chosen_size(tf.constant(2)) == 8
+    monkeypatch.setattr(search, "_plain", plain)
+    monkeypatch.setattr(search, "_padded", padded)
+    monkeypatch.setattr(tf, "switch_case", lambda number, branches: branches[int(number)]())
+    search(tf.zeros([count, length], tf.int32))
+    assert run == [program]
 
 
 def test_wishes_are_granted_by_the_plain_graph(compiled, plain):

@@ -1,6 +1,7 @@
 """Decoding modes from text to text: configured, or wished for by single sentences."""
 
 import functools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -242,14 +243,26 @@ class ModelThatEndsAtOnce:
 )
 def test_no_sentence_gets_the_empty_translation_unless_it_is_allowed(search):
     model, source = ModelThatEndsAtOnce(), tf.constant([[5, EOS_ID], [EOS_ID, 0]])
-    search = SearchConfig(**search)
-    found = search_translations(model, source, search, None)
+    search, target = SearchConfig(**search), SimpleNamespace(space_ids=())
+    found = search_translations(model, source, search, target)
     assert found.ids[:, 0, :2].numpy().tolist() == [[7, EOS_ID]] * 2
-    found = search_translations(model, source, search.replace(min_length=0), None)
+    found = search_translations(model, source, search.replace(min_length=0), target)
     assert found.ids[:, 0, :1].numpy().tolist() == [[EOS_ID]] * 2
     banned = BannedPhrases(tf.constant([[[7]]]))  # which a task adds
-    found = search_translations(model, source, search, None, constraints=[banned])
+    found = search_translations(model, source, search, target, constraints=[banned])
     assert found.ids[:, 0, :2].numpy().tolist() == [[6, EOS_ID]] * 2
+
+
+@pytest.mark.parametrize("spaces", [(7,), (7, 5)])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_space_is_no_translation(spaces, groups):
+    model, source = ModelThatEndsAtOnce(), tf.constant([[5, EOS_ID], [EOS_ID, 0]])
+    target = SimpleNamespace(space_ids=spaces)
+    search = SearchConfig(beam_groups=groups, num_translations=2, length_penalty=0)
+    found = search_translations(model, source, search, target)
+    assert found.ids[:, 0, :2].numpy().tolist() == [[6, EOS_ID]] * 2
+    found = search_translations(model, source, search.replace(min_length=0), target)
+    assert found.ids[:, 0, :1].numpy().tolist() == [[EOS_ID]] * 2
 
 
 class CountingTokenizer:

@@ -10,7 +10,7 @@ import sentencepiece
 import tensorflow as tf
 
 from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, SearchConfig, TransformerConfig
-from keras_transformer.data import pad_ids
+from keras_transformer.data import Shortlist, pad_ids
 from keras_transformer.errors import InputError
 from keras_transformer.inference import Translator
 from keras_transformer.interop.ctranslate2 import export_ctranslate2
@@ -41,6 +41,14 @@ CONFIGS = {
     "wide keys": SMALL.replace(key_dim=6, value_dim=3, attention_bias=True),
     "wide values": SMALL.replace(key_dim=3, value_dim=6, attention_bias=True),
     "an odd number of heads": SMALL.replace(num_heads=3, key_dim=5, value_dim=5),
+    "other positions": SMALL.replace(positions="halves"),
+    "other depths": SMALL.replace(decoder_layers=1, activation="swish"),
+    "gelu": SMALL.replace(activation="gelu"),
+    "its approximation by tanh": SMALL.replace(activation="gelu_tanh"),
+    "its approximation by sigmoid": SMALL.replace(activation="gelu_sigmoid"),
+    "embeddings are normalized": SMALL.replace(embedding_norm=True),
+    "embeddings are not scaled": SMALL.replace(scale_embeddings=False),
+    "source without EOS": SMALL.replace(source_eos=False),
     "all at once": SMALL.replace(
         norm_position="pre",
         share_embeddings="none",
@@ -236,6 +244,33 @@ def test_unknown_words_and_a_shared_vocabulary_give_what_our_translator_gives(
     assert [text for text, *_ in theirs] == ours
 
 
+def test_a_shortlist_says_what_translations_may_have(separate_translator, words, tmp_path):
+    source, target = (
+        tokenizer.vocabulary
+        for tokenizer in (
+            separate_translator.source_tokenizer,
+            separate_translator.target_tokenizer,
+        )
+    )
+    (sun,), (cat,) = source.encode(["sun", "cat"])
+    ((tree,),) = target.encode([words["tree"]])
+    candidates = np.full((source.size, 2), PAD_ID, np.int32)
+    candidates[sun, 0] = target.encode([words["sun"]])[0][0]
+    candidates[cat] = [tree, EOS_ID]  # no cat
+    shortlist = Shortlist(common=np.arange(4, dtype=np.int32), candidates=candidates)
+    folder = export(separate_translator, tmp_path / "model", shortlist=shortlist)
+    common, *lines = (folder / "vmap.txt").read_text().splitlines()
+    assert common == "\t" + " ".join(target.pieces(range(4)))
+    assert sorted(lines) == sorted(
+        "\t".join([*source.pieces([token]), " ".join(target.pieces([id_ for id_ in ids if id_]))])
+        for token, ids in ((sun, candidates[sun]), (cat, candidates[cat]))
+    )
+    options = dict(beam_size=4, use_vmap=True, disable_unk=True)
+    ((text, *_),) = translate_with_ctranslate2(folder, ["sun cat"], **options)
+    assert set(text.split()) <= {words["sun"], words["tree"]}
+    assert words["sun"] in text
+
+
 @pytest.mark.parametrize("quantization", ["int8", "int16", "float16"])
 def test_a_quantized_model_is_smaller_and_translates(
     quantization, separate_translator, words, tmp_path
@@ -274,6 +309,9 @@ def refuse(reason, model, vocabulary, folder, **options):
 def test_a_model_that_ctranslate2_cannot_express_is_refused(vocabulary, tmp_path):
     model = Transformer(SMALL.replace(norm_form="sigma"))
     refuse("norm_form 'sigma'; export the model as", model, vocabulary, tmp_path / "model")
+    for name, value in {"positions": "rotary", "decoder_attention_window": 3}.items():
+        model = Transformer(SMALL.replace(**{name: value}))
+        refuse(f"with {name} {value}; export a", model, vocabulary, tmp_path / "model")
     model = keras.Sequential()
     refuse("single Transformer, got Sequential", model, vocabulary, tmp_path / "model")
 

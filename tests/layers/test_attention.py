@@ -231,7 +231,7 @@ def test_steps_of_hypotheses_equal_their_full_pass_and_show_their_attention():
     x, memory = normal(B, beams, D), layer.project_memory(normal(B, S, D))
     bias = attention_bias(np.array([[True] * S, [True] * (S - 2) + [False] * 2])[:, None, None])
     result, weights = layer.step(x.reshape(-1, D), memory, bias, beams)
-    full, full_weights = layer.attend(x, memory, bias)
+    full, full_weights = layer(x, memory, bias, return_attention_scores=True)
     np.testing.assert_allclose(ops.reshape(result, x.shape), full, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(weights, full_weights, rtol=1e-5, atol=1e-6)
     assert weights.shape == (B, H, beams, S)

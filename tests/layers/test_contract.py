@@ -11,6 +11,7 @@ from keras import ops
 import keras_transformer.layers
 from keras_transformer.errors import InputError
 from keras_transformer.layers import (
+    LSTM,
     CrossAttention,
     Decoder,
     DecoderLayer,
@@ -18,12 +19,23 @@ from keras_transformer.layers import (
     Encoder,
     EncoderLayer,
     FeedForward,
+    IntraDecoderAttention,
     KeysValues,
     LayerNormalization,
+    LSTMState,
     PositionalEncoding,
+    RecurrentDecoder,
+    RecurrentEncoder,
+    RecurrentMemory,
+    RecurrentState,
     Residual,
     SelfAttention,
+    SeparableConvolution,
+    SeparableConvolutions,
+    SourceAttention,
     TokenEmbedding,
+    UniversalDecoder,
+    UniversalEncoder,
 )
 from keras_transformer.layers.masks import causal_bias, padding_bias
 from keras_transformer.layers.positions import sinusoids
@@ -44,6 +56,7 @@ CAUSAL = np.repeat(ops.convert_to_numpy(causal_bias(T)), B, axis=0)
 MEMORY_BIAS = ops.convert_to_numpy(padding_bias(IDS[:, :S]))
 
 ATTENTION = dict(num_heads=H, key_dim=K, value_dim=U, dropout=0.2, use_bias=True)
+WINDOW = dict(window=3, causal=True, positions="relative", max_relative_distance=2)
 NORM = dict(norm_position="pre", norm_form="sigma", norm_epsilon=1e-3)
 SUBLAYERS = dict(
     num_heads=H,
@@ -53,9 +66,31 @@ SUBLAYERS = dict(
     dropout=0.1,
     attention_dropout=0.2,
     feed_forward_dropout=0.3,
+    activation="gelu",
     attention_bias=True,
     **NORM,
 )
+# Of K units; the memory is twice as wide.
+READ = RecurrentMemory(normal(B, S, 2 * K), normal(B, S, U), IDS[:, :S] != 0)
+STATE = RecurrentState(
+    2 * (LSTMState(normal(B, K), normal(B, K)),),
+    normal(B, 2 * K),
+    np.full((B, S), -1e30, "float32"),
+)
+IS_REAL, SIGNALS = IDS != 0, normal(B, T, D)
+# A token halts at the step that no rounding changes: the last.
+UNIVERSAL = dict(
+    num_steps=2,
+    adaptive_steps=True,
+    halting_output="blend",
+    halted_tokens="run_on",
+    halting_epsilon=1e-9,
+    halting_bias=-1.0,
+    step_signals="learned",
+    transition="separable_convolution",
+    **SUBLAYERS,
+)
+WINDOWS = dict(attention_window=3, positions="relative", max_relative_distance=2)
 
 
 class Case(NamedTuple):
@@ -67,7 +102,7 @@ class Case(NamedTuple):
 
 
 CASES = [
-    Case(TokenEmbedding, dict(vocabulary_size=11, model_dim=D), (IDS,)),
+    Case(TokenEmbedding, dict(vocabulary_size=11, model_dim=D, scale=False), (IDS,)),
     Case(
         PositionalEncoding,
         dict(model_dim=D, kind="concatenated", first_position=2, max_positions=9),
@@ -80,13 +115,51 @@ CASES = [
     ),
     Case(Dropout, dict(rate=0.2, noise_shape=(None, 1, D), seed=3), (X,)),
     Case(LayerNormalization, dict(epsilon=1e-3, form="sigma"), (X,)),
-    Case(FeedForward, dict(inner_dim=7, dropout=0.2), (X,)),
+    Case(FeedForward, dict(inner_dim=7, dropout=0.2, activation="gelu"), (X,)),
     Case(Residual, dict(**NORM, dropout=0.2), (X, X[::-1])),
-    Case(SelfAttention, ATTENTION, (X, BIAS)),
+    Case(SelfAttention, ATTENTION | WINDOW, (X, BIAS)),
+    Case(SelfAttention, ATTENTION | {"positions": "rotary", "key_dim": 4}, (X, CAUSAL)),
     Case(CrossAttention, ATTENTION, (X, MEMORY, MEMORY_BIAS)),
-    Case(EncoderLayer, SUBLAYERS, (X, BIAS)),
+    Case(EncoderLayer, SUBLAYERS | WINDOWS, (X, BIAS)),
     Case(DecoderLayer, SUBLAYERS, (X, MEMORY, CAUSAL, MEMORY_BIAS)),
-    Case(Encoder, dict(num_layers=2, **SUBLAYERS), (X, BIAS)),
+    Case(LSTM, dict(units=K, backwards=True), (X, IDS != 0)),
+    Case(
+        RecurrentEncoder,
+        dict(num_layers=2, units=K, bridge_activation="tanh", dropout=0.2),
+        (X, IDS != 0),
+    ),
+    *(
+        Case(
+            SourceAttention,
+            dict(attention_type=kind, attention_dim=U),
+            (X, normal(B, S, 7), IDS[:, :S] != 0),
+        )
+        for kind in ("additive", "dot")
+    ),
+    Case(IntraDecoderAttention, {}, (X,)),
+    Case(
+        RecurrentDecoder,
+        dict(
+            num_layers=2,
+            units=K,
+            attention_type="additive",
+            attention_dim=U,
+            intra_temporal=True,
+            intra_decoder=True,
+            input_feeding=True,
+            dropout=0.2,
+        ),
+        (X, READ, STATE),
+    ),
+    Case(Encoder, dict(num_layers=2, **SUBLAYERS, **WINDOWS), (X, BIAS)),
+    Case(SeparableConvolution, dict(units=7, width=3, is_causal=True), (X,)),
+    Case(
+        SeparableConvolutions,
+        dict(inner_dim=7, dropout=0.2, activation="gelu", is_causal=True),
+        (X, IS_REAL),
+    ),
+    Case(UniversalEncoder, UNIVERSAL, (X, SIGNALS, IS_REAL, BIAS)),
+    Case(UniversalDecoder, UNIVERSAL, (X, SIGNALS, IS_REAL, MEMORY, CAUSAL, MEMORY_BIAS)),
     Case(Decoder, dict(num_layers=2, **SUBLAYERS), (X, [MEMORY, MEMORY], CAUSAL, MEMORY_BIAS)),
 ]
 
@@ -211,6 +284,10 @@ def test_dropout_is_off_unless_training(case):
         (lambda: sinusoids(np.arange(3), 4, "concat"), "layout must be one of sinusoidal, concat"),
         (lambda: PositionalEncoding(4, "sine"), "kind must be one of sinusoidal, .* got 'sine'"),
         (lambda: Residual(norm_position="Pre"), "norm_position must be one of post, pre, got 'Pre"),
+        (
+            lambda: SelfAttention(num_heads=1, key_dim=2, value_dim=2, positions="sinusoidal"),
+            "positions must be one of relative, rotary, got 'sinusoidal'",
+        ),
         (lambda: LayerNormalization(form="std"), "form must be one of variance, sigma, got 'std'"),
     ],
 )

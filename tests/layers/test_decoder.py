@@ -124,7 +124,7 @@ def test_padding_of_the_memory_does_not_change_the_output():
 @pytest.mark.parametrize("norm_position", ["post", "pre"])
 @pytest.mark.parametrize("attention_bias", [False, True])
 def test_cached_steps_of_several_hypotheses_equal_the_full_pass(norm_position, attention_bias):
-    beams = 3
+    beams, with_scores = 3, dict(return_attention_scores=True)
     options = dict(norm_position=norm_position, attention_bias=attention_bias)
     decoder = randomize(Decoder(num_layers=2, **OPTIONS, **options))
     x = RANDOM.normal(size=(B, beams, T, D)).astype("float32")
@@ -143,7 +143,7 @@ def test_cached_steps_of_several_hypotheses_equal_the_full_pass(norm_position, a
         )
         rows.append(np.asarray(row).reshape(B, beams, D))
         for beam in range(beams):
-            full = decoder.attention(x[:, beam], memory, CAUSAL, MEMORY_BIAS)
+            *_, (_, full) = decoder(x[:, beam], memory, CAUSAL, MEMORY_BIAS, **with_scores)
             np.testing.assert_allclose(weights[:, :, beam], full[:, :, time], rtol=1e-4, atol=1e-4)
     for beam in range(beams):
         full = decoder(x[:, beam], memory, CAUSAL, MEMORY_BIAS)

@@ -22,6 +22,11 @@ def test_vectors_are_rows_times_the_square_root_of_the_model_dimension():
     np.testing.assert_allclose(make_embedding()(ids), 2 * TABLE[ids], rtol=1e-6)
 
 
+def test_vectors_may_be_left_as_they_are():
+    ids = np.array([[0, 3], [4, 3]])
+    np.testing.assert_allclose(make_embedding(scale=False)(ids), TABLE[ids], rtol=1e-6)
+
+
 def test_projection_is_by_the_transposed_matrix_without_the_factor():
     x = np.array([[1.0, 0, 0, 0], [0, 0, 1, 1]])
     # The first row picks column 0, the second adds columns 2 and 3.

@@ -10,6 +10,7 @@ from keras_transformer.layers.masks import (
     causal_bias,
     padding_bias,
     padding_mask,
+    predicting_mask,
 )
 
 IDS = np.array([[5, 3, 0, 0], [7, 8, 9, 3]])
@@ -56,3 +57,8 @@ def test_biases_are_finite_in_half_precision_and_visible_ones_exactly_zero(dtype
     assert bias[0] == 0
     assert np.isfinite(bias[1])
     assert bias[1] < -20_000
+
+
+def test_a_decoder_predicts_after_all_tokens_but_eos():
+    found = predicting_mask(np.array([[2, 5, 3, 0]]))
+    np.testing.assert_array_equal(found, [[True, True, False, False]])

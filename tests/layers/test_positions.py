@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 from keras_transformer.layers import PositionalEncoding, sinusoids
+from keras_transformer.layers.positions import RandomOffset
 
 D = 8
 
@@ -22,6 +23,12 @@ def concatenated(position, dim=D):
     """Rates exp(-i ln(10000) / (dim/2 - 1)): all sines, then all cosines."""
     angles = [position * np.exp(-i * np.log(10000) / (dim / 2 - 1)) for i in range(dim // 2)]
     return [np.sin(a) for a in angles] + [np.cos(a) for a in angles]
+
+
+def halves(position, dim=D):
+    """The rates of 3.5: all sines, then all cosines."""
+    row = interleaved(position, dim)
+    return row[0::2] + row[1::2]
 
 
 def test_worked_values_of_the_papers_formula():
@@ -42,7 +49,8 @@ def test_worked_values_of_the_concatenated_form():
 
 @pytest.mark.parametrize("dim", [4, 8, 32, 512])
 @pytest.mark.parametrize(
-    ("kind", "formula"), [("sinusoidal", interleaved), ("concatenated", concatenated)]
+    ("kind", "formula"),
+    [("sinusoidal", interleaved), ("concatenated", concatenated), ("halves", halves)],
 )
 def test_sinusoids_follow_their_formula(kind, formula, dim):
     expected = [formula(position, dim) for position in range(100)]
@@ -115,3 +123,15 @@ def test_half_precision_rounds_the_result_and_not_the_angles(policy):
 def test_sinusoids_of_different_positions_differ():
     rows = np.asarray(sinusoids(np.arange(2000), 16))
     assert len(np.unique(rows.round(4), axis=0)) == 2000
+
+
+def test_offsets_are_drawn_for_each_sentence_while_training_only():
+    layer = RandomOffset(3, seed=1)
+    ids = np.ones((200, 5), "int32")
+    np.testing.assert_array_equal(layer(ids), np.zeros((200, 1)))
+    first, second = (np.asarray(layer(ids, training=True)) for _ in range(2))
+    assert first.shape == (200, 1)
+    assert set(first.ravel()) == {0, 1, 2, 3}
+    assert (first != second).any()
+    copy = RandomOffset.from_config(layer.get_config())
+    np.testing.assert_array_equal(copy(ids, training=True), first)

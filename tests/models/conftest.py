@@ -6,6 +6,7 @@ weights are read from a model by the names of its layers.
 Shapes: S source length, T target length, D model dimension, H heads.
 """
 
+import math
 import pathlib
 import sys
 from collections.abc import Callable
@@ -21,6 +22,7 @@ sys.path.extend(
 )
 
 Array = np.ndarray
+EOS = 3
 
 
 @pytest.fixture(scope="session")
@@ -28,19 +30,56 @@ def numpy_logits() -> Callable[..., Array]:
     return reference_logits
 
 
+@pytest.fixture(scope="session")
+def numpy_layers() -> Any:
+    """The functions of this module, for references of other models of the same layers."""
+    return sys.modules[__name__]
+
+
+@pytest.fixture
+def numpy_attentions(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Array]]:
+    """Gives "encoder" [L, H, S, S], "decoder" [L, H, T, T] and "cross" [L, H, T, S]."""
+
+    def attentions(model: Any, source: list[int], target: list[int]) -> dict[str, Array]:
+        heads: list[Array] = []
+
+        def keep(scores: Array, softmax: Callable[[Array], Array] = softmax) -> Array:
+            heads.append(softmax(scores))
+            return heads[-1]
+
+        with monkeypatch.context() as patch:
+            patch.setitem(attend.__globals__, "softmax", keep)
+            reference_logits(model, source, target)
+        layers, num_heads = model.config.num_layers, model.config.num_heads
+        encoder, decoder = heads[: layers * num_heads], heads[layers * num_heads :]
+        by_layer = [
+            decoder[first : first + num_heads] for first in range(0, len(decoder), num_heads)
+        ]
+        length = len(encoder[0])  # with EOS or without
+        return {
+            "encoder": np.reshape(encoder, (layers, num_heads, length, length)),
+            "decoder": np.array(by_layer[0::2]),
+            "cross": np.array(by_layer[1::2]),
+        }
+
+    return attentions
+
+
 def reference_logits(model: Any, source: list[int], target: list[int]) -> Array:
     """Returns logits [T, V] of the token after each target token, without dropout."""
     config = model.config
+    if not config.source_eos:
+        source = [token for token in source if token != EOS]
     source_table, target_table = (
         float64(embedding.table) for embedding in (model.source_embedding, model.target_embedding)
     )
-    x = source_table[source] * np.sqrt(config.model_dim) + encode_positions(model, len(source))
+    x = embed(model, source_table[source], model.source_norm)
     for layer in model.encoder.layers:
         x = residual(config, layer.self_attention_residual, x, self_attend, layer)
         x = residual(config, layer.feed_forward_residual, x, feed_forward, layer)
     memory = last_norm(config, model.encoder, x)
 
-    x = target_table[target] * np.sqrt(config.model_dim) + encode_positions(model, len(target))
+    x = embed(model, target_table[target], model.target_norm)
     for layer in model.decoder.layers:
         x = residual(config, layer.self_attention_residual, x, self_attend, layer, True)
         x = residual(config, layer.cross_attention_residual, x, cross_attend, layer, memory)
@@ -55,9 +94,18 @@ def float64(variable: Any) -> Array:
     return np.asarray(variable, "float64")
 
 
+def embed(model: Any, vectors: Array, norm: Any) -> Array:
+    config = model.config
+    x = vectors * (np.sqrt(config.model_dim) if config.scale_embeddings else 1)
+    x = x + encode_positions(model, len(vectors))
+    return normalize(config, norm, x) if config.embedding_norm else x
+
+
 def encode_positions(model: Any, length: int) -> Array:
     config = model.config
     numbers = np.arange(length) + config.first_position
+    if config.positions in ("relative", "rotary"):
+        return np.zeros(config.model_dim)
     if config.positions == "learned":
         return float64(model.positions.table)[numbers]
     half = config.model_dim // 2
@@ -66,7 +114,8 @@ def encode_positions(model: Any, length: int) -> Array:
         result = np.zeros((length, config.model_dim))
         result[:, 0::2], result[:, 1::2] = np.sin(angles), np.cos(angles)
         return result
-    angles = numbers[:, None] * np.exp(-np.arange(half) * np.log(10000) / (half - 1))
+    steps = half if config.positions == "halves" else half - 1
+    angles = numbers[:, None] * np.exp(-np.arange(half) * np.log(10000) / steps)
     return np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
 
 
@@ -94,7 +143,18 @@ def affine(dense: Any, x: Array) -> Array:
 
 
 def feed_forward(x: Array, layer: Any) -> Array:
-    return affine(layer.feed_forward.outer, np.maximum(affine(layer.feed_forward.inner, x), 0))
+    inner = activate(layer.feed_forward.activation, affine(layer.feed_forward.inner, x))
+    return affine(layer.feed_forward.outer, inner)
+
+
+def activate(name: str, x: Array) -> Array:
+    if name == "relu":
+        return np.maximum(x, 0)
+    if name == "gelu":
+        return x * (1 + np.vectorize(math.erf)(x / math.sqrt(2))) / 2
+    if name == "gelu_tanh":
+        return x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2
+    return x / (1 + np.exp(-x * {"swish": 1, "gelu_sigmoid": 1.702}[name]))
 
 
 def self_attend(x: Array, layer: Any, causal: bool = False) -> Array:
@@ -113,15 +173,42 @@ def cross_attend(x: Array, layer: Any, memory: Array) -> Array:
     return attend(attention, query, projected[:, :width], projected[:, width:], False)
 
 
+def softmax(scores: Array) -> Array:
+    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+    return weights / weights.sum(axis=1, keepdims=True)
+
+
 def attend(attention: Any, query: Array, keys: Array, values: Array, causal: bool) -> Array:
+    is_self = hasattr(attention, "positions")
     heads = []
     for head in range(attention.num_heads):
         q, k, v = (
             np.split(part, attention.num_heads, axis=1)[head] for part in (query, keys, values)
         )
-        scores = q @ k.T / np.sqrt(attention.key_dim)
+        if is_self and attention.positions == "rotary":
+            q, k = turn(q), turn(k)
+        scores = q @ k.T
+        distances = np.arange(len(k))[None, :] - np.arange(len(q))[:, None]
+        if is_self and attention.positions == "relative":
+            rows = distances.clip(-attention.max_relative_distance, attention.max_relative_distance)
+            rows += attention.max_relative_distance
+            to_keys, to_values = map(float64, (attention.relative_keys, attention.relative_values))
+            scores = scores + np.einsum("tk,tsk->ts", q, to_keys[rows])  # Shaw et al. 2018, eq. 2
+        scores = scores / np.sqrt(attention.key_dim)
         if causal:
-            scores[np.triu_indices_from(scores, 1)] = -np.inf
-        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-        heads.append(weights / weights.sum(axis=1, keepdims=True) @ v)
+            scores[distances > 0] = -np.inf
+        if is_self and attention.window is not None:
+            scores[abs(distances) > (attention.window - 1) / 2] = -np.inf
+        weights = softmax(scores)
+        head_output = weights @ v
+        if is_self and attention.positions == "relative":
+            head_output = head_output + np.einsum("ts,tsu->tu", weights, to_values[rows])  # eq. 1
+        heads.append(head_output)
     return affine(attention.output_projection, np.concatenate(heads, axis=1))
+
+
+def turn(x: Array) -> Array:
+    """Su et al. 2021: dimensions 2i and 2i + 1 of row m, a complex number, times e^(i m theta)."""
+    theta = 10000.0 ** (-np.arange(0, x.shape[1], 2) / x.shape[1])
+    turned = (x[:, 0::2] + 1j * x[:, 1::2]) * np.exp(1j * np.arange(len(x))[:, None] * theta)
+    return np.stack([turned.real, turned.imag], axis=2).reshape(x.shape)

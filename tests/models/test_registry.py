@@ -18,7 +18,11 @@ MAY_NAME_IT = {
     "keras_transformer/config/__init__.py",
     "keras_transformer/config/transformer.py",
     "keras_transformer/interop/ctranslate2.py",
+    "keras_transformer/config/recurrent.py",
+    "keras_transformer/interop/ctranslate2_specification.py",
+    "keras_transformer/interop/foreign.py",
     "keras_transformer/models/__init__.py",
+    "keras_transformer/models/recurrent.py",
     "keras_transformer/models/transformer.py",
 }
 FILES = sorted([*ROOT.glob("keras_transformer/**/*.py"), *ROOT.glob("scripts/*.py")])

@@ -24,7 +24,7 @@ from keras_transformer.inference import Translator
 from keras_transformer.inference.quantization import in_precision
 from keras_transformer.models import Ensemble, build_model
 from keras_transformer.serving import export, load_exported
-from keras_transformer.training import RunDirectory, flops, train
+from keras_transformer.training import RunDirectory, train
 
 TESTS = pathlib.Path(__file__).resolve().parents[1]
 SEARCH = SearchConfig(beam_size=3, max_source_length=8, max_extra_length=4, num_translations=2)
@@ -143,6 +143,7 @@ def test_without_attention_there_is_no_alignment_and_no_penalty_on_coverage(tran
     assert_same_answers(penalized, translator.translate(SENTENCES))
 
 
+@pytest.mark.slow
 def test_it_is_exported_and_answers_in_a_fresh_graph(translator, exported):
     loaded = load_exported(exported)
     assert_same_answers(loaded.translate(SENTENCES), translator.translate(SENTENCES))
@@ -176,6 +177,7 @@ def test_in_bfloat16_its_probabilities_hardly_change(translator):
 
 
 @pytest.mark.skipif(native_runtime.missing() is not None, reason=str(native_runtime.missing()))
+@pytest.mark.slow
 def test_a_c_program_serves_it_without_python(translator, exported, tmp_path):
     program = native_runtime.build("answer", tmp_path)
     signature = native_runtime.read_signature(exported)
@@ -186,6 +188,7 @@ def test_a_c_program_serves_it_without_python(translator, exported, tmp_path):
     np.testing.assert_allclose(np.array(found["scores"], np.float32), scores, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_client_gets_its_translations_from_a_server(translator, exported):
     served = fake_server.Model({}, lambda signature, inputs: {}, "toy")
     served.versions, served.states = {}, {}
@@ -203,9 +206,9 @@ def test_keras_saves_and_loads_it(trained, tmp_path):
 
 
 def test_its_operations_are_counted(trained):
-    toy, length = trained[1], np.array([4])
+    toy = trained[1]
     products = 12 * 24**2 * 8 + 2 * 4 * 24 * toy.config.target_size
-    assert flops.training_flops(toy, length, length, target_tokens=4) == 3 * products
+    assert toy.count_flops(4, 4) == products
 
 
 def test_beside_a_transformer_in_an_ensemble_it_has_no_attention_and_no_coverage(trained):
@@ -233,7 +236,7 @@ def test_a_run_of_an_architecture_that_is_not_registered_is_refused_in_one_line(
         trained[0].load_model()
     assert str(caught.value).endswith(
         "config.json: architecture must be one of transformer, got 'toy'; import the module that "
-        "registers it first"
+        "registers it first (commands: --user_module)"
     )
     with pytest.raises(InputError, match="no model is registered for OtherConfig"):
         build_model(type("OtherConfig", (ToyConfig,), {})(vocabulary_size=10))

@@ -40,7 +40,34 @@ ALL_OPTIONS = TransformerConfig(
     attention_bias=True,
     output_bias=True,
 )
-CONFIGS = {"paper": PAPER, "target": TARGET_SHARED, "all_options": ALL_OPTIONS}
+OTHER_TOOLKITS = TransformerConfig(
+    **SMALL,
+    decoder_layers=1,
+    activation="swish",
+    positions="halves",
+    embedding_norm=True,
+    scale_embeddings=False,
+    source_eos=False,
+    attention_bias=True,
+)
+WINDOWS = TransformerConfig(
+    **SMALL,
+    encoder_attention_window=3,
+    decoder_attention_window=5,
+    positions="relative",
+    max_relative_distance=2,
+    key_dim=3,
+    value_dim=5,
+)
+ROTARY = TransformerConfig(**SMALL, positions="rotary", norm_position="pre")
+CONFIGS = {
+    "windows": WINDOWS,
+    "rotary": ROTARY,
+    "paper": PAPER,
+    "target": TARGET_SHARED,
+    "all_options": ALL_OPTIONS,
+    "other_toolkits": OTHER_TOOLKITS,
+}
 
 # Three sentences with targets, EOS and padding included; the targets start with BOS.
 SOURCE = np.array([[4, 9, 5, 7, 3], [12, 3, 0, 0, 0], [6, 6, 8, 3, 0]])
@@ -52,6 +79,13 @@ def make_model(config: TransformerConfig, **options) -> Transformer:
     model = Transformer(config, **options)
     model.set_weights([RANDOM.normal(scale=0.4, size=w.shape) for w in model.weights])
     return model
+
+
+def make_copy(model: Transformer, config: TransformerConfig) -> Transformer:
+    """Returns a model of another configuration with the same weights."""
+    copy = Transformer(config)
+    copy.set_weights(model.get_weights())
+    return copy
 
 
 @pytest.fixture(scope="module", params=CONFIGS)
@@ -127,6 +161,79 @@ def test_embeddings_have_the_rate_of_the_sub_layers_unless_they_have_their_own()
     assert (model.source_dropout.rate, model.target_dropout.rate) == (0, 0)
 
 
+@pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh", "gelu_sigmoid"])
+def test_activations_follow_their_formulas(activation, numpy_logits):
+    model = make_model(PAPER.replace(num_layers=1, activation=activation))
+    expected = numpy_logits(model, SOURCE[0], TARGET[0])
+    np.testing.assert_allclose(logits_of(model, SOURCE, TARGET)[0], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_an_encoder_that_does_not_read_eos_does_as_if_there_were_none():
+    model = make_model(PAPER.replace(source_eos=False))
+    without = np.where(SOURCE == EOS, 0, SOURCE)
+    expected = logits_of(make_copy(model, PAPER), without, TARGET)
+    np.testing.assert_array_equal(logits_of(model, SOURCE, TARGET), expected)
+    attention = np.asarray(model.attention({"source": SOURCE, "target": TARGET}))
+    assert not attention[:, :, SOURCE[0] == EOS][0].any()
+
+
+# Attention
+
+
+def test_attentions_are_those_of_the_paper_in_float64_and_0_for_padding(model, numpy_attentions):
+    weights = model.attentions({"source": SOURCE, "target": TARGET})
+    assert list(weights) == ["encoder", "decoder", "cross"]
+    for row, (source, target) in enumerate(zip(SOURCE, TARGET, strict=True)):
+        expected = numpy_attentions(model, source[source != 0], target[target != 0])
+        for name, heads in expected.items():
+            found = np.array(weights[name][:, row])
+            real = found[..., : heads.shape[2], : heads.shape[3]]
+            np.testing.assert_allclose(real, heads, rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(real.sum(axis=-1), 1, atol=1e-6)
+            real[:] = 0
+            assert not found.any()
+
+
+def test_attention_is_the_mean_of_the_heads_of_the_last_layer(model):
+    inputs = {"source": SOURCE[:1], "target": TARGET[:1]}
+    cross = np.asarray(model.attentions(inputs)["cross"])
+    np.testing.assert_allclose(model.attention(inputs), cross[-1].mean(axis=1), atol=1e-6)
+    np.testing.assert_array_equal(model.attention(inputs, head=1), cross[-1][:, 1])
+
+
+def test_attentions_in_a_graph_and_in_half_precision_are_finite_float32():
+    model = make_model(PAPER, dtype="mixed_bfloat16")
+    spec = tf.TensorSpec([None, None], tf.int32)
+    in_graph = tf.function(
+        lambda source, target: model.attentions({"source": source, "target": target}),
+        input_signature=[spec, spec],
+    )
+    found = in_graph(SOURCE.astype("int32"), TARGET.astype("int32"))
+    exact = make_model(PAPER)
+    exact.set_weights(model.get_weights())
+    for name, weights in exact.attentions({"source": SOURCE, "target": TARGET}).items():
+        assert found[name].dtype == tf.float32
+        np.testing.assert_allclose(found[name], weights, atol=0.03)
+    padding = model.attentions({"source": np.zeros_like(SOURCE), "target": TARGET})
+    assert not np.any(padding["encoder"])
+    assert not np.any(padding["cross"])
+
+
+@pytest.mark.slow
+def test_an_export_can_have_attentions_as_an_endpoint(tmp_path):
+    model = make_model(PAPER)
+    archive = keras.export.ExportArchive()
+    archive.track(model)
+    ids = tf.TensorSpec([None, None], tf.int32)
+    archive.add_endpoint("attentions", model.attentions, [{"source": ids, "target": ids}])
+    archive.write_out(tmp_path, verbose=False)
+    inputs = {"source": SOURCE.astype("int32"), "target": TARGET.astype("int32")}
+    exported = tf.saved_model.load(tmp_path)
+    found = exported.attentions(inputs)
+    for name, weights in model.attentions(inputs).items():
+        np.testing.assert_allclose(found[name], weights, atol=1e-6)
+
+
 # Size
 
 
@@ -140,7 +247,8 @@ def expected_parameters(config: TransformerConfig) -> int:
     feed_forward = d * f + f + f * d + d
     norm = 2 * d
     encoder = n * (attention + feed_forward + 2 * norm)
-    decoder = n * (2 * attention + feed_forward + 3 * norm)
+    decoder = (config.decoder_layers or n) * (2 * attention + feed_forward + 3 * norm)
+    decoder += 2 * norm if config.embedding_norm else 0
     if config.norm_position == "pre":
         decoder += 2 * norm
     target_size = config.target_vocabulary_size or config.vocabulary_size
@@ -180,6 +288,7 @@ def test_presets_have_the_parameters_of_the_paper(preset, millions):
         dict(share_embeddings="none", target_vocabulary_size=7, output_bias=True),
         dict(positions="learned", max_positions=30),
         dict(norm_position="pre"),
+        dict(embedding_norm=True, decoder_layers=1),
         dict(key_dim=3, value_dim=5, attention_bias=True),
     ],
     ids=str,
@@ -207,10 +316,10 @@ def test_a_change_of_the_shared_matrix_reaches_source_target_and_projection():
     after = logits_of(model, SOURCE, TARGET)
     np.testing.assert_array_equal(np.delete(before, 11, -1), np.delete(after, 11, -1))
     assert np.abs(before[..., 11] - after[..., 11]).min() > 0
-    changed[7] += 1  # stands in the first source and in the second target
+    changed[7] *= -1  # stands in the first source and in the second target
     table.assign(changed)
     again = np.delete(logits_of(model, SOURCE, TARGET), 7, -1)
-    different = np.abs(again - np.delete(after, 7, -1)).max(axis=(1, 2)) > 0.001
+    different = np.abs(again - np.delete(after, 7, -1)).max(axis=(1, 2)) > 1e-5
     np.testing.assert_array_equal(different, [True, True, False])
 
 

@@ -49,7 +49,7 @@ class Toy(Seq2SeqModel):
     def encode(self, source, *, num_hypotheses=1, capacity=None, coverage=False):
         state = self._read(source, training=False)[:, None]  # [B, 1, D]
         return DecodingState(
-            shared=self.output_projection(),
+            projection=self.output_projection(),
             recurrent_state=ops.repeat(state, num_hypotheses, axis=1),
         )
 
@@ -58,7 +58,7 @@ class Toy(Seq2SeqModel):
         x = self.target_embedding(ops.reshape(ids, (-1,)))  # [B * W, D]
         x, _ = self.writer.cell(x, [ops.reshape(state.recurrent_state, (-1, shape[2]))])
         x = ops.reshape(x, shape)  # [B, W, D]
-        return self.logits(x, state.shared), state._replace(recurrent_state=x)
+        return self.logits(x, state.projection), state._replace(recurrent_state=x)
 
     def count_flops(self, source_length, target_length):
         products = 2 * 6 * self.config.model_dim**2  # three gates, of input and state

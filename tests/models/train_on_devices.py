@@ -3,11 +3,12 @@
     python train_on_devices.py FOLDER WAY [WAY ...]
 
 A way is DEVICES-PARTS-COMPILER-LOSS, such as 2-1-plain-ours: mirrored replicas ("workers" for
-those of TF_CONFIG), accumulated parts of a batch, plain or xla, ours, keras or spoiled: ours in
-float16, with one sentence whose loss is infinite. Each leaves its weights and its metrics in
-FOLDER/WAY.npz. Devices can be split only before TensorFlow starts, and a process remembers the
-collective operations of one number of replicas and one kind of update: hence a program, which is
-started for each.
+those of TF_CONFIG), accumulated parts of a batch, plain or xla, ours, keras, ponder: ours and the
+cost of a Universal Transformer, recurrent: ours of a recurrent model, by gradient descent, or
+spoiled: ours in float16, with one sentence whose loss is infinite. Each leaves its weights and its
+metrics in FOLDER/WAY.npz. Devices can be split only before TensorFlow starts, and a process
+remembers the collective operations of one number of replicas and one kind of update: hence a
+program, which is started for each.
 """
 
 import json
@@ -21,14 +22,17 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_transformer.config import TransformerConfig
-from keras_transformer.models import Transformer
+from keras_transformer.config import EOS_ID, RecurrentConfig, TransformerConfig, UniversalConfig
+from keras_transformer.models import build_model
 from keras_transformer.objectives import Perplexity, SmoothedCrossEntropy, TokenAccuracy
 
 UPDATES, ROWS = 20, 8
-CONFIG = TransformerConfig(
-    vocabulary_size=11, num_layers=1, model_dim=16, feed_forward_dim=32, num_heads=2, dropout=0.0
-)
+SIZES = dict(vocabulary_size=11, model_dim=16, feed_forward_dim=32, num_heads=2, dropout=0.0)
+CONFIG = TransformerConfig(**SIZES, num_layers=1)
+CONFIGS = {
+    "ponder": UniversalConfig(**SIZES, num_steps=3, halting_bias=0.0, ponder_weight=0.1),
+    "recurrent": RecurrentConfig(vocabulary_size=11, model_dim=16, hidden_dim=12, dropout=0.0),
+}
 
 
 class SpoiledLoss(SmoothedCrossEntropy):
@@ -49,7 +53,8 @@ def batches() -> Iterator[Any]:
         lengths = random.integers(1, 10, size=(ROWS, 1))
         if update == UPDATES - 1:
             lengths[2:] = 0
-        labels = np.where(np.arange(9) < lengths, random.integers(3, 11, size=(ROWS, 9)), 0)
+        places, words = np.arange(9), random.integers(4, 11, size=(ROWS, 9))
+        labels = np.where(places < lengths - 1, words, np.where(places < lengths, EOS_ID, 0))
         if update == UPDATES // 2:
             labels[-1], lengths[-1] = 4, 9
         source = np.where(lengths > 0, random.integers(3, 11, size=(ROWS, 6)), 0)
@@ -86,22 +91,29 @@ def train(way: str, workers: tf.distribute.Strategy | None) -> dict[str, Any]:
     strategy = workers or make_strategy(devices)
     keras.utils.set_random_seed(0)
     losses = {
-        "ours": SmoothedCrossEntropy,
         "keras": lambda: keras.losses.SparseCategoricalCrossentropy(
             from_logits=True, ignore_class=0
         ),
         "spoiled": SpoiledLoss,
     }
+    optimizers = {
+        # Adam divides each gradient by its size: those of recurrent attention, of 1e-7, are rounded
+        # in their first digits, and so would be updates of the full learning rate.
+        "recurrent": lambda: keras.optimizers.SGD(0.3, momentum=0.9),
+        # The scale for the loss in float16 is such that nothing else overflows.
+        "spoiled": lambda: keras.optimizers.LossScaleOptimizer(
+            keras.optimizers.Adam(0.003), initial_scale=2.0**8
+        ),
+    }
     with strategy.scope():
-        model = Transformer(CONFIG, dtype="mixed_float16" if loss == "spoiled" else None)
+        model = build_model(
+            CONFIGS.get(loss, CONFIG), dtype="mixed_float16" if loss == "spoiled" else None
+        )
         model.compile(
-            # Of float16 the scale for the loss is such that nothing else overflows.
-            optimizer=keras.optimizers.Adam(0.003, beta_2=0.98, epsilon=1e-9)
-            if loss != "spoiled"
-            else keras.optimizers.LossScaleOptimizer(
-                keras.optimizers.Adam(0.003), initial_scale=2.0**8
-            ),
-            loss=losses[loss](),
+            optimizer=optimizers[loss]()
+            if loss in optimizers
+            else keras.optimizers.Adam(0.003, beta_2=0.98, epsilon=1e-9),
+            loss=losses.get(loss, SmoothedCrossEntropy)(),
             metrics=[TokenAccuracy(), Perplexity()],
             clip_norm=None if loss == "spoiled" else 1.0,  # clipping adds the replicas' up before
             accumulation_steps=int(parts),
@@ -121,7 +133,7 @@ def train(way: str, workers: tf.distribute.Strategy | None) -> dict[str, Any]:
         "weights": np.concatenate([weight.ravel() for weight in weights]),
         "bad_steps": int(model.bad_steps.numpy()),
         "change": max(np.abs(a - b).max() for a, b in zip(weights, start, strict=True)),
-        "metrics": np.array([history[name][0] for name in ("loss", "accuracy", "perplexity")]),
+        "metrics": np.array([values[0] for _, values in sorted(history.items())]),
         "shown": np.array(shown),
     }
 

@@ -143,7 +143,7 @@ def test_banned_phrases_are_those_of_a_plain_loop(seed):
         ([4], [[4, 5]], [False], [1], 1, 1, [5]),
         ([4, 6], [[4, 5]], [False], [0], 0, 2, [4]),
         ([4, 5, 8], [[4, 5]], [True], [0], 2, 0, [PAD]),
-        # After 4 4, the second 4 begins the phrase anew.
+        # After 4 4, the second 4 begins the phrase again.
         ([4, 4], [[4, 5]], [False], [1], 1, 1, [5]),
         # After 4 5 4, the longest end that begins the phrase is the whole, then 5 is next.
         ([4, 5, 4], [[4, 5, 4, 6]], [False], [3], 3, 1, [6]),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_transformer.search.random_numbers import draw, sentence_seeds
+from keras_transformer.search.random_numbers import draw_tokens, sentence_seeds
 
 INF = np.inf
 
@@ -13,7 +13,7 @@ def draws(probabilities, sentences=20_000, width=1, time=0):
     """Returns ids [B, W] drawn from the same probabilities with seeds 0, 1, 2, ..."""
     logits = tf.math.log(tf.constant(probabilities, tf.float32))
     logits = tf.broadcast_to(logits, [sentences, width, len(probabilities)])
-    return draw(logits, tf.range(sentences), tf.constant(time)).numpy()
+    return draw_tokens(logits, tf.range(sentences), tf.constant(time)).numpy()
 
 
 def assert_distributed(counts, probabilities):
@@ -58,7 +58,7 @@ def test_draws_of_different_times_hypotheses_and_seeds_are_independent(other):
 
 def test_one_seed_gives_times_and_hypotheses_as_often_as_they_are_probable():
     logits = tf.math.log(tf.broadcast_to([0.1, 0.2, 0.3, 0.4], [1, 400, 4]))
-    found = [draw(logits, tf.constant([0]), time) for time in range(20)]
+    found = [draw_tokens(logits, tf.constant([0]), time) for time in range(20)]
     assert_distributed(np.bincount(np.ravel(found)), [0.1, 0.2, 0.3, 0.4])
 
 
@@ -67,7 +67,7 @@ def test_rare_tokens_of_a_large_vocabulary_come_as_often_as_they_are_probable():
     probabilities = np.full(37_000, 0.5 / 36_999)
     probabilities[0] = 0.5
     logits = tf.constant(np.log(np.broadcast_to(probabilities, [1, 60, 37_000])), tf.float32)
-    found = np.ravel([draw(logits, tf.constant([seed]), 0) for seed in range(20)])
+    found = np.ravel([draw_tokens(logits, tf.constant([seed]), 0) for seed in range(20)])
     bins = np.bincount(found // 1850, minlength=20)
     assert_distributed(bins, probabilities.reshape(20, 1850).sum(axis=1))
 
@@ -76,41 +76,41 @@ def test_a_sentence_draws_alone_what_it_draws_in_a_batch():
     random = np.random.default_rng(0)
     logits = tf.constant(random.standard_normal((5, 3, 100)), tf.float32)
     seeds = tf.constant([7, 0, -1, 2**40, 7], tf.int64)
-    together = draw(logits, seeds, 4)
+    together = draw_tokens(logits, seeds, 4)
     for row in range(5):
         only = slice(row, row + 1)
-        np.testing.assert_array_equal(draw(logits[only], seeds[only], 4), together[only])
+        np.testing.assert_array_equal(draw_tokens(logits[only], seeds[only], 4), together[only])
 
 
 def test_the_same_seed_repeats_and_another_does_not():
     logits = tf.zeros([2, 4, 1000])
-    found = draw(logits, tf.constant([5, 5]), 0).numpy()
+    found = draw_tokens(logits, tf.constant([5, 5]), 0).numpy()
     np.testing.assert_array_equal(found[0], found[1])
-    assert (draw(logits, tf.constant([6]), 0).numpy() != found).any()
-    np.testing.assert_array_equal(draw(logits, tf.constant([5, 5], tf.int64), 0), found)
+    assert (draw_tokens(logits, tf.constant([6]), 0).numpy() != found).any()
+    np.testing.assert_array_equal(draw_tokens(logits, tf.constant([5, 5], tf.int64), 0), found)
 
 
 @pytest.mark.parametrize("allowed", [0, 41, 99])
 def test_a_forbidden_token_is_never_drawn(allowed):
     logits = np.full((3000, 1, 100), -INF, "f")
     logits[:, :, allowed] = -50.0
-    assert (draw(tf.constant(logits), tf.range(3000), 0).numpy() == allowed).all()
+    assert (draw_tokens(tf.constant(logits), tf.range(3000), 0).numpy() == allowed).all()
 
 
 @pytest.mark.parametrize("shift", [1e30, -1e30, 80.0])
 def test_huge_logits_do_not_overflow(shift):
     logits = tf.constant([[[shift, -INF, shift, -INF]]])
-    found = [int(draw(logits, tf.constant([seed]), 0)[0, 0]) for seed in range(30)]
+    found = [int(draw_tokens(logits, tf.constant([seed]), 0)[0, 0]) for seed in range(30)]
     assert set(found) == {0, 2}
 
 
 def test_a_hypothesis_with_nothing_allowed_draws_token_0():
-    assert int(draw(tf.fill([1, 1, 30], -INF), tf.constant([3]), 0)[0, 0]) == 0
+    assert int(draw_tokens(tf.fill([1, 1, 30], -INF), tf.constant([3]), 0)[0, 0]) == 0
 
 
 @pytest.mark.parametrize("vocabulary", [1, 2, 3, 10])
 def test_small_vocabularies_are_drawn_from_whole(vocabulary):
-    found = draw(tf.zeros([500, 1, vocabulary]), tf.range(500), 0).numpy()
+    found = draw_tokens(tf.zeros([500, 1, vocabulary]), tf.range(500), 0).numpy()
     assert set(found.ravel()) == set(range(vocabulary))
 
 
@@ -120,14 +120,14 @@ def test_an_unknown_batch_size_and_an_empty_batch_and_xla_give_the_same():
         tf.TensorSpec([None], tf.int32),
         tf.TensorSpec([], tf.int32),
     ]
-    graph = tf.function(draw, input_signature=signature)
+    graph = tf.function(draw_tokens, input_signature=signature)
     logits = tf.constant(np.random.default_rng(1).standard_normal((40, 2, 50)), tf.float32)
     arguments = (logits, tf.range(40), tf.constant(3))
-    expected = draw(*arguments)
+    expected = draw_tokens(*arguments)
     assert expected.dtype == tf.int32
     np.testing.assert_array_equal(graph(*arguments), expected)
     assert graph(logits[:0], tf.range(0), 3).shape == (0, 2)
-    compiled = tf.function(draw, jit_compile=True)
+    compiled = tf.function(draw_tokens, jit_compile=True)
     np.testing.assert_array_equal(compiled(*arguments), expected)
 
 
@@ -152,7 +152,9 @@ def test_sentences_of_one_seed_get_samples_that_are_independent():
     random = np.random.default_rng(3)
     count, size = 4000, 5
     source = np.concatenate([random.integers(4, 9, (count, 6)), np.full((count, 1), 3)], axis=1)
-    ids = draw(tf.zeros([count, 1, size]), sentence_seeds(0, source), tf.constant(0)).numpy()[:, 0]
+    ids = draw_tokens(
+        tf.zeros([count, 1, size]), sentence_seeds(0, source), tf.constant(0)
+    ).numpy()[:, 0]
     # All draws are of one distribution; with one seed for all they would be one token.
     shares = np.bincount(ids, minlength=size) / count
     np.testing.assert_allclose(shares, 1 / size, atol=4 * (0.16 / count) ** 0.5)

@@ -122,6 +122,7 @@ def test_every_input_gets_two_translations_in_utf8_with_finite_scores(inputs, an
             translation.decode("utf-8")  # would raise
 
 
+@pytest.mark.slow
 def test_neighbours_do_not_change_an_answer(inputs, answers):
     serve, translations, scores = answers
     sample = sorted(random.Random(13).sample(range(_COUNT), 200))

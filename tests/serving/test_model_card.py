@@ -71,6 +71,17 @@ def test_it_names_no_folder(make_run, tmp_path):
     assert "/" not in json.dumps(training)
 
 
+@pytest.mark.parametrize(
+    ("start", "name"),
+    [("/data/runs/opus", "opus"), ("/data/runs/opus/checkpoints/step-100", "opus/step-100")],
+)
+def test_it_names_the_run_that_training_started_from(make_run, start, name):
+    run = make_run(train_source="a", train_target="b")
+    path = run.path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"origin": {"start_from": start}}))
+    assert describe_run(run, "step-1000")["origin"] == {"start_from": name}
+
+
 def test_metrics_are_those_of_the_checkpoint_or_else_of_the_last_one(make_run):
     run = make_run(train_source="a", train_target="b")
     of_last = {"step-2000": {"bleu": 30.5, "val_loss": 2.0}}
@@ -89,5 +100,7 @@ def test_a_folder_without_a_card_is_refused(tmp_path):
     path.parent.mkdir()
     for text in ("[]", '{"training": null}', '{"training": []}'):
         path.write_text(text)
-        with pytest.raises(InputError, match="no model card of this release; export the model an"):
+        with pytest.raises(
+            InputError, match="no model card of this release; export the model again"
+        ):
             read_model_card(tmp_path)

@@ -135,6 +135,7 @@ def test_without_python_every_signature_answers_as_in_python(exported, served, p
             np.testing.assert_allclose(found, values, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_there_is_a_request_for_each_signature(served):
     assert set(served.signatures) == {"serving_default", *_REQUESTS}
 
@@ -154,6 +155,7 @@ def test_what_xla_compiles_answers_without_python_as_it_does_in_python(trained, 
     np.testing.assert_allclose(scores, plain["scores"], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_an_empty_batch_has_an_empty_answer(exported, programs):
     signature = native_runtime.read_signature(exported)
     empty = native_runtime.answer(programs["answer"], signature, [])

@@ -37,7 +37,7 @@ from keras_transformer.training import (
     is_finished,
     make_vocabularies,
     read_test_text,
-    read_validation_text,
+    read_validation_texts,
     train,
     training_corpus,
 )
@@ -83,7 +83,10 @@ class Reversal(Task):
             " ".join(output.split()[: len(source.split())])
             for output, source in zip(outputs, sources, strict=True)
         ]
-        return [text.upper() for text in cut] if self.shout else cut
+        return cut
+
+    def finish(self, outputs, sources):
+        return tf.strings.upper(outputs) if self.shout else outputs
 
     def evaluate(self, outputs, references, sources):
         right = sum(map(operator.eq, map(str.lower, outputs), references))
@@ -145,9 +148,9 @@ def create(path: pathlib.Path, data: DataConfig, task: Task, **changes: Any) -> 
 
 
 def fit(run: RunDirectory, **options: Any) -> None:
-    _, data, _, task = run.configs()
+    _, data, _, task, *_ = run.configs()
     corpus = training_corpus(data, run.vocabularies(), run.path / "tokens", task=task)
-    train(run, corpus, read_validation_text(data, task), **options)
+    train(run, corpus, read_validation_texts(data, task)[0], **options)
 
 
 @pytest.mark.slow
@@ -180,7 +183,7 @@ def test_a_task_of_ones_own_is_trained_stopped_by_its_metric_and_evaluated(
     assert {row["step"]: row[name] for row in rows} == pytest.approx(values, rel=1e-5)
     assert f"{task.metric.label} {goal:.2f}  on the dev set" in capsys.readouterr().out
     text = read_test_text(data, task=run.configs().task)
-    translator = Translator(run.load_model("best"), *run.vocabularies(), task().search_config())
+    translator = Translator(run.load_model("best"), *run.vocabularies(), task=run.configs().task)
     outputs = [answer.text for (answer,) in translator.translate(text.source)]
     answers = run.configs().task.postprocess(outputs, text.source)
     assert answers == [" ".join(reversed(line.split())).upper() for line in text.source]
@@ -202,8 +205,8 @@ def test_a_task_constrains_the_search_of_the_dev_set_and_of_a_translator(tmp_pat
 
     run = create(tmp_path, data, Reversal())
     model, vocabularies = build_model(run.configs().model), run.vocabularies()
-    text = read_validation_text(data, Reversal())
-    constrained = Translator(model, *vocabularies, constraints=Short().constraints)
+    text = read_validation_texts(data, Reversal())[0]
+    constrained = Translator(model, *vocabularies, task=Short())
     free = Translator(model, *vocabularies)  # an untrained model goes on to the longest length
     for translator, is_short in (
         (constrained, True),
@@ -215,6 +218,21 @@ def test_a_task_constrains_the_search_of_the_dev_set_and_of_a_translator(tmp_pat
     for task, is_short in ((Short(), True), (Reversal(), False)):
         outputs = DevMetric(model, text, vocabularies, task, run.configs().training).translate()
         assert {len(output.split()) == 1 for output in outputs} == {is_short}
+
+
+def test_the_answers_of_a_task_come_from_the_graph_as_from_the_dev_set(tmp_path, data):
+    run = create(tmp_path, data, Reversal(shout=True))
+    model, vocabularies = build_model(run.configs().model), run.vocabularies()
+    text = read_validation_texts(data, Reversal())[0]
+    translator = Translator(model, *vocabularies, task=Reversal(shout=True))
+    untouched = Translator(model, *vocabularies, translator.search)
+    plain = [best.text for (best,) in untouched.translate(text.source)]
+    answers = [best.text for (best,) in translator.translate(text.source)]
+    with_options = translator.translate(text.source, repetition_penalty=1)
+    assert answers == [text.upper() for text in plain] != plain
+    assert [best.text for (best,) in with_options] == answers
+    metric = DevMetric(model, text, vocabularies, translator.task, run.configs().training)
+    assert metric.translate() == answers
 
 
 def test_a_run_of_another_task_is_not_gone_on_with(tmp_path, data):
@@ -245,9 +263,10 @@ def test_a_metric_that_is_undefined_never_is_the_best():
 
 
 def test_names_are_given_once(monkeypatch):
-    assert registered_tasks() == ("translation", "reversal", "reversal_errors")
+    assert registered_tasks()[0] == "translation"
+    assert registered_tasks()[-2:] == ("reversal", "reversal_errors")
     assert get_task("reversal") is Reversal
-    with pytest.raises(InputError, match=r"task must be one of translation, reversal, .*got 'x'"):
+    with pytest.raises(InputError, match=r"task must be one of translation, .*reversal, .*got 'x'"):
         get_task("x")
     register_task(Reversal)  # again
 

@@ -225,7 +225,7 @@ def test_two_tokenizers_in_one_saved_model_keep_their_own_models(tmp_path):
         [sys.executable, "-c", _LOAD, str(tmp_path), json.dumps(texts)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=1200,
         check=False,
     )
     assert result.returncode == 0, result.stderr[-2000:]

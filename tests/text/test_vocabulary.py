@@ -5,6 +5,7 @@ import os
 import re
 import resource
 import stat
+import unicodedata
 
 import pytest
 
@@ -108,7 +109,25 @@ def test_identity_normalization_only_squeezes_spaces():
     assert vocabulary.decode(vocabulary.encode([text])) == ["ﬁx… Ａ１ e\u0301"]
 
 
-@pytest.mark.parametrize("normalization", ["nfkc", "identity"])
+def test_nfc_composes_letters_and_marks_in_any_order_and_folds_nothing_else():
+    words = ["ệ", "ắ", "한국", "ʰﬁ²", "\u212b"]  # the last is the sign of the Ångström
+    vocabulary = learn_vocabulary(words, size=100, kind="char", normalization="nfc")
+    for spelling in ("ệ", "e\u0323\u0302", "e\u0302\u0323", "ê\u0323", "ẹ\u0302"):
+        assert vocabulary.normalize(spelling) == "ệ"
+        assert vocabulary.encode([spelling]) == vocabulary.encode(["ệ"])
+    for word in words:
+        composed = unicodedata.normalize("NFC", word)
+        for form in ("NFC", "NFD"):
+            assert vocabulary.normalize(unicodedata.normalize(form, word)) == composed
+
+
+def test_a_model_does_not_name_the_file_of_its_rules():
+    models = [learn_vocabulary(["é"], size=9, kind="char", normalization="nfc") for _ in range(2)]
+    assert models[0].model_bytes == models[1].model_bytes
+    assert b".tsv" not in models[0].model_bytes
+
+
+@pytest.mark.parametrize("normalization", ["nfkc", "nfc", "identity"])
 def test_tokens_of_a_tokenized_corpus_stay_whole(normalization):
     line = "a un@@ happy do@@ g &apos;s  ##AT##-##AT## ."
     vocabulary = learn_vocabulary([line], size=100, kind="word", normalization=normalization)
@@ -123,6 +142,22 @@ def test_byte_fallback_spells_out_characters_never_seen():
     [ids] = vocabulary.encode([text])
     assert UNK_ID not in ids
     assert vocabulary.decode([ids]) == [text]
+
+
+def test_symbols_are_one_token_each_however_rare():
+    text = ["the cat sat on the mat"] * 3
+    vocabulary = learn_vocabulary(text, size=30, symbols=["⟨NP", "∕DT"])
+    assert vocabulary.size == 30
+    (ids,) = vocabulary.encode(["the ∕DT cat ⟨NP"])
+    pieces = vocabulary.pieces(ids)
+    assert (pieces.count("▁∕DT"), pieces.count("▁⟨NP")) == (1, 1)
+    assert vocabulary.decode([ids]) == ["the ∕DT cat ⟨NP"]
+
+
+def test_tokens_of_nothing_but_spaces_are_known():
+    characters = learn_vocabulary(["ein Hund"], size=20, kind="char")
+    assert characters.pieces(characters.space_ids) == ["▁"]
+    assert learn_vocabulary(["ein Hund"], size=20, kind="word").space_ids == ()
 
 
 def test_lower_coverage_leaves_out_the_rarest_characters():
@@ -206,7 +241,7 @@ def test_text_without_a_character_is_refused(kind, sentences):
         ({"size": 4}, "more than the 4 reserved tokens, got 4"),
         ({"size": 260, "byte_fallback": True}, "more than the 260 reserved tokens"),
         ({"kind": "wordpiece"}, "kind must be one of bpe, unigram, char, word, got 'wordpiece'"),
-        ({"normalization": "nfc"}, "normalization must be one of nfkc, identity, got 'nfc'"),
+        ({"normalization": "nfd"}, "normalization must be one of nfkc, nfc, identity, got 'nfd'"),
         ({"character_coverage": 1.5}, "above 0 and at most 1, got 1.5"),
         ({"max_sentences": 0}, "max_sentences must be at least 1, got 0"),
     ],

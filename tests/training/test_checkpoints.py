@@ -304,7 +304,7 @@ def test_scores_ahead_of_the_checkpoints_or_behind_them_do_no_harm(checkpoints):
 def test_a_damaged_file_of_metrics_is_told_before_training_goes_on(checkpoints, content):
     checkpoints.save(make_model(), 1, metrics={"bleu": 1.0})
     checkpoints.metrics.path.write_text(content)
-    with pytest.raises(InputError, match=r"metrics\.json is damaged \(.*delete it to go on"):
+    with pytest.raises(InputError, match=r"metrics\.json is damaged \(.*delete it to continue"):
         checkpoints.resume(make_model())
 
 
@@ -341,7 +341,7 @@ def test_auto_is_the_average_unless_a_later_checkpoint_was_written(checkpoints):
     checkpoints.save(model, 9)
     checkpoints.save(model, 10)
     assert checkpoints.find("auto") == "step-10"
-    checkpoints.save_average(model)
+    checkpoints.save_weights(model)
     assert checkpoints.find("auto") == "average"
     assert checkpoints.find("latest") == "step-10"
     checkpoints.save(model, 11)
@@ -350,7 +350,7 @@ def test_auto_is_the_average_unless_a_later_checkpoint_was_written(checkpoints):
 
 def test_a_copy_whose_files_have_other_times_gives_the_same_checkpoint(checkpoints):
     checkpoints.save(make_model(), 9)
-    checkpoints.save_average(make_model())
+    checkpoints.save_weights(make_model())
     for number, path in enumerate(sorted(checkpoints.folder.iterdir())):
         os.utime(path, (number, number))
     assert checkpoints.find("auto") == "average"
@@ -382,7 +382,7 @@ def test_the_average_is_the_mean_of_the_weights(checkpoints):
     ):
         expected = (first.astype(np.float64) + last) / 2
         np.testing.assert_array_equal(mean, expected.astype(np.float32))
-    checkpoints.save_average(averaged)
+    checkpoints.save_weights(averaged)
     checkpoints.restore(restored := make_model(seed=8), "average")
     assert_equal(values(averaged.weights), values(restored.weights))
 
@@ -407,7 +407,7 @@ def test_an_average_of_nothing_is_refused(checkpoints):
 
 def test_a_missing_checkpoint_is_refused_with_those_that_are_there(checkpoints):
     checkpoints.save(make_model(), 1)
-    checkpoints.save_average(make_model())
+    checkpoints.save_weights(make_model())
     with pytest.raises(InputError, match=r"^no checkpoint step-2 in .*; there is step-1, average$"):
         checkpoints.restore(make_model(), "step-2")
 
@@ -502,7 +502,7 @@ def cut_short(checkpoints: Checkpoints, *names: str) -> None:
 def test_auto_is_the_newest_whole_checkpoint_where_the_average_is_damaged(checkpoints, capsys):
     for step in (1, 2, 3):
         checkpoints.save(make_model(seed=step), step)
-    checkpoints.save_average(make_model())
+    checkpoints.save_weights(make_model())
     cut_short(checkpoints, "average", "step-3")
     assert checkpoints.find("auto") == "step-2"
     output = capsys.readouterr()
@@ -535,12 +535,12 @@ def assert_a_failed_write_harms_nothing(checkpoints: Checkpoints, model: keras.M
 def test_a_write_that_fails_leaves_the_earlier_checkpoints_and_no_litter(checkpoints):
     model = make_model()
     checkpoints.save(model, 1)
-    checkpoints.save_average(model)
+    checkpoints.save_weights(model)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))  # bytes a file may have
     try:
         with pytest.raises(InputError, match="cannot write checkpoint average"):
-            checkpoints.save_average(model)
+            checkpoints.save_weights(model)
         assert_a_failed_write_harms_nothing(checkpoints, model)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -553,7 +553,7 @@ def test_a_full_disk_leaves_the_earlier_checkpoints_and_no_litter(tmp_path):
     try:
         checkpoints, model = Checkpoints(tmp_path / "checkpoints"), make_model()
         checkpoints.save(model, 1)
-        checkpoints.save_average(model)
+        checkpoints.save_weights(model)
         with (tmp_path / "filler").open("wb", buffering=0) as filler, pytest.raises(OSError):
             while True:
                 filler.write(bytes(1024))
@@ -590,7 +590,7 @@ def test_an_average_that_is_written_while_training_goes_on_does_no_harm(checkpoi
         return write(checkpoint, path)
 
     monkeypatch.setattr(tf.train.Checkpoint, "write", write_after_another)
-    checkpoints.save_average(averaged)
+    checkpoints.save_weights(averaged)
     for name, model in (("step-2", trained), ("average", averaged)):
         checkpoints.restore(restored := make_model(seed=3), name)
         assert_equal(values(model.weights), values(restored.weights))

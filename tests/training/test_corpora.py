@@ -19,7 +19,7 @@ from keras_transformer.text import learn_vocabulary
 from keras_transformer.training.corpora import (
     make_vocabularies,
     read_test_text,
-    read_validation_text,
+    read_validation_texts,
     tokenize,
     training_corpus,
 )
@@ -66,22 +66,37 @@ def read_training_text(data):
 # Text
 
 
+def test_several_dev_sets_stay_apart(files):
+    data = DataConfig(
+        **files
+        | {
+            side: f"{files[side]},{files[other]}"
+            for side, other in (("dev_source", "test_source"), ("dev_target", "test_target"))
+        }
+    )
+    assert read_validation_texts(data) == [(["drei"], ["three"]), (["vier"], ["four"])]
+
+
 def test_text_comes_from_the_files_of_each_split(files):
     data = DataConfig(**files)
     assert read_training_text(data) == (["eins", "zwei"], ["one", "two"])
-    assert read_validation_text(data) == (["drei"], ["three"])
+    assert read_validation_texts(data)[0] == (["drei"], ["three"])
     assert read_test_text(data) == (["vier"], ["four"])
 
 
 def test_without_validation_files_there_is_no_validation(files):
     data = DataConfig(train_source=files["train_source"], train_target=files["train_target"])
-    assert read_validation_text(data) is None
+    assert read_validation_texts(data) == []
     with pytest.raises(InputError, match="names no test files"):
         read_test_text(data)
 
 
 def test_a_data_set_gives_its_own_splits(few_numbers):
-    texts = [read_training_text(NUMBERS), read_validation_text(NUMBERS), read_test_text(NUMBERS)]
+    texts = [
+        read_training_text(NUMBERS),
+        read_validation_texts(NUMBERS)[0],
+        read_test_text(NUMBERS),
+    ]
     assert [len(text.source) for text in texts] == [7, 1, 2]
     pairs = {pair for text in texts for pair in zip(*text, strict=True)}
     assert len(pairs) == 10
@@ -94,13 +109,13 @@ def test_a_data_set_can_be_read_the_other_way_round(few_numbers):
 
 
 def test_the_split_to_score_on_can_be_chosen(few_numbers):
-    assert read_test_text(NUMBERS, "validation") == read_validation_text(NUMBERS)
+    assert read_test_text(NUMBERS, "validation") == read_validation_texts(NUMBERS)[0]
 
 
-def test_file_pairs_come_before_tsv_files_and_data_sets(files, tmp_path):
+def test_file_pairs_come_before_files_of_both_sides_and_data_sets(files, tmp_path):
     data = DataConfig(
         dataset="number_names/en-de, number_names/en-fr",
-        train_tsv="a.tsv,b.tsv",
+        train_file="a.tsv,b.tsv",
         train_source=f"{files['train_source']},{files['dev_source']}",
         train_target=f"{files['train_target']},{files['dev_target']}",
         reverse=True,
@@ -123,12 +138,12 @@ def test_a_data_set_without_a_validation_split_leaves_nothing_to_validate_on(
     few_numbers, monkeypatch
 ):
     monkeypatch.setattr(DatasetSplit, "exists", lambda split: split.split == "train")
-    assert read_validation_text(NUMBERS) is None
+    assert read_validation_texts(NUMBERS) == []
 
 
 def test_the_first_data_set_is_what_is_validated_on(few_numbers):
     both = NUMBERS.replace(dataset="number_names/en-de,number_names/en-fr")
-    assert read_validation_text(both) == read_validation_text(NUMBERS)
+    assert read_validation_texts(both)[0] == read_validation_texts(NUMBERS)[0]
 
 
 # Vocabularies
@@ -157,6 +172,23 @@ def test_vocabularies_of_their_own_know_one_side_each(two_lines):
     assert target.decode(target.encode(TEXT.target)) == TEXT.target
     assert "B" not in target.pieces(range(target.size))
     assert "r" not in source.pieces(range(source.size))
+
+
+def test_each_side_has_tokens_of_the_kind_that_is_asked_for(two_lines):
+    source, target = make_vocabularies(two_lines.replace(target_level="word"))
+    assert source.pieces(source.encode(["ein"])[0]) == ["▁", "e", "i", "n"]
+    assert target.pieces(target.encode(["a tree"])[0]) == ["▁a", "▁tree"]
+    assert not two_lines.replace(source_level="bpe").shares_vocabulary
+    assert two_lines.replace(source_level="char").shares_vocabulary
+
+
+def test_dev_and_test_pairs_may_stand_in_one_file(tmp_path):
+    path = tmp_path / "pairs.tsv"
+    path.write_text("one\teins\ntwo\tzwei\n")
+    data = DataConfig(train_file="a.tsv", dev_file=str(path), test_file=str(path))
+    assert (
+        read_validation_texts(data)[0] == read_test_text(data) == (["one", "two"], ["eins", "zwei"])
+    )
 
 
 def test_the_size_asked_for_is_the_size_learned(two_lines):

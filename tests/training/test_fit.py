@@ -58,7 +58,8 @@ LIVELY = {"ema_decay": 0.8, "weight_decay": 0.01, "clip_norm": 1.0, "keep_best":
 def undisturbed(tmp_path_factory) -> tuple[RunDirectory, Transformer]:
     """Gives a run that went through its 12 steps at once, and the model that it returned."""
     run = tiny_run.create(tmp_path_factory.mktemp("undisturbed") / "run", **LIVELY)
-    return run, train(run, tiny_run.corpus(), tiny_run.text(16, seed=1), show=False)
+    devs = [tiny_run.text(16, seed=1), tiny_run.text(8, seed=2)]
+    return run, train(run, tiny_run.corpus(), devs, show=False)
 
 
 def copy_of(run: RunDirectory, path: pathlib.Path, *, until_step: int) -> RunDirectory:
@@ -90,6 +91,7 @@ def test_a_run_leaves_checkpoints_their_average_and_a_line_of_metrics_for_each(u
     for row in rows:
         assert {"loss", "accuracy", "perplexity", "padding", "target_tokens"} < row.keys()
         assert ("bleu" in row) == ("val_loss" in row) == (row["step"] % 4 == 0)
+        assert ("bleu_2" in row) == ("bleu" in row)
         assert np.all(np.isfinite(list(row.values())))
     assert [row["target_tokens"] for row in rows] == sorted(row["target_tokens"] for row in rows)
 

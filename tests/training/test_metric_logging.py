@@ -18,11 +18,15 @@ from keras_transformer.objectives import (
 )
 from keras_transformer.tasks import TranslationTask
 from keras_transformer.training import metric_logging
+from keras_transformer.training.flops import TrainingFlops
 from keras_transformer.training.lazy_logs import LazyLogs
 from keras_transformer.training.metric_logging import MetricLogger
 from keras_transformer.training.step_counter import StepCounter
 
-BATCH = {"loss": 3.0, "perplexity": 20.0, "accuracy": 0.25, "padding": 0.1, "target_tokens": 100.0}
+BATCH = {
+    "loss": 3.0, "perplexity": 20.0, "accuracy": 0.25, "padding": 0.1, "target_tokens": 100.0,
+    "flops": 7e9, "padded_flops": 8e9,
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -38,9 +42,9 @@ def clock(monkeypatch):
 class Training:
     """Calls the callback as `fit` does, with a model that has no more than it reads."""
 
-    def __init__(self, clock, log_steps=2, step=0, last=None):
+    def __init__(self, clock, log_steps=2, step=0, last=None, rate=None):
         self.clock, self.counter = clock, StepCounter(step)
-        self.measured = MetricLogger(self.counter, log_steps, last, TranslationTask.metric)
+        self.measured = MetricLogger(self.counter, log_steps, last, [TranslationTask.metric], rate)
         self.rows, self.resets = [], 0
         self.measured.listeners.append(self.rows.append)
         self.bad_steps = tf.Variable(0)
@@ -74,6 +78,7 @@ def test_a_row_has_the_values_of_the_batches_since_the_row_before_and_no_others(
     model = Transformer(TransformerConfig(**config, vocabulary_size=20, dropout=0.0))
     metrics = [TokenAccuracy(), Perplexity(), TargetTokens(), Padding()]
     # A rate of 0 leaves the weights as they are, so that `evaluate` gives the same afterwards.
+    model.flops_metric = TrainingFlops(model)
     model.compile(keras.optimizers.SGD(0.0), SmoothedCrossEntropy(0.1), metrics=metrics)
     data, counter, rows = batches(10), StepCounter(), []
     measured = MetricLogger(counter, log_steps=2)
@@ -89,12 +94,13 @@ def test_a_row_has_the_values_of_the_batches_since_the_row_before_and_no_others(
         shuffle=False,
     )
     assert [row["step"] for row in rows] == [2, 4, 5, 6, 8, 10]
-    tokens = 0
+    totals = dict.fromkeys(("target_tokens", "flops", "padded_flops"), 0)
     for first, row in zip([0, 2, 4, 5, 6, 8], rows, strict=True):
         stretch = data.skip(first).take(row["step"] - first)
         expected = model.evaluate(stretch, verbose=0, return_dict=True)
-        tokens += expected["target_tokens"]
-        assert row["target_tokens"] == tokens
+        for name in totals:
+            totals[name] += expected[name]
+            assert row[name] == totals[name], name
         for name in ("loss", "perplexity", "accuracy", "padding"):
             assert row[name] == pytest.approx(expected[name], rel=1e-5), name
     expected = model.evaluate(data.take(1), verbose=0, return_dict=True)
@@ -111,7 +117,8 @@ def test_a_row_has_the_time_and_the_speed_of_its_batches(clock):
         {
             "step": 2, "seconds": 4.0, "loss": 3.0, "perplexity": 20.0, "accuracy": 0.25,
             "padding": 0.1, "learning_rate": 0.5, "tokens_per_second": 50.0,
-            "target_tokens": 200, "skipped_steps": 0,
+            "target_tokens": 200, "flops": 7 * 10**9, "padded_flops": 8 * 10**9,
+            "skipped_steps": 0,
         }
     ]  # fmt: skip
 
@@ -155,15 +162,20 @@ def test_a_checkpoint_has_one_row_with_the_dev_set_in_it(clock, log_steps):
     }  # fmt: skip
 
 
-def test_a_resumed_run_goes_on_counting_time_tokens_and_skipped_updates(clock):
-    last = {"step": 10, "seconds": 60.0, "target_tokens": 5000, "skipped_steps": 2}
-    training = Training(clock, step=10, last=last)
+def test_a_resumed_run_goes_on_counting_time_tokens_operations_and_skipped_updates(clock):
+    last = {
+        "step": 10, "seconds": 60.0, "target_tokens": 5000, "flops": 10**15,
+        "padded_flops": 2 * 10**15, "sustained_flops": 6e14, "skipped_steps": 2,
+    }  # fmt: skip
+    training = Training(clock, step=10, last=last, rate=1e13)
     training.bad_steps.assign(1)
     training.batch()
     training.batch(target_tokens=300.0)
     training.end_of_epoch()
     row = training.rows[0]
     assert (row["step"], row["seconds"], row["target_tokens"]) == (12, 62.0, 5300)
+    assert (row["flops"], row["padded_flops"]) == (10**15 + 7 * 10**9, 2 * 10**15 + 8 * 10**9)
+    assert row["sustained_flops"] == 6e14 + 2 * 1e13
     assert row["skipped_steps"] == 3
 
 
@@ -204,7 +216,7 @@ def test_every_listener_has_a_row_of_its_own(clock):
     training.batch()
     training.batch()
     training.end_of_epoch()
-    assert len(others[0]) == len(training.rows[0]) == 10
+    assert len(others[0]) == len(training.rows[0]) == 12
 
 
 def test_a_stopped_epoch_without_a_new_batch_gives_no_row(clock):

@@ -13,7 +13,7 @@ from keras_transformer.training.step_counter import StepCounter
 ROW = {
     "step": 12_300, "seconds": 999.0, "loss": 3.4567, "perplexity": 12.345, "accuracy": 0.567,
     "padding": 0.06, "learning_rate": 1.23e-4, "tokens_per_second": 12345.0,
-    "target_tokens": 10**8, "skipped_steps": 0,
+    "target_tokens": 10**8, "flops": 4_567 * 10**12, "skipped_steps": 0,
 }  # fmt: skip
 DEV = {"val_loss": 3.21, "val_perplexity": 9.876, "val_accuracy": 0.6, "bleu": 23.456}
 
@@ -28,7 +28,7 @@ class Screen:
         monkeypatch.setenv("COLUMNS", "100")
         self.counter = StepCounter(step)
         metric_logger = types.SimpleNamespace(
-            counter=self.counter, row_so_far=self.look, metric=TranslationTask.metric
+            counter=self.counter, row_so_far=self.look, metrics=[TranslationTask.metric]
         )
         self.progress = Progress(metric_logger, train_steps, self.stream, live)
 
@@ -61,7 +61,7 @@ def test_a_row_is_one_line_of_a_log(screen):
     log.batch(2.0)
     log.progress.show(ROW)
     assert log.text == (
-        " 12,300/100,000  loss 3.457  ppl 12.35  acc 56.7%  lr 1.2e-4  12.3k tok/s  pad  6%"
+        " 12,300/100,000  loss 3.457  ppl 12.35  acc 56.7%  lr 1.2e-4  12.3k tok/s  4.57P FLOP"
         "  left 2d00h\n"
     )
 
@@ -179,7 +179,7 @@ def test_losses_have_five_columns(value, text):
 @pytest.mark.parametrize(
     ("value", "text"),
     [(0, "    0"), (987.4, "  987"), (999.6, "1.00k"), (9876, "9.88k"), (9996, "10.0k"),
-     (98760, "98.8k"), (99960, " 100k"), (999600, "1.00M"), (5e9, "5.00G")],
+     (98760, "98.8k"), (99960, " 100k"), (999600, "1.00M"), (5e9, "5.00G"), (2.3e19, "23.0E")],
 )  # fmt: skip
 def test_speeds_have_three_digits(value, text):
     assert progress._thousands(value) == text

@@ -47,6 +47,15 @@ def test_the_configurations_are_read_as_they_were_written(run):
     assert RunDirectory(run.path).configs() == configs()
 
 
+def test_another_method_leaves_out_what_the_run_has_for_its_own():
+    imported = configs()._replace(search={"early_stop": "first", "max_extra_length": 7})
+    assert imported.search_config().early_stop == "first"
+    sampling = imported.search_config({"method": "sampling"})
+    assert (sampling.method, sampling.max_extra_length) == ("sampling", 7)
+    with pytest.raises(InputError, match="early_stop has no use with method sampling"):
+        imported.search_config({"method": "sampling", "early_stop": "first"})
+
+
 def test_a_shared_vocabulary_is_one_object(run):
     source, target = run.vocabularies()
     assert source is target

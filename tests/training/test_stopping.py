@@ -169,7 +169,7 @@ def test_a_signal_from_outside_reaches_a_process_that_trains():
     )
     assert process.stdout.readline() == "training\n"
     process.send_signal(signal.SIGTERM)
-    assert process.communicate(timeout=60)[0] == "SIGTERM True\n"
+    assert process.communicate(timeout=1200)[0] == "SIGTERM True\n"
     assert process.returncode == 0
 
 
@@ -327,6 +327,7 @@ def test_lack_of_memory_names_the_flags(error):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_batch_that_tensorflow_cannot_allocate_is_told():
     expected = r"out of memory with a batch \(.*raise --accumulation_steps"
     with pytest.raises(InputError, match=expected), report_out_of_memory():

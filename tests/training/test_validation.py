@@ -87,7 +87,7 @@ def test_the_score_is_sacrebleus_and_follows_the_weights(vocabulary):
     assert bleu() == pytest.approx(100)
     for weight, other in zip(model.weights, make_model(vocabulary, seed=2).weights, strict=True):
         weight.assign(other)
-    assert bleu.translate() != translations  # without being traced anew
+    assert bleu.translate() != translations  # without being traced again
     assert bleu._search_batch.experimental_get_tracing_count() == 1
 
 
@@ -154,7 +154,8 @@ def test_as_many_sentences_are_taken_as_the_share_affords_and_at_least_a_batch(t
 
 def test_the_first_sentences_are_taken_and_the_number_follows_from_the_configuration(vocabulary):
     lines = [" ".join(["a"] * 9)] * 1000  # 10 tokens with the end
-    model, text = make_model(vocabulary), ParallelText(lines, lines)
+    # Sentences in a row differ: one that is repeated would be one of several references.
+    model, text = make_model(vocabulary), ParallelText(["a", "a a"] * 500, lines)
 
     def count(**changes):
         training = tiny_run.training_config(checkpoint_steps=100, batch_tokens=2000, **changes)

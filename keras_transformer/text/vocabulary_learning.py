@@ -4,27 +4,31 @@ Comes in: sentences as `str`, read once. Goes out: a `Vocabulary`, the same byte
 input on every machine.
 """
 
+import contextlib
 import io
 import random
 import re
-from collections.abc import Iterable, Iterator
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, get_args
 
 import sentencepiece
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from keras_transformer.config.data import Normalization, VocabularyKind
 from keras_transformer.errors import InputError, check_choice
+from keras_transformer.text.nfc import nfc_rules
+from keras_transformer.text.sentencepiece_proto import model_message
 from keras_transformer.text.vocabulary import (
     RESERVED_IDS,
+    WORD_START,
     Vocabulary,
     check_not_one_text,
     check_unicode,
 )
 
 _NUM_BYTES = 256  # tokens that byte_fallback adds
-_RULE_NAMES = {"nfkc": "nmt_nfkc", "identity": "identity"}
+_RULE_NAMES = {"nfkc": "nmt_nfkc", "identity": "identity"}  # of the trainer's own rules
 
 # Longer lines are split, because the trainer silently skips them, its unigram model fails on long
 # lines without spaces, and a token holds 8,000 bytes, while NFKC makes up to 18 of a character.
@@ -48,6 +52,7 @@ def learn_vocabulary(
     byte_fallback: bool = False,
     max_sentences: int | None = None,
     seed: int = 0,
+    symbols: Sequence[str] = (),
 ) -> Vocabulary:
     """Learns a vocabulary; the same input gives the same bytes.
 
@@ -58,12 +63,14 @@ def learn_vocabulary(
         kind: "bpe" (Sennrich et al. 2016, the paper's choice), "unigram" (Kudo 2018), "char", or
             "word" for whatever stands between spaces, such as the pieces of tokenized text
             ("un@@ happy").
-        normalization: "nfkc" is Unicode NFKC that also drops control characters, "identity" leaves
-            characters alone. Both turn runs of spaces into one and trim the ends.
+        normalization: "nfkc" is Unicode NFKC that also drops control characters, "nfc" composes
+            characters only, see `nfc_rules`, "identity" leaves them alone. All turn runs of spaces
+            into one and trim the ends.
         character_coverage: share of all characters that get a token; the rarest become unknown.
         byte_fallback: spells unknown characters as UTF-8 bytes (256 more tokens).
         max_sentences: learn from a random sample of this many, which bounds the memory.
         seed: of that sample.
+        symbols: words that are one token each, however rare.
 
     Raises:
         InputError: an option is out of range, there is no text, or the text cannot support `size`.
@@ -75,25 +82,27 @@ def learn_vocabulary(
     model = io.BytesIO()
     reader_errors: list[Exception] = []
     try:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=_training_lines(sentences, reader_errors),
-            model_writer=model,
-            model_type=kind,
-            vocab_size=size,
-            hard_vocab_limit=kind in ("bpe", "unigram"),
-            normalization_rule_name=_RULE_NAMES[normalization],
-            character_coverage=character_coverage,
-            byte_fallback=byte_fallback,
-            pad_id=PAD_ID,
-            unk_id=UNK_ID,
-            bos_id=BOS_ID,
-            eos_id=EOS_ID,
-            # A word's token includes the space before it, an unknown character's does not.
-            unk_surface=" ⁇" if kind == "word" else "⁇",
-            max_sentence_length=_MAX_LINE_CHARACTERS * _MAX_BYTES_A_CHARACTER,
-            num_threads=_NUM_TRAINER_THREADS,
-            minloglevel=_ONLY_ERRORS,
-        )
+        with _normalization_options(normalization) as normalization_options:
+            sentencepiece.SentencePieceTrainer.train(
+                sentence_iterator=_training_lines(sentences, reader_errors),
+                model_writer=model,
+                model_type=kind,
+                vocab_size=size,
+                hard_vocab_limit=kind in ("bpe", "unigram"),
+                character_coverage=character_coverage,
+                byte_fallback=byte_fallback,
+                pad_id=PAD_ID,
+                unk_id=UNK_ID,
+                bos_id=BOS_ID,
+                eos_id=EOS_ID,
+                # A word's token includes the space before it, an unknown character's does not.
+                unk_surface=" ⁇" if kind == "word" else "⁇",
+                user_defined_symbols=[WORD_START + symbol for symbol in symbols],
+                max_sentence_length=_MAX_LINE_CHARACTERS * _MAX_BYTES_A_CHARACTER,
+                num_threads=_NUM_TRAINER_THREADS,
+                minloglevel=_ONLY_ERRORS,
+                **normalization_options,
+            )
     except RuntimeError as error:
         if reader_errors:
             raise reader_errors[0] from None
@@ -101,44 +110,37 @@ def learn_vocabulary(
         if message is None:
             raise
         raise InputError(message) from error
-    return Vocabulary(_round_scores(model.getvalue()) if kind == "unigram" else model.getvalue())
+    return Vocabulary(_portable(model.getvalue(), kind))
 
 
-def _round_scores(model_bytes: bytes) -> bytes:
-    """Rounds the log-probabilities of a unigram model to multiples of `_SCORE_STEP`.
+@contextlib.contextmanager
+def _normalization_options(normalization: str) -> Iterator[dict[str, Any]]:
+    """Yields the options of the trainer for a normalization."""
+    if normalization in _RULE_NAMES:
+        yield {"normalization_rule_name": _RULE_NAMES[normalization]}
+        return
+    with tempfile.NamedTemporaryFile("w", encoding="ascii", suffix=".tsv") as file:
+        file.write(nfc_rules())
+        file.flush()
+        yield {"normalization_rule_tsv": file.name}
 
-    The best segmentation is the one with the largest sum of scores, and where two are almost
-    equal, float32 rounding makes SentencePiece and the copy of it in TensorFlow Text choose
-    differently. Sums of rounded scores are exact up to 2**24 * _SCORE_STEP, enough for a line of
-    100,000 characters, so both agree; the log-likelihood of news text changed by 4e-6 of itself.
+
+def _portable(model_bytes: bytes, kind: str) -> bytes:
+    """Returns the model in bytes that depend on the text and the options alone.
+
+    A model names the file that its rules came from. The best segmentation of a unigram model is the
+    one with the largest sum of log-probabilities, and where two are almost equal, float32 rounding
+    makes SentencePiece and the copy of it in TensorFlow Text choose differently. Sums of scores
+    that are rounded to multiples of `_SCORE_STEP` are exact up to 2**24 * _SCORE_STEP, enough for a
+    line of 100,000 characters, so both agree; the log-likelihood of news text changed by 4e-6 of
+    itself.
     """
-    model = _model_message().FromString(model_bytes)
-    for piece in model.pieces:
-        piece.score = round(piece.score / _SCORE_STEP) * _SCORE_STEP
+    model = model_message().FromString(model_bytes)
+    model.normalizer_spec.ClearField("normalization_rule_tsv")
+    if kind == "unigram":
+        for piece in model.pieces:
+            piece.score = round(piece.score / _SCORE_STEP) * _SCORE_STEP
     return bytes(model.SerializeToString())
-
-
-def _model_message() -> Any:
-    """Returns a protocol buffer class for the scores in a SentencePiece model.
-
-    It keeps all other fields as they are. The class that sentencepiece ships refuses a protocol
-    buffer library older than its own, which TensorFlow asks for on some Pythons.
-    """
-    file = descriptor_pb2.FileDescriptorProto(name="scores.proto", package="scores")
-    piece = file.message_type.add(name="Piece")
-    field = descriptor_pb2.FieldDescriptorProto
-    piece.field.add(name="score", number=2, type=field.TYPE_FLOAT, label=field.LABEL_OPTIONAL)
-    model = file.message_type.add(name="Model")
-    model.field.add(
-        name="pieces",
-        number=1,
-        type=field.TYPE_MESSAGE,
-        type_name=".scores.Piece",
-        label=field.LABEL_REPEATED,
-    )
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("scores.Model"))
 
 
 def _check_options(

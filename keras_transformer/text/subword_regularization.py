@@ -35,6 +35,7 @@ class SubwordSampler:
     """
 
     def __init__(self, vocabulary: Vocabulary, *, alpha: float) -> None:
+        self._vocabulary = vocabulary
         self._processor = sentencepiece.SentencePieceProcessor(model_proto=vocabulary.model_bytes)
         self._alpha = alpha
         try:
@@ -80,4 +81,4 @@ class SubwordSampler:
                 alpha=self._alpha,
                 nbest_size=-1,
             )
-        return sampled
+        return [self._vocabulary.known(ids) for ids in sampled]

@@ -1,0 +1,102 @@
+"""Makes a run directory of a model that another toolkit trained: to translate, evaluate or export.
+
+keras-transformer import_model --model=opus-mt-en-de --run_dir=runs/opus
+keras-transformer import_model --model=model.npz --run_dir=runs/marian \\
+    --source_vocabulary=vocab.en.yml --target_vocabulary=vocab.de.yml
+keras-transformer import_model --model=ckpt-folder --run_dir=runs/onmt --num_heads=8 \\
+    --source_vocabulary=src.vocab --target_vocabulary=tgt.vocab
+
+Formats: transformers (MarianMTModel of Hugging Face), marian, fairseq, opennmt_py, eole,
+opennmt_tf and ctranslate2. Nothing of those toolkits is needed.
+"""
+
+import dataclasses
+import pathlib
+from typing import TYPE_CHECKING
+
+from absl import flags
+
+from keras_transformer.commands import common
+from keras_transformer.errors import InputError
+
+if TYPE_CHECKING:
+    from keras_transformer.interop.foreign import ForeignModel
+
+_MODEL = flags.DEFINE_string("model", None, "Folder or file of the model.", required=True)
+_RUN_DIR = flags.DEFINE_string(
+    "run_dir", None, "The run directory to make, which may not exist.", required=True
+)
+_FORMAT = flags.DEFINE_enum(
+    "format",
+    None,
+    ["transformers", "marian", "fairseq", "opennmt_py", "eole", "opennmt_tf", "ctranslate2"],
+    "The toolkit. Default: what the files tell.",
+)
+_SOURCE_VOCABULARY = flags.DEFINE_string(
+    "source_vocabulary", None, "The source's vocabulary, where it is not beside the model."
+)
+_TARGET_VOCABULARY = flags.DEFINE_string("target_vocabulary", None, "The target's vocabulary.")
+_SOURCE_SPM = flags.DEFINE_string(
+    "source_spm", None, "The source's SentencePiece model, where it is not beside the model."
+)
+_TARGET_SPM = flags.DEFINE_string("target_spm", None, "The target's SentencePiece model.")
+_NUM_HEADS = flags.DEFINE_integer(
+    "num_heads", None, "Attention heads, where the files do not tell (opennmt_tf).", lower_bound=1
+)
+_POSITIONS = flags.DEFINE_enum(
+    "positions",
+    "theirs",
+    ["theirs", "marian"],
+    "Positional encodings: those that the folder's own software computes, or those with which "
+    "Marian trained the model, from which transformers and ctranslate2 differ a little.",
+)
+_SOURCE_EOS = flags.DEFINE_enum(
+    "source_eos",
+    "auto",
+    ["auto", "true", "false"],
+    "Whether EOS follows the source; auto as in the toolkit.",
+)
+
+
+def main(arguments: list[str]) -> None:
+    common.refuse_arguments(arguments)
+    run_dir = pathlib.Path(_RUN_DIR.value)
+    if run_dir.exists():
+        raise InputError(f"{run_dir} exists already; give a --run_dir that does not")
+    vocabularies = _pair("vocabulary", _SOURCE_VOCABULARY.value, _TARGET_VOCABULARY.value)
+    spms = _pair("spm", _SOURCE_SPM.value, _TARGET_SPM.value)
+    common.load_tensorflow()
+    from keras_transformer.interop.import_run import import_run
+    from keras_transformer.interop.importing import find_format, read_model
+    from keras_transformer.interop.model_files import Given
+
+    path = pathlib.Path(_MODEL.value)
+    format_name = _FORMAT.value or find_format(path)
+    given = Given(vocabularies, spms, _NUM_HEADS.value, _POSITIONS.value)
+    model = read_model(path, format_name, given)
+    if _SOURCE_EOS.value != "auto":
+        reads = _SOURCE_EOS.value == "true"
+        model = dataclasses.replace(model, options={**model.options, "source_eos": reads})
+    run = import_run(model, run_dir, {"format": format_name, "model": path.resolve().name})
+    _summarize(model, format_name)
+    print(f"The run is in {run.path}: translate, evaluate or export it.")
+
+
+def _pair(name: str, source: str | None, target: str | None) -> tuple[pathlib.Path, ...]:
+    if (source is None) != (target is None):
+        raise InputError(f"--source_{name} and --target_{name} go together; one of them is missing")
+    return () if source is None or target is None else (pathlib.Path(source), pathlib.Path(target))
+
+
+def _summarize(model: "ForeignModel", format_name: str) -> None:
+    """Prints what was found."""
+    config = model.config()
+    values = config.to_dict()
+    defaults = {field.name: field.default for field in dataclasses.fields(config)}
+    options = {name: value for name, value in values.items() if value != defaults.get(name)}
+    source, target = (vocabulary.size for vocabulary in model.vocabularies)
+    print(f"A model of {format_name} with {source:,} source and {target:,} target tokens.")
+    for label, found in (("Model", options), ("Search", model.search)):
+        print(f"{label}: {', '.join(f'{name} {value}' for name, value in found.items())}")
+    for note in model.notes:
+        print(note)

@@ -1,0 +1,105 @@
+"""The page of the explorer: one HTML file, which loads nothing from anywhere.
+
+Attention goes into it as integers of 8 bits, gzip and base64.
+"""
+
+import base64
+import gzip
+import json
+import pathlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from keras_transformer.explorer.head_statistics import head_statistics
+from keras_transformer.explorer.search_tree import SearchTree
+from keras_transformer.explorer.views import KINDS, View
+
+_ASSETS = pathlib.Path(__file__).parent / "assets"
+_SCRIPTS = ("tokens.js", "graph.js", "matrix.js", "heads.js", "tree.js", "page.js")
+
+
+def make_page(content: Mapping[str, Any] | None, is_live: bool = False) -> str:
+    """Returns the HTML text.
+
+    Args:
+        content: by `page_content`; None for an empty page.
+        is_live: whether the page may ask the server that it came from for sentences that are typed.
+    """
+    scripts = "\n".join(_read(name) for name in _SCRIPTS)
+    # Within a script element, "<" might end it.
+    data = json.dumps(content, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+    page = _read("page.html")
+    parts = {
+        "sources": "'self'" if is_live else "'none'",
+        "style": _read("page.css"),
+        "data": data,
+        "script": scripts,
+    }
+    return re.sub(r"{{(\w+)}}", lambda found: parts[found[1]], page)
+
+
+def page_content(views: Sequence[View]) -> dict[str, Any]:
+    """Returns what the page shows, in JSON's types.
+
+    Args:
+        views: of all models at all sentences.
+    """
+    models = list(dict.fromkeys(view.model for view in views))
+    return {
+        "sentences": list(dict.fromkeys(view.sentence for view in views)),
+        "models": [
+            {"name": name, "heads": _heads([view for view in views if view.model == name])}
+            for name in models
+        ],
+        "views": [_of_view(view) for view in views],
+    }
+
+
+def quantize(weights: np.ndarray) -> dict[str, Any]:
+    """Returns weights from 0 to 1 as whole 255ths: their shape, and gzipped bytes in base64."""
+    integers = np.rint(weights * 255).astype(np.uint8)
+    packed = gzip.compress(integers.tobytes(), mtime=0)
+    return {"shape": list(weights.shape), "data": base64.b64encode(packed).decode()}
+
+
+def _heads(views: Sequence[View]) -> dict[str, Any]:
+    """Returns the statistics of one model's heads over all sentences."""
+    return {
+        kind: {
+            name: np.round(values, 4).tolist()
+            for name, values in head_statistics(
+                [view.attentions[kind] for view in views], kind
+            ).items()
+        }
+        for kind in KINDS
+        if kind in views[0].attentions
+    }
+
+
+def _of_view(view: View) -> dict[str, Any]:
+    return {
+        "model": view.model,
+        "sentence": view.sentence,
+        "translation": view.translation,
+        "attentions": {
+            kind: {
+                **quantize(weights),
+                **dict(zip(("rows", "columns"), view.tokens(kind), strict=True)),
+            }
+            for kind, weights in view.attentions.items()
+        },
+        "steps": view.steps,
+        "tree": view.tree and _of_tree(view.tree),
+    }
+
+
+def _of_tree(tree: SearchTree) -> dict[str, Any]:
+    nodes = [[parent, token, round(log_prob, 3), what] for parent, token, log_prob, what in tree[0]]
+    return {"nodes": nodes, "translations": [each._asdict() for each in tree.translations]}
+
+
+def _read(name: str) -> str:
+    return (_ASSETS / name).read_text(encoding="utf-8")

@@ -1,0 +1,76 @@
+"""Tells the format of a model of another toolkit from its files, and reads it."""
+
+import pathlib
+from collections.abc import Callable
+from typing import NamedTuple
+
+from keras_transformer.errors import InputError, check_choice
+from keras_transformer.interop.ctranslate2_reader import is_ctranslate2, read_ctranslate2
+from keras_transformer.interop.fairseq import is_fairseq, read_fairseq
+from keras_transformer.interop.foreign import ForeignModel
+from keras_transformer.interop.marian import is_marian, read_marian
+from keras_transformer.interop.model_files import Given
+from keras_transformer.interop.opennmt import is_eole, is_opennmt_py, read_eole, read_opennmt_py
+from keras_transformer.interop.opennmt_tf import is_opennmt_tf, read_opennmt_tf
+from keras_transformer.interop.transformers import is_transformers, read_transformers
+
+
+class Format(NamedTuple):
+    """A format: whether a path holds a model in it, and what reads it."""
+
+    is_there: Callable[[pathlib.Path], bool]
+    read: Callable[[pathlib.Path, Given], ForeignModel]
+
+
+FORMATS = {
+    "transformers": Format(is_transformers, read_transformers),
+    "marian": Format(is_marian, read_marian),
+    "fairseq": Format(is_fairseq, read_fairseq),
+    "opennmt_py": Format(is_opennmt_py, read_opennmt_py),
+    "eole": Format(is_eole, read_eole),
+    "opennmt_tf": Format(is_opennmt_tf, read_opennmt_tf),
+    "ctranslate2": Format(is_ctranslate2, read_ctranslate2),
+}
+
+
+def find_format(path: pathlib.Path) -> str:
+    """Returns the name of the format that a folder or file has.
+
+    Raises:
+        InputError: it has none, or several.
+    """
+    if not path.exists():
+        raise InputError(f"{path} does not exist; give the folder of a model, or its file")
+    found = [name for name, each in FORMATS.items() if each.is_there(path)]
+    if len(found) != 1:
+        what = f"has files of several: {', '.join(found)}" if found else "has files of none of them"
+        raise InputError(
+            f"a model may be of {', '.join(FORMATS)}, and {path} {what}; name one with --format"
+        )
+    return found[0]
+
+
+def read_model(
+    path: pathlib.Path, format_name: str | None = None, given: Given | None = None
+) -> ForeignModel:
+    """Returns the model in a folder or file.
+
+    Args:
+        path: of the model.
+        format_name: one of `FORMATS`; None means what `find_format` says.
+        given: what the files do not tell.
+
+    Raises:
+        InputError: it cannot be read, or is not a Transformer as here.
+    """
+    format_name = format_name or find_format(path)
+    check_choice("format", format_name, tuple(FORMATS))
+    try:
+        return FORMATS[format_name].read(path, given or Given())
+    except (TypeError, AttributeError, LookupError, ArithmeticError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(
+            f"an option of {path} is of another kind than {format_name} writes "
+            f"({type(error).__name__}: {error}); give the model as it was"
+        ) from error

@@ -1,0 +1,94 @@
+"""The tensors of a file, each to be used: none is left over or missing without a word."""
+
+import fnmatch
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from keras_transformer.errors import InputError
+
+Array = npt.NDArray[Any]
+
+_FIRST_NAMED = 3
+
+
+class Tensors:
+    """Tensors by name, of which it is kept who was asked for.
+
+    Args:
+        arrays: the tensors, or functions that read them.
+        where: names the file in errors.
+    """
+
+    def __init__(self, arrays: Mapping[str, Array | Callable[[], Array]], where: str) -> None:
+        self._arrays = arrays
+        self._used: set[str] = set()
+        self.where = where
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._arrays
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def get(self, name: str, shape: tuple[int | None, ...] | None = None) -> Array:
+        """Returns a tensor in float32.
+
+        Args:
+            name: of the tensor.
+            shape: what it must have, None for a size that may be any. Axes of length 1 may be more.
+
+        Raises:
+            InputError: it is missing, has another shape, or an entry that is not finite.
+        """
+        if name not in self._arrays:
+            raise InputError(
+                f"{self.where} lacks the tensor {name}; give the whole model, one that was trained "
+                "to the end"
+            )
+        self._used.add(name)
+        found = self._arrays[name]
+        array = np.asarray(found() if callable(found) else found).astype(np.float32, copy=False)
+        if shape is not None:
+            squeezed = array.reshape([size for size in array.shape if size != 1] or [1])
+            array = array if array.ndim == len(shape) else squeezed
+            if array.ndim != len(shape) or any(
+                size not in (None, found) for size, found in zip(shape, array.shape, strict=True)
+            ):
+                expected = " x ".join("any" if size is None else str(size) for size in shape)
+                raise InputError(
+                    f"tensor {name} of {self.where} is {' x '.join(map(str, array.shape))} in "
+                    f"place of {expected}; the file and its configuration do not belong together"
+                )
+        if not np.isfinite(array).all():
+            raise InputError(
+                f"tensor {name} of {self.where} is not finite; take an earlier checkpoint"
+            )
+        return array
+
+    def count(self, template: str) -> int:
+        """Returns for how many numbers, from 0 on, a name with {} has a tensor."""
+        return next(n for n in itertools.count() if template.format(n) not in self._arrays)
+
+    def ignore(self, *patterns: str) -> None:
+        """Counts tensors whose names match as used, without reading them."""
+        for pattern in patterns:
+            self._used.update(fnmatch.filter(self._arrays, pattern))
+
+    def check_all_used(self) -> None:
+        """Raises `InputError` where a tensor was never asked for."""
+        if left := sorted(set(self._arrays) - self._used):
+            named = ", ".join(left[:_FIRST_NAMED])
+            more = f" and {len(left) - _FIRST_NAMED} others" if len(left) > _FIRST_NAMED else ""
+            raise InputError(
+                f"{self.where} has tensors that a Transformer as here does not: {named}{more}; "
+                "such a model cannot be imported"
+            )
+
+
+def from_bfloat16(raw: Array) -> Array:
+    """Returns as float32 what uint16 hold as bfloat16."""
+    return (raw.astype(np.uint32) << 16).view(np.float32)

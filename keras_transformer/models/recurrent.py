@@ -1,0 +1,180 @@
+"""LSTM encoder-decoder with attention (Bahdanau et al. 2015; Luong et al. 2015; See et al. 2017).
+
+Shapes: B batch, S source length, T target length, W hypotheses a sentence, D model dimension,
+U units of an LSTM, V target vocabulary.
+"""
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_transformer.config import PAD_ID, RecurrentConfig
+from keras_transformer.decoding import DecodingState, Tensor
+from keras_transformer.layers import (
+    RecurrentDecoder,
+    RecurrentEncoder,
+    RecurrentMemory,
+    RecurrentState,
+)
+from keras_transformer.layers.masks import ancestor_mask, ancestors_of, padding_mask
+from keras_transformer.models.registry import register_architecture
+from keras_transformer.models.seq2seq import Seq2SeqModel
+
+
+@register_architecture(RecurrentConfig)
+class RecurrentModel(Seq2SeqModel):
+    """A bidirectional LSTM encoder, and an LSTM decoder that attends to it.
+
+    Args:
+        config: the hyperparameters.
+
+    Example:
+        >>> model = RecurrentModel(RecurrentConfig.preset("tiny", vocabulary_size=100))
+        >>> ids = np.array([[5, 6, 7, 3]])
+        >>> model({"source": ids, "target": ids}).shape
+        TensorShape([1, 4, 100])
+    """
+
+    config: RecurrentConfig
+
+    def __init__(self, config: RecurrentConfig, **kwargs: Any) -> None:
+        super().__init__(config, **kwargs)
+        options = {
+            "num_layers": config.num_layers,
+            "units": config.hidden_dim,
+            "dropout": config.dropout,
+            "dtype": self.dtype_policy,
+        }
+        self.encoder = RecurrentEncoder(
+            **options, bridge_activation=config.bridge_activation, name="encoder"
+        )
+        self.decoder = RecurrentDecoder(
+            **options,
+            attention_type=config.attention_type,
+            attention_dim=config.attention_dim,
+            intra_temporal=config.intra_temporal_attention,
+            intra_decoder=config.intra_decoder_attention,
+            input_feeding=config.input_feeding,
+            name="decoder",
+        )
+        self.build()
+
+    def build(self, input_shape: Any = None) -> None:
+        super().build(input_shape)
+        self.encoder.build((None, None, self.config.model_dim))
+        self.decoder.build((None, None, self.config.model_dim))
+
+    def call(self, inputs: dict[str, Tensor], training: bool | None = None) -> Tensor:
+        return self.logits(self.decoder(*self._decoder_inputs(inputs, training), training=training))
+
+    def attention(self, inputs: dict[str, Tensor]) -> Tensor:
+        """Returns the attention of the target's tokens to the source's, float32 [B, T, S].
+
+        Each row is a distribution over the real source tokens; inputs as in `call`.
+        """
+        return self.attention_weights(inputs)["cross"][0][:, 0]
+
+    def attention_weights(self, inputs: dict[str, Tensor]) -> dict[str, list[Tensor]]:
+        _, cross, past = self.decoder.attend(*self._decoder_inputs(inputs, training=False))
+        one_head = {"cross": cross} if past is None else {"cross": cross, "decoder": past}
+        return {name: [weights[:, None]] for name, weights in one_head.items()}
+
+    def encode(
+        self,
+        source: Tensor,
+        *,
+        num_hypotheses: int = 1,
+        capacity: int | None = None,
+        coverage: bool = False,
+    ) -> DecodingState:
+        memory, state = self._encode(source, training=False)
+        history: Any = ()
+        if self.config.intra_decoder_attention:
+            shape = (ops.shape(source)[0], 1, (capacity or 0) * num_hypotheses)
+            history = ops.zeros((*shape, self.config.hidden_dim), self.compute_dtype)
+
+        def for_each_hypothesis(leaf: Tensor) -> Tensor:
+            return ops.repeat(leaf[:, None], num_hypotheses, axis=1)
+
+        padding = ops.cast(ops.equal(source, PAD_ID), "float32")
+        return DecodingState(
+            projection=self.output_projection(),
+            context=memory,
+            recurrent_state=keras.tree.map_structure(for_each_hypothesis, state),
+            kv_cache=history,
+            coverage=for_each_hypothesis(padding) if coverage else None,
+        )
+
+    def step(self, ids: Tensor, state: DecodingState) -> tuple[Tensor, DecodingState]:
+        num_hypotheses = ids.shape[1]
+        time: Any = None
+        past_mask = None
+        if self.config.intra_decoder_attention:
+            time, ancestors = ancestors_of(ids, state)
+            is_newest = ops.equal(ops.arange(ops.shape(ancestors)[2]), time)
+            past_mask = ancestor_mask(ops.where(is_newest, -1, ancestors), num_hypotheses)
+        x, weights, rows, history = self.decoder.step(
+            self.target_embedding(ids),
+            state.context,
+            _reshape(state.recurrent_state, -1),
+            state.kv_cache,
+            time,
+            past_mask,
+        )
+        coverage = state.coverage
+        if coverage is not None:
+            coverage = coverage + weights
+        return self.logits(x, state.projection), state._replace(
+            recurrent_state=_reshape(rows, -1, num_hypotheses),
+            kv_cache=history,
+            coverage=coverage,
+        )
+
+    def count_flops(self, source_length: Any, target_length: Any) -> Any:
+        """Returns the operations of a forward pass, see `Seq2SeqModel.count_flops`.
+
+        Inputs D wide, LSTMs of U units, attention A wide. A layer that reads I values multiplies by
+        4 U (I + U) weights. A source token is read twice in each layer, and projected for
+        attention; each pair of a target and a source token takes a score and its share of a
+        context; a target token takes the decoder's layers, a query and the output layer.
+        """
+        config = self.config
+        model_dim, units = config.model_dim, config.hidden_dim
+        is_additive = config.attention_type == "additive"
+        width = (config.attention_dim or units) if is_additive else units  # A
+        upper = config.num_layers - 1
+        source = 2 * 4 * units * (model_dim + units + upper * 3 * units) + 2 * units * width
+        target = 4 * units * (model_dim + units + upper * 2 * units) + 3 * units * model_dim
+        target += units * width * is_additive + 8 * units**2 * config.input_feeding
+        pairs = source_length * target_length * (width + 2 * units)
+        if config.intra_decoder_attention:
+            target += units**2 + units * model_dim
+            pairs = pairs + target_length**2 * 2 * units
+        bridges = 2 * config.num_layers * 2 * units**2
+        layers = 2 * (source_length * source + target_length * target + pairs + bridges)
+        return layers + super().count_flops(source_length, target_length)
+
+    def _encode(
+        self, source: Tensor, training: bool | None
+    ) -> tuple[RecurrentMemory, RecurrentState]:
+        """Returns the memory, and the decoder's state before the first token."""
+        x = self.source_dropout(self.source_embedding(source), training=training)
+        mask = padding_mask(source)
+        values, states = self.encoder.read(x, mask, training)
+        memory = self.decoder.attention.remember(values, mask)
+        return memory, self.decoder.first_state(states, memory)
+
+    def _decoder_inputs(
+        self, inputs: dict[str, Tensor], training: bool | None
+    ) -> tuple[Tensor, RecurrentMemory, RecurrentState]:
+        """Returns the target's vectors, the memory and the state before the first token."""
+        x = self.target_dropout(self.target_embedding(inputs["target"]), training=training)
+        return x, *self._encode(inputs["source"], training)
+
+
+def _reshape(state: RecurrentState, *rows: int) -> RecurrentState:
+    """Returns the state with other dimensions in place of all but the last."""
+    return keras.tree.map_structure(
+        lambda leaf: ops.reshape(leaf, (*rows, ops.shape(leaf)[-1])), state
+    )

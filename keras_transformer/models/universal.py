@@ -1,0 +1,250 @@
+"""The Universal Transformer with adaptive computation time (Dehghani et al. 2019).
+
+`call` trains it, `encode` and `step` decode with it, `token_values` has the steps of each token.
+
+Shapes: B batch, S source length, T target length, W hypotheses a sentence, D model dimension,
+V target vocabulary.
+"""
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_transformer.config import UniversalConfig
+from keras_transformer.decoding import DecodingState, Tensor
+from keras_transformer.layers import UniversalDecoder, UniversalEncoder
+from keras_transformer.layers.halting import Halting
+from keras_transformer.layers.masks import (
+    ancestor_bias,
+    ancestors_of,
+    causal_bias,
+    padding_bias,
+    padding_mask,
+    predicting_mask,
+)
+from keras_transformer.layers.universal_stack import Steps
+from keras_transformer.models.registry import register_architecture
+from keras_transformer.models.seq2seq import Seq2SeqModel
+from keras_transformer.models.transformer_parts import (
+    draw_offset,
+    layer_flops,
+    layer_options,
+    make_position_offset,
+    make_positions,
+    start_coverage,
+)
+from keras_transformer.objectives import OF_TRAINING_ONLY
+
+_STACK_OPTIONS = (
+    "num_steps", "adaptive_steps", "halting_output", "halted_tokens", "halting_epsilon",
+    "halting_bias", "step_signals", "transition",
+)  # fmt: skip
+
+
+@register_architecture(UniversalConfig)
+class UniversalTransformer(Seq2SeqModel):
+    """Encoder and decoder of one layer each, which every token passes as often as it needs.
+
+    Args:
+        config: the hyperparameters.
+
+    Example:
+        >>> model = UniversalTransformer(UniversalConfig.preset("tiny", vocabulary_size=100))
+        >>> ids = np.array([[5, 6, 7, 3]])
+        >>> model.token_values({"source": ids, "target": ids})["source_steps"].shape
+        TensorShape([1, 4])
+    """
+
+    config: UniversalConfig
+
+    def __init__(self, config: UniversalConfig, **kwargs: Any) -> None:
+        super().__init__(config, **kwargs)
+        self.positions = make_positions(config, self.dtype_policy)
+        self.position_offset = make_position_offset(config)
+        options = layer_options(config) | {
+            **{name: getattr(config, name) for name in _STACK_OPTIONS},
+            "dtype": self.dtype_policy,
+        }
+        self.encoder = UniversalEncoder(**options, name="encoder")
+        self.decoder = UniversalDecoder(**options, name="decoder")
+        has_metrics = config.adaptive_steps and keras.backend.backend() != "jax"  # calls lack them
+        self.ponder_metrics = {
+            f"{side}_{name}": keras.metrics.Mean(f"{OF_TRAINING_ONLY}{side}_{name}")
+            for side in ("source", "target")
+            for name in (("steps", "remainders") if has_metrics else ())
+        }
+        self.build()
+
+    def build(self, input_shape: Any = None) -> None:
+        super().build(input_shape)
+        hidden = (None, None, self.config.model_dim)
+        if self.positions is not None:
+            self.positions.build()
+        self.encoder.build(hidden)
+        self.decoder.build(hidden)
+
+    def call(self, inputs: dict[str, Tensor], training: bool | None = None) -> Tensor:
+        x, encoder_steps, decoder_steps = self._run(inputs, training)
+        if training and self.config.adaptive_steps:
+            self._ponder(inputs, encoder_steps.halting, decoder_steps.halting)
+        return self.logits(x)
+
+    def attention(self, inputs: dict[str, Tensor], head: int | None = None) -> Tensor:
+        """Returns the attention that target tokens pay to source tokens: that of all their steps,
+        by the weights that halting gives them.
+
+        Args:
+            inputs: as in `call`.
+            head: number of a head; None means the mean of all.
+
+        Returns:
+            float32 [B, T, S]; each row is a distribution over the real source tokens.
+        """
+        _, _, steps = self._run(inputs, training=False)
+        cross = [weights for _, weights in steps.outputs]
+        weights = ops.cast(self.decoder.mix_attention(cross, steps.weights), "float32")
+        return ops.mean(weights, axis=1) if head is None else weights[:, head]
+
+    def attention_weights(self, inputs: dict[str, Tensor]) -> dict[str, list[Tensor]]:
+        _, encoder_steps, decoder_steps = self._run(inputs, training=False)
+        of_target, cross = zip(*decoder_steps.outputs, strict=True)
+        return {"encoder": encoder_steps.outputs, "decoder": list(of_target), "cross": list(cross)}
+
+    def token_values(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Returns the steps that each token took, and its remainder, see `Halting`.
+
+        Args:
+            inputs: as in `call`.
+
+        Returns:
+            float32 "source_steps" and "source_remainders" [B, S], "target_steps" and
+            "target_remainders" [B, T]; 0 for padding, and for EOS, which predicts nothing.
+        """
+        _, *stacks = self._run(inputs, training=False)
+        return {
+            f"{side}_{name}": getattr(steps.halting, name)
+            for side, steps in zip(("source", "target"), stacks, strict=True)
+            for name in ("steps", "remainders")
+        }
+
+    def encode(
+        self,
+        source: Tensor,
+        *,
+        num_hypotheses: int = 1,
+        capacity: int | None = None,
+        coverage: bool = False,
+    ) -> DecodingState:
+        memory, _ = self._encode(source, 0, training=False)
+        batch = ops.shape(source)[0]
+        return DecodingState(
+            projection=self.output_projection(),
+            # A bias made of the source in each step: see `Transformer.encode`.
+            context={"memory": self.decoder.project_memory(memory), "source": source},
+            recurrent_state=self.decoder.empty_windows(batch, num_hypotheses),
+            kv_cache=self.decoder.empty_kv_cache(batch, (capacity or 0) * num_hypotheses),
+            coverage=start_coverage(source, num_hypotheses) if coverage else None,
+        )
+
+    def step(self, ids: Tensor, state: DecodingState) -> tuple[Tensor, DecodingState]:
+        num_hypotheses = ids.shape[1]
+        time, ancestors = ancestors_of(ids, state)
+        rows = ops.reshape(ids, (-1,))
+        x, kv_cache, windows, attention = self.decoder.step(
+            self.target_embedding(rows),
+            self._position_signals(ops.convert_to_tensor(time, "int32")),
+            predicting_mask(rows),
+            state.context["memory"],
+            padding_bias(state.context["source"]),
+            state.kv_cache,
+            state.recurrent_state,
+            time,
+            ancestor_bias(ancestors, num_hypotheses),
+        )
+        coverage = state.coverage
+        if coverage is not None:
+            coverage = coverage + ops.mean(ops.cast(attention, "float32"), axis=1)
+        logits = self.logits(x, state.projection)  # [B * W, V]
+        logits = ops.reshape(logits, (-1, num_hypotheses, ops.shape(logits)[-1]))
+        return logits, state._replace(kv_cache=kv_cache, recurrent_state=windows, coverage=coverage)
+
+    def count_flops(self, source_length: Any, target_length: Any) -> Any:
+        """Returns the operations of a forward pass, see `Seq2SeqModel.count_flops`.
+
+        Those of `Transformer.count_flops` with `num_steps` in place of the number of layers: with
+        adaptive steps too, since the layer then computes tokens that have halted and drops them.
+        The memory is projected once. A halting unit multiplies each token by a vector.
+        """
+        config = self.config
+        encoder, decoder, memory = layer_flops(config, source_length, target_length)
+        halting = 2 * (source_length + target_length) * config.model_dim * config.adaptive_steps
+        layers = config.num_steps * (encoder + decoder + halting) + memory
+        return layers + super().count_flops(source_length, target_length)
+
+    def embedding_tables(self) -> list[keras.Variable]:
+        signals = (self.positions, self.encoder.signals, self.decoder.signals)
+        tables = [getattr(each, "table", None) for each in signals]
+        return [*super().embedding_tables(), *(table for table in tables if table is not None)]
+
+    def _position_signals(self, positions: Tensor) -> Tensor:
+        """Returns [..., D] for positions [...]; zeros [1] where self-attention gets them."""
+        none = ops.zeros((1,), self.compute_dtype)
+        return none if self.positions is None else self.positions(positions)
+
+    def _encode(
+        self, source: Tensor, offset: Tensor | int, training: bool | None
+    ) -> tuple[Tensor, Steps]:
+        """Returns the memory [B, S, D] and the steps that led to it."""
+        x = self.source_dropout(self.source_embedding(source), training=training)
+        return self.encoder(
+            x,
+            self._position_signals(ops.arange(ops.shape(source)[1]) + offset),
+            padding_mask(source),
+            padding_bias(source),
+            training=training,
+            return_steps=True,
+        )
+
+    def _run(self, inputs: dict[str, Tensor], training: bool | None) -> tuple[Tensor, Steps, Steps]:
+        """Returns the decoder's outputs [B, T, D], and the steps of encoder and decoder."""
+        source, target = inputs["source"], inputs["target"]
+        offset = draw_offset(self.position_offset, source, training)
+        memory, encoder_steps = self._encode(source, offset, training)
+        length = ops.shape(target)[1]
+        x = self.target_dropout(self.target_embedding(target), training=training)
+        x, decoder_steps = self.decoder(
+            x,
+            self._position_signals(ops.arange(length) + offset),
+            _real_tokens(inputs)["target"],
+            self.decoder.project_memory(memory),
+            causal_bias(length),
+            padding_bias(source),
+            training=training,
+            return_steps=True,
+        )
+        return x, encoder_steps, decoder_steps
+
+    def _ponder(self, inputs: dict[str, Tensor], source: Halting, target: Halting) -> None:
+        """Adds the ponder cost, steps and remainders, to the loss, and counts them.
+
+        The training step weights the loss of a part of a batch by its target tokens: divided by
+        them, the cost becomes a sum over the whole batch, like the cross-entropy.
+        """
+        cost, masks = 0.0, _real_tokens(inputs)
+        for side, halting in (("source", source), ("target", target)):
+            is_real = ops.cast(masks[side], "float32")
+            for name, values in (("steps", halting.steps), ("remainders", halting.remainders)):
+                cost = cost + ops.sum(values)
+                if metric := self.ponder_metrics.get(f"{side}_{name}"):
+                    metric.update_state(ops.reshape(values, (-1,)), ops.reshape(is_real, (-1,)))
+        self.add_loss(self.config.ponder_weight * cost / ops.maximum(ops.sum(is_real), 1.0))
+
+
+def _real_tokens(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Returns the masks of both sides.
+
+    A row that only fills a batch has no source, and nothing to predict after its BOS.
+    """
+    source, target = padding_mask(inputs["source"]), predicting_mask(inputs["target"])
+    return {"source": source, "target": target & ops.any(source, axis=1, keepdims=True)}

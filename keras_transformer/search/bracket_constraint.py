@@ -1,0 +1,227 @@
+"""A constraint for trees: balanced brackets, around exactly the words that a sentence has.
+
+Shapes: B sentences, W hypotheses a sentence, V vocabulary, D brackets that may be open at once.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from keras_transformer.decoding import Tensor
+from keras_transformer.search.constraints import Constraint, OpenHypotheses
+
+MOST_OPEN_BRACKETS = 100  # D
+
+
+class OpenBrackets(NamedTuple):
+    """What is remembered of a hypothesis.
+
+    Attributes:
+        stack: int32 [B, W, D], the tokens of the open brackets, then 0.
+        depth: int32 [B, W], how many these are.
+        is_empty: bool [B, W], whether nothing stands in the innermost one yet.
+        words_left: int32 [B, W], words of the sentence that are still to come.
+    """
+
+    stack: Tensor
+    depth: Tensor
+    is_empty: Tensor
+    words_left: Tensor
+
+
+class BalancedBrackets(Constraint):
+    """The output is one bracket "(X ... )X" with brackets and words in it, none of them empty.
+
+    There are as many words as the sentence has, and room for them is kept: where the maximum length
+    suffices for one bracket around them, every hypothesis can be completed.
+
+    Args:
+        words: int32 [B, S], what stands for the words of each sentence: 1 any token that is no
+            bracket, 2 any but those of punctuation, 3 these only; 0 is no word.
+        tokens: the target vocabulary, V texts: "(X" opens a bracket, ")X" closes it, and each other
+            token stands for a word.
+        special_ids: tokens that may not come, such as the unknown one.
+        punctuation: the tokens of punctuation; where none of them is in the vocabulary, any token
+            stands for any word.
+    """
+
+    def __init__(
+        self,
+        words: Tensor,
+        tokens: Sequence[str],
+        special_ids: Collection[int],
+        punctuation: Collection[str] = (),
+    ) -> None:
+        words = tf.cast(words, tf.int32)
+        has_punctuation = not set(punctuation).isdisjoint(tokens)
+        self.inputs = words if has_punctuation else tf.minimum(words, 1)
+        self._is_punctuation = [token in punctuation for token in tokens]
+        place = {token: number for number, token in enumerate(tokens) if number not in special_ids}
+        # The bracket that each token opens or closes, named by its opening token; 0 for words.
+        opened, closed, is_word = [], [], []
+        for number, token in enumerate(tokens):
+            known = place.get(token) == number
+            opens, closes = token.startswith("("), token.startswith(")")
+            partner = place.get((")" if opens else "(") + token[1:], 0)
+            opened.append(number if known and opens and partner else 0)
+            closed.append(partner if known and closes else 0)
+            is_word.append(known and not opens and not closes)
+        self._opened, self._closed, self._is_word = opened, closed, is_word
+
+    def initial_state(self, inputs: Any, num_hypotheses: int) -> Any:
+        num_words = tf.math.count_nonzero(inputs, axis=1, dtype=tf.int32, keepdims=True)
+        words_left = tf.repeat(num_words, num_hypotheses, axis=1)  # [B, W]
+        none = tf.zeros_like(words_left)
+        stack = tf.zeros([*tf.unstack(tf.shape(none)), MOST_OPEN_BRACKETS], tf.int32)
+        return OpenBrackets(stack, depth=none, is_empty=none > 0, words_left=words_left)
+
+    def update(self, state: Any, ids: Tensor, inputs: Any) -> Any:
+        opens = tf.gather(tf.constant(self._opened), ids) > 0  # [B, W]
+        closes = tf.gather(tf.constant(self._closed), ids) > 0
+        is_word = tf.gather(tf.constant(self._is_word), ids)
+        is_next = tf.range(MOST_OPEN_BRACKETS) == state.depth[..., None]
+        return OpenBrackets(
+            # What was closed is overwritten: only the first `depth` entries mean anything.
+            stack=tf.where(is_next & opens[..., None], ids[..., None], state.stack),
+            depth=state.depth + tf.cast(opens, tf.int32) - tf.cast(closes, tf.int32),
+            is_empty=opens,
+            words_left=state.words_left - tf.cast(is_word, tf.int32),
+        )
+
+    def restrict(self, allowed: Tensor, hypotheses: OpenHypotheses) -> Tensor:
+        may_come = self._may_come(
+            hypotheses, hypotheses.state.words_left, self._may_read(hypotheses)
+        )
+        return tf.where(may_come, allowed, -float("inf"))
+
+    def _may_come(
+        self, hypotheses: OpenHypotheses, tokens_left: Tensor, may_read: Tensor
+    ) -> Tensor:
+        """Returns which tokens may come, bool [B, W, V].
+
+        Args:
+            hypotheses: with the state `OpenBrackets`.
+            tokens_left: int32 [B, W], those still to come that are no brackets.
+            may_read: bool [B, W, V], which tokens may stand for the next word.
+        """
+        stack, depth, is_empty, words_left = hypotheses.state
+        is_top = tf.range(MOST_OPEN_BRACKETS) == depth[..., None] - 1
+        top = tf.reduce_sum(tf.where(is_top, stack, 0), axis=-1)  # [B, W]; 0 where none is open
+        has_words, is_open = words_left > 0, depth > 0
+        room = hypotheses.max_lengths[:, None] - hypotheses.time
+        may_open = has_words & (depth < MOST_OPEN_BRACKETS) & (room >= depth + tokens_left + 2)
+        may_open &= is_open | (hypotheses.time == 0)
+        may_close = ~is_empty & ((depth > 1) | ~has_words)
+        closed = tf.constant(self._closed)
+        may_come = (
+            (may_open[..., None] & (tf.constant(self._opened) > 0))
+            | (may_close[..., None] & (closed > 0) & (closed == top[..., None]))
+            | ((has_words & is_open)[..., None] & may_read)
+        )  # [B, W, V]
+        is_eos = tf.range(len(self._is_word)) == hypotheses.eos_id
+        return may_come | ((~has_words & ~is_open)[..., None] & is_eos)
+
+    def _may_read(self, hypotheses: OpenHypotheses) -> Tensor:
+        """Returns which tokens may stand for the next word, bool [B, W, V]."""
+        words, words_left = hypotheses.inputs, hypotheses.state.words_left
+        num_words = tf.math.count_nonzero(words, axis=1, dtype=tf.int32, keepdims=True)
+        place = tf.clip_by_value(num_words - words_left, 0, tf.shape(words)[1] - 1)
+        kind = tf.gather(words, place, batch_dims=1)[..., None]
+        fits = (kind <= 1) | tf.equal(kind == 3, tf.constant(self._is_punctuation))
+        return fits & tf.constant(self._is_word)
+
+
+class Copying(NamedTuple):
+    """What is remembered of a hypothesis that copies words.
+
+    Attributes:
+        brackets: around them.
+        num_read: int32 [B, W], tokens of the sentence that are copied.
+        is_reading: bool [B, W], whether the last token was one of these.
+    """
+
+    brackets: OpenBrackets
+    num_read: Tensor
+    is_reading: Tensor
+
+
+class CopiedWords(BalancedBrackets):
+    """The same, but for each word come its own tokens, then a tag.
+
+    Args:
+        ids: int32 [B, S], the tokens of each sentence without EOS, then PAD at least once.
+        words: as there, with as many words as tokens of `ids` begin one.
+        tokens: the vocabulary of sentences and output, V texts: "(X" opens a bracket, ")X" closes
+            it, others are tags; empty for the tokens of words.
+        begins_word: [V], which tokens begin a word.
+        punctuation: the tags of punctuation, as there.
+    """
+
+    def __init__(
+        self,
+        ids: Tensor,
+        words: Tensor,
+        tokens: Sequence[str],
+        begins_word: Sequence[bool],
+        punctuation: Collection[str] = (),
+    ) -> None:
+        of_words = [number for number, token in enumerate(tokens) if not token]
+        super().__init__(words, tokens, of_words, punctuation)
+        self._is_of_word = [not token for token in tokens]
+        for special_id in (PAD_ID, BOS_ID, EOS_ID):
+            self._is_of_word[special_id] = False
+        begins = tf.gather(tf.constant(begins_word), ids)
+        # A sentence that has a bracket or a tag in it gets the unknown token for it.
+        ids = tf.where(tf.gather(tf.constant([not token for token in tokens]), ids), ids, UNK_ID)
+        self.inputs = (ids, begins, self.inputs)
+
+    def initial_state(self, inputs: Any, num_hypotheses: int) -> Any:
+        brackets = super().initial_state(inputs[2], num_hypotheses)
+        none = tf.zeros_like(brackets.depth)
+        return Copying(brackets, none, none > 0)
+
+    def update(self, state: Any, ids: Tensor, inputs: Any) -> Any:
+        is_label = tf.cast(tf.stack([self._opened, self._closed, self._is_word]), tf.bool)
+        is_reading = ~tf.gather(tf.reduce_any(is_label, axis=0), ids)
+        brackets = super().update(state.brackets, ids, inputs)
+        return Copying(brackets, state.num_read + tf.cast(is_reading, tf.int32), is_reading)
+
+    def adjust(self, logits: Tensor, hypotheses: OpenHypotheses) -> Tensor:
+        """Gives the sentence's next token the probability that any token of a word comes.
+
+        Where the model is mistaken about which word is next, it would have to go on with brackets.
+        """
+        is_next, _ = self._next_tokens(hypotheses)
+        is_of_word = tf.constant(self._is_of_word) & tf.reduce_any(is_next, -1, keepdims=True)
+        of_words = tf.where(is_of_word, logits, -float("inf"))
+        total = tf.reduce_logsumexp(of_words, axis=-1, keepdims=True)
+        return tf.where(is_next, total, tf.where(is_of_word, -float("inf"), logits))
+
+    def restrict(self, allowed: Tensor, hypotheses: OpenHypotheses) -> Tensor:
+        ids, _, words = hypotheses.inputs
+        brackets, num_read, is_reading = hypotheses.state
+        of_brackets = hypotheses._replace(inputs=words, state=brackets)
+        copies, is_within_word = self._next_tokens(hypotheses)
+        length = tf.math.count_nonzero(ids, axis=1, dtype=tf.int32, keepdims=True)
+        tokens_left = brackets.words_left + length - num_read
+        may_come = tf.where(
+            is_reading[..., None],
+            self._may_read(of_brackets),
+            self._may_come(of_brackets, tokens_left, copies),
+        )
+        may_come = tf.where(is_reading[..., None] & is_within_word, copies, may_come)
+        return tf.where(may_come, allowed, -float("inf"))
+
+    def _next_tokens(self, hypotheses: OpenHypotheses) -> tuple[Tensor, Tensor]:
+        """Returns the sentence's next tokens one-hot, and whether these continue a word [B, W, 1].
+
+        bool [B, W, V], nowhere True at the end of a sentence.
+        """
+        ids, begins_word, _ = hypotheses.inputs
+        place = tf.minimum(hypotheses.state.num_read, tf.shape(ids)[1] - 1)
+        next_id = tf.gather(ids, place, batch_dims=1)[..., None]  # [B, W, 1]
+        is_there = next_id != PAD_ID
+        begins = tf.gather(begins_word, place, batch_dims=1)[..., None]
+        return (next_id == tf.range(len(self._is_word))) & is_there, is_there & ~begins

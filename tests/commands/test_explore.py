@@ -1,0 +1,79 @@
+"""scripts/explore.py."""
+
+import json
+import socket
+import struct
+
+import pytest
+import tensorflow  # noqa: F401  (imported by `call` first, its flags would be removed again)
+
+
+def test_a_page_a_figure_and_json_are_written(call, trained, tmp_path):
+    page, figure, data = (tmp_path / name for name in ("a.html", "a.png", "a.json"))
+    outputs = (f"--output={page}", f"--png={figure}", f"--json={data}", "--attention=cross")
+    result = call("explore.py", f"--run_dir={trained}", "p q r s", *outputs)
+    assert (result.code, result.err) == (0, "")
+    assert result.out == f"Wrote {page}.\nWrote {figure}.\nWrote {data}.\n"
+    assert '"sentences":["p q r s"]' in page.read_text()
+    width, height = struct.unpack(">II", figure.read_bytes()[16:24])
+    assert width > height > 600
+    assert [entry["name"] for entry in json.loads(data.read_text())] == [
+        "Encoder", "Decoder", "Cross",
+    ]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_models_and_sentences_stand_side_by_side(call, trained, tmp_path):
+    page = tmp_path / "page.html"
+    models = (f"--run_dir={trained}", "--checkpoint=20,40")
+    result = call("explore.py", *models, f"--output={page}", "p q", "r s t")
+    assert result.code == 0, result.err
+    text = page.read_text()
+    assert '"sentences":["p q","r s t"]' in text
+    assert text.count('"translation":') == 2 * 2
+
+
+@pytest.mark.slow
+def test_an_export_shows_its_cross_attention(call, exported, tmp_path):
+    page = tmp_path / "page.html"
+    result = call("explore.py", f"--saved_model={exported}", "sun tree", f"--output={page}")
+    assert (result.code, result.err) == (0, "")
+    text = page.read_text()
+    assert '"attentions":{"cross":{"shape":[1,1,3,3]' in text
+    assert f'"models":[{{"name":"{exported}"' in text
+
+
+def test_a_port_that_is_taken_is_refused(call, refused, trained):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        result = call("explore.py", f"--run_dir={trained}", "--serve", f"--port={port}")
+    refused(result, f"--port={port} cannot be used (Address already in use)")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["p"], "give --run_dir or --saved_model"),
+        (["--run_dir=runs/mine"], "give sentences and --output=page.html"),
+        (["--run_dir=runs/mine", "p"], "give sentences and --output=page.html"),
+        (["--run_dir=runs/mine", "--output=a.html"], "give sentences and --output=page.html"),
+        (["--run_dir=runs/mine", "--serve", "p"], "or --serve alone"),
+        (["--run_dir=runs/mine", "--output=none/a.html", "p"], "the folder none does not exist"),
+        (["--run_dir=runs/mine", "--output=a.html", "p"], "runs/mine"),
+        (
+            ["--run_dir=runs/mine", "--output=a.html", "--shortlist=9", "p"],
+            "--shortlist has no use",
+        ),
+    ],
+    ids=str,
+)
+def test_what_is_missing_is_said(call, refused, tmp_path, monkeypatch, arguments, part):
+    monkeypatch.chdir(tmp_path)
+    refused(call("explore.py", *arguments), part)
+
+
+def test_a_figure_is_of_what_is_there(call, refused, trained, tmp_path):
+    explore = ("explore.py", f"--run_dir={trained}", f"--png={tmp_path / 'a.png'}")
+    refused(call(*explore, "--layer=2", "p q"), "--layer must be from 1 to 1, got 2")
+    refused(call(*explore, "p q", "r"), "are of one sentence and one model")
+    refused(call(*explore, "--checkpoint=20,40", "p q"), "are of one sentence and one model")

@@ -1,0 +1,128 @@
+"""The command train with --start_from: what a run takes from another one, and what it refuses."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from keras_transformer.commands.train_start import Start
+from keras_transformer.config import DataConfig, TrainingConfig, TransformerConfig
+from keras_transformer.models import Transformer
+from keras_transformer.text import learn_vocabulary
+from keras_transformer.training import RunConfigs, RunDirectory
+
+
+@pytest.fixture(scope="module")
+def origin(tmp_path_factory):
+    """A run with weights, of words p to w and a to f, that nothing has trained."""
+    vocabulary = learn_vocabulary(["p q r s t u v w a b c d e f"], size=20, kind="word")
+    config = TransformerConfig(
+        vocabulary_size=vocabulary.size, num_layers=1, model_dim=16, num_heads=2,
+        feed_forward_dim=16, activation="swish",
+    )  # fmt: skip
+    data = DataConfig(train_source="gone", train_target="gone", vocabulary_kind="word")
+    configs = RunConfigs(
+        config, data, TrainingConfig(), search={"beam_size": 2, "max_extra_length": 5}
+    )
+    run = RunDirectory(tmp_path_factory.mktemp("origin") / "run")
+    run.create(configs, vocabulary, vocabulary, Transformer(config))
+    return run
+
+
+@pytest.fixture
+def flags(texts, tmp_path, origin):
+    """The flags of a short training that starts from it."""
+    files = [
+        f"--{split}_{side}={texts}/{split}.{ending}"
+        for split in ("train", "dev")
+        for side, ending in (("source", "a"), ("target", "b"))
+    ]
+    steps = ["--train_steps=2", "--checkpoint_steps=1", "--batch_tokens=200"]
+    return [f"--run_dir={tmp_path}/run", f"--start_from={origin.path}", *files, *steps]
+
+
+@pytest.mark.slow
+def test_all_but_the_parts_that_are_frozen_is_trained_and_the_origin_is_not_needed_again(
+    call, origin, flags, tmp_path
+):
+    path = shutil.copytree(origin.path, tmp_path / "origin")
+    flags = [*flags, f"--start_from={path}/checkpoints/step-0", "--freeze=encoder"]
+    flags += ["--preset=base", "--dropout=0", "--warmup_steps=1"]
+    result = call("train.py", *flags)
+    assert result.code == 0, result.err
+    assert "\n0/2  loss " in result.out and "BLEU" in result.out
+    run = RunDirectory(tmp_path / "run")
+    configs, theirs = run.configs(), origin.configs()
+    assert configs.model == theirs.model.replace(dropout=0.0)
+    assert (configs.search, configs.corpora.vocabulary_kind) == (theirs.search, "word")
+    assert configs.training.learning_rate == pytest.approx(0.1 * (16 * 4000) ** -0.5, rel=0.02)
+    assert configs.origin == {"start_from": f"{path}/checkpoints/step-0"}
+    assert run.vocabularies()[0].fingerprint == origin.vocabularies()[0].fingerprint
+    before, after = origin.load_model(), run.load_model("2")
+    for weight, other in zip(before.weights, after.weights, strict=True):
+        is_frozen = "/encoder/" in weight.path
+        assert is_frozen == np.array_equal(weight, other), weight.path
+    shutil.rmtree(path)
+    result = call("train.py", *flags, "--train_steps=3")
+    assert result.code == 0, result.err
+    assert "from step 2 on" in result.out
+    rows = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("flag", "parts"),
+    [
+        ("--start_from=absent", ["no training run in absent: it has no config.json"]),
+        ("--start_from=absent/checkpoints/step-9", ["no training run in absent"]),
+        ("--start_from={origin}/checkpoints/step-9", ["no checkpoint step-9 in", "is step-0"]),
+        ("--num_layers=3", ["is another: num_layers is 1 there and 3 here; leave these flags out"]),
+        ("--activation=relu", ["activation is 'swish' there and 'relu' here"]),
+        ("--architecture=recurrent", ["architecture is 'transformer' there and 'recurrent' here"]),
+        ("--vocabulary_size=30", ["--vocabulary_size is of vocabularies that are made"]),
+        ("--freeze=head", ["freeze must be one of decoder, embeddings, encoder, source_embedding"]),
+        ("--freeze=encoder,decoder,embeddings", ["leaves no weights to train"]),
+    ],
+)  # fmt: skip
+def test_what_contradicts_the_run_to_start_from_is_refused_before_anything_is_made(
+    call, origin, flags, tmp_path, refused, flag, parts
+):
+    refused(call("train.py", *flags, flag.format(origin=origin.path)), *parts)
+    assert not (tmp_path / "run" / "config.json").exists()
+
+
+def test_a_run_may_lie_in_a_folder_of_any_name(origin, tmp_path):
+    path = shutil.copytree(origin.path, tmp_path / "checkpoints" / "run1")
+    for given, checkpoint in (("", "auto"), ("checkpoints/step-0.index", "step-0")):
+        start = Start.find(str(path / given))
+        assert (start.run.path, start.checkpoint) == (path, checkpoint)
+
+
+def test_a_run_that_begins_at_random_is_not_frozen_later_either(
+    call, origin, texts, tmp_path, refused
+):
+    run = RunDirectory(tmp_path / "run")  # killed before its first checkpoint
+    files = {
+        f"train_{side}": f"{texts}/train.{end}" for side, end in (("source", "a"), ("target", "b"))
+    }
+    data = DataConfig(**files, vocabulary_kind="word")
+    vocabulary = origin.vocabularies()[0]
+    run.create(origin.configs()._replace(data=data), vocabulary, vocabulary)
+    result = call("train.py", f"--run_dir={run.path}", "--freeze=encoder")
+    refused(result, "--freeze would keep random weights")
+
+
+def test_a_start_without_text_is_refused(call, origin, tmp_path, refused):
+    result = call("train.py", f"--run_dir={tmp_path}/run", f"--start_from={origin.path}")
+    refused(result, "--start_from needs text to train on; name it, as in --train_source")
+
+
+def test_to_freeze_random_weights_is_refused(call, flags, refused):
+    flags = [flag for flag in flags if not flag.startswith("--start_from")]
+    refused(call("train.py", *flags, "--freeze=encoder"), "give --start_from too")
+
+
+def test_another_start_of_a_run_that_is_there_is_refused(call, origin, flags, refused):
+    result = call("train.py", *flags, f"--run_dir={origin.path}")
+    refused(result, f"holds another run: start_from is None there and '{origin.path}' here")

@@ -1,0 +1,43 @@
+"""Architectures of one's own on the command line: --user_module."""
+
+import pathlib
+
+import pytest
+
+TOY = pathlib.Path(__file__).parents[1] / "models" / "toy_architecture.py"
+
+
+def test_its_settings_become_flags(run):
+    result = run("train.py", f"--user_module={TOY}", "--help")
+    assert "--[no]reverse_source" in result.out
+    assert "reverse_source" not in run("train.py", "--help").out
+
+
+@pytest.mark.parametrize("module", ["nowhere.py", "nowhere_at_all", "nowhere.at_all"])
+def test_a_module_that_is_not_there_is_named(run, refused, module):
+    refused(
+        run("train.py", "--run_dir=x", "--user_module", module),
+        f"--user_module: there is no module '{module}'; give the path of a Python file",
+    )
+
+
+@pytest.mark.slow
+def test_a_run_of_it_trains_and_translates(run, refused, train_flags, tmp_path):
+    own = f"--user_module={TOY}"
+    not_of_it = ("--preset", "--num_", "--feed_forward")
+    flags = [flag for flag in train_flags if not flag.startswith(not_of_it)]
+    result = run(
+        "train.py",
+        own,
+        "--architecture=toy",
+        f"--run_dir={tmp_path}/run",
+        *flags,
+        "--train_steps=2",
+    )
+    assert result.code == 0, result.err
+    (tmp_path / "text").write_text("ein\n")
+    arguments = ["translate.py", f"--run_dir={tmp_path}/run", str(tmp_path / "text")]
+    refused(run(*arguments), "got 'toy'", "--user_module")
+    translated = run(*arguments, own)
+    assert translated.code == 0, translated.err
+    assert len(translated.out.splitlines()) == 1

@@ -1,0 +1,172 @@
+"""Text tokenized by several processes and workers, killed and resumed: always the same bytes."""
+
+import contextlib
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import keras_transformer
+from keras_transformer.data import ApacheBeamShards, cached_corpus, help_tokenize, token_shards
+from keras_transformer.data.corpus import TsvFile
+from keras_transformer.errors import InputError
+from keras_transformer.text import learn_vocabulary
+
+PAIRS = 2000
+SHARD = 20
+ROOT = pathlib.Path(keras_transformer.__file__).parents[1]
+SCRIPT = f"""
+import sys
+from keras_transformer.data import cached_corpus, token_shards
+from keras_transformer.data.corpus import TsvFile
+from keras_transformer.text import Vocabulary
+
+if __name__ == "__main__":
+    token_shards._CHUNK_PAIRS, token_shards._SHARD_CHUNKS = {SHARD // 2}, 2
+    folder, text, vocabulary = sys.argv[1:]
+    vocabulary = Vocabulary.load(vocabulary)
+    cached_corpus(folder, [TsvFile(text)], (vocabulary, vocabulary), max_length=9, processes=4)
+"""
+
+
+@pytest.fixture(autouse=True)
+def small_shards(monkeypatch):
+    monkeypatch.setattr(token_shards, "_CHUNK_PAIRS", SHARD // 2)
+    monkeypatch.setattr(token_shards, "_SHARD_CHUNKS", 2)
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "text.tsv"
+    path.write_text("".join(f"{n} und {n * n}\t{n} and {n * n}\n" for n in range(PAIRS)))
+    return TsvFile(path)
+
+
+@pytest.fixture
+def vocabulary(text, tmp_path):
+    vocabulary = learn_vocabulary((source for source, _ in text), size=40, kind="char")
+    vocabulary.save(tmp_path / "vocabulary")
+    return vocabulary
+
+
+def tokenize(folder, text, vocabulary, **options):
+    return cached_corpus(folder, [text], (vocabulary, vocabulary), max_length=9, **options)
+
+
+def content(folder):
+    """The bytes of every file of the only corpus in a folder, and nothing else is there."""
+    (corpus,) = folder.iterdir()
+    assert corpus.name.startswith("tokens-")
+    return {path.name: path.read_bytes() for path in corpus.iterdir()}
+
+
+@pytest.fixture
+def expected(tmp_path, text, vocabulary, monkeypatch):
+    """What a single process makes of the text as a single shard."""
+    with monkeypatch.context() as patch:
+        patch.setattr(token_shards, "_CHUNK_PAIRS", 10_000)
+        corpus = tokenize(tmp_path / "whole", text, vocabulary, processes=1)
+    assert 0 < corpus.dropped["too long"] < PAIRS
+    return content(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("processes", [1, 3])
+def test_processes_make_the_same_bytes(tmp_path, text, vocabulary, expected, processes):
+    tokenize(tmp_path / "cache", text, vocabulary, processes=processes)
+    assert content(tmp_path / "cache") == expected
+
+
+def test_workers_share_the_shards_and_the_first_makes_what_is_missing(
+    tmp_path, text, vocabulary, expected, monkeypatch
+):
+    folder, made, write = tmp_path / "cache", [], token_shards.ShardMaker.write
+
+    def counted(maker, part, number, shard):
+        made.append(number)
+        if number == 0:  # the second worker comes when the first has begun
+            assert help_tokenize(folder, [text], worker=(1, 3), max_length=9)
+        return write(maker, part, number, shard)
+
+    monkeypatch.setattr(token_shards.ShardMaker, "write", counted)
+    monkeypatch.setattr("keras_transformer.data.cache.num_cores", lambda: 1)
+    tokenize(folder, text, vocabulary, processes=1, worker=(0, 3))
+    assert content(folder) == expected
+    numbers = range(PAIRS // SHARD)
+    assert made == [0, *numbers[1::3], *numbers[3::3], *numbers[2::3]]
+
+
+def test_there_is_nothing_to_help_with_before_and_after(tmp_path, text, vocabulary):
+    assert not help_tokenize(tmp_path / "cache", [text], worker=(1, 2))
+    tokenize(tmp_path / "cache", text, vocabulary, processes=1)
+    assert not help_tokenize(tmp_path / "cache", [text], worker=(1, 2))
+
+
+def test_killed_it_resumes_and_ends_with_the_same_bytes(tmp_path, text, vocabulary, expected):
+    folder = tmp_path / "cache"
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, folder, text.path, tmp_path / "vocabulary"],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        start_new_session=True,
+    )
+    try:
+        while process.poll() is None and len(list(folder.glob("shards-*/*.npz"))) < 3:
+            time.sleep(0.001)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    done = {path: path.stat().st_mtime_ns for path in folder.glob("shards-*/*.npz")}
+    assert 3 <= len(done) < PAIRS // SHARD
+    kept = {}
+
+    def look(num_pairs):
+        for path in done:
+            if path.exists():
+                kept[path] = path.stat().st_mtime_ns
+
+    tokenize(folder, text, vocabulary, processes=2, progress=look)
+    assert kept == done
+    assert content(folder) == expected
+
+
+def test_progress_counts_each_pair_once_and_those_that_were_done(tmp_path, text, vocabulary):
+    told = []
+    tokenize(tmp_path / "cache", text, vocabulary, processes=1, progress=told.append)
+    assert told == list(range(SHARD, PAIRS + 1, SHARD))
+
+
+def test_a_damaged_shard_is_named(tmp_path, text, vocabulary):
+    def stop(num_pairs):
+        if num_pairs > 3 * SHARD:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tokenize(tmp_path / "cache", text, vocabulary, processes=1, progress=stop)
+    shard = next((tmp_path / "cache").glob("shards-*/0-000001.npz"))
+    shard.write_bytes(shard.read_bytes()[:-100])
+    with pytest.raises(InputError, match=r"0-000001\.npz is damaged .*; delete it and start again"):
+        tokenize(tmp_path / "cache", text, vocabulary, processes=1)
+
+
+def test_a_beam_pipeline_makes_the_same_bytes(tmp_path, text, vocabulary, expected, monkeypatch):
+    pytest.importorskip("apache_beam", reason="Apache Beam is not installed")
+    made, shares = [], 3
+
+    def counted(maker, sources):
+        ApacheBeamShards(["--runner=DirectRunner"], shares)(maker, sources)
+        made.extend(maker.folder.iterdir())
+
+    tokenize(tmp_path / "cache", text, vocabulary, processes=1, make_shards=counted)
+    assert len(made) == PAIRS // SHARD  # nothing was left to this process
+    assert content(tmp_path / "cache") == expected
+
+
+def test_without_beam_the_extra_is_named(tmp_path, text, vocabulary, monkeypatch):
+    monkeypatch.setitem(sys.modules, "apache_beam", None)
+    with pytest.raises(InputError, match=r"pip install .*\[beam\]"):
+        tokenize(tmp_path / "cache", text, vocabulary, make_shards=ApacheBeamShards())
+    assert not list((tmp_path / "cache").glob("tokens-*"))

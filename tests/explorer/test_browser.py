@@ -1,0 +1,260 @@
+"""The page in a real browser: what it draws, and what pointer and keyboard do."""
+
+import pathlib
+import re
+import shutil
+import threading
+
+import numpy as np
+import pytest
+
+from keras_transformer.explorer.page import make_page, page_content
+from keras_transformer.explorer.search_tree import FoundTranslation, Node, SearchTree
+from keras_transformer.explorer.server import ExplorerServer
+from keras_transformer.explorer.views import View
+
+_BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
+_SOURCE = ["▁A", "▁man", "▁rid", "es", ".", "</s>"]
+_WRITTEN = ["▁Ein", "▁Mann", "▁reitet", ".", "</s>"]
+_TREE = SearchTree(
+    nodes=[
+        Node(-1, "", 0.0, "kept"),
+        Node(0, "▁Ein", -0.1, "kept"),
+        Node(0, "▁Der", -2.5, "kept"),
+        Node(0, "▁Zwei", -5.0, "dropped"),
+        Node(1, "</s>", -1.0, "finished"),
+        Node(1, "▁Mann", -0.5, "kept"),
+        Node(2, "</s>", -0.2, "finished"),
+        Node(2, "▁Hund", -3.0, "dropped"),
+    ],
+    translations=[FoundTranslation("Ein", -0.9, 4), FoundTranslation("Der", -2.2, 6)],
+)
+
+
+def make_view(model="runs/mine", sentence="A man rides.", seed=1):
+    random = np.random.default_rng(seed)
+
+    def weights(rows, columns):
+        # Whole 255ths, which come to the page as they are.
+        return np.rint(255 * random.dirichlet(np.full(columns, 0.3), (2, 3, rows))) / 255
+
+    shapes = {"encoder": (6, 6), "decoder": (5, 5), "cross": (5, 6)}
+    attentions = {kind: weights(*shape) for kind, shape in shapes.items()}
+    read = ["<s>", *_WRITTEN[:-1]]
+    return View(model, sentence, "Ein Mann", _SOURCE, read, _WRITTEN, attentions, _TREE)
+
+
+def joined(weights):
+    """The weights [H, 6, 6] of the encoder between words: "rid" and "es" are one."""
+    columns = np.concatenate(
+        [weights[..., :2], weights[..., 2:4].sum(-1, keepdims=True), weights[..., 4:]], axis=-1
+    )
+    mean = columns[:, 2:4].mean(axis=1, keepdims=True)
+    return np.concatenate([columns[:, :2], mean, columns[:, 4:]], axis=1)
+
+
+def count_arcs(weights, least=0.15):
+    return int((weights >= least).sum())
+
+
+@pytest.fixture(scope="module")
+def browser():
+    sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+    path = next(filter(None, map(shutil.which, _BROWSERS)), None)
+    with sync_api.sync_playwright() as playwright:
+        if path is None and not pathlib.Path(playwright.chromium.executable_path).exists():
+            pytest.skip("needs Chromium: apt-get install chromium-headless-shell")
+        browser = playwright.chromium.launch(executable_path=path)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def show(browser, tmp_path):
+    """Opens the page of some views from disk; gives the page, which must run without errors."""
+    errors, requests, contexts = [], [], []
+
+    def show(*views, **options):
+        path = tmp_path / "page.html"
+        path.write_text(make_page(page_content(views)), encoding="utf-8")
+        contexts.append(browser.new_context(**options))
+        page = contexts[-1].new_page()
+        page.on("console", lambda message: errors.append(message.text))
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("request", lambda request: requests.append(request.url))
+        page.goto(path.as_uri())
+        page.wait_for_selector(".model")
+        return page
+
+    yield show
+    assert errors == []
+    assert {url.partition(":")[0] for url in requests} <= {"file", "data"}
+    for context in contexts:
+        context.close()
+
+
+def arcs(page):
+    return page.locator(".arc").count()
+
+
+def drag(page, threshold):
+    """Sets the least weight that is shown, in percent."""
+    page.get_by_label("Weights from").fill(str(threshold))
+
+
+def test_an_arc_is_drawn_for_every_weight_from_the_threshold_on(show):
+    view = make_view()
+    page = show(view)
+    words = joined(view.attentions["encoder"][0])
+    assert arcs(page) == count_arcs(words)
+    drag(page, 62)
+    assert arcs(page) == count_arcs(words, 0.62) < count_arcs(words)
+    page.get_by_label("joined into words").uncheck()
+    assert arcs(page) == count_arcs(view.attentions["encoder"][0], 0.62)
+
+
+def test_layers_heads_and_kinds_are_switched(show):
+    view = make_view()
+    page = show(view)
+    page.get_by_role("group", name="Layer").get_by_label("2").check()
+    words = joined(view.attentions["encoder"][1])
+    assert arcs(page) == count_arcs(words)
+    heads = page.get_by_role("group", name="Heads")
+    heads.get_by_label("2").uncheck()
+    assert arcs(page) == count_arcs(words[[0, 2]])
+    page.get_by_role("radio", name="Decoder").check()
+    assert arcs(page) == count_arcs(view.attentions["decoder"][1, [0, 2]])
+    heads.get_by_role("button", name="all").click()
+    assert arcs(page) == count_arcs(view.attentions["decoder"][1])
+    heads.get_by_role("button", name="none").click()
+    assert arcs(page) == 0
+
+
+def test_a_head_that_is_chosen_in_the_overview_is_shown_alone(show):
+    view = make_view()
+    page = show(view)
+    page.get_by_role("button", name="Layer 2, head 3", exact=True).click()
+    assert arcs(page) == count_arcs(joined(view.attentions["encoder"][1])[2:])
+    pressed = page.get_by_role("button", name="Layer 2, head 3", exact=True)
+    assert pressed.get_attribute("aria-pressed") == "true"
+    table = page.get_by_role("region", name="What each head does")
+    assert table.locator("tbody tr").count() == 2 * 3
+    table.get_by_role("button", name="Layer 1, head 1: show it alone").click()
+    assert arcs(page) == count_arcs(joined(view.attentions["encoder"][0])[:1])
+
+
+def test_a_word_that_is_pointed_at_shows_what_it_reads(show):
+    view = make_view()
+    page = show(view)
+    words = joined(view.attentions["encoder"][0])
+    token = page.locator(".token").nth(2)
+    token.hover()
+    assert page.locator(".arc:not(.dim)").count() == count_arcs(words[:, 2])
+    mean = words.mean(axis=0)[2]
+    best = ["A", "man", "rides", ".", "</s>"][mean.argmax()]
+    reading = page.get_by_role("status").filter(has_text="rides reads")
+    assert reading.inner_text().startswith(f"rides reads {best} {100 * mean.max():.0f}%")
+    page.mouse.move(5, 5)
+    assert page.locator(".arc.dim").count() == 0
+
+
+def test_arrow_keys_move_from_word_to_word_and_their_names_say_what_they_read(show):
+    page = show(make_view())
+    page.get_by_role("radio", name="Cross").check()
+    page.locator(".token").first.focus()
+    assert page.locator(":focus").get_attribute("aria-label").startswith("A is read by ")
+    page.keyboard.press("ArrowRight")
+    assert page.locator(":focus").get_attribute("aria-label").startswith("man is read by ")
+    assert page.locator(".arc.dim").count() > 0
+    # Tab leaves the source's words for the translation's.
+    page.keyboard.press("Tab")
+    assert page.locator(":focus").get_attribute("aria-label").startswith("Ein reads ")
+
+
+def test_the_matrix_is_a_table_of_percentages(show):
+    view = make_view()
+    page = show(view)
+    rows = page.get_by_role("table", name="Mean of the heads shown").locator("tbody tr").all()
+    found = [[int(cell or 0) for cell in row.locator("td").all_inner_texts()] for row in rows]
+    expected = 100 * joined(view.attentions["encoder"][0]).mean(axis=0)
+    np.testing.assert_allclose(found, expected, atol=0.8)
+
+
+def test_the_search_tree_shows_the_beam_and_each_steps_candidates(show):
+    page = show(make_view())
+    assert page.locator(".tree .node").count() == 6  # all but the two that were dropped
+    path = page.locator(".tree .node.on").evaluate_all("nodes => nodes.map((n) => n.textContent)")
+    assert path == ["start", "Ein90%", "</s>37%"]
+    rows = page.locator(".candidates tbody tr")
+    assert [re.sub(r"\s+", " ", row) for row in rows.all_inner_texts()] == [
+        "Ein 90% in the beam -0.10", "Der 8.2% in the beam -2.50", "Zwei 0.7% dropped -5.00",
+    ]  # fmt: skip
+    page.locator(".tree .node").first.focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowDown")
+    assert "After “Der”" in page.locator(".candidates").inner_text()
+    page.get_by_label("-2.20Der").check()
+    path = page.locator(".tree .node.on").evaluate_all("nodes => nodes.map((n) => n.textContent)")
+    assert path == ["start", "Der8.2%", "</s>82%"]
+
+
+def test_steps_stand_beside_their_tokens(show, view):
+    counts = list(range(1, len(view.source) + 1))
+    page = show(view._replace(steps={"source": counts}))
+    assert page.locator(".steps strong").all_inner_texts() == list(map(str, counts))
+    assert page.get_by_text("Steps of each token of the source").count() == 1
+
+
+def test_sentences_are_chosen_and_models_stand_side_by_side(show):
+    views = [make_view(model, text, seed) for seed, (model, text) in enumerate(
+        [("runs/a", "One."), ("runs/b", "One."), ("runs/a", "Two."), ("runs/b", "Two.")]
+    )]  # fmt: skip
+    for place in (1, 3):  # a model with less attention, as an export has it
+        cross = {"cross": views[place].attentions["cross"]}
+        views[place] = views[place]._replace(attentions=cross, tree=None)
+    page = show(*views, viewport={"width": 1400, "height": 900})
+    first, second = (page.get_by_role("region", name=name) for name in ("runs/a", "runs/b"))
+    assert first.bounding_box()["y"] == second.bounding_box()["y"]
+    assert arcs(first) == count_arcs(joined(views[0].attentions["encoder"][0]))
+    page.get_by_role("radio", name="Two.").check()
+    assert arcs(first) == count_arcs(joined(views[2].attentions["encoder"][0]))
+    assert "no such attention" in second.inner_text()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_stands_out_from_its_ground(show, scheme):
+    page = show(make_view(), color_scheme=scheme)
+    colors = "({color, backgroundColor}) => [color, backgroundColor]"
+    text, ground = page.evaluate(f"({colors})(getComputedStyle(document.body))")
+
+    def luminance(color):
+        channels = np.array(re.findall(r"[\d.]+", color)[:3], float) / 255
+        linear = np.where(
+            channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4
+        )
+        return linear @ [0.2126, 0.7152, 0.0722]
+
+    lighter, darker = sorted([luminance(text), luminance(ground)], reverse=True)
+    assert (lighter + 0.05) / (darker + 0.05) > 7  # WCAG 2.2, level AAA
+    assert (luminance(ground) < 0.1) == (scheme == "dark")
+
+
+def test_a_sentence_that_is_typed_is_answered(browser):
+    def look(sentence):
+        return make_view(sentence=sentence)
+
+    with ExplorerServer([look], port=0) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            with browser.new_context() as context:
+                page = context.new_page()
+                page.goto(f"http://localhost:{server.server_port}")
+                page.keyboard.type("A man rides.")
+                page.keyboard.press("Enter")
+                page.wait_for_selector(".model")
+                expected = joined(make_view().attentions["encoder"][0])
+                assert arcs(page) == count_arcs(expected)
+        finally:
+            server.shutdown()
+            thread.join()

@@ -1,0 +1,84 @@
+"""The page is one small file that loads nothing, and its weights are those of the model."""
+
+import base64
+import gzip
+import json
+import re
+
+import numpy as np
+
+from keras_transformer.explorer.page import make_page, page_content, quantize
+from keras_transformer.explorer.search_tree import FoundTranslation, Node, SearchTree
+from keras_transformer.explorer.views import View
+
+_WORDS = 50
+
+
+def data_of(page):
+    return json.loads(
+        re.search(r'<script type="application/json" id="data">(.*)</script>', page)[1]
+    )
+
+
+def base_view():
+    """A view of the size of `base` with weights that nothing compresses, and 50 words in pieces."""
+    random = np.random.default_rng(1)
+    source = [f"▁w{n}" for n in range(_WORDS)] + ["piece"] * 15 + ["</s>"]
+    shape = (6, 8, len(source), len(source))
+    kinds = {kind: random.random(shape) for kind in ("encoder", "decoder", "cross")}
+    # Five candidates of each of four hypotheses.
+    nodes = [Node(max(n - 5, -1), "▁piece", -1.234, "dropped") for n in range(20 * len(source))]
+    tree = SearchTree(nodes, [FoundTranslation("t", -1.0, 0)])
+    return View("base", "w " * _WORDS, "t", source, ["<s>", *source[:-1]], source, kinds, tree)
+
+
+def test_the_page_of_base_and_50_words_is_at_most_1_mb():
+    assert len(make_page(page_content([base_view()])).encode()) < 1e6
+
+
+def test_a_sentence_may_look_like_a_place_of_the_template():
+    odd = base_view()._replace(sentence="{{script}} {{data}}")
+    page = make_page(page_content([odd]))
+    assert data_of(page)["sentences"] == ["{{script}} {{data}}"]
+    assert "async function unpack" in page.rpartition("<script>")[2]
+
+
+def test_nothing_is_loaded_from_anywhere(view):
+    page = make_page(page_content([view]))
+    assert not re.findall(
+        r"https?:|//[a-z]|@import|url\(", re.sub(r"^\s*//.*", "", page, flags=re.M)
+    )
+    assert re.findall(r"(?:src|href)=(\S+)", page) == ['"data:,">']
+    assert "default-src 'none'" in page
+    assert "connect-src 'none'" in page
+    assert "connect-src 'self'" in make_page(None, is_live=True)
+    assert data_of(make_page(None)) is None
+
+
+def test_weights_come_back_to_half_a_255th(view):
+    packed = page_content([view])["views"][0]["attentions"]
+    for kind, weights in view.attentions.items():
+        integers = gzip.decompress(base64.b64decode(packed[kind]["data"]))
+        found = np.frombuffer(integers, np.uint8).reshape(packed[kind]["shape"]) / 255
+        np.testing.assert_allclose(found, weights, atol=0.5001 / 255)
+        assert (packed[kind]["rows"], packed[kind]["columns"]) == view.tokens(kind)
+    assert quantize(np.ones((1, 1, 1, 1)))["shape"] == [1, 1, 1, 1]
+
+
+def test_text_cannot_end_the_script_that_holds_it(view):
+    sentence = "</script><script>alert(1)</script><!--"
+    page = make_page(page_content([view._replace(sentence=sentence)]))
+    assert sentence not in page
+    assert data_of(page)["sentences"] == [sentence]
+
+
+def test_models_and_sentences_are_listed_once(view):
+    other = view._replace(model="other")
+    content = page_content(
+        [view, other, view._replace(sentence="sun"), other._replace(sentence="sun")]
+    )
+    assert [model["name"] for model in content["models"]] == [view.model, "other"]
+    assert content["sentences"] == [view.sentence, "sun"]
+    assert len(content["views"]) == 4
+    (previous,) = content["models"][0]["heads"]["encoder"]["previous"]
+    assert len(previous) == 2

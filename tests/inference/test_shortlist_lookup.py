@@ -1,0 +1,70 @@
+"""Translations with a shortlist of target tokens."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_transformer.config import SearchConfig
+from keras_transformer.data import Shortlist
+from keras_transformer.errors import InputError
+from keras_transformer.inference import Translator, XlaShapes
+from keras_transformer.inference.quantization import in_precision
+from keras_transformer.inference.shortlist_lookup import ShortlistLookup
+from keras_transformer.models import Ensemble
+
+SENTENCES = ["two house", "sun", "cat sun tree two", "", "hello"]
+
+
+def shortlist_of(candidates, common=(0, 1, 2, 3)):
+    return Shortlist(common=np.array(common, np.int32), candidates=np.array(candidates, np.int32))
+
+
+def everything(vocabulary):
+    """Has each token as the only candidate of itself, and all as common ones."""
+    numbers = np.arange(vocabulary.size, dtype=np.int32)
+    return shortlist_of(numbers[:, None], numbers)
+
+
+def test_a_batch_may_have_the_candidates_of_all_its_tokens_and_what_is_forced():
+    lookup = ShortlistLookup(shortlist_of([[0, 0]] * 4 + [[7, 5], [9, 0]]), 12)
+    subset = lookup.subset(tf.constant([[4, 3], [5, 0]]), [tf.constant([[[10, 0]]])])
+    assert subset.ids.numpy().tolist() == [0, 1, 2, 3, 5, 7, 9, 10]
+    assert subset.places.numpy().tolist() == [0, 1, 2, 3, 8, 4, 8, 5, 8, 6, 7, 8]
+
+
+@pytest.mark.parametrize("kind", ["float32", "int8", "ensemble"])
+def test_a_shortlist_of_everything_changes_nothing(trained, kind):
+    model, source, target = trained
+    model = Ensemble([model, model]) if kind == "ensemble" else in_precision(model, kind)
+    search = SearchConfig(num_translations=2)
+    found, expected = (
+        Translator(model, source, target, each, shortlist=everything(target))
+        .with_cached_projection()(tf.constant(SENTENCES))
+        for each in (search.replace(shortlist=1), search)
+    )  # fmt: skip
+    np.testing.assert_array_equal(found["translations"], expected["translations"])
+    np.testing.assert_allclose(found["scores"], expected["scores"], atol=1e-5)
+
+
+def test_translations_have_candidates_prefixes_and_required_phrases_alone(trained, words):
+    model, source, target = trained
+    (cat,), (tree,), (sun,) = target.encode([words["cat"], words["tree"], words["sun"]])
+    candidates = np.zeros((source.size, 1), np.int32)
+    candidates[source.encode(["two"])[0]] = cat  # whatever "two" means
+    search = SearchConfig(shortlist=1, max_length=3, forbid_unknown=True)
+    translator = Translator(model, source, target, search, shortlist=shortlist_of(candidates))
+
+    def tokens(**options):
+        ((best,),) = translator.translate(["two"], **options)
+        return {token for ids in target.encode([best.text]) for token in ids}
+
+    assert tokens() == {cat}
+    assert {tree} <= tokens(prefix=words["tree"]) <= {cat, tree}
+    assert {sun} <= tokens(required_phrases=[words["sun"]]) <= {cat, sun}
+
+
+def test_a_search_with_a_shortlist_needs_one_and_no_xla(trained):
+    shortlist = everything(trained[2])
+    for options in (dict(), dict(shortlist=shortlist, xla=XlaShapes())):
+        with pytest.raises(InputError, match="needs one that was learned, and no XLA"):
+            Translator(*trained, SearchConfig(shortlist=1), **options)

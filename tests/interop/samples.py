@@ -1,0 +1,61 @@
+"""Models that other toolkits wrote, and what these compute with them."""
+
+import json
+import pathlib
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from keras_transformer.interop.foreign import ForeignModel
+from keras_transformer.interop.importing import read_model
+from keras_transformer.interop.model_files import Given
+
+FORMATS = {
+    "hf_marian": "transformers", "hf_marian_bin": "transformers",
+    "hf_marian_separate": "transformers", "marian_post_swish_tied": "marian",
+    "marian_pre_relu": "marian", "marian_embnorm_untied": "marian", "fairseq_math": "fairseq",
+    "fairseq_pre_gelu": "fairseq", "opennmt_py": "opennmt_py", "eole": "eole",
+    "opennmt_tf": "opennmt_tf", "ct2_float32": "ctranslate2", "ct2_int8": "ctranslate2",
+}  # fmt: skip
+NAMES = list(FORMATS)
+EOS = 3
+
+
+class Sample(NamedTuple):
+    """A model, read, with what its own toolkit says."""
+
+    name: str
+    model: ForeignModel
+    oracle: dict[str, Any]
+
+    def ours(self, ids: list[int], side: str) -> list[int]:
+        """Gives our ids of theirs, EOS last."""
+        symbols = getattr(self.model, side)
+        order = {id_: ours for ours, id_ in reversed(list(enumerate(symbols.order)))}
+        order[symbols.eos] = EOS
+        found = [order[id_] for id_ in ids]
+        return found if found and found[-1] == EOS else [*found, EOS]
+
+
+def given(folder: pathlib.Path) -> Given:
+    """What has to be said of a sample beside its folder."""
+    if folder.name == "opennmt_tf":
+        return Given(vocabularies=(folder / "v.src", folder / "v.tgt"), num_heads=4)
+    if folder.name == "fairseq_pre_gelu":
+        return Given(vocabularies=(folder / "dict.en.txt", folder / "dict.de.txt"))
+    if folder.name == "ct2_float32":
+        beside = folder.parent / "hf_marian"
+        return Given(spms=(beside / "source.spm", beside / "target.spm"))
+    return Given()
+
+
+def read_sample(folder: pathlib.Path) -> Sample:
+    """Reads a sample; its oracle.json is no part of the model."""
+    oracle = json.loads((folder / "oracle.json").read_text())
+    return Sample(folder.name, read_model(folder, None, given(folder)), oracle)
+
+
+def pad(rows: list[list[int]]) -> np.ndarray:
+    """Gives an array of rows of any length."""
+    width = max(map(len, rows))
+    return np.array([row + [0] * (width - len(row)) for row in rows])

@@ -1,0 +1,137 @@
+"""Files with flipped bits and files cut short: an error, or the model that they hold."""
+
+import functools
+import pathlib
+import random
+import shutil
+
+import numpy as np
+import pytest
+import samples
+
+from keras_transformer.config import SearchConfig
+from keras_transformer.errors import InputError
+from keras_transformer.interop import (
+    ctranslate2_reader,
+    fairseq,
+    importing,
+    marian,
+    opennmt,
+    opennmt_tf,
+    transformers,
+)
+from keras_transformer.models import Transformer
+
+# For each format its weights, where sizes and names stand, and its smaller files.
+WEIGHTS = {
+    "hf_marian": "model.safetensors",
+    "hf_marian_bin": "pytorch_model.bin",
+    "marian_post_swish_tied": "model.npz",
+    "fairseq_pre_gelu": "checkpoint_last.pt",
+    "opennmt_py": "model.pt",
+    "eole": "model.00.safetensors",
+    "opennmt_tf": "ckpt-130.index",
+    "ct2_int8": "model.bin",
+}
+OTHERS = [
+    ("hf_marian", "config.json"),
+    ("hf_marian", "vocab.json"),
+    ("hf_marian", "source.spm"),
+    ("marian_pre_relu", "vocab.src.yml"),
+    ("marian_pre_relu", "decoder.yml"),
+    ("fairseq_pre_gelu", "dict.en.txt"),
+    ("eole", "config.json"),
+    ("opennmt_tf", "v.src"),
+    ("opennmt_tf", "ckpt-130.data-00000-of-00001"),
+    ("ct2_int8", "source_vocabulary.json"),
+]
+READERS = (ctranslate2_reader, fairseq, marian, opennmt, opennmt_tf, transformers)
+
+
+def mutated(content, generator):
+    """Gives a file cut short, or with one to three bits flipped, half of them near an end."""
+    if generator.random() < 0.2:
+        return content[: generator.randrange(len(content))]
+    found = bytearray(content)
+    for _ in range(generator.choice([1, 1, 2, 3])):
+        reach = generator.choice([len(found), min(len(found), 2000)])
+        place = generator.randrange(reach)
+        found[generator.choice([place, -1 - place])] ^= 1 << generator.randrange(8)
+    return bytes(found)
+
+
+def count_differences(model, original):
+    """Gives how many numbers differ; None where the tensors themselves are others."""
+    if set(model.tensors) != set(original.tensors):
+        return None
+    pairs = [(model.tensors.get(name), original.tensors.get(name)) for name in original.tensors]
+    if any(np.shape(one) != np.shape(other) for one, other in pairs):
+        return None
+    return sum(int(np.sum(one != other)) for one, other in pairs)
+
+
+@pytest.fixture
+def mutate(shared_data, tmp_path):
+    """Reads a sample many times, each time with one of its files changed."""
+
+    def mutate(name, file, count, check):
+        folder = pathlib.Path(shutil.copytree(shared_data("interop") / name, tmp_path / name))
+        folder.chmod(0o755)
+        path, given = folder / file, samples.given(folder)
+        content = path.read_bytes()
+        original = importing.read_model(folder, samples.FORMATS[name], given)
+        path.unlink()
+        generator, refused = random.Random(count), 0
+        for _ in range(count):
+            path.write_bytes(mutated(content, generator))
+            try:
+                check(importing.read_model(folder, samples.FORMATS[name], given), original)
+            except InputError as error:
+                assert str(error).isprintable()  # one line
+                refused += 1
+            path.unlink()  # it may be mapped into memory still
+        return refused
+
+    return mutate
+
+
+@functools.cache
+def transformer(config):
+    return Transformer(config, dtype="float32")
+
+
+def check_weights(model, original):
+    """Only the numbers whose bits were flipped may differ; an option, too, where it is a number."""
+    config = model.config()
+    differences = count_differences(model, original)
+    if differences is None or model.options != original.options:
+        model.fill(transformer(config))
+        return
+    assert differences <= 200  # a scale of int8 is that of a row
+    assert (model.source, model.target) == (original.source, original.target)
+
+
+def check_others(model, original):
+    """Options and tokens may be others, the tensors not."""
+    assert count_differences(model, original) == 0
+    SearchConfig(**model.search)
+    model.fill(transformer(model.config()))
+
+
+FEW, MANY = 10, 10_000
+SIZES = [pytest.param(FEW, id="few"), pytest.param(MANY, marks=pytest.mark.slow, id="many")]
+
+
+@pytest.mark.parametrize("count", SIZES)
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_weights_are_refused_or_those_of_the_file(name, count, mutate, monkeypatch):
+    for reader in READERS:  # vocabularies take longest, and are the next test's
+        monkeypatch.setattr(reader, "make_vocabularies", lambda *arguments: ())
+    refused = mutate(name, WEIGHTS[name], count, check_weights)
+    assert refused >= 0.1 * count
+
+
+@pytest.mark.parametrize("count", SIZES)
+@pytest.mark.parametrize(("name", "file"), OTHERS)
+def test_other_files_are_refused_or_read(name, file, count, mutate):
+    assert mutate(name, file, min(count, 1000), check_others) > 0

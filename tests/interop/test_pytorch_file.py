@@ -1,0 +1,193 @@
+"""Files of torch.save, written here without PyTorch: what they hold, and that they run nothing."""
+
+import collections
+import io
+import os
+import pickle
+import struct
+import sys
+import types
+import zipfile
+
+import numpy as np
+import pytest
+
+from keras_transformer.errors import InputError
+from keras_transformer.interop.pytorch_file import read_pytorch, state_tensors
+
+Storage = collections.namedtuple("Storage", "kind key data")
+
+
+class FakeTensor:
+    """Pickled as PyTorch pickles a tensor."""
+
+    def __init__(self, storage, offset, shape, strides):
+        self.arguments = storage, offset, shape, strides, False, collections.OrderedDict()
+
+
+def _rebuild_tensor_v2(*arguments):
+    raise AssertionError("it must not be called")
+
+
+class TorchPickler(pickle.Pickler):
+    def persistent_id(self, obj):
+        if type(obj) is Storage:
+            size = np.frombuffer(obj.data, obj.kind.dtype).size
+            return ("storage", obj.kind, obj.key, "cpu", size)
+        return None
+
+    def reducer_override(self, obj):
+        if type(obj) is FakeTensor:
+            return sys.modules["torch._utils"]._rebuild_tensor_v2, obj.arguments
+        return NotImplemented
+
+
+@pytest.fixture
+def torch(monkeypatch):
+    """Modules with the names that such a pickle has, and nothing in them."""
+    torch, utils = types.ModuleType("torch"), types.ModuleType("torch._utils")
+    function = types.FunctionType(_rebuild_tensor_v2.__code__, {}, "_rebuild_tensor_v2")
+    function.__module__ = "torch._utils"
+    utils._rebuild_tensor_v2 = function
+    torch._utils = utils
+    for name, dtype in (
+        ("FloatStorage", "<f4"),
+        ("HalfStorage", "<f2"),
+        ("BFloat16Storage", "<u2"),
+    ):
+        setattr(torch, name, type(name, (), {"__module__": "torch", "dtype": dtype}))
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setitem(sys.modules, "torch._utils", utils)
+    return torch
+
+
+def pickled(obj):
+    file = io.BytesIO()
+    TorchPickler(file, protocol=2).dump(obj)
+    return file.getvalue()
+
+
+def write_zip(path, obj, storages=(), pickle_bytes=None):
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data.pkl", pickle_bytes or pickled(obj))
+        for storage in storages:
+            archive.writestr(f"archive/data/{storage.key}", storage.data)
+    return path
+
+
+def write_legacy(path, obj, storages=()):
+    system = {"protocol_version": 1001, "little_endian": True, "type_sizes": {}}
+    parts = [pickle.dumps(0x1950A86A20F9469CFC6C, 2), pickle.dumps(1001, 2)]
+    parts += [pickle.dumps(system, 2), pickled(obj)]
+    parts.append(pickle.dumps([storage.key for storage in storages], 2))
+    for storage in storages:
+        count = np.frombuffer(storage.data, storage.kind.dtype).size
+        parts.append(struct.pack("<q", count) + storage.data)
+    path.write_bytes(b"".join(parts))
+    return path
+
+
+@pytest.mark.parametrize("write", [write_zip, write_legacy])
+def test_tensors_of_all_types_and_strides_are_read(write, torch, tmp_path):
+    numbers = np.arange(12, dtype="<f4")
+    storages = [
+        Storage(torch.FloatStorage, "0", numbers.tobytes()),
+        Storage(torch.HalfStorage, "1", np.array([0.5, -2.0], "<f2").tobytes()),
+        Storage(torch.BFloat16Storage, "2", np.array([0x3F80, 0xC040], "<u2").tobytes()),
+    ]
+    state = {
+        "whole": FakeTensor(storages[0], 0, (3, 4), (4, 1)),
+        "transposed": FakeTensor(storages[0], 1, (4, 2), (1, 4)),
+        "half": FakeTensor(storages[1], 0, (2,), (1,)),
+        "bfloat16": FakeTensor(storages[2], 0, (2,), (1,)),
+        "step": 7,
+    }
+    path = write(tmp_path / "model.pt", state, storages)
+    found = read_pytorch(path)
+    assert found["step"] == 7
+    tensors = state_tensors(found, path)
+    np.testing.assert_array_equal(tensors.get("whole"), numbers.reshape(3, 4))
+    np.testing.assert_array_equal(tensors.get("transposed"), numbers[1:9].reshape(2, 4).T)
+    np.testing.assert_array_equal(tensors.get("half"), [0.5, -2.0])
+    np.testing.assert_array_equal(tensors.get("bfloat16"), [1.0, -3.0])
+
+
+@pytest.mark.parametrize(
+    ("offset", "shape", "strides"),
+    [(9, (2, 2), (2, 1)), (0, (2, 2), (100, 1)), (-1, (2,), (1,)), (0, (2,), (1, 1)),
+     (0, (10**6, 10**6), (0, 0))],
+)  # fmt: skip
+def test_a_tensor_beyond_its_storage_is_refused(offset, shape, strides, torch, tmp_path):
+    storage = Storage(torch.FloatStorage, "0", bytes(4 * 12))
+    state = {"table": FakeTensor(storage, offset, shape, strides)}
+    path = write_zip(tmp_path / "model.pt", state, [storage])
+    with pytest.raises(InputError, match="not a file of PyTorch, or a damaged one"):
+        state_tensors(read_pytorch(path), path).get("table")
+
+
+class Hostile:
+    """Runs a command where it is unpickled."""
+
+    def __init__(self, command):
+        self.command = command
+
+    def __reduce__(self):
+        return os.system, (self.command,)
+
+
+def hostile_pickles(command):
+    """Gives programs for each instruction that calls something, in real unpicklers."""
+    text = command.encode()
+    return {
+        "reduce": pickle.dumps({"model": Hostile(command)}, 2),
+        "stack global": pickle.dumps({"model": Hostile(command)}, 4),
+        "inst": b"(V" + text + b"\nios\nsystem\n.",
+        "obj": b"(cos\nsystem\nV" + text + b"\no.",
+        "build": b"cos\nsystem\n(V" + text + b"\ntR}V__setstate__\ncos\nsystem\nsb.",
+        "new object": b"\x80\x02cos\nsystem\nV" + text + b"\n\x85\x81.",
+        "ordered": b"\x80\x02ccollections\nOrderedDict\nccollections\nOrderedDict\ncos\nsystem\nV"
+        + text + b"\n\x85R\x85R\x85R.",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", hostile_pickles(""))
+@pytest.mark.parametrize("kind", ["zip", "legacy"])
+def test_a_hostile_pickle_runs_nothing(name, kind, tmp_path):
+    marker, path = tmp_path / "ran", tmp_path / "model.pt"
+    content = hostile_pickles(f"touch {marker}")[name]
+    if kind == "zip":
+        write_zip(path, None, pickle_bytes=content)
+    else:
+        path.write_bytes(content)
+    try:
+        found = read_pytorch(path)
+    except InputError as error:
+        assert "\n" not in str(error)
+    else:
+        with pytest.raises(InputError, match="holds no tensors by name"):
+            state_tensors(found, path)
+    assert not marker.exists()
+
+
+def test_the_hostile_pickle_would_run_in_a_real_unpickler(tmp_path):
+    pickle.loads(hostile_pickles(f"touch {tmp_path}/ran")["reduce"])
+    assert (tmp_path / "ran").exists()
+
+
+def test_a_key_that_takes_forever_to_hash_is_refused(tmp_path):
+    nested = b"\x80\x02})" + b"2\x86" * 100 + b"Ns."  # ((..., ...), (..., ...)), 2^100 entries
+    path = write_zip(tmp_path / "model.pt", None, pickle_bytes=nested)
+    with pytest.raises(InputError, match="a key of a dictionary is no plain value"):
+        read_pytorch(path)
+
+
+def test_a_file_that_is_cut_short_anywhere_is_refused(torch, tmp_path):
+    storage = Storage(torch.FloatStorage, "0", bytes(4 * 12))
+    state = {"table": FakeTensor(storage, 0, (12,), (1,))}
+    for write in (write_zip, write_legacy):
+        content = write(tmp_path / "model.pt", state, [storage]).read_bytes()
+        for length in range(0, len(content), 3):
+            path = tmp_path / "short.pt"
+            path.write_bytes(content[:length])
+            with pytest.raises(InputError, match=r"not a file of PyTorch|cannot read"):
+                read_pytorch(path)

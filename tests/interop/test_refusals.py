@@ -1,0 +1,338 @@
+"""What cannot be imported is refused in one line, and nothing is left of it."""
+
+import json
+import shutil
+import struct
+
+import numpy as np
+import pytest
+
+from keras_transformer.errors import InputError
+from keras_transformer.interop import (
+    ctranslate2_reader,
+    fairseq,
+    marian,
+    opennmt,
+    transformers,
+)
+from keras_transformer.interop.importing import read_model
+from keras_transformer.interop.marian_options import transformer_fields
+from keras_transformer.interop.model_files import Given
+from keras_transformer.interop.tensors import Tensors
+
+
+@pytest.fixture
+def copy(shared_data, tmp_path):
+    """Gives a copy of a sample that a test may change."""
+
+    def copy(name):
+        sample = shared_data("interop") / name
+        folder = tmp_path / name
+        shutil.copytree(sample, folder, copy_function=shutil.copyfile)  # without its permissions
+        folder.chmod(0o755)
+        (folder / "oracle.json").unlink()
+        return folder
+
+    return copy
+
+
+def change_json(path, **changes):
+    values = json.loads(path.read_text(encoding="utf-8")) | changes
+    path.write_text(json.dumps(values), encoding="utf-8")
+
+
+def write_tensors(path, tensors):
+    """Writes a safetensors file."""
+    header, data = {}, b""
+    for name, array in tensors.items():
+        start, data = len(data), data + array.astype("<f4").tobytes()
+        header[name] = {
+            "dtype": "F32", "shape": list(array.shape), "data_offsets": [start, len(data)]
+        }  # fmt: skip
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+def tensors_of(path):
+    tensors = transformers.read_safetensors(path)
+    return {name: tensors.get(name) for name in tensors}
+
+
+def change_tensors(folder, **changes):
+    """Replaces tensors of a sample of transformers, or leaves them out."""
+    path = folder / "model.safetensors"
+    tensors = tensors_of(path)
+    path.unlink()
+    write_tensors(path, {k: v for k, v in (tensors | changes).items() if v is not None})
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+_NORM = "model.encoder.layers.0.final_layer_norm.weight"
+# Of a sample: what is done to its folder, and what the line says.
+CASES = {
+    "weights cut short": ("hf_marian", lambda f: cut(f / "model.safetensors"), "is cut short"),
+    "an archive cut short": ("opennmt_py", lambda f: cut(f / "model.pt"), "not a file of PyTorch"),
+    "arrays cut short": ("marian_pre_relu", lambda f: cut(f / "model.npz"), "is not an .npz file"),
+    "a checkpoint without its data": (
+        "opennmt_tf", lambda f: (f / "ckpt-130.data-00000-of-00001").unlink(), "is missing; give"
+    ),
+    "swapped files": (
+        "hf_marian",
+        lambda f: write_tensors(
+            f / "model.safetensors", {"tgt_emb.embeddings.weight": np.ones((3, 4))}
+        ),
+        "lacks the tensor model.shared.weight",
+    ),
+    "foreign weights": (
+        "ct2_int8", lambda f: (f / "model.bin").write_text("a text"), "is not a CTranslate2 model"
+    ),
+    "weights that git keeps elsewhere": (
+        "hf_marian",
+        lambda f: (f / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1"),
+        "run git lfs pull",
+    ),
+    "an empty file": ("eole", lambda f: (f / "vocab.json").write_bytes(b""), "cannot read"),
+    "a configuration that is none": (
+        "hf_marian", lambda f: (f / "config.json").write_text("{"), "is not JSON, or damaged"
+    ),
+    "no vocabulary": ("hf_marian", lambda f: (f / "vocab.json").unlink(), "vocab.json is missing"),
+    "no SentencePiece model": (
+        "hf_marian", lambda f: (f / "source.spm").unlink(), "source.spm is missing"
+    ),
+    "tokens that are pieces of no SentencePiece model": (
+        "ct2_float32", lambda f: None, "are pieces of a SentencePiece model, and there is none"
+    ),
+    "no dictionary": (
+        "fairseq_math", lambda f: (f / "dict.sym.txt").unlink(), "dict.sym.txt is missing; name"
+    ),
+    "another vocabulary": (
+        "opennmt_tf",
+        lambda f: (f / "v.src").write_text("<blank>\n<s>\n</s>\na\nb\n"),
+        "tokens and its vocabulary 6; give the vocabulary that it was trained with",
+    ),
+    "a vocabulary without an end": (
+        "opennmt_tf", lambda f: (f / "v.src").write_text("<blank>\n<s>\na\nb\n"), "lacks </s>"
+    ),
+    "a tensor of another size": (
+        "hf_marian", lambda f: change_tensors(f, **{_NORM: np.ones(31)}), "is 31 in place of 32"
+    ),
+    "a tensor that is missing": (
+        "hf_marian", lambda f: change_tensors(f, **{_NORM: None}), f"lacks the tensor {_NORM}"
+    ),
+    "a tensor that is left over": (
+        "hf_marian",
+        lambda f: change_tensors(f, **{"model.encoder.router.weight": np.ones(3)}),
+        "has tensors that a Transformer as here does not: model.encoder.router.weight",
+    ),
+    "a tensor that is not finite": (
+        "hf_marian", lambda f: change_tensors(f, **{_NORM: np.full(32, np.nan)}), "is not finite"
+    ),
+    "heads that do not divide the width": (
+        "hf_marian",
+        lambda f: change_json(
+            f / "config.json", encoder_attention_heads=7, decoder_attention_heads=7
+        ),
+        "num_heads",
+    ),
+    "heads of the sides differ": (
+        "hf_marian", lambda f: change_json(f / "config.json", encoder_attention_heads=2), "heads (2"
+    ),
+    "no heads": ("opennmt_tf", lambda f: None, "give --num_heads (8 for Transformer"),
+    "another model of transformers": (
+        "hf_marian", lambda f: change_json(f / "config.json", model_type="mbart"), "is 'mbart', and"
+    ),
+    "norms elsewhere": (
+        "hf_marian", lambda f: change_json(f / "config.json", normalize_before=True),
+        "the model has normalize_before, which a Transformer as here does not; such a model cannot "
+        "be imported: translate with its own toolkit, or train one on its translations",
+    ),
+    "an option of another kind": (
+        "hf_marian",
+        lambda f: change_json(f / "config.json", activation_function=["relu"]),
+        "an option of",
+    ),
+    "a token that is no text": (
+        "eole", lambda f: change_json(f / "vocab.json", decoder_start_token=[]), "an option of"
+    ),
+    "a vocabulary of nothing": (
+        "eole", lambda f: change_json(f / "vocab.json", src=[]), "lacks <unk>, </s>, <blank>, <s>"
+    ),
+    "files of two formats": (
+        "hf_marian", lambda f: (f / "model.bin").write_bytes(b"1"),
+        "has files of several: transformers, ctranslate2; name one with --format",
+    ),
+    "files of no format": (
+        "eole", lambda f: (f / "model.00.safetensors").unlink(), "has files of none of them"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_folder_that_cannot_be_imported_is_refused_and_no_run_is_made(case, copy, call, tmp_path):
+    name, change, expected = CASES[case]
+    folder = copy(name)
+    change(folder)
+    flags = []
+    if name == "opennmt_tf":
+        flags = [f"--source_vocabulary={folder}/v.src", f"--target_vocabulary={folder}/v.tgt"]
+        flags += [] if case == "no heads" else ["--num_heads=4"]
+    result = call("import_model.py", f"--model={folder}", f"--run_dir={tmp_path}/run", *flags)
+    assert result.code == 1, result.out
+    (line,) = result.err.splitlines()
+    assert expected in line
+    assert {path.name for path in tmp_path.iterdir()} == {name}
+
+
+def test_an_absent_folder_is_refused(call, tmp_path):
+    result = call("import_model.py", f"--model={tmp_path}/x", f"--run_dir={tmp_path}/run")
+    assert "x does not exist; give the folder of a model, or its file" in result.err
+
+
+def test_one_of_two_vocabularies_is_refused(call, tmp_path):
+    flags = (f"--model={tmp_path}", f"--run_dir={tmp_path}/run", "--source_vocabulary=a")
+    assert "--source_vocabulary and --target_vocabulary go together" in (
+        call("import_model.py", *flags).err
+    )
+
+
+# Models that are no plain Transformers, by their options
+
+MARIAN = {
+    "type": "transformer", "enc-depth": "2", "dec-depth": "2", "transformer-heads": "4",
+    "transformer-preprocess": "", "transformer-postprocess": "dan",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("type", "multi-transformer"), ("type", "s2s"),
+        ("transformer-decoder-autoreg", "average-attention"),
+        ("transformer-decoder-autoreg", "rnn"),
+        ("transformer-postprocess", "dhn"), ("transformer-postprocess", "dar"),
+        ("transformer-no-projection", "true"), ("transformer-pool", "true"), ("ulr", "true"),
+        ("right-left", "true"), ("transformer-ffn-depth", "3"), ("factors-dim-emb", "8"),
+        ("transformer-alibi-shift", "true"), ("input-types", ("sequence", "class")),
+    ],
+)  # fmt: skip
+def test_a_marian_model_of_another_kind_is_refused_by_the_option(name, value):
+    transformer_fields(MARIAN)
+    with pytest.raises(InputError, match="translate with its own toolkit, or train one") as error:
+        transformer_fields(MARIAN | {name: value})
+    assert f"{name} {value}" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "changes"),
+    [
+        ({}, {}),
+        ({"normalize": "1", "beam-size": "12"}, {"length_penalty": 1.0, "beam_size": 12}),
+        ({"allow-unk": "true"}, {"forbid_unknown": False}),
+        ({"allow-unk": "false"}, {}),
+    ],
+)
+def test_the_search_is_that_of_marians_options(options, changes):
+    usual = {"length_penalty_form": "power", "length_penalty": 0.0, "forbid_unknown": True}
+    assert marian._search(options) == usual | changes
+
+
+def test_all_that_stands_against_a_model_is_named_at_once():
+    with pytest.raises(InputError, match="has type amun, ulr true, right-left true, which"):
+        transformer_fields(MARIAN | {"type": "amun", "ulr": "true", "right-left": "true"})
+
+
+def test_a_factored_vocabulary_is_refused(copy):
+    folder = copy("marian_pre_relu")
+    shutil.copy(folder / "vocab.src.yml", folder / "vocab.src.fsv")
+    given = Given(vocabularies=(folder / "vocab.src.fsv", folder / "vocab.trg.yml"))
+    with pytest.raises(InputError, match="factored and other vocabularies cannot be imported"):
+        read_model(folder, "marian", given)
+
+
+OPENNMT = {
+    "encoder_type": "transformer", "decoder_type": "transformer", "layers": 2, "heads": 4,
+    "position_encoding": True,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"encoder_type": "rnn"}, "encoder_type rnn"),
+        ({"max_relative_positions": 16}, "relative positions"),
+        ({"copy_attn": True}, "copy_attn"),
+        ({"position_encoding_type": "SinusoidalConcat"}, "position_encoding_type SinusoidalConcat"),
+        ({"generator_function": "sparsemax"}, "generator_function sparsemax"),
+        ({"self_attn_type": "average"}, "self_attn_type average"),
+        ({"position_encoding": False}, "no position_encoding"),
+        ({"layer_norm": "rms"}, "layer_norm rms"),
+        ({"pos_ffn_activation_fn": "gated-silu"}, "pos_ffn_activation_fn gated-silu"),
+    ],
+)
+def test_a_model_of_opennmt_py_of_another_kind_is_refused_by_the_option(changes, expected):
+    opennmt._opennmt_options(OPENNMT)
+    with pytest.raises(InputError, match=f"the model has {expected}, which"):
+        opennmt._opennmt_options(OPENNMT | changes)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "config", "expected"),
+    [
+        ({}, {"add_source_bos": True}, "add_source_bos"),
+        (
+            {"decoder/layer_0/attention/queries_scale": np.float32(0.3)},
+            {},
+            "queries_scale of another head_dim",
+        ),
+    ],
+)
+def test_a_model_of_ctranslate2_of_another_kind_is_refused_by_the_option(tensors, config, expected):
+    known = {
+        "decoder/embeddings/weight": np.zeros([5, 8], np.float32),
+        **{f"{side}/num_heads": np.int32(2) for side in ("encoder", "decoder")},
+        "encoder/layer_0/self_attention/queries_scale": np.float32(0.5),
+    }
+    ctranslate2_reader._options(Tensors(known, "model.bin"), {})
+    with pytest.raises(InputError, match=f"the model has {expected}, which"):
+        ctranslate2_reader._options(Tensors(known | tensors, "model.bin"), config)
+
+
+@pytest.mark.parametrize(("given", "start"), [({}, 2), ({"decoder_start_token_id": 0}, 0)])
+def test_a_translation_of_marianmt_starts_with_the_row_of_its_own_token(given, start, tmp_path):
+    tokens = {"</s>": 0, "<unk>": 1, "<pad>": 2, "a": 3}
+    (tmp_path / "vocab.json").write_text(json.dumps(tokens))
+    found, _ = transformers._symbols(tmp_path, given)
+    assert (found.start, found.order) == (start, [2, 1, start, 0, 3])
+
+
+@pytest.mark.parametrize("start", [-1, 4])
+def test_a_token_outside_of_the_vocabulary_is_refused(start, tmp_path):
+    (tmp_path / "vocab.json").write_text(json.dumps({"</s>": 0, "<unk>": 1, "<pad>": 2, "a": 3}))
+    with pytest.raises(InputError, match=f"the id of start is {start}, of 4 tokens"):
+        transformers._symbols(tmp_path, {"decoder_start_token_id": start})
+
+
+FAIRSEQ = {
+    f"{side}_{name}": value
+    for side in ("encoder", "decoder")
+    for name, value in {"layers": 2, "attention_heads": 4, "normalize_before": False}.items()
+} | {"arch": "transformer_iwslt_de_en"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"arch": "fconv_iwslt_de_en"}, "arch fconv_iwslt_de_en"),
+        ({"encoder_normalize_before": True}, "normalize_before True and False"),
+        ({"cross_self_attention": True}, "cross_self_attention"),
+        ({"activation_fn": "linear"}, "activation_fn linear"),
+        ({"no_token_positional_embeddings": True}, "no_token_positional_embeddings"),
+    ],
+)
+def test_a_model_of_fairseq_of_another_kind_is_refused_by_the_option(changes, expected):
+    fairseq._options(FAIRSEQ)
+    with pytest.raises(InputError, match=f"the model has {expected}, which"):
+        fairseq._options(FAIRSEQ | changes)

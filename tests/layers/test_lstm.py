@@ -1,0 +1,169 @@
+"""LSTM: equal to PyTorch's, gate for gate, and blind to padding."""
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from keras_transformer.layers import LSTM, LSTMState, RecurrentEncoder
+from keras_transformer.layers.lstm import scan
+
+WAYS = ("forwards", "backwards")
+TOLERANCE = dict(rtol=0, atol=1e-6)
+
+# What torch.nn.LSTM(2, 2, bidirectional=True, batch_first=True).double() gave, its input packed.
+INPUTS = [[[0.0, -1.1], [0.1, 0.6], [-0.4, 0.5]], [[-1.9, -0.6], [0.2, -0.8], [0.5, -0.4]]]
+LENGTHS = [3, 2]
+WEIGHTS = {  # weight_ih, weight_hh, bias_ih, bias_hh
+    "forwards": [
+        [[-0.2, 0.1], [0.7, -0.5], [-1.6, -0.7], [0.7, 0.9],
+         [0.1, -0.8], [1.6, -0.3], [0.5, 1.1], [-0.1, 0.6]],
+        [[-0.5, 1.1], [-2.2, -0.5], [-1.3, -0.3], [0.2, 0.8],
+         [0.2, 0.6], [1.0, -0.2], [-0.6, -1.2], [-0.3, 0.2]],
+        [0.5, 0.0, 1.3, 1.5, 0.4, 1.0, -2.2, 0.2],
+        [-0.9, -0.3, -1.1, 0.8, -0.5, 0.8, -0.8, -1.1],
+    ],
+    "backwards": [
+        [[-0.5, -0.2], [-1.0, -1.0], [1.1, -0.8], [1.0, 1.4],
+         [0.7, 0.3], [1.2, 0.4], [1.2, 1.2], [0.1, 0.8]],
+        [[-0.5, 1.5], [0.1, 2.2], [-1.5, -0.7], [0.6, 0.6],
+         [-0.5, -0.2], [0.0, 3.1], [-1.2, 0.0], [0.0, 0.1]],
+        [0.1, -0.5, -1.3, -1.7, 0.1, 0.0, -0.4, 1.0],
+        [1.4, -0.6, -1.2, 0.0, -0.5, -0.5, -1.1, 1.5],
+    ],
+}  # fmt: skip
+OUTPUTS = {
+    "forwards": [
+        [[0.0035126, 0.0864599], [-0.009037, 0.257066], [-0.0122358, 0.2882028]],
+        [[0.0008856, -0.0415964], [0.0053431, 0.0772997], [0.0, 0.0]],
+    ],
+    "backwards": [
+        [[-0.0276881, -0.3029226], [-0.0323282, -0.0947762], [-0.0770337, -0.1418241]],
+        [[-0.0080724, -0.5391686], [-0.0356932, -0.1690155], [0.0, 0.0]],
+    ],
+}
+CELLS = {
+    "forwards": [[-0.2519265, 1.0109846], [0.2322639, 0.4158968]],
+    "backwards": [[-0.5159031, -0.3808454], [-0.8756974, -0.7366763]],
+}
+
+
+def with_weights_of_torch(way, weight_ih, weight_hh, bias_ih, bias_hh):
+    """Gives the layer whose weights are PyTorch's: matrices transposed, biases added up."""
+    layer = LSTM(len(weight_hh[0]), backwards=way == "backwards")
+    layer.build((None, None, len(weight_ih[0])))
+    layer.projection.kernel.assign(np.transpose(weight_ih))
+    layer.projection.bias.assign(np.add(bias_ih, bias_hh))
+    layer.recurrent_kernel.assign(np.transpose(weight_hh))
+    return layer
+
+
+def mask_of(lengths):
+    return np.arange(max(lengths)) < np.array(lengths)[:, None]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_outputs_and_states_are_those_that_pytorch_gave(way):
+    layer = with_weights_of_torch(way, *WEIGHTS[way])
+    mask = mask_of(LENGTHS)
+    outputs, state = layer.read(np.array(INPUTS, "float32"), mask)
+    np.testing.assert_allclose(np.where(mask[..., None], outputs, 0), OUTPUTS[way], **TOLERANCE)
+    np.testing.assert_allclose(state.cell, CELLS[way], **TOLERANCE)
+    last = [0, 0] if way == "backwards" else [2, 1]
+    expected = np.array(OUTPUTS[way])[[0, 1], last]
+    np.testing.assert_allclose(state.hidden, expected, **TOLERANCE)
+
+
+def test_each_size_and_length_gives_what_pytorch_gives_packed():
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(1)
+    theirs = torch.nn.LSTM(5, 7, bidirectional=True, batch_first=True).double()
+    lengths = [9, 6, 6, 2, 1]
+    x = torch.randn(len(lengths), 9, 5, dtype=torch.float64)
+    packed = torch.nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True)
+    outputs, states = theirs(packed)
+    outputs, _ = torch.nn.utils.rnn.pad_packed_sequence(outputs, batch_first=True)
+    for index, way in enumerate(WAYS):
+        suffix = "_reverse" if index else ""
+        names = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
+        weights = [getattr(theirs, name + suffix).detach().numpy() for name in names]
+        found, state = with_weights_of_torch(way, *weights).read(
+            x.numpy().astype("float32"), mask_of(lengths)
+        )
+        found = np.where(mask_of(lengths)[..., None], found, 0)
+        expected = outputs.detach().numpy()[..., 7 * index : 7 * (index + 1)]
+        np.testing.assert_allclose(found, expected, **TOLERANCE)
+        for ours, their_part in zip(state, states, strict=True):
+            np.testing.assert_allclose(ours, their_part[index].detach(), **TOLERANCE)
+
+
+def test_steps_equal_the_whole_sequence():
+    layer = with_weights_of_torch("forwards", *WEIGHTS["forwards"])
+    x = np.array(INPUTS, "float32")
+    outputs, last = layer.read(x)
+    state = LSTMState(ops.zeros((2, 2)), ops.zeros((2, 2)))
+    for time in range(3):
+        state = layer.step(layer.projection(x[:, time]), state)
+        np.testing.assert_allclose(state.hidden, outputs[:, time], rtol=0, atol=1e-7)
+    np.testing.assert_allclose(state.cell, last.cell, rtol=0, atol=1e-7)
+
+
+def test_the_forget_gate_is_open_at_first():
+    layer = LSTM(3)
+    layer.build((None, None, 2))
+    assert layer.projection.bias.numpy().tolist() == [0] * 3 + [1] * 3 + [0] * 6
+
+
+def test_in_half_precision_the_cell_still_adds_up_small_numbers():
+    # 256 steps that each add 2^-10 to a cell near 1: bfloat16, whose next number is 1 + 2^-7,
+    # would stay where it is.
+    layer = LSTM(1, dtype="mixed_bfloat16")
+    layer.build((None, None, 1))
+    layer.recurrent_kernel.assign([[0.0, 0.0, 0.0, 0.0]])
+    layer.projection.kernel.assign([[0.0, 0.0, 2.0**-10, 0.0]])
+    layer.projection.bias.assign([20.0, 20.0, 0.0, 20.0])
+    ones = ops.ones((1, 1), "float32")
+    _, state = layer.read(np.ones((1, 256, 1), "float32"), state=LSTMState(ones, ones))
+    np.testing.assert_allclose(state.cell, 1.25, rtol=1e-3)
+
+
+def test_a_loop_may_carry_a_nest_of_states_and_begin_at_the_end():
+    def step(x, state):
+        count, seen = state["count"] + 1, ops.concatenate([state["seen"][:, 1:], x], axis=-1)
+        return seen * count, {"count": count, "seen": seen}
+
+    first = {"count": ops.zeros((1, 1)), "seen": ops.zeros((1, 2))}
+    x = np.array([[[3.0], [4.0], [5.0]]], "float32")
+    outputs, state = scan(step, x, first, backwards=True)
+    assert outputs.numpy().tolist() == [[[12.0, 9.0], [10.0, 8.0], [0.0, 5.0]]]
+    assert state["seen"].numpy().tolist() == [[4.0, 3.0]]
+
+
+def test_the_encoders_last_states_come_through_a_layer_of_their_own_to_the_decoder():
+    encoder = RecurrentEncoder(2, units=3, bridge_activation="tanh")
+    x = np.random.default_rng(1).normal(size=(2, 4, 5)).astype("float32")
+    mask = mask_of([4, 2])
+    encoder(x, mask)
+    memory, states = encoder.read(x, mask)
+    lower = np.concatenate([encoder.forwards[0](x, mask), encoder.backwards[0](x, mask)], axis=-1)
+    read = [layer.read(lower, mask) for layer in (encoder.forwards[1], encoder.backwards[1])]
+    np.testing.assert_allclose(memory, np.concatenate([read[0][0], read[1][0]], -1), atol=1e-6)
+    for part, bridges in enumerate([encoder.hidden_bridges, encoder.cell_bridges]):
+        last = np.concatenate([read[0][1][part], read[1][1][part]], axis=-1)
+        bridge = bridges[1]
+        expected = np.tanh(last @ bridge.kernel.numpy() + bridge.bias.numpy())
+        np.testing.assert_allclose(states[1][part], expected, rtol=0, atol=1e-6)
+
+
+def test_no_graph_has_a_cudnn_kernel():
+    import tensorflow as tf
+
+    layer = LSTM(3)
+    layer.build((None, None, 2))
+    function = tf.function(lambda x: layer(x)).get_concrete_function(
+        tf.TensorSpec([None, None, 2], tf.float32)
+    )
+    graph = function.graph.as_graph_def()
+    nodes = [*graph.node, *(node for part in graph.library.function for node in part.node_def)]
+    assert not [node.op for node in nodes if "cudnn" in node.op.lower()]
+    assert keras.backend.backend() == "tensorflow"

@@ -1,0 +1,167 @@
+"""Restricted self-attention in blocks against the whole matrix with a band of it left.
+
+Shapes: B batch, T positions, D model, H heads, K key and U value dimension of a head.
+"""
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import ops
+
+from keras_transformer.errors import InputError
+from keras_transformer.layers import SelfAttention
+from keras_transformer.layers.attention import KeysValues
+from keras_transformer.layers.masks import ancestor_bias, attention_bias, band_bias, causal_bias
+from keras_transformer.layers.windowed_attention import in_blocks, visible_ancestors
+
+B, D, H, K, U = 3, 8, 2, 4, 6
+RANDOM = np.random.default_rng(1)
+POSITIONS = [None, "relative", "rotary"]
+
+
+def normal(*shape):
+    return RANDOM.normal(size=shape).astype("float32")
+
+
+def make_layer(window, causal=False, positions=None, dtype="float32"):
+    layer = SelfAttention(
+        num_heads=H, key_dim=K, value_dim=U, window=window, causal=causal, positions=positions,
+        max_relative_distance=3, dtype=dtype,
+    )  # fmt: skip
+    layer.build((None, None, D))
+    layer.set_weights([RANDOM.normal(size=weight.shape) / 2 for weight in layer.weights])
+    return layer
+
+
+def lengths(window):
+    """The least length, and those around one block and three."""
+    reach = window // 2
+    return sorted({1, max(reach, 1), reach + 1, max(3 * reach - 1, 1), max(3 * reach, 1)})
+
+
+def random_padding(length):
+    """A mask of real tokens with padding anywhere, and sentences without and of nothing else."""
+    mask = RANDOM.random((B, length)) < 0.7
+    mask[0], mask[1] = True, False
+    return mask
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("window", [1, 3, 9, 41])
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_blocks_give_what_the_whole_matrix_gives_with_a_band_mask(positions, window, causal):
+    layer = make_layer(window, causal, positions)
+    for length in lengths(window):
+        x, mask = tf.Variable(normal(B, length, D)), random_padding(length)
+        results = []
+        for bias in (None, attention_bias(mask[:, None, None])):
+            seen = mask if bias is not None else np.ones_like(mask)
+            for run in (layer, lambda *inputs: layer(*inputs, return_attention_scores=True)[0]):
+                with tf.GradientTape() as tape:
+                    result = run(x, bias)
+                    total = tf.reduce_sum(tf.sin(result)[seen])
+                sources = [x, *(weight.value for weight in layer.weights)]
+                gradients = tape.gradient(total, sources, unconnected_gradients="zero")
+                assert np.isfinite(result).all()  # of padding too
+                results.append([result.numpy()[seen], *gradients])
+            for number, (found, expected) in enumerate(zip(*results[-2:], strict=True)):
+                found, expected = map(tf.convert_to_tensor, (found, expected))
+                atol = 1e-6 * max(10, np.max(np.abs(expected))) if number else 1e-6
+                np.testing.assert_allclose(found, expected, rtol=1e-5, atol=atol)
+
+
+def test_the_band_is_that_of_table_1():
+    # r = 5 sees two positions on each side and its own, or itself and the two before it.
+    see = np.eye(6, dtype=bool)
+    for distance in (1, 2):
+        see |= np.eye(6, k=-distance, dtype=bool)
+    np.testing.assert_array_equal(band_bias(6, 2, True)[0, 0] == 0, see)
+    np.testing.assert_array_equal(band_bias(6, 2, False)[0, 0] == 0, see | see.T)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("length", [1, 4, 20, 33])
+def test_a_window_of_all_positions_is_full_attention(length, causal):
+    layer = make_layer(2 * length - 1, causal)
+    full = make_layer(None)
+    full.set_weights(layer.get_weights())
+    x = normal(B, length, D)
+    expected = full(x, causal_bias(length) if causal else None)
+    np.testing.assert_allclose(layer(x), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_length_known_only_when_the_graph_runs_and_xla_give_the_same(causal):
+    layer = make_layer(41, causal, "relative")
+    x = tf.TensorSpec((None, None, D))
+    graph = tf.function(layer.call, input_signature=[x, tf.TensorSpec((None, 1, 1, None))])
+    compiled = tf.function(layer.call, jit_compile=True)
+    for length in (1, 19, 20, 50):
+        x, mask = normal(B, length, D), random_padding(length)
+        bias = attention_bias(mask[:, None, None])
+        expected = np.asarray(layer(x, bias))[mask]
+        for run in (graph, compiled):
+            np.testing.assert_allclose(run(x, bias)[mask], expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["mixed_bfloat16", "mixed_float16"])
+def test_half_precision_is_finite_and_near(dtype):
+    layer, half = make_layer(9), make_layer(9, dtype=dtype)
+    half.set_weights(layer.get_weights())
+    x, mask = normal(B, 30, D), random_padding(30)
+    bias = attention_bias(mask[:, None, None])
+    result = ops.convert_to_numpy(ops.cast(half(x, bias), "float32"))
+    assert np.isfinite(result).all()
+    np.testing.assert_allclose(result[mask], np.asarray(layer(x, bias))[mask], atol=0.2)
+
+
+def test_blocks_grow_with_the_length_and_not_with_its_square():
+    spec = [tf.TensorSpec((1, length, H, K)) for length in (1000, 2000)]
+    sizes = [[np.prod(part.shape) for part in ops_of(spec_of_length)] for spec_of_length in spec]
+    ratios = np.divide(*sizes[::-1])
+    assert 1 <= ratios.min() <= ratios.max() < 2.1
+
+
+def ops_of(spec):
+    blocks = functools.partial(in_blocks, bias=None, reach=20, causal=False)
+    return tf.function(blocks).get_concrete_function(spec, spec, spec).structured_outputs
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+@pytest.mark.parametrize("window", [1, 5])
+def test_cached_steps_equal_the_causal_pass_and_keep_no_more_than_the_window(window, positions):
+    layer, beams, length = make_layer(window, True, positions), 2, 7
+    x = normal(B, beams, length, D)
+    growing, fixed = layer.empty_kv_cache(B), layer.empty_kv_cache(B, length * beams)
+    step = tf.function(layer.step, jit_compile=True)
+    expected = ops.reshape(layer(x.reshape(-1, length, D)), x.shape)
+    for time in range(length):
+        places = np.broadcast_to(np.arange(beams)[:, None], (B, beams, time + 1))
+        seen = ancestor_bias(visible_ancestors(ops.array(places), growing, time, window), beams)
+        row, growing = layer.step(x[:, :, time].reshape(-1, D), growing, time, seen)
+        np.testing.assert_allclose(
+            ops.reshape(row, (B, beams, D)), expected[:, :, time], rtol=1e-4, atol=1e-5
+        )
+        assert growing.keys.shape[2] == beams * min(time + 1, window // 2)
+
+        all_places = np.full((B, beams, length), -1)
+        all_places[:, :, : time + 1] = places
+        seen = visible_ancestors(ops.array(all_places), fixed, tf.constant(time), window)
+        assert seen.shape[2] == window // 2 + 1
+        bias = ancestor_bias(seen, beams)
+        same, fixed = step(x[:, :, time].reshape(-1, D), fixed, tf.constant(time), bias)
+        np.testing.assert_allclose(same, row, rtol=1e-4, atol=1e-5)
+
+
+def test_without_a_window_all_ancestors_are_visible():
+    places = ops.zeros((B, 2, 9), "int32")
+    cache = KeysValues(ops.zeros((B, H, 16, K)), ops.zeros((B, H, 16, U)))
+    assert visible_ancestors(places, cache, 8, None) is places
+
+
+@pytest.mark.parametrize("window", [0, -1, 4])
+def test_a_window_that_is_even_or_empty_is_refused(window):
+    with pytest.raises(InputError, match=f"window must be odd and at least 1, got {window}"):
+        make_layer(window)

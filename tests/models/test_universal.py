@@ -1,0 +1,454 @@
+"""The Universal Transformer against a NumPy reference in float64, in every variant."""
+
+import itertools
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tiny_run
+
+from keras_transformer.config import ModelConfig, SearchConfig, TransformerConfig, UniversalConfig
+from keras_transformer.errors import InputError
+from keras_transformer.inference import Translator
+from keras_transformer.inference.quantization import in_precision
+from keras_transformer.models import UniversalTransformer, build_model
+from keras_transformer.objectives import SmoothedCrossEntropy
+from keras_transformer.search import beam_search
+
+BOS = 2
+SIZES = dict(vocabulary_size=13, model_dim=8, feed_forward_dim=12, num_heads=2, dropout=0.0)
+PLAIN = UniversalConfig(**SIZES, num_steps=4)
+FIXED = dict(adaptive_steps=False)
+CONVOLUTIONS = dict(transition="separable_convolution")
+VARIANTS = {
+    f"{output}-{halted}{name}": PLAIN.replace(
+        halting_output=output, halted_tokens=halted, **options
+    )
+    for output, halted, (name, options) in itertools.product(
+        ("sum", "blend"),
+        ("copy", "run_on"),
+        {
+            "": {},
+            "-pre": dict(norm_position="pre", step_signals="learned", positions="learned"),
+            "-convolutions": CONVOLUTIONS,
+        }.items(),
+    )
+} | {"fixed": PLAIN.replace(**FIXED), "fixed-convolutions": PLAIN.replace(**FIXED, **CONVOLUTIONS)}
+
+# Three sentences with targets, EOS and padding included; the targets start with BOS.
+SOURCE = np.array([[4, 9, 5, 7, 3], [12, 3, 0, 0, 0], [6, 6, 8, 3, 0]])
+TARGET = np.array([[2, 5, 6, 10, 4, 9], [2, 7, 7, 8, 0, 0], [2, 4, 0, 0, 0, 0]])
+INPUTS = {"source": SOURCE, "target": TARGET}
+
+
+def make_model(config, seed=5):
+    """Returns a model with random weights, those of the halting units such that N differs."""
+    random = np.random.default_rng(seed)
+    model = UniversalTransformer(config)
+    model.set_weights([random.normal(scale=0.4, size=w.shape) for w in model.weights])
+    return model
+
+
+@pytest.fixture(scope="module", params=VARIANTS)
+def model(request):
+    return make_model(VARIANTS[request.param])
+
+
+# The reference: one sentence at a time, token by token, as Graves 2016 has it.
+
+
+class Reference:
+    """Logits, steps and remainders of one sentence pair, in float64."""
+
+    def __init__(self, layers, model, source, target):
+        self.layers, self.model, self.config = layers, model, model.config
+        encoder, decoder = model.encoder, model.decoder
+        memory, self.source = self.stack(
+            encoder, model.source_embedding, source, [self.self_attend]
+        )
+        x, self.target = self.stack(
+            decoder,
+            model.target_embedding,
+            target,
+            [
+                lambda x, layer: self.layers.self_attend(x, layer, causal=True),
+                lambda x, layer: self.layers.cross_attend(x, layer, memory),
+            ],
+        )
+        self.logits = x @ layers.float64(model.target_embedding.table).T
+
+    def self_attend(self, x, layer):
+        return self.layers.self_attend(x, layer)
+
+    def stack(self, stack, embedding, ids, attentions):
+        """Gives what leaves the stack [T, D], and the steps and remainders [T]."""
+        config, layers = self.config, self.layers
+        x = layers.float64(embedding.table)[ids] * np.sqrt(config.model_dim)
+        positions = layers.encode_positions(self.model, len(ids))
+        unit = stack.halting_unit
+        output, length = np.zeros_like(x), len(ids)
+        total, steps, remainders = np.zeros(length), np.zeros(length), np.zeros(length)
+        halted = np.zeros(length, bool)
+        for step in range(1, config.num_steps + 1):
+            entering = x + positions + self.signal(stack, step)
+            y = self.layer(stack.layer, entering, attentions)
+            if unit is None:
+                x = output = y
+                steps += 1
+                continue
+            old = halted.copy()
+            for token in range(length):
+                weight = 0.0
+                if not halted[token]:
+                    logit = entering[token] @ layers.float64(unit.kernel)[:, 0]
+                    p = 1 / (1 + np.exp(-(logit + layers.float64(unit.bias)[0])))
+                    steps[token] += 1
+                    if total[token] + p > 1 - config.halting_epsilon or step == config.num_steps:
+                        weight = remainders[token] = 1 - total[token]
+                        halted[token] = True
+                    else:
+                        weight = p
+                        total[token] += p
+                keep = 1 - weight if config.halting_output == "blend" else 1
+                output[token] = keep * output[token] + weight * y[token]
+            stays = old[:, None] & (config.halted_tokens == "copy")
+            x = np.where(stays, x, y)
+        return layers.last_norm(config, stack, output), (steps, remainders)
+
+    def signal(self, stack, step):
+        if self.config.step_signals == "learned":
+            table = self.layers.float64(stack.signals.table)
+            return table[step - 1] * self.config.model_dim**0.5
+        angles = step / 10000 ** (np.arange(0, self.config.model_dim, 2) / self.config.model_dim)
+        return np.stack([np.sin(angles), np.cos(angles)], axis=-1).ravel()
+
+    def layer(self, layer, x, attentions):
+        config, layers = self.config, self.layers
+        residuals = [layer.self_attention_residual]
+        if len(attentions) > 1:
+            residuals.append(layer.cross_attention_residual)
+        for residual, attend in zip(residuals, attentions, strict=True):
+            x = layers.residual(config, residual, x, attend, layer)
+        transform = layers.feed_forward
+        if config.transition == "separable_convolution":
+            transform = self.convolve
+        return layers.residual(config, layer.feed_forward_residual, x, transform, layer)
+
+    def convolve(self, x, layer):
+        transition = layer.feed_forward
+        inner = np.maximum(self.separable(transition.inner, x), 0)
+        return self.separable(transition.outer, inner)
+
+    def separable(self, convolution, x):
+        kernel = self.layers.float64(convolution.kernel)
+        width, length = len(kernel), len(x)
+        first = 1 - width if convolution.is_causal else -(width // 2)
+        sums = np.zeros_like(x)
+        for time, index in np.ndindex(length, width):
+            if 0 <= time + first + index < length:
+                sums[time] += kernel[index] * x[time + first + index]
+        return self.layers.affine(convolution.mixing, sums)
+
+
+def rows():
+    """Gives each sentence pair without its padding."""
+    for source, target in zip(SOURCE, TARGET, strict=True):
+        yield source[source != 0], target[target != 0]
+
+
+def test_logits_steps_and_remainders_are_those_of_the_reference(model, numpy_layers):
+    logits = np.asarray(model(INPUTS))
+    values = {name: np.asarray(value) for name, value in model.token_values(INPUTS).items()}
+    for row, (source, target) in enumerate(rows()):
+        expected = Reference(numpy_layers, model, source, target)
+        np.testing.assert_allclose(logits[row, : len(target)], expected.logits, atol=1e-5)
+        for side, length in (("source", len(source)), ("target", len(target))):
+            steps, remainders = getattr(expected, side)
+            np.testing.assert_array_equal(values[f"{side}_steps"][row, :length], steps)
+            found = values[f"{side}_remainders"][row, :length]
+            np.testing.assert_allclose(found, remainders, atol=1e-5)
+            assert not values[f"{side}_steps"][row, length:].any()
+
+
+def test_tokens_take_different_numbers_of_steps():
+    counts = make_model(PLAIN).token_values(INPUTS)
+    assert len(set(np.asarray(counts["source_steps"])[SOURCE != 0])) > 1
+    assert len(set(np.asarray(counts["target_steps"])[TARGET != 0])) > 1
+
+
+# What the halting unit decides
+
+
+@pytest.mark.parametrize(("bias", "steps"), [(20.0, 1), (-20.0, 4)])
+def test_a_halting_bias_of_twenty_takes_one_step_and_of_minus_twenty_all(bias, steps):
+    model = make_model(PLAIN)
+    for stack in (model.encoder, model.decoder):
+        stack.halting_unit.kernel.assign(np.zeros((8, 1)))
+        stack.halting_unit.bias.assign([bias])
+    values = model.token_values(INPUTS)
+    for side, ids in (("source", SOURCE), ("target", TARGET)):
+        np.testing.assert_array_equal(values[f"{side}_steps"], steps * (ids != 0))
+        np.testing.assert_allclose(values[f"{side}_remainders"], ids != 0, atol=1e-6)
+
+
+def test_the_halting_bias_is_where_the_unit_starts():
+    model = UniversalTransformer(PLAIN.replace(halting_bias=-3.0))
+    for stack in (model.encoder, model.decoder):
+        np.testing.assert_array_equal(stack.halting_unit.bias, [-3.0])
+
+
+@pytest.mark.parametrize("name", ["sum-copy", "blend-run_on", "sum-copy-convolutions"])
+def test_with_one_step_adaptive_and_fixed_are_the_plain_layer(name):
+    config = VARIANTS[name].replace(num_steps=1)
+    adaptive = make_model(config)
+    fixed = UniversalTransformer(config.replace(**FIXED))
+    units = {id(weight) for stack in (adaptive.encoder, adaptive.decoder)
+             for weight in stack.halting_unit.weights}  # fmt: skip
+    shared = [np.asarray(weight) for weight in adaptive.weights if id(weight) not in units]
+    fixed.set_weights(shared)
+    one, other = (np.asarray(model(INPUTS))[TARGET != 0] for model in (adaptive, fixed))
+    np.testing.assert_allclose(one, other, atol=1e-6)
+
+
+def test_gradients_of_the_halting_units_are_those_of_finite_differences(numpy_layers):
+    model, random = make_model(PLAIN), np.random.default_rng(1)
+    source, target = SOURCE[:1], TARGET[:1]
+    slopes = random.normal(size=(1, 6, 13))
+    with tf.GradientTape() as tape:
+        logits = model({"source": source, "target": target}, training=True)
+        # Its weight is 0.01, and so are its gradients without this factor.
+        value = tf.reduce_sum(logits * slopes) + 1000 * model.losses[0]
+    units = [stack.halting_unit for stack in (model.encoder, model.decoder)]
+    variables = [variable for unit in units for variable in (unit.kernel, unit.bias)]
+    gradients = tape.gradient(value, [variable.value for variable in variables])
+
+    def value_of() -> float:
+        found = Reference(numpy_layers, model, source[0], target[0])
+        ponder = sum(np.sum(part) for part in (*found.source, *found.target))
+        return np.sum(found.logits * slopes[0]) + 1000 * PLAIN.ponder_weight * ponder / 6
+
+    for variable, gradient in zip(variables, gradients, strict=True):
+        values = np.array(variable)
+        for index in np.ndindex(*values.shape):
+            ends = []
+            for change in (1e-3, -1e-3):
+                changed = values.copy()
+                changed[index] += change
+                variable.assign(changed)
+                ends.append(value_of())
+            variable.assign(values)
+            slope = (ends[0] - ends[1]) / 2e-3
+            np.testing.assert_allclose(gradient[index], slope, rtol=0.01, atol=0.01)
+
+
+def test_the_ponder_cost_is_the_sum_of_steps_and_remainders_by_target_token():
+    weight = 0.3
+    model = make_model(PLAIN.replace(ponder_weight=weight))
+    values = model.token_values(INPUTS)
+    cost = weight * sum(np.sum(value) for value in values.values()) / np.sum(TARGET != 0)
+    model(INPUTS, training=False)
+    assert model.losses == []
+    model(INPUTS, training=True)
+    np.testing.assert_allclose(model.losses, [cost], rtol=1e-6)
+
+
+def test_training_shows_steps_and_remainders_apart_from_the_cross_entropy():
+    model = make_model(PLAIN.replace(ponder_weight=0.3))
+    values = {name: np.asarray(value) for name, value in model.token_values(INPUTS).items()}
+    labels = np.where(TARGET != 0, 5, 0)
+    loss = SmoothedCrossEntropy(0.1)
+    cross_entropy = float(loss(labels, model(INPUTS)))
+    model.compile("sgd", loss, run_eagerly=True)
+    shown = model.train_on_batch(INPUTS, labels, return_dict=True)
+    for side, ids in (("source", SOURCE), ("target", TARGET)):
+        for name in ("steps", "remainders"):
+            mean = values[f"{side}_{name}"].sum() / np.sum(ids != 0)
+            np.testing.assert_allclose(shown[f"train_{side}_{name}"], mean, rtol=1e-5)
+    cost = 0.3 * sum(value.sum() for value in values.values()) / np.sum(TARGET != 0)
+    np.testing.assert_allclose(shown["loss"], cross_entropy + cost, rtol=1e-5)
+    fixed = make_model(VARIANTS["fixed"])
+    fixed.compile("sgd", loss, run_eagerly=True)
+    assert set(fixed.train_on_batch(INPUTS, labels, return_dict=True)) == {"loss"}
+
+
+def test_an_evaluation_has_the_cross_entropy_alone():
+    model = make_model(PLAIN)
+    model.compile("sgd", SmoothedCrossEntropy(0.1), run_eagerly=True)
+    labels = np.where(TARGET != 0, 5, 0)
+    shown = model.evaluate(INPUTS, labels, return_dict=True, verbose=0)
+    expected = float(SmoothedCrossEntropy(0.1)(labels, model(INPUTS)))
+    assert shown == {"loss": pytest.approx(expected, rel=1e-5)}
+
+
+# Whole and step by step, graph and XLA; the reference above reads one sentence at a time
+
+
+def test_future_tokens_do_not_change_earlier_logits(model):
+    other = TARGET.copy()
+    other[0, 3:] = [9, 9, 11]
+    before, after = (
+        np.asarray(model({"source": SOURCE, "target": ids})) for ids in (TARGET, other)
+    )
+    np.testing.assert_allclose(before[0, :3], after[0, :3], atol=1e-6)
+    assert np.abs(before[0, 3:] - after[0, 3:]).max() > 1e-5
+
+
+def test_cached_steps_of_several_hypotheses_equal_the_full_pass(model):
+    beams, length = 2, 4
+    targets = np.random.default_rng(2).integers(3, 13, size=(len(SOURCE), beams, length))
+    targets[:, :, 0] = BOS
+    state = model.encode(SOURCE, num_hypotheses=beams, coverage=True)
+    steps = []
+    for time in range(length):
+        logits, state = model.step(targets[:, :, time], state)
+        steps.append(np.asarray(logits))
+    for beam in range(beams):
+        inputs = {"source": SOURCE, "target": targets[:, beam]}
+        found = np.stack([step[:, beam] for step in steps], axis=1)
+        np.testing.assert_allclose(found, model(inputs), atol=1e-5)
+        is_real = (SOURCE != 0)[:, None]
+        covered = np.sum(np.asarray(model.attention(inputs)) * is_real, axis=1)
+        found = np.where(SOURCE != 0, state.coverage[:, beam], 0)
+        np.testing.assert_allclose(found, covered, atol=1e-5)
+
+
+def test_beams_that_branch_have_the_probabilities_of_the_full_pass(model):
+    state = model.encode(tf.constant(SOURCE), num_hypotheses=3)
+    limits = {"bos_ids": np.full(3, BOS), "max_lengths": np.full(3, 6)}
+    found = beam_search(model.step, state, **limits, beam_size=3, length_penalty=0.0)
+    labels = np.asarray(found.ids[:, 0])
+    shifted = np.pad(labels[:, :-1], ((0, 0), (1, 0)), constant_values=BOS)
+    log_probs = np.asarray(tf.nn.log_softmax(model({"source": SOURCE, "target": shifted})))
+    taken = np.take_along_axis(log_probs, labels[:, :, None], axis=-1)[..., 0] * (labels != 0)
+    np.testing.assert_allclose(found.log_probs[:, 0], taken.sum(axis=1), atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["sum-copy", "blend-run_on-convolutions"])
+def test_xla_gives_the_logits_and_gradients_of_the_graph(name):
+    model = make_model(VARIANTS[name].replace(num_steps=2))
+
+    def logits_and_gradients(source, target):
+        with tf.GradientTape() as tape:
+            logits = model({"source": source, "target": target}, training=True)
+            value = tf.reduce_sum(logits**2) + sum(model.losses)
+        weights = [weight.value for weight in model.trainable_weights]
+        gradients = tape.gradient(value, weights, unconnected_gradients="zero")
+        return [logits, *map(tf.convert_to_tensor, gradients)]
+
+    inputs = [tf.constant(SOURCE, tf.int32), tf.constant(TARGET, tf.int32)]
+    plain, compiled = (
+        tf.function(logits_and_gradients, jit_compile=jit, autograph=False)(*inputs)
+        for jit in (False, True)
+    )
+    largest = max(np.abs(gradient).max() for gradient in plain[1:])
+    np.testing.assert_allclose(compiled[0], plain[0], rtol=1e-6, atol=1e-6)
+    for one, other in zip(plain[1:], compiled[1:], strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-5, atol=1e-6 * largest)
+
+
+# What it shows
+
+
+def test_attention_sums_the_steps_by_their_weights_and_all_steps_can_be_seen(model):
+    attention = np.asarray(model.attention(INPUTS))
+    weights = {name: np.asarray(value) for name, value in model.attentions(INPUTS).items()}
+    lengths = {"encoder": (5, 5), "decoder": (6, 6), "cross": (6, 5)}
+    for name, shape in lengths.items():
+        assert weights[name].shape == (4, 3, 2, *shape)
+        np.testing.assert_allclose(weights[name][:, 0].sum(axis=-1), 1, atol=1e-5)
+    real = TARGET != 0
+    np.testing.assert_allclose(attention.sum(axis=-1)[real], 1, atol=1e-5)
+    if model.config.adaptive_steps:
+        assert np.abs(attention - weights["cross"][-1].mean(axis=1))[real].max() > 1e-3
+    else:
+        np.testing.assert_allclose(attention[0], weights["cross"][-1, 0].mean(axis=0), atol=1e-6)
+
+
+def test_positions_begin_anywhere_while_training_but_alike_on_both_sides():
+    copies = np.repeat(SOURCE[:1], 60, axis=0)
+    targets = np.repeat(TARGET[:1], 60, axis=0)
+    inputs = {"source": copies, "target": targets}
+    for config in (PLAIN, TransformerConfig(**SIZES, num_layers=1)):
+        plain = build_model(config)
+        model = build_model(config.replace(max_position_offset=2))
+        model.set_weights(plain.get_weights())
+        np.testing.assert_array_equal(model(inputs), plain(inputs))
+        trained = np.asarray(model(inputs, training=True))[:, -1]
+        assert len(np.unique(trained.round(4), axis=0)) == 3  # nine, were both sides drawn apart
+        shifted = build_model(config.replace(first_position=2))
+        shifted.set_weights(plain.get_weights())
+        expected = np.asarray(shifted(inputs))[0, -1]
+        assert np.abs(trained - expected).max(axis=1).min() < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["float32", "int8"])
+def test_the_signature_attention_says_how_many_steps_each_piece_took(precision):
+    vocabulary = tiny_run.make_vocabulary()
+    model = in_precision(make_model(PLAIN.replace(vocabulary_size=vocabulary.size)), precision)
+    search = SearchConfig(max_source_length=8, max_extra_length=4)
+    translator = Translator(model, vocabulary, vocabulary, search)
+    text = {"source": tf.constant(["abc", "f"]), "target": tf.constant(["cb", "fed"])}
+    answer = {name: np.asarray(value) for name, value in
+              translator.signature("attention")(**text).items()}  # fmt: skip
+    for side in ("source", "target"):
+        is_real = answer[f"{side}_pieces"] != b""
+        steps, remainders = (answer[f"{side}_{name}"] for name in ("steps", "remainders"))
+        assert steps.shape == is_real.shape == remainders.shape
+        np.testing.assert_array_equal(steps > 0, is_real)
+        np.testing.assert_array_equal(remainders > 0, is_real)
+        assert steps.max() <= PLAIN.num_steps
+
+
+# Sizes
+
+
+def test_presets_have_the_parameters_of_their_two_layers():
+    config = ModelConfig.preset("universal-base", vocabulary_size=4)
+    assert type(config) is UniversalConfig
+    with keras.StatelessScope(initialize_variables=False):
+        count = UniversalTransformer(config).count_params()
+    d, f = 1024, 4096
+    attention, feed_forward, norm = 4 * d * d, 2 * d * f + f + d, 2 * d
+    layers = 3 * attention + 2 * feed_forward + 5 * norm
+    assert count == layers + 2 * (d + 1) + 4 * d  # two halting units and four embeddings
+    assert round(layers / 1e6, 1) == 29.4
+
+
+def test_operations_are_those_of_as_many_layers_with_the_memory_projected_once():
+    lengths = np.array([5.0]), np.array([7.0])
+    d = SIZES["model_dim"]
+    for steps in (1, 4):
+        transformer = build_model(TransformerConfig(**SIZES, num_layers=steps))
+        projections = 2 * 2 * d * d * lengths[0] * (steps - 1)
+        config = PLAIN.replace(num_steps=steps, adaptive_steps=False)
+        found = make_model(config).count_flops(*lengths)
+        assert found == transformer.count_flops(*lengths) - projections
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(num_steps=0), "num_steps must be at least 1, got 0"),
+        (dict(ponder_weight=-1.0), "ponder_weight must be at least 0, got -1.0"),
+        (dict(halting_epsilon=1.0), "halting_epsilon must be between 0 and 1, got 1.0"),
+        (dict(halting_output="mean"), "halting_output must be one of sum, blend, got 'mean'"),
+        (dict(halted_tokens="stop"), "halted_tokens must be one of copy, run_on, got 'stop'"),
+        (dict(transition="conv"), "transition must be one of feed_forward, separable_convolution"),
+        (dict(max_position_offset=-1), "max_position_offset must be at least 0, got -1"),
+        (dict(step_signals="rotary"), "step_signals must be one of sinusoidal, learned"),
+        (dict(norm_epsilon=0.0), "norm_epsilon must be above 0 in a Universal Transformer, got 0"),
+        (
+            dict(model_dim=9, num_heads=3, positions="learned"),
+            "model_dim must be even for sinusoidal step_signals, got 9",
+        ),
+        (dict(num_heads=3), "model_dim 8 is not divisible by num_heads 3; choose num_heads that"),
+    ],
+    ids=str,
+)
+def test_settings_that_cannot_be_are_refused_in_one_line(changes, message):
+    with pytest.raises(InputError, match=message) as caught:
+        PLAIN.replace(**changes)
+    assert "\n" not in str(caught.value)

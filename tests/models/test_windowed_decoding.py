@@ -1,0 +1,76 @@
+"""A beam search whose steps see a slice of the KV cache, against one that masks the rest of it."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import ops
+
+from keras_transformer.config import TransformerConfig
+from keras_transformer.models import Ensemble, Transformer, transformer
+from keras_transformer.search import beam_search
+from keras_transformer.search.decode_loop import kv_cache_capacities
+
+RANDOM = np.random.default_rng(3)
+SOURCE = np.array([[4, 9, 5, 7, 3], [12, 3, 0, 0, 0], [6, 6, 8, 3, 0]])
+WINDOW, LONGEST = 3, 11
+
+
+@pytest.fixture(params=["sinusoidal", "relative", "rotary"])
+def model(request):
+    model = Transformer(
+        TransformerConfig(
+            vocabulary_size=13, num_layers=2, model_dim=8, feed_forward_dim=12, num_heads=2,
+            positions=request.param, max_relative_distance=2, decoder_attention_window=WINDOW,
+        )
+    )  # fmt: skip
+    model.set_weights([RANDOM.normal(scale=0.6, size=w.shape) for w in model.weights])
+    return model
+
+
+def search(model, capacity=None):
+    """Searches translations that a length penalty makes far longer than the window."""
+    state = model.encode(ops.array(SOURCE), num_hypotheses=3, capacity=capacity)
+    result = beam_search(
+        model.step, state, bos_ids=tf.fill([3], 2), beam_size=3, max_lengths=tf.fill([3], LONGEST),
+        length_penalty=4.0, max_length_bound=LONGEST if capacity else None,
+    )  # fmt: skip
+    return result.ids, result.scores
+
+
+def masked(ancestors, kv_cache, time, window):
+    """Returns all ancestors; those before the window are hidden and not cut off."""
+    positions = ops.arange(ops.shape(ancestors)[2])
+    return ops.where(positions < time - window // 2, -1, ancestors)
+
+
+def test_a_search_finds_the_same_with_a_slice_of_the_cache_and_with_a_mask(model, monkeypatch):
+    tokens, scores = search(model)
+    assert (tokens.numpy() != 0).sum(axis=-1).max() > 3 * WINDOW
+    found = search(model, kv_cache_capacities(LONGEST)[0])
+    np.testing.assert_array_equal(found[0], tokens)
+    np.testing.assert_allclose(found[1], scores, atol=1e-5)
+    monkeypatch.setattr(transformer, "visible_ancestors", masked)
+    for layer in model.decoder.layers:
+        layer.self_attention.reach = None
+    found = search(model)
+    np.testing.assert_array_equal(found[0], tokens)
+    np.testing.assert_allclose(found[1], scores, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_search_finds_the_same_under_xla(model):
+    capacity = kv_cache_capacities(LONGEST)[0]
+    compiled = tf.function(lambda: search(model, capacity), jit_compile=True, autograph=False)
+    for found, expected in zip(compiled(), search(model), strict=True):
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_an_ensemble_counts_the_tokens_that_a_window_has_dropped(model):
+    # Without a search the members say how many tokens were read.
+    targets = np.full((3, 5), 7)
+    expected = np.asarray(Ensemble([model, model]).call({"source": SOURCE, "target": targets}))
+    ensemble = Ensemble([model, model])
+    state = ensemble.encode(ops.array(SOURCE))
+    for position in range(5):
+        logits, state = ensemble.step(ops.array(targets[:, position, None]), state)
+        np.testing.assert_allclose(logits[:, 0], expected[:, position], rtol=1e-4, atol=1e-5)

@@ -1,0 +1,194 @@
+"""Search is held to one tree around the words of each sentence."""
+
+import functools
+import itertools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from plain_search import Wants, arguments, assert_found, every_translation, greedy, tokens_of
+
+from keras_transformer.config import EOS_ID
+from keras_transformer.search import (
+    BalancedBrackets,
+    CopiedWords,
+    beam_search,
+    bracket_constraint,
+    greedy_search,
+    sample,
+)
+
+# "(C" has no closing bracket in the vocabulary.
+TOKENS = ["", "?", "^", "$", "(A", ")A", "(B", ")B", "X", "Y", "(C"]
+CASES = [(1, 5), (2, 6), (0, 4), (3, 5), (2, 3), (2, 4)]  # words and the longest length
+
+
+def allows(num_words, limit, tokens, token):
+    """Tells whether a token may come next, of one hypothesis."""
+    stack, words = [], num_words
+    for text in map(TOKENS.__getitem__, tokens):
+        if text.startswith("("):
+            stack.append(text[1:])
+        elif text.startswith(")"):
+            stack.pop()
+        else:
+            words -= 1
+    text = TOKENS[token]
+    if token == EOS_ID:
+        return not stack and not words
+    if text in ("(A", "(B"):
+        room = limit - len(tokens) >= len(stack) + words + 2
+        return words > 0 and room and bool(stack or not tokens)
+    if text in (")A", ")B"):
+        is_empty = bool(tokens) and TOKENS[tokens[-1]].startswith("(")
+        return stack[-1:] == [text[1:]] and not is_empty and (len(stack) > 1 or not words)
+    return text in ("X", "Y") and words > 0 and bool(stack)
+
+
+WANTS = [Wants(limit, allows=functools.partial(allows, words, limit)) for words, limit in CASES]
+
+
+def make_arguments():
+    words = [[place < count for place in range(3)] for count, _ in CASES]
+    constraint = BalancedBrackets(words, TOKENS, special_ids=range(4))
+    options = arguments(WANTS)
+    return options | dict(constraints=[constraint, *options["constraints"]])
+
+
+@pytest.fixture
+def model(table_model):
+    return table_model(sentences=len(CASES), vocabulary_size=len(TOKENS), seed=1)
+
+
+def test_a_beam_that_holds_everything_finds_all_trees_and_nothing_else(model):
+    expected = [every_translation(model, row, each) for row, each in enumerate(WANTS)]
+    counts = list(map(len, expected))
+    # Of one word in up to five tokens: one bracket of two labels, or two.
+    assert counts[0] == 2 * 2 + 4 * 2
+    assert counts[2:5] == [1, 2 * 2**3, 0]
+    found = beam_search(
+        model.step, model.state(range(6), max(counts)), beam_size=max(counts),
+        num_translations=max(counts), **make_arguments(),
+    )  # fmt: skip
+    for row, translations in enumerate(expected):
+        assert_found(translations, found, row)
+
+
+def test_greedy_search_and_samples_are_trees(model):
+    found = greedy_search(model.step, model.state(range(6), 1), **make_arguments())
+    samples = sample(
+        model.step, model.state(range(6), 8), num_translations=8, seed=7, **make_arguments()
+    )
+    for row in (0, 1, 2, 3, 5):
+        assert_found([greedy(model, row, WANTS[row])], found, row)
+        allowed = {each.tokens for each in every_translation(model, row, WANTS[row])}
+        assert {tokens_of(samples, row, place) for place in range(8)} <= allowed
+
+
+def test_punctuation_has_tags_of_its_own(table_model):
+    tokens = [*TOKENS[:9], ".", "(C"]
+    model = table_model(sentences=3, vocabulary_size=len(tokens), seed=1)
+    kinds = [[2, 3, 0], [3, 2, 0], [1, 2, 0]]
+    constraint = BalancedBrackets(kinds, tokens, range(4), punctuation=(".", ","))
+    found = beam_search(
+        model.step, model.state(range(3), 99), beam_size=99, num_translations=99,
+        bos_ids=tf.fill([3], 2), max_lengths=tf.fill([3], 4), length_penalty=0.0,
+        constraints=[constraint],
+    )  # fmt: skip
+    words = [
+        {
+            "".join(tokens[token] for token in tokens_of(found, row, place) if token in (8, 9))
+            for place in range(99)
+            if found.scores[row, place] > -1e8
+        }
+        for row in range(3)
+    ]
+    assert words == [{"X."}, {".X"}, {"XX", ".X"}]
+    unknown = BalancedBrackets(kinds, TOKENS, range(4), punctuation=(".", ","))
+    assert unknown.inputs.numpy().tolist() == [[1, 1, 0]] * 3
+
+
+def test_no_more_brackets_are_open_than_there_is_room_for(monkeypatch, model):
+    monkeypatch.setattr(bracket_constraint, "MOST_OPEN_BRACKETS", 2)
+    found = beam_search(
+        model.step, model.state(range(6), 64), beam_size=64, num_translations=64,
+        **make_arguments() | {"max_lengths": tf.fill([6], 9)},
+    )  # fmt: skip
+    for row, place in itertools.product((0, 1), range(64)):
+        if found.scores[row, place] > -1e8:
+            texts = [TOKENS[token] for token in tokens_of(found, row, place)]
+            depths = np.cumsum([text.startswith("(") - text.startswith(")") for text in texts])
+            assert max(depths) <= 2
+
+
+# Of copied words: 4, 7 and 9 begin words, 8 continues one.
+COPIES = ["", "", "", "", "(A", ")A", "X", "", "", ""]
+BEGINS = [number in (4, 7, 9) for number in range(len(COPIES))]
+SENTENCES = [([7, 8, 9], 10), ([9], 7), ([7, 8], 5), ([9, 7], 5), ([7, 4], 9)]  # and longest length
+
+
+def copying_trees(sentence, limit):
+    """Yields the token sequences of all trees around the words of a sentence."""
+
+    begins = [BEGINS[token] for token in sentence]
+    sentence = [1 if token == 4 else token for token in sentence]  # a bracket in it is unknown
+
+    def go_on(tokens, depth, read):
+        room = limit - len(tokens)
+        tags_due = sum(begins[read:])
+        last = tokens[-1] if tokens else None
+        if last in (1, 7, 8, 9):
+            if read < len(sentence) and not begins[read]:
+                yield from go_on([*tokens, sentence[read]], depth, read + 1)
+            else:
+                yield from go_on([*tokens, 6], depth, read)
+            return
+        if tokens and not depth:
+            yield (*tokens, EOS_ID)
+            return
+        is_left = read < len(sentence)
+        if is_left and room >= depth + len(sentence) - read + tags_due + 2:
+            yield from go_on([*tokens, 4], depth + 1, read)
+        if is_left and depth:
+            yield from go_on([*tokens, sentence[read]], depth, read + 1)
+        if depth and last != 4 and (depth > 1 or not is_left):
+            yield from go_on([*tokens, 5], depth - 1, read)
+
+    yield from go_on([], 0, 0)
+
+
+def log_prob_of_copies(model, row, tokens):
+    """Returns the log-probability of a sequence in which any token of a word is the next one."""
+    total = 0.0
+    for time, token in enumerate(tokens):
+        logits = model.logits(row, tuple(tokens[:time]))
+        counted = logits[[1, 7, 8, 9]] if token in (1, 7, 8, 9) else logits[[token]]
+        total += np.log(np.exp(counted).sum() / np.exp(logits).sum())
+    return total
+
+
+def test_words_are_copied_token_by_token_each_before_its_tag(table_model):
+    model = table_model(sentences=len(SENTENCES), vocabulary_size=len(COPIES), seed=2)
+    ids = np.zeros([len(SENTENCES), 4], np.int32)
+    for row, (sentence, _) in enumerate(SENTENCES):
+        ids[row, : len(sentence)] = sentence
+    # As many as tokens that begin one.
+    words = [[1, 1, 0], [1, 0, 0], [1, 0, 0], [1, 1, 0], [1, 1, 0]]
+    found = beam_search(
+        model.step, model.state(range(len(SENTENCES)), 60), beam_size=60, num_translations=60,
+        bos_ids=tf.fill([len(SENTENCES)], 2), max_lengths=[limit for _, limit in SENTENCES],
+        length_penalty=0.0, constraints=[CopiedWords(ids, words, COPIES, BEGINS)],
+    )  # fmt: skip
+    for row, (sentence, limit) in enumerate(SENTENCES):
+        expected = {
+            tokens: log_prob_of_copies(model, row, tokens)
+            for tokens in copying_trees(sentence, limit)
+        }
+        scores = {
+            tokens_of(found, row, place): float(score)
+            for place, score in enumerate(found.scores[row])
+        }  # fmt: skip
+        scores.pop((), None)  # places without a translation
+        assert scores.keys() == expected.keys()
+        assert scores == pytest.approx(expected, rel=1e-5)
+        assert len(expected) == [4, 2, 1, 0, 4][row]

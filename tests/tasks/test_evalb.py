@@ -1,0 +1,98 @@
+"""Scores of trees: worked out by hand, and EVALB's own of 1,200 stored pairs."""
+
+import csv
+import gzip
+import pathlib
+import re
+
+import pytest
+
+from keras_transformer.tasks.evalb import PUNCTUATION_TAGS, score_tree, summarize
+from keras_transformer.tasks.trees import clean, parse_tree, read_trees, words_of
+
+SHARED = pathlib.Path(__file__).resolve().parents[3] / "shared" / "data"
+DATA = SHARED / "evalb"
+GOLD = "(TOP (S (NP-SBJ (DT the) (NN dog)) (, ,) (VP (VBZ barks) (PRT (RP out))) (. .)))"
+
+
+def score(output, reference=GOLD):
+    return score_tree(parse_tree(output), parse_tree(reference))
+
+
+def test_the_reference_itself_is_complete():
+    assert score(GOLD) == ("ok", 6, 4, 4, 4, 0, 4, 4)
+
+
+def test_brackets_are_compared_without_punctuation_and_by_base_labels():
+    # S, NP and ADVP (which PRT is) are right, VP begins a word too early and crosses NP.
+    output = "(S (NP (DT the)) (VP (NN dog) (NP=2 (VB barks)) (ADVP (RP out) (, ,))) (. .))"
+    output = output.replace("(, ,)", "").replace("(NN dog)", "(NN dog) (, ,)")
+    assert score(output) == ("ok", 6, 2, 4, 5, 1, 4, 3)
+
+
+def test_equal_brackets_count_as_often_as_they_occur():
+    assert score("(X (X (X (A a))))", "(X (X (A a)))")[2:5] == (2, 2, 3)
+
+
+def test_other_words_are_an_error_and_no_words_are_skipped():
+    assert score("(S (A a))").status == "error"
+    assert score(GOLD.replace("(, ,)", "(NN ,)")).status == "error"
+    assert score("(S (. .))", "(S (. .) (-NONE- *))") == ("skip", 1, *[0] * 6)
+
+
+def test_totals_leave_errors_out():
+    scores = [score(GOLD), score("(S (A a))"), score("(X (X (X (A a))))", "(X (X (A a)))")]
+    summary = summarize(scores)
+    assert (summary.sentences, summary.errors, summary.complete_match) == (3, 1, 50)
+    assert summary.recall == 100
+    assert summary.precision == pytest.approx(100 * 6 / 7)
+    assert summary.f1 == pytest.approx(100 * 12 / 13)
+
+
+def test_nothing_is_found_in_nothing():
+    assert summarize([]).f1 == 0
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="needs ../shared/data/evalb")
+def test_each_stored_pair_and_the_totals_are_evalbs():
+    gold, test = (
+        [tree for _, tree in read_trees((DATA / name).read_text().splitlines(), name)]
+        for name in ("gold.mrg", "test.mrg")
+    )
+    scores = list(map(score_tree, test, gold))
+    with open(DATA / "evalb.tsv", encoding="utf-8") as file:
+        rows = list(csv.reader(file, delimiter="\t"))[1:]
+    ours = [[score.status, *map(str, score[2:])] for score in scores]
+    assert ours == [row[1:] for row in rows]
+    printed = (DATA / "summary.txt").read_text()
+    parts = [summarize(scores), summarize(each for each in scores if each.length <= 40)]
+    for summary, text in zip(parts, printed.split("-- len<=40 --"), strict=True):
+        theirs = [float(number) for number in re.findall(r"= +([\d.]+)", text)]
+        assert theirs == pytest.approx(
+            [
+                summary.sentences, summary.errors, summary.skipped,
+                summary.sentences - summary.errors - summary.skipped,
+                summary.recall, summary.precision, summary.f1, summary.complete_match,
+                summary.average_crossing, summary.no_crossing, summary.two_or_less_crossing,
+                summary.tagging_accuracy,
+            ],
+            abs=0.005001,
+        )  # fmt: skip
+
+
+def right_branching(tree):
+    """Returns (S first (VP second (VP third ...)) .) over the words of a tree."""
+    *words, last = words_of(tree)
+    end = [last] if last.tag in PUNCTUATION_TAGS else []
+    words = words if end else [*words, last]
+    opened = [item for word in words for item in ("(VP", word)][1:]
+    return ["(S", *opened, *[")VP"] * (len(words) - 1), *end, ")S"]
+
+
+@pytest.mark.skipif(not (SHARED / "gum_const").is_dir(), reason="needs ../shared/data/gum_const")
+def test_right_branching_trees_are_a_baseline_on_real_text():
+    with gzip.open(SHARED / "gum_const" / "test.mrg.gz", "rt", encoding="utf-8") as file:
+        trees = [clean(tree) for _, tree in read_trees(file, "test.mrg.gz")]
+    summary = summarize(score_tree(right_branching(tree), tree) for tree in trees)
+    assert (summary.sentences, summary.errors) == (1464, 0)
+    assert summary.f1 == pytest.approx(17.10, abs=0.005)  # the figure in BUILD_NOTES.md

@@ -1,0 +1,211 @@
+"""The task of constituency parsing, from files of trees to the client of a server."""
+
+import json
+import re
+
+import fake_server
+import pytest
+import stand_in_server
+import tensorflow as tf
+
+from keras_transformer import Client
+from keras_transformer.config import DataConfig
+from keras_transformer.data.toy_grammar import sentences_of_split
+from keras_transformer.errors import InputError
+from keras_transformer.tasks import ParsingTask, get_task
+from keras_transformer.tasks.trees import parse_tree, sentence_of
+from keras_transformer.text import learn_vocabulary
+from keras_transformer.text.tree_repair import copied_words
+from keras_transformer.training.corpora import check_symbols, make_vocabularies
+
+TREE = "(TOP (S (NP-SBJ (DT The) (NN dog)) (VP (VBZ barks) (NP (-NONE- *))) (. .)))"
+ANSWER = "(S (NP (DT The) (NN dog)) (VP (VBZ barks)) (. .))"
+
+
+def evaluate(output, reference=TREE, **options):
+    return ParsingTask(**options).evaluate([output], [reference], ["The dog barks ."])
+
+
+@pytest.fixture
+def tree_file(tmp_path):
+    path = tmp_path / "trees.mrg"
+    path.write_text(TREE)
+    return str(path)
+
+
+def test_a_model_learns_linearized_trees_and_is_compared_with_whole_ones(tree_file):
+    data = DataConfig(train_file=tree_file, dev_file=tree_file)
+    for options, text in (
+        ({}, "(S (NP DT NN )NP (VP VBZ )VP . )S"),
+        ({"pos_tags": False}, "(S (NP XX XX )NP (VP XX )VP XX )S"),
+        ({"copy_words": True}, "⟨S ⟨NP The ∕DT dog ∕NN ⟩NP ⟨VP barks ∕VBZ ⟩VP . ∕. ⟩S"),
+        ({"function_tags": True}, "(S (NP-SBJ DT NN )NP-SBJ (VP VBZ )VP . )S"),
+    ):
+        task = ParsingTask(**options)
+        assert options.keys() <= set(task.learned_options)
+        (train,), (dev,) = task.sources(data, "train"), task.sources(data, "validation")
+        assert list(train) == [("The dog barks .", text)]
+        assert list(dev) == [("The dog barks .", TREE)]
+        assert task.learned_text(TREE) == text
+    with_traces = ParsingTask(traces=True)
+    assert list(with_traces.sources(data, "train")[0]) == [
+        ("The dog barks * .", "(S (NP DT NN )NP (VP VBZ (NP -NONE- )NP )VP . )S")
+    ]
+    assert with_traces.sources(data, "train")[0].identity != train.identity
+
+
+def test_words_are_copied_with_the_tokens_that_they_have_in_the_sentence(tmp_path):
+    text = (
+        "(S (NP (DT the) (NN cat)) (PRN (-LRB- -LRB-) (NN 木x) (-RRB- -RRB-)) (VP (VB sat)))\n" * 5
+    )
+    path = tmp_path / "train.mrg"
+    path.write_text(text, encoding="utf-8")
+    task = ParsingTask(copy_words=True)
+    data = DataConfig(
+        train_file=str(path), target_level="bpe", vocabulary_size=40, byte_fallback=False,
+        vocabulary_normalization="identity",
+    )  # fmt: skip
+    task.check_data(data)
+    vocabulary, target = make_vocabularies(data, task)
+    assert target is vocabulary
+    (pairs,) = task.sources(data, "train")
+    sentence, learned = next(iter(pairs))
+    source, output = vocabulary.encode([sentence, learned])
+    _, tokens, begins_word = copied_words(tf.constant([source]), vocabulary)
+    assert [id_ for id_ in output if not tokens[id_]] == source
+    labels = [tokens[id_] for id_ in output if tokens[id_]]
+    assert " ".join(labels) == "(S (NP DT NN )NP (PRN -LRB- NN -RRB- )PRN (VP VB )VP )S"
+    assert sum(begins_word[id_] for id_ in source) == len(sentence.split())
+    (text,) = vocabulary.decode([output])
+    found = task.finish(tf.constant([[text]]), tf.constant([sentence])).numpy().item().decode()
+    assert found == next(iter(task.read_file(str(path))))[1]
+
+
+@pytest.mark.parametrize(
+    "changes", [{"target_level": "word"}, {"subword_sampling": 0.1}, {"share_vocabulary": False}]
+)
+def test_copied_words_need_one_vocabulary(changes):
+    data = DataConfig(**{"train_file": "a.mrg", "target_level": "bpe"} | changes)
+    with pytest.raises(InputError, match="copy_words needs one vocabulary"):
+        ParsingTask(copy_words=True).check_data(data)
+
+
+def test_a_vocabulary_without_labels_is_refused_where_words_are_copied(tree_file):
+    task = ParsingTask(copy_words=True)
+    data = DataConfig(train_file=str(tree_file), target_level="bpe", vocabulary_size=40)
+    check_symbols(data, task, make_vocabularies(data, task))
+    others = 2 * (learn_vocabulary(["the cat sees a dog"], size=30, kind="bpe"),)
+    with pytest.raises(InputError, match=r"symbols of this text, such as '[⟨⟩∕].*', are no tokens"):
+        check_symbols(data, task, others)
+
+
+def test_f1_is_that_of_evalb_and_counts_what_evalb_leaves_out():
+    assert evaluate(ANSWER)["f1"] == 100
+    assert evaluate(ANSWER.replace("(VP (VBZ barks))", "(VBZ barks)"))["f1"] == 80
+    wrong = evaluate(ANSWER.replace("(. .)", "(NN .)"))
+    assert (wrong["f1"], wrong["evalb"]["errors"], wrong["evalb"]["f1"]) == (0, 1, 0)
+    both = ParsingTask().evaluate([ANSWER, ""], [TREE] * 2, ["The dog barks ."] * 2)
+    assert both["evalb"]["f1"] == 100
+    assert both["f1"] == pytest.approx(200 * 3 / (3 + 3 + 3))
+    report = ParsingTask().report(both)
+    assert report["F1, errors counted"] == "66.67"
+    assert (report["errors"].split(), report["skipped"].split()) == (["0", "0"], ["1", "1"])
+
+
+@pytest.mark.parametrize("root", ["", "ROOT", "S1"])
+def test_the_root_of_a_treebank_is_no_bracket_that_an_answer_lacks(root):
+    reference = TREE.replace("(TOP", f"({root}", 1)
+    assert reference != TREE
+    assert evaluate(ANSWER, reference)["f1"] == 100
+    assert evaluate(reference, reference)["f1"] == 100
+
+
+def test_a_parsers_failure_is_an_answer_without_a_bracket(tmp_path):
+    path = tmp_path / "answers.mrg"
+    path.write_text("(S (NN a)\n (NN b))\n(())\n(())\n(S (NN 5\u00a01/2))\n", encoding="utf-8")
+    answers = ParsingTask().read_answers(path)
+    assert answers == ["(S (NN a) (NN b))", "", "", "(S (NN 5\u00a01/2))"]
+    path.write_text("(S (NN a))\n(())\n(())\n(S (NN a))\n(S (NN a)))\n")
+    with pytest.raises(InputError, match="line 5: a bracket is closed that was not opened"):
+        ParsingTask().read_answers(path)
+    result = ParsingTask().evaluate(answers[:2], ["(S (NN a) (NN b))", "(S (NP (NN b)))"], ["", ""])
+    assert (result["evalb"]["skipped"], result["f1"]) == (1, 50)
+
+
+def test_words_without_tags_have_those_of_the_reference():
+    output = re.sub(r"\((\S+) (?=[^(])", "(XX ", ANSWER)
+    assert evaluate(output)["evalb"]["errors"] == 1
+    assert evaluate(output, pos_tags=False)["f1"] == 100
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"dataset": "toy_grammar", "reverse": True}, "a tree has its sentence in it: parsing has"),
+        ({"train_source": "a", "train_target": "b"}, "give train_file, dev_file and test_file in"),
+        ({"train_file": "a", "target_level": "bpe"}, "needs the target_level word and a source_"),
+        ({"train_file": "a", "source_level": "word"}, "unknown words in a row could not be coun"),
+    ],
+)
+def test_what_makes_no_sense_is_said(values, message):
+    with pytest.raises(InputError, match=message):
+        ParsingTask().check_data(DataConfig(**ParsingTask.default_data | values))
+
+
+def test_the_search_is_that_of_the_paper():
+    search = get_task("parsing")().search_config()
+    assert (search.beam_size, search.length_penalty, search.max_extra_length) == (21, 0.3, 300)
+
+
+def test_answers_in_a_file_are_evaluated_all_and_each(call, tmp_path, tree_file):
+    answers = tmp_path / "answers.mrg"
+    answers.write_text(ANSWER.replace("VP", "\nNP"))
+    command = ["evaluate.py", "--task=parsing", f"--answers={answers}", f"--file={tree_file}"]
+    result = call(*command, f"--each={tmp_path / 'each'}")
+    assert result.code == 0, result.err
+    assert re.search(r"^precision +66\.67  66\.67$", result.out, re.MULTILINE)
+    assert (tmp_path / "each").read_text().splitlines() == [
+        "status\tlength\tmatched\treference\toutput\tcrossing\twords\tcorrect_tags",
+        "ok\t4\t2\t3\t3\t0\t3\t3",
+    ]
+    answers.write_text(ANSWER * 2)
+    assert "has 2 answers to 1 sentences; there must be one for each" in call(*command).err
+    answers.write_text("(S (NP")
+    assert "answers.mrg, line 1: this tree is not closed" in call(*command).err
+    assert "--answers needs what to compare them with" in call(*command[:-1]).err
+
+
+@pytest.mark.slow
+def test_it_goes_from_trees_to_training_resuming_evaluation_export_and_client(call, tmp_path):
+    flags = ["--task=parsing", "--num_layers=1", "--model_dim=16", "--feed_forward_dim=16"]
+    flags += ["--num_heads=2", "--batch_tokens=500", "--vocabulary_size=60", "--warmup_steps=10"]
+    for split in ("train", "validation", "test"):
+        path = tmp_path / f"{split}.mrg"
+        count = 300 if split == "train" else 20
+        path.write_text("\n".join(tree for _, tree in sentences_of_split(split)[:count]))
+        flags.append(f"--{split.replace('validation', 'dev')}_file={path}")
+    run_dir = f"--run_dir={tmp_path / 'run'}"
+    for steps in (10, 20):
+        options = (f"--train_steps={steps}", "--checkpoint_steps=10", "--average_last=1")
+        result = call("train.py", run_dir, *flags, *options)
+        assert (result.code, result.err) == (0, "")
+        assert "F1 " in result.out
+    search = ("--beam_size=3", "--max_extra_length=20")
+    results = json.loads(call("evaluate.py", run_dir, *search, "--json").out)
+    assert results["sentences"] == results["evalb"]["sentences"] == 20
+    assert results["evalb"]["errors"] == 0 <= results["f1"] < 100
+    exported = call("export.py", run_dir, f"--export_dir={tmp_path / 'parser'}", *search)
+    assert exported.code == 0, exported.err
+    sentences = [sentence for sentence, _ in sentences_of_split("test")[:5]]
+    text = "\n".join([*sentences, "( Who , ?", ""]).encode()
+    version = tmp_path / "parser" / "1"
+    answers = call("translate.py", f"--saved_model={version}", stdin=text).out.splitlines()
+    assert answers == call("translate.py", run_dir, *search, stdin=text).out.splitlines()
+    assert [sentence_of(parse_tree(answer)) for answer in answers[:6]] == [
+        *sentences, "( Who , ?"
+    ]  # fmt: skip
+    served = fake_server.Model({}, lambda signature, inputs: {}, "parser")
+    served.versions, served.states = {}, {}
+    stand_in_server.load(served, 1, version)
+    with fake_server.serve_grpc(served) as address, Client(address, model="parser") as client:
+        assert [best.text for best, *_ in client.translate(sentences)] == answers[:5]

@@ -1,0 +1,98 @@
+"""Trees are read, cleaned and linearized; what is wrong with a file is said with its line."""
+
+import gzip
+import pathlib
+
+import pytest
+
+from keras_transformer.errors import InputError
+from keras_transformer.tasks import trees
+from keras_transformer.text_files import read_lines
+
+DATA = pathlib.Path(__file__).resolve().parents[3] / "shared" / "data" / "gum_const"
+PENN = """
+( (S (NP-SBJ-1 (DT The)
+        (NN dog) )
+     (VP=2 (VBZ is) (S (NP (-NONE- *-1))
+                       (ADJP (-LRB- -LRB-) (JJ old) (-RRB- -RRB-)))) (. .)))
+(NN Yes) (TOP (X (A a)) (X (B b)))
+"""
+
+
+def read(text):
+    return list(trees.read_trees(text.splitlines(), "name"))
+
+
+def test_trees_may_have_many_lines_and_a_line_many_trees():
+    found = read(PENN)
+    assert [line for line, _ in found] == [2, 6, 6]
+    assert trees.to_text(found[0][1]) == (
+        "( (S (NP-SBJ-1 (DT The) (NN dog)) (VP=2 (VBZ is) (S (NP (-NONE- *-1)) "
+        "(ADJP (-LRB- -LRB-) (JJ old) (-RRB- -RRB-)))) (. .)))"
+    )
+
+
+def test_traces_functional_tags_and_the_root_go():
+    cleaned = [trees.to_text(trees.clean(tree)) for _, tree in read(PENN)]
+    assert cleaned == [
+        "(S (NP (DT The) (NN dog)) (VP (VBZ is) (S (ADJP (-LRB- -LRB-) (JJ old) (-RRB- -RRB-)))) "
+        "(. .))",
+        "(TOP (NN Yes))",
+        "(TOP (X (A a)) (X (B b)))",
+    ]
+
+
+def test_traces_and_functional_tags_are_kept_where_they_are_wanted():
+    tree = read(PENN)[0][1]
+    kept = trees.to_text(trees.clean(tree, function_tags=True, traces=True))
+    assert kept == trees.to_text(tree)[2:-1]
+    assert "(S (NP (-NONE- *-1))" in trees.to_text(trees.clean(tree, traces=True))
+    assert trees.sentence_of(tree, traces=True) == "The dog is *-1 ( old ) ."
+
+
+def test_a_tree_of_traces_only_is_nothing():
+    assert trees.clean(trees.parse_tree("(S (NP (-NONE- *)) (VP (-NONE- *)))")) == []
+
+
+def test_words_become_tags_and_closing_brackets_have_labels():
+    tree = trees.clean(read(PENN)[0][1])
+    assert trees.sentence_of(tree) == "The dog is ( old ) ."
+    assert trees.linearize(tree, pos_tags=False) == (
+        "(S (NP XX XX )NP (VP XX (S (ADJP XX XX XX )ADJP )S )VP XX )S"
+    )
+    assert trees.linearize(tree, pos_tags=True) == (
+        "(S (NP DT NN )NP (VP VBZ (S (ADJP -LRB- JJ -RRB- )ADJP )S )VP . )S"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("(S (NN a)))", "name, line 2: a bracket is closed that was not opened"),
+        ("(S\n(NN a)", "name, line 2: this tree is not closed at the file's end"),
+        ("word", "name, line 2: 'word' stands outside of brackets"),
+        ("()", "name, line 2: an empty bracket"),
+        ("(S (NN a)\n(NP))", "name, line 3: an empty bracket"),
+        ("(S (NN a)\nb)", "name, line 3: 'b' has no tag"),
+        ("(S (NN a b))", "name, line 2: 'a' has no tag"),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_line(text, message):
+    with pytest.raises(InputError, match=message):
+        read("\n" + text)
+
+
+def test_a_compressed_file_gives_sentences_and_trees(tmp_path):
+    path = tmp_path / "trees.mrg.gz"
+    path.write_bytes(gzip.compress(PENN.encode()))
+    pairs = list(trees.TreeFile(path))
+    assert [sentence for sentence, _ in pairs] == ["The dog is ( old ) .", "Yes", "a b"]
+    assert pairs[1][1] == "(NN Yes)"
+    assert trees.TreeFile(path).identity != trees.TreeFile(path, traces=True).identity
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="needs ../shared/data/gum_const")
+def test_real_trees_are_written_as_they_were_read():
+    lines = read_lines(DATA / "dev.mrg.gz")
+    found = trees.read_trees(lines, "dev")
+    assert [trees.to_text(tree) for _, tree in found] == lines

@@ -1,0 +1,131 @@
+"""Texts become trees over the words of a sentence, as a loop in Python makes them."""
+
+import pathlib
+import random
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_transformer.tasks import trees
+from keras_transformer.text import Vocabulary, learn_vocabulary
+from keras_transformer.text.tree_repair import drop_words, repair_trees, word_kinds
+from keras_transformer.text_files import read_lines
+
+DATA = pathlib.Path(__file__).resolve().parents[3] / "shared" / "data" / "gum_const"
+
+
+def repaired(texts, sentences):
+    found = repair_trees(tf.constant(texts)[:, None], tf.constant(sentences))
+    return [text.decode() for text in found[:, 0].numpy()]
+
+
+def plain_repair(text, sentence):
+    """Does what `repair_trees` does for one text of whole tokens."""
+    tokens, words = text.split(), sentence.split()
+    if not tokens or not tokens[0].startswith("("):
+        tokens = ["(TOP", *tokens]
+    stack = []  # of lists: a label, then what is in the bracket
+
+    def close():
+        label, *content = stack.pop()
+        if content:
+            stack[-1].append(f"({label} {' '.join(content)})")
+
+    stack.append([""])
+    for token in tokens:
+        if token.startswith("("):
+            stack.append([token[1:]])
+        elif not token.startswith(")"):
+            if words:
+                stack[-1].append(f"({token} {words.pop(0)})")
+        elif token[1:] in [label for label, *_ in stack[2:]]:
+            while stack[-1][0] != token[1:]:
+                close()
+            close()
+    stack[-1] += [f"(XX {word})" for word in words]
+    while len(stack) > 1:
+        close()
+    return " ".join(stack[0][1:])
+
+
+@pytest.mark.parametrize(
+    ("text", "tree"),
+    [
+        ("(S (NP DT NN )NP (VP XX )VP )S", "(S (NP (DT a) (NN b)) (VP (XX c)))"),
+        ("(S (NP DT (VP NN )NP XX )S", "(S (NP (DT a) (VP (NN b))) (XX c))"),  # crossing
+        ("(S DT )NP NN XX XX XX )S", "(S (DT a) (NN b) (XX c))"),  # unmatched, too many words
+        ("(S (NP DT )NP )S", "(S (NP (DT a)) (XX b) (XX c))"),  # too few
+        ("(S (NP DT", "(S (NP (DT a) (XX b) (XX c)))"),
+        ("(S (NP (VP )VP )NP XX XX XX", "(S (XX a) (XX b) (XX c))"),  # empty brackets
+        ("(S XX )S (X XX XX )X", "(S (XX a) (X (XX b) (XX c)))"),  # two trees
+        ("", "(TOP (XX a) (XX b) (XX c))"),
+        ("( ) (( )) A(B)C D", "(TOP (ABC a) (D b) (XX c))"),
+    ],
+)
+def test_any_text_becomes_a_tree(text, tree):
+    assert repaired([text], ["a b c"]) == [tree]
+    if "A(" not in text:
+        assert plain_repair(text, "a b c") == tree
+
+
+def test_parentheses_of_a_sentence_are_escaped_and_no_words_are_no_tree():
+    texts = ["(S A B C )S", "(S A )S"]
+    assert repaired(texts, ["( a▁)", " "]) == ["(S (A -LRB-) (B a) (C -RRB-))", ""]
+
+
+@pytest.mark.slow
+def test_10000_random_texts_become_the_trees_that_a_plain_loop_makes():
+    generator = random.Random(1)
+    tokens = ["(A", ")A", "(B", ")B", "(CÉ", ")CÉ", "X", "Y"]
+    texts = [" ".join(generator.choices(tokens, k=generator.randrange(30))) for _ in range(10_000)]
+    sentences = [" ".join("abcdefgh"[: generator.randrange(1, 9)]) for _ in texts]
+    found = repaired(texts, sentences)
+    assert found == list(map(plain_repair, texts, sentences))
+    for tree, sentence in zip(found, sentences, strict=True):
+        assert trees.sentence_of(trees.parse_tree(tree)) == sentence
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not DATA.is_dir(), reason="needs ../shared/data/gum_const")
+def test_real_trees_that_are_linearized_and_repaired_are_the_same():
+    all_trees = []
+    for path in sorted(DATA.glob("*.mrg.gz")):
+        lines = read_lines(path)
+        all_trees += [trees.clean(tree) for _, tree in trees.read_trees(lines, str(path))]
+    all_trees.sort(key=len)
+    for start in range(0, len(all_trees), 1000):
+        some = all_trees[start : start + 1000]
+        texts = [trees.linearize(tree, pos_tags=True) for tree in some]
+        found = repaired(texts, [trees.sentence_of(tree) for tree in some])
+        assert found == list(map(trees.to_text, some))
+
+
+def test_words_among_labels_are_left_out():
+    texts = ["⟨S a ∕DT (NP ∕NN ⟨VP b∕c ⟩ ∕VB ⟩VP ⟩S", "", "a b", " ∕X"]
+    plain = [b"(S DT NN (VP ) VB )VP )S", b"", b"", b"X"]
+    assert drop_words(tf.constant(texts)).numpy().tolist() == plain
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram", "char"])
+def test_words_are_counted_by_the_tokens_that_begin_them(kind):
+    size = {"bpe": 30, "unigram": 23, "char": 30}[kind]
+    vocabulary: Vocabulary = learn_vocabulary(
+        ["the dog ( barks ) at 3 cats ."] * 3, size=size, kind=kind, normalization="identity"
+    )
+    sentences = ["the dog", "  a  strange 木木 木  word▁x ", "", "½ ´ ("]
+    for sentence in sentences:
+        ids = tf.constant([[*vocabulary.encode([sentence])[0], 3, 0, 0]])
+        kinds = word_kinds(ids, vocabulary).numpy()
+        assert np.count_nonzero(kinds) == len(sentence.replace("▁", " ").split())
+
+
+def test_kinds_of_words_go_by_their_characters():
+    vocabulary = learn_vocabulary(
+        ["the dog ( barks ) at 3 cats . , .", 'a. - ." 4'], size=30, kind="bpe",
+        normalization="identity",
+    )  # fmt: skip
+    rows = vocabulary.encode(['the . 3 ." ( a. 木 -', "", ","])
+    ids = tf.ragged.constant([[*row, 3] for row in rows]).to_tensor(0)
+    found = word_kinds(ids, vocabulary).numpy()
+    assert [row[row > 0].tolist() for row in found] == [[2, 3, 2, 3, 1, 2, 1, 1], [], [3]]
