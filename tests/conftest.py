@@ -33,6 +33,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.stem not in _LONGEST)
 
 
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef) -> None:
+    """Seeds what each fixture draws: its models have the same weights in every run."""
+    random.seed(fixturedef.argname)
+
+
+def pytest_runtest_call(item: pytest.Item) -> None:
+    """Seeds what each test draws, its fixtures aside."""
+    random.seed(item.nodeid)
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Callable[[str], pathlib.Path]:
     """Gives the folder of a real corpus by name, or skips the test where it is absent."""

@@ -79,7 +79,13 @@ def test_steps_that_differ_from_token_to_token_are_shown(trained, make_look):
     universal = UniversalTransformer(
         UniversalConfig.preset("universal-tiny", **sizes, model_dim=16, num_heads=2, num_steps=3)
     )
-    view = make_look(model=universal)("hello two cat")
+    look = make_look(model=universal)
+    sentence = "hello two cat tree sun house"
+    look(sentence)  # which makes the weights
+    for stack in (universal.encoder, universal.decoder):
+        # By the first feature, a sine of the position: some halt at once, others at the limit.
+        stack.halting_unit.kernel.assign([[20.0], *[[0.0]] * 15])
+    view = look(sentence)
     assert {side: len(counts) for side, counts in view.steps.items()} == {
         "source": len(view.source), "target": len(view.read),
     }  # fmt: skip
