@@ -72,7 +72,7 @@ def check_options(search_flags: Mapping[str, Any]) -> None:
     SearchConfig(**fitting | dict(search_flags))
 
 
-def options_of(search_flags: Mapping[str, Any]) -> dict[str, Any]:
+def options_from_flags(search_flags: Mapping[str, Any]) -> dict[str, Any]:
     """Returns flags of search as options for all sentences, several phrases one to a line."""
     return {
         name: "\n".join(value) if isinstance(value, list) else value

@@ -59,12 +59,12 @@ def new_configs() -> tuple[ModelConfig, DataConfig, TrainingConfig, Task]:
     """
     options = get_task(flags.FLAGS.task)
     task = options(**config_flags.given_task_options(options))
-    data, training = new_data(task), new_training(task)
+    data, training = data_config(task), training_config(task)
     _refuse_freeze(training.freeze)
     return model_config(data, data.vocabulary_size, data.vocabulary_size), data, training, task
 
 
-def new_data(task: Task, changes: Mapping[str, Any] | None = None) -> DataConfig:
+def data_config(task: Task, changes: Mapping[str, Any] | None = None) -> DataConfig:
     """Returns the data of a new run, by its flags and with some other defaults."""
     values = {**task.default_data, **({} if names_data() else task.built_in_data)}
     values |= {**(changes or {}), **config_flags.given_flags(DataConfig)}
@@ -73,7 +73,7 @@ def new_data(task: Task, changes: Mapping[str, Any] | None = None) -> DataConfig
     return data
 
 
-def new_training(task: Task, changes: Mapping[str, Any] | None = None) -> TrainingConfig:
+def training_config(task: Task, changes: Mapping[str, Any] | None = None) -> TrainingConfig:
     """Returns the training of a new run, by its flags and with some other defaults."""
     values = {**_where_no_preset_is_named(task.default_training), **(changes or {})}
     values |= config_flags.given_flags(TrainingConfig)

@@ -60,8 +60,8 @@ class Start(NamedTuple):
         rate = _RATE * (ours.model.model_dim * _WARMUP_STEPS) ** -0.5
         return ours._replace(
             model=ours.model.replace(**model_values),
-            data=train_configs.new_data(task, kept),
-            training=train_configs.new_training(task, {"learning_rate": float(f"{rate:.2g}")}),
+            data=train_configs.data_config(task, kept),
+            training=train_configs.training_config(task, {"learning_rate": float(f"{rate:.2g}")}),
             task=task,
             origin={**ours.origin, "start_from": absolute(start_from)},
         )

@@ -119,4 +119,4 @@ def _options(given: dict[str, Any], card: Mapping[str, Any]) -> dict[str, Any]:
             f"{given['max_extra_length']}; export it again, or translate with --run_dir"
         )
     line_io.check_options(given)
-    return line_io.options_of(given)
+    return line_io.options_from_flags(given)

@@ -16,7 +16,7 @@ from keras_transformer.layers.positions import PositionalEncoding, sinusoids
 from keras_transformer.layers.recurrent_attention import (
     IntraDecoderAttention,
     RecurrentMemory,
-    SourceAttention,
+    SingleHeadAttention,
 )
 from keras_transformer.layers.recurrent_decoder import (
     RecurrentDecoder,
@@ -53,7 +53,7 @@ __all__ = [
     "SelfAttention",
     "SeparableConvolution",
     "SeparableConvolutions",
-    "SourceAttention",
+    "SingleHeadAttention",
     "TokenEmbedding",
     "UniversalDecoder",
     "UniversalEncoder",

@@ -27,7 +27,7 @@ class RecurrentMemory(NamedTuple):
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class SourceAttention(Layer):
+class SingleHeadAttention(Layer):
     """Attention of one head to a memory: softmax of scores, and their mean of the memory.
 
     Args:

@@ -19,7 +19,7 @@ from keras_transformer.layers.lstm import LSTM, LSTMState, scan
 from keras_transformer.layers.recurrent_attention import (
     IntraDecoderAttention,
     RecurrentMemory,
-    SourceAttention,
+    SingleHeadAttention,
     discount_each_past,
     discount_past,
     no_past,
@@ -49,7 +49,7 @@ class RecurrentDecoder(Layer):
     Args:
         num_layers: N.
         units: U, of each LSTM.
-        attention_type: "additive" or "dot", see `SourceAttention`.
+        attention_type: "additive" or "dot", see `SingleHeadAttention`.
         attention_dim: A.
         intra_temporal: whether attention is divided by that of earlier steps.
         intra_decoder: whether the decoder attends to its own earlier states.
@@ -75,7 +75,7 @@ class RecurrentDecoder(Layer):
         self.units = units
         self.intra_temporal = intra_temporal
         self.layers = [LSTM(units, name=f"layer_{i}", **options) for i in range(num_layers)]
-        self.attention = SourceAttention(
+        self.attention = SingleHeadAttention(
             attention_type, attention_dim or units, name="attention", **options
         )
         self.intra_attention = (
@@ -125,7 +125,7 @@ class RecurrentDecoder(Layer):
 
         Args:
             x: [B, T, D].
-            memory: see `SourceAttention.remember`.
+            memory: see `SingleHeadAttention.remember`.
             state: see `first_state`.
             training: whether dropout is on.
 

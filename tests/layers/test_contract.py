@@ -32,7 +32,7 @@ from keras_transformer.layers import (
     SelfAttention,
     SeparableConvolution,
     SeparableConvolutions,
-    SourceAttention,
+    SingleHeadAttention,
     TokenEmbedding,
     UniversalDecoder,
     UniversalEncoder,
@@ -130,7 +130,7 @@ CASES = [
     ),
     *(
         Case(
-            SourceAttention,
+            SingleHeadAttention,
             dict(attention_type=kind, attention_dim=U),
             (X, normal(B, S, 7), IDS[:, :S] != 0),
         )
