@@ -15,7 +15,7 @@ from typing_extensions import Self
 from keras_transformer.client.connect import connect
 from keras_transformer.client.credentials import Certificates
 from keras_transformer.client.failures import ServingError, explain
-from keras_transformer.client.inputs import Column, option_columns, pair_columns, text_column
+from keras_transformer.client.inputs import RequestInput, option_inputs, pair_inputs, text_input
 from keras_transformer.client.outputs import Score, Translation, read_scores, read_translations
 from keras_transformer.client.transport import ModelName, RequestError, VersionStatus
 from keras_transformer.errors import InputError
@@ -113,12 +113,12 @@ class Client:
             InputError: a sentence or an option cannot be sent.
             ServingError: the server gives no answer.
         """
-        columns = {"text": text_column("sentences", sentences)}
+        columns = {"text": text_input("sentences", sentences)}
         if not options:
             return self._rows("serving_default", columns, read_translations)
         inputs = self._request(lambda timeout_s: self._transport.signatures(self._model, timeout_s))
         known = inputs.get("translate_options", {})
-        columns |= option_columns(options, known, len(columns["text"].values))
+        columns |= option_inputs(options, known, len(columns["text"].values))
         return self._rows("translate_options", columns, read_translations)
 
     def score(self, source: Sequence[str], target: Sequence[str]) -> list[Score]:
@@ -132,7 +132,7 @@ class Client:
             InputError: there are not as many of one as of the other, or they cannot be sent.
             ServingError: the server gives no answer.
         """
-        return self._rows("score", pair_columns(source, target), read_scores)
+        return self._rows("score", pair_inputs(source, target), read_scores)
 
     def align(self, source: Sequence[str], target: Sequence[str]) -> list[list[tuple[int, int]]]:
         """Returns which words of sentences their translations are made from; needs NumPy.
@@ -141,7 +141,7 @@ class Client:
         """
         from keras_transformer.client.alignment import in_words_of_texts, read_alignments
 
-        columns = pair_columns(source, target)
+        columns = pair_inputs(source, target)
         found = self._rows("attention", columns, read_alignments)
         return in_words_of_texts(found, columns["source"].values, columns["target"].values)
 
@@ -170,7 +170,7 @@ class Client:
     def _rows(
         self,
         signature: str,
-        columns: Mapping[str, Column],
+        columns: Mapping[str, RequestInput],
         read: Callable[[Mapping[str, Any]], list[Row]],
     ) -> list[Row]:
         """Returns the outputs of a signature for each row of its inputs, in their order."""
@@ -181,7 +181,7 @@ class Client:
 
         def predict(batch: list[int]) -> list[Row]:
             inputs = {
-                name: Column([column.values[index] for index in batch], column.dtype)
+                name: RequestInput([column.values[index] for index in batch], column.dtype)
                 for name, column in columns.items()
             }
             return self._predict(signature, inputs, len(batch), read)
@@ -204,7 +204,7 @@ class Client:
     def _predict(
         self,
         signature: str,
-        inputs: Mapping[str, Column],
+        inputs: Mapping[str, RequestInput],
         count: int,
         read: Callable[[Mapping[str, Any]], list[Row]],
     ) -> list[Row]:

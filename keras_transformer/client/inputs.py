@@ -20,14 +20,14 @@ _KINDS = {
 }
 
 
-class Column(NamedTuple):
+class RequestInput(NamedTuple):
     """One input of a request: a value for each sentence, and their `tensorflow.DataType`."""
 
     values: list[Any]
     dtype: str = "DT_STRING"
 
 
-def text_column(name: str, texts: Sequence[str]) -> Column:
+def text_input(name: str, texts: Sequence[str]) -> RequestInput:
     """Returns sentences as an input.
 
     Raises:
@@ -35,7 +35,7 @@ def text_column(name: str, texts: Sequence[str]) -> Column:
     """
     if isinstance(texts, str):
         raise InputError(f"{name} must be a list of sentences, got one: {texts[:40]!r}")
-    column = Column(list(texts))
+    column = RequestInput(list(texts))
     for text in column.values:
         if not isinstance(text, str):
             raise InputError(f"{name} must be text, got {text!r}")
@@ -43,13 +43,13 @@ def text_column(name: str, texts: Sequence[str]) -> Column:
     return column
 
 
-def pair_columns(source: Sequence[str], target: Sequence[str]) -> dict[str, Column]:
+def pair_inputs(source: Sequence[str], target: Sequence[str]) -> dict[str, RequestInput]:
     """Returns sentences and their translations as inputs.
 
     Raises:
-        InputError: their numbers differ, or as in `text_column`.
+        InputError: their numbers differ, or as in `text_input`.
     """
-    columns = {"source": text_column("source", source), "target": text_column("target", target)}
+    columns = {"source": text_input("source", source), "target": text_input("target", target)}
     sizes = [len(column.values) for column in columns.values()]
     if sizes[0] != sizes[1]:
         raise InputError(
@@ -58,10 +58,10 @@ def pair_columns(source: Sequence[str], target: Sequence[str]) -> dict[str, Colu
     return columns
 
 
-def option_columns(
+def option_inputs(
     options: Mapping[str, Any], inputs: Mapping[str, str], count: int
-) -> dict[str, Column]:
-    """Returns a column for each option of a model, given or not.
+) -> dict[str, RequestInput]:
+    """Returns an input for each option of a model, given or not.
 
     Args:
         options: for each option one value for all sentences or a sequence of `count` values.
@@ -79,7 +79,7 @@ def option_columns(
             f"sentence; it has {', '.join(sorted(known)) or 'none'}"
         )
     return {
-        name: Column([_checked(name, dtype, value) for value in values], dtype)
+        name: RequestInput([_checked(name, dtype, value) for value in values], dtype)
         for name, dtype in known.items()
         for values in [_spread(name, options.get(name), count)]
     }

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from keras_transformer.batch_by_length import batches_by_length, in_row_order
 from keras_transformer.client.alignment import in_words_of_texts, read_alignments
-from keras_transformer.client.inputs import Column, option_columns, pair_columns, text_column
+from keras_transformer.client.inputs import RequestInput, option_inputs, pair_inputs, text_input
 from keras_transformer.client.outputs import (
     Attention,
     Score,
@@ -69,13 +69,13 @@ class BatchTranslator:
                 cannot spell a prefix; one string is given in place of a list; or `batch_size` is
                 below 1.
         """
-        columns = {"text": text_column("text", sentences)}
+        columns = {"text": text_input("text", sentences)}
         name = "serving_default"
         if options:
             name = "translate_options"
-            inputs = inputs_of(self._function(name))
+            inputs = signature_inputs(self._function(name))
             types = {key: f"DT_{_type_name(spec.dtype)}" for key, spec in inputs.items()}
-            columns |= option_columns(options, types, len(columns["text"].values))
+            columns |= option_inputs(options, types, len(columns["text"].values))
             if self._target is not None:
                 prefixes = [each for each in columns["prefix"].values if each.strip()]
                 encode_phrases("prefix", prefixes, self._target)
@@ -92,7 +92,7 @@ class BatchTranslator:
         Raises:
             InputError: the numbers of sentences differ, or as in `translate`.
         """
-        columns = pair_columns(source, target)
+        columns = pair_inputs(source, target)
         lengths = _pair_lengths(columns)
         return self._in_batches("score", columns, lengths, batch_size, read_scores)
 
@@ -104,7 +104,7 @@ class BatchTranslator:
         Raises:
             InputError: as in `align`.
         """
-        columns = pair_columns(source, target)
+        columns = pair_inputs(source, target)
         lengths = _pair_lengths(columns)
         return self._in_batches("attention", columns, lengths, batch_size, read_attention)
 
@@ -122,7 +122,7 @@ class BatchTranslator:
         Raises:
             InputError: as in `score`, or the model has no attention.
         """
-        columns = pair_columns(source, target)
+        columns = pair_inputs(source, target)
         lengths = _pair_lengths(columns)
         found = self._in_batches("attention", columns, lengths, batch_size, read_alignments)
         return in_words_of_texts(found, columns["source"].values, columns["target"].values)
@@ -141,7 +141,7 @@ class BatchTranslator:
     def _in_batches(
         self,
         name: str,
-        columns: Mapping[str, Column],
+        columns: Mapping[str, RequestInput],
         lengths: Sequence[int],
         batch_size: int,
         read: Callable[[Mapping[str, Any]], list[Any]],
@@ -154,7 +154,7 @@ class BatchTranslator:
         if batch_size < 1:
             raise InputError(f"batch_size must be at least 1, got {batch_size}")
         function = self._function(name)
-        inputs = inputs_of(function)
+        inputs = signature_inputs(function)
 
         def answer(rows: Sequence[int]) -> list[Any]:
             batch = {
@@ -170,7 +170,7 @@ class BatchTranslator:
         return in_row_order(batches, _run(answer, batches, sizes, at_once))
 
 
-def inputs_of(function: Any) -> dict[str, tf.TensorSpec]:
+def signature_inputs(function: Any) -> dict[str, tf.TensorSpec]:
     """Returns the inputs of a signature's function by name."""
     positional, keywords = function.structured_input_signature
     return {spec.name: spec for spec in [*positional, *keywords.values()]}
@@ -208,11 +208,11 @@ def _num_workers() -> int:
     return 1 if tf.config.list_physical_devices("GPU") else num_cores()
 
 
-def _num_bytes(column: Column) -> list[int]:
+def _num_bytes(column: RequestInput) -> list[int]:
     return [len(text.encode()) for text in column.values]
 
 
-def _pair_lengths(columns: Mapping[str, Column]) -> list[int]:
+def _pair_lengths(columns: Mapping[str, RequestInput]) -> list[int]:
     pairs = zip(_num_bytes(columns["source"]), _num_bytes(columns["target"]), strict=True)
     return [source + target for source, target in pairs]
 

@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_transformer.config import split_list
-from keras_transformer.inference.batch_translator import inputs_of
+from keras_transformer.inference.batch_translator import signature_inputs
 from keras_transformer.inference.translator import Translator
 from keras_transformer.text import Vocabulary
 from keras_transformer.training import RunDirectory
@@ -60,7 +60,7 @@ def make_model_card(
         },
         "signatures": {
             name: {
-                "inputs": _describe_tensors(inputs_of(function)),
+                "inputs": _describe_tensors(signature_inputs(function)),
                 "outputs": _describe_tensors(function.structured_outputs),
             }
             for name, function in signatures.items()

@@ -16,7 +16,7 @@ from tensorflow_serving.apis import model_pb2, predict_pb2, prediction_log_pb2
 
 from keras_transformer.config import EOS_ID, PAD_ID, UNK_ID
 from keras_transformer.errors import InputError
-from keras_transformer.inference.batch_translator import inputs_of
+from keras_transformer.inference.batch_translator import signature_inputs
 from keras_transformer.inference.translator import Translator
 from keras_transformer.text import Vocabulary
 from keras_transformer.text.vocabulary import RESERVED_IDS
@@ -85,7 +85,7 @@ def make_requests(
         targets = [_generate_text(target, len(row), generator) for row in rows]
         content = {"text": texts, "source": texts, "target": targets}
         for name, function in signatures.items():
-            inputs = inputs_of(function).items()
+            inputs = signature_inputs(function).items()
             values = {each: _value(spec, content, rows) for each, spec in inputs}
             requests.append(Request(name, values))
     if translator.xla is not None and "tokens" in signatures:

@@ -62,7 +62,7 @@ class Task(JsonConfig, abc.ABC):
     def check_data(self, data: DataConfig) -> None:
         """Raises `InputError` where the task has no use for a field; before a run is created."""
 
-    def sources(self, data: DataConfig, split: str) -> "list[PairSource]":
+    def pair_sources(self, data: DataConfig, split: str) -> "list[PairSource]":
         """Returns where the pairs of source and target text of a split come from, as streams.
 
         Here they are lines of parallel files, files of both sides, and data sets, in this order.

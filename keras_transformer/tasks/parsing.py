@@ -94,9 +94,9 @@ class ParsingTask(Task):
                 f"{target} and {source}; unknown words in a row could not be counted"
             )
 
-    def sources(self, data: DataConfig, split: str) -> "list[PairSource]":
+    def pair_sources(self, data: DataConfig, split: str) -> "list[PairSource]":
         """Returns pairs of a sentence and its tree, to train on as `learned_text` writes it."""
-        pairs = super().sources(data, split)
+        pairs = super().pair_sources(data, split)
         return [_LearnedPairs(each, self) for each in pairs] if split == "train" else pairs
 
     def read_file(self, path: Path) -> "PairSource":

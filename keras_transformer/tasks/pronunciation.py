@@ -64,11 +64,11 @@ class PronunciationTask(Task):
                 "--train_file in place of --train_source and --train_target"
             )
 
-    def sources(self, data: DataConfig, split: str) -> "list[PairSource]":
+    def pair_sources(self, data: DataConfig, split: str) -> "list[PairSource]":
         """Returns the dictionaries of a split, or its part of those to train on."""
         from keras_transformer.data import PronunciationDictionary
 
-        found = super().sources(data, split)
+        found = super().pair_sources(data, split)
         if self._has_dev_set(data):
             return found
         if split != "train" and found:
@@ -78,7 +78,7 @@ class PronunciationTask(Task):
         check_choice("split", split, tuple(parts))
         return [
             dataclasses.replace(each, part=parts[split])
-            for each in super().sources(data, "train")
+            for each in super().pair_sources(data, "train")
             if isinstance(each, PronunciationDictionary)
         ]
 

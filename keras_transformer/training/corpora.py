@@ -36,7 +36,7 @@ def training_corpus(
     """Returns the corpora to train on as ids, tokenized before or now; see `cached_corpus`."""
     return cached_corpus(
         cache_folder,
-        task.sources(data, "train"),
+        task.pair_sources(data, "train"),
         vocabularies,
         max_length=data.max_length,
         max_length_ratio=data.max_length_ratio,
@@ -56,7 +56,7 @@ def help_tokenize_training_corpus(
     """Makes a worker's share of what `training_corpus` is making elsewhere: `help_tokenize`."""
     return help_tokenize(
         cache_folder,
-        task.sources(data, "train"),
+        task.pair_sources(data, "train"),
         worker=worker,
         max_length=data.max_length,
         max_length_ratio=data.max_length_ratio,
@@ -65,18 +65,18 @@ def help_tokenize_training_corpus(
 
 def read_validation_texts(data: DataConfig, task: Task = _TRANSLATION) -> list[ParallelText]:
     """Returns the pairs of each dev set, of which the first decides; none where none is named."""
-    return [_read([source]) for source in task.sources(data, "validation")]
+    return [_read([source]) for source in task.pair_sources(data, "validation")]
 
 
 def read_test_text(
     data: DataConfig, split: str = "test", task: Task = _TRANSLATION
 ) -> ParallelText:
-    """Returns the pairs to evaluate on: those of a split, see `Task.sources`.
+    """Returns the pairs to evaluate on: those of a split, see `Task.pair_sources`.
 
     Raises:
         InputError: the configuration names none.
     """
-    sources = task.sources(data, split)
+    sources = task.pair_sources(data, split)
     if not sources:
         raise InputError("this run names no test files: give --source and --target of a test set")
     return _read(sources)
@@ -109,7 +109,7 @@ def make_vocabularies(data: DataConfig, task: Task = _TRANSLATION) -> tuple[Voca
         vocabularies = source, source if path is None else Vocabulary.load(path)
         check_symbols(data, task, vocabularies)
         return vocabularies
-    sources = task.sources(data, "train")
+    sources = task.pair_sources(data, "train")
     options = {
         "size": data.vocabulary_size,
         "normalization": data.vocabulary_normalization,
@@ -135,7 +135,7 @@ def check_symbols(
     if source.fingerprint != target.fingerprint:
         return
     known = set(source.pieces(range(source.size)))
-    symbols = task.symbols(task.sources(data, "train"))
+    symbols = task.symbols(task.pair_sources(data, "train"))
     if missing := [symbol for symbol in symbols if WORD_START + symbol not in known]:
         raise InputError(
             f"{len(missing):,} symbols of this text, such as {missing[0]!r}, are no tokens of the "

@@ -8,7 +8,7 @@ import tensorflow as tf
 from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from keras_transformer.errors import InputError
 from keras_transformer.inference import Translator
-from keras_transformer.inference.batch_translator import inputs_of
+from keras_transformer.inference.batch_translator import signature_inputs
 from keras_transformer.inference.cached_projection import cache_projection
 from keras_transformer.inference.quantization import Int8Model
 from keras_transformer.models import Ensemble, Transformer
@@ -34,7 +34,7 @@ def signatures(separate_translator):
 
 
 def _ask(function, *columns):
-    pairs = zip(columns, inputs_of(function).values(), strict=True)
+    pairs = zip(columns, signature_inputs(function).values(), strict=True)
     answer = function(**{spec.name: tf.constant(column, spec.dtype) for column, spec in pairs})
     return {name: value.numpy() for name, value in answer.items()}
 
@@ -50,7 +50,10 @@ def test_dimension_0_of_every_input_and_output_is_the_batch_and_nothing_is_ragge
     names = ["serving_default", "translate_options", "score", "tokens", "attention"]
     assert list(signatures) == names
     for function in signatures.values():
-        for name, spec in [*inputs_of(function).items(), *function.structured_outputs.items()]:
+        for name, spec in [
+            *signature_inputs(function).items(),
+            *function.structured_outputs.items(),
+        ]:
             assert spec.shape.rank >= 1
             assert spec.shape[0] is None
             assert not name.endswith("_bytes")
@@ -89,7 +92,7 @@ def test_a_row_gets_in_a_batch_what_it_gets_alone(signatures, separate_translato
     columns = {"text": _SOURCE, "source": _SOURCE, "target": _TARGET}
     columns |= {"max_length": [2, -1, 1, -1], "prefix": ["", "木", "दो", ""]}
     for name, function in signatures.items():
-        specs = inputs_of(function).items()
+        specs = signature_inputs(function).items()
         inputs = [columns.get(key, [_AS_EXPORTED[spec.dtype]] * 4) for key, spec in specs]
         inputs = [ids] if name == "tokens" else inputs
         together = _ask(function, *inputs)
@@ -164,7 +167,7 @@ def test_as_many_targets_as_sources_are_needed(signatures, name):
 
 def test_every_option_has_a_value_for_each_row(signatures):
     function = signatures["translate_options"]
-    specs = list(inputs_of(function).values())
+    specs = list(signature_inputs(function).values())
     columns = [["cat", "sun"], *([_AS_EXPORTED[spec.dtype]] * 2 for spec in specs[1:])]
     _ask(function, *columns)
     for place in range(1, len(specs)):
@@ -211,7 +214,9 @@ def test_attention_is_a_row_for_each_target_token_beside_the_tokens(signatures):
 
 def test_an_empty_batch_has_an_empty_answer(signatures):
     for name, function in signatures.items():
-        columns = [np.zeros([0, 0])] if name == "tokens" else [[] for _ in inputs_of(function)]
+        columns = (
+            [np.zeros([0, 0])] if name == "tokens" else [[] for _ in signature_inputs(function)]
+        )
         for value in _ask(function, *columns).values():
             assert value.shape[0] == 0
 

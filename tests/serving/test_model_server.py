@@ -17,7 +17,7 @@ import pytest
 import tensorflow as tf
 
 from keras_transformer.client import Client, ServingError
-from keras_transformer.client.inputs import text_column
+from keras_transformer.client.inputs import text_input
 
 STAND_IN = pathlib.Path(__file__).with_name("stand_in_server.py")
 START_S = 180
@@ -182,7 +182,7 @@ def test_what_the_server_has_not_is_told(connect, options, message):
 def test_a_signature_that_the_server_has_not_is_told(connect):
     client = connect()
     with pytest.raises(ServingError, match=r"has no signature tell; it has .*serving_default"):
-        client._rows("tell", {"text": text_column("text", ["sun"])}, list)
+        client._rows("tell", {"text": text_input("text", ["sun"])}, list)
 
 
 @pytest.mark.slow

@@ -43,15 +43,15 @@ def test_a_model_learns_linearized_trees_and_is_compared_with_whole_ones(tree_fi
     ):
         task = ParsingTask(**options)
         assert options.keys() <= set(task.learned_options)
-        (train,), (dev,) = task.sources(data, "train"), task.sources(data, "validation")
+        (train,), (dev,) = task.pair_sources(data, "train"), task.pair_sources(data, "validation")
         assert list(train) == [("The dog barks .", text)]
         assert list(dev) == [("The dog barks .", TREE)]
         assert task.learned_text(TREE) == text
     with_traces = ParsingTask(traces=True)
-    assert list(with_traces.sources(data, "train")[0]) == [
+    assert list(with_traces.pair_sources(data, "train")[0]) == [
         ("The dog barks * .", "(S (NP DT NN )NP (VP VBZ (NP -NONE- )NP )VP . )S")
     ]
-    assert with_traces.sources(data, "train")[0].identity != train.identity
+    assert with_traces.pair_sources(data, "train")[0].identity != train.identity
 
 
 def test_words_are_copied_with_the_tokens_that_they_have_in_the_sentence(tmp_path):
@@ -68,7 +68,7 @@ def test_words_are_copied_with_the_tokens_that_they_have_in_the_sentence(tmp_pat
     task.check_data(data)
     vocabulary, target = make_vocabularies(data, task)
     assert target is vocabulary
-    (pairs,) = task.sources(data, "train")
+    (pairs,) = task.pair_sources(data, "train")
     sentence, learned = next(iter(pairs))
     source, output = vocabulary.encode([sentence, learned])
     _, tokens, begins_word = copied_words(tf.constant([source]), vocabulary)

@@ -63,7 +63,7 @@ def test_without_a_dev_set_words_of_the_dictionary_are_held_out_for_dev_and_test
     task = PronunciationTask(held_out=0.1)
     data = DataConfig(train_file=dictionary, **task.default_data)
     splits = [
-        {word for source in task.sources(data, split) for word, _ in source}
+        {word for source in task.pair_sources(data, split) for word, _ in source}
         for split in ("train", "validation", "test")
     ]
     assert len(set.union(*splits)) == sum(map(len, splits)) == 300
@@ -75,14 +75,14 @@ def test_without_a_dev_set_words_of_the_dictionary_are_held_out_for_dev_and_test
     # A test set of its own changes nothing about the training.
     named = data.replace(test_file=dictionary)
     assert len(read_test_text(named, task=task).source) == 330
-    assert {word for source in task.sources(named, "train") for word, _ in source} == splits[0]
+    assert {word for source in task.pair_sources(named, "train") for word, _ in source} == splits[0]
 
 
 def test_where_a_dev_set_is_named_all_of_the_dictionary_is_trained_on(dictionary):
     task = PronunciationTask()
     data = DataConfig(train_file=dictionary, dev_file=dictionary, **task.default_data)
     for split in ("train", "validation"):
-        assert sum(len(list(source)) for source in task.sources(data, split)) == 330
+        assert sum(len(list(source)) for source in task.pair_sources(data, split)) == 330
     with pytest.raises(InputError, match="names no test files"):
         read_test_text(data, task=task)
 

@@ -73,7 +73,7 @@ class Reversal(Task):
     metric = Metric("exact_match", "exact match")
     default_search = {"beam_size": 2, "max_extra_length": 3}  # noqa: RUF012
 
-    def sources(self, data, split):
+    def pair_sources(self, data, split):
         path = {"train": data.train_source, "validation": data.dev_source, "test": data.test_source}
         return [ReversedLines(path[split])]
 

@@ -59,7 +59,7 @@ def few_numbers(tmp_path, monkeypatch):
 
 def read_training_text(data):
     return ParallelText.read(
-        itertools.chain.from_iterable(TranslationTask().sources(data, "train"))
+        itertools.chain.from_iterable(TranslationTask().pair_sources(data, "train"))
     )
 
 
@@ -120,7 +120,7 @@ def test_file_pairs_come_before_files_of_both_sides_and_data_sets(files, tmp_pat
         train_target=f"{files['train_target']},{files['dev_target']}",
         reverse=True,
     )
-    assert list(map(str, TranslationTask().sources(data, "train"))) == [
+    assert list(map(str, TranslationTask().pair_sources(data, "train"))) == [
         f"{files['train_source']} and {files['train_target']}",
         f"{files['dev_source']} and {files['dev_target']}",
         "a.tsv",
@@ -128,7 +128,7 @@ def test_file_pairs_come_before_files_of_both_sides_and_data_sets(files, tmp_pat
         "data set number_names/en-de, split train",
         "data set number_names/en-fr, split train",
     ]
-    assert [source.reverse for source in TranslationTask().sources(data, "train")[4:]] == [
+    assert [source.reverse for source in TranslationTask().pair_sources(data, "train")[4:]] == [
         True,
         True,
     ]
