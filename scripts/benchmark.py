@@ -12,9 +12,9 @@ train: real target tokens a second of whole training steps, ours and PyTorch's n
 or nn.LSTM, as people find it and with memory kept, where torch is installed.
 decode: sentences a second and latency of beam search with 4 hypotheses, our exports as a plain
 graph and with XLA, and CTranslate2 with the same weights, which is left out where it is not
-installed. Random weights translate random sentences, to a forced length; the model of a training
-run translates a test set. Each engine works as one worker with all cores and as workers with one
-core each.
+installed. Random weights translate random sentences to a forced length, or to the lengths of a test
+set; the model of a training run translates the test set. Each engine works as one worker with all
+cores and as workers with one core each.
 
 plan: time and memory to lay out and plan an epoch over made-up lengths, 16 bytes a pair on disk.
 layers: Table 1 of the paper: time, peak memory and operations of one layer over the length n, how
@@ -76,7 +76,11 @@ _RUN_DIR = flags.DEFINE_string(
 _CHECKPOINT = flags.DEFINE_string(
     "checkpoint", "auto", "Which checkpoint of --run_dir, as for translate.py; one only."
 )
-_SENTENCES = flags.DEFINE_string("sentences", None, "Test set to decode, one sentence a line.")
+_SENTENCES = flags.DEFINE_string(
+    "sentences",
+    None,
+    "Test set to decode, one sentence a line; random weights take only its lengths in words.",
+)
 _PAIRS = flags.DEFINE_integer("pairs", 10**7, "Sentence pairs to plan.", lower_bound=1)
 _WHOLE_EPOCH = flags.DEFINE_boolean("whole_epoch", False, "Plan all batches, not the first alone.")
 _ROUNDS = flags.DEFINE_integer("rounds", 7, "Turns of each engine.", lower_bound=1)
@@ -167,7 +171,8 @@ def _decode() -> None:
 
     def rows() -> Iterator[Row]:
         for preset in [*_PRESETS.value, "run"]:
-            case = real if preset == "run" else random_case(preset, _VOCABULARY_SIZE.value)
+            size, path = _VOCABULARY_SIZE.value, _SENTENCES.value
+            case = real if preset == "run" else random_case(preset, size, path)
             if case is not None:
                 sentences, write = case
                 with tempfile.TemporaryDirectory() as folder:

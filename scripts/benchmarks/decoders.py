@@ -22,7 +22,7 @@ LENGTH_PENALTY = 0.0
 class SavedModel:
     """A SavedModel in what a model server runs it in: a session, without Keras or eager Python."""
 
-    def __init__(self, job: Mapping[str, Any], forced_length: int | None) -> None:
+    def __init__(self, job: Mapping[str, Any], forced: bool) -> None:
         import tensorflow as tf
 
         self.version = f"tensorflow {tf.__version__}"
@@ -58,7 +58,7 @@ class SavedModel:
 class CTranslate2:
     """CTranslate2's translator in float32, which takes tokens as text."""
 
-    def __init__(self, job: Mapping[str, Any], forced_length: int | None) -> None:
+    def __init__(self, job: Mapping[str, Any], forced: bool) -> None:
         import ctranslate2
 
         self.version = f"ctranslate2 {ctranslate2.__version__}"
@@ -70,12 +70,9 @@ class CTranslate2:
         )
         self._source, target = (self._tokens(job["model"], side) for side in ("source", "target"))
         self._ids = {token: number for number, token in enumerate(target)}
-        self._forced_length = forced_length
+        self._forced = forced
         self._options: dict[str, Any] = {"beam_size": BEAM_SIZE, "length_penalty": LENGTH_PENALTY}
         self._options["use_vmap"] = job["engine"].endswith("_shortlist")
-        if forced_length is not None:
-            lengths = dict(min_decoding_length=forced_length, max_decoding_length=forced_length)
-            self._options |= lengths
 
     @staticmethod
     def _tokens(folder: str, side: str) -> list[str]:
@@ -88,6 +85,9 @@ class CTranslate2:
         return [[self._source[id_] for id_ in ids] for ids in sentences]
 
     def translate(self, inputs: Any, **options: Any) -> Any:
+        if self._forced:  # all of a batch are as long as each other
+            length = len(inputs[0])
+            options |= {"min_decoding_length": length, "max_decoding_length": length}
         return self._translator.translate_batch(inputs, **(self._options | options))
 
     def ids(self, inputs: Any, outputs: Any) -> list[list[int]]:
@@ -97,7 +97,7 @@ class CTranslate2:
         probability, which for us belongs to them: the most probable of forced ones is chosen.
         """
         best = [result.hypotheses[0] for result in outputs]
-        if self._forced_length is not None:
+        if self._forced:
             results = self.translate(inputs, num_hypotheses=BEAM_SIZE)
             sources = [source for source in inputs for _ in range(BEAM_SIZE)]
             targets = [target for result in results for target in result.hypotheses]
@@ -115,7 +115,7 @@ def main(job: Mapping[str, Any]) -> None:
         common.load_tensorflow()
         kind = SavedModel
     start = time.perf_counter()
-    engine = kind(job, sentences["forced_length"])
+    engine = kind(job, sentences["forced"])
     channel = Channel(engine.version, load_seconds=time.perf_counter() - start)
 
     def timed(inputs: Any) -> tuple[float, Any]:

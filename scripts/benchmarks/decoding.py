@@ -59,8 +59,6 @@ class Team:
     def warm_up(self, sentences: "Sentences") -> None:
         """Translates every shape of batch once in every worker."""
         batches = sentences.batches()
-        if sentences.forced_length is not None:
-            batches = batches[:1]
         first = self._engine.run(*[self._request(batches, with_ids=True)] * self._num_processes)
         self.first_seconds = max(first["latencies"][:: len(batches)])
         self.translations = first["ids"][: len(first["ids"]) // self._num_processes]
@@ -108,9 +106,11 @@ def measure(
         ):
             teams.append(Team(engine, models[engine], str(path), workers, threads))
             teams[-1].warm_up(sentences)
-            lengths = set(map(len, teams[-1].translations))
-            if sentences.forced_length is not None and lengths != {sentences.forced_length}:
-                raise RuntimeError(f"{engine} gave translations of {lengths} tokens")
+            lengths, forced = (
+                list(map(len, ids)) for ids in (teams[-1].translations, sentences.ids)
+            )
+            if sentences.forced and lengths != forced:
+                raise RuntimeError(f"{engine} gave {lengths} tokens where {forced} were forced")
         results = _take_turns(teams, sentences, rounds, round_seconds)
     finally:
         for team in teams:

@@ -24,7 +24,7 @@ from keras_transformer.text import Vocabulary, learn_vocabulary
 from keras_transformer.training import RunDirectory, load_shortlist
 
 _SEED = 1
-# Size of the vocabulary, forced length, batch size.
+# Size of the vocabulary, length of sentences, batch size.
 _FORCED = {"tiny": (8000, 20, 64)}
 _FORCED |= dict.fromkeys(("small", "base", "big"), (37000, 24, 32))
 _RANDOM_BATCHES = 4  # of different sentences
@@ -43,22 +43,35 @@ class Sentences:
         name: in the table.
         ids: of each sentence, without EOS.
         batch_size: sentences of a batch, B.
-        forced_length: tokens that every translation must have before EOS; None where the model
-            is trained and translations end by themselves.
+        forced: whether every translation must have as many tokens as its source, and all of a
+            batch as many as each other; else the model is trained, and translations end by
+            themselves.
     """
 
     name: str
     ids: list[list[int]]
     batch_size: int
-    forced_length: int | None = None
+    forced: bool = False
 
     @classmethod
-    def random(cls, *, vocabulary_size: int, length: int, batch_size: int) -> "Sentences":
-        """Makes sentences of random tokens, whose translations are to be as long as they are."""
-        shape = (_RANDOM_BATCHES * batch_size, length)
-        ids = np.random.default_rng(_SEED).integers(EOS_ID + 1, vocabulary_size, shape).tolist()
-        name = f"{length} forced"
-        return cls(name=name, ids=ids, batch_size=batch_size, forced_length=length)
+    def random(
+        cls, name: str, *, vocabulary_size: int, lengths: Sequence[int], batch_size: int
+    ) -> "Sentences":
+        """Makes sentences of random tokens, whose translations are to be as long as they are.
+
+        Args:
+            name: in the table.
+            vocabulary_size: V.
+            lengths: of sentences; each batch has one of them, spread evenly over these in order.
+            batch_size: B.
+        """
+        draw, falling = np.random.default_rng(_SEED), sorted(lengths, reverse=True)
+        quantiles = (np.arange(_RANDOM_BATCHES) + 0.5) / _RANDOM_BATCHES
+        ids: list[list[int]] = []
+        for place in quantiles:
+            shape = (batch_size, falling[int(place * len(falling))])
+            ids += draw.integers(EOS_ID + 1, vocabulary_size, shape).tolist()
+        return cls(name=name, ids=ids, batch_size=batch_size, forced=True)
 
     @classmethod
     def real(cls, name: str, ids: Sequence[list[int]], batch_size: int) -> "Sentences":
@@ -75,7 +88,7 @@ class Sentences:
 
     def batches_of_round(self, count: int) -> list[list[int]]:
         """Returns `count` batches of random sentences; a test set is translated as a whole."""
-        if self.forced_length is None:
+        if not self.forced:
             return self.batches()
         return list(itertools.islice(itertools.cycle(self.batches()), count))
 
@@ -90,17 +103,23 @@ class Sentences:
         return [[number] for number in {len(ids): n for n, ids in enumerate(self.ids)}.values()]
 
 
-def random_case(preset: str, vocabulary_size: int | None = None) -> tuple[Sentences, Write]:
+def random_case(
+    preset: str, vocabulary_size: int | None = None, path: str | None = None
+) -> tuple[Sentences, Write]:
     """Returns random sentences and what writes a model with random weights.
 
     Args:
         preset: of the model; "rnn-tiny" is as large as "tiny".
         vocabulary_size: of the model, if it is not to be that of the preset's table.
+        path: of a test set, whose lines in words are the lengths of a Transformer's sentences.
     """
     default_size, length, batch_size = _FORCED[preset.rpartition("-")[2]]
     model, vocabulary = random_model(preset, vocabulary_size or default_size)
+    name, lengths = f"{length} forced", [length]
+    if path is not None and isinstance(model, Transformer):
+        name, lengths = f"as {pathlib.Path(path).stem}", _line_lengths(path)
     sentences = Sentences.random(
-        vocabulary_size=vocabulary.size, length=length, batch_size=batch_size
+        name, vocabulary_size=vocabulary.size, lengths=lengths, batch_size=batch_size
     )
     return sentences, functools.partial(
         _write_models, model, vocabulary, vocabulary, sentences, None
@@ -118,8 +137,7 @@ def run_case(run_dir: str, checkpoint: str, path: str) -> tuple[Sentences, Write
     source, target = run.vocabularies()
     longest = SearchConfig().max_source_length
     ids = [row[:longest] for row in source.encode(read_lines(path)) if row]
-    if not ids:
-        raise InputError(f"{path} has no sentences; give --sentences a file with one on each line")
+    _check_not_empty(ids, path)
     sentences = Sentences.real(pathlib.Path(path).stem, ids, _TEST_SET_BATCH)
     try:
         shortlist = load_shortlist(run)
@@ -127,6 +145,17 @@ def run_case(run_dir: str, checkpoint: str, path: str) -> tuple[Sentences, Write
         print(f"Without a shortlist: {error}", file=sys.stderr)
         shortlist = None
     return sentences, functools.partial(_write_models, model, source, target, sentences, shortlist)
+
+
+def _line_lengths(path: str) -> list[int]:
+    lengths = [len(line.split()) for line in read_lines(path) if line.strip()]
+    _check_not_empty(lengths, path)
+    return lengths
+
+
+def _check_not_empty(sentences: Sequence[object], path: str) -> None:
+    if not sentences:
+        raise InputError(f"{path} has no sentences; give --sentences a file with one on each line")
 
 
 def random_model(preset: str, vocabulary_size: int) -> tuple[Seq2SeqModel, Vocabulary]:
@@ -161,9 +190,10 @@ def _write_models(
     """Writes the model for each engine that is there, and returns its folders by engine."""
     search = SearchConfig(beam_size=BEAM_SIZE, length_penalty=LENGTH_PENALTY)
     shapes = XlaShapes(batch_sizes=(1, sentences.batch_size))
-    if (length := sentences.forced_length) is not None:
-        search = search.replace(min_length=length, max_length=length, max_extra_length=0)
-        shapes = shapes._replace(lengths=(length + 1,))  # and EOS
+    if sentences.forced:
+        lengths = sorted(set(map(len, sentences.ids)))
+        search = search.replace(min_length=lengths[0], max_length=lengths[-1], max_extra_length=0)
+        shapes = shapes._replace(lengths=tuple(length + 1 for length in lengths))  # and EOS
     translators = {
         "ours": Translator(model, source, target, search),
         "ours_xla": Translator(model, source, target, search, xla=shapes),
