@@ -15,7 +15,7 @@ from typing_extensions import Self
 from keras_transformer.client.connect import connect
 from keras_transformer.client.credentials import Certificates
 from keras_transformer.client.failures import ServingError, explain
-from keras_transformer.client.inputs import RequestInput, option_inputs, pair_inputs, text_input
+from keras_transformer.client.inputs import InputValues, option_inputs, pair_inputs, text_input
 from keras_transformer.client.outputs import Score, Translation, read_scores, read_translations
 from keras_transformer.client.transport import ModelName, RequestError, VersionStatus
 from keras_transformer.errors import InputError
@@ -170,7 +170,7 @@ class Client:
     def _rows(
         self,
         signature: str,
-        columns: Mapping[str, RequestInput],
+        columns: Mapping[str, InputValues],
         read: Callable[[Mapping[str, Any]], list[Row]],
     ) -> list[Row]:
         """Returns the outputs of a signature for each row of its inputs, in their order."""
@@ -181,7 +181,7 @@ class Client:
 
         def predict(batch: list[int]) -> list[Row]:
             inputs = {
-                name: RequestInput([column.values[index] for index in batch], column.dtype)
+                name: InputValues([column.values[index] for index in batch], column.dtype)
                 for name, column in columns.items()
             }
             return self._predict(signature, inputs, len(batch), read)
@@ -204,7 +204,7 @@ class Client:
     def _predict(
         self,
         signature: str,
-        inputs: Mapping[str, RequestInput],
+        inputs: Mapping[str, InputValues],
         count: int,
         read: Callable[[Mapping[str, Any]], list[Row]],
     ) -> list[Row]:

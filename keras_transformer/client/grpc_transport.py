@@ -18,7 +18,7 @@ from tensorflow_serving.apis import (
 
 from keras_transformer.client import transport
 from keras_transformer.client.credentials import Certificates
-from keras_transformer.client.inputs import RequestInput
+from keras_transformer.client.inputs import InputValues
 from keras_transformer.client.transport import ModelName, RequestError, VersionStatus
 from keras_transformer.errors import InputError
 
@@ -55,7 +55,7 @@ class GrpcTransport:
         self._models = model_service_pb2_grpc.ModelServiceStub(self._channel)
 
     def predict(
-        self, model: ModelName, signature: str, inputs: Mapping[str, RequestInput], timeout_s: float
+        self, model: ModelName, signature: str, inputs: Mapping[str, InputValues], timeout_s: float
     ) -> Mapping[str, Any]:
         request = predict_pb2.PredictRequest(model_spec=_spec(model, signature))
         for name, (values, dtype) in inputs.items():

@@ -20,14 +20,14 @@ _KINDS = {
 }
 
 
-class RequestInput(NamedTuple):
+class InputValues(NamedTuple):
     """One input of a request: a value for each sentence, and their `tensorflow.DataType`."""
 
     values: list[Any]
     dtype: str = "DT_STRING"
 
 
-def text_input(name: str, texts: Sequence[str]) -> RequestInput:
+def text_input(name: str, texts: Sequence[str]) -> InputValues:
     """Returns sentences as an input.
 
     Raises:
@@ -35,7 +35,7 @@ def text_input(name: str, texts: Sequence[str]) -> RequestInput:
     """
     if isinstance(texts, str):
         raise InputError(f"{name} must be a list of sentences, got one: {texts[:40]!r}")
-    column = RequestInput(list(texts))
+    column = InputValues(list(texts))
     for text in column.values:
         if not isinstance(text, str):
             raise InputError(f"{name} must be text, got {text!r}")
@@ -43,7 +43,7 @@ def text_input(name: str, texts: Sequence[str]) -> RequestInput:
     return column
 
 
-def pair_inputs(source: Sequence[str], target: Sequence[str]) -> dict[str, RequestInput]:
+def pair_inputs(source: Sequence[str], target: Sequence[str]) -> dict[str, InputValues]:
     """Returns sentences and their translations as inputs.
 
     Raises:
@@ -60,7 +60,7 @@ def pair_inputs(source: Sequence[str], target: Sequence[str]) -> dict[str, Reque
 
 def option_inputs(
     options: Mapping[str, Any], inputs: Mapping[str, str], count: int
-) -> dict[str, RequestInput]:
+) -> dict[str, InputValues]:
     """Returns an input for each option of a model, given or not.
 
     Args:
@@ -79,7 +79,7 @@ def option_inputs(
             f"sentence; it has {', '.join(sorted(known)) or 'none'}"
         )
     return {
-        name: RequestInput([_checked(name, dtype, value) for value in values], dtype)
+        name: InputValues([_checked(name, dtype, value) for value in values], dtype)
         for name, dtype in known.items()
         for values in [_spread(name, options.get(name), count)]
     }

@@ -16,7 +16,7 @@ import urllib3
 
 from keras_transformer.client import transport
 from keras_transformer.client.credentials import Certificates
-from keras_transformer.client.inputs import RequestInput
+from keras_transformer.client.inputs import InputValues
 from keras_transformer.client.transport import ModelName, RequestError, VersionStatus
 
 # The server's mapping of gRPC codes to HTTP statuses, inverted.
@@ -70,7 +70,7 @@ class RestTransport:
         self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
     def predict(
-        self, model: ModelName, signature: str, inputs: Mapping[str, RequestInput], timeout_s: float
+        self, model: ModelName, signature: str, inputs: Mapping[str, InputValues], timeout_s: float
     ) -> Mapping[str, Any]:
         values = {name: column.values for name, column in inputs.items()}
         body = json.dumps({"signature_name": signature, "inputs": values}).encode()

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
-from keras_transformer.client.inputs import RequestInput
+from keras_transformer.client.inputs import InputValues
 from keras_transformer.errors import InputError
 
 # Failures that may be transient: the server is starting up, or its queue is full.
@@ -72,7 +72,7 @@ class Transport(Protocol):
     """
 
     def predict(
-        self, model: ModelName, signature: str, inputs: Mapping[str, RequestInput], timeout_s: float
+        self, model: ModelName, signature: str, inputs: Mapping[str, InputValues], timeout_s: float
     ) -> Mapping[str, Any]:
         """Returns the outputs of a signature by name, as nested lists with text as str."""
 

@@ -156,4 +156,4 @@ def _read_pairs(task: Task) -> "ParallelText | None":
 
     if _SOURCE.value is not None and _TARGET.value is not None:
         return read_parallel(_SOURCE.value, _TARGET.value)
-    return None if _FILE.value is None else ParallelText.read(task.read_file(_FILE.value))
+    return None if _FILE.value is None else ParallelText.from_pairs(task.read_file(_FILE.value))

@@ -36,7 +36,7 @@ class ParallelText(NamedTuple):
     target: list[str]
 
     @classmethod
-    def read(cls, pairs: Iterable[tuple[str, str]]) -> "ParallelText":
+    def from_pairs(cls, pairs: Iterable[tuple[str, str]]) -> "ParallelText":
         """Reads all pairs, for texts as small as a dev or test set.
 
         Blank sentences stay, so that both sides keep in step; see `TokenizedCorpus.from_ids`.
@@ -113,7 +113,7 @@ class TsvFile:
 
 def read_parallel(source_path: Path, target_path: Path) -> ParallelText:
     """Reads two files whose lines translate each other; errors as in `FilePair`."""
-    return ParallelText.read(FilePair(source_path, target_path))
+    return ParallelText.from_pairs(FilePair(source_path, target_path))
 
 
 def file_identity(path: Path) -> dict[str, Any]:

@@ -52,7 +52,7 @@ class DatasetSplit:
             "reverse": self.reverse,
         }
 
-    def exists(self) -> bool:
+    def has_split(self) -> bool:
         """Whether the data set has this split; errors are those of going through it."""
         builder, _ = self._prepared()
         return self._is_in(builder)

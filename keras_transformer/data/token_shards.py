@@ -168,7 +168,7 @@ def read_shards(source: PairSource) -> Iterator[Shard]:
 
 
 def _chunks(pairs: Iterator[tuple[str, str]]) -> Iterator[ParallelText]:
-    while (text := ParallelText.read(itertools.islice(pairs, _CHUNK_PAIRS))).source:
+    while (text := ParallelText.from_pairs(itertools.islice(pairs, _CHUNK_PAIRS))).source:
         yield text
 
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from keras_transformer.batch_by_length import batches_by_length, in_row_order
 from keras_transformer.client.alignment import in_words_of_texts, read_alignments
-from keras_transformer.client.inputs import RequestInput, option_inputs, pair_inputs, text_input
+from keras_transformer.client.inputs import InputValues, option_inputs, pair_inputs, text_input
 from keras_transformer.client.outputs import (
     Attention,
     Score,
@@ -141,7 +141,7 @@ class BatchTranslator:
     def _in_batches(
         self,
         name: str,
-        columns: Mapping[str, RequestInput],
+        columns: Mapping[str, InputValues],
         lengths: Sequence[int],
         batch_size: int,
         read: Callable[[Mapping[str, Any]], list[Any]],
@@ -208,11 +208,11 @@ def _num_workers() -> int:
     return 1 if tf.config.list_physical_devices("GPU") else num_cores()
 
 
-def _num_bytes(column: RequestInput) -> list[int]:
+def _num_bytes(column: InputValues) -> list[int]:
     return [len(text.encode()) for text in column.values]
 
 
-def _pair_lengths(columns: Mapping[str, RequestInput]) -> list[int]:
+def _pair_lengths(columns: Mapping[str, InputValues]) -> list[int]:
     pairs = zip(_num_bytes(columns["source"]), _num_bytes(columns["target"]), strict=True)
     return [source + target for source, target in pairs]
 

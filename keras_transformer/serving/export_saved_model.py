@@ -29,7 +29,7 @@ from keras_transformer.serving.export_checks import (
 from keras_transformer.serving.model_card import make_model_card
 from keras_transformer.serving.server_files import (
     check_model_name,
-    check_served_name,
+    check_models_config_name,
     most_sentences,
     write_server_files,
 )
@@ -81,7 +81,7 @@ def export(
     final = base / str(choose_version(base, version, "SavedModel"))
     name = base.resolve().name if name is None else name
     check_model_name(name)
-    check_served_name(base, name)
+    check_models_config_name(base, name)
     original, translator = translator, translator.with_cached_projection()
     signatures = translator.signatures()
     requests = make_requests(

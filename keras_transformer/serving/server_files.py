@@ -88,7 +88,7 @@ def most_sentences(folder: pathlib.Path) -> int | None:
     return None
 
 
-def check_served_name(folder: pathlib.Path, name: str) -> None:
+def check_models_config_name(folder: pathlib.Path, name: str) -> None:
     """Raises `InputError` where the `models.config` of a model's folder has another name."""
     with contextlib.suppress(OSError):
         text = (folder / _MODELS_FILE).read_text(encoding="utf-8")

@@ -95,7 +95,7 @@ class Task(JsonConfig, abc.ABC):
             return [FilePair(*pair) for pair in pairs]
         if both is not None:
             return [self.read_file(path) for path in split_list(both)]
-        return [each for each in sets[:1] if not is_dev or each.exists()]
+        return [each for each in sets[:1] if not is_dev or each.has_split()]
 
     def read_file(self, path: Path) -> "PairSource":
         """Returns the pairs of a file that holds both sides: here source, tab and target a line."""

@@ -144,7 +144,7 @@ def check_symbols(
 
 
 def _read(sources: Sequence[PairSource]) -> ParallelText:
-    text = ParallelText.read(itertools.chain.from_iterable(sources))
+    text = ParallelText.from_pairs(itertools.chain.from_iterable(sources))
     if not text.source:
         names = ", ".join(map(str, sources))
         raise InputError(f"there is no sentence to evaluate on in {names}; give a larger text")

@@ -29,7 +29,7 @@ def test_parallel_files_of_different_length_are_refused_with_both_counts(tmp_pat
 def test_a_tsv_file_has_both_sides_on_each_line(tmp_path):
     (tmp_path / "text.tsv").write_bytes(b"one\teins\r\n\tzwei\nthree\t\n")
     pairs = TsvFile(tmp_path / "text.tsv")
-    assert ParallelText.read(pairs) == (["one", "", "three"], ["eins", "zwei", ""])
+    assert ParallelText.from_pairs(pairs) == (["one", "", "three"], ["eins", "zwei", ""])
 
 
 @pytest.mark.parametrize(("line", "tabs"), [("two zwei", 0), ("two\tzwei\tdeux", 2), ("", 0)])

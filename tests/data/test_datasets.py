@@ -65,7 +65,7 @@ class TinyNumbers(TinyBroken):
 
 
 def load_parallel(name, split, **options):
-    return ParallelText.read(DatasetSplit(name=name, split=split, **options))
+    return ParallelText.from_pairs(DatasetSplit(name=name, split=split, **options))
 
 
 def pairs(text):
@@ -96,7 +96,7 @@ def test_part_of_a_split_can_be_read_and_keeps_its_order(tmp_path):
 def test_it_is_told_whether_there_is_such_a_split(tmp_path):
     for split, exists in (("dev", True), ("validation", False)):
         data_set = DatasetSplit(name="tiny_phrases/de_to_en", split=split, data_dir=tmp_path)
-        assert data_set.exists() is exists
+        assert data_set.has_split() is exists
 
 
 def test_a_split_can_be_gone_through_again(tmp_path):

@@ -13,7 +13,7 @@ from tensorflow_serving.config import model_server_config_pb2
 from keras_transformer.errors import InputError
 from keras_transformer.serving.server_files import (
     check_model_name,
-    check_served_name,
+    check_models_config_name,
     most_sentences,
     write_server_files,
 )
@@ -91,10 +91,10 @@ def test_batches_hold_the_largest_warm_up_request(folder, tmp_path):
 
 
 def test_another_name_than_the_one_that_is_served_is_refused(folder, tmp_path_factory):
-    check_served_name(folder, "words")
-    check_served_name(tmp_path_factory.mktemp("new"), "others")
+    check_models_config_name(folder, "words")
+    check_models_config_name(tmp_path_factory.mktemp("new"), "others")
     with pytest.raises(InputError, match=r"calls the model 'words', not 'others'; give --name=wor"):
-        check_served_name(folder, "others")
+        check_models_config_name(folder, "others")
 
 
 def test_monitoring_is_on(folder):

@@ -58,7 +58,7 @@ def few_numbers(tmp_path, monkeypatch):
 
 
 def read_training_text(data):
-    return ParallelText.read(
+    return ParallelText.from_pairs(
         itertools.chain.from_iterable(TranslationTask().pair_sources(data, "train"))
     )
 
