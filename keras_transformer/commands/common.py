@@ -23,9 +23,9 @@ def load_tensorflow(*, one_dnn: bool = True) -> bool:
     malloc is set to keep memory (see `keep_freed_memory`), and whether it does is returned.
 
     Args:
-        one_dnn: whether it uses oneDNN on CPUs where the environment does not say. That prepares
-            itself again for every shape, and the shapes of decoding change from step to step:
-            in float32 it takes a third longer with it.
+        one_dnn: whether it uses oneDNN on CPUs, unless the environment says. oneDNN sets up its
+            kernels again for every shape, and the shapes of decoding change from step to step:
+            decoding in float32 takes a third longer with it.
     """
     keeps_memory = keep_freed_memory()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")

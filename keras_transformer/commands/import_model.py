@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _MODEL = flags.DEFINE_string("model", None, "Folder or file of the model.", required=True)
 _RUN_DIR = flags.DEFINE_string(
-    "run_dir", None, "The run directory to make, which may not exist.", required=True
+    "run_dir", None, "The run directory to create; it must not exist yet.", required=True
 )
 _FORMAT = flags.DEFINE_enum(
     "format",

@@ -1,7 +1,7 @@
 """What the commands that answer lines of text share, whether a model is here or on a server.
 
-Each line of the input is translated, or a translation of it that is there already is scored; what
-comes of it is written to standard output in the order of the input.
+Each line of the input is translated, or an existing translation of it is scored; the results are
+written to standard output in the order of the input.
 """
 
 import itertools
@@ -63,7 +63,7 @@ def check_flags(search_flags: Mapping[str, Any]) -> None:
 
 
 def check_options(search_flags: Mapping[str, Any]) -> None:
-    """Raises `InputError` for a value that no model grants; how one searches only it knows."""
+    """Raises `InputError` for a value that no model accepts; only the model knows its method."""
     fitting: dict[str, Any] = {}
     if not search_flags.keys().isdisjoint(SAMPLING_OPTIONS):
         fitting = {"method": "sampling"}

@@ -29,9 +29,7 @@ _X_LABELS = {
     "padded_flops": "training FLOPs, of matrix products with padding",
     "sustained_flops": "training FLOPs, by the devices' time and sustained rate",
 }
-_X = flags.DEFINE_enum(
-    "x", "step", list(_X_LABELS), "What metrics.jsonl has of the runs to draw over."
-)
+_X = flags.DEFINE_enum("x", "step", list(_X_LABELS), "The value in metrics.jsonl for the x-axis.")
 # BLEU and training FLOPs in Table 2 of Vaswani et al. 2017, which has no FLOPs of ByteNet. They are
 # estimates by time and sustained rate.
 _PUBLISHED_SYSTEMS: dict[str, dict[str, tuple[float, float]]] = {

@@ -111,7 +111,7 @@ def _refuse_what_is_fixed(given: dict[str, Any]) -> None:
 
 
 def _options(given: dict[str, Any], card: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns flags as options for all sentences, which the export of a model card grants."""
+    """Returns flags as options for all sentences, checked against an export's model card."""
     limit = card["search"]["max_extra_length"]
     if given.get("max_extra_length", 0) > limit:
         raise InputError(

@@ -143,7 +143,7 @@ def _inputs(
 
 @contextlib.contextmanager
 def _errors_of(folder: str | os.PathLike[str]) -> Iterator[None]:
-    """Turns errors while the folder is written into `InputError`."""
+    """Raises an `InputError` in place of any `OSError` while the folder is written."""
     try:
         yield
     except OSError as error:

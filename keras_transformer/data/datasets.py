@@ -70,7 +70,7 @@ class DatasetSplit:
                 yield pair[0].decode("utf-8"), pair[1].decode("utf-8")
 
     def _prepared(self) -> tuple[Any, tuple[str, str]]:
-        """Returns the data set, which is here now, and its two languages."""
+        """Downloads and prepares the data set if need be; returns it and its two languages."""
         builder = _find_builder(self.name, self.data_dir)
         languages = _languages(builder, self.name)  # raises before anything is downloaded
         _prepare(builder, self.name)

@@ -1,6 +1,6 @@
 """Which target tokens each source token may become, learned from a corpus.
 
-A search that chooses among these alone makes logits of a tenth of the vocabulary (Jean et al. 2015,
+A search limited to these computes logits for a tenth of the vocabulary (Jean et al. 2015,
 section 4; Devlin 2017).
 
 Shapes: U source vocabulary, M candidates of a token, F target tokens that any sentence may have; E
@@ -97,8 +97,8 @@ def lexical_probabilities(
 ) -> tuple[Ids, Ids, npt.NDArray[np.float64]]:
     """Returns what each source token becomes by IBM model 1 (Brown et al. 1993, section 4.1).
 
-    Expectation maximization from equal probabilities. Each sentence has an empty source token
-    besides, PAD, which target tokens without a counterpart come from; EOS is left out.
+    Expectation maximization from equal probabilities. Each sentence also has a null source token,
+    PAD, from which target tokens without a counterpart come; EOS is left out.
 
     Returns:
         Source tokens, target tokens and the probability of the target token given the source
@@ -125,7 +125,7 @@ def _token_pairs(
     """Returns source * `target_size` + target of all token pairs [E], those of a target token
     together, and how many these are for each target token.
     """
-    source_lengths = np.diff(corpus.source_offsets)  # with EOS, in whose place is the empty token
+    source_lengths = np.diff(corpus.source_offsets)  # with EOS, which the null token replaces
     target_lengths = np.diff(corpus.target_offsets)
     num_entries = int((source_lengths * target_lengths).sum())
     pairs = np.arange(0, len(corpus), max(1, -(-num_entries // _MOST_ENTRIES)))

@@ -17,7 +17,7 @@ from keras_transformer.text import Vocabulary, learn_vocabulary
 
 # A sample of this size gives nearly the tokens that all sentences would, in about 1 GB.
 _MAX_SENTENCES = 1_000_000
-# Up to this size a vocabulary is learned in this process, in some 100 MB; a new one takes seconds.
+# Up to this size the vocabulary is learned here, in some 100 MB; a new process takes seconds.
 _SMALL_CHARACTERS = 10_000_000
 
 

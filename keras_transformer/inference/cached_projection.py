@@ -19,7 +19,7 @@ from keras_transformer.models import Ensemble
 def cache_projection(model: TranslationModel) -> Any:
     """Returns a model that translates as this one does, and shares its weights.
 
-    An `Int8Model` is returned as it is: what it would store is what it saves.
+    An `Int8Model` is returned as it is: storing the projection would undo the saving in space.
     """
     if isinstance(model, Ensemble):
         return Ensemble([cache_projection(each) for each in model.models])

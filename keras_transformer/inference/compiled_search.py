@@ -28,7 +28,7 @@ class XlaShapes(NamedTuple):
     """The shapes of batches that are compiled.
 
     Attributes:
-        batch_sizes: sentences. On CPUs a single one is quicker so, and larger batches are slower.
+        batch_sizes: sentences. On CPUs XLA makes a single one faster and larger batches slower.
         lengths: tokens of the source, EOS included.
     """
 

@@ -35,7 +35,7 @@ from keras_transformer.text import Tokenizer, Vocabulary
 # Tokens of a phrase that are read, so that no request can exhaust the memory.
 MAX_PHRASE_LENGTH = 64
 
-# Of numbers with a fraction: far beyond use, and nothing that is counted with it becomes NaN.
+# Limit of float options: far beyond useful values, and nothing computed from it becomes NaN.
 _LARGEST = 1e6
 
 # The options that may differ from sentence to sentence, with the types of their numbers. A negative

@@ -89,7 +89,7 @@ def attention(model: Any, source: Tensor, target: Tensor, labels: Tensor) -> Ten
 def token_values(model: Any, source: Tensor, target: Tensor) -> dict[str, Tensor]:
     """Returns what the model has to say of each token, see `Seq2SeqModel.token_values`.
 
-    Nothing where it says nothing. Arguments as in `score`.
+    Empty where the model lacks that method. Arguments as in `score`.
     """
     if not hasattr(model, "token_values"):
         return {}

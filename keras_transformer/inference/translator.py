@@ -68,7 +68,7 @@ class Translator(tf.Module):
             )
         self._shortlist = shortlist
         self._lookup = make_lookup(shortlist, self.search, target.size, xla is not None)
-        # Of a given translation as many tokens are read as the longest that is written can have.
+        # Given translations are cut to the most tokens that a generated one can have.
         self._max_target_length = self.search.max_source_length + self.search.max_extra_length
         self.source_tokenizer = Tokenizer(source)
         self.target_tokenizer = self.source_tokenizer

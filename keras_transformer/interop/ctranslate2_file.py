@@ -41,7 +41,7 @@ class _Reader:
         self._place = 0
 
     def arrays(self) -> dict[str, Any]:
-        """Returns the arrays by name, those in whole numbers multiplied by their scales."""
+        """Returns what gives each array by name; integers are divided by their scales."""
         version, name = self._number("<I"), self._text()
         if version not in (5, 6) or name != "TransformerSpec":
             raise ValueError(

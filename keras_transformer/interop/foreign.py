@@ -19,7 +19,7 @@ from keras_transformer.interop.tensors import Array, Tensors
 from keras_transformer.models import Transformer
 from keras_transformer.text import Vocabulary
 
-# What a token gets in the logits that no translation may have: its probability is 0 in float32.
+# Output bias of a token that no translation may have: its probability is 0 in float32.
 _IMPOSSIBLE = -100.0
 _MOST_LAYERS = 1_000
 

@@ -116,7 +116,7 @@ def _files(
 
 
 def _arrays(path: pathlib.Path) -> dict[str, Array]:
-    """Returns the arrays of an .npz file, which are read by need, and its options."""
+    """Returns the arrays of an .npz file by name, the model's options among them."""
     content = map_file(path)
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:

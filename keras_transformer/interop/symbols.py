@@ -30,8 +30,8 @@ Side = Literal["source", "target"]
 # Sums of scores that are multiples of it are exact in float32: SentencePiece and its copy in
 # TensorFlow Text then choose the same of two cuts that are almost equal.
 _SCORE_STEP = 1 / 1024
-_SINGLE_CHARACTER = -10.0  # what a character that the SentencePiece model lacks scores below all
-_NEVER = -1e6  # what a token scores below all that is never to be chosen
+_SINGLE_CHARACTER = -10.0  # added to the lowest score for a character that SentencePiece lacks
+_NEVER = -1e6  # added to the lowest score for tokens that are never to be chosen
 _WORDS = 3  # model_type of SentencePiece
 _SPECIAL = ("<s>", "</s>", "<pad>", "<blank>", "<unk>")  # never words of a text
 

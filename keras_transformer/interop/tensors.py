@@ -16,7 +16,7 @@ _FIRST_NAMED = 3
 
 
 class Tensors:
-    """Tensors by name, of which it is kept who was asked for.
+    """Tensors by name, which keeps track of those that were asked for.
 
     Args:
         arrays: the tensors, or functions that read them.
@@ -70,7 +70,7 @@ class Tensors:
         return array
 
     def count(self, template: str) -> int:
-        """Returns for how many numbers, from 0 on, a name with {} has a tensor."""
+        """Returns how many numbers in a row, from 0 on, name a tensor in place of {}."""
         return next(n for n in itertools.count() if template.format(n) not in self._arrays)
 
     def ignore(self, *patterns: str) -> None:

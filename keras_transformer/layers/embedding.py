@@ -40,7 +40,7 @@ class TokenEmbedding(Layer):
         )
 
     def call(self, ids: Tensor) -> Tensor:
-        """Returns the vectors [..., D] of ids [...], with `scale` multiplied by sqrt(D) (3.4)."""
+        """Returns the vectors [..., D] of ids [...], times sqrt(D) if `scale` is set (3.4)."""
         # Under a strategy Keras builds the model's metrics with ids turned into floats.
         vectors = ops.take(self.table, ops.cast(ids, "int32"), axis=0)
         vectors = ops.cast(vectors, self.compute_dtype)

@@ -28,7 +28,7 @@ class Halting(NamedTuple):
 
 
 def start(is_real: Tensor) -> Halting:
-    """Returns what is so before the first step, for a mask that is True at real tokens."""
+    """Returns the state before the first step, for a mask that is True at real tokens."""
     zeros = ops.zeros_like(is_real, dtype="float32")
     return Halting(is_real, zeros, zeros, zeros)
 

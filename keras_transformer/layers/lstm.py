@@ -20,7 +20,7 @@ def scan(
     mask: Tensor | None = None,
     backwards: bool = False,
 ) -> tuple[Tensor, Any]:
-    """Runs `step(input [B, ...], state) -> (output [B, ...], state)` from time to time.
+    """Runs `step(input [B, ...], state) -> (output [B, ...], state)` at each time step.
 
     The loop is Keras's RNN: `ops.scan` has no gradient under TensorFlow's XLA.
 
@@ -128,7 +128,7 @@ class LSTM(Layer):
             state = self.step(projected, state)
             return state.hidden, state
 
-        # One product for all times leaves the recurrent one alone in the loop.
+        # One product projects all tokens at once: only the recurrent one remains in the loop.
         outputs, state = scan(step, self.projection(x), state, mask, self.backwards)
         return ops.cast(outputs, self.compute_dtype), state
 

@@ -70,7 +70,7 @@ def ancestors_of(ids: Tensor, state: DecodingState) -> tuple[Tensor, Tensor]:
 
     Args:
         ids: [B, W], the newest tokens.
-        state: with a `kv_cache` that grows, or both.
+        state: has `time` and `ancestors`, or else a `kv_cache` that grows.
     """
     time: Tensor = state.time
     if state.ancestors is not None:

@@ -198,7 +198,7 @@ class RecurrentDecoder(Layer):
     def _read_in_turn(
         self, x: Tensor, memory: RecurrentMemory, state: RecurrentState, training: bool | None
     ) -> HiddenAndContext:
-        """Reads x [B, T, D] time by time: each step needs the context of the one before."""
+        """Reads x [B, T, D] step by step: each step needs the context of the one before."""
         ones = ops.ones((ops.shape(x)[0], self.units), self.compute_dtype)
         # One mask for all times (Gal and Ghahramani 2016): no random numbers within the loop.
         masks = [self.dropout(ones, training=training) for _ in self.layers]

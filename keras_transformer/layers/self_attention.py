@@ -151,7 +151,7 @@ class SelfAttention(MultiHeadAttention):
                 size = self.reach * num_hypotheses
                 grown = KeysValues(*(last_slots(each, size) for each in grown))
         slots = ops.arange(ops.shape(bias)[3])
-        distances = first + slots // num_hypotheses - time  # all hypotheses are as long
+        distances = first + slots // num_hypotheses - time  # all have the same length
         heads, _ = self._attend(query, *seen, bias, distances)  # [B, H, W, U]
         return self.output_projection(merge_heads_to_rows(heads)), grown
 

@@ -33,7 +33,7 @@ class UniversalEncoder(UniversalStack):
         training: bool | None = None,
         return_steps: bool = False,
     ) -> Any:
-        """Returns the memory [B, S, D]; and where asked to the `Steps`, with weights [B, H, S, S].
+        """Returns the memory [B, S, D] and, if asked for, the `Steps` with weights [B, H, S, S].
 
         Args:
             x: embeddings [B, S, D].
@@ -78,7 +78,7 @@ class UniversalDecoder(UniversalStack):
         training: bool | None = None,
         return_steps: bool = False,
     ) -> Any:
-        """Returns [B, T, D]; and where asked to the `Steps`, with the weights of self-attention
+        """Returns [B, T, D] and, if asked for, the `Steps` with the weights of self-attention
         [B, H, T, T] and of cross-attention [B, H, T, S].
 
         Args:

@@ -43,7 +43,7 @@ class UniversalStack(Layer):
     """The base of both stacks.
 
     Args:
-        num_steps: how often the layer is applied; at most so often with adaptive steps.
+        num_steps: how many times the layer is applied; with adaptive steps, the maximum.
         adaptive_steps: whether each token halts by itself.
         halting_output: "sum" or "blend", see `UniversalConfig`.
         halted_tokens: "copy" or "run_on", see `UniversalConfig`.

@@ -1,4 +1,4 @@
-"""Which class is the model of which configuration."""
+"""Maps each configuration class to its model class."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar

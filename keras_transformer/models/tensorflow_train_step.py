@@ -45,9 +45,9 @@ class TensorFlowModel(keras.Model):
     def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
         """Builds metrics and loss under a strategy, from one replica's rows of the first batch.
 
-        Keras takes the mean of the replicas' rows, which several workers, and replicas with
-        different numbers of rows, do not have. Without a strategy it builds layers that a subclass
-        has added: their weights are known then, and their gradients asked for.
+        Keras takes the mean of the replicas' rows, which is undefined for several workers and for
+        replicas with different numbers of rows. Without a strategy this builds layers that a
+        subclass has added, so that their weights exist before their gradients are asked for.
         """
         is_built = all(layer.built for layer in self._flatten_layers())
         if self._distribute_strategy is None and is_built:
@@ -130,7 +130,7 @@ def _gradients(model: TensorFlowModel, data: Any, tokens: Tensor) -> list[Tensor
 
     if not model.uses_xla:
         return forward_and_backward(data, tokens)
-    # XLA takes no more than this: around it, replicas wait for each other.
+    # XLA compiles no more than this: outside of it, replicas synchronize.
     compiled = tf.function(forward_and_backward, jit_compile=True, autograph=False)
     return compiled(data, tokens)
 
@@ -212,7 +212,7 @@ def _sum_over_replicas(values: Any) -> Any:
     if tf.distribute.get_strategy().num_replicas_in_sync == 1:
         return values
     context = tf.distribute.get_replica_context()
-    # Several workers reduce what stands on a device, which not each tensor does from the start.
+    # Several workers can reduce only tensors that are on a device, which some are not yet.
     flat = [tf.identity(value) for value in tree.flatten(values)]
     # They also pack all that is given together into one tensor.
     for dtype in dict.fromkeys(value.dtype for value in flat):

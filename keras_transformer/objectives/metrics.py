@@ -18,7 +18,7 @@ from keras_transformer.objectives.losses import (
     spread_weights,
 )
 
-# So begin the names of metrics that a model updates in `call`, and only while it trains: evaluation
+# Name prefix of metrics that a model updates in `call`, and only while it trains: evaluation
 # does not show them.
 OF_TRAINING_ONLY = "train_"
 

@@ -77,9 +77,9 @@ def beam_search(
     result is complete. Once a sentence is done it does not change, so it gets the same
     translation in any batch.
 
-    Of several groups (Vijayakumar et al. 2018) each searches so with its share of the beam, the
-    earlier ones first. What they choose at a step counts as less probable for the others at that
-    step; scores are not touched. Each group finishes its share of the N hypotheses.
+    With several groups (Vijayakumar et al. 2018), each searches like this with its share of the
+    beam, in order. What a group chooses at a step counts as less probable for later groups at that
+    step; scores are not affected. Each group finishes its share of the N hypotheses.
 
     Probabilities are over the whole vocabulary, though PAD and BOS are never
     generated. All is counted in float32. Among equals the lower beam and then the lower id wins.

@@ -38,8 +38,8 @@ class BalancedBrackets(Constraint):
     suffices for one bracket around them, every hypothesis can be completed.
 
     Args:
-        words: int32 [B, S], what stands for the words of each sentence: 1 any token that is no
-            bracket, 2 any but those of punctuation, 3 these only; 0 is no word.
+        words: int32 [B, S], which tokens may stand for each word of a sentence: 1 any but
+            brackets, 2 any but brackets and punctuation, 3 punctuation only; 0 is no word.
         tokens: the target vocabulary, V texts: "(X" opens a bracket, ")X" closes it, and each other
             token stands for a word.
         special_ids: tokens that may not come, such as the unknown one.
@@ -148,7 +148,7 @@ class Copying(NamedTuple):
 
 
 class CopiedWords(BalancedBrackets):
-    """The same, but for each word come its own tokens, then a tag.
+    """Like `BalancedBrackets`, but each word is written as its own tokens, then a tag.
 
     Args:
         ids: int32 [B, S], the tokens of each sentence without EOS, then PAD at least once.

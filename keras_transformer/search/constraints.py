@@ -58,8 +58,8 @@ class Constraint(Protocol):
             [] or [1, ...] hold for all sentences. A search drops the rows of finished sentences,
             so methods read the inputs that they are given and never these.
         takes_precedence: whether `restrict` has the last word over constraints without it.
-        reads_logits: whether `adjust`, `restrict` or `next_ids` are there, for which a search makes
-            logits of all tokens even where the model gives those of a subset: -inf of the others.
+        reads_logits: whether it defines `adjust`, `restrict` or `next_ids`. A search then passes it
+            logits of all tokens: where the model gives those of a subset, the others are -inf.
     """
 
     inputs: Any
@@ -184,7 +184,7 @@ class Prefix(Constraint):
 
 
 class RepetitionPenalty(Constraint):
-    """Tokens that a hypothesis has already become less probable (Keskar et al. 2019, 4.1).
+    """Lowers the probability of tokens that a hypothesis already has (Keskar et al. 2019, 4.1).
 
     Args:
         penalty: float32 [B], above 0; 1 is neutral, see `penalize_repetition`.

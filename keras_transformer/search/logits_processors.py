@@ -143,7 +143,7 @@ def keep_most_probable(logits: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
 def _keep_among(logits: Tensor, count: int, top_k: Tensor, top_p: Tensor) -> tuple[Tensor, Tensor]:
     """Returns what `keep_most_probable` keeps of the `count` most probable tokens.
 
-    Beside it stands whether more candidates would give the same, bool [B, W, 1].
+    Also returns whether more candidates would give the same result, bool [B, W, 1].
     """
     size = logits.shape[-1]
     limit = tf.where(top_k > 0, tf.minimum(top_k, size), size)[:, None, None]

@@ -22,7 +22,7 @@ class SearchSpec(NamedTuple):
         step: the model.
         shared, projection: the parts of the model's state that serve all sentences.
         subset: the tokens that the model and the search choose among; None for all.
-        places: where only the model does: what is `VocabularySubset.places`.
+        places: `VocabularySubset.places` where only the model is limited to a subset; else None.
         num_hypotheses: W.
         result_length: int or int32 [], L: the largest of the max lengths, and one for EOS.
         capacities: of the KV cache, see `kv_cache_capacities`, where shapes must be known before

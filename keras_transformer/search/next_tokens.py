@@ -149,10 +149,10 @@ def _join(*parts: Candidates) -> Candidates:
 
 
 def _normalize(constrained: ConstrainedLogits, groups: Groups) -> tuple[Groups, Tensor, Tensor]:
-    """Returns groups of what is allowed less a number of each hypothesis, [B, W]; and that number.
+    """Returns the groups of allowed logits, shifted by a number per hypothesis, and this shift.
 
-    It is 0 unless logits are large, since subtracting it reads and writes all of them. The third is
-    the logarithm of the sum of exponentials of all logits less that number, [B, W] as it is.
+    It is 0 unless logits are large, since subtracting it reads and writes all of them. The third
+    result is the log-sum-exp of all shifted logits; it and the shift are [B, W].
     """
     logits, allowed, *_ = constrained
     largest = tf.reduce_max(groups.maxima if allowed is logits else logits, axis=2)  # [B, W]

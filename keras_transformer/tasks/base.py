@@ -168,7 +168,7 @@ class Task(JsonConfig, abc.ABC):
 
         Args:
             outputs: as `postprocess` returns them.
-            references: the target text of each, as `sources` reads it.
+            references: the target text of each, as `pair_sources` reads it.
             sources: the source text of each. One with several references occurs several times.
 
         Returns:

@@ -159,8 +159,8 @@ class ParsingTask(Task):
     ) -> dict[str, Any]:
         """Returns "f1", 0..100, and what EVALB says: "evalb" and, up to 40 words, "evalb_40".
 
-        EVALB leaves out sentences in which the words of the trees differ, or their punctuation by
-        the tags that they have; "f1" counts them like trees without a bracket.
+        EVALB leaves out sentences whose trees have different words, even if only because their
+        tags mark different tokens as punctuation; "f1" counts such outputs as having no brackets.
         """
         scores = self._scores(outputs, references)
         valid = [score for score in scores if score.status == "ok"]

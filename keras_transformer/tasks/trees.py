@@ -187,7 +187,7 @@ def linearize(tree: Tree, *, pos_tags: bool = True, copy_words: bool = False) ->
 
 
 def with_comparable_root(tree: Tree, other: Tree) -> Tree:
-    """Returns a tree whose root is named TOP if it is a treebank's own and the other has another.
+    """Returns a tree, its root renamed TOP if it is a treebank's own and the other's label differs.
 
     EVALB leaves brackets named TOP out, and counts "(", "(ROOT" and "(S1" like all others.
     """

@@ -1,7 +1,7 @@
 """The files of checkpoints: written whole or not at all, read back or refused.
 
-A checkpoint `name` is `name.data-00000-of-00001` and `name.index`. Both are written aside, brought
-to the disk, and moved to their place, the index, which makes them a checkpoint, last.
+A checkpoint `name` is `name.data-00000-of-00001` and `name.index`. Both are written to a temporary
+folder, synced to disk and moved into place, the index, which completes the checkpoint, last.
 """
 
 import collections

@@ -69,7 +69,7 @@ class Checkpoints:
         return self._files.exists(AVERAGE)
 
     def is_regular(self, step: int) -> bool:
-        """Whether a run that nothing disturbs writes a checkpoint at this step."""
+        """Whether an uninterrupted run writes a checkpoint at this step."""
         return step % self.every == 0 or step == self.end
 
     def newest(self, count: int) -> list[int]:
@@ -77,7 +77,7 @@ class Checkpoints:
         return [step for step in self.steps() if step and self.is_regular(step)][-count:]
 
     def best(self, count: int) -> list[int]:
-        """Returns the steps of the regular checkpoints of best `metric`; of equals the newer."""
+        """Returns the steps of the regular checkpoints with the best `metric`; newer wins a tie."""
         return self._best_of(self.steps(), count)
 
     def to_average(self, last: int, best: int | None = None) -> list[int]:
@@ -128,7 +128,7 @@ class Checkpoints:
             InputError: there is no such checkpoint, it is damaged, or it is another model's.
         """
         weights = by_name(model, model.weights)
-        averaged = self._files.names(name).get("average_weights", set())  # but those frozen
+        averaged = self._files.names(name).get("average_weights", set())  # all but frozen ones
         contents: dict[str, dict[str, Variable]] = collections.defaultdict(dict)
         for path, weight in weights.items():
             contents["average_weights" if path in averaged else "weights"][path] = weight

@@ -33,8 +33,8 @@ def train(
     Args:
         run: an existing run directory.
         corpus: the sentence pairs to train on.
-        dev: pairs whose loss and task's metric are measured at each checkpoint; of several dev sets
-            the first decides, and of the others the metric is measured.
+        dev: pairs whose loss and task metric are measured at each validation; of several dev sets
+            the first decides, and the others have only their metric measured.
         strategy: from `make_strategy`; None trains on one device.
         jit_compile: as in `TokenWeightedModel.compile`.
         tensorboard: whether to write TensorBoard logs into the run directory.

@@ -57,8 +57,8 @@ class TrainingFlops(keras.metrics.Metric):
 def measured_peak(dtype: str, seconds: float = 0.3) -> float:
     """Returns the FLOP/s of the best matrix product on this device, which bounds any model's.
 
-    Square matrices of growing size are tried, about `seconds` long each and until a larger one
-    takes more than that.
+    Square matrices of growing size are timed, for about `seconds` in all, until one of the next
+    size would take longer than that by itself.
 
     Args:
         dtype: what the model computes in, such as `keras.DTypePolicy(precision).compute_dtype`.

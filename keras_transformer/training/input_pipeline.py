@@ -42,7 +42,7 @@ class TrainingInput:
         }
 
     def training_batches(self, corpus: TokenizedCorpus, first_step: int) -> Any:
-        """Returns the batches of the run without end, from a step of it on."""
+        """Returns the run's endless stream of batches, starting at `first_step`."""
         resample = None
         if self._data.subword_sampling:
             source, target = (
@@ -67,8 +67,8 @@ class TrainingInput:
     def validation_batches(self, text: ParallelText) -> Any:
         """Returns the batches of one pass over a dev set.
 
-        They are as large as the accumulated parts of a batch that is trained on, for which there
-        is memory, but have room for any sentence.
+        They are as large as one accumulated part of a training batch, which is known to fit in
+        memory, but have room for the longest sentence.
         """
         learned = text._replace(target=list(map(self._task.learned_text, text.target)))
         corpus = tokenize(learned, self._vocabularies)

@@ -43,7 +43,7 @@ _OF_TRAINING = TRAINING_VALUES.difference(_MEANS)
 class MetricLogger(keras.callbacks.Callback):
     """Makes the rows and hands each to all listeners.
 
-    It looks into the logs at the end of a stretch only, so that no GPU is waited for after each
+    It reads the logs only at the end of a stretch, so that it need not wait for a GPU after each
     batch (see `LazyLogs`), and then resets the metrics of the model: in a run of several processes
     each of them needs this callback, as metrics add up over all. It comes after the callback that
     puts the task's metric into the logs of an epoch, and before the one that writes the checkpoint:
@@ -112,8 +112,8 @@ class MetricLogger(keras.callbacks.Callback):
     def finish(self) -> None:
         """Hands on the row that is due, or one of the batches so far.
 
-        For a run that stops within an epoch, before its checkpoint is written: whoever resumes
-        from there counts on.
+        For a run that stops within an epoch; to be called before its checkpoint is written, so
+        that a resumed run continues these totals.
         """
         if self._begin is not None:
             self._row = self._close(self.row_so_far())

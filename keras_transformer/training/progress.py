@@ -23,7 +23,7 @@ class Progress(keras.callbacks.Callback):
 
     In a log file there is a line for each row of `MetricLogger`. On a terminal one line is
     overwritten at most every half second, and only those about the dev set stay. `fit` is called
-    with verbose=0, and stops the line by `finish` where it ends early.
+    with verbose=0; if it ends early, its caller ends the open line with `finish`.
 
     Args:
         metric_logger: what to show; `show` has to be one of its listeners, and it stands before

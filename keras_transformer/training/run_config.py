@@ -45,8 +45,8 @@ class RunConfigs(NamedTuple):
         model, task: the hyperparameters, and what the model is for.
         data, training: how it is trained; no data where it was imported.
         search: fields of `SearchConfig` with other defaults than the task's.
-        origin: where weights came from that were not trained here, for people to read; of a run
-            that started from another one "start_from", the path.
+        origin: where weights that were not trained here came from, for people to read; in a run
+            that started from another, "start_from" is the path to that run or checkpoint.
     """
 
     model: ModelConfig
@@ -70,7 +70,7 @@ class RunConfigs(NamedTuple):
     def search_config(self, changes: Mapping[str, Any] | None = None) -> SearchConfig:
         """Returns how the run searches, with some fields changed.
 
-        What the run has for another method than the one that is asked for is left out.
+        The run's options that the requested search method does not use are left out.
         """
         changes = changes or {}
         no_use = NO_USE.get(changes.get("method", ""), ())
@@ -110,7 +110,7 @@ class RunConfigs(NamedTuple):
 
 
 def differences(run: RunConfigs, asked: RunConfigs, *, has_checkpoint: bool) -> list[str]:
-    """Returns in words what another command asks for and a run may not change any more.
+    """Describes each setting that a command asks to change but the run can no longer change.
 
     Before the first checkpoint everything about training may change: nothing is lost then.
     """

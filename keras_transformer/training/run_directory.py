@@ -61,7 +61,7 @@ class RunDirectory:
         target: Vocabulary,
         start: Seq2SeqModel | None = None,
     ) -> None:
-        """Writes the run, the configuration, with its precision `resolved`, last.
+        """Writes the run's files; the configuration, its precision `resolved`, comes last.
 
         Args:
             configs: the configurations.
@@ -110,7 +110,7 @@ class RunDirectory:
         return self._config_file.configs()
 
     def continue_with(self, asked: RunConfigs) -> None:
-        """Checks that a command asks for the run that is here, and notes a new length of it.
+        """Checks that a command's configuration fits this run, and saves the settings that changed.
 
         As long as the run has no checkpoint, all about training may change: nothing is lost then
         where the memory did not suffice.

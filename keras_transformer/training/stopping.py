@@ -1,7 +1,7 @@
 """What ends training before its last step, and how nothing is lost by it.
 
-A signal saves a checkpoint first. A metric that does not improve, gradients that stay non-finite
-and memory that does not suffice end it where going on would be a waste.
+On a signal a checkpoint is saved first. Training also ends where going on would be a waste: when
+a metric stops improving, gradients stay non-finite or memory runs out.
 """
 
 import contextlib
@@ -180,7 +180,7 @@ class StopEarly(keras.callbacks.Callback):
 def is_stopped_early(
     training: TrainingConfig, task: Task, checkpoints: Checkpoints, step: int
 ) -> bool:
-    """Whether a run has been stopped, at the step where it is, by the metric that may do so."""
+    """Whether `stop_metric`, where there is one, ends the run at this step."""
     if training.stop_metric is None:
         return False
     metric = task.find_metric(training.stop_metric)
@@ -221,7 +221,7 @@ class StopOnBadSteps(keras.callbacks.Callback):
 
 @contextlib.contextmanager
 def report_out_of_memory() -> Iterator[None]:
-    """Raises `InputError`, with what to lower, where memory runs out."""
+    """Raises `InputError`, saying which flags to change, where memory runs out."""
     try:
         yield
     except (MemoryError, tf.errors.OpError) as error:

@@ -9,7 +9,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from keras_transformer.training.metric_logging import Row, dev_values
 
-# Beside the step, these say the same at every row as the chart's own axes.
+# The x-axes of TensorBoard's charts show these already.
 _NOT_SHOWN = {"step", "seconds"}
 
 

@@ -1,4 +1,4 @@
-"""The task's metric on the dev set while a model is trained, by the search that answers users.
+"""The task's metric on the dev set during training, with the same search as at inference.
 
 How many sentences are searched follows from the configuration and never from the clock: a run that
 is resumed gets the values that it would have had, on any machine.
@@ -23,8 +23,8 @@ from keras_transformer.inference.search_options import search_translations
 from keras_transformer.tasks import Metric, Task
 from keras_transformer.text import Vocabulary
 
-# How many target tokens can be trained on in the time in which one token of a reference is
-# searched for, with a beam of 4: about 5 in `tiny` on two cores, and more at first, when outputs
+# Target tokens that can be trained on in the time that searching one reference token takes with a
+# beam of 4: about 5 in `tiny` on two cores, and more at first, when outputs
 # are far too long. The rest is a margin.
 SEARCH_COST = 8
 _MAX_ROWS = 128  # sentences that a device searches at once
@@ -45,7 +45,7 @@ def check_validation(training: TrainingConfig, task: Task, dev: ParallelText | N
 class DevMetric:
     """The task's metric of a model on the first sentences of a dev set.
 
-    So many of them are taken that their search costs about `validation_time_share` of the time
+    As many are taken as can be searched in about `validation_time_share` of the time
     between two validations, but at least `_MAX_ROWS`. A batch has no more source tokens, padding
     included, than a part of a training batch: what makes those smaller helps where memory runs out.
 
