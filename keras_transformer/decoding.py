@@ -48,8 +48,8 @@ class DecodingState(NamedTuple):
         coverage: float32 [B, W, S], attention that a hypothesis has paid to each source token,
             summed over its steps, and 1 for padding; None where it was not asked for, or the model
             has no attention. Search reorders it.
-        time: int32 [], tokens read before the newest one; set by search before each step. Without
-            one, None at first, and a model that needs it counts.
+        time: int32 [], tokens read before the newest one; set by search before each step. Outside a
+            search it is None at first, and a model that needs it keeps count itself.
         ancestors: int32 [B, W, t], set by search before each step: the place, from 0 to W - 1, of
             each hypothesis when its j-th token was read. The last is its own place. Where the
             state has a fixed capacity, t is that, and places not yet filled hold -1. None where

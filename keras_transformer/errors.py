@@ -13,8 +13,8 @@ class InputError(ValueError):
     """Input that cannot be used: a file, a flag, a configuration or a checkpoint.
 
     Args:
-        message: one line. What names from files may hold, such as the end of a line or the escape
-            sequences of a terminal, is shown and not printed.
+        message: one line. Unprintable characters, such as line ends or terminal escape sequences in
+            names taken from files, are escaped.
     """
 
     def __init__(self, message: str) -> None:

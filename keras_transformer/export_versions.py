@@ -48,7 +48,7 @@ def versions_in(folder: pathlib.Path) -> list[int]:
 
 
 def check_version(path: pathlib.Path) -> None:
-    """Raises `InputError`, which names a folder nearby that has one, if there is no SavedModel."""
+    """Raises `InputError` if there is no SavedModel, and suggests a nearby folder that has one."""
     if not (path / _SAVED_MODEL).is_file():
         raise InputError(
             f"no SavedModel in {path}: it has no {_SAVED_MODEL}; give the folder of one version, "

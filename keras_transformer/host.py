@@ -56,8 +56,8 @@ def keep_freed_memory() -> bool:
     clears every page when it hands them out again. A training step allocates all its activations
     again: `tiny` with a vocabulary of 8,000 and 128 x 16 tokens takes 226,000 page faults a step,
     and 1 with memory kept. Where page faults are expensive, as in many virtual machines, that
-    makes training 1.5 to 2 times as fast. The peak of resident memory was 0.96 to 1.26 of before,
-    and is held until the process ends.
+    makes training 1.5 to 2 times as fast. Peak resident memory was 0.96 to 1.26 times what it was
+    without, and is held until the process ends.
 
     Returns:
         Whether memory is kept. False, and nothing is changed, without glibc, where another malloc

@@ -29,8 +29,8 @@ class Alignment(NamedTuple):
     def in_words_of(self, source: str, target: str) -> list[tuple[int, int]]:
         """Returns the pairs with the indices of words between the spaces of the texts.
 
-        A vocabulary makes two words of "it´s", into which NFKC puts a space: it gets the pairs of
-        both. There are none where it is unknown which words belong together.
+        Where a vocabulary makes two words of one, as in "it´s", into which NFKC puts a space, that
+        one gets the pairs of both. The list is empty where the words cannot be matched up.
         """
         sources, targets = (
             _word_indices(source, self.num_source),

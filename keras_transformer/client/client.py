@@ -135,7 +135,7 @@ class Client:
         return self._rows("score", pair_inputs(source, target), read_scores)
 
     def align(self, source: Sequence[str], target: Sequence[str]) -> list[list[tuple[int, int]]]:
-        """Returns which words of sentences their translations are made from; needs NumPy.
+        """Returns the word alignment of each sentence with its translation; needs NumPy.
 
         See `BatchTranslator.align`; errors are those of `score`.
         """

@@ -24,8 +24,8 @@ class RecurrentConfig(ModelConfig):
             al. 2018, 2.2).
         input_feeding: whether the decoder reads the last context beside each token (Luong et al.
             2015, 3.3).
-        bridge_activation: of what makes the decoder's first state of the encoder's last: "relu"
-            (See et al. 2017), or "tanh".
+        bridge_activation: activation of the layers that map the encoder's last states to the
+            decoder's first: "relu" (See et al. 2017), or "tanh".
     """
 
     architecture = "recurrent"

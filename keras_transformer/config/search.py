@@ -66,13 +66,13 @@ class SearchConfig(JsonConfig):
             such limit.
         min_length: a translation has at least this many tokens before EOS, the last no mere space;
             0 allows the empty one. Blank sentences have the empty translation in any case.
-        shortlist: translations have only the so many most probable target tokens of each source
-            token, learned from the training text, the most frequent ones, and those of `prefix` and
-            `required_phrases`; of a whole batch together. 0 is the whole vocabulary.
+        shortlist: number of candidates for each source token, its most probable target tokens in
+            the training text; a batch is limited to its candidates, the most frequent tokens and
+            those of `prefix` and `required_phrases`. 0 is the whole vocabulary.
         max_source_length: tokens of a sentence that are read; what is beyond them is cut off. It
             bounds the memory that a batch can take.
-        repetition_penalty: what the logits of tokens that a translation has already are divided
-            by where positive, and multiplied by where negative (Keskar et al. 2019, 4.1); 1 is off.
+        repetition_penalty: divides the positive logits, and multiplies the negative ones, of tokens
+            that the translation already contains (Keskar et al. 2019, 4.1); 1 is off.
         no_repeat_ngram: no sequence of so many tokens occurs twice in a translation; 0 is off.
         banned_phrases: never in a translation as the vocabulary cuts them into tokens; other
             tokens may spell the same text. 256 at most.

@@ -30,9 +30,9 @@ class TrainingConfig(JsonConfig):
         max_bad_steps: updates in a row that may be skipped because their gradient is not finite
             before the run stops.
         checkpoint_steps: updates between two checkpoints.
-        validation_steps: updates between two validations on the dev set, which must divide
-            `checkpoint_steps` or be a multiple of it, and there is one at the end of training. Best
-            checkpoints and the early stop go by checkpoints with a validation at their step; None
+        validation_steps: updates between two validations on the dev set, a divisor or a multiple of
+            `checkpoint_steps`; the end of training is validated too. Selection of the best
+            checkpoints and early stopping consider only checkpoints that are validated; None
             means `checkpoint_steps`.
         keep_checkpoints: newest checkpoints kept on disk.
         keep_best: checkpoints kept besides for the best metric of the task on the dev set.

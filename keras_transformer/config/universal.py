@@ -23,10 +23,10 @@ class UniversalConfig(TransformerLayersConfig):
             interpolates step by step, with weights whose sum is less (the listing of Dehghani et
             al. 2019; tensor2tensor's "basic").
         halted_tokens: "copy" keeps the state of a token that has halted, as the paper's text says;
-            "run_on" keeps changing what others see of it, as tensor2tensor does.
+            "run_on" goes on updating the state that other tokens see, as tensor2tensor does.
         halting_epsilon: a token halts once its halting probabilities sum to more than 1 less this.
         halting_bias: what the bias of the halting units starts from; lower ones halt later.
-        ponder_weight: of the ponder cost, steps and remainders of all tokens, in the loss.
+        ponder_weight: weight in the loss of the ponder cost, the tokens' steps plus remainders.
         step_signals: what tells the layer its step: "sinusoidal" is the paper's, "learned" a table
             (tensor2tensor).
         transition: what follows attention: "feed_forward", or "separable_convolution": widths 3

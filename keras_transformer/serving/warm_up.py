@@ -54,8 +54,8 @@ def make_requests(
     """Returns requests to each signature with batches of each size, and to each compiled shape.
 
     Each batch has sentences of all lengths; single sentences are the shortest, the median and the
-    longest. XLA's programs, which all signatures share, get tokens: the number of tokens of a text
-    is not known beforehand.
+    longest. XLA's programs, which all signatures share, are warmed up with ids, because the number
+    of tokens in a text is not known in advance.
 
     Args:
         translator: the translator of the signatures.

@@ -14,9 +14,9 @@ _ALL_CHARACTERS = itertools.chain(range(0xD800), range(0xE000, 0x110000))  # no 
 def nfc_rules() -> str:
     """Returns lines of a spelling, a tab and its normal form, both as hexadecimal code points.
 
-    A spelling is a character that NFC replaces, or one of a composed character: its base with some
-    marks composed already and the others behind it in any order. The form of a base with a mark
-    between that composes with nothing is not among them; `unicodedata` knows it.
+    A spelling is a character that NFC replaces, or a way to write a composed character: its base,
+    composed with none or some of its marks, then the other marks in any order. Spellings with an
+    intervening mark that composes with nothing are not covered; `unicodedata` normalizes them.
     """
     rules: dict[str, str] = {}
     for character in map(chr, _ALL_CHARACTERS):

@@ -1,8 +1,8 @@
 """The files of SentencePiece models, as protocol buffers that can be read, changed and written.
 
-The classes that sentencepiece ships refuse a protocol buffer library older than their own, which
-TensorFlow asks for on some Pythons. These name the fields that the package uses, and keep all
-others as they are.
+The classes that ship with sentencepiece reject older protobuf libraries, such as those that
+TensorFlow requires on some Python versions. The classes here declare the fields that this package
+uses, and preserve all others.
 """
 
 import functools

@@ -85,8 +85,8 @@ class Tokenizer(tf.Module):
     def unpad(self, ids: tf.Tensor) -> tf.RaggedTensor:
         """Returns the ids of each row [B, L] before its first EOS, int32 [B, (length)].
 
-        None of a row without EOS: where its padding begins is unknown. An id outside the vocabulary
-        becomes the unknown token.
+        A row without EOS gives no ids, since it is unknown where its padding begins. An id outside
+        the vocabulary becomes the unknown token.
         """
         is_eos = ids == EOS_ID
         has_eos = tf.reduce_any(is_eos, axis=1, keepdims=True)  # [B, 1]

@@ -60,11 +60,11 @@ def repair_trees(texts: tf.Tensor, sentences: tf.Tensor) -> tf.Tensor:
     """Returns trees in brackets, with the words of sentences in the place of tags.
 
     A text that is a tree in the form "(S (NP DT NN )NP (VP XX )VP )S" has its tags replaced. Any
-    other one is repaired from left to right: a closing bracket closes the innermost one with its
-    label and all inside that; one without a partner is left out, and so are words beyond the
-    sentence's. Those that are missing go into the innermost bracket that is open at the end, where
-    all are closed. The first bracket holds all others, and is "(TOP" where the text does not begin
-    with one; empty ones are left out.
+    other text is repaired from left to right: a closing bracket closes the innermost open one with
+    its label and all inside it; unmatched closing brackets and surplus words are left out. Missing
+    words go into the innermost bracket that is open at the end, where all open ones are closed. The
+    first bracket encloses the rest, and is "(TOP" where the text does not begin with a bracket;
+    empty brackets are left out.
 
     Args:
         texts: string [B, N].

@@ -93,8 +93,8 @@ class CTranslate2:
     def ids(self, inputs: Any, outputs: Any) -> list[list[int]]:
         """Returns the tokens of each best translation.
 
-        At its maximum length CTranslate2 stops without EOS and ranks hypotheses without EOS's
-        probability, which for us belongs to them: the most probable of forced ones is chosen.
+        At the maximum length CTranslate2 stops without EOS and leaves EOS's probability out of the
+        ranking, where ours includes it: forced hypotheses are therefore scored again, with EOS.
         """
         best = [result.hypotheses[0] for result in outputs]
         if self._forced:

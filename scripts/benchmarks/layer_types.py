@@ -120,8 +120,8 @@ def count_operations(name: str, n: int, d: int, r: int) -> int:
 
 
 def longest_path(name: str, n: int, d: int, r: int) -> int:
-    """Returns the least number of layers through which a gradient gets from the last position of
-    the output to the first of the input: n for none, as a rule.
+    """Returns the smallest number of stacked layers in which a gradient from the last position of
+    the output reaches the first position of the input.
     """
     keras.utils.set_random_seed(1)
     x = tf.random.normal((1, n, d))

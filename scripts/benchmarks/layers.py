@@ -94,7 +94,7 @@ def _turn(engine: Engine, which: str, n: int, _: int) -> dict[str, Any]:
 
 
 def summarize(rows: Sequence[Figures], d: int, r: int, rounds: int) -> Iterator[Figures]:
-    """Yields what each layer's figures say of a row of Table 1: what is seen beside the paper's."""
+    """Yields a row of Table 1 for each layer: what was measured beside what the paper states."""
     from benchmarks.layer_types import LAYER_TYPES, longest_path
 
     names = list(dict.fromkeys(row["layer"] for row in rows))
@@ -127,8 +127,8 @@ def exponent(rows: Sequence[Mapping[str, Any]], figure: str, least: float = 0) -
 
 
 def crossing(rows: Sequence[Mapping[str, Any]], figure: str, one: str, other: str) -> float | None:
-    """Returns the n from which on `one` has more of a figure than `other`, between lengths on
-    straight lines in logarithms; None if that never changes.
+    """Returns the n from which a figure of `one` exceeds that of `other`, interpolated between
+    lengths on a log-log scale; None if it never begins to.
     """
     ratios = {
         row["n"]: math.log(row[figure] / its_other[figure])

@@ -93,7 +93,7 @@ class Sentences:
         return list(itertools.islice(itertools.cycle(self.batches()), count))
 
     def singles_of_round(self, number: int, count: int) -> list[list[int]]:
-        """Returns `count` batches of one sentence each, in every round others."""
+        """Returns `count` batches of one sentence each, different ones in each round."""
         order = np.random.default_rng(_SEED).permutation(len(self.ids)).tolist()
         taken = itertools.islice(itertools.cycle(order), number * count, (number + 1) * count)
         return [[sentence] for sentence in taken]
