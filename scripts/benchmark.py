@@ -77,9 +77,7 @@ _CHECKPOINT = flags.DEFINE_string(
     "checkpoint", "auto", "Which checkpoint of --run_dir, as for translate.py; one only."
 )
 _SENTENCES = flags.DEFINE_string(
-    "sentences",
-    None,
-    "Test set to decode, one sentence a line; random weights take only its lengths in words.",
+    "sentences", None, "Test set to decode, a sentence a line; random weights take its lengths."
 )
 _PAIRS = flags.DEFINE_integer("pairs", 10**7, "Sentence pairs to plan.", lower_bound=1)
 _WHOLE_EPOCH = flags.DEFINE_boolean("whole_epoch", False, "Plan all batches, not the first alone.")
