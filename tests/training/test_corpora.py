@@ -137,7 +137,7 @@ def test_file_pairs_come_before_files_of_both_sides_and_data_sets(files, tmp_pat
 def test_a_data_set_without_a_validation_split_leaves_nothing_to_validate_on(
     few_numbers, monkeypatch
 ):
-    monkeypatch.setattr(DatasetSplit, "exists", lambda split: split.split == "train")
+    monkeypatch.setattr(DatasetSplit, "has_split", lambda split: split.split == "train")
     assert read_validation_texts(NUMBERS) == []
 
 
