@@ -9,7 +9,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_transformer.config import PAD_ID, RecurrentConfig
+from keras_transformer.config import RecurrentConfig
 from keras_transformer.decoding import DecodingState, Tensor
 from keras_transformer.layers import (
     RecurrentDecoder,
@@ -20,6 +20,7 @@ from keras_transformer.layers import (
 from keras_transformer.layers.masks import ancestor_mask, ancestors_of, padding_mask
 from keras_transformer.models.registry import register_architecture
 from keras_transformer.models.seq2seq import Seq2SeqModel
+from keras_transformer.models.shared import add_coverage, start_coverage
 
 
 @register_architecture(RecurrentConfig)
@@ -97,13 +98,12 @@ class RecurrentModel(Seq2SeqModel):
         def for_each_hypothesis(leaf: Tensor) -> Tensor:
             return ops.repeat(leaf[:, None], num_hypotheses, axis=1)
 
-        padding = ops.cast(ops.equal(source, PAD_ID), "float32")
         return DecodingState(
             projection=self.output_projection(),
             context=memory,
             recurrent_state=keras.tree.map_structure(for_each_hypothesis, state),
             kv_cache=history,
-            coverage=for_each_hypothesis(padding) if coverage else None,
+            coverage=start_coverage(source, num_hypotheses) if coverage else None,
         )
 
     def step(self, ids: Tensor, state: DecodingState) -> tuple[Tensor, DecodingState]:
@@ -122,13 +122,10 @@ class RecurrentModel(Seq2SeqModel):
             time,
             past_mask,
         )
-        coverage = state.coverage
-        if coverage is not None:
-            coverage = coverage + weights
         return self.logits(x, state.projection), state._replace(
             recurrent_state=_reshape(rows, -1, num_hypotheses),
             kv_cache=history,
-            coverage=coverage,
+            coverage=add_coverage(state.coverage, weights[:, None]),
         )
 
     def count_flops(self, source_length: Any, target_length: Any) -> Any:

@@ -25,12 +25,14 @@ from keras_transformer.layers.masks import (
 from keras_transformer.layers.windowed_attention import visible_ancestors
 from keras_transformer.models.registry import register_architecture
 from keras_transformer.models.seq2seq import Seq2SeqModel
-from keras_transformer.models.transformer_parts import (
+from keras_transformer.models.shared import (
+    add_coverage,
     draw_offset,
     layer_flops,
     layer_options,
     make_position_offset,
     make_positions,
+    select_head,
     start_coverage,
 )
 
@@ -102,8 +104,7 @@ class Transformer(Seq2SeqModel):
         Returns:
             float32 [B, T, S]; each row is a distribution over the real source tokens.
         """
-        weights = ops.cast(self.attention_weights(inputs)["cross"][-1], "float32")
-        return ops.mean(weights, axis=1) if head is None else weights[:, head]
+        return select_head(self.attention_weights(inputs)["cross"][-1], head)
 
     def attention_weights(self, inputs: dict[str, Tensor]) -> dict[str, list[Tensor]]:
         return self._run(inputs, training=False, scores=True)[1]
@@ -145,9 +146,7 @@ class Transformer(Seq2SeqModel):
             time,
             ancestor_bias(visible_ancestors(ancestors, *of_window), num_hypotheses),
         )
-        coverage = state.coverage
-        if coverage is not None:
-            coverage = coverage + ops.mean(ops.cast(attention, "float32"), axis=1)
+        coverage = add_coverage(state.coverage, attention)
         logits = self.logits(x, state.projection)
         logits = ops.reshape(logits, (-1, num_hypotheses, ops.shape(logits)[-1]))
         return logits, state._replace(kv_cache=kv_cache, coverage=coverage, time=time + 1)

@@ -26,12 +26,14 @@ from keras_transformer.layers.masks import (
 from keras_transformer.layers.universal_stack import Steps
 from keras_transformer.models.registry import register_architecture
 from keras_transformer.models.seq2seq import Seq2SeqModel
-from keras_transformer.models.transformer_parts import (
+from keras_transformer.models.shared import (
+    add_coverage,
     draw_offset,
     layer_flops,
     layer_options,
     make_position_offset,
     make_positions,
+    select_head,
     start_coverage,
 )
 from keras_transformer.objectives import OF_TRAINING_ONLY
@@ -103,8 +105,7 @@ class UniversalTransformer(Seq2SeqModel):
         """
         _, _, steps = self._run(inputs, training=False)
         cross = [weights for _, weights in steps.outputs]
-        weights = ops.cast(self.decoder.mix_attention(cross, steps.weights), "float32")
-        return ops.mean(weights, axis=1) if head is None else weights[:, head]
+        return select_head(self.decoder.mix_attention(cross, steps.weights), head)
 
     def attention_weights(self, inputs: dict[str, Tensor]) -> dict[str, list[Tensor]]:
         _, encoder_steps, decoder_steps = self._run(inputs, training=False)
@@ -162,9 +163,7 @@ class UniversalTransformer(Seq2SeqModel):
             time,
             ancestor_bias(ancestors, num_hypotheses),
         )
-        coverage = state.coverage
-        if coverage is not None:
-            coverage = coverage + ops.mean(ops.cast(attention, "float32"), axis=1)
+        coverage = add_coverage(state.coverage, attention)
         logits = self.logits(x, state.projection)  # [B * W, V]
         logits = ops.reshape(logits, (-1, num_hypotheses, ops.shape(logits)[-1]))
         return logits, state._replace(kv_cache=kv_cache, recurrent_state=windows, coverage=coverage)

@@ -1,6 +1,6 @@
-"""What the models of Transformer layers share.
+"""What several architectures share.
 
-Shapes: B batch, S source length, W hypotheses a sentence.
+Shapes: B batch, S source length, T target length, W hypotheses a sentence, H heads.
 """
 
 from typing import Any
@@ -104,3 +104,21 @@ def start_coverage(source: Tensor, num_hypotheses: int) -> Tensor:
     padding = ops.cast(ops.equal(source, PAD_ID), "float32")[:, None]
     batch, _, length = ops.shape(padding)
     return ops.broadcast_to(padding, (batch, num_hypotheses, length))
+
+
+def add_coverage(coverage: Tensor | None, attention: Tensor) -> Tensor | None:
+    """Returns `DecodingState.coverage` after a step, which the mean of the heads is added to.
+
+    Args:
+        coverage: [B, W, S] before the step; None where search does not need it.
+        attention: of the step's tokens, [B, H, W, S].
+    """
+    if coverage is None:
+        return None
+    return coverage + ops.mean(ops.cast(attention, "float32"), axis=1)
+
+
+def select_head(attention: Tensor, head: int | None) -> Tensor:
+    """Returns one head's attention, float32 [B, T, S], of [B, H, T, S]; None is their mean."""
+    attention = ops.cast(attention, "float32")
+    return ops.mean(attention, axis=1) if head is None else attention[:, head]
