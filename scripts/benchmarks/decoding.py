@@ -118,7 +118,8 @@ def measure(
     rivals = {team.case["engine"]: team.translations for team in teams}
     for team, turns in zip(itertools.chain(*zip(teams, teams, strict=True)), results, strict=True):
         batch = max(turns[0]["batch_sizes"])
-        case = {**team.case, "preset": preset, "sentences": sentences.name, "batch": batch}
+        case = {**team.case, "preset": preset, "sentences": sentences.name, "batch": batch,
+                "one_length": sentences.have_one_length}  # fmt: skip
         yield _row(team, case, turns, rivals)
 
 

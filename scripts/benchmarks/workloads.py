@@ -78,6 +78,11 @@ class Sentences:
         """Takes the sentences of a test set."""
         return cls(name=name, ids=sorted(ids, key=len, reverse=True), batch_size=batch_size)
 
+    @property
+    def have_one_length(self) -> bool:
+        """Whether all are as long as each other, which those that people translate are not."""
+        return len(set(map(len, self.ids))) == 1
+
     def batches(self) -> list[list[int]]:
         """Returns the numbers of the sentences of each batch."""
         numbers = list(range(len(self.ids)))

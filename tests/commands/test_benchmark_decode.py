@@ -49,7 +49,8 @@ def _rows(modules, figures):
     rows = []
     equal = 64 if any(engine == "ctranslate2" for engine, _ in figures) else None
     for (engine, setting), (speed, latency) in figures.items():
-        case = dict(engine=engine, preset="run", sentences="test_2016_flickr", setting=setting)
+        case = dict(engine=engine, preset="run", sentences="test_2016_flickr", setting=setting,
+                    one_length=False)  # fmt: skip
         values = dict(faults=1.5, system_seconds=0.001, latency_p50_ms=latency, load_seconds=1.0,
                       latency_p99_ms=latency, first_seconds=2.0, peak_megabytes=300.0,
                       equal=equal, compared=64)  # fmt: skip
@@ -140,7 +141,7 @@ def test_targets_that_were_not_measured_are_skipped_and_say_why(verdicts):
     assert [verdict.met for verdict in verdicts(rivals)] == [None] * 7
 
 
-@pytest.mark.parametrize("changes", [{"preset": "tiny"}, {"sentences": "20 forced"}])
+@pytest.mark.parametrize("changes", [{"preset": "tiny"}, {"one_length": True}])
 def test_sentences_of_one_length_are_not_held_against_the_targets(verdicts, changes):
     results = verdicts(_GOOD, lambda row: _with(row, **changes))
     assert [verdict.met for verdict in results] == [None] * 7
@@ -174,6 +175,7 @@ def test_random_sentences_have_the_length_that_is_forced_and_no_reserved_symbol(
     sentences = random("6 forced", vocabulary_size=9, lengths=[6], batch_size=4)
     ids = np.array(sentences.ids)
     assert (ids.shape[1], sentences.forced, sentences.name) == (6, True, "6 forced")
+    assert sentences.have_one_length
     assert set(ids.ravel()) == {4, 5, 6, 7, 8}
     assert list(map(len, sentences.batches_of_round(7))) == [4] * 7
 
@@ -184,6 +186,7 @@ def test_random_sentences_have_the_lengths_of_a_test_set_and_batches_one_each(mo
     sentences, _ = modules["workloads"].random_case("tiny", 20, str(path))
     batches = [{len(sentences.ids[row]) for row in batch} for batch in sentences.batches()]
     assert (batches, sentences.name) == ([{8}, {5}, {3}, {1}], "as test")
+    assert not sentences.have_one_length
 
 
 def test_each_round_translates_other_single_sentences_until_all_had_their_turn(modules):
