@@ -58,7 +58,7 @@ class Team:
 
     def warm_up(self, sentences: "Sentences") -> None:
         """Translates every shape of batch once in every worker."""
-        batches = sentences.batches()
+        batches, self._lengths = sentences.batches(), list(map(len, sentences.ids))
         first = self._engine.run(*[self._request(batches, with_ids=True)] * self._num_processes)
         self.first_seconds = max(first["latencies"][:: len(batches)])
         self.translations = first["ids"][: len(first["ids"]) // self._num_processes]
@@ -67,12 +67,19 @@ class Team:
 
     def translate(self, batches: Batches) -> Turn:
         """Translates batches, as many at the same time as there are workers."""
-        shares = [batches[first :: self._num_processes] for first in range(self._num_processes)]
+        # Each gets about as many tokens, as workers do that take the next batch when they are done.
+        shares: list[list[list[int]]] = [[] for _ in range(self._num_processes)]
+        for batch in batches:
+            min(shares, key=self._num_tokens).append(batch)
         return self._engine.run(*map(self._request, shares))
 
     def translate_one_by_one(self, batches: Batches) -> Turn:
         """Translates batches one after the other in the first worker."""
         return self._engine.run(self._request(batches) | {"at_once": 1})
+
+    def _num_tokens(self, batches: Batches) -> int:
+        """Returns how many tokens batches have with their padding, which their time goes by."""
+        return sum(len(batch) * max(self._lengths[each] for each in batch) for batch in batches)
 
     def _request(self, batches: Batches, with_ids: bool = False) -> dict[str, Any]:
         return {"batches": batches, "at_once": self._at_once, "with_ids": with_ids}
