@@ -50,7 +50,7 @@ def open_lock(path: str | os.PathLike[str]) -> IO[bytes]:
     return open(os.open(path, flags, 0o666), "r+b", buffering=0)
 
 
-def sync_all(folder: pathlib.Path) -> None:
+def sync_tree(folder: pathlib.Path) -> None:
     """Does what `sync` does for a folder and all that is in it."""
     for path in folder.rglob("*"):
         sync(path)

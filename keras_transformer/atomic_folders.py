@@ -13,7 +13,7 @@ import stat
 import uuid
 from collections.abc import Callable, Iterator
 
-from keras_transformer.atomic_files import open_lock, sync, sync_all
+from keras_transformer.atomic_files import open_lock, sync, sync_tree
 
 _ASIDE = ".writing-"
 _LOCK = "lock"
@@ -38,7 +38,7 @@ def atomic_folder(
     """
     with _parents_of(path), temporary_folder(path.parent) as aside:
         yield aside
-        sync_all(aside)
+        sync_tree(aside)
         if is_whole is not None and path.exists() and not is_whole(path):
             aside.chmod(stat.S_IMODE(path.stat().st_mode))
             shutil.rmtree(path)  # refuses a link

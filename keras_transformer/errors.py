@@ -5,8 +5,9 @@ scripts print that line and exit with status 1; any other exception is a bug and
 traceback.
 """
 
+import contextlib
 import errno
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 
 class InputError(ValueError):
@@ -39,10 +40,16 @@ def check_backend() -> None:
         )
 
 
-def advice_on_writing(error: OSError) -> str:
-    """Returns what the user can do about a file or folder that could not be written."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return "free some space on that disk, or give a path on another one"
-    if error.errno in (errno.ENOENT, errno.ENOTDIR):
-        return "give a path in a folder that exists"
-    return "give a path that can be written to"
+@contextlib.contextmanager
+def writing(what: str) -> Iterator[None]:
+    """Raises `InputError`, with what to do about it, where the block cannot write `what`."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            advice = "free some space on that disk, or give a path on another one"
+        elif error.errno in (errno.ENOENT, errno.ENOTDIR):
+            advice = "give a path in a folder that exists"
+        else:
+            advice = "give a path that can be written to"
+        raise InputError(f"cannot write {what} ({error.strerror}); {advice}") from error

@@ -69,7 +69,7 @@ class RunCorpus:
 
         Meanwhile this worker tokenizes its share of a large corpus.
         """
-        from keras_transformer.training import help_tokenize_training_corpus
+        from keras_transformer.data import tokenize_share
         from keras_transformer.training.heartbeat import wait_for_first_worker
 
         run, configs = self.run, self.configs
@@ -78,8 +78,12 @@ class RunCorpus:
 
         def is_prepared() -> bool:
             nonlocal has_helped
-            has_helped = has_helped or help_tokenize_training_corpus(
-                configs.corpora, self._folder, share, configs.task
+            has_helped = has_helped or tokenize_share(
+                self._folder,
+                configs.task.pair_sources(configs.corpora, "train"),
+                worker=share,
+                max_length=configs.corpora.max_length,
+                max_length_ratio=configs.corpora.max_length_ratio,
             )
             return run.exists and run.configs().training == run.resolved(configs.training)
 

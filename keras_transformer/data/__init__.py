@@ -9,7 +9,7 @@ from keras_transformer.data.batching import (
     training_batches,
 )
 from keras_transformer.data.buckets import Bucketing, choose_buckets
-from keras_transformer.data.cache import cached_corpus, help_tokenize
+from keras_transformer.data.cache import cached_corpus, tokenize_share
 from keras_transformer.data.corpus import (
     FilePair,
     PairSource,
@@ -46,7 +46,6 @@ __all__ = [
     "cached_corpus",
     "choose_buckets",
     "evaluation_batches",
-    "help_tokenize",
     "iterate_lines",
     "learn_from_corpus",
     "pad_ids",
@@ -54,5 +53,6 @@ __all__ = [
     "read_lines",
     "read_parallel",
     "to_dataset",
+    "tokenize_share",
     "training_batches",
 ]

@@ -48,7 +48,8 @@ class ApacheBeamShards:
 
         def make(share: int) -> None:
             for part, source in enumerate(sources):
-                maker.make(part, read_shards(source), lambda num_pairs: None, (share, shares))
+                shards_of_text = read_shards(source)
+                maker.make_missing(part, shards_of_text, lambda num_pairs: None, (share, shares))
 
         with apache_beam.Pipeline(options=PipelineOptions(list(self.options))) as pipeline:
             created = pipeline | apache_beam.Create(range(shares))

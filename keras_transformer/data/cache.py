@@ -12,7 +12,7 @@ import json
 import os
 import pathlib
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from keras_transformer.atomic_files import write_atomically
@@ -22,7 +22,7 @@ from keras_transformer.data.corpus_files import MANIFEST, open_corpus, write_cor
 from keras_transformer.data.filters import LengthFilter
 from keras_transformer.data.token_shards import VOCABULARIES, ShardMaker, read_shards
 from keras_transformer.data.tokenized import TokenizedCorpus
-from keras_transformer.errors import InputError, advice_on_writing
+from keras_transformer.errors import InputError, writing
 from keras_transformer.host import num_cores
 from keras_transformer.text import Vocabulary
 
@@ -57,7 +57,7 @@ def cached_corpus(
         processes: how many tokenize a large text; None means one for each core. As with all spawned
             processes, a script must then call this under `if __name__ == "__main__"`.
         worker: the index of this worker, and the number of them: the others may make their share
-            of the shards with `help_tokenize` meanwhile.
+            of the shards with `tokenize_share` meanwhile.
         make_shards: makes shards elsewhere first, as `ApacheBeamShards` does; others are made here.
 
     Raises:
@@ -76,7 +76,7 @@ def cached_corpus(
         maker = ShardMaker(shards, vocabularies, length_filter, processes or num_cores())
         try:
             with (
-                _errors_of(folder),
+                writing(f"the tokenized text to {os.fspath(folder)}"),
                 atomic_folder(path, lambda made: open_corpus(made) is not None) as aside,
             ):
                 if make_shards is not None:
@@ -99,7 +99,7 @@ def cached_corpus(
     return corpus
 
 
-def help_tokenize(
+def tokenize_share(
     folder: str | os.PathLike[str],
     sources: Sequence[PairSource],
     *,
@@ -121,7 +121,7 @@ def help_tokenize(
             if shards.name == _SHARDS + _inputs(sources, vocabularies, length_filter)[1]:
                 maker = ShardMaker(shards, vocabularies, length_filter, num_cores())
                 for part, text in enumerate(sources):
-                    maker.make(part, read_shards(text), lambda num_pairs: None, worker)
+                    maker.make_missing(part, read_shards(text), lambda num_pairs: None, worker)
                 return True
     return False
 
@@ -139,15 +139,3 @@ def _inputs(
         **dataclasses.asdict(length_filter),
     }
     return inputs, hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]
-
-
-@contextlib.contextmanager
-def _errors_of(folder: str | os.PathLike[str]) -> Iterator[None]:
-    """Raises an `InputError` in place of any `OSError` while the folder is written."""
-    try:
-        yield
-    except OSError as error:
-        raise InputError(
-            f"cannot write the tokenized text to {os.fspath(folder)} ({error.strerror}); "
-            f"{advice_on_writing(error)}"
-        ) from error

@@ -77,13 +77,13 @@ class ShardMaker(NamedTuple):
                 vocabulary.save(self.folder / name)
         shards = itertools.chain([first, second], shards)
         for share in (worker, (0, 1)):  # then what the others have not made
-            count = self.make(part, shards, progress, share)
+            count = self.make_missing(part, shards, progress, share)
             if all(self._shard_path(part, number).exists() for number in range(count)):
                 break
             shards = read_shards(source)
         yield from (self._load(part, number) for number in range(count))
 
-    def make(
+    def make_missing(
         self, part: int, shards: Iterable[Shard], progress: Progress, worker: tuple[int, int]
     ) -> int:
         """Makes those of a worker's shards that are missing; returns the number of all shards."""
@@ -135,7 +135,7 @@ class ShardMaker(NamedTuple):
             source, target = self.vocabularies
             source_ids = source.encode(text.source, **options)
             target_ids = target.encode(text.target, **options)
-            yield TokenizedCorpus.pack(source_ids, target_ids, self.length_filter)
+            yield TokenizedCorpus.from_ids_or_empty(source_ids, target_ids, self.length_filter)
 
     def _load(self, part: int, number: int) -> TokenizedCorpus:
         path = self._shard_path(part, number)

@@ -69,13 +69,13 @@ class TokenizedCorpus:
             InputError: the sides differ in length, or no pair is left.
         """
         length_filter = LengthFilter(max_length=max_length, max_length_ratio=max_length_ratio)
-        corpus = cls.pack(source, target, length_filter)
+        corpus = cls.from_ids_or_empty(source, target, length_filter)
         if not len(corpus):
             raise length_filter.nothing_left(corpus.dropped)
         return corpus
 
     @classmethod
-    def pack(
+    def from_ids_or_empty(
         cls,
         source: Sequence[Sequence[int]],
         target: Sequence[Sequence[int]],

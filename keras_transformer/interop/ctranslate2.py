@@ -16,7 +16,7 @@ from typing import Any
 from keras_transformer.atomic_folders import atomic_folder
 from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from keras_transformer.data import Shortlist
-from keras_transformer.errors import InputError
+from keras_transformer.errors import InputError, writing
 from keras_transformer.interop.ctranslate2_specification import specification
 from keras_transformer.models import Transformer
 from keras_transformer.text import Vocabulary
@@ -78,16 +78,13 @@ def export_ctranslate2(
         spec.optimize(quantization=quantization)
     except (RuntimeError, ValueError) as error:
         raise InputError(f"quantization {quantization!r} cannot be used ({error})") from error
-    try:
-        with atomic_folder(path) as aside:
-            spec.save(str(aside))
-            source.save(aside / "source.model")
-            target.save(aside / "target.model")
-            if shortlist is not None:
-                text = _vocabulary_map(shortlist, source, target)
-                (aside / "vmap.txt").write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"cannot write the export to {path} ({error.strerror})") from error
+    with writing(f"the export to {path}"), atomic_folder(path) as aside:
+        spec.save(str(aside))
+        source.save(aside / "source.model")
+        target.save(aside / "target.model")
+        if shortlist is not None:
+            text = _vocabulary_map(shortlist, source, target)
+            (aside / "vmap.txt").write_text(text, encoding="utf-8")
     return path
 
 

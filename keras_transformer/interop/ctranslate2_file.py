@@ -22,7 +22,7 @@ _TYPES = {0: "<f4", 1: "<i1", 2: "<i2", 3: "<i4", 4: "<f2", 5: "<u2"}
 _BFLOAT16 = 5
 
 
-def read_weights(path: pathlib.Path) -> Tensors:
+def read_model_bin(path: pathlib.Path) -> Tensors:
     """Returns the arrays; `InputError` where the file is damaged."""
     content = map_file(path)
     try:

@@ -16,7 +16,7 @@ import numpy as np
 from keras import ops
 
 from keras_transformer.errors import InputError
-from keras_transformer.interop.ctranslate2_file import read_weights
+from keras_transformer.interop.ctranslate2_file import read_model_bin
 from keras_transformer.interop.ctranslate2_specification import ACTIVATIONS
 from keras_transformer.interop.foreign import ForeignModel, Layout
 from keras_transformer.interop.model_files import Given, read_json, read_text, refuse
@@ -54,7 +54,7 @@ def is_ctranslate2(folder: pathlib.Path) -> bool:
 
 def read_ctranslate2(folder: pathlib.Path, given: Given) -> ForeignModel:
     """Returns the model in a folder, its weights in float32."""
-    tensors = read_weights(folder / "model.bin")
+    tensors = read_model_bin(folder / "model.bin")
     config = read_json(folder / "config.json")
     option = functools.partial(_option, tensors)
     options = _options(tensors, config)

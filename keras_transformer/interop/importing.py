@@ -1,10 +1,12 @@
-"""Tells the format of a model of another toolkit from its files, and reads it."""
+"""Tells the format of a model of another toolkit, reads it, and makes a run directory of it."""
 
 import pathlib
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from keras_transformer.errors import InputError, check_choice
+from keras_transformer.atomic_folders import atomic_folder
+from keras_transformer.config import SearchConfig, TrainingConfig
+from keras_transformer.errors import InputError, check_choice, writing
 from keras_transformer.interop.ctranslate2_reader import is_ctranslate2, read_ctranslate2
 from keras_transformer.interop.fairseq import is_fairseq, read_fairseq
 from keras_transformer.interop.foreign import ForeignModel
@@ -13,6 +15,7 @@ from keras_transformer.interop.model_files import Given
 from keras_transformer.interop.opennmt import is_eole, is_opennmt_py, read_eole, read_opennmt_py
 from keras_transformer.interop.opennmt_tf import is_opennmt_tf, read_opennmt_tf
 from keras_transformer.interop.transformers import is_transformers, read_transformers
+from keras_transformer.training import RunConfigs, RunDirectory
 
 
 class Format(NamedTuple):
@@ -74,3 +77,30 @@ def read_model(
             f"an option of {path} is of another kind than {format_name} writes "
             f"({type(error).__name__}: {error}); give the model as it was"
         ) from error
+
+
+def import_run(model: ForeignModel, run_dir: pathlib.Path, origin: dict[str, Any]) -> RunDirectory:
+    """Writes the run directory of a model, whole or not at all, and returns it.
+
+    Args:
+        model: to import.
+        run_dir: a path that does not exist.
+        origin: what people are to know of where the model came from.
+
+    Raises:
+        InputError: the model cannot be imported, or the folder exists or cannot be written.
+
+    Example:
+        >>> run = import_run(read_model(path), pathlib.Path("runs/opus"), {"format": "marian"})
+        >>> Translator(run.load_model(), *run.vocabularies()).translate(["Hello"])
+    """
+    if run_dir.exists():
+        raise InputError(f"{run_dir} exists already; give a path that does not")
+    SearchConfig(**model.search)  # refuses what makes no sense
+    transformer = model.to_model()
+    configs = RunConfigs(
+        transformer.config, None, TrainingConfig(), search=dict(model.search), origin=origin
+    )
+    with writing(str(run_dir)), atomic_folder(run_dir) as aside:
+        RunDirectory(aside).create(configs, *model.vocabularies, transformer)
+    return RunDirectory(run_dir)

@@ -101,12 +101,10 @@ class MultiHeadAttention(Layer):
         self.use_bias = use_bias
         self.dropout = Dropout(dropout, name="dropout", dtype=self.dtype_policy)
 
-    def _dense(self, units: int | None, name: str, input_shape: Any) -> keras.layers.Dense:
-        dense = keras.layers.Dense(
-            units, use_bias=self.use_bias, name=name, dtype=self.dtype_policy
-        )
-        dense.build(input_shape)
-        return dense
+    def _dense(
+        self, units: int | None, name: str, input_shape: Any, **options: Any
+    ) -> keras.layers.Dense:
+        return super()._dense(units, name, input_shape, use_bias=self.use_bias, **options)
 
     def _scale(self, query: Tensor) -> Tensor:
         return query * self.key_dim**-0.5

@@ -23,6 +23,14 @@ class Layer(keras.layers.Layer):
     ) -> tuple[int | None, ...]:
         return tuple(input_shape)
 
+    def _dense(
+        self, units: int | None, name: str, input_shape: Any, **options: Any
+    ) -> keras.layers.Dense:
+        """Returns a built Dense layer of this layer's dtype."""
+        dense = keras.layers.Dense(units, name=name, dtype=self.dtype_policy, **options)
+        dense.build(input_shape)
+        return dense
+
 
 def with_scores(result: Any) -> tuple[Any, ...]:
     """Returns an attention layer's output, and its weights: None where they were not asked for."""

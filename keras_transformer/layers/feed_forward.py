@@ -42,15 +42,9 @@ class FeedForward(Layer):
         self.dropout = Dropout(dropout, name="dropout", dtype=self.dtype_policy)
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
-        self.inner = keras.layers.Dense(
-            self.inner_dim,
-            activation=ACTIVATIONS[self.activation],
-            name="inner",
-            dtype=self.dtype_policy,
-        )
-        self.inner.build(input_shape)
-        self.outer = keras.layers.Dense(input_shape[-1], name="outer", dtype=self.dtype_policy)
-        self.outer.build((*input_shape[:-1], self.inner_dim))
+        activation = ACTIVATIONS[self.activation]
+        self.inner = self._dense(self.inner_dim, "inner", input_shape, activation=activation)
+        self.outer = self._dense(input_shape[-1], "outer", (*input_shape[:-1], self.inner_dim))
 
     def call(self, x: Tensor, training: bool | None = None) -> Tensor:
         """Returns [..., D] for x [..., D]."""

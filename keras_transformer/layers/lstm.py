@@ -87,16 +87,15 @@ class LSTM(Layer):
         self.backwards = backwards
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
-        self.projection = keras.layers.Dense(
+        self.projection = self._dense(
             4 * self.units,
+            "projection",
+            input_shape,
             # An open forget gate at first (Gers et al. 2000).
             bias_initializer=lambda shape, dtype: ops.repeat(
                 ops.convert_to_tensor([0.0, 1.0, 0.0, 0.0], dtype), self.units
             ),
-            name="projection",
-            dtype=self.dtype_policy,
         )
-        self.projection.build(input_shape)
         self.recurrent_kernel = self.add_weight(
             name="recurrent_kernel",
             shape=(self.units, 4 * self.units),

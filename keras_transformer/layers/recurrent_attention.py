@@ -45,18 +45,16 @@ class SingleHeadAttention(Layer):
     def build(
         self, query_shape: tuple[int | None, ...], memory_shape: tuple[int | None, ...]
     ) -> None:
-        def dense(name: str, units: Any, shape: Any, use_bias: bool) -> keras.layers.Dense:
-            made = keras.layers.Dense(units, use_bias=use_bias, name=name, dtype=self.dtype_policy)
-            made.build(shape)
-            return made
-
         self.memory_dim = memory_shape[-1]
         if self.attention_type == "dot":
-            self.memory_projection = dense("memory", query_shape[-1], memory_shape, False)
+            self.memory_projection = self._dense(
+                query_shape[-1], "memory", memory_shape, use_bias=False
+            )
             return
-        self.memory_projection = dense("memory", self.attention_dim, memory_shape, False)
-        self.query_projection = dense("query", self.attention_dim, query_shape, True)
-        self.vector = dense("vector", 1, (None, self.attention_dim), False)
+        units = self.attention_dim
+        self.memory_projection = self._dense(units, "memory", memory_shape, use_bias=False)
+        self.query_projection = self._dense(units, "query", query_shape)
+        self.vector = self._dense(1, "vector", (None, units), use_bias=False)
 
     def call(self, query: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
         """Returns [B, T, M] for queries [B, T, U], a memory [B, S, M] and its mask [B, S]."""
@@ -128,10 +126,7 @@ class IntraDecoderAttention(Layer):
     """A decoder's attention to its earlier states, h_t^T W h_t' (Paulus et al. 2018, 2.2)."""
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
-        self.query_projection = keras.layers.Dense(
-            input_shape[-1], use_bias=False, name="query", dtype=self.dtype_policy
-        )
-        self.query_projection.build(input_shape)
+        self.query_projection = self._dense(input_shape[-1], "query", input_shape, use_bias=False)
 
     def call(self, x: Tensor) -> Tensor:
         """Returns [B, T, U]: for each state of x [B, T, U] the mean of those before it."""

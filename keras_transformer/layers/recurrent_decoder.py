@@ -100,10 +100,7 @@ class RecurrentDecoder(Layer):
             width += self.units
         if self.feeding is not None:
             self.feeding.build(memory)
-        self.output_projection = keras.layers.Dense(
-            model_dim, name="output", dtype=self.dtype_policy
-        )
-        self.output_projection.build((*batch, width))
+        self.output_projection = self._dense(model_dim, "output", (*batch, width))
 
     def first_state(self, layers: tuple[LSTMState, ...], memory: RecurrentMemory) -> RecurrentState:
         """Returns the state before the first token, of the LSTMs' states that the encoder made."""

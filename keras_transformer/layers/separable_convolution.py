@@ -38,8 +38,7 @@ class SeparableConvolution(Layer):
             shape=(self.width, input_shape[-1]),
             initializer=keras.initializers.RandomUniform(-limit, limit),
         )
-        self.mixing = keras.layers.Dense(self.units, name="mixing", dtype=self.dtype_policy)
-        self.mixing.build(input_shape)
+        self.mixing = self._dense(self.units, "mixing", input_shape)
 
     def call(self, x: Tensor) -> Tensor:
         """Returns [B, T, units] for x [B, T, D], as if zeros stood around it."""

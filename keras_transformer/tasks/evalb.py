@@ -6,7 +6,6 @@ and PRT are the same. Trees whose words differ are errors, which no total counts
 """
 
 import collections
-import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
@@ -63,25 +62,8 @@ def score_tree(output: Tree, reference: Tree) -> SentenceScore:
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class Summary:
-    """EVALB's summary of sentences: counts, and shares in 0..100."""
-
-    sentences: int
-    errors: int
-    skipped: int
-    recall: float
-    precision: float
-    f1: float
-    complete_match: float
-    average_crossing: float
-    no_crossing: float
-    two_or_less_crossing: float
-    tagging_accuracy: float
-
-
-def summarize(scores: Iterable[SentenceScore]) -> Summary:
-    """Returns the totals over sentences, of which errors and skipped ones have no part."""
+def summarize(scores: Iterable[SentenceScore]) -> dict[str, float]:
+    """Returns EVALB's summary: counts, and shares in 0..100 over sentences without an error."""
     scores = list(scores)
     valid = [score for score in scores if score.status == "ok"]
     matched = sum(score.matched for score in valid)
@@ -89,7 +71,7 @@ def summarize(scores: Iterable[SentenceScore]) -> Summary:
     reference = sum(score.reference for score in valid)
     complete = sum(score.matched == score.output == score.reference for score in valid)
     crossing = [score.crossing for score in valid]
-    return Summary(
+    return dict(
         sentences=len(scores),
         errors=sum(score.status == "error" for score in scores),
         skipped=sum(score.status == "skip" for score in scores),

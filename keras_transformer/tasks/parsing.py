@@ -174,8 +174,8 @@ class ParsingTask(Task):
         short = [score for score in scores if score.length <= evalb.SHORT]
         return {
             "f1": 200 * matched / brackets if brackets else None,
-            "evalb": dataclasses.asdict(evalb.summarize(scores)),
-            f"evalb_{evalb.SHORT}": dataclasses.asdict(evalb.summarize(short)),
+            "evalb": evalb.summarize(scores),
+            f"evalb_{evalb.SHORT}": evalb.summarize(short),
         }
 
     def evaluate_each(

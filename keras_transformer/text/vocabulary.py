@@ -17,7 +17,7 @@ from typing_extensions import Self
 
 from keras_transformer.atomic_files import write_atomically
 from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
-from keras_transformer.errors import InputError, advice_on_writing
+from keras_transformer.errors import InputError, writing
 from keras_transformer.text.sentencepiece_proto import model_message
 
 RESERVED_IDS = (PAD_ID, UNK_ID, BOS_ID, EOS_ID)
@@ -81,13 +81,8 @@ class Vocabulary:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the model to `path`, whose folder must exist; never leaves half a file there."""
-        try:
+        with writing(f"the vocabulary {os.fspath(path)}"):
             write_atomically(path, self.model_bytes)
-        except OSError as error:
-            raise InputError(
-                f"cannot write the vocabulary {os.fspath(path)}: {error.strerror}; "
-                f"{advice_on_writing(error)}"
-            ) from error
 
     @functools.cached_property
     def fingerprint(self) -> str:

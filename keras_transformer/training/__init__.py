@@ -4,7 +4,6 @@ from keras_transformer.training.checkpoints import Checkpoints
 from keras_transformer.training.compilation import compile_for_training
 from keras_transformer.training.corpora import (
     check_symbols,
-    help_tokenize_training_corpus,
     make_vocabularies,
     read_test_text,
     read_validation_texts,
@@ -33,7 +32,6 @@ __all__ = [
     "check_validation",
     "compile_for_training",
     "computes_in_bfloat16",
-    "help_tokenize_training_corpus",
     "is_finished",
     "load_shortlist",
     "make_strategy",

@@ -11,7 +11,6 @@ from keras_transformer.data import (
     ParallelText,
     TokenizedCorpus,
     cached_corpus,
-    help_tokenize,
     learn_from_corpus,
 )
 from keras_transformer.errors import InputError
@@ -44,22 +43,6 @@ def training_corpus(
         keep_others=keep_others,
         worker=worker,
         make_shards=beam,
-    )
-
-
-def help_tokenize_training_corpus(
-    data: DataConfig,
-    cache_folder: str | os.PathLike[str],
-    worker: tuple[int, int],
-    task: Task = _TRANSLATION,
-) -> bool:
-    """Makes a worker's share of what `training_corpus` is making elsewhere: `help_tokenize`."""
-    return help_tokenize(
-        cache_folder,
-        task.pair_sources(data, "train"),
-        worker=worker,
-        max_length=data.max_length,
-        max_length_ratio=data.max_length_ratio,
     )
 
 

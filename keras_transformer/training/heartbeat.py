@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from keras_transformer.errors import InputError
+from keras_transformer.errors import InputError, writing
 
 _NAME = "preparing"
 _INTERVAL_S = 5.0
@@ -27,11 +27,9 @@ def heartbeat(folder: pathlib.Path) -> Iterator[None]:
         InputError: the folder cannot be written.
     """
     path, ended = folder / _NAME, threading.Event()
-    try:
+    with writing(f"run directory {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
         path.touch()
-    except OSError as error:
-        raise InputError(f"cannot write run directory {folder} ({error.strerror})") from error
 
     def beat() -> None:
         while not ended.wait(_INTERVAL_S):

@@ -18,7 +18,7 @@ import pathlib
 from collections.abc import Iterator
 
 from keras_transformer.config import TrainingConfig
-from keras_transformer.errors import InputError, advice_on_writing
+from keras_transformer.errors import InputError, writing
 from keras_transformer.models import Seq2SeqModel, build_model
 from keras_transformer.text import Vocabulary
 from keras_transformer.training.checkpoint_files import AVERAGE, START
@@ -73,12 +73,10 @@ class RunDirectory:
         """
         if self.exists:
             raise InputError(f"{self.path} holds a run already; resume it, or give another path")
-        try:
+        with self._writing():
             self.path.mkdir(parents=True, exist_ok=True)
             self._target_path.unlink(missing_ok=True)  # of an attempt that was interrupted here
             self.checkpoints().drop(START)
-        except OSError as error:
-            raise self._cannot_write(error) from error
         source.save(self._source_path)
         vocabularies = {self._source_path.name: VocabularyRecord.of(source.model_bytes)}
         if target.fingerprint != source.fingerprint:
@@ -87,7 +85,8 @@ class RunDirectory:
         if start is not None:
             self.checkpoints().save_weights(start, START)
         configs = configs._replace(training=self.resolved(configs.training))
-        self._write_config(configs, vocabularies)
+        with self._writing():
+            self._config_file.write(configs, vocabularies)
 
     def resolved(self, training: TrainingConfig) -> TrainingConfig:
         """Returns a configuration with the precision that "auto" means for this run.
@@ -131,7 +130,8 @@ class RunDirectory:
                 checkpoints = self.checkpoints()
                 if checkpoints.to_average(*_what_is_averaged(asked.training)):
                     checkpoints.drop(AVERAGE)  # made again when the run comes to its end
-            self._write_config(asked, self._config_file.vocabularies())
+            with self._writing():
+                self._config_file.write(asked, self._config_file.vocabularies())
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -141,10 +141,8 @@ class RunDirectory:
             InputError: another one does so already, there is no run, or it cannot be written to.
         """
         self.configs()  # raises where there is none
-        try:
+        with self._writing():
             lock = open(self.path / "lock", "ab")  # noqa: SIM115 (closed below)
-        except OSError as error:
-            raise self._cannot_write(error) from error
         with lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -219,16 +217,8 @@ class RunDirectory:
     def _target_path(self) -> pathlib.Path:
         return self.path / "target.model"
 
-    def _cannot_write(self, error: OSError) -> InputError:
-        return InputError(
-            f"cannot write run directory {self.path} ({error.strerror}); {advice_on_writing(error)}"
-        )
-
-    def _write_config(self, configs: RunConfigs, vocabularies: dict[str, VocabularyRecord]) -> None:
-        try:
-            self._config_file.write(configs, vocabularies)
-        except OSError as error:
-            raise self._cannot_write(error) from error
+    def _writing(self) -> contextlib.AbstractContextManager[None]:
+        return writing(f"run directory {self.path}")
 
 
 def _what_is_averaged(training: TrainingConfig) -> tuple[int, int | None]:

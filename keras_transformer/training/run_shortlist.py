@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable
 
 from keras_transformer.data import Shortlist
-from keras_transformer.errors import InputError
+from keras_transformer.errors import InputError, writing
 from keras_transformer.training.corpora import training_corpus
 from keras_transformer.training.run_directory import RunDirectory
 
@@ -33,16 +33,13 @@ def load_shortlist(
                 "--shortlist out, or train the run further with train --start_from"
             )
         folder = run.path / "tokens"
-        try:
-            with contextlib.ExitStack() as stack:
-                if not folder.exists():  # they are elsewhere, and are not to lie in two places
-                    temporary = tempfile.TemporaryDirectory(dir=run.path, prefix=".tokens-")
-                    folder = pathlib.Path(stack.enter_context(temporary))
-                corpus = training_corpus(
-                    configs.corpora, vocabularies, folder, progress, task=configs.task
-                )
-                sizes = (vocabulary.size for vocabulary in vocabularies)
-                Shortlist.learn(corpus, *sizes).save(path)
-        except OSError as error:
-            raise InputError(f"cannot write {path} ({error.strerror})") from error
+        with writing(str(path)), contextlib.ExitStack() as stack:
+            if not folder.exists():  # they are elsewhere, and are not to lie in two places
+                temporary = tempfile.TemporaryDirectory(dir=run.path, prefix=".tokens-")
+                folder = pathlib.Path(stack.enter_context(temporary))
+            corpus = training_corpus(
+                configs.corpora, vocabularies, folder, progress, task=configs.task
+            )
+            sizes = (vocabulary.size for vocabulary in vocabularies)
+            Shortlist.learn(corpus, *sizes).save(path)
     return Shortlist.load(path)

@@ -30,7 +30,7 @@ from keras_transformer.training.stopping import (
     report_out_of_memory,
 )
 from keras_transformer.training.strategies import sum_over_workers, worker_of
-from keras_transformer.training.validation import ValidateMetric, check_validation
+from keras_transformer.training.validation import DevMetric, ValidateMetric, check_validation
 from keras_transformer.training.weight_average import WeightAverage
 
 
@@ -77,7 +77,7 @@ class Trainer:
         metric_logger = self._metric_logger([each.metric for each in validations], tensorboard)
         with (
             self._shown(metric_logger) as progress,
-            self._stopped_by_signals(metric_logger) as stops,
+            self._stops_on_signal(metric_logger) as stop,
         ):
             if held_out is not None and not self.is_measured:
                 with report_out_of_memory():
@@ -91,7 +91,7 @@ class Trainer:
                 StopOnBadSteps(self.counter, self.checkpoints, self.training.max_bad_steps),
                 self._saves_checkpoints(),
                 *self._stops_early(),
-                *stops,
+                stop,
             ]
             for first, last, interval in intervals(self.counter.step, self.training):
                 if is_stopped_early(self.training, self.task, self.checkpoints, self.counter.step):
@@ -167,11 +167,7 @@ class Trainer:
         finally:
             progress.finish()
 
-    @contextlib.contextmanager
-    def _stopped_by_signals(
-        self, metric_logger: MetricLogger
-    ) -> Iterator[list[keras.callbacks.Callback]]:
-        """Yields the callback that ends training on SIGTERM and Ctrl-C."""
+    def _stops_on_signal(self, metric_logger: MetricLogger) -> StopOnSignal:
 
         def save(step: int) -> None:
             metric_logger.finish()
@@ -180,26 +176,36 @@ class Trainer:
         def ask_all(has_signal: bool) -> bool:
             return sum_over_workers(self.strategy, float(has_signal)) > 0
 
-        with StopOnSignal(
-            self.counter,
-            save,
-            self.checkpoints.is_regular,
-            ask_all if self.worker.count > 1 else None,
-        ) as stop:
-            yield [stop]
+        asks = ask_all if self.worker.count > 1 else None
+        return StopOnSignal(self.counter, save, self.checkpoints.is_regular, asks)
 
     def _validations(self, devs: Sequence[ParallelText]) -> list[ValidateMetric]:
+        """Returns a callback for each dev set; none where validation is to take no time."""
+        if not self.training.validation_time_share:
+            return []
         average, is_validated = self.weight_average, self.training.is_validated
         averages = contextlib.nullcontext if average is None else average.applied
         search = self.run.configs().search_config()
         options = self.run.vocabularies(), self.task, self.training, search
         is_due = lambda: is_validated(self.counter.step)  # noqa: E731
-        return ValidateMetric.on_each(devs, self.model, *options, averages, is_due)
+        return [
+            ValidateMetric(
+                self.task.metric.of_dev_set(number),
+                DevMetric(self.model, dev, *options),
+                averages,
+                is_due,
+            )
+            for number, dev in enumerate(devs, start=1)
+        ]
 
     def _saves_checkpoints(self) -> keras.callbacks.Callback:
-        return SaveCheckpoint(
-            self.counter, self.save, self.task.metric, self.checkpoints.is_regular
-        )
+        """Returns what writes a checkpoint, with its metrics, at the end of an interval."""
+
+        def save(epoch: int, logs: dict[str, Any]) -> None:
+            if self.checkpoints.is_regular(self.counter.step):
+                self.save(self.counter.step, dev_metrics(logs, self.task.metric))
+
+        return keras.callbacks.LambdaCallback(on_epoch_end=save)
 
     def _stops_early(self) -> list[keras.callbacks.Callback]:
         if self.training.stop_metric is None:
@@ -220,31 +226,3 @@ class Trainer:
             write()
         if self.worker.count > 1:
             sum_over_workers(self.strategy, 0.0)  # they wait for each other
-
-
-class SaveCheckpoint(keras.callbacks.Callback):
-    """Writes a checkpoint, with its metrics, at the end of an interval that `fit` calls an epoch.
-
-    Args:
-        counter: counts the batches.
-        save: writes the checkpoint of a step.
-        metric: the task's.
-        is_due: whether a step has a checkpoint.
-    """
-
-    def __init__(
-        self,
-        counter: StepCounter,
-        save: Callable[[int, dict[str, float]], None],
-        metric: Metric | None = None,
-        is_due: Callable[[int], bool] = lambda step: True,
-    ) -> None:
-        super().__init__()
-        self.metric = metric
-        self.is_due = is_due
-        self.counter = counter
-        self.save = save
-
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        if self.is_due(self.counter.step):
-            self.save(self.counter.step, dev_metrics(logs, self.metric))

@@ -197,31 +197,6 @@ class ValidateMetric(keras.callbacks.Callback):
         self.measure = measure
         self.weights_to_measure = weights_to_measure
 
-    @classmethod
-    def on_each(
-        cls,
-        devs: Sequence[ParallelText],
-        model: keras.Model,
-        vocabularies: tuple[Vocabulary, Vocabulary],
-        task: Task,
-        training: TrainingConfig,
-        search: SearchConfig,
-        weights_to_measure: Callable[[], contextlib.AbstractContextManager[Any]],
-        is_due: Callable[[], bool],
-    ) -> "list[ValidateMetric]":
-        """Returns one callback for each dev set; none where validation is to take no time."""
-        if not training.validation_time_share:
-            return []
-        return [
-            cls(
-                task.metric.of_dev_set(number),
-                DevMetric(model, dev, vocabularies, task, training, search),
-                weights_to_measure,
-                is_due,
-            )
-            for number, dev in enumerate(devs, start=1)
-        ]
-
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         if logs is not None and self.is_due():
             with self.weights_to_measure():

@@ -11,7 +11,7 @@ import time
 import pytest
 
 import keras_transformer
-from keras_transformer.data import ApacheBeamShards, cached_corpus, help_tokenize, token_shards
+from keras_transformer.data import ApacheBeamShards, cached_corpus, token_shards, tokenize_share
 from keras_transformer.data.corpus import TsvFile
 from keras_transformer.errors import InputError
 from keras_transformer.text import learn_vocabulary
@@ -88,7 +88,7 @@ def test_workers_share_the_shards_and_the_first_makes_what_is_missing(
     def counted(maker, part, number, shard):
         made.append(number)
         if number == 0:  # the second worker comes when the first has begun
-            assert help_tokenize(folder, [text], worker=(1, 3), max_length=9)
+            assert tokenize_share(folder, [text], worker=(1, 3), max_length=9)
         return write(maker, part, number, shard)
 
     monkeypatch.setattr(token_shards.ShardMaker, "write", counted)
@@ -100,9 +100,9 @@ def test_workers_share_the_shards_and_the_first_makes_what_is_missing(
 
 
 def test_there_is_nothing_to_help_with_before_and_after(tmp_path, text, vocabulary):
-    assert not help_tokenize(tmp_path / "cache", [text], worker=(1, 2))
+    assert not tokenize_share(tmp_path / "cache", [text], worker=(1, 2))
     tokenize(tmp_path / "cache", text, vocabulary, processes=1)
-    assert not help_tokenize(tmp_path / "cache", [text], worker=(1, 2))
+    assert not tokenize_share(tmp_path / "cache", [text], worker=(1, 2))
 
 
 def test_killed_it_resumes_and_ends_with_the_same_bytes(tmp_path, text, vocabulary, expected):

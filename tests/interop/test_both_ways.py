@@ -10,7 +10,7 @@ import samples
 
 from keras_transformer.inference import Translator
 from keras_transformer.interop.ctranslate2 import export_ctranslate2
-from keras_transformer.interop.import_run import import_run
+from keras_transformer.interop.importing import import_run
 from keras_transformer.serving import export
 
 _PROGRAM = """

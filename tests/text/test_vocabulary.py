@@ -300,7 +300,7 @@ def test_a_full_disk_is_told_with_advice_that_helps(vocabulary, tmp_path):
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))  # bytes a file may have
     try:
         with pytest.raises(
-            InputError, match=r"cannot write the vocabulary .*File too large; free some space"
+            InputError, match=r"cannot write the vocabulary .*File too large\); free some space"
         ) as caught:
             vocabulary.save(tmp_path / "subwords.model")
     finally:
