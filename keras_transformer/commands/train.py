@@ -194,7 +194,7 @@ def _summarize(run: "RunDirectory", strategy: "tf.distribute.Strategy") -> None:
     last = metrics_file.read_metrics(run.metrics_path)[-1]
     peak = flops.measured_peak(keras.DTypePolicy(training.precision).compute_dtype)
     gpus = strategy.num_replicas_in_sync if tf.config.list_physical_devices("GPU") else 1
-    for line in flops.summary_lines(last, peak * gpus, training):
+    for line in flops.flops_summary(last, peak * gpus, training):
         print(line)
     print(f"The checkpoints, and their average, are in {run.path / 'checkpoints'}.")
 

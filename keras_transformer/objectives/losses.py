@@ -70,7 +70,7 @@ def smoothed_cross_entropy(labels: Tensor, logits: Tensor, smoothing: float) -> 
     return with_gradient(logits)
 
 
-def spread_weights(given: Any, tokens: Tensor) -> Tensor:
+def broadcast_sample_weights(given: Any, tokens: Tensor) -> Tensor:
     """Returns sample weights, [B] or [B, T], as float32 that multiplies tokens [B, T]."""
     given = ops.cast(given, "float32")
     return given if len(given.shape) == len(tokens.shape) else given[..., None]
@@ -107,7 +107,7 @@ class SmoothedCrossEntropy(keras.losses.Loss):
         # over the real ones.
         weights = real * (ops.cast(ops.size(real), "float32") / ops.maximum(ops.sum(real), 1.0))
         if sample_weight is not None:
-            weights *= spread_weights(sample_weight, real)
+            weights *= broadcast_sample_weights(sample_weight, real)
         return super().__call__(y_true, y_pred, sample_weight=weights)
 
     def call(self, y_true: Tensor, y_pred: Tensor) -> Tensor:

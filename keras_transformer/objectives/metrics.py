@@ -12,10 +12,10 @@ from keras_transformer.config import PAD_ID
 from keras_transformer.decoding import Tensor
 from keras_transformer.objectives.losses import (
     best_logits,
+    broadcast_sample_weights,
     flat_labels_and_logits,
     label_logits,
     log_normalizer,
-    spread_weights,
 )
 
 # Name prefix of metrics that a model updates in `call`, and only while it trains: evaluation
@@ -34,7 +34,7 @@ def _weights(labels: Tensor, sample_weight: Any) -> Tensor:
     """
     weights = _real(ops.convert_to_tensor(labels))
     if sample_weight is not None:
-        weights *= spread_weights(sample_weight, weights)
+        weights *= broadcast_sample_weights(sample_weight, weights)
     return ops.reshape(weights, (-1,))
 
 

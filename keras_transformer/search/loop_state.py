@@ -135,10 +135,10 @@ def prepare_search(
         # Some models start with EOS, and EOS must remain allowed.
         forbidden_ids=tf.where(bos_ids == eos_id, pad_id, bos_ids),
         max_lengths=max_lengths,
-        alpha=for_each_sentence(tf.cast(length_penalty, tf.float32), batch_size),
-        beta=for_each_sentence(tf.cast(coverage_penalty, tf.float32), batch_size),
-        constraints=for_each_sentence(tuple(each.inputs for each in ordered), batch_size),
-        options=for_each_sentence(dict(options or {}), batch_size),
+        alpha=repeat_for_each_sentence(tf.cast(length_penalty, tf.float32), batch_size),
+        beta=repeat_for_each_sentence(tf.cast(coverage_penalty, tf.float32), batch_size),
+        constraints=repeat_for_each_sentence(tuple(each.inputs for each in ordered), batch_size),
+        options=repeat_for_each_sentence(dict(options or {}), batch_size),
     )
     capacities = () if max_length_bound is None else kv_cache_capacities(max_length_bound)
     fixed = (result_length, capacities, ordered, eos_id, pad_id, length_penalty_form)
@@ -149,7 +149,7 @@ def prepare_search(
     return spec, inputs, _empty_hypotheses(spec, inputs, state)
 
 
-def for_each_sentence(values: Any, batch_size: Tensor) -> Any:
+def repeat_for_each_sentence(values: Any, batch_size: Tensor) -> Any:
     """Returns a nest whose leaves are [B, ...]; those of shape [] or [1, ...] are repeated."""
 
     def repeat(value: Tensor) -> Tensor:

@@ -93,7 +93,7 @@ def _fastest(matrix: tf.Tensor, seconds: float) -> float:
     return fastest
 
 
-def summary_lines(last: Row, peak: float, training: TrainingConfig) -> list[str]:
+def flops_summary(last: Row, peak: float, training: TrainingConfig) -> list[str]:
     """Returns what to print at the end of a run.
 
     Args:

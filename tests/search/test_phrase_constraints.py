@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from keras_transformer.search import BannedPhrases, OpenHypotheses, RequiredPhrases
 from keras_transformer.search.candidates import spread_over_banks
-from keras_transformer.search.loop_state import for_each_sentence
+from keras_transformer.search.loop_state import repeat_for_each_sentence
 from keras_transformer.search.phrase_constraints import phrase_progress
 
 PAD, EOS = 0, 3
@@ -28,7 +28,7 @@ def past(*tokens):
 
 def read(constraint, tokens, time, logits=None, max_lengths=None):
     """Returns what the constraint sees of hypotheses after it was told of their tokens."""
-    inputs = for_each_sentence(constraint.inputs, tf.shape(tokens)[0])
+    inputs = repeat_for_each_sentence(constraint.inputs, tf.shape(tokens)[0])
     state = constraint.initial_state(inputs, tokens.shape[1])
     unknown = tf.nest.map_structure(lambda leaf: tf.TensorShape([None] * leaf.shape.rank), state)
     _, state = tf.while_loop(

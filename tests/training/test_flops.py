@@ -17,7 +17,7 @@ from keras_transformer.config import (
     architectures,
 )
 from keras_transformer.models import Seq2SeqModel, Transformer, build_model
-from keras_transformer.training.flops import TrainingFlops, measured_peak, summary_lines
+from keras_transformer.training.flops import TrainingFlops, flops_summary, measured_peak
 
 SMALL = {"model_dim": 16, "feed_forward_dim": 24, "num_heads": 2, "vocabulary_size": 50}
 LSTM = {"model_dim": 16, "hidden_dim": 12, "vocabulary_size": 50}
@@ -171,14 +171,14 @@ def test_the_summary_tells_steps_tokens_time_operations_and_utilisation_of_the_w
     last = {"step": 20000, "seconds": 7384.2, "target_tokens": 45_000_000}
     last |= {"flops": 10**15, "padded_flops": 12 * 10**14}
     peak, training = 10**15 / 7384.2 * 4, TrainingConfig(sustained_tflops=9.5)
-    first, second = summary_lines(last, peak, training)
+    first, second = flops_summary(last, peak, training)
     assert first.startswith("Trained 20,000 steps on 45,000,000 target tokens in 2:03:04, ")
     assert "6,094 tokens/s" in first
     assert second.startswith("Model FLOPs: 1e+15, 1.2e+15 with padding, in float32; 1.35e+11 a sec")
     assert "25% of the" in second
     assert (
         "more than, while the machine is busy, the 1e+11 of"
-        in summary_lines(last, 1e11, training)[1]
+        in flops_summary(last, 1e11, training)[1]
     )
-    *_, third = summary_lines(last | {"sustained_flops": 3.3e18}, peak, training)
+    *_, third = flops_summary(last | {"sustained_flops": 3.3e18}, peak, training)
     assert third == "By the devices' time, at 9.5 TFLOP/s sustained: 3.3e+18."
