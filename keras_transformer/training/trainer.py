@@ -168,7 +168,6 @@ class Trainer:
             progress.finish()
 
     def _stops_on_signal(self, metric_logger: MetricLogger) -> StopOnSignal:
-
         def save(step: int) -> None:
             metric_logger.finish()
             self.save(step)
