@@ -38,7 +38,7 @@ setup(
         "tensorflow-datasets>=4.9.7",
         "importlib_resources",  # tensorflow-datasets imports it without saying so
         "typing-extensions",
-        "urllib3>=2",
+        "urllib3>=2.2",
     ],
     extras_require={
         "beam": ["apache-beam"],

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from keras_transformer.client.outputs import checked_text
+
 WORD_START = "▁"  # which SentencePiece puts in place of a space
 
 
@@ -45,16 +47,19 @@ def read_alignments(answer: Mapping[str, Any]) -> list[Alignment]:
     """Returns the alignment of each sentence from the outputs of the signature `attention`.
 
     Raises:
-        KeyError, TypeError, ValueError: these are not its outputs.
+        ArithmeticError, LookupError, TypeError, ValueError: these are not its outputs.
     """
-    columns = (answer["attention"], answer["source_pieces"], answer["target_pieces"])
+    sides = [
+        [[checked_text(piece) for piece in pieces] for pieces in answer[name]]
+        for name in ("source_pieces", "target_pieces")
+    ]
     return [
         Alignment(
             align_words(np.asarray(attention, np.float32), source, target),
             len(_words(source)),
             len(_words(target)),
         )
-        for attention, source, target in zip(*columns, strict=True)
+        for attention, source, target in zip(answer["attention"], *sides, strict=True)
     ]
 
 

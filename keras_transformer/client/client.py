@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from typing_extensions import Self
 
+from keras_transformer.batch_by_length import batches_by_length, in_row_order
 from keras_transformer.client.connect import connect
 from keras_transformer.client.credentials import Certificates
 from keras_transformer.client.failures import ServingError, explain
@@ -35,7 +36,8 @@ class Client:
         label: a label of a version, such as "canary", in place of its number.
         timeout_s: seconds for one request, retries and the pauses between them included.
         retries: how often a request is retried, after pauses that double, where the server is
-            unreachable or overloaded. No other failure is retried. gRPC allows 4 at most.
+            unreachable or overloaded (over REST the first time at once). No other failure is
+            retried. gRPC allows 4 at most.
         protocol: "grpc" or "rest".
         batch_size: sentences in one request. They are batched with others of similar length.
         requests_in_flight: requests that run concurrently.
@@ -175,9 +177,7 @@ class Client:
     ) -> list[Row]:
         """Returns the outputs of a signature for each row of its inputs, in their order."""
         texts = next(iter(columns.values())).values
-        order = sorted(range(len(texts)), key=lambda index: -len(texts[index]))
-        size = self._batch_size
-        batches = [order[first : first + size] for first in range(0, len(order), size)]
+        batches = batches_by_length([len(text) for text in texts], self._batch_size)
 
         def predict(batch: list[int]) -> list[Row]:
             inputs = {
@@ -187,19 +187,16 @@ class Client:
             return self._predict(signature, inputs, len(batch), read)
 
         futures: list[concurrent.futures.Future[list[Row]]] = []
-        rows: dict[int, Row] = {}
         try:
             self._check_open()
             futures.extend(self._pool.submit(predict, batch) for batch in batches)
-            for batch, future in zip(batches, futures, strict=True):
-                rows.update(zip(batch, future.result(), strict=True))
+            return in_row_order(batches, (future.result() for future in futures))
         except (concurrent.futures.CancelledError, RuntimeError):  # by `close`
             self._check_open()
             raise
         finally:  # after a failure the other requests are not needed
             for future in futures:
                 future.cancel()
-        return [rows[index] for index in range(len(texts))]
 
     def _predict(
         self,
@@ -215,7 +212,7 @@ class Client:
         )
         try:
             rows = read(answer)
-        except (KeyError, TypeError, ValueError):
+        except (ArithmeticError, LookupError, TypeError, ValueError):
             rows = []
         if len(rows) != count:
             raise ServingError(

@@ -6,6 +6,7 @@ from typing import Any
 
 import grpc
 import tensorflow as tf
+from google.protobuf import message
 from tensorflow.core.framework import types_pb2
 from tensorflow_serving.apis import (
     get_model_metadata_pb2,
@@ -62,10 +63,13 @@ class GrpcTransport:
             tensor = tf.make_tensor_proto(values, types_pb2.DataType.Value(dtype))
             request.inputs[name].CopyFrom(tensor)
         answer = self._call(self._predictions.Predict, request, timeout_s)
-        return {
-            name: _decode(tf.make_ndarray(tensor).tolist())
-            for name, tensor in answer.outputs.items()
-        }
+        try:
+            return {
+                name: _decode(tf.make_ndarray(tensor).tolist())
+                for name, tensor in answer.outputs.items()
+            }
+        except (LookupError, TypeError, ValueError) as error:
+            raise RequestError("UNIMPLEMENTED", "its answer has unreadable tensors") from error
 
     def signatures(self, model: ModelName, timeout_s: float) -> dict[str, dict[str, str]]:
         request = get_model_metadata_pb2.GetModelMetadataRequest(
@@ -73,7 +77,11 @@ class GrpcTransport:
         )
         answer = self._call(self._predictions.GetModelMetadata, request, timeout_s)
         signatures = get_model_metadata_pb2.SignatureDefMap()
-        if not answer.metadata["signature_def"].Unpack(signatures):
+        try:
+            is_known = answer.metadata["signature_def"].Unpack(signatures)
+        except message.DecodeError:
+            is_known = False
+        if not is_known:
             raise RequestError("UNIMPLEMENTED", "its metadata name no signatures")
         dtype_name = types_pb2.DataType.Name
         return {

@@ -5,7 +5,7 @@ import numbers
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from keras_transformer.config import MOST_PHRASES
+from keras_transformer.config import SearchConfig, check_options
 from keras_transformer.errors import InputError
 
 # What an exported model takes for the option's value at export.
@@ -78,11 +78,25 @@ def option_inputs(
             f"the model has no option {', '.join(unknown)} that can change from sentence to "
             f"sentence; it has {', '.join(sorted(known)) or 'none'}"
         )
-    return {
+    columns = {
         name: InputValues([_checked(name, dtype, value) for value in values], dtype)
         for name, dtype in known.items()
         for values in [_spread(name, options.get(name), count)]
     }
+    _check_values({name: columns[name] for name in options})
+    return columns
+
+
+def _check_values(columns: Mapping[str, InputValues]) -> None:
+    """Raises `InputError` for options that no model accepts; it would take others instead."""
+    names = [name for name in columns if name in SearchConfig.__dataclass_fields__]
+    for row in set(zip(*(columns[name].values for name in names), strict=True)):
+        given = {}
+        for name, value in zip(names, row, strict=True):
+            if value != AS_EXPORTED[columns[name].dtype]:
+                is_text = isinstance(value, str)
+                given[name] = tuple(filter(str.strip, value.split("\n"))) if is_text else value
+        check_options(given)
 
 
 def _spread(name: str, value: Any, count: int) -> list[Any]:
@@ -106,7 +120,6 @@ def _checked(name: str, dtype: str, value: Any) -> Any:
         value = "\n".join(map(str, value))
     if dtype == "DT_STRING" and isinstance(value, str):
         _check_unicode(name, value)
-        _check_count(name, value)
         return value
     if dtype == "DT_FLOAT" and isinstance(value, numbers.Real) and math.isfinite(value):
         return float(value)
@@ -115,12 +128,6 @@ def _checked(name: str, dtype: str, value: Any) -> Any:
         if -1 << _BITS[dtype] <= whole < 1 << _BITS[dtype]:
             return whole
     raise InputError(f"{name} must be {_KINDS[dtype]}, got {value!r}")
-
-
-def _check_count(name: str, lines: str) -> None:
-    count, most = sum(map(bool, map(str.strip, lines.split("\n")))), MOST_PHRASES.get(name)
-    if most is not None and count > most:
-        raise InputError(f"{name} may be {most} for a sentence, got {count}")
 
 
 def _check_unicode(name: str, text: str) -> None:

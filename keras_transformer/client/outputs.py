@@ -49,19 +49,22 @@ def read_translations(answer: Mapping[str, Any]) -> list[list[Translation]]:
     """Returns the translations of each sentence from the outputs of a signature.
 
     Raises:
-        KeyError, TypeError, ValueError: these are not the outputs of a translator.
+        ArithmeticError, LookupError, TypeError, ValueError: it is no translator's answer.
     """
-    return [
-        [Translation(_text(text), float(score)) for text, score in zip(*row, strict=True)]
+    rows = [
+        [Translation(checked_text(text), float(score)) for text, score in zip(*row, strict=True)]
         for row in zip(answer["translations"], answer["scores"], strict=True)
     ]
+    if not all(rows):
+        raise ValueError("expected a translation of each sentence")
+    return rows
 
 
 def read_scores(answer: Mapping[str, Any]) -> list[Score]:
     """Returns the score of each translation from the outputs of the signature `score`.
 
     Raises:
-        KeyError, TypeError, ValueError: these are not its outputs.
+        ArithmeticError, LookupError, TypeError, ValueError: these are not its outputs.
     """
     columns = (answer["scores"], answer["token_scores"], answer["lengths"])
     return [
@@ -74,7 +77,7 @@ def read_attention(answer: Mapping[str, Any]) -> list[Attention]:
     """Returns the attention of each sentence from the outputs of the signature `attention`.
 
     Raises:
-        KeyError, TypeError, ValueError: these are not its outputs.
+        ArithmeticError, LookupError, TypeError, ValueError: these are not its outputs.
     """
     import numpy as np  # other requests do without it
 
@@ -87,7 +90,9 @@ def read_attention(answer: Mapping[str, Any]) -> list[Attention]:
     return found
 
 
-def _text(value: Any) -> str:
+def checked_text(value: Any) -> str:
+    """Returns a value that must be text; raises `TypeError` or `ValueError` where it is none."""
     if not isinstance(value, str):
         raise TypeError(f"expected text, got {value!r}")
+    value.encode()  # JSON may have lone surrogates
     return value

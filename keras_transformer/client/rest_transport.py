@@ -27,11 +27,12 @@ _CODES = {
     404: "NOT_FOUND",
     429: "RESOURCE_EXHAUSTED",
     500: "INTERNAL",
+    502: "UNAVAILABLE",  # a proxy's, while the server restarts
     503: "UNAVAILABLE",
     504: "DEADLINE_EXCEEDED",
 }
 # Proxies answer with these too, without the server's JSON.
-_CODES_OF_PROXIES = (401, 403, 429, 503, 504)
+_CODES_OF_PROXIES = (401, 403, 429, 500, 502, 503, 504)
 _CONNECT_TIMEOUT_S = 5.0
 _MAX_IDLE = 64  # connections that are kept open
 
@@ -107,9 +108,7 @@ class RestTransport:
         with self._lock:
             self._is_closed.set()
             for stream in self._sockets:
-                with contextlib.suppress(OSError):  # it is closed already
-                    # That of SSLSocket would take the TLS session from the thread that reads.
-                    socket.socket.shutdown(stream, socket.SHUT_RDWR)
+                _shut_down(stream)
         self._pool.close()
 
     def _track(self, stream: socket.socket) -> None:
@@ -160,12 +159,14 @@ class RestTransport:
             )
             with response:
                 stream, parts = response.connection.stream, []
+                _time_left(deadline)
                 while not response.closed:
                     # The timeout of a socket restarts with each piece that arrives.
                     stream.settimeout(_time_left(deadline))
                     parts.append(response.read1(1 << 20))
                 return response.status, b"".join(parts)
         except urllib3.exceptions.HTTPError as error:
+            _time_left(deadline)
             raise _failure(error) from error
 
 
@@ -181,6 +182,24 @@ class _TrackedConnection:
         connection.connect()
         self.stream = self.sock  # type: ignore[attr-defined]
         self.track(self.stream)  # type: ignore[attr-defined]
+
+    def getresponse(self) -> Any:
+        connection: Any = super()
+        # The timeout of a socket restarts with each byte of the headers.
+        seconds: float = self.timeout  # type: ignore[attr-defined]
+        timer = threading.Timer(seconds, _shut_down, (self.stream,))
+        timer.start()
+        try:
+            return connection.getresponse()
+        finally:
+            timer.cancel()
+
+
+def _shut_down(stream: socket.socket) -> None:
+    """Ends what another thread does with a socket."""
+    with contextlib.suppress(OSError):  # it is closed already
+        # That of SSLSocket would take the TLS session from the thread that reads.
+        socket.socket.shutdown(stream, socket.SHUT_RDWR)
 
 
 def _failure(error: urllib3.exceptions.HTTPError) -> RequestError:
@@ -216,7 +235,7 @@ def _parse(status: int, content: bytes) -> dict[str, Any]:
     text = content.decode("utf-8", "replace")
     try:
         answer = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         # The server escapes its errors as C does, which is not always JSON.
         error = re.fullmatch(r'\s*\{\s*"error"\s*:\s*"(.*)"\s*\}\s*', text, re.DOTALL)
         answer = {"error": re.sub(r"""\\(["'?\\])""", r"\1", error[1])} if error else {}

@@ -10,7 +10,7 @@ from keras_transformer.errors import InputError
 # Failures that may be transient: the server is starting up, or its queue is full.
 RETRYABLE = ("UNAVAILABLE", "RESOURCE_EXHAUSTED")
 
-# Before the first retries; the pause doubles from one retry to the next.
+# From one retry to the next the pause doubles; over REST it begins with the second one.
 FIRST_PAUSE_S = 0.2
 MAX_PAUSE_S = 5.0
 

@@ -38,7 +38,7 @@ def load_tensorflow(*, one_dnn: bool = True) -> bool:
             import tensorflow as tf
 
             tf.config.list_physical_devices()  # looks for a GPU, loudly where there is none
-        except BaseException:
+        except Exception:
             sink.seek(0)
             os.write(saved, sink.read())
             raise

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from absl import flags
 
-from keras_transformer.config import SAMPLING_OPTIONS, SearchConfig
 from keras_transformer.errors import InputError
 from keras_transformer.text_files import iterate_lines
 
@@ -60,16 +59,6 @@ def check_flags(search_flags: Mapping[str, Any]) -> None:
     """Raises `InputError` where translations are to be scored and searched for at once."""
     if flags.FLAGS.references is not None and (search_flags or flags.FLAGS.prefixes is not None):
         raise InputError("--references scores what is there already; leave options of search out")
-
-
-def check_options(search_flags: Mapping[str, Any]) -> None:
-    """Raises `InputError` for a value that no model accepts; only the model knows its method."""
-    fitting: dict[str, Any] = {}
-    if not search_flags.keys().isdisjoint(SAMPLING_OPTIONS):
-        fitting = {"method": "sampling"}
-    elif "diversity_penalty" in search_flags:
-        fitting = {"beam_groups": 2}
-    SearchConfig(**fitting | dict(search_flags))
 
 
 def options_from_flags(search_flags: Mapping[str, Any]) -> dict[str, Any]:
@@ -128,7 +117,7 @@ def _edit(postprocess: Postprocess, sentence: str) -> Edit:
 
 def lines_at_once(paths: list[str]) -> int:
     """Returns how many lines to answer together: a person who types sees each answer."""
-    if not paths and sys.stdin.isatty():
+    if not paths and sys.stdin and sys.stdin.isatty():
         print("Type sentences, one a line; Ctrl-D ends.", file=sys.stderr)
         return 1
     return _LINES_AT_ONCE
@@ -224,6 +213,8 @@ def _write(number: int, translations: "list[Translation]", ending: str, edit: Ed
 
 
 def _standard_input() -> Iterator[str]:
+    if sys.stdin is None:
+        raise InputError("standard input is closed; name files, or give sentences there")
     prompt = _PROMPT if sys.stdin.isatty() else ""
     for number in itertools.count(1):
         if prompt:

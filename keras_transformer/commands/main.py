@@ -132,6 +132,8 @@ def run(
     if description is None:
         description = main.__globals__["__doc__"]
     try:
+        if sys.stdout is None:
+            raise InputError("standard output is closed; redirect it to a file, or to /dev/null")
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(encoding="utf-8")  # whatever the locale
         flags.DEFINE_flag(_HelpFlag(f"{description}\n", main.__module__))

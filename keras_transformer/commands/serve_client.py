@@ -12,7 +12,7 @@ import re
 from absl import flags
 
 from keras_transformer.commands import common, config_flags, line_io
-from keras_transformer.config import FIXED_OPTIONS, SearchConfig
+from keras_transformer.config import FIXED_OPTIONS, SearchConfig, check_options
 from keras_transformer.errors import InputError
 
 _SERVER = flags.DEFINE_string("server", None, "host:port of the model server.", required=True)
@@ -59,7 +59,7 @@ for _name in _OPTIONS:
 def main(arguments: list[str]) -> None:
     given = config_flags.given_flags(SearchConfig)
     line_io.check_flags(given)
-    line_io.check_options(given)  # so that a wrong value is reported at once
+    check_options(given)  # so that a wrong value is reported at once
     headers = {} if _HEADERS_FILE.value is None else _read_headers(_HEADERS_FILE.value)
     if _PROTOCOL.value == "grpc":
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its errors are in the exceptions
@@ -95,6 +95,8 @@ def main(arguments: list[str]) -> None:
 def _read_headers(path: str) -> dict[str, str]:
     """Returns the headers in a file; errors do not contain their values."""
     headers = {}
+    if os.path.exists(path) and not os.path.getsize(path):
+        raise InputError(f"{path} is empty; expected headers, one a line, name: value")
     for number, line in enumerate(line_io.read_input([path]), start=1):
         name, colon, value = line.partition(":")
         if line.strip() and not colon:

@@ -24,6 +24,7 @@ from keras_transformer.commands import common, train_configs
 from keras_transformer.commands.train_corpus import RunCorpus
 from keras_transformer.commands.train_start import Start, absolute
 from keras_transformer.errors import InputError
+from keras_transformer.tasks import get_task
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -74,8 +75,7 @@ def main(arguments: list[str]) -> None:
     is_new = not (pathlib.Path(_RUN_DIR.value) / "config.json").is_file()
     if is_new and _START_FROM.value is None:
         train_configs.new_configs()  # wrong settings are reported before TensorFlow is loaded
-        if not train_configs.names_data():
-            print("No data is named: training on number names, English to German.", flush=True)
+        _check_data()
     keeps_memory = common.load_tensorflow()
     from keras_transformer import training as stages
     from keras_transformer.training.heartbeat import heartbeat
@@ -106,6 +106,20 @@ def main(arguments: list[str]) -> None:
     _train(run, corpus, devs, strategy, keeps_memory)
     if worker.is_chief:
         _summarize(run, strategy)
+
+
+def _check_data() -> None:
+    """Says what a new run trains on where a task is named and no data."""
+    if train_configs.names_data():
+        return
+    built_in = get_task(flags.FLAGS.task).built_in_data
+    if not flags.FLAGS["task"].present:  # perhaps a run was meant that is elsewhere
+        raise InputError(
+            f"{_RUN_DIR.value} has no run yet, and no data is named for one; give --train_source "
+            f"and --train_target, --train_file or --dataset ({built_in['dataset']} is built in), "
+            "or the --run_dir of a run"
+        )
+    print(f"No data is named: training on the built-in {built_in['dataset']}.", flush=True)
 
 
 def _find_configs(run: "RunDirectory") -> "tuple[RunConfigs, Start | None]":

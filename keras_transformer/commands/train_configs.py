@@ -94,7 +94,21 @@ def model_config(data: DataConfig, source_size: int, target_size: int) -> ModelC
     config = ModelConfig if architecture is None else architectures()[architecture]
     if not config.presets():  # one of the user's own may have none
         return config(**values)
-    return config.preset(flags.FLAGS.preset, **values)
+    name = config.preset_name(flags.FLAGS.preset)
+    _check_fields(next(each for each in architectures().values() if name in each.presets()))
+    return config.preset(name, **values)
+
+
+def _check_fields(config: type[ModelConfig]) -> None:
+    """Raises `InputError` for a flag that only other architectures have."""
+    fields = {each: vars(each)["__dataclass_fields__"] for each in architectures().values()}
+    for name in given_model_values():
+        if name not in fields[config]:
+            others = [each.architecture for each in fields if name in fields[each]]
+            raise InputError(
+                f"--{name} is a setting of architecture {' and '.join(others)}, and this run's is "
+                f"{config.architecture}; leave it out, or choose by --architecture or --preset"
+            )
 
 
 def given_model_values() -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from absl import flags
 
 from keras_transformer.commands import common, config_flags, line_io
-from keras_transformer.config import FIXED_OPTIONS, SearchConfig
+from keras_transformer.config import FIXED_OPTIONS, SearchConfig, check_options
 from keras_transformer.errors import InputError
 from keras_transformer.export_versions import check_version, read_model_card
 from keras_transformer.tasks import Task, TranslationTask, get_task
@@ -118,5 +118,5 @@ def _options(given: dict[str, Any], card: Mapping[str, Any]) -> dict[str, Any]:
             f"--max_extra_length may be {limit}, with which {_SAVED_MODEL.value} was exported, got "
             f"{given['max_extra_length']}; export it again, or translate with --run_dir"
         )
-    line_io.check_options(given)
+    check_options(given)
     return line_io.options_from_flags(given)

@@ -13,6 +13,7 @@ from keras_transformer.config.search import (
     MOST_PHRASES,
     SAMPLING_OPTIONS,
     SearchConfig,
+    check_options,
 )
 from keras_transformer.config.special_tokens import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from keras_transformer.config.training import TRAINING_PRESETS, TrainingConfig
@@ -39,6 +40,7 @@ __all__ = [
     "TransformerLayersConfig",
     "UniversalConfig",
     "architectures",
+    "check_options",
     "register_config",
     "split_list",
 ]

@@ -58,7 +58,7 @@ class DataConfig(JsonConfig):
         byte_fallback: whether a learned vocabulary spells unknown characters as UTF-8 bytes, for
             which it has 256 more tokens.
         share_vocabulary: whether one vocabulary is learned for both sides.
-        max_length: pairs with more tokens on a side are left out of training.
+        max_length: pairs with more tokens on a side are left out of training and of the dev loss.
         max_length_ratio: pairs whose longer side has more than so many times the tokens of the
             shorter one are left out of training; None means no bound.
         subword_sampling: how much the segmentation of the training text varies (subword

@@ -75,6 +75,11 @@ class ModelConfig(JsonConfig):
         """Tokens of the target vocabulary."""
         return self.target_vocabulary_size or self.vocabulary_size
 
+    @property
+    def values_per_pair(self) -> int:
+        """The values that a head of cross-attention computes for a target and a source token."""
+        return 1
+
     def to_dict(self) -> dict[str, Any]:
         """Returns the name of the architecture and the fields as plain Python values."""
         return {"architecture": self.architecture} | super().to_dict()

@@ -51,3 +51,8 @@ class RecurrentConfig(ModelConfig):
                 f"attention_dim is that of additive attention, got {self.attention_dim} for dot "
                 "products, whose width is hidden_dim; leave it out"
             )
+
+    @property
+    def values_per_pair(self) -> int:
+        """Of additive attention the width of its tanh, which is of each pair."""
+        return (self.attention_dim or self.hidden_dim) if self.attention_type == "additive" else 1

@@ -1,7 +1,8 @@
 """How translations are searched for."""
 
 import dataclasses
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from keras_transformer.config.base import JsonConfig
 from keras_transformer.errors import InputError
@@ -59,7 +60,8 @@ class SearchConfig(JsonConfig):
         top_p: only the fewest tokens whose probabilities add up to this are sampled from; 1 means
             all.
         seed: seed of the sampling, at least 0; the same seed gives a sentence the same samples in
-            any batch (but for a shortlist, which batches share), and others to other sentences.
+            any batch (but for a shortlist, which batches share, and rounding, which may flip one
+            in a thousand), and others to other sentences.
         forbid_unknown: whether the unknown token is never generated, as in Marian.
         max_extra_length: a translation has at most the source's length plus this many tokens.
         max_length: a translation has at most this many tokens, whatever the source; 0 sets no
@@ -132,12 +134,23 @@ class SearchConfig(JsonConfig):
                     f"{field.name} has no use with method {self.method}; leave it out, or give "
                     "the other method"
                 )
-        for name in ("banned_phrases", "required_phrases"):
+        self._check_phrases()
+
+    def _check_phrases(self) -> None:
+        for name, most in MOST_PHRASES.items():
             phrases = getattr(self, name)
             if not all(phrase.strip() for phrase in phrases):
                 raise InputError(f"{name} must be phrases, none of them blank, got {phrases!r}")
-            if len(phrases) > MOST_PHRASES[name]:
-                raise InputError(f"{name} may be {MOST_PHRASES[name]}, got {len(phrases)}")
+            if len(phrases) > most:
+                raise InputError(f"{name} may be {most}, got {len(phrases)}")
+        for required in self.required_phrases:
+            words = f" {' '.join(required.split())} "
+            for banned in self.banned_phrases:
+                if f" {' '.join(banned.split())} " in words:
+                    raise InputError(
+                        f"required_phrases has {required!r}, in which {banned!r} of banned_phrases "
+                        "occurs; leave one of them out"
+                    )
 
     def _check_beam(self) -> None:
         if self.beam_size > _MAX_BEAM_SIZE:
@@ -159,3 +172,16 @@ class SearchConfig(JsonConfig):
             raise InputError(
                 "diversity_penalty has no use without groups; give beam_groups, or leave it out"
             )
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Raises `InputError` for values of options that no model accepts.
+
+    Only the model knows its method and the options that are not given.
+    """
+    fitting: dict[str, Any] = {}
+    if not options.keys().isdisjoint(SAMPLING_OPTIONS):
+        fitting = {"method": "sampling"}
+    elif "diversity_penalty" in options:
+        fitting = {"beam_groups": 2}
+    SearchConfig(**fitting | dict(options))

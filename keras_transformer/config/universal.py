@@ -30,7 +30,7 @@ class UniversalConfig(TransformerLayersConfig):
         step_signals: what tells the layer its step: "sinusoidal" is the paper's, "learned" a table
             (tensor2tensor).
         transition: what follows attention: "feed_forward", or "separable_convolution": widths 3
-            and 5 with a ReLU between them (tensor2tensor's "sepconv").
+            and 5 with `activation` between them (tensor2tensor's "sepconv").
     """
 
     architecture = "universal"

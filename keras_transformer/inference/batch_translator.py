@@ -23,7 +23,7 @@ from keras_transformer.client.outputs import (
 )
 from keras_transformer.errors import InputError
 from keras_transformer.host import num_cores
-from keras_transformer.inference.search_options import encode_phrases
+from keras_transformer.inference.search_options import TEXTS, encode_phrases
 from keras_transformer.text import Vocabulary
 
 # Memory grows with the tokens of the batches that are translated at once, padding included. A
@@ -38,7 +38,8 @@ class BatchTranslator:
 
     Args:
         function_of: gives the function of a signature by its name; asked for each at most once.
-        target: the target's vocabulary, in which a prefix must be spelt; None does not check that.
+        target: the target's vocabulary, in which prefixes and phrases must be spelt; None does
+            not check that.
 
     Example:
         >>> exported = load_exported("exports/numbers/1")
@@ -66,8 +67,8 @@ class BatchTranslator:
 
         Raises:
             InputError: there is no such option, or it cannot have such a value; the vocabulary
-                cannot spell a prefix; one string is given in place of a list; or `batch_size` is
-                below 1.
+                cannot spell a prefix or phrase; one string is given in place of a list; or
+                `batch_size` is below 1.
         """
         columns = {"text": text_input("text", sentences)}
         name = "serving_default"
@@ -77,8 +78,9 @@ class BatchTranslator:
             types = {key: f"DT_{_type_name(spec.dtype)}" for key, spec in inputs.items()}
             columns |= option_inputs(options, types, len(columns["text"].values))
             if self._target is not None:
-                prefixes = [each for each in columns["prefix"].values if each.strip()]
-                encode_phrases("prefix", prefixes, self._target)
+                for option in TEXTS:
+                    lines = {line for text in columns[option].values for line in text.split("\n")}
+                    encode_phrases(option, sorted(filter(str.strip, lines)), self._target)
         # The steps of a search are too small for several cores to share: each takes a batch.
         at_once = min(_num_workers(), _MAX_BATCHES)
         lengths = _num_bytes(columns["text"])

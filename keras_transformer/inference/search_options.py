@@ -202,8 +202,8 @@ def read_options(
 ) -> dict[str, Tensor]:
     """Returns the `options` of `search_translations` from the columns of a request.
 
-    No value is refused, since a request shares its batch with others: numbers that are negative
-    or NaN mean what the configuration says, and too large ones are clipped.
+    No value is refused, since a request shares its batch with others: negative numbers and NaN
+    mean what the configuration says, and too large ones are clipped.
 
     Args:
         columns: for each name of `option_types` a tensor [B]; phrases one to a line.

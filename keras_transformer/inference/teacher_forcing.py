@@ -54,7 +54,7 @@ def score(
     token_scores = _map_rows(
         choose if max_length * vocabulary_size > _MAX_VALUES else log_probs,
         (source, target, labels),
-        _rows_at_once(source, target, vocabulary_size),
+        _rows_at_once(model, source, target, vocabulary_size),
         tf.zeros([0, length]),
     )
     is_real = labels != PAD_ID
@@ -81,7 +81,7 @@ def attention(model: Any, source: Tensor, target: Tensor, labels: Tensor) -> Ten
     return _map_rows(
         weights,
         (source, target, labels),
-        _rows_at_once(source, target, 0),
+        _rows_at_once(model, source, target),
         tf.zeros([0, tf.shape(target)[1], tf.shape(source)[1]]),
     )
 
@@ -98,17 +98,21 @@ def token_values(model: Any, source: Tensor, target: Tensor) -> dict[str, Tensor
         found: dict[str, Tensor] = model.token_values({"source": source, "target": target})
         return found
 
-    at_once = _rows_at_once(source, target, 0)
+    at_once = _rows_at_once(model, source, target)
     none = values(source[:0], target[:0])
     found: dict[str, Tensor] = _map_rows(values, (source, target), at_once, none)
     return found
 
 
-def _rows_at_once(source: Tensor, target: Tensor, vocabulary_size: int) -> Tensor:
-    """Returns how many rows may have their logits and attention weights in memory, at least 1."""
-    length = tf.cast(tf.shape(target)[1], tf.int64)
-    both = tf.cast(tf.shape(source)[1], tf.int64) + length
-    values = length * vocabulary_size + _NUM_HEADS * both * both
+def _rows_at_once(
+    model: TranslationModel, source: Tensor, target: Tensor, vocabulary_size: int = 0
+) -> Tensor:
+    """Returns how many rows may have their logits and attention in memory, at least 1."""
+    source_length, length = (tf.shape(ids, tf.int64)[1] for ids in (source, target))
+    configs = [each.config for each in getattr(model, "models", [model])]  # of an ensemble
+    widest = max(config.values_per_pair for config in configs) * source_length * length
+    weights = tf.maximum(_NUM_HEADS * (source_length + length) ** 2, widest)
+    values = length * vocabulary_size + weights
     return tf.cast(tf.maximum(_MAX_VALUES // tf.maximum(values, 1), 1), tf.int32)
 
 

@@ -99,7 +99,10 @@ class LSTM(Layer):
         self.recurrent_kernel = self.add_weight(
             name="recurrent_kernel",
             shape=(self.units, 4 * self.units),
-            initializer="orthogonal",
+            # TensorFlow has its decomposition in float32 and float64 only.
+            initializer=lambda shape, dtype: ops.cast(
+                keras.initializers.Orthogonal()(shape, "float32"), dtype
+            ),
         )
 
     def call(self, x: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -12,6 +12,7 @@ from keras import ops
 from keras_transformer.decoding import Tensor
 from keras_transformer.errors import check_choice
 from keras_transformer.layers.base import Layer
+from keras_transformer.layers.dropout import ReplicaSeeds
 
 
 def sinusoids(positions: Tensor, model_dim: int, layout: str = "sinusoidal") -> Tensor:
@@ -109,7 +110,8 @@ class RandomOffset(Layer):
         if not training:
             return first
         shape = ops.shape(first)
-        return keras.random.randint(shape, 0, self.max_offset + 1, seed=self.seed_generator)
+        seeds = ReplicaSeeds(self.seed_generator)
+        return keras.random.randint(shape, 0, self.max_offset + 1, seed=seeds)
 
     def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
         return (input_shape[0], 1)

@@ -111,7 +111,7 @@ class SelfAttention(MultiHeadAttention):
         query, keys, values = (ops.swapaxes(each, 1, 2) for each in projected)
         if self.reach is not None:
             band = band_bias(length, self.reach, self.causal)
-            bias = band if bias is None else band + bias
+            bias = band if bias is None else band + ops.cast(bias, "float32")
         distances = positions[None, :] - positions[:, None]
         heads, weights = self._attend(query, keys, values, bias, distances, training)
         output = self.output_projection(merge_heads(heads))
@@ -210,7 +210,7 @@ class SelfAttention(MultiHeadAttention):
         is_relative = self.positions == "relative"
         if is_relative:
             scores = relative_scores(query, self.relative_keys, distances)
-            bias = scores if bias is None else scores + bias
+            bias = scores if bias is None else scores + ops.cast(bias, "float32")
         weights = attention_weights(query, keys, bias)
         dropped = self.dropout(weights, training=training)
         heads = ops.matmul(dropped, values)

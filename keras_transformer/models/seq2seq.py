@@ -16,7 +16,7 @@ from keras_transformer.decoding import DecodingState, Tensor
 from keras_transformer.errors import InputError
 from keras_transformer.layers import Dropout, TokenEmbedding
 from keras_transformer.layers.masks import padding_mask
-from keras_transformer.models.saved_quantization import quantization_configs, restore_quantization
+from keras_transformer.models.saved_layers import layer_states, restore_layer_states
 from keras_transformer.models.train_step import TokenWeightedModel
 
 
@@ -228,23 +228,22 @@ class Seq2SeqModel(TokenWeightedModel, abc.ABC):
         super().save(filepath, *args, **kwargs)
 
     def get_config(self) -> dict[str, Any]:
-        config = {
+        return {
             "config": self.config.to_dict(),
             "name": self.name,
             "trainable": self.trainable,
             "dtype": keras.saving.serialize_keras_object(self.dtype_policy),
+            "layers": layer_states(self),
         }
-        quantized = quantization_configs(self)
-        return config | {"quantization": quantized} if quantized else config
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Self:
         values = dict(config)
         values["dtype"] = keras.saving.deserialize_keras_object(values["dtype"])
-        is_frozen = not values.pop("trainable", True)
-        quantized = values.pop("quantization", {})
+        is_trainable = values.pop("trainable", True)
+        layers = values.pop("layers", {})
         model = cls(ModelConfig.from_dict(values.pop("config")), **values)
-        restore_quantization(model, quantized)
-        if is_frozen:
+        restore_layer_states(model, layers)
+        if not is_trainable:
             model.trainable = False  # and all its layers
         return model

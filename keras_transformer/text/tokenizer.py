@@ -120,6 +120,10 @@ class Tokenizer(tf.Module):
 
 
 def with_eos(tokens: tf.RaggedTensor) -> tf.Tensor:
-    """Returns ids [B, (length)] with EOS at the end of each row, then padding: int32 [B, L]."""
+    """Returns ids [B, (length)] with EOS at the end of each row, then padding: int32 [B, L].
+
+    L is at least 1, also where B is 0: a loop over no time steps at all has outputs of no shape.
+    """
     eos = tf.fill([tokens.nrows(tf.int32), 1], EOS_ID)
-    return tf.concat([tokens, eos], axis=1).to_tensor(PAD_ID)
+    ids = tf.concat([tokens, eos], axis=1).to_tensor(PAD_ID)
+    return tf.pad(ids, [[0, 0], [0, tf.cast(tf.shape(ids)[1] == 0, tf.int32)]])

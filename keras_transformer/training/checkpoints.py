@@ -236,8 +236,8 @@ class Checkpoints:
             self._files.write(name, contents)
         except (tf.errors.OpError, OSError) as error:
             raise InputError(
-                f"cannot write checkpoint {name} to {self.folder} ({one_line(error)}); "
-                f"free some space and run again; there is {self._files.listing()}"
+                f"cannot write checkpoint {name} to {self.folder} ({one_line(error)}); free some "
+                f"space, or make it writable, and run again; there is {self._files.listing()}"
             ) from error
 
     def _tidy(self, step: int) -> None:

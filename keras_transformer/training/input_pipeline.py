@@ -68,10 +68,11 @@ class TrainingInput:
         """Returns the batches of one pass over a dev set.
 
         They are as large as one accumulated part of a training batch, which is known to fit in
-        memory, but have room for the longest sentence.
+        memory, but have room for the longest sentence. Pairs too long for training are left out
+        here too.
         """
         learned = text._replace(target=list(map(self._task.learned_text, text.target)))
-        corpus = tokenize(learned, self._vocabularies)
+        corpus = tokenize(learned, self._vocabularies, self._data.max_length)
         longest = int(max(corpus.source_lengths.max(), corpus.target_lengths.max()))
         part = self._training.batch_tokens // self._training.accumulation_steps
         sharing = self._sharing | {"batch_tokens": max(part, longest)}

@@ -190,7 +190,11 @@ class RunConfigFile:
             yield json.loads(self.path.read_text(encoding="utf-8"))
         except UnknownArchitectureError as error:
             raise InputError(f"{self.path}: {error}") from error
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except OSError as error:
+            raise InputError(
+                f"cannot read {self.path} ({error.strerror}); make it readable"
+            ) from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(
                 f"{self.path} is damaged ({type(error).__name__}: {error}); "
                 "restore it from a copy, or start another run"

@@ -52,13 +52,14 @@ class StopOnSignal(keras.callbacks.Callback):
     Args:
         counter: counts the steps.
         save: writes the checkpoint of a step.
-        is_regular: says of a step whether it gets a checkpoint anyway, at the interval's end,
-            together with its validation; `Checkpoints.is_regular`.
+        is_regular: says of a step whether it gets a checkpoint anyway; `Checkpoints.is_regular`.
+        is_validated: whether the dev set is evaluated after a step; that comes first.
         ask_all: for several workers, which must stop after the same step: given whether this one
             has a signal, returns whether any has. All of them call it at the same steps.
 
     Example:
-        >>> with StopOnSignal(counter, save, checkpoints.is_regular) as stop:
+        >>> checks = checkpoints.is_regular, training.is_validated
+        >>> with StopOnSignal(counter, save, *checks) as stop:
         ...     model.fit(batches, callbacks=[counter, stop])
     """
 
@@ -67,12 +68,14 @@ class StopOnSignal(keras.callbacks.Callback):
         counter: StepCounter,
         save: Callable[[int], None],
         is_regular: Callable[[int], bool] = lambda step: False,
+        is_validated: Callable[[int], bool] = lambda step: False,
         ask_all: Callable[[bool], bool] | None = None,
     ) -> None:
         super().__init__()
         self.counter = counter
         self.save = save
         self.is_regular = is_regular
+        self.is_validated = is_validated
         self.ask_all = ask_all
         self._received: signal.Signals | None = None
         self._handlers: dict[signal.Signals, Any] = {}
@@ -96,7 +99,7 @@ class StopOnSignal(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         step = self.counter.step
-        if self.is_regular(step):
+        if self.is_regular(step) or self.is_validated(step):  # see `on_epoch_end`
             return
         if self.ask_all is not None and step % _STEPS_BETWEEN_QUESTIONS:
             return
@@ -156,8 +159,11 @@ class StopEarly(keras.callbacks.Callback):
         """Whether the run has come to its end, at the step where it is."""
         best, waited = -float("inf"), 0
         for step, metrics in self.checkpoints.metrics.read().items():
-            # Metrics of later steps are left by a run whose newest checkpoint was damaged.
-            if step > self.counter.step or self.metric.name not in metrics:
+            # Metrics of later steps are left by a run whose newest checkpoint was damaged, those of
+            # other steps by the end of a run that was extended.
+            if step > self.counter.step or not self.checkpoints.is_regular(step):
+                continue
+            if self.metric.name not in metrics:
                 continue
             value = self.metric.rank(metrics[self.metric.name])
             waited = 0 if value > best else waited + 1

@@ -176,7 +176,8 @@ class Trainer:
             return sum_over_workers(self.strategy, float(has_signal)) > 0
 
         asks = ask_all if self.worker.count > 1 else None
-        return StopOnSignal(self.counter, save, self.checkpoints.is_regular, asks)
+        checks = self.checkpoints.is_regular, self.training.is_validated
+        return StopOnSignal(self.counter, save, *checks, asks)
 
     def _validations(self, devs: Sequence[ParallelText]) -> list[ValidateMetric]:
         """Returns a callback for each dev set; none where validation is to take no time."""

@@ -385,14 +385,131 @@ def test_a_signature_that_is_absent_is_told_with_those_there_are(serve, model):
         {"translations": [[1.0]], "scores": [[0.0]]},
         {"translations": [["a"]], "scores": [["b"]]},
         {"translations": ["a"], "scores": [0.0]},
+        {"translations": [[]], "scores": [[]]},
+        {"translations": [["a"]], "scores": [[10**400]]},
+        {"translations": [["a\ud800"]], "scores": [[0.0]]},
     ],
     ids=repr,
 )
 def test_an_answer_that_is_not_a_translators_is_told(serve, model, outputs):
+    if serve.protocol == "grpc" and not _is_sendable(outputs):
+        pytest.skip("gRPC's tensors cannot hold it")
     model.versions[1] = lambda *_: outputs
     error = refusal(serve().translate, ["a"])
     assert "of model 'translator'" in str(error) and "is not that of a translator" in str(error)
     assert error.code == "DATA_LOSS"
+
+
+def _is_sendable(outputs):
+    text = repr(outputs)
+    return "ud800" not in text and "0" * 400 not in text
+
+
+def raw_server(answer):
+    """Serves REST with `answer(handler)` in place of every answer."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            answer(self)
+
+        do_POST = do_GET  # noqa: N815
+
+        def log_message(self, *arguments):
+            pass
+
+    return serve_http(Handler)
+
+
+def test_a_proxy_whose_server_restarts_is_asked_again():
+    asked = []
+
+    def answer(handler):
+        asked.append(handler.path)
+        body = b"<html>Bad Gateway</html>"
+        if len(asked) > 1:
+            body = b'{"outputs": {"translations": [["A"]], "scores": [[0.0]]}}'
+        handler.send_response(200 if len(asked) > 1 else 502)
+        handler.send_header("Content-Length", str(len(body)))
+        handler.end_headers()
+        handler.wfile.write(body)
+
+    with raw_server(answer) as address, Client(address, protocol="rest") as client:
+        assert client.translate(["a"]) == [[Translation("A", 0.0)]]
+        asked.clear()
+        with Client(address, protocol="rest", retries=0) as impatient:
+            error = refusal(impatient.translate, ["a"])
+    assert error.code == "UNAVAILABLE" and "HTTP status 502" in str(error)
+
+
+def test_headers_that_drip_end_with_the_timeout():
+    def answer(handler):
+        handler.wfile.write(b"HTTP/1.1 200 OK\r\nX-Slow: ")
+        for _ in range(100):
+            try:
+                handler.wfile.write(b"x")
+            except OSError:
+                return
+            time.sleep(0.1)
+
+    options = dict(protocol="rest", timeout_s=0.6, retries=0)
+    with raw_server(answer) as address, Client(address, **options) as client:
+        start = time.monotonic()
+        error = refusal(client.translate, ["a"])
+        assert time.monotonic() - start < 5.0  # of 10 that the headers take
+    assert error.code == "DEADLINE_EXCEEDED"
+
+
+def test_json_without_end_is_no_answer():
+    def answer(handler):
+        body = b'{"outputs": ' + b"[" * 200_000
+        handler.send_response(200)
+        handler.send_header("Content-Length", str(len(body)))
+        handler.end_headers()
+        handler.wfile.write(body)
+
+    with raw_server(answer) as address, Client(address, protocol="rest") as client:
+        assert refusal(client.translate, ["a"]).code == "UNIMPLEMENTED"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"attention": [[[]]]},  # smaller than its pieces
+        {"source_pieces": [["a", 3]]},
+        {"target_pieces": [[None, "</s>"]]},
+    ],
+    ids=repr,
+)
+def test_an_attention_that_is_none_is_told(serve, model, wrong):
+    outputs = {
+        "attention": [[[0.5, 0.5]] * 2],
+        "source_pieces": [["a", "</s>"]],
+        "target_pieces": [["b", "</s>"]],
+    }
+    model.versions[1] = lambda *_: outputs
+    model.signatures["attention"] = {"source": "DT_STRING", "target": "DT_STRING"}
+    assert serve().align(["a"], ["b"]) == [[(0, 0)]]
+    if serve.protocol == "grpc" and "attention" not in wrong:
+        pytest.skip("gRPC's tensors have one type")
+    outputs.update(wrong)
+    assert refusal(serve().align, ["a"], ["b"]).code == "DATA_LOSS"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(length_penalty=-0.5), "length_penalty must be at least 0, got -0.5"),
+        (dict(max_length=[None, -2]), "max_length must be at least 0, got -2"),
+        (dict(seed=1 << 40), "seed must be a number of 32 bits, got 1099511627776"),
+        (dict(banned_phrases="a\n" * 257), "banned_phrases may be 256, got 257"),
+    ],
+)
+def test_a_value_that_no_model_accepts_is_refused(serve, model, options, message):
+    error = refusal(serve().translate, ["a", "b"], **options, kind=InputError)
+    assert message in str(error)
+    assert not [request for request in model.requests if hasattr(request, "inputs")]
+    serve().translate(["a", "b"], length_penalty=[-1, None], max_length=-1)  # as exported
 
 
 @pytest.mark.parametrize(

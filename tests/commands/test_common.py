@@ -94,6 +94,17 @@ def test_help_gives_the_defaults_of_each_preset(call):
         ("train", ["--run_dir=x", "--train_steps=many"], ["--train_steps=many", "int"]),
         ("train", ["--run_dir=x", "--train_steps=0"], ["train_steps must be at least 1, got 0"]),
         ("train", ["--run_dir=x", "--dropout=1"], ["dropout must be at least 0 and below 1"]),
+        ("train", ["--run_dir=x"], ["x has no run yet, and no data is named for one; give --trai"]),
+        (
+            "train",
+            ["--run_dir=x", "--num_steps=3"],
+            ["--num_steps is a setting of architecture universal, and this run's is transformer"],
+        ),
+        (
+            "translate",
+            ["--run_dir=x", "--required_phrases=ein Hund", "--banned_phrases=Hund"],
+            ["required_phrases has 'ein Hund', in which 'Hund' of banned_phrases occurs; leave"],
+        ),
         ("train", ["--run_dir=x", "more"], ["unexpected argument 'more'", "--name=value"]),
         (
             "train",
@@ -230,6 +241,21 @@ def test_a_reader_that_goes_away_ends_a_command_without_a_word(start, write_scri
     process.stdout.close()
     assert process.stderr.read() == ""
     assert process.wait(60) == 1
+
+
+def test_standard_streams_that_are_closed_are_refused(run, write_script):
+    script = write_script("print('a line')")
+    result = run(script, preexec_fn=lambda: os.close(1))
+    message = "standard output is closed; redirect it to a file, or to /dev/null"
+    assert (result.code, result.err) == (1, f"small.py: {message}\n")
+    script = write_script(
+        "from keras_transformer.commands import line_io\n"
+        "line_io.lines_at_once([])\n"
+        "list(line_io.read_input([]))"
+    )
+    result = run(script, preexec_fn=lambda: os.close(0))
+    message = "standard input is closed; name files, or give sentences there"
+    assert (result.code, result.err) == (1, f"small.py: {message}\n")
 
 
 def test_output_is_utf_8_whatever_the_locale(run, write_script):

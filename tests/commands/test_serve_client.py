@@ -208,6 +208,9 @@ def test_tls_certificates_and_headers_are_taken_from_files(
         result = call(*command, f"--headers_file={tmp_path}/wrong", "--status")
         refused(result, "wrong, line 1 must be name: value")
         assert "s3cret" not in result.err
+        (tmp_path / "wrong").write_text("")
+        result = call(*command, f"--headers_file={tmp_path}/wrong", "--status")
+        refused(result, "wrong is empty; expected headers, one a line, name: value")
 
 
 def test_grpc_itself_writes_nothing_about_a_failed_handshake(run, model, refused, certificates):

@@ -188,7 +188,7 @@ def test_an_option_may_have_a_value_for_each_sentence(local, functions):
         (dict(length_penalty=float("nan")), "length_penalty must be a finite number, got nan"),
         (dict(length_penalty="much"), "length_penalty must be a finite number, got 'much'"),
         (dict(prefix=3), "prefix must be text or a list of phrases, got 3"),
-        (dict(banned_phrases="a\n" * 257), "banned_phrases may be 256 for a sentence, got 257"),
+        (dict(banned_phrases="a\n" * 257), "banned_phrases may be 256, got 257"),
         (dict(prefix="\ud800"), "prefix must be Unicode, got a lone surrogate"),
     ],
 )
@@ -294,9 +294,11 @@ def test_a_word_that_the_vocabulary_does_not_know_is_a_word(separate_translator)
     assert {source for source, _ in pairs} <= {0, 1, 2}
 
 
-def test_a_prefix_that_the_vocabulary_cannot_spell_is_refused(separate_translator):
+def test_a_prefix_or_phrase_that_the_vocabulary_cannot_spell_is_refused(separate_translator):
     with pytest.raises(InputError, match="prefix: the vocabulary cannot spell 'q😀'; leave it out"):
         separate_translator.translate(["sun", "cat"], prefix=["", "q😀"])
+    with pytest.raises(InputError, match="required_phrases: the vocabulary cannot spell 'q😀'"):
+        separate_translator.translate(["sun", "cat"], required_phrases=[None, ["木", "q😀"]])
     assert separate_translator.translate(["sun"], prefix=" ") == separate_translator.translate(
         ["sun"], prefix=""
     )

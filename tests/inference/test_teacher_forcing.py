@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_transformer.config import PAD_ID, ModelConfig
+from keras_transformer.config import PAD_ID, ModelConfig, RecurrentConfig
 from keras_transformer.inference import teacher_forcing
-from keras_transformer.models import Ensemble, Transformer
+from keras_transformer.models import Ensemble, RecurrentModel, Transformer
 
 _SIZE = 50  # of the vocabulary
 _HEADS = teacher_forcing._NUM_HEADS
@@ -107,3 +107,14 @@ def test_one_chunk_is_in_memory_at_a_time(model):
     graph = tf.function(graph, input_signature=inputs).get_concrete_function().graph
     loops = [node for node in graph.as_graph_def().node if node.op in ("While", "StatelessWhile")]
     assert [loop.attr["parallel_iterations"].i for loop in loops] == [1, 1]
+
+
+def test_additive_attention_counts_its_width(model, rows, monkeypatch):
+    sizes = dict(vocabulary_size=_SIZE, model_dim=8, hidden_dim=8)
+    wide = RecurrentModel(RecurrentConfig(**sizes, attention_dim=500))
+    monkeypatch.setattr(teacher_forcing, "_MAX_VALUES", 2 * 5 * 6 * 500)
+    for each in (wide, Ensemble([model, wide])):
+        counting = Counting(each)
+        found = teacher_forcing.attention(counting, *rows)
+        assert max(shape[0] for shape in counting.attentions) == 2
+        np.testing.assert_allclose(found, teacher_forcing.attention(each, *rows), atol=1e-6)

@@ -35,10 +35,12 @@ import tensorflow as tf
 cpu = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
 from keras_transformer.layers import Dropout
+from keras_transformer.layers.positions import RandomOffset
 strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
 results = []
 with strategy.scope():
     layers = [Dropout(0.4, seed=5), Dropout(0.4, noise_shape=(None, 1, 50), seed=6)]
+    offset = RandomOffset(1000, seed=7)
 
 for uses_xla in (False, True):
     def on_a_replica():
@@ -51,7 +53,9 @@ for uses_xla in (False, True):
             [replica.numpy().tolist() for replica in strategy.experimental_local_results(output)]
             for output in steps()
         ])
-print(json.dumps(results))
+draw = tf.function(lambda: strategy.run(lambda: offset(tf.ones([6, 2], tf.int32), training=True)))
+offsets = [each.numpy().tolist() for each in strategy.experimental_local_results(draw())]
+print(json.dumps([results, offsets]))
 """
 
 
@@ -63,7 +67,9 @@ def test_each_replica_has_masks_of_its_own_with_xla_and_without():
         capture_output=True,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    results = np.array(json.loads(done.stdout.splitlines()[-1]))  # [step, layer, replica, ...]
+    results, offsets = json.loads(done.stdout.splitlines()[-1])
+    assert offsets[0] != offsets[1]  # of positions, which replicas draw too
+    results = np.array(results)  # [step, layer, replica, ...]
     assert results.shape == (4, 2, 2, *ONES.shape)
     np.testing.assert_allclose(np.unique(results), [0, 1 / 0.6], rtol=1e-6)
     dropped = results == 0

@@ -56,7 +56,9 @@ CONFIGS = {
         input_feeding=True,
     ),
     "universal": UniversalConfig(**HEADS, num_steps=3),
-    "universal, fixed": UniversalConfig(**HEADS, num_steps=2, adaptive_steps=False),
+    "universal, fixed": UniversalConfig(
+        **HEADS, num_steps=2, adaptive_steps=False, positions="relative"
+    ),
     "universal, all": UniversalConfig(
         **HEADS,
         num_steps=2,
@@ -221,6 +223,18 @@ def test_mixed_precision_hardly_changes_probabilities(model, config):
     assert 0 < np.abs(exact - rounded).max() < 0.1
 
 
+@pytest.mark.parametrize("policy", ["bfloat16", "mixed_float16"])
+def test_half_precision_attends_and_steps_as_float32_nearly(model, config, policy):
+    half = with_random_weights(config, policy)
+    assert np.abs(np.subtract(half.attention(INPUTS), model.attention(INPUTS))).max() < 0.1
+    state = half.encode(SOURCE)
+    for time in range(TARGET.shape[1]):
+        logits, state = half.step(TARGET[:, time : time + 1], state)
+    exact = np.asarray(ops.softmax(logits_of(model)[:, -1]))
+    rounded = np.asarray(ops.softmax(ops.cast(logits[:, 0], "float32")))
+    assert 0 < np.abs(exact - rounded)[0].max() < 0.1
+
+
 def test_keras_saves_and_loads_it(model, tmp_path):
     model.save(tmp_path / "model.keras")
     copy = keras.saving.load_model(tmp_path / "model.keras")
@@ -271,6 +285,13 @@ def test_it_learns_and_translates_by_steps_as_it_scores_in_one_pass(trained, tra
     keep = [index for index, sentence in enumerate(SENTENCES) if sentence]
     assert [index for index, row in enumerate(found) if row[0].text.strip()] == keep
     np.testing.assert_allclose(scores_of(found)[keep, 0], scores[keep], rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_no_sentences_have_no_translations(translator):
+    assert translator(tf.constant([], tf.string))["translations"].shape == (0, 2)
+    found = translator.signature("tokens")(source=tf.zeros([0, 3], tf.int32))
+    assert found["scores"].shape == (0, 2)
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """The whole model: its arithmetic, its size, decoding step by step, saving and training."""
 
+import warnings
 from typing import NamedTuple
 
 import keras
@@ -436,6 +437,23 @@ def test_a_copy_of_a_frozen_model_is_frozen():
     assert Transformer.from_config(config).trainable_weights
 
 
+def test_a_frozen_part_is_frozen_in_a_file_too_and_the_optimizer_goes_on(tmp_path):
+    model = Transformer(PAPER)
+    model.encoder.trainable = False
+    model.target_embedding.table.trainable = False
+    model.compile(keras.optimizers.Adam(), SmoothedCrossEntropy(0.1))
+    model.fit({"source": SOURCE, "target": TARGET}, TARGET, verbose=0)
+    model.save(tmp_path / "some.keras")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # Keras only warns where it skips an optimizer's state
+        copy = keras.models.load_model(tmp_path / "some.keras")
+    names = [weight.path for weight in model.trainable_weights]
+    assert [weight.path for weight in copy.trainable_weights] == names
+    assert 0 < len(names) < len(model.weights)
+    for ours, theirs in zip(model.optimizer.variables, copy.optimizer.variables, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
 def test_weights_exist_before_the_first_batch(tmp_path):
     model = make_model(PAPER)
     model.save_weights(tmp_path / "some.weights.h5")
@@ -627,7 +645,7 @@ def test_a_quantized_model_is_loaded_from_its_file(tmp_path, mode):
 def test_quantization_that_cannot_be_restored_is_refused(tmp_path, monkeypatch):
     model = Transformer(TransformerConfig.preset("tiny", vocabulary_size=20, num_layers=1))
     model.quantize("int8")
-    monkeypatch.setattr("keras_transformer.models.saved_quantization._MODES", ("float8",))
+    monkeypatch.setattr("keras_transformer.models.saved_layers._MODES", ("float8",))
     with pytest.raises(InputError, match="a model quantized to int8 cannot be saved; save it"):
         model.save(tmp_path / "model.keras")
     assert not list(tmp_path.iterdir())

@@ -67,8 +67,9 @@ class Run:
 
         return keras.callbacks.LambdaCallback(on_train_batch_end=act)
 
-    def stop_on_signal(self):
-        return StopOnSignal(self.counter, self.saved.append, lambda step: step % 4 == 0)
+    def stop_on_signal(self, every=4):
+        regular, validated = (lambda step: step % every == 0), (lambda step: step % 4 == 0)
+        return StopOnSignal(self.counter, self.saved.append, regular, validated)
 
 
 # Signals
@@ -91,6 +92,15 @@ def test_a_signal_in_an_intervals_last_step_waits_for_its_end_which_saves():
     assert stopped.value.step == 8
     assert run.saved == []
     assert run.ended == [4, 8]
+
+
+def test_a_signal_before_a_validation_without_checkpoint_waits_for_it_and_saves():
+    run = Run()
+    with pytest.raises(Stopped) as stopped, run.stop_on_signal(every=8) as stop:
+        run.fit(run.after(4, lambda: signal.raise_signal(signal.SIGTERM)), stop)
+    assert stopped.value.step == 4
+    assert run.saved == [4]
+    assert run.ended == [4]
 
 
 def test_a_second_ctrl_c_stops_at_once():
@@ -227,6 +237,15 @@ def test_scores_of_later_steps_do_not_count_yet(tmp_path):
     assert not StopEarly(StepCounter(2), checkpoints, BLEU, 2).is_due()
     assert StopEarly(StepCounter(3), checkpoints, BLEU, 2).is_due()
     assert not StopEarly(StepCounter(4), checkpoints, BLEU, 2).is_due()
+
+
+def test_the_end_of_a_run_that_was_extended_is_no_checkpoint_of_its_own(tmp_path):
+    checkpoints = Checkpoints(tmp_path, every=100)
+    for step, value in ((100, 3.0), (200, 2.0), (250, 1.0)):
+        checkpoints.metrics.write(step, {"bleu": value})
+    checkpoints.metrics.write(300, {"bleu": 4.0})
+    assert not StopEarly(StepCounter(250), checkpoints, BLEU, 2).is_due()
+    assert not StopEarly(StepCounter(300), checkpoints, BLEU, 2).is_due()
 
 
 def test_fit_stops_and_a_run_that_goes_on_stops_at_the_same_step(tmp_path):

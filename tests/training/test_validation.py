@@ -9,6 +9,7 @@ import sys
 
 import numpy as np
 import pytest
+import tensorflow as tf
 import tiny_run
 
 from keras_transformer.config import SearchConfig
@@ -18,6 +19,9 @@ from keras_transformer.inference import Translator
 from keras_transformer.models import Transformer
 from keras_transformer.tasks import TranslationTask
 from keras_transformer.text import learn_vocabulary
+from keras_transformer.training.input_pipeline import TrainingInput
+from keras_transformer.training.run_config import RunConfigs
+from keras_transformer.training.run_directory import RunDirectory
 from keras_transformer.training.validation import (
     DevMetric,
     ValidateMetric,
@@ -227,3 +231,15 @@ def test_the_score_joins_the_metrics_of_a_checkpoint_with_the_weights_that_are_t
     assert logs == {"loss": 1.0, "bleu": 12.5}
     assert events == ["in", "score", "out"]
     ValidateMetric(TranslationTask.metric, score).on_epoch_end(0, None)
+
+
+def test_a_dev_pair_too_long_for_training_is_left_out_of_the_dev_loss(tmp_path):
+    run, vocabulary = RunDirectory(tmp_path / "run"), tiny_run.make_vocabulary()
+    data = tiny_run.DATA.replace(max_length=8)
+    configs = RunConfigs(tiny_run.model_config(), data, tiny_run.training_config())
+    run.create(configs, vocabulary, vocabulary)
+    text = ParallelText(["abc", "a" * 5000, "cba"], ["abc", "abc", "cba"])
+    found = TrainingInput(run, tf.distribute.get_strategy()).validation_batches(text)
+    rows = [row for inputs, *_ in found for row in inputs["source"].numpy() if row.any()]
+    assert len(rows) == 2
+    assert max(row.size for row in rows) <= 8
