@@ -56,9 +56,7 @@ CONFIGS = {
         input_feeding=True,
     ),
     "universal": UniversalConfig(**HEADS, num_steps=3),
-    "universal, fixed": UniversalConfig(
-        **HEADS, num_steps=2, adaptive_steps=False, positions="relative"
-    ),
+    "universal, fixed": UniversalConfig(**HEADS, num_steps=2, adaptive_steps=False),
     "universal, all": UniversalConfig(
         **HEADS,
         num_steps=2,
@@ -223,9 +221,17 @@ def test_mixed_precision_hardly_changes_probabilities(model, config):
     assert 0 < np.abs(exact - rounded).max() < 0.1
 
 
+RELATIVE = {  # without a window, whose blocks add up otherwise
+    "relative": TransformerConfig(**HEADS, num_layers=1, positions="relative"),
+    "universal, relative": UniversalConfig(**HEADS, num_steps=2, positions="relative"),
+}
+
+
 @pytest.mark.parametrize("policy", ["bfloat16", "mixed_float16"])
-def test_half_precision_attends_and_steps_as_float32_nearly(model, config, policy):
-    half = with_random_weights(config, policy)
+@pytest.mark.parametrize("name", [*CONFIGS, *RELATIVE])
+def test_half_precision_attends_and_steps_as_float32_nearly(name, policy):
+    config = (CONFIGS | RELATIVE)[name]
+    model, half = with_random_weights(config), with_random_weights(config, policy)
     assert np.abs(np.subtract(half.attention(INPUTS), model.attention(INPUTS))).max() < 0.1
     state = half.encode(SOURCE)
     for time in range(TARGET.shape[1]):
