@@ -101,7 +101,7 @@ def model_config(data: DataConfig, source_size: int, target_size: int) -> ModelC
 
 def _check_fields(config: type[ModelConfig]) -> None:
     """Raises `InputError` for a flag that only other architectures have."""
-    fields = {each: vars(each)["__dataclass_fields__"] for each in architectures().values()}
+    fields = {each: each.__dataclass_fields__ for each in architectures().values()}
     for name in given_model_values():
         if name not in fields[config]:
             others = [each.architecture for each in fields if name in fields[each]]
