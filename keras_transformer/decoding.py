@@ -84,7 +84,8 @@ class TranslationModel(Protocol):
     aligns translations, and keeps coverage. Whoever needs it asks with `hasattr`.
 
     Attributes:
-        config: the hyperparameters, with `vocabulary_size`, `target_size` and `to_dict()`.
+        config: the hyperparameters, with `vocabulary_size`, `target_size` and `to_dict()`;
+            `values_per_pair` where it is not 1, see `ModelConfig`.
         dtype_policy: Keras's, that the model computes in.
         variables: all that an export has to save.
     """

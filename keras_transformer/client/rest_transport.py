@@ -159,7 +159,7 @@ class RestTransport:
             )
             with response:
                 stream, parts = response.connection.stream, []
-                _time_left(deadline)
+                _time_left(deadline)  # headers that were cut off look as if they were whole
                 while not response.closed:
                     # The timeout of a socket restarts with each piece that arrives.
                     stream.settimeout(_time_left(deadline))

@@ -95,7 +95,7 @@ def main(arguments: list[str]) -> None:
 def _read_headers(path: str) -> dict[str, str]:
     """Returns the headers in a file; errors do not contain their values."""
     headers = {}
-    if os.path.exists(path) and not os.path.getsize(path):
+    if os.path.isfile(path) and not os.path.getsize(path):  # the size of a pipe is always 0
         raise InputError(f"{path} is empty; expected headers, one a line, name: value")
     for number, line in enumerate(line_io.read_input([path]), start=1):
         name, colon, value = line.partition(":")

@@ -93,13 +93,13 @@ def model_config(data: DataConfig, source_size: int, target_size: int) -> ModelC
     architecture = flags.FLAGS.architecture
     config = ModelConfig if architecture is None else architectures()[architecture]
     if not config.presets():  # one of the user's own may have none
+        _check_flags_of(config)
         return config(**values)
-    name = config.preset_name(flags.FLAGS.preset)
-    _check_fields(next(each for each in architectures().values() if name in each.presets()))
-    return config.preset(name, **values)
+    _check_flags_of(type(config.preset(flags.FLAGS.preset, vocabulary_size=source_size)))
+    return config.preset(flags.FLAGS.preset, **values)
 
 
-def _check_fields(config: type[ModelConfig]) -> None:
+def _check_flags_of(config: type[ModelConfig]) -> None:
     """Raises `InputError` for a flag that only other architectures have."""
     fields = {each: each.__dataclass_fields__ for each in architectures().values()}
     for name in given_model_values():
@@ -107,7 +107,7 @@ def _check_fields(config: type[ModelConfig]) -> None:
             others = [each.architecture for each in fields if name in fields[each]]
             raise InputError(
                 f"--{name} is a setting of architecture {' and '.join(others)}, and this run's is "
-                f"{config.architecture}; leave it out, or choose by --architecture or --preset"
+                f"{config.architecture}; leave it out, or give a new run another --architecture"
             )
 
 
@@ -134,6 +134,7 @@ def changed_configs(configs: "RunConfigs") -> "RunConfigs":
                 f"{name} is {value} in {flags.FLAGS.run_dir}, and --{name}="
                 f"{flags.FLAGS[name].value} was given; leave it out, or give another --run_dir"
             )
+    _check_flags_of(type(model))
     model_values, training_values = given_model_values(), config_flags.given_flags(TrainingConfig)
     if "start_from" not in configs.origin:
         _refuse_freeze(training_values.get("freeze"))

@@ -109,8 +109,9 @@ def _rows_at_once(
 ) -> Tensor:
     """Returns how many rows may have their logits and attention in memory, at least 1."""
     source_length, length = (tf.shape(ids, tf.int64)[1] for ids in (source, target))
-    configs = [each.config for each in getattr(model, "models", [model])]  # of an ensemble
-    widest = max(config.values_per_pair for config in configs) * source_length * length
+    models = getattr(model, "models", [model])  # of an ensemble
+    values_per_pair = max(getattr(each.config, "values_per_pair", 1) for each in models)
+    widest = values_per_pair * source_length * length
     weights = tf.maximum(_NUM_HEADS * (source_length + length) ** 2, widest)
     values = length * vocabulary_size + weights
     return tf.cast(tf.maximum(_MAX_VALUES // tf.maximum(values, 1), 1), tf.int32)

@@ -211,6 +211,12 @@ def test_tls_certificates_and_headers_are_taken_from_files(
         (tmp_path / "wrong").write_text("")
         result = call(*command, f"--headers_file={tmp_path}/wrong", "--status")
         refused(result, "wrong is empty; expected headers, one a line, name: value")
+        reading, writing = os.pipe()  # as a shell passes the output of a password manager
+        os.write(writing, b"authorization: Bearer s3cret\n")
+        os.close(writing)
+        piped = f"--headers_file=/dev/fd/{reading}"
+        assert call(*command, *pair, piped, stdin=b"two\n") == (0, "TWO\n", "")
+        os.close(reading)
 
 
 def test_grpc_itself_writes_nothing_about_a_failed_handshake(run, model, refused, certificates):

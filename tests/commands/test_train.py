@@ -80,6 +80,15 @@ def test_another_configuration_is_refused_with_each_difference(call, copy, train
     assert _contents(copy) == before
 
 
+def test_a_setting_of_another_architecture_is_refused(call, copy, refused):
+    before = _contents(copy)
+    refused(
+        call("train.py", f"--run_dir={copy}", "--num_steps=3"),
+        "--num_steps is a setting of architecture universal, and this run's is transformer",
+    )
+    assert _contents(copy) == before
+
+
 @pytest.mark.slow
 def test_the_run_directory_alone_resumes_the_run(call, copy):
     before = json.loads((copy / "config.json").read_text())

@@ -21,6 +21,14 @@ def test_a_module_that_is_not_there_is_named(run, refused, module):
     )
 
 
+def test_settings_that_it_does_not_have_are_refused(run, refused, tmp_path):
+    own = (f"--user_module={TOY}", "--architecture=toy", "--task=translation")
+    refused(
+        run("train.py", f"--run_dir={tmp_path}/run", *own, "--num_steps=3"),
+        "--num_steps is a setting of architecture universal, and this run's is toy; leave it out",
+    )
+
+
 @pytest.mark.slow
 def test_a_run_of_it_trains_and_translates(run, refused, train_flags, tmp_path):
     own = f"--user_module={TOY}"

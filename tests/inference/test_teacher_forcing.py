@@ -118,3 +118,13 @@ def test_additive_attention_counts_its_width(model, rows, monkeypatch):
         found = teacher_forcing.attention(counting, *rows)
         assert max(shape[0] for shape in counting.attentions) == 2
         np.testing.assert_allclose(found, teacher_forcing.attention(each, *rows), atol=1e-6)
+
+
+def test_a_model_of_ones_own_needs_no_more_than_the_protocol_says(model, rows):
+    class Config:
+        vocabulary_size = target_size = _SIZE
+
+    own = Counting(model)
+    own.config = Config()
+    expected = teacher_forcing.attention(model, *rows)
+    np.testing.assert_array_equal(teacher_forcing.attention(own, *rows), expected)
