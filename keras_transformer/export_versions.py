@@ -7,8 +7,8 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from keras_transformer.atomic_files import write_atomically
 from keras_transformer.errors import InputError
+from keras_transformer.files import write_atomically
 
 _SAVED_MODEL = "saved_model.pb"
 # The file by which a version of each kind is known.

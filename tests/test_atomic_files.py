@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from keras_transformer.atomic_files import write_atomically
+from keras_transformer.files import write_atomically
 
 
 def names_in(folder):
@@ -69,7 +69,7 @@ def test_links_and_pipes_are_written_through(tmp_path):
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "target").read_text() == "new"
     program = (
-        "import sys; from keras_transformer.atomic_files import write_atomically;"
+        "import sys; from keras_transformer.files import write_atomically;"
         "write_atomically(sys.argv[1], 'x')"
     )
     result = subprocess.run(
@@ -81,7 +81,7 @@ def test_links_and_pipes_are_written_through(tmp_path):
 def test_a_process_killed_while_it_writes_leaves_one_of_the_contents_whole(tmp_path):
     path = tmp_path / "file"
     program = (
-        "import itertools, sys; from keras_transformer.atomic_files import write_atomically\n"
+        "import itertools, sys; from keras_transformer.files import write_atomically\n"
         "for number in itertools.count(): write_atomically(sys.argv[1], f'{number % 10}' * 500_000)"
     )
     for _ in range(5):
@@ -157,7 +157,7 @@ def test_what_a_link_points_to_is_replaced_whole(tmp_path, monkeypatch):
 
 def test_standard_output_in_a_file_keeps_what_was_printed_before(tmp_path):
     program = (
-        "from keras_transformer.atomic_files import write_atomically; print('a', flush=True);"
+        "from keras_transformer.files import write_atomically; print('a', flush=True);"
         "write_atomically('/dev/stdout', 'b'); print('c')"
     )
     with (tmp_path / "output").open("ab") as output:

@@ -4,7 +4,7 @@ import pathlib
 
 import pytest
 
-from keras_transformer.atomic_folders import atomic_folder
+from keras_transformer.files import atomic_folder
 
 
 def names_in(folder):

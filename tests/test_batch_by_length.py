@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from keras_transformer.batch_by_length import batches_by_length, in_row_order
+from keras_transformer.results import batches_by_length, in_row_order
 
 
 def test_the_longest_come_first_and_equal_ones_keep_their_order():

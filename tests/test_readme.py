@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from keras_transformer.training.strategies import worker_of_environment
+from keras_transformer.training.distribution import worker_of_environment
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _README = (_ROOT / "README.md").read_text(encoding="utf-8")

@@ -9,9 +9,9 @@ import tracemalloc
 
 import pytest
 
-from keras_transformer import text_files
+from keras_transformer import files
 from keras_transformer.errors import InputError
-from keras_transformer.text_files import iterate_lines, read_lines
+from keras_transformer.files import iterate_lines, read_lines
 
 
 def test_plain_and_gzip_files_give_the_same_lines(tmp_path):
@@ -111,7 +111,7 @@ def test_a_fifo_is_read_as_soon_as_its_writer_writes(tmp_path, compress, capsys)
 
 def test_a_fifo_whose_writer_comes_late_is_waited_for_with_a_message(tmp_path, monkeypatch, capsys):
     os.mkfifo(tmp_path / "fifo")
-    monkeypatch.setattr(text_files, "_FIFO_MESSAGE_S", 0.01)
+    monkeypatch.setattr(files, "_FIFO_MESSAGE_S", 0.01)
     writer = open_for_writing(tmp_path / "fifo", b"one\n", seconds=0.2)
     assert read_lines(tmp_path / "fifo") == ["one"]
     writer.join()
@@ -122,8 +122,8 @@ def test_a_fifo_whose_writer_comes_late_is_waited_for_with_a_message(tmp_path, m
 
 def test_a_fifo_without_a_writer_is_refused_and_leaves_no_thread(tmp_path, monkeypatch):
     os.mkfifo(tmp_path / "fifo")
-    monkeypatch.setattr(text_files, "_FIFO_MESSAGE_S", 0.01)
-    monkeypatch.setattr(text_files, "_FIFO_LIMIT_S", 0.5)
+    monkeypatch.setattr(files, "_FIFO_MESSAGE_S", 0.01)
+    monkeypatch.setattr(files, "_FIFO_LIMIT_S", 0.5)
     threads = threading.active_count()
     with pytest.raises(InputError, match=r"fifo is a FIFO, and no process has opened it for wri"):
         read_lines(tmp_path / "fifo")

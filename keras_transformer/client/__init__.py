@@ -4,8 +4,7 @@
 """
 
 from keras_transformer.client.client import Client
-from keras_transformer.client.failures import ServingError
-from keras_transformer.client.outputs import Score, Translation
-from keras_transformer.client.transport import VersionStatus
+from keras_transformer.client.transport import ServingError, VersionStatus
+from keras_transformer.results import Score, Translation
 
 __all__ = ["Client", "Score", "ServingError", "Translation", "VersionStatus"]

@@ -5,6 +5,7 @@ Over REST it needs urllib3; over gRPC tensorflow-serving-api, and with it Tensor
 
 import concurrent.futures
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,14 +13,85 @@ from typing import Any, TypeVar
 
 from typing_extensions import Self
 
-from keras_transformer.batch_by_length import batches_by_length, in_row_order
-from keras_transformer.client.connect import connect
-from keras_transformer.client.credentials import Certificates
-from keras_transformer.client.failures import ServingError, explain
-from keras_transformer.client.inputs import InputValues, option_inputs, pair_inputs, text_input
-from keras_transformer.client.outputs import Score, Translation, read_scores, read_translations
-from keras_transformer.client.transport import ModelName, RequestError, VersionStatus
+from keras_transformer.client.transport import (
+    Certificates,
+    ModelName,
+    RequestError,
+    ServingError,
+    Transport,
+    VersionStatus,
+    check_headers,
+    explain,
+)
 from keras_transformer.errors import InputError
+from keras_transformer.results import (
+    InputValues,
+    Score,
+    Translation,
+    batches_by_length,
+    in_row_order,
+    option_inputs,
+    pair_inputs,
+    read_scores,
+    read_translations,
+    text_input,
+)
+
+# Opens a connection to a model server.
+
+
+def connect(
+    address: str,
+    protocol: str,
+    retries: int,
+    tls: bool,
+    certificates: Certificates,
+    headers: Mapping[str, str],
+) -> Transport:
+    """Returns a connection; what is wrong with the server shows at the first request.
+
+    Args:
+        address: "host:port", an IPv6 address in brackets.
+        protocol: "grpc" or "rest".
+        retries: retries of a request.
+        tls: whether to use TLS.
+        certificates: for TLS.
+        headers: sent with each request.
+
+    Raises:
+        InputError: an argument is invalid, or a package is missing.
+    """
+    host, port = _split(address)
+    if not tls and any(certificates):
+        raise InputError("certificates need TLS; add tls=True, or leave them out")
+    headers = check_headers(headers, host, tls)
+    connection = (host, port, retries, certificates if tls else None, headers)
+    if protocol == "rest":
+        from keras_transformer.client.rest import RestTransport
+
+        return RestTransport(*connection)
+    if protocol != "grpc":
+        raise InputError(f"protocol must be grpc or rest, got {protocol!r}")
+    try:
+        from keras_transformer.client.grpc import GrpcTransport
+    except ImportError as error:
+        raise InputError(
+            f"protocol grpc needs the package tensorflow-serving-api ({error}); install it with "
+            "pip install tensorflow-serving-api, or use protocol rest"
+        ) from error
+    return GrpcTransport(*connection)
+
+
+def _split(address: str) -> tuple[str, int]:
+    """Returns host and port, an IPv6 address in brackets."""
+    found = re.fullmatch(r"\[?([\w.:%-]+)\]?:(\d+)", address)
+    if found is None or not 0 < int(found[2]) < 65536:
+        raise InputError(
+            f"the address of a model server must be host:port, such as localhost:8500, "
+            f"got {address!r}"
+        )
+    return (f"[{found[1]}]" if ":" in found[1] else found[1]), int(found[2])
+
 
 Answer = TypeVar("Answer")
 Row = TypeVar("Row")
@@ -141,7 +213,7 @@ class Client:
 
         See `BatchTranslator.align`; errors are those of `score`.
         """
-        from keras_transformer.client.alignment import in_words_of_texts, read_alignments
+        from keras_transformer.results import in_words_of_texts, read_alignments
 
         columns = pair_inputs(source, target)
         found = self._rows("attention", columns, read_alignments)

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
-from keras_transformer.atomic_files import write_atomically
 from keras_transformer.commands import common, config_flags
 from keras_transformer.config import SearchConfig
 from keras_transformer.errors import InputError
+from keras_transformer.files import write_atomically
 from keras_transformer.tasks import Task, get_task, registered_tasks
 
 if TYPE_CHECKING:

@@ -98,7 +98,8 @@ def _looks() -> "list[Look]":
 
 
 def _write(views: "list[View]") -> None:
-    from keras_transformer.explorer import bertviz, figure, page
+    from keras_transformer.explorer import figure, page
+    from keras_transformer.explorer import views as views_module
 
     if _PNG.value:  # first, since it may refuse
         kind = _ATTENTION.value or next(iter(views[0].attentions))
@@ -114,7 +115,7 @@ def _write(views: "list[View]") -> None:
         text = page.make_page(page.page_content(views))
         pathlib.Path(_OUTPUT.value).write_text(text, encoding="utf-8")
     if _JSON.value:
-        data = bertviz.bertviz_attention(views[0])
+        data = views_module.bertviz_attention(views[0])
         pathlib.Path(_JSON.value).write_text(json.dumps(data, ensure_ascii=False), "utf-8")
     for path in (_OUTPUT.value, _PNG.value, _JSON.value):
         if path:

@@ -94,7 +94,7 @@ def _export_saved_model(found: "Found", given: dict[str, Any]) -> pathlib.Path:
     from keras_transformer.inference import Translator, XlaShapes
     from keras_transformer.inference.quantization import in_precision
     from keras_transformer.serving import export
-    from keras_transformer.serving.model_card import describe_run
+    from keras_transformer.serving.export import describe_run
 
     run = found[0][0]
     configs = run.configs()

@@ -66,8 +66,8 @@ def main(arguments: list[str]) -> None:
     vocabularies = _pair("vocabulary", _SOURCE_VOCABULARY.value, _TARGET_VOCABULARY.value)
     spms = _pair("spm", _SOURCE_SPM.value, _TARGET_SPM.value)
     common.load_tensorflow()
+    from keras_transformer.interop.files import Given
     from keras_transformer.interop.importing import find_format, import_run, read_model
-    from keras_transformer.interop.model_files import Given
 
     path = pathlib.Path(_MODEL.value)
     format_name = _FORMAT.value or find_format(path)

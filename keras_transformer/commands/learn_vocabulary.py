@@ -13,7 +13,7 @@ from absl import flags
 from keras_transformer.commands import common, config_flags
 from keras_transformer.config import DataConfig
 from keras_transformer.errors import InputError
-from keras_transformer.text_files import iterate_lines
+from keras_transformer.files import iterate_lines
 
 _OUTPUT = flags.DEFINE_string(
     "output", None, "File to write, for --vocabulary of keras-transformer train.", required=True

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from absl import flags
 
 from keras_transformer.errors import InputError
-from keras_transformer.text_files import iterate_lines
+from keras_transformer.files import iterate_lines
 
 if TYPE_CHECKING:
     from keras_transformer.client import Client, Translation

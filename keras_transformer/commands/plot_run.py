@@ -82,7 +82,7 @@ def main(arguments: list[str]) -> None:
     common.check_output(output)
     common.load_matplotlib()
     common.load_tensorflow()
-    from keras_transformer.training.metrics_file import read_metrics
+    from keras_transformer.training.metrics import read_metrics
 
     runs = {
         name: read_metrics(path / "metrics.jsonl") for name, path in _by_name(arguments).items()
@@ -139,7 +139,7 @@ def _draw(runs: Mapping[str, Rows]) -> "Figure":
 
 def _panels(runs: Mapping[str, Rows]) -> dict[str, str]:
     """Returns the labels of the panels by what each shows, from the top: the tasks' metrics too."""
-    from keras_transformer.training.metric_logging import dev_values
+    from keras_transformer.training.metrics import dev_values
 
     labels = {task.metric.name: task.metric.label for task in map(get_task, registered_tasks())}
     of_dev = {name for rows in runs.values() for row in rows for name in dev_values(row)}

@@ -78,7 +78,7 @@ def main(arguments: list[str]) -> None:
         _check_data()
     keeps_memory = common.load_tensorflow()
     from keras_transformer import training as stages
-    from keras_transformer.training.heartbeat import heartbeat
+    from keras_transformer.training.distribution import heartbeat
 
     strategy = stages.make_strategy(_STRATEGY.value)  # of several machines: before anything else
     run = stages.RunDirectory(_RUN_DIR.value)
@@ -202,10 +202,10 @@ def _summarize(run: "RunDirectory", strategy: "tf.distribute.Strategy") -> None:
     import keras
     import tensorflow as tf
 
-    from keras_transformer.training import flops, metrics_file
+    from keras_transformer.training import flops, metrics
 
     training = run.configs().training
-    last = metrics_file.read_metrics(run.metrics_path)[-1]
+    last = metrics.read_metrics(run.metrics_path)[-1]
     peak = flops.measured_peak(keras.DTypePolicy(training.precision).compute_dtype)
     gpus = strategy.num_replicas_in_sync if tf.config.list_physical_devices("GPU") else 1
     for line in flops.flops_summary(last, peak * gpus, training):

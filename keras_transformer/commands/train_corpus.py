@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from keras_transformer.data import TokenizedCorpus
     from keras_transformer.text import Vocabulary
     from keras_transformer.training import RunConfigs, RunDirectory
-    from keras_transformer.training.strategies import Worker
+    from keras_transformer.training.distribution import Worker
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +70,7 @@ class RunCorpus:
         Meanwhile this worker tokenizes its share of a large corpus.
         """
         from keras_transformer.data import tokenize_share
-        from keras_transformer.training.heartbeat import wait_for_first_worker
+        from keras_transformer.training.distribution import wait_for_first_worker
 
         run, configs = self.run, self.configs
         share = self.worker.index, self.worker.count

@@ -38,10 +38,10 @@ class Start(NamedTuple):
 
     def load_model(self, freeze: str | None) -> "Seq2SeqModel":
         """Returns the model; `InputError` where it lacks a part that is to be frozen."""
-        from keras_transformer.training import freezing
+        from keras_transformer.training import trainer
 
         model = self.run.load_model(self.checkpoint)
-        freezing.freeze(model, freeze)
+        trainer.freeze(model, freeze)
         return model
 
     def new_configs(self, start_from: str) -> "RunConfigs":

@@ -6,8 +6,19 @@ One place lists every hyperparameter; layers take plain numbers and never see th
 
 from keras_transformer.config.base import JsonConfig
 from keras_transformer.config.data import VOCABULARY_FIELDS, DataConfig, split_list
-from keras_transformer.config.model import ModelConfig, architectures, register_config
-from keras_transformer.config.recurrent import RecurrentConfig
+from keras_transformer.config.model import (
+    BOS_ID,
+    EOS_ID,
+    PAD_ID,
+    UNK_ID,
+    ModelConfig,
+    RecurrentConfig,
+    TransformerConfig,
+    TransformerLayersConfig,
+    UniversalConfig,
+    architectures,
+    register_config,
+)
 from keras_transformer.config.search import (
     FIXED_OPTIONS,
     MOST_PHRASES,
@@ -15,10 +26,7 @@ from keras_transformer.config.search import (
     SearchConfig,
     check_options,
 )
-from keras_transformer.config.special_tokens import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from keras_transformer.config.training import TRAINING_PRESETS, TrainingConfig
-from keras_transformer.config.transformer import TransformerConfig, TransformerLayersConfig
-from keras_transformer.config.universal import UniversalConfig
 
 __all__ = [
     "BOS_ID",

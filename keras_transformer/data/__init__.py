@@ -9,23 +9,26 @@ from keras_transformer.data.batching import (
     training_batches,
 )
 from keras_transformer.data.buckets import Bucketing, choose_buckets
-from keras_transformer.data.cache import cached_corpus, tokenize_share
-from keras_transformer.data.corpus import (
+from keras_transformer.data.datasets import DatasetSplit
+from keras_transformer.data.epoch_layout import Bucket
+from keras_transformer.data.epoch_plan import PlannedBatch, plan_epoch
+from keras_transformer.data.resampling import Resample
+from keras_transformer.data.shortlist import Shortlist
+from keras_transformer.data.sources import (
     FilePair,
     PairSource,
     ParallelText,
     TsvFile,
     read_parallel,
 )
-from keras_transformer.data.datasets import DatasetSplit
-from keras_transformer.data.dictionary import PronunciationDictionary
-from keras_transformer.data.epoch_layout import Bucket
-from keras_transformer.data.epoch_plan import PlannedBatch, plan_epoch
-from keras_transformer.data.resampling import Resample
-from keras_transformer.data.shortlist import Shortlist
-from keras_transformer.data.tokenized import TokenizedCorpus, pad_ids
+from keras_transformer.data.token_cache import (
+    TokenizedCorpus,
+    cached_corpus,
+    pad_ids,
+    tokenize_share,
+)
 from keras_transformer.data.vocabularies import learn_from_corpus
-from keras_transformer.text_files import iterate_lines, read_lines
+from keras_transformer.files import iterate_lines, read_lines
 
 __all__ = [
     "ApacheBeamShards",
@@ -37,7 +40,6 @@ __all__ = [
     "PairSource",
     "ParallelText",
     "PlannedBatch",
-    "PronunciationDictionary",
     "Resample",
     "Shortlist",
     "TokenizedCorpus",

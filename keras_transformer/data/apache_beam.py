@@ -3,8 +3,8 @@
 import dataclasses
 from collections.abc import Sequence
 
-from keras_transformer.data.corpus import PairSource
-from keras_transformer.data.token_shards import ShardMaker, read_shards
+from keras_transformer.data.sources import PairSource
+from keras_transformer.data.token_cache import ShardMaker, read_shards
 from keras_transformer.errors import InputError
 
 

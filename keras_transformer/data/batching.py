@@ -21,7 +21,7 @@ from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID
 from keras_transformer.data.buckets import Bucketing, choose_buckets
 from keras_transformer.data.epoch_plan import PlannedBatch, plan_epoch
 from keras_transformer.data.resampling import GROUP_ROWS, Resample, resample_rows
-from keras_transformer.data.tokenized import TokenizedCorpus, gather_rows
+from keras_transformer.data.token_cache import TokenizedCorpus, gather_rows
 from keras_transformer.data.windows import SentenceLengths
 from keras_transformer.errors import InputError
 

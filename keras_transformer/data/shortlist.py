@@ -16,10 +16,10 @@ import zlib
 import numpy as np
 import numpy.typing as npt
 
-from keras_transformer.atomic_files import write_atomically
 from keras_transformer.config import EOS_ID, PAD_ID
-from keras_transformer.data.tokenized import TokenizedCorpus
+from keras_transformer.data.token_cache import TokenizedCorpus
 from keras_transformer.errors import InputError
+from keras_transformer.files import write_atomically
 from keras_transformer.text.vocabulary import RESERVED_IDS
 
 Ids = npt.NDArray[np.int32]

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
-from keras_transformer.data.corpus import PairSource
+from keras_transformer.data.sources import PairSource
 from keras_transformer.errors import InputError
 from keras_transformer.host import end_with_parent
 from keras_transformer.text import Vocabulary, learn_vocabulary

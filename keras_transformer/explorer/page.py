@@ -13,9 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_transformer.explorer.head_statistics import head_statistics
-from keras_transformer.explorer.search_tree import SearchTree
-from keras_transformer.explorer.views import KINDS, View
+from keras_transformer.explorer.views import KINDS, SearchTree, View, head_statistics
 
 _ASSETS = pathlib.Path(__file__).parent / "assets"
 _SCRIPTS = ("tokens.js", "graph.js", "matrix.js", "heads.js", "tree.js", "page.js")

@@ -3,19 +3,134 @@
 Shapes: L layers, H heads, Q tokens that attend, K tokens that are attended to.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from keras_transformer.config import BOS_ID, EOS_ID, SearchConfig
+from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, SearchConfig
+from keras_transformer.decoding import Tensor
 from keras_transformer.errors import InputError
-from keras_transformer.explorer.search_tree import SearchRecorder, SearchTree, make_tree
 from keras_transformer.inference import BatchTranslator
-from keras_transformer.inference.search_options import search_translations
+from keras_transformer.inference.options import search_translations
+from keras_transformer.search import Constraint, Hypotheses, OpenHypotheses
 from keras_transformer.tasks import Task
 from keras_transformer.text import Vocabulary
+
+# The hypotheses that a search went through, as a tree of tokens.
+#
+# Shapes: W hypotheses, V vocabulary, L longest result.
+
+_NUM_CANDIDATES = 5  # of each hypothesis that are shown, if search did not choose more of them
+
+Prefix = tuple[int, ...]
+
+
+class Step(NamedTuple):
+    """The open hypotheses of one step."""
+
+    prefixes: list[Prefix]  # their tokens, W at most
+    log_probs: np.ndarray  # float32 [W, V], of the next token; -inf where forbidden
+
+
+class SearchRecorder(Constraint):
+    """Forbids nothing, and keeps what an eager search for one sentence asks it about.
+
+    Attributes:
+        steps: those so far.
+    """
+
+    inputs = ()
+    takes_precedence = True  # asked last, it sees what the others forbid
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+
+    def restrict(self, allowed: Tensor, hypotheses: OpenHypotheses) -> Tensor:
+        rows = hypotheses.tokens[0, :, : hypotheses.time].numpy().tolist()
+        # Rows without a hypothesis, all but one at first, hold nothing but PAD.
+        places = {
+            tuple(row): place
+            for place, row in reversed([*enumerate(rows)])
+            if not {PAD_ID, EOS_ID} & {*row}
+        }
+        prefixes = sorted(places, key=places.__getitem__)
+        log_probs = tf.nn.log_softmax(hypotheses.logits[0])
+        log_probs = tf.where(allowed[0] > -np.inf, log_probs, -np.inf).numpy()
+        log_probs[:, [PAD_ID, BOS_ID]] = -np.inf
+        self.steps.append(Step(prefixes, log_probs[[places[prefix] for prefix in prefixes]]))
+        return allowed
+
+
+class Node(NamedTuple):
+    """A token that was considered after those before it."""
+
+    parent: int  # its index in the tree; -1 for the root, which has no token
+    token: str
+    log_prob: float  # of the token after its parent
+    outcome: str  # "kept" in the beam, "finished" (EOS of a translation), or "dropped"
+
+
+class FoundTranslation(NamedTuple):
+    """One of the translations, best first."""
+
+    text: str
+    score: float
+    node: int  # of its EOS
+
+
+class SearchTree(NamedTuple):
+    """The nodes, each after its parent and the better of two siblings first."""
+
+    nodes: list[Node]
+    translations: list[FoundTranslation]
+
+
+def make_tree(steps: Sequence[Step], found: Hypotheses, target: Vocabulary) -> SearchTree:
+    """Returns the tree of a search for one sentence.
+
+    Args:
+        steps: by `SearchRecorder`.
+        found: its result.
+        target: the vocabulary.
+    """
+    lengths = found.lengths[0].numpy()
+    ids = [tuple(row[:length]) for row, length in zip(found.ids[0].numpy(), lengths, strict=True)]
+    finished = {tuple(map(int, row)): place for place, row in enumerate(ids) if row}
+    nodes = [Node(-1, "", 0.0, "kept")]
+    index: dict[Prefix, int] = {(): 0}
+    for step, next_step in zip(steps, [*steps[1:], None], strict=True):
+        kept = set(next_step.prefixes) if next_step else set()
+        for prefix, log_probs in zip(step.prefixes, step.log_probs, strict=True):
+            for token in _candidates(prefix, log_probs, kept | finished.keys()):
+                child = (*prefix, token)
+                outcome = "kept" if child in kept else "dropped"
+                outcome = "finished" if child in finished else outcome
+                index[child] = len(nodes)
+                (piece,) = target.pieces([token])
+                nodes.append(Node(index[prefix], piece, float(log_probs[token]), outcome))
+    texts = target.decode([[*row] for row in finished])
+    scores = found.scores[0].numpy()
+    return SearchTree(
+        nodes,
+        [
+            FoundTranslation(text, float(scores[place]), index[row])
+            for text, (row, place) in zip(texts, finished.items(), strict=True)
+        ],
+    )
+
+
+def _candidates(prefix: Prefix, log_probs: np.ndarray, chosen: set[Any]) -> list[int]:
+    """Returns the next tokens to show, the most probable first."""
+    best = np.argsort(-log_probs, kind="stable")
+    own = {row[-1] for row in chosen if row[:-1] == prefix}
+    return [
+        int(token)
+        for place, token in enumerate(best)
+        if token in own or (place < _NUM_CANDIDATES and log_probs[token] > -np.inf)
+    ]
+
 
 KINDS = ("encoder", "decoder", "cross")
 
@@ -146,3 +261,72 @@ def _finish(task: Task, output: str, sentence: str) -> str:
 def _check_not_blank(tokens: list[Any]) -> None:
     if not tokens:
         raise InputError("the sentence is empty; give one with words")
+
+
+# What each head does, in numbers.
+#
+# Shapes: L layers, H heads, Q tokens that attend, K tokens that are attended to, R rows of all
+# sentences.
+
+Array = np.ndarray
+
+
+def head_statistics(attentions: Sequence[Array], kind: str) -> dict[str, Array]:
+    """Returns means over the tokens of all sentences, each [L, H].
+
+    A row's own place among the columns is on the diagonal of the matrix, from corner to corner.
+
+    Args:
+        attentions: of each sentence, [L, H, Q, K], rows that sum to 1.
+        kind: "encoder", "decoder" or "cross".
+
+    Returns:
+        "previous", "diagonal", "next": the weight on the place before the row's own, on it, and
+        after it; "end": the weight on EOS, or on BOS for "decoder", which reads no EOS; "entropy":
+        in bits; "distance": the mean distance from the row's own place in tokens.
+    """
+    end = 0 if kind == "decoder" else -1
+    rows = [_of_rows(weights, end) for weights in attentions]
+    joined = {name: np.concatenate([each[name] for each in rows], axis=-1) for name in rows[0]}
+    return {
+        name: np.nansum(each, axis=-1) / np.maximum(np.sum(~np.isnan(each), axis=-1), 1)
+        for name, each in joined.items()
+    }
+
+
+def _of_rows(weights: Array, end: int) -> dict[str, Array]:
+    """Returns the same of each row, [L, H, Q]; NaN where a row has no such place."""
+    num_rows, num_columns = weights.shape[2:]
+    # [Q]
+    own = np.rint(np.arange(num_rows) * (num_columns - 1) / max(num_rows - 1, 1)).astype(int)
+    padded = np.pad(weights, [(0, 0)] * 3 + [(1, 1)], constant_values=np.nan)
+    logarithms = np.log2(weights, where=weights > 0, out=np.zeros_like(weights))
+    distances = np.abs(np.arange(num_columns) - own[:, None])  # [Q, K]
+    return {
+        "previous": padded[:, :, np.arange(num_rows), own],
+        "diagonal": padded[:, :, np.arange(num_rows), own + 1],
+        "next": padded[:, :, np.arange(num_rows), own + 2],
+        "end": weights[..., end],
+        "entropy": -np.sum(weights * logarithms, axis=-1),
+        "distance": np.sum(weights * distances, axis=-1),
+    }
+
+
+# Attention in the format of BertViz's views (Vig 2019).
+
+
+def bertviz_attention(view: View) -> list[dict[str, Any]]:
+    """Returns the list that BertViz calls `attn_data`, an entry for each kind of attention.
+
+    `attn[layer][head][left][right]` is the weight with which a token on the left, which attends,
+    reads one on the right.
+    """
+    return [
+        {
+            "name": kind.capitalize(),
+            "attn": np.round(weights.astype(float), 6).tolist(),
+            "left_text": view.tokens(kind)[0],
+            "right_text": view.tokens(kind)[1],
+        }
+        for kind, weights in view.attentions.items()
+    ]

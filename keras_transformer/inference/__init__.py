@@ -15,8 +15,7 @@ Beside this path stand `compiled_search.py` (search by XLA in batches of fixed s
 fewer bits) and `cached_projection.py` (what depends on weights alone, kept).
 """
 
-from keras_transformer.inference.batch_translator import BatchTranslator
 from keras_transformer.inference.compiled_search import XlaShapes
-from keras_transformer.inference.translator import Translator
+from keras_transformer.inference.translator import BatchTranslator, Translator
 
 __all__ = ["BatchTranslator", "Translator", "XlaShapes"]

@@ -9,18 +9,186 @@ log-probabilities in float32.
     source.model, target.model     SentencePiece models that turn text into pieces and back
 """
 
+import functools
+import json
+import math
 import os
 import pathlib
+import struct
+from collections.abc import Sequence
 from typing import Any
 
-from keras_transformer.atomic_folders import atomic_folder
-from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+import numpy as np
+import numpy.typing as npt
+from keras import ops
+
+from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID, TransformerConfig
 from keras_transformer.data import Shortlist
 from keras_transformer.errors import InputError, writing
-from keras_transformer.interop.ctranslate2_specification import specification
+from keras_transformer.files import atomic_folder
+from keras_transformer.interop.files import (
+    Given,
+    Tensors,
+    from_bfloat16,
+    map_file,
+    read_json,
+    read_text,
+    refuse,
+)
+from keras_transformer.interop.foreign import ForeignModel, Layout
+from keras_transformer.interop.vocabulary import Symbols, make_vocabularies
+from keras_transformer.layers import CrossAttention, SelfAttention, sinusoids
 from keras_transformer.models import Transformer
 from keras_transformer.text import Vocabulary
 from keras_transformer.text.vocabulary import RESERVED_IDS
+
+# A model's weights under CTranslate2's names, and its options under CTranslate2's.
+#
+# Shapes: D model dimension, H heads, K and U key and value dimension of a head, P positions.
+
+Array = npt.NDArray[Any]
+
+# Rows of the table of positions; CTranslate2 refuses longer sentences, and by default cuts them to
+# half as many tokens (its `max_input_length`).
+NUM_POSITIONS = 2048
+
+# Members of `ctranslate2.specs.Activation`.
+ACTIVATIONS = {"relu": 0, "gelu_tanh": 1, "swish": 2, "gelu": 3, "gelu_sigmoid": 4}
+
+
+def specification(model: Transformer, specs: Any) -> Any:
+    """Returns a `TransformerSpec` with the weights of a model; `specs` is CTranslate2's module."""
+    spec = _empty_specification(model, specs)
+    encoder, decoder = spec.encoder, spec.decoder
+    encoder.embeddings[0].weight = _numpy(model.source_embedding.table)
+    decoder.embeddings.weight = _numpy(model.target_embedding.table)
+    # Equal weights are stored once.
+    encoder.position_encodings.encodings = _positions(
+        getattr(model.positions, "table", None), model.config
+    )
+    decoder.position_encodings.encodings = encoder.position_encodings.encodings
+    for layer_spec, layer in zip(encoder.layer, model.encoder.layers, strict=True):
+        _set_layer(layer_spec, layer)
+    for layer_spec, layer in zip(decoder.layer, model.decoder.layers, strict=True):
+        _set_layer(layer_spec, layer)
+        _set_cross_attention(layer_spec.attention, layer.cross_attention)
+        _set_norm(layer_spec.attention.layer_norm, layer.cross_attention_residual.norm)
+    if model.config.embedding_norm:
+        _set_norm(encoder.layernorm_embedding, model.source_norm)
+        _set_norm(decoder.layernorm_embedding, model.target_norm)
+    if model.config.norm_position == "pre":
+        _set_norm(encoder.layer_norm, model.encoder.final_norm)
+        _set_norm(decoder.layer_norm, model.decoder.final_norm)
+
+    decoder.projection.weight = decoder.embeddings.weight
+    if model.projection is not None:
+        _set_dense(decoder.projection, model.projection)
+    if model.output_bias is not None:
+        decoder.projection.bias = _numpy(model.output_bias)
+    return spec
+
+
+def _empty_specification(model: Transformer, specs: Any) -> Any:
+    """Returns a `TransformerSpec` with the model's options and no weights."""
+    config = model.config
+    attention = model.decoder.layers[0].self_attention
+    options = {
+        "pre_norm": config.norm_position == "pre",
+        "activation": ACTIVATIONS[config.activation],
+        "layernorm_embedding": config.embedding_norm,
+        # CTranslate2's keys and values have one width: the narrower ones are padded with zeros.
+        "head_dim": max(attention.key_dim, attention.value_dim),
+    }
+    encoder = specs.TransformerEncoderSpec(config.num_layers, config.num_heads, **options)
+    decoder = specs.TransformerDecoderSpec(
+        config.decoder_layers or config.num_layers,
+        config.num_heads,
+        # Attention on request is the mean of the last layer's heads.
+        alignment_heads=config.num_heads,
+        **options,
+    )
+    encoder.scale_embeddings = decoder.scale_embeddings = config.scale_embeddings
+    spec = specs.TransformerSpec(encoder, decoder)
+    spec.config.layer_norm_epsilon = config.norm_epsilon
+    spec.config.add_source_eos = config.source_eos
+    return spec
+
+
+def _positions(table: Any, config: TransformerConfig) -> Array:
+    """Returns the positions of a sentence's tokens, float32 [P, D]."""
+    positions = np.arange(NUM_POSITIONS) + config.first_position
+    if table is not None:
+        return _numpy(table)[np.minimum(positions, config.max_positions - 1)]
+    return _numpy(sinusoids(positions, config.model_dim, config.positions))
+
+
+def _set_layer(spec: Any, layer: Any) -> None:
+    """Sets what layers of encoder and decoder have in common."""
+    _set_self_attention(spec.self_attention, layer.self_attention)
+    _set_norm(spec.self_attention.layer_norm, layer.self_attention_residual.norm)
+    _set_dense(spec.ffn.linear_0, layer.feed_forward.inner)
+    _set_dense(spec.ffn.linear_1, layer.feed_forward.outer)
+    _set_norm(spec.ffn.layer_norm, layer.feed_forward_residual.norm)
+
+
+def _set_self_attention(spec: Any, attention: SelfAttention) -> None:
+    key_dim, value_dim = attention.key_dim, attention.value_dim
+    spec.queries_scale = key_dim**-0.5
+    _set_to_heads(spec.linear[0], attention.projection, attention, (key_dim, key_dim, value_dim))
+    _set_from_heads(spec.linear[1], attention)
+
+
+def _set_cross_attention(spec: Any, attention: CrossAttention) -> None:
+    key_dim, value_dim = attention.key_dim, attention.value_dim
+    spec.queries_scale = key_dim**-0.5
+    _set_to_heads(spec.linear[0], attention.query_projection, attention, (key_dim,))
+    _set_to_heads(spec.linear[1], attention.memory_projection, attention, (key_dim, value_dim))
+    _set_from_heads(spec.linear[2], attention)
+
+
+def _set_to_heads(
+    spec: Any, dense: Any, attention: SelfAttention | CrossAttention, dims: Sequence[int]
+) -> None:
+    """Sets a joint projection of D to heads: of queries, keys or values, as wide as `dims`."""
+    ends = np.cumsum([attention.num_heads * dim for dim in dims])[:-1]
+
+    def widened(columns: Array) -> Array:
+        parts = np.split(columns, ends, axis=-1)
+        return np.concatenate([_widened(part, attention) for part in parts], axis=-1)
+
+    spec.weight = widened(_numpy(dense.kernel)).T
+    if dense.use_bias:
+        spec.bias = widened(_numpy(dense.bias))
+
+
+def _set_from_heads(spec: Any, attention: SelfAttention | CrossAttention) -> None:
+    """Sets the projection of all heads' values to D."""
+    _set_dense(spec, attention.output_projection)
+    spec.weight = _widened(spec.weight, attention)  # [D, H * max(K, U)]
+
+
+def _widened(columns: Array, attention: SelfAttention | CrossAttention) -> Array:
+    """Pads [..., H * K] or [..., H * U] to [..., H * max(K, U)] with zeros, which add nothing."""
+    heads = columns.reshape(*columns.shape[:-1], attention.num_heads, -1)
+    missing = max(attention.key_dim, attention.value_dim) - heads.shape[-1]
+    heads = np.pad(heads, [(0, 0)] * (heads.ndim - 1) + [(0, missing)])
+    return heads.reshape(*columns.shape[:-1], -1)
+
+
+def _set_dense(spec: Any, dense: Any) -> None:
+    spec.weight = _numpy(dense.kernel).T  # CTranslate2's matrices are [out, in]
+    if dense.use_bias:
+        spec.bias = _numpy(dense.bias)
+
+
+def _set_norm(spec: Any, norm: Any) -> None:
+    spec.gamma = _numpy(norm.gain)
+    spec.beta = _numpy(norm.bias)
+
+
+def _numpy(variable: Any) -> Array:
+    """Returns a copy: quantization works in place and must not change the model."""
+    return np.array(ops.convert_to_numpy(variable), "float32")
 
 
 def export_ctranslate2(
@@ -135,3 +303,281 @@ def _register(spec: Any, source: Vocabulary, target: Vocabulary) -> None:
     spec.config.unk_token = reserved[UNK_ID]
     spec.config.bos_token = spec.config.decoder_start_token = reserved[BOS_ID]
     spec.config.eos_token = reserved[EOS_ID]
+
+
+# model.bin of CTranslate2: named arrays one after the other, little-endian.
+#
+# u32 version, name of the model, u32 revision, u32 count; for each array its name, u8 rank, u32
+# sizes, u8 type, u32 bytes and these; u32 count of aliases, for each its name and that of the array.
+# Text is u16 length, bytes and a NUL. Weights in whole numbers are multiplied by a scale that is
+# divided out.
+
+_TYPES = {0: "<f4", 1: "<i1", 2: "<i2", 3: "<i4", 4: "<f2", 5: "<u2"}
+_BFLOAT16 = 5
+
+
+def read_model_bin(path: pathlib.Path) -> Tensors:
+    """Returns the arrays; `InputError` where the file is damaged."""
+    content = map_file(path)
+    try:
+        return Tensors(_Reader(content).arrays(), str(path))
+    except (struct.error, ValueError, KeyError, IndexError, OverflowError) as error:
+        raise InputError(
+            f"{path} is not a CTranslate2 model, or a damaged one ({error}); convert it again"
+        ) from error
+
+
+class _Reader:
+    """Reads the entries of model.bin one after the other."""
+
+    def __init__(self, content: memoryview) -> None:
+        self._content = content
+        self._place = 0
+
+    def arrays(self) -> dict[str, Any]:
+        """Returns what gives each array by name; integers are divided by their scales."""
+        version, name = self._number("<I"), self._text()
+        if version not in (5, 6) or name != "TransformerSpec":
+            raise ValueError(
+                f"it is {name[:40]!r} of version {version}, TransformerSpec 6 is known"
+            )
+        self._number("<I")  # revision
+        stored = dict(self._entry() for _ in range(self._number("<I")))
+        arrays: dict[str, Any] = {
+            name: functools.partial(_scaled, array, stored.get(f"{name}_scale"))
+            for name, array in stored.items()
+        }
+        for _ in range(self._number("<I")):
+            alias = self._text()
+            arrays[alias] = arrays[self._text()]
+        if self._place != len(self._content):
+            raise ValueError("it is longer than it says")
+        return arrays
+
+    def _entry(self) -> tuple[str, Array]:
+        name, rank = self._text(), self._number("<B")
+        shape = [self._number("<I") for _ in range(rank)]
+        kind, size = self._number("<B"), self._number("<I")
+        dtype = np.dtype(_TYPES[kind])
+        if math.prod(shape) * dtype.itemsize != size:
+            raise ValueError(f"{name[:40]!r} has another size than it says")
+        array = np.frombuffer(self._bytes(size), dtype).reshape(shape)
+        return name, from_bfloat16(array) if kind == _BFLOAT16 else array
+
+    def _bytes(self, size: int) -> memoryview:
+        start, self._place = self._place, self._place + size
+        if self._place > len(self._content):
+            raise ValueError("it is cut short")
+        return self._content[start : self._place]
+
+    def _number(self, form: str) -> int:
+        (value,) = struct.unpack(form, self._bytes(struct.calcsize(form)))
+        return int(value)
+
+    def _text(self) -> str:
+        return bytes(self._bytes(self._number("<H"))).rstrip(b"\0").decode()
+
+
+def _scaled(array: Array, scale: Array | None) -> Array:
+    """Returns weights in float32; a matrix of int8 has a scale for each row."""
+    if scale is None:
+        return array
+    if scale.shape not in ((), array.shape[:1]) or not np.all(scale):
+        raise InputError("a scale of the model does not fit its weights; convert it again")
+    return array.astype(np.float32) / (scale[:, None] if scale.ndim else scale)
+
+
+# Reads a CTranslate2 model folder.
+#
+# model.bin                      options and weights
+# config.json                    names of the special tokens
+# shared_vocabulary.json         tokens, or source_vocabulary.json and target_vocabulary.json; or .txt
+# source.model, target.model     SentencePiece models, where the folder was written here
+
+_NAMES = {
+    "self.fused": "{side}/layer_{i}/self_attention/linear_0/{kind}",
+    "self.out": "{side}/layer_{i}/self_attention/linear_1/{kind}",
+    "self.norm": "{side}/layer_{i}/self_attention/layer_norm/{kind}",
+    "cross.query": "{side}/layer_{i}/attention/linear_0/{kind}",
+    "cross.fused": "{side}/layer_{i}/attention/linear_1/{kind}",
+    "cross.out": "{side}/layer_{i}/attention/linear_2/{kind}",
+    "cross.norm": "{side}/layer_{i}/attention/layer_norm/{kind}",
+    "ffn.inner": "{side}/layer_{i}/ffn/linear_0/{kind}",
+    "ffn.outer": "{side}/layer_{i}/ffn/linear_1/{kind}",
+    "ffn.norm": "{side}/layer_{i}/ffn/layer_norm/{kind}",
+    "final.norm": "{side}/layer_norm/{kind}",
+    "embedding.norm": "{side}/layernorm_embedding/{kind}",
+}
+# Options that change nothing here, or are read by name.
+_IGNORED = (
+    "*/alignment_heads", "*/alignment_layer", "*/alibi_use_positive_positions", "*/scale_alibi",
+    "*/embeddings_merge", "*/layer_norm_epsilon", "*weight_scale", "*/num_heads_kv", "*/head_dim",
+    "*/queries_scale",
+    "*/num_source_embeddings",
+)  # fmt: skip
+
+
+def is_ctranslate2(folder: pathlib.Path) -> bool:
+    """Whether a folder holds such a model."""
+    return (folder / "model.bin").is_file()
+
+
+def read_ctranslate2(folder: pathlib.Path, given: Given) -> ForeignModel:
+    """Returns the model in a folder, its weights in float32."""
+    tensors = read_model_bin(folder / "model.bin")
+    config = read_json(folder / "config.json")
+    option = functools.partial(_option, tensors)
+    options = _options(tensors, config)
+    sides = _symbols(folder, config, bool(option("decoder/start_from_zero_embedding", 0)))
+    source = tensors.get("encoder/embeddings_0/weight", (None, None))
+    target = tensors.get("decoder/embeddings/weight", (None, None))
+    source = target if np.array_equal(source, target) else source
+    projection = tensors.get("decoder/projection/weight", target.shape)
+    bias = "decoder/projection/bias"
+    positions, table = _positions_ctranslate2_reader(tensors, target.shape[1], given)
+    tensors.ignore(*_IGNORED)
+    beside = (folder / "source.model", folder / "target.model")
+    spms = given.spms or (beside if all(path.is_file() for path in beside) else ())
+    return ForeignModel(
+        options=options | positions,
+        tensors=tensors,
+        layout=Layout(names=_NAMES, gain="gamma", offset="beta"),
+        source_table=source,
+        target_table=target,
+        projection=target if np.array_equal(projection, target) else projection,
+        output_bias=tensors.get(bias, (len(target),)) if bias in tensors else None,
+        position_table=table,
+        source=sides[0],
+        target=sides[1],
+        vocabularies=make_vocabularies(sides, spms, str(folder)),
+        search={
+            "length_penalty": 1.0,
+            "length_penalty_form": "power",
+            "beam_size": 2,
+            "early_stop": "first",
+        },
+    )
+
+
+def _option(tensors: Tensors, name: str, default: float) -> float:
+    return float(tensors.get(name).reshape(-1)[0]) if name in tensors else default
+
+
+def _options(tensors: Tensors, config: dict[str, Any]) -> dict[str, Any]:
+    """Returns fields of `TransformerConfig`; `InputError` lists all that cannot be imported."""
+    option = functools.partial(_option, tensors)
+    activations = {number: name for name, number in ACTIVATIONS.items()}
+    both = {
+        name: [option(f"{side}/{name}", default) for side in ("encoder", "decoder")]
+        for name, default in (("num_heads", 0), ("pre_norm", 1), ("activation", 0))
+    }
+    scales = [
+        _scale(option(f"{side}/scale_embeddings", 1), tensors) for side in ("encoder", "decoder")
+    ]
+    refuse(
+        {f"{name} {values[0]:g} and {values[1]:g}": values[0] != values[1]
+         for name, values in both.items()}
+        | {f"activation {both['activation'][0]:g}": both["activation"][0] not in activations}
+        | {"embeddings scaled by another number": None in scales or scales[0] != scales[1]}
+        | {"multi_query_attention": option("encoder/multi_query_attention", 0)}
+        | {"alibi": option("decoder/alibi", 0)}
+        | {"add_source_bos": config.get("add_source_bos")}
+        | {"queries_scale of another head_dim": _is_scaled_otherwise(tensors, both["num_heads"][0])}
+    )  # fmt: skip
+    starts_from_zero = bool(option("decoder/start_from_zero_embedding", 0))
+    norms = [f"{side}/layernorm_embedding/gamma" in tensors for side in ("encoder", "decoder")]
+    return {
+        "num_layers": tensors.count("encoder/layer_{}/ffn/linear_0/weight"),
+        "decoder_layers": tensors.count("decoder/layer_{}/ffn/linear_0/weight"),
+        "num_heads": int(both["num_heads"][0]),
+        "activation": activations[int(both["activation"][0])],
+        "norm_position": "pre" if both["pre_norm"][0] else "post",
+        "norm_epsilon": config.get("layer_norm_epsilon") or 1e-5,
+        "embedding_norm": norms[0] and norms[1],
+        "scale_embeddings": scales[0],
+        "source_eos": starts_from_zero or bool(config.get("add_source_eos", False)),
+    }
+
+
+def _is_scaled_otherwise(tensors: Tensors, num_heads: float) -> bool:
+    """Whether queries are multiplied by another number than the root of 1 / (D / H)."""
+    model_dim = tensors.get("decoder/embeddings/weight", (None, None)).shape[1]
+    scales = (_option(tensors, name, 0) for name in tensors if name.endswith("/queries_scale"))
+    own = math.sqrt(max(num_heads, 1) / model_dim)
+    return any(not math.isclose(scale, own, rel_tol=1e-4) for scale in scales)
+
+
+def _scale(value: float, tensors: Tensors) -> bool | None:
+    """Returns whether embeddings are multiplied by the root of their width; None: by another."""
+    root = math.sqrt(tensors.get("decoder/embeddings/weight", (None, None)).shape[1])
+    if value in (0, 1):
+        return value == 1
+    return True if math.isclose(value, root, rel_tol=1e-4) else None
+
+
+def _positions_ctranslate2_reader(
+    tensors: Tensors, model_dim: int, given: Given
+) -> tuple[dict[str, Any], Array | None]:
+    """Returns fields of `TransformerConfig`, and the table where the positions are learned."""
+    names = [f"{side}/position_encodings/encodings" for side in ("encoder", "decoder")]
+    if given.positions == "marian":
+        tensors.ignore(*names)
+        return {"positions": "concatenated", "first_position": 0}, None
+    if names[0] not in tensors or names[1] not in tensors:
+        refuse({"relative or rotary positions": _has_no_positions(tensors)})
+        return {"positions": "concatenated", "first_position": 1}, None
+    table, other = (tensors.get(name, (None, model_dim)) for name in names)
+    refuse({"positions that differ between encoder and decoder": not np.array_equal(table, other)})
+    for kind in ("sinusoidal", "concatenated", "halves"):
+        for first in range(3):
+            formula = sinusoids(np.arange(len(table)) + first, model_dim, kind)
+            if np.allclose(table, ops.convert_to_numpy(formula), atol=2e-3):
+                return {"positions": kind, "first_position": first}, None
+    return {}, table
+
+
+def _has_no_positions(tensors: Tensors) -> bool:
+    return any("relative" in name or "rotary" in name for name in tensors)
+
+
+def _symbols(
+    folder: pathlib.Path, config: dict[str, Any], starts_from_zero: bool
+) -> tuple[Symbols, Symbols]:
+    unk, start, eos = (
+        config.get(f"{name}_token", default)
+        for name, default in (("unk", "<unk>"), ("decoder_start", "<s>"), ("eos", "</s>"))
+    )
+
+    def find(path: pathlib.Path, side: str) -> Symbols:
+        tokens, names = _tokens(path), {"unk": unk, "eos": eos}
+        if tokens[1:4] == [unk, start, eos] and tokens[0].strip("<>") == "pad":  # written here
+            names |= {"pad": tokens[0], "start": start}
+        elif side == "target" and not starts_from_zero:
+            names["start"] = start
+        return Symbols.find(tokens, str(path), **names)
+
+    if (shared := _vocabulary_path(folder, "shared")) is not None:
+        symbols = find(shared, "target")
+        return symbols, symbols
+    source, target = (
+        find(_vocabulary_path(folder, side) or folder / f"{side}_vocabulary.json", side)
+        for side in ("source", "target")
+    )
+    return source, target
+
+
+def _vocabulary_path(folder: pathlib.Path, side: str) -> pathlib.Path | None:
+    paths = (folder / f"{side}_vocabulary{ending}" for ending in (".json", ".txt"))
+    return next((path for path in paths if path.is_file()), None)
+
+
+def _tokens(path: pathlib.Path) -> list[str]:
+    if path.suffix == ".txt":
+        return read_text(path).removesuffix("\n").split("\n")
+    try:
+        tokens = json.loads(read_text(path))
+    except ValueError as error:
+        raise InputError(f"{path} is not JSON, or damaged ({error}); convert it again") from error
+    if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
+        raise InputError(f"{path} is no list of tokens; convert the model again")
+    return tokens

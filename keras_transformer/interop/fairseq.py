@@ -5,12 +5,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from keras_transformer.errors import InputError
+from keras_transformer.interop.files import Given, Tensors, rate, read_text, refuse
 from keras_transformer.interop.foreign import ForeignModel, Layout
-from keras_transformer.interop.model_files import Given, rate, read_text, refuse
-from keras_transformer.interop.pytorch_file import read_pytorch, state_tensors
-from keras_transformer.interop.symbols import Symbols, make_vocabularies
-from keras_transformer.interop.tensors import Tensors
+from keras_transformer.interop.pytorch import read_pytorch, state_tensors
 from keras_transformer.interop.transformers import LAYER_NAMES
+from keras_transformer.interop.vocabulary import Symbols, make_vocabularies
 
 _ACTIVATIONS = {
     "relu": "relu",

@@ -14,8 +14,8 @@ import numpy as np
 
 from keras_transformer.config import BOS_ID, TransformerConfig
 from keras_transformer.errors import InputError
-from keras_transformer.interop.symbols import Symbols
-from keras_transformer.interop.tensors import Array, Tensors
+from keras_transformer.interop.files import Array, Tensors
+from keras_transformer.interop.vocabulary import Symbols
 from keras_transformer.models import Transformer
 from keras_transformer.text import Vocabulary
 

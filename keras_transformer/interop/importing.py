@@ -4,14 +4,14 @@ import pathlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from keras_transformer.atomic_folders import atomic_folder
 from keras_transformer.config import SearchConfig, TrainingConfig
 from keras_transformer.errors import InputError, check_choice, writing
-from keras_transformer.interop.ctranslate2_reader import is_ctranslate2, read_ctranslate2
+from keras_transformer.files import atomic_folder
+from keras_transformer.interop.ctranslate2 import is_ctranslate2, read_ctranslate2
 from keras_transformer.interop.fairseq import is_fairseq, read_fairseq
+from keras_transformer.interop.files import Given
 from keras_transformer.interop.foreign import ForeignModel
 from keras_transformer.interop.marian import is_marian, read_marian
-from keras_transformer.interop.model_files import Given
 from keras_transformer.interop.opennmt import is_eole, is_opennmt_py, read_eole, read_opennmt_py
 from keras_transformer.interop.opennmt_tf import is_opennmt_tf, read_opennmt_tf
 from keras_transformer.interop.transformers import is_transformers, read_transformers

@@ -6,23 +6,185 @@ YAML. A vocabulary may also be a SentencePiece model itself, whose ids are then 
 
 import io
 import pathlib
+import re
 import zipfile
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from keras_transformer.errors import InputError
-from keras_transformer.interop.flat_yaml import Options, read_options, read_yaml_ids
+from keras_transformer.interop.files import (
+    Array,
+    Given,
+    Tensors,
+    map_file,
+    read_json,
+    read_text,
+    refuse,
+)
 from keras_transformer.interop.foreign import ForeignModel, Layout
-from keras_transformer.interop.marian_options import number, transformer_fields
-from keras_transformer.interop.model_files import Given, map_file, read_json, read_text
-from keras_transformer.interop.symbols import (
+from keras_transformer.interop.vocabulary import (
     Symbols,
     make_vocabularies,
     read_spm,
     tokens_of_ids,
 )
-from keras_transformer.interop.tensors import Array, Tensors
+
+# The little YAML that Marian writes: options, lists of them, and tokens with their ids.
+
+Options: TypeAlias = Mapping[str, "str | tuple[str, ...]"]
+
+_ESCAPES = {
+    "n": "\n", "t": "\t", "r": "\r", "0": "\0", "a": "\a", "b": "\b", "e": "\x1b",
+    "f": "\f", "v": "\v", "N": "\x85", "_": "\xa0", "L": "\u2028", "P": "\u2029",
+}  # fmt: skip
+_ESCAPED = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)")
+_QUOTED = re.compile(r'("(?:[^"\\]|\\.)*"|' + r"'(?:[^']|'')*')\s*:\s+(.*)")
+
+
+def read_options(text: str) -> dict[str, str | tuple[str, ...]]:
+    """Returns options by name, as text: a mapping whose values are numbers, words and lists."""
+    options: dict[str, str | tuple[str, ...]] = {}
+    name = ""
+    for line in text.splitlines():
+        content = line.strip()
+        if not content or content.startswith("#"):
+            continue
+        if line[0] not in " -" and ":" in content:
+            name, _, value = (part.strip() for part in content.partition(":"))
+            options[name] = _plain(value)
+        elif content.startswith("- "):
+            earlier = options.get(name)
+            items = earlier if isinstance(earlier, tuple) else ()
+            options[name] = (*items, _plain(content[2:].strip()))
+        elif content == "[]":
+            options[name] = ()
+    return {key: () if value == "[]" else value for key, value in options.items()}
+
+
+def read_yaml_ids(text: str, where: str) -> dict[str, int]:
+    """Returns the ids of tokens, one to a line; all tokens are text, also on, no and yes.
+
+    Raises:
+        InputError: a line is something else, or a token occurs twice.
+    """
+    ids: dict[str, int] = {}
+    key = None  # of a line "? key", whose id is in the next
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip() or line == "---":
+            continue
+        if line.startswith("? "):
+            key = _plain(line[2:].strip())
+            continue
+        if key is not None and line.startswith(": "):
+            token, value = key, line[2:]
+        elif match := _QUOTED.fullmatch(line):
+            token, value = _plain(match[1]), match[2]
+        else:
+            token, _, value = line.rpartition(": ")
+        key = None
+        if not value.strip().isdecimal() or token in ids:
+            raise InputError(
+                f"line {number} of {where} is no token with an id of its own, {line[:40]!r}; give "
+                "the model's own vocabulary"
+            )
+        ids[token] = int(value)
+    return ids
+
+
+def _plain(text: str) -> str:
+    """Returns a value without its quotes."""
+    if len(text) > 1 and text[0] == text[-1] == "'":
+        return text[1:-1].replace("''", "'")
+    if len(text) > 1 and text[0] == text[-1] == '"':
+        return _ESCAPED.sub(_unescaped, text[1:-1])
+    return text
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    code = match[1]
+    if len(code) > 1:
+        return chr(int(code[1:], 16))
+    return _ESCAPES.get(code, code)
+
+
+# The options of a Marian model as those of a `TransformerConfig`, or what stands against it.
+
+# What these options are in a plain Transformer; a tuple names several values.
+_USUAL: dict[str, str | tuple[str, ...]] = {
+    "type": "transformer",
+    "transformer-decoder-autoreg": "self-attention",
+    "transformer-preprocess": ("", "n"),
+    "transformer-postprocess": ("an", "dan", "a", "da"),
+    "transformer-postprocess-top": ("", "d", "n", "nd"),
+    "transformer-postprocess-emb": ("", "d", "n", "nd"),
+    "transformer-ffn-depth": "2",
+    "transformer-decoder-ffn-depth": ("0", "2"),
+    "transformer-ffn-activation": ("relu", "swish", "gelu"),
+    "transformer-no-projection": "false",
+    "transformer-no-affine": "false",
+    "transformer-pool": "false",
+    "transformer-rnn-projection": "false",
+    "transformer-alibi-shift": "false",
+    "transformer-alibi-trainable": "false",
+    "transformer-disable-position-embeddings": "false",
+    "transformer-attention-mask": "default",
+    "ulr": "false",
+    "right-left": "false",
+    "lemma-dependency": "",
+    "factors-dim-emb": "0",
+    "input-types": (),
+}
+_SINCE_ERF = (1, 12, 42)  # from this version on gelu is x Phi(x), before it x sigmoid(1.702 x)
+
+
+def transformer_fields(options: Options) -> dict[str, Any]:
+    """Returns fields of `TransformerConfig`; `InputError` lists all that cannot be imported."""
+    chosen = {name: options.get(name, "") for name in _USUAL}
+    refused = {
+        f"{name} {value or 'empty'}": not _is_usual(value, _USUAL[name])
+        for name, value in chosen.items()
+        if name in options
+    }
+    pre, post, top = (
+        str(options.get(f"transformer-{name}", "")).replace("d", "")
+        for name in ("preprocess", "postprocess", "postprocess-top")
+    )
+    is_pre = (pre, post, top) == ("n", "a", "n")
+    if not any(refused.values()) and not is_pre and (pre, post, top) != ("", "an", ""):
+        refused[f"norms {pre or 'none'} before, {post} after and {top or 'none'} at the end"] = True
+    refuse(refused)
+    activation = options.get("transformer-ffn-activation", "swish")
+    if activation == "gelu" and _version(options) < _SINCE_ERF:
+        activation = "gelu_sigmoid"
+    return {
+        "num_layers": number(options, "enc-depth"),
+        "decoder_layers": number(options, "dec-depth"),
+        "num_heads": number(options, "transformer-heads"),
+        "activation": activation,
+        "norm_position": "pre" if is_pre else "post",
+        "norm_epsilon": 1e-6,
+        "positions": "concatenated",
+        "embedding_norm": "n" in str(options.get("transformer-postprocess-emb", "d")),
+    }
+
+
+def _is_usual(value: str | tuple[str, ...], usual: str | tuple[str, ...]) -> bool:
+    return value == usual or (isinstance(usual, tuple) and value in usual)
+
+
+def number(options: Options, name: str) -> int:
+    """Returns an option that is a whole number."""
+    value = options.get(name)
+    if not isinstance(value, str) or not re.fullmatch(r"\d{1,6}", value):
+        raise InputError(f"{name} is {value!r} in the model's options; give the model as it was")
+    return int(value)
+
+
+def _version(options: Options) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", str(options.get("version", "")).split(" ")[0])))
+
 
 _NAMES = {
     "self.query": "{side}_l{n}_self_{kind}q",

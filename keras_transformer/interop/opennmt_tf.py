@@ -7,10 +7,9 @@ import re
 import tensorflow as tf
 
 from keras_transformer.errors import InputError
+from keras_transformer.interop.files import Array, Given, Tensors, map_file, read_text, refuse
 from keras_transformer.interop.foreign import ForeignModel, Layout
-from keras_transformer.interop.model_files import Given, map_file, read_text, refuse
-from keras_transformer.interop.symbols import Symbols, make_vocabularies
-from keras_transformer.interop.tensors import Array, Tensors
+from keras_transformer.interop.vocabulary import Symbols, make_vocabularies
 
 _NAMES = {
     "self.query": "model/{side}/layers/{i}/self_attention/layer/linear_queries/{kind}",

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from keras_transformer.errors import InputError
-from keras_transformer.interop.model_files import map_file
-from keras_transformer.interop.tensors import Array, Tensors, from_bfloat16
+from keras_transformer.interop.files import Array, Tensors, from_bfloat16, map_file
 
 _TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 _LARGEST_HEADER = 100_000_000  # the format's own limit

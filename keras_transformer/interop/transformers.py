@@ -15,12 +15,11 @@ from typing import Any
 import numpy as np
 
 from keras_transformer.errors import InputError
+from keras_transformer.interop.files import Array, Given, Tensors, rate, read_json, refuse
 from keras_transformer.interop.foreign import ForeignModel, Layout
-from keras_transformer.interop.model_files import Given, rate, read_json, refuse
-from keras_transformer.interop.pytorch_file import read_pytorch, state_tensors
+from keras_transformer.interop.pytorch import read_pytorch, state_tensors
 from keras_transformer.interop.safetensors_file import read_safetensors
-from keras_transformer.interop.symbols import Symbols, make_vocabularies, tokens_of_ids
-from keras_transformer.interop.tensors import Array, Tensors
+from keras_transformer.interop.vocabulary import Symbols, make_vocabularies, tokens_of_ids
 
 _ACTIVATIONS = {
     "relu": "relu",

@@ -3,6 +3,9 @@
 from typing import Any
 
 import keras
+from keras import ops
+
+from keras_transformer.decoding import Tensor
 
 
 class Layer(keras.layers.Layer):
@@ -35,3 +38,52 @@ class Layer(keras.layers.Layer):
 def with_scores(result: Any) -> tuple[Any, ...]:
     """Returns an attention layer's output, and its weights: None where they were not asked for."""
     return result if isinstance(result, tuple) else (result, None)
+
+
+# Dropout (5.4) that models of several devices can train with.
+
+
+class ReplicaSeeds(keras.random.SeedGenerator):
+    """The seeds of another generator, different on each replica of a `tf.distribute` strategy.
+
+    The state of Keras's random numbers is the same on all replicas: row by row they would draw the
+    same. On one device nothing is changed.
+
+    Args:
+        generator: has the state.
+    """
+
+    def __init__(self, generator: keras.random.SeedGenerator) -> None:
+        self._generator = generator  # and no state of its own
+
+    def next(self, ordered: bool = True) -> Tensor:
+        seed = self._generator.next(ordered)
+        replica = _replica()
+        return seed if replica is None else seed + ops.cast(ops.stack([replica, 0]), seed.dtype)
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class Dropout(keras.layers.Dropout):
+    """Keras's dropout, with masks of its own on each replica of a `tf.distribute` strategy."""
+
+    def call(self, inputs: Tensor, training: bool | None = False) -> Tensor:
+        """Returns the inputs, of any shape; while training, a share `rate` of them is 0."""
+        if not training or not self.rate:
+            return inputs
+        seeds = ReplicaSeeds(self.seed_generator)
+        return keras.random.dropout(inputs, self.rate, self.noise_shape, seed=seeds)
+
+
+if keras.backend.backend() == "tensorflow":
+    import tensorflow as tf
+
+    def _replica() -> Any:
+        """Returns the number of this replica, None where there is only one."""
+        context = tf.distribute.get_replica_context()
+        is_one_of_several = context is not None and context.num_replicas_in_sync > 1
+        return context.replica_id_in_sync_group if is_one_of_several else None
+
+else:
+
+    def _replica() -> Any:
+        return None

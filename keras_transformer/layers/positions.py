@@ -11,8 +11,7 @@ from keras import ops
 
 from keras_transformer.decoding import Tensor
 from keras_transformer.errors import check_choice
-from keras_transformer.layers.base import Layer
-from keras_transformer.layers.dropout import ReplicaSeeds
+from keras_transformer.layers.base import Layer, ReplicaSeeds
 
 
 def sinusoids(positions: Tensor, model_dim: int, layout: str = "sinusoidal") -> Tensor:
@@ -115,3 +114,63 @@ class RandomOffset(Layer):
 
     def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
         return (input_shape[0], 1)
+
+
+# Relative positions as vectors that are added to keys and values (Shaw et al. 2018).
+#
+# Shapes: T queries, S keys, K key and U value dimension of a head, k the largest distance told apart.
+
+
+def relative_scores(query: Tensor, table: Tensor, distances: Tensor) -> Tensor:
+    """Returns query a^K, float32 [..., T, S], to be added to query keys^T (3.2, eq. 4).
+
+    Args:
+        query: [..., T, K].
+        table: [2k + 1, K], for distances from -k to k.
+        distances: int [T, S], or [S] for all queries alike: the key's position less the query's.
+    """
+    equation = "...tk,tsk->...ts" if len(distances.shape) == 2 else "...tk,sk->...ts"
+    return ops.cast(ops.einsum(equation, query, _rows(table, distances, query)), "float32")
+
+
+def relative_values(weights: Tensor, table: Tensor, distances: Tensor) -> Tensor:
+    """Returns weights a^V, [..., T, U], to be added to weights values (3.2, eq. 3).
+
+    Args:
+        weights: [..., T, S].
+        table: [2k + 1, U], for distances from -k to k.
+        distances: as for `relative_scores`.
+    """
+    equation = "...ts,tsu->...tu" if len(distances.shape) == 2 else "...ts,su->...tu"
+    return ops.einsum(equation, weights, _rows(table, distances, weights))
+
+
+def _rows(table: Tensor, distances: Tensor, like: Tensor) -> Tensor:
+    largest = table.shape[0] // 2
+    numbers = ops.clip(distances, -largest, largest) + largest
+    return ops.take(ops.cast(table, like.dtype), numbers, axis=0)
+
+
+# Rotary positions: queries and keys turned by angles that grow with position (Su et al. 2021).
+
+
+def rotate(x: Tensor, positions: Tensor) -> Tensor:
+    """Turns each pair of dimensions (2i, 2i + 1) by position * 10000^(-2i / K) (3.2.2, eq. 15).
+
+    The product of a turned query and a turned key depends on their distance only.
+
+    Args:
+        x: [..., K], K even.
+        positions: int, broadcasts to x.shape[:-1].
+
+    Returns:
+        [..., K], computed in float32 and rounded to x's dtype.
+    """
+    num_pairs = x.shape[-1] // 2
+    rates = ops.exp(ops.arange(num_pairs, dtype="float32") * (-math.log(10000.0) / num_pairs))
+    angles = ops.cast(positions, "float32")[..., None] * rates  # [..., K/2]
+    sines, cosines = ops.sin(angles), ops.cos(angles)
+    pairs = ops.reshape(ops.cast(x, "float32"), (*ops.shape(x)[:-1], num_pairs, 2))
+    first, second = pairs[..., 0], pairs[..., 1]
+    turned = [first * cosines - second * sines, first * sines + second * cosines]
+    return ops.cast(ops.reshape(ops.stack(turned, axis=-1), ops.shape(x)), x.dtype)

@@ -18,9 +18,12 @@ from keras_transformer.layers import (
     RecurrentState,
 )
 from keras_transformer.layers.masks import ancestor_mask, ancestors_of, padding_mask
-from keras_transformer.models.registry import register_architecture
-from keras_transformer.models.seq2seq import Seq2SeqModel
-from keras_transformer.models.shared import add_coverage, start_coverage
+from keras_transformer.models.seq2seq import (
+    Seq2SeqModel,
+    add_coverage,
+    register_architecture,
+    start_coverage,
+)
 
 
 @register_architecture(RecurrentConfig)

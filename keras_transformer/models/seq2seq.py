@@ -4,20 +4,74 @@ Shapes: B batch, S source length, T target length, D model dimension, V target v
 """
 
 import abc
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import keras
 from keras import ops
 from typing_extensions import Self
 
-from keras_transformer.config import ModelConfig
+from keras_transformer.config import PAD_ID, ModelConfig, TransformerLayersConfig, register_config
 from keras_transformer.decoding import DecodingState, Tensor
 from keras_transformer.errors import InputError
 from keras_transformer.layers import Dropout, TokenEmbedding
 from keras_transformer.layers.masks import padding_mask
-from keras_transformer.models.saved_layers import layer_states, restore_layer_states
+from keras_transformer.layers.positions import PositionalEncoding, RandomOffset
 from keras_transformer.models.train_step import TokenWeightedModel
+
+# What a model's configuration says of its layers: which are quantized, which weights are frozen.
+#
+# Keras stores neither for a subclassed model: its file would not load after `Model.quantize`, and
+# would lose the optimizer's state where a part of the model is not trainable.
+
+_MODES = ("int8", "int4", "float8")  # the others need data to quantize with
+
+
+def layer_states(model: keras.Model) -> dict[str, Any]:
+    """Returns what differs from layers as they are built, by paths below the model.
+
+    "quantization" has the serialized quantization of each quantized layer, "frozen" the weights
+    that are not trainable in a model that is.
+
+    Raises:
+        InputError: a layer's quantization cannot be restored.
+    """
+    weights = _weights(model) if model.trainable else {}
+    frozen = [path for path, weight in weights.items() if not weight.trainable]
+    states = {"quantization": _quantization_configs(model), "frozen": frozen}
+    return {name: state for name, state in states.items() if state}
+
+
+def restore_layer_states(model: keras.Model, states: dict[str, Any]) -> None:
+    """Makes the layers of a new model those of `layer_states`, so that weights can be loaded."""
+    layers = _layers(model)
+    for path, config in states.get("quantization", {}).items():
+        layers[path].quantize(config=keras.saving.deserialize_keras_object(config))
+    weights = _weights(model)
+    for path in states.get("frozen", []):
+        weights[path].trainable = False
+
+
+def _quantization_configs(model: keras.Model) -> dict[str, Any]:
+    configs = {}
+    for path, layer in _layers(model).items():
+        if mode := getattr(layer, "quantization_mode", None):
+            if mode not in _MODES:
+                raise InputError(
+                    f"a model quantized to {mode} cannot be saved; save it before `quantize`, or "
+                    f"quantize it to one of {', '.join(_MODES)}"
+                )
+            configs[path] = keras.saving.serialize_keras_object(layer.quantization_config)
+    return configs
+
+
+def _layers(model: keras.Model) -> dict[str, Any]:
+    layers = model._flatten_layers(include_self=False)
+    return {layer.path.partition("/")[2]: layer for layer in layers if layer.path is not None}
+
+
+def _weights(model: keras.Model) -> dict[str, Any]:
+    return {weight.path.partition("/")[2]: weight for weight in model.weights}
 
 
 class Seq2SeqModel(TokenWeightedModel, abc.ABC):
@@ -247,3 +301,167 @@ class Seq2SeqModel(TokenWeightedModel, abc.ABC):
         if not is_trainable:
             model.trainable = False  # and all its layers
         return model
+
+
+# What several architectures share.
+#
+# Shapes: B batch, S source length, T target length, W hypotheses a sentence, H heads.
+
+
+def layer_options(config: TransformerLayersConfig) -> dict[str, Any]:
+    """Returns what a model's configuration says of each of its layers, for `TransformerLayer`."""
+    head_dim = config.model_dim // config.num_heads
+    return {
+        "num_heads": config.num_heads,
+        "key_dim": config.key_dim or head_dim,
+        "value_dim": config.value_dim or head_dim,
+        "feed_forward_dim": config.feed_forward_dim,
+        "dropout": config.dropout,
+        "attention_dropout": config.attention_dropout,
+        "feed_forward_dropout": config.feed_forward_dropout,
+        "activation": config.activation,
+        "attention_bias": config.attention_bias,
+        "positions": config.attention_positions,
+        "max_relative_distance": config.max_relative_distance,
+        "norm_position": config.norm_position,
+        "norm_form": config.norm_form,
+        "norm_epsilon": config.norm_epsilon,
+    }
+
+
+def layer_flops(
+    config: TransformerLayersConfig,
+    source_length: Any,
+    target_length: Any,
+    windows: tuple[int | None, int | None] = (None, None),
+) -> tuple[Any, Any, Any]:
+    """Returns the operations of one encoder layer, of one decoder layer, and of its memory.
+
+    With H heads, keys K and values U wide, a source token is multiplied by the weights of
+    self-attention and feed-forward, H (2K + 2U) D + 2 F D; a target token by as many and by those
+    of the query and the output of cross-attention, H (K + U) D; a source token, once, by those of
+    the memory's keys and values, H (K + U) D. Each pair of a query and a key in its window adds
+    H (K + U), for scores and weighted sums, and as much again for relative positions.
+
+    Args:
+        config: of the model.
+        source_length, target_length: as in `Seq2SeqModel.count_flops`.
+        windows: of self-attention in encoder and decoder.
+    """
+    head_dim = config.model_dim // config.num_heads
+    widths = (config.key_dim or head_dim) + (config.value_dim or head_dim)
+    widths *= config.num_heads  # H (K + U)
+    own = 2 * (widths + config.feed_forward_dim) * config.model_dim
+    across = widths * config.model_dim
+    of_pair = widths * (2 if config.positions == "relative" else 1)
+    of_source, of_target = source_length, target_length  # keys that a query sees
+    if windows[0] is not None:
+        of_source = _least(source_length, windows[0])
+    if windows[1] is not None:
+        of_target = _least(target_length, windows[1] // 2 + 1)
+    encoder = source_length * (own + of_source * of_pair)
+    decoder = target_length * (own + across + of_target * of_pair + source_length * widths)
+    return 2 * encoder, 2 * decoder, 2 * source_length * across
+
+
+def _least(length: Any, most: int) -> Any:
+    # A product of integer tensors overflows.
+    return min(length, most) if isinstance(length, (int, float)) else ops.minimum(length, most)
+
+
+def make_positions(config: TransformerLayersConfig, dtype: Any) -> PositionalEncoding | None:
+    """Returns what encodes positions; None where self-attention gets them."""
+    if config.attention_positions is not None:
+        return None
+    return PositionalEncoding(
+        config.model_dim,
+        config.positions,
+        config.first_position,
+        config.max_positions,
+        name="positions",
+        dtype=dtype,
+    )
+
+
+def make_position_offset(config: TransformerLayersConfig) -> RandomOffset | None:
+    """Returns the layer that draws where positions begin; None where they begin at the first."""
+    if not config.max_position_offset:
+        return None
+    return RandomOffset(config.max_position_offset, name="position_offset")
+
+
+def draw_offset(layer: RandomOffset | None, source: Tensor, training: bool | None) -> Any:
+    """Returns by how much positions are shifted: int32 [B, 1] while training, or 0."""
+    return layer(source, training=training) if layer is not None and training else 0
+
+
+def start_coverage(source: Tensor, num_hypotheses: int) -> Tensor:
+    """Returns `DecodingState.coverage` [B, W, S] before the first step."""
+    padding = ops.cast(ops.equal(source, PAD_ID), "float32")[:, None]
+    batch, _, length = ops.shape(padding)
+    return ops.broadcast_to(padding, (batch, num_hypotheses, length))
+
+
+def add_coverage(coverage: Tensor | None, attention: Tensor) -> Tensor | None:
+    """Returns `DecodingState.coverage` after a step, which the mean of the heads is added to.
+
+    Args:
+        coverage: [B, W, S] before the step; None where search does not need it.
+        attention: of the step's tokens, [B, H, W, S].
+    """
+    if coverage is None:
+        return None
+    return coverage + ops.mean(ops.cast(attention, "float32"), axis=1)
+
+
+def select_head(attention: Tensor, head: int | None) -> Tensor:
+    """Returns one head's attention, float32 [B, T, S], of [B, H, T, S]; None is their mean."""
+    attention = ops.cast(attention, "float32")
+    return ops.mean(attention, axis=1) if head is None else attention[:, head]
+
+
+# Maps each configuration class to its model class.
+
+Model = TypeVar("Model", bound=type[Seq2SeqModel])
+_MODELS: dict[type[ModelConfig], type[Seq2SeqModel]] = {}
+
+
+def register_architecture(config: type[ModelConfig]) -> Callable[[Model], Model]:
+    """Returns a decorator that registers a model class for a configuration class.
+
+    Runs, commands and Keras's model files then find both by `config.architecture` and the class's
+    name.
+
+    Raises:
+        InputError: another configuration has the name of the architecture or of a preset.
+
+    Example:
+        >>> @register_architecture(RecurrentConfig)
+        ... class RecurrentModel(Seq2SeqModel): ...
+    """
+    register_config(config)
+
+    def register(model: Model) -> Model:
+        _MODELS[config] = keras.saving.register_keras_serializable("keras_transformer")(model)
+        return model
+
+    return register
+
+
+def build_model(config: ModelConfig, dtype: Any = None) -> Seq2SeqModel:
+    """Returns a new model of the configuration's architecture.
+
+    Args:
+        config: of a registered architecture.
+        dtype: name of a dtype policy, or the policy; None means Keras's default.
+
+    Raises:
+        InputError: no model is registered for the configuration.
+    """
+    model = _MODELS.get(type(config))
+    if model is None:
+        raise InputError(
+            f"no model is registered for {type(config).__name__}; register one with "
+            "register_architecture"
+        )
+    return model(config, dtype=dtype)

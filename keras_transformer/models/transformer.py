@@ -15,6 +15,7 @@ from keras import ops
 from keras_transformer.config import EOS_ID, PAD_ID, TransformerConfig
 from keras_transformer.decoding import DecodingState, Tensor
 from keras_transformer.layers import Decoder, Encoder, LayerNormalization
+from keras_transformer.layers.attention import visible_ancestors
 from keras_transformer.layers.base import with_scores
 from keras_transformer.layers.masks import (
     ancestor_bias,
@@ -22,16 +23,15 @@ from keras_transformer.layers.masks import (
     causal_bias,
     padding_bias,
 )
-from keras_transformer.layers.windowed_attention import visible_ancestors
-from keras_transformer.models.registry import register_architecture
-from keras_transformer.models.seq2seq import Seq2SeqModel
-from keras_transformer.models.shared import (
+from keras_transformer.models.seq2seq import (
+    Seq2SeqModel,
     add_coverage,
     draw_offset,
     layer_flops,
     layer_options,
     make_position_offset,
     make_positions,
+    register_architecture,
     select_head,
     start_coverage,
 )

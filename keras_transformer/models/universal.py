@@ -14,7 +14,6 @@ from keras import ops
 from keras_transformer.config import UniversalConfig
 from keras_transformer.decoding import DecodingState, Tensor
 from keras_transformer.layers import UniversalDecoder, UniversalEncoder
-from keras_transformer.layers.halting import Halting
 from keras_transformer.layers.masks import (
     ancestor_bias,
     ancestors_of,
@@ -23,16 +22,16 @@ from keras_transformer.layers.masks import (
     padding_mask,
     predicting_mask,
 )
-from keras_transformer.layers.universal_stack import Steps
-from keras_transformer.models.registry import register_architecture
-from keras_transformer.models.seq2seq import Seq2SeqModel
-from keras_transformer.models.shared import (
+from keras_transformer.layers.universal import Halting, Steps
+from keras_transformer.models.seq2seq import (
+    Seq2SeqModel,
     add_coverage,
     draw_offset,
     layer_flops,
     layer_options,
     make_position_offset,
     make_positions,
+    register_architecture,
     select_head,
     start_coverage,
 )

@@ -1,8 +1,12 @@
 """Search for the best translations over a step function; knows nothing else of the model."""
 
 from keras_transformer.errors import check_backend
-from keras_transformer.search.beam import beam_search
-from keras_transformer.search.bracket_constraint import BalancedBrackets, CopiedWords
+from keras_transformer.search.beam import (
+    Hypotheses,
+    beam_search,
+    greedy_search,
+    kv_cache_capacities,
+)
 from keras_transformer.search.constraints import (
     Constraint,
     ForbidUnknown,
@@ -13,18 +17,12 @@ from keras_transformer.search.constraints import (
     ProgressConstraint,
     RepetitionPenalty,
 )
-from keras_transformer.search.decode_loop import kv_cache_capacities
-from keras_transformer.search.greedy import greedy_search
-from keras_transformer.search.hypotheses import Hypotheses
-from keras_transformer.search.phrase_constraints import BannedPhrases, RequiredPhrases
-from keras_transformer.search.random_numbers import sentence_seeds
-from keras_transformer.search.sampling import sample
+from keras_transformer.search.phrases import BannedPhrases, RequiredPhrases
+from keras_transformer.search.sampling import sample, sentence_seeds
 
 __all__ = [
-    "BalancedBrackets",
     "BannedPhrases",
     "Constraint",
-    "CopiedWords",
     "ForbidUnknown",
     "Hypotheses",
     "MinLength",

@@ -7,8 +7,8 @@ import contextlib
 import pathlib
 import re
 
-from keras_transformer.atomic_files import write_atomically
 from keras_transformer.errors import InputError
+from keras_transformer.files import write_atomically
 
 _BATCHING_FILE = "batching_parameters.txt"
 _MODELS_FILE = "models.config"

@@ -16,8 +16,7 @@ from tensorflow_serving.apis import model_pb2, predict_pb2, prediction_log_pb2
 
 from keras_transformer.config import EOS_ID, PAD_ID, UNK_ID
 from keras_transformer.errors import InputError
-from keras_transformer.inference.batch_translator import signature_inputs
-from keras_transformer.inference.translator import Translator
+from keras_transformer.inference.translator import Translator, signature_inputs
 from keras_transformer.text import Vocabulary
 from keras_transformer.text.vocabulary import RESERVED_IDS
 

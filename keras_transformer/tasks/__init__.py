@@ -4,11 +4,16 @@ A task of one's own is a `Task` in a file of its own and a line in `_BUILT_IN`, 
 `register_task`.
 """
 
-from keras_transformer.tasks.base import Task
-from keras_transformer.tasks.metric import VALIDATION_METRICS, Metric
+from keras_transformer.tasks.base import (
+    VALIDATION_METRICS,
+    Metric,
+    Task,
+    get_task,
+    register_task,
+    registered_tasks,
+)
 from keras_transformer.tasks.parsing import ParsingTask
 from keras_transformer.tasks.pronunciation import PronunciationTask
-from keras_transformer.tasks.registry import get_task, register_task, registered_tasks
 from keras_transformer.tasks.translation import TranslationTask
 
 _BUILT_IN = (TranslationTask, ParsingTask, PronunciationTask)

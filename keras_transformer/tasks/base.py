@@ -2,13 +2,67 @@
 
 import abc
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from keras_transformer.config import DataConfig, JsonConfig, SearchConfig, split_list
-from keras_transformer.errors import check_choice
-from keras_transformer.tasks.metric import VALIDATION_METRICS, Metric
-from keras_transformer.text_files import Path, read_lines
+from keras_transformer.errors import InputError, check_choice
+from keras_transformer.files import Path, read_lines
+
+# The numbers that models are compared by.
+
+# What metrics.jsonl and the logs of `fit` hold of training itself.
+TRAINING_VALUES = {
+    "step", "seconds", "loss", "perplexity", "accuracy", "padding", "learning_rate",
+    "tokens_per_second", "target_tokens", "flops", "padded_flops", "sustained_flops",
+    "skipped_steps",
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Metric:
+    """A number that models are compared by.
+
+    Attributes:
+        name: in metrics.jsonl, in checkpoint_metrics.json and after --stop_metric.
+        label: on the terminal and in plots; the name by default.
+        higher_is_better: its direction.
+    """
+
+    name: str
+    label: str = ""
+    higher_is_better: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.label:
+            object.__setattr__(self, "label", self.name)
+
+    def rank(self, value: float) -> float:
+        """Returns a number that is the higher the better the value is."""
+        return value if self.higher_is_better else -value
+
+    def of_dev_set(self, number: int) -> "Metric":
+        """Returns the metric of a dev set by its number; that of the first has the plain name."""
+        if number == 1:
+            return self
+        return dataclasses.replace(
+            self, name=f"{self.name}_{number}", label=f"{self.label} ({number})"
+        )
+
+    @property
+    def worst(self) -> float:
+        """What stands for a value that is undefined."""
+        return 0.0 if self.higher_is_better else math.inf
+
+
+# Of the dev set without any search, whatever the task.
+VALIDATION_METRICS = (
+    Metric("val_loss", higher_is_better=False),
+    Metric("val_perplexity", higher_is_better=False),
+    Metric("val_accuracy"),
+)
+
 
 if TYPE_CHECKING:  # the tasks are listed before TensorFlow is loaded
     from keras_transformer.data import PairSource
@@ -222,3 +276,42 @@ class Task(JsonConfig, abc.ABC):
         known = {metric.name: metric for metric in (self.metric, *VALIDATION_METRICS)}
         check_choice("stop_metric", name, tuple(known))
         return known[name]
+
+
+# The tasks by name, as --task and the configuration of a run name them.
+
+AnyTask = TypeVar("AnyTask", bound=type[Task])
+
+_TASKS: dict[str, type[Task]] = {}
+
+
+def register_task(task: AnyTask) -> AnyTask:
+    """Makes a task known by its name; also a decorator.
+
+    Raises:
+        InputError: another task has that name, or its metric is named like a value of training.
+    """
+    if _TASKS.get(task.name, task) is not task:
+        raise InputError(f"there is a task {task.name!r} already; give this one another name")
+    if task.metric.name in TRAINING_VALUES or task.metric.name.startswith(("val_", "train_")):
+        raise InputError(
+            f"the metric of task {task.name!r} may not be named {task.metric.name!r}, which is a "
+            "value of training or validation; give it another name"
+        )
+    _TASKS[task.name] = task
+    return task
+
+
+def get_task(name: str) -> type[Task]:
+    """Returns a task by its name.
+
+    Raises:
+        InputError: no task has that name.
+    """
+    check_choice("task", name, registered_tasks())
+    return _TASKS[name]
+
+
+def registered_tasks() -> tuple[str, ...]:
+    """Returns the names of all tasks."""
+    return tuple(_TASKS)

@@ -4,8 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from keras_transformer.tasks.base import Task
-from keras_transformer.tasks.metric import Metric
+from keras_transformer.tasks.base import Metric, Task
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

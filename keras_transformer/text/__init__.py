@@ -6,9 +6,8 @@ a fraction of the time that TensorFlow takes to load.
 
 from typing import TYPE_CHECKING, Any
 
-from keras_transformer.text.subword_regularization import SubwordSampler
-from keras_transformer.text.vocabulary import Vocabulary
-from keras_transformer.text.vocabulary_learning import learn_vocabulary
+from keras_transformer.text.learning import learn_vocabulary
+from keras_transformer.text.vocabulary import SubwordSampler, Vocabulary
 
 if TYPE_CHECKING:
     from keras_transformer.text.tokenizer import Tokenizer

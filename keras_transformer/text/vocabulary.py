@@ -10,15 +10,93 @@ import hashlib
 import itertools
 import os
 import pathlib
+import threading
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import sentencepiece
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from typing_extensions import Self
 
-from keras_transformer.atomic_files import write_atomically
 from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from keras_transformer.errors import InputError, writing
-from keras_transformer.text.sentencepiece_proto import model_message
+from keras_transformer.files import write_atomically
+
+# The files of SentencePiece models, as protocol buffers that can be read, changed and written.
+#
+# The classes that ship with sentencepiece reject older protobuf libraries, such as those that
+# TensorFlow requires on some Python versions. The classes here declare the fields that this package
+# uses, and preserve all others.
+
+# Types of pieces.
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+
+_FIELD = descriptor_pb2.FieldDescriptorProto
+_KINDS = {
+    "bool": _FIELD.TYPE_BOOL,
+    "bytes": _FIELD.TYPE_BYTES,
+    "float": _FIELD.TYPE_FLOAT,
+    "int": _FIELD.TYPE_INT32,
+    "string": _FIELD.TYPE_STRING,
+}
+# By message: the names of fields with number and type, and the default where it is not 0.
+_MESSAGES: dict[str, dict[str, tuple[int, str] | tuple[int, str, str]]] = {
+    "Piece": {"piece": (1, "string"), "score": (2, "float"), "type": (3, "int", "1")},
+    "TrainerSpec": {
+        "model_type": (3, "int", "1"),  # 1 unigram, 2 BPE, 3 words, 4 characters
+        "vocab_size": (4, "int"),
+        "unk_id": (40, "int"),
+        "bos_id": (41, "int", "1"),
+        "eos_id": (42, "int", "2"),
+        "pad_id": (43, "int", "-1"),
+        "unk_surface": (44, "string"),
+        "unk_piece": (45, "string"),
+        "bos_piece": (46, "string"),
+        "eos_piece": (47, "string"),
+        "pad_piece": (48, "string"),
+    },
+    "NormalizerSpec": {
+        "name": (1, "string"),
+        "precompiled_charsmap": (2, "bytes"),
+        "add_dummy_prefix": (3, "bool", "true"),
+        "remove_extra_whitespaces": (4, "bool", "true"),
+        "escape_whitespaces": (5, "bool", "true"),
+        "normalization_rule_tsv": (6, "string"),  # the file that the rules came from
+    },
+    "Model": {
+        "pieces": (1, "Piece"),
+        "trainer_spec": (2, "TrainerSpec"),
+        "normalizer_spec": (3, "NormalizerSpec"),
+        "self_test_data": (4, "bytes"),
+        # Ours, where SentencePiece leaves room for extensions: see `Vocabulary`.
+        "num_tokens": (200, "int"),
+        "cuts_words_apart": (201, "bool"),
+    },
+}
+
+
+@functools.cache
+def model_message() -> Any:
+    """Returns the class of a SentencePiece model's protocol buffer."""
+    file = descriptor_pb2.FileDescriptorProto(
+        name="keras_transformer_sentencepiece.proto", package="keras_transformer_sentencepiece"
+    )
+    for name, fields in _MESSAGES.items():
+        message = file.message_type.add(name=name)
+        for field_name, (number, kind, *default) in fields.items():
+            field = message.field.add(name=field_name, number=number, label=_FIELD.LABEL_OPTIONAL)
+            if kind in _KINDS:
+                field.type = _KINDS[kind]
+            else:
+                field.type, field.type_name = _FIELD.TYPE_MESSAGE, f".{file.package}.{kind}"
+            if default:
+                field.default_value = default[0]
+            if field_name == "pieces":
+                field.label = _FIELD.LABEL_REPEATED
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{file.package}.Model"))
+
 
 RESERVED_IDS = (PAD_ID, UNK_ID, BOS_ID, EOS_ID)
 WORD_START = "\u2581"  # which SentencePiece puts in place of a space
@@ -206,3 +284,79 @@ def check_unicode(text: str) -> None:
             f"text is not Unicode, lone surrogate at character {error.start} of {text[:40]!r}; "
             "read the file as UTF-8 with errors='replace'"
         ) from error
+
+
+# Subword regularisation: sentences cut into other tokens each time (Kudo 2018).
+#
+# A model that sees a word in several segmentations learns what its parts mean. Byte-pair tokens
+# leave out random merges (BPE-dropout, Provilkov et al. 2020); unigram tokens are drawn by their
+# probabilities. Only training text is treated so.
+
+# SentencePiece has one seed for the whole process: it is set and used by one thread at a time.
+_SEED_IN_USE = threading.Lock()
+
+
+class SubwordSampler:
+    """Draws another segmentation of sentences, as a pure function of a seed.
+
+    Args:
+        vocabulary: gives the tokens; of the kind "bpe" or "unigram".
+        alpha: rate of merges left out of byte-pair tokens, exponent of the probabilities of
+            unigram tokens.
+
+    Raises:
+        InputError: the vocabulary has one segmentation only.
+
+    Example:
+        >>> sampler = SubwordSampler(vocabulary, alpha=0.1)
+        >>> sampler(vocabulary.encode(["ein Hund"]), seed=3)  # perhaps ▁ein ▁H und
+    """
+
+    def __init__(self, vocabulary: Vocabulary, *, alpha: float) -> None:
+        self._vocabulary = vocabulary
+        self._processor = sentencepiece.SentencePieceProcessor(model_proto=vocabulary.model_bytes)
+        self._alpha = alpha
+        try:
+            self._sample(["a"], seed=0)
+        except RuntimeError as error:
+            raise InputError(
+                "subword_sampling needs a vocabulary of kind bpe or unigram; this one cuts a text "
+                "in one way only"
+            ) from error
+
+    def __call__(self, sentences: Sequence[Sequence[int]], seed: int) -> list[list[int]]:
+        """Returns the ids of the same sentences in segmentations drawn at random.
+
+        A sentence is kept as it is where its text would change: where a token is unknown.
+
+        Args:
+            sentences: ids, without start and end.
+            seed: at least 0, below 2**32 - 1.
+        """
+        texts = self._decode(sentences)
+        sampled = self._sample(texts, seed)
+        return [
+            new if new and UNK_ID not in old and new_text == text else list(old)
+            for old, new, text, new_text in zip(
+                sentences, sampled, texts, self._decode(sampled), strict=True
+            )
+        ]
+
+    def _decode(self, sentences: Sequence[Sequence[int]]) -> list[str]:
+        texts: list[str] = self._processor.decode([list(ids) for ids in sentences], num_threads=1)
+        return texts
+
+    def _sample(self, texts: list[str], seed: int) -> list[list[int]]:
+        with _SEED_IN_USE:
+            sentencepiece.set_random_generator_seed(seed)
+            # A list is encoded in threads that SentencePiece starts for the call, and each thread
+            # makes its random generator of the seed: with one thread the result is always the same.
+            sampled: list[list[int]] = self._processor.encode(
+                texts,
+                out_type=int,
+                num_threads=1,
+                enable_sampling=True,
+                alpha=self._alpha,
+                nbest_size=-1,
+            )
+        return [self._vocabulary.known(ids) for ids in sampled]

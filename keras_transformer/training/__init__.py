@@ -1,25 +1,27 @@
 """Training: the optimizer, checkpoints, validation and the run that ties them together."""
 
 from keras_transformer.training.checkpoints import Checkpoints
-from keras_transformer.training.compilation import compile_for_training
-from keras_transformer.training.corpora import (
+from keras_transformer.training.distribution import (
+    computes_in_bfloat16,
+    make_strategy,
+    worker_of,
+)
+from keras_transformer.training.prepare import (
     check_symbols,
+    load_shortlist,
     make_vocabularies,
     read_test_text,
     read_validation_texts,
     tokenize,
     training_corpus,
 )
-from keras_transformer.training.fit import is_finished, train
-from keras_transformer.training.input_pipeline import num_shapes
-from keras_transformer.training.run_config import RunConfigs
-from keras_transformer.training.run_directory import RunDirectory
-from keras_transformer.training.run_shortlist import load_shortlist
-from keras_transformer.training.stopping import Stopped
-from keras_transformer.training.strategies import (
-    computes_in_bfloat16,
-    make_strategy,
-    worker_of,
+from keras_transformer.training.run import RunConfigs, RunDirectory
+from keras_transformer.training.trainer import (
+    Stopped,
+    compile_for_training,
+    is_finished,
+    num_shapes,
+    train,
 )
 from keras_transformer.training.validation import check_validation
 

@@ -8,25 +8,373 @@ which checkpoints are kept nor their average.
 """
 
 import collections
+import contextlib
+import json
 import pathlib
+import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from keras_transformer.errors import InputError
+from keras_transformer.files import sync, temporary_folder, write_atomically
 from keras_transformer.tasks import Metric
-from keras_transformer.training.checkpoint_contents import (
-    Contents,
-    Variable,
-    by_name,
-    first_not_finite,
-    training_contents,
-)
-from keras_transformer.training.checkpoint_files import AVERAGE, CheckpointFiles, one_line
-from keras_transformer.training.checkpoint_metrics import CheckpointMetrics
+
+# What a checkpoint holds: weights, random states and the optimizer's variables, each by a name.
+#
+# A name follows from the path of a weight or layer within the model, never from the order in which
+# Keras keeps variables: that order may change with a version of Keras.
+
+Variable = Any  # keras.Variable or tf.Variable, also a mirrored one
+# TensorFlow's variables, or what a strategy has made of them, by group and name. The files are the
+# same for any number of devices.
+Contents = Mapping[str, Mapping[str, Variable]]
+
+
+def training_contents(
+    model: keras.Model,
+    average_weights: Mapping[str, Variable] | None,
+    extra: Mapping[str, Variable] | None,
+) -> dict[str, dict[str, Variable]]:
+    """Returns all that training resumes from; see `Checkpoints.save`."""
+    contents = {
+        "weights": by_name(model, model.weights),
+        "seeds": _seed_states(model),
+        "optimizer": _optimizer_state(model),
+    }
+    for group, variables in (("average_weights", average_weights), ("extra", extra)):
+        if variables:
+            contents[group] = {name: _value(variable) for name, variable in variables.items()}
+    return contents
+
+
+def first_not_finite(contents: Contents) -> str | None:
+    """Returns the name of a weight with a NaN or infinite entry, None where all are finite."""
+    for group in ("weights", "average_weights"):
+        for name, weight in contents.get(group, {}).items():
+            if weight.dtype.is_floating and not tf.reduce_all(tf.math.is_finite(weight)):
+                return name
+    return None
+
+
+def by_name(model: keras.Model, weights: Sequence[keras.Variable]) -> dict[str, Variable]:
+    """Returns some of a model's weights under names that are the same in any process."""
+    return _unique((_path_within(model, weight), weight) for weight in weights)
+
+
+def _path_within(model: keras.Model, weight: keras.Variable) -> str:
+    # The path begins with the model's own name, which Keras numbers by process.
+    return str(weight.path).removeprefix(f"{model.name}/")
+
+
+def _seed_states(model: keras.Model) -> dict[str, Variable]:
+    """Returns the states of random number generators by the names of the layers that have them."""
+    states: dict[int, tuple[str, Variable]] = {}
+
+    def visit(layer: keras.Layer, prefix: str) -> None:
+        for attribute, value in vars(layer).items():
+            if isinstance(value, keras.random.SeedGenerator):
+                found = (f"{prefix}{attribute}", value.state)
+                # A layer that several share has the first name in alphabetical order.
+                states[id(value.state)] = min(found, states.get(id(value.state), found))
+        for inner in layer._flatten_layers(include_self=False, recursive=False):
+            visit(inner, f"{prefix}{inner.name}/")
+
+    visit(model, "")
+    known = {id(weight) for weight in model.weights} | states.keys()
+    for variable in model.variables:
+        if id(variable) not in known:
+            raise InputError(
+                f"{variable.path} cannot be saved: it is neither a weight nor the state of a "
+                "SeedGenerator that is an attribute of a layer; make it one of them"
+            )
+    return _unique(states.values())
+
+
+def _optimizer_state(model: keras.Model) -> dict[str, Variable]:
+    """Returns the optimizer's variables: moments as <kind>/<weight's path>, others by name."""
+    # Keras names a moment after its weight's path, with "/" as "_", and its kind.
+    weights = {
+        f"{weight.path.replace('/', '_')}_": _path_within(model, weight)
+        for weight in model.trainable_weights
+    }
+    if len(weights) < len(model.trainable_weights):
+        raise InputError("two weights have the same name; give the model's layers other names")
+    optimizer = model.optimizer
+    inner = getattr(optimizer, "inner_optimizer", None)  # of LossScaleOptimizer
+    of_inner = {id(variable) for variable in inner.variables} if inner else set()
+
+    def name_of(variable: keras.Variable) -> str:
+        parts = variable.name.split("_")
+        # The longest path: "a_b/c" rather than "a/b" and a kind of moment "c_momentum".
+        for length in range(len(parts) - 1, 0, -1):
+            start = "_".join(parts[:length]) + "_"
+            if start in weights:
+                return f"{'_'.join(parts[length:])}/{weights[start]}"
+        return f"inner/{variable.name}" if id(variable) in of_inner else str(variable.name)
+
+    return _unique((name_of(variable), variable) for variable in optimizer.variables)
+
+
+def _unique(named: Iterable[tuple[str, Variable]]) -> dict[str, Variable]:
+    """Returns variables by name; `InputError` where two have the same one."""
+    variables: dict[str, Variable] = {}
+    for name, variable in named:
+        if name in variables:
+            raise InputError(
+                f"two variables have the name {name}, so a checkpoint cannot tell them apart; "
+                "give the model's layers other names"
+            )
+        variables[name] = _value(variable)
+    return variables
+
+
+def _value(variable: Variable) -> Variable:
+    return variable.value if isinstance(variable, keras.Variable) else variable
+
+
+# The files of checkpoints: written whole or not at all, read back or refused.
+#
+# A checkpoint `name` is `name.data-00000-of-00001` and `name.index`. Both are written to a temporary
+# folder, synced to disk and moved into place, the index, which completes the checkpoint, last.
+
+AVERAGE = "average"
+START = "step-0"  # weights that a run begins with
+
+
+class DamagedError(InputError):
+    """A checkpoint that is there and cannot be read.
+
+    Attributes:
+        what: which one, and what is wrong with it.
+    """
+
+    def __init__(self, what: str, others: str) -> None:
+        super().__init__(f"{what}; take another one, there is {others}")
+        self.what = what
+
+
+class CheckpointFiles:
+    """The files of the checkpoints in one folder.
+
+    Args:
+        folder: where they are; it must be there when one is written.
+    """
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self.folder = folder
+
+    def steps(self) -> list[int]:
+        """Returns the steps of the complete checkpoints `step-N`, oldest first."""
+        return sorted(
+            int(match.group(1))
+            for path in self.folder.glob("step-*.index")
+            if (match := re.fullmatch(r"step-(\d+)", path.stem))
+        )
+
+    def exists(self, name: str) -> bool:
+        """Whether there is such a checkpoint."""
+        return (self.folder / f"{name}.index").exists()
+
+    def listing(self, without: str | None = None) -> str:
+        """Returns the names of all checkpoints, or of all but one, for messages."""
+        names = [f"step-{step}" for step in self.steps()] + [AVERAGE] * self.exists(AVERAGE)
+        return ", ".join(name for name in names if name != without) or "none"
+
+    def write(self, name: str, contents: Contents) -> None:
+        """Writes a checkpoint in the place of any of that name.
+
+        Raises:
+            OSError, tf.errors.OpError: the disk does not take it.
+        """
+        with temporary_folder(self.folder) as aside:  # training and averaging may write at one time
+            tf.train.Checkpoint(**contents).write(str(aside / name))
+            paths = sorted(aside.glob(f"{name}.*"))  # "data" before "index"
+            for path in paths:
+                sync(path)
+            self.drop(name)
+            for path in paths:
+                path.replace(self.folder / path.name)
+                sync(self.folder)
+
+    def drop(self, name: str) -> None:
+        """Removes a checkpoint where there is one."""
+        for path in sorted(self.folder.glob(f"{name}.*"), reverse=True):  # "index" before "data"
+            path.unlink(missing_ok=True)
+
+    def sweep(self) -> None:
+        """Removes data of `step-N` without an index, which a process that was killed has left."""
+        for path in self.folder.glob("step-*.data-*"):
+            if not self.exists(path.stem):
+                path.unlink(missing_ok=True)
+
+    def names(self, name: str) -> dict[str, set[str]]:
+        """Returns the names of a checkpoint's variables, by group.
+
+        Raises:
+            InputError: there is no such checkpoint, or it is damaged.
+        """
+        if not self.exists(name):
+            raise InputError(f"no checkpoint {name} in {self.folder}; there is {self.listing()}")
+        with self._refusal(name):
+            stored = tf.train.list_variables(str(self.folder / name))
+        names: dict[str, set[str]] = collections.defaultdict(set)
+        for key, _ in stored:
+            group, _, rest = key.partition("/")
+            variable = rest.partition("/")[0]
+            # TensorFlow writes "/" within a name as ".S", and "." as "..".
+            names[group].add(re.sub(r"\.(.)", lambda found: found[1].replace("S", "/"), variable))
+        return names
+
+    def check(self, name: str) -> None:
+        """Reads a checkpoint from beginning to end.
+
+        Raises:
+            InputError: there is no such checkpoint, or it is damaged.
+        """
+        self.names(name)
+        with self._refusal(name):
+            reader = tf.train.load_checkpoint(str(self.folder / name))
+            for key in reader.get_variable_to_shape_map():
+                reader.get_tensor(key)  # compares checksums
+
+    def first_whole(self, names: Sequence[str], read: Callable[[str], None]) -> tuple[str, str]:
+        """Returns the first checkpoint that `read` does not find damaged.
+
+        Args:
+            names: at least one.
+            read: raises `DamagedError` as `read` and `check` do.
+
+        Returns:
+            The name, and what is wrong with those before it, "" where nothing is.
+
+        Raises:
+            InputError: all are damaged, or `read` finds another fault.
+        """
+        damaged: list[str] = []
+        for name in names:
+            try:
+                read(name)
+            except DamagedError as error:
+                damaged.append(error.what)
+            else:
+                return name, "; ".join(damaged)
+        raise InputError(
+            f"no checkpoint in {self.folder} is whole: {'; '.join(damaged)}; restore one from "
+            "a copy, or delete them to start again"
+        )
+
+    def read(self, name: str, contents: Contents, weights: Iterable[str]) -> None:
+        """Sets variables to what a checkpoint holds under their names.
+
+        Args:
+            name: of the checkpoint.
+            contents: the variables. The checkpoint may hold other groups, but in each of these
+                no other variables.
+            weights: names of all variables that it must have in its group "weights".
+
+        Raises:
+            InputError: there is no such checkpoint, it is damaged, or it holds other variables.
+        """
+        stored = self.names(name)
+        expected = {group: set(variables) for group, variables in contents.items()}
+        expected["weights"] = set(weights)
+        with self._refusal(name):
+            for group, names in expected.items():
+                _check_names(group, stored.get(group, set()), names)
+            status = tf.train.Checkpoint(**contents).read(str(self.folder / name))
+            status.assert_existing_objects_matched().expect_partial()
+
+    @contextlib.contextmanager
+    def _refusal(self, name: str) -> Iterator[None]:
+        """Makes an `InputError` of what TensorFlow raises when it reads a checkpoint."""
+        try:
+            yield
+        except (AssertionError, ValueError) as error:
+            raise InputError(
+                f"checkpoint {self.folder / name} is of another model ({one_line(error)}); "
+                "give the run directory that it was made in, and use the same version of Keras"
+            ) from error
+        except (tf.errors.OpError, IndexError) as error:  # IndexError: a file that was cut short
+            what = f"checkpoint {self.folder / name} is damaged ({one_line(error)})"
+            raise DamagedError(what, self.listing(without=name)) from error
+
+
+def _check_names(group: str, stored: set[str], expected: set[str]) -> None:
+    """Raises `ValueError`, with the first name and a count, where two sets of names differ."""
+    for names, what in ((expected - stored, "lacks"), (stored - expected, "also has")):
+        if names:
+            others = f" and {len(names) - 1} others" if len(names) > 1 else ""
+            raise ValueError(f"it {what} {group}/{min(names)}{others}")
+
+
+def one_line(error: BaseException) -> str:
+    """Returns an error's message on one line, without the name of a TensorFlow operation."""
+    return textwrap.shorten(str(error).rpartition("}} ")[2], 200)
+
+
+# The dev metrics of each checkpoint of a run: `checkpoint_metrics.json` beside the checkpoints.
+#
+# A checkpoint's metrics are written before it is, and are the same whenever its step is reached: a
+# crash between the two leaves metrics that will be written again, and does no harm.
+
+
+class CheckpointMetrics:
+    """The metrics of a run at its checkpoints, by step.
+
+    Args:
+        path: the file; made when the first metrics are written.
+    """
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self.path = path
+
+    def read(self) -> dict[int, dict[str, float]]:
+        """Returns the metrics by step, in the order of the steps.
+
+        Raises:
+            InputError: the file cannot be read.
+        """
+        if not self.path.exists():
+            return {}
+        try:
+            by_step = json.loads(self.path.read_text(encoding="utf-8"))
+            return {
+                int(step): {name: float(value) for name, value in metrics.items()}
+                for step, metrics in sorted(by_step.items(), key=lambda entry: int(entry[0]))
+            }
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            raise InputError(
+                f"{self.path} is damaged ({type(error).__name__}: {error}); restore it from a "
+                "copy, or delete it to continue without the metrics of earlier checkpoints"
+            ) from error
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Adds the metrics at a step, or replaces them.
+
+        Raises:
+            OSError: the disk does not take them; the file stays as it was.
+        """
+        by_step = self.read() | {step: {name: float(value) for name, value in metrics.items()}}
+        write_atomically(self.path, json.dumps(by_step, indent=1) + "\n")
+
+
+def dev_metrics(logs: Mapping[str, Any] | None, metric: Metric | None) -> dict[str, float]:
+    """Returns the metrics of the dev set, that of the task among them, at the end of an interval.
+
+    The others cover the batches since the run was last interrupted: they would not be the same
+    each time.
+    """
+    return {
+        name: float(value)
+        for name, value in (logs or {}).items()
+        if name.startswith("val_") or (metric is not None and name == metric.name)
+    }
 
 
 class Checkpoints:

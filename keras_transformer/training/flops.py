@@ -14,7 +14,7 @@ from keras import ops
 from keras_transformer.config import PAD_ID, TrainingConfig
 from keras_transformer.decoding import Tensor
 from keras_transformer.models import Seq2SeqModel
-from keras_transformer.training.metric_logging import Row
+from keras_transformer.training.metrics import Row
 
 _FORWARD_AND_BACKWARD = 3  # forward passes
 _SIZES = (512, 1024, 2048, 4096, 8192)  # of the matrices whose product is timed

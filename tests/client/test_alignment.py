@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from keras_transformer.client.alignment import Alignment, align_words
+from keras_transformer.results import Alignment, align_words
 
 EOS = "</s>"
 

@@ -12,7 +12,7 @@ import pytest
 import stand_in_server
 
 from keras_transformer import Client
-from keras_transformer.training.metrics_file import read_metrics
+from keras_transformer.training.metrics import read_metrics
 
 _TINY = (
     "--preset=tiny", "--num_layers=1", "--model_dim=32", "--num_heads=2", "--feed_forward_dim=32",

@@ -13,7 +13,7 @@ from keras_transformer.data.batching import (
     to_dataset,
     training_batches,
 )
-from keras_transformer.data.tokenized import TokenizedCorpus
+from keras_transformer.data.token_cache import TokenizedCorpus
 from keras_transformer.errors import InputError
 
 

@@ -15,11 +15,11 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from keras_transformer import atomic_folders
+from keras_transformer import files
 from keras_transformer.config import EOS_ID
-from keras_transformer.data import cache, token_shards
-from keras_transformer.data.cache import cached_corpus
-from keras_transformer.data.corpus import FilePair, TsvFile
+from keras_transformer.data import token_cache
+from keras_transformer.data.sources import FilePair, TsvFile
+from keras_transformer.data.token_cache import cached_corpus
 from keras_transformer.errors import InputError
 
 FIRST_LETTER = 10
@@ -84,7 +84,7 @@ def test_text_becomes_flat_arrays_of_ids(tmp_path, tsv):
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 100])
 def test_the_size_of_chunks_makes_no_difference(tmp_path, tsv, monkeypatch, chunk):
-    monkeypatch.setattr(token_shards, "_CHUNK_PAIRS", chunk)
+    monkeypatch.setattr(token_cache, "_CHUNK_PAIRS", chunk)
     corpus = open_corpus(tmp_path, tsv, tsv, max_length_ratio=2.0)
     assert sentences(corpus, "source") == ["ab.", "hi."] * 2
     assert sentences(corpus, "target") == ["c", "jk"] * 2
@@ -124,7 +124,7 @@ def test_arrays_are_mapped_and_cannot_be_written_to(tmp_path, tsv):
 
 
 def test_the_number_of_pairs_read_is_told_meanwhile(tmp_path, tsv, monkeypatch):
-    monkeypatch.setattr(token_shards, "_CHUNK_PAIRS", 2)
+    monkeypatch.setattr(token_cache, "_CHUNK_PAIRS", 2)
     told = []
     open_corpus(tmp_path, tsv, tsv, max_length=2, progress=told.append)
     assert told == [2, 3, 5, 6]
@@ -266,7 +266,7 @@ with atomic_folder(pathlib.Path(sys.argv[1]), pathlib.Path.is_dir) as aside:
 
 
 def test_a_half_written_one_is_never_read_and_removed_once_its_process_is_dead(tmp_path, tsv):
-    folder = pathlib.Path(atomic_folders.__file__).parent  # found here without the whole package
+    folder = pathlib.Path(files.__file__).parent  # found here without the whole package
     process = subprocess.Popen(
         [sys.executable, "-c", WRITER, str(tmp_path / "cache" / "tokens-0")],
         stdout=subprocess.PIPE,
@@ -288,14 +288,14 @@ def test_a_half_written_one_is_never_read_and_removed_once_its_process_is_dead(t
 
 
 def test_another_run_may_make_the_same_one_meanwhile(tmp_path, tsv, monkeypatch):
-    write = cache.write_corpus
+    write = token_cache.write_corpus
 
     def write_twice(aside, *arguments):
-        monkeypatch.setattr(cache, "write_corpus", write)
+        monkeypatch.setattr(token_cache, "write_corpus", write)
         open_corpus(tmp_path, tsv)
         raise FileNotFoundError(2, "the shards are gone")
 
-    monkeypatch.setattr(cache, "write_corpus", write_twice)
+    monkeypatch.setattr(token_cache, "write_corpus", write_twice)
     assert len(open_corpus(tmp_path, tsv)) == len(open_corpus(tmp_path, tsv))
     assert len(made(tmp_path)) == 1
 

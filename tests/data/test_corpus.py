@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from keras_transformer.data.corpus import FilePair, ParallelText, TsvFile, read_parallel
+from keras_transformer.data.sources import FilePair, ParallelText, TsvFile, read_parallel
 from keras_transformer.data.vocabularies import learn_from_corpus
 from keras_transformer.errors import InputError
 

@@ -4,8 +4,8 @@ import unicodedata
 
 import pytest
 
-from keras_transformer.data import PronunciationDictionary
 from keras_transformer.errors import InputError
+from keras_transformer.tasks.pronunciation import PronunciationDictionary
 
 CMUDICT = """;;; # CMUdict
 'BOUT  B AW1 T

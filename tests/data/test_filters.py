@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from keras_transformer.data.filters import LengthFilter
+from keras_transformer.data.sources import LengthFilter
 
 SOURCE = np.array([0, 4, 6, 2, 5, 0])
 TARGET = np.array([3, 4, 1, 5, 5, 0])

@@ -11,8 +11,8 @@ import time
 import pytest
 
 import keras_transformer
-from keras_transformer.data import ApacheBeamShards, cached_corpus, token_shards, tokenize_share
-from keras_transformer.data.corpus import TsvFile
+from keras_transformer.data import ApacheBeamShards, cached_corpus, token_cache, tokenize_share
+from keras_transformer.data.sources import TsvFile
 from keras_transformer.errors import InputError
 from keras_transformer.text import learn_vocabulary
 
@@ -22,11 +22,11 @@ ROOT = pathlib.Path(keras_transformer.__file__).parents[1]
 SCRIPT = f"""
 import sys
 from keras_transformer.data import cached_corpus, token_shards
-from keras_transformer.data.corpus import TsvFile
+from keras_transformer.data.sources import TsvFile
 from keras_transformer.text import Vocabulary
 
 if __name__ == "__main__":
-    token_shards._CHUNK_PAIRS, token_shards._SHARD_CHUNKS = {SHARD // 2}, 2
+    token_cache._CHUNK_PAIRS, token_cache._SHARD_CHUNKS = {SHARD // 2}, 2
     folder, text, vocabulary = sys.argv[1:]
     vocabulary = Vocabulary.load(vocabulary)
     cached_corpus(folder, [TsvFile(text)], (vocabulary, vocabulary), max_length=9, processes=4)
@@ -35,8 +35,8 @@ if __name__ == "__main__":
 
 @pytest.fixture(autouse=True)
 def small_shards(monkeypatch):
-    monkeypatch.setattr(token_shards, "_CHUNK_PAIRS", SHARD // 2)
-    monkeypatch.setattr(token_shards, "_SHARD_CHUNKS", 2)
+    monkeypatch.setattr(token_cache, "_CHUNK_PAIRS", SHARD // 2)
+    monkeypatch.setattr(token_cache, "_SHARD_CHUNKS", 2)
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def content(folder):
 def expected(tmp_path, text, vocabulary, monkeypatch):
     """What a single process makes of the text as a single shard."""
     with monkeypatch.context() as patch:
-        patch.setattr(token_shards, "_CHUNK_PAIRS", 10_000)
+        patch.setattr(token_cache, "_CHUNK_PAIRS", 10_000)
         corpus = tokenize(tmp_path / "whole", text, vocabulary, processes=1)
     assert 0 < corpus.dropped["too long"] < PAIRS
     return content(tmp_path / "whole")
@@ -83,7 +83,7 @@ def test_processes_make_the_same_bytes(tmp_path, text, vocabulary, expected, pro
 def test_workers_share_the_shards_and_the_first_makes_what_is_missing(
     tmp_path, text, vocabulary, expected, monkeypatch
 ):
-    folder, made, write = tmp_path / "cache", [], token_shards.ShardMaker.write
+    folder, made, write = tmp_path / "cache", [], token_cache.ShardMaker.write
 
     def counted(maker, part, number, shard):
         made.append(number)
@@ -91,8 +91,8 @@ def test_workers_share_the_shards_and_the_first_makes_what_is_missing(
             assert tokenize_share(folder, [text], worker=(1, 3), max_length=9)
         return write(maker, part, number, shard)
 
-    monkeypatch.setattr(token_shards.ShardMaker, "write", counted)
-    monkeypatch.setattr("keras_transformer.data.cache.num_cores", lambda: 1)
+    monkeypatch.setattr(token_cache.ShardMaker, "write", counted)
+    monkeypatch.setattr("keras_transformer.data.token_cache.num_cores", lambda: 1)
     tokenize(folder, text, vocabulary, processes=1, worker=(0, 3))
     assert content(folder) == expected
     numbers = range(PAIRS // SHARD)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from keras_transformer.config import EOS_ID
-from keras_transformer.data.tokenized import TokenizedCorpus, gather_rows, pad_ids
+from keras_transformer.data.token_cache import TokenizedCorpus, gather_rows, pad_ids
 from keras_transformer.errors import InputError
 
 

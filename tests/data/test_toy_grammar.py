@@ -4,9 +4,10 @@ import functools
 
 import pytest
 
-from keras_transformer.data import DatasetSplit, toy_grammar
-from keras_transformer.data.toy_grammar import sentences_of_split
-from keras_transformer.tasks.trees import parse_tree, sentence_of
+from keras_transformer.data import DatasetSplit
+from keras_transformer.tasks.parsing import toy_grammar
+from keras_transformer.tasks.parsing.toy_grammar import sentences_of_split
+from keras_transformer.tasks.parsing.trees import parse_tree, sentence_of
 
 
 def count_trees(sentence):

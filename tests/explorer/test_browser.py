@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from keras_transformer.explorer.page import make_page, page_content
-from keras_transformer.explorer.search_tree import FoundTranslation, Node, SearchTree
 from keras_transformer.explorer.server import ExplorerServer
-from keras_transformer.explorer.views import View
+from keras_transformer.explorer.views import FoundTranslation, Node, SearchTree, View
 
 _BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 _SOURCE = ["▁A", "▁man", "▁rid", "es", ".", "</s>"]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from keras_transformer.explorer.head_statistics import head_statistics
+from keras_transformer.explorer.views import head_statistics
 
 
 def statistics_of(*rows, kind="encoder"):

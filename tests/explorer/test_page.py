@@ -8,8 +8,7 @@ import re
 import numpy as np
 
 from keras_transformer.explorer.page import make_page, page_content, quantize
-from keras_transformer.explorer.search_tree import FoundTranslation, Node, SearchTree
-from keras_transformer.explorer.views import View
+from keras_transformer.explorer.views import FoundTranslation, Node, SearchTree, View
 
 _WORDS = 50
 

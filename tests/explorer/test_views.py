@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_transformer.config.universal import UniversalConfig
+from keras_transformer.config.model import UniversalConfig
 from keras_transformer.errors import InputError
-from keras_transformer.explorer.bertviz import bertviz_attention
 from keras_transformer.explorer.page import page_content
-from keras_transformer.explorer.views import look_into_export
+from keras_transformer.explorer.views import bertviz_attention, look_into_export
 from keras_transformer.models.universal import UniversalTransformer
 from keras_transformer.serving import load_exported
 

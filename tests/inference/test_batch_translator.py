@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from keras_transformer.client import Score
 from keras_transformer.errors import InputError
-from keras_transformer.inference import BatchTranslator, batch_translator
+from keras_transformer.inference import BatchTranslator, translator
 from keras_transformer.models import Transformer
 from keras_transformer.serving import load_exported
 
@@ -90,7 +90,7 @@ def functions():
 @pytest.fixture
 def local(functions, monkeypatch):
     """On one core, so that batches come one after the other."""
-    monkeypatch.setattr(batch_translator, "_num_workers", lambda: 1)
+    monkeypatch.setattr(translator, "_num_workers", lambda: 1)
     return BatchTranslator(functions.__getitem__)
 
 
@@ -127,7 +127,7 @@ def test_each_core_takes_a_batch_and_the_order_stays(functions, monkeypatch):
         return translate(text)
 
     functions["serving_default"].answer = wait_and_translate
-    monkeypatch.setattr(batch_translator, "_num_workers", lambda: 2)
+    monkeypatch.setattr(translator, "_num_workers", lambda: 2)
     translations = BatchTranslator(functions.__getitem__).translate(_SENTENCES[:4], 1)
     assert [best.text for best, _ in translations] == [text.upper() for text in _SENTENCES[:4]]
 
@@ -137,7 +137,7 @@ def test_an_error_in_any_of_several_batches_is_raised(functions, monkeypatch):
         raise ZeroDivisionError(text)
 
     functions["serving_default"].answer = refuse
-    monkeypatch.setattr(batch_translator, "_num_workers", lambda: 2)
+    monkeypatch.setattr(translator, "_num_workers", lambda: 2)
     with pytest.raises(ZeroDivisionError):
         BatchTranslator(functions.__getitem__).translate(_SENTENCES, 1)
 
@@ -305,9 +305,9 @@ def test_a_prefix_or_phrase_that_the_vocabulary_cannot_spell_is_refused(separate
 
 
 def test_long_sentences_go_in_small_batches_and_few_at_once(functions, monkeypatch):
-    monkeypatch.setattr(batch_translator, "_MAX_BATCH_BYTES", 100)
-    monkeypatch.setattr(batch_translator, "_MAX_BYTES", 150)
-    monkeypatch.setattr(batch_translator, "_num_workers", lambda: 4)
+    monkeypatch.setattr(translator, "_MAX_BATCH_BYTES", 100)
+    monkeypatch.setattr(translator, "_MAX_BYTES", 150)
+    monkeypatch.setattr(translator, "_num_workers", lambda: 4)
     lock = threading.Lock()
     under_way, most, shapes = [], [], []
 
@@ -334,6 +334,6 @@ def test_long_sentences_go_in_small_batches_and_few_at_once(functions, monkeypat
 
 
 def test_pairs_are_measured_by_both_sides(local, functions, monkeypatch):
-    monkeypatch.setattr(batch_translator, "_MAX_BATCH_BYTES", 100)
+    monkeypatch.setattr(translator, "_MAX_BATCH_BYTES", 100)
     local.score(["x" * 60, "x", "x"], ["y", "y" * 60, "y"])
     assert [len(each["source"]) for each in functions["score"].requests] == [1, 1, 1]

@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras_transformer.config import EOS_ID, SearchConfig
 from keras_transformer.decoding import DecodingState
 from keras_transformer.errors import InputError
-from keras_transformer.inference.search_options import read_phrases, search_translations
+from keras_transformer.inference.options import read_phrases, search_translations
 from keras_transformer.search import BannedPhrases
 
 SENTENCES = ["hello two cat", "sun", "tree house tree sun", ""]

@@ -8,8 +8,8 @@ from keras_transformer.config import SearchConfig
 from keras_transformer.data import Shortlist
 from keras_transformer.errors import InputError
 from keras_transformer.inference import Translator, XlaShapes
+from keras_transformer.inference.options import ShortlistLookup
 from keras_transformer.inference.quantization import in_precision
-from keras_transformer.inference.shortlist_lookup import ShortlistLookup
 from keras_transformer.models import Ensemble
 
 SENTENCES = ["two house", "sun", "cat sun tree two", "", "hello"]

@@ -8,9 +8,9 @@ import tensorflow as tf
 from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from keras_transformer.errors import InputError
 from keras_transformer.inference import Translator
-from keras_transformer.inference.batch_translator import signature_inputs
 from keras_transformer.inference.cached_projection import cache_projection
 from keras_transformer.inference.quantization import Int8Model
+from keras_transformer.inference.translator import signature_inputs
 from keras_transformer.models import Ensemble, Transformer
 
 _SOURCE = ["two house", "", "cat sun tree two", "hello"]
@@ -182,7 +182,7 @@ def test_scores_are_the_same_however_many_rows_are_scored_at_once(
     expected = _ask(signatures["score"], _SOURCE, _TARGET)
     for rows in (1, 3):
         size = rows * 4 * separate_translator.target_tokenizer.vocabulary.size
-        monkeypatch.setattr("keras_transformer.inference.teacher_forcing._MAX_VALUES", size)
+        monkeypatch.setattr("keras_transformer.inference.scores._MAX_VALUES", size)
         found = _ask(separate_translator.signature("score"), _SOURCE, _TARGET)
         for name, values in expected.items():
             np.testing.assert_allclose(found[name], values, rtol=1e-4, atol=1e-5)

@@ -6,11 +6,11 @@ import pytest
 import tensorflow as tf
 
 from keras_transformer.config import PAD_ID, ModelConfig, RecurrentConfig
-from keras_transformer.inference import teacher_forcing
+from keras_transformer.inference import scores
 from keras_transformer.models import Ensemble, RecurrentModel, Transformer
 
 _SIZE = 50  # of the vocabulary
-_HEADS = teacher_forcing._NUM_HEADS
+_HEADS = scores._NUM_HEADS
 
 
 class Counting:
@@ -58,17 +58,17 @@ def _values_of_a_row():
 
 @pytest.mark.parametrize("at_once", [1, 2, 3, 7])
 def test_no_more_rows_are_scored_or_aligned_at_once_than_fit(model, rows, monkeypatch, at_once):
-    expected = teacher_forcing.score(model, *rows, max_length=6)
-    attention = teacher_forcing.attention(model, *rows)
-    monkeypatch.setattr(teacher_forcing, "_MAX_VALUES", at_once * _values_of_a_row())
+    expected = scores.score(model, *rows, max_length=6)
+    attention = scores.attention(model, *rows)
+    monkeypatch.setattr(scores, "_MAX_VALUES", at_once * _values_of_a_row())
     counting = Counting(model)
-    found = teacher_forcing.score(counting, *rows, max_length=6)
+    found = scores.score(counting, *rows, max_length=6)
     for name, values in expected.items():
         np.testing.assert_allclose(found[name], values, rtol=1e-4, atol=1e-5)
     assert max(shape[0] for shape in counting.calls) == at_once
     assert sum(shape[0] for shape in counting.calls) == 7
     assert not counting.steps
-    found = teacher_forcing.attention(counting, *rows)
+    found = scores.attention(counting, *rows)
     np.testing.assert_allclose(found, attention, rtol=1e-4, atol=1e-6)
     at_once = min(at_once * _values_of_a_row() // (_HEADS * 11 * 11), 7)
     assert max(shape[0] for shape in counting.attentions) == at_once
@@ -81,17 +81,17 @@ def test_a_row_whose_logits_do_not_fit_is_scored_position_by_position(
 ):
     model = Ensemble([model, model]) if kind == "ensemble" else model
     rows = [each[1:3] for each in rows]  # one of them with padding
-    expected = teacher_forcing.score(model, *rows, max_length=9)
-    monkeypatch.setattr(teacher_forcing, "_MAX_VALUES", 6 * _SIZE - 1)
+    expected = scores.score(model, *rows, max_length=9)
+    monkeypatch.setattr(scores, "_MAX_VALUES", 6 * _SIZE - 1)
     counting = Counting(model)
-    found = teacher_forcing.score(counting, *rows, max_length=9)
+    found = scores.score(counting, *rows, max_length=9)
     assert counting.steps == [(1, 1, _SIZE)] * 6 * 2
     assert not counting.calls
     for name, values in expected.items():
         np.testing.assert_allclose(found[name], values, rtol=1e-4, atol=1e-5)
     inputs = [tf.TensorSpec([None, None], tf.int32)] * 3
     graph = tf.function(
-        lambda *rows: teacher_forcing.score(model, *rows, max_length=9), input_signature=inputs
+        lambda *rows: scores.score(model, *rows, max_length=9), input_signature=inputs
     )
     np.testing.assert_allclose(graph(*rows)["scores"], expected["scores"], rtol=1e-4)
 
@@ -99,8 +99,8 @@ def test_a_row_whose_logits_do_not_fit_is_scored_position_by_position(
 def test_one_chunk_is_in_memory_at_a_time(model):
     def graph(*rows):
         return (
-            teacher_forcing.score(model, *rows, max_length=9),
-            teacher_forcing.attention(model, *rows),
+            scores.score(model, *rows, max_length=9),
+            scores.attention(model, *rows),
         )
 
     inputs = [tf.TensorSpec([None, None], tf.int32)] * 3
@@ -112,12 +112,12 @@ def test_one_chunk_is_in_memory_at_a_time(model):
 def test_additive_attention_counts_its_width(model, rows, monkeypatch):
     sizes = dict(vocabulary_size=_SIZE, model_dim=8, hidden_dim=8)
     wide = RecurrentModel(RecurrentConfig(**sizes, attention_dim=500))
-    monkeypatch.setattr(teacher_forcing, "_MAX_VALUES", 2 * 5 * 6 * 500)
+    monkeypatch.setattr(scores, "_MAX_VALUES", 2 * 5 * 6 * 500)
     for each in (wide, Ensemble([model, wide])):
         counting = Counting(each)
-        found = teacher_forcing.attention(counting, *rows)
+        found = scores.attention(counting, *rows)
         assert max(shape[0] for shape in counting.attentions) == 2
-        np.testing.assert_allclose(found, teacher_forcing.attention(each, *rows), atol=1e-6)
+        np.testing.assert_allclose(found, scores.attention(each, *rows), atol=1e-6)
 
 
 def test_a_model_of_ones_own_needs_no_more_than_the_protocol_says(model, rows):
@@ -126,5 +126,5 @@ def test_a_model_of_ones_own_needs_no_more_than_the_protocol_says(model, rows):
 
     own = Counting(model)
     own.config = Config()
-    expected = teacher_forcing.attention(model, *rows)
-    np.testing.assert_array_equal(teacher_forcing.attention(own, *rows), expected)
+    expected = scores.attention(model, *rows)
+    np.testing.assert_array_equal(scores.attention(own, *rows), expected)

@@ -12,7 +12,7 @@ import samples
 from keras_transformer.config import SearchConfig
 from keras_transformer.errors import InputError
 from keras_transformer.interop import (
-    ctranslate2_reader,
+    ctranslate2,
     fairseq,
     importing,
     marian,
@@ -45,7 +45,7 @@ OTHERS = [
     ("opennmt_tf", "ckpt-130.data-00000-of-00001"),
     ("ct2_int8", "source_vocabulary.json"),
 ]
-READERS = (ctranslate2_reader, fairseq, marian, opennmt, opennmt_tf, transformers)
+READERS = (ctranslate2, fairseq, marian, opennmt, opennmt_tf, transformers)
 
 
 def mutated(content, generator):

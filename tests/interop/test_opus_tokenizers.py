@@ -7,7 +7,7 @@ import pytest
 import samples
 import tensorflow as tf
 
-from keras_transformer.interop.symbols import Symbols, sentencepiece_vocabulary, tokens_of_ids
+from keras_transformer.interop.vocabulary import Symbols, sentencepiece_vocabulary, tokens_of_ids
 from keras_transformer.text import Tokenizer
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from keras_transformer.errors import InputError
-from keras_transformer.interop.pytorch_file import read_pytorch, state_tensors
+from keras_transformer.interop.pytorch import read_pytorch, state_tensors
 
 Storage = collections.namedtuple("Storage", "kind key data")
 

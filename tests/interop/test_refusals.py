@@ -8,17 +8,10 @@ import numpy as np
 import pytest
 
 from keras_transformer.errors import InputError
-from keras_transformer.interop import (
-    ctranslate2_reader,
-    fairseq,
-    marian,
-    opennmt,
-    transformers,
-)
+from keras_transformer.interop import ctranslate2, fairseq, marian, opennmt, transformers
+from keras_transformer.interop.files import Given, Tensors
 from keras_transformer.interop.importing import read_model
-from keras_transformer.interop.marian_options import transformer_fields
-from keras_transformer.interop.model_files import Given
-from keras_transformer.interop.tensors import Tensors
+from keras_transformer.interop.marian import transformer_fields
 
 
 @pytest.fixture
@@ -295,9 +288,9 @@ def test_a_model_of_ctranslate2_of_another_kind_is_refused_by_the_option(tensors
         **{f"{side}/num_heads": np.int32(2) for side in ("encoder", "decoder")},
         "encoder/layer_0/self_attention/queries_scale": np.float32(0.5),
     }
-    ctranslate2_reader._options(Tensors(known, "model.bin"), {})
+    ctranslate2._options(Tensors(known, "model.bin"), {})
     with pytest.raises(InputError, match=f"the model has {expected}, which"):
-        ctranslate2_reader._options(Tensors(known | tensors, "model.bin"), config)
+        ctranslate2._options(Tensors(known | tensors, "model.bin"), config)
 
 
 @pytest.mark.parametrize(("given", "start"), [({}, 2), ({"decoder_start_token_id": 0}, 0)])

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from keras_transformer.layers import halting
+from keras_transformer.layers import universal
 
 EPSILON = 0.01
 
@@ -12,10 +12,10 @@ def run(probabilities, is_real=None):
     """Takes a step for each row of probabilities [N, T]; gives weights [N, T] and the end."""
     probabilities = np.asarray(probabilities, "float32")
     is_real = np.ones(probabilities.shape[1], bool) if is_real is None else np.array(is_real)
-    state, weights = halting.start(is_real), []
+    state, weights = universal.start(is_real), []
     for step, row in enumerate(probabilities):
         is_last = step == len(probabilities) - 1
-        weight, state = halting.advance(state, row, EPSILON, is_last)
+        weight, state = universal.advance(state, row, EPSILON, is_last)
         weights.append(weight)
     return np.array(weights), state
 

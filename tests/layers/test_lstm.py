@@ -6,7 +6,7 @@ import pytest
 from keras import ops
 
 from keras_transformer.layers import LSTM, LSTMState, RecurrentEncoder
-from keras_transformer.layers.lstm import scan
+from keras_transformer.layers.recurrent import scan
 
 WAYS = ("forwards", "backwards")
 TOLERANCE = dict(rtol=0, atol=1e-6)

@@ -12,9 +12,8 @@ from keras import ops
 
 from keras_transformer.errors import InputError
 from keras_transformer.layers import SelfAttention
-from keras_transformer.layers.attention import KeysValues
+from keras_transformer.layers.attention import KeysValues, in_blocks, visible_ancestors
 from keras_transformer.layers.masks import ancestor_bias, attention_bias, band_bias, causal_bias
-from keras_transformer.layers.windowed_attention import in_blocks, visible_ancestors
 
 B, D, H, K, U = 3, 8, 2, 4, 6
 RANDOM = np.random.default_rng(1)

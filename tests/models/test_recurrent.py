@@ -7,7 +7,7 @@ from keras import ops
 
 from keras_transformer.config import ModelConfig, RecurrentConfig
 from keras_transformer.errors import InputError
-from keras_transformer.layers.recurrent_attention import discount_each_past
+from keras_transformer.layers.recurrent import discount_each_past
 from keras_transformer.models import RecurrentModel
 
 RANDOM = np.random.default_rng(5)

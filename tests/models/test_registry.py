@@ -16,10 +16,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 MAY_NAME_IT = {
     "keras_transformer/__init__.py",
     "keras_transformer/config/__init__.py",
-    "keras_transformer/config/transformer.py",
+    "keras_transformer/config/model.py",
     "keras_transformer/interop/ctranslate2.py",
-    "keras_transformer/config/recurrent.py",
-    "keras_transformer/interop/ctranslate2_specification.py",
     "keras_transformer/interop/foreign.py",
     "keras_transformer/models/__init__.py",
     "keras_transformer/models/recurrent.py",

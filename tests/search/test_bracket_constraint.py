@@ -9,14 +9,9 @@ import tensorflow as tf
 from plain_search import Wants, arguments, assert_found, every_translation, greedy, tokens_of
 
 from keras_transformer.config import EOS_ID
-from keras_transformer.search import (
-    BalancedBrackets,
-    CopiedWords,
-    beam_search,
-    bracket_constraint,
-    greedy_search,
-    sample,
-)
+from keras_transformer.search import beam_search, greedy_search, sample
+from keras_transformer.tasks.parsing import constraint
+from keras_transformer.tasks.parsing.constraint import BalancedBrackets, CopiedWords
 
 # "(C" has no closing bracket in the vocabulary.
 TOKENS = ["", "?", "^", "$", "(A", ")A", "(B", ")B", "X", "Y", "(C"]
@@ -109,7 +104,7 @@ def test_punctuation_has_tags_of_its_own(table_model):
 
 
 def test_no_more_brackets_are_open_than_there_is_room_for(monkeypatch, model):
-    monkeypatch.setattr(bracket_constraint, "MOST_OPEN_BRACKETS", 2)
+    monkeypatch.setattr(constraint, "MOST_OPEN_BRACKETS", 2)
     found = beam_search(
         model.step, model.state(range(6), 64), beam_size=64, num_translations=64,
         **make_arguments() | {"max_lengths": tf.fill([6], 9)},

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_transformer.search.candidates import spread_over_banks
+from keras_transformer.search.beam import spread_over_banks
 
 INF = np.inf
 

@@ -4,8 +4,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_transformer.decoding import DecodingState
-from keras_transformer.search.hypotheses import Finished, make_hypotheses
-from keras_transformer.search.loop_state import prepare_search
+from keras_transformer.search.beam import Finished, make_hypotheses, prepare_search
 
 
 def test_end_and_padding_follow_the_tokens_and_scores_are_finite():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_transformer.search import logits_processors as processors
+from keras_transformer.search import constraints as processors
 
 PAD, EOS = 0, 3
 INF = np.inf

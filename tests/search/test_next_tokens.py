@@ -5,8 +5,7 @@ import pytest
 import tensorflow as tf
 
 from keras_transformer.decoding import DecodingState
-from keras_transformer.search.loop_state import prepare_search
-from keras_transformer.search.next_tokens import best_continuations, constrain_logits
+from keras_transformer.search.beam import best_continuations, constrain_logits, prepare_search
 
 
 def best_of_each(logits, count, time, limits):

@@ -5,9 +5,8 @@ import pytest
 import tensorflow as tf
 
 from keras_transformer.search import BannedPhrases, OpenHypotheses, RequiredPhrases
-from keras_transformer.search.candidates import spread_over_banks
-from keras_transformer.search.loop_state import repeat_for_each_sentence
-from keras_transformer.search.phrase_constraints import phrase_progress
+from keras_transformer.search.beam import repeat_for_each_sentence, spread_over_banks
+from keras_transformer.search.phrases import phrase_progress
 
 PAD, EOS = 0, 3
 INF = np.inf

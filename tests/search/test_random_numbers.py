@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_transformer.search.random_numbers import draw_tokens, sentence_seeds
+from keras_transformer.search.sampling import draw_tokens, sentence_seeds
 
 INF = np.inf
 

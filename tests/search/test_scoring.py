@@ -8,8 +8,12 @@ import tensorflow as tf
 
 from keras_transformer.decoding import DecodingState
 from keras_transformer.search import kv_cache_capacities
-from keras_transformer.search.loop_state import prepare_search
-from keras_transformer.search.scoring import coverage_penalty, final_scores, length_penalty
+from keras_transformer.search.beam import (
+    coverage_penalty,
+    final_scores,
+    length_penalty,
+    prepare_search,
+)
 
 
 def test_length_penalty_equals_numbers_worked_by_hand():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_transformer.search.top_k import in_groups, top_k, top_k_of_groups
+from keras_transformer.search.constraints import in_groups, top_k, top_k_of_groups
 
 
 @pytest.mark.parametrize("width", [5, 300, 2048, 8000, 9521])

@@ -9,7 +9,7 @@ from tensorflow.core.protobuf import saved_model_pb2
 from tensorflow_serving.apis import prediction_log_pb2
 
 from keras_transformer.errors import InputError
-from keras_transformer.serving.export_checks import check_operations, compare_answers
+from keras_transformer.serving.checks import check_operations, compare_answers
 from keras_transformer.serving.warm_up import Request, write_requests
 
 

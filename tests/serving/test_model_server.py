@@ -17,7 +17,7 @@ import pytest
 import tensorflow as tf
 
 from keras_transformer.client import Client, ServingError
-from keras_transformer.client.inputs import text_input
+from keras_transformer.results import text_input
 
 STAND_IN = pathlib.Path(__file__).with_name("stand_in_server.py")
 START_S = 180

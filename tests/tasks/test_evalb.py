@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from keras_transformer.tasks.evalb import PUNCTUATION_TAGS, score_tree, summarize
-from keras_transformer.tasks.trees import clean, parse_tree, read_trees, words_of
+from keras_transformer.tasks.parsing.evalb import PUNCTUATION_TAGS, score_tree, summarize
+from keras_transformer.tasks.parsing.trees import clean, parse_tree, read_trees, words_of
 
 SHARED = pathlib.Path(__file__).resolve().parents[3] / "shared" / "data"
 DATA = SHARED / "evalb"

@@ -10,13 +10,13 @@ import tensorflow as tf
 
 from keras_transformer import Client
 from keras_transformer.config import DataConfig
-from keras_transformer.data.toy_grammar import sentences_of_split
 from keras_transformer.errors import InputError
 from keras_transformer.tasks import ParsingTask, get_task
-from keras_transformer.tasks.trees import parse_tree, sentence_of
+from keras_transformer.tasks.parsing.repair import copied_words
+from keras_transformer.tasks.parsing.toy_grammar import sentences_of_split
+from keras_transformer.tasks.parsing.trees import parse_tree, sentence_of
 from keras_transformer.text import learn_vocabulary
-from keras_transformer.text.tree_repair import copied_words
-from keras_transformer.training.corpora import check_symbols, make_vocabularies
+from keras_transformer.training.prepare import check_symbols, make_vocabularies
 
 TREE = "(TOP (S (NP-SBJ (DT The) (NN dog)) (VP (VBZ barks) (NP (-NONE- *))) (. .)))"
 ANSWER = "(S (NP (DT The) (NN dog)) (VP (VBZ barks)) (. .))"

@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from keras_transformer.config import DataConfig, TrainingConfig, TransformerConfig
 from keras_transformer.errors import InputError
+from keras_transformer.files import iterate_lines
 from keras_transformer.inference import Translator
 from keras_transformer.models import build_model
 from keras_transformer.search import Constraint
@@ -25,12 +26,11 @@ from keras_transformer.tasks import (
     Metric,
     Task,
     TranslationTask,
+    base,
     get_task,
     register_task,
     registered_tasks,
-    registry,
 )
-from keras_transformer.text_files import iterate_lines
 from keras_transformer.training import (
     RunConfigs,
     RunDirectory,
@@ -41,7 +41,7 @@ from keras_transformer.training import (
     train,
     training_corpus,
 )
-from keras_transformer.training.metrics_file import read_metrics
+from keras_transformer.training.metrics import read_metrics
 from keras_transformer.training.validation import DevMetric
 
 
@@ -109,7 +109,7 @@ TASKS = (Reversal, ReversalErrors)
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch):
-    monkeypatch.setattr(registry, "_TASKS", dict(registry._TASKS))
+    monkeypatch.setattr(base, "_TASKS", dict(base._TASKS))
     for task in TASKS:
         register_task(task)
 

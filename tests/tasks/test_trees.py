@@ -6,8 +6,8 @@ import pathlib
 import pytest
 
 from keras_transformer.errors import InputError
-from keras_transformer.tasks import trees
-from keras_transformer.text_files import read_lines
+from keras_transformer.files import read_lines
+from keras_transformer.tasks.parsing import trees
 
 DATA = pathlib.Path(__file__).resolve().parents[3] / "shared" / "data" / "gum_const"
 PENN = """

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_transformer.tasks import trees
+from keras_transformer.files import read_lines
+from keras_transformer.tasks.parsing import trees
+from keras_transformer.tasks.parsing.repair import drop_words, repair_trees, word_kinds
 from keras_transformer.text import Vocabulary, learn_vocabulary
-from keras_transformer.text.tree_repair import drop_words, repair_trees, word_kinds
-from keras_transformer.text_files import read_lines
 
 DATA = pathlib.Path(__file__).resolve().parents[3] / "shared" / "data" / "gum_const"
 

@@ -8,7 +8,7 @@ import sys
 
 from keras_transformer.config import DataConfig
 from keras_transformer.data import training_batches
-from keras_transformer.training import corpora
+from keras_transformer.training import prepare
 
 
 def peak_megabytes() -> float:
@@ -22,7 +22,7 @@ def peak_megabytes() -> float:
 def main(folder: str, vocabulary: str, source: str, target: str) -> None:
     before = peak_megabytes()
     data = DataConfig(train_source=source, train_target=target, vocabulary=vocabulary)
-    corpus = corpora.training_corpus(data, corpora.make_vocabularies(data), folder)
+    corpus = prepare.training_corpus(data, prepare.make_vocabularies(data), folder)
     steps = 0
     for epoch in (0, 1):
         batches = training_batches(corpus, batch_tokens=2048, first_step=steps, epochs=epoch + 1)

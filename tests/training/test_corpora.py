@@ -16,7 +16,7 @@ from keras_transformer.data import DatasetSplit, ParallelText, number_names, voc
 from keras_transformer.errors import InputError
 from keras_transformer.tasks import TranslationTask
 from keras_transformer.text import learn_vocabulary
-from keras_transformer.training.corpora import (
+from keras_transformer.training.prepare import (
     make_vocabularies,
     read_test_text,
     read_validation_texts,
@@ -52,7 +52,7 @@ def files(tmp_path) -> dict[str, str]:
 def few_numbers(tmp_path, monkeypatch):
     """Makes `number_names` a data set of the ten digits, kept in the test's own folder."""
     digits = {1: number_names._Share(train=7, validation=1, test=2)}
-    monkeypatch.setattr(number_names, "_SHARES", digits)
+    monkeypatch.setattr(datasets, "_SHARES", digits)
     split = functools.partial(DatasetSplit, data_dir=tmp_path)
     monkeypatch.setattr("keras_transformer.data.DatasetSplit", split)
 

@@ -27,7 +27,7 @@ from keras_transformer.training import (
     train,
     trainer,
 )
-from keras_transformer.training.intervals import intervals
+from keras_transformer.training.trainer import intervals
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 

@@ -9,7 +9,7 @@ from keras_transformer.config import RecurrentConfig, TransformerConfig, Univers
 from keras_transformer.errors import InputError
 from keras_transformer.models import build_model
 from keras_transformer.training import compile_for_training
-from keras_transformer.training.freezing import freeze
+from keras_transformer.training.trainer import freeze
 
 SIZES = dict(vocabulary_size=12, model_dim=8, dropout=0.0)
 HEADS = SIZES | dict(num_heads=2, feed_forward_dim=8)

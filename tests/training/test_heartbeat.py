@@ -5,8 +5,8 @@ import os
 import pytest
 
 from keras_transformer.errors import InputError
-from keras_transformer.training import heartbeat as module
-from keras_transformer.training.heartbeat import heartbeat, wait_for_first_worker
+from keras_transformer.training import distribution as module
+from keras_transformer.training.distribution import heartbeat, wait_for_first_worker
 
 
 class Clock:

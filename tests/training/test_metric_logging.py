@@ -17,11 +17,10 @@ from keras_transformer.objectives import (
     TokenAccuracy,
 )
 from keras_transformer.tasks import TranslationTask
-from keras_transformer.training import metric_logging
+from keras_transformer.training import metrics
 from keras_transformer.training.flops import TrainingFlops
-from keras_transformer.training.lazy_logs import LazyLogs
-from keras_transformer.training.metric_logging import MetricLogger
-from keras_transformer.training.step_counter import StepCounter
+from keras_transformer.training.metrics import MetricLogger, StepCounter
+from keras_transformer.training.trainer import LazyLogs
 
 BATCH = {
     "loss": 3.0, "perplexity": 20.0, "accuracy": 0.25, "padding": 0.1, "target_tokens": 100.0,
@@ -33,9 +32,7 @@ BATCH = {
 def clock(monkeypatch):
     """Gives an object whose `now` is the time that the callback reads."""
     fake = types.SimpleNamespace(now=0.0)
-    monkeypatch.setattr(
-        metric_logging, "time", types.SimpleNamespace(perf_counter=lambda: fake.now)
-    )
+    monkeypatch.setattr(metrics, "time", types.SimpleNamespace(perf_counter=lambda: fake.now))
     return fake
 
 

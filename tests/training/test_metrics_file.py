@@ -6,7 +6,7 @@ import math
 import pytest
 
 from keras_transformer.errors import InputError
-from keras_transformer.training.metrics_file import MetricsFile, read_metrics
+from keras_transformer.training.metrics import MetricsFile, read_metrics
 
 
 @pytest.fixture

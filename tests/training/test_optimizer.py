@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 from keras_transformer.objectives import InverseSquareRoot
-from keras_transformer.training.optimizer import FusedAdam
+from keras_transformer.training.trainer import FusedAdam
 
 OPTIONS = dict(beta_1=0.8, beta_2=0.98, epsilon=1e-9, weight_decay=0.01)
 

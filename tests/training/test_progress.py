@@ -6,9 +6,8 @@ import types
 import pytest
 
 from keras_transformer.tasks import TranslationTask
-from keras_transformer.training import progress
-from keras_transformer.training.progress import Progress
-from keras_transformer.training.step_counter import StepCounter
+from keras_transformer.training import metrics
+from keras_transformer.training.metrics import Progress, StepCounter
 
 ROW = {
     "step": 12_300, "seconds": 999.0, "loss": 3.4567, "perplexity": 12.345, "accuracy": 0.567,
@@ -24,7 +23,7 @@ class Screen:
     def __init__(self, monkeypatch, *, live=False, train_steps=100_000, step=0):
         self.now, self.stream, self.looks = 0.0, io.StringIO(), 0
         time = types.SimpleNamespace(perf_counter=lambda: self.now)
-        monkeypatch.setattr(progress, "time", time)
+        monkeypatch.setattr(metrics, "time", time)
         monkeypatch.setenv("COLUMNS", "100")
         self.counter = StepCounter(step)
         metric_logger = types.SimpleNamespace(
@@ -163,7 +162,7 @@ def test_the_time_left_is_of_the_whole_run_with_all_that_happens_between_batches
      (86399, "23h59m"), (200000, "2d07h")],
 )  # fmt: skip
 def test_durations_are_short(seconds, text):
-    assert progress._duration(seconds) == text
+    assert metrics._duration(seconds) == text
 
 
 @pytest.mark.parametrize(
@@ -173,7 +172,7 @@ def test_durations_are_short(seconds, text):
      (float("inf"), "  inf")],
 )  # fmt: skip
 def test_losses_have_five_columns(value, text):
-    assert progress._five_columns(value) == text
+    assert metrics._five_columns(value) == text
 
 
 @pytest.mark.parametrize(
@@ -182,4 +181,4 @@ def test_losses_have_five_columns(value, text):
      (98760, "98.8k"), (99960, " 100k"), (999600, "1.00M"), (5e9, "5.00G"), (2.3e19, "23.0E")],
 )  # fmt: skip
 def test_speeds_have_three_digits(value, text):
-    assert progress._thousands(value) == text
+    assert metrics._thousands(value) == text

@@ -17,9 +17,9 @@ from keras_transformer.training import (
     RunConfigs,
     RunDirectory,
     compile_for_training,
-    run_directory,
-    strategies,
+    distribution,
 )
+from keras_transformer.training import run as run_module
 
 
 @pytest.fixture
@@ -277,9 +277,9 @@ def test_a_target_vocabulary_that_is_put_into_a_run_that_has_none_is_refused(run
 def test_auto_is_bfloat16_where_the_machine_computes_in_it(
     tmp_path, monkeypatch, has_gpu, has_instructions
 ):
-    monkeypatch.setattr(strategies, "has_bfloat16", lambda: has_instructions)
+    monkeypatch.setattr(distribution, "has_bfloat16", lambda: has_instructions)
     devices = ["GPU:0"] if has_gpu else []
-    monkeypatch.setattr(strategies.tf.config, "list_physical_devices", lambda kind: devices)
+    monkeypatch.setattr(distribution.tf.config, "list_physical_devices", lambda kind: devices)
     run = tiny_run.create(tmp_path, precision="auto")
     expected = "mixed_bfloat16" if has_gpu or has_instructions else "float32"
     assert run.configs().training.precision == expected
@@ -289,13 +289,13 @@ def test_auto_is_bfloat16_where_the_machine_computes_in_it(
 def test_a_run_keeps_the_precision_that_auto_chose_on_another_machine(
     tmp_path, monkeypatch, has_checkpoint
 ):
-    monkeypatch.setattr(run_directory, "computes_in_bfloat16", lambda: True)
+    monkeypatch.setattr(run_module, "computes_in_bfloat16", lambda: True)
     run = tiny_run.create(tmp_path, precision="auto")
     if has_checkpoint:
         model = Transformer(tiny_run.model_config(), dtype="mixed_bfloat16")
         compile_for_training(model, run.configs().training)
         run.checkpoints().save(model, 4)
-    monkeypatch.setattr(run_directory, "computes_in_bfloat16", lambda: False)
+    monkeypatch.setattr(run_module, "computes_in_bfloat16", lambda: False)
     run.continue_with(configs(precision="auto", train_steps=16))
     training = run.configs().training
     assert (training.precision, training.train_steps) == ("mixed_bfloat16", 16)
@@ -303,7 +303,7 @@ def test_a_run_keeps_the_precision_that_auto_chose_on_another_machine(
 
 
 def test_a_precision_that_is_named_is_not_replaced(tmp_path, monkeypatch):
-    monkeypatch.setattr(run_directory, "computes_in_bfloat16", lambda: True)
+    monkeypatch.setattr(run_module, "computes_in_bfloat16", lambda: True)
     assert tiny_run.create(tmp_path, precision="float32").configs().training.precision == "float32"
 
 

@@ -17,8 +17,8 @@ import tensorflow as tf
 from keras_transformer.errors import InputError
 from keras_transformer.tasks import Metric, TranslationTask
 from keras_transformer.training.checkpoints import Checkpoints
-from keras_transformer.training.step_counter import StepCounter
-from keras_transformer.training.stopping import (
+from keras_transformer.training.metrics import StepCounter
+from keras_transformer.training.trainer import (
     StopEarly,
     StopOnBadSteps,
     StopOnSignal,

@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("tensorboard")
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from keras_transformer.training.tensorboard_log import TensorBoardLog
+from keras_transformer.training.metrics import TensorBoardLog
 
 ROW = {"seconds": 5.0, "loss": 3.0, "learning_rate": 0.5}
 DEV = {"val_loss": 2.5, "val_accuracy": 0.5, "bleu": 20.0}

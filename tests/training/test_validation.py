@@ -19,9 +19,8 @@ from keras_transformer.inference import Translator
 from keras_transformer.models import Transformer
 from keras_transformer.tasks import TranslationTask
 from keras_transformer.text import learn_vocabulary
-from keras_transformer.training.input_pipeline import TrainingInput
-from keras_transformer.training.run_config import RunConfigs
-from keras_transformer.training.run_directory import RunDirectory
+from keras_transformer.training.run import RunConfigs, RunDirectory
+from keras_transformer.training.trainer import TrainingInput
 from keras_transformer.training.validation import (
     DevMetric,
     ValidateMetric,

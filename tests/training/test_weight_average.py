@@ -3,8 +3,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_transformer.training.step_counter import StepCounter
-from keras_transformer.training.weight_average import WeightAverage
+from keras_transformer.training.metrics import StepCounter
+from keras_transformer.training.trainer import WeightAverage
 
 
 @pytest.fixture(params=["one device", "mirrored"])

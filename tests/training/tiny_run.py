@@ -16,8 +16,8 @@ from typing import Any
 from keras_transformer.config import DataConfig, TrainingConfig, TransformerConfig
 from keras_transformer.data import ParallelText, TokenizedCorpus
 from keras_transformer.text import Vocabulary, learn_vocabulary
-from keras_transformer.training import RunConfigs, RunDirectory, Stopped, fit, tokenize, trainer
-from keras_transformer.training.step_counter import StepCounter
+from keras_transformer.training import RunConfigs, RunDirectory, Stopped, tokenize, trainer
+from keras_transformer.training.metrics import StepCounter
 
 LETTERS = "abcdef"
 DATA = DataConfig(train_source="forwards.txt", train_target="backwards.txt")
@@ -79,7 +79,7 @@ def train_until_killed(path: str, batches: int, name: str = "SIGKILL") -> None:
 
     trainer.StepCounter = Killer
     try:
-        fit.train(RunDirectory(path), corpus(), text(16, seed=1), show=False)
+        trainer.train(RunDirectory(path), corpus(), text(16, seed=1), show=False)
     except Stopped as stopped:
         print(stopped.signal.name, stopped.step)
 

@@ -1,0 +1,151 @@
+"""Requests to a model server over gRPC; needs the package tensorflow-serving-api."""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import grpc
+import tensorflow as tf
+from google.protobuf import message
+from tensorflow.core.framework import types_pb2
+from tensorflow_serving.apis import (
+    get_model_metadata_pb2,
+    get_model_status_pb2,
+    model_pb2,
+    model_service_pb2_grpc,
+    predict_pb2,
+    prediction_service_pb2_grpc,
+)
+
+from keras_transformer.client import transport
+from keras_transformer.client.transport import Certificates, ModelName, RequestError, VersionStatus
+from keras_transformer.errors import InputError
+from keras_transformer.results import InputValues
+
+# gRFC A6: more than five attempts are treated as five.
+_MAX_RETRIES = 4
+
+
+class GrpcTransport:
+    """A `Transport` over one channel."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        retries: int,
+        certificates: Certificates | None,
+        headers: Mapping[str, str],
+    ) -> None:
+        if retries > _MAX_RETRIES:
+            raise InputError(
+                f"over gRPC retries must be at most {_MAX_RETRIES}, the limit of its retry "
+                f"policy, got {retries}"
+            )
+        address, options = f"{host}:{port}", _channel_options(retries)
+        if certificates is None:
+            self._channel = grpc.insecure_channel(address, options)
+        else:
+            certificates.ssl_context()  # gRPC would report wrong files at the first request
+            root, chain, key = certificates.contents()
+            secrets = grpc.ssl_channel_credentials(root, key, chain)
+            self._channel = grpc.secure_channel(address, secrets, options)
+        self._metadata = tuple(headers.items())
+        self._predictions = prediction_service_pb2_grpc.PredictionServiceStub(self._channel)
+        self._models = model_service_pb2_grpc.ModelServiceStub(self._channel)
+
+    def predict(
+        self, model: ModelName, signature: str, inputs: Mapping[str, InputValues], timeout_s: float
+    ) -> Mapping[str, Any]:
+        request = predict_pb2.PredictRequest(model_spec=_spec(model, signature))
+        for name, (values, dtype) in inputs.items():
+            tensor = tf.make_tensor_proto(values, types_pb2.DataType.Value(dtype))
+            request.inputs[name].CopyFrom(tensor)
+        answer = self._call(self._predictions.Predict, request, timeout_s)
+        try:
+            return {
+                name: _decode(tf.make_ndarray(tensor).tolist())
+                for name, tensor in answer.outputs.items()
+            }
+        except (LookupError, TypeError, ValueError) as error:
+            raise RequestError("UNIMPLEMENTED", "its answer has unreadable tensors") from error
+
+    def signatures(self, model: ModelName, timeout_s: float) -> dict[str, dict[str, str]]:
+        request = get_model_metadata_pb2.GetModelMetadataRequest(
+            model_spec=_spec(model), metadata_field=["signature_def"]
+        )
+        answer = self._call(self._predictions.GetModelMetadata, request, timeout_s)
+        signatures = get_model_metadata_pb2.SignatureDefMap()
+        try:
+            is_known = answer.metadata["signature_def"].Unpack(signatures)
+        except message.DecodeError:
+            is_known = False
+        if not is_known:
+            raise RequestError("UNIMPLEMENTED", "its metadata name no signatures")
+        dtype_name = types_pb2.DataType.Name
+        return {
+            name: {key: dtype_name(value.dtype) for key, value in signature.inputs.items()}
+            for name, signature in signatures.signature_def.items()
+            if not name.startswith("__")  # TensorFlow's own
+        }
+
+    def versions(self, name: str, timeout_s: float) -> list[VersionStatus]:
+        request = get_model_status_pb2.GetModelStatusRequest(model_spec=_spec(ModelName(name)))
+        answer = self._call(self._models.GetModelStatus, request, timeout_s)
+        states = get_model_status_pb2.ModelVersionStatus.State
+        return [
+            VersionStatus(entry.version, states.Name(entry.state), entry.status.error_message)
+            for entry in answer.model_version_status
+        ]
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def _call(self, method: Callable[..., Any], request: Any, timeout_s: float) -> Any:
+        try:
+            return method(request, timeout=timeout_s, metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise RequestError(error.code().name, error.details() or "") from error
+        except ValueError as error:  # the channel is closed
+            raise RequestError("CANCELLED", str(error)) from error
+
+
+def _channel_options(retries: int) -> list[tuple[str, Any]]:
+    policy = {
+        "maxAttempts": max(retries + 1, 2),  # its least
+        "initialBackoff": f"{transport.FIRST_PAUSE_S}s",
+        "maxBackoff": f"{transport.MAX_PAUSE_S}s",
+        "backoffMultiplier": 2,
+        "retryableStatusCodes": transport.RETRYABLE,
+    }
+    return [
+        ("grpc.enable_retries", int(retries > 0)),
+        (
+            "grpc.service_config",
+            json.dumps({"methodConfig": [{"name": [{}], "retryPolicy": policy}]}),
+        ),
+        # A request larger than this, 256 KiB by default, would not be retried.
+        ("grpc.per_rpc_retry_buffer_size", 2**31 - 1),
+        # Answers of any size, as over REST.
+        ("grpc.max_receive_message_length", -1),
+        ("grpc.max_send_message_length", -1),
+        # Between attempts to connect a channel fails all requests: reconnect before they retry.
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", 1000),
+    ]
+
+
+def _spec(model: ModelName, signature: str = "") -> Any:
+    spec = model_pb2.ModelSpec(name=model.name, signature_name=signature)
+    if model.version is not None:
+        spec.version.value = model.version
+    elif model.label is not None:
+        spec.version_label = model.label
+    return spec
+
+
+def _decode(values: Any) -> Any:
+    """Returns nested lists with their text as str."""
+    if isinstance(values, list):
+        return [_decode(value) for value in values]
+    return values.decode("utf-8", "replace") if isinstance(values, bytes) else values

@@ -1,0 +1,318 @@
+"""Files that are written whole or not at all, even if the machine loses power."""
+
+import contextlib
+import fcntl
+import gzip
+import io
+import itertools
+import os
+import pathlib
+import queue
+import secrets
+import shutil
+import stat
+import sys
+import threading
+import uuid
+import zlib
+from collections.abc import Callable, Iterator
+from typing import IO
+
+from keras_transformer.errors import InputError
+
+
+def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None:
+    """Writes a file such that at any moment its path has the old content or all of the new one.
+
+    The content is written to a temporary file of a random name in the same folder, which is then
+    renamed. Temporary files that killed processes have left there are removed. The mode of the
+    file is kept. A symbolic link stays, and the file that it points to is replaced. Of several
+    writers at once the last one wins. Pipes and devices, such as /dev/stdout, are appended
+    to in place.
+
+    Args:
+        path: the file, in a folder that exists.
+        content: text is encoded as UTF-8.
+
+    Raises:
+        OSError: it cannot be written; the old content stays.
+    """
+    path = pathlib.Path(path)
+    data = content.encode("utf-8") if isinstance(content, str) else content
+    if _is_stream(path):
+        with path.open("ab") as stream:
+            stream.write(data)
+        return
+    target = pathlib.Path(os.path.realpath(path))
+    try:
+        with _temporary_file(target) as (temporary, file):
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+            temporary.replace(target)
+            sync(target.parent)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def open_lock(path: str | os.PathLike[str]) -> IO[bytes]:
+    """Opens a file for `fcntl.flock`, made if missing; never follows a link or waits for a pipe."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+    return open(os.open(path, flags, 0o666), "r+b", buffering=0)
+
+
+def sync_tree(folder: pathlib.Path) -> None:
+    """Does what `sync` does for a folder and all that is in it."""
+    for path in folder.rglob("*"):
+        sync(path)
+    sync(folder)
+
+
+def sync(path: str | os.PathLike[str]) -> None:
+    """Waits until the disk holds a file's content, or which files a folder has.
+
+    Without it a power loss after a rename can leave the new name with nothing in it.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError:
+        if not os.path.isdir(path):  # some network file systems do not sync folders
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _is_stream(path: pathlib.Path) -> bool:
+    """Whether a path names a pipe, a device or a file that is open already, as /dev/stdout may."""
+    is_open = os.path.abspath(path).startswith(("/dev/fd/", "/dev/std", "/proc/"))
+    return path.exists() and (is_open or not path.is_file())
+
+
+@contextlib.contextmanager
+def _temporary_file(target: pathlib.Path) -> Iterator[tuple[pathlib.Path, IO[bytes]]]:
+    """Makes a locked file beside `target`, with its mode, that is removed unless renamed."""
+    prefix = f".{target.name[:40]}.writing-"
+    for other in target.parent.iterdir():
+        if other.name.startswith(prefix):
+            _remove_if_abandoned(other)
+    while True:
+        path = target.with_name(prefix + secrets.token_hex(16))
+        # O_EXCL neither follows a link nor opens a file that is there.
+        file = open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666), "wb")  # noqa: SIM115
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(file, fcntl.LOCK_EX)
+        if path.exists():
+            break
+        file.close()  # another process removed it before it was locked
+    try:
+        with file:
+            with contextlib.suppress(FileNotFoundError):
+                os.fchmod(file.fileno(), stat.S_IMODE(target.stat().st_mode))
+            yield path, file
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _remove_if_abandoned(path: pathlib.Path) -> None:
+    """Removes a temporary file whose writer died: the system has released its lock."""
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK
+    with contextlib.suppress(OSError), open(os.open(path, flags), "r+b", buffering=0) as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while it is being written
+        path.unlink(missing_ok=True)
+
+
+# Folders that are there whole or not at all.
+#
+# A folder is filled under a temporary name, `.writing-*`, and renamed when it is complete. A process
+# that dies leaves the temporary folder behind, and the next one removes it. A lock, which the system
+# releases when a process dies, marks those that are still being written.
+
+_ASIDE = ".writing-"
+_LOCK = "lock"
+
+
+@contextlib.contextmanager
+def atomic_folder(
+    path: pathlib.Path, is_whole: Callable[[pathlib.Path], bool] | None = None
+) -> Iterator[pathlib.Path]:
+    """Yields an empty temporary folder, renamed to `path` when the block ends without an error.
+
+    If another process finishes first, its folder stays and this one is removed.
+
+    Args:
+        path: the folder to make.
+        is_whole: tells whether an existing folder is what this one would be: then it stays,
+            otherwise it is replaced and its mode kept. None makes any existing folder an error.
+
+    Raises:
+        OSError: the disk is full or read-only, or the path is taken. Nothing is left behind then,
+            nor if the block raises anything.
+    """
+    with _parents_of(path), temporary_folder(path.parent) as aside:
+        yield aside
+        sync_tree(aside)
+        if is_whole is not None and path.exists() and not is_whole(path):
+            aside.chmod(stat.S_IMODE(path.stat().st_mode))
+            shutil.rmtree(path)  # refuses a link
+        try:
+            aside.rename(path)  # refused where another process put its folder there meanwhile
+        except OSError:
+            if is_whole is None or not is_whole(path):
+                raise
+        (path / _LOCK).unlink(missing_ok=True)
+        sync(path.parent)
+
+
+@contextlib.contextmanager
+def _parents_of(path: pathlib.Path) -> Iterator[None]:
+    """Makes the parents of a path, and removes them again if the block raises anything."""
+    missing = [parent for parent in path.parents if not parent.exists()]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):  # another process has put something there
+            for parent in missing:
+                parent.rmdir()
+        raise
+
+
+@contextlib.contextmanager
+def temporary_folder(parent: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Makes a locked folder of a random name, which is removed at the end unless renamed.
+
+    Those that killed processes have left beside it are removed too.
+    """
+    _remove_abandoned(parent)
+    while True:
+        aside = parent / f"{_ASIDE}{uuid.uuid4().hex}"
+        aside.mkdir()
+        try:
+            lock = open_lock(aside / _LOCK)
+        except FileNotFoundError:
+            continue  # another process found the folder before it was locked, and removed it
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        if (aside / _LOCK).exists():
+            break
+        lock.close()  # removed meanwhile, for the same reason
+    with lock:
+        try:
+            yield aside
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+
+
+def _remove_abandoned(parent: pathlib.Path) -> None:
+    """Removes the folders of processes that died, perhaps before they had a lock."""
+    for aside in parent.glob(f"{_ASIDE}*"):
+        if aside.is_symlink():  # never made by this module
+            continue
+        with contextlib.suppress(OSError), open_lock(aside / _LOCK) as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails where it is being written
+            shutil.rmtree(aside, ignore_errors=True)
+
+
+# Lines of text files, read as a stream: plain or gzip-compressed UTF-8.
+
+_GZIP_MAGIC = b"\x1f\x8b"  # RFC 1952, 2.3.1
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_BUFFER_BYTES = 1 << 18
+_FIFO_MESSAGE_S = 2.0  # before the user learns what is waited for
+_FIFO_LIMIT_S = 28.0  # and from then on until it is given up
+
+Path = str | os.PathLike[str]
+
+
+def read_lines(path: Path) -> list[str]:
+    """Returns the lines of a text file in memory; see `iterate_lines`."""
+    return list(iterate_lines(path))
+
+
+def iterate_lines(path: Path) -> Iterator[str]:
+    """Yields the lines of a text file without their ends, blank ones included.
+
+    Lines end at a newline, with or without a carriage return before it, and at nothing else:
+    other separators that Unicode knows (U+2028, U+0085) occur inside sentences, and splitting
+    there would shift one side of a parallel corpus against the other.
+
+    Args:
+        path: a UTF-8 file, gzip-compressed where it ends in .gz or begins like gzip. A byte order
+            mark at its beginning is no part of the text.
+
+    Raises:
+        InputError: the file is missing, not a file, empty, damaged, or not UTF-8; or it is a FIFO
+            that no process opens for writing within half a minute.
+    """
+    with _errors_of(path), _open(pathlib.Path(path)) as file:
+        first = file.readline().removeprefix(_BYTE_ORDER_MARK)
+        if not first:
+            raise InputError(f"{path} is empty; expected one sentence a line")
+        for number, line in enumerate(itertools.chain([first], file), start=1):
+            try:
+                yield line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
+            except UnicodeDecodeError as error:
+                raise InputError(
+                    f"{path}, line {number}: not UTF-8 ({error.reason}); convert the file to UTF-8"
+                ) from error
+
+
+def check_text_file(path: pathlib.Path) -> None:
+    """Raises `InputError` where there is no file, or a folder in its place."""
+    if not path.exists():
+        raise InputError(f"{path} does not exist; expected a text file or its .gz")
+    if path.is_dir():
+        raise InputError(f"{path} is a folder; expected a text file or its .gz")
+
+
+@contextlib.contextmanager
+def _open(path: pathlib.Path) -> Iterator[IO[bytes]]:
+    """Opens a file for reading bytes, decompressed where it is gzip."""
+    check_text_file(path)
+    with io.BufferedReader(_open_raw(path), _BUFFER_BYTES) as file:
+        if path.suffix == ".gz" or file.peek(2).startswith(_GZIP_MAGIC):
+            # GzipFile finds the ends of lines in Python, a buffer around it does so in C.
+            with gzip.GzipFile(fileobj=file) as unpacked:
+                yield io.BufferedReader(unpacked, _BUFFER_BYTES)
+        else:
+            yield file
+
+
+def _open_raw(path: pathlib.Path) -> io.FileIO:
+    """Opens a file; for a FIFO, waits a limited time until a process opens it for writing."""
+    if not path.is_fifo():
+        return io.FileIO(path)
+    descriptors: queue.SimpleQueue[int] = queue.SimpleQueue()  # opening blocks, so a thread does it
+    opener = threading.Thread(
+        target=lambda: descriptors.put(os.open(path, os.O_RDONLY)), daemon=True
+    )
+    opener.start()
+    try:
+        with contextlib.suppress(queue.Empty):
+            return io.FileIO(descriptors.get(timeout=_FIFO_MESSAGE_S))
+        print(f"Waiting for a process to write to the FIFO {path} ...", file=sys.stderr, flush=True)
+        return io.FileIO(descriptors.get(timeout=_FIFO_LIMIT_S))
+    except BaseException as error:
+        with contextlib.suppress(OSError):  # a writer that comes and goes lets the thread end
+            os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
+            os.close(descriptors.get(timeout=_FIFO_LIMIT_S))
+        if not isinstance(error, queue.Empty):
+            raise
+        raise InputError(
+            f"{path} is a FIFO, and no process has opened it for writing; start the one that "
+            "writes to it, or give a file"
+        ) from None
+
+
+@contextlib.contextmanager
+def _errors_of(path: Path) -> Iterator[None]:
+    """Turns what goes wrong while a file is read into `InputError`."""
+    try:
+        yield
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise InputError(
+            f"{path} is not a whole gzip file ({error}); copy or compress it again"
+        ) from error
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from error

@@ -1,0 +1,393 @@
+"""The outputs of a translator, in this process or on a server, as plain Python values."""
+
+import math
+import numbers
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from keras_transformer.config import SearchConfig, check_options
+from keras_transformer.errors import InputError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+class Translation(NamedTuple):
+    """One translation of a sentence.
+
+    Attributes:
+        text: the translation.
+        score: its log-probability divided by the length penalty; 0 for a blank sentence.
+    """
+
+    text: str
+    score: float
+
+
+class Score(NamedTuple):
+    """The probability of a given translation.
+
+    Attributes:
+        score: the log-probability of the whole translation, EOS included.
+        token_scores: the log-probability of each of its tokens; their sum is `score`.
+    """
+
+    score: float
+    token_scores: list[float]
+
+
+class Attention(NamedTuple):
+    """The attention of a translation to its source.
+
+    Attributes:
+        weights: float32 [T, S]; row t is that from which token t was predicted.
+        source: the source's tokens as text, S with EOS.
+        target: the translation's, T with EOS.
+    """
+
+    weights: "np.ndarray"
+    source: list[str]
+    target: list[str]
+
+
+def read_translations(answer: Mapping[str, Any]) -> list[list[Translation]]:
+    """Returns the translations of each sentence from the outputs of a signature.
+
+    Raises:
+        ArithmeticError, LookupError, TypeError, ValueError: it is no translator's answer.
+    """
+    rows = [
+        [Translation(checked_text(text), float(score)) for text, score in zip(*row, strict=True)]
+        for row in zip(answer["translations"], answer["scores"], strict=True)
+    ]
+    if not all(rows):
+        raise ValueError("expected a translation of each sentence")
+    return rows
+
+
+def read_scores(answer: Mapping[str, Any]) -> list[Score]:
+    """Returns the score of each translation from the outputs of the signature `score`.
+
+    Raises:
+        ArithmeticError, LookupError, TypeError, ValueError: these are not its outputs.
+    """
+    columns = (answer["scores"], answer["token_scores"], answer["lengths"])
+    return [
+        Score(float(score), [float(each) for each in token_scores[:length]])
+        for score, token_scores, length in zip(*columns, strict=True)
+    ]
+
+
+def read_attention(answer: Mapping[str, Any]) -> list[Attention]:
+    """Returns the attention of each sentence from the outputs of the signature `attention`.
+
+    Raises:
+        ArithmeticError, LookupError, TypeError, ValueError: these are not its outputs.
+    """
+    import numpy as np  # other requests do without it
+
+    columns = (answer["attention"], answer["source_pieces"], answer["target_pieces"])
+    found = []
+    for weights, *pieces in zip(*columns, strict=True):
+        source, target = ([piece for piece in side if piece] for side in pieces)
+        weights = np.asarray(weights, np.float32)[: len(target), : len(source)]
+        found.append(Attention(weights, source, target))
+    return found
+
+
+def checked_text(value: Any) -> str:
+    """Returns a value that must be text; raises `TypeError` or `ValueError` where it is none."""
+    if not isinstance(value, str):
+        raise TypeError(f"expected text, got {value!r}")
+    value.encode()  # JSON may have lone surrogates
+    return value
+
+
+# From attention between tokens to an alignment of words.
+#
+# Shapes: S source tokens, T target tokens, both with EOS.
+
+WORD_START = "▁"  # which SentencePiece puts in place of a space
+
+
+class Alignment(NamedTuple):
+    """The source word that each target word attends to most.
+
+    Attributes:
+        pairs: indices of a source and a target word, in the words that the vocabulary makes of the
+            texts.
+        num_source: number of these words in the source.
+        num_target: number of these words in the target.
+    """
+
+    pairs: list[tuple[int, int]]
+    num_source: int
+    num_target: int
+
+    def in_words_of(self, source: str, target: str) -> list[tuple[int, int]]:
+        """Returns the pairs with the indices of words between the spaces of the texts.
+
+        Where a vocabulary makes two words of one, as in "it´s", into which NFKC puts a space, that
+        one gets the pairs of both. The list is empty where the words cannot be matched up.
+        """
+        sources, targets = (
+            _word_indices(source, self.num_source),
+            _word_indices(target, self.num_target),
+        )
+        if not sources or not targets:
+            return []
+        return list(dict.fromkeys((sources[left], targets[right]) for left, right in self.pairs))
+
+
+def read_alignments(answer: Mapping[str, Any]) -> list[Alignment]:
+    """Returns the alignment of each sentence from the outputs of the signature `attention`.
+
+    Raises:
+        ArithmeticError, LookupError, TypeError, ValueError: these are not its outputs.
+    """
+    sides = [
+        [[checked_text(piece) for piece in pieces] for pieces in answer[name]]
+        for name in ("source_pieces", "target_pieces")
+    ]
+    return [
+        Alignment(
+            align_words(np.asarray(attention, np.float32), source, target),
+            len(_words(source)),
+            len(_words(target)),
+        )
+        for attention, source, target in zip(answer["attention"], *sides, strict=True)
+    ]
+
+
+def in_words_of_texts(
+    alignments: Sequence[Alignment], sources: Sequence[str], targets: Sequence[str]
+) -> list[list[tuple[int, int]]]:
+    """Returns the pairs of each alignment in the words of its texts."""
+    texts = zip(sources, targets, strict=True)
+    return [each.in_words_of(*pair) for each, pair in zip(alignments, texts, strict=True)]
+
+
+def align_words(
+    attention: np.ndarray, source_pieces: Sequence[str], target_pieces: Sequence[str]
+) -> list[tuple[int, int]]:
+    """Returns for each target word the source word that it attends to most.
+
+    The attention between words is the mean over the target word's tokens of the sum over the source
+    word's tokens. EOS is not a word, and nothing is aligned to it.
+
+    Args:
+        attention: float [T, S].
+        source_pieces: tokens of the source as text, EOS and then "" at the end.
+        target_pieces: the same of the target.
+
+    Returns:
+        Pairs (source word, target word), counted from 0, in the target's order; none where either
+        side is blank.
+    """
+    sources, targets = _words(source_pieces), _words(target_pieces)
+    if not sources:
+        return []
+    attended = np.stack([attention[:, word].sum(axis=1) for word in sources], axis=1)
+    return [
+        (int(attended[word].mean(axis=0).argmax()), number) for number, word in enumerate(targets)
+    ]
+
+
+def _words(pieces: Sequence[str]) -> list[list[int]]:
+    """Returns the indices of each word's tokens."""
+    words: list[list[int]] = []
+    for index, piece in enumerate([piece for piece in pieces if piece][:-1]):  # without EOS
+        if piece.startswith(WORD_START) or not words:
+            words.append([])
+        words[-1].append(index)
+    return words
+
+
+def _word_indices(text: str, count: int) -> list[int]:
+    """Returns the index in a text of each of `count` words that a vocabulary makes of it.
+
+    They are fewer than the text's where it is truncated. Where they are more, the list is empty.
+    """
+    words = text.split()
+    if len(words) == count:
+        return list(range(count))
+    parts = [len(unicodedata.normalize("NFKC", word).split()) for word in words]
+    indices = [index for index, number in enumerate(parts) for _ in range(number)]
+    return indices[:count] if len(indices) >= count else []
+
+
+# The inputs of a request: checked sentences, and decoding options with a value for each.
+
+# What an exported model takes for the option's value at export.
+AS_EXPORTED: dict[str, Any] = {"DT_STRING": "", "DT_FLOAT": -1.0, "DT_INT32": -1, "DT_INT64": -1}
+
+_BITS = {"DT_INT32": 31, "DT_INT64": 63}
+_KINDS = {
+    "DT_STRING": "text or a list of phrases",
+    "DT_FLOAT": "a finite number",
+    "DT_INT32": "a whole number of 32 bits",
+    "DT_INT64": "a whole number of 64 bits",
+}
+
+
+class InputValues(NamedTuple):
+    """One input of a request: a value for each sentence, and their `tensorflow.DataType`."""
+
+    values: list[Any]
+    dtype: str = "DT_STRING"
+
+
+def text_input(name: str, texts: Sequence[str]) -> InputValues:
+    """Returns sentences as an input.
+
+    Raises:
+        InputError: it is one string in place of a list, or an element is not text.
+    """
+    if isinstance(texts, str):
+        raise InputError(f"{name} must be a list of sentences, got one: {texts[:40]!r}")
+    column = InputValues(list(texts))
+    for text in column.values:
+        if not isinstance(text, str):
+            raise InputError(f"{name} must be text, got {text!r}")
+        _check_unicode(name, text)
+    return column
+
+
+def pair_inputs(source: Sequence[str], target: Sequence[str]) -> dict[str, InputValues]:
+    """Returns sentences and their translations as inputs.
+
+    Raises:
+        InputError: their numbers differ, or as in `text_input`.
+    """
+    columns = {"source": text_input("source", source), "target": text_input("target", target)}
+    sizes = [len(column.values) for column in columns.values()]
+    if sizes[0] != sizes[1]:
+        raise InputError(
+            f"source and target must have as many sentences, got {sizes[0]} and {sizes[1]}"
+        )
+    return columns
+
+
+def option_inputs(
+    options: Mapping[str, Any], inputs: Mapping[str, str], count: int
+) -> dict[str, InputValues]:
+    """Returns an input for each option of a model, given or not.
+
+    Args:
+        options: for each option one value for all sentences or a sequence of `count` values.
+        inputs: the `tensorflow.DataType` of each input of the signature.
+        count: sentences.
+
+    Raises:
+        InputError: the model has no such option, or a value is invalid.
+    """
+    known = {name: dtype for name, dtype in inputs.items() if name != "text"}
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        raise InputError(
+            f"the model has no option {', '.join(unknown)} that can change from sentence to "
+            f"sentence; it has {', '.join(sorted(known)) or 'none'}"
+        )
+    columns = {
+        name: InputValues([_checked(name, dtype, value) for value in values], dtype)
+        for name, dtype in known.items()
+        for values in [_spread(name, options.get(name), count)]
+    }
+    _check_values({name: columns[name] for name in options})
+    return columns
+
+
+def _check_values(columns: Mapping[str, InputValues]) -> None:
+    """Raises `InputError` for options that no model accepts; it would take others instead."""
+    names = [name for name in columns if name in SearchConfig.__dataclass_fields__]
+    for row in set(zip(*(columns[name].values for name in names), strict=True)):
+        given = {}
+        for name, value in zip(names, row, strict=True):
+            if value != AS_EXPORTED[columns[name].dtype]:
+                is_text = isinstance(value, str)
+                given[name] = tuple(filter(str.strip, value.split("\n"))) if is_text else value
+        check_options(given)
+
+
+def _spread(name: str, value: Any, count: int) -> list[Any]:
+    """Returns a value for each sentence."""
+    if value is None or isinstance(value, str | numbers.Real) or not isinstance(value, Iterable):
+        return [value] * count
+    values = list(value)
+    if len(values) != count:
+        raise InputError(
+            f"{name} must be one value for all sentences or a list with one for each, got "
+            f"{len(values)} for {count} sentences"
+        )
+    return values
+
+
+def _checked(name: str, dtype: str, value: Any) -> Any:
+    """Returns a value of an option as JSON and protocol buffers represent it."""
+    if value is None:
+        return AS_EXPORTED[dtype]
+    if dtype == "DT_STRING" and isinstance(value, list | tuple):
+        value = "\n".join(map(str, value))
+    if dtype == "DT_STRING" and isinstance(value, str):
+        _check_unicode(name, value)
+        return value
+    if dtype == "DT_FLOAT" and isinstance(value, numbers.Real) and math.isfinite(value):
+        return float(value)
+    if dtype in _BITS and isinstance(value, numbers.Integral):
+        whole = int(value)
+        if -1 << _BITS[dtype] <= whole < 1 << _BITS[dtype]:
+            return whole
+    raise InputError(f"{name} must be {_KINDS[dtype]}, got {value!r}")
+
+
+def _check_unicode(name: str, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"{name} must be Unicode, got a lone surrogate at character {error.start} of "
+            f"{text[:40]!r}"
+        ) from error
+
+
+# Batches of rows of similar length, and their results back in the order of the rows.
+
+Result = TypeVar("Result")
+
+
+def batches_by_length(
+    lengths: Sequence[int], batch_size: int, max_padded_length: int | None = None
+) -> list[list[int]]:
+    """Returns the indices of rows in batches, the longest rows first.
+
+    Rows of similar length share a batch, so that little of it is padding.
+
+    Args:
+        lengths: of each row.
+        batch_size: the most rows of a batch.
+        max_padded_length: the largest product of a batch's rows and its longest length; a longer
+            row has a batch of its own. None for no limit.
+    """
+    order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
+    batches = []
+    first = 0
+    while first < len(order):
+        size = batch_size
+        if max_padded_length is not None:
+            size = min(size, max(max_padded_length // max(lengths[order[first]], 1), 1))
+        batches.append(order[first : first + size])
+        first += size
+    return batches
+
+
+def in_row_order(
+    batches: Sequence[Sequence[int]], results: Iterable[Sequence[Result]]
+) -> list[Result]:
+    """Returns the result of each row, given the results of each of `batches_by_length`."""
+    by_row: dict[int, Result] = {}
+    for batch, some in zip(batches, results, strict=True):
+        by_row.update(zip(batch, some, strict=True))
+    return [by_row[row] for row in range(len(by_row))]

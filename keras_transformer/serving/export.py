@@ -1,0 +1,265 @@
+"""Writes a translator as a SavedModel that a stock TensorFlow server serves.
+
+<folder>/1/saved_model.pb                   the graph, with the vocabularies in it
+<folder>/1/variables/                       the weights
+<folder>/1/assets.extra/model_card.json     see `model_card.py`
+<folder>/1/assets.extra/tf_serving_warmup_requests
+<folder>/batching_parameters.txt            settings of the server, see `server_files.py`
+<folder>/models.config
+<folder>/monitoring.config
+"""
+
+import contextlib
+import importlib.metadata
+import os
+import pathlib
+import platform
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+import tensorflow_text  # noqa: F401  (loads the tokenizer's ops, which the SavedModel calls)
+
+from keras_transformer.config import split_list
+from keras_transformer.errors import InputError
+from keras_transformer.export_versions import check_version, choose_version, write_model_card
+from keras_transformer.files import atomic_folder
+from keras_transformer.inference.translator import BatchTranslator, Translator, signature_inputs
+from keras_transformer.serving.checks import (
+    CHECK_TIMEOUT,
+    check_operations,
+    compare_answers,
+)
+from keras_transformer.serving.server_files import (
+    check_model_name,
+    check_models_config_name,
+    most_sentences,
+    write_server_files,
+)
+from keras_transformer.serving.warm_up import BATCH_SIZES, make_requests, write_requests
+from keras_transformer.text import Vocabulary
+from keras_transformer.training import RunDirectory
+from keras_transformer.training.checkpoints import AVERAGE
+from keras_transformer.training.metrics import TOTALS, read_metrics
+
+# The model card of an exported version: what its graph does not say of the model.
+#
+# It names no machine and no folder.
+
+_PACKAGES = ("keras_transformer", "tensorflow", "tensorflow-text", "keras", "sentencepiece")
+_PATHS = (
+    "train_source", "train_target", "train_file", "dev_source", "dev_target", "dev_file",
+    "test_source", "test_target", "test_file", "vocabulary", "target_vocabulary",
+)  # fmt: skip
+
+
+def make_model_card(
+    translator: Translator,
+    signatures: Mapping[str, Any],
+    operations: list[str],
+    training: Sequence[Mapping[str, Any]] = (),
+) -> dict[str, Any]:
+    """Returns the card as values for JSON.
+
+    Args:
+        translator: the model and its search.
+        signatures: the functions that are exported, by name.
+        operations: names of those that are not TensorFlow's own.
+        training: the runs that the weights are from, several for an ensemble; see `describe_run`.
+    """
+    model = translator.model
+    weights = [each for each in translator.variables_to_save if _is_weight(each.dtype)]
+    return {
+        "training": list(training),
+        "model": model.config.to_dict(),
+        "search": translator.search.to_dict(),
+        "parameters": sum(weight.shape.num_elements() for weight in weights),
+        "precision": {
+            "weights": sorted({weight.dtype.name for weight in weights}),
+            "computation": model.dtype_policy.compute_dtype,
+        },
+        "vocabularies": {
+            "source": _describe_vocabulary(translator.source_tokenizer.vocabulary),
+            "target": _describe_vocabulary(translator.target_tokenizer.vocabulary),
+        },
+        "signatures": {
+            name: {
+                "inputs": _describe_tensors(signature_inputs(function)),
+                "outputs": _describe_tensors(function.structured_outputs),
+            }
+            for name, function in signatures.items()
+        },
+        "operations_of_tensorflow_text": operations,
+        "packages": _packages(),
+    }
+
+
+def describe_run(run: RunDirectory, checkpoint: str) -> dict[str, Any]:
+    """Returns the data, the settings and the dev metrics of a training run.
+
+    Args:
+        run: the training run.
+        checkpoint: the full name of one of its checkpoints.
+
+    Returns:
+        "checkpoint"; "origin", of weights that were not trained here; "task", "data" and
+        "settings", the configurations, files without their folders; "cost", totals of the run so
+        far, see `metric_logging`; and "dev_metrics", those on
+        the dev set by checkpoint, as the run's weights had them: of this one or, where it is the
+        average, which has none of its own, of the last one.
+    """
+    configs = run.configs()
+    values = {} if configs.data is None else configs.data.to_dict()
+    for name in _PATHS:
+        if values.get(name) is not None:
+            values[name] = ",".join(map(os.path.basename, split_list(values[name])))
+    metrics = {f"step-{step}": each for step, each in run.checkpoints().metrics.read().items()}
+    measured = next(reversed(metrics), None) if checkpoint == AVERAGE else checkpoint
+    return {
+        "checkpoint": checkpoint,
+        "task": configs.to_dict()["task"],
+        "origin": {
+            name: _model_name(value) if name == "start_from" else value
+            for name, value in configs.origin.items()
+        },
+        "data": values,
+        "settings": configs.training.to_dict(),
+        "cost": _cost(run, None if checkpoint == AVERAGE else int(checkpoint.partition("-")[2])),
+        "dev_metrics": {name: each for name, each in metrics.items() if name == measured},
+    }
+
+
+def _model_name(path: str) -> str:
+    """Returns the name of a run, or those of a run and its checkpoint, without folders around."""
+    *_, run, folder, name = ("", "", *pathlib.PurePath(path).parts)
+    return f"{run}/{name}" if folder == "checkpoints" else name
+
+
+def _cost(run: RunDirectory, step: int | None) -> dict[str, float]:
+    """Returns what a run had cost at a step, or in all."""
+    rows = read_metrics(run.metrics_path) if run.metrics_path.exists() else []
+    *_, last = [{}, *(row for row in rows if step is None or row["step"] <= step)]
+    return {name: last[name] for name in ("step", *TOTALS) if name in last}
+
+
+def _is_weight(dtype: tf.DType) -> bool:
+    return dtype.is_floating or dtype == tf.int8  # others are the seeds of dropout
+
+
+def _describe_vocabulary(vocabulary: Vocabulary) -> dict[str, Any]:
+    return {"size": vocabulary.size, "sha256": vocabulary.fingerprint}
+
+
+def _describe_tensors(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: {"type": tensor.dtype.name, "shape": tensor.shape.as_list()}
+        for name, tensor in tensors.items()
+    }
+
+
+def _packages() -> dict[str, str]:
+    versions = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # on the path only
+            versions[name] = importlib.metadata.version(name)
+    return versions
+
+
+def export(
+    translator: Translator,
+    folder: str | os.PathLike[str],
+    version: int | None = None,
+    *,
+    name: str | None = None,
+    sentences: Sequence[str] = (),
+    batch_sizes: Sequence[int] = BATCH_SIZES,
+    training: Sequence[Mapping[str, Any]] = (),
+    check_answers: bool = True,
+    check_timeout: float = CHECK_TIMEOUT,
+) -> pathlib.Path:
+    """Writes `<folder>/<version>/` and returns that path.
+
+    It has the signatures of `Translator.signatures`. It is written under a temporary name, checked,
+    tried in a fresh process, and renamed when all is well: a server that polls the folder never
+    sees half of a version, nor one that it could not serve.
+
+    Args:
+        translator: what to write.
+        folder: the model's folder; made if need be.
+        version: a positive number; None means one more than the highest there.
+        name: the model's name in requests and in the folder's `models.config`; by default the
+            folder's name.
+        sentences: typical text for the warm-up requests and the check; by default it is generated
+            from the vocabulary.
+        batch_sizes: sentences of the warm-up requests, at most what the batching parameters in the
+            folder allow.
+        training: for the model card, see `describe_run`: of each run whose weights these are.
+        check_answers: whether a fresh process answers the warm-up requests, to be compared with
+            the translator.
+        check_timeout: seconds that this process may take.
+
+    Raises:
+        InputError: the version exists, is not positive, or cannot be written; the model's name
+            is not valid; or a model server could not serve this, or would answer differently.
+
+    Example:
+        >>> export(translator, "exports/numbers", sentences=["forty-two"])
+        PosixPath('exports/numbers/1')
+    """
+    base = pathlib.Path(folder)
+    final = base / str(choose_version(base, version, "SavedModel"))
+    name = base.resolve().name if name is None else name
+    check_model_name(name)
+    check_models_config_name(base, name)
+    original, translator = translator, translator.with_cached_projection()
+    signatures = translator.signatures()
+    requests = make_requests(
+        translator, signatures, sentences, batch_sizes, most_sentences=most_sentences(base)
+    )
+    try:
+        with atomic_folder(final) as aside:
+            tf.saved_model.save(translator, str(aside), signatures=signatures)
+            operations = check_operations(aside, allow_xla=translator.xla is not None)
+            write_requests(aside, requests, name)
+            write_model_card(aside, make_model_card(original, signatures, operations, training))
+            if check_answers:
+                compare_answers(aside, requests, signatures, check_timeout)
+            write_server_files(base, name, max(request.size for request in requests))
+    except (OSError, tf.errors.OpError) as error:
+        reason = textwrap.shorten(str(error), 200)
+        raise InputError(f"cannot write the export to {final} ({reason})") from error
+    return final
+
+
+# Loads an exported version into this process.
+
+
+def load_exported(version: str | os.PathLike[str]) -> BatchTranslator:
+    """Returns the translator of an exported version.
+
+    Args:
+        version: the folder `<folder>/<version>`.
+
+    Raises:
+        InputError: the folder has no SavedModel of a translator, or one that cannot be read.
+
+    Example:
+        >>> load_exported("exports/numbers/1").translate(["forty-two"])[0][0].text
+        'zweiundvierzig'
+    """
+    path = pathlib.Path(version)
+    check_version(path)
+    try:
+        loaded = tf.saved_model.load(str(path))
+    except (OSError, RuntimeError, ValueError, LookupError, tf.errors.OpError) as error:
+        reason = textwrap.shorten(str(error), 200)
+        raise InputError(f"the SavedModel in {path} cannot be read ({reason})") from error
+    serve = loaded.signatures.get("serving_default")
+    if serve is None or set(serve.structured_outputs) != {"translations", "scores"}:
+        raise InputError(f"the SavedModel in {path} is no translator that `export` wrote")
+
+    def signature(name: str) -> Any:
+        return loaded.signatures[name]  # they live as long as `loaded`
+
+    return BatchTranslator(signature)

@@ -1,0 +1,209 @@
+"""Constituency parsing as Vinyals et al. 2015 do it, measured as EVALB measures it.
+
+A model reads a sentence and puts out its tree from left to right, words as XX or as their part of
+speech: "(S (NP DT NN )NP (VP VBZ )VP )S". Search is held to trees over the words of the sentence,
+which take their places in the answer: "(S (NP (DT the) (NN dog)) (VP (VBZ barks)))".
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from keras_transformer.config import DataConfig
+from keras_transformer.errors import InputError
+from keras_transformer.files import Path, iterate_lines
+from keras_transformer.tasks.base import Metric, Task
+from keras_transformer.tasks.parsing import evalb, trees
+
+if TYPE_CHECKING:
+    from keras_transformer.data import PairSource
+    from keras_transformer.text import Vocabulary
+
+
+@dataclasses.dataclass(frozen=True)
+class _LearnedPairs:
+    """Pairs of a sentence and the text that a model learns to put out for it."""
+
+    pairs: "PairSource"
+    task: "ParsingTask"
+
+    def __str__(self) -> str:
+        return str(self.pairs)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        return self.pairs.identity | {"task": self.task.to_dict()}
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        for sentence, tree in self.pairs:
+            yield sentence, self.task.learned_text(tree)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ParsingTask(Task):
+    """Constituency parsing.
+
+    Attributes:
+        pos_tags: whether the model puts out the part of speech of each word; otherwise all are XX,
+            and the F1 takes those of the reference.
+        copy_words: whether the model also puts out each word, before its tag, so that it does not
+            lose its place in the sentence; search allows it no others. max_extra_length must leave
+            room for as many tokens more.
+        function_tags: whether to keep functional tags and indices of brackets, as in NP-SBJ.
+        traces: whether to keep traces, as words of the sentence.
+        constrained: whether search is held to trees; otherwise its outputs are repaired only.
+    """
+
+    pos_tags: bool = True
+    copy_words: bool = False
+    function_tags: bool = False
+    traces: bool = False
+    constrained: bool = True
+
+    name = "parsing"
+    metric = Metric("f1", "F1")
+    # Vaswani et al. 2017, section 6.3.
+    default_search = {"beam_size": 21, "length_penalty": 0.3, "max_extra_length": 300}  # noqa: RUF012
+    dev_search = {"beam_size": 1}  # noqa: RUF012
+    default_data = {"target_level": "word", "vocabulary_normalization": "identity"}  # noqa: RUF012
+    built_in_data = {"dataset": "toy_grammar", "vocabulary_size": 200}  # noqa: RUF012
+
+    learned_options = ("pos_tags", "copy_words", "function_tags", "traces")
+
+    def check_data(self, data: DataConfig) -> None:
+        if data.reverse:
+            raise InputError("a tree has its sentence in it: parsing has no reverse; leave it out")
+        if data.train_source or data.dev_source or data.test_source:
+            raise InputError(
+                "trees have their sentences in them; give train_file, dev_file and test_file in "
+                "place of sources and targets"
+            )
+        source, target = data.kinds
+        if self.copy_words:
+            if source != "bpe" or not data.shares_vocabulary or data.subword_sampling:
+                raise InputError(
+                    "copy_words needs one vocabulary, in which a word always has the same tokens: "
+                    "give target_level bpe, leave subword_sampling out"
+                )
+            return
+        if source == "word" or target != "word":
+            raise InputError(
+                f"parsing needs the target_level word and a source_level that is not word, got "
+                f"{target} and {source}; unknown words in a row could not be counted"
+            )
+
+    def pair_sources(self, data: DataConfig, split: str) -> "list[PairSource]":
+        """Returns pairs of a sentence and its tree, to train on as `learned_text` writes it."""
+        pairs = super().pair_sources(data, split)
+        return [_LearnedPairs(each, self) for each in pairs] if split == "train" else pairs
+
+    def read_file(self, path: Path) -> "PairSource":
+        """Returns the sentences and trees of a file of bracketed trees."""
+        return trees.TreeFile(path, self.traces)
+
+    def learned_text(self, reference: str) -> str:
+        tree = trees.clean(
+            trees.parse_tree(reference), function_tags=self.function_tags, traces=self.traces
+        )
+        return trees.linearize(tree, pos_tags=self.pos_tags, copy_words=self.copy_words)
+
+    def symbols(self, sources: "Sequence[PairSource]") -> list[str]:
+        """Returns brackets and tags, where these are among words."""
+        marks = tuple(trees.MARKS.values())
+        words = {word for source in sources for _, text in source for word in text.split(" ")}
+        return sorted(word for word in words if word.startswith(marks))
+
+    def constraints(
+        self, source: Any, vocabularies: "tuple[Vocabulary, Vocabulary]"
+    ) -> Sequence[Any]:
+        """Returns what holds a search to trees with the words of the source."""
+        from keras_transformer.tasks.parsing.constraint import BalancedBrackets, CopiedWords
+        from keras_transformer.tasks.parsing.repair import copied_words, word_kinds
+        from keras_transformer.text.vocabulary import RESERVED_IDS, WORD_START
+
+        if not self.constrained:
+            return ()
+        target = vocabularies[1]
+        if self.copy_words:
+            ids, labels, begins_word = copied_words(source, target)
+            words = word_kinds(source, target)
+            return [CopiedWords(ids, words, labels, begins_word, evalb.PUNCTUATION_TAGS)]
+        tokens = [token.removeprefix(WORD_START) for token in target.pieces(range(target.size))]
+        kinds = word_kinds(source, vocabularies[0])
+        return [BalancedBrackets(kinds, tokens, RESERVED_IDS, evalb.PUNCTUATION_TAGS)]
+
+    def finish(self, outputs: Any, sources: Any) -> Any:
+        """Returns trees in brackets over the words of the sources; see `repair_trees`."""
+        from keras_transformer.tasks.parsing.repair import drop_words, repair_trees
+
+        return repair_trees(drop_words(outputs) if self.copy_words else outputs, sources)
+
+    def read_answers(self, path: Path) -> list[str]:
+        """Returns the trees of a file, each on one line; empty for "(())", a parser's failure."""
+        answers, first_line = [], 1
+        lines = iterate_lines(path)
+        for is_failure, group in itertools.groupby(lines, lambda line: line.strip() == "(())"):
+            part = list(group)
+            if is_failure:
+                answers += [""] * len(part)
+            else:
+                found = trees.read_trees(part, str(path), first_line)
+                answers += [trees.to_text(tree) for _, tree in found]
+            first_line += len(part)
+        return answers
+
+    def evaluate(
+        self, outputs: Sequence[str], references: Sequence[str], sources: Sequence[str]
+    ) -> dict[str, Any]:
+        """Returns "f1", 0..100, and what EVALB says: "evalb" and, up to 40 words, "evalb_40".
+
+        EVALB leaves out sentences whose trees have different words, even if only because their
+        tags mark different tokens as punctuation; "f1" counts such outputs as having no brackets.
+        """
+        scores = self._scores(outputs, references)
+        valid = [score for score in scores if score.status == "ok"]
+        left_out = [
+            evalb.score_tree(tree, tree).reference
+            for score, tree in zip(scores, map(trees.parse_tree, references), strict=True)
+            if score.status != "ok"
+        ]
+        brackets = sum(score.reference + score.output for score in valid) + sum(left_out)
+        matched = sum(score.matched for score in valid)
+        short = [score for score in scores if score.length <= evalb.SHORT]
+        return {
+            "f1": 200 * matched / brackets if brackets else None,
+            "evalb": evalb.summarize(scores),
+            f"evalb_{evalb.SHORT}": evalb.summarize(short),
+        }
+
+    def evaluate_each(
+        self, outputs: Sequence[str], references: Sequence[str], sources: Sequence[str]
+    ) -> list[dict[str, Any]]:
+        """Returns what EVALB prints of each sentence."""
+        return [score._asdict() for score in self._scores(outputs, references)]
+
+    def report(self, results: Mapping[str, Any]) -> dict[str, str]:
+        """Returns "f1" and EVALB's summary, that of short sentences behind that of all."""
+        every, short = results["evalb"], results[f"evalb_{evalb.SHORT}"]
+        f1 = "undefined" if results["f1"] is None else f"{results['f1']:.2f}"
+        return {"F1, errors counted": f1, "EVALB, COLLINS.prm": "   all   <=40"} | {
+            name.replace("_", " "): " ".join(
+                f"{value:6.2f}" if isinstance(value, float) else f"{value:6,}"
+                for value in (every[name], short[name])
+            )
+            for name in every
+        }
+
+    def _scores(
+        self, outputs: Sequence[str], references: Sequence[str]
+    ) -> list[evalb.SentenceScore]:
+        scores = []
+        for text, reference_text in zip(outputs, references, strict=True):
+            output = trees.parse_tree(text) if text else []
+            reference = trees.parse_tree(reference_text)
+            if not self.pos_tags:
+                output = trees.with_tags(output, reference)
+            pair = (output, reference)
+            scores.append(evalb.score_tree(*map(trees.with_comparable_root, pair, reversed(pair))))
+        return scores

@@ -1,0 +1,242 @@
+"""Bracketed trees (Penn Treebank) as sequences: read, cleaned, written out, and linearized.
+
+A tree is a flat list of its brackets and words from left to right, so that nothing here is
+recursive: "(NP" opens a bracket, ")NP" closes it, and `Word` is a word with its part of speech.
+"""
+
+import dataclasses
+import itertools
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple, TypeAlias
+
+from keras_transformer.errors import InputError
+from keras_transformer.files import Path, iterate_lines
+
+UNKNOWN_TAG = "XX"  # of words whose part of speech is not kept (Vinyals et al. 2015, section 3)
+ROOT = "TOP"
+TRACE = "-NONE-"
+_ROOTS = ("", ROOT, "ROOT", "S1")
+# Of tags and brackets among words, which hardly ever begin like this.
+MARKS = {"(": "⟨", ")": "⟩", "tag": "∕"}
+_ESCAPED = {"(": "-LRB-", ")": "-RRB-"}
+_TOKEN = re.compile(r"\(|\)|[^\s()]+", re.ASCII)
+
+
+class Word(NamedTuple):
+    """A word of a tree, with its part of speech."""
+
+    tag: str
+    text: str
+
+
+Tree: TypeAlias = list[str | Word]
+
+
+def read_trees(lines: Iterable[str], name: str, first_line: int = 1) -> Iterator[tuple[int, Tree]]:
+    """Yields each tree of a text, which has one or many lines, and the line where it begins.
+
+    Args:
+        lines: the text.
+        name: of the text in messages.
+        first_line: the number of the text's first line.
+
+    Raises:
+        InputError: a bracket is not closed, or was not opened; a bracket has no words; a word
+            stands outside of brackets, or beside others in one.
+    """
+    found: list[tuple[int, str]] = []  # tokens of the tree that is being read, with their lines
+    depth = 0
+    for number, line in enumerate(lines, start=first_line):
+        for token in _TOKEN.findall(line):
+            depth += {"(": 1, ")": -1}.get(token, 0)
+            if depth < 0:
+                raise InputError(f"{name}, line {number}: a bracket is closed that was not opened")
+            if not depth and token != ")":
+                raise InputError(f"{name}, line {number}: {token!r} stands outside of brackets")
+            found.append((number, token))
+            if not depth:
+                yield found[0][0], _make_tree(found, name)
+                found = []
+    if found:
+        raise InputError(f"{name}, line {found[0][0]}: this tree is not closed at the file's end")
+
+
+def parse_tree(text: str) -> Tree:
+    """Returns the tree of a text; errors as in `read_trees`."""
+    trees = [tree for _, tree in read_trees([text], repr(text[:40]))]
+    if len(trees) != 1:
+        raise InputError(f"expected one tree, got {len(trees)}: {text[:80]!r}")
+    return trees[0]
+
+
+def _make_tree(found: list[tuple[int, str]], name: str) -> Tree:
+    """Returns the tree of tokens whose brackets are balanced."""
+    tree: Tree = []
+    stack: list[str] = []
+    tokens = [token for _, token in found]
+    place = 0
+    while place < len(tokens):
+        kinds = tokens[place : place + 4]
+        kinds = [kind if kind in ("(", ")") else "a" for kind in kinds]
+        if kinds == ["(", "a", "a", ")"]:
+            tree.append(Word(*tokens[place + 1 : place + 3]))
+            place += 4
+        elif kinds[0] == "(" and kinds[1] != ")":
+            stack.append(tokens[place + 1] if kinds[1] == "a" else "")
+            tree.append("(" + stack[-1])
+            place += 1 + (kinds[1] == "a")
+        elif kinds[0] == ")" and not _is_opening(tree[-1]):
+            tree.append(")" + stack.pop())
+            place += 1
+        else:
+            wrong = "an empty bracket" if kinds[0] != "a" else f"{tokens[place]!r} has no tag"
+            raise InputError(
+                f"{name}, line {found[place][0]}: {wrong}; expected brackets around brackets, or "
+                "around a tag and its word"
+            )
+    return tree
+
+
+def _is_opening(item: str | Word) -> bool:
+    return isinstance(item, str) and item.startswith("(")
+
+
+def words_of(tree: Tree, *, traces: bool = False) -> list[Word]:
+    """Returns the words from left to right, traces only where they are asked for."""
+    words = (item for item in tree if isinstance(item, Word))
+    return [word for word in words if traces or word.tag != TRACE]
+
+
+def sentence_of(tree: Tree, *, traces: bool = False) -> str:
+    """Returns the words as a sentence, parentheses as such."""
+    return _unescaped(" ".join(word.text for word in words_of(tree, traces=traces)))
+
+
+def _unescaped(text: str) -> str:
+    for plain, escaped in _ESCAPED.items():
+        text = text.replace(escaped, plain)
+    return text
+
+
+def clean(tree: Tree, *, function_tags: bool = False, traces: bool = False) -> Tree:
+    """Returns what a parser is to find: without traces, functional tags and the root's bracket.
+
+    The root's bracket stays where it is the only one, or holds several others. A tree of nothing
+    but traces is the empty list.
+
+    Args:
+        tree: as it was read.
+        function_tags: whether to keep functional tags (NP-SBJ) and indices (NP=2, NP-1).
+        traces: whether to keep traces (-NONE-).
+    """
+    kept: Tree = []
+    for item in tree:
+        if isinstance(item, Word):
+            if traces or item.tag != TRACE:
+                kept.append(item)
+        elif item.startswith(")") and kept and _is_opening(kept[-1]):
+            kept.pop()  # nothing but traces was in it
+        else:
+            kept.append(item if function_tags else item[0] + base_label(item[1:]))
+    if not kept:
+        return []
+    kept = [f"({ROOT}", *kept, f"){ROOT}"] if len(kept) == 1 else kept
+    if isinstance(kept[0], str) and kept[0][1:] in _ROOTS:
+        inside = kept[1:-1]
+        kept = inside if _is_one_bracket(inside) else [f"({ROOT}", *inside, f"){ROOT}"]
+    return kept
+
+
+def base_label(label: str) -> str:
+    """Returns a label up to its functional tags: up to the first "-" or "=" behind its start."""
+    return re.split("(?<=.)[-=]", label, maxsplit=1)[0]
+
+
+def _is_one_bracket(tree: Tree) -> bool:
+    depths = itertools.accumulate(
+        0 if isinstance(item, Word) else 1 if item.startswith("(") else -1 for item in tree
+    )
+    return 0 not in list(depths)[:-1] and _is_opening(tree[0])
+
+
+def linearize(tree: Tree, *, pos_tags: bool = True, copy_words: bool = False) -> str:
+    """Returns a tree as a model puts it out (Vinyals et al. 2015): closing brackets have labels.
+
+    Args:
+        tree: what to write.
+        pos_tags: whether words are written as their tags, or else as XX.
+        copy_words: whether the word itself comes before its tag. `MARKS` tell brackets and tags
+            from words then.
+
+    Example:
+        >>> tree = parse_tree("(S (NP (NN dogs)) (VP (VB bark)))")
+        >>> linearize(tree, pos_tags=False)
+        '(S (NP XX )NP (VP XX )VP )S'
+        >>> linearize(tree, copy_words=True)
+        '⟨S ⟨NP dogs ∕NN ⟩NP ⟨VP bark ∕VB ⟩VP ⟩S'
+    """
+
+    def write(item: str | Word) -> str:
+        if isinstance(item, str):
+            return MARKS[item[0]] + item[1:] if copy_words else item
+        tag = item.tag if pos_tags else UNKNOWN_TAG
+        return f"{_unescaped(item.text)} {MARKS['tag']}{tag}" if copy_words else tag
+
+    return " ".join(map(write, tree))
+
+
+def with_comparable_root(tree: Tree, other: Tree) -> Tree:
+    """Returns a tree, its root renamed TOP if it is a treebank's own and the other's label differs.
+
+    EVALB leaves brackets named TOP out, and counts "(", "(ROOT" and "(S1" like all others.
+    """
+    if not tree or not other or tree[0] == other[0] or tree[0][1:] not in _ROOTS:
+        return tree
+    return [f"({ROOT}", *tree[1:-1], f"){ROOT}"]
+
+
+def with_tags(tree: Tree, reference: Tree) -> Tree:
+    """Returns a tree whose words have the tags of a reference's, where that has as many words."""
+    tags = [word.tag for word in words_of(reference)]
+    if len(tags) != len(words_of(tree)):
+        return tree
+    remaining = iter(tags)
+    return [Word(next(remaining), item.text) if isinstance(item, Word) else item for item in tree]
+
+
+def to_text(tree: Tree) -> str:
+    """Returns a tree in brackets, on one line."""
+    items = (
+        f"({item.tag} {item.text})" if isinstance(item, Word) else f"({item[1:]} "
+        if item.startswith("(") else ")"
+        for item in tree
+    )  # fmt: skip
+    return re.sub(r"(?<=\))(?=\()", " ", "".join(items))
+
+
+@dataclasses.dataclass(frozen=True)
+class TreeFile:
+    """A file of bracketed trees: pairs of a sentence and its tree on one line, as it was read.
+
+    Attributes:
+        path: of a text file, plain or .gz.
+        traces: whether traces are words of the sentence.
+    """
+
+    path: Path
+    traces: bool = False
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Kind, whether there are traces, and what `file_identity` gives."""
+        from keras_transformer.data.sources import file_identity
+
+        return {"kind": "trees", "traces": self.traces, "files": [file_identity(self.path)]}
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        for _, tree in read_trees(iterate_lines(self.path), str(self.path)):
+            yield sentence_of(tree, traces=self.traces), to_text(tree)

@@ -1,0 +1,179 @@
+"""Which devices a run trains on, of this machine and of others."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from keras_transformer.errors import InputError, check_choice, writing
+from keras_transformer.host import has_bfloat16
+
+STRATEGIES = ("auto", "none", "mirrored", "multi_worker")
+
+
+@dataclasses.dataclass(frozen=True)
+class Worker:
+    """One of the processes that train together; the first one, the chief, writes the files."""
+
+    index: int
+    count: int
+
+    @property
+    def is_chief(self) -> bool:
+        return self.index == 0
+
+
+def make_strategy(name: str = "auto") -> tf.distribute.Strategy:
+    """Returns the strategy under which `train` builds and fits the model.
+
+    Args:
+        name: "multi_worker" trains on all GPUs of several machines, each of which runs the same
+            command with its own TF_CONFIG in the environment; it must be made before TensorFlow
+            has done anything else. "mirrored" trains on all GPUs of the machine, or on all its
+            logical CPU devices where it has no GPU; "none" on one device. "auto" is
+            "multi_worker" where TF_CONFIG names several workers, "mirrored" where there are
+            several GPUs, else "none".
+
+    Raises:
+        InputError: the name is none of these, or TF_CONFIG is missing or damaged.
+    """
+    check_choice("strategy", name, STRATEGIES)
+    worker = worker_of_environment()
+    if name == "multi_worker" and worker is None:
+        raise InputError(
+            "strategy multi_worker needs TF_CONFIG in the environment of each worker, such as "
+            '{"cluster": {"worker": ["host1:2222", "host2:2222"]}, '
+            '"task": {"type": "worker", "index": 0}}'
+        )
+    if name == "multi_worker" or (name == "auto" and worker is not None and worker.count > 1):
+        return tf.distribute.MultiWorkerMirroredStrategy()
+    gpus = tf.config.list_logical_devices("GPU")
+    if name == "none" or (name == "auto" and len(gpus) < 2):
+        return tf.distribute.get_strategy()
+    devices = gpus or tf.config.list_logical_devices("CPU")
+    return tf.distribute.MirroredStrategy([device.name for device in devices])
+
+
+def computes_in_bfloat16() -> bool:
+    """Whether this machine has a GPU, or a processor with instructions for bfloat16.
+
+    Without them it is slower than float32: 0.7 of its rate on a processor with AVX2.
+    """
+    return bool(tf.config.list_physical_devices("GPU")) or has_bfloat16()
+
+
+def worker_of(strategy: tf.distribute.Strategy) -> Worker:
+    """Returns which worker this process is under a strategy; without others, the only one."""
+    worker = worker_of_environment()
+    several = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+    return worker if several and worker is not None else Worker(0, 1)
+
+
+def worker_of_environment() -> Worker | None:
+    """Returns which worker TF_CONFIG makes this process; None without one.
+
+    Raises:
+        InputError: TF_CONFIG is damaged, or has other tasks than workers.
+    """
+    text = os.environ.get("TF_CONFIG")
+    if not text:
+        return None
+    try:
+        config = json.loads(text)
+        workers, task = config["cluster"]["worker"], config["task"]
+        worker = Worker(int(task["index"]), len(workers))
+        if set(config["cluster"]) != {"worker"} or task["type"] != "worker":
+            raise ValueError("every task must be a worker")
+        if not 0 <= worker.index < worker.count:
+            raise ValueError(f"there is no worker {worker.index} of {worker.count}")
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"TF_CONFIG is damaged ({type(error).__name__}: {error}); expected "
+            '{"cluster": {"worker": [addresses]}, "task": {"type": "worker", "index": 0}}'
+        ) from error
+    return worker
+
+
+def sum_over_workers(strategy: tf.distribute.Strategy, value: float) -> float:
+    """Returns the sum of the values of all replicas; waits until all workers have called it."""
+    result = _add(strategy, tf.constant(value))
+    return float(strategy.experimental_local_results(result)[0])
+
+
+@tf.function
+def _add(strategy: tf.distribute.Strategy, value: tf.Tensor) -> Any:
+    def meet(value: tf.Tensor) -> tf.Tensor:
+        context = tf.distribute.get_replica_context()
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.identity(value))
+
+    return strategy.run(meet, args=(value,))
+
+
+# How the other workers know that the first one, which prepares a run, is still alive.
+#
+# They share nothing but a file system: the first worker touches a file every few seconds.
+
+_NAME = "preparing"
+_INTERVAL_S = 5.0
+# Network file systems cache the time of a file's change for up to a minute.
+_SILENCE_S = 300.0
+
+
+@contextlib.contextmanager
+def heartbeat(folder: pathlib.Path) -> Iterator[None]:
+    """Touches a file in the folder every few seconds while the block runs, then removes it.
+
+    The folder is made if it is missing, and removed again if the block leaves it empty.
+
+    Raises:
+        InputError: the folder cannot be written.
+    """
+    path, ended = folder / _NAME, threading.Event()
+    with writing(f"run directory {folder}"):
+        folder.mkdir(parents=True, exist_ok=True)
+        path.touch()
+
+    def beat() -> None:
+        while not ended.wait(_INTERVAL_S):
+            with contextlib.suppress(OSError):  # a disk that is full for a moment
+                path.touch()
+
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # not empty
+            folder.rmdir()
+
+
+def wait_for_first_worker(folder: pathlib.Path, is_ready: Callable[[], bool]) -> None:
+    """Waits until `is_ready`, for as long as the first worker's heartbeat continues.
+
+    Only changes of the file's time count, so that clocks of machines may differ.
+
+    Raises:
+        InputError: there has been no heartbeat for five minutes.
+    """
+    path, last, end = folder / _NAME, None, time.monotonic() + _SILENCE_S
+    while not is_ready():
+        with contextlib.suppress(OSError):
+            if (changed := path.stat().st_mtime_ns) != last:
+                last, end = changed, time.monotonic() + _SILENCE_S
+        if time.monotonic() > end:
+            raise InputError(
+                f"the first worker has given no sign of life in {folder} for "
+                f"{_SILENCE_S / 60:.0f} minutes; see why it stopped, share the file system of "
+                "--run_dir among all workers, and give them the same flags"
+            )
+        time.sleep(min(0.5, _SILENCE_S / 10))

@@ -1,0 +1,176 @@
+"""From a `DataConfig`, as a task reads it, to vocabularies and tokenized corpora."""
+
+import contextlib
+import itertools
+import os
+import pathlib
+import tempfile
+from collections.abc import Callable, Sequence
+
+from keras_transformer.config import DataConfig
+from keras_transformer.data import (
+    ApacheBeamShards,
+    PairSource,
+    ParallelText,
+    Shortlist,
+    TokenizedCorpus,
+    cached_corpus,
+    learn_from_corpus,
+)
+from keras_transformer.errors import InputError, writing
+from keras_transformer.tasks import Task, TranslationTask
+from keras_transformer.text import Vocabulary
+from keras_transformer.text.vocabulary import WORD_START
+from keras_transformer.training.run import RunDirectory
+
+_TRANSLATION = TranslationTask()
+
+
+def training_corpus(
+    data: DataConfig,
+    vocabularies: tuple[Vocabulary, Vocabulary],
+    cache_folder: str | os.PathLike[str],
+    progress: Callable[[int], None] = lambda num_pairs: None,
+    *,
+    keep_others: bool = True,
+    worker: tuple[int, int] = (0, 1),
+    beam: ApacheBeamShards | None = None,
+    task: Task = _TRANSLATION,
+) -> TokenizedCorpus:
+    """Returns the corpora to train on as ids, tokenized before or now; see `cached_corpus`."""
+    return cached_corpus(
+        cache_folder,
+        task.pair_sources(data, "train"),
+        vocabularies,
+        max_length=data.max_length,
+        max_length_ratio=data.max_length_ratio,
+        progress=progress,
+        keep_others=keep_others,
+        worker=worker,
+        make_shards=beam,
+    )
+
+
+def read_validation_texts(data: DataConfig, task: Task = _TRANSLATION) -> list[ParallelText]:
+    """Returns the pairs of each dev set, of which the first decides; none where none is named."""
+    return [_read([source]) for source in task.pair_sources(data, "validation")]
+
+
+def read_test_text(
+    data: DataConfig, split: str = "test", task: Task = _TRANSLATION
+) -> ParallelText:
+    """Returns the pairs to evaluate on: those of a split, see `Task.pair_sources`.
+
+    Raises:
+        InputError: the configuration names none.
+    """
+    sources = task.pair_sources(data, split)
+    if not sources:
+        raise InputError("this run names no test files: give --source and --target of a test set")
+    return _read(sources)
+
+
+def tokenize(
+    text: ParallelText,
+    vocabularies: tuple[Vocabulary, Vocabulary],
+    max_length: int | None = None,
+) -> TokenizedCorpus:
+    """Returns a small text as ids, in memory.
+
+    Raises:
+        InputError: no pair is left after those with an empty or too long side are dropped.
+    """
+    source, target = vocabularies
+    return TokenizedCorpus.from_ids(
+        source.encode(text.source), target.encode(text.target), max_length=max_length
+    )
+
+
+def make_vocabularies(data: DataConfig, task: Task = _TRANSLATION) -> tuple[Vocabulary, Vocabulary]:
+    """Loads or learns the vocabularies of source and target; one object where they share it.
+
+    They are learned from the text to train on; see `learn_from_corpus`.
+    """
+    if data.vocabulary is not None:
+        source = Vocabulary.load(data.vocabulary)
+        path = data.target_vocabulary
+        vocabularies = source, source if path is None else Vocabulary.load(path)
+        check_symbols(data, task, vocabularies)
+        return vocabularies
+    sources = task.pair_sources(data, "train")
+    options = {
+        "size": data.vocabulary_size,
+        "normalization": data.vocabulary_normalization,
+        "character_coverage": data.character_coverage,
+        "byte_fallback": data.byte_fallback,
+    }
+    kinds = data.kinds
+    if data.shares_vocabulary:
+        symbols = task.symbols(sources)
+        shared = learn_from_corpus(sources, (0, 1), kind=kinds[0], symbols=symbols, **options)
+        return shared, shared
+    source, target = (
+        learn_from_corpus(sources, (side,), kind=kinds[side], **options) for side in (0, 1)
+    )
+    return source, target
+
+
+def check_symbols(
+    data: DataConfig, task: Task, vocabularies: tuple[Vocabulary, Vocabulary]
+) -> None:
+    """Raises `InputError` where a shared vocabulary was learned without a symbol of the task."""
+    source, target = vocabularies
+    if source.fingerprint != target.fingerprint:
+        return
+    known = set(source.pieces(range(source.size)))
+    symbols = task.symbols(task.pair_sources(data, "train"))
+    if missing := [symbol for symbol in symbols if WORD_START + symbol not in known]:
+        raise InputError(
+            f"{len(missing):,} symbols of this text, such as {missing[0]!r}, are no tokens of the "
+            "vocabulary, which was learned for something else; let train learn one"
+        )
+
+
+def _read(sources: Sequence[PairSource]) -> ParallelText:
+    text = ParallelText.from_pairs(itertools.chain.from_iterable(sources))
+    if not text.source:
+        names = ", ".join(map(str, sources))
+        raise InputError(f"there is no sentence to evaluate on in {names}; give a larger text")
+    return text
+
+
+# The shortlist of a run, learned from its corpus the first time that it is asked for.
+
+
+def load_shortlist(
+    run: RunDirectory, progress: Callable[[int], None] = lambda num_pairs: None
+) -> Shortlist:
+    """Returns the candidates of each source token, which are kept in the run directory.
+
+    Args:
+        run: trained on a corpus.
+        progress: is called now and then while this is tokenized, see `cached_corpus`.
+
+    Raises:
+        InputError: they have to be learned, and the text that the run was trained on is not there,
+            or the directory cannot be written to.
+    """
+    path = run.path / "shortlist.npz"
+    if not path.exists():
+        configs, vocabularies = run.configs(), run.vocabularies()
+        if configs.data is None:
+            raise InputError(
+                f"{run.path} was imported, without a text to learn a shortlist from; leave "
+                "--shortlist out, or train the run further with train --start_from"
+            )
+        folder = run.path / "tokens"
+        with writing(str(path)), contextlib.ExitStack() as stack:
+            if not folder.exists():  # they are elsewhere, and are not to lie in two places
+                temporary = tempfile.TemporaryDirectory(dir=run.path, prefix=".tokens-")
+                folder = pathlib.Path(stack.enter_context(temporary))
+            corpus = training_corpus(
+                configs.corpora, vocabularies, folder, progress, task=configs.task
+            )
+            sizes = (vocabulary.size for vocabulary in vocabularies)
+            Shortlist.learn(corpus, *sizes).save(path)
+    return Shortlist.load(path)
