@@ -52,7 +52,7 @@ def files(tmp_path) -> dict[str, str]:
 def few_numbers(tmp_path, monkeypatch):
     """Makes `number_names` a data set of the ten digits, kept in the test's own folder."""
     digits = {1: number_names._Share(train=7, validation=1, test=2)}
-    monkeypatch.setattr(datasets, "_SHARES", digits)
+    monkeypatch.setattr(number_names, "_SHARES", digits)
     split = functools.partial(DatasetSplit, data_dir=tmp_path)
     monkeypatch.setattr("keras_transformer.data.DatasetSplit", split)
 
