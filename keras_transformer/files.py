@@ -124,8 +124,10 @@ def _remove_if_abandoned(path: pathlib.Path) -> None:
 
 # Folders that are there whole or not at all.
 #
-# A folder is filled under a temporary name, `.writing-*`, and renamed when it is complete. A process
-# that dies leaves the temporary folder behind, and the next one removes it. A lock, which the system
+# A folder is filled under a temporary name, `.writing-*`, and renamed when it is complete. A
+# process
+# that dies leaves the temporary folder behind, and the next one removes it. A lock, which the
+# system
 # releases when a process dies, marks those that are still being written.
 
 _ASIDE = ".writing-"

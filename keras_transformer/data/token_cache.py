@@ -197,7 +197,8 @@ def _flatten(sentences: Iterable[Sequence[int]], count: int) -> npt.NDArray[np.i
 # Text tokenized shard by shard: by all cores, by several machines, and resumed where it stopped.
 #
 # A shard is 50,000 pairs of one corpus. Each becomes a file in a folder that stays until the corpus
-# is whole, so a process that is killed loses only the shards that were under way. Which process makes
+# is whole, so a process that is killed loses only the shards that were under way. Which process
+# makes
 # a shard changes none of its bytes.
 
 _CHUNK_PAIRS = 10_000  # tokenized at a time

@@ -308,7 +308,8 @@ def _register(spec: Any, source: Vocabulary, target: Vocabulary) -> None:
 # model.bin of CTranslate2: named arrays one after the other, little-endian.
 #
 # u32 version, name of the model, u32 revision, u32 count; for each array its name, u8 rank, u32
-# sizes, u8 type, u32 bytes and these; u32 count of aliases, for each its name and that of the array.
+# sizes, u8 type, u32 bytes and these; u32 count of aliases, for each its name and that of the
+# array.
 # Text is u16 length, bytes and a NUL. Weights in whole numbers are multiplied by a scale that is
 # divided out.
 
@@ -391,7 +392,8 @@ def _scaled(array: Array, scale: Array | None) -> Array:
 #
 # model.bin                      options and weights
 # config.json                    names of the special tokens
-# shared_vocabulary.json         tokens, or source_vocabulary.json and target_vocabulary.json; or .txt
+# shared_vocabulary.json         tokens, or source_vocabulary.json and target_vocabulary.json; or
+# .txt
 # source.model, target.model     SentencePiece models, where the folder was written here
 
 _NAMES = {

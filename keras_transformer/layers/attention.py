@@ -177,7 +177,8 @@ class CrossAttention(MultiHeadAttention):
 
 # Restricted self-attention: a band of the attention matrix, computed in blocks (section 4).
 #
-# Blocks of b queries attend to the keys of their own block and of its edges, so that time and memory
+# Blocks of b queries attend to the keys of their own block and of its edges, so that time and
+# memory
 # grow with r T and not with T^2. While decoding, a KV cache that grows forgets what no later token
 # sees, and one of fixed capacity is read in part.
 #

@@ -118,7 +118,8 @@ class RandomOffset(Layer):
 
 # Relative positions as vectors that are added to keys and values (Shaw et al. 2018).
 #
-# Shapes: T queries, S keys, K key and U value dimension of a head, k the largest distance told apart.
+# Shapes: T queries, S keys, K key and U value dimension of a head, k the largest distance told
+# apart.
 
 
 def relative_scores(query: Tensor, table: Tensor, distances: Tensor) -> Tensor:

@@ -159,7 +159,8 @@ class LSTM(Layer):
 
 # The attentions of recurrent models: to the source, and to the decoder's own past.
 #
-# Shapes: B batch, T queries (while decoding the W hypotheses of a sentence), S source length, U width
+# Shapes: B batch, T queries (while decoding the W hypotheses of a sentence), S source length, U
+# width
 # of a query, A of a key, M of the memory.
 
 _NEVER = -1e30  # the logarithm of no attention; finite, so that no difference is NaN

@@ -790,7 +790,8 @@ def _occurred_before(ids: Tensor) -> Tensor:
 
 # What each step of a search does with the state of its loop.
 #
-# Shapes: B sentences, W hypotheses a sentence, L longest result, V vocabulary, C tokens of a subset.
+# Shapes: B sentences, W hypotheses a sentence, L longest result, V vocabulary, C tokens of a
+# subset.
 
 
 def read(

@@ -114,11 +114,14 @@ def find_top_k(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 # Functions on the logits of the next tokens, which constraints and sampling are made of.
 #
-# Each parameter has an entry for each sentence, and a neutral value at which the logits stay as they
-# are bit for bit; where it is neutral for a whole batch, the function costs next to nothing. What is
+# Each parameter has an entry for each sentence, and a neutral value at which the logits stay as
+# they
+# are bit for bit; where it is neutral for a whole batch, the function costs next to nothing.
+# What is
 # forbidden is at -inf.
 #
-# Shapes: B sentences, W hypotheses a sentence, V vocabulary, L longest result, N ids. A parameter of
+# Shapes: B sentences, W hypotheses a sentence, V vocabulary, L longest result, N ids. A
+# parameter of
 # shape [1] holds for all sentences. V and W are static. `tokens` are int32 [B, W, L], what each
 # hypothesis has so far without BOS, PAD from `time` on; `time` is int32 []; `logits` are float32
 # [B, W, V].

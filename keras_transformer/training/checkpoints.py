@@ -140,7 +140,8 @@ def _value(variable: Variable) -> Variable:
 
 # The files of checkpoints: written whole or not at all, read back or refused.
 #
-# A checkpoint `name` is `name.data-00000-of-00001` and `name.index`. Both are written to a temporary
+# A checkpoint `name` is `name.data-00000-of-00001` and `name.index`. Both are written to a
+# temporary
 # folder, synced to disk and moved into place, the index, which completes the checkpoint, last.
 
 AVERAGE = "average"
