@@ -1,8 +1,6 @@
-"""Flags made from configurations, with the help texts of their docstrings."""
+"""Flags made from the fields of configurations, with their help texts."""
 
 import dataclasses
-import inspect
-import re
 import typing
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -21,18 +19,17 @@ def define_flags(
     names: Iterable[str] | None = None,
     presets: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> None:
-    """Defines a flag for each field of a configuration, with the help of its docstring.
+    """Defines a flag for each field of a configuration.
 
     Args:
         config: a dataclass of `keras_transformer.config`.
         names: the fields to define; None means all.
         presets: named values that the defaults in the help texts are taken from.
     """
-    help_texts = _attribute_help(config)
     for field in dataclasses.fields(config):  # type: ignore[arg-type]
         if names is not None and field.name not in names:
             continue
-        help_text = help_texts.get(field.name, "") + _default_help(field, presets or {})
+        help_text = field.metadata.get("help", "") + _default_help(field, presets or {})
         kinds = [kind for kind in typing.get_args(field.type) if kind is not type(None)]
         if typing.get_origin(field.type) is typing.Literal:
             flags.DEFINE_enum(field.name, None, kinds, help_text)
@@ -88,21 +85,6 @@ def given_flags(config: type[JsonConfig]) -> dict[str, Any]:
     values = flags.FLAGS.flag_values_dict()
     names = [field.name for field in dataclasses.fields(config)]  # type: ignore[arg-type]
     return {name: values[name] for name in names if values.get(name) is not None}
-
-
-def _attribute_help(config: type) -> dict[str, str]:
-    """Returns the descriptions under "Attributes:" in the docstrings of a class and its bases."""
-    found: dict[str, str] = {}
-    for base in reversed(config.__mro__):
-        # As it stands in the source, or, from Python 3.13 on, without its indentation.
-        docstring = inspect.cleandoc(vars(base).get("__doc__") or "")
-        _, _, attributes = docstring.partition("Attributes:\n")
-        for entry in re.split(r"\n    (?=\w)", "\n" + attributes.rstrip()):
-            names, _, text = entry.strip().partition(": ")
-            text = " ".join(text.split()).replace("; None means", ". Default:")
-            for name in names.split(", "):
-                found[name] = text[:1].upper() + text[1:]
-    return found
 
 
 def _default_help(field: dataclasses.Field[Any], presets: Mapping[str, Mapping[str, Any]]) -> str:

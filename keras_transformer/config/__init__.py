@@ -4,7 +4,7 @@ One place lists every hyperparameter; layers take plain numbers and never see th
 `ModelConfig.preset("base")` gives the paper's settings, `to_json` and `from_json` a round trip.
 """
 
-from keras_transformer.config.base import JsonConfig
+from keras_transformer.config.base import JsonConfig, option
 from keras_transformer.config.data import VOCABULARY_FIELDS, DataConfig, split_list
 from keras_transformer.config.model import (
     BOS_ID,
@@ -49,6 +49,7 @@ __all__ = [
     "UniversalConfig",
     "architectures",
     "check_options",
+    "option",
     "register_config",
     "split_list",
 ]

@@ -11,6 +11,16 @@ from typing_extensions import Self
 from keras_transformer.errors import InputError
 
 
+def option(default: Any, help: str) -> Any:
+    """Returns a dataclass field with a help text, which its command-line flag shows.
+
+    Args:
+        default: of the field, or `dataclasses.MISSING` for one that must be given.
+        help: what the value means, in sentences.
+    """
+    return dataclasses.field(default=default, metadata={"help": help})
+
+
 class JsonConfig:
     """JSON round trip and validation shared by the frozen dataclasses of this folder."""
 

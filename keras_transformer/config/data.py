@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
-from keras_transformer.config.base import JsonConfig
+from keras_transformer.config.base import JsonConfig, option
 from keras_transformer.errors import InputError
 
 VocabularyKind = Literal["bpe", "unigram", "char", "word"]
@@ -21,76 +21,89 @@ VOCABULARY_FIELDS = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataConfig(JsonConfig):
-    """Where sentence pairs come from and how they become tokens.
+    """Where sentence pairs come from and how they become tokens."""
 
-    Attributes:
-        dataset: names of TensorFlow Datasets translation sets, separated by commas, such as
-            wmt14_translate/de-en, or number_names/en-de, which needs no download.
-        reverse: whether to swap source and target of the data sets.
-        train_source: text files to train on, a sentence a line, plain or .gz; several are
-            separated by commas.
-        train_target: as many files with a translation of each line of `train_source`.
-        train_file: files that hold both sides in the format of the task, plain or .gz, separated
-            by commas; for translation source, tab and target on each line. File pairs, such files
-            and data sets can be given together.
-        mix_weights: share of the sentence pairs that each corpus gives, numbers separated by
-            commas, for file pairs, files of both sides and data sets in this order; None means in
-            proportion to their sizes, so that an epoch has every pair once.
-        dev_source: a file of source sentences; their loss and the task's metric are shown at each
-            checkpoint. Of further files, separated by commas, the metric is shown too.
-        dev_target: as many files with a translation of each line of `dev_source`.
-        dev_file: a file that holds both, in place of `dev_source` and `dev_target`.
-        test_source: a file of source sentences that the command evaluate translates.
-        test_target: a file with a translation of each line of `test_source`.
-        test_file: a file that holds both, in place of `test_source` and `test_target`.
-        vocabulary: a SentencePiece model to use instead of learning one; the source's own where
-            `target_vocabulary` is given too.
-        target_vocabulary: the target's own SentencePiece model.
-        vocabulary_size: tokens of each vocabulary that is learned.
-        vocabulary_kind: what the tokens are: byte-pair or unigram pieces, characters, or words.
-        source_level: what the source's tokens are where they are not of `vocabulary_kind`.
-        target_level: the same for the target. Sides with tokens of different kinds have a
-            vocabulary each.
-        vocabulary_normalization: "nfkc" unifies the spellings of characters, "nfc" composes letters
-            and their marks only, "identity" leaves text that is prepared already alone.
-        character_coverage: share of all characters that a learned vocabulary has tokens for; the
-            rarest of them become unknown.
-        byte_fallback: whether a learned vocabulary spells unknown characters as UTF-8 bytes, for
-            which it has 256 more tokens.
-        share_vocabulary: whether one vocabulary is learned for both sides.
-        max_length: pairs with more tokens on a side are left out of training and of the dev loss.
-        max_length_ratio: pairs whose longer side has more than so many times the tokens of the
-            shorter one are left out of training; None means no bound.
-        subword_sampling: how much the segmentation of the training text varies (subword
-            regularisation, Kudo 2018): the rate of merges left out of byte-pair pieces
-            (Provilkov et al. 2020), the exponent of unigram probabilities; 0 does not vary it.
-    """
-
-    dataset: str | None = None
-    reverse: bool = False
-    train_source: str | None = None
-    train_target: str | None = None
-    train_file: str | None = None
-    mix_weights: str | None = None
-    dev_source: str | None = None
-    dev_target: str | None = None
-    dev_file: str | None = None
-    test_source: str | None = None
-    test_target: str | None = None
-    test_file: str | None = None
-    vocabulary: str | None = None
-    target_vocabulary: str | None = None
-    vocabulary_size: int = 8000
-    vocabulary_kind: VocabularyKind = "bpe"
-    source_level: VocabularyKind | None = None
-    target_level: VocabularyKind | None = None
-    vocabulary_normalization: Normalization = "nfkc"
-    character_coverage: float = 1.0
-    byte_fallback: bool = False
-    share_vocabulary: bool = True
-    max_length: int = 256
-    max_length_ratio: float | None = None
-    subword_sampling: float = 0.0
+    dataset: str | None = option(
+        None,
+        "TensorFlow Datasets translation sets, separated by commas, for example "
+        "wmt14_translate/de-en; number_names/en-de needs no download.",
+    )
+    reverse: bool = option(False, "Swap source and target of the data sets.")
+    train_source: str | None = option(
+        None,
+        "Training text, one sentence per line, plain or .gz; separate several files by commas.",
+    )
+    train_target: str | None = option(None, "As many files with the translations, line by line.")
+    train_file: str | None = option(
+        None,
+        "Files that hold both sides in the format of the task, plain or .gz, separated by "
+        'commas; for translation one "source TAB target" per line. Can be combined with file '
+        "pairs and data sets.",
+    )
+    mix_weights: str | None = option(
+        None,
+        "Share of sentence pairs from each corpus, for example 3,1: file pairs first, then files "
+        "of both sides, then data sets. Default: proportional to their sizes, each pair once per "
+        "epoch.",
+    )
+    dev_source: str | None = option(
+        None,
+        "Source side of the dev set; its loss and the metric of the task are measured at each "
+        "checkpoint. Further files, separated by commas, are scored with the metric only.",
+    )
+    dev_target: str | None = option(None, "As many files with the translations, line by line.")
+    dev_file: str | None = option(
+        None, "One file with both sides, instead of dev_source and dev_target."
+    )
+    test_source: str | None = option(None, "Source sentences that the command evaluate translates.")
+    test_target: str | None = option(None, "Their translations, line by line.")
+    test_file: str | None = option(
+        None, "One file with both sides, instead of test_source and test_target."
+    )
+    vocabulary: str | None = option(
+        None,
+        "SentencePiece model to use instead of learning one; that of the source if "
+        "target_vocabulary is given.",
+    )
+    target_vocabulary: str | None = option(None, "SentencePiece model of the target.")
+    vocabulary_size: int = option(8000, "Tokens of each learned vocabulary.")
+    vocabulary_kind: VocabularyKind = option(
+        "bpe", "Kind of tokens: byte-pair or unigram pieces, characters, or words."
+    )
+    source_level: VocabularyKind | None = option(
+        None, "Kind of tokens of the source. Default: vocabulary_kind."
+    )
+    target_level: VocabularyKind | None = option(
+        None,
+        "Kind of tokens of the target. Sides that differ get one vocabulary each. Default: "
+        "vocabulary_kind.",
+    )
+    vocabulary_normalization: Normalization = option(
+        "nfkc",
+        'Unicode normalization: "nfkc" unifies compatible characters, "nfc" only composes '
+        'letters and marks, "identity" leaves preprocessed text alone.',
+    )
+    character_coverage: float = option(
+        1.0, "Share of all characters that a learned vocabulary covers; the rarest become unknown."
+    )
+    byte_fallback: bool = option(
+        False, "Spell unknown characters as UTF-8 bytes; adds 256 tokens to a learned vocabulary."
+    )
+    share_vocabulary: bool = option(True, "Learn one vocabulary for both sides.")
+    max_length: int = option(
+        256, "Drop pairs with more tokens on a side from training and from the dev loss."
+    )
+    max_length_ratio: float | None = option(
+        None,
+        "Drop training pairs whose longer side has more than this many times the tokens of the "
+        "shorter side. Default: no limit.",
+    )
+    subword_sampling: float = option(
+        0.0,
+        "Subword regularization (Kudo 2018): dropout rate of merges for byte-pair pieces "
+        "(Provilkov et al. 2020), exponent of the probabilities for unigram pieces; 0 turns it "
+        "off.",
+    )
 
     def __post_init__(self) -> None:
         self._check_types()

@@ -5,11 +5,12 @@ Neither Keras nor TensorFlow is imported here: command lines make their flags of
 
 import dataclasses
 from collections.abc import Mapping
+from dataclasses import MISSING
 from typing import Any, ClassVar, Literal, TypeVar
 
 from typing_extensions import Self
 
-from keras_transformer.config.base import JsonConfig
+from keras_transformer.config.base import JsonConfig, option
 from keras_transformer.errors import InputError, check_choice
 
 # The tokens that every vocabulary reserves.
@@ -33,31 +34,31 @@ class ModelConfig(JsonConfig):
 
     A subclass names its architecture, adds fields, and is registered with `register_config`. Here
     `preset` and `from_dict` find the class that is meant.
-
-    Attributes:
-        vocabulary_size: tokens of the source vocabulary, V.
-        target_vocabulary_size: tokens of the target vocabulary; None where it is the same one.
-        model_dim: width of embeddings and hidden states, d_model.
-        dropout: rate on each sub-layer's output, before the residual sum (5.4).
-        embedding_dropout: rate on what enters encoder and decoder; None means `dropout`, as in
-            the paper.
-        share_embeddings: "all" shares one matrix between source embedding, target embedding and
-            pre-softmax projection (3.4), "target" between the last two, "none" nothing.
-        scale_embeddings: whether embeddings are multiplied by the square root of model_dim (3.4).
-        output_bias: whether the pre-softmax projection has a bias.
     """
 
     architecture: ClassVar[str]
     PRESETS: ClassVar[Mapping[str, Preset]] = {}
 
-    vocabulary_size: int
-    target_vocabulary_size: int | None = None
-    model_dim: int = 512
-    dropout: float = 0.1
-    embedding_dropout: float | None = None
-    share_embeddings: Literal["all", "target", "none"] = "all"
-    scale_embeddings: bool = True
-    output_bias: bool = False
+    vocabulary_size: int = option(MISSING, "Tokens of the source vocabulary, V.")
+    target_vocabulary_size: int | None = option(
+        None, "Tokens of the target vocabulary. Default: the same vocabulary."
+    )
+    model_dim: int = option(512, "Width of embeddings and hidden states, d_model.")
+    dropout: float = option(
+        0.1, "Dropout rate of the output of each sub-layer, before the residual sum (5.4)."
+    )
+    embedding_dropout: float | None = option(
+        None, "Dropout rate of the input of encoder and decoder. Default: dropout, as in the paper."
+    )
+    share_embeddings: Literal["all", "target", "none"] = option(
+        "all",
+        '"all" shares one matrix between source embedding, target embedding and output '
+        'projection (3.4), "target" between the last two, "none" shares nothing.',
+    )
+    scale_embeddings: bool = option(
+        True, "Multiply embeddings by the square root of model_dim (3.4)."
+    )
+    output_bias: bool = option(False, "Give the output projection a bias.")
 
     def __post_init__(self) -> None:
         if not hasattr(self, "architecture"):
@@ -207,56 +208,59 @@ def _is_same(one: type, other: type) -> bool:
 # The form and size of a Transformer, and what other models of its layers share with it.
 
 
+Positions = Literal["sinusoidal", "concatenated", "halves", "learned", "relative", "rotary"]
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TransformerLayersConfig(ModelConfig):
-    """Abstract base: hyperparameters of models whose layers are a Transformer's.
+    """Abstract base: hyperparameters of models whose layers are a Transformer's."""
 
-    Attributes:
-        feed_forward_dim: inner width of the feed-forward layers, d_ff.
-        num_heads: attention heads, h.
-        key_dim: width of a head's queries and keys, d_k; None means model_dim / num_heads.
-        value_dim: width of a head's values, d_v; None means model_dim / num_heads.
-        activation: what stands between the two products of a feed-forward layer: "relu" as in
-            the paper, "swish", "gelu", or its approximations "gelu_tanh" and "gelu_sigmoid".
-        attention_dropout: rate on the attention weights; none in the paper's text.
-        feed_forward_dropout: rate inside the feed-forward layer, after its activation; none in
-            the paper's text.
-        norm_position: "post" as in the paper, or "pre" (norm before each sub-layer, one more
-            norm at the end of each stack).
-        norm_form: "variance" is (x - mean)/sqrt(variance + epsilon), "sigma" is
-            (x - mean)/(sigma + epsilon).
-        norm_epsilon: the epsilon of layer normalization, in either form.
-        positions: "sinusoidal" interleaves sine and cosine as in 3.5, "concatenated" puts all
-            sines before all cosines (tensor2tensor, OpenNMT, fairseq, Marian), "halves" is as in
-            3.5, but all sines before all cosines (Hugging Face), "learned" is Table 3 row E.
-            "relative" (Shaw et al. 2018) and "rotary" (Su et al. 2021) leave embeddings without
-            positions and tell self-attention the distances.
-        max_relative_distance: largest distance that "relative" tells from smaller ones.
-        first_position: the position number of the first token.
-        max_positions: rows of the table of learned positions; the other kinds need no limit.
-        max_position_offset: while training, the positions of each sentence pair are counted from a
-            random number up to this, so that the model meets positions beyond its sentences.
-        attention_bias: whether the projections of attention have a bias (the paper's have none).
-    """
-
-    feed_forward_dim: int = 2048
-    num_heads: int = 8
-    key_dim: int | None = None
-    value_dim: int | None = None
-    activation: Literal["relu", "swish", "gelu", "gelu_tanh", "gelu_sigmoid"] = "relu"
-    attention_dropout: float = 0.0
-    feed_forward_dropout: float = 0.0
-    norm_position: Literal["post", "pre"] = "post"
-    norm_form: Literal["variance", "sigma"] = "variance"
-    norm_epsilon: float = 1e-6
-    positions: Literal["sinusoidal", "concatenated", "halves", "learned", "relative", "rotary"] = (
-        "sinusoidal"
+    feed_forward_dim: int = option(2048, "Inner width of the feed-forward layers, d_ff.")
+    num_heads: int = option(8, "Attention heads, h.")
+    key_dim: int | None = option(
+        None, "Width of the queries and keys of a head, d_k. Default: model_dim / num_heads."
     )
-    max_relative_distance: int = 16
-    first_position: int = 0
-    max_positions: int = 1024
-    max_position_offset: int = 0
-    attention_bias: bool = False
+    value_dim: int | None = option(
+        None, "Width of the values of a head, d_v. Default: model_dim / num_heads."
+    )
+    activation: Literal["relu", "swish", "gelu", "gelu_tanh", "gelu_sigmoid"] = option(
+        "relu",
+        'Activation of the feed-forward layers: "relu" as in the paper, "swish", "gelu" (exact), '
+        '"gelu_tanh" or "gelu_sigmoid" (approximations).',
+    )
+    attention_dropout: float = option(0.0, "Dropout rate of the attention weights; 0 in the paper.")
+    feed_forward_dropout: float = option(
+        0.0, "Dropout rate after the activation of the feed-forward layers; 0 in the paper."
+    )
+    norm_position: Literal["post", "pre"] = option(
+        "post",
+        '"post" as in the paper, or "pre": before each sub-layer, and once more at the end of '
+        "each stack.",
+    )
+    norm_form: Literal["variance", "sigma"] = option(
+        "variance",
+        '"variance" is (x - mean) / sqrt(variance + epsilon), "sigma" is (x - mean) / (sigma + '
+        "epsilon).",
+    )
+    norm_epsilon: float = option(1e-6, "Epsilon of layer normalization.")
+    positions: Positions = option(
+        "sinusoidal",
+        '"sinusoidal" interleaves sine and cosine (3.5); "concatenated" puts all sines before '
+        'all cosines (tensor2tensor, OpenNMT, fairseq, Marian); "halves" does so with the '
+        'frequencies of 3.5 (Hugging Face); "learned" is Table 3, row E; "relative" (Shaw et al. '
+        '2018) and "rotary" (Su et al. 2021) give distances to self-attention instead.',
+    )
+    max_relative_distance: int = option(16, "Largest distance that relative positions tell apart.")
+    first_position: int = option(0, "Number of the first position.")
+    max_positions: int = option(1024, "Rows of the table of learned positions.")
+    max_position_offset: int = option(
+        0,
+        "In training, count positions from a random number up to this, so that the model sees "
+        "positions beyond its sentences.",
+    )
+    attention_bias: bool = option(
+        False, "Give the projections of attention a bias; the paper has none."
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -300,19 +304,7 @@ class TransformerLayersConfig(ModelConfig):
 @register_config
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TransformerConfig(TransformerLayersConfig):
-    """Hyperparameters of `Transformer` (Vaswani et al. 2017, section 3 and Table 3).
-
-    Attributes:
-        num_layers: layers of the encoder and of the decoder, N.
-        decoder_layers: layers of the decoder; None means num_layers.
-        embedding_norm: whether what enters encoder and decoder, embedding plus position, is
-            normalized.
-        source_eos: whether the encoder reads the EOS that ends each source.
-        encoder_attention_window: tokens that a source token attends to, itself in the middle; odd;
-            None means all.
-        decoder_attention_window: r, odd: a target token attends to itself and the (r - 1) / 2
-            target tokens before it; None means all.
-    """
+    """Hyperparameters of `Transformer` (Vaswani et al. 2017, section 3 and Table 3)."""
 
     architecture = "transformer"
     # "tiny" is the encoder and decoder that Wu et al. 2021 trained on Multi30k.
@@ -322,12 +314,20 @@ class TransformerConfig(TransformerLayersConfig):
         "big": dict(num_layers=6, model_dim=1024, feed_forward_dim=4096, num_heads=16, dropout=0.3),
     }
 
-    num_layers: int = 6
-    decoder_layers: int | None = None
-    embedding_norm: bool = False
-    source_eos: bool = True
-    encoder_attention_window: int | None = None
-    decoder_attention_window: int | None = None
+    num_layers: int = option(6, "Layers of the encoder, and of the decoder, N.")
+    decoder_layers: int | None = option(None, "Layers of the decoder. Default: num_layers.")
+    embedding_norm: bool = option(
+        False, "Normalize the input of encoder and decoder, embedding plus position."
+    )
+    source_eos: bool = option(True, "Let the encoder read the EOS that ends each source.")
+    encoder_attention_window: int | None = option(
+        None, "Tokens that a source token attends to, itself in the middle; odd. Default: all."
+    )
+    decoder_attention_window: int | None = option(
+        None,
+        "Odd r: a target token attends to itself and the (r - 1) / 2 tokens before it. Default: "
+        "all.",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -350,27 +350,7 @@ class TransformerConfig(TransformerLayersConfig):
 @register_config
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class UniversalConfig(TransformerLayersConfig):
-    """Hyperparameters of `UniversalTransformer` (Dehghani et al. 2019).
-
-    Attributes:
-        num_steps: how often the one layer of the encoder, and that of the decoder, is applied; with
-            adaptive computation time the most that a token may take.
-        adaptive_steps: whether each token halts by itself, by adaptive computation time
-            (Graves 2016); otherwise all take `num_steps`.
-        halting_output: "sum" adds up the states of a token's steps by its halting probabilities,
-            whose sum is 1 (Graves 2016, eq. 13; tensor2tensor's "accumulated"); "blend"
-            interpolates step by step, with weights whose sum is less (the listing of Dehghani et
-            al. 2019; tensor2tensor's "basic").
-        halted_tokens: "copy" keeps the state of a token that has halted, as the paper's text says;
-            "run_on" goes on updating the state that other tokens see, as tensor2tensor does.
-        halting_epsilon: a token halts once its halting probabilities sum to more than 1 less this.
-        halting_bias: what the bias of the halting units starts from; lower ones halt later.
-        ponder_weight: weight in the loss of the ponder cost, the tokens' steps plus remainders.
-        step_signals: what tells the layer its step: "sinusoidal" is the paper's, "learned" a table
-            (tensor2tensor).
-        transition: what follows attention: "feed_forward", or "separable_convolution": widths 3
-            and 5 with `activation` between them (tensor2tensor's "sepconv").
-    """
+    """Hyperparameters of `UniversalTransformer` (Dehghani et al. 2019)."""
 
     architecture = "universal"
     # The sizes of tensor2tensor.
@@ -386,15 +366,43 @@ class UniversalConfig(TransformerLayersConfig):
         ),
     }
 
-    num_steps: int = 6
-    adaptive_steps: bool = True
-    halting_output: Literal["sum", "blend"] = "sum"
-    halted_tokens: Literal["copy", "run_on"] = "copy"
-    halting_epsilon: float = 0.01
-    halting_bias: float = 1.0
-    ponder_weight: float = 0.01
-    step_signals: Literal["sinusoidal", "learned"] = "sinusoidal"
-    transition: Literal["feed_forward", "separable_convolution"] = "feed_forward"
+    num_steps: int = option(
+        6, "Times that the shared layer is applied; with adaptive steps, the most a token may take."
+    )
+    adaptive_steps: bool = option(
+        True,
+        "Let each token halt by itself (adaptive computation time, Graves 2016); otherwise all "
+        "take num_steps.",
+    )
+    halting_output: Literal["sum", "blend"] = option(
+        "sum",
+        '"sum" weights the states of a token by its halting probabilities, which sum to 1 '
+        '(Graves 2016, eq. 13; "accumulated" in tensor2tensor); "blend" interpolates step by '
+        'step, with weights that sum to less (listing of Dehghani et al. 2019; "basic" in '
+        "tensor2tensor).",
+    )
+    halted_tokens: Literal["copy", "run_on"] = option(
+        "copy",
+        '"copy" keeps the state of a token that has halted, as the paper\'s text says; "run_on" '
+        "goes on updating the state that other tokens see, as tensor2tensor does.",
+    )
+    halting_epsilon: float = option(
+        0.01, "A token halts once its halting probabilities sum to more than 1 - epsilon."
+    )
+    halting_bias: float = option(1.0, "Initial bias of the halting units; lower values halt later.")
+    ponder_weight: float = option(
+        0.01, "Weight of the ponder cost in the loss: steps plus remainder of each token."
+    )
+    step_signals: Literal["sinusoidal", "learned"] = option(
+        "sinusoidal",
+        'What tells the layer its step: "sinusoidal" is the paper\'s, "learned" a table '
+        "(tensor2tensor).",
+    )
+    transition: Literal["feed_forward", "separable_convolution"] = option(
+        "feed_forward",
+        'What follows attention: "feed_forward", or "separable_convolution": widths 3 and 5 with '
+        '`activation` between them (tensor2tensor\'s "sepconv").',
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -416,23 +424,7 @@ class UniversalConfig(TransformerLayersConfig):
 @register_config
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RecurrentConfig(ModelConfig):
-    """Hyperparameters of `RecurrentModel`: a bidirectional LSTM encoder, an LSTM with attention.
-
-    Attributes:
-        num_layers: layers of the encoder and of the decoder, N.
-        hidden_dim: units of an LSTM, U; a layer of the encoder has two, one for each direction.
-        attention_type: "additive" scores v^T tanh(W1 H + W2 h + b) (Bahdanau et al. 2015), or "dot"
-            products h^T W1 H (Luong et al. 2015, "general").
-        attention_dim: width of W1 H and W2 h in additive attention; None means hidden_dim.
-        intra_temporal_attention: whether source tokens that were attended to before get less
-            attention (Paulus et al. 2018, 2.1).
-        intra_decoder_attention: whether the decoder attends to its own earlier states (Paulus et
-            al. 2018, 2.2).
-        input_feeding: whether the decoder reads the last context beside each token (Luong et al.
-            2015, 3.3).
-        bridge_activation: activation of the layers that map the encoder's last states to the
-            decoder's first: "relu" (See et al. 2017), or "tanh".
-    """
+    """Hyperparameters of `RecurrentModel`: a bidirectional LSTM encoder, an LSTM with attention."""
 
     architecture = "recurrent"
     PRESETS = {  # noqa: RUF012 (a ClassVar of the base)
@@ -440,14 +432,34 @@ class RecurrentConfig(ModelConfig):
         "rnn-base": dict(num_layers=2, model_dim=512, hidden_dim=512, dropout=0.2),
     }
 
-    num_layers: int = 1
-    hidden_dim: int = 512
-    attention_type: Literal["additive", "dot"] = "additive"
-    attention_dim: int | None = None
-    intra_temporal_attention: bool = False
-    intra_decoder_attention: bool = False
-    input_feeding: bool = False
-    bridge_activation: Literal["relu", "tanh"] = "relu"
+    num_layers: int = option(1, "Layers of the encoder, and of the decoder.")
+    hidden_dim: int = option(
+        512, "Units of an LSTM, U; a layer of the encoder has two, one for each direction."
+    )
+    attention_type: Literal["additive", "dot"] = option(
+        "additive",
+        '"additive" scores v^T tanh(W1 H + W2 h + b) (Bahdanau et al. 2015), "dot" scores h^T W1 '
+        'H (Luong et al. 2015, "general").',
+    )
+    attention_dim: int | None = option(
+        None, "Width of W1 H and W2 h in additive attention. Default: hidden_dim."
+    )
+    intra_temporal_attention: bool = option(
+        False,
+        "Give less attention to source tokens that were attended to before (Paulus et al. 2018, "
+        "2.1).",
+    )
+    intra_decoder_attention: bool = option(
+        False, "Let the decoder attend to its earlier states (Paulus et al. 2018, 2.2)."
+    )
+    input_feeding: bool = option(
+        False, "Feed the last context to the decoder beside each token (Luong et al. 2015, 3.3)."
+    )
+    bridge_activation: Literal["relu", "tanh"] = option(
+        "relu",
+        'Activation between the last states of the encoder and the first of the decoder: "relu" '
+        '(See et al. 2017), or "tanh".',
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from keras_transformer.config.base import JsonConfig
+from keras_transformer.config.base import JsonConfig, option
 from keras_transformer.errors import InputError
 
 # The most phrases of a sentence, so that no request can exhaust the memory.
@@ -33,77 +33,97 @@ _MAX_BEAM_SIZE = 1_000
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SearchConfig(JsonConfig):
-    """How translations are searched for (Vaswani et al. 2017, section 6.1).
+    """How translations are searched for (Vaswani et al. 2017, section 6.1)."""
 
-    Attributes:
-        method: beam search, or sampling of each token from the model's distribution.
-        beam_size: hypotheses kept for each sentence; 1 is greedy search, 1,000 the largest.
-            Sampling ignores it.
-        early_stop: when beam search is done with a sentence. "exact": when nothing better can
-            come. "first": when as many hypotheses have finished as the beam holds, as in fairseq
-            and CTranslate2: fewer steps, and longer translations may be missed.
-        length_penalty: alpha of ((5 + length) / 6) ** alpha (Wu et al. 2016, eq. 14), by which
-            log-probabilities are divided; the length counts EOS.
-        length_penalty_form: "gnmt" is that quotient, "power" is length ** alpha, as in Marian,
-            fairseq and Hugging Face, where an alpha of 1 is the mean of the log-probabilities.
-        coverage_penalty: beta of the coverage penalty (Wu et al. 2016, eq. 14), by which
-            translations that leave source tokens unattended lose; 0 is off.
-        beam_groups: groups that the beam is divided into, each searching for itself and avoiding
-            what those before it chose (Vijayakumar et al. 2018); 1 is an ordinary beam. Two of
-            them may still come to the same translation.
-        diversity_penalty: what a token loses for each time that an earlier group chose it at
-            the same step, in units of log-probability.
-        num_translations: translations returned for each sentence, best first; at most
-            `beam_size` of a beam.
-        temperature: what logits are divided by before a token is sampled.
-        top_k: only the k most probable tokens are sampled from; 0 means all.
-        top_p: only the fewest tokens whose probabilities add up to this are sampled from; 1 means
-            all.
-        seed: seed of the sampling, at least 0; the same seed gives a sentence the same samples in
-            any batch (but for a shortlist, which batches share, and rounding, which may flip one
-            in a thousand), and others to other sentences.
-        forbid_unknown: whether the unknown token is never generated, as in Marian.
-        max_extra_length: a translation has at most the source's length plus this many tokens.
-        max_length: a translation has at most this many tokens, whatever the source; 0 sets no
-            such limit.
-        min_length: a translation has at least this many tokens before EOS, the last no mere space;
-            0 allows the empty one. Blank sentences have the empty translation in any case.
-        shortlist: number of candidates for each source token, its most probable target tokens in
-            the training text; a batch is limited to its candidates, the most frequent tokens and
-            those of `prefix` and `required_phrases`. 0 is the whole vocabulary.
-        max_source_length: tokens of a sentence that are read; what is beyond them is cut off. It
-            bounds the memory that a batch can take.
-        repetition_penalty: divides the positive logits, and multiplies the negative ones, of tokens
-            that the translation already contains (Keskar et al. 2019, 4.1); 1 is off.
-        no_repeat_ngram: no sequence of so many tokens occurs twice in a translation; 0 is off.
-        banned_phrases: never in a translation as the vocabulary cuts them into tokens; other
-            tokens may spell the same text. 256 at most.
-        required_phrases: in every translation, in any order (Post and Vilar 2018). 16 at most.
-    """
-
-    method: Literal["beam", "sampling"] = "beam"
-    beam_size: int = 4
-    early_stop: Literal["exact", "first"] = "exact"
-    length_penalty: float = 0.6
-    length_penalty_form: Literal["gnmt", "power"] = "gnmt"
-    coverage_penalty: float = 0.0
-    beam_groups: int = 1
-    diversity_penalty: float = _DIVERSITY_PENALTY
-    num_translations: int = 1
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int = 0
-    forbid_unknown: bool = False
-    max_extra_length: int = 50
-    max_length: int = 0
-    min_length: int = 1
-    shortlist: int = 0
-    max_source_length: int = 512
-    repetition_penalty: float = 1.0
-    no_repeat_ngram: int = 0
-    banned_phrases: tuple[str, ...] = ()
-    required_phrases: tuple[str, ...] = ()
+    method: Literal["beam", "sampling"] = option(
+        "beam", "Beam search, or sampling from the distribution of the model."
+    )
+    beam_size: int = option(
+        4, "Hypotheses per sentence; 1 is greedy search, at most 1,000. Sampling ignores it."
+    )
+    early_stop: Literal["exact", "first"] = option(
+        "exact",
+        'When a sentence is done. "exact": when no open hypothesis can win any more. "first": '
+        "when beam_size hypotheses have finished, as in fairseq and CTranslate2; faster, and may "
+        "miss longer translations.",
+    )
+    length_penalty: float = option(
+        0.6,
+        "alpha of ((5 + length) / 6) ** alpha, which divides log-probabilities (Wu et al. 2016, "
+        "eq. 14); the length counts EOS.",
+    )
+    length_penalty_form: Literal["gnmt", "power"] = option(
+        "gnmt",
+        '"gnmt" is the formula above, "power" is length ** alpha, as in Marian, fairseq and '
+        "Hugging Face, where alpha 1 ranks by the mean log-probability.",
+    )
+    coverage_penalty: float = option(
+        0.0,
+        "beta of the coverage penalty (Wu et al. 2016, eq. 14) for source tokens without "
+        "attention; 0 turns it off.",
+    )
+    beam_groups: int = option(
+        1,
+        "Groups of diverse beam search (Vijayakumar et al. 2018); 1 is an ordinary beam. Two "
+        "groups may still find the same translation.",
+    )
+    diversity_penalty: float = option(
+        _DIVERSITY_PENALTY,
+        "Log-probability that a token loses for each time an earlier group chose it at the same "
+        "step.",
+    )
+    num_translations: int = option(
+        1, "Translations returned per sentence, best first; at most beam_size in beam search."
+    )
+    temperature: float = option(1.0, "Divides the logits before sampling.")
+    top_k: int = option(0, "Sample from the k most probable tokens; 0 means all.")
+    top_p: float = option(
+        1.0, "Sample from the fewest tokens whose probabilities sum to at least this; 1 means all."
+    )
+    seed: int = option(
+        0,
+        "Seed for sampling, at least 0. A sentence gets the same samples in any batch, up to "
+        "rounding (about one in a thousand differs) and unless a shortlist is used, which a "
+        "batch shares.",
+    )
+    forbid_unknown: bool = option(False, "Never generate the unknown token, as in Marian.")
+    max_extra_length: int = option(
+        50, "A translation has at most this many tokens more than its source."
+    )
+    max_length: int = option(
+        0, "A translation has at most this many tokens; 0 means no such limit."
+    )
+    min_length: int = option(
+        1,
+        "A translation has at least this many tokens before EOS, the last of which is not a mere "
+        "space; 0 allows empty ones. Blank sentences always have the empty translation.",
+    )
+    shortlist: int = option(
+        0,
+        "Limit a batch to the most frequent target tokens and this many candidates for each "
+        "source token, learned from the training text; 0 uses the whole vocabulary.",
+    )
+    max_source_length: int = option(
+        512,
+        "Tokens of a sentence that are read; the rest is cut off. Bounds the memory of a batch.",
+    )
+    repetition_penalty: float = option(
+        1.0,
+        "Divides positive logits, and multiplies negative ones, of tokens that the translation "
+        "already contains (Keskar et al. 2019, 4.1); 1 turns it off.",
+    )
+    no_repeat_ngram: int = option(
+        0, "No sequence of this many tokens occurs twice in a translation; 0 turns it off."
+    )
+    banned_phrases: tuple[str, ...] = option(
+        (),
+        "Phrases that translations never contain, as the vocabulary tokenizes them; other tokens "
+        "may spell the same text. At most 256.",
+    )
+    required_phrases: tuple[str, ...] = option(
+        (),
+        "Phrases that every translation contains, in any order (Post and Vilar 2018). At most 16.",
+    )
 
     def __post_init__(self) -> None:
         self._check_types()

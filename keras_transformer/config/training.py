@@ -5,81 +5,89 @@ from typing import Any, Literal
 
 from typing_extensions import Self
 
-from keras_transformer.config.base import JsonConfig
+from keras_transformer.config.base import JsonConfig, option
 from keras_transformer.errors import InputError, check_choice
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingConfig(JsonConfig):
-    """How a model is trained (Vaswani et al. 2017, section 5).
+    """How a model is trained (Vaswani et al. 2017, section 5)."""
 
-    Attributes:
-        train_steps: updates in all.
-        batch_tokens: about so many source and so many target tokens a batch, padding included.
-        learning_rate: the highest rate, reached after `warmup_steps`; None means the paper's
-            (model_dim * warmup_steps)^-0.5.
-        warmup_steps: updates of linear warm-up.
-        label_smoothing: probability spread over the whole vocabulary.
-        accumulation_steps: parts into which each batch is cut to save memory; the update is that
-            of the whole batch.
-        clip_norm: the largest global norm of a gradient; None means no bound.
-        weight_decay: share of each weight matrix taken off it an update, times the learning rate
-            (Loshchilov and Hutter 2019).
-        ema_decay: decay of an exponential moving average of the weights, which then is what
-            checkpoints are validated, averaged and translated with; None means none.
-        max_bad_steps: updates in a row that may be skipped because their gradient is not finite
-            before the run stops.
-        checkpoint_steps: updates between two checkpoints.
-        validation_steps: updates between two validations on the dev set, a divisor or a multiple of
-            `checkpoint_steps`; the end of training is validated too. Selection of the best
-            checkpoints and early stopping consider only checkpoints that are validated; None
-            means `checkpoint_steps`.
-        keep_checkpoints: newest checkpoints kept on disk.
-        keep_best: checkpoints kept besides for the best metric of the task on the dev set.
-        average_last: newest checkpoints whose weights are averaged at the end (6.1).
-        average_best: how many of the checkpoints with the best metric of the task to average, in
-            place of the newest; None means the newest.
-        stop_metric: what to watch to stop early: val_loss, val_perplexity, val_accuracy or the
-            task's metric, such as bleu; None means not to stop early.
-        stop_patience: checkpoints without a better `stop_metric` before the run stops.
-        validation_time_share: bound on the share of the time that goes to searching the dev set for
-            the task's metric at each checkpoint; it decides how many of its sentences are taken. 0
-            turns it off.
-        log_steps: updates between two lines of metrics.jsonl.
-        sustained_tflops: TFLOP/s that a device sustains in training, for an estimate of the cost by
-            time, as 2.8 (K80), 3.7 (K40), 6.0 (M40) and 9.5 (P100) in 6.1; None means no estimate.
-        precision: the Keras dtype policy, or auto: mixed_bfloat16 on GPUs and on CPUs with
-            instructions for it, where it is faster, else float32. A run keeps what auto chose.
-        freeze: parts of the model whose weights stay as they are, separated by commas: the names of
-            its layers, such as encoder, and embeddings for all tables; None means none. A table
-            that is shared with the output projection stays there too.
-        seed: seed of the initial weights, dropout and the order of the data.
-    """
-
-    train_steps: int = 100_000
-    batch_tokens: int = 25_000
-    learning_rate: float | None = None
-    warmup_steps: int = 4000
-    label_smoothing: float = 0.1
-    accumulation_steps: int = 1
-    clip_norm: float | None = None
-    weight_decay: float = 0.0
-    ema_decay: float | None = None
-    max_bad_steps: int = 20
-    checkpoint_steps: int = 1000
-    validation_steps: int | None = None
-    keep_checkpoints: int = 20
-    keep_best: int = 1
-    average_last: int = 5
-    average_best: int | None = None
-    stop_metric: str | None = None
-    stop_patience: int = 10
-    validation_time_share: float = 0.1
-    log_steps: int = 100
-    sustained_tflops: float | None = None
-    precision: Literal["float32", "mixed_bfloat16", "mixed_float16", "auto"] = "float32"
-    freeze: str | None = None
-    seed: int = 1
+    train_steps: int = option(100_000, "Updates in total.")
+    batch_tokens: int = option(
+        25_000, "Source tokens per batch, and target tokens per batch, at most, padding included."
+    )
+    learning_rate: float | None = option(
+        None,
+        "Peak rate, reached after warmup_steps. Default: (model_dim * warmup_steps) ** -0.5, as "
+        "in the paper (5.3).",
+    )
+    warmup_steps: int = option(4000, "Updates of linear warm-up.")
+    label_smoothing: float = option(0.1, "Probability spread over the whole vocabulary (5.4).")
+    accumulation_steps: int = option(
+        1,
+        "Split each batch into this many parts to save memory; the update is that of the whole "
+        "batch.",
+    )
+    clip_norm: float | None = option(
+        None, "Largest global norm of a gradient. Default: no clipping."
+    )
+    weight_decay: float = option(
+        0.0,
+        "Decoupled weight decay of matrices, times the learning rate (Loshchilov and Hutter 2019).",
+    )
+    ema_decay: float | None = option(
+        None,
+        "Decay of an exponential moving average of the weights, which is then validated, "
+        "averaged and translated with. Default: no moving average.",
+    )
+    max_bad_steps: int = option(
+        20, "Stop after this many consecutive updates that were skipped for a non-finite gradient."
+    )
+    checkpoint_steps: int = option(1000, "Updates between checkpoints.")
+    validation_steps: int | None = option(
+        None,
+        "Updates between validations: a divisor or a multiple of checkpoint_steps; the end is "
+        "validated too. Only validated checkpoints count for selection and early stopping. "
+        "Default: checkpoint_steps.",
+    )
+    keep_checkpoints: int = option(20, "Newest checkpoints to keep.")
+    keep_best: int = option(1, "Further checkpoints to keep, those with the best dev metric.")
+    average_last: int = option(5, "Newest checkpoints whose weights are averaged at the end (6.1).")
+    average_best: int | None = option(
+        None, "Average this many of the best checkpoints, by the dev metric, instead of the newest."
+    )
+    stop_metric: str | None = option(
+        None,
+        "Stop early by val_loss, val_perplexity, val_accuracy or the metric of the task, for "
+        "example bleu. Default: no early stopping.",
+    )
+    stop_patience: int = option(
+        10, "Validations without a better stop_metric before training stops."
+    )
+    validation_time_share: float = option(
+        0.1,
+        "Largest share of the time spent on searching the dev set for the metric of the task; "
+        "limits how many of its sentences are used. 0 turns it off.",
+    )
+    log_steps: int = option(100, "Updates between lines of metrics.jsonl.")
+    sustained_tflops: float | None = option(
+        None,
+        "TFLOP/s that a device sustains, to estimate the cost by time as in the paper (6.1): 2.8 "
+        "for K80, 3.7 for K40, 6.0 for M40, 9.5 for P100. Default: no estimate.",
+    )
+    precision: Literal["float32", "mixed_bfloat16", "mixed_float16", "auto"] = option(
+        "float32",
+        "Keras dtype policy; auto is mixed_bfloat16 on GPUs and on CPUs with instructions for "
+        "it, else float32. A run keeps what auto chose.",
+    )
+    freeze: str | None = option(
+        None,
+        "Parts whose weights are not trained, separated by commas: names of layers, for example "
+        "encoder, or embeddings for all tables. A table shared with the output projection is "
+        "frozen there too.",
+    )
+    seed: int = option(1, "Seed of initial weights, dropout and data order.")
 
     def __post_init__(self) -> None:
         self._check_types()

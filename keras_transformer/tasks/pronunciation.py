@@ -11,7 +11,7 @@ import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from keras_transformer.config import DataConfig
+from keras_transformer.config import DataConfig, option
 from keras_transformer.data.sources import file_identity
 from keras_transformer.errors import InputError, check_choice
 from keras_transformer.files import Path, iterate_lines
@@ -100,16 +100,16 @@ if TYPE_CHECKING:  # needs TensorFlow, which takes long to import
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PronunciationTask(Task):
-    """Pronunciation of words, learned from dictionaries.
+    """Pronunciation of words, learned from dictionaries."""
 
-    Attributes:
-        keep_stress: whether phones keep the digits at their ends, which mark stress in CMUdict.
-        held_out: share of the words of the training dictionaries that the dev set gets, and as many
-            the test set, where no dev set is named: each with all its pronunciations.
-    """
-
-    keep_stress: bool = True
-    held_out: float = 0.05
+    keep_stress: bool = option(
+        True, "Keep the digits that mark stress in CMUdict, for example 1 in AH1."
+    )
+    held_out: float = option(
+        0.05,
+        "Share of the words of the training dictionaries that become the dev set, and as many "
+        "the test set, if no dev set is given; words keep all their pronunciations.",
+    )
 
     name = "pronunciation"
     metric = Metric("wer", "WER", higher_is_better=False)

@@ -4,23 +4,23 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from keras_transformer.config import option
 from keras_transformer.tasks.base import Metric, Task
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TranslationTask(Task):
-    """Translation, compared with one reference for each sentence.
+    """Translation, compared with one reference for each sentence."""
 
-    Attributes:
-        bleu_tokenize: sacreBLEU's tokenizer; none for text that is tokenized already.
-        bleu_lowercase: whether BLEU ignores case.
-        remove_bpe: whether the text is cut into pieces already, marked with "@@ ", which are
-            joined in translations, and in references before BLEU is computed.
-    """
-
-    bleu_tokenize: Literal["13a", "intl", "char", "zh", "none"] = "13a"
-    bleu_lowercase: bool = False
-    remove_bpe: bool = False
+    bleu_tokenize: Literal["13a", "intl", "char", "zh", "none"] = option(
+        "13a", "Tokenizer of sacreBLEU; none for tokenized text."
+    )
+    bleu_lowercase: bool = option(False, "Ignore case in BLEU.")
+    remove_bpe: bool = option(
+        False,
+        'The text is cut into pieces marked with "@@ "; join them in translations, and in '
+        "references before scoring.",
+    )
 
     name = "translation"
     metric = Metric("bleu", "BLEU")

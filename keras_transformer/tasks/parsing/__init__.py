@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from keras_transformer.config import DataConfig
+from keras_transformer.config import DataConfig, option
 from keras_transformer.errors import InputError
 from keras_transformer.files import Path, iterate_lines
 from keras_transformer.tasks.base import Metric, Task
@@ -42,24 +42,25 @@ class _LearnedPairs:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ParsingTask(Task):
-    """Constituency parsing.
+    """Constituency parsing."""
 
-    Attributes:
-        pos_tags: whether the model puts out the part of speech of each word; otherwise all are XX,
-            and the F1 takes those of the reference.
-        copy_words: whether the model also puts out each word, before its tag, so that it does not
-            lose its place in the sentence; search allows it no others. max_extra_length must leave
-            room for as many tokens more.
-        function_tags: whether to keep functional tags and indices of brackets, as in NP-SBJ.
-        traces: whether to keep traces, as words of the sentence.
-        constrained: whether search is held to trees; otherwise its outputs are repaired only.
-    """
-
-    pos_tags: bool = True
-    copy_words: bool = False
-    function_tags: bool = False
-    traces: bool = False
-    constrained: bool = True
+    pos_tags: bool = option(
+        True,
+        "Generate the part of speech of each word; otherwise all are XX, and the score takes "
+        "those of the reference.",
+    )
+    copy_words: bool = option(
+        False,
+        "Also generate each word, before its tag, so that the model keeps its place in the "
+        "sentence; max_extra_length must leave room for them.",
+    )
+    function_tags: bool = option(
+        False, "Keep functional tags and indices of brackets, as in NP-SBJ."
+    )
+    traces: bool = option(False, "Keep traces, as words of the sentence.")
+    constrained: bool = option(
+        True, "Constrain the search to trees; otherwise outputs are only repaired."
+    )
 
     name = "parsing"
     metric = Metric("f1", "F1")
