@@ -1,4 +1,4 @@
-"""Where sentence pairs come from and how they become tokens."""
+"""Where sentence pairs come from, and how they are tokenized."""
 
 import dataclasses
 import math
@@ -11,7 +11,7 @@ from keras_transformer.errors import InputError
 VocabularyKind = Literal["bpe", "unigram", "char", "word"]
 Normalization = Literal["nfkc", "nfc", "identity"]
 
-# Fields that say what the vocabularies are.
+# The fields that determine the vocabularies.
 VOCABULARY_FIELDS = (
     "vocabulary", "target_vocabulary", "vocabulary_size", "vocabulary_kind", "source_level",
     "target_level", "vocabulary_normalization", "character_coverage", "byte_fallback",
@@ -21,7 +21,7 @@ VOCABULARY_FIELDS = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataConfig(JsonConfig):
-    """Where sentence pairs come from and how they become tokens."""
+    """Where sentence pairs come from, and how they are tokenized."""
 
     dataset: str | None = option(
         None,
@@ -120,22 +120,21 @@ class DataConfig(JsonConfig):
         self._check_mix_weights()
         if self.reverse and self.dataset is None:
             raise InputError(
-                "reverse swaps the sides of a dataset, and none is given; "
-                "swap train_source and train_target"
+                "reverse needs a dataset; with files, swap train_source and train_target"
             )
         for split in ("dev", "test"):
             names = (f"{split}_source", f"{split}_target")
             if sum(getattr(self, name) is None for name in names) == 1:
-                raise InputError(f"{' and '.join(names)} go together; one of them is missing")
+                raise InputError(f"{' and '.join(names)} must be given together; one is missing")
             if None not in (getattr(self, names[0]), getattr(self, f"{split}_file")):
-                raise InputError(f"{split}_file takes the place of {names[0]}; leave one out")
+                raise InputError(f"{split}_file cannot be combined with {names[0]}; remove one")
             self._check_same_count(*names)
 
     def _check_same_count(self, source: str, target: str) -> None:
         files = getattr(self, source), getattr(self, target)
         if len(split_list(files[0])) != len(split_list(files[1])):
             raise InputError(
-                f"{source} and {target} must name as many files as each other, got {files[0]} and "
+                f"{source} and {target} must name the same number of files, got {files[0]} and "
                 f"{files[1]}"
             )
 
@@ -154,11 +153,11 @@ class DataConfig(JsonConfig):
             )
         if self.vocabulary is None:
             if self.target_vocabulary is not None:
-                raise InputError("target_vocabulary needs vocabulary, the source's, beside it")
+                raise InputError("target_vocabulary needs vocabulary, that of the source, too")
         elif self.target_vocabulary is None and len(set(self.kinds)) > 1:
             raise InputError(
-                f"vocabulary is of one kind, and source and target are to be of {self.kinds[0]} "
-                f"and {self.kinds[1]}; give target_vocabulary too"
+                f"vocabulary serves one kind of tokens, but the source has {self.kinds[0]} and the "
+                f"target {self.kinds[1]} tokens; give target_vocabulary too"
             )
 
     @property
@@ -213,11 +212,11 @@ def check_mix_weights(weights: Sequence[float], num_corpora: int, given: str) ->
     """
     if len(weights) != num_corpora or not all(0 < each < math.inf for each in weights):
         raise InputError(
-            f"mix_weights must be {num_corpora} numbers above 0, one for each corpus, "
+            f"mix_weights must be one positive number per corpus ({num_corpora} here), "
             f"separated by commas, got {given}"
         )
 
 
 def split_list(text: str | None) -> list[str]:
-    """Returns the entries of a list that is written with commas; None is the empty list."""
+    """Returns the entries of a comma-separated list; none for None."""
     return [entry.strip() for entry in text.split(",")] if text else []

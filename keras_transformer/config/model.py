@@ -281,8 +281,8 @@ class TransformerLayersConfig(ModelConfig):
             )
         if self.max_position_offset and self.attention_positions is not None:
             raise InputError(
-                f"max_position_offset has no meaning for {self.positions} positions, which are "
-                "distances; leave it out"
+                f"max_position_offset cannot be combined with {self.positions} positions, which "
+                "are distances; remove it"
             )
         furthest = self.first_position + self.max_position_offset
         if self.positions == "learned" and furthest >= self.max_positions:
@@ -466,8 +466,8 @@ class RecurrentConfig(ModelConfig):
         self._check_at_least(1, "num_layers", "hidden_dim", "attention_dim")
         if self.attention_dim is not None and self.attention_type == "dot":
             raise InputError(
-                f"attention_dim is that of additive attention, got {self.attention_dim} for dot "
-                "products, whose width is hidden_dim; leave it out"
+                f"attention_dim {self.attention_dim} cannot be combined with attention_type "
+                "'dot', which uses hidden_dim; remove it"
             )
 
     @property

@@ -1,4 +1,4 @@
-"""How translations are searched for."""
+"""Search options (Vaswani et al. 2017, section 6.1)."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -7,33 +7,33 @@ from typing import Any, Literal
 from keras_transformer.config.base import JsonConfig, option
 from keras_transformer.errors import InputError
 
-# The most phrases of a sentence, so that no request can exhaust the memory.
+# Phrases per sentence, limited so that no request can exhaust the memory.
 MOST_PHRASES = {"banned_phrases": 256, "required_phrases": 16}
 
 SAMPLING_OPTIONS = ("temperature", "top_k", "top_p", "seed")
 
-# What all sentences of an exported model have in common; they may differ in the other options.
+# Fixed when a model is exported; requests may set the other options for each sentence.
 FIXED_OPTIONS = (
     "method", "length_penalty_form", "forbid_unknown", "beam_size", "beam_groups", "early_stop",
     "num_translations", "shortlist", "max_source_length",
 )  # fmt: skip
 
-NO_USE = {  # options by the method that does not read them
+UNUSED_OPTIONS = {  # options that a method does not read
     "beam": SAMPLING_OPTIONS,
     "sampling": ("beam_groups", "diversity_penalty", "early_stop"),
 }
 _DIVERSITY_PENALTY = 0.5
-# Tokens of a sentence or a translation: far beyond use, and numbers of 32 bits hold their sums.
+# Tokens of a sentence or a translation: far beyond use, and their sums fit into 32 bits.
 _MAX_TOKENS = 100_000
-_LEAST = 1e-6  # of numbers that divide: in float32 logits stay finite
-# The largest beam that Koehn and Knowles 2017, 3.6, measured: BLEU falls from a few dozen on, and
-# time and memory grow with the square.
+_MINIMUM_DIVISOR = 1e-6  # keeps logits finite in float32
+# The largest that Koehn and Knowles 2017 (3.6) measured; BLEU falls beyond a few dozen hypotheses,
+# and time and memory grow with the square.
 _MAX_BEAM_SIZE = 1_000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SearchConfig(JsonConfig):
-    """How translations are searched for (Vaswani et al. 2017, section 6.1)."""
+    """Options of beam search and sampling (Vaswani et al. 2017, section 6.1)."""
 
     method: Literal["beam", "sampling"] = option(
         "beam", "Beam search, or sampling from the distribution of the model."
@@ -137,10 +137,12 @@ class SearchConfig(JsonConfig):
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if isinstance(value, int) and abs(value) >= 1 << 31:
-                raise InputError(f"{field.name} must be a number of 32 bits, got {value}")
+                raise InputError(f"{field.name} must fit into 32 bits, got {value}")
         for name in ("temperature", "repetition_penalty", "top_p"):
-            if not getattr(self, name) >= _LEAST:
-                raise InputError(f"{name} must be at least {_LEAST}, got {getattr(self, name)}")
+            if not getattr(self, name) >= _MINIMUM_DIVISOR:
+                raise InputError(
+                    f"{name} must be at least {_MINIMUM_DIVISOR}, got {getattr(self, name)}"
+                )
         if self.top_p > 1:
             raise InputError(f"top_p is a probability, at most 1, got {self.top_p}")
         if 0 < self.max_length < self.min_length:
@@ -149,10 +151,13 @@ class SearchConfig(JsonConfig):
             )
         self._check_beam()
         for field in dataclasses.fields(self):
-            if field.name in NO_USE[self.method] and getattr(self, field.name) != field.default:
+            if (
+                field.name in UNUSED_OPTIONS[self.method]
+                and getattr(self, field.name) != field.default
+            ):
                 raise InputError(
-                    f"{field.name} has no use with method {self.method}; leave it out, or give "
-                    "the other method"
+                    f"{field.name} cannot be combined with method {self.method}; remove it, or "
+                    "change the method"
                 )
         self._check_phrases()
 
@@ -160,16 +165,16 @@ class SearchConfig(JsonConfig):
         for name, most in MOST_PHRASES.items():
             phrases = getattr(self, name)
             if not all(phrase.strip() for phrase in phrases):
-                raise InputError(f"{name} must be phrases, none of them blank, got {phrases!r}")
+                raise InputError(f"{name} must not be blank, got {phrases!r}")
             if len(phrases) > most:
-                raise InputError(f"{name} may be {most}, got {len(phrases)}")
+                raise InputError(f"{name} takes at most {most} phrases, got {len(phrases)}")
         for required in self.required_phrases:
             words = f" {' '.join(required.split())} "
             for banned in self.banned_phrases:
                 if f" {' '.join(banned.split())} " in words:
                     raise InputError(
-                        f"required_phrases has {required!r}, in which {banned!r} of banned_phrases "
-                        "occurs; leave one of them out"
+                        f"required phrase {required!r} contains banned phrase {banned!r}; remove "
+                        "one of them"
                     )
 
     def _check_beam(self) -> None:
@@ -186,18 +191,18 @@ class SearchConfig(JsonConfig):
         if self.beam_size % self.beam_groups:
             raise InputError(
                 f"beam_groups {self.beam_groups} does not divide beam_size {self.beam_size}; "
-                f"a beam_size of {self.beam_groups * 2} gives each group two hypotheses"
+                f"for example, beam_size {self.beam_groups * 2} gives each group two hypotheses"
             )
         if self.beam_groups == 1 and self.diversity_penalty not in (0.0, _DIVERSITY_PENALTY):
             raise InputError(
-                "diversity_penalty has no use without groups; give beam_groups, or leave it out"
+                "diversity_penalty needs beam_groups of 2 or more; give both, or remove it"
             )
 
 
 def check_options(options: Mapping[str, Any]) -> None:
     """Raises `InputError` for values of options that no model accepts.
 
-    Only the model knows its method and the options that are not given.
+    Only the model knows its method and the defaults of the other options.
     """
     fitting: dict[str, Any] = {}
     if not options.keys().isdisjoint(SAMPLING_OPTIONS):

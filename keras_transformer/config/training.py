@@ -97,9 +97,11 @@ class TrainingConfig(JsonConfig):
             "max_bad_steps", "stop_patience", "log_steps", "validation_steps",
         )  # fmt: skip
         if self.seed >= 1 << 32:
-            raise InputError(f"seed must be a number of 32 bits, got {self.seed}")
+            raise InputError(f"seed must fit into 32 bits, got {self.seed}")
         if self.clip_norm is not None and self.clip_norm <= 0:
-            raise InputError(f"clip_norm must be above 0, got {self.clip_norm}; or leave it out")
+            raise InputError(
+                f"clip_norm must be above 0, got {self.clip_norm}; None turns clipping off"
+            )
         self._check_at_least(
             0, "label_smoothing", "learning_rate", "seed", "weight_decay", "keep_best",
             "validation_time_share", "sustained_tflops",

@@ -24,7 +24,7 @@ from typing_extensions import Self
 
 from keras_transformer.config import DataConfig, ModelConfig, SearchConfig, TrainingConfig
 from keras_transformer.config.model import UnknownArchitectureError
-from keras_transformer.config.search import NO_USE
+from keras_transformer.config.search import UNUSED_OPTIONS
 from keras_transformer.errors import InputError, writing
 from keras_transformer.files import write_atomically
 from keras_transformer.models import Seq2SeqModel, build_model
@@ -91,7 +91,7 @@ class RunConfigs(NamedTuple):
         The run's options that the requested search method does not use are left out.
         """
         changes = changes or {}
-        no_use = NO_USE.get(changes.get("method", ""), ())
+        no_use = UNUSED_OPTIONS.get(changes.get("method", ""), ())
         kept = {name: value for name, value in self.search.items() if name not in no_use}
         return self.task.search_config({**kept, **changes})
 

@@ -501,8 +501,8 @@ def test_an_attention_that_is_none_is_told(serve, model, wrong):
     [
         (dict(length_penalty=-0.5), "length_penalty must be at least 0, got -0.5"),
         (dict(max_length=[None, -2]), "max_length must be at least 0, got -2"),
-        (dict(seed=1 << 40), "seed must be a number of 32 bits, got 1099511627776"),
-        (dict(banned_phrases="a\n" * 257), "banned_phrases may be 256, got 257"),
+        (dict(seed=1 << 40), "seed must fit into 32 bits, got 1099511627776"),
+        (dict(banned_phrases="a\n" * 257), "banned_phrases takes at most 256 phrases, got 257"),
     ],
 )
 def test_a_value_that_no_model_accepts_is_refused(serve, model, options, message):

@@ -101,7 +101,7 @@ def test_help_gives_the_defaults_of_each_preset(call):
         (
             "translate",
             ["--run_dir=x", "--required_phrases=ein Hund", "--banned_phrases=Hund"],
-            ["required_phrases has 'ein Hund', in which 'Hund' of banned_phrases occurs; leave"],
+            ["required phrase 'ein Hund' contains banned phrase 'Hund'; remove"],
         ),
         ("train", ["--run_dir=x", "more"], ["unexpected argument 'more'", "--name=value"]),
         (
@@ -112,14 +112,14 @@ def test_help_gives_the_defaults_of_each_preset(call):
         (
             "train",
             ["--run_dir=x", "--train_source=a", "--train_target=b", "--dev_source=c"],
-            ["dev_source and dev_target go together; one of them is missing"],
+            ["dev_source and dev_target must be given together; one is missing"],
         ),
         ("train", ["--run_dir=x", "--dev_source=c", "--dev_target=d"], ["no training data"]),
         ("train", ["--run_dir=x", "--train_source=a"], ["train_source and train_target"]),
         (
             "train",
             ["--run_dir=x", "--dataset=number_names/en-de", "--train_source=a"],
-            ["must name as many files as each other, got a and None"],
+            ["must name the same number of files, got a and None"],
         ),
         ("translate", [], ["give --run_dir or --saved_model, one of the two"]),
         ("translate", ["--run_dir=x", "--saved_model=y"], ["one of the two"]),

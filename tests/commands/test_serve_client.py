@@ -108,7 +108,7 @@ def test_an_option_that_the_model_has_not_is_told(call, server, refused):
     [
         ("--length_penalty=-1", "length_penalty must be at least 0, got -1.0"),
         ("--top_p=2", "top_p is a probability, at most 1, got 2.0"),
-        ("--banned_phrases= ", "banned_phrases must be phrases, none of them blank"),
+        ("--banned_phrases= ", "banned_phrases must not be blank"),
         ("--max_length=two", "flag --max_length=two"),
         ("--beam_size=2", "Unknown command line flag 'beam_size'"),
     ],

@@ -31,7 +31,7 @@ def test_quotas_follow_the_weights_and_add_up_to_all_pairs():
 
 @pytest.mark.parametrize("weights", [[1], [1, 2, 3], [1, 0], [1, -1], [1, float("nan")], []])
 def test_there_must_be_one_weight_above_zero_for_each_corpus(weights):
-    with pytest.raises(InputError, match="mix_weights must be 2 numbers above 0"):
+    with pytest.raises(InputError, match=r"one positive number per corpus \(2 here"):
         epoch_quotas(np.array([3, 4]), weights)
 
 

@@ -188,7 +188,7 @@ def test_an_option_may_have_a_value_for_each_sentence(local, functions):
         (dict(length_penalty=float("nan")), "length_penalty must be a finite number, got nan"),
         (dict(length_penalty="much"), "length_penalty must be a finite number, got 'much'"),
         (dict(prefix=3), "prefix must be text or a list of phrases, got 3"),
-        (dict(banned_phrases="a\n" * 257), "banned_phrases may be 256, got 257"),
+        (dict(banned_phrases="a\n" * 257), "banned_phrases takes at most 256 phrases, got 257"),
         (dict(prefix="\ud800"), "prefix must be Unicode, got a lone surrogate"),
     ],
 )

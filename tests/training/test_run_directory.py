@@ -52,7 +52,7 @@ def test_another_method_leaves_out_what_the_run_has_for_its_own():
     assert imported.search_config().early_stop == "first"
     sampling = imported.search_config({"method": "sampling"})
     assert (sampling.method, sampling.max_extra_length) == ("sampling", 7)
-    with pytest.raises(InputError, match="early_stop has no use with method sampling"):
+    with pytest.raises(InputError, match="early_stop cannot be combined with method sampling"):
         imported.search_config({"method": "sampling", "early_stop": "first"})
 
 
