@@ -26,14 +26,16 @@ from keras_transformer.layers.universal import Halting, Steps
 from keras_transformer.models.seq2seq import (
     Seq2SeqModel,
     add_coverage,
+    register_architecture,
+    start_coverage,
+)
+from keras_transformer.models.transformer import (
     draw_offset,
     layer_flops,
     layer_options,
     make_position_offset,
     make_positions,
-    register_architecture,
     select_head,
-    start_coverage,
 )
 from keras_transformer.objectives import OF_TRAINING_ONLY
 
