@@ -20,25 +20,22 @@ _RUN_DIR = flags.DEFINE_string("run_dir", None, "Directory of a training run.", 
 _LAST = flags.DEFINE_integer(
     "last",
     None,
-    "How many of the newest. Default: the run's average_best or average_last, or fewer where there "
-    "are fewer.",
+    "Average this many of the newest. Default: average_best or average_last of the run, or as many "
+    "as it has.",
     lower_bound=1,
 )
 _BEST = flags.DEFINE_integer(
-    "best",
-    None,
-    "How many of those with the best metric, in place of --last.",
-    lower_bound=1,
+    "best", None, "Average this many of the best by the dev metric, instead.", lower_bound=1
 )
-_STEPS = flags.DEFINE_list("steps", None, "The steps to average, in place of --last.")
+_STEPS = flags.DEFINE_list("steps", None, "Average these steps, instead, for example 800,1000.")
 
 
 def main(arguments: list[str]) -> None:
     common.refuse_arguments(arguments)
     if sum(flag.value is not None for flag in (_LAST, _BEST, _STEPS)) > 1:
-        raise InputError("give one of --last, --best and --steps")
+        raise InputError("give only one of --last, --best and --steps")
     if _STEPS.value is not None and not all(step.isdecimal() for step in _STEPS.value):
-        raise InputError(f"--steps takes numbers, got {','.join(_STEPS.value)!r}")
+        raise InputError(f"--steps must be numbers, got {','.join(_STEPS.value)!r}")
     common.load_tensorflow()
     from keras_transformer.models import build_model
     from keras_transformer.training import RunDirectory
@@ -54,19 +51,14 @@ def main(arguments: list[str]) -> None:
 
 
 def _steps(checkpoints: "Checkpoints", training: TrainingConfig) -> list[int]:
-    """Returns the steps to average."""
     if _STEPS.value is not None:
         return [int(step) for step in _STEPS.value]
-    if _BEST.value is not None:
-        steps, asked = checkpoints.best(_BEST.value), f"--best={_BEST.value}"
-        there_are = f"{len(steps)} checkpoints with a metric of the dev set"
-        enough = len(steps) == _BEST.value
-    elif _LAST.value is not None:
-        steps, asked = checkpoints.newest(_LAST.value), f"--last={_LAST.value}"
-        there_are = f"{len(steps)} checkpoints"
-        enough = len(steps) == _LAST.value
-    else:
+    if _BEST.value is None and _LAST.value is None:
         return checkpoints.to_average(training.average_last, training.average_best)
-    if not enough:
-        raise InputError(f"{asked} is more than the {there_are} that there are")
+    if _BEST.value is not None:
+        steps, flag, kind = checkpoints.best(_BEST.value), _BEST, "checkpoints with a dev metric"
+    else:
+        steps, flag, kind = checkpoints.newest(_LAST.value or 0), _LAST, "checkpoints"
+    if len(steps) < (flag.value or 0):
+        raise InputError(f"--{flag.name}={flag.value} is more than the {len(steps)} {kind}")
     return steps

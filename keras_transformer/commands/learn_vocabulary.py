@@ -22,13 +22,13 @@ _NORMALIZATION = flags.DEFINE_enum(
     "normalization",
     "nfkc",
     ["nfkc", "nfc", "identity"],
-    "Unicode NFKC; NFC, which composes letters and their marks only; or leave characters alone, as "
-    "text that is tokenized already needs it.",
+    "Unicode normalization: nfkc, nfc (only composes letters and marks), or none (identity), for "
+    "tokenized text.",
 )
 _MAX_SENTENCES = flags.DEFINE_integer(
-    "max_sentences", None, "Learn from a random sample of so many lines.", lower_bound=1
+    "max_sentences", None, "Learn from a random sample of this many lines.", lower_bound=1
 )
-# Flags of train: the arguments of `learn_vocabulary` that they stand for.
+# Flags of train, and the arguments of `learn_vocabulary` that they set.
 _OPTIONS = {
     "vocabulary_size": "size",
     "vocabulary_kind": "kind",
@@ -40,10 +40,10 @@ config_flags.define_flags(DataConfig, _OPTIONS)
 
 def main(arguments: list[str]) -> None:
     if not arguments:
-        raise InputError("no text files given; name one or several after the flags")
+        raise InputError("no text files; name one or several after the flags")
     output = pathlib.Path(_OUTPUT.value)
     if output.exists():
-        raise InputError(f"{output} exists already; give another --output, or remove it first")
+        raise InputError(f"{output} already exists; choose another --output, or remove it")
     common.check_output(output)
     common.load_tensorflow()
     from keras_transformer.text import learn_vocabulary

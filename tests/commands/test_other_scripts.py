@@ -31,7 +31,7 @@ def test_a_vocabulary_that_was_learned_from_files_is_the_one_that_training_uses(
         (["--output=out", "empty"], ["empty is empty; expected one sentence a line"]),
         (["--output=out", "text", "--vocabulary_size=4"], ["more than the 4 reserved tokens"]),
         (["--output=out", "text", "--vocabulary_size=900"], ["supports at most", "or give more"]),
-        (["--output=text", "text"], ["text exists already; give another --output"]),
+        (["--output=text", "text"], ["text already exists; choose another --output"]),
         (["--output=none/out", "text"], ["the folder none does not exist; make it first"]),
     ],
 )

@@ -169,10 +169,10 @@ def test_answers_in_a_file_are_evaluated_all_and_each(call, tmp_path, tree_file)
         "ok\t4\t2\t3\t3\t0\t3\t3",
     ]
     answers.write_text(ANSWER * 2)
-    assert "has 2 answers to 1 sentences; there must be one for each" in call(*command).err
+    assert "has 2 outputs for 1 sentences; give one each" in call(*command).err
     answers.write_text("(S (NP")
     assert "answers.mrg, line 1: this tree is not closed" in call(*command).err
-    assert "--answers needs what to compare them with" in call(*command[:-1]).err
+    assert "--answers needs references" in call(*command[:-1]).err
 
 
 @pytest.mark.slow
