@@ -134,7 +134,7 @@ def test_help_gives_the_defaults_of_each_preset(call):
             ["--saved_model=exports/1", "--beam_size=3"],
             ["--beam_size was fixed when exports/1 was exported; leave it out"],
         ),
-        ("evaluate", ["--run_dir=x", "--source=y"], ["--source and --target must be given together"]),
+        ("evaluate", ["--run_dir=x", "--source=y"], ["--target must be given together"]),
         ("evaluate", ["--run_dir=x", "--bleu_tokenize=x"], ["should be one of <13a|"]),
         ("evaluate", ["--run_dir=x", "--beam_size=0"], ["beam_size must be at least 1, got 0"]),
         ("plot_run", [], ["name one or several run directories"]),
