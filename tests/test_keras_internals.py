@@ -15,11 +15,11 @@ PACKAGE = pathlib.Path(__file__).resolve().parents[1] / "keras_transformer"
 
 # Private methods by class: the arguments that are given to them, or that they are overridden with.
 METHODS = {
-    # training/checkpoint_contents.py, models/tensorflow_train_step.py: the layers within a layer
+    # training/checkpoint_contents.py, models/train_step.py: the layers within a layer
     (keras.layers.Layer, "_flatten_layers"): ("include_self", "recursive"),
     # models/transformer.py: overridden, so that subclasses of a built model may add layers
     (keras.layers.Layer, "_lock_state"): (),
-    # models/tensorflow_train_step.py: overridden, for several workers and uneven batches
+    # models/train_step.py: overridden, for several workers and uneven batches
     (keras.Model, "_maybe_symbolic_build"): ("iterator", "data_batch"),
     (keras.Model, "_symbolic_build"): ("data_batch",),
     # training/optimizer.py: which moments belong to a weight
@@ -27,8 +27,8 @@ METHODS = {
 }
 # Private attributes of objects.
 ATTRIBUTES = {
-    "_loss_tracker": "model",  # models/tensorflow_train_step.py
-    "_distribute_strategy": "model",  # models/tensorflow_train_step.py
+    "_loss_tracker": "model",  # models/train_step.py
+    "_distribute_strategy": "model",  # models/train_step.py
     "_momentums": "optimizer",  # training/optimizer.py
     "_velocities": "optimizer",  # training/optimizer.py
 }

@@ -15,7 +15,6 @@ from keras_transformer.layers.normalization import LayerNormalization
 from keras_transformer.layers.positions import PositionalEncoding, sinusoids
 from keras_transformer.layers.recurrent import (
     LSTM,
-    IntraDecoderAttention,
     LSTMState,
     RecurrentDecoder,
     RecurrentEncoder,
@@ -41,7 +40,6 @@ __all__ = [
     "Encoder",
     "EncoderLayer",
     "FeedForward",
-    "IntraDecoderAttention",
     "KeysValues",
     "LSTMState",
     "LayerNormalization",

@@ -1,9 +1,11 @@
-"""The decoder of a recurrent model: N layers of LSTM, and attention to the source.
+"""The layers of an LSTM encoder-decoder with attention (Bahdanau et al. 2015; See et al. 2017).
 
-`call` reads whole sequences, as in training; `step` reads one token of each hypothesis.
+A bidirectional encoder reads the source. The decoder reads the target and attends to the
+encoder's outputs, its memory: `call` for whole sequences, as in training, `step` for the newest
+token of each hypothesis.
 
-Shapes: B batch, T target length, S source length, D model dimension, U units, W hypotheses a
-sentence.
+Shapes: B batch, S source length, T target length, W hypotheses of a sentence, R rows (B, or B * W
+while decoding), D model dimension, U units of an LSTM, A attention dimension.
 """
 
 from collections.abc import Callable
@@ -16,60 +18,8 @@ from keras_transformer.decoding import Tensor
 from keras_transformer.errors import check_choice
 from keras_transformer.layers.attention import append_slots
 from keras_transformer.layers.base import Dropout, Layer
-from keras_transformer.layers.masks import attention_bias
 
-# Long short-term memory (Hochreiter and Schmidhuber 1997).
-#
-# Shapes: B batch, T length, D input width, U units.
-
-
-def scan(
-    step: Callable[[Tensor, Any], tuple[Tensor, Any]],
-    inputs: Tensor,
-    state: Any,
-    mask: Tensor | None = None,
-    backwards: bool = False,
-) -> tuple[Tensor, Any]:
-    """Runs `step(input [B, ...], state) -> (output [B, ...], state)` at each time step.
-
-    The loop is Keras's RNN: `ops.scan` has no gradient under TensorFlow's XLA.
-
-    Args:
-        step: what to run.
-        inputs: [B, T, ...].
-        state: nest of tensors [B, ...] before the first step.
-        mask: bool [B, T], False at times to skip, which change no state; None skips none.
-        backwards: whether to begin at the last time.
-
-    Returns:
-        The outputs, float32 [B, T, ...], and the state after the last step, in float32.
-    """
-    loop = keras.layers.RNN(
-        _Cell(step),
-        return_sequences=True,
-        return_state=True,
-        go_backwards=backwards,
-        dtype="float32",
-        autocast=False,
-    )
-    outputs, state = loop(inputs, initial_state=[state], mask=mask)
-    return (ops.flip(outputs, axis=1) if backwards else outputs), state
-
-
-class _Cell:
-    """A step in the form that Keras's RNN takes; states have the sizes that they come with."""
-
-    state_size = 0
-    compute_dtype = "float32"
-
-    def __init__(self, step: Callable[[Tensor, Any], tuple[Tensor, Any]]) -> None:
-        self._step = step
-
-    def __call__(self, inputs: Tensor, states: Any) -> tuple[Tensor, list[Any]]:
-        output, state = self._step(inputs, states[0])
-        return output, [state]
-
-    call = __call__
+NOTHING = -1e30  # the logarithm of no attention; finite, so that no difference is NaN
 
 
 class LSTMState(NamedTuple):
@@ -81,14 +31,15 @@ class LSTMState(NamedTuple):
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class LSTM(Layer):
-    """One layer of LSTM; no cuDNN kernel, which neither XLA nor a CPU could run.
+    """One layer of long short-term memory (Hochreiter and Schmidhuber 1997).
 
-    Kernel [D, 4 U], recurrent kernel [U, 4 U] and bias [4 U] have the gates in the order of
-    Keras and PyTorch: input, forget, candidate, output.
+    Kernel [D, 4 U], recurrent kernel [U, 4 U] and bias [4 U] have the gates in the order of Keras
+    and PyTorch: input, forget, cell, output. It runs no cuDNN kernel, which neither XLA nor a CPU
+    supports, and its state stays in float32.
 
     Args:
         units: U.
-        backwards: whether the end of a sequence is read first.
+        backwards: whether to read from the end of a sequence.
     """
 
     def __init__(self, units: int, backwards: bool = False, **kwargs: Any) -> None:
@@ -126,7 +77,7 @@ class LSTM(Layer):
 
         Args:
             x: [B, T, D].
-            mask: bool [B, T], True at real tokens; None where all are.
+            mask: bool [B, T], True at real tokens; None if all are.
             state: before the first token; None means zeros.
 
         Returns:
@@ -148,26 +99,138 @@ class LSTM(Layer):
         """Reads one more token, `projection` of it [B, 4 U], and returns the next state."""
         hidden = ops.cast(state.hidden, self.compute_dtype)
         kernel = ops.cast(self.recurrent_kernel, self.compute_dtype)
-        gates = ops.cast(projected + ops.matmul(hidden, kernel), "float32")
-        write, keep, candidate, show = ops.split(gates, 4, axis=-1)
-        cell = ops.sigmoid(keep) * state.cell + ops.sigmoid(write) * ops.tanh(candidate)
-        return LSTMState(ops.sigmoid(show) * ops.tanh(cell), cell)
+        gates = ops.cast(projected + ops.matmul(hidden, kernel), "float32")  # [B, 4 U]
+        input_gate, forget_gate, cell, output_gate = ops.split(gates, 4, axis=-1)
+        cell = ops.sigmoid(forget_gate) * state.cell + ops.sigmoid(input_gate) * ops.tanh(cell)
+        return LSTMState(ops.sigmoid(output_gate) * ops.tanh(cell), cell)
 
     def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
         return (*input_shape[:-1], self.units)
 
 
-# The attentions of recurrent models: to the source, and to the decoder's own past.
-#
-# Shapes: B batch, T queries (while decoding the W hypotheses of a sentence), S source length, U
-# width
-# of a query, A of a key, M of the memory.
+def scan(
+    step: Callable[[Tensor, Any], tuple[Tensor, Any]],
+    inputs: Tensor,
+    state: Any,
+    mask: Tensor | None = None,
+    backwards: bool = False,
+) -> tuple[Tensor, Any]:
+    """Runs `step(input [B, ...], state) -> (output [B, ...], state)` at each time step.
 
-_NEVER = -1e30  # the logarithm of no attention; finite, so that no difference is NaN
+    Args:
+        step: the function to run.
+        inputs: [B, T, ...].
+        state: nest of tensors [B, ...] before the first step.
+        mask: bool [B, T], False at times to skip, which leave the state; None skips none.
+        backwards: whether to begin at the last time.
+
+    Returns:
+        The outputs, float32 [B, T, ...], and the state after the last step, in float32.
+    """
+
+    # Keras's RNN, because `ops.scan` has no gradient under TensorFlow's XLA.
+    class Cell:
+        state_size = 0  # unused: the state is given
+        compute_dtype = "float32"
+
+        def __call__(self, inputs: Tensor, states: Any) -> tuple[Tensor, list[Any]]:
+            output, state = step(inputs, states[0])
+            return output, [state]
+
+        call = __call__
+
+    loop = keras.layers.RNN(
+        Cell(),
+        return_sequences=True,
+        return_state=True,
+        go_backwards=backwards,
+        dtype="float32",
+        autocast=False,
+    )
+    outputs, state = loop(inputs, initial_state=[state], mask=mask)
+    return (ops.flip(outputs, axis=1) if backwards else outputs), state
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class RecurrentEncoder(Layer):
+    """N layers, each of an LSTM that reads forwards and one that reads backwards.
+
+    Args:
+        num_layers: N.
+        units: U, of each LSTM.
+        bridge_activation: of the layers that make the decoder's first state.
+        dropout: rate on the output of each layer.
+    """
+
+    def __init__(
+        self,
+        num_layers: int,
+        units: int,
+        bridge_activation: str = "relu",
+        dropout: float = 0.0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        layers, options = range(num_layers), {"dtype": self.dtype_policy}
+        self.units = units
+        self.dropout = Dropout(dropout, name="dropout", **options)
+        self.forwards = [LSTM(units, name=f"forwards_{i}", **options) for i in layers]
+        self.backwards = [LSTM(units, True, name=f"backwards_{i}", **options) for i in layers]
+        self.hidden_bridges, self.cell_bridges = (
+            [
+                keras.layers.Dense(units, bridge_activation, name=f"{name}_bridge_{i}", **options)
+                for i in layers
+            ]
+            for name in LSTMState._fields
+        )
+
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        for forwards, backwards in zip(self.forwards, self.backwards, strict=True):
+            forwards.build(input_shape)
+            backwards.build(input_shape)
+            input_shape = self.compute_output_shape(input_shape)
+        for bridge in (*self.hidden_bridges, *self.cell_bridges):
+            bridge.build((None, 2 * self.units))
+
+    def call(self, x: Tensor, mask: Tensor | None = None, training: bool | None = None) -> Tensor:
+        """Returns the memory [B, S, 2 U]; arguments as in `read`."""
+        return self.read(x, mask, training)[0]
+
+    def read(
+        self, x: Tensor, mask: Tensor | None = None, training: bool | None = None
+    ) -> tuple[Tensor, tuple[LSTMState, ...]]:
+        """Reads whole sequences.
+
+        Args:
+            x: [B, S, D].
+            mask: bool [B, S], True at real tokens; None if all are.
+            training: whether dropout is on.
+
+        Returns:
+            The memory [B, S, 2 U], and for each layer of a decoder its first state, made of the
+            last states here: h_0 = relu(W [h_S; h_1] + b), c_0 likewise (See et al. 2017, 2.1).
+        """
+
+        def bridge(layer: keras.layers.Dense, *last: Tensor) -> Tensor:
+            both = ops.cast(ops.concatenate(last, axis=-1), self.compute_dtype)  # [B, 2 U]
+            return ops.cast(layer(both), "float32")  # [B, U]
+
+        states = []
+        for i, (forwards, backwards) in enumerate(zip(self.forwards, self.backwards, strict=True)):
+            left, left_state = forwards.read(x, mask)  # [B, S, U]
+            right, right_state = backwards.read(x, mask)
+            x = self.dropout(ops.concatenate([left, right], axis=-1), training=training)
+            hidden = bridge(self.hidden_bridges[i], left_state.hidden, right_state.hidden)
+            cell = bridge(self.cell_bridges[i], left_state.cell, right_state.cell)
+            states.append(LSTMState(hidden, cell))
+        return x, tuple(states)
+
+    def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
+        return (*input_shape[:-1], 2 * self.units)
 
 
 class RecurrentMemory(NamedTuple):
-    """What the encoder has read."""
+    """The encoder's output, as attention reads it."""
 
     values: Tensor  # [B, S, M], H
     keys: Tensor  # [B, S, A], W1 H
@@ -176,12 +239,12 @@ class RecurrentMemory(NamedTuple):
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class SingleHeadAttention(Layer):
-    """Attention of one head to a memory: softmax of scores, and their mean of the memory.
+    """Attention of one head to a memory: a mean of the memory, weighted by a softmax of scores.
 
     Args:
-        attention_type: what the scores are: "additive": v^T tanh(W1 H + W2 h + b) (Bahdanau et al.
-            2015, A.1.2), or "dot": h^T W1 H (Luong et al. 2015, eq. 8, "general").
-        attention_dim: A; of dot products it is U.
+        attention_type: the scores, "additive": v^T tanh(W1 H + W2 h + b) (Bahdanau et al. 2015,
+            A.1.2), or "dot": h^T W1 H (Luong et al. 2015, eq. 8, "general").
+        attention_dim: A; dot products use U.
     """
 
     def __init__(self, attention_type: str, attention_dim: int, **kwargs: Any) -> None:
@@ -194,39 +257,31 @@ class SingleHeadAttention(Layer):
         self, query_shape: tuple[int | None, ...], memory_shape: tuple[int | None, ...]
     ) -> None:
         self.memory_dim = memory_shape[-1]
-        if self.attention_type == "dot":
-            self.memory_projection = self._dense(
-                query_shape[-1], "memory", memory_shape, use_bias=False
-            )
-            return
-        units = self.attention_dim
-        self.memory_projection = self._dense(units, "memory", memory_shape, use_bias=False)
-        self.query_projection = self._dense(units, "query", query_shape)
-        self.vector = self._dense(1, "vector", (None, units), use_bias=False)
+        is_additive = self.attention_type == "additive"
+        width = self.attention_dim if is_additive else query_shape[-1]
+        self.memory_projection = self._dense(width, "memory", memory_shape, use_bias=False)
+        if is_additive:
+            self.query_projection = self._dense(width, "query", query_shape)
+            self.vector = self._dense(1, "vector", (None, width), use_bias=False)
 
     def call(self, query: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
         """Returns [B, T, M] for queries [B, T, U], a memory [B, S, M] and its mask [B, S]."""
-        remembered = self.remember(memory, mask)
-        return self.read(self.scores(query, remembered), remembered)[0]
+        scores = self.scores(query, self.project_memory(memory, mask))
+        return weighted_mean(scores, memory, mask[:, None])[0]
 
-    def remember(self, values: Tensor, mask: Tensor) -> RecurrentMemory:
+    def project_memory(self, values: Tensor, mask: Tensor) -> RecurrentMemory:
         """Returns the memory of the encoder's output, as the methods below take it."""
         return RecurrentMemory(values, self.memory_projection(values), mask)
 
     def scores(self, query: Tensor, memory: RecurrentMemory) -> Tensor:
-        """Returns how well each source token fits each query, float32 [B, T, S]."""
+        """Returns the scores of each source token for queries [B, T, U], float32 [B, T, S]."""
         if self.attention_type == "dot":
-            products = ops.matmul(query, ops.swapaxes(memory.keys, 1, 2))
-            return ops.cast(products, "float32")
-        query = _by_rows(self.query_projection, query)
-        hidden = ops.tanh(query[:, :, None] + memory.keys[:, None])  # [B, T, S, A]
-        return ops.cast(ops.squeeze(_by_rows(self.vector, hidden), -1), "float32")
-
-    def read(self, scores: Tensor, memory: RecurrentMemory) -> tuple[Tensor, Tensor]:
-        """Returns contexts [B, T, M], and the weights, float32 [B, T, S]."""
-        # A loop makes a bias of its own in each step, see `Transformer.encode`.
-        weights = ops.softmax(scores + attention_bias(memory.mask)[:, None], axis=-1)
-        return ops.matmul(ops.cast(weights, memory.values.dtype), memory.values), weights
+            scores = ops.matmul(query, ops.swapaxes(memory.keys, 1, 2))
+        else:
+            query = _by_rows(self.query_projection, query)  # [B, T, A]
+            hidden = ops.tanh(query[:, :, None] + memory.keys[:, None])  # [B, T, S, A]
+            scores = ops.squeeze(_by_rows(self.vector, hidden), -1)
+        return ops.cast(scores, "float32")
 
     def compute_output_shape(
         self, query_shape: tuple[int | None, ...], *other_shapes: Any
@@ -243,9 +298,20 @@ def _by_rows(dense: keras.layers.Dense, x: Tensor) -> Tensor:
     return ops.reshape(rows, (*ops.shape(x)[:-1], dense.units))
 
 
-def no_past(scores_shape: Any) -> Tensor:
-    """Returns what `discount_past` takes at the first step, for scores of this shape."""
-    return ops.full(scores_shape, _NEVER, "float32")
+def weighted_mean(scores: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the softmax of scores applied to values, and the weights; the mean of none is 0.
+
+    Args:
+        scores: float32 [B, T, S].
+        values: [B, S, any].
+        mask: bool, broadcasts to [B, T, S]; True where a query sees a value.
+
+    Returns:
+        [B, T, any], and the weights, float32 [B, T, S].
+    """
+    weights = ops.softmax(ops.where(mask, scores, NOTHING), axis=-1)
+    weights = ops.where(mask, weights, 0.0)
+    return ops.matmul(ops.cast(weights, values.dtype), values), weights
 
 
 def discount_past(scores: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
@@ -255,67 +321,21 @@ def discount_past(scores: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
 
     Args:
         scores: float32 [..., S], e_t.
-        past: float32 [..., S], L_t-1; `no_past` at the first step, whose scores stay as they are.
+        past: float32 [..., S], L_t-1; `NOTHING` at the first step, whose scores stay.
 
     Returns:
         The new scores, and L_t.
     """
-    discounted = scores - ops.where(past > _NEVER / 2, past, 0.0)
+    discounted = scores - ops.where(past > NOTHING / 2, past, 0.0)
     return discounted, ops.logaddexp(past, scores)
 
 
-def discount_each_past(scores: Tensor) -> Tensor:
-    """Does what `discount_past` does for all steps, scores [B, T, S]."""
-    return scan(discount_past, scores, no_past((ops.shape(scores)[0], ops.shape(scores)[2])))[0]
-
-
-@keras.saving.register_keras_serializable(package="keras_transformer")
-class IntraDecoderAttention(Layer):
-    """A decoder's attention to its earlier states, h_t^T W h_t' (Paulus et al. 2018, 2.2)."""
-
-    def build(self, input_shape: tuple[int | None, ...]) -> None:
-        self.query_projection = self._dense(input_shape[-1], "query", input_shape, use_bias=False)
-
-    def call(self, x: Tensor) -> Tensor:
-        """Returns [B, T, U]: for each state of x [B, T, U] the mean of those before it."""
-        return self.attend(x)[0]
-
-    def attend(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns what `call` returns, and the weights, float32 [B, T, T]."""
-        positions = ops.arange(ops.shape(x)[1])
-        return self.attend_to(x, x, (positions[None, :] < positions[:, None])[None])
-
-    def attend_to(self, query: Tensor, states: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Attends to some states; the mean of none is 0.
-
-        Args:
-            query: [B, T, U].
-            states: [B, any, U].
-            mask: bool, broadcasts to [B, T, any]; True where a query sees a state.
-
-        Returns:
-            [B, T, U], and the weights, float32 [B, T, any].
-        """
-        products = ops.matmul(self.query_projection(query), ops.swapaxes(states, 1, 2))
-        scores = ops.where(mask, ops.cast(products, "float32"), _NEVER)
-        weights = ops.where(mask, ops.softmax(scores, axis=-1), 0.0)
-        return ops.matmul(ops.cast(weights, states.dtype), states), weights
-
-
 class RecurrentState(NamedTuple):
-    """What the decoder remembers of R sequences; rows R are B, or B * W while decoding."""
+    """What the decoder remembers of R sequences."""
 
     layers: tuple[LSTMState, ...]  # float32 [R, U] each
-    context: Any = ()  # float32 [R, 2 U], that of the last step, where the input is fed with it
-    past: Any = ()  # float32 [R, S], see `discount_past`, where attention is intra-temporal
-
-
-class HiddenAndContext(NamedTuple):
-    """What the decoder has seen at each of T times."""
-
-    hidden: Tensor  # [B, T, U], the last layer's
-    context: Tensor  # [B, T, 2 U]
-    weights: Tensor  # float32 [B, T, S]
+    context: Any = ()  # float32 [R, 2 U], of the last step, if it is an input of the next one
+    past: Any = ()  # float32 [R, S], see `discount_past`, if attention is intra-temporal
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -327,9 +347,10 @@ class RecurrentDecoder(Layer):
         units: U, of each LSTM.
         attention_type: "additive" or "dot", see `SingleHeadAttention`.
         attention_dim: A.
-        intra_temporal: whether attention is divided by that of earlier steps.
-        intra_decoder: whether the decoder attends to its own earlier states.
-        input_feeding: whether it reads the last context beside each token.
+        intra_temporal: whether attention is divided by that of earlier steps (Paulus et al. 2018).
+        intra_decoder: whether the decoder attends to its own earlier states (ibid.).
+        input_feeding: whether the last context is an input beside each token (Luong et al. 2015,
+            3.3).
         dropout: rate on the output of each layer, and on that of the decoder.
     """
 
@@ -354,13 +375,8 @@ class RecurrentDecoder(Layer):
         self.attention = SingleHeadAttention(
             attention_type, attention_dim or units, name="attention", **options
         )
-        self.intra_attention = (
-            IntraDecoderAttention(name="intra_attention", **options) if intra_decoder else None
-        )
-        self.feeding = None
-        if input_feeding:
-            # The context's rows of the first layer's kernel: [x; context] is never joined.
-            self.feeding = keras.layers.Dense(4 * units, use_bias=False, name="feeding", **options)
+        self.intra_decoder = intra_decoder
+        self.input_feeding = input_feeding
         self.dropout = Dropout(dropout, name="dropout", **options)
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
@@ -370,21 +386,21 @@ class RecurrentDecoder(Layer):
             lstm.build(input_shape)
             input_shape = hidden
         self.attention.build(hidden, memory)
-        width = 3 * self.units
-        if self.intra_attention is not None:
-            self.intra_attention.build(hidden)
-            width += self.units
-        if self.feeding is not None:
-            self.feeding.build(memory)
+        if self.intra_decoder:
+            self.intra_query = self._dense(self.units, "intra_query", hidden, use_bias=False)
+        if self.input_feeding:
+            # The context's rows of the first layer's kernel: [x; context] is never joined.
+            self.feeding = self._dense(4 * self.units, "feeding", memory, use_bias=False)
+        width = (3 + self.intra_decoder) * self.units
         self.output_projection = self._dense(model_dim, "output", (*batch, width))
 
     def first_state(self, layers: tuple[LSTMState, ...], memory: RecurrentMemory) -> RecurrentState:
-        """Returns the state before the first token, of the LSTMs' states that the encoder made."""
+        """Returns the state before the first token, from the LSTMs' states by the encoder."""
         batch, length, width = ops.shape(memory.values)
         return RecurrentState(
             layers,
-            () if self.feeding is None else ops.zeros((batch, width), "float32"),
-            no_past((batch, length)) if self.intra_temporal else (),
+            ops.zeros((batch, width), "float32") if self.input_feeding else (),
+            ops.full((batch, length), NOTHING, "float32") if self.intra_temporal else (),
         )
 
     def call(
@@ -393,36 +409,38 @@ class RecurrentDecoder(Layer):
         memory: RecurrentMemory,
         state: RecurrentState,
         training: bool | None = None,
-    ) -> Tensor:
+        return_attention_scores: bool = False,
+    ) -> Any:
         """Reads whole sequences.
 
         Args:
             x: [B, T, D].
-            memory: see `SingleHeadAttention.remember`.
+            memory: see `SingleHeadAttention.project_memory`.
             state: see `first_state`.
             training: whether dropout is on.
+            return_attention_scores: whether to return the weights too.
 
         Returns:
-            [B, T, D].
+            [B, T, D]; or that, the attention to the memory, float32 [B, T, S], and to earlier
+            states, float32 [B, T, T] or None.
         """
-        return self.attend(x, memory, state, training)[0]
-
-    def attend(
-        self,
-        x: Tensor,
-        memory: RecurrentMemory,
-        state: RecurrentState,
-        training: bool | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Returns what `call` returns, and the attention to the memory, float32 [B, T, S], and to
-        earlier states, [B, T, T] or None.
-        """
-        read = self._read if self.feeding is None else self._read_in_turn
-        attended = read(x, memory, state, training)
-        past, past_weights = None, None
-        if self.intra_attention is not None:
-            past, past_weights = self.intra_attention.attend(attended.hidden)
-        return self._output(attended, past, training), attended.weights, past_weights
+        if self.input_feeding:
+            hidden, context, weights = self._read_with_feeding(x, memory, state, training)
+        else:  # all times of a layer before the next layer, then all attention at once
+            for lstm, lstm_state in zip(self.layers, state.layers, strict=True):
+                x = self.dropout(lstm.read(x, state=lstm_state)[0], training=training)
+            hidden, scores = x, self.attention.scores(x, memory)
+            if self.intra_temporal:
+                scores, _ = scan(discount_past, scores, ops.full_like(scores[:, 0], NOTHING))
+            context, weights = weighted_mean(scores, memory.values, memory.mask[:, None])
+        parts, past_weights = [hidden, context], None
+        if self.intra_decoder:
+            times = ops.arange(ops.shape(hidden)[1])
+            is_earlier = (times[None, :] < times[:, None])[None]  # [1, T, T]
+            past, past_weights = self._attend_to_past(hidden, hidden, is_earlier)
+            parts.append(past)
+        x = self._output(parts, training)
+        return (x, weights, past_weights) if return_attention_scores else x
 
     def step(
         self,
@@ -447,44 +465,36 @@ class RecurrentDecoder(Layer):
             [B, W, D], the tokens' attention float32 [B, W, S], the state, and the history with the
             new states added.
         """
-        projected = self.layers[0].projection(ops.reshape(x, (-1, x.shape[2])))
-        attended, state = self._advance(projected, memory, state, x.shape[1])
-        past = None
-        if self.intra_attention is not None:
+        projected = self.layers[0].projection(ops.reshape(x, (-1, x.shape[2])))  # [B * W, 4 U]
+        hidden, context, weights, state = self._advance(projected, memory, state, x.shape[1])
+        parts = [hidden, context]
+        if self.intra_decoder:
             has_capacity = history.shape[2] is not None and history.shape[2] == past_mask.shape[2]
-            history = append_slots(history, attended.hidden[:, None], time, has_capacity)
-            past, _ = self.intra_attention.attend_to(attended.hidden, history[:, 0], past_mask)
-        return self._output(attended, past), attended.weights, state, history
+            history = append_slots(history, hidden[:, None], time, has_capacity)
+            parts.append(self._attend_to_past(hidden, history[:, 0], past_mask)[0])
+        return self._output(parts), weights, state, history
 
-    def _read(
+    def _read_with_feeding(
         self, x: Tensor, memory: RecurrentMemory, state: RecurrentState, training: bool | None
-    ) -> HiddenAndContext:
-        """Reads x [B, T, D], all times of a layer before the next layer."""
-        for lstm, its_state in zip(self.layers, state.layers, strict=True):
-            x, _ = lstm.read(x, state=its_state)
-            x = self.dropout(x, training=training)
-        scores = self.attention.scores(x, memory)
-        if self.intra_temporal:
-            scores = discount_each_past(scores)
-        return HiddenAndContext(x, *self.attention.read(scores, memory))
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Reads x [B, T, D] step by step: each step needs the context of the one before.
 
-    def _read_in_turn(
-        self, x: Tensor, memory: RecurrentMemory, state: RecurrentState, training: bool | None
-    ) -> HiddenAndContext:
-        """Reads x [B, T, D] step by step: each step needs the context of the one before."""
+        Returns hidden states [B, T, U], contexts [B, T, 2 U] and weights, float32 [B, T, S].
+        """
         ones = ops.ones((ops.shape(x)[0], self.units), self.compute_dtype)
         # One mask for all times (Gal and Ghahramani 2016): no random numbers within the loop.
         masks = [self.dropout(ones, training=training) for _ in self.layers]
 
         def step(projected: Tensor, state: RecurrentState) -> tuple[Tensor, RecurrentState]:
-            attended, state = self._advance(projected, memory, state, 1, masks)
-            parts = [ops.cast(part[:, 0], "float32") for part in attended]
-            return ops.concatenate(parts, axis=-1), state
+            *parts, state = self._advance(projected, memory, state, 1, masks)
+            rows = [ops.cast(part[:, 0], "float32") for part in parts]
+            return ops.concatenate(rows, axis=-1), state  # [B, U + 2 U + S]
 
         joined, _ = scan(step, self.layers[0].projection(x), state)
-        ends = self.units, 3 * self.units
-        seen = ops.cast(joined[..., : ends[1]], self.compute_dtype)
-        return HiddenAndContext(seen[..., : ends[0]], seen[..., ends[0] :], joined[..., ends[1] :])
+        units = self.units
+        hidden = ops.cast(joined[..., :units], self.compute_dtype)
+        context = ops.cast(joined[..., units : 3 * units], self.compute_dtype)
+        return hidden, context, joined[..., 3 * units :]
 
     def _advance(
         self,
@@ -493,124 +503,41 @@ class RecurrentDecoder(Layer):
         state: RecurrentState,
         num_queries: int,
         masks: list[Tensor] | None = None,
-    ) -> tuple[HiddenAndContext, RecurrentState]:
-        """Reads one more token of rows R = B * `num_queries`, projected by the first layer."""
-        if self.feeding is not None:
+    ) -> tuple[Tensor, Tensor, Tensor, RecurrentState]:
+        """Reads one more token of R = B * `num_queries` rows, by the first layer's [R, 4 U].
+
+        Returns the last layer's states [B, W, U], contexts [B, W, 2 U], weights [B, W, S] and the
+        next state, where W is `num_queries`.
+        """
+        if self.input_feeding:
             projected = projected + self.feeding(ops.cast(state.context, self.compute_dtype))
-        x: Tensor = None
         layers: list[LSTMState] = []
         for index, lstm in enumerate(self.layers):
-            if layers:
-                projected = lstm.projection(x)
             layers.append(lstm.step(projected, state.layers[index]))
-            x = ops.cast(layers[-1].hidden, self.compute_dtype)
-            x = x if masks is None else x * masks[index]
-        x = ops.reshape(x, (-1, num_queries, self.units))
-        scores, past = self.attention.scores(x, memory), state.past
+            hidden = ops.cast(layers[-1].hidden, self.compute_dtype)  # [R, U]
+            hidden = hidden if masks is None else hidden * masks[index]
+            if index + 1 < len(self.layers):
+                projected = self.layers[index + 1].projection(hidden)
+        hidden = ops.reshape(hidden, (-1, num_queries, self.units))
+        scores, past = self.attention.scores(hidden, memory), state.past
         if self.intra_temporal:
             scores, past = discount_past(scores, ops.reshape(past, ops.shape(scores)))
             past = ops.reshape(past, ops.shape(state.past))
-        attended = HiddenAndContext(x, *self.attention.read(scores, memory))
-        context: Any = ()
-        if self.feeding is not None:
-            context = ops.cast(ops.reshape(attended.context, (-1, 2 * self.units)), "float32")
-        return attended, RecurrentState(tuple(layers), context, past)
+        context, weights = weighted_mean(scores, memory.values, memory.mask[:, None])
+        fed: Any = ()
+        if self.input_feeding:
+            fed = ops.cast(ops.reshape(context, (-1, 2 * self.units)), "float32")
+        return hidden, context, weights, RecurrentState(tuple(layers), fed, past)
 
-    def _output(self, seen: HiddenAndContext, past: Any, training: bool | None = None) -> Tensor:
+    def _attend_to_past(self, query: Tensor, states: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Attends to earlier states [B, any, U] by h_t^T W h_t' (Paulus et al. 2018, 2.2).
+
+        Returns their means [B, T, U] for queries [B, T, U], and the weights [B, T, any].
+        """
+        products = ops.matmul(self.intra_query(query), ops.swapaxes(states, 1, 2))
+        return weighted_mean(ops.cast(products, "float32"), states, mask)
+
+    def _output(self, parts: list[Tensor], training: bool | None = None) -> Tensor:
         """Returns V [h; context] + b (See et al. 2017, eq. 4), with the past's mean beside them."""
-        parts = [seen.hidden, seen.context, *([] if past is None else [past])]
         x = self.output_projection(ops.concatenate(parts, axis=-1))
         return self.dropout(x, training=training)
-
-
-# The encoder of a recurrent model: N layers of LSTM that read both ways.
-#
-# Shapes: B batch, S source length, D model dimension, U units.
-
-
-@keras.saving.register_keras_serializable(package="keras_transformer")
-class RecurrentEncoder(Layer):
-    """N layers, each of an LSTM that reads forwards and one that reads backwards.
-
-    Args:
-        num_layers: N.
-        units: U, of each LSTM.
-        bridge_activation: of what makes the decoder's first state.
-        dropout: rate on the output of each layer.
-    """
-
-    def __init__(
-        self,
-        num_layers: int,
-        units: int,
-        bridge_activation: str = "relu",
-        dropout: float = 0.0,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(**kwargs)
-        options = {"dtype": self.dtype_policy}
-        self.units = units
-        self.dropout = Dropout(dropout, name="dropout", **options)
-        self.forwards, self.backwards = (
-            [
-                LSTM(units, name == "backwards", name=f"{name}_{i}", **options)
-                for i in range(num_layers)
-            ]
-            for name in ("forwards", "backwards")
-        )
-        self.hidden_bridges, self.cell_bridges = (
-            [
-                keras.layers.Dense(units, bridge_activation, name=f"{name}_bridge_{i}", **options)
-                for i in range(num_layers)
-            ]
-            for name in LSTMState._fields
-        )
-
-    def build(self, input_shape: tuple[int | None, ...]) -> None:
-        for forwards, backwards in zip(self.forwards, self.backwards, strict=True):
-            forwards.build(input_shape)
-            backwards.build(input_shape)
-            input_shape = self.compute_output_shape(input_shape)
-        for bridge in (*self.hidden_bridges, *self.cell_bridges):
-            bridge.build((None, 2 * self.units))
-
-    def call(self, x: Tensor, mask: Tensor | None = None, training: bool | None = None) -> Tensor:
-        """Returns [B, S, 2 U]; arguments as in `read`."""
-        return self.read(x, mask, training)[0]
-
-    def read(
-        self, x: Tensor, mask: Tensor | None = None, training: bool | None = None
-    ) -> tuple[Tensor, tuple[LSTMState, ...]]:
-        """Reads whole sequences.
-
-        Args:
-            x: [B, S, D].
-            mask: bool [B, S], True at real tokens; None where all are.
-            training: whether dropout is on.
-
-        Returns:
-            The memory [B, S, 2 U], and for each layer of a decoder its first state [B, U], made of
-            the last ones here, h_0 = relu(W [h_S; h_1] + b) and c_0 likewise (See et al. 2017,
-            section 2.1).
-        """
-        states: list[LSTMState] = []
-        for forwards, backwards in zip(self.forwards, self.backwards, strict=True):
-            first, first_state = forwards.read(x, mask)
-            last, last_state = backwards.read(x, mask)
-            x = self.dropout(ops.concatenate([first, last], axis=-1), training=training)
-            states.append(self._bridge(len(states), first_state, last_state))
-        return x, tuple(states)
-
-    def _bridge(self, index: int, forwards: LSTMState, backwards: LSTMState) -> LSTMState:
-        """Returns the first state of a decoder's layer."""
-        bridges = self.hidden_bridges[index], self.cell_bridges[index]
-        parts = zip(bridges, forwards, backwards, strict=True)
-        return LSTMState(
-            *(
-                ops.cast(bridge(ops.cast(ops.concatenate(both, -1), self.compute_dtype)), "float32")
-                for bridge, *both in parts
-            )
-        )
-
-    def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
-        return (*input_shape[:-1], 2 * self.units)

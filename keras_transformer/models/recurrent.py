@@ -80,9 +80,10 @@ class RecurrentModel(Seq2SeqModel):
         return self.attention_weights(inputs)["cross"][0][:, 0]
 
     def attention_weights(self, inputs: dict[str, Tensor]) -> dict[str, list[Tensor]]:
-        _, cross, past = self.decoder.attend(*self._decoder_inputs(inputs, training=False))
-        one_head = {"cross": cross} if past is None else {"cross": cross, "decoder": past}
-        return {name: [weights[:, None]] for name, weights in one_head.items()}
+        decoder_inputs = self._decoder_inputs(inputs, training=False)
+        _, cross, past = self.decoder(*decoder_inputs, return_attention_scores=True)
+        one_head = {"cross": [cross[:, None]]}
+        return one_head if past is None else one_head | {"decoder": [past[:, None]]}
 
     def encode(
         self,
@@ -162,7 +163,7 @@ class RecurrentModel(Seq2SeqModel):
         x = self.source_dropout(self.source_embedding(source), training=training)
         mask = padding_mask(source)
         values, states = self.encoder.read(x, mask, training)
-        memory = self.decoder.attention.remember(values, mask)
+        memory = self.decoder.attention.project_memory(values, mask)
         return memory, self.decoder.first_state(states, memory)
 
     def _decoder_inputs(

@@ -1,39 +1,51 @@
-"""A Keras model whose loss and gradients count every real target token once.
+"""The update that a batch makes: every real target token counts once, on any number of devices.
 
-Keras averages the losses of replicas, and of accumulated parts of a batch, with equal weight,
-however many tokens each has, and clips gradients before it adds up the replicas'. Here the mean
-is taken over the real target tokens of the whole batch and its gradient is clipped, so that any
-number of devices and of parts gives the weights that one device gives.
+Keras averages the losses of replicas and of accumulated parts of a batch with equal weights,
+however many tokens each has, and clips gradients before it sums those of the replicas. Under
+TensorFlow, `TokenWeightedModel` replaces Keras's step, on one device and with any `tf.distribute`
+strategy:
+
+    tokens    = the real target tokens of the batch, summed over the replicas
+    gradients = of the summed loss / tokens, added up over the parts of a replica's rows
+    gradients = summed over the replicas and clipped by their global norm
+    update the weights, or skip the update where a gradient is not finite
+
+so that any number of devices and of parts gives the weights that one device gives.
+
+Shapes: B batch, T target length.
 """
 
+import inspect
+import warnings
 from typing import Any, Literal
 
 import keras
 
+from keras_transformer.config import PAD_ID
+from keras_transformer.decoding import Tensor
 from keras_transformer.errors import InputError
+from keras_transformer.objectives import OF_TRAINING_ONLY
 
-if keras.backend.backend() == "tensorflow":
-    from keras_transformer.models.tensorflow_train_step import TensorFlowModel
-
-    _Model: Any = TensorFlowModel
-else:
-    _Model = keras.Model
+ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
+if ON_TENSORFLOW:
+    import tensorflow as tf
 
 
-class TokenWeightedModel(_Model):
+class TokenWeightedModel(keras.Model):
     """Base of the models: an update follows the mean loss of the batch's real target tokens.
 
-    Under TensorFlow the steps of `tensorflow_train_step.py` replace Keras's own, on one device and
-    under any `tf.distribute` strategy. The loss shown is the mean over the real tokens of all
-    batches.
-    An update whose gradient is not finite is left out: `bad_steps` counts those since `compile`,
-    `bad_steps_in_a_row` those since the last good one; both are int32 variables.
+    The loss shown is the mean over the real tokens of all batches. On JAX and PyTorch Keras's own
+    step trains on one device. A loss that averages over the real tokens, such as
+    `SmoothedCrossEntropy`, gives the same update there, but the loss shown over several batches
+    weights them by rows, and only float16's loss scaling skips updates.
 
-    `flops_metric`, a metric where it is set, gets the ids of each batch, source and labels.
-
-    Under JAX and PyTorch Keras's own step trains on one device. A loss that averages over the real
-    tokens, such as `SmoothedCrossEntropy`, gives the same update; but the loss shown over several
-    batches weights them by rows, and only float16's loss scaling leaves updates out.
+    Attributes:
+        accumulation_steps, clip_norm: see `compile`.
+        uses_xla: whether XLA compiles the forward and backward pass.
+        flops_metric: a metric or None; its `update_state` gets the ids of each batch, source and
+            labels.
+        bad_steps, bad_steps_in_a_row: int32 variables (TensorFlow): the updates skipped since
+            `compile`, and since the last update that was not skipped.
     """
 
     accumulation_steps = 1
@@ -54,16 +66,17 @@ class TokenWeightedModel(_Model):
 
         Args:
             *args, **kwargs: of `keras.Model.compile`.
-            accumulation_steps: parts into which a batch is cut to save memory; the update is
-                that of the whole batch where the loss is a mean over the labels that are not 0,
-                such as `SmoothedCrossEntropy`.
+            accumulation_steps: parts into which a batch is cut to save memory. The update is that
+                of the whole batch if the loss is a mean over the labels that are not 0, such as
+                `SmoothedCrossEntropy`.
             clip_norm: the largest global norm of a gradient; None does not clip.
             jit_compile: whether XLA compiles the forward and backward pass, once for each shape
-                of a batch; "auto" where there is a GPU. On a CPU it is slower.
+                of a batch; "auto" compiles on a GPU (on a CPU XLA is slower). `run_eagerly`
+                turns it off.
 
         Raises:
-            InputError: a number is out of range; the loss is a sum, and the batch cut; or one of
-                the two is asked for on another backend than TensorFlow.
+            InputError: a number is out of range; the batch is cut and the loss is not a mean; or
+                accumulation or clipping is asked for on another backend than TensorFlow.
         """
         if accumulation_steps < 1 or (clip_norm is not None and clip_norm <= 0):
             raise InputError(
@@ -71,27 +84,83 @@ class TokenWeightedModel(_Model):
                 f"{accumulation_steps} and {clip_norm}"
             )
         asked = jit_compile
-        on_tensorflow = keras.backend.backend() == "tensorflow"
-        if not on_tensorflow and (accumulation_steps > 1 or clip_norm):
+        if not ON_TENSORFLOW and (accumulation_steps > 1 or clip_norm):
             raise InputError(
                 "accumulation_steps and clip_norm need the TensorFlow backend; give the optimizer "
-                "gradient_accumulation_steps and global_clipnorm in their place"
+                "gradient_accumulation_steps and global_clipnorm instead"
             )
-        if on_tensorflow:
+        if ON_TENSORFLOW:
             loss: Any = kwargs.get("loss", args[1] if len(args) > 1 else None)
             is_cut = accumulation_steps > 1 or self.distribute_strategy.num_replicas_in_sync > 1
             if is_cut and getattr(loss, "reduction", "mean") in ("sum", "none", None):
                 raise InputError(
                     "the parts of a batch are weighted by their real tokens, which needs a loss "
-                    f"that is a mean, got the reduction {loss.reduction}; give another one, such "
-                    "as SmoothedCrossEntropy"
+                    f"that is a mean, got the reduction {loss.reduction}; use another one, such as "
+                    "SmoothedCrossEntropy"
                 )
-            self._prepare_step(jit_compile)
+            has_gpu = bool(tf.config.list_physical_devices("GPU"))
+            self.uses_xla = has_gpu if jit_compile == "auto" else bool(jit_compile)
             jit_compile = False  # of the whole step, which tf.distribute does not allow
+            with self.distribute_strategy.scope():
+                self.bad_steps = _counter("bad_steps")
+                self.bad_steps_in_a_row = _counter("bad_steps_in_a_row")
         super().compile(*args, jit_compile=jit_compile, **kwargs)
         self.accumulation_steps = accumulation_steps
         self.clip_norm = clip_norm
         self._jit_compile_asked = asked
+
+    def fit(self, *args: Any, **kwargs: Any) -> Any:
+        """Trains as `keras.Model.fit` does; raises `InputError` if `class_weight` is given."""
+        _reject_class_weight(super().fit, args, kwargs)
+        return super().fit(*args, **kwargs)
+
+    def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """Trains as `keras.Model.train_on_batch` does; `InputError` as in `fit`."""
+        _reject_class_weight(super().train_on_batch, args, kwargs)
+        return super().train_on_batch(*args, **kwargs)
+
+    if ON_TENSORFLOW:
+
+        def train_step(self, data: Any) -> dict[str, Tensor]:
+            """Runs one update on one replica's rows of a batch."""
+            _, labels, _ = keras.utils.unpack_x_y_sample_weight(data)
+            tokens = tf.maximum(_sum_over_replicas(_count_tokens(labels)), 1.0)
+            gradients = _accumulate(self, data, tokens)
+            if not gradients:
+                warnings.warn("The model has no trainable weights.", stacklevel=2)
+                return _metrics_of_all_replicas(self)
+            if self.clip_norm is not None:
+                gradients = _clip(self, gradients)
+            _apply_if_finite(self, gradients)
+            return _metrics_of_all_replicas(self)
+
+        def test_step(self, data: Any) -> dict[str, Tensor]:
+            """Evaluates one replica's rows of a batch."""
+            _loss_and_metrics(self, data, training=False)
+            values = _metrics_of_all_replicas(self).items()
+            return {name: value for name, value in values if not name.startswith(OF_TRAINING_ONLY)}
+
+        def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
+            """Builds metrics and loss under a strategy, from one replica's rows of a batch.
+
+            Keras takes the mean of the replicas' rows, which is undefined for several workers and
+            for replicas with different numbers of rows. Without a strategy this builds the layers
+            that a subclass has added, so that their weights exist before their gradients.
+            """
+            is_built = all(layer.built for layer in self._flatten_layers())
+            if self._distribute_strategy is None and is_built:
+                return
+            strategy = self.distribute_strategy
+            if iterator is not None:
+                _, _, batches = next(iter(iterator))
+                data_batch = next(batches)
+
+            def rows_of_one(value: Any) -> Any:
+                distributed = isinstance(value, tf.distribute.DistributedValues)
+                return strategy.experimental_local_results(value)[0] if distributed else value
+
+            with strategy.scope():
+                self._symbolic_build(data_batch=keras.tree.map_structure(rows_of_one, data_batch))
 
     def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         """Updates the metrics as `keras.Model.compute_metrics` does, and `flops_metric`."""
@@ -100,7 +169,7 @@ class TokenWeightedModel(_Model):
         return super().compute_metrics(x, y, y_pred, sample_weight)
 
     def get_compile_config(self) -> dict[str, Any] | None:
-        """Returns what `compile` was given, for a file of the model."""
+        """Returns the arguments of `compile`, for a file of the model."""
         config = super().get_compile_config()
         if not self.compiled:
             return config
@@ -111,7 +180,173 @@ class TokenWeightedModel(_Model):
         }
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
-        """Compiles a model that is read from a file as it was; Keras leaves that to overriders."""
+        """Compiles a model from a file as it was; Keras leaves that to those who override it."""
         self.compile(**keras.saving.deserialize_keras_object(config))
         if self.built and self.optimizer is not None:
             self.optimizer.build(self.trainable_variables)
+
+
+def _reject_class_weight(method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    given = inspect.signature(method).bind_partial(*args, **kwargs).arguments
+    if given.get("class_weight") is not None:
+        raise InputError(
+            "class_weight is not for sequences: Keras would weight each sentence by one of its "
+            "labels; give sample_weight, [B] or [B, T], instead"
+        )
+
+
+def _counter(name: str) -> Any:
+    # Not a Keras variable: it is a weight neither of the model nor of the optimizer.
+    return tf.Variable(
+        0,
+        trainable=False,
+        synchronization=tf.VariableSynchronization.ON_READ,
+        aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+        name=name,
+    )
+
+
+# The parts of `train_step` under TensorFlow, in their order. Each runs on one replica.
+
+
+def _accumulate(model: Any, data: Any, tokens: Tensor) -> list[Tensor]:
+    """Returns the gradients of the loss summed over these rows, divided by `tokens`."""
+    parts = model.accumulation_steps
+    if parts == 1:
+        return _gradients(model, data, tokens)
+    rows = tf.shape(keras.tree.flatten(data)[0])[0]
+    size = tf.maximum(-(-rows // parts), 1)
+    parts = -(-rows // size)  # so that no part is empty
+
+    def pad(tensor: Tensor | None) -> Tensor | None:
+        """Adds rows of padding, which count nothing: all parts have one shape, one XLA program."""
+        if tensor is None:
+            return None
+        return tf.pad(tensor, [[0, parts * size - rows], *[[0, 0]] * (len(tensor.shape) - 1)])
+
+    data = keras.tree.map_structure(pad, data)
+
+    def add_part(part: Tensor, sums: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        rows_of_part = keras.tree.map_structure(
+            lambda tensor: None if tensor is None else tensor[part * size : (part + 1) * size],
+            data,
+        )
+        gradients = _gradients(model, rows_of_part, tokens)
+        pairs = zip(sums, gradients, strict=True)
+        return part + 1, [total + tf.convert_to_tensor(new) for total, new in pairs]
+
+    zeros = [tf.zeros(weight.shape, weight.dtype) for weight in model.trainable_weights]
+    _, sums = tf.while_loop(
+        lambda part, _: part < parts, add_part, (0, zeros), parallel_iterations=1
+    )
+    return sums
+
+
+def _gradients(model: Any, data: Any, tokens: Tensor) -> list[Tensor]:
+    weights = model.trainable_weights
+    uses_xla = model.uses_xla and not model.run_eagerly
+
+    def forward_and_backward(data: Any, tokens: Tensor) -> list[Tensor]:
+        with tf.GradientTape() as tape:
+            loss = _loss_and_metrics(model, data, training=True)
+            scaled = model.optimizer.scale_loss(loss / tokens)
+        gradients = tape.gradient(scaled, weights, unconnected_gradients="zero")
+        # XLA has no sparse gradients, which those of embeddings are.
+        return [tf.convert_to_tensor(each) for each in gradients] if uses_xla else gradients
+
+    if not uses_xla:
+        return forward_and_backward(data, tokens)
+    # XLA compiles no more than this: outside of it, replicas synchronize.
+    compiled = tf.function(forward_and_backward, jit_compile=True, autograph=False)
+    return compiled(data, tokens)
+
+
+def _loss_and_metrics(model: Any, data: Any, training: bool) -> Tensor:
+    """Returns the loss summed over the real tokens of these rows; updates the metrics."""
+    x, labels, weight = keras.utils.unpack_x_y_sample_weight(data)
+    logits = model(x, training=training)
+    loss = model.compute_loss(x=x, y=labels, y_pred=logits, sample_weight=weight, training=training)
+    # Keras has divided by the number of replicas, for its mean of means.
+    loss *= tf.cast(tf.distribute.get_strategy().num_replicas_in_sync, loss.dtype)
+    tokens = _count_tokens(labels)
+    model._loss_tracker.update_state(loss, sample_weight=tokens)
+    model.compute_metrics(x, labels, logits, weight)
+    return loss * tokens
+
+
+def _count_tokens(labels: Tensor) -> Tensor:
+    """Returns the number of real tokens of labels [B, T], float32."""
+    return tf.reduce_sum(tf.cast(tf.not_equal(labels, PAD_ID), tf.float32))
+
+
+def _clip(model: Any, gradients: list[Tensor]) -> list[Tensor]:
+    """Returns this replica's share of the batch's gradient, clipped to `clip_norm`."""
+    scale = getattr(model.optimizer, "dynamic_scale", 1.0)  # of the loss, in float16
+    gradients = _sum_over_replicas([tf.convert_to_tensor(value) for value in gradients])
+    limit = model.clip_norm * tf.cast(scale, tf.float32)
+    gradients, _ = tf.clip_by_global_norm(gradients, limit)
+    # The optimizer sums the replicas' gradients again.
+    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    return [gradient / replicas for gradient in gradients]
+
+
+def _apply_if_finite(model: Any, gradients: list[Tensor]) -> None:
+    """Has the optimizer sum the replicas' gradients and update, if all of them are finite."""
+    is_finite = tf.cast(tf.math.is_finite(tf.linalg.global_norm(gradients)), tf.float32)
+    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    is_good = tf.equal(_sum_over_replicas(is_finite), replicas)
+    model.bad_steps.assign_add(tf.cast(~is_good, tf.int32))
+    model.bad_steps_in_a_row.assign(tf.where(is_good, 0, model.bad_steps_in_a_row + 1))
+
+    def update(gradients: list[Tensor]) -> None:
+        model.optimizer.apply_gradients(zip(gradients, model.trainable_weights, strict=True))
+
+    if isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer):
+        # It skips bad updates itself, and lowers its scale, but it checks the first replica's
+        # gradients only, before they are summed. NaN tells it of another replica's.
+        spoil = tf.where(is_good, 0.0, float("nan"))
+        update([tf.convert_to_tensor(each) + tf.cast(spoil, each.dtype) for each in gradients])
+        return
+
+    # tf.distribute has no branches in a replica's own context.
+    def update_all(strategy: Any, gradients: list[Tensor], is_good: Tensor) -> None:
+        tf.cond(
+            strategy.experimental_local_results(is_good)[0],
+            lambda: strategy.extended.call_for_each_replica(update, args=(gradients,)),
+            lambda: None,
+        )
+
+    tf.distribute.get_replica_context().merge_call(update_all, args=(gradients, is_good))
+
+
+def _metrics_of_all_replicas(model: Any) -> dict[str, Tensor]:
+    """Returns the metrics of the whole batch; Keras would average those of the replicas."""
+    strategy = tf.distribute.get_strategy()
+    if strategy.num_replicas_in_sync == 1:
+        return model.get_metrics_result()
+    metrics = model.metrics
+    states = [[tf.convert_to_tensor(v) for v in metric.variables] for metric in metrics]
+    results: dict[str, Tensor] = {}
+    for metric, state in zip(metrics, _sum_over_replicas(states), strict=True):
+        result = metric.stateless_result(state)
+        results |= result if isinstance(result, dict) else {metric.name: result}
+    if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        # Keras takes the mean over the first axis of what the workers return.
+        return {name: tf.reshape(value, [1]) for name, value in results.items()}
+    return results
+
+
+def _sum_over_replicas(values: Any) -> Any:
+    """Returns a nest of tensors, each summed over the replicas."""
+    if tf.distribute.get_strategy().num_replicas_in_sync == 1:
+        return values
+    context = tf.distribute.get_replica_context()
+    # Several workers can reduce only tensors that are on a device, which some are not yet.
+    flat = [tf.identity(value) for value in keras.tree.flatten(values)]
+    # They also pack all that is given together into one tensor.
+    for dtype in dict.fromkeys(value.dtype for value in flat):
+        places = [place for place, value in enumerate(flat) if value.dtype == dtype]
+        sums = context.all_reduce(tf.distribute.ReduceOp.SUM, [flat[place] for place in places])
+        for place, total in zip(places, sums, strict=True):
+            flat[place] = total
+    return keras.tree.pack_sequence_as(values, flat)

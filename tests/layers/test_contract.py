@@ -19,7 +19,6 @@ from keras_transformer.layers import (
     Encoder,
     EncoderLayer,
     FeedForward,
-    IntraDecoderAttention,
     KeysValues,
     LayerNormalization,
     LSTMState,
@@ -136,7 +135,6 @@ CASES = [
         )
         for kind in ("additive", "dot")
     ),
-    Case(IntraDecoderAttention, {}, (X,)),
     Case(
         RecurrentDecoder,
         dict(

@@ -7,7 +7,7 @@ from keras import ops
 
 from keras_transformer.config import ModelConfig, RecurrentConfig
 from keras_transformer.errors import InputError
-from keras_transformer.layers.recurrent import discount_each_past
+from keras_transformer.layers.recurrent import NOTHING, discount_past, scan
 from keras_transformer.models import RecurrentModel
 
 RANDOM = np.random.default_rng(5)
@@ -134,7 +134,7 @@ def expected_of(model, source, target):
         parts = [x, context]
         if config.intra_decoder_attention:
             earlier = np.array(hiddens)
-            query = affine(decoder.intra_attention.query_projection, x)
+            query = affine(decoder.intra_query, x)
             parts.append(softmax(earlier @ query) @ earlier if time else np.zeros_like(x))
         hiddens.append(x)
         output = affine(decoder.output_projection, np.concatenate(parts))
@@ -159,6 +159,10 @@ def test_logits_and_attention_are_those_of_the_formulas_in_float64(model):
 
 
 # Attention
+
+
+def discount_each_past(scores):
+    return scan(discount_past, scores, ops.full_like(scores[:, 0], NOTHING))[0]
 
 
 def test_intra_temporal_attention_is_finite_where_exponentials_overflow():
@@ -307,7 +311,10 @@ def test_the_presets_are_found_by_their_name_and_by_its_end():
         (dict(attention_type="luong"), "attention_type must be one of additive, dot, got 'luong'"),
         (dict(hidden_dim=0), "hidden_dim must be at least 1, got 0"),
         (dict(attention_dim=0), "attention_dim must be at least 1, got 0"),
-        (dict(attention_dim=4, attention_type="dot"), "attention_dim is that of additive"),
+        (
+            dict(attention_dim=4, attention_type="dot"),
+            "attention_dim 4 cannot be combined with attention_type 'dot'",
+        ),
         (dict(bridge_activation="gelu"), "bridge_activation must be one of relu, tanh"),
         (dict(num_heads=2), "RecurrentConfig has no field num_heads"),
     ],

@@ -104,7 +104,7 @@ def test_impossible_options_are_refused(model, options):
 @pytest.mark.parametrize("reduction", ["sum", "none"])
 def test_a_loss_that_is_no_mean_is_refused_where_batches_are_cut(model, reduction):
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=reduction)
-    with pytest.raises(InputError, match=f"got the reduction {reduction}; give another one"):
+    with pytest.raises(InputError, match=f"got the reduction {reduction}; use another one"):
         model.compile("sgd", loss, accumulation_steps=2)
     model.compile("sgd", loss)  # one part is the whole
 
