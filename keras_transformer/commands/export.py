@@ -43,9 +43,8 @@ _QUANTIZATION = flags.DEFINE_string(
 _PRECISION = flags.DEFINE_enum(
     "precision",
     "float32",
-    ["float32", "bfloat16", "int8"],
-    "How a SavedModel stores weights: bfloat16 computes in it as well; int8 makes the file "
-    "smaller, and a server's memory larger.",
+    ["float32", "bfloat16"],
+    "How a SavedModel stores weights and computes.",
 )
 _WARM_UP_FILE = flags.DEFINE_string(
     "warm_up_file",
@@ -92,7 +91,7 @@ def main(arguments: list[str]) -> None:
 def _export_saved_model(found: "Found", given: dict[str, Any]) -> pathlib.Path:
     from keras_transformer.export_versions import read_model_card
     from keras_transformer.inference import Translator, XlaShapes
-    from keras_transformer.inference.quantization import in_precision
+    from keras_transformer.inference.prepared_model import in_precision
     from keras_transformer.serving import export
     from keras_transformer.serving.export import describe_run
 

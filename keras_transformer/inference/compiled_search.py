@@ -1,8 +1,8 @@
 """Search compiled by XLA, for a few shapes of batches.
 
-An XLA program has fixed shapes, so batches are padded to given sizes and lengths. There is a
-program for each size and length, compiled by its first request (a model server's warm-up). Larger
-batches, and those of longer sentences, use the plain graph.
+An XLA program has fixed shapes, so batches are padded to a few sizes and lengths. Each size and
+length has its program, compiled by its first request (a model server's warm-up). Larger batches,
+and those of longer sentences, use the plain graph.
 
 Shapes: B sentences, S source length, N translations a sentence, L their longest length.
 """
@@ -19,8 +19,8 @@ from keras_transformer.decoding import Tensor
 from keras_transformer.errors import InputError
 from keras_transformer.search import Hypotheses
 
-# From source ids [B, S] and the most tokens of a translation before EOS (None where shapes may
-# change) to the translations.
+# Takes source ids [B, S] and the maximum length of a translation before EOS (None where shapes may
+# change).
 Search = Callable[[Tensor, int | None], Hypotheses]
 
 
@@ -40,17 +40,17 @@ class XlaShapes(NamedTuple):
         for name, sizes in self._asdict().items():
             if not sizes or list(sizes) != sorted({size for size in sizes if size > 0}):
                 raise InputError(
-                    f"{name} of XLA must be positive and rising, such as "
+                    f"{name} of XLA must be positive and increasing, for example "
                     f"{getattr(XlaShapes(), name)}, got {sizes}"
                 )
 
 
 class CompiledSearch:
-    """A search whose batches are compiled.
+    """A search that is compiled for batches of some shapes.
 
     Args:
         search: the search to compile.
-        shapes: shapes of the batches.
+        shapes: of the batches.
         max_extra_length: tokens by which a translation may be longer than its source.
     """
 
@@ -65,12 +65,16 @@ class CompiledSearch:
         }
 
     def __call__(self, source: Tensor) -> Hypotheses:
-        """Returns translations of source ids [B, S], as the plain search gives them."""
+        """Returns the same translations of source ids [B, S] as the plain search."""
         num_sentences, length = tf.unstack(tf.shape(source))
         sizes, lengths = self._shapes
         fits = (num_sentences > 0) & (num_sentences <= sizes[-1]) & (length <= lengths[-1])
-        number = _first_at_least(num_sentences, sizes) * len(lengths)
-        number += _first_at_least(length, lengths)
+
+        def first_at_least(value: Tensor, sizes: Sequence[int]) -> Tensor:
+            return tf.reduce_sum(tf.cast(tf.constant(sizes) < value, tf.int32))
+
+        number = first_at_least(num_sentences, sizes) * len(lengths)
+        number += first_at_least(length, lengths)
         # One branch for all choices: each branch adds latency.
         branches: list[Callable[[Tensor], Hypotheses]] = [
             functools.partial(self._padded, *shape) for shape in self._programs
@@ -82,7 +86,6 @@ class CompiledSearch:
 
     def _compile(self, size: int, length: int) -> Any:
         """Returns the program for ids [size, length]."""
-
         inputs = [tf.TensorSpec([size, length], tf.int32)]
 
         @tf.function(input_signature=inputs, jit_compile=True, autograph=False)
@@ -99,19 +102,10 @@ class CompiledSearch:
         """Translates sentences with the program of a shape that they fit into."""
         found = self._programs[size, length](_pad(source, size, length))
         num_sentences = tf.shape(source)[0]
-        return _cut(Hypotheses(*(part[:num_sentences] for part in found)))
-
-
-def _cut(results: Hypotheses) -> Hypotheses:
-    """Returns results without the padding behind the longest one."""
-    longest = tf.maximum(tf.reduce_max(results.lengths), 1)
-    ids = results.ids[:, :, :longest]
-    return results._replace(ids=tf.ensure_shape(ids, [None, ids.shape[1], None]))
-
-
-def _first_at_least(value: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Returns the index of the first of increasing sizes that holds the value."""
-    return tf.reduce_sum(tf.cast(tf.constant(sizes) < value, tf.int32))
+        found = Hypotheses(*(part[:num_sentences] for part in found))
+        longest = tf.maximum(tf.reduce_max(found.lengths), 1)  # without the padding behind it
+        ids = found.ids[:, :, :longest]  # [B, N, L]
+        return found._replace(ids=tf.ensure_shape(ids, [None, ids.shape[1], None]))
 
 
 def _pad(source: Tensor, size: int, length: int) -> Tensor:

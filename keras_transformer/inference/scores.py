@@ -1,7 +1,7 @@
-"""What a model makes of given translations: their probabilities, and the attention to the source.
+"""Teacher forcing: probabilities of given translations, and their attention to the source.
 
-Rows go through the model in chunks, one chunk at a time, so that memory has a bound whatever the
-size of the request.
+Rows go through the model in chunks, one chunk at a time, so that memory does not grow with the
+size of a request.
 
 Shapes: B sentences, S source length, T target length, both with EOS; R rows of a chunk,
 V vocabulary.
@@ -15,47 +15,36 @@ import tensorflow as tf
 from keras_transformer.config import PAD_ID
 from keras_transformer.decoding import Tensor, TranslationModel
 
-# Logits and attention weights of a chunk: half a gigabyte in float32.
-_MAX_VALUES = 1 << 27
-_NUM_HEADS = 16  # as many as the largest of the paper's models has
+_MAX_VALUES = 1 << 27  # logits and attention weights of a chunk: half a gigabyte in float32
+_NUM_HEADS = 16  # as many as the paper's largest model has
 
 
 def score(
-    model: TranslationModel, source: Tensor, target: Tensor, labels: Tensor, max_length: int
+    model: TranslationModel, source: Tensor, target: Tensor, labels: Tensor
 ) -> dict[str, Tensor]:
     """Returns the log-probabilities of translations.
 
     Args:
-        model: the model.
+        model: see `TranslationModel`.
         source: ids [B, S].
         target: ids [B, T], shifted right.
         labels: ids [B, T], the translations with EOS.
-        max_length: the most that T can be.
 
     Returns:
         "token_scores", float32 [B, T], natural logarithms of the probabilities of the labels,
         0 for padding; "scores", float32 [B], their sums; "lengths", int32 [B], tokens with EOS.
     """
-    vocabulary_size = model.config.target_size
-    length = tf.shape(labels)[1]
 
     def log_probs(source: Tensor, target: Tensor, labels: Tensor) -> Tensor:  # [R, T]
         logits = model.call({"source": source, "target": target}, training=False)
-        # At the labels only: the log-probabilities of the whole vocabulary are never written.
+        # Never writes the log-probabilities of the whole vocabulary.
         return -tf.nn.sparse_softmax_cross_entropy_with_logits(labels, tf.cast(logits, tf.float32))
 
-    def choose(*rows: Tensor) -> Tensor:
-        return tf.cond(
-            tf.cast(length, tf.int64) * vocabulary_size > _MAX_VALUES,
-            lambda: _log_probs_by_step(model, rows, max_length),
-            lambda: log_probs(*rows),
-        )
-
     token_scores = _map_rows(
-        choose if max_length * vocabulary_size > _MAX_VALUES else log_probs,
+        log_probs,
         (source, target, labels),
-        _rows_at_once(model, source, target, vocabulary_size),
-        tf.zeros([0, length]),
+        _chunk_size(model, source, target, model.config.target_size),
+        tf.zeros([0, tf.shape(labels)[1]]),
     )
     is_real = labels != PAD_ID
     token_scores = tf.where(is_real, token_scores, 0.0)
@@ -81,30 +70,29 @@ def attention(model: Any, source: Tensor, target: Tensor, labels: Tensor) -> Ten
     return _map_rows(
         weights,
         (source, target, labels),
-        _rows_at_once(model, source, target),
+        _chunk_size(model, source, target),
         tf.zeros([0, tf.shape(target)[1], tf.shape(source)[1]]),
     )
 
 
 def token_values(model: Any, source: Tensor, target: Tensor) -> dict[str, Tensor]:
-    """Returns what the model has to say of each token, see `Seq2SeqModel.token_values`.
+    """Returns the values that the model reports of each token, see `Seq2SeqModel.token_values`.
 
-    Empty where the model lacks that method. Arguments as in `score`.
+    Empty if the model lacks that method. Arguments as in `score`.
     """
     if not hasattr(model, "token_values"):
         return {}
 
-    def values(source: Tensor, target: Tensor) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = model.token_values({"source": source, "target": target})
-        return found
+    def values(source: Tensor, target: Tensor) -> Any:
+        return model.token_values({"source": source, "target": target})
 
-    at_once = _rows_at_once(model, source, target)
+    chunk_size = _chunk_size(model, source, target)
     none = values(source[:0], target[:0])
-    found: dict[str, Tensor] = _map_rows(values, (source, target), at_once, none)
+    found: dict[str, Tensor] = _map_rows(values, (source, target), chunk_size, none)
     return found
 
 
-def _rows_at_once(
+def _chunk_size(
     model: TranslationModel, source: Tensor, target: Tensor, vocabulary_size: int = 0
 ) -> Tensor:
     """Returns how many rows may have their logits and attention in memory, at least 1."""
@@ -118,18 +106,18 @@ def _rows_at_once(
 
 
 def _map_rows(
-    function: Callable[..., Any], columns: Sequence[Tensor], at_once: Tensor, none: Any
+    function: Callable[..., Any], columns: Sequence[Tensor], chunk_size: Tensor, none: Any
 ) -> Any:
-    """Returns `function` of `at_once` rows of all columns [B, ...] at a time, joined.
+    """Returns `function` of `chunk_size` rows of all columns [B, ...] at a time, joined.
 
     `none` is its result for no rows: a tensor, or a nest of tensors.
     """
     num_rows = tf.shape(columns[0])[0]
 
     def advance(first: Tensor, results: Any) -> tuple[Tensor, Any]:
-        new = function(*(column[first : first + at_once] for column in columns))
-        join = tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), results, new)
-        return first + at_once, join
+        new = function(*(column[first : first + chunk_size] for column in columns))
+        joined = tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), results, new)
+        return first + chunk_size, joined
 
     _, results = tf.while_loop(
         lambda first, _: first < num_rows,
@@ -140,44 +128,5 @@ def _map_rows(
             tf.nest.map_structure(lambda each: tf.TensorShape([None] * each.shape.rank), none),
         ),
         parallel_iterations=1,  # by default ten chunks are in memory at once
-    )
-    return results
-
-
-def _log_probs_by_step(model: TranslationModel, rows: Sequence[Tensor], max_length: int) -> Tensor:
-    """Returns the log-probabilities [R, T] of labels, with logits of one position at a time.
-
-    `rows` are source, target and labels, see `score`.
-    """
-    source, target, labels = rows
-    num_rows, length = tf.unstack(tf.shape(labels))
-    state = model.encode(source, capacity=max_length)
-
-    def advance(time: Tensor, parts: Any, results: Tensor) -> tuple[Tensor, Any, Tensor]:
-        ancestors = tf.where(tf.range(max_length) <= time, 0, -1)
-        ids = tf.ensure_shape(target[:, time : time + 1], [None, 1])
-        logits, after = model.step(
-            ids,
-            state._replace(
-                recurrent_state=parts[0],
-                kv_cache=parts[1],
-                time=time,
-                ancestors=tf.tile(ancestors[None, None], [num_rows, 1, 1]),
-            ),
-        )
-        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(
-            labels[:, time : time + 1], tf.cast(logits, tf.float32)
-        )
-        parts = (after.recurrent_state, after.kv_cache)
-        return time + 1, parts, tf.concat([results, -losses], axis=1)
-
-    parts = (state.recurrent_state, state.kv_cache)
-    shapes = tf.nest.map_structure(lambda leaf: leaf.shape, parts)
-    *_, results = tf.while_loop(
-        lambda time, *_: time < length,
-        advance,
-        (tf.constant(0), parts, tf.zeros([num_rows, 0])),
-        shape_invariants=(tf.TensorShape([]), shapes, tf.TensorShape([None, None])),
-        parallel_iterations=1,
     )
     return results

@@ -1,13 +1,21 @@
-"""Text to text in one TensorFlow graph: tokenize, encode, search, detokenize.
+"""Text to text in Python: tokenize, encode, search, detokenize, in one TensorFlow graph.
 
-The functions that translate in Python are those that `export` writes, so that a model server gives
-the answers of Python. Dimension 0 of their inputs and outputs is the batch, as servers that merge
-requests require; a row's answer does not depend on the others, but for padding at its end.
+`Translator.translate` sorts sentences by length and runs the graph on batches of them:
 
-Shapes: B sentences, S source length, T target length, both with EOS; N translations a sentence,
+1. `Tokenizer.tokenize` cuts text [B] into ids [B, S] (text/tokenizer.py),
+2. `search_translations` encodes the ids and hands the model's `step` to `beam_search` or `sample`
+   (search/), with the constraints that options.py makes of a `SearchConfig`,
+3. `Tokenizer.detokenize` makes text [B, N] of the ids found, and `Task.finish` completes it.
+
+`export` writes the functions that run here, so that a model server gives the answers of Python.
+Dimension 0 of their inputs and outputs is the batch, as servers that merge requests require; a
+row's answer depends on no other row, except for the padding at its end.
+
+Shapes: B sentences, S source length, T target length, both with EOS; N translations of a sentence,
 L their longest length.
 """
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent import futures
 from typing import Any
@@ -20,11 +28,11 @@ from keras_transformer.data import Shortlist
 from keras_transformer.decoding import Tensor, TranslationModel
 from keras_transformer.errors import InputError
 from keras_transformer.host import num_cores
-from keras_transformer.inference import options as search_options
-from keras_transformer.inference import scores as teacher_forcing
-from keras_transformer.inference.cached_projection import cache_projection, refresh
+from keras_transformer.inference import options as request_options
+from keras_transformer.inference import scores
 from keras_transformer.inference.compiled_search import CompiledSearch, XlaShapes
-from keras_transformer.inference.options import TEXTS, encode_phrases, make_lookup
+from keras_transformer.inference.prepared_model import cache_projection, refresh
+from keras_transformer.inference.shortlist_lookup import ShortlistLookup, make_lookup
 from keras_transformer.results import (
     Attention,
     InputValues,
@@ -41,29 +49,36 @@ from keras_transformer.results import (
     read_translations,
     text_input,
 )
-from keras_transformer.search import Hypotheses
+from keras_transformer.search import (
+    Constraint,
+    Hypotheses,
+    beam_search,
+    kv_cache_capacities,
+    sample,
+    sentence_seeds,
+)
 from keras_transformer.tasks import Task
 from keras_transformer.text import Tokenizer, Vocabulary
 from keras_transformer.text.tokenizer import with_eos
 
-# Lists of sentences in and out, with the methods of `Client`, for a translator in this process.
-#
-# The answers come from the functions of the signatures, of a translator or of a SavedModel.
-
-# Memory grows with the tokens of the batches that are translated at once, padding included. A
-# sentence has no more tokens than bytes; a token of usual text has three to five.
+# The memory that search needs grows with the tokens of the batches in progress, padding included.
+# A sentence has no more tokens than bytes; tokens of ordinary text have three to five bytes.
 _MAX_BATCH_BYTES = 1 << 15  # of one batch, unless it is a single sentence
-_MAX_BYTES = 1 << 16  # of all batches at once, unless there is one only
-_MAX_BATCHES = 8  # at once
+_MAX_BYTES = 1 << 16  # of all batches in progress, unless there is only one
+_MAX_BATCHES = 8  # in progress
+_TYPES = {tf.string: "DT_STRING", tf.float32: "DT_FLOAT", tf.int32: "DT_INT32"}
 
 
 class BatchTranslator:
     """Translates, scores and aligns any number of sentences, in batches of similar length.
 
+    Its methods are those of `Client`; the answers come from the signatures of a `Translator` or of
+    a SavedModel.
+
     Args:
-        function_of: gives the function of a signature by its name; asked for each at most once.
-        target: the target's vocabulary, in which prefixes and phrases must be spelt; None does
-            not check that.
+        signature: returns the function of a signature by its name; called once for each name.
+        target: the target vocabulary, to check that it can spell prefixes and phrases; None skips
+            this check.
 
     Example:
         >>> exported = load_exported("exports/numbers/1")
@@ -71,10 +86,9 @@ class BatchTranslator:
         'zweihundert'
     """
 
-    def __init__(self, function_of: Callable[[str], Any], target: Vocabulary | None = None) -> None:
-        self._make = function_of
+    def __init__(self, signature: Callable[[str], Any], target: Vocabulary | None = None) -> None:
+        self._function = functools.cache(signature)
         self._target = target
-        self._functions: dict[str, Any] = {}
 
     def translate(
         self, sentences: Sequence[str], batch_size: int = 64, **options: Any
@@ -83,32 +97,32 @@ class BatchTranslator:
 
         Args:
             sentences: any number of them.
-            batch_size: the most sentences of a batch; batches of long ones are smaller.
-            **options: those fields of `SearchConfig` that may differ between sentences, see
+            batch_size: the maximum number of sentences of a batch; batches of long sentences are
+                smaller.
+            **options: the fields of `SearchConfig` that may differ between sentences, see
                 `option_types`, and "prefix": one value for all sentences, or a list with one for
                 each, None for the translator's own. Several phrases of a sentence are a list, or
                 text with a phrase on each line.
 
         Raises:
-            InputError: there is no such option, or it cannot have such a value; the vocabulary
-                cannot spell a prefix or phrase; one string is given in place of a list; or
-                `batch_size` is below 1.
+            InputError: an option is unknown or its value invalid; the vocabulary cannot spell a
+                prefix or phrase; `sentences` is a single string; `batch_size` is below 1.
         """
         columns = {"text": text_input("text", sentences)}
         name = "serving_default"
         if options:
             name = "translate_options"
-            inputs = signature_inputs(self._function(name))
-            types = {key: f"DT_{_type_name(spec.dtype)}" for key, spec in inputs.items()}
+            inputs = signature_inputs(self._find(name))
+            types = {key: _TYPES[spec.dtype] for key, spec in inputs.items()}
             columns |= option_inputs(options, types, len(columns["text"].values))
             if self._target is not None:
-                for option in TEXTS:
+                for option in request_options.TEXTS:
                     lines = {line for text in columns[option].values for line in text.split("\n")}
-                    encode_phrases(option, sorted(filter(str.strip, lines)), self._target)
-        # The steps of a search are too small for several cores to share: each takes a batch.
-        at_once = min(_num_workers(), _MAX_BATCHES)
-        lengths = _num_bytes(columns["text"])
-        return self._in_batches(name, columns, lengths, batch_size, read_translations, at_once)
+                    phrases = sorted(filter(str.strip, lines))
+                    request_options.encode_phrases(option, phrases, self._target)
+        # A search step is too small for several cores to share: each core takes a batch.
+        num_workers = min(_num_workers(), _MAX_BATCHES)
+        return self._run_in_batches(name, columns, batch_size, read_translations, num_workers)
 
     def score(
         self, source: Sequence[str], target: Sequence[str], batch_size: int = 64
@@ -118,9 +132,7 @@ class BatchTranslator:
         Raises:
             InputError: the numbers of sentences differ, or as in `translate`.
         """
-        columns = pair_inputs(source, target)
-        lengths = _pair_lengths(columns)
-        return self._in_batches("score", columns, lengths, batch_size, read_scores)
+        return self._run_in_batches("score", pair_inputs(source, target), batch_size, read_scores)
 
     def attention(
         self, source: Sequence[str], target: Sequence[str], batch_size: int = 64
@@ -131,8 +143,7 @@ class BatchTranslator:
             InputError: as in `align`.
         """
         columns = pair_inputs(source, target)
-        lengths = _pair_lengths(columns)
-        return self._in_batches("attention", columns, lengths, batch_size, read_attention)
+        return self._run_in_batches("attention", columns, batch_size, read_attention)
 
     def align(
         self, source: Sequence[str], target: Sequence[str], batch_size: int = 64
@@ -149,37 +160,30 @@ class BatchTranslator:
             InputError: as in `score`, or the model has no attention.
         """
         columns = pair_inputs(source, target)
-        lengths = _pair_lengths(columns)
-        found = self._in_batches("attention", columns, lengths, batch_size, read_alignments)
+        found = self._run_in_batches("attention", columns, batch_size, read_alignments)
         return in_words_of_texts(found, columns["source"].values, columns["target"].values)
 
-    def _function(self, name: str) -> Any:
-        if name not in self._functions:
-            try:
-                self._functions[name] = self._make(name)
-            except KeyError as error:
-                raise InputError(
-                    f"the model has no signature {name!r}; export it again, or leave out what asks "
-                    "for it"
-                ) from error
-        return self._functions[name]
+    def _find(self, name: str) -> Any:
+        try:
+            return self._function(name)
+        except KeyError as error:
+            raise InputError(
+                f"the model has no signature {name!r}; export it again, or remove the option that "
+                "needs it"
+            ) from error
 
-    def _in_batches(
+    def _run_in_batches(
         self,
         name: str,
         columns: Mapping[str, InputValues],
-        lengths: Sequence[int],
         batch_size: int,
         read: Callable[[Mapping[str, Any]], list[Any]],
-        at_once: int = 1,
+        num_workers: int = 1,
     ) -> list[Any]:
-        """Returns what `read` makes of the answers of a signature, in the order of the rows.
-
-        At most `at_once` batches run at the same time.
-        """
+        """Returns what `read` makes of the answers of a signature, in the order of the rows."""
         if batch_size < 1:
             raise InputError(f"batch_size must be at least 1, got {batch_size}")
-        function = self._function(name)
+        function = self._find(name)
         inputs = signature_inputs(function)
 
         def answer(rows: Sequence[int]) -> list[Any]:
@@ -187,13 +191,15 @@ class BatchTranslator:
                 name: tf.constant([column.values[row] for row in rows], inputs[name].dtype)
                 for name, column in columns.items()
             }
-            return read({name: _plain(values) for name, values in function(**batch).items()})
+            return read({name: _to_python(values) for name, values in function(**batch).items()})
 
+        texts = [columns[name].values for name in ("text", "source", "target") if name in columns]
+        lengths = [sum(len(text.encode()) for text in row) for row in zip(*texts, strict=True)]
         batches = batches_by_length(lengths, batch_size, _MAX_BATCH_BYTES)
-        if min(at_once, len(batches)) <= 1:
+        if min(num_workers, len(batches)) <= 1:
             return in_row_order(batches, map(answer, batches))
         sizes = [len(batch) * lengths[batch[0]] for batch in batches]
-        return in_row_order(batches, _run(answer, batches, sizes, at_once))
+        return in_row_order(batches, _run_parallel(answer, batches, sizes, num_workers))
 
 
 def signature_inputs(function: Any) -> dict[str, tf.TensorSpec]:
@@ -202,30 +208,26 @@ def signature_inputs(function: Any) -> dict[str, tf.TensorSpec]:
     return {spec.name: spec for spec in [*positional, *keywords.values()]}
 
 
-def _run(
+def _run_parallel(
     function: Callable[[Sequence[int]], list[Any]],
     batches: Sequence[Sequence[int]],
     sizes: Sequence[int],
-    at_once: int,
+    num_workers: int,
 ) -> list[list[Any]]:
-    """Returns `function` of each batch, computed by `at_once` threads at most.
-
-    The batches under way have at most `_MAX_BYTES`, unless there is one only.
-    """
+    """Returns `function` of each batch; those in progress have at most `_MAX_BYTES` together."""
     running: dict[futures.Future[list[Any]], int] = {}
     started = []
-    with futures.ThreadPoolExecutor(at_once) as pool:
+    with futures.ThreadPoolExecutor(num_workers) as pool:
         for batch, size in zip(batches, sizes, strict=True):
-            while len(running) == at_once or (
+            while len(running) == num_workers or (
                 running and sum(running.values()) + size > _MAX_BYTES
             ):
                 done, _ = futures.wait(running, return_when=futures.FIRST_COMPLETED)
                 for each in done:
                     del running[each]
-                    each.result()  # raises its error before more are started
-            future = pool.submit(function, batch)
-            running[future] = size
-            started.append(future)
+                    each.result()  # raises its error before more batches start
+            started.append(pool.submit(function, batch))
+            running[started[-1]] = size
         return [future.result() for future in started]
 
 
@@ -234,16 +236,7 @@ def _num_workers() -> int:
     return 1 if tf.config.list_physical_devices("GPU") else num_cores()
 
 
-def _num_bytes(column: InputValues) -> list[int]:
-    return [len(text.encode()) for text in column.values]
-
-
-def _pair_lengths(columns: Mapping[str, InputValues]) -> list[int]:
-    pairs = zip(_num_bytes(columns["source"]), _num_bytes(columns["target"]), strict=True)
-    return [source + target for source, target in pairs]
-
-
-def _plain(values: tf.Tensor) -> Any:
+def _to_python(values: tf.Tensor) -> Any:
     """Returns a tensor as nested lists, its strings as text."""
     array = values.numpy()
     if array.dtype != object:
@@ -252,23 +245,19 @@ def _plain(values: tf.Tensor) -> Any:
     return np.array(text, object).reshape(array.shape).tolist()
 
 
-def _type_name(dtype: tf.DType) -> str:
-    return {tf.string: "STRING", tf.float32: "FLOAT", tf.int32: "INT32", tf.int64: "INT64"}[dtype]
-
-
-class Translator(tf.Module):
+class Translator(tf.Module, BatchTranslator):
     """Translates sentences with a trained model.
 
     Args:
         model: see `TranslationModel`.
         source, target: the vocabularies.
-        search: how to search; as the task does by default, or with the paper's settings.
-        xla: shapes for which XLA compiles the search, but for options of single sentences.
-        task: of the model; it may constrain searches and make answers of what they find.
-        shortlist: of the vocabularies, where the search asks for one.
+        search: how to search; by default the task's own search, or the paper's.
+        xla: shapes for which XLA compiles the search of sentences without options.
+        task: of the model; it may constrain searches and complete their outputs.
+        shortlist: of the vocabularies, if the search uses one.
 
     Raises:
-        InputError: a coverage penalty needs attention that the model lacks; see `make_lookup`.
+        InputError: a coverage penalty needs attention, which the model lacks; see `make_lookup`.
 
     Example:
         >>> translator = Translator(run.load_model(), *run.vocabularies())
@@ -286,17 +275,17 @@ class Translator(tf.Module):
         task: Task | None = None,
         shortlist: Shortlist | None = None,
     ) -> None:
-        super().__init__(name="translator")
+        tf.Module.__init__(self, name="translator")
+        BatchTranslator.__init__(self, self.signature, target)
         self.search = search or (task.search_config() if task else SearchConfig())
         self.task = task
         if self.search.coverage_penalty and not hasattr(model, "attention"):
             raise InputError(
-                "coverage_penalty needs a model with attention, and this one has none; leave it out"
+                f"coverage_penalty={self.search.coverage_penalty} needs a model with attention; "
+                "set it to 0"
             )
         self._shortlist = shortlist
         self._lookup = make_lookup(shortlist, self.search, target.size, xla is not None)
-        # Given translations are cut to the most tokens that a generated one can have.
-        self._max_target_length = self.search.max_source_length + self.search.max_extra_length
         self.source_tokenizer = Tokenizer(source)
         self.target_tokenizer = self.source_tokenizer
         if target.fingerprint != source.fingerprint:
@@ -308,32 +297,10 @@ class Translator(tf.Module):
         self._get_model = lambda: model
         self.xla = xla
         self._compiled = xla and CompiledSearch(self._search, xla, self.search.max_extra_length)
-        self._batches = BatchTranslator(self.signature, target)
 
     @property
     def model(self) -> TranslationModel:
         return self._get_model()
-
-    def translate(
-        self, sentences: Sequence[str], batch_size: int = 64, **options: Any
-    ) -> list[list[Translation]]:
-        """Translates any number of sentences; see `BatchTranslator.translate`."""
-        refresh(self.model)
-        return self._batches.translate(sentences, batch_size, **options)
-
-    def score(
-        self, source: Sequence[str], target: Sequence[str], batch_size: int = 64
-    ) -> list[Score]:
-        """Returns log-probabilities of translations; see `BatchTranslator.score`."""
-        refresh(self.model)
-        return self._batches.score(source, target, batch_size)
-
-    def align(
-        self, source: Sequence[str], target: Sequence[str], batch_size: int = 64
-    ) -> list[list[tuple[int, int]]]:
-        """Returns which words translations are made from; see `BatchTranslator.align`."""
-        refresh(self.model)
-        return self._batches.align(source, target, batch_size)
 
     def with_cached_projection(self) -> "Translator":
         """Returns a faster translator; functions of `signature` do not notice changed weights."""
@@ -357,13 +324,13 @@ class Translator(tf.Module):
         return {name: self.signature(name) for name in names}
 
     def signature(self, name: str) -> Any:
-        """Returns one of the functions of `signatures`; `KeyError` where there is none."""
+        """Returns one of the functions of `signatures`; raises `KeyError` for another name."""
         if name == "serving_default":
             return self._translate_text.get_concrete_function()
         if name == "attention" and not hasattr(self.model, "attention"):
             raise KeyError(name)
-        types = {"source": tf.string, "target": tf.string}
-        text, pair = _columns({"text": tf.string}), _columns(types)
+        text = _columns({"text": tf.string})
+        pair = _columns({"source": tf.string, "target": tf.string})
         ids = tf.TensorSpec([None, None], tf.int32, name="source")
         function, inputs = {
             "translate_options": (self.translate_options, text | self.option_inputs()),
@@ -372,6 +339,10 @@ class Translator(tf.Module):
             "attention": (self._attention, pair),
         }[name]
         return tf.function(function, autograph=False).get_concrete_function(**inputs)
+
+    def option_inputs(self) -> dict[str, tf.TensorSpec]:
+        """Returns the inputs of `translate_options` besides the text, by name."""
+        return _columns(request_options.option_types(self.search))
 
     def __call__(self, text: Tensor) -> dict[str, Tensor]:
         """Returns "translations", string [B, N], best first, and "scores" [B, N] of text [B]."""
@@ -383,10 +354,6 @@ class Translator(tf.Module):
     def _translate_text(self, text: Tensor) -> dict[str, Tensor]:
         return self._translate(text)
 
-    def option_inputs(self) -> dict[str, tf.TensorSpec]:
-        """Returns the inputs of `translate_options` besides the text, by name."""
-        return _columns(search_options.option_types(self.search))
-
     def translate_options(self, text: Tensor, **columns: Tensor) -> dict[str, Tensor]:
         """Translates text [B] with options [B] of `option_types`.
 
@@ -395,7 +362,7 @@ class Translator(tf.Module):
         """
         text = _checked(text, columns.values(), "every option must have a value for each row")
         return self._translate(
-            text, search_options.read_options(columns, self.search, self.target_tokenizer)
+            text, request_options.read_options(columns, self.search, self.target_tokenizer)
         )
 
     def _translate(
@@ -406,17 +373,17 @@ class Translator(tf.Module):
         translations = self.target_tokenizer.detokenize(hypotheses.ids)  # [B, N]
         if self.task is not None:
             translations = self.task.finish(translations, text)
-        is_blank = (tokens.row_lengths() == 0)[:, None]
+        is_blank = (tokens.row_lengths() == 0)[:, None]  # [B, 1]
         return {
             "translations": tf.where(is_blank, "", translations),
             "scores": tf.where(is_blank, 0.0, hypotheses.scores),
         }
 
     def _translate_tokens(self, source: Tensor) -> dict[str, Tensor]:
-        """Translates ids [B, S] that end in EOS; see `Tokenizer.unpad` for what else may come.
+        """Translates ids [B, S] that end in EOS; see `Tokenizer.unpad` for other ids.
 
         Returns "ids" [B, N, L] with EOS, then PAD; "lengths" [B, N] with EOS; "scores" [B, N]. A
-        row without EOS, or of nothing else, has translations of length 0 and score 0.
+        row without EOS, or with EOS only, has translations of length 0 and score 0.
         """
         tokens = self.source_tokenizer.unpad(source)[:, : self.search.max_source_length]
         hypotheses = self._search_tokens(tokens)
@@ -442,16 +409,15 @@ class Translator(tf.Module):
         vocabularies = self.source_tokenizer.vocabulary, self.target_tokenizer.vocabulary
         constraints = self.task.constraints(source, vocabularies) if self.task else ()
         parts = source, self.search, vocabularies[1], options, longest, constraints, self._lookup
-        return search_options.search_translations(self.model, *parts)
+        return search_translations(self.model, *parts)
 
     def _score(self, source: Tensor, target: Tensor) -> dict[str, Tensor]:
-        ids = self._read_pair(source, target)
-        return teacher_forcing.score(self.model, *ids, max_length=self._max_target_length + 1)
+        return scores.score(self.model, *self._read_pair(source, target))
 
     def _attention(self, source: Tensor, target: Tensor) -> dict[str, Tensor]:
         ids, shifted, labels = self._read_pair(source, target)
-        return teacher_forcing.token_values(self.model, ids, shifted) | {
-            "attention": teacher_forcing.attention(self.model, ids, shifted, labels),
+        return scores.token_values(self.model, ids, shifted) | {
+            "attention": scores.attention(self.model, ids, shifted, labels),
             "source_pieces": self.source_tokenizer.pieces(ids),
             "target_pieces": self.target_tokenizer.pieces(labels),
         }
@@ -460,13 +426,83 @@ class Translator(tf.Module):
         """Returns ids: the source [B, S], the target [B, T] shifted right, the labels [B, T]."""
         source = _checked(source, [target], "source and target must have as many rows")
         source = self.source_tokenizer.tokenize(source, self.search.max_source_length)
-        labels = with_eos(self.target_tokenizer.tokenize(target, self._max_target_length))
+        # A given translation is cut to the length of the longest that search can generate.
+        longest = self.search.max_source_length + self.search.max_extra_length
+        labels = with_eos(self.target_tokenizer.tokenize(target, longest))
         shifted = tf.pad(labels[:, :-1], [[0, 0], [1, 0]], constant_values=BOS_ID)
         return with_eos(source), shifted, labels
 
+    def _find(self, name: str) -> Any:
+        refresh(self.model)
+        return super()._find(name)
+
+
+def search_translations(
+    model: TranslationModel,
+    source: Tensor,
+    search: SearchConfig,
+    target: Vocabulary,
+    options: Mapping[str, Tensor] | None = None,
+    max_length_bound: int | None = None,
+    constraints: Sequence[Constraint] = (),
+    shortlist: ShortlistLookup | None = None,
+) -> Hypotheses:
+    """Returns translations of source ids [B, S], each with EOS, then PAD.
+
+    Args:
+        model: see `TranslationModel`.
+        source: the ids, no longer than the model may read.
+        search: how to search.
+        target: the vocabulary, which gives the tokens of the configuration's phrases.
+        options: what sentences set instead of the configuration, by the names of its fields,
+            numbers as [B]; "prefix" as int32 [B, any], phrases as int32 [B, P, M].
+        max_length_bound: the most tokens that any translation may have before EOS, where shapes
+            must be known before the graph runs, as for XLA.
+        constraints: in addition to those of the configuration, for example a task's.
+        shortlist: restricts the tokens of translations.
+    """
+    lengths = tf.math.count_nonzero(source, axis=1, dtype=tf.int32) - 1  # [B], without EOS
+    settings = request_options.read_config(search, target) | dict(options or {})
+    is_sampled = search.method == "sampling"
+    state = model.encode(
+        source,
+        num_hypotheses=search.num_translations if is_sampled else search.beam_size,
+        capacity=None if max_length_bound is None else kv_cache_capacities(max_length_bound)[0],
+        coverage="coverage_penalty" in settings,
+    )
+    forced = [settings[name] for name in ("prefix", "required_phrases") if name in settings]
+    state, vocabulary = shortlist.restrict(state, source, forced) if shortlist else (state, None)
+    arguments = dict(
+        bos_ids=tf.fill(tf.shape(lengths), BOS_ID),
+        max_lengths=request_options.max_lengths(settings, lengths),
+        length_penalty=settings["length_penalty"],
+        length_penalty_form=search.length_penalty_form,
+        coverage_penalty=settings.get("coverage_penalty", 0.0),
+        constraints=[
+            *request_options.make_constraints(settings, search, target, lengths),
+            *constraints,
+        ],
+        num_translations=search.num_translations,
+        max_length_bound=max_length_bound,
+        vocabulary=vocabulary,
+    )
+    if is_sampled:
+        settings["seed"] = sentence_seeds(settings["seed"], source)
+        sampling = {name: settings[name] for name in request_options.SAMPLING_NUMBERS}
+        return sample(model.step, state, **arguments, **sampling)
+    return beam_search(
+        model.step,
+        state,
+        **arguments,
+        beam_size=search.beam_size,
+        beam_groups=search.beam_groups,
+        diversity_penalty=settings["diversity_penalty"],
+        early_stop=search.early_stop,
+    )
+
 
 def _checked(first: Tensor, others: Iterable[Tensor], message: str) -> Tensor:
-    """Returns the first of several tensors [B] once it is sure that all have its rows."""
+    """Returns the first of several tensors [B] after a check that all have as many rows."""
     sizes = [tf.size(each) == tf.size(first) for each in others]
     with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(sizes), [message])]):
         return tf.identity(first)

@@ -16,7 +16,7 @@ def test_an_export_says_what_it_answers_and_knows_where_it_is_from(call, trained
     folder = tmp_path / "letters"
     result = call(
         "export.py", f"--run_dir={trained}", f"--export_dir={folder}", "--version=3",
-        "--checkpoint=latest,20", "--precision=int8",
+        "--checkpoint=latest,20", "--precision=bfloat16",
     )  # fmt: skip
     assert (result.code, result.err) == (0, "")
     lines = result.out.splitlines()
@@ -25,7 +25,7 @@ def test_an_export_says_what_it_answers_and_knows_where_it_is_from(call, trained
     assert _names(folder) == ["3", *_SERVER_FILES]
     card = json.loads((folder / "3" / "assets.extra" / "model_card.json").read_text())
     assert [run["checkpoint"] for run in card["training"]] == ["step-40", "step-20"]
-    assert "int8" in card["precision"]["weights"]
+    assert card["precision"]["weights"] == ["bfloat16"]
     assert card["training"][0]["data"]["train_source"] == "train.a"
     assert str(tmp_path.parent) not in json.dumps(card)
 
@@ -40,7 +40,9 @@ def test_what_cannot_be_is_refused_before_anything_is_written(call, trained, tmp
     refused(call(*export, "--quantization=int8"), "--quantization has no use with --format=saved_")
     refused(call(*export, "--xla_lengths=8"), "--xla_lengths has no use without --xla")
     ctranslate2 = (*export, "--format=ctranslate2")
-    refused(call(*ctranslate2, "--precision=int8"), "--precision has no use with --format=ctransl")
+    refused(
+        call(*ctranslate2, "--precision=bfloat16"), "--precision has no use with --format=ctransl"
+    )
     refused(call(*ctranslate2, "--beam_size=1"), "--beam_size has no use with --format=ctranslate2")
     assert _names(tmp_path) == ["4"]
 

@@ -1,7 +1,4 @@
-"""Lists of sentences through the functions of signatures: batches, order, options, complaints.
-
-Most functions here are written in Python, so that a test can look at what they were asked.
-"""
+"""Lists of sentences through signatures, most of them fakes in Python: batches, order, options."""
 
 import threading
 import time
@@ -13,7 +10,6 @@ import tensorflow as tf
 from keras_transformer.client import Score
 from keras_transformer.errors import InputError
 from keras_transformer.inference import BatchTranslator, translator
-from keras_transformer.models import Transformer
 from keras_transformer.serving import load_exported
 
 _SENTENCES = ["two house", "", "cat sun tree two", "שלום", "tree hello cat", "sun"]
@@ -95,7 +91,7 @@ def local(functions, monkeypatch):
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 4, 64])
-def test_answers_come_in_the_order_of_the_sentences(local, batch_size):
+def test_answers_keep_the_order_of_sentences(local, batch_size):
     translations = local.translate(_SENTENCES, batch_size)
     assert [best.text for best, _ in translations] == [text.upper() for text in _SENTENCES]
     assert [best.score for best, _ in translations] == [-len(text) for text in _SENTENCES]
@@ -106,7 +102,7 @@ def test_answers_come_in_the_order_of_the_sentences(local, batch_size):
     assert [len(each) for each in alignments] == [len(text.split()) for text in _SENTENCES]
 
 
-def test_sentences_of_like_length_go_together_the_longest_first(local, functions):
+def test_batches_have_similar_lengths_longest_first(local, functions):
     local.translate(_SENTENCES, 4)
     assert [request["text"] for request in functions["serving_default"].requests] == [
         ["cat sun tree two", "tree hello cat", "two house", "שלום"],
@@ -119,7 +115,7 @@ def test_sentences_of_like_length_go_together_the_longest_first(local, functions
     ]
 
 
-def test_each_core_takes_a_batch_and_the_order_stays(functions, monkeypatch):
+def test_batches_run_in_parallel(functions, monkeypatch):
     both_are_there = threading.Barrier(2)
 
     def wait_and_translate(text):
@@ -132,7 +128,7 @@ def test_each_core_takes_a_batch_and_the_order_stays(functions, monkeypatch):
     assert [best.text for best, _ in translations] == [text.upper() for text in _SENTENCES[:4]]
 
 
-def test_an_error_in_any_of_several_batches_is_raised(functions, monkeypatch):
+def test_error_in_a_parallel_batch_is_raised(functions, monkeypatch):
     def refuse(text):
         raise ZeroDivisionError(text)
 
@@ -142,20 +138,13 @@ def test_an_error_in_any_of_several_batches_is_raised(functions, monkeypatch):
         BatchTranslator(functions.__getitem__).translate(_SENTENCES, 1)
 
 
-def test_without_sentences_nothing_is_asked(local, functions):
+def test_no_sentences_call_no_signature(local, functions):
     assert local.translate([]) == local.translate([], max_length=3) == []
     assert local.score([], []) == local.align([], []) == []
     assert not any(function.requests for function in functions.values())
 
 
-def test_any_iterable_holds_sentences(local):
-    expected = local.translate(_SENTENCES, prefix="x")
-    assert local.translate(tuple(_SENTENCES), prefix="x") == expected
-    assert local.translate(iter(_SENTENCES), prefix="x") == expected
-    assert local.translate(np.array(_SENTENCES), prefix="x") == expected
-
-
-def test_options_ask_another_signature_and_leave_the_others_as_exported(local, functions):
+def test_options_call_translate_options(local, functions):
     local.translate(["two", "three"], length_penalty=1, banned_phrases="vier\nacht")
     assert not functions["serving_default"].requests
     assert functions["translate_options"].requests == [
@@ -169,7 +158,7 @@ def test_options_ask_another_signature_and_leave_the_others_as_exported(local, f
     ]
 
 
-def test_an_option_may_have_a_value_for_each_sentence(local, functions):
+def test_options_can_differ_between_sentences(local, functions):
     options = dict(prefix=["1 ", None, "3 "], banned_phrases=[["a b", "c"], "", None])
     translations = local.translate(["x", "xxx", "xx"], 2, **options, max_length=np.array([1, 2, 3]))
     assert [best.text for best, _ in translations] == ["1 X", "XXX", "3 XX"]
@@ -192,13 +181,13 @@ def test_an_option_may_have_a_value_for_each_sentence(local, functions):
         (dict(prefix="\ud800"), "prefix must be Unicode, got a lone surrogate"),
     ],
 )
-def test_wrong_options_are_told(local, functions, options, message):
+def test_invalid_options_are_rejected(local, functions, options, message):
     with pytest.raises(InputError, match=message):
         local.translate(["two", "three"], **options)
     assert not functions["translate_options"].requests
 
 
-def test_one_string_in_place_of_a_list_is_told(local):
+def test_single_string_is_rejected(local):
     with pytest.raises(InputError, match="text must be a list of sentences, got one: 'two'"):
         local.translate("two")
     for ask in (local.score, local.align):
@@ -209,33 +198,33 @@ def test_one_string_in_place_of_a_list_is_told(local):
 
 
 @pytest.mark.parametrize("sentence", [b"two", None, 3])
-def test_what_is_no_text_is_told(local, sentence):
+def test_values_other_than_text_are_rejected(local, sentence):
     with pytest.raises(InputError, match=f"text must be text, got {sentence!r}"):
         local.translate(["one", sentence])
 
 
-def test_sides_of_unequal_length_are_told(local):
+def test_sides_of_unequal_length_are_rejected(local):
     for ask in (local.score, local.align):
         with pytest.raises(InputError, match="must have as many sentences, got 2 and 1"):
             ask(["two", "three"], ["zwei"])
 
 
 @pytest.mark.parametrize("batch_size", [0, -1])
-def test_a_batch_has_at_least_one_sentence_in_whatever_is_asked(local, batch_size):
+def test_batch_size_below_one_is_rejected(local, batch_size):
     message = f"batch_size must be at least 1, got {batch_size}"
     for ask in (local.translate, lambda *a: local.score(_SENTENCES, *a)):
         with pytest.raises(InputError, match=message):
             ask(_SENTENCES, batch_size)
 
 
-def test_a_score_has_no_padding(local):
+def test_scores_have_no_padding(local):
     assert local.score(["a", "b"], ["x", "xyz"]) == [
         Score(-1.0, [-0.5, -0.5]),
         Score(-2.0, [-0.5] * 4),
     ]
 
 
-def test_each_sentence_is_aligned_by_its_own_words(local):
+def test_alignments_index_the_words_of_each_sentence(local):
     assert local.align(["a b c", "", "d"], ["x y", "x", "x y z"]) == [
         [(2, 0), (1, 1)],
         [],
@@ -243,7 +232,7 @@ def test_each_sentence_is_aligned_by_its_own_words(local):
     ]
 
 
-def test_a_signature_is_made_once_and_only_where_it_is_asked(functions):
+def test_signatures_are_made_once_and_on_demand(functions):
     made = []
     local = BatchTranslator(lambda name: made.append(name) or functions[name])
     for _ in range(2):
@@ -252,7 +241,7 @@ def test_a_signature_is_made_once_and_only_where_it_is_asked(functions):
     assert made == ["serving_default", "score"]
 
 
-def test_an_export_of_one_signature_translates_and_says_what_it_lacks(functions):
+def test_missing_signature_is_reported(functions):
     local = BatchTranslator({"serving_default": functions["serving_default"]}.__getitem__)
     assert local.translate(["two"])[0][0].text == "TWO"
     for ask, name in (
@@ -264,14 +253,8 @@ def test_an_export_of_one_signature_translates_and_says_what_it_lacks(functions)
             ask()
 
 
-def test_a_model_that_shows_no_attention_aligns_nothing_and_says_so(make_translator, monkeypatch):
-    monkeypatch.delattr(Transformer, "attention")
-    with pytest.raises(InputError, match="the model has no signature 'attention'"):
-        make_translator().align(["two"], ["zwei"])
-
-
 @pytest.mark.slow
-def test_what_is_exported_answers_as_what_is_not(exported, separate_translator):
+def test_export_answers_like_its_translator(exported, separate_translator):
     ours, theirs = separate_translator, load_exported(exported)
     sentences = ["hello two cat", "", "tree nonsense sun"]
     constraints = dict(max_length=[2, -1, 3], prefix=["", "", "木"])
@@ -288,14 +271,14 @@ def test_what_is_exported_answers_as_what_is_not(exported, separate_translator):
         np.testing.assert_allclose(found_one.token_scores, expected_one.token_scores, rtol=1e-4)
 
 
-def test_a_word_that_the_vocabulary_does_not_know_is_a_word(separate_translator):
+def test_unknown_words_are_aligned(separate_translator):
     pairs = separate_translator.align(["sun nonsense cat"], ["شمس nonsense γάτα"])[0]
     assert [target for _, target in pairs] == [0, 1, 2]
     assert {source for source, _ in pairs} <= {0, 1, 2}
 
 
-def test_a_prefix_or_phrase_that_the_vocabulary_cannot_spell_is_refused(separate_translator):
-    with pytest.raises(InputError, match="prefix: the vocabulary cannot spell 'q😀'; leave it out"):
+def test_phrase_with_unknown_characters_is_rejected(separate_translator):
+    with pytest.raises(InputError, match="prefix: the vocabulary cannot spell 'q😀'; use char"):
         separate_translator.translate(["sun", "cat"], prefix=["", "q😀"])
     with pytest.raises(InputError, match="required_phrases: the vocabulary cannot spell 'q😀'"):
         separate_translator.translate(["sun", "cat"], required_phrases=[None, ["木", "q😀"]])
@@ -304,7 +287,7 @@ def test_a_prefix_or_phrase_that_the_vocabulary_cannot_spell_is_refused(separate
     )
 
 
-def test_long_sentences_go_in_small_batches_and_few_at_once(functions, monkeypatch):
+def test_memory_of_parallel_batches_is_limited(functions, monkeypatch):
     monkeypatch.setattr(translator, "_MAX_BATCH_BYTES", 100)
     monkeypatch.setattr(translator, "_MAX_BYTES", 150)
     monkeypatch.setattr(translator, "_num_workers", lambda: 4)
@@ -333,7 +316,7 @@ def test_long_sentences_go_in_small_batches_and_few_at_once(functions, monkeypat
     assert max(map(len, most)) > 1
 
 
-def test_pairs_are_measured_by_both_sides(local, functions, monkeypatch):
+def test_batches_of_pairs_count_both_sides(local, functions, monkeypatch):
     monkeypatch.setattr(translator, "_MAX_BATCH_BYTES", 100)
     local.score(["x" * 60, "x", "x"], ["y", "y" * 60, "y"])
     assert [len(each["source"]) for each in functions["score"].requests] == [1, 1, 1]

@@ -1,4 +1,4 @@
-"""What the functions of an export give: against the translator, the model, and each other."""
+"""The signatures of an export, compared with the model and with each other."""
 
 import keras
 import numpy as np
@@ -8,8 +8,7 @@ import tensorflow as tf
 from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from keras_transformer.errors import InputError
 from keras_transformer.inference import Translator
-from keras_transformer.inference.cached_projection import cache_projection
-from keras_transformer.inference.quantization import Int8Model
+from keras_transformer.inference.prepared_model import cache_projection
 from keras_transformer.inference.translator import signature_inputs
 from keras_transformer.models import Ensemble, Transformer
 
@@ -46,7 +45,7 @@ def _ids(vocabulary, texts, padding=PAD_ID):
 
 
 @pytest.mark.slow
-def test_dimension_0_of_every_input_and_output_is_the_batch_and_nothing_is_ragged(signatures):
+def test_dimension_0_is_the_batch_everywhere(signatures):
     names = ["serving_default", "translate_options", "score", "tokens", "attention"]
     assert list(signatures) == names
     for function in signatures.values():
@@ -59,9 +58,7 @@ def test_dimension_0_of_every_input_and_output_is_the_batch_and_nothing_is_ragge
             assert not name.endswith("_bytes")
 
 
-def test_scores_are_the_log_probabilities_that_the_model_gives_to_each_token(
-    signatures, separate_translator
-):
+def test_scores_are_the_models_log_probabilities(signatures, separate_translator):
     answer = _ask(signatures["score"], _SOURCE, _TARGET)
     source = _ids(separate_translator.source_tokenizer.vocabulary, _SOURCE)
     labels = _ids(separate_translator.target_tokenizer.vocabulary, _TARGET)
@@ -76,9 +73,7 @@ def test_scores_are_the_log_probabilities_that_the_model_gives_to_each_token(
     assert answer["lengths"].tolist() == [3, 2, 1, 4]
 
 
-def test_the_score_of_a_translation_is_what_the_search_found_it_worth(
-    signatures, separate_translator
-):
+def test_scores_agree_with_the_search(signatures, separate_translator):
     sentences = ["two house", "cat sun tree two", "hello"]
     found = _ask(signatures["serving_default"], sentences)
     for rank in range(2):
@@ -87,7 +82,7 @@ def test_the_score_of_a_translation_is_what_the_search_found_it_worth(
         np.testing.assert_allclose(answer["scores"] / penalty, found["scores"][:, rank], rtol=1e-4)
 
 
-def test_a_row_gets_in_a_batch_what_it_gets_alone(signatures, separate_translator):
+def test_rows_do_not_depend_on_their_batch(signatures, separate_translator):
     ids = _ids(separate_translator.source_tokenizer.vocabulary, _SOURCE)
     columns = {"text": _SOURCE, "source": _SOURCE, "target": _TARGET}
     columns |= {"max_length": [2, -1, 1, -1], "prefix": ["", "木", "दो", ""]}
@@ -106,7 +101,7 @@ def test_a_row_gets_in_a_batch_what_it_gets_alone(signatures, separate_translato
                     assert np.array_equal(found, alone[0])
 
 
-def test_tokens_are_translated_as_their_text_is(signatures, separate_translator):
+def test_tokens_are_translated_like_their_text(signatures, separate_translator):
     vocabulary = separate_translator.source_tokenizer.vocabulary
     by_text = _ask(signatures["serving_default"], _SOURCE)
     answer = _ask(signatures["tokens"], _ids(vocabulary, _SOURCE))
@@ -119,7 +114,7 @@ def test_tokens_are_translated_as_their_text_is(signatures, separate_translator)
 
 
 @pytest.mark.parametrize("padding", [4, EOS_ID, -7, 10_000])
-def test_what_follows_the_end_of_tokens_is_not_read(signatures, separate_translator, padding):
+def test_ids_after_eos_are_ignored(signatures, separate_translator, padding):
     vocabulary = separate_translator.source_tokenizer.vocabulary
     expected = _ask(signatures["tokens"], _ids(vocabulary, _SOURCE))
     found = _ask(signatures["tokens"], _ids(vocabulary, _SOURCE, padding))
@@ -136,7 +131,7 @@ def test_what_follows_the_end_of_tokens_is_not_read(signatures, separate_transla
         ([-1, 5, EOS_ID], [UNK_ID, 5, EOS_ID]),
     ],
 )
-def test_a_row_that_is_no_source_has_a_meaning_and_harms_no_other(signatures, row, read_as):
+def test_invalid_rows_are_read_as_documented(signatures, row, read_as):
     other = [7, 8, EOS_ID]
     width = len(read_as)
     expected = _ask(signatures["tokens"], [read_as, other + [PAD_ID] * (width - 3)])
@@ -145,7 +140,7 @@ def test_a_row_that_is_no_source_has_a_meaning_and_harms_no_other(signatures, ro
     np.testing.assert_allclose(found["scores"], expected["scores"], rtol=1e-5)
 
 
-def test_a_row_without_end_is_not_translated_however_a_server_pads_it(signatures):
+def test_row_without_eos_is_not_translated(signatures):
     for row in ([4, 5], [4, 5, 4, 4], [4, 5, PAD_ID]):
         answer = _ask(signatures["tokens"], [row])
         assert not answer["ids"].any()
@@ -153,19 +148,19 @@ def test_a_row_without_end_is_not_translated_however_a_server_pads_it(signatures
 
 
 @pytest.mark.parametrize("ids", [[[PAD_ID, PAD_ID]] * 2, np.zeros([2, 0])])
-def test_rows_of_nothing_have_empty_translations(signatures, ids):
+def test_blank_rows_have_empty_translations(signatures, ids):
     answer = _ask(signatures["tokens"], ids)
     assert not answer["lengths"].any()
     assert not answer["scores"].any()
 
 
 @pytest.mark.parametrize("name", ["score", "attention"])
-def test_as_many_targets_as_sources_are_needed(signatures, name):
+def test_unequal_numbers_of_rows_are_rejected(signatures, name):
     with pytest.raises(tf.errors.InvalidArgumentError, match="must have as many rows"):
         _ask(signatures[name], ["cat", "sun"], ["木"])
 
 
-def test_every_option_has_a_value_for_each_row(signatures):
+def test_short_option_columns_are_rejected(signatures):
     function = signatures["translate_options"]
     specs = list(signature_inputs(function).values())
     columns = [["cat", "sun"], *([_AS_EXPORTED[spec.dtype]] * 2 for spec in specs[1:])]
@@ -176,19 +171,7 @@ def test_every_option_has_a_value_for_each_row(signatures):
             _ask(function, *short)
 
 
-def test_scores_are_the_same_however_many_rows_are_scored_at_once(
-    signatures, separate_translator, monkeypatch
-):
-    expected = _ask(signatures["score"], _SOURCE, _TARGET)
-    for rows in (1, 3):
-        size = rows * 4 * separate_translator.target_tokenizer.vocabulary.size
-        monkeypatch.setattr("keras_transformer.inference.scores._MAX_VALUES", size)
-        found = _ask(separate_translator.signature("score"), _SOURCE, _TARGET)
-        for name, values in expected.items():
-            np.testing.assert_allclose(found[name], values, rtol=1e-4, atol=1e-5)
-
-
-def test_no_text_is_too_long(signatures):
+def test_long_texts_are_cut(signatures):
     # 12 tokens of a sentence are read, 12 + 5 of a translation, and their ends.
     answer = _ask(signatures["attention"], ["cat " * 5000], ["木 " * 5000])
     assert answer["attention"].shape == (1, 18, 13)
@@ -197,7 +180,7 @@ def test_no_text_is_too_long(signatures):
     assert answer["lengths"].max() <= 18
 
 
-def test_attention_is_a_row_for_each_target_token_beside_the_tokens(signatures):
+def test_attention_has_a_row_for_each_target_token(signatures):
     answer = _ask(signatures["attention"], _SOURCE, _TARGET)
     decode = np.vectorize(bytes.decode)
     pieces = {name: decode(answer[f"{name}_pieces"]) for name in ("source", "target")}
@@ -212,7 +195,7 @@ def test_attention_is_a_row_for_each_target_token_beside_the_tokens(signatures):
     )
 
 
-def test_an_empty_batch_has_an_empty_answer(signatures):
+def test_empty_batch(signatures):
     for name, function in signatures.items():
         columns = (
             [np.zeros([0, 0])] if name == "tokens" else [[] for _ in signature_inputs(function)]
@@ -221,36 +204,22 @@ def test_an_empty_batch_has_an_empty_answer(signatures):
             assert value.shape[0] == 0
 
 
-def test_a_model_without_attention_has_no_such_signature(separate_translator, monkeypatch):
-    monkeypatch.delattr(Transformer, "attention", raising=False)
-    assert "attention" not in separate_translator.signatures()
-
-
 class _Without:
     """A model without attention."""
 
     def __init__(self, model):
-        names = (
-            "config",
-            "dtype_policy",
-            "variables",
-            "call",
-            "encode",
-            "step",
-            "embedding_tables",
-        )
+        names = ("config", "dtype_policy", "variables", "call", "encode", "step")
         self.__dict__ |= {name: getattr(model, name) for name in names}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("wrap", ["ensemble", "mixed ensemble", "int8", "precomputed"])
-def test_a_wrapped_model_has_attention_only_where_the_model_has(separate_translator, wrap):
+@pytest.mark.parametrize("wrap", ["ensemble", "mixed ensemble", "precomputed"])
+def test_attention_needs_all_models_to_have_it(separate_translator, wrap):
     model = separate_translator.model
     bare = _Without(model)
     wrapped, like_it = {
         "ensemble": lambda: (Ensemble([bare, bare]), Ensemble([model, model])),
         "mixed ensemble": lambda: (Ensemble([model, bare]), Ensemble([model])),
-        "int8": lambda: (Int8Model(bare), Int8Model(model)),
         "precomputed": lambda: (cache_projection(bare), cache_projection(model)),
     }[wrap]()
     assert not hasattr(wrapped, "attention")

@@ -9,7 +9,7 @@ import samples
 import tensorflow as tf
 
 from keras_transformer.config import BOS_ID, PAD_ID, SearchConfig
-from keras_transformer.inference.options import search_translations
+from keras_transformer.inference.translator import search_translations
 from keras_transformer.text import Tokenizer
 
 SCORED = {"marian_pre_relu"}  # whose own decoder is wrong

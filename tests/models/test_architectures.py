@@ -26,7 +26,6 @@ from keras_transformer.config import (
     architectures,
 )
 from keras_transformer.inference import Translator
-from keras_transformer.inference.quantization import in_precision
 from keras_transformer.models import Ensemble, build_model
 from keras_transformer.search import beam_search
 from keras_transformer.search.beam import kv_cache_capacities
@@ -246,15 +245,6 @@ def test_keras_saves_and_loads_it(model, tmp_path):
     copy = keras.saving.load_model(tmp_path / "model.keras")
     assert (type(copy), copy.config) == (type(model), model.config)
     np.testing.assert_array_equal(logits_of(copy), logits_of(model))
-
-
-def test_int8_stores_every_matrix_and_hardly_changes_probabilities(model):
-    small = in_precision(model, "int8")
-    matrices = [each for each in model.variables if len(each.shape) == 2]
-    stored = [each for each in small.variables if each.dtype == "int8"]
-    assert len(stored) == len(matrices)
-    exact, rounded = (np.asarray(ops.softmax(each.call(INPUTS))) for each in (model, small))
-    assert 0 < np.abs(exact - rounded).max() < 0.1
 
 
 def test_beside_a_transformer_in_an_ensemble_it_keeps_attention_and_coverage(model):

@@ -21,7 +21,7 @@ from keras_transformer import Client
 from keras_transformer.config import ModelConfig, SearchConfig, TransformerConfig, model
 from keras_transformer.errors import InputError
 from keras_transformer.inference import Translator
-from keras_transformer.inference.quantization import in_precision
+from keras_transformer.inference.prepared_model import in_precision
 from keras_transformer.models import Ensemble, build_model
 from keras_transformer.serving import export, load_exported
 from keras_transformer.training import RunDirectory, train
@@ -153,9 +153,9 @@ def test_it_is_exported_and_answers_in_a_fresh_graph(translator, exported):
 
 
 @pytest.mark.slow
-def test_an_export_of_an_ensemble_in_int8_has_no_attention_and_works(trained, translator, tmp_path):
+def test_bfloat16_ensemble_without_attention_is_exported(trained, translator, tmp_path):
     ensemble = Ensemble([translator.model, translator.model])
-    small = in_precision(ensemble, "int8")
+    small = in_precision(ensemble, "bfloat16")
     for each in (ensemble, small, small.models[0]):
         assert not hasattr(each, "attention")
     vocabularies = trained[0].vocabularies()

@@ -11,7 +11,6 @@ import tiny_run
 from keras_transformer.config import ModelConfig, SearchConfig, TransformerConfig, UniversalConfig
 from keras_transformer.errors import InputError
 from keras_transformer.inference import Translator
-from keras_transformer.inference.quantization import in_precision
 from keras_transformer.models import UniversalTransformer, build_model
 from keras_transformer.objectives import SmoothedCrossEntropy
 from keras_transformer.search import beam_search
@@ -384,10 +383,9 @@ def test_positions_begin_anywhere_while_training_but_alike_on_both_sides():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["float32", "int8"])
-def test_the_signature_attention_says_how_many_steps_each_piece_took(precision):
+def test_signature_attention_reports_the_steps_of_each_token():
     vocabulary = tiny_run.make_vocabulary()
-    model = in_precision(make_model(PLAIN.replace(vocabulary_size=vocabulary.size)), precision)
+    model = make_model(PLAIN.replace(vocabulary_size=vocabulary.size))
     search = SearchConfig(max_source_length=8, max_extra_length=4)
     translator = Translator(model, vocabulary, vocabulary, search)
     text = {"source": tf.constant(["abc", "f"]), "target": tf.constant(["cb", "fed"])}

@@ -16,7 +16,7 @@ from keras_transformer.config import SearchConfig
 from keras_transformer.errors import InputError
 from keras_transformer.export_versions import choose_version, read_model_card
 from keras_transformer.inference import Translator
-from keras_transformer.inference.quantization import in_precision
+from keras_transformer.inference.prepared_model import in_precision
 from keras_transformer.models import Ensemble
 from keras_transformer.serving import export, load_exported
 

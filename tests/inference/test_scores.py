@@ -1,4 +1,4 @@
-"""Scores and attention of given translations: memory has a bound, and results do not show it."""
+"""Scores and attention of given translations: results do not depend on the size of chunks."""
 
 import keras
 import numpy as np
@@ -18,7 +18,7 @@ class Counting:
 
     def __init__(self, model):
         self._model = model
-        self.calls, self.attentions, self.steps = [], [], []
+        self.calls, self.attentions = [], []
 
     def __getattr__(self, name):
         return getattr(self._model, name)
@@ -31,11 +31,6 @@ class Counting:
     def attention(self, inputs):
         self.attentions.append((*inputs["target"].shape, inputs["source"].shape[1]))
         return self._model.attention(inputs)
-
-    def step(self, ids, state):
-        logits, state = self._model.step(ids, state)
-        self.steps.append(tuple(logits.shape))
-        return logits, state
 
 
 @pytest.fixture(scope="module")
@@ -57,49 +52,26 @@ def _values_of_a_row():
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 3, 7])
-def test_no_more_rows_are_scored_or_aligned_at_once_than_fit(model, rows, monkeypatch, at_once):
-    expected = scores.score(model, *rows, max_length=6)
+def test_chunks_have_as_many_rows_as_fit(model, rows, monkeypatch, at_once):
+    expected = scores.score(model, *rows)
     attention = scores.attention(model, *rows)
     monkeypatch.setattr(scores, "_MAX_VALUES", at_once * _values_of_a_row())
     counting = Counting(model)
-    found = scores.score(counting, *rows, max_length=6)
+    found = scores.score(counting, *rows)
     for name, values in expected.items():
         np.testing.assert_allclose(found[name], values, rtol=1e-4, atol=1e-5)
     assert max(shape[0] for shape in counting.calls) == at_once
     assert sum(shape[0] for shape in counting.calls) == 7
-    assert not counting.steps
     found = scores.attention(counting, *rows)
     np.testing.assert_allclose(found, attention, rtol=1e-4, atol=1e-6)
     at_once = min(at_once * _values_of_a_row() // (_HEADS * 11 * 11), 7)
     assert max(shape[0] for shape in counting.attentions) == at_once
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["one", "ensemble"])
-def test_a_row_whose_logits_do_not_fit_is_scored_position_by_position(
-    model, rows, monkeypatch, kind
-):
-    model = Ensemble([model, model]) if kind == "ensemble" else model
-    rows = [each[1:3] for each in rows]  # one of them with padding
-    expected = scores.score(model, *rows, max_length=9)
-    monkeypatch.setattr(scores, "_MAX_VALUES", 6 * _SIZE - 1)
-    counting = Counting(model)
-    found = scores.score(counting, *rows, max_length=9)
-    assert counting.steps == [(1, 1, _SIZE)] * 6 * 2
-    assert not counting.calls
-    for name, values in expected.items():
-        np.testing.assert_allclose(found[name], values, rtol=1e-4, atol=1e-5)
-    inputs = [tf.TensorSpec([None, None], tf.int32)] * 3
-    graph = tf.function(
-        lambda *rows: scores.score(model, *rows, max_length=9), input_signature=inputs
-    )
-    np.testing.assert_allclose(graph(*rows)["scores"], expected["scores"], rtol=1e-4)
-
-
-def test_one_chunk_is_in_memory_at_a_time(model):
+def test_one_chunk_runs_at_a_time(model):
     def graph(*rows):
         return (
-            scores.score(model, *rows, max_length=9),
+            scores.score(model, *rows),
             scores.attention(model, *rows),
         )
 
@@ -109,7 +81,7 @@ def test_one_chunk_is_in_memory_at_a_time(model):
     assert [loop.attr["parallel_iterations"].i for loop in loops] == [1, 1]
 
 
-def test_additive_attention_counts_its_width(model, rows, monkeypatch):
+def test_chunks_count_the_width_of_additive_attention(model, rows, monkeypatch):
     sizes = dict(vocabulary_size=_SIZE, model_dim=8, hidden_dim=8)
     wide = RecurrentModel(RecurrentConfig(**sizes, attention_dim=500))
     monkeypatch.setattr(scores, "_MAX_VALUES", 2 * 5 * 6 * 500)
@@ -120,7 +92,7 @@ def test_additive_attention_counts_its_width(model, rows, monkeypatch):
         np.testing.assert_allclose(found, scores.attention(each, *rows), atol=1e-6)
 
 
-def test_a_model_of_ones_own_needs_no_more_than_the_protocol_says(model, rows):
+def test_custom_model_needs_only_the_protocol(model, rows):
     class Config:
         vocabulary_size = target_size = _SIZE
 

@@ -1,4 +1,4 @@
-"""Decoding modes from text to text: configured, or wished for by single sentences."""
+"""Search options from text to text: configured, or set for single sentences."""
 
 import functools
 from types import SimpleNamespace
@@ -10,7 +10,8 @@ import tensorflow as tf
 from keras_transformer.config import EOS_ID, SearchConfig
 from keras_transformer.decoding import DecodingState
 from keras_transformer.errors import InputError
-from keras_transformer.inference.options import read_phrases, search_translations
+from keras_transformer.inference.options import read_phrases
+from keras_transformer.inference.translator import search_translations
 from keras_transformer.search import BannedPhrases
 
 SENTENCES = ["hello two cat", "sun", "tree house tree sun", ""]
@@ -45,13 +46,13 @@ def _traced(translator):
 
 
 @pytest.mark.slow
-def test_sentences_without_wishes_get_what_the_translator_gives(translator):
+def test_neutral_options_change_nothing(translator):
     answer, expected = ask(translator, SENTENCES), translator(tf.constant(SENTENCES))
     assert texts(answer) == texts(expected)
     np.testing.assert_allclose(answer["scores"], expected["scores"], rtol=1e-5)
 
 
-def test_every_sentence_has_its_own_wishes(make_translator, words):
+def test_options_differ_between_sentences(make_translator, words):
     translator = make_translator(num_translations=1)
     plain = texts(translator(tf.constant(["hello two"] * 5)))[0][0]
     answer = ask(
@@ -72,7 +73,7 @@ def test_every_sentence_has_its_own_wishes(make_translator, words):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("field", "value", "wish"),
+    ("field", "value", "option"),
     [
         ("banned_phrases", ("привет",), "привет"),
         ("required_phrases", ("شمس", "木"), "شمس\n木"),
@@ -85,18 +86,16 @@ def test_every_sentence_has_its_own_wishes(make_translator, words):
         ("max_extra_length", 1, 1),
     ],
 )
-def test_a_wish_gives_what_the_same_configuration_gives(
-    make_translator, two_best, field, value, wish
-):
+def test_option_equals_the_same_configuration(make_translator, two_best, field, value, option):
     sentences = ["tree tree tree", "hello", "two cat"]
     configured = make_translator(num_translations=2, **{field: value})
     expected = configured(tf.constant(sentences))
-    answer = ask(two_best, sentences, **{field: wish})
+    answer = ask(two_best, sentences, **{field: option})
     assert texts(answer) == texts(expected)
     np.testing.assert_allclose(answer["scores"], expected["scores"], rtol=1e-4)
 
 
-def test_samples_depend_on_the_seed_of_the_sentence_alone(make_translator):
+def test_samples_depend_on_the_sentences_seed_only(make_translator):
     translator = make_translator(method="sampling", num_translations=3, temperature=5.0)
     sentences = ["hello two cat", "sun sun", "hello two cat"]
     first = texts(ask(translator, sentences, seed=[7, 8, 9]))
@@ -107,7 +106,7 @@ def test_samples_depend_on_the_seed_of_the_sentence_alone(make_translator):
     assert all(len(set(row)) == 1 for row in cold)
 
 
-def test_groups_of_a_beam_give_different_translations(make_translator):
+def test_beam_groups_give_different_translations(make_translator):
     plain = make_translator(num_translations=2)
     diverse = make_translator(num_translations=2, beam_groups=2, diversity_penalty=50.0)
     sentences = tf.constant(["hello two cat sun"])
@@ -115,7 +114,7 @@ def test_groups_of_a_beam_give_different_translations(make_translator):
     assert len(set(texts(diverse(sentences))[0])) == 2
 
 
-def test_wishes_out_of_range_are_answered_and_touch_no_neighbour(translator):
+def test_options_out_of_range_affect_no_other_row(translator):
     sentences = ["hello two cat"] * 4
     expected = texts(translator(tf.constant(sentences[:1])))[0]
     answer = ask(
@@ -140,9 +139,9 @@ def test_wishes_out_of_range_are_answered_and_touch_no_neighbour(translator):
     [dict(), dict(beam_size=1), dict(beam_groups=2), dict(method="sampling", seed=3)],
     ids=["beam", "greedy", "groups", "sampling"],
 )
-class TestEveryKindOfSearch:
+class TestAllSearchMethods:
     @pytest.mark.slow
-    def test_all_wishes_at_once_are_granted(self, make_translator, search, words):
+    def test_all_options_together(self, make_translator, search, words):
         numbers = dict(length_penalty=0.2, coverage_penalty=0.3, repetition_penalty=1.5)
         if "method" in search:
             numbers |= dict(temperature=3.0, top_k=12, top_p=0.99)
@@ -165,7 +164,7 @@ class TestEveryKindOfSearch:
             assert 5 <= len(found) == len(set(found)) <= 6
 
     @pytest.mark.slow
-    def test_no_number_is_too_large_for_an_answer(self, make_translator, search):
+    def test_extreme_numbers_give_finite_scores(self, make_translator, search):
         translator = make_translator(**search)
         names = [
             name for name, spec in translator.option_inputs().items() if spec.dtype.is_floating
@@ -179,7 +178,7 @@ class TestEveryKindOfSearch:
         assert texts(answer)[0] == texts(ask(translator, sentences[:1], banned_phrases="Haus"))[0]
 
 
-def test_text_that_looks_like_a_control_token_is_only_text(translator):
+def test_control_tokens_in_text_are_plain_text(translator):
     prefixes = ["</s>", "<s>", "<pad>", "</s> 木"]
     answer = texts(ask(translator, ["hello"] * 4, prefix=prefixes))
     assert all(text.startswith("⁇") for (text,) in answer)
@@ -189,7 +188,7 @@ def test_text_that_looks_like_a_control_token_is_only_text(translator):
         assert texts(ask(translator, ["hello"], **{name: "</s>"}))[0] == expected
 
 
-def test_wishes_that_contradict_each_other_are_answered(translator, words):
+def test_contradicting_options(translator, words):
     cat, sun = words["cat"], words["sun"]
     sentences = ["hello two"] * 6
     answer = ask(
@@ -210,12 +209,12 @@ def test_wishes_that_contradict_each_other_are_answered(translator, words):
     assert plain == texts(ask(translator, ["hello two"]))[0][0]
 
 
-def test_no_sentences_are_possible(translator):
+def test_empty_batch(translator):
     answer = ask(translator, [])
     assert answer["translations"].shape == (0, 1)
 
 
-def test_different_sentences_get_different_samples_with_one_seed(make_translator):
+def test_different_sentences_get_different_samples(make_translator):
     translator = make_translator(
         method="sampling", temperature=1e6, num_translations=1, max_length=4, min_length=4
     )
@@ -241,7 +240,7 @@ class ModelThatEndsAtOnce:
     [dict(), dict(beam_size=1), dict(early_stop="first"), dict(method="sampling", top_k=1)],
     ids=["beam", "greedy", "first", "sampling"],
 )
-def test_no_sentence_gets_the_empty_translation_unless_it_is_allowed(search):
+def test_empty_translation_needs_min_length_0(search):
     model, source = ModelThatEndsAtOnce(), tf.constant([[5, EOS_ID], [EOS_ID, 0]])
     search, target = SearchConfig(**search), SimpleNamespace(space_ids=())
     found = search_translations(model, source, search, target)
@@ -255,7 +254,7 @@ def test_no_sentence_gets_the_empty_translation_unless_it_is_allowed(search):
 
 @pytest.mark.parametrize("spaces", [(7,), (7, 5)])
 @pytest.mark.parametrize("groups", [1, 2])
-def test_a_space_is_no_translation(spaces, groups):
+def test_bare_space_is_not_a_translation(spaces, groups):
     model, source = ModelThatEndsAtOnce(), tf.constant([[5, EOS_ID], [EOS_ID, 0]])
     target = SimpleNamespace(space_ids=spaces)
     search = SearchConfig(beam_groups=groups, num_translations=2, length_penalty=0)
@@ -276,7 +275,7 @@ class CountingTokenizer:
         return self._tokenizer.tokenize(text, *limit)
 
 
-def test_phrases_beyond_the_limit_take_no_memory(translator):
+def test_phrases_beyond_the_limit_are_not_tokenized(translator):
     tokenizer = CountingTokenizer(translator.target_tokenizer)
     many = "\n".join(["木", "", " ", "Haus"] * 50_000)
     found = read_phrases(tf.constant([many, "木", ""]), tokenizer, 256)
@@ -289,10 +288,10 @@ def test_phrases_beyond_the_limit_take_no_memory(translator):
 
 
 @pytest.mark.parametrize("name", ["banned_phrases", "required_phrases"])
-def test_a_phrase_that_the_vocabulary_cannot_spell_is_refused_or_not_read(
+def test_unspellable_phrases_are_rejected_or_ignored(
     make_translator, translator, name
 ):
-    with pytest.raises(InputError, match=f"{name}: the vocabulary cannot spell 'q😀'; leave"):
+    with pytest.raises(InputError, match=f"{name}: the vocabulary cannot spell 'q😀'; use"):
         make_translator(**{name: ("木", "q😀")}, num_translations=1)(tf.constant(["hello"]))
     with pytest.raises(InputError, match="the vocabulary cannot spell"):  # normalization drops it
         make_translator(**{name: ("\u200b",)}, num_translations=1)(tf.constant(["hello"]))
