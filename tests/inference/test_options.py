@@ -288,9 +288,7 @@ def test_phrases_beyond_the_limit_are_not_tokenized(translator):
 
 
 @pytest.mark.parametrize("name", ["banned_phrases", "required_phrases"])
-def test_unspellable_phrases_are_rejected_or_ignored(
-    make_translator, translator, name
-):
+def test_unspellable_phrases_are_rejected_or_ignored(make_translator, translator, name):
     with pytest.raises(InputError, match=f"{name}: the vocabulary cannot spell 'q😀'; use"):
         make_translator(**{name: ("木", "q😀")}, num_translations=1)(tf.constant(["hello"]))
     with pytest.raises(InputError, match="the vocabulary cannot spell"):  # normalization drops it
