@@ -55,7 +55,7 @@ def forbidden_imports(path: pathlib.Path, tree: ast.AST) -> list[str]:
     forbidden = []
     for name in imported_names(tree):
         package, _, rest = name.partition(".")
-        if package not in ("", PACKAGE.name):
+        if package not in ("", PACKAGE.name) or rest == "__version__":
             continue
         origin = rest.partition(".")[0]
         is_lower = FLOORS.get(origin, len(FLOORS)) < FLOORS[place]

@@ -27,7 +27,7 @@ _RUN_DIR = flags.DEFINE_string(
 _EXPORT_DIR = flags.DEFINE_string(
     "export_dir", None, "The model's folder, which gets a folder for each version.", required=True
 )
-_VERSION = flags.DEFINE_integer("version", None, "Version to write. Default: the next one.")
+_VERSION = flags.DEFINE_integer("model_version", None, "Version to write. Default: the next one.")
 _NAME = flags.DEFINE_string(
     "name", None, "What requests will call the model. Default: the name of its folder."
 )

@@ -9,13 +9,13 @@ import importlib.util
 import io
 import os
 import pathlib
-import re
 import sys
 from collections.abc import Callable
-from typing import Any
 
 from absl import flags
 
+from keras_transformer import __version__
+from keras_transformer.commands.config_flags import define_standard_flags, parse_flags
 from keras_transformer.errors import InputError
 
 _WITHOUT_ONE_DNN = ("evaluate", "explore", "translate")  # see `load_tensorflow`
@@ -42,6 +42,9 @@ def main() -> None:
         return
     if name in ("-h", "--help", "help"):
         print(_listing())
+        return
+    if name == "--version":
+        print(f"keras-transformer {__version__}")
         return
     lines = []
     if name:
@@ -79,8 +82,8 @@ def run_command(name: str, argv: list[str], example: str) -> None:
             None,
             "user_module",
             None,
-            "Python file, or importable module, that registers architectures or tasks of your own; "
-            "to be given to each command on their runs.",
+            "Python file, or importable module, that registers your own architectures or tasks; "
+            "give it to each command on their runs.",
         ),
         module_name=module.__name__,
     )
@@ -136,8 +139,8 @@ def run(
             raise InputError("standard output is closed; redirect it to a file, or to /dev/null")
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(encoding="utf-8")  # whatever the locale
-        flags.DEFINE_flag(_HelpFlag(f"{description}\n", main.__module__))
-        main(_parse_flags([name, *arguments]))
+        define_standard_flags(name, main.__module__, description)
+        main(parse_flags([name, *arguments]))
         sys.stdout.flush()
     except InputError as error:
         sys.exit(f"{name}: {error}")
@@ -164,39 +167,3 @@ def _listing() -> str:
             "keras-transformer COMMAND --help explains a command and lists its flags.",
         ]
     )
-
-
-class _HelpFlag(flags.BooleanFlag):
-    """--help, or -h: writes what a command does and its flags, and exits with status 0.
-
-    Args:
-        description: what the command does.
-        module: the name of the module that defines its flags.
-    """
-
-    def __init__(self, description: str, module: str) -> None:
-        super().__init__("help", False, "Show this help.", short_name="h", allow_override=True)
-        self._description = description
-        self._module = module
-
-    def parse(self, argument: Any) -> None:
-        if self._parse(argument):
-            _, _, explained = flags.FLAGS.module_help(self._module).partition(":\n")
-            print(f"{self._description}\nFlags:\n{explained}")
-            sys.stdout.flush()
-            sys.exit(0)
-
-
-def _parse_flags(argv: list[str]) -> list[str]:
-    """Parses the flags and returns the positional arguments."""
-    try:
-        arguments = flags.FLAGS(argv)[1:]
-    except flags.Error as error:
-        message = "; ".join(line.strip(" .") for line in str(error).splitlines() if line)
-        missing = r"flag --\w+=None: Flag (--\w+) must have a value other than None"
-        message = re.sub(missing, r"\1 must be given", message)
-        raise InputError(f"{message}; --help lists the flags") from error
-    for name in flags.FLAGS:
-        if flags.FLAGS[name].present and flags.FLAGS[name].value == "":  # as in an unset variable
-            raise InputError(f"--{name} is empty; give it a value, or leave it out")
-    return arguments

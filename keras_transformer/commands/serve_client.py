@@ -20,7 +20,7 @@ _PROTOCOL = flags.DEFINE_enum(
     "protocol", "grpc", ["grpc", "rest"], "What the server speaks at this port."
 )
 _MODEL = flags.DEFINE_string("model", "translator", "The model's name on the server.")
-_VERSION = flags.DEFINE_integer("version", None, "Its version. Default: the latest.")
+_VERSION = flags.DEFINE_integer("model_version", None, "Its version. Default: the latest.")
 _LABEL = flags.DEFINE_string("label", None, "A label of a version, in place of its number.")
 _TIMEOUT = flags.DEFINE_float("timeout", 60.0, "Seconds for one request, retries included.")
 _RETRIES = flags.DEFINE_integer(

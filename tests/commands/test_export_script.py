@@ -15,7 +15,7 @@ def _names(folder):
 def test_an_export_says_what_it_answers_and_knows_where_it_is_from(call, trained, tmp_path):
     folder = tmp_path / "letters"
     result = call(
-        "export.py", f"--run_dir={trained}", f"--export_dir={folder}", "--version=3",
+        "export.py", f"--run_dir={trained}", f"--export_dir={folder}", "--model_version=3",
         "--checkpoint=latest,20", "--precision=bfloat16",
     )  # fmt: skip
     assert (result.code, result.err) == (0, "")
@@ -33,8 +33,11 @@ def test_an_export_says_what_it_answers_and_knows_where_it_is_from(call, trained
 def test_what_cannot_be_is_refused_before_anything_is_written(call, trained, tmp_path, refused):
     (tmp_path / "4").mkdir()
     export = ("export.py", f"--run_dir={trained}", f"--export_dir={tmp_path}")
-    refused(call(*export, "--version=4"), f"{tmp_path}/4 exists already; give another --version")
-    refused(call(*export, "--version=0"), "must be a positive number, got 0")
+    refused(
+        call(*export, "--model_version=4"),
+        f"{tmp_path}/4 already exists; choose another",
+    )
+    refused(call(*export, "--model_version=0"), "must be a positive number, got 0")
     refused(call(*export, "--name=a/b"), "the model's name 'a/b' must consist of letters")
     refused(call(*export, "--warm_up_file=absent"), "absent does not exist")
     refused(call(*export, "--quantization=int8"), "--quantization has no use with --format=saved_")

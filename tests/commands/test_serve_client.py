@@ -109,8 +109,8 @@ def test_an_option_that_the_model_has_not_is_told(call, server, refused):
         ("--length_penalty=-1", "length_penalty must be at least 0, got -1.0"),
         ("--top_p=2", "top_p is a probability, at most 1, got 2.0"),
         ("--banned_phrases= ", "banned_phrases must not be blank"),
-        ("--max_length=two", "flag --max_length=two"),
-        ("--beam_size=2", "Unknown command line flag 'beam_size'"),
+        ("--max_length=two", "--max_length must be an integer, got 'two'"),
+        ("--beam_size=2", "unknown flag --beam_size"),
     ],
 )
 def test_a_wrong_option_is_told_before_anything_is_sent(
@@ -168,9 +168,9 @@ def test_the_status_has_a_line_for_each_version(call, server, model):
 
 def test_versions_and_labels_can_be_chosen(call, server, model):
     model.labels["canary"] = 1
-    for choice in ("--version=1", "--label=canary"):
+    for choice in ("--model_version=1", "--label=canary"):
         assert call("serve_client.py", *server, choice, stdin=b"two\n").out == "TWO\n"
-    assert call("serve_client.py", *server, "--version=3", stdin=b"two\n").code == 1
+    assert call("serve_client.py", *server, "--model_version=3", stdin=b"two\n").code == 1
 
 
 def test_what_is_wrong_is_one_line(call, server, refused, free_ports):

@@ -175,7 +175,7 @@ def test_each_export_gets_the_next_version_and_an_old_one_is_never_overwritten(
     (tmp_path / "notes").mkdir()
     assert export_quickly(tmp_path) == tmp_path / "8"
     assert _names(tmp_path) == sorted(["7", "8", "notes", *_SERVER_FILES])
-    with pytest.raises(InputError, match=r"8 exists already; give another --version"):
+    with pytest.raises(InputError, match=r"8 already exists; choose another"):
         export_quickly(tmp_path, version=8)
 
 
