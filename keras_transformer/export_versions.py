@@ -34,8 +34,8 @@ def choose_version(
         raise InputError(f"version must be a positive number, got {version}")
     if (base / str(version)).exists():
         raise InputError(
-            f"export folder {base / str(version)} already exists; choose another --model_version, or "
-            "none for the next"
+            f"export folder {base / str(version)} already exists; choose another --model_version, "
+            "or none for the next"
         )
     return version
 
