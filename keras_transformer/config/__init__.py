@@ -17,7 +17,6 @@ from keras_transformer.config.model import (
     TransformerLayersConfig,
     UniversalConfig,
     architectures,
-    register_config,
 )
 from keras_transformer.config.search import (
     FIXED_OPTIONS,
@@ -50,6 +49,5 @@ __all__ = [
     "architectures",
     "check_options",
     "option",
-    "register_config",
     "split_list",
 ]

@@ -6,7 +6,7 @@ Neither Keras nor TensorFlow is imported here: command lines make their flags of
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import MISSING
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal
 
 from typing_extensions import Self
 
@@ -32,8 +32,11 @@ class UnknownArchitectureError(InputError):
 class ModelConfig(JsonConfig):
     """Abstract base: hyperparameters of any sequence-to-sequence model.
 
-    A subclass names its architecture, adds fields, and is registered with `register_config`. Here
-    `preset` and `from_dict` find the class that is meant.
+    A subclass that names its `architecture` is registered under that name, so that `preset` and
+    `from_dict` of this class find it. It adds fields, and presets if it likes.
+
+    Raises:
+        InputError: another class has the name, or one of the presets.
     """
 
     architecture: ClassVar[str]
@@ -59,6 +62,25 @@ class ModelConfig(JsonConfig):
         True, "Multiply embeddings by the square root of model_dim (3.4)."
     )
     output_bias: bool = option(False, "Give the output projection a bias.")
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "architecture" not in vars(cls):
+            return  # an abstract base
+        for other in _ARCHITECTURES.values():
+            if (other.__module__, other.__qualname__) == (cls.__module__, cls.__qualname__):
+                continue  # this class, from an earlier import of its module
+            if other.architecture == cls.architecture:
+                raise InputError(
+                    f"architecture {cls.architecture!r} of {cls.__qualname__} is that of "
+                    f"{other.__qualname__}; choose another name"
+                )
+            if taken := sorted(_own_presets(other).keys() & _own_presets(cls).keys()):
+                raise InputError(
+                    f"preset {taken[0]!r} of {cls.__qualname__} is one of {other.__qualname__}; "
+                    "rename it"
+                )
+        _ARCHITECTURES[cls.architecture] = cls
 
     def __post_init__(self) -> None:
         if not hasattr(self, "architecture"):
@@ -103,7 +125,12 @@ class ModelConfig(JsonConfig):
         name = fields.pop("architecture", own)
         if name is None:
             raise InputError(f"no architecture; give one of {', '.join(_ARCHITECTURES)}")
-        found: Any = cls if name == own else _find(name)
+        if name != own and name not in _ARCHITECTURES:
+            raise UnknownArchitectureError(
+                f"architecture must be one of {', '.join(_ARCHITECTURES)}, got {name!r}; "
+                "import the module that registers it first (commands: --user_module)"
+            )
+        found: Any = cls if name == own else _ARCHITECTURES[name]
         if not issubclass(found, cls):
             raise InputError(
                 f"{cls.__name__} is of architecture {cls.architecture!r}, got values of {name!r}"
@@ -158,27 +185,7 @@ class ModelConfig(JsonConfig):
                 raise InputError(f"{name} must be at least 0 and below 1, got {rate}")
 
 
-Config = TypeVar("Config", bound=type[ModelConfig])
 _ARCHITECTURES: dict[str, type[ModelConfig]] = {}
-
-
-def register_config(config: Config) -> Config:
-    """Registers a configuration class under its `architecture`; serves as a decorator.
-
-    Raises:
-        InputError: another class has the name, or one of its presets.
-    """
-    others = {name: each for name, each in _ARCHITECTURES.items() if not _is_same(each, config)}
-    if config.architecture in others:
-        raise InputError(
-            f"architecture {config.architecture!r} of {config.__qualname__} is that of "
-            f"{others[config.architecture].__qualname__} already; choose another name"
-        )
-    presets = {name for each in others.values() for name in _own_presets(each)}
-    if taken := sorted(presets & _own_presets(config).keys()):
-        raise InputError(f"preset {taken[0]!r} of {config.__qualname__} exists already; rename it")
-    _ARCHITECTURES[config.architecture] = config
-    return config
 
 
 def architectures() -> dict[str, type[ModelConfig]]:
@@ -186,23 +193,9 @@ def architectures() -> dict[str, type[ModelConfig]]:
     return dict(_ARCHITECTURES)
 
 
-def _find(name: Any) -> type[ModelConfig]:
-    if name not in _ARCHITECTURES:
-        raise UnknownArchitectureError(
-            f"architecture must be one of {', '.join(_ARCHITECTURES)}, got {name!r}; "
-            "import the module that registers it first (commands: --user_module)"
-        )
-    return _ARCHITECTURES[name]
-
-
 def _own_presets(config: type[ModelConfig]) -> Mapping[str, Preset]:
     """Returns the presets of a class without those that it inherits."""
     return vars(config).get("PRESETS", {})
-
-
-def _is_same(one: type, other: type) -> bool:
-    """Whether a class is the other, possibly from an earlier import of its module."""
-    return (one.__module__, one.__qualname__) == (other.__module__, other.__qualname__)
 
 
 # The form and size of a Transformer, and what other models of its layers share with it.
@@ -301,7 +294,6 @@ class TransformerLayersConfig(ModelConfig):
         return self.positions if self.positions in ("relative", "rotary") else None
 
 
-@register_config
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TransformerConfig(TransformerLayersConfig):
     """Hyperparameters of `Transformer` (Vaswani et al. 2017, section 3 and Table 3)."""
@@ -347,7 +339,6 @@ class TransformerConfig(TransformerLayersConfig):
 # The form and size of a Universal Transformer.
 
 
-@register_config
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class UniversalConfig(TransformerLayersConfig):
     """Hyperparameters of `UniversalTransformer` (Dehghani et al. 2019)."""
@@ -421,7 +412,6 @@ class UniversalConfig(TransformerLayersConfig):
 # The form and size of a recurrent model.
 
 
-@register_config
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RecurrentConfig(ModelConfig):
     """Hyperparameters of `RecurrentModel`: a bidirectional LSTM encoder, an LSTM with attention."""

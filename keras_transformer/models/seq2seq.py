@@ -1,6 +1,10 @@
-"""The abstract sequence-to-sequence model: what every architecture shares.
+"""The abstract sequence-to-sequence model: what every architecture shares, and their registry.
 
-Shapes: B batch, S source length, T target length, D model dimension, V target vocabulary.
+An architecture is a configuration class and a subclass of `Seq2SeqModel` that
+`register_architecture` connects. `build_model(config)` makes the model of any configuration.
+
+Shapes: B batch, S source length, T target length, W hypotheses of a sentence, D model dimension,
+L layers, H heads, V target vocabulary.
 """
 
 import abc
@@ -11,98 +15,43 @@ import keras
 from keras import ops
 from typing_extensions import Self
 
-from keras_transformer.config import PAD_ID, ModelConfig, register_config
+from keras_transformer.config import PAD_ID, ModelConfig
 from keras_transformer.decoding import DecodingState, Tensor
 from keras_transformer.errors import InputError
 from keras_transformer.layers import Dropout, TokenEmbedding
 from keras_transformer.layers.masks import padding_mask
 from keras_transformer.models.train_step import TokenWeightedModel
 
-# What a model's configuration says of its layers: which are quantized, which weights are frozen.
-#
-# Keras stores neither for a subclassed model: its file would not load after `Model.quantize`, and
-# would lose the optimizer's state where a part of the model is not trainable.
-
-_MODES = ("int8", "int4", "float8")  # the others need data to quantize with
-
-
-def layer_states(model: keras.Model) -> dict[str, Any]:
-    """Returns what differs from layers as they are built, by paths below the model.
-
-    "quantization" has the serialized quantization of each quantized layer, "frozen" the weights
-    that are not trainable in a model that is.
-
-    Raises:
-        InputError: a layer's quantization cannot be restored.
-    """
-    weights = _weights(model) if model.trainable else {}
-    frozen = [path for path, weight in weights.items() if not weight.trainable]
-    states = {"quantization": _quantization_configs(model), "frozen": frozen}
-    return {name: state for name, state in states.items() if state}
-
-
-def restore_layer_states(model: keras.Model, states: dict[str, Any]) -> None:
-    """Makes the layers of a new model those of `layer_states`, so that weights can be loaded."""
-    layers = _layers(model)
-    for path, config in states.get("quantization", {}).items():
-        layers[path].quantize(config=keras.saving.deserialize_keras_object(config))
-    weights = _weights(model)
-    for path in states.get("frozen", []):
-        weights[path].trainable = False
-
-
-def _quantization_configs(model: keras.Model) -> dict[str, Any]:
-    configs = {}
-    for path, layer in _layers(model).items():
-        if mode := getattr(layer, "quantization_mode", None):
-            if mode not in _MODES:
-                raise InputError(
-                    f"a model quantized to {mode} cannot be saved; save it before `quantize`, or "
-                    f"quantize it to one of {', '.join(_MODES)}"
-                )
-            configs[path] = keras.saving.serialize_keras_object(layer.quantization_config)
-    return configs
-
-
-def _layers(model: keras.Model) -> dict[str, Any]:
-    layers = model._flatten_layers(include_self=False)
-    return {layer.path.partition("/")[2]: layer for layer in layers if layer.path is not None}
-
-
-def _weights(model: keras.Model) -> dict[str, Any]:
-    return {weight.path.partition("/")[2]: weight for weight in model.weights}
-
 
 class Seq2SeqModel(TokenWeightedModel, abc.ABC):
     """Base of the models: embeddings, output projection and serialization.
 
     An architecture adds its layers in `__init__`, which ends with `self.build()`, builds them in
-    `build` after `super().build()`, and defines `call`, `encode`, `step` and `count_flops`. Its
-    sizes are known from the configuration, so the weights exist from the start: `summary`,
-    `load_weights` and strategies need no first batch.
+    `build` after `super().build()`, and defines `call`, `encode`, `step` and `count_flops`. All
+    sizes are in the configuration, so the weights exist from the start: `summary`, `load_weights`
+    and strategies need no first batch.
 
-    One that has attention also defines `attention_weights`; one whose decoder attends to the source
-    defines `attention` besides, as `Transformer` does, and then keeps `DecodingState.coverage`
-    where `encode` is asked to. One that has more to say of each token defines `token_values`, as
-    `UniversalTransformer` does; the signature `attention` answers with them too.
+    Optional methods: `attention_weights` for an architecture with attention; `attention`, as in
+    `Transformer`, if its decoder attends to the source, and then `encode` keeps
+    `DecodingState.coverage` on request; `token_values`, as in `UniversalTransformer`, for other
+    values of each token, which the signature `attention` of an export answers with.
 
     Args:
         config: the hyperparameters.
         **kwargs: of `keras.Model`.
 
     Attributes:
-        source_embedding, target_embedding: the same layer where "all" embeddings are shared.
-        source_dropout, target_dropout: for what enters the encoder and the decoder.
-        projection: a `Dense` layer without bias, or None where the target embedding projects.
+        source_embedding, target_embedding: the same layer if `share_embeddings` is "all".
+        source_dropout, target_dropout: for the inputs of encoder and decoder.
+        projection: a `Dense` layer without bias, or None if the target embedding projects.
         output_bias: [V], or None.
     """
 
     def __init__(self, config: ModelConfig, **kwargs: Any) -> None:
-        super().__init__(autocast=False, **kwargs)  # token ids are not to be rounded
+        super().__init__(autocast=False, **kwargs)  # which would round token ids
         self.config = config
-        embedding = dict(
-            model_dim=config.model_dim, scale=config.scale_embeddings, dtype=self.dtype_policy
-        )
+        dtype = self.dtype_policy
+        embedding = dict(model_dim=config.model_dim, scale=config.scale_embeddings, dtype=dtype)
         self.source_embedding = self.target_embedding = TokenEmbedding(
             config.vocabulary_size, **embedding, name="source_embedding"
         )
@@ -111,22 +60,20 @@ class Seq2SeqModel(TokenWeightedModel, abc.ABC):
                 config.target_size, **embedding, name="target_embedding"
             )
         rate = config.dropout if config.embedding_dropout is None else config.embedding_dropout
-        self.source_dropout = Dropout(rate, name="source_dropout", dtype=self.dtype_policy)
-        self.target_dropout = Dropout(rate, name="target_dropout", dtype=self.dtype_policy)
+        self.source_dropout = Dropout(rate, name="source_dropout", dtype=dtype)
+        self.target_dropout = Dropout(rate, name="target_dropout", dtype=dtype)
 
     def build(self, input_shape: Any = None) -> None:
         config = self.config
-        self.projection = None
+        self.projection = self.output_bias = None
+        self.source_embedding.build()
+        if self.target_embedding is not self.source_embedding:
+            self.target_embedding.build()
         if config.share_embeddings == "none":
             self.projection = keras.layers.Dense(
                 config.target_size, use_bias=False, name="projection", dtype=self.dtype_policy
             )
-        self.source_embedding.build()
-        if self.target_embedding is not self.source_embedding:
-            self.target_embedding.build()
-        if self.projection is not None:
             self.projection.build((None, None, config.model_dim))
-        self.output_bias = None
         if config.output_bias:
             self.output_bias = self.add_weight(
                 name="output_bias", shape=(config.target_size,), initializer="zeros"
@@ -134,10 +81,10 @@ class Seq2SeqModel(TokenWeightedModel, abc.ABC):
         self.built = True
 
     def _lock_state(self) -> None:
-        """Keeps the model open after `build`: a subclass may add layers and weights of its own."""
+        """Keeps the model open after `build`: a subclass may add its own layers and weights."""
 
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """Calls the model; `InputError` where the inputs are not named "source" and "target"."""
+        """Calls the model; raises `InputError` if the inputs are not named "source", "target"."""
         if not isinstance(inputs, Mapping) or not {"source", "target"} <= inputs.keys():
             got = type(inputs).__name__
             if isinstance(inputs, Mapping):
@@ -180,12 +127,12 @@ class Seq2SeqModel(TokenWeightedModel, abc.ABC):
     def count_flops(self, source_length: Any, target_length: Any) -> Any:
         """Returns the floating-point operations of a forward pass over one sentence pair.
 
-        Those of matrix products alone, a multiplication and an addition for each entry; padding
-        does not count, what a causal mask hides does.
+        Counts matrix products only, a multiplication and an addition for each entry; padding does
+        not count, entries that a causal mask hides do.
 
         Args:
-            source_length: tokens with EOS; a number, NumPy array or tensor, in float64 where exact
-                (arithmetic and `keras.ops` alone count).
+            source_length: tokens with EOS; a number, NumPy array or tensor (use arithmetic and
+                `keras.ops` only), in float64 for an exact result.
             target_length: the same of the target.
 
         Returns:
@@ -205,8 +152,8 @@ class Seq2SeqModel(TokenWeightedModel, abc.ABC):
 
         Returns:
             float32 "encoder" [L, B, H, S, S], "decoder" [L, B, H, T, T] and "cross"
-            [L, B, H, T, S], of which an architecture may lack some. A row is a distribution over
-            the tokens that one token reads; the rows and columns of padding are 0.
+            [L, B, H, T, S]; an architecture may lack some. A row is a distribution over the
+            tokens that one token reads; the rows and columns of padding are 0.
         """
         source = padding_mask(self.visible_source(inputs["source"]))
         target = padding_mask(inputs["target"])
@@ -219,7 +166,7 @@ class Seq2SeqModel(TokenWeightedModel, abc.ABC):
         return weights
 
     def visible_source(self, source: Tensor) -> Tensor:
-        """Returns the source ids [B, S] with PAD in place of what the encoder does not read."""
+        """Returns the source ids [B, S] with PAD for tokens that the encoder does not read."""
         return source
 
     def logits(self, x: Tensor, projection: Sequence[Tensor] = ()) -> Tensor:
@@ -227,7 +174,7 @@ class Seq2SeqModel(TokenWeightedModel, abc.ABC):
 
         Args:
             x: the outputs.
-            projection: `output_projection()`, where a caller has it, or columns of it.
+            projection: `output_projection()`, if a caller has it, or columns of it.
         """
         if projection:
             matrix, *biases = projection
@@ -238,7 +185,7 @@ class Seq2SeqModel(TokenWeightedModel, abc.ABC):
         return logits if bias is None else logits + ops.cast(bias, logits.dtype)
 
     def output_projection(self) -> tuple[Tensor, ...]:
-        """Returns the matrix [D, V] that makes logits, and their bias [V] where there is one.
+        """Returns the matrix [D, V] that makes logits, and their bias [V] if there is one.
 
         Laid out once for all steps: a product with a matrix that is transposed each time takes up
         to twice as long.
@@ -252,11 +199,11 @@ class Seq2SeqModel(TokenWeightedModel, abc.ABC):
         return matrix, ops.cast(self.output_bias, self.compute_dtype)
 
     def embedding_tables(self) -> list[keras.Variable]:
-        """Returns the matrices whose rows are looked up by index; others multiply vectors.
-
-        Quantization scales these by the row, and others by the column.
-        """
+        """Returns the matrices whose rows are looked up by index."""
         return [self.source_embedding.table, self.target_embedding.table]
+
+    def compute_output_shape(self, input_shape: dict[str, Any]) -> tuple[int | None, ...]:
+        return (*input_shape["target"], self.config.target_size)
 
     def export(self, filepath: str, *args: Any, input_signature: Any = None, **kwargs: Any) -> None:
         """Exports `call`, logits of given targets, as `keras.Model.export` does.
@@ -272,12 +219,9 @@ class Seq2SeqModel(TokenWeightedModel, abc.ABC):
             input_signature = [{"source": ids, "target": ids}]
         super().export(filepath, *args, input_signature=input_signature, **kwargs)
 
-    def compute_output_shape(self, input_shape: dict[str, Any]) -> tuple[int | None, ...]:
-        return (*input_shape["target"], self.config.target_size)
-
     def save(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
-        """Writes the model as `keras.Model.save` does; refuses what could not be loaded."""
-        self.get_config()  # Keras would ask for it after it has opened the file
+        """Writes the model as `keras.Model.save` does; rejects one that could not be loaded."""
+        self.get_config()  # raises before Keras opens the file
         super().save(filepath, *args, **kwargs)
 
     def get_config(self) -> dict[str, Any]:
@@ -286,7 +230,7 @@ class Seq2SeqModel(TokenWeightedModel, abc.ABC):
             "name": self.name,
             "trainable": self.trainable,
             "dtype": keras.saving.serialize_keras_object(self.dtype_policy),
-            "layers": layer_states(self),
+            "layers": _layer_states(self),
         }
 
     @classmethod
@@ -294,39 +238,13 @@ class Seq2SeqModel(TokenWeightedModel, abc.ABC):
         values = dict(config)
         values["dtype"] = keras.saving.deserialize_keras_object(values["dtype"])
         is_trainable = values.pop("trainable", True)
-        layers = values.pop("layers", {})
+        states = values.pop("layers", {})
         model = cls(ModelConfig.from_dict(values.pop("config")), **values)
-        restore_layer_states(model, layers)
+        _restore_layer_states(model, states)
         if not is_trainable:
             model.trainable = False  # and all its layers
         return model
 
-
-# What several architectures share.
-#
-# Shapes: B batch, S source length, T target length, W hypotheses a sentence, H heads.
-
-
-def start_coverage(source: Tensor, num_hypotheses: int) -> Tensor:
-    """Returns `DecodingState.coverage` [B, W, S] before the first step."""
-    padding = ops.cast(ops.equal(source, PAD_ID), "float32")[:, None]
-    batch, _, length = ops.shape(padding)
-    return ops.broadcast_to(padding, (batch, num_hypotheses, length))
-
-
-def add_coverage(coverage: Tensor | None, attention: Tensor) -> Tensor | None:
-    """Returns `DecodingState.coverage` after a step, which the mean of the heads is added to.
-
-    Args:
-        coverage: [B, W, S] before the step; None where search does not need it.
-        attention: of the step's tokens, [B, H, W, S].
-    """
-    if coverage is None:
-        return None
-    return coverage + ops.mean(ops.cast(attention, "float32"), axis=1)
-
-
-# Maps each configuration class to its model class.
 
 Model = TypeVar("Model", bound=type[Seq2SeqModel])
 _MODELS: dict[type[ModelConfig], type[Seq2SeqModel]] = {}
@@ -335,17 +253,13 @@ _MODELS: dict[type[ModelConfig], type[Seq2SeqModel]] = {}
 def register_architecture(config: type[ModelConfig]) -> Callable[[Model], Model]:
     """Returns a decorator that registers a model class for a configuration class.
 
-    Runs, commands and Keras's model files then find both by `config.architecture` and the class's
-    name.
-
-    Raises:
-        InputError: another configuration has the name of the architecture or of a preset.
+    `build_model`, runs and Keras's model files then find the class. The configuration class has
+    registered itself by its name, see `ModelConfig`.
 
     Example:
         >>> @register_architecture(RecurrentConfig)
         ... class RecurrentModel(Seq2SeqModel): ...
     """
-    register_config(config)
 
     def register(model: Model) -> Model:
         _MODELS[config] = keras.saving.register_keras_serializable("keras_transformer")(model)
@@ -364,10 +278,67 @@ def build_model(config: ModelConfig, dtype: Any = None) -> Seq2SeqModel:
     Raises:
         InputError: no model is registered for the configuration.
     """
-    model = _MODELS.get(type(config))
-    if model is None:
+    if type(config) not in _MODELS:
         raise InputError(
             f"no model is registered for {type(config).__name__}; register one with "
             "register_architecture"
         )
-    return model(config, dtype=dtype)
+    return _MODELS[type(config)](config, dtype=dtype)
+
+
+# `DecodingState.coverage`, for decoders that attend to the source.
+
+
+def start_coverage(source: Tensor, num_hypotheses: int) -> Tensor:
+    """Returns the coverage [B, W, S] before the first step: 1 for padding."""
+    padding = ops.cast(ops.equal(source, PAD_ID), "float32")[:, None]
+    return ops.repeat(padding, num_hypotheses, axis=1)
+
+
+def add_coverage(coverage: Tensor | None, attention: Tensor) -> Tensor | None:
+    """Adds the heads' mean attention, of [B, H, W, S], to the coverage; None stays None."""
+    if coverage is None:
+        return None
+    return coverage + ops.mean(ops.cast(attention, "float32"), axis=1)
+
+
+# What a model's configuration says of its layers, by paths below the model: "quantization", the
+# configuration of each quantized layer, and "frozen", the weights that are not trainable in a
+# model that is. Keras stores neither for a subclassed model: its file would not load after
+# `Model.quantize`, and would lose the optimizer's state if a part of the model is frozen.
+
+
+def _layer_states(model: keras.Model) -> dict[str, Any]:
+    quantization = {}
+    for path, layer in _layers(model).items():
+        mode = getattr(layer, "quantization_mode", None)
+        if mode not in (None, "int8", "int4", "float8"):  # the others need data to quantize with
+            raise InputError(
+                f"a model quantized to {mode} cannot be saved; save it before `quantize`, or "
+                "quantize it to one of int8, int4, float8"
+            )
+        if mode is not None:
+            quantization[path] = keras.saving.serialize_keras_object(layer.quantization_config)
+    weights = _weights(model) if model.trainable else {}
+    frozen = [path for path, weight in weights.items() if not weight.trainable]
+    states = {"quantization": quantization, "frozen": frozen}
+    return {name: state for name, state in states.items() if state}
+
+
+def _restore_layer_states(model: keras.Model, states: dict[str, Any]) -> None:
+    """Prepares the layers of a new model for the weights of the old one."""
+    layers = _layers(model)
+    for path, config in states.get("quantization", {}).items():
+        layers[path].quantize(config=keras.saving.deserialize_keras_object(config))
+    weights = _weights(model)
+    for path in states.get("frozen", []):
+        weights[path].trainable = False
+
+
+def _layers(model: keras.Model) -> dict[str, Any]:
+    layers = model._flatten_layers(include_self=False)
+    return {layer.path.partition("/")[2]: layer for layer in layers if layer.path is not None}
+
+
+def _weights(model: keras.Model) -> dict[str, Any]:
+    return {weight.path.partition("/")[2]: weight for weight in model.weights}

@@ -1,0 +1,124 @@
+"""The abstract model: its registry, and what its subclasses must define."""
+
+import ast
+import dataclasses
+import pathlib
+
+import pytest
+
+from keras_transformer.config import ModelConfig, TransformerConfig, architectures, model
+from keras_transformer.errors import InputError
+from keras_transformer.models import Seq2SeqModel, Transformer, build_model
+
+PACKAGE = pathlib.Path(__file__).resolve().parents[2] / "keras_transformer"
+# An architecture's own files, lists of public names, and formats that have this architecture alone.
+MAY_NAME_THE_TRANSFORMER = {
+    "__init__.py", "config/__init__.py", "config/model.py", "interop/ctranslate2.py",
+    "interop/foreign.py", "models/__init__.py", "models/transformer.py",
+}  # fmt: skip
+
+
+def make_config_class():
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class ConvConfig(ModelConfig):
+        architecture = "conv"
+        PRESETS = {"conv-tiny": dict(model_dim=32, num_blocks=3)}  # noqa: RUF012
+
+        num_blocks: int = 1
+
+    return ConvConfig
+
+
+@pytest.fixture
+def conv_config(monkeypatch):
+    """A configuration class that no model has, registered beside the Transformer's."""
+    monkeypatch.setattr(model, "_ARCHITECTURES", {"transformer": TransformerConfig})
+    return make_config_class()
+
+
+def test_no_other_file_names_the_transformer():
+    found = set()
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = {getattr(node, field, None) for field in ("id", "attr", "name", "value")
+                     if isinstance(getattr(node, field, None), str)}  # fmt: skip
+            if names & {"Transformer", "TransformerConfig"}:
+                found.add(str(path.relative_to(PACKAGE)))
+    assert found <= MAY_NAME_THE_TRANSFORMER
+
+
+def test_config_classes_are_found_by_architecture(conv_config):
+    config = conv_config(vocabulary_size=9, num_blocks=2)
+    assert ModelConfig.from_dict(config.to_dict()) == config
+    assert conv_config.from_json(config.to_json()) == config
+    assert config.to_dict()["architecture"] == "conv"
+    assert config.replace(num_blocks=4).num_blocks == 4
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "message"),
+    [
+        ("ModelConfig", {}, "no architecture; give one of transformer, conv"),
+        (
+            "ModelConfig",
+            {"architecture": "graph"},
+            "architecture must be one of transformer, conv, got 'graph'; import the module",
+        ),
+        (
+            "TransformerConfig",
+            {"architecture": "conv"},
+            "TransformerConfig is of architecture 'transformer', got values of 'conv'",
+        ),
+        (
+            "ModelConfig",
+            {"architecture": "conv", "num_heads": 2},
+            "ConvConfig has no field num_heads; it has vocabulary_size",
+        ),
+    ],
+)
+def test_other_architectures_are_rejected(conv_config, kind, values, message):
+    with pytest.raises(InputError, match=message) as caught:
+        globals()[kind].from_dict({"vocabulary_size": 9} | values)
+    assert "\n" not in str(caught.value)
+
+
+def test_config_without_architecture_is_rejected():
+    with pytest.raises(InputError, match="ModelConfig has no architecture; make the configuration"):
+        ModelConfig(vocabulary_size=9)
+
+
+def test_presets_of_all_architectures_are_found(conv_config):
+    assert set(ModelConfig.presets()) == {"tiny", "base", "big", "conv-tiny"}
+    expected = conv_config(vocabulary_size=9, model_dim=32, num_blocks=3)
+    assert ModelConfig.preset("conv-tiny", vocabulary_size=9) == expected
+    assert conv_config.preset("tiny", vocabulary_size=9) == expected
+    assert type(ModelConfig.preset("tiny", vocabulary_size=9)) is TransformerConfig
+    with pytest.raises(InputError, match=r"^preset must be one of conv-tiny, got 'base'$"):
+        conv_config.preset("base", vocabulary_size=9)
+
+
+def test_architecture_and_preset_names_are_unique(conv_config):
+    with pytest.raises(InputError, match=r"'conv' of OtherConfig is that of .*ConvConfig; choose"):
+        type("OtherConfig", (ModelConfig,), {"architecture": "conv"})
+    with pytest.raises(InputError, match=r"preset 'big' of OtherConfig is one of TransformerConf"):
+        type("OtherConfig", (ModelConfig,), {"architecture": "other", "PRESETS": {"big": {}}})
+    assert architectures() == {"transformer": TransformerConfig, "conv": conv_config}
+    again = make_config_class()  # as if its module were imported again
+    assert architectures()["conv"] is again
+
+
+def test_build_model_finds_the_class_of_a_config(conv_config):
+    config = TransformerConfig.preset("tiny", vocabulary_size=9, num_layers=1)
+    built = build_model(config, dtype="mixed_bfloat16")
+    assert type(built) is Transformer
+    assert (built.config, built.dtype_policy.name) == (config, "mixed_bfloat16")
+    with pytest.raises(InputError, match="no model is registered for ConvConfig; register"):
+        build_model(conv_config(vocabulary_size=9))
+
+
+def test_models_without_an_abstract_method_cannot_be_built():
+    class Half(Seq2SeqModel):
+        def call(self, inputs, training=None): ...
+
+    with pytest.raises(TypeError, match=r"abstract methods? .*count_flops.*encode.*step"):
+        Half(TransformerConfig(vocabulary_size=9))
