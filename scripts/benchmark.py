@@ -191,11 +191,10 @@ def _plan() -> None:
 def _layers() -> None:
     common.load_tensorflow()
     from benchmarks import layers
-    from benchmarks.layer_types import LAYER_TYPES
 
     lengths = layers.check_settings(_LENGTHS.value, _WINDOW.value, _PLOT.value)
     sizes = (_DIM.value, _WINDOW.value, _ROUNDS.value)
-    rows = _show(layers.measure(list(LAYER_TYPES), lengths, *sizes))
+    rows = _show(layers.measure(list(layers.LAYER_TYPES), lengths, *sizes))
     _show(layers.summarize(rows, *sizes))
     _show(layers.crossings(rows))
     if _PLOT.value is not None:

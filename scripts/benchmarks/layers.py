@@ -1,7 +1,10 @@
-"""Measures Table 1 of the paper: time, memory and operations of layers over the length n.
+"""Table 1 of the paper, measured: time, memory and operations of layers against the length n.
 
-Each layer and length has a process of its own, which tells its peak of memory; those of one length
+Each layer and length runs in its own process, which reports its peak memory; those of one length
 take turns.
+
+Shapes: n positions, d model dimension, k width of a kernel, r positions that restricted
+self-attention sees, w = (r - 1) / 2 on each side.
 """
 
 import contextlib
@@ -13,14 +16,142 @@ import math
 import pathlib
 import resource
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
+import keras
 import numpy as np
+import tensorflow as tf
+from keras import ops
 
 from benchmarks.engines import Channel, Engine, take_turns
 from keras_transformer.commands import common
 from keras_transformer.errors import InputError
+from keras_transformer.layers import SelfAttention
+
+KERNEL = 3
+
+
+class ProductsOnly(SelfAttention):
+    """Self-attention without projections, which the table leaves out: x is all of Q, K and V."""
+
+    def build(self, input_shape: Any) -> None:
+        self.projection = lambda x: ops.concatenate([x, x, x], axis=-1)
+        self.output_projection = lambda x: x
+
+
+class LayerType(NamedTuple):
+    """A row of the table.
+
+    Attributes:
+        make: gives a layer [1, n, d] to [1, n, d] from d, r, and its number in a stack.
+        complexity: per layer, as the table writes it.
+        exponent: of n in that.
+        is_sequential: whether n operations must follow each other, and not 1.
+        path: gives the layers that connect positions 1 and n, from n and r.
+    """
+
+    make: Callable[[int, int, int], keras.layers.Layer]
+    complexity: str
+    exponent: int
+    is_sequential: bool
+    path: Callable[[int, int], int]
+
+
+def _attention(kind: type[SelfAttention], d: int, window: int | None) -> SelfAttention:
+    num_heads = max(d // 64, 1)
+    return kind(
+        num_heads=num_heads, key_dim=d // num_heads, value_dim=d // num_heads, window=window
+    )
+
+
+def _convolution(d: int, **options: Any) -> keras.layers.Conv1D:
+    return keras.layers.Conv1D(d, KERNEL, **{"padding": "same", **options})
+
+
+def _in_one(n: int, r: int) -> int:
+    return 1
+
+
+def _in_steps_of_a_kernel(n: int, r: int) -> int:
+    return math.ceil((n - 1) / ((KERNEL - 1) // 2))
+
+
+def _in_steps_of_a_window(n: int, r: int) -> int:
+    return math.ceil((n - 1) / ((r - 1) // 2))
+
+
+def _in_growing_steps(n: int, r: int) -> int:
+    return next(layers for layers in range(n) if KERNEL**layers >= n)
+
+
+LAYER_TYPES = {
+    "self-attention": LayerType(
+        lambda d, r, _: _attention(ProductsOnly, d, None), "n^2 d", 2, False, _in_one
+    ),
+    "with projections": LayerType(
+        lambda d, r, _: _attention(SelfAttention, d, None), "n^2 d + n d^2", 2, False, _in_one
+    ),
+    "restricted": LayerType(
+        lambda d, r, _: _attention(ProductsOnly, d, r), "r n d", 1, False, _in_steps_of_a_window
+    ),
+    "with projections, restricted": LayerType(
+        lambda d, r, _: _attention(SelfAttention, d, r), "r n d + n d^2", 1, False,
+        _in_steps_of_a_window,
+    ),
+    "recurrent": LayerType(
+        lambda d, r, _: keras.layers.SimpleRNN(d, return_sequences=True), "n d^2", 1, True, _in_one
+    ),
+    "convolution": LayerType(
+        lambda d, r, _: _convolution(d), "k n d^2", 1, False, _in_steps_of_a_kernel
+    ),
+    "dilated": LayerType(
+        lambda d, r, number: _convolution(d, padding="causal", dilation_rate=KERNEL**number),
+        "k n d^2", 1, False, _in_growing_steps,
+    ),
+    "separable": LayerType(
+        lambda d, r, _: keras.layers.SeparableConv1D(d, KERNEL, padding="same"),
+        "k n d + n d^2", 1, False, _in_steps_of_a_kernel,
+    ),
+}  # fmt: skip
+
+
+def count_operations(name: str, n: int, d: int, r: int) -> int:
+    """Counts multiplications with an addition in the products and convolutions of the graph."""
+    layer = LAYER_TYPES[name].make(d, r, 1)
+    steps = 1
+    if LAYER_TYPES[name].is_sequential:
+        layer.unroll, n, steps = True, 1, n  # TensorFlow counts a loop's body once
+    layer.build((1, n, d))
+    graph = (
+        tf.function(layer, autograph=False).get_concrete_function(tf.TensorSpec((1, n, d))).graph
+    )
+    profiler = tf.compat.v1.profiler
+    options = profiler.ProfileOptionBuilder.float_operation() | {
+        "account_type_regexes": [".*MatMul.*", ".*Conv.*", ".*Einsum.*"],
+        "output": "none",
+    }
+    return steps * profiler.profile(graph, options=options).total_float_ops // 2
+
+
+def longest_path(name: str, n: int, d: int, r: int) -> int:
+    """Returns the smallest number of stacked layers in which a gradient from the last position of
+    the output reaches the first position of the input.
+    """
+    keras.utils.set_random_seed(1)
+    x = tf.random.normal((1, n, d))
+    stack: list[keras.layers.Layer] = []
+    while True:
+        stack.append(LAYER_TYPES[name].make(d, r, len(stack)))
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = x
+            for layer in stack:
+                y = layer(y)
+            last = y[0, -1]
+        if tf.reduce_any(tape.gradient(last, x)[0, 0] != 0):
+            return len(stack)
+
 
 Figures = dict[str, Any]
 SEQUENTIAL_DIM, SEQUENTIAL_LENGTHS = 8, (16, 32, 64, 128, 256)
@@ -65,8 +196,6 @@ def measure(
 def _measure(
     names: Sequence[str], lengths: Sequence[int], d: int, r: int, rounds: int
 ) -> Iterator[Figures]:
-    from benchmarks.layer_types import count_operations
-
     with contextlib.ExitStack() as stack:
         engines = []
         for name in names:
@@ -95,8 +224,6 @@ def _turn(engine: Engine, which: str, n: int, _: int) -> dict[str, Any]:
 
 def summarize(rows: Sequence[Figures], d: int, r: int, rounds: int) -> Iterator[Figures]:
     """Yields a row of Table 1 for each layer: what was measured beside what the paper states."""
-    from benchmarks.layer_types import LAYER_TYPES, longest_path
-
     names = list(dict.fromkeys(row["layer"] for row in rows))
     small = list(_measure(names, SEQUENTIAL_LENGTHS, SEQUENTIAL_DIM, PATH_WINDOW, rounds))
     for name in names:
@@ -180,8 +307,6 @@ def plot(rows: Sequence[Figures], path: str) -> None:
 def main() -> None:
     """Runs a layer, forward or both ways, at each request."""
     import tensorflow as tf
-
-    from benchmarks.layer_types import LAYER_TYPES
 
     job = json.loads(sys.argv[1])
     layer = LAYER_TYPES[job["name"]].make(job["d"], job["r"], 1)

@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from benchmarks.decoders import BEAM_SIZE, LENGTH_PENALTY
+from benchmarks.decoding import BEAM_SIZE, LENGTH_PENALTY
 from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, ModelConfig, SearchConfig
 from keras_transformer.data import Shortlist, read_lines
 from keras_transformer.errors import InputError

@@ -17,10 +17,10 @@ N, D, R, K = 192, 128, 65, 3
 def benchmarks():
     sys.path.append(str(_SCRIPTS))
     try:
-        from benchmarks import layer_types, layers, report
+        from benchmarks import layers, report
     finally:
         sys.path.remove(str(_SCRIPTS))
-    return layer_types, layers, report
+    return layers, report
 
 
 @pytest.mark.parametrize(
@@ -37,28 +37,28 @@ def benchmarks():
     ],
 )
 def test_the_graph_of_a_layer_has_the_operations_of_table_1(benchmarks, name, operations):
-    layer_types, _, _ = benchmarks
-    assert layer_types.count_operations(name, N, D, R) == operations
+    layers, _ = benchmarks
+    assert layers.count_operations(name, N, D, R) == operations
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_gradient_needs_as_many_layers_as_table_1_says(benchmarks, name):
-    layer_types, _, _ = benchmarks
-    kind = layer_types.LAYER_TYPES[name]
+    layers, _ = benchmarks
+    kind = layers.LAYER_TYPES[name]
     for n, r in ((2, 3), (9, 5), (10, 5)):
-        assert layer_types.longest_path(name, n, 4, r) == kind.path(n, r)
+        assert layers.longest_path(name, n, 4, r) == kind.path(n, r)
 
 
 def test_the_paths_are_those_of_table_1(benchmarks):
-    layer_types, _, _ = benchmarks
-    paths = [layer_types.LAYER_TYPES[name].path(28, 9) for name in NAMES]
+    layers, _ = benchmarks
+    paths = [layers.LAYER_TYPES[name].path(28, 9) for name in NAMES]
     # 27 steps of (9 - 1) / 2 positions, of (3 - 1) / 2, and log_3 28 rounded up.
     assert paths == [1, 1, 7, 7, 1, 27, 4, 27]
-    assert layer_types.LAYER_TYPES["dilated"].path(27, 9) == 3
+    assert layers.LAYER_TYPES["dilated"].path(27, 9) == 3
 
 
 def test_an_exponent_is_the_slope_over_the_long_lengths(benchmarks):
-    _, layers, _ = benchmarks
+    layers, _ = benchmarks
     rows = [{"n": n, "both_ms": 5 + 3e-3 * n**2, "flat": 7.0} for n in (64, 1024, 4096, 8192)]
     assert layers.exponent(rows, "both_ms", least=2048) == pytest.approx(2, abs=1e-3)
     assert layers.exponent(rows, "both_ms") < 1.95
@@ -67,7 +67,7 @@ def test_an_exponent_is_the_slope_over_the_long_lengths(benchmarks):
 
 
 def test_lines_cross_between_lengths_where_their_logarithms_do(benchmarks):
-    _, layers, _ = benchmarks
+    layers, _ = benchmarks
     rows = [
         {"layer": name, "n": n, "operations": value}
         for n in (128, 256, 1024, 2048)
@@ -79,7 +79,7 @@ def test_lines_cross_between_lengths_where_their_logarithms_do(benchmarks):
 
 
 def test_targets_are_held_against_the_ratio_of_one_run(benchmarks):
-    _, _, report = benchmarks
+    _, report = benchmarks
     rows = [
         {"layer": layer, "n": 4096, "both_ms": ms, "both_megabytes": megabytes}
         for layer, ms, megabytes in (
@@ -107,7 +107,7 @@ def test_a_bad_setting_is_refused_in_one_line(run, flag, message):
 
 @pytest.mark.slow
 def test_a_small_run_gives_all_figures_and_draws_them(benchmarks, tmp_path):
-    _, layers, _ = benchmarks
+    layers, _ = benchmarks
     names, sizes = ["self-attention", "recurrent"], (8, 5, 1)  # d, r, rounds
     rows = list(layers.measure(names, [16, 32], *sizes))
     assert [(row["n"], row["layer"]) for row in rows] == [
