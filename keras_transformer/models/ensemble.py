@@ -1,6 +1,6 @@
 """Several models that translate together, by the mean of their probabilities.
 
-Shapes: B batch, S source length, T target length, W hypotheses a sentence, V target vocabulary.
+Shapes: B batch, S source length, T target length, W hypotheses of a sentence, V target vocabulary.
 """
 
 import math
@@ -12,13 +12,16 @@ from keras import ops
 from keras_transformer.decoding import DecodingState, Tensor, TranslationModel
 from keras_transformer.errors import InputError
 
+# The fields of a state of which an ensemble keeps a tuple, one entry for each model.
+_PER_MODEL = ("shared", "projection", "context", "recurrent_state", "kv_cache")
+
 
 class Ensemble:
     """Models of one vocabulary as one model: checkpoints of a run, or runs of different seeds.
 
-    The probability of a token is the mean of what the models give it. It decodes like any of
-    them; it is not for training. Its logits are logarithms of probabilities, none of them positive:
-    a repetition penalty, which looks at the sign, does not mean the same as for a single model.
+    The probability of a token is the mean of the models' probabilities. An ensemble decodes like
+    any model, but it does not train. Its logits are log-probabilities, all at most 0: a repetition
+    penalty, which looks at the sign, does not mean the same as for a single model.
 
     Args:
         models: one or more, see `TranslationModel`. They may differ in everything but their
@@ -43,7 +46,7 @@ class Ensemble:
             )
         self.models: list[Any] = list(models)
         if all(hasattr(model, "attention") for model in models):
-            self.attention = self._mean_attention  # which `hasattr` finds only where there is one
+            self.attention = self._mean_attention  # callers check with `hasattr`
 
     @property
     def config(self) -> Any:
@@ -62,19 +65,15 @@ class Ensemble:
 
     def call(self, inputs: dict[str, Tensor], training: bool | None = None) -> Tensor:
         """Returns the logarithms of the mean probabilities [B, T, V]."""
-        return self._mix([model.call(inputs, training=training) for model in self.models])
+        return _log_mean([model.call(inputs, training=training) for model in self.models])
 
     def encode(self, source: Tensor, **options: Any) -> DecodingState:
         """Encodes the source ids [B, S] with every model; see `TranslationModel.encode`."""
         states = [model.encode(source, **options) for model in self.models]
-        keep_coverage = all(state.coverage is not None for state in states)
+        has_coverage = all(state.coverage is not None for state in states)
         return DecodingState(
-            shared=tuple(state.shared for state in states),
-            projection=tuple(state.projection for state in states),
-            context=tuple(state.context for state in states),
-            recurrent_state=tuple(state.recurrent_state for state in states),
-            kv_cache=tuple(state.kv_cache for state in states),
-            coverage=states[0].coverage if keep_coverage else None,
+            **{name: tuple(getattr(state, name) for state in states) for name in _PER_MODEL},
+            coverage=states[0].coverage if has_coverage else None,
         )
 
     def step(self, ids: Tensor, state: DecodingState) -> tuple[Tensor, DecodingState]:
@@ -84,17 +83,15 @@ class Ensemble:
             The logarithms of the mean probabilities [B, W, V], and the next state.
         """
         logits, states = [], []
-        names = ("shared", "projection", "context", "recurrent_state", "kv_cache")
         for index, model in enumerate(self.models):
-            one = state._replace(**{name: getattr(state, name)[index] for name in names})
-            its_logits, next_one = model.step(ids, one)
-            logits.append(its_logits)
-            states.append(next_one)
+            own = {name: getattr(state, name)[index] for name in _PER_MODEL}
+            model_logits, model_state = model.step(ids, state._replace(**own))
+            logits.append(model_logits)
+            states.append(model_state)
         coverage = state.coverage
         if coverage is not None:  # each model has added its attention to the same sum
-            coverage = sum([each.coverage for each in states[1:]], states[0].coverage)
-            coverage = coverage / len(states)
-        return self._mix(logits), state._replace(
+            coverage = sum(each.coverage for each in states) / len(states)
+        return _log_mean(logits), state._replace(
             recurrent_state=tuple(each.recurrent_state for each in states),
             kv_cache=tuple(each.kv_cache for each in states),
             coverage=coverage,
@@ -104,10 +101,10 @@ class Ensemble:
 
     def _mean_attention(self, inputs: dict[str, Tensor]) -> Tensor:
         """Returns the mean of the models' attention, [B, T, S]."""
-        weights = [model.attention(inputs) for model in self.models]
-        return sum(weights[1:], weights[0]) / len(weights)
+        return sum(model.attention(inputs) for model in self.models) / len(self.models)
 
-    def _mix(self, logits: list[Tensor]) -> Tensor:
-        """Returns log(mean of softmax) of logits [..., V], in float32."""
-        parts = [ops.log_softmax(ops.cast(each, "float32"), axis=-1) for each in logits]
-        return ops.logsumexp(ops.stack(parts), axis=0) - math.log(len(parts))
+
+def _log_mean(logits: list[Tensor]) -> Tensor:
+    """Returns log(mean of softmax) of several logits [..., V], in float32."""
+    parts = [ops.log_softmax(ops.cast(each, "float32"), axis=-1) for each in logits]
+    return ops.logsumexp(ops.stack(parts), axis=0) - math.log(len(parts))

@@ -1,6 +1,6 @@
 """LSTM encoder-decoder with attention (Bahdanau et al. 2015; Luong et al. 2015; See et al. 2017).
 
-Shapes: B batch, S source length, T target length, W hypotheses a sentence, D model dimension,
+Shapes: B batch, S source length, T target length, W hypotheses of a sentence, D model dimension,
 U units of an LSTM, V target vocabulary.
 """
 
@@ -111,9 +111,7 @@ class RecurrentModel(Seq2SeqModel):
         )
 
     def step(self, ids: Tensor, state: DecodingState) -> tuple[Tensor, DecodingState]:
-        num_hypotheses = ids.shape[1]
-        time: Any = None
-        past_mask = None
+        num_hypotheses, time, past_mask = ids.shape[1], None, None
         if self.config.intra_decoder_attention:
             time, ancestors = ancestors_of(ids, state)
             is_newest = ops.equal(ops.arange(ops.shape(ancestors)[2]), time)
@@ -135,10 +133,10 @@ class RecurrentModel(Seq2SeqModel):
     def count_flops(self, source_length: Any, target_length: Any) -> Any:
         """Returns the operations of a forward pass, see `Seq2SeqModel.count_flops`.
 
-        Inputs D wide, LSTMs of U units, attention A wide. A layer that reads I values multiplies by
-        4 U (I + U) weights. A source token is read twice in each layer, and projected for
-        attention; each pair of a target and a source token takes a score and its share of a
-        context; a target token takes the decoder's layers, a query and the output layer.
+        An LSTM of U units multiplies an input of width I by 4 U (I + U) weights. A source token
+        passes two LSTMs in each layer and is projected for attention, to width A; a target token
+        passes the decoder's layers, the query and the output layer; each pair of a target and a
+        source token has a score and a share of a context.
         """
         config = self.config
         model_dim, units = config.model_dim, config.hidden_dim
@@ -152,7 +150,7 @@ class RecurrentModel(Seq2SeqModel):
         if config.intra_decoder_attention:
             target += units**2 + units * model_dim
             pairs = pairs + target_length**2 * 2 * units
-        bridges = 2 * config.num_layers * 2 * units**2
+        bridges = 2 * config.num_layers * 2 * units**2  # for the hidden and the cell state
         layers = 2 * (source_length * source + target_length * target + pairs + bridges)
         return layers + super().count_flops(source_length, target_length)
 
@@ -169,13 +167,13 @@ class RecurrentModel(Seq2SeqModel):
     def _decoder_inputs(
         self, inputs: dict[str, Tensor], training: bool | None
     ) -> tuple[Tensor, RecurrentMemory, RecurrentState]:
-        """Returns the target's vectors, the memory and the state before the first token."""
+        """Returns the target's vectors [B, T, D], the memory and the first state."""
         x = self.target_dropout(self.target_embedding(inputs["target"]), training=training)
         return x, *self._encode(inputs["source"], training)
 
 
 def _reshape(state: RecurrentState, *rows: int) -> RecurrentState:
-    """Returns the state with other dimensions in place of all but the last."""
+    """Returns the state with other leading dimensions; each leaf keeps its last."""
     return keras.tree.map_structure(
         lambda leaf: ops.reshape(leaf, (*rows, ops.shape(leaf)[-1])), state
     )

@@ -1,4 +1,4 @@
-"""What training minimizes and measures, and the schedule of its learning rate, in `keras.ops`."""
+"""Loss, metrics and learning rate schedule, in `keras.ops`."""
 
 from keras_transformer.objectives.losses import SmoothedCrossEntropy
 from keras_transformer.objectives.metrics import (

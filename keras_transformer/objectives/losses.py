@@ -1,4 +1,4 @@
-"""The loss that the paper trains with (5.4).
+"""Cross-entropy with label smoothing (Vaswani et al. 2017, 5.4).
 
 Shapes: B batch, T target length, V vocabulary.
 """
@@ -16,8 +16,8 @@ from keras_transformer.errors import InputError
 def flat_labels_and_logits(labels: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
     """Returns labels [B, T] as int32 [N] and logits [B, T, V] as float32 [N, V], N = B * T.
 
-    Loss and metrics share this and the functions below, call for call, so that TensorFlow finds
-    the passes over the logits that they have in common and makes each once.
+    Loss and metrics call this and the functions below alike, so that TensorFlow recognizes their
+    common passes over the logits and makes each once.
     """
     flat = ops.reshape(logits, (-1, ops.shape(logits)[-1]))
     return ops.cast(ops.reshape(labels, (-1,)), "int32"), ops.cast(flat, "float32")
@@ -26,8 +26,8 @@ def flat_labels_and_logits(labels: Tensor, logits: Tensor) -> tuple[Tensor, Tens
 def log_normalizer(logits: Tensor) -> Tensor:
     """Returns log Z = log(sum(exp(logits))) [N] of float32 logits [N, V].
 
-    Computed as max(z) - log(max(softmax(z))): the softmax is one fused pass, which the gradient
-    needs anyway, and its largest entry is at least 1/V, so that its logarithm is exact.
+    It is max(z) - log(max(softmax(z))): the softmax is one fused pass, which the gradient needs
+    anyway, and its largest entry is at least 1/V, so that its logarithm is exact.
     """
     return best_logits(logits) - ops.log(ops.max(ops.softmax(logits), axis=-1))
 
@@ -52,8 +52,8 @@ def smoothed_cross_entropy(labels: Tensor, logits: Tensor, smoothing: float) -> 
 
     @ops.custom_gradient
     def with_gradient(logits: Tensor) -> tuple[Tensor, Any]:
-        # Everything is computed from the argument: under JAX a custom gradient cannot close over
-        # values that depend on what is differentiated (UnexpectedTracerError).
+        # All from the argument: under JAX a custom gradient cannot close over values that depend
+        # on what is differentiated (UnexpectedTracerError).
         count, size = ops.shape(logits)
         labelled = (1.0 - smoothing) * label_logits(labels, logits)
         value = log_normalizer(logits) - labelled - smoothing * ops.mean(logits, axis=-1)
@@ -83,28 +83,28 @@ class SmoothedCrossEntropy(keras.losses.Loss):
     The label's distribution is (1 - smoothing) * one_hot + smoothing / V (Szegedy et al. 2016,
     section 7; Vaswani et al. 2017, 5.4). With log-probabilities log p = z - log Z this is
         loss = log Z - (1 - smoothing) * z[label] - smoothing * mean(z).
-    Tokens whose label is padding count nothing, and the sum is divided by the number of the
-    others. Sample weights, [B] or [B, T], multiply the losses and leave that number alone.
+    Padding labels count nothing: the sum is divided by the number of the other labels. Sample
+    weights, [B] or [B, T], multiply the losses and do not change that number.
 
     Args:
         smoothing: the share of probability spread over the whole vocabulary; 0.1 in the paper.
 
     Example:
         >>> loss = SmoothedCrossEntropy(smoothing=0.0)
-        >>> float(loss(np.array([[1, 0]]), np.zeros((1, 2, 4))))  # log 4; the padding is left out
+        >>> float(loss(np.array([[1, 0]]), np.zeros((1, 2, 4))))  # log 4; padding does not count
         1.3862943649291992
     """
 
     def __init__(self, smoothing: float = 0.1, name: str = "smoothed_cross_entropy") -> None:
         if not 0 <= smoothing < 1:
             raise InputError(f"smoothing must be at least 0 and below 1, got {smoothing}")
-        super().__init__(name=name, dtype="float32")  # which also holds the labels exactly
+        super().__init__(name=name, dtype="float32")  # represents the labels exactly
         self.smoothing = smoothing
 
     def __call__(self, y_true: Tensor, y_pred: Tensor, sample_weight: Any = None) -> Tensor:
         real = ops.cast(ops.not_equal(y_true, PAD_ID), "float32")  # [B, T]
-        # Keras divides by the number of all tokens: weights that add up to it make this a mean
-        # over the real ones.
+        # Keras divides by the number of all tokens: weights whose sum is that number make the
+        # result a mean over the real ones.
         weights = real * (ops.cast(ops.size(real), "float32") / ops.maximum(ops.sum(real), 1.0))
         if sample_weight is not None:
             weights *= broadcast_sample_weights(sample_weight, real)

@@ -1,4 +1,4 @@
-"""What training shows beside its loss, over the real target tokens.
+"""Metrics over the real target tokens.
 
 Shapes: B batch, T target length, V vocabulary.
 """
@@ -18,8 +18,8 @@ from keras_transformer.objectives.losses import (
     log_normalizer,
 )
 
-# Name prefix of metrics that a model updates in `call`, and only while it trains: evaluation
-# does not show them.
+# Name prefix of metrics that a model updates in `call` during training only: evaluation does not
+# show them.
 OF_TRAINING_ONLY = "train_"
 
 
@@ -40,10 +40,7 @@ def _weights(labels: Tensor, sample_weight: Any) -> Tensor:
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class TokenAccuracy(keras.metrics.Mean):
-    """The share of real target tokens to which the model gave the highest logit.
-
-    Where several tokens share the highest logit, each of them counts as right.
-    """
+    """The share of real target tokens whose logit is the highest; a tie counts as right."""
 
     def __init__(self, name: str = "accuracy", **kwargs: Any) -> None:
         super().__init__(name=name, **kwargs)
