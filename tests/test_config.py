@@ -37,7 +37,7 @@ SMALLEST = {
         ("tiny", 4, 128, 256, 4, 0.3),
     ],
 )
-def test_presets_are_those_of_the_paper(name, layers, model_dim, feed_forward_dim, heads, dropout):
+def test_presets_match_the_paper(name, layers, model_dim, feed_forward_dim, heads, dropout):
     config = TransformerConfig.preset(name, vocabulary_size=37_000)
     assert config.num_layers == layers
     assert config.model_dim == model_dim
@@ -47,7 +47,7 @@ def test_presets_are_those_of_the_paper(name, layers, model_dim, feed_forward_di
     assert config.vocabulary_size == 37_000
 
 
-def test_what_no_one_sets_is_as_in_the_paper():
+def test_defaults_match_the_paper():
     config = TransformerConfig(vocabulary_size=37_000)
     assert config == TransformerConfig.preset("base", vocabulary_size=37_000)
     assert (config.norm_position, config.positions) == ("post", "sinusoidal")
@@ -60,7 +60,7 @@ def test_what_no_one_sets_is_as_in_the_paper():
     assert (search.beam_size, search.length_penalty, search.max_extra_length) == (4, 0.6, 50)
 
 
-def test_the_paper_trains_base_and_big_for_so_long_and_averages_so_many():
+def test_training_presets_match_the_paper():
     base, big = TrainingConfig.preset("base"), TrainingConfig.preset("big")
     assert (base.train_steps, base.average_last) == (100_000, 5)
     assert (big.train_steps, big.average_last) == (300_000, 20)
@@ -73,7 +73,7 @@ def test_every_model_preset_has_a_training_preset():
         assert TrainingConfig.preset(name).train_steps > 0
 
 
-def test_a_preset_may_be_changed_in_places():
+def test_preset_fields_can_be_replaced():
     config = TransformerConfig.preset("tiny", vocabulary_size=50, dropout=0.0, num_layers=2)
     assert (config.dropout, config.num_layers, config.model_dim) == (0.0, 2, 128)
 
@@ -86,7 +86,7 @@ def test_a_preset_may_be_changed_in_places():
         (TrainingConfig, TRAINING_PRESETS),
     ],
 )
-def test_an_unknown_preset_is_refused_with_those_there_are(kind, presets):
+def test_unknown_preset_error_lists_presets(kind, presets):
     assert {"tiny", "base", "big"} <= set(presets)
     with pytest.raises(
         InputError, match=f"^preset must be one of {', '.join(presets)}, got 'huge'$"
@@ -109,13 +109,13 @@ def test_an_unknown_preset_is_refused_with_those_there_are(kind, presets):
     ],
     ids=lambda config: type(config).__name__,
 )
-def test_json_gives_the_configuration_back(config):
+def test_json_round_trip(config):
     assert type(config).from_json(config.to_json()) == config
     assert json.loads(config.to_json()) == config.to_dict()
 
 
 @pytest.mark.parametrize(("kind", "values"), SMALLEST.items())
-def test_a_configuration_cannot_be_changed_afterwards(kind, values):
+def test_configurations_are_frozen(kind, values):
     config = kind(**values)
     for field in dataclasses.fields(kind):
         with pytest.raises(dataclasses.FrozenInstanceError):
@@ -123,19 +123,19 @@ def test_a_configuration_cannot_be_changed_afterwards(kind, values):
 
 
 @pytest.mark.parametrize(("kind", "values"), SMALLEST.items())
-def test_fields_are_given_by_name_only(kind, values):
+def test_fields_are_keyword_only(kind, values):
     with pytest.raises(TypeError):
         kind(*values.values(), 1)
 
 
 @pytest.mark.parametrize(("kind", "values"), SMALLEST.items())
-def test_an_unknown_field_is_refused_with_those_there_are(kind, values):
+def test_unknown_field_error_lists_fields(kind, values):
     first = dataclasses.fields(kind)[0].name
     with pytest.raises(InputError, match=rf"{kind.__name__} has no field colour; it has {first}, "):
         kind.from_dict(values | {"colour": 3})
 
 
-def test_a_changed_copy_is_checked_like_any_other():
+def test_replace_checks_values():
     config = TrainingConfig()
     assert config.replace(seed=5).seed == 5
     assert config.seed == 1
@@ -158,7 +158,7 @@ _FITTING = {  # the values above that a field of a type takes
 @pytest.mark.parametrize(
     "annotation", [*_FITTING, "bool | None", "int | None", "float | None", "str | None"]
 )
-def test_a_field_takes_values_of_its_type_alone(annotation):
+def test_fields_take_values_of_their_type_only(annotation):
     optional = annotation.endswith(" | None")
     kind = dataclasses.make_dataclass(
         "Config",
@@ -190,7 +190,7 @@ def test_a_field_takes_values_of_its_type_alone(annotation):
         (SearchConfig, {"banned_phrases": (1,)}, "banned_phrases must be a sequence, each entry "),
     ],
 )
-def test_a_value_of_another_type_is_refused_in_one_line(kind, changes, message):
+def test_wrong_types_are_one_clear_line(kind, changes, message):
     with pytest.raises(InputError, match=f"^{message}"):
         kind(**SMALLEST[kind] | changes)
 
@@ -235,7 +235,7 @@ def test_a_value_of_another_type_is_refused_in_one_line(kind, changes, message):
         ({"target_vocabulary_size": 20}, "share_embeddings 'all' needs one vocabulary"),
     ],
 )
-def test_a_mistake_in_the_model_is_told(changes, message):
+def test_model_config_errors(changes, message):
     with pytest.raises(InputError, match=message) as caught:
         TransformerConfig(**{"vocabulary_size": 10} | changes)
     assert "\n" not in str(caught.value)
@@ -252,7 +252,7 @@ def test_a_mistake_in_the_model_is_told(changes, message):
         {"dropout": 0.0, "norm_epsilon": 0.0},
     ],
 )
-def test_unusual_models_are_possible(changes):
+def test_unusual_models_are_valid(changes):
     TransformerConfig(**{"vocabulary_size": 10} | changes)
 
 
@@ -307,12 +307,12 @@ def test_unusual_models_are_possible(changes):
         (FILES | {"vocabulary_kind": "byte"}, "vocabulary_kind must be one of bpe, unigram"),
     ],
 )
-def test_a_mistake_in_the_data_is_told(values, message):
+def test_data_config_errors(values, message):
     with pytest.raises(InputError, match=message):
         DataConfig(**values)
 
 
-def test_corpora_of_all_kinds_are_counted_and_weighed_in_order():
+def test_corpora_are_counted_and_weighted_in_order():
     data = DataConfig(
         train_source="a.en, b.en",
         train_target="a.de,b.de",
@@ -367,7 +367,7 @@ def test_corpora_of_all_kinds_are_counted_and_weighed_in_order():
         ({"train_steps": None}, "train_steps must be a whole number, got None"),
     ],
 )
-def test_a_mistake_in_the_training_is_told(changes, message):
+def test_training_config_errors(changes, message):
     with pytest.raises(InputError, match=message):
         TrainingConfig(**changes)
 
@@ -403,10 +403,10 @@ def test_a_mistake_in_the_training_is_told(changes, message):
         ),
     ],
 )
-def test_a_mistake_in_the_search_is_told(changes, message):
+def test_search_config_errors(changes, message):
     with pytest.raises(InputError, match=message):
         SearchConfig(**changes)
 
 
-def test_a_diversity_penalty_that_is_off_needs_no_groups():
+def test_zero_diversity_penalty_needs_no_groups():
     assert SearchConfig(diversity_penalty=0.0).beam_groups == 1

@@ -58,14 +58,14 @@ def _faults(calls, **variables):
 
 @_ON_GLIBC
 @pytest.mark.parametrize("calls", [1, 3])
-def test_memory_that_is_kept_is_not_asked_for_again(calls):
+def test_kept_memory_takes_no_page_faults(calls):
     kept, faults = _faults(calls)
     assert kept == ["True"] * calls
     assert faults < _PAGES / 50
 
 
 @_ON_GLIBC
-def test_without_it_every_page_is_asked_for_again_unless_pages_are_large():
+def test_default_malloc_takes_page_faults():
     enabled = pathlib.Path("/sys/kernel/mm/transparent_hugepage/enabled")
     if enabled.exists() and "[always]" in enabled.read_text():
         pytest.skip("the system gives large pages of its own accord")
@@ -82,12 +82,12 @@ def test_without_it_every_page_is_asked_for_again_unless_pages_are_large():
     ],
     ids=lambda variables: next(iter(variables)),
 )
-def test_what_a_person_has_set_is_left_alone(variables):
+def test_malloc_settings_of_the_user_are_kept(variables):
     assert _faults(1, **variables)[0] == ["False"]
 
 
 @_ON_GLIBC
-def test_tunables_of_other_parts_of_glibc_do_not_matter():
+def test_other_glibc_tunables_do_not_matter():
     assert _faults(1, GLIBC_TUNABLES="glibc.rtld.optional_static_tls=1024")[0] == ["True"]
 
 
@@ -114,7 +114,7 @@ void *realloc(void *block, size_t size) {
 
 
 @_ON_GLIBC
-def test_another_malloc_that_is_preloaded_is_left_alone(tmp_path):
+def test_preloaded_malloc_is_left_alone(tmp_path):
     if shutil.which("gcc") is None:
         pytest.skip("needs gcc for a malloc of its own")
     (tmp_path / "other.c").write_text(_OTHER_MALLOC)
@@ -132,7 +132,7 @@ def test_another_malloc_that_is_preloaded_is_left_alone(tmp_path):
     assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
 
 
-def test_nothing_happens_without_glibc(monkeypatch):
+def test_keep_freed_memory_without_glibc_does_nothing(monkeypatch):
     def missing(name):
         raise OSError(f"{name} does not exist")
 
@@ -150,15 +150,13 @@ def test_nothing_happens_without_glibc(monkeypatch):
         ("Hardware\t: unknown", False),
     ],
 )
-def test_a_processor_computes_in_bfloat16_where_it_has_instructions_for_it(
-    monkeypatch, tmp_path, line, result
-):
+def test_has_bfloat16_needs_cpu_instructions(monkeypatch, tmp_path, line, result):
     (tmp_path / "cpuinfo").write_text(f"processor\t: 0\n{line}\nprocessor\t: 1\n{line}\n")
     monkeypatch.setattr(host.pathlib, "Path", lambda _: tmp_path / "cpuinfo")
     assert host.has_bfloat16() is result
 
 
-def test_a_system_that_tells_nothing_of_its_processor_has_no_features(monkeypatch, tmp_path):
+def test_cpu_flags_are_empty_on_unknown_systems(monkeypatch, tmp_path):
     monkeypatch.setattr(host.pathlib, "Path", lambda _: tmp_path / "absent")
     assert host.cpu_flags() == frozenset()
 
@@ -175,7 +173,7 @@ if __name__ == "__main__":
 """
 
 
-def test_the_processes_of_a_pool_end_when_the_one_that_started_them_is_killed(tmp_path):
+def test_pool_ends_when_its_parent_is_killed(tmp_path):
     program = tmp_path / "pool.py"
     program.write_text(_POOL)
     environment = os.environ | {"PYTHONPATH": str(pathlib.Path(__file__).resolve().parents[1])}

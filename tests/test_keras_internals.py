@@ -50,7 +50,7 @@ def objects():
 
 
 @pytest.mark.parametrize(("kind", "name"), METHODS)
-def test_a_private_method_takes_the_arguments_that_it_is_given_and_needs_no_other(kind, name):
+def test_private_methods_take_our_arguments(kind, name):
     if kind is keras.Model and keras.backend.backend() != "tensorflow":
         pytest.skip("only used with TensorFlow")
     _, *parameters = inspect.signature(getattr(kind, name)).parameters.values()
@@ -66,11 +66,11 @@ def test_a_private_method_takes_the_arguments_that_it_is_given_and_needs_no_othe
 
 @needs_tensorflow
 @pytest.mark.parametrize("name", ATTRIBUTES)
-def test_a_private_attribute_is_there(objects, name):
+def test_private_attributes_exist(objects, name):
     assert hasattr(objects[ATTRIBUTES[name]], name)
 
 
-def test_moments_are_named_by_the_path_of_their_weight_and_their_kind(objects):
+def test_optimizer_moments_are_named_by_weight_path(objects):
     # training/checkpoint_contents.py takes these names apart.
     assert sorted(variable.name for variable in objects["optimizer"].variables) == [
         "iteration",
@@ -86,7 +86,7 @@ def test_moments_are_named_by_the_path_of_their_weight_and_their_kind(objects):
     ]
 
 
-def test_a_dropout_keeps_its_random_state_in_a_generator_that_is_an_attribute(objects):
+def test_dropout_keeps_a_seed_generator(objects):
     dropout = objects["model"].layers[0]
     assert isinstance(dropout.seed_generator, keras.random.SeedGenerator)
     assert any(variable is dropout.seed_generator.state for variable in objects["model"].variables)
@@ -130,7 +130,7 @@ def names_used(tree: ast.Module) -> set[str]:
 
 
 @needs_tensorflow
-def test_nothing_else_that_is_private_in_keras_is_used_or_overridden(objects):
+def test_no_other_private_keras_names_are_used(objects):
     private = private_names_of_keras(objects)
     found = {}
     for path in PACKAGE.rglob("*.py"):

@@ -110,7 +110,7 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_the_keras_examples_run_as_printed_and_training_is_at_most_20_lines(execute, tmp_path):
+def test_keras_examples_run_as_printed(execute, tmp_path):
     snippet, loading = _snippets("In your own Keras program", "python")
     assert len([line for line in snippet.splitlines() if line.strip()]) <= 20
     output = execute(snippet, tmp_path)
@@ -124,9 +124,7 @@ def test_the_keras_examples_run_as_printed_and_training_is_at_most_20_lines(exec
 
 
 @pytest.mark.slow
-def test_the_commands_on_own_files_then_the_export_and_the_program_that_loads_it(
-    execute, shell, folder
-):
+def test_own_files_export_and_loading(execute, shell, folder):
     training, plotting = _snippets("On your own text", "bash")
     assert "sacreBLEU" in shell(training)
     shell(plotting)
@@ -147,14 +145,14 @@ def test_the_commands_on_own_files_then_the_export_and_the_program_that_loads_it
 
 
 @pytest.mark.slow
-def test_the_commands_for_pronunciation(shell):
+def test_pronunciation_commands(shell):
     (snippet,) = _snippets("Pronounce words", "bash")
     output = shell(snippet)
     assert "phone error rate" in output and "n_best_wer" in output
 
 
 @pytest.mark.slow
-def test_the_commands_for_parsing(shell, folder):
+def test_parsing_commands(shell, folder):
     (snippet,) = _snippets("Parse sentences", "bash")
     output = shell(snippet)
     assert output.count("F1, errors counted") == 2 and output.count("complete match") == 2
@@ -162,7 +160,7 @@ def test_the_commands_for_parsing(shell, folder):
 
 
 @pytest.mark.slow
-def test_the_commands_for_a_model_of_another_toolkit(shell, folder, shared_data):
+def test_import_commands(shell, folder, shared_data):
     shutil.copytree(shared_data("interop") / "hf_marian", folder / "opus-mt-en-de")
     (snippet,) = _snippets("Bring your model", "bash")
     output = shell(snippet)
@@ -171,7 +169,7 @@ def test_the_commands_for_a_model_of_another_toolkit(shell, folder, shared_data)
 
 
 @pytest.mark.slow
-def test_the_command_on_a_data_set_runs_but_for_the_download(shell, folder):
+def test_dataset_command_runs_up_to_the_download(shell, folder):
     (snippet,) = _snippets("On a TensorFlow data set", "bash")
     # wmt14_translate needs the network: the built-in data set stands in for it.
     command = snippet.replace("wmt14_translate/de-en", "number_names/de-en")
@@ -180,13 +178,13 @@ def test_the_command_on_a_data_set_runs_but_for_the_download(shell, folder):
     shutil.rmtree(folder / "runs" / "wmt14")
 
 
-def test_the_flags_that_are_named_are_those_of_a_command_or_of_the_server(call):
+def test_named_flags_exist(call):
     known = "".join(call(f"{name}.py", "--help").out for name in _WITH_FLAGS)
     for flag in set(re.findall(r"`(--\w+)", _README)) - _OF_THE_SERVER - {"--help", "--slow"}:
         assert flag in known or flag.replace("--", "--[no]") in known, flag
 
 
-def test_the_calls_of_the_server_and_the_client_are_written_for_what_they_call():
+def test_server_and_client_calls_match_their_programs():
     section = _README.partition("## Serve it")[2]
     body = json.loads(re.search(r"-d '(.*)'", section)[1])
     assert body == {"inputs": {"text": ["A man rides a horse."]}}
@@ -198,7 +196,7 @@ def test_the_calls_of_the_server_and_the_client_are_written_for_what_they_call()
         assert f"| `{signature}` |" in section
 
 
-def test_the_cluster_that_is_shown_is_understood(monkeypatch):
+def test_cluster_example_is_valid(monkeypatch):
     (snippet,) = _snippets("On many GPUs", "bash")
     monkeypatch.setenv("TF_CONFIG", snippet.partition("='")[2].rstrip().rstrip("'"))
     worker = worker_of_environment()
@@ -206,6 +204,6 @@ def test_the_cluster_that_is_shown_is_understood(monkeypatch):
 
 
 @pytest.mark.parametrize("script", re.findall(r"^bash (\S+)", _README, re.M))
-def test_the_shell_scripts_are_there(script):
+def test_shell_scripts_exist(script):
     # The whole of them runs on each change, not from within itself.
     _run(["bash", "-n", str(_ROOT / script)], _ROOT)

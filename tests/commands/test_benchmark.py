@@ -62,7 +62,7 @@ def _met(report, rows, bfloat16=True):
 
 
 @pytest.mark.parametrize("bfloat16", [True, False])
-def test_all_targets_are_met_by_figures_that_meet_them(report, rows, bfloat16):
+def test_good_figures_meet_all_targets(report, rows, bfloat16):
     assert _met(report, rows(_GOOD), bfloat16) == [True] * 6
 
 
@@ -86,7 +86,7 @@ def test_each_target_can_be_missed_alone(report, rows, position, row, speed, tex
     assert text in str(verdicts[position])
 
 
-def test_the_better_precision_of_each_side_counts(report, rows):
+def test_best_precision_of_each_side_counts(report, rows):
     slow_rival, fast_rival = ({("pytorch", "tiny", "128x16"): speed} for speed in (4_000, 7_000))
     others = {key: speed for key, speed in _GOOD.items() if key not in slow_rival}
     both = rows(others) + rows(slow_rival) + rows(fast_rival, "mixed_bfloat16")
@@ -97,7 +97,7 @@ def test_the_better_precision_of_each_side_counts(report, rows):
     assert report.check_training(both + ours, bfloat16=True)[0].met
 
 
-def test_without_instructions_for_bfloat16_ours_counts_in_float32_and_less_is_wanted(report, rows):
+def test_without_bfloat16_instructions_float32_counts(report, rows):
     verdicts = [
         report.check_training(
             rows(_GOOD | {("ours", "tiny", "128x16"): speed})
@@ -111,14 +111,14 @@ def test_without_instructions_for_bfloat16_ours_counts_in_float32_and_less_is_wa
 
 
 @pytest.mark.parametrize("engine", ["pytorch_kept", "pytorch_kept_sleep"])
-def test_the_better_of_pytorchs_settings_counts(report, rows, engine):
+def test_best_pytorch_setting_counts(report, rows, engine):
     faster = rows(_GOOD) + rows({(engine, "tiny", "128x16"): 6_500})
     verdict = report.check_training(faster, bfloat16=True)[0]
     assert not verdict.met
     assert f"1.48 (ours float32 against {engine} float32)" in verdict.text
 
 
-def test_a_slow_minute_of_the_machine_does_not_change_a_ratio(report, rows):
+def test_slow_rounds_do_not_change_a_ratio(report, rows):
     steady = rows(_GOOD)
     disturbed = [
         dataclasses.replace(row, rates=(row.rates[0] / 5, row.rates[1] / 4, row.rates[2]))
@@ -128,7 +128,7 @@ def test_a_slow_minute_of_the_machine_does_not_change_a_ratio(report, rows):
     assert checked[0] == checked[1]
 
 
-def test_a_line_of_the_table_fits_its_head(report, rows):
+def test_table_lines_fit_the_head(report, rows):
     for row in rows(_GOOD):
         head, line = report.table_lines(row.to_dict(), with_head=True)
         assert len(head) == len(line)
@@ -138,7 +138,7 @@ def test_a_line_of_the_table_fits_its_head(report, rows):
 
 
 @pytest.mark.parametrize(("met", "code"), [(False, 1), (True, 0), (None, 1)])
-def test_a_target_that_is_missed_or_none_that_is_measured_is_told_by_the_exit_status(
+def test_exit_status_reports_missed_or_unmeasured_targets(
     report, call, monkeypatch, tmp_path, met, code
 ):
     verdict = report.Verdict(met, "ten times as fast")
@@ -149,7 +149,7 @@ def test_a_target_that_is_missed_or_none_that_is_measured_is_told_by_the_exit_st
     assert call("benchmark.py", "train", *nothing).code == 0
 
 
-def test_targets_that_were_not_measured_are_skipped_and_say_why(report, rows):
+def test_unmeasured_targets_are_skipped_with_a_reason(report, rows):
     speeds = {key: speed for key, speed in _GOOD.items() if key[0] == "ours"}
     verdicts = report.check_training(rows(speeds), bfloat16=True)
     assert [verdict.met for verdict in verdicts] == [None] * 6
@@ -158,7 +158,7 @@ def test_targets_that_were_not_measured_are_skipped_and_say_why(report, rows):
     assert _met(report, []) == [None] * 6
 
 
-def test_the_processor_is_named_above_the_table(call, tmp_path):
+def test_processor_is_printed_above_the_table(call, tmp_path):
     result = call("benchmark.py", "train", "--batch=multi30k", f"--data_dir={tmp_path}")
     assert re.match(r"\d+ cores with \w+", result.out)
 
@@ -175,18 +175,16 @@ def test_the_processor_is_named_above_the_table(call, tmp_path):
         (["train", "--precisions=int8"], ["--precisions must be of float32", "'int8'"]),
         (["train", "--batch=128"], ["rows x length, such as 128x16", "'128'"]),
         (["train", "--batch=0x16"], ["'0x16'"]),
-        (["train", "--rounds=0"], ["--rounds=0"]),
+        (["train", "--rounds=0"], ["--rounds must be a positive integer"]),
     ],
 )
-def test_a_wrong_argument_is_told_before_anything_is_loaded(
-    run, refused, tmp_path, arguments, parts
-):
+def test_wrong_arguments_fail_before_anything_loads(run, refused, tmp_path, arguments, parts):
     (tmp_path / "tensorflow.py").write_text("raise SystemExit('TensorFlow was loaded')")
     path = f"{tmp_path}{os.pathsep}{_SCRIPTS.parent}"
     refused(run("benchmark.py", *arguments, env={"PYTHONPATH": path}), *parts)
 
 
-def test_real_batches_are_left_out_with_a_line_where_the_corpus_is_absent(run, tmp_path):
+def test_missing_corpus_skips_real_batches_with_a_message(run, tmp_path):
     result = run("benchmark.py", "train", "--batch=multi30k", f"--data_dir={tmp_path}", "--json")
     assert (result.code, result.out) == (0, "")
     assert result.err == (f"Real batches are left out: {tmp_path / 'train.en'} does not exist.\n")
@@ -197,7 +195,7 @@ _SMALL = ["--presets=tiny", "--precisions=float32", "--vocabulary_size=50", "--r
 
 
 @pytest.mark.slow
-def test_a_small_run_prints_a_row_of_each_engine_that_is_installed(run):
+def test_train_prints_a_row_per_installed_engine(run):
     result = run("benchmark.py", "train", *_SMALL, "--batch=2x4", "--json", "--check")
     assert result.code == 1, result.err  # no target is for such a batch
     rows = [json.loads(line) for line in result.out.splitlines()]
@@ -219,7 +217,7 @@ def test_a_small_run_prints_a_row_of_each_engine_that_is_installed(run):
     assert [line.split()[0] for line in result.err.splitlines()] == ["skipped"] * 6
 
 
-def test_planning_an_epoch_is_measured_and_has_every_pair_once(run):
+def test_plan_has_every_pair_once(run):
     result = run("benchmark.py", "plan", "--pairs=30000", "--whole_epoch", "--json")
     lines = [json.loads(line) for line in result.out.splitlines()]
     assert [line["action"].split()[0] for line in lines] == [
@@ -232,7 +230,7 @@ def test_planning_an_epoch_is_measured_and_has_every_pair_once(run):
     assert lines[-1]["result"] == "every pair once"
 
 
-def test_the_memory_of_a_process_is_not_that_of_its_parent(report):
+def test_process_memory_excludes_its_parent(report):
     from benchmarks import engines
 
     ballast = np.ones(2**27)  # 1 GiB

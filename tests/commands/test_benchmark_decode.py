@@ -77,7 +77,7 @@ def _with(row, **changes):
     return dataclasses.replace(row, case=case, values=values)
 
 
-def test_all_targets_are_met_by_figures_that_meet_them(verdicts):
+def test_good_figures_meet_all_targets(verdicts):
     results = verdicts(_GOOD)
     assert [verdict.met for verdict in results] == [True] * 4 + [None] * 2 + [True]
     assert "1.14 (ours_xla 2x1 against ctranslate2 2x1" in results[0].text
@@ -95,7 +95,7 @@ def test_all_targets_are_met_by_figures_that_meet_them(verdicts):
         (3, ("ctranslate2_shortlist", "2x1"), (630, 5), "0.98 (ours_shortlist 2x1 against"),
     ],
 )
-def test_each_target_compares_the_best_settings(verdicts, position, row, figures, text):
+def test_targets_compare_the_best_settings(verdicts, position, row, figures, text):
     results = verdicts(_GOOD | {row: figures})
     assert text in results[position].text
     missed = [place for place, verdict in enumerate(results) if verdict.met is False]
@@ -106,13 +106,13 @@ def test_each_target_compares_the_best_settings(verdicts, position, row, figures
         assert str(results[position]).startswith("MISSED ")
 
 
-def test_the_plain_graph_counts_where_it_is_better_than_xla(verdicts):
+def test_better_of_plain_graph_and_xla_counts(verdicts):
     results = verdicts(_GOOD | {("ours", "2x1"): (420, 20)})
     assert "1.20 (ours 2x1 against ctranslate2 2x1" in results[0].text
 
 
 @pytest.mark.parametrize(("equal", "is_met"), [(61, True), (60, False)])
-def test_translations_must_be_the_rivals_but_for_a_few(verdicts, equal, is_met):
+def test_translations_must_match_the_rival(verdicts, equal, is_met):
     result = verdicts(
         _GOOD, lambda row: _with(row, equal=equal) if row.case["engine"] == "ours" else row
     )[-1]
@@ -120,7 +120,7 @@ def test_translations_must_be_the_rivals_but_for_a_few(verdicts, equal, is_met):
     assert result.text.endswith(f": {equal} of 64 (ours)")
 
 
-def test_a_slow_minute_of_the_machine_does_not_change_a_ratio(verdicts):
+def test_slow_rounds_do_not_change_a_ratio(verdicts):
     def disturbed(row):
         rates, times = row.rates, row.times
         return dataclasses.replace(
@@ -132,7 +132,7 @@ def test_a_slow_minute_of_the_machine_does_not_change_a_ratio(verdicts):
     assert verdicts(_GOOD, disturbed)[:2] == verdicts(_GOOD)[:2]
 
 
-def test_targets_that_were_not_measured_are_skipped_and_say_why(verdicts):
+def test_unmeasured_targets_are_skipped_with_a_reason(verdicts):
     ours = {key: figures for key, figures in _GOOD.items() if key[0].startswith("ours")}
     results = verdicts(ours)
     assert [verdict.met for verdict in results] == [None, None, True, *[None] * 4]
@@ -142,12 +142,12 @@ def test_targets_that_were_not_measured_are_skipped_and_say_why(verdicts):
 
 
 @pytest.mark.parametrize("changes", [{"preset": "tiny"}, {"one_length": True}])
-def test_sentences_of_one_length_are_not_held_against_the_targets(verdicts, changes):
+def test_equal_lengths_do_not_count_for_targets(verdicts, changes):
     results = verdicts(_GOOD, lambda row: _with(row, **changes))
     assert [verdict.met for verdict in results] == [None] * 7
 
 
-def test_random_weights_of_base_are_held_against_targets_of_their_own(verdicts):
+def test_random_base_has_its_own_targets(verdicts):
     def base(row):
         return _with(row, preset="base", sentences="as test", batch=min(row.case["batch"], 32))
 
@@ -156,13 +156,13 @@ def test_random_weights_of_base_are_held_against_targets_of_their_own(verdicts):
     assert "1.14 (ours_xla 2x1 against ctranslate2 2x1" in results[4].text
 
 
-def test_a_line_of_the_table_fits_its_head(modules):
+def test_table_lines_fit_the_head(modules):
     for row in _rows(modules, _GOOD):
         head, line = modules["report"].table_lines(row.to_dict(), with_head=True)
         assert len(line) == len(head)
 
 
-def test_every_sentence_of_a_test_set_is_in_one_batch_with_others_of_its_length(modules):
+def test_test_set_batches_hold_similar_lengths(modules):
     ids = [[7] * length for length in (3, 9, 1, 5, 4)]
     sentences = modules["workloads"].Sentences.real("test", ids, batch_size=2)
     batches = sentences.batches_of_round(1)
@@ -170,7 +170,7 @@ def test_every_sentence_of_a_test_set_is_in_one_batch_with_others_of_its_length(
     assert lengths == [[9, 5], [4, 3], [1]]
 
 
-def test_random_sentences_have_the_length_that_is_forced_and_no_reserved_symbol(modules):
+def test_random_sentences_have_the_forced_length(modules):
     random = modules["workloads"].Sentences.random
     sentences = random("6 forced", vocabulary_size=9, lengths=[6], batch_size=4)
     ids = np.array(sentences.ids)
@@ -180,7 +180,7 @@ def test_random_sentences_have_the_length_that_is_forced_and_no_reserved_symbol(
     assert list(map(len, sentences.batches_of_round(7))) == [4] * 7
 
 
-def test_random_sentences_have_the_lengths_of_a_test_set_and_batches_one_each(modules, tmp_path):
+def test_random_sentences_take_lengths_of_a_test_set(modules, tmp_path):
     path = tmp_path / "test.en"
     path.write_text("".join("w " * length + "\n" for length in (3, 9, 0, 1, 5, 4, 8, 2, 7)))
     sentences, _ = modules["workloads"].random_case("tiny", 20, str(path))
@@ -189,13 +189,13 @@ def test_random_sentences_have_the_lengths_of_a_test_set_and_batches_one_each(mo
     assert not sentences.have_one_length
 
 
-def test_each_round_translates_other_single_sentences_until_all_had_their_turn(modules):
+def test_rounds_take_turns_over_single_sentences(modules):
     sentences = modules["workloads"].Sentences.real("test", [[5]] * 6, batch_size=4)
     taken = [sentences.singles_of_round(number, 2) for number in range(3)]
     assert sorted(number for batches in taken for (number,) in batches) == list(range(6))
 
 
-def test_engines_warm_up_with_a_sentence_of_each_length(modules):
+def test_engines_warm_up_with_each_length(modules):
     ids = [[5] * length for length in (2, 7, 2, 3, 7, 3)]
     sentences = modules["workloads"].Sentences.real("test", ids, batch_size=4)
     lengths = [len(sentences.ids[number]) for (number,) in sentences.one_of_each_length()]
@@ -210,15 +210,13 @@ def test_engines_warm_up_with_a_sentence_of_each_length(modules):
         (["train", "--run_dir=runs/x"], ["--run_dir has no use with train"]),
     ],
 )
-def test_a_wrong_argument_is_told_before_anything_is_loaded(
-    run, refused, tmp_path, arguments, parts
-):
+def test_wrong_arguments_fail_before_anything_loads(run, refused, tmp_path, arguments, parts):
     (tmp_path / "tensorflow.py").write_text("raise SystemExit('TensorFlow was loaded')")
     path = f"{tmp_path}{os.pathsep}{_SCRIPTS.parent}"
     refused(run("benchmark.py", *arguments, env={"PYTHONPATH": path}), *parts)
 
 
-def test_a_missing_run_is_told_before_anything_is_measured(call, refused, tmp_path):
+def test_missing_run_fails_before_measuring(call, refused, tmp_path):
     sentences = tmp_path / "sentences"
     sentences.write_text("a b\n")
     flags = [f"--run_dir={tmp_path / 'absent'}", f"--sentences={sentences}", "--json"]
@@ -227,14 +225,14 @@ def test_a_missing_run_is_told_before_anything_is_measured(call, refused, tmp_pa
 
 
 @pytest.mark.parametrize("flag", ["--run_dir=runs/x", "--sentences=test.en"])
-def test_a_test_set_is_left_out_with_a_line_that_says_why(call, flag):
+def test_missing_test_set_is_skipped_with_a_reason(call, flag):
     result = call("benchmark.py", "decode", "--presets=", flag, "--json")
     assert (result.code, result.out) == (0, "")
     reason = "--run_dir names no trained model, or --sentences none."
     assert result.err == f"Real sentences are left out: {reason}\n"
 
 
-def test_a_model_with_random_weights_never_wants_a_symbol_that_is_left_out(modules):
+def test_random_model_never_prefers_reserved_tokens(modules):
     import tensorflow as tf
 
     from benchmarks.workloads import random_model
@@ -248,7 +246,7 @@ def test_a_model_with_random_weights_never_wants_a_symbol_that_is_left_out(modul
 
 
 @pytest.mark.slow
-def test_a_test_set_is_read_as_tokens_of_the_run(modules, trained, tmp_path):
+def test_test_set_is_tokenized_as_in_the_run(modules, trained, tmp_path):
     from benchmarks.workloads import run_case
 
     path = tmp_path / "letters.a"
@@ -258,7 +256,7 @@ def test_a_test_set_is_read_as_tokens_of_the_run(modules, trained, tmp_path):
     assert [len(ids) for ids in sentences.ids] == [512, 4, 2]  # cut where a translator cuts
 
 
-def test_a_test_set_without_sentences_is_refused(call, refused, trained, tmp_path):
+def test_empty_test_set_is_rejected(call, refused, trained, tmp_path):
     (tmp_path / "empty").write_text("\n\n")
     flags = [f"--run_dir={trained}", f"--sentences={tmp_path / 'empty'}", "--json"]
     refused(call("benchmark.py", "decode", *flags), f"{tmp_path / 'empty'} has no sentences")
@@ -269,7 +267,7 @@ _SMALL = ["--presets=tiny", "--vocabulary_size=60", "--rounds=1", "--round_secon
 
 
 @pytest.mark.slow
-def test_a_small_run_prints_rows_of_each_engine_that_is_installed(call, monkeypatch):
+def test_decode_prints_rows_per_installed_engine(call, monkeypatch):
     presets = config.TransformerConfig.PRESETS
     monkeypatch.setitem(presets, "tiny", presets["tiny"] | {"num_layers": 1})
     result = call("benchmark.py", "decode", *_SMALL)

@@ -36,20 +36,20 @@ def benchmarks():
         ("separable", K * N * D + N * D**2),
     ],
 )
-def test_the_graph_of_a_layer_has_the_operations_of_table_1(benchmarks, name, operations):
+def test_layer_operations_match_table_1(benchmarks, name, operations):
     layers, _ = benchmarks
     assert layers.count_operations(name, N, D, R) == operations
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_gradient_needs_as_many_layers_as_table_1_says(benchmarks, name):
+def test_gradient_path_lengths_match_table_1(benchmarks, name):
     layers, _ = benchmarks
     kind = layers.LAYER_TYPES[name]
     for n, r in ((2, 3), (9, 5), (10, 5)):
         assert layers.longest_path(name, n, 4, r) == kind.path(n, r)
 
 
-def test_the_paths_are_those_of_table_1(benchmarks):
+def test_paths_match_table_1(benchmarks):
     layers, _ = benchmarks
     paths = [layers.LAYER_TYPES[name].path(28, 9) for name in NAMES]
     # 27 steps of (9 - 1) / 2 positions, of (3 - 1) / 2, and log_3 28 rounded up.
@@ -57,7 +57,7 @@ def test_the_paths_are_those_of_table_1(benchmarks):
     assert layers.LAYER_TYPES["dilated"].path(27, 9) == 3
 
 
-def test_an_exponent_is_the_slope_over_the_long_lengths(benchmarks):
+def test_exponent_is_the_slope_over_long_lengths(benchmarks):
     layers, _ = benchmarks
     rows = [{"n": n, "both_ms": 5 + 3e-3 * n**2, "flat": 7.0} for n in (64, 1024, 4096, 8192)]
     assert layers.exponent(rows, "both_ms", least=2048) == pytest.approx(2, abs=1e-3)
@@ -66,7 +66,7 @@ def test_an_exponent_is_the_slope_over_the_long_lengths(benchmarks):
     assert layers.exponent(rows[:1], "flat") is None
 
 
-def test_lines_cross_between_lengths_where_their_logarithms_do(benchmarks):
+def test_crossing_is_interpolated_on_log_scale(benchmarks):
     layers, _ = benchmarks
     rows = [
         {"layer": name, "n": n, "operations": value}
@@ -78,7 +78,7 @@ def test_lines_cross_between_lengths_where_their_logarithms_do(benchmarks):
     assert layers.crossing(rows[:4], "operations", "one", "other") is None
 
 
-def test_targets_are_held_against_the_ratio_of_one_run(benchmarks):
+def test_layer_targets_compare_one_run(benchmarks):
     _, report = benchmarks
     rows = [
         {"layer": layer, "n": 4096, "both_ms": ms, "both_megabytes": megabytes}
@@ -99,14 +99,14 @@ def test_targets_are_held_against_the_ratio_of_one_run(benchmarks):
         ("--presets=tinny", "presets must be of"),
     ],
 )
-def test_a_bad_setting_is_refused_in_one_line(run, flag, message):
+def test_bad_setting_is_one_clear_line(run, flag, message):
     result = run("benchmark.py", "layers", flag)
     assert result.code == 1
     assert message in result.err.splitlines()[-1]
 
 
 @pytest.mark.slow
-def test_a_small_run_gives_all_figures_and_draws_them(benchmarks, tmp_path):
+def test_layers_prints_all_figures_and_a_plot(benchmarks, tmp_path):
     layers, _ = benchmarks
     names, sizes = ["self-attention", "recurrent"], (8, 5, 1)  # d, r, rounds
     rows = list(layers.measure(names, [16, 32], *sizes))

@@ -49,13 +49,13 @@ def write_script(tmp_path):
     return write
 
 
-def test_no_script_is_left_out_here():
+def test_all_scripts_are_covered():
     scripts = {path.stem for path in _FOLDER.glob("*.py")}
     assert _FLAGS.keys() == scripts == {"benchmark", *COMMANDS}
 
 
 @pytest.mark.parametrize("script", _FLAGS)
-def test_help_explains_every_flag_of_a_script_and_loads_no_tensorflow(run, tmp_path, script):
+def test_help_explains_every_flag_without_tensorflow(run, tmp_path, script):
     # Loading TensorFlow would fail, and take seconds.
     (tmp_path / "tensorflow.py").write_text("raise SystemExit('TensorFlow was loaded')")
     path = f"{tmp_path}{os.pathsep}{_FOLDER.parent}"
@@ -68,7 +68,7 @@ def test_help_explains_every_flag_of_a_script_and_loads_no_tensorflow(run, tmp_p
     assert "None" not in result.out
 
 
-def test_help_may_be_asked_for_in_short(call):
+def test_short_help_flag(call):
     result = call("plot_run.py", "-h")
     assert result == call("plot_run.py", "--help")
     assert result.code == 0
@@ -90,7 +90,7 @@ def test_help_groups_flags_by_subject(call):
     assert "\n  --[no]reverse: " in text
 
 
-def test_help_gives_the_defaults_of_each_preset(call):
+def test_help_lists_defaults_per_preset(call):
     text = " ".join(call("train.py", "--help").out.split())
     assert "Default: 128 in tiny, 512 in base, 1024 in big." in text
     assert "Default: 2048 in tiny, 25000 in small, 25000 in base, 25000 in big." in text
@@ -195,7 +195,7 @@ def test_help_gives_the_defaults_of_each_preset(call):
         ),
     ],
 )
-def test_a_wrong_flag_is_told_before_anything_is_loaded(
+def test_wrong_flags_fail_before_anything_loads(
     call, refused, tmp_path, monkeypatch, script, arguments, parts
 ):
     monkeypatch.setitem(sys.modules, "tensorflow", None)  # importing it fails
@@ -228,7 +228,7 @@ def command(monkeypatch, capsys):
     return command
 
 
-def test_the_installed_command_lists_its_commands(command):
+def test_installed_command_lists_its_commands(command):
     code, listing, errors = command("--help")
     assert (code, errors) == (0, "")
     assert re.findall(r"^  (\w+)  +[a-z]", listing, re.M) == list(COMMANDS)
@@ -239,7 +239,7 @@ def test_the_installed_command_lists_its_commands(command):
     assert "did you mean" not in command("--server")[0]
 
 
-def test_help_and_errors_of_the_installed_command_name_it(command):
+def test_installed_command_is_named_in_help_and_errors(command):
     code, text, _ = command("average_checkpoints", "--help")
     assert code == 0
     assert "\nkeras-transformer average_checkpoints --run_dir=runs/mine --last=20\n" in text
@@ -255,19 +255,19 @@ def test_setup_installs_the_command():
 # Errors and output
 
 
-def test_an_input_error_is_one_line_and_a_defect_keeps_its_traceback(run, write_script, refused):
+def test_input_errors_are_one_line_bugs_keep_tracebacks(run, write_script, refused):
     refused(run(write_script("raise InputError('no such thing; name another')")), "name another")
     defect = run(write_script("raise ValueError('oh')"))
     assert defect.code == 1
     assert "Traceback" in defect.err
 
 
-def test_a_file_that_cannot_be_written_is_named(run, write_script, refused, tmp_path):
+def test_unwritable_file_is_named(run, write_script, refused, tmp_path):
     script = write_script("open('nowhere/file', 'w')")
     refused(run(script, cwd=tmp_path), "cannot read or write nowhere/file: No such file")
 
 
-def test_a_full_disk_behind_standard_output_is_one_line(run, write_script, refused):
+def test_full_disk_behind_stdout_is_one_line(run, write_script, refused):
     for count in (1, 100_000):  # found at the end, or on the way
         with open("/dev/full", "w") as full:
             script = write_script(f"for _ in range({count}): print('a line')")
@@ -275,7 +275,7 @@ def test_a_full_disk_behind_standard_output_is_one_line(run, write_script, refus
         refused(process, "cannot read or write: No space left on device")
 
 
-def test_a_reader_that_goes_away_ends_a_command_without_a_word(start, write_script):
+def test_closed_pipe_ends_a_command_silently(start, write_script):
     process = start(write_script("for _ in range(100000): print('a line')"))
     assert process.stdout.readline() == "a line\n"
     process.stdout.close()
@@ -283,7 +283,7 @@ def test_a_reader_that_goes_away_ends_a_command_without_a_word(start, write_scri
     assert process.wait(60) == 1
 
 
-def test_standard_streams_that_are_closed_are_refused(run, write_script):
+def test_closed_standard_streams_are_rejected(run, write_script):
     script = write_script("print('a line')")
     result = run(script, preexec_fn=lambda: os.close(1))
     message = "standard output is closed; redirect it to a file, or to /dev/null"
@@ -298,13 +298,13 @@ def test_standard_streams_that_are_closed_are_refused(run, write_script):
     assert (result.code, result.err) == (1, f"small.py: {message}\n")
 
 
-def test_output_is_utf_8_whatever_the_locale(run, write_script):
+def test_output_is_utf_8_in_any_locale(run, write_script):
     script = write_script("print('木 Bäume')")
     result = run(script, env={"PYTHONIOENCODING": "ascii", "LC_ALL": "C"}, encoding="utf-8")
     assert (result.code, result.out) == (0, "木 Bäume\n")
 
 
-def test_ctrl_c_ends_with_130_and_one_line(start, write_script):
+def test_ctrl_c_exits_with_130_and_one_line(start, write_script):
     script = write_script("import time\nprint('ready', flush=True)\ntime.sleep(60)")
     process = start(script, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     assert process.stdout.readline() == "ready\n"

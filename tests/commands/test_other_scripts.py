@@ -5,9 +5,7 @@ import shutil
 import pytest
 
 
-def test_a_vocabulary_that_was_learned_from_files_is_the_one_that_training_uses(
-    call, texts, train_flags, tmp_path
-):
+def test_train_uses_a_learned_vocabulary(call, texts, train_flags, tmp_path):
     output = tmp_path / "own.model"
     options = (f"--output={output}", "--vocabulary_kind=char", "--vocabulary_size=11")
     files = (texts / "train.a", texts / "train.b")
@@ -35,7 +33,7 @@ def test_a_vocabulary_that_was_learned_from_files_is_the_one_that_training_uses(
         (["--output=none/out", "text"], ["the folder none does not exist; make it first"]),
     ],
 )
-def test_no_vocabulary_is_written_where_something_is_wrong(
+def test_learn_vocabulary_errors_write_nothing(
     call, tmp_path, monkeypatch, refused, arguments, parts
 ):
     monkeypatch.chdir(tmp_path)
@@ -45,7 +43,7 @@ def test_no_vocabulary_is_written_where_something_is_wrong(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "text"]
 
 
-def test_checkpoints_are_averaged_as_asked(call, trained, tmp_path, refused):
+def test_average_checkpoints_selects_steps(call, trained, tmp_path, refused):
     copy = shutil.copytree(trained, tmp_path / "copy")
     average = copy / "checkpoints" / "average"
     run_dir = f"--run_dir={copy}"
