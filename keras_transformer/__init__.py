@@ -39,8 +39,8 @@ if TYPE_CHECKING:  # what the names below are, for type checkers and editors
     from keras_transformer.search import greedy_search as greedy_search
     from keras_transformer.search import sample as sample
     from keras_transformer.search import sentence_seeds as sentence_seeds
-    from keras_transformer.serving import export as export
-    from keras_transformer.serving import load_exported as load_exported
+    from keras_transformer.serving.export import export as export
+    from keras_transformer.serving.export import load_exported as load_exported
     from keras_transformer.tasks import Metric as Metric
     from keras_transformer.tasks import Task as Task
     from keras_transformer.tasks import register_task as register_task
@@ -91,8 +91,8 @@ _HOMES = {
     "ServingError": "client",
     "Translator": "inference",
     "XlaShapes": "inference",
-    "export": "serving",
-    "load_exported": "serving",
+    "export": "serving.export",
+    "load_exported": "serving.export",
 }
 
 __all__ = [*_HOMES, "__version__"]

@@ -1,4 +1,10 @@
-"""The outputs of a translator, in this process or on a server, as plain Python values."""
+"""What goes into a translator and what comes out of it, as plain Python values.
+
+`Client`, which asks a model server, and `BatchTranslator`, which computes in this process, send the
+same inputs, in the same batches, and read the same outputs.
+
+Shapes: S source tokens, T target tokens, both with EOS.
+"""
 
 import math
 import numbers
@@ -6,13 +12,27 @@ import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-import numpy as np
-
 from keras_transformer.config import SearchConfig, check_options
 from keras_transformer.errors import InputError
 
 if TYPE_CHECKING:
     import numpy as np
+
+WORD_START = "▁"  # SentencePiece writes it instead of a space
+
+# What an exported model takes for the option's value at export.
+AS_EXPORTED: dict[str, Any] = {"DT_STRING": "", "DT_FLOAT": -1.0, "DT_INT32": -1, "DT_INT64": -1}
+
+_BITS = {"DT_INT32": 31, "DT_INT64": 63}
+_KINDS = {
+    "DT_STRING": "text or a list of phrases",
+    "DT_FLOAT": "a finite number",
+    "DT_INT32": "a whole number of 32 bits",
+    "DT_INT64": "a whole number of 64 bits",
+}
+
+
+# Results, read from the outputs of the signatures.
 
 
 class Translation(NamedTuple):
@@ -51,6 +71,20 @@ class Attention(NamedTuple):
     weights: "np.ndarray"
     source: list[str]
     target: list[str]
+
+
+class Alignment(NamedTuple):
+    """The source word that each target word attends to most.
+
+    Attributes:
+        pairs: indices of a source and a target word, in the words of the vocabulary.
+        num_source: number of these words in the source.
+        num_target: number of these words in the target.
+    """
+
+    pairs: list[tuple[int, int]]
+    num_source: int
+    num_target: int
 
 
 def read_translations(answer: Mapping[str, Any]) -> list[list[Translation]]:
@@ -92,10 +126,24 @@ def read_attention(answer: Mapping[str, Any]) -> list[Attention]:
     columns = (answer["attention"], answer["source_pieces"], answer["target_pieces"])
     found = []
     for weights, *pieces in zip(*columns, strict=True):
-        source, target = ([piece for piece in side if piece] for side in pieces)
+        source, target = ([checked_text(piece) for piece in side if piece != ""] for side in pieces)
         weights = np.asarray(weights, np.float32)[: len(target), : len(source)]
+        if weights.shape != (len(target), len(source)):
+            raise ValueError("expected a row of attention for each token")
         found.append(Attention(weights, source, target))
     return found
+
+
+def read_alignments(answer: Mapping[str, Any]) -> list[Alignment]:
+    """Returns the alignment of each sentence from the outputs of the signature `attention`.
+
+    Raises:
+        ArithmeticError, LookupError, TypeError, ValueError: these are not its outputs.
+    """
+    return [
+        Alignment(align_words(*each), len(_words(each.source)), len(_words(each.target)))
+        for each in read_attention(answer)
+    ]
 
 
 def checked_text(value: Any) -> str:
@@ -106,72 +154,11 @@ def checked_text(value: Any) -> str:
     return value
 
 
-# From attention between tokens to an alignment of words.
-#
-# Shapes: S source tokens, T target tokens, both with EOS.
-
-WORD_START = "▁"  # which SentencePiece puts in place of a space
-
-
-class Alignment(NamedTuple):
-    """The source word that each target word attends to most.
-
-    Attributes:
-        pairs: indices of a source and a target word, in the words that the vocabulary makes of the
-            texts.
-        num_source: number of these words in the source.
-        num_target: number of these words in the target.
-    """
-
-    pairs: list[tuple[int, int]]
-    num_source: int
-    num_target: int
-
-    def in_words_of(self, source: str, target: str) -> list[tuple[int, int]]:
-        """Returns the pairs with the indices of words between the spaces of the texts.
-
-        Where a vocabulary makes two words of one, as in "it´s", into which NFKC puts a space, that
-        one gets the pairs of both. The list is empty where the words cannot be matched up.
-        """
-        sources, targets = (
-            _word_indices(source, self.num_source),
-            _word_indices(target, self.num_target),
-        )
-        if not sources or not targets:
-            return []
-        return list(dict.fromkeys((sources[left], targets[right]) for left, right in self.pairs))
-
-
-def read_alignments(answer: Mapping[str, Any]) -> list[Alignment]:
-    """Returns the alignment of each sentence from the outputs of the signature `attention`.
-
-    Raises:
-        ArithmeticError, LookupError, TypeError, ValueError: these are not its outputs.
-    """
-    sides = [
-        [[checked_text(piece) for piece in pieces] for pieces in answer[name]]
-        for name in ("source_pieces", "target_pieces")
-    ]
-    return [
-        Alignment(
-            align_words(np.asarray(attention, np.float32), source, target),
-            len(_words(source)),
-            len(_words(target)),
-        )
-        for attention, source, target in zip(answer["attention"], *sides, strict=True)
-    ]
-
-
-def in_words_of_texts(
-    alignments: Sequence[Alignment], sources: Sequence[str], targets: Sequence[str]
-) -> list[list[tuple[int, int]]]:
-    """Returns the pairs of each alignment in the words of its texts."""
-    texts = zip(sources, targets, strict=True)
-    return [each.in_words_of(*pair) for each, pair in zip(alignments, texts, strict=True)]
+# Word alignments. A vocabulary may read other words than those between the spaces of a text.
 
 
 def align_words(
-    attention: np.ndarray, source_pieces: Sequence[str], target_pieces: Sequence[str]
+    attention: "np.ndarray", source_pieces: Sequence[str], target_pieces: Sequence[str]
 ) -> list[tuple[int, int]]:
     """Returns for each target word the source word that it attends to most.
 
@@ -187,6 +174,8 @@ def align_words(
         Pairs (source word, target word), counted from 0, in the target's order; none where either
         side is blank.
     """
+    import numpy as np
+
     sources, targets = _words(source_pieces), _words(target_pieces)
     if not sources:
         return []
@@ -194,6 +183,24 @@ def align_words(
     return [
         (int(attended[word].mean(axis=0).argmax()), number) for number, word in enumerate(targets)
     ]
+
+
+def in_words_of_texts(
+    alignments: Sequence[Alignment], sources: Sequence[str], targets: Sequence[str]
+) -> list[list[tuple[int, int]]]:
+    """Returns the pairs of each alignment, with indices of words between the spaces of the texts.
+
+    Where a vocabulary makes two words of one, as in "it´s", into which NFKC puts a space, that
+    one gets the pairs of both. The list is empty where the words cannot be matched up.
+    """
+    found: list[list[tuple[int, int]]] = []
+    for (pairs, *counts), *texts in zip(alignments, sources, targets, strict=True):
+        source, target = map(_word_indices, texts, counts)
+        if not source or not target:
+            found.append([])
+        else:
+            found.append(list(dict.fromkeys((source[i], target[j]) for i, j in pairs)))
+    return found
 
 
 def _words(pieces: Sequence[str]) -> list[list[int]]:
@@ -220,17 +227,6 @@ def _word_indices(text: str, count: int) -> list[int]:
 
 
 # The inputs of a request: checked sentences, and decoding options with a value for each.
-
-# What an exported model takes for the option's value at export.
-AS_EXPORTED: dict[str, Any] = {"DT_STRING": "", "DT_FLOAT": -1.0, "DT_INT32": -1, "DT_INT64": -1}
-
-_BITS = {"DT_INT32": 31, "DT_INT64": 63}
-_KINDS = {
-    "DT_STRING": "text or a list of phrases",
-    "DT_FLOAT": "a finite number",
-    "DT_INT32": "a whole number of 32 bits",
-    "DT_INT64": "a whole number of 64 bits",
-}
 
 
 class InputValues(NamedTuple):

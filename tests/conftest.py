@@ -201,7 +201,7 @@ def separate_translator():
 @pytest.fixture(scope="session")
 def exported(separate_translator, tmp_path_factory):
     """The second translator as a SavedModel: the folder of version 1."""
-    from keras_transformer.serving import export
+    from keras_transformer.serving.export import export
 
     return export(separate_translator, tmp_path_factory.mktemp("exports"))
 

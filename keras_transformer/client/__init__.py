@@ -1,7 +1,4 @@
-"""The client of a model server; over REST it needs neither TensorFlow nor gRPC.
-
-`inputs`, `outputs` and `alignment` are shared with translators that run in this process.
-"""
+"""A client of model servers, over REST or gRPC; REST needs neither TensorFlow nor gRPC."""
 
 from keras_transformer.client.client import Client
 from keras_transformer.client.transport import ServingError, VersionStatus

@@ -6,6 +6,7 @@ Over REST it needs urllib3; over gRPC tensorflow-serving-api, and with it Tensor
 import concurrent.futures
 import os
 import re
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +22,6 @@ from keras_transformer.client.transport import (
     Transport,
     VersionStatus,
     check_headers,
-    explain,
 )
 from keras_transformer.errors import InputError
 from keras_transformer.results import (
@@ -30,71 +30,19 @@ from keras_transformer.results import (
     Translation,
     batches_by_length,
     in_row_order,
+    in_words_of_texts,
     option_inputs,
     pair_inputs,
+    read_alignments,
     read_scores,
     read_translations,
     text_input,
 )
 
-# Opens a connection to a model server.
-
-
-def connect(
-    address: str,
-    protocol: str,
-    retries: int,
-    tls: bool,
-    certificates: Certificates,
-    headers: Mapping[str, str],
-) -> Transport:
-    """Returns a connection; what is wrong with the server shows at the first request.
-
-    Args:
-        address: "host:port", an IPv6 address in brackets.
-        protocol: "grpc" or "rest".
-        retries: retries of a request.
-        tls: whether to use TLS.
-        certificates: for TLS.
-        headers: sent with each request.
-
-    Raises:
-        InputError: an argument is invalid, or a package is missing.
-    """
-    host, port = _split(address)
-    if not tls and any(certificates):
-        raise InputError("certificates need TLS; add tls=True, or leave them out")
-    headers = check_headers(headers, host, tls)
-    connection = (host, port, retries, certificates if tls else None, headers)
-    if protocol == "rest":
-        from keras_transformer.client.rest import RestTransport
-
-        return RestTransport(*connection)
-    if protocol != "grpc":
-        raise InputError(f"protocol must be grpc or rest, got {protocol!r}")
-    try:
-        from keras_transformer.client.grpc import GrpcTransport
-    except ImportError as error:
-        raise InputError(
-            f"protocol grpc needs the package tensorflow-serving-api ({error}); install it with "
-            "pip install tensorflow-serving-api, or use protocol rest"
-        ) from error
-    return GrpcTransport(*connection)
-
-
-def _split(address: str) -> tuple[str, int]:
-    """Returns host and port, an IPv6 address in brackets."""
-    found = re.fullmatch(r"\[?([\w.:%-]+)\]?:(\d+)", address)
-    if found is None or not 0 < int(found[2]) < 65536:
-        raise InputError(
-            f"the address of a model server must be host:port, such as localhost:8500, "
-            f"got {address!r}"
-        )
-    return (f"[{found[1]}]" if ":" in found[1] else found[1]), int(found[2])
-
-
 Answer = TypeVar("Answer")
 Row = TypeVar("Row")
+
+_EXPLAIN_TIMEOUT_S = 5.0  # for requests that look for the cause of a failure
 
 
 class Client:
@@ -105,19 +53,18 @@ class Client:
             8501 for REST.
         model: the name under which the server has the model.
         version: the version to use; None means the latest that is served.
-        label: a label of a version, such as "canary", in place of its number.
+        label: a label of a version, such as "canary", instead of its number.
         timeout_s: seconds for one request, retries and the pauses between them included.
-        retries: how often a request is retried, after pauses that double, where the server is
-            unreachable or overloaded (over REST the first time at once). No other failure is
+        retries: how often a request is retried while the server is unreachable or overloaded,
+            after pauses that double (over REST the first time at once). No other failure is
             retried. gRPC allows 4 at most.
         protocol: "grpc" or "rest".
-        batch_size: sentences in one request. They are batched with others of similar length.
+        batch_size: sentences in one request, which are of similar length.
         requests_in_flight: requests that run concurrently.
-        tls: whether to connect by TLS, and verify the server's certificate and host name.
+        tls: whether to connect by TLS, which verifies the server's certificate and host name.
         root_certificates: a PEM file of the certificate authorities to trust; None means the
             system's over REST and those that come with gRPC.
-        client_certificate: a PEM file with the certificate chain that the client identifies
-            itself with (mutual TLS).
+        client_certificate: a PEM file with the client's certificate chain, for mutual TLS.
         client_key: a PEM file with its private key, unencrypted.
         headers: HTTP headers, or gRPC metadata, of every request, such as
             {"authorization": "Bearer ..."}, which is sent by TLS or to this machine only; others
@@ -150,24 +97,24 @@ class Client:
         client_key: str | os.PathLike[str] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        for name, value, least in (
+        for name, value, minimum in (
             ("retries", retries, 0),
             ("batch_size", batch_size, 1),
             ("requests_in_flight", requests_in_flight, 1),
         ):
-            if value < least:
-                raise InputError(f"{name} must be at least {least}, got {value}")
+            if value < minimum:
+                raise InputError(f"{name} must be at least {minimum}, got {value}")
         if not 0 < timeout_s <= threading.TIMEOUT_MAX:
             raise InputError(f"timeout_s must be a number of seconds, got {timeout_s}")
-        self._model = ModelName(model, version, label)
+        self._model = _model_name(model, version, label)
         self._timeout_s = timeout_s
         self._batch_size = batch_size
         self._server = f"{protocol} server at {address}"
         self._tls = tls
         certificates = Certificates(root_certificates, client_certificate, client_key)
-        self._transport = connect(address, protocol, retries, tls, certificates, headers or {})
+        self._transport = _connect(address, protocol, retries, tls, certificates, headers or {})
         self._is_closed = threading.Event()
-        self._pool = concurrent.futures.ThreadPoolExecutor(requests_in_flight, "requests")
+        self._threads = concurrent.futures.ThreadPoolExecutor(requests_in_flight, "requests")
 
     def translate(self, sentences: Sequence[str], **options: Any) -> list[list[Translation]]:
         """Translates any number of sentences.
@@ -213,8 +160,6 @@ class Client:
 
         See `BatchTranslator.align`; errors are those of `score`.
         """
-        from keras_transformer.results import in_words_of_texts, read_alignments
-
         columns = pair_inputs(source, target)
         found = self._rows("attention", columns, read_alignments)
         return in_words_of_texts(found, columns["source"].values, columns["target"].values)
@@ -230,10 +175,13 @@ class Client:
         )
 
     def close(self) -> None:
-        """Closes all connections and threads; calls that run in other threads fail at once."""
+        """Closes all connections and threads.
+
+        Requests in flight are aborted over gRPC and finished over REST; other calls fail.
+        """
         self._is_closed.set()
         self._transport.close()
-        self._pool.shutdown(cancel_futures=True)
+        self._threads.shutdown(cancel_futures=True)
 
     def __enter__(self) -> Self:
         return self
@@ -256,12 +204,29 @@ class Client:
                 name: InputValues([column.values[index] for index in batch], column.dtype)
                 for name, column in columns.items()
             }
-            return self._predict(signature, inputs, len(batch), read)
+            answer = self._request(
+                lambda timeout_s: self._transport.predict(
+                    self._model, signature, inputs, timeout_s
+                ),
+                signature,
+            )
+            try:
+                rows = read(answer)
+            except (ArithmeticError, LookupError, TypeError, ValueError):
+                rows = []
+            if len(rows) != len(batch):
+                raise ServingError(
+                    f"the answer of signature {signature} of model {self._model.name!r} at the "
+                    f"{self._server} is not that of a translator for {len(batch)} sentences: it "
+                    f"has {', '.join(sorted(answer)) or 'nothing'}; is it one that `export` wrote?",
+                    "DATA_LOSS",
+                )
+            return rows
 
         futures: list[concurrent.futures.Future[list[Row]]] = []
         try:
             self._check_open()
-            futures.extend(self._pool.submit(predict, batch) for batch in batches)
+            futures.extend(self._threads.submit(predict, batch) for batch in batches)
             return in_row_order(batches, (future.result() for future in futures))
         except (concurrent.futures.CancelledError, RuntimeError):  # by `close`
             self._check_open()
@@ -269,31 +234,6 @@ class Client:
         finally:  # after a failure the other requests are not needed
             for future in futures:
                 future.cancel()
-
-    def _predict(
-        self,
-        signature: str,
-        inputs: Mapping[str, InputValues],
-        count: int,
-        read: Callable[[Mapping[str, Any]], list[Row]],
-    ) -> list[Row]:
-        """Returns the rows of one answer, which must be `count`."""
-        answer = self._request(
-            lambda timeout_s: self._transport.predict(self._model, signature, inputs, timeout_s),
-            signature,
-        )
-        try:
-            rows = read(answer)
-        except (ArithmeticError, LookupError, TypeError, ValueError):
-            rows = []
-        if len(rows) != count:
-            raise ServingError(
-                f"the answer of signature {signature} of model {self._model.name!r} at the "
-                f"{self._server} is not that of a translator for {count} sentences: it has "
-                f"{', '.join(sorted(answer)) or 'nothing'}; is it one that `export` wrote?",
-                "DATA_LOSS",
-            )
-        return rows
 
     def _request(self, send: Callable[[float], Answer], signature: str | None = None) -> Answer:
         """Returns the answer to a request, or raises `ServingError`."""
@@ -303,12 +243,129 @@ class Client:
             return send(self._timeout_s)
         except RequestError as failure:
             self._check_open()
-            seconds = time.monotonic() - start
-            request = (self._server, self._tls, self._model, signature)
-            error = explain(failure, seconds, *request, self._transport)
-            self._check_open()
-            raise error from failure
+            message = self._explain(failure, time.monotonic() - start, signature)
+            raise ServingError(message, failure.code) from failure
+
+    def _explain(self, failure: RequestError, seconds: float, signature: str | None) -> str:
+        """Returns in one line why a request failed, and how to fix it.
+
+        Args:
+            failure: of the last attempt.
+            seconds: duration of all attempts.
+            signature: the requested signature; None where the request names none.
+        """
+        code, server = failure.code, self._server
+        details = textwrap.shorten(failure.details, 300) or code
+        tried = f"tried for {seconds:.1f} s"
+        security = "over TLS" if self._tls else "without TLS"
+        match code:
+            case "UNAVAILABLE":
+                which = f"{security}{' with these certificates' if self._tls else ''}"
+                return (
+                    f"no answer from a {server}: {details}; {tried}. Is it running, and is this "
+                    f"the port of that protocol {which}?"
+                )
+            case "RESOURCE_EXHAUSTED":
+                return (
+                    f"the {server} is overloaded: {details}; {tried}. Send fewer requests at once, "
+                    "or try later"
+                )
+            case "DEADLINE_EXCEEDED":
+                return (
+                    f"no answer from a {server} within the timeout; {tried}. Check that it is "
+                    "running. Raise the timeout (over REST that of the server too, "
+                    "--rest_api_timeout_in_ms), or send fewer sentences at once"
+                )
+            case "UNAUTHENTICATED":
+                return f"the {server} does not accept the credentials: {details}"
+            case "PERMISSION_DENIED":
+                return f"the {server} does not allow that with these credentials: {details}"
+            case "UNIMPLEMENTED":
+                return (
+                    f"the {server} is not a TensorFlow model server: {details}; give the address "
+                    f"of one, and the protocol that it speaks at this port {security}"
+                )
+        return self._explain_model(code, signature) or f"the {server} rejects this: {details}"
+
+    def _explain_model(self, code: str, signature: str | None) -> str | None:
+        """Returns what is wrong with the requested model or signature; None where nothing is."""
+        name, version, _ = self._model
+        try:
+            versions = self._transport.versions(name, _EXPLAIN_TIMEOUT_S)
+            if code == "NOT_FOUND" or all(each.state != "AVAILABLE" for each in versions):
+                requested = "" if version is None else f" version {version} of"
+                states = [
+                    f"version {each.version} is {each.state}"
+                    + (f" ({textwrap.shorten(each.error, 200)})" if each.error else "")
+                    for each in versions
+                ]
+                return (
+                    f"the {self._server} does not serve{requested} model {name!r}: "
+                    f"{'; '.join(states)}"
+                )
+            if signature is None:
+                return None
+            known = self._transport.signatures(self._model, _EXPLAIN_TIMEOUT_S)
+        except RequestError as failure:
+            if failure.code != "NOT_FOUND":
+                return None
+            return (
+                f"the {self._server} has no model {name!r}; give the name that it was started with"
+            )
+        if signature in known:
+            return None
+        return (
+            f"model {name!r} at the {self._server} has no signature {signature}; it has "
+            f"{', '.join(sorted(known))}"
+        )
 
     def _check_open(self) -> None:
         if self._is_closed.is_set():
             raise InputError("the client is closed; make another one")
+
+
+def _model_name(name: str, version: int | None, label: str | None) -> ModelName:
+    for field, text in (("model", name), ("label", label)):
+        if text is not None and not isinstance(text, str):
+            raise InputError(f"{field} must be text, got {text!r}")
+    if version is not None and (not isinstance(version, int) or not 0 < version < 1 << 63):
+        raise InputError(f"version must be a positive number of 64 bits, got {version!r}")
+    if version is not None and label is not None:
+        raise InputError(f"give version {version} or label {label!r}, not both")
+    return ModelName(name, version, label)
+
+
+def _connect(
+    address: str,
+    protocol: str,
+    retries: int,
+    tls: bool,
+    certificates: Certificates,
+    headers: Mapping[str, str],
+) -> Transport:
+    """Returns a connection; a server that is down shows at the first request only."""
+    found = re.fullmatch(r"\[?([\w.:%-]+)\]?:(\d+)", address)
+    if found is None or not 0 < int(found[2]) < 65536:
+        raise InputError(
+            f"the address of a model server must be host:port, such as localhost:8500, "
+            f"got {address!r}"
+        )
+    host, port = f"[{found[1]}]" if ":" in found[1] else found[1], int(found[2])
+    if not tls and any(certificates):
+        raise InputError("certificates need TLS; add tls=True, or remove them")
+    headers = check_headers(headers, host, tls)
+    connection = (host, port, retries, certificates if tls else None, headers)
+    if protocol == "rest":
+        from keras_transformer.client.rest import RestTransport
+
+        return RestTransport(*connection)
+    if protocol != "grpc":
+        raise InputError(f"protocol must be grpc or rest, got {protocol!r}")
+    try:
+        from keras_transformer.client.grpc import GrpcTransport
+    except ImportError as error:
+        raise InputError(
+            f"protocol grpc needs the package tensorflow-serving-api ({error}); install it with "
+            "pip install tensorflow-serving-api, or use protocol rest"
+        ) from error
+    return GrpcTransport(*connection)

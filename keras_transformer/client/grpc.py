@@ -6,7 +6,6 @@ from typing import Any
 
 import grpc
 import tensorflow as tf
-from google.protobuf import message
 from tensorflow.core.framework import types_pb2
 from tensorflow_serving.apis import (
     get_model_metadata_pb2,
@@ -61,14 +60,8 @@ class GrpcTransport:
         for name, (values, dtype) in inputs.items():
             tensor = tf.make_tensor_proto(values, types_pb2.DataType.Value(dtype))
             request.inputs[name].CopyFrom(tensor)
-        answer = self._call(self._predictions.Predict, request, timeout_s)
-        try:
-            return {
-                name: _decode(tf.make_ndarray(tensor).tolist())
-                for name, tensor in answer.outputs.items()
-            }
-        except (LookupError, TypeError, ValueError) as error:
-            raise RequestError("UNIMPLEMENTED", "its answer has unreadable tensors") from error
+        outputs = self._call(self._predictions.Predict, request, timeout_s).outputs
+        return {name: _decode(tf.make_ndarray(each).tolist()) for name, each in outputs.items()}
 
     def signatures(self, model: ModelName, timeout_s: float) -> dict[str, dict[str, str]]:
         request = get_model_metadata_pb2.GetModelMetadataRequest(
@@ -76,15 +69,10 @@ class GrpcTransport:
         )
         answer = self._call(self._predictions.GetModelMetadata, request, timeout_s)
         signatures = get_model_metadata_pb2.SignatureDefMap()
-        try:
-            is_known = answer.metadata["signature_def"].Unpack(signatures)
-        except message.DecodeError:
-            is_known = False
-        if not is_known:
-            raise RequestError("UNIMPLEMENTED", "its metadata name no signatures")
-        dtype_name = types_pb2.DataType.Name
+        answer.metadata["signature_def"].Unpack(signatures)
+        type_name = types_pb2.DataType.Name
         return {
-            name: {key: dtype_name(value.dtype) for key, value in signature.inputs.items()}
+            name: {key: type_name(value.dtype) for key, value in signature.inputs.items()}
             for name, signature in signatures.signature_def.items()
             if not name.startswith("__")  # TensorFlow's own
         }
@@ -106,30 +94,29 @@ class GrpcTransport:
             return method(request, timeout=timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
             raise RequestError(error.code().name, error.details() or "") from error
-        except ValueError as error:  # the channel is closed
-            raise RequestError("CANCELLED", str(error)) from error
+        except ValueError as error:
+            raise RequestError("CANCELLED", "the client is closed") from error
 
 
 def _channel_options(retries: int) -> list[tuple[str, Any]]:
     policy = {
-        "maxAttempts": max(retries + 1, 2),  # its least
+        "maxAttempts": max(retries + 1, 2),  # the smallest value that gRPC accepts
         "initialBackoff": f"{transport.FIRST_PAUSE_S}s",
         "maxBackoff": f"{transport.MAX_PAUSE_S}s",
         "backoffMultiplier": 2,
         "retryableStatusCodes": transport.RETRYABLE,
     }
+    config = {"methodConfig": [{"name": [{}], "retryPolicy": policy}]}
     return [
         ("grpc.enable_retries", int(retries > 0)),
-        (
-            "grpc.service_config",
-            json.dumps({"methodConfig": [{"name": [{}], "retryPolicy": policy}]}),
-        ),
-        # A request larger than this, 256 KiB by default, would not be retried.
+        ("grpc.service_config", json.dumps(config)),
+        # Larger requests are not retried; the default is 256 KiB.
         ("grpc.per_rpc_retry_buffer_size", 2**31 - 1),
-        # Answers of any size, as over REST.
+        # Messages of any size, as over REST.
         ("grpc.max_receive_message_length", -1),
         ("grpc.max_send_message_length", -1),
-        # Between attempts to connect a channel fails all requests: reconnect before they retry.
+        # A channel fails all requests between its attempts to connect: it must connect again
+        # before they are retried.
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 1000),
     ]

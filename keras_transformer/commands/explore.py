@@ -79,7 +79,7 @@ def main(arguments: list[str]) -> None:
 
 def _looks() -> "list[Look]":
     from keras_transformer.explorer.views import look_into_export, look_into_model
-    from keras_transformer.serving import load_exported
+    from keras_transformer.serving.export import load_exported
 
     looks = []
     search = config_flags.given_flags(SearchConfig)

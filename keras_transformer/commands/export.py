@@ -12,6 +12,8 @@ from absl import flags
 from keras_transformer.commands import common, config_flags
 from keras_transformer.config import SearchConfig
 from keras_transformer.errors import InputError
+from keras_transformer.files import read_lines
+from keras_transformer.serving.versions import choose_version, read_model_card
 
 if TYPE_CHECKING:
     from keras_transformer.training import RunDirectory
@@ -29,7 +31,7 @@ _EXPORT_DIR = flags.DEFINE_string(
 )
 _VERSION = flags.DEFINE_integer("model_version", None, "Version to write. Default: the next one.")
 _NAME = flags.DEFINE_string(
-    "name", None, "What requests will call the model. Default: the name of its folder."
+    "name", None, "The model's name in requests. Default: the name of its folder."
 )
 _FORMAT = flags.DEFINE_enum(
     "format",
@@ -49,15 +51,15 @@ _PRECISION = flags.DEFINE_enum(
 _WARM_UP_FILE = flags.DEFINE_string(
     "warm_up_file",
     None,
-    "Sentences, one a line, that try the export out and warm up the server. Default: the run's "
-    "dev set where it can be read, else text made up of the vocabulary.",
+    "Sentences, one a line, to check the export and to warm up the server with. Default: the run's "
+    "dev set if it can be read, else text generated from the vocabulary.",
 )
 _XLA = flags.DEFINE_boolean(
     "xla",
     False,
     "Compile the search with XLA, for the shapes of --xla_batch_sizes and --xla_lengths: a single "
     "sentence is faster, on CPUs no batch is, and each shape takes memory and seconds of warm-up. "
-    "The stock server refuses it unless started with --xla_cpu_compilation_enabled.",
+    "The stock server needs --xla_cpu_compilation_enabled for it.",
 )
 _XLA_SHAPES = ("xla_batch_sizes", "xla_lengths")
 flags.DEFINE_list("xla_batch_sizes", ["1"], "Sentences of a batch; larger ones are not compiled.")
@@ -65,7 +67,7 @@ flags.DEFINE_list("xla_lengths", ["16", "32", "64"], "Tokens of a source and EOS
 _CHECK_TIMEOUT = flags.DEFINE_float(
     "check_timeout",
     1800.0,
-    "Seconds that a fresh process may take to answer before the export is refused.",
+    "Seconds that a fresh process may take to answer before the export fails.",
     lower_bound=0.0,
 )
 _CHECKPOINT = config_flags.define_checkpoint_flag()
@@ -76,7 +78,7 @@ def main(arguments: list[str]) -> None:
     common.refuse_arguments(arguments)
     given = config_flags.given_flags(SearchConfig)
     SearchConfig(**given)  # so that a wrong value is reported at once
-    _refuse_what_has_no_use(given)
+    _check_combinations(given)
     common.load_tensorflow()
 
     found = common.find_checkpoints(_RUN_DIR.value, _CHECKPOINT.value)
@@ -85,34 +87,40 @@ def main(arguments: list[str]) -> None:
     else:
         path = _export_saved_model(found, given)
     size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-    print(f"Exported checkpoint {_names(found)} to {path} ({size / 1e6:.1f} MB).")
+    names = ",".join(name for _, name in found)
+    print(f"Exported checkpoint {names} to {path} ({size / 1e6:.1f} MB).")
+
+
+def _check_combinations(search_flags: dict[str, object]) -> None:
+    """Raises `InputError` for a flag that another one makes useless."""
+    format = f"--format={_FORMAT.value}"
+    useless = {"quantization": format}
+    if _FORMAT.value == "ctranslate2":
+        names = ["name", "warm_up_file", "precision", "check_timeout", "xla", *_XLA_SHAPES]
+        names += [name for name in search_flags if name != "shortlist"]
+        useless = dict.fromkeys(names, format)
+    elif not _XLA.value:
+        useless |= dict.fromkeys(_XLA_SHAPES, "--noxla")
+    for name, other in useless.items():
+        if flags.FLAGS[name].present:
+            raise InputError(f"--{name} cannot be combined with {other}; remove it")
 
 
 def _export_saved_model(found: "Found", given: dict[str, Any]) -> pathlib.Path:
-    from keras_transformer.export_versions import read_model_card
     from keras_transformer.inference import Translator, XlaShapes
     from keras_transformer.inference.prepared_model import in_precision
-    from keras_transformer.serving import export
-    from keras_transformer.serving.export import describe_run
+    from keras_transformer.serving.export import describe_run, export
 
     run = found[0][0]
     configs = run.configs()
-    task, search = configs.task, configs.search_config(given)
+    search = configs.search_config(given)
     sentences = _sentences(run)
-    xla = None
-    if _XLA.value:
-        xla = XlaShapes(_numbers("xla_batch_sizes"), _numbers("xla_lengths"))
+    xla = XlaShapes(*map(_numbers, _XLA_SHAPES)) if _XLA.value else None
+    shortlist = common.load_shortlist(found, search)
     model, source, target = common.load_translator(found)
+    model = in_precision(model, _PRECISION.value)
     path = export(
-        Translator(
-            in_precision(model, _PRECISION.value),
-            source,
-            target,
-            search,
-            xla,
-            task,
-            common.load_shortlist(found, search),
-        ),
+        Translator(model, source, target, search, xla, configs.task, shortlist),
         _EXPORT_DIR.value,
         _VERSION.value,
         name=_NAME.value,
@@ -127,7 +135,6 @@ def _export_saved_model(found: "Found", given: dict[str, Any]) -> pathlib.Path:
 
 
 def _export_ctranslate2(found: "Found", search: SearchConfig) -> pathlib.Path:
-    from keras_transformer.export_versions import choose_version
     from keras_transformer.interop.ctranslate2 import export_ctranslate2
 
     base = pathlib.Path(_EXPORT_DIR.value)
@@ -141,10 +148,6 @@ def _export_ctranslate2(found: "Found", search: SearchConfig) -> pathlib.Path:
     )
 
 
-def _names(found: "Found") -> str:
-    return ",".join(name for _, name in found)
-
-
 def _numbers(name: str) -> tuple[int, ...]:
     """Returns the value of a flag that lists numbers."""
     try:
@@ -154,8 +157,7 @@ def _numbers(name: str) -> tuple[int, ...]:
 
 
 def _sentences(run: "RunDirectory") -> list[str]:
-    """Returns the sentences to warm up with; none where the run's dev set is not here now."""
-    from keras_transformer.data import read_lines
+    """Returns the sentences to warm up with; none where the run's dev set cannot be read."""
     from keras_transformer.training import read_validation_texts
 
     if _WARM_UP_FILE.value is not None:
@@ -166,18 +168,3 @@ def _sentences(run: "RunDirectory") -> list[str]:
     except InputError:
         return []
     return list(texts[0].source) if texts else []
-
-
-def _refuse_what_has_no_use(search_flags: dict[str, object]) -> None:
-    """Raises `InputError` for a flag that goes with the other format only."""
-    if _FORMAT.value == "ctranslate2":
-        names = ["name", "warm_up_file", "precision", "check_timeout", "xla"]
-        names += [*_XLA_SHAPES, *(name for name in search_flags if name != "shortlist")]
-    else:
-        names = ["quantization"]
-    for name in names:
-        if flags.FLAGS[name].present:
-            raise InputError(f"--{name} has no use with --format={_FORMAT.value}; leave it out")
-    for name in _XLA_SHAPES:
-        if flags.FLAGS[name].present and not _XLA.value:
-            raise InputError(f"--{name} has no use without --xla; give that too, or leave it out")

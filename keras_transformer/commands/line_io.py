@@ -1,13 +1,13 @@
-"""What the commands that answer lines of text share, whether a model is here or on a server.
+"""Lines of text in, lines out: shared by `translate` and `serve_client`.
 
-Each line of the input is translated, or an existing translation of it is scored; the results are
+Each line of the input is translated, or a given translation of it is scored; the results are
 written to standard output in the order of the input.
 """
 
 import itertools
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from absl import flags
@@ -16,26 +16,24 @@ from keras_transformer.errors import InputError
 from keras_transformer.files import iterate_lines
 
 if TYPE_CHECKING:
-    from keras_transformer.client import Client, Translation
+    from keras_transformer.client import Client
     from keras_transformer.inference import BatchTranslator
 
 flags.disclaim_key_flags()  # these are flags of the command that defines them through here
 
 Postprocess: TypeAlias = Callable[[Sequence[str], Sequence[str]], list[str]]
-Edit: TypeAlias = Callable[[str], str]
 
-# Lines that are sorted by length together; their translations come out together.
 _LINES_AT_ONCE = 10_000
 _PROMPT = "> "
 
 
 def define_flags() -> None:
-    """Defines the flags that say what is written of each line."""
+    """Defines the flags that say what to write for each line."""
     flags.DEFINE_boolean(
         "scores",
         False,
-        "Write line number, score and translation, tab-separated; so it is for n-best lists "
-        "anyway.",
+        "Write line number, score and translation, tab-separated, as is always done for n-best "
+        "lists.",
     )
     flags.DEFINE_string(
         "references",
@@ -44,79 +42,36 @@ def define_flags() -> None:
         "log-probability and the log-probability of each token, tab-separated.",
     )
     flags.DEFINE_string(
-        "prefixes", None, "A file with what the translation of each line must begin with."
+        "prefixes", None, "A file with the text that the translation of each line must begin with."
     )
     flags.DEFINE_boolean(
         "alignments",
         False,
-        "Write behind each best translation, or reference, a tab and its word alignment: pairs of "
+        "Write after each best translation, or reference, a tab and its word alignment: pairs of "
         "source and target word, numbered from 0 in the lines as they are read and written, by "
         "the model's attention.",
     )
 
 
 def check_flags(search_flags: Mapping[str, Any]) -> None:
-    """Raises `InputError` where translations are to be scored and searched for at once."""
+    """Raises `InputError` if translations are to be scored and searched for at the same time."""
     if flags.FLAGS.references is not None and (search_flags or flags.FLAGS.prefixes is not None):
-        raise InputError("--references scores what is there already; leave options of search out")
+        raise InputError(
+            "--references scores given translations and cannot be combined with search options; "
+            "remove them"
+        )
 
 
 def options_from_flags(search_flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns flags of search as options for all sentences, several phrases one to a line."""
+    """Returns search flags as options for all sentences, with a phrase on each line."""
     return {
         name: "\n".join(value) if isinstance(value, list) else value
         for name, value in search_flags.items()
     }
 
 
-def answer_lines(
-    model: "BatchTranslator | Client",
-    lines: Iterator[str],
-    search_options: Mapping[str, Any],
-    *,
-    at_once: int = _LINES_AT_ONCE,
-    postprocess: Postprocess = lambda outputs, sources: list(outputs),
-    **options: Any,
-) -> None:
-    """Writes what a model makes of each line, some lines at a time.
-
-    Args:
-        model: translates, scores and aligns.
-        lines: the input.
-        search_options: search options that hold for all sentences.
-        at_once: lines that are sorted by length together.
-        postprocess: makes what is written of the model's answers, as `Task.postprocess` does.
-        **options: for each call of the model's methods.
-    """
-    if at_once == 1 and flags.FLAGS.references is None:
-        model.translate(["a"], **options, **search_options)  # the first search takes seconds more
-    number = 0
-    beside = flags.FLAGS.references or flags.FLAGS.prefixes
-    for sentences, partners in _read_together(lines, beside, at_once):
-        if flags.FLAGS.references is not None:
-            _score(model, sentences, partners, number, options)
-        else:
-            wanted = dict(search_options)
-            if flags.FLAGS.prefixes is not None:
-                wanted["prefix"] = partners
-            results = model.translate(sentences, **options, **wanted)
-            best = [first.text for first, *_ in results]
-            edits = [_edit(postprocess, sentence) for sentence in sentences]
-            endings = _endings(model, sentences, best, options, edits)
-            rows = zip(results, endings, edits, strict=True)
-            for line, (translations, ending, edit) in enumerate(rows, start=number + 1):
-                _write(line, translations, ending, edit)
-        number += len(sentences)
-        sys.stdout.flush()
-
-
-def _edit(postprocess: Postprocess, sentence: str) -> Edit:
-    """Returns what is done to each answer to a sentence."""
-    return lambda text: postprocess([text], [sentence])[0]
-
-
 def lines_at_once(paths: list[str]) -> int:
-    """Returns how many lines to answer together: a person who types sees each answer."""
+    """Returns how many lines to answer together: one if a person types them."""
     if not paths and sys.stdin and sys.stdin.isatty():
         print("Type sentences, one a line; Ctrl-D ends.", file=sys.stderr)
         return 1
@@ -139,10 +94,108 @@ def read_input(paths: list[str]) -> Iterator[str]:
     return itertools.chain.from_iterable(map(iterate_lines, paths))
 
 
+def _standard_input() -> Iterator[str]:
+    if sys.stdin is None:
+        raise InputError("standard input is closed; name files, or give sentences there")
+    for number in itertools.count(1):
+        if sys.stdin.isatty():
+            print(_PROMPT, end="", file=sys.stderr, flush=True)
+        line = sys.stdin.buffer.readline()
+        if not line:
+            return
+        try:
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+            yield text.removesuffix("\n").removesuffix("\r")
+        except UnicodeDecodeError as error:
+            raise InputError(
+                f"standard input, line {number} is not UTF-8: {error.reason}; convert it first"
+            ) from error
+
+
+def _as_is(outputs: Sequence[str], sources: Sequence[str]) -> list[str]:
+    return list(outputs)
+
+
+def answer_lines(
+    model: "BatchTranslator | Client",
+    lines: Iterator[str],
+    search_options: Mapping[str, Any],
+    *,
+    at_once: int = _LINES_AT_ONCE,
+    postprocess: Postprocess = _as_is,
+    **options: Any,
+) -> None:
+    """Writes the translations of all lines, or the scores of references, in the lines' order.
+
+    Args:
+        model: translates, scores and aligns.
+        lines: the input.
+        search_options: for all sentences.
+        at_once: lines that are sorted by length together; their answers come out together.
+        postprocess: what is done to translations before they are written, see `Task.postprocess`.
+        **options: for each call of the model's methods.
+    """
+    references, prefixes = flags.FLAGS.references, flags.FLAGS.prefixes
+    if at_once == 1 and references is None:
+        model.translate(["a"], **options, **search_options)  # the first search takes seconds more
+    numbers = itertools.count(1)  # comes last in `zip`, which stops at the first that has ended
+    for sentences, partners in _read_together(lines, references or prefixes, at_once):
+        if references is not None:
+            found = model.score(sentences, partners, **options)
+            alignments = _alignments(model, sentences, partners, options, _as_is)
+            for (total, tokens), alignment, number in zip(found, alignments, numbers, strict=False):
+                scores = [f"{score:.4f}" for score in (total, *tokens)]
+                _write_row(str(number), *scores, *alignment)
+        else:
+            wanted = dict(search_options)
+            if prefixes is not None:
+                wanted["prefix"] = partners
+            results = model.translate(sentences, **options, **wanted)
+            best = [first.text for first, *_ in results]
+            alignments = _alignments(model, sentences, best, options, postprocess)
+            rows = zip(sentences, results, alignments, numbers, strict=False)
+            for sentence, translations, alignment, number in rows:
+                has_scores = flags.FLAGS.scores or len(translations) > 1
+                for text, score in translations:
+                    start = [str(number), f"{score:.4f}"] if has_scores else []
+                    _write_row(*start, *postprocess([text], [sentence]), *alignment)
+                    alignment = []  # only the best translation has one
+        sys.stdout.flush()
+
+
+def _write_row(*columns: str) -> None:
+    sys.stdout.write("\t".join(columns) + "\n")
+
+
+def _alignments(
+    model: "BatchTranslator | Client",
+    sentences: list[str],
+    translations: list[str],
+    options: Mapping[str, Any],
+    postprocess: Postprocess,
+) -> list[list[str]]:
+    """Returns a column with the alignment of each translation, none unless it is asked for.
+
+    Words are numbered as in the postprocessed translation: one that is joined from several has the
+    pairs of all of them, each pair once.
+    """
+    if not flags.FLAGS.alignments:
+        return [[] for _ in sentences]
+    columns = []
+    found = model.align(sentences, translations, **options)
+    for sentence, translation, pairs in zip(sentences, translations, found, strict=True):
+        words, written = translation.split(), []
+        for source, target in pairs:
+            (so_far,) = postprocess([" ".join(words[: target + 1])], [sentence])
+            written.append(f"{source}-{max(len(so_far.split()) - 1, 0)}")
+        columns.append([" ".join(dict.fromkeys(written))])
+    return columns
+
+
 def _read_together(
     lines: Iterator[str], beside: str | None, at_once: int
 ) -> Iterator[tuple[list[str], list[str]]]:
-    """Yields some lines at a time, and those of a file that has a line for each of them.
+    """Yields some lines at a time, with the lines of the file `beside` that belong to them.
 
     Raises:
         InputError: the file `beside` has fewer lines, or more.
@@ -157,75 +210,3 @@ def _read_together(
         yield sentences, partners
     if next(others, None) is not None:
         raise InputError(f"{beside} has more lines than the {number} of the input")
-
-
-def _score(
-    model: "BatchTranslator | Client",
-    sentences: list[str],
-    references: list[str],
-    number: int,
-    options: Mapping[str, Any],
-) -> None:
-    """Scores and writes some translations; `number` lines came before them."""
-    endings = _endings(model, sentences, references, options)
-    rows = zip(model.score(sentences, references, **options), endings, strict=True)
-    for line, (score, ending) in enumerate(rows, start=number + 1):
-        tokens = "\t".join(f"{each:.4f}" for each in score.token_scores)
-        sys.stdout.write(f"{line}\t{score.score:.4f}\t{tokens}{ending}\n")
-
-
-def _endings(
-    model: "BatchTranslator | Client",
-    sentences: list[str],
-    translations: list[str],
-    options: Mapping[str, Any],
-    edits: Iterable[Edit] = itertools.repeat(str),
-) -> list[str]:
-    """Returns what stands behind each translation: its alignment, if that is asked for."""
-    if not flags.FLAGS.alignments:
-        return [""] * len(sentences)
-    alignments = model.align(sentences, translations, **options)
-    return [
-        "\t" + " ".join(f"{source}-{target}" for source, target in _as_written(pairs, text, edit))
-        for pairs, text, edit in zip(alignments, translations, edits, strict=False)
-    ]
-
-
-def _as_written(pairs: list[tuple[int, int]], text: str, edit: Edit) -> list[tuple[int, int]]:
-    """Returns pairs with the words of a translation numbered as in `edit(text)`.
-
-    A word that is joined from several has the pairs of all of them, each pair once.
-    """
-    words, written = text.split(), []
-    for source, target in pairs:
-        so_far = edit(" ".join(words[: target + 1])).split()
-        written.append((source, max(len(so_far) - 1, 0)))
-    return list(dict.fromkeys(written))
-
-
-def _write(number: int, translations: "list[Translation]", ending: str, edit: Edit) -> None:
-    """Writes the translations of one sentence, the ending behind the best one."""
-    with_scores = flags.FLAGS.scores or len(translations) > 1
-    for text, score in translations:
-        start = f"{number}\t{score:.4f}\t" if with_scores else ""
-        sys.stdout.write(f"{start}{edit(text)}{ending}\n")
-        ending = ""
-
-
-def _standard_input() -> Iterator[str]:
-    if sys.stdin is None:
-        raise InputError("standard input is closed; name files, or give sentences there")
-    prompt = _PROMPT if sys.stdin.isatty() else ""
-    for number in itertools.count(1):
-        if prompt:
-            print(prompt, end="", file=sys.stderr, flush=True)
-        line = sys.stdin.buffer.readline()
-        if not line:
-            return
-        try:
-            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-            yield text.removesuffix("\n").removesuffix("\r")
-        except UnicodeDecodeError as error:
-            raise InputError(
-                f"standard input, line {number} is not UTF-8: {error.reason}; convert it first"
-            ) from error

@@ -16,17 +16,15 @@ from keras_transformer.config import FIXED_OPTIONS, SearchConfig, check_options
 from keras_transformer.errors import InputError
 
 _SERVER = flags.DEFINE_string("server", None, "host:port of the model server.", required=True)
-_PROTOCOL = flags.DEFINE_enum(
-    "protocol", "grpc", ["grpc", "rest"], "What the server speaks at this port."
-)
+_PROTOCOL = flags.DEFINE_enum("protocol", "grpc", ["grpc", "rest"], "The protocol of this port.")
 _MODEL = flags.DEFINE_string("model", "translator", "The model's name on the server.")
 _VERSION = flags.DEFINE_integer("model_version", None, "Its version. Default: the latest.")
-_LABEL = flags.DEFINE_string("label", None, "A label of a version, in place of its number.")
+_LABEL = flags.DEFINE_string("label", None, "A label of a version, instead of its number.")
 _TIMEOUT = flags.DEFINE_float("timeout", 60.0, "Seconds for one request, retries included.")
 _RETRIES = flags.DEFINE_integer(
     "retries",
     4,
-    "How often a request is retried where the server is unreachable or overloaded; 4 at most over "
+    "How often a request is retried while the server is unreachable or overloaded; at most 4 over "
     "gRPC.",
 )
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 64, "Sentences in one request.")
@@ -43,12 +41,12 @@ _HEADERS_FILE = flags.DEFINE_string(
     "headers_file",
     None,
     "A file of HTTP headers or gRPC metadata to send, one a line, as in 'authorization: Bearer "
-    "TOKEN'. In a file other users of the machine cannot read them from the command line.",
+    "TOKEN'. On the command line, other users of the machine could read them.",
 )
 line_io.define_flags()
-_STATUS = flags.DEFINE_boolean("status", False, "Write the versions of the model, and no more.")
+_STATUS = flags.DEFINE_boolean("status", False, "Only write the versions of the model.")
 
-# What an exported model lets change from sentence to sentence.
+# What may differ from sentence to sentence with an exported model.
 _OPTIONS = [name for name in SearchConfig.__dataclass_fields__ if name not in FIXED_OPTIONS]
 config_flags.define_flags(SearchConfig, _OPTIONS)
 for _name in _OPTIONS:

@@ -14,7 +14,7 @@ from absl import flags
 from keras_transformer.commands import common, config_flags, line_io
 from keras_transformer.config import FIXED_OPTIONS, SearchConfig, check_options
 from keras_transformer.errors import InputError
-from keras_transformer.export_versions import check_version, read_model_card
+from keras_transformer.serving.versions import check_version, read_model_card
 from keras_transformer.tasks import Task, TranslationTask, get_task
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _RUN_DIR = flags.DEFINE_string(
     "Directory of a training run. Several, separated by commas, translate together.",
 )
 _SAVED_MODEL = flags.DEFINE_string(
-    "saved_model", None, "An exported version to translate with, in place of --run_dir."
+    "saved_model", None, "An exported version to translate with, instead of --run_dir."
 )
 _CHECKPOINT = config_flags.define_checkpoint_flag()
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 64, "Sentences translated at once.", lower_bound=1)
@@ -43,29 +43,27 @@ def main(arguments: list[str]) -> None:
     if (_RUN_DIR.value is None) == (_SAVED_MODEL.value is None):
         raise InputError("give --run_dir or --saved_model, one of the two")
     if _SAVED_MODEL.value is not None and _CHECKPOINT.present:
-        raise InputError("--checkpoint was chosen when the model was exported; leave it out")
+        raise InputError("--checkpoint was chosen when the model was exported; remove it")
     given = config_flags.given_flags(SearchConfig)
     line_io.check_flags(given)
     version = pathlib.Path(_SAVED_MODEL.value or "")
     options, card = {}, {}
     if _RUN_DIR.value is not None:
-        SearchConfig(**given)  # so that a wrong value is reported at once
+        SearchConfig(**given)  # so that a wrong value is reported before anything is loaded
     else:
-        _refuse_what_is_fixed(given)
         check_version(version)
         card = read_model_card(version)
         options = _options(given, card)
-    lines = line_io.read_input(arguments)  # opened before the model, for the same reason
-    # An export in bfloat16 is slow without oneDNN; all else is quicker without it.
+    lines = line_io.read_input(arguments)  # opened now, for the same reason
+    # An export in bfloat16 is slow without oneDNN; all else is faster without it.
     common.load_tensorflow(one_dnn=bool(card) and card["precision"]["computation"] == "bfloat16")
     model: BatchTranslator | Translator
     if _RUN_DIR.value is not None:
         model, task = _load_run(_RUN_DIR.value, given)
     else:
-        from keras_transformer.serving import load_exported
+        from keras_transformer.serving.export import load_exported
 
-        model = load_exported(version)
-        task = _task_of(card)
+        model, task = load_exported(version), _task_of(card)
     if _REMOVE_BPE.value is not None and hasattr(task, "remove_bpe"):
         task = task.replace(remove_bpe=_REMOVE_BPE.value)
     line_io.answer_lines(
@@ -79,7 +77,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _load_run(run_dirs: str, given: dict[str, Any]) -> "tuple[Translator, Task]":
-    """Returns what translates, and for which task it was trained."""
+    """Returns the translator of runs, and the task for which they were trained."""
     from keras_transformer.inference import Translator
 
     found = common.find_checkpoints(run_dirs, _CHECKPOINT.value)
@@ -95,28 +93,26 @@ def _load_run(run_dirs: str, given: dict[str, Any]) -> "tuple[Translator, Task]"
 
 
 def _task_of(card: Mapping[str, Any]) -> Task:
-    """Returns the task of an export by its model card: translation where that names none."""
+    """Returns the task of an export by its model card; translation if that names none."""
     for run in card["training"]:
         options = dict(run["task"])
         return get_task(options.pop("name")).from_dict(options)
     return TranslationTask()
 
 
-def _refuse_what_is_fixed(given: dict[str, Any]) -> None:
-    if refused := sorted(given.keys() & FIXED_OPTIONS):
-        raise InputError(
-            f"--{refused[0]} was fixed when {_SAVED_MODEL.value} was exported; leave it out, or "
-            "translate with --run_dir"
-        )
-
-
 def _options(given: dict[str, Any], card: Mapping[str, Any]) -> dict[str, Any]:
     """Returns flags as options for all sentences, checked against an export's model card."""
+    if fixed := sorted(given.keys() & FIXED_OPTIONS):
+        raise InputError(
+            f"--{fixed[0]} was fixed when {_SAVED_MODEL.value} was exported; remove it, or "
+            "translate with --run_dir"
+        )
     limit = card["search"]["max_extra_length"]
     if given.get("max_extra_length", 0) > limit:
         raise InputError(
-            f"--max_extra_length may be {limit}, with which {_SAVED_MODEL.value} was exported, got "
-            f"{given['max_extra_length']}; export it again, or translate with --run_dir"
+            f"--max_extra_length can be at most {limit}, with which {_SAVED_MODEL.value} was "
+            f"exported, got {given['max_extra_length']}; export it again, or translate with "
+            "--run_dir"
         )
     check_options(given)
     return line_io.options_from_flags(given)

@@ -1,5 +1,5 @@
-"""Exports for a model server: SavedModels with their checks, warm-up and settings."""
+"""Exports for a model server.
 
-from keras_transformer.serving.export import export, load_exported
-
-__all__ = ["export", "load_exported"]
+`export` writes and loads SavedModels, `checks` and `warm_up` test them, `versions` finds them and
+reads their model cards without TensorFlow, and `server_files` writes the server's settings.
+"""

@@ -1,5 +1,5 @@
-"""Checks of a SavedModel before it is published: can a stock model server serve it, and are its
-answers those of Python?
+"""Checks of a SavedModel before it is published: can a stock model server serve it, and does it
+give the answers of Python?
 
 A stock server has TensorFlow's operations and those of TensorFlow Text, and no Python.
 """
@@ -11,7 +11,7 @@ import tempfile
 import textwrap
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,9 +27,9 @@ from keras_transformer.serving.warm_up import Request
 # They call the Python process that made the graph.
 _PYTHON_OPERATIONS = {"PyFunc", "PyFuncStateless", "EagerPyFunc", "NumpyFunction"}
 _TOLERANCE = 1e-4  # of numbers, absolute and relative
-# Near ties are rare: a wrong vocabulary, say, changes most texts and no score.
+# Near ties are rare: a wrong vocabulary, for example, changes most texts and no score.
 _SENTENCES_PER_TIE = 10
-CHECK_TIMEOUT = 1800.0  # seconds, with XLA's compilation of many shapes in mind
+CHECK_TIMEOUT = 1800.0  # seconds; XLA may have to compile many shapes
 
 
 def check_operations(version: pathlib.Path, *, allow_xla: bool = False) -> list[str]:
@@ -40,11 +40,11 @@ def check_operations(version: pathlib.Path, *, allow_xla: bool = False) -> list[
         allow_xla: whether functions may be compiled by XLA, which a server must be started for.
 
     Returns:
-        The names of those that are not TensorFlow's own. `compare_answers` shows whether TensorFlow
-        Text has them.
+        The names of operations that TensorFlow does not have. `compare_answers` shows whether
+        TensorFlow Text has them.
 
     Raises:
-        InputError: no stock server runs one of them.
+        InputError: a stock server cannot run one of them.
     """
     model = saved_model_pb2.SavedModel.FromString((version / "saved_model.pb").read_bytes())
     functions = [
@@ -61,7 +61,7 @@ def check_operations(version: pathlib.Path, *, allow_xla: bool = False) -> list[
     is_compiled = any(holder.attr["_XlaMustCompile"].b for holder in [*nodes, *functions])
     if (is_compiled or any(name.startswith("Xla") for name in operations)) and not allow_xla:
         raise InputError(
-            "the export has functions that XLA must compile, which a stock model server refuses; "
+            "the export has functions that XLA must compile, which a stock model server rejects; "
             "make the Translator without xla, or allow XLA"
         )
     called = {function.signature.name for function in functions}
@@ -74,7 +74,7 @@ def compare_answers(
     signatures: Mapping[str, Any],
     timeout: float = CHECK_TIMEOUT,
 ) -> None:
-    """Has a fresh process without this package answer the warm-up requests, and compares.
+    """Compares a fresh process's answers to the warm-up requests with those of Python.
 
     Where two translations have nearly the same score, rounding decides between them: a few
     sentences whose scores agree may differ otherwise, which is reported as a warning.
@@ -89,11 +89,13 @@ def compare_answers(
         InputError: the process fails or takes too long, or its answers differ from Python's.
     """
     with tempfile.TemporaryDirectory() as folder:
-        path = pathlib.Path(folder, "answers")
-        expected = _replay(version, path, requests, signatures, timeout)
-        answers = list(_read_answers(path))
+        answers = str(pathlib.Path(folder, "answers"))
+        expected = _replay(version, answers, requests, signatures, timeout)
+        records = [record.numpy() for record in tf.data.TFRecordDataset(answers)]
     num_ties = 0
-    for request, ours, theirs in zip(requests, expected, answers, strict=True):
+    for request, ours, record in zip(requests, expected, records, strict=True):
+        response = prediction_log_pb2.PredictionLog.FromString(record).predict_log.response
+        theirs = {name: tf.make_ndarray(value) for name, value in response.outputs.items()}
         num_ties += _compare(request.signature, ours, theirs)
     if num_ties:
         num_sentences = sum(request.size for request in requests)
@@ -108,23 +110,27 @@ def compare_answers(
 
 def _replay(
     version: pathlib.Path,
-    path: pathlib.Path,
+    answers: str,
     requests: Sequence[Request],
     signatures: Mapping[str, Any],
     timeout: float,
 ) -> list[dict[str, Any]]:
-    """Writes a fresh process's answers to `path`, and returns those of Python."""
+    """Writes a fresh process's answers to the file `answers`, and returns those of Python."""
     process = subprocess.Popen(
-        [sys.executable, "-I", replay_warm_up.__file__, str(version), str(path), *sys.path],
+        [sys.executable, "-I", replay_warm_up.__file__, str(version), answers, *sys.path],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
     )
-    end = time.monotonic() + timeout
+    deadline = time.monotonic() + timeout
     try:
-        expected = [_answer(signatures[name], inputs) for name, inputs in requests]
-        output, _ = process.communicate(timeout=max(end - time.monotonic(), 0.0))
+        expected = []
+        with tf.device("/CPU:0"):  # like the other process: GPUs round differently
+            for name, inputs in requests:
+                outputs = signatures[name](**{key: tf.constant(inputs[key]) for key in inputs})
+                expected.append({key: value.numpy() for key, value in outputs.items()})
+        output, _ = process.communicate(timeout=max(deadline - time.monotonic(), 0.0))
     except subprocess.TimeoutExpired as error:
         raise InputError(
             f"a fresh process did not answer the export's warm-up requests within {timeout:g} "
@@ -135,24 +141,11 @@ def _replay(
         process.kill()
         process.wait()
     if process.returncode:
-        reason = textwrap.shorten(output, 300) or f"it ended with {process.returncode}"
+        reason = textwrap.shorten(output, 300) or f"it ended with status {process.returncode}"
         raise InputError(
             f"a fresh process without keras_transformer cannot run the export: {reason}"
         )
     return expected
-
-
-def _answer(function: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    # On a CPU like the other process: GPUs round differently.
-    with tf.device("/CPU:0"):
-        outputs = function(**{name: tf.constant(value) for name, value in inputs.items()})
-    return {name: value.numpy() for name, value in outputs.items()}
-
-
-def _read_answers(path: pathlib.Path) -> Iterator[dict[str, Any]]:
-    for record in tf.data.TFRecordDataset(str(path)):
-        log = prediction_log_pb2.PredictionLog.FromString(record.numpy()).predict_log
-        yield {name: tf.make_ndarray(value) for name, value in log.response.outputs.items()}
 
 
 def _compare(signature: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> int:
@@ -165,7 +158,7 @@ def _compare(signature: str, ours: Mapping[str, Any], theirs: Mapping[str, Any])
             f"signature {signature} gives {', '.join(sorted(theirs))} when exported, but "
             f"{', '.join(sorted(ours))} in Python"
         )
-    is_tie = np.zeros(0, bool)
+    ties: set[int] = set()
     for name, expected in ours.items():
         found = theirs[name]
         if expected.dtype.kind == "f":
@@ -176,30 +169,26 @@ def _compare(signature: str, ours: Mapping[str, Any], theirs: Mapping[str, Any])
             )
         else:
             is_same = np.array_equal(found, expected)
-            if not is_same and _may_tie(ours, found, expected):
-                differing = _differing_rows(found, expected)
-                is_tie = differing if not is_tie.size else is_tie | differing
+            # The outputs [B, N, ...] of a search have scores [B, N] beside them.
+            shape = np.shape(ours.get("scores", 0.0))
+            if len(shape) == 2 and found.shape[:2] == expected.shape[:2] == shape:
+                ties |= _differing_rows(found, expected)
                 is_same = True
         if not is_same:
             raise InputError(
-                f"output {name} of signature {signature} is another one when exported: "
-                + textwrap.shorten(f"{found!r} in place of {expected!r}", 300)
+                f"output {name} of signature {signature} changes when it is exported: "
+                + textwrap.shorten(f"{found!r} instead of {expected!r}", 300)
             )
-    return int(is_tie.sum())
+    return len(ties)
 
 
-def _may_tie(ours: Mapping[str, Any], found: Any, expected: Any) -> bool:
-    """Whether an output depends on a search's choice: N translations [B, N, ...] beside scores."""
-    scores = ours.get("scores", np.zeros(0))
-    return scores.ndim == 2 and found.shape[:2] == expected.shape[:2] == scores.shape
-
-
-def _differing_rows(found: Any, expected: Any) -> Any:
-    """Returns which rows differ [B]; arrays [B, N, L] may differ in L, by padding."""
+def _differing_rows(found: Any, expected: Any) -> set[int]:
+    """Returns which rows differ; arrays [B, N, L] may differ in L, by padding."""
     if expected.ndim == 3:
         length = max(found.shape[2], expected.shape[2])
         found, expected = (
             np.pad(each, [(0, 0), (0, 0), (0, length - each.shape[2])], constant_values=PAD_ID)
             for each in (found, expected)
         )
-    return (found != expected).reshape(len(expected), -1).any(axis=1)
+    differs = (found != expected).reshape(len(expected), -1).any(axis=1)
+    return set(np.flatnonzero(differs).tolist())

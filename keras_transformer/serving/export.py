@@ -1,16 +1,15 @@
-"""Writes a translator as a SavedModel that a stock TensorFlow server serves.
+"""Writes a translator as a SavedModel that a stock TensorFlow server serves, and loads it again.
 
-<folder>/1/saved_model.pb                   the graph, with the vocabularies in it
-<folder>/1/variables/                       the weights
-<folder>/1/assets.extra/model_card.json     see `model_card.py`
-<folder>/1/assets.extra/tf_serving_warmup_requests
-<folder>/batching_parameters.txt            settings of the server, see `server_files.py`
-<folder>/models.config
-<folder>/monitoring.config
+exports/mine/1/saved_model.pb                                 the graph, vocabularies included
+exports/mine/1/variables/                                     the weights
+exports/mine/1/assets.extra/model_card.json                   what the graph does not say
+exports/mine/1/assets.extra/tf_serving_warmup_requests        see `warm_up`
+exports/mine/batching_parameters.txt, models.config, monitoring.config    see `server_files`
 """
 
 import contextlib
 import importlib.metadata
+import json
 import os
 import pathlib
 import platform
@@ -23,30 +22,18 @@ import tensorflow_text  # noqa: F401  (loads the tokenizer's ops, which the Save
 
 from keras_transformer.config import split_list
 from keras_transformer.errors import InputError
-from keras_transformer.export_versions import check_version, choose_version, write_model_card
-from keras_transformer.files import atomic_folder
+from keras_transformer.files import atomic_folder, write_atomically
 from keras_transformer.inference.translator import BatchTranslator, Translator, signature_inputs
-from keras_transformer.serving.checks import (
-    CHECK_TIMEOUT,
-    check_operations,
-    compare_answers,
-)
-from keras_transformer.serving.server_files import (
-    check_model_name,
-    check_models_config_name,
-    most_sentences,
-    write_server_files,
-)
+from keras_transformer.serving.checks import CHECK_TIMEOUT, check_operations, compare_answers
+from keras_transformer.serving.server_files import check_name, most_sentences, write_server_files
+from keras_transformer.serving.versions import MODEL_CARD, check_version, choose_version
 from keras_transformer.serving.warm_up import BATCH_SIZES, make_requests, write_requests
 from keras_transformer.text import Vocabulary
 from keras_transformer.training import RunDirectory
 from keras_transformer.training.checkpoints import AVERAGE
 from keras_transformer.training.metrics import TOTALS, read_metrics
 
-# The model card of an exported version: what its graph does not say of the model.
-#
-# It names no machine and no folder.
-
+# What the model card lists: packages by their versions, and files without their folders.
 _PACKAGES = ("keras_transformer", "tensorflow", "tensorflow-text", "keras", "sentencepiece")
 _PATHS = (
     "train_source", "train_target", "train_file", "dev_source", "dev_target", "dev_file",
@@ -54,22 +41,119 @@ _PATHS = (
 )  # fmt: skip
 
 
+def export(
+    translator: Translator,
+    folder: str | os.PathLike[str],
+    version: int | None = None,
+    *,
+    name: str | None = None,
+    sentences: Sequence[str] = (),
+    batch_sizes: Sequence[int] = BATCH_SIZES,
+    training: Sequence[Mapping[str, Any]] = (),
+    check_answers: bool = True,
+    check_timeout: float = CHECK_TIMEOUT,
+) -> pathlib.Path:
+    """Writes `<folder>/<version>/` with the signatures of `Translator.signatures`; returns it.
+
+    A version is published when it has been checked: it is written to a temporary folder, a fresh
+    process must give the same answers from it, and then it is renamed. A server that polls the
+    folder never sees half of a version, nor one that it could not serve.
+
+    Args:
+        translator: what to write.
+        folder: the model's folder; created if it does not exist.
+        version: a positive number; None means one more than the highest there.
+        name: the model's name in requests and in the folder's `models.config`; by default the
+            folder's name.
+        sentences: typical text for the warm-up requests and the check; by default it is generated
+            from the vocabulary.
+        batch_sizes: sentences of the warm-up requests, at most what the batching parameters in the
+            folder allow.
+        training: for the model card, `describe_run` of each run whose weights these are.
+        check_answers: whether a fresh process answers the warm-up requests, to be compared with
+            the translator.
+        check_timeout: seconds that this process may take.
+
+    Raises:
+        InputError: the version exists, is not positive, or cannot be written; the model's name
+            is not valid; or a model server could not serve this, or would answer differently.
+
+    Example:
+        >>> export(translator, "exports/numbers", sentences=["forty-two"])
+        PosixPath('exports/numbers/1')
+    """
+    base = pathlib.Path(folder)
+    published = base / str(choose_version(base, version, "SavedModel"))
+    name = base.resolve().name if name is None else name
+    check_name(base, name)
+
+    serving = translator.with_cached_projection()
+    signatures = serving.signatures()
+    requests = make_requests(serving, signatures, sentences, batch_sizes, most_sentences(base))
+    try:
+        with atomic_folder(published) as staging:  # renamed to `published` if nothing is raised
+            tf.saved_model.save(serving, str(staging), signatures=signatures)
+            operations = check_operations(staging, allow_xla=serving.xla is not None)
+            write_requests(staging, requests, name)
+            card = make_model_card(translator, signatures, operations, training)
+            text = json.dumps(card, indent=2, ensure_ascii=False) + "\n"
+            write_atomically(staging / MODEL_CARD, text)
+            if check_answers:
+                compare_answers(staging, requests, signatures, check_timeout)
+            write_server_files(base, name, max(request.size for request in requests))
+    except (OSError, tf.errors.OpError) as error:
+        reason = textwrap.shorten(str(error), 200)
+        raise InputError(f"cannot write the export to {published} ({reason})") from error
+    return published
+
+
+def load_exported(version: str | os.PathLike[str]) -> BatchTranslator:
+    """Returns the translator of an exported version.
+
+    Args:
+        version: the folder `<folder>/<version>`.
+
+    Raises:
+        InputError: the folder has no SavedModel of a translator, or one that cannot be read.
+
+    Example:
+        >>> load_exported("exports/numbers/1").translate(["forty-two"])[0][0].text
+        'zweiundvierzig'
+    """
+    path = pathlib.Path(version)
+    check_version(path)
+    try:
+        loaded = tf.saved_model.load(str(path))
+    except (OSError, RuntimeError, ValueError, LookupError, tf.errors.OpError) as error:
+        reason = textwrap.shorten(str(error), 200)
+        raise InputError(f"the SavedModel in {path} cannot be read ({reason})") from error
+    serve = loaded.signatures.get("serving_default")
+    if serve is None or set(serve.structured_outputs) != {"translations", "scores"}:
+        raise InputError(f"the SavedModel in {path} is not a translator that `export` wrote")
+    # The functions of the signatures live as long as `loaded`.
+    return BatchTranslator(lambda name: loaded.signatures[name])
+
+
+# The model card: what the graph does not say of the model. It names no machine and no folder.
+
+
 def make_model_card(
     translator: Translator,
     signatures: Mapping[str, Any],
     operations: list[str],
-    training: Sequence[Mapping[str, Any]] = (),
+    training: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
     """Returns the card as values for JSON.
 
     Args:
         translator: the model and its search.
         signatures: the functions that are exported, by name.
-        operations: names of those that are not TensorFlow's own.
-        training: the runs that the weights are from, several for an ensemble; see `describe_run`.
+        operations: the names of operations of TensorFlow Text.
+        training: `describe_run` of the runs that the weights are from, several for an ensemble.
     """
     model = translator.model
-    weights = [each for each in translator.variables_to_save if _is_weight(each.dtype)]
+    # The other variables are seeds and tables.
+    weights = [each for each in translator.variables_to_save if each.dtype.is_floating]
     return {
         "training": list(training),
         "model": model.config.to_dict(),
@@ -91,7 +175,7 @@ def make_model_card(
             for name, function in signatures.items()
         },
         "operations_of_tensorflow_text": operations,
-        "packages": _packages(),
+        "packages": _package_versions(),
     }
 
 
@@ -104,10 +188,9 @@ def describe_run(run: RunDirectory, checkpoint: str) -> dict[str, Any]:
 
     Returns:
         "checkpoint"; "origin", of weights that were not trained here; "task", "data" and
-        "settings", the configurations, files without their folders; "cost", totals of the run so
-        far, see `metric_logging`; and "dev_metrics", those on
-        the dev set by checkpoint, as the run's weights had them: of this one or, where it is the
-        average, which has none of its own, of the last one.
+        "settings", the configurations, files without their folders; "cost", the totals of the
+        run so far; and "dev_metrics", those on the dev set by checkpoint: of this one or, for an
+        average, which has none, of the last one.
     """
     configs = run.configs()
     values = {} if configs.data is None else configs.data.to_dict()
@@ -143,10 +226,6 @@ def _cost(run: RunDirectory, step: int | None) -> dict[str, float]:
     return {name: last[name] for name in ("step", *TOTALS) if name in last}
 
 
-def _is_weight(dtype: tf.DType) -> bool:
-    return dtype.is_floating or dtype == tf.int8  # others are the seeds of dropout
-
-
 def _describe_vocabulary(vocabulary: Vocabulary) -> dict[str, Any]:
     return {"size": vocabulary.size, "sha256": vocabulary.fingerprint}
 
@@ -158,108 +237,9 @@ def _describe_tensors(tensors: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _packages() -> dict[str, str]:
+def _package_versions() -> dict[str, str]:
     versions = {"python": platform.python_version()}
     for name in _PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # on the path only
             versions[name] = importlib.metadata.version(name)
     return versions
-
-
-def export(
-    translator: Translator,
-    folder: str | os.PathLike[str],
-    version: int | None = None,
-    *,
-    name: str | None = None,
-    sentences: Sequence[str] = (),
-    batch_sizes: Sequence[int] = BATCH_SIZES,
-    training: Sequence[Mapping[str, Any]] = (),
-    check_answers: bool = True,
-    check_timeout: float = CHECK_TIMEOUT,
-) -> pathlib.Path:
-    """Writes `<folder>/<version>/` and returns that path.
-
-    It has the signatures of `Translator.signatures`. It is written under a temporary name, checked,
-    tried in a fresh process, and renamed when all is well: a server that polls the folder never
-    sees half of a version, nor one that it could not serve.
-
-    Args:
-        translator: what to write.
-        folder: the model's folder; made if need be.
-        version: a positive number; None means one more than the highest there.
-        name: the model's name in requests and in the folder's `models.config`; by default the
-            folder's name.
-        sentences: typical text for the warm-up requests and the check; by default it is generated
-            from the vocabulary.
-        batch_sizes: sentences of the warm-up requests, at most what the batching parameters in the
-            folder allow.
-        training: for the model card, see `describe_run`: of each run whose weights these are.
-        check_answers: whether a fresh process answers the warm-up requests, to be compared with
-            the translator.
-        check_timeout: seconds that this process may take.
-
-    Raises:
-        InputError: the version exists, is not positive, or cannot be written; the model's name
-            is not valid; or a model server could not serve this, or would answer differently.
-
-    Example:
-        >>> export(translator, "exports/numbers", sentences=["forty-two"])
-        PosixPath('exports/numbers/1')
-    """
-    base = pathlib.Path(folder)
-    final = base / str(choose_version(base, version, "SavedModel"))
-    name = base.resolve().name if name is None else name
-    check_model_name(name)
-    check_models_config_name(base, name)
-    original, translator = translator, translator.with_cached_projection()
-    signatures = translator.signatures()
-    requests = make_requests(
-        translator, signatures, sentences, batch_sizes, most_sentences=most_sentences(base)
-    )
-    try:
-        with atomic_folder(final) as aside:
-            tf.saved_model.save(translator, str(aside), signatures=signatures)
-            operations = check_operations(aside, allow_xla=translator.xla is not None)
-            write_requests(aside, requests, name)
-            write_model_card(aside, make_model_card(original, signatures, operations, training))
-            if check_answers:
-                compare_answers(aside, requests, signatures, check_timeout)
-            write_server_files(base, name, max(request.size for request in requests))
-    except (OSError, tf.errors.OpError) as error:
-        reason = textwrap.shorten(str(error), 200)
-        raise InputError(f"cannot write the export to {final} ({reason})") from error
-    return final
-
-
-# Loads an exported version into this process.
-
-
-def load_exported(version: str | os.PathLike[str]) -> BatchTranslator:
-    """Returns the translator of an exported version.
-
-    Args:
-        version: the folder `<folder>/<version>`.
-
-    Raises:
-        InputError: the folder has no SavedModel of a translator, or one that cannot be read.
-
-    Example:
-        >>> load_exported("exports/numbers/1").translate(["forty-two"])[0][0].text
-        'zweiundvierzig'
-    """
-    path = pathlib.Path(version)
-    check_version(path)
-    try:
-        loaded = tf.saved_model.load(str(path))
-    except (OSError, RuntimeError, ValueError, LookupError, tf.errors.OpError) as error:
-        reason = textwrap.shorten(str(error), 200)
-        raise InputError(f"the SavedModel in {path} cannot be read ({reason})") from error
-    serve = loaded.signatures.get("serving_default")
-    if serve is None or set(serve.structured_outputs) != {"translations", "scores"}:
-        raise InputError(f"the SavedModel in {path} is no translator that `export` wrote")
-
-    def signature(name: str) -> Any:
-        return loaded.signatures[name]  # they live as long as `loaded`
-
-    return BatchTranslator(signature)

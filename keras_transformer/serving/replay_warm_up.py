@@ -1,6 +1,6 @@
-"""Answers the warm-up requests of a SavedModel as a model server would. A program by itself:
+"""A program that answers the warm-up requests of a SavedModel as a model server would:
 
-python -I replay.py <folder of the version> <file for the answers> <where packages are> ...
+python -I replay_warm_up.py <folder of the version> <file for the answers> <where packages are> ...
 
 It imports TensorFlow and TensorFlow Text, not this package, and loads the graph alone, as the
 server does; `tf.saved_model.load` would rebuild Python objects. The answers are a TFRecord of

@@ -1,9 +1,8 @@
 """The configuration files of a model server, written beside the versions of a model.
 
-They are a starting point to edit: files that exist already are kept.
+They are a starting point for the operator to edit: existing files are kept.
 """
 
-import contextlib
 import pathlib
 import re
 
@@ -67,12 +66,23 @@ prometheus_config {
 """
 
 
-def check_model_name(name: str) -> None:
-    """Raises `InputError` for a name that cannot be part of a request's URL."""
+def check_name(folder: pathlib.Path, name: str) -> None:
+    """Checks the name by which requests call a model.
+
+    Raises:
+        InputError: it cannot be part of a request's URL, or the `models.config` of the model's
+            folder has another one.
+    """
     if not re.fullmatch(r"[\w.-]+", name):
         raise InputError(
             f"the model's name {name!r} must consist of letters, digits, '_', '.' and '-'; give "
             "another --name"
+        )
+    names = re.findall(r"^\s*name\s*:\s*\"([^\"]*)\"", _read(folder / _MODELS_FILE), re.M)
+    if names and name not in names:
+        raise InputError(
+            f"{folder / _MODELS_FILE} calls the model {names[0]!r}, not {name!r}; give "
+            f"--name={names[0]}, or change that file"
         )
 
 
@@ -81,27 +91,13 @@ def most_sentences(folder: pathlib.Path) -> int | None:
 
     None where that file is absent or does not set it.
     """
-    with contextlib.suppress(OSError):
-        text = (folder / _BATCHING_FILE).read_text(encoding="utf-8")
-        if found := re.search(r"^\s*max_batch_size\s*:?\s*\{\s*value:\s*(\d+)", text, re.M):
-            return int(found[1])
-    return None
-
-
-def check_models_config_name(folder: pathlib.Path, name: str) -> None:
-    """Raises `InputError` where the `models.config` of a model's folder has another name."""
-    with contextlib.suppress(OSError):
-        text = (folder / _MODELS_FILE).read_text(encoding="utf-8")
-        names = re.findall(r"^\s*name\s*:\s*\"([^\"]*)\"", text, re.M)
-        if names and name not in names:
-            raise InputError(
-                f"{folder / _MODELS_FILE} calls the model {names[0]!r}, not {name!r}; give "
-                f"--name={names[0]}, or change that file"
-            )
+    text = _read(folder / _BATCHING_FILE)
+    found = re.search(r"^\s*max_batch_size\s*:?\s*\{\s*value:\s*(\d+)", text, re.M)
+    return int(found[1]) if found else None
 
 
 def write_server_files(folder: pathlib.Path, name: str, largest_batch: int) -> None:
-    """Writes the files that do not exist yet; all of these or none.
+    """Writes the files that do not exist yet.
 
     Args:
         folder: the model's, which has a folder for each version.
@@ -116,12 +112,10 @@ def write_server_files(folder: pathlib.Path, name: str, largest_batch: int) -> N
         _MODELS_FILE: _MODELS.format(name=name),
         "monitoring.config": _MONITORING,
     }
-    new = [folder / file for file in files if not (folder / file).exists()]
-    try:
-        for path in new:
-            write_atomically(path, files[path.name])
-    except BaseException:
-        for path in new:
-            with contextlib.suppress(OSError):
-                path.unlink()
-        raise
+    for file, content in files.items():
+        if not (folder / file).exists():
+            write_atomically(folder / file, content)
+
+
+def _read(path: pathlib.Path) -> str:
+    return path.read_text(encoding="utf-8") if path.is_file() else ""

@@ -63,7 +63,7 @@ def make_requests(
         sentences: typical text; by default it is generated from the vocabulary.
         batch_sizes: sentences of a request.
         most_sentences: the most that the server accepts in a request; None for any number. It does
-            not load a version whose warm-up it refuses.
+            not load a version whose warm-up requests it rejects.
 
     Raises:
         InputError: these are more requests than a model server accepts.
@@ -74,23 +74,31 @@ def make_requests(
     if not any(sentence.strip() for sentence in sentences):
         lengths = [1 + number % _LONGEST_GENERATED for number in range(_NUM_GENERATED)]
         sentences = [_generate_text(source, length, generator) for length in lengths]
-    limit = translator.search.max_source_length
-    ids = source.encode(sentences, max_tokens=limit)
+    ids = source.encode(sentences, max_tokens=translator.search.max_source_length)
     by_length = sorted(range(len(ids)), key=lambda index: len(ids[index]))
+
+    def accepted(sizes: Sequence[int]) -> list[int]:
+        """Returns the sizes, larger ones cut to what the server accepts, each once."""
+        return sorted({min(size, most_sentences or size) for size in sizes})
+
     requests = []
-    for batch in _batches(by_length, _at_most(most_sentences, batch_sizes)):
-        rows = [ids[index] for index in batch]
-        texts = [sentences[index] for index in batch]
-        targets = [_generate_text(target, len(row), generator) for row in rows]
-        content = {"text": texts, "source": texts, "target": targets}
-        for name, function in signatures.items():
-            inputs = signature_inputs(function).items()
-            values = {each: _value(spec, content, rows) for each, spec in inputs}
-            requests.append(Request(name, values))
+    for size in accepted(batch_sizes):
+        # All lengths in one batch; or the shortest, the median and the longest alone.
+        places = np.linspace(0, len(ids) - 1, 3 if size == 1 else size).round().astype(int)
+        for batch in np.split(places, 3) if size == 1 else [places]:
+            chosen = [by_length[place] for place in batch]
+            rows = [ids[index] for index in chosen]
+            texts = [sentences[index] for index in chosen]
+            targets = [_generate_text(target, len(row), generator) for row in rows]
+            content = {"text": texts, "source": texts, "target": targets}
+            for name, function in signatures.items():
+                inputs = signature_inputs(function).items()
+                values = {each: _value(spec, content, rows) for each, spec in inputs}
+                requests.append(Request(name, values))
     if translator.xla is not None and "tokens" in signatures:
-        known = list(_known(source)) or [UNK_ID]
+        known = list(_text_ids(source)) or [UNK_ID]
         sizes, widths = translator.xla
-        for size, width in itertools.product(_at_most(most_sentences, sizes), widths):
+        for size, width in itertools.product(accepted(sizes), widths):
             rows = [generator.choices(known, k=width - 1) for _ in range(size)]
             requests.append(Request("tokens", {"source": _with_eos(rows)}))
     if len(requests) > _MOST_REQUESTS:
@@ -115,23 +123,6 @@ def write_requests(version: pathlib.Path, requests: Sequence[Request], model_nam
             writer.write(prediction_log_pb2.PredictionLog(predict_log=log).SerializeToString())
 
 
-def _at_most(most: int | None, sizes: Sequence[int]) -> list[int]:
-    """Returns the sizes, larger ones cut to `most`, each once."""
-    return sorted({size if most is None else min(size, most) for size in sizes})
-
-
-def _batches(by_length: list[int], batch_sizes: Sequence[int]) -> list[list[int]]:
-    """Returns batches of indices, given all indices sorted by the lengths of their sentences."""
-    batches = []
-    for size in batch_sizes:
-        if size == 1:
-            batches += [[by_length[index]] for index in (0, len(by_length) // 2, -1)]
-        else:
-            chosen = np.linspace(0, len(by_length) - 1, size).round().astype(int)
-            batches.append([by_length[index] for index in chosen])
-    return batches
-
-
 def _value(spec: tf.TensorSpec, content: Mapping[str, list[str]], rows: list[list[int]]) -> Any:
     """Returns a request's value of an input of a signature."""
     if spec.name == "source" and spec.dtype == tf.int32:
@@ -148,12 +139,12 @@ def _with_eos(rows: list[list[int]]) -> np.ndarray[Any, Any]:
     return np.array([[*row, EOS_ID, *[PAD_ID] * (width - 1 - len(row))] for row in rows], np.int32)
 
 
-def _known(vocabulary: Vocabulary) -> range:
+def _text_ids(vocabulary: Vocabulary) -> range:
     """Returns the ids of tokens that are text."""
     return range(len(RESERVED_IDS), vocabulary.size)
 
 
 def _generate_text(vocabulary: Vocabulary, length: int, generator: random.Random) -> str:
     """Returns text of about `length` random tokens of the vocabulary."""
-    known = _known(vocabulary)
-    return vocabulary.decode([generator.choices(known, k=length)])[0] if known else ""
+    ids = _text_ids(vocabulary)
+    return vocabulary.decode([generator.choices(ids, k=length)])[0] if ids else ""

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from keras_transformer.results import Alignment, align_words
+from keras_transformer.results import Alignment, align_words, in_words_of_texts
 
 EOS = "</s>"
 
 
-def test_a_target_word_goes_with_the_source_word_that_it_looked_at_most():
+def test_target_words_align_to_most_attended_words():
     attention = [
         [0.1, 0.8, 0.1],  # zwei
         [0.7, 0.2, 0.1],  # Katzen
@@ -18,7 +18,7 @@ def test_a_target_word_goes_with_the_source_word_that_it_looked_at_most():
     assert pairs == [(1, 0), (0, 1)]
 
 
-def test_the_tokens_of_a_word_count_together():
+def test_attention_is_summed_over_a_words_tokens():
     attention = [
         # un   happy  cat   EOS
         [0.3, 0.3, 0.4, 0.0],  # un: 0.6 for "unhappy", though no token has more than "cat"
@@ -31,7 +31,7 @@ def test_the_tokens_of_a_word_count_together():
     assert both == [(1, 0)]
 
 
-def test_a_space_alone_begins_a_word_as_in_vocabularies_of_characters():
+def test_lone_space_token_begins_a_word():
     source = ["▁", "a", "b", "▁", "c", EOS]
     target = ["▁", "x", "▁", "y", "z", EOS]
     attention = np.zeros([6, 6])
@@ -40,23 +40,23 @@ def test_a_space_alone_begins_a_word_as_in_vocabularies_of_characters():
     assert align_words(attention, source, target) == [(1, 0), (0, 1)]
 
 
-def test_what_comes_first_is_a_word_though_no_space_begins_it():
+def test_first_token_begins_a_word():
     attention = np.array([[0.1, 0.9, 0.0], [0.9, 0.1, 0.0], [0.0, 0.0, 1.0]])
     assert align_words(attention, ["木", "▁sun", EOS], ["שמש", "▁eins", EOS]) == [(1, 0), (0, 1)]
 
 
-def test_the_end_is_never_a_word_whatever_looks_at_it():
+def test_eos_is_not_aligned():
     attention = np.array([[0.2, 0.1, 0.7], [0.0, 0.3, 0.7], [0.9, 0.1, 0.0]])
     assert align_words(attention, ["▁a", "▁b", EOS], ["▁x", "▁y", EOS]) == [(0, 0), (1, 1)]
 
 
-def test_padding_behind_the_end_is_no_word():
+def test_padding_is_not_aligned():
     attention = np.array([[0.2, 0.8, 0.0, 0.0, 0.0], *np.zeros([3, 5])])
     pairs = align_words(attention, ["▁a", "▁b", EOS, "", ""], ["▁x", EOS, "", ""])
     assert pairs == [(1, 0)]
 
 
-def test_of_words_that_it_looked_at_alike_the_first_one_counts():
+def test_ties_go_to_the_first_word():
     attention = np.array([[0.4, 0.4, 0.2], [0.0, 0.0, 1.0]])
     assert align_words(attention, ["▁a", "▁b", EOS], ["▁x", EOS]) == [(0, 0)]
 
@@ -66,21 +66,22 @@ def test_of_words_that_it_looked_at_alike_the_first_one_counts():
     [([EOS], ["▁x", EOS]), (["▁a", EOS], [EOS]), ([EOS, "", ""], [EOS, ""])],
     ids=["source", "target", "both"],
 )
-def test_nothing_is_aligned_where_a_side_is_blank(source, target):
+def test_blank_sides_have_no_alignment(source, target):
     attention = np.full([len(target), len(source)], 0.5)
     assert align_words(attention, source, target) == []
 
 
-def test_words_are_those_between_the_spaces_of_a_line_whatever_normalization_makes_of_them():
-    pairs = [(0, 0), (1, 1), (2, 2), (3, 3)]
+def test_words_of_texts_differ_from_words_of_the_vocabulary():
+    def in_words_of(source, target, count=4):
+        alignment = Alignment([(index, index) for index in range(count)], count, count)
+        return in_words_of_texts([alignment], [source], [target])[0]
+
     # NFKC puts a space before a lone accent: the vocabulary reads two words.
-    assert Alignment(pairs, 4, 4).in_words_of("it\u00b4s a dog", "das ist ein Hund") == [
-        (0, 0), (0, 1), (1, 2), (2, 3),
-    ]  # fmt: skip
-    assert Alignment(pairs, 4, 4).in_words_of("that is a dog", "c\u00b4est un chien") == [
-        (0, 0), (1, 0), (2, 1), (3, 2),
-    ]  # fmt: skip
-    # What is cut off has no number.
-    assert Alignment(pairs[:2], 2, 2).in_words_of("a dog barks", "ein Hund bellt") == pairs[:2]
-    # A vocabulary that reads other words still: better nothing than wrong numbers.
-    assert Alignment(pairs, 4, 4).in_words_of("a dog", "das ist ein Hund") == []
+    pairs = [(0, 0), (0, 1), (1, 2), (2, 3)]
+    assert in_words_of("it\u00b4s a dog", "das ist ein Hund") == pairs
+    pairs = [(0, 0), (1, 0), (2, 1), (3, 2)]
+    assert in_words_of("that is a dog", "c\u00b4est un chien") == pairs
+    # Words that are cut off have no number.
+    assert in_words_of("a dog barks", "ein Hund bellt", count=2) == [(0, 0), (1, 1)]
+    # A vocabulary that reads still other words: no pairs are better than wrong ones.
+    assert in_words_of("a dog", "das ist ein Hund") == []

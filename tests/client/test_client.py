@@ -1,4 +1,4 @@
-"""The client of a model server, against servers in this process that behave, fail or dawdle."""
+"""The client, against model servers in this process that answer, fail or are slow."""
 
 import http.server
 import os
@@ -85,20 +85,20 @@ def refusal(call, *arguments, kind=ServingError, **options):
     return caught.value
 
 
-def test_translations_come_back_with_their_scores(serve):
+def test_translate_returns_texts_and_scores(serve):
     assert serve().translate(["two trees", "木 ☃ \"' \\ \t"]) == [
         [Translation("TWO TREES", -9.0), Translation("Two Trees", -18.0)],
         [Translation("木 ☃ \"' \\ \t", -10.0), Translation("木 ☃ \"' \\ \t", -20.0)],
     ]
 
 
-def test_no_sentences_ask_nothing(serve, model):
+def test_no_sentences_send_no_request(serve, model):
     assert serve().translate([]) == []
     assert serve().score([], []) == []
     assert model.requests == []
 
 
-def test_large_inputs_go_in_batches_of_like_length_and_come_back_in_order(serve, model):
+def test_batches_have_similar_lengths_and_keep_order(serve, model):
     generator = random.Random(1)
     sentences = ["x" * generator.randint(0, 40) + str(number) for number in range(103)]
     answers = serve(batch_size=10).translate(sentences)
@@ -112,13 +112,13 @@ def test_large_inputs_go_in_batches_of_like_length_and_come_back_in_order(serve,
     assert max(spreads) < 12
 
 
-def test_several_requests_are_under_way_at_once_and_no_more_than_asked_for(serve, model):
+def test_requests_in_flight_are_limited(serve, model):
     model.delay_s = 0.1
     serve(batch_size=1, requests_in_flight=3).translate(list("abcdefghi"))
     assert model.most_at_once == 3
 
 
-def test_one_client_serves_several_threads(serve):
+def test_client_is_thread_safe(serve):
     client = serve(batch_size=2)
     answers = {}
 
@@ -134,7 +134,7 @@ def test_one_client_serves_several_threads(serve):
         assert [each[0].text for each in answers[number]] == [f"{x}{number}" for x in "ABC"]
 
 
-def test_options_reach_the_sentences_they_were_given_for(serve, model):
+def test_options_reach_their_sentences(serve, model):
     serve(batch_size=2).translate(
         ["a", "long sentence", "middle"],
         length_penalty=np.float32(0.5),
@@ -172,21 +172,19 @@ def test_options_reach_the_sentences_they_were_given_for(serve, model):
         (dict(prefix=["a", "\ud800"]), "prefix must be Unicode, got a lone surrogate"),
     ],
 )
-def test_options_that_cannot_be_are_refused_before_anything_is_translated(
-    serve, model, options, message
-):
+def test_invalid_options_are_rejected(serve, model, options, message):
     with pytest.raises(InputError, match=message):
         serve().translate(["a", "b"], **options)
     assert model.requests == []
 
 
-def test_a_model_without_options_says_so(serve, model):
+def test_model_without_options_rejects_them(serve, model):
     del model.signatures["translate_options"]
     with pytest.raises(InputError, match=r"has no option prefix .* it has none"):
         serve().translate(["a"], prefix="b")
 
 
-def test_scores_of_given_translations_have_no_padding(serve):
+def test_scores_have_no_padding(serve):
     scores = serve(batch_size=2).score(["a", "bb", "c"], ["one two", "one", "one two three"])
     assert [len(score.token_scores) for score in scores] == [3, 2, 4]
     assert [score.score for score in scores] == [-1.5, -1.0, -2.0]
@@ -195,12 +193,12 @@ def test_scores_of_given_translations_have_no_padding(serve):
 
 
 @pytest.mark.parametrize("sentences", ["one", [b"one"], ["\udfff"]], ids=repr)
-def test_what_is_no_list_of_text_is_refused(serve, model, sentences):
+def test_only_lists_of_text_are_accepted(serve, model, sentences):
     refusal(serve().translate, sentences, kind=InputError)
     assert model.requests == []
 
 
-def test_versions_and_labels_are_asked_for(serve, model):
+def test_version_and_label_are_requested(serve, model):
     model.versions[2] = lambda *_: {"translations": [["two"]], "scores": [[0.0]]}
     model.states[2] = ("AVAILABLE", "")
     model.labels["canary"] = 2
@@ -210,59 +208,57 @@ def test_versions_and_labels_are_asked_for(serve, model):
     assert [request.version for request in model.requests] == [2, 1, 2]
 
 
-def test_names_that_urls_cannot_hold_are_escaped(serve, model):
+def test_model_name_is_escaped_in_urls(serve, model):
     model.name = "größe 1/2"
     assert serve(model="größe 1/2").translate(["a"])[0][0].text == "A"
 
 
-def test_the_status_lists_versions_and_what_is_wrong_with_them(serve, model):
+def test_status_lists_versions_and_errors(serve, model):
     model.states[2] = ("END", "no such file")
     assert serve().status() == [(1, "AVAILABLE", ""), (2, "END", "no such file")]
 
 
 @pytest.mark.parametrize("code", ["UNAVAILABLE", "RESOURCE_EXHAUSTED"])
-def test_what_may_pass_is_tried_again(serve, model, no_pause, code):
+def test_transient_failures_are_retried(serve, model, no_pause, code):
     model.faults = [FaultError(code, "busy")] * 3
     assert serve(retries=3).translate(["a"])[0][0].text == "A"
     assert len(model.requests) == 4
 
 
-def test_retries_have_an_end_that_is_told_with_their_number(serve, model, no_pause):
+def test_retries_are_limited(serve, model, no_pause):
     model.faults = [FaultError("RESOURCE_EXHAUSTED", "the queue is full")] * 9
     error = refusal(serve(retries=2).translate, ["a"])
     assert len(model.requests) == 3
     assert error.code == "RESOURCE_EXHAUSTED"
-    tried = {"grpc": "tried for 0.", "rest": "tried 3 times in 0."}[serve.protocol]
-    assert f"too much to do: the queue is full; {tried}" in str(error)
+    assert "is overloaded: the queue is full; tried for 0." in str(error)
     model.requests.clear()
-    error = refusal(serve(retries=0).translate, ["a"])
-    assert ("tried once" in str(error)) == (serve.protocol == "rest")
+    refusal(serve(retries=0).translate, ["a"])
     assert len(model.requests) == 1
 
 
 @pytest.mark.parametrize("code", ["INVALID_ARGUMENT", "INTERNAL", "FAILED_PRECONDITION"])
-def test_what_will_not_pass_is_not_tried_again(serve, model, no_pause, code):
+def test_other_failures_are_not_retried(serve, model, no_pause, code):
     model.faults = [FaultError(code, 'it\'s "wrong": ' + "x" * 1000)] * 9
     error = refusal(serve().translate, ["a"])
     assert len(model.requests) == 1
-    assert f"the {serve.protocol} server at {serve.address} refuses: it" in str(error)
+    assert f"the {serve.protocol} server at {serve.address} rejects this: it" in str(error)
     assert '"wrong"' in str(error)
     assert len(str(error)) < 500
 
 
-def test_a_large_request_is_retried_too(serve, model, no_pause):
+def test_large_requests_are_retried(serve, model, no_pause):
     model.faults = [FaultError("UNAVAILABLE", "busy")] * 2
     text = "x" * 1_000_000  # gRPC's own limit is 256 KiB
     assert serve(retries=2).translate([text])[0][0].text == text.upper()
 
 
-def test_more_retries_than_grpc_has_are_refused():
+def test_grpc_rejects_more_than_4_retries():
     error = refusal(Client, "localhost:8500", retries=5, kind=InputError)
     assert "over gRPC retries must be at most 4" in str(error) and "got 5" in str(error)
     Client("localhost:8501", protocol="rest", retries=5).close()
 
 
-def test_pauses_over_rest_double_up_to_a_bound_and_differ():
+def test_rest_pauses_double_with_jitter():
     with Client("localhost:8501", protocol="rest", retries=5000) as client:
         policy = client._transport._retries
     pauses = []
@@ -276,7 +272,7 @@ def test_pauses_over_rest_double_up_to_a_bound_and_differ():
     assert set(pauses[-1]) == {5.0}
 
 
-def test_the_deadline_bounds_retries_and_their_pauses(serve, model):
+def test_timeout_includes_retries_and_pauses(serve, model):
     model.faults = [FaultError("UNAVAILABLE", "busy")] * 99
     start = time.monotonic()
     error = refusal(serve(timeout_s=0.5, retries=4).translate, ["a"])
@@ -286,7 +282,7 @@ def test_the_deadline_bounds_retries_and_their_pauses(serve, model):
     assert error.code == {"grpc": "DEADLINE_EXCEEDED", "rest": "UNAVAILABLE"}[serve.protocol]
 
 
-def test_a_slow_server_is_left_at_the_deadline(serve, model):
+def test_slow_server_exceeds_the_deadline(serve, model):
     model.delay_s = 1.0
     start = time.monotonic()
     error = refusal(serve(timeout_s=0.2).translate, ["a"])
@@ -296,38 +292,19 @@ def test_a_slow_server_is_left_at_the_deadline(serve, model):
     assert len(model.requests) == 1
 
 
-def test_an_answer_that_trickles_in_is_left_at_the_deadline():
-    class Trickle(http.server.BaseHTTPRequestHandler):
-        def do_POST(self):
-            self.send_response(200)
-            self.end_headers()
-            for _ in range(40):
-                self.wfile.write(b" ")
-                time.sleep(0.05)
-
-        def log_message(self, *arguments):
-            pass
-
-    with serve_http(Trickle) as address, Client(address, protocol="rest", timeout_s=0.3) as client:
-        start = time.monotonic()
-        assert refusal(client.translate, ["a"]).code == "DEADLINE_EXCEEDED"
-        assert time.monotonic() - start < 0.8
-
-
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_server_that_is_down_is_told_with_its_address(free_ports, protocol):
+def test_server_that_is_down_is_named(free_ports, protocol):
     address = f"127.0.0.1:{free_ports(1)[0]}"
     with Client(address, protocol=protocol, retries=2, timeout_s=5) as client:
         for call in (client.status, lambda: client.translate(["a"], prefix="b")):
             error = refusal(call)
             assert error.code == "UNAVAILABLE"
             assert f"no answer from a {protocol} server at {address}" in str(error)
-            tried = {"grpc": "tried for", "rest": "tried 3 times"}[protocol]
-            assert tried in str(error) and "Is it running" in str(error)
+            assert "tried for" in str(error) and "Is it running" in str(error)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_server_that_starts_late_is_waited_for(model, free_ports, protocol):
+def test_retries_wait_for_a_starting_server(model, free_ports, protocol):
     (port,) = free_ports(1)
     with Client(f"127.0.0.1:{port}", protocol=protocol, retries=4) as client:
         answers = []
@@ -339,36 +316,36 @@ def test_a_server_that_starts_late_is_waited_for(model, free_ports, protocol):
             assert answers[0][0].text == "A"
 
 
-def test_a_host_that_is_unknown_is_told():
+def test_unknown_host_is_named():
     with Client("no-such-host.invalid:1", protocol="rest", retries=0) as client:
         assert "no-such-host.invalid:1" in str(refusal(client.status))
 
 
-def test_a_model_that_is_absent_is_told(serve):
+def test_missing_model_is_reported(serve):
     for call in (serve(model="other").status, lambda: serve(model="other").translate(["a"])):
         error = refusal(call)
         assert error.code == "NOT_FOUND"
         assert f"server at {serve.address} has no model 'other'; give the name" in str(error)
 
 
-def test_a_version_that_is_absent_is_told_with_those_there_are(serve, model):
+def test_missing_version_is_reported_with_others(serve, model):
     model.states[2] = ("END", "out of memory")
     error = refusal(serve(version=7).translate, ["a"])
     assert "does not serve version 7 of model 'translator'" in str(error)
     assert "version 1 is AVAILABLE; version 2 is END (out of memory)" in str(error)
 
 
-def test_a_model_that_is_loading_is_told(serve, model):
+def test_loading_model_is_reported(serve, model):
     model.states = {1: ("LOADING", "")}
     error = refusal(serve().translate, ["a"])
     assert "does not serve model 'translator': version 1 is LOADING" in str(error)
 
 
-def test_a_label_that_is_absent_is_told(serve):
+def test_missing_label_is_reported(serve):
     assert "version label: canary" in str(refusal(serve(label="canary").translate, ["a"]))
 
 
-def test_a_signature_that_is_absent_is_told_with_those_there_are(serve, model):
+def test_missing_signature_is_reported_with_others(serve, model):
     del model.signatures["score"]
     error = refusal(serve().score, ["a"], ["b"])
     assert "model 'translator' at" in str(error)
@@ -391,7 +368,7 @@ def test_a_signature_that_is_absent_is_told_with_those_there_are(serve, model):
     ],
     ids=repr,
 )
-def test_an_answer_that_is_not_a_translators_is_told(serve, model, outputs):
+def test_answers_of_other_models_are_rejected(serve, model, outputs):
     if serve.protocol == "grpc" and not _is_sendable(outputs):
         pytest.skip("gRPC's tensors cannot hold it")
     model.versions[1] = lambda *_: outputs
@@ -405,13 +382,19 @@ def _is_sendable(outputs):
     return "ud800" not in text and "0" * 400 not in text
 
 
-def raw_server(answer):
-    """Serves REST with `answer(handler)` in place of every answer."""
+def http_server(*answers):
+    """Serves answers (status, body) in turn, the last one for ever."""
+    paths = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
             self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            answer(self)
+            status, body = answers[min(len(paths), len(answers) - 1)]
+            paths.append(self.path)
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
 
         do_POST = do_GET  # noqa: N815
 
@@ -421,55 +404,14 @@ def raw_server(answer):
     return serve_http(Handler)
 
 
-def test_a_proxy_whose_server_restarts_is_asked_again():
-    asked = []
-
-    def answer(handler):
-        asked.append(handler.path)
-        body = b"<html>Bad Gateway</html>"
-        if len(asked) > 1:
-            body = b'{"outputs": {"translations": [["A"]], "scores": [[0.0]]}}'
-        handler.send_response(200 if len(asked) > 1 else 502)
-        handler.send_header("Content-Length", str(len(body)))
-        handler.end_headers()
-        handler.wfile.write(body)
-
-    with raw_server(answer) as address, Client(address, protocol="rest") as client:
+def test_bad_gateway_is_retried():
+    bad = (502, b"<html>Bad Gateway</html>")
+    good = (200, b'{"outputs": {"translations": [["A"]], "scores": [[0.0]]}}')
+    with http_server(bad, good) as address, Client(address, protocol="rest") as client:
         assert client.translate(["a"]) == [[Translation("A", 0.0)]]
-        asked.clear()
-        with Client(address, protocol="rest", retries=0) as impatient:
-            error = refusal(impatient.translate, ["a"])
-    assert error.code == "UNAVAILABLE" and "HTTP status 502" in str(error)
-
-
-def test_headers_that_drip_end_with_the_timeout():
-    def answer(handler):
-        handler.wfile.write(b"HTTP/1.1 200 OK\r\nX-Slow: ")
-        for _ in range(100):
-            try:
-                handler.wfile.write(b"x")
-            except OSError:
-                return
-            time.sleep(0.1)
-
-    options = dict(protocol="rest", timeout_s=0.6, retries=0)
-    with raw_server(answer) as address, Client(address, **options) as client:
-        start = time.monotonic()
+    with http_server(bad) as address, Client(address, protocol="rest", retries=0) as client:
         error = refusal(client.translate, ["a"])
-        assert time.monotonic() - start < 5.0  # of 10 that the headers take
-    assert error.code == "DEADLINE_EXCEEDED"
-
-
-def test_json_without_end_is_no_answer():
-    def answer(handler):
-        body = b'{"outputs": ' + b"[" * 200_000
-        handler.send_response(200)
-        handler.send_header("Content-Length", str(len(body)))
-        handler.end_headers()
-        handler.wfile.write(body)
-
-    with raw_server(answer) as address, Client(address, protocol="rest") as client:
-        assert refusal(client.translate, ["a"]).code == "UNIMPLEMENTED"
+    assert error.code == "UNAVAILABLE" and "HTTP status 502" in str(error)
 
 
 @pytest.mark.parametrize(
@@ -481,7 +423,7 @@ def test_json_without_end_is_no_answer():
     ],
     ids=repr,
 )
-def test_an_attention_that_is_none_is_told(serve, model, wrong):
+def test_malformed_attention_is_rejected(serve, model, wrong):
     outputs = {
         "attention": [[[0.5, 0.5]] * 2],
         "source_pieces": [["a", "</s>"]],
@@ -505,7 +447,7 @@ def test_an_attention_that_is_none_is_told(serve, model, wrong):
         (dict(banned_phrases="a\n" * 257), "banned_phrases takes at most 256 phrases, got 257"),
     ],
 )
-def test_a_value_that_no_model_accepts_is_refused(serve, model, options, message):
+def test_option_values_are_checked(serve, model, options, message):
     error = refusal(serve().translate, ["a", "b"], **options, kind=InputError)
     assert message in str(error)
     assert not [request for request in model.requests if hasattr(request, "inputs")]
@@ -513,31 +455,19 @@ def test_a_value_that_no_model_accepts_is_refused(serve, model, options, message
 
 
 @pytest.mark.parametrize(
-    ("status", "body"),
-    [(200, b"<html>hello</html>"), (200, b"[1]"), (404, b"<html>nothing here</html>"),
-     (405, b""), (200, b'{"status": "ok"}')],
+    "answer",
+    [(200, b"<html>hello</html>"), (200, b"[1]"), (404, b"<html>nothing here</html>"), (405, b""),
+     (200, b'{"status": "ok"}'), (200, b'{"outputs": ' + b"[" * 200_000)],
+    ids=["html", "list", "404", "405", "other JSON", "endless JSON"],
 )  # fmt: skip
-def test_another_server_of_http_is_recognized(status, body):
-    class Website(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        do_POST = do_GET  # noqa: N815
-
-        def log_message(self, *arguments):
-            pass
-
-    with serve_http(Website) as address, Client(address, protocol="rest") as client:
+def test_other_http_servers_are_recognized(answer):
+    with http_server(answer) as address, Client(address, protocol="rest") as client:
         error = refusal(client.status)
-        assert f"the rest server at {address} is no TensorFlow model server" in str(error)
+        assert f"the rest server at {address} is not a TensorFlow model server" in str(error)
         refusal(client.translate, ["a"])
 
 
-def test_the_port_of_the_other_protocol_is_recognized(model):
+def test_port_of_other_protocol_is_recognized(model):
     with serve_grpc(model) as address, Client(address, protocol="rest", retries=1) as client:
         error = refusal(client.status)
         assert "the protocol that it speaks" in str(error) or "the port of that" in str(error)
@@ -546,7 +476,7 @@ def test_the_port_of_the_other_protocol_is_recognized(model):
         assert "the protocol that it speaks" in str(error) or "the port of that" in str(error)
 
 
-def test_a_server_that_hangs_up_amid_its_answer_is_asked_again():
+def test_broken_connections_are_retried():
     answers = [
         b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{",
         b"",
@@ -566,104 +496,39 @@ def test_a_server_that_hangs_up_amid_its_answer_is_asked_again():
             assert client.translate(["a"]) == [[Translation("b", 0.0)]]
 
 
-def in_thread(call, *arguments):
-    """Starts a call; gives its thread, and the list that gets its error or result."""
+def test_closed_client_rejects_calls(serve):
+    client = serve()
+    assert client.translate(["a"])[0][0].text == "A"
+    client.close()
+    for call in (client.translate, lambda _: client.status()):
+        error = refusal(call, ["a"], kind=InputError)
+        assert str(error) == "the client is closed; make another one"
+    client.close()
+
+
+def test_close_ends_running_calls(serve, model):
+    """A call in another thread gets its answers or one error; no thread is left."""
+    model.delay_s = 0.05
+    client = serve(batch_size=1, requests_in_flight=2)
     outcomes = []
 
-    def run():
+    def translate():
         try:
-            outcomes.append(call(*arguments))
-        except Exception as error:
-            outcomes.append(error)
+            outcomes.append(len(client.translate(list("abcdef"))))
+        except InputError as error:
+            outcomes.append(str(error))
 
-    thread = threading.Thread(target=run)
+    thread = threading.Thread(target=translate)
     thread.start()
-    return thread, outcomes
-
-
-def check_closed(thread, outcomes):
-    thread.join(timeout=2.0)
-    (error,) = outcomes
-    assert type(error) is InputError
-    assert str(error) == "the client is closed; make another one"
-
-
-def test_closing_ends_requests_under_way(serve, model):
-    model.delay_s = 3.0
-    client = serve(timeout_s=30)
-    running = in_thread(client.translate, ["a"])
     while not model.requests:
         time.sleep(0.01)
     client.close()
-    check_closed(*running)
-    refusal(client.translate, ["a"], kind=InputError)
-    refusal(client.status, kind=InputError)
-    client.close()
+    thread.join(timeout=10)
+    assert outcomes in ([6], ["the client is closed; make another one"])
+    assert not [each for each in threading.enumerate() if each.name.startswith("requests")]
 
 
-def test_closing_ends_pauses_between_retries(serve, model):
-    model.faults = [FaultError("UNAVAILABLE", "busy")] * 99
-    client = serve(retries=4)
-    running = in_thread(client.translate, ["a"])
-    while len(model.requests) < 3:
-        time.sleep(0.01)
-    start = time.monotonic()
-    client.close()
-    check_closed(*running)
-    assert time.monotonic() - start < 0.5  # the next pause is 0.8 seconds
-    assert len(model.requests) == 3
-
-
-@pytest.mark.parametrize("head", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{"])
-def test_closing_ends_a_request_whose_answer_does_not_come_or_stops(head):
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        address = f"127.0.0.1:{listening.getsockname()[1]}"
-        client = Client(address, protocol="rest")
-        running = in_thread(client.status)
-        connection, _ = listening.accept()
-        with connection:
-            connection.recv(10_000)
-            connection.sendall(head)
-            time.sleep(0.1)
-            client.close()
-            check_closed(*running)
-
-
-def test_closing_at_any_moment_is_survived_and_leaves_nothing(serve, model):
-    """Threads and files are as many as before; what the calls got is an answer or one error."""
-
-    def use():
-        client = serve(batch_size=1, requests_in_flight=3)
-        running = [in_thread(client.translate, list("abcdef")) for _ in range(3)]
-        running.append(in_thread(client.status))
-        time.sleep(generator.uniform(0.0, 0.05))
-        client.close()
-        for thread, outcomes in running:
-            thread.join(timeout=2.0)
-            (outcome,) = outcomes
-            closed = type(outcome) is InputError and "client is closed" in str(outcome)
-            assert closed or len(outcome) in (1, 6), outcome
-
-    def left():
-        threads = [each.name for each in threading.enumerate() if each.name.startswith("requests")]
-        return threads, len(os.listdir("/dev/fd"))
-
-    generator = random.Random(1)
-    model.delay_s = 0.005
-    use()  # gRPC keeps some files for all channels
-    time.sleep(0.2)
-    before = left()
-    assert before[0] == []
-    for _ in range(20):
-        use()
-        assert left()[0] == []
-    end = time.monotonic() + 5
-    while left()[1] > before[1] and time.monotonic() < end:  # the server closes its side
-        time.sleep(0.05)
-    assert left()[1] <= before[1]
-
-
-def test_connections_over_rest_are_reused(model):
+def test_rest_connections_are_reused(model):
     with SERVE["rest"](model) as address, Client(address, protocol="rest") as client:
         for _ in range(5):
             client.translate(["a"])
@@ -692,12 +557,12 @@ def test_connections_over_rest_are_reused(model):
         (dict(version=1, label="a"), "give version 1 or label 'a', not both"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(arguments, message):
+def test_invalid_settings_are_rejected(arguments, message):
     with pytest.raises(InputError, match=message):
         Client(**({"address": "localhost:8500"} | arguments))
 
 
-def test_ipv6_addresses_are_understood(model):
+def test_ipv6_addresses_are_accepted(model):
     try:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
     except OSError:
@@ -707,7 +572,7 @@ def test_ipv6_addresses_are_understood(model):
             assert f"server at {address}: Connection refused" in str(refusal(client.status))
 
 
-def test_rest_needs_no_tensorflow_and_grpc_says_what_it_needs():
+def test_rest_needs_only_urllib3():
     program = """
 import sys
 sys.modules.update(dict.fromkeys(("tensorflow", "keras", "grpc", "numpy")))  # not to be had

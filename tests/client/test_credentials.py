@@ -3,8 +3,6 @@
 import http.server
 import pathlib
 import sys
-import threading
-import time
 
 import pytest
 
@@ -65,7 +63,7 @@ def refusal(client):
     return str(caught.value).lower()
 
 
-def test_tls_is_spoken_to_names_and_addresses(serve, connect):
+def test_tls_verifies_names_and_addresses(serve, connect):
     with serve() as address:
         for host in (address, address.replace("127.0.0.1", "localhost")):
             with connect(host) as client:
@@ -73,7 +71,7 @@ def test_tls_is_spoken_to_names_and_addresses(serve, connect):
                 assert client.status() == [(1, "AVAILABLE", "")]
 
 
-def test_a_certificate_of_another_authority_is_refused(serve, connect, certificates, model):
+def test_certificate_of_other_authority_is_rejected(serve, connect, certificates, model):
     with serve() as address:
         for trusted in (certificates / "other.pem", None):  # None: those of the system
             error = refusal(connect(address, root_certificates=trusted))
@@ -81,20 +79,20 @@ def test_a_certificate_of_another_authority_is_refused(serve, connect, certifica
     assert model.requests == []
 
 
-def test_an_expired_certificate_is_refused(serve, connect, model):
+def test_expired_certificate_is_rejected(serve, connect, model):
     with serve("expired") as address:
         assert "certificate has expired" in refusal(connect(address))
     assert model.requests == []
 
 
-def test_a_certificate_for_another_host_is_refused(serve, connect, model):
+def test_certificate_of_other_host_is_rejected(serve, connect, model):
     with serve("elsewhere") as address:
         error = refusal(connect(address))
         assert "verif" in error or "hostname" in error or "peer name" in error
     assert model.requests == []
 
 
-def test_servers_that_want_a_certificate_of_the_client_get_it(serve, connect, certificates, model):
+def test_mutual_tls(serve, connect, certificates, model):
     pair = {
         "client_certificate": certificates / "client.pem",
         "client_key": certificates / "client.key",
@@ -112,7 +110,7 @@ def test_servers_that_want_a_certificate_of_the_client_get_it(serve, connect, ce
     assert model.requests == []
 
 
-def test_a_port_without_tls_and_a_client_without_it_are_told(model, protocol, serve, connect):
+def test_tls_mismatch_is_reported(model, protocol, serve, connect):
     with SERVE[protocol](model) as address:
         assert refusal(connect(address))
     with serve() as address:
@@ -122,7 +120,7 @@ def test_a_port_without_tls_and_a_client_without_it_are_told(model, protocol, se
     assert model.requests == []
 
 
-def test_files_that_are_no_certificates_are_refused_at_once(certificates, protocol, tmp_path):
+def test_invalid_certificate_files_are_rejected(certificates, protocol, tmp_path):
     (tmp_path / "text.pem").write_text("no certificate")
 
     def check(*parts, **files):
@@ -159,7 +157,7 @@ def test_headers_are_sent_with_every_request(serve, connect, model):
         assert model.headers.items() >= token.items()
 
 
-def test_wrong_credentials_are_told_without_them(serve, connect, model):
+def test_errors_do_not_contain_credentials(serve, connect, model):
     model.required_headers = {"authorization": "Bearer right"}
     with serve() as address:
         client = connect(address, headers={"authorization": "Bearer wr0ng"})
@@ -175,7 +173,7 @@ def test_wrong_credentials_are_told_without_them(serve, connect, model):
 @pytest.mark.parametrize(
     ("headers", "message"),
     [
-        ({"a b": "c"}, "name of a header must be .* got 'a b'"),
+        ({"a b": "c"}, "name of a header must consist of .* got 'a b'"),
         ({"": "c"}, "name of a header"),
         ({"grpc-timeout": "1"}, "name of a header"),
         ({"token-bin": "1"}, "name of a header"),
@@ -185,13 +183,13 @@ def test_wrong_credentials_are_told_without_them(serve, connect, model):
         ({"authorization": ""}, "value of the header authorization"),
     ],
 )
-def test_headers_that_cannot_be_sent_are_refused(protocol, headers, message):
+def test_invalid_headers_are_rejected(protocol, headers, message):
     with pytest.raises(InputError, match=message) as caught:
         Client("localhost:1", protocol=protocol, headers=headers)
     assert "s3cr" not in str(caught.value)
 
 
-def test_credentials_leave_this_machine_by_tls_alone(protocol):
+def test_credentials_need_tls_or_this_machine(protocol):
     headers = {"authorization": "Bearer x"}
     with pytest.raises(InputError, match=r"to mt\.example\.org in clear text; use TLS"):
         Client("mt.example.org:80", protocol=protocol, headers=headers)
@@ -199,29 +197,7 @@ def test_credentials_leave_this_machine_by_tls_alone(protocol):
     Client("localhost:80", protocol=protocol, headers=headers).close()
 
 
-def test_closing_ends_a_call_over_tls(serve, connect, model):
-    model.delay_s = 3.0
-    with serve() as address:
-        client, errors = connect(address, timeout_s=30), []
-
-        def translate():
-            try:
-                client.translate(["a"])
-            except InputError as error:
-                errors.append(str(error))
-
-        thread = threading.Thread(target=translate)
-        thread.start()
-        while not model.requests:
-            time.sleep(0.01)
-        start = time.monotonic()
-        client.close()
-        thread.join(timeout=2.0)
-        assert errors == ["the client is closed; make another one"]
-        assert time.monotonic() - start < 1.0
-
-
-def test_redirects_are_not_followed_with_credentials():
+def test_redirects_are_not_followed():
     seen = []
 
     class Elsewhere(http.server.BaseHTTPRequestHandler):

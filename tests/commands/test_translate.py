@@ -8,9 +8,10 @@ import shutil
 
 import pytest
 
-from keras_transformer import serving, training
+from keras_transformer import training
 from keras_transformer.client import Translation
 from keras_transformer.commands.common import find_checkpoints
+from keras_transformer.serving import export as serving_export
 
 
 @pytest.fixture(scope="session")
@@ -74,7 +75,10 @@ def test_an_export_grants_wishes_but_keeps_what_is_built_into_it(call, exported,
     assert result.code == 0, result.err
     assert len(result.out.split()) <= 2
     refused(call("translate.py", export, "--beam_size=2"), "--beam_size was fixed when")
-    refused(call("translate.py", export, "--max_extra_length=99"), "--max_extra_length may be 50,")
+    refused(
+        call("translate.py", export, "--max_extra_length=99"),
+        "--max_extra_length can be at most 50,",
+    )
 
 
 @pytest.mark.slow
@@ -117,7 +121,7 @@ def test_references_are_scored_and_aligned(call, trained, exported, tmp_path, re
     refused(call("translate.py", f"--run_dir={trained}", option, stdin=b"p\n"), "has more lines")
     refused(
         call("translate.py", f"--run_dir={trained}", option, "--beam_size=2"),
-        "--references scores what is there already",
+        "--references scores given translations",
     )
 
 
@@ -148,7 +152,7 @@ def test_alignments_number_the_words_that_are_read_and_written(call, monkeypatch
         "signatures": {},
         "precision": {"computation": "float32"},
     }
-    monkeypatch.setattr(serving, "load_exported", lambda version: Model())
+    monkeypatch.setattr(serving_export, "load_exported", lambda version: Model())
     path = tmp_path / "assets.extra" / "model_card.json"
     path.parent.mkdir()
     path.write_text(json.dumps(card))
@@ -164,7 +168,7 @@ def test_alignments_number_the_words_that_are_read_and_written(call, monkeypatch
 
 def test_the_checkpoint_of_an_export_cannot_be_chosen(call, refused):
     result = call("translate.py", "--saved_model=x", "--checkpoint=best")
-    refused(result, "--checkpoint was chosen when the model was exported; leave it out")
+    refused(result, "--checkpoint was chosen when the model was exported; remove it")
 
 
 def test_each_of_several_runs_has_a_checkpoint_of_its_own(monkeypatch):

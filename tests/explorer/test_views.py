@@ -9,7 +9,7 @@ from keras_transformer.errors import InputError
 from keras_transformer.explorer.page import page_content
 from keras_transformer.explorer.views import bertviz_attention, look_into_export
 from keras_transformer.models.universal import UniversalTransformer
-from keras_transformer.serving import load_exported
+from keras_transformer.serving.export import load_exported
 
 
 def test_the_translation_is_the_translators(view, translator):

@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras_transformer.client import Score
 from keras_transformer.errors import InputError
 from keras_transformer.inference import BatchTranslator, translator
-from keras_transformer.serving import load_exported
+from keras_transformer.serving.export import load_exported
 
 _SENTENCES = ["two house", "", "cat sun tree two", "שלום", "tree hello cat", "sun"]
 _OPTIONS = {

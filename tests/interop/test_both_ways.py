@@ -11,7 +11,7 @@ import samples
 from keras_transformer.inference import Translator
 from keras_transformer.interop.ctranslate2 import export_ctranslate2
 from keras_transformer.interop.importing import import_run
-from keras_transformer.serving import export
+from keras_transformer.serving.export import export
 
 _PROGRAM = """
 import json, sys

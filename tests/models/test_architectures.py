@@ -29,7 +29,7 @@ from keras_transformer.inference import Translator
 from keras_transformer.models import Ensemble, build_model
 from keras_transformer.search import beam_search
 from keras_transformer.search.beam import kv_cache_capacities
-from keras_transformer.serving import export, load_exported
+from keras_transformer.serving.export import export, load_exported
 from keras_transformer.training import RunDirectory, train
 
 TESTS = pathlib.Path(__file__).resolve().parents[1]

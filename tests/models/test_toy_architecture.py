@@ -23,7 +23,7 @@ from keras_transformer.errors import InputError
 from keras_transformer.inference import Translator
 from keras_transformer.inference.prepared_model import in_precision
 from keras_transformer.models import Ensemble, build_model
-from keras_transformer.serving import export, load_exported
+from keras_transformer.serving.export import export, load_exported
 from keras_transformer.training import RunDirectory, train
 
 TESTS = pathlib.Path(__file__).resolve().parents[1]

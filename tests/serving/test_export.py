@@ -1,4 +1,4 @@
-"""The SavedModel: what it takes and gives, who can run it, and how it is written."""
+"""The SavedModel: its signatures, where it runs, and how a version is published."""
 
 import functools
 import pathlib
@@ -14,11 +14,11 @@ from tensorflow.core.protobuf import saved_model_pb2
 
 from keras_transformer.config import SearchConfig
 from keras_transformer.errors import InputError
-from keras_transformer.export_versions import choose_version, read_model_card
 from keras_transformer.inference import Translator
 from keras_transformer.inference.prepared_model import in_precision
 from keras_transformer.models import Ensemble
-from keras_transformer.serving import export, load_exported
+from keras_transformer.serving.export import export, load_exported
+from keras_transformer.serving.versions import choose_version, read_model_card
 
 _SERVER_FILES = ["batching_parameters.txt", "models.config", "monitoring.config"]
 _BATCHES = [
@@ -75,9 +75,7 @@ def _names(folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("program", [_WITH_LOADER, _WITH_SESSION], ids=["loader", "session"])
-def test_a_process_without_this_package_answers_just_as_python_does(
-    exported, separate_translator, program, tmp_path
-):
+def test_process_without_package_matches_python(exported, separate_translator, program, tmp_path):
     batches = [
         [text if isinstance(text, bytes) else text.encode() for text in batch] for batch in _BATCHES
     ]
@@ -99,7 +97,7 @@ def test_a_process_without_this_package_answers_just_as_python_does(
         assert np.isfinite(scores).all()
 
 
-def test_the_signature_takes_sentences_and_gives_translations_with_scores(exported):
+def test_serving_default_signature(exported):
     signature = tf.saved_model.load(str(exported)).signatures["serving_default"]
     assert signature.structured_input_signature == (
         (),
@@ -112,9 +110,7 @@ def test_the_signature_takes_sentences_and_gives_translations_with_scores(export
     }
 
 
-def test_what_is_loaded_translates_any_number_of_sentences_as_the_translator_does(
-    exported, separate_translator
-):
+def test_loaded_export_matches_translator(exported, separate_translator):
     sentences = ["two two", "", "cat sun", "hello tree two"] * 3
     loaded = load_exported(exported).translate(sentences, batch_size=5)
     ours = separate_translator.translate(sentences, batch_size=5)
@@ -131,7 +127,7 @@ def export_quickly(separate_translator):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["samples", "groups of an ensemble in bfloat16"])
-def test_other_searches_and_models_are_exported_as_they_are(trained, tmp_path, kind):
+def test_samples_and_ensembles_match_python(trained, tmp_path, kind):
     model, *vocabularies = trained
     search = dict(num_translations=2, max_source_length=12, max_extra_length=5)
     if kind == "samples":
@@ -152,7 +148,7 @@ def test_other_searches_and_models_are_exported_as_they_are(trained, tmp_path, k
     assert ("temperature" in inputs) == (kind == "samples")
 
 
-def test_a_stock_server_has_every_operation(exported):
+def test_stock_server_has_every_operation(exported):
     model = saved_model_pb2.SavedModel.FromString((exported / "saved_model.pb").read_bytes())
     (graph,) = (meta_graph.graph_def for meta_graph in model.meta_graphs)
     nodes = [
@@ -168,9 +164,7 @@ def test_a_stock_server_has_every_operation(exported):
 
 
 @pytest.mark.slow
-def test_each_export_gets_the_next_version_and_an_old_one_is_never_overwritten(
-    export_quickly, tmp_path
-):
+def test_versions_are_counted_and_never_overwritten(export_quickly, tmp_path):
     (tmp_path / "7").mkdir()
     (tmp_path / "notes").mkdir()
     assert export_quickly(tmp_path) == tmp_path / "8"
@@ -180,9 +174,7 @@ def test_each_export_gets_the_next_version_and_an_old_one_is_never_overwritten(
 
 
 @pytest.mark.slow
-def test_a_folder_has_models_of_one_kind_since_a_server_takes_each_new_one(
-    export_quickly, tmp_path
-):
+def test_folder_has_models_of_one_format(export_quickly, tmp_path):
     (tmp_path / "theirs" / "2").mkdir(parents=True)
     (tmp_path / "theirs" / "2" / "model.bin").touch()
     with pytest.raises(InputError, match=r"theirs/2 is a CTranslate2 model; give the SavedModel"):
@@ -197,7 +189,7 @@ def test_a_folder_has_models_of_one_kind_since_a_server_takes_each_new_one(
         load_exported(tmp_path / "ours" / "2")
 
 
-def test_a_version_has_what_a_server_and_a_person_want_to_know(exported):
+def test_files_of_a_version(exported):
     assert _names(exported) == [
         "assets", "assets.extra", "fingerprint.pb", "saved_model.pb", "variables"
     ]  # fmt: skip
@@ -206,7 +198,7 @@ def test_a_version_has_what_a_server_and_a_person_want_to_know(exported):
 
 
 @pytest.mark.slow
-def test_the_model_has_the_name_of_its_folder_unless_it_is_given_one(export_quickly, tmp_path):
+def test_name_defaults_to_the_folder(export_quickly, tmp_path):
     export_quickly(tmp_path / "words")
     assert 'name: "words"' in (tmp_path / "words" / "models.config").read_text()
     export_quickly(tmp_path / "my words", name="words")
@@ -215,9 +207,7 @@ def test_the_model_has_the_name_of_its_folder_unless_it_is_given_one(export_quic
 
 
 @pytest.mark.slow
-def test_what_no_server_could_serve_is_refused_and_leaves_nothing_behind(
-    export_quickly, exported, tmp_path, monkeypatch
-):
+def test_failed_check_leaves_nothing_behind(export_quickly, exported, tmp_path, monkeypatch):
     def save(module, path, **options):
         shutil.copytree(exported, path, dirs_exist_ok=True)
         model = saved_model_pb2.SavedModel.FromString((exported / "saved_model.pb").read_bytes())
@@ -231,15 +221,13 @@ def test_what_no_server_could_serve_is_refused_and_leaves_nothing_behind(
 
 
 @pytest.mark.parametrize("version", [0, -1])
-def test_a_version_is_a_positive_number(export_quickly, tmp_path, version):
+def test_version_must_be_positive(export_quickly, tmp_path, version):
     with pytest.raises(InputError, match=f"version must be a positive number, got {version}"):
         export_quickly(tmp_path / "new", version)
     assert not (tmp_path / "new").exists()
 
 
-def test_a_server_that_looks_while_a_version_is_written_sees_nothing_of_it(
-    export_quickly, exported, tmp_path, monkeypatch
-):
+def test_unfinished_version_is_invisible(export_quickly, exported, tmp_path, monkeypatch):
     seen = []
 
     def save(module, path, **options):
@@ -261,9 +249,7 @@ def test_a_server_that_looks_while_a_version_is_written_sees_nothing_of_it(
         tf.errors.ResourceExhaustedError(None, None, "variables.data; No space left on device"),
     ],
 )
-def test_a_failed_write_says_why_and_leaves_nothing_behind(
-    export_quickly, exported, tmp_path, monkeypatch, error
-):
+def test_failed_write_leaves_nothing_behind(export_quickly, exported, tmp_path, monkeypatch, error):
     def save(module, path, **options):
         shutil.copytree(exported, path, dirs_exist_ok=True)
         raise error
@@ -274,14 +260,14 @@ def test_a_failed_write_says_why_and_leaves_nothing_behind(
     assert _names(tmp_path) == []
 
 
-def test_a_file_in_place_of_the_folder_is_refused(export_quickly, tmp_path):
+def test_file_instead_of_folder_is_rejected(export_quickly, tmp_path):
     (tmp_path / "file").write_text("mine", encoding="utf-8")
     with pytest.raises(InputError, match="cannot write the export"):
         export_quickly(tmp_path / "file")
     assert (tmp_path / "file").read_text(encoding="utf-8") == "mine"
 
 
-def test_a_folder_without_a_saved_model_is_refused_with_the_name_of_a_version(exported, tmp_path):
+def test_missing_version_names_one_nearby(exported, tmp_path):
     with pytest.raises(InputError, match=r"no SavedModel in .*absent.* such as .*absent/1"):
         load_exported(tmp_path / "absent")
     with pytest.raises(InputError, match=r"give the folder of one version, such as .*/1"):
@@ -298,7 +284,7 @@ def test_a_folder_without_a_saved_model_is_refused_with_the_name_of_a_version(ex
     ],
 )
 @pytest.mark.parametrize("keep", [0, 0.5], ids=["emptied", "cut"])
-def test_a_damaged_saved_model_is_refused(exported, tmp_path, name, keep):
+def test_damaged_saved_model_is_rejected(exported, tmp_path, name, keep):
     version = shutil.copytree(exported, tmp_path / "1")
     content = (version / name).read_bytes()
     (version / name).write_bytes(content[: int(len(content) * keep)])
@@ -306,7 +292,7 @@ def test_a_damaged_saved_model_is_refused(exported, tmp_path, name, keep):
         load_exported(version)
 
 
-def test_a_saved_model_of_something_else_is_refused(tmp_path):
+def test_other_saved_models_are_rejected(tmp_path):
     class Doubler(tf.Module):
         @tf.function(input_signature=[tf.TensorSpec([], tf.float32, name="x")])
         def double(self, x):
@@ -316,5 +302,5 @@ def test_a_saved_model_of_something_else_is_refused(tmp_path):
     tf.saved_model.save(doubler, str(tmp_path / "1"), {"serving_default": doubler.double})
     tf.saved_model.save(tf.Module(), str(tmp_path / "2"))
     for version in ("1", "2"):
-        with pytest.raises(InputError, match=f"the SavedModel in .*{version} is no translator"):
+        with pytest.raises(InputError, match=f"the SavedModel in .*{version} is not a translator"):
             load_exported(tmp_path / version)

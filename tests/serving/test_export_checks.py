@@ -1,4 +1,4 @@
-"""An export that a stock model server could not serve, or not rightly, is found and explained."""
+"""Checks before an export is published: its operations, and its answers in a fresh process."""
 
 import subprocess
 
@@ -57,34 +57,34 @@ def request_to(tmp_path):
     return write
 
 
-def test_operations_of_tensorflow_alone_pass(tmp_path):
+def test_tensorflow_operations_pass(tmp_path):
     _save(tmp_path)
     assert check_operations(tmp_path) == []
 
 
-def test_those_of_tensorflow_text_are_told(exported):
+def test_tensorflow_text_operations_are_listed(exported):
     assert "SentencepieceTokenizeOp" in check_operations(exported)
 
 
-def test_python_is_refused_by_name(tmp_path):
+def test_python_operations_are_rejected(tmp_path):
     _save(tmp_path, _double_in_python)
     with pytest.raises(InputError, match=r"calls Python \(EagerPyFunc\), which a model server"):
         check_operations(tmp_path)
 
 
-def test_xla_is_refused_unless_allowed(tmp_path):
+def test_xla_is_rejected_unless_allowed(tmp_path):
     _save(tmp_path, _double_compiled)
-    with pytest.raises(InputError, match="XLA must compile, which a stock model server refuses"):
+    with pytest.raises(InputError, match="XLA must compile, which a stock model server rejects"):
         check_operations(tmp_path)
     check_operations(tmp_path, allow_xla=True)
 
 
-def test_a_fresh_process_that_gives_the_same_answers_passes(tmp_path, request_to):
+def test_equal_answers_of_a_fresh_process_pass(tmp_path, request_to):
     function = _save(tmp_path)
     compare_answers(tmp_path, request_to(tmp_path), {"serving_default": function})
 
 
-def test_an_operation_that_no_library_has_is_told(tmp_path, request_to):
+def test_unknown_operation_is_reported(tmp_path, request_to):
     function = _save(tmp_path)
     _rename_operation(tmp_path, "Mul", "Multiplication")
     assert check_operations(tmp_path) == ["Multiplication"]
@@ -94,7 +94,7 @@ def test_an_operation_that_no_library_has_is_told(tmp_path, request_to):
 
 
 class _Replayed:
-    """Stands in for the fresh process, which answers as it is reported to."""
+    """Replaces the fresh process and gives fixed answers."""
 
     returncode = 0
 
@@ -122,18 +122,28 @@ class _Replayed:
 @pytest.mark.parametrize(
     ("ours", "theirs", "message"),
     [
-        ({"y": ["a", "b"]}, {"y": ["a", "c"]}, "output y of signature s is another one"),
-        ({"y": [1, 2]}, {"y": [1, 3]}, "output y of signature s is another one"),
-        ({"y": [1.0, 2.0]}, {"y": [1.0, 2.1]}, "output y of signature s is another one"),
-        ({"y": [1.0, 2.0]}, {"y": [[1.0, 2.0]]}, "output y of signature s is another one"),
+        (
+            {"y": ["a", "b"]},
+            {"y": ["a", "c"]},
+            "output y of signature s changes when it is exported",
+        ),
+        ({"y": [1, 2]}, {"y": [1, 3]}, "output y of signature s changes when it is exported"),
+        (
+            {"y": [1.0, 2.0]},
+            {"y": [1.0, 2.1]},
+            "output y of signature s changes when it is exported",
+        ),
+        (
+            {"y": [1.0, 2.0]},
+            {"y": [[1.0, 2.0]]},
+            "output y of signature s changes when it is exported",
+        ),
         ({"y": [1.0]}, {"z": [1.0]}, "signature s gives z when exported, but y in Python"),
         ({"y": [np.inf]}, {"y": [np.inf]}, "output y of signature s has infinite numbers"),
         ({"y": [1.0, -30.0]}, {"y": [1.00001, -30.001]}, None),
     ],
 )
-def test_text_and_whole_numbers_must_be_equal_and_others_close(
-    tmp_path, monkeypatch, ours, theirs, message
-):
+def test_answers_are_compared_by_type(tmp_path, monkeypatch, ours, theirs, message):
     monkeypatch.setattr(subprocess, "Popen", _Replayed(theirs))
     tensors = {name: tf.constant(value) for name, value in ours.items()}
     arguments = (tmp_path, [Request("s", {})], {"s": lambda: tensors})
@@ -166,13 +176,13 @@ _TIES = {
 
 
 @pytest.mark.parametrize(("kind", "count"), [("text", "2 of 20"), ("ids", "1 of 10")])
-def test_near_ties_are_reported_and_not_refused(tmp_path, monkeypatch, kind, count):
+def test_near_ties_are_a_warning(tmp_path, monkeypatch, kind, count):
     ours, theirs = _TIES[kind]
     with pytest.warns(UserWarning, match=f"{count} answers .* differ .* near ties"):
         _compare_with(theirs, ours, monkeypatch, tmp_path)
 
 
-def test_equal_answers_are_not_reported(tmp_path, monkeypatch, recwarn):
+def test_equal_answers_give_no_warning(tmp_path, monkeypatch, recwarn):
     for ours, _ in _TIES.values():
         _compare_with(ours, ours, monkeypatch, tmp_path)
     assert not recwarn.list
@@ -181,19 +191,25 @@ def test_equal_answers_are_not_reported(tmp_path, monkeypatch, recwarn):
 @pytest.mark.parametrize(
     ("theirs", "message"),
     [
-        ({"scores": [[-1.001]] + [[-1.0]] * 19}, "output scores of signature s is another one"),
+        (
+            {"scores": [[-1.001]] + [[-1.0]] * 19},
+            "output scores of signature s changes when it is exported",
+        ),
         ({"translations": [["x"]] * 3 + _TWENTY["translations"][3:]}, "3 of 20 .* too many for"),
         ({"translations": [["x"]] * 20}, "20 of 20 answers .* too many for near ties"),
-        ({"translations": [["x", "y"]] * 20}, "output translations of signature s is another"),
+        (
+            {"translations": [["x", "y"]] * 20},
+            "output translations of signature s changes when it is",
+        ),
     ],
 )
-def test_what_is_no_near_tie_is_refused(tmp_path, monkeypatch, theirs, message):
+def test_other_differences_are_rejected(tmp_path, monkeypatch, theirs, message):
     ours = _TWENTY | {"translations": [["z"]] * 20} if "20 of 20" in message else _TWENTY
     with pytest.raises(InputError, match=message):
         _compare_with(ours | theirs, ours, monkeypatch, tmp_path)
 
 
-def test_a_process_that_does_not_end_is_stopped_and_explained(tmp_path, monkeypatch):
+def test_process_that_hangs_is_stopped(tmp_path, monkeypatch):
     program = tmp_path / "hang.py"
     program.write_text("import time; time.sleep(600)")
     monkeypatch.setattr("keras_transformer.serving.replay_warm_up.__file__", str(program))

@@ -1,4 +1,4 @@
-"""The model card: what it tells, and what it keeps to itself."""
+"""The model card of an export."""
 
 import json
 
@@ -6,8 +6,8 @@ import pytest
 
 from keras_transformer.config import DataConfig, TrainingConfig, TransformerConfig
 from keras_transformer.errors import InputError
-from keras_transformer.export_versions import read_model_card
 from keras_transformer.serving.export import describe_run
+from keras_transformer.serving.versions import read_model_card
 from keras_transformer.text import learn_vocabulary
 from keras_transformer.training import RunConfigs, RunDirectory
 
@@ -37,7 +37,7 @@ def make_run(tmp_path):
     return make
 
 
-def test_an_exported_version_tells_what_it_is(exported, separate_translator):
+def test_model_card_describes_the_export(exported, separate_translator):
     card = read_model_card(exported)
     assert card["model"] == separate_translator.model.config.to_dict()
     assert card["search"] == json.loads(separate_translator.search.to_json())
@@ -60,7 +60,7 @@ def test_an_exported_version_tells_what_it_is(exported, separate_translator):
     assert {"tensorflow", "tensorflow-text", "keras"} < card["packages"].keys()
 
 
-def test_it_names_no_folder(make_run, tmp_path):
+def test_training_data_have_no_folders(make_run, tmp_path):
     files = {"train_source": "/home/me/train.en,/data/more.en", "train_target": "train.de,more.de"}
     run = make_run(**files, vocabulary=str(tmp_path / "bpe.model"))
     training = describe_run(run, "step-1000")
@@ -75,14 +75,14 @@ def test_it_names_no_folder(make_run, tmp_path):
     ("start", "name"),
     [("/data/runs/opus", "opus"), ("/data/runs/opus/checkpoints/step-100", "opus/step-100")],
 )
-def test_it_names_the_run_that_training_started_from(make_run, start, name):
+def test_origin_is_named_without_folders(make_run, start, name):
     run = make_run(train_source="a", train_target="b")
     path = run.path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"origin": {"start_from": start}}))
     assert describe_run(run, "step-1000")["origin"] == {"start_from": name}
 
 
-def test_metrics_are_those_of_the_checkpoint_or_else_of_the_last_one(make_run):
+def test_dev_metrics_are_those_of_the_checkpoint(make_run):
     run = make_run(train_source="a", train_target="b")
     of_last = {"step-2000": {"bleu": 30.5, "val_loss": 2.0}}
     assert describe_run(run, "step-1000")["dev_metrics"] == {"step-1000": {"bleu": 20.5}}
@@ -93,7 +93,7 @@ def test_metrics_are_those_of_the_checkpoint_or_else_of_the_last_one(make_run):
     assert describe_run(run, "average")["dev_metrics"] == {}
 
 
-def test_a_folder_without_a_card_is_refused(tmp_path):
+def test_missing_or_invalid_card_is_rejected(tmp_path):
     with pytest.raises(InputError, match="give the folder of an exported version"):
         read_model_card(tmp_path)
     path = tmp_path / "assets.extra" / "model_card.json"
@@ -101,6 +101,6 @@ def test_a_folder_without_a_card_is_refused(tmp_path):
     for text in ("[]", '{"training": null}', '{"training": []}'):
         path.write_text(text)
         with pytest.raises(
-            InputError, match="no model card of this release; export the model again"
+            InputError, match="not a model card of this release; export the model again"
         ):
             read_model_card(tmp_path)

@@ -15,7 +15,7 @@ import sustained_load
 
 from keras_transformer.config import EOS_ID, SearchConfig
 from keras_transformer.inference import Translator, XlaShapes
-from keras_transformer.serving import export
+from keras_transformer.serving.export import export
 
 pytestmark = pytest.mark.skipif(
     native_runtime.missing() is not None, reason=str(native_runtime.missing())

@@ -1,4 +1,4 @@
-"""The model server's settings: as its own parsers read them."""
+"""The model server's configuration files, read by its own parsers."""
 
 import pytest
 from google.protobuf import (
@@ -12,8 +12,7 @@ from tensorflow_serving.config import model_server_config_pb2
 
 from keras_transformer.errors import InputError
 from keras_transformer.serving.server_files import (
-    check_model_name,
-    check_models_config_name,
+    check_name,
     most_sentences,
     write_server_files,
 )
@@ -44,7 +43,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_the_batching_parameters_are_those_that_the_server_knows(folder):
+def test_server_parses_batching_parameters(folder):
     parameters = _message(
         "BatchingParameters",
         max_batch_size=_INT64,
@@ -59,7 +58,7 @@ def test_the_batching_parameters_are_those_that_the_server_knows(folder):
     assert parameters.pad_variable_length_inputs
 
 
-def test_the_model_is_found_where_the_docker_image_has_it(folder):
+def test_models_config_fits_the_docker_image(folder):
     config = model_server_config_pb2.ModelServerConfig()
     text = (folder / "models.config").read_text()
     text_format.Parse(text, config)
@@ -69,7 +68,7 @@ def test_the_model_is_found_where_the_docker_image_has_it(folder):
         "/models/words",
         "tensorflow",
     )
-    # What the comment tells to write is right too.
+    # The example in the comment is valid too.
     text = text.replace("# model_", "model_").replace("# version_", "version_")
     config = model_server_config_pb2.ModelServerConfig()
     text_format.Parse(text, config)
@@ -90,14 +89,14 @@ def test_batches_hold_the_largest_warm_up_request(folder, tmp_path):
     assert most_sentences(folder) is None
 
 
-def test_another_name_than_the_one_that_is_served_is_refused(folder, tmp_path_factory):
-    check_models_config_name(folder, "words")
-    check_models_config_name(tmp_path_factory.mktemp("new"), "others")
+def test_name_must_match_models_config(folder, tmp_path_factory):
+    check_name(folder, "words")
+    check_name(tmp_path_factory.mktemp("new"), "others")
     with pytest.raises(InputError, match=r"calls the model 'words', not 'others'; give --name=wor"):
-        check_models_config_name(folder, "others")
+        check_name(folder, "others")
 
 
-def test_monitoring_is_on(folder):
+def test_monitoring_is_enabled(folder):
     text = (folder / "monitoring.config").read_text()
     _, _, inner = text.partition("prometheus_config {")
     config = _message(
@@ -107,7 +106,7 @@ def test_monitoring_is_on(folder):
     assert (config.enable, config.path) == (True, "/monitoring/prometheus/metrics")
 
 
-def test_settings_that_a_person_has_changed_stay(folder):
+def test_existing_files_are_kept(folder):
     (folder / "batching_parameters.txt").write_text("max_batch_size { value: 8 }\n")
     (folder / "models.config").unlink()
     write_server_files(folder, "others", largest_batch=8)
@@ -115,27 +114,12 @@ def test_settings_that_a_person_has_changed_stay(folder):
     assert '"/models/others"' in (folder / "models.config").read_text()
 
 
-def test_where_one_cannot_be_written_none_is(tmp_path, monkeypatch):
-    from keras_transformer.serving import server_files
-
-    def write_atomically(path, content):
-        if path.name == "monitoring.config":
-            raise OSError(28, "No space left on device")
-        path.write_text(content)
-
-    (tmp_path / "models.config").write_text("mine")
-    monkeypatch.setattr(server_files, "write_atomically", write_atomically)
-    with pytest.raises(OSError, match="No space left"):
-        write_server_files(tmp_path, "words", largest_batch=8)
-    assert [path.name for path in tmp_path.iterdir()] == ["models.config"]
-
-
 @pytest.mark.parametrize("name", ["words", "en-de", "v1.2_größe"])
-def test_a_name_may_have_letters_digits_and_some_signs(name):
-    check_model_name(name)
+def test_valid_names_are_accepted(name, tmp_path):
+    check_name(tmp_path, name)
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a/b", "a:b", 'a"b', "a\n"])
-def test_a_name_that_an_address_cannot_have_is_refused(name):
+def test_names_that_urls_cannot_have_are_rejected(name, tmp_path):
     with pytest.raises(InputError, match=r"the model's name .* must consist of letters"):
-        check_model_name(name)
+        check_name(tmp_path, name)

@@ -1,4 +1,4 @@
-"""Requests to warm up with: for each signature, of each size, of all lengths."""
+"""Warm-up requests: for each signature, of each size, of all lengths."""
 
 import types
 
@@ -53,23 +53,23 @@ def _inputs(requests, signature):
     return [inputs for name, inputs in requests if name == signature]
 
 
-def test_each_signature_has_single_sentences_and_batches_of_all_lengths(requests):
+def test_requests_have_all_signatures_and_lengths(requests):
     assert {name for name, _ in requests} == _SIGNATURES.keys()
     texts = [inputs["text"].tolist() for inputs in _inputs(requests, "serving_default")]
     assert texts == [[b"a"], [b"a b c"], [b"a b c d e"], [b"a", b"a b c", b"a b c d e"]]
 
 
-def test_every_input_has_a_row_for_each_sentence(requests):
+def test_inputs_have_a_row_for_each_sentence(requests):
     for _, inputs in requests:
         assert {value.shape[0] for value in inputs.values()} in ({1}, {3})
 
 
-def test_targets_are_text_of_like_length(requests):
+def test_targets_are_as_long_as_sources(requests):
     inputs = _inputs(requests, "score")[-1]
     assert [len(text.split()) for text in inputs["target"]] == [1, 3, 5]
 
 
-def test_tokens_have_an_end_and_padding(requests, translator):
+def test_tokens_have_eos_and_padding(requests, translator):
     ids = _inputs(requests, "tokens")[-1]["source"]
     assert ids.dtype == np.int32
     assert (ids == EOS_ID).sum(axis=1).tolist() == [1, 1, 1]
@@ -77,14 +77,14 @@ def test_tokens_have_an_end_and_padding(requests, translator):
     assert decoded == ["a", "a b c", "a b c d e"]
 
 
-def test_options_are_left_as_exported(requests):
+def test_options_stay_as_exported(requests):
     inputs = _inputs(requests, "options")[-1]
     assert inputs["penalty"].tolist() == [-1.0] * 3
     assert inputs["limit"].tolist() == [-1] * 3
     assert inputs["prefix"].tolist() == [b""] * 3
 
 
-def test_each_shape_that_xla_compiles_is_asked_for(translator, requests):
+def test_each_compiled_shape_is_warmed_up(translator, requests):
     compiled = types.SimpleNamespace(**vars(translator) | {"xla": XlaShapes((1, 4), (3, 8))})
     more = make_requests(compiled, _SIGNATURES, _SENTENCES, batch_sizes=(1, 3))[len(requests) :]
     assert [signature for signature, _ in more] == ["tokens"] * 4
@@ -93,7 +93,7 @@ def test_each_shape_that_xla_compiles_is_asked_for(translator, requests):
     assert all((inputs["source"][:, -1] == EOS_ID).all() for _, inputs in more)
 
 
-def test_no_request_is_larger_than_the_server_takes(translator):
+def test_requests_are_no_larger_than_accepted(translator):
     compiled = types.SimpleNamespace(**vars(translator) | {"xla": XlaShapes((1, 64), (4, 8))})
     requests = make_requests(compiled, _SIGNATURES, _SENTENCES, (1, 3, 64), most_sentences=2)
     assert {request.size for request in requests} == {1, 2}
@@ -102,7 +102,7 @@ def test_no_request_is_larger_than_the_server_takes(translator):
 
 
 @pytest.mark.parametrize("sentences", [(), ["", " "]])
-def test_where_there_are_no_sentences_they_are_made_of_the_vocabulary(translator, sentences):
+def test_sentences_are_generated_by_default(translator, sentences):
     requests = make_requests(translator, _SIGNATURES, sentences)
     texts = _inputs(requests, "serving_default")[-1]["text"]
     lengths = [len(text.split()) for text in texts]
@@ -115,13 +115,13 @@ def test_where_there_are_no_sentences_they_are_made_of_the_vocabulary(translator
     )
 
 
-def test_long_sentences_are_sent_whole_and_their_tokens_as_far_as_they_are_read(translator):
+def test_tokens_of_long_sentences_are_truncated(translator):
     requests = make_requests(translator, _SIGNATURES, ["a " * 500], batch_sizes=[1])
     assert len(_inputs(requests, "serving_default")[0]["text"][0]) == 1000
     assert _inputs(requests, "tokens")[0]["source"].shape == (1, 13)
 
 
-def test_the_file_is_a_record_file_of_prediction_logs(requests, tmp_path):
+def test_file_is_a_tfrecord_of_prediction_logs(requests, tmp_path):
     write_requests(tmp_path, requests, "words")
     path = tmp_path / "assets.extra" / "tf_serving_warmup_requests"
     records = [record.numpy() for record in tf.data.TFRecordDataset(str(path))]
@@ -135,6 +135,6 @@ def test_the_file_is_a_record_file_of_prediction_logs(requests, tmp_path):
             assert np.array_equal(tf.make_ndarray(request.inputs[name]), value)
 
 
-def test_more_requests_than_a_server_takes_are_refused(translator):
+def test_too_many_requests_are_rejected(translator):
     with pytest.raises(InputError, match=r"1004 warm-up requests are more than the 1000"):
         make_requests(translator, _SIGNATURES, _SENTENCES, batch_sizes=range(2, 253))
