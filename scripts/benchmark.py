@@ -98,8 +98,8 @@ _JSON = flags.DEFINE_boolean("json", False, "Print one JSON object for each row 
 _CHECK = flags.DEFINE_boolean(
     "check",
     False,
-    "Hold the figures against the targets of BUILD_NOTES.md; exit with 1 where one is missed, or "
-    "none was measured.",
+    "Compare the figures with the targets; exit with status 1 if one is missed or none was "
+    "measured.",
 )
 
 
