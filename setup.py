@@ -26,6 +26,7 @@ setup(
         "keras>=3.10",
         "num2words",
         "protobuf>=5",
+        "rapidfuzz",
         "sacrebleu>=2.4",
         # 0.2.1 crashes on blank text.
         "sentencepiece>=0.2.2",

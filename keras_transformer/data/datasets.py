@@ -87,7 +87,7 @@ class DatasetSplit:
 def _find_builder(name: str, data_dir: str | os.PathLike[str] | None) -> Any:
     import tensorflow_datasets as tfds
 
-    from keras_transformer.tasks.parsing import toy_grammar  # noqa: F401 (register themselves)
+    from keras_transformer.data import number_names  # noqa: F401 (registers itself)
 
     try:
         return tfds.builder(name, data_dir=data_dir)

@@ -1,10 +1,11 @@
-"""What a model is trained for: how text is read, outputs are repaired and a metric decides.
+"""What a model is trained for: how text is read, outputs are completed and a metric decides.
 
-A task of one's own is a `Task` in a file of its own and a line in `_BUILT_IN`, or a call of
-`register_task`.
+A new task is a subclass of `Task` in its own file, with the decorator `register_task`.
 """
 
-from keras_transformer.tasks.base import (
+from keras_transformer.tasks.parsing import ParsingTask
+from keras_transformer.tasks.pronunciation import PronunciationTask
+from keras_transformer.tasks.task import (
     VALIDATION_METRICS,
     Metric,
     Task,
@@ -12,13 +13,7 @@ from keras_transformer.tasks.base import (
     register_task,
     registered_tasks,
 )
-from keras_transformer.tasks.parsing import ParsingTask
-from keras_transformer.tasks.pronunciation import PronunciationTask
 from keras_transformer.tasks.translation import TranslationTask
-
-_BUILT_IN = (TranslationTask, ParsingTask, PronunciationTask)
-for _task in _BUILT_IN:
-    register_task(_task)
 
 __all__ = [
     "VALIDATION_METRICS",

@@ -1,7 +1,7 @@
 """Pronunciation of words (grapheme to phoneme): characters in, phones out.
 
-Measured by the share of words and of phones that are wrong, against the nearest of the
-pronunciations that the dictionary gives.
+Measured by word and phone error rate, against the nearest of the pronunciations that the
+dictionary gives.
 """
 
 import dataclasses
@@ -12,92 +12,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from keras_transformer.config import DataConfig, option
-from keras_transformer.data.sources import file_identity
 from keras_transformer.errors import InputError, check_choice
 from keras_transformer.files import Path, iterate_lines
-from keras_transformer.tasks.base import Metric, Task
+from keras_transformer.tasks.task import Metric, Task, register_task
 
-# Pronunciation dictionaries, read as streams of words and their phones.
-
-_COMMENT = ";;;"
-_VARIANT_NUMBER = re.compile(r"\(\d+\)$")
-_STRESS = re.compile(r"\d+$")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PronunciationDictionary:
-    """A file with a word and one pronunciation of it on each line: phones between spaces.
-
-    A tab stands between the two, and the word may then have spaces in it; or else spaces, as in
-    CMUdict. Its conventions are understood: lines that begin with ";;;" are comments, and so is, on
-    lines without a tab, what follows " #"; WORD(1) is one more pronunciation of WORD. Blank lines
-    are skipped.
-
-    Iteration yields a word and its phones, both in Unicode's form C, and raises `InputError` if the
-    file cannot be read, or a line lacks a word or phones.
-
-    Attributes:
-        path: the file, plain or .gz.
-        keep_stress: whether phones keep the digits at their ends, such as 1 in AH1.
-        part: which words to read, all pronunciations of each: those whose place in [0, 1), a hash,
-            is at least the first number and below the second.
-    """
-
-    path: Path
-    keep_stress: bool = True
-    part: tuple[float, float] = (0.0, 1.0)
-
-    def __str__(self) -> str:
-        return str(self.path)
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """Kind, what `file_identity` gives, and how the file is read."""
-        return {
-            "kind": "pronunciation dictionary",
-            "files": [file_identity(self.path)],
-            "keep_stress": self.keep_stress,
-            "part": list(self.part),
-        }
-
-    def __iter__(self) -> Iterator[tuple[str, str]]:
-        first, end = self.part
-        for number, line in enumerate(iterate_lines(self.path), start=1):
-            if not line.strip() or line.startswith(_COMMENT):
-                continue
-            word, phones = self._split(unicodedata.normalize("NFC", line))
-            if not word or not phones:
-                raise InputError(
-                    f"{self.path}, line {number}: expected a word, a tab or spaces, and its "
-                    f"phones between spaces, got {line[:60]!r}; fix the line"
-                )
-            if first <= _place(word) < end:
-                yield word, phones
-
-    def _split(self, line: str) -> tuple[str, str]:
-        word, tab, text = line.partition("\t")
-        if not tab:
-            word, text = [*line.split(maxsplit=1), ""][:2]
-            text = f" {text}".partition(" #")[0]
-        return _VARIANT_NUMBER.sub("", word.strip()), normalize_phones(text, self.keep_stress)
-
-
-def normalize_phones(text: str, keep_stress: bool) -> str:
-    """Returns phones with one space between them, in Unicode's form C."""
-    phones = unicodedata.normalize("NFC", text).split()
-    return " ".join(phones if keep_stress else (_STRESS.sub("", phone) for phone in phones))
-
-
-def _place(word: str) -> float:
-    """Returns a number in [0, 1) that depends on the word alone."""
-    digest = hashlib.blake2b(word.encode(), digest_size=6).digest()
-    return int.from_bytes(digest, "big") / 2**48
-
-
-if TYPE_CHECKING:  # needs TensorFlow, which takes long to import
+if TYPE_CHECKING:  # tasks load without TensorFlow
     from keras_transformer.data import PairSource
 
 
+@register_task
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PronunciationTask(Task):
     """Pronunciation of words, learned from dictionaries."""
@@ -140,19 +63,15 @@ class PronunciationTask(Task):
     def check_data(self, data: DataConfig) -> None:
         if data.train_source and not self._has_dev_set(data):
             raise InputError(
-                "without a dev set words are held out of dictionaries only: give --dev_file, or "
-                "--train_file in place of --train_source and --train_target"
+                "only dictionaries can hold words out as a dev set: give --dev_file, or "
+                "--train_file instead of --train_source and --train_target"
             )
 
     def pair_sources(self, data: DataConfig, split: str) -> "list[PairSource]":
-        """Returns the dictionaries of a split, or its part of those to train on."""
-        from keras_transformer.tasks.pronunciation import PronunciationDictionary
-
+        """Returns the dictionaries of a split, or its part of the training dictionaries."""
         found = super().pair_sources(data, split)
-        if self._has_dev_set(data):
+        if self._has_dev_set(data) or (split != "train" and found):
             return found
-        if split != "train" and found:
-            return found  # a test set of its own
         share = self.held_out
         parts = {"train": (2 * share, 1.0), "validation": (0.0, share), "test": (share, 2 * share)}
         check_choice("split", split, tuple(parts))
@@ -167,15 +86,11 @@ class PronunciationTask(Task):
         return (data.dev_file, data.dev_source, data.dataset) != (None, None, None)
 
     def read_answers(self, path: Path) -> list[str]:
-        """Returns the pronunciations of a file, written as those of a dictionary are read."""
-        from keras_transformer.tasks.pronunciation import normalize_phones
-
+        """Returns the pronunciations of a file, normalized like those of a dictionary."""
         return [normalize_phones(line, self.keep_stress) for line in super().read_answers(path)]
 
     def read_file(self, path: Path) -> "PairSource":
         """Returns the words and phones of a dictionary."""
-        from keras_transformer.tasks.pronunciation import PronunciationDictionary
-
         return PronunciationDictionary(path=path, keep_stress=self.keep_stress)
 
     def evaluate(
@@ -183,8 +98,8 @@ class PronunciationTask(Task):
     ) -> dict[str, Any]:
         """Returns error rates in percent, see `Task.evaluate`.
 
-        "wer": words with another answer than each of their references. "per": insertions, deletions
-        and substitutions of phones that make each answer its nearest reference, over the phones of
+        "wer": words whose answer is none of their references. "per": insertions, deletions and
+        substitutions of phones between each answer and its nearest reference, over the phones of
         these references. A source that occurs several times is one word with several references.
         """
         return self.evaluate_n_best([[output] for output in outputs], references, sources)
@@ -197,7 +112,7 @@ class PronunciationTask(Task):
         variants: dict[str, list[str]] = {}
         for word, reference in zip(sources, references, strict=True):
             variants.setdefault(word, []).append(reference)
-        nearest = [_nearest(answers[word], variants[word]) for word in variants]
+        nearest = [_compare(answers[word], variants[word]) for word in variants]
         edits, phones = zip(*nearest, strict=True)
         return {
             "wer": 100 * sum(map(bool, edits)) / len(variants),
@@ -214,28 +129,89 @@ class PronunciationTask(Task):
         }
 
 
-def _nearest(answers: Sequence[str], references: Sequence[str]) -> tuple[int, int]:
-    """Returns the least edits between an answer and a reference, and the latter's phones.
+def _compare(answers: Sequence[str], references: Sequence[str]) -> tuple[int, int]:
+    """Returns the fewest edits between an answer and a reference, and this reference's phones.
 
-    Of references that are as near, the longest counts.
+    Of several nearest references the longest counts.
     """
+    from rapidfuzz.distance import Levenshtein
+
     pairs = [(answer.split(), reference.split()) for answer in answers for reference in references]
-    edits, negative_length = min((count_edits(*pair), -len(pair[1])) for pair in pairs)
+    edits, negative_length = min((Levenshtein.distance(*pair), -len(pair[1])) for pair in pairs)
     return edits, -negative_length
 
 
-def count_edits(answer: Sequence[str], reference: Sequence[str]) -> int:
-    """Returns the least insertions, deletions and substitutions between two sequences.
+_COMMENT = ";;;"
+_VARIANT_NUMBER = re.compile(r"\(\d+\)$")
+_STRESS = re.compile(r"\d+$")
 
-    Example:
-        >>> count_edits("s IH t".split(), "s IH t IH N".split())
-        2
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PronunciationDictionary:
+    """A file with a word and one of its pronunciations on each line: phones between spaces.
+
+    A tab stands between the two, and the word may contain spaces; or else spaces, as in CMUdict,
+    whose conventions hold: lines that begin with ";;;" are comments, and so is, on lines without a
+    tab, what follows " #"; WORD(1) is another pronunciation of WORD. Blank lines are skipped.
+
+    Iteration yields a word and its phones, both in Unicode's form C, and raises `InputError` if the
+    file cannot be read, or a line lacks a word or phones.
+
+    Attributes:
+        path: the file, plain or .gz.
+        keep_stress: whether phones keep the digits at their ends, such as 1 in AH1.
+        part: which words to read, with all their pronunciations: a hash places each word in
+            [0, 1), and those from the first number up to the second are read.
     """
-    row = list(range(len(reference) + 1))  # of the answer so far, to each prefix of the reference
-    for deleted, token in enumerate(answer, start=1):
-        above, row = row, [deleted]
-        for place, expected in enumerate(reference):
-            row.append(
-                min(above[place] + (token != expected), above[place + 1] + 1, row[place] + 1)
-            )
-    return row[-1]
+
+    path: Path
+    keep_stress: bool = True
+    part: tuple[float, float] = (0.0, 1.0)
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Kind, what `file_identity` gives, and how the file is read."""
+        from keras_transformer.data.sources import file_identity
+
+        return {
+            "kind": "pronunciation dictionary",
+            "files": [file_identity(self.path)],
+            "keep_stress": self.keep_stress,
+            "part": list(self.part),
+        }
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        first, end = self.part
+        for number, line in enumerate(iterate_lines(self.path), start=1):
+            if not line.strip() or line.startswith(_COMMENT):
+                continue
+            word, phones = self._split(unicodedata.normalize("NFC", line))
+            if not word or not phones:
+                raise InputError(
+                    f"{self.path}, line {number}: expected a word, a tab or spaces, and its "
+                    f"phones between spaces, got {line[:60]!r}; fix the line"
+                )
+            if first <= _place(word) < end:
+                yield word, phones
+
+    def _split(self, line: str) -> tuple[str, str]:
+        word, tab, text = line.partition("\t")
+        if not tab:
+            word, text = [*line.split(maxsplit=1), ""][:2]
+            text = f" {text}".partition(" #")[0]
+        return _VARIANT_NUMBER.sub("", word.strip()), normalize_phones(text, self.keep_stress)
+
+
+def normalize_phones(text: str, keep_stress: bool) -> str:
+    """Returns phones with one space between them, in Unicode's form C."""
+    phones = unicodedata.normalize("NFC", text).split()
+    return " ".join(phones if keep_stress else (_STRESS.sub("", phone) for phone in phones))
+
+
+def _place(word: str) -> float:
+    """Returns a number in [0, 1) that depends on the word alone."""
+    digest = hashlib.blake2b(word.encode(), digest_size=6).digest()
+    return int.from_bytes(digest, "big") / 2**48

@@ -5,9 +5,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from keras_transformer.config import option
-from keras_transformer.tasks.base import Metric, Task
+from keras_transformer.tasks.task import Metric, Task, register_task, share_equal
 
 
+@register_task
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TranslationTask(Task):
     """Translation, compared with one reference for each sentence."""
@@ -27,8 +28,8 @@ class TranslationTask(Task):
     built_in_data = {"dataset": "number_names/en-de", "vocabulary_size": 200}  # noqa: RUF012
 
     def postprocess(self, outputs: Sequence[str], sources: Sequence[str]) -> list[str]:
-        """Returns the outputs, pieces joined where the text is cut into pieces."""
-        return self._whole_words(outputs)
+        """Returns the outputs, with their pieces joined if `remove_bpe`."""
+        return [join_pieces(text) for text in outputs] if self.remove_bpe else list(outputs)
 
     def evaluate(
         self, outputs: Sequence[str], references: Sequence[str], sources: Sequence[str]
@@ -36,13 +37,12 @@ class TranslationTask(Task):
         """Returns the metrics of a corpus; see `Task.evaluate`.
 
         "bleu" and "chrf" in 0..100 with "bleu_signature" and "chrf_signature", and "exact_match"
-        in 0..1. "bleu" is None where no translation has the four words that BLEU needs.
+        in 0..1. "bleu" is None if no translation has the four words that BLEU needs.
         """
         from sacrebleu.metrics.bleu import BLEU
         from sacrebleu.metrics.chrf import CHRF
 
-        references = self._whole_words(references)
-        pairs = list(zip(outputs, references, strict=True))
+        references = self.postprocess(references, sources)
         bleu = BLEU(lowercase=self.bleu_lowercase, tokenize=self.bleu_tokenize, force=True)
         chrf = CHRF()
         result = bleu.corpus_score(outputs, [references])
@@ -52,7 +52,7 @@ class TranslationTask(Task):
             "bleu_signature": str(bleu.get_signature()),
             "chrf": chrf.corpus_score(outputs, [references]).score,
             "chrf_signature": str(chrf.get_signature()),
-            "exact_match": sum(ours == theirs for ours, theirs in pairs) / len(pairs),
+            "exact_match": share_equal(outputs, references),
         }
 
     def report(self, results: Mapping[str, Any]) -> dict[str, str]:
@@ -66,14 +66,11 @@ class TranslationTask(Task):
             "exact match": f"{results['exact_match']:.4f}",
         }
 
-    def _whole_words(self, texts: Sequence[str]) -> list[str]:
-        return [join_pieces(text) for text in texts] if self.remove_bpe else list(texts)
-
 
 def join_pieces(text: str) -> str:
-    """Returns text with the words whole that were cut into pieces marked with "@@ ".
+    """Returns text whose words were cut into pieces marked with "@@ ", with whole words.
 
-    A mark at the end of the text, of a word that was not finished, is removed too.
+    Removes a mark at the end of the text, too, where a word was not finished.
 
     Example:
         >>> join_pieces("un@@ happy dog")

@@ -37,7 +37,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from keras_transformer.errors import InputError
 from keras_transformer.objectives import OF_TRAINING_ONLY
 from keras_transformer.tasks import VALIDATION_METRICS, Metric
-from keras_transformer.tasks.base import TRAINING_VALUES
+from keras_transformer.tasks.task import TRAINING_VALUES
 
 # How many batches of the run have been trained on: what every other callback counts by.
 

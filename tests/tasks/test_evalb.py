@@ -19,28 +19,28 @@ def score(output, reference=GOLD):
     return score_tree(parse_tree(output), parse_tree(reference))
 
 
-def test_the_reference_itself_is_complete():
+def test_score_of_the_reference_itself():
     assert score(GOLD) == ("ok", 6, 4, 4, 4, 0, 4, 4)
 
 
-def test_brackets_are_compared_without_punctuation_and_by_base_labels():
+def test_punctuation_and_functional_tags_are_ignored():
     # S, NP and ADVP (which PRT is) are right, VP begins a word too early and crosses NP.
     output = "(S (NP (DT the)) (VP (NN dog) (NP=2 (VB barks)) (ADVP (RP out) (, ,))) (. .))"
     output = output.replace("(, ,)", "").replace("(NN dog)", "(NN dog) (, ,)")
     assert score(output) == ("ok", 6, 2, 4, 5, 1, 4, 3)
 
 
-def test_equal_brackets_count_as_often_as_they_occur():
+def test_equal_brackets_are_a_multiset():
     assert score("(X (X (X (A a))))", "(X (X (A a)))")[2:5] == (2, 2, 3)
 
 
-def test_other_words_are_an_error_and_no_words_are_skipped():
+def test_status_of_other_words_and_no_words():
     assert score("(S (A a))").status == "error"
     assert score(GOLD.replace("(, ,)", "(NN ,)")).status == "error"
     assert score("(S (. .))", "(S (. .) (-NONE- *))") == ("skip", 1, *[0] * 6)
 
 
-def test_totals_leave_errors_out():
+def test_summary_ignores_errors():
     scores = [score(GOLD), score("(S (A a))"), score("(X (X (X (A a))))", "(X (X (A a)))")]
     summary = summarize(scores)
     assert (summary["sentences"], summary["errors"], summary["complete_match"]) == (3, 1, 50)
@@ -49,12 +49,12 @@ def test_totals_leave_errors_out():
     assert summary["f1"] == pytest.approx(100 * 12 / 13)
 
 
-def test_nothing_is_found_in_nothing():
+def test_summary_of_nothing():
     assert summarize([])["f1"] == 0
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="needs ../shared/data/evalb")
-def test_each_stored_pair_and_the_totals_are_evalbs():
+def test_scores_equal_evalbs_on_stored_pairs():
     gold, test = (
         [tree for _, tree in read_trees((DATA / name).read_text().splitlines(), name)]
         for name in ("gold.mrg", "test.mrg")
@@ -90,7 +90,7 @@ def right_branching(tree):
 
 
 @pytest.mark.skipif(not (SHARED / "gum_const").is_dir(), reason="needs ../shared/data/gum_const")
-def test_right_branching_trees_are_a_baseline_on_real_text():
+def test_right_branching_baseline_on_gum():
     with gzip.open(SHARED / "gum_const" / "test.mrg.gz", "rt", encoding="utf-8") as file:
         trees = [clean(tree) for _, tree in read_trees(file, "test.mrg.gz")]
     summary = summarize(score_tree(right_branching(tree), tree) for tree in trees)

@@ -1,11 +1,13 @@
-"""The task of pronunciation: error rates, splits and defaults."""
+"""Pronunciation: dictionaries, error rates, splits and defaults."""
+
+import unicodedata
 
 import pytest
 
 from keras_transformer.config import DataConfig
 from keras_transformer.errors import InputError
 from keras_transformer.tasks import PronunciationTask
-from keras_transformer.tasks.pronunciation import count_edits
+from keras_transformer.tasks.pronunciation import PronunciationDictionary
 from keras_transformer.training import make_vocabularies, read_test_text, read_validation_texts
 
 
@@ -21,16 +23,7 @@ def dictionary(tmp_path):
     return str(path)
 
 
-@pytest.mark.parametrize(
-    ("answer", "reference", "edits"),
-    [("", "", 0), ("", "a b", 2), ("a b", "", 2), ("k i t ə n", "s i t i ŋ", 3),
-     ("a b c", "b c", 1), ("b c", "a b c", 1), ("a b c d", "a x c d", 1), ("a b", "b a", 2)],
-)  # fmt: skip
-def test_edits_are_insertions_deletions_and_substitutions(answer, reference, edits):
-    assert count_edits(answer.split(), reference.split()) == edits
-
-
-def test_a_word_is_right_if_it_is_any_of_its_references_and_edits_are_to_the_nearest():
+def test_error_rates_count_the_nearest_reference():
     sources = ["read", "tomato", "read", "lead"]
     references = ["r ɛ d", "t ə m ɑ t əʊ", "r iː d", "l ɛ d"]
     # The first is its second reference; one edit of six phones; two of three.
@@ -44,14 +37,14 @@ def test_a_word_is_right_if_it_is_any_of_its_references_and_edits_are_to_the_nea
     }  # fmt: skip
 
 
-def test_of_references_as_near_the_longest_counts():
+def test_longest_of_several_nearest_references_counts():
     rates = PronunciationTask().evaluate(["a b"] * 2, ["a", "a b c d e"], ["x", "x"])
     assert rates["per"] == 100.0
     rates = PronunciationTask().evaluate(["a b"] * 2, ["a", "a b c"], ["x", "x"])
     assert rates["per"] == pytest.approx(100 / 3)
 
 
-def test_an_n_best_list_is_as_good_as_its_best_answer():
+def test_n_best_lists_count_their_best_answer():
     n_best = [["a b", "a c"], ["a", "b d"]]
     rates = PronunciationTask().evaluate_n_best(n_best, ["a c", "b c"], ["x", "y"])
     assert rates == {"wer": 50.0, "per": 25.0, "words": 2}
@@ -59,7 +52,7 @@ def test_an_n_best_list_is_as_good_as_its_best_answer():
     assert best == {"wer": 100.0, "per": 75.0, "words": 2}
 
 
-def test_without_a_dev_set_words_of_the_dictionary_are_held_out_for_dev_and_test(dictionary):
+def test_words_are_held_out_for_dev_and_test(dictionary):
     task = PronunciationTask(held_out=0.1)
     data = DataConfig(train_file=dictionary, **task.default_data)
     splits = [
@@ -78,7 +71,7 @@ def test_without_a_dev_set_words_of_the_dictionary_are_held_out_for_dev_and_test
     assert {word for source in task.pair_sources(named, "train") for word, _ in source} == splits[0]
 
 
-def test_where_a_dev_set_is_named_all_of_the_dictionary_is_trained_on(dictionary):
+def test_with_a_dev_set_all_words_are_trained_on(dictionary):
     task = PronunciationTask()
     data = DataConfig(train_file=dictionary, dev_file=dictionary, **task.default_data)
     for split in ("train", "validation"):
@@ -87,7 +80,7 @@ def test_where_a_dev_set_is_named_all_of_the_dictionary_is_trained_on(dictionary
         read_test_text(data, task=task)
 
 
-def test_tokens_are_characters_of_words_with_spaces_and_whole_phones(tmp_path):
+def test_tokens_are_characters_and_phones(tmp_path):
     path = tmp_path / "vie.tsv"
     path.write_text("an giang\tʔ aː n ˧˧ z aː ŋ ˧˧\nan\tʔ aː n ˧˧\n")
     task = PronunciationTask()
@@ -99,7 +92,7 @@ def test_tokens_are_characters_of_words_with_spaces_and_whole_phones(tmp_path):
     assert target.pieces(ids) == ["▁ʔ", "▁aː", "▁n", "▁˧˧"]
 
 
-def test_answers_are_compared_as_the_dictionary_is_read(tmp_path):
+def test_answers_are_normalized_like_the_dictionary(tmp_path):
     path = tmp_path / "answers.txt"
     path.write_text("K  AE1 T\ne\u0301\n", encoding="utf-8")
     assert PronunciationTask().read_answers(path) == ["K AE1 T", "é"]
@@ -108,12 +101,81 @@ def test_answers_are_compared_as_the_dictionary_is_read(tmp_path):
 
 def test_parallel_files_need_a_dev_set():
     data = DataConfig(train_source="a", train_target="b")
-    with pytest.raises(InputError, match="held out of dictionaries only: give --dev_file"):
+    with pytest.raises(InputError, match="only dictionaries can hold words out as a dev set"):
         PronunciationTask().check_data(data)
     PronunciationTask().check_data(data.replace(dev_file="c"))
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, -1.0])
-def test_a_share_out_of_range_is_refused(share):
+def test_held_out_out_of_range_is_rejected(share):
     with pytest.raises(InputError, match=r"held_out must be above 0 and below 0\.5, got"):
         PronunciationTask(held_out=share)
+
+
+CMUDICT = """;;; # CMUdict
+'BOUT  B AW1 T
+
+READ  R EH1 D
+READ(1)  R IY1 D
+AALBORG  AO1 L B AO0 R G # place, danish
+"""
+
+
+@pytest.fixture(name="make")
+def make_dictionary(tmp_path):
+    """Writes a dictionary and reads it."""
+
+    def make(text, **options):
+        path = tmp_path / "dictionary"
+        path.write_text(text, encoding="utf-8")
+        return PronunciationDictionary(path=path, **options)
+
+    return make
+
+
+def test_dictionary_reads_cmudict(make):
+    assert list(make(CMUDICT)) == [
+        ("'BOUT", "B AW1 T"),
+        ("READ", "R EH1 D"),
+        ("READ", "R IY1 D"),
+        ("AALBORG", "AO1 L B AO0 R G"),
+    ]
+    without = [phones for _, phones in make(CMUDICT, keep_stress=False)]
+    assert without == ["B AW T", "R EH D", "R IY D", "AO L B AO R G"]
+
+
+def test_dictionary_with_tabs_has_no_comments(make):
+    assert list(make("an giang\tʔ  aː n # ˧˧\r\nab\ta b \n")) == [
+        ("an giang", "ʔ aː n # ˧˧"),
+        ("ab", "a b"),
+    ]
+
+
+def test_dictionary_composes_characters(make):
+    text = "\u00e9t\u00e9\te t \u00e3\n"
+    assert unicodedata.normalize("NFD", text) != text
+    assert list(make(unicodedata.normalize("NFD", text))) == [("été", "e t ã")]
+
+
+@pytest.mark.parametrize("line", ["word", "word\t", "\tw ɜ d", "word # w ɜ d"])
+def test_dictionary_reports_incomplete_lines(make, line):
+    with pytest.raises(InputError, match=r"dictionary, line 2: expected a word, a tab or spaces"):
+        list(make(f"a\tb\n{line}\n"))
+
+
+def test_dictionary_parts_are_disjoint(make):
+    lines = [f"w{number}\t{phone}" for phone in "ab" for number in range(400)]
+    text = "\n".join(lines) + "\n"
+    parts = [list(make(text, part=part)) for part in ((0.0, 0.1), (0.1, 0.2), (0.2, 1.0))]
+    assert sorted(pair for part in parts for pair in part) == sorted(make(text))
+    words = [{word for word, _ in part} for part in parts]
+    assert words[0].isdisjoint(words[1] | words[2]) and words[1].isdisjoint(words[2])
+    assert [len(part) for part in parts] == [2 * len(each) for each in words]
+    assert all(20 < len(each) < 60 for each in words[:2])
+
+
+def test_dictionary_identity(make):
+    first = make("a\tb\n").identity
+    assert make("a\tb\n", part=(0.0, 0.5)).identity["part"] != first["part"]
+    assert make("a\tb\n", keep_stress=False).identity["keep_stress"] != first["keep_stress"]
+    assert make("aa\tb\n").identity["files"] != first["files"]

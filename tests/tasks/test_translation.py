@@ -1,4 +1,4 @@
-"""Translation: its metrics, and pieces of words that are joined."""
+"""Translation: metrics, and words that were cut into pieces."""
 
 import pytest
 
@@ -10,7 +10,7 @@ def evaluate(outputs, references, **options):
     return task.evaluate(task.postprocess(outputs, references), references, references)
 
 
-def test_equal_text_scores_100_and_the_signature_says_how():
+def test_equal_text_scores_100():
     lines = ["a man rides a brown horse .", "two dogs play in the snow ."]
     scores = evaluate(lines, lines)
     assert scores["bleu"] == pytest.approx(100)
@@ -20,7 +20,7 @@ def test_equal_text_scores_100_and_the_signature_says_how():
     assert "tok:13a" in scores["bleu_signature"]
 
 
-def test_bleu_is_the_geometric_mean_of_the_precisions_by_hand():
+def test_bleu_worked_by_hand():
     # 7 of 8 words, 5 of 7 pairs, 3 of 6 triples and 1 of 5 quadruples are in the reference,
     # and both have 8 words, so that there is no brevity penalty.
     scores = evaluate(["a b c x e f g h"], ["a b c d e f g h"])
@@ -28,22 +28,17 @@ def test_bleu_is_the_geometric_mean_of_the_precisions_by_hand():
     assert scores["exact_match"] == 0
 
 
-def test_case_counts_unless_it_is_told_not_to():
+def test_bleu_lowercase_ignores_case():
     translation, reference = ["A Man Rides A Horse"], ["a man rides a horse"]
     assert evaluate(translation, reference)["bleu"] < 50
     assert evaluate(translation, reference, bleu_lowercase=True)["bleu"] == pytest.approx(100)
 
 
-def test_bleu_is_none_where_no_sentence_has_four_words():
+def test_bleu_is_none_without_four_words():
     scores = evaluate(["zweiundvierzig"], ["zweiundvierzig"])
     assert scores["bleu"] is None
     characters = evaluate(["zweiundvierzig"], ["zweiundvierzig"], bleu_tokenize="char")
     assert characters["bleu"] == pytest.approx(100)
-
-
-def test_as_many_references_as_translations_are_needed():
-    with pytest.raises(ValueError, match="shorter"):
-        evaluate(["a", "b"], ["a"])
 
 
 @pytest.mark.parametrize(
@@ -56,11 +51,11 @@ def test_as_many_references_as_translations_are_needed():
         ("", ""),
     ],
 )
-def test_pieces_that_are_marked_are_joined(pieces, text):
+def test_join_pieces(pieces, text):
     assert join_pieces(pieces) == text
 
 
-def test_pieces_of_both_sides_are_joined_before_they_are_compared():
+def test_remove_bpe_joins_both_sides():
     pieces = (["an un@@ happy dog ran"], ["an unhap@@ py dog ran"])
     assert evaluate(*pieces, remove_bpe=True)["bleu"] == pytest.approx(100)
     assert evaluate(*pieces)["exact_match"] == 0

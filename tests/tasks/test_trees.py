@@ -1,4 +1,4 @@
-"""Trees are read, cleaned and linearized; what is wrong with a file is said with its line."""
+"""Trees are read, cleaned and linearized."""
 
 import gzip
 import pathlib
@@ -23,7 +23,7 @@ def read(text):
     return list(trees.read_trees(text.splitlines(), "name"))
 
 
-def test_trees_may_have_many_lines_and_a_line_many_trees():
+def test_read_trees_ignores_line_breaks():
     found = read(PENN)
     assert [line for line, _ in found] == [2, 6, 6]
     assert trees.to_text(found[0][1]) == (
@@ -32,7 +32,7 @@ def test_trees_may_have_many_lines_and_a_line_many_trees():
     )
 
 
-def test_traces_functional_tags_and_the_root_go():
+def test_clean_removes_traces_functions_and_root():
     cleaned = [trees.to_text(trees.clean(tree)) for _, tree in read(PENN)]
     assert cleaned == [
         "(S (NP (DT The) (NN dog)) (VP (VBZ is) (S (ADJP (-LRB- -LRB-) (JJ old) (-RRB- -RRB-)))) "
@@ -40,21 +40,10 @@ def test_traces_functional_tags_and_the_root_go():
         "(TOP (NN Yes))",
         "(TOP (X (A a)) (X (B b)))",
     ]
-
-
-def test_traces_and_functional_tags_are_kept_where_they_are_wanted():
-    tree = read(PENN)[0][1]
-    kept = trees.to_text(trees.clean(tree, function_tags=True, traces=True))
-    assert kept == trees.to_text(tree)[2:-1]
-    assert "(S (NP (-NONE- *-1))" in trees.to_text(trees.clean(tree, traces=True))
-    assert trees.sentence_of(tree, traces=True) == "The dog is *-1 ( old ) ."
-
-
-def test_a_tree_of_traces_only_is_nothing():
     assert trees.clean(trees.parse_tree("(S (NP (-NONE- *)) (VP (-NONE- *)))")) == []
 
 
-def test_words_become_tags_and_closing_brackets_have_labels():
+def test_linearize():
     tree = trees.clean(read(PENN)[0][1])
     assert trees.sentence_of(tree) == "The dog is ( old ) ."
     assert trees.linearize(tree, pos_tags=False) == (
@@ -77,22 +66,21 @@ def test_words_become_tags_and_closing_brackets_have_labels():
         ("(S (NN a b))", "name, line 2: 'a' has no tag"),
     ],
 )
-def test_what_is_wrong_is_said_with_its_line(text, message):
+def test_malformed_tree_is_reported_with_its_line(text, message):
     with pytest.raises(InputError, match=message):
         read("\n" + text)
 
 
-def test_a_compressed_file_gives_sentences_and_trees(tmp_path):
+def test_tree_file_reads_gzip(tmp_path):
     path = tmp_path / "trees.mrg.gz"
     path.write_bytes(gzip.compress(PENN.encode()))
     pairs = list(trees.TreeFile(path))
     assert [sentence for sentence, _ in pairs] == ["The dog is ( old ) .", "Yes", "a b"]
     assert pairs[1][1] == "(NN Yes)"
-    assert trees.TreeFile(path).identity != trees.TreeFile(path, traces=True).identity
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="needs ../shared/data/gum_const")
-def test_real_trees_are_written_as_they_were_read():
+def test_treebank_round_trip():
     lines = read_lines(DATA / "dev.mrg.gz")
     found = trees.read_trees(lines, "dev")
     assert [trees.to_text(tree) for _, tree in found] == lines

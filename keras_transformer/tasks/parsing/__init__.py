@@ -1,8 +1,13 @@
-"""Constituency parsing as Vinyals et al. 2015 do it, measured as EVALB measures it.
+"""Constituency parsing as in Vinyals et al. 2015, measured as EVALB measures it.
 
-A model reads a sentence and puts out its tree from left to right, words as XX or as their part of
-speech: "(S (NP DT NN )NP (VP VBZ )VP )S". Search is held to trees over the words of the sentence,
-which take their places in the answer: "(S (NP (DT the) (NN dog)) (VP (VBZ barks)))".
+A model reads a sentence and generates its tree from left to right, words as XX or as their part of
+speech: "(S (NP DT NN )NP (VP VBZ )VP )S". The way there and back:
+
+- trees.py reads bracketed trees and linearizes them,
+- constraint.py restricts a search to trees over the words of the sentence,
+- repair.py puts these words into the tree, in the exported graph, and makes a tree of any output:
+  "(S (NP (DT the) (NN dog)) (VP (VBZ barks)))",
+- evalb.py compares it with the reference; toy_grammar.py is a data set without a download.
 """
 
 import dataclasses
@@ -10,36 +15,18 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from keras_transformer.config import DataConfig, option
+from keras_transformer.config import DataConfig, option, split_list
 from keras_transformer.errors import InputError
 from keras_transformer.files import Path, iterate_lines
-from keras_transformer.tasks.base import Metric, Task
 from keras_transformer.tasks.parsing import evalb, trees
+from keras_transformer.tasks.task import Metric, Task, register_task
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # tasks load without TensorFlow
     from keras_transformer.data import PairSource
     from keras_transformer.text import Vocabulary
 
 
-@dataclasses.dataclass(frozen=True)
-class _LearnedPairs:
-    """Pairs of a sentence and the text that a model learns to put out for it."""
-
-    pairs: "PairSource"
-    task: "ParsingTask"
-
-    def __str__(self) -> str:
-        return str(self.pairs)
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        return self.pairs.identity | {"task": self.task.to_dict()}
-
-    def __iter__(self) -> Iterator[tuple[str, str]]:
-        for sentence, tree in self.pairs:
-            yield sentence, self.task.learned_text(tree)
-
-
+@register_task
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ParsingTask(Task):
     """Constituency parsing."""
@@ -54,10 +41,6 @@ class ParsingTask(Task):
         "Also generate each word, before its tag, so that the model keeps its place in the "
         "sentence; max_extra_length must leave room for them.",
     )
-    function_tags: bool = option(
-        False, "Keep functional tags and indices of brackets, as in NP-SBJ."
-    )
-    traces: bool = option(False, "Keep traces, as words of the sentence.")
     constrained: bool = option(
         True, "Constrain the search to trees; otherwise outputs are only repaired."
     )
@@ -70,47 +53,46 @@ class ParsingTask(Task):
     default_data = {"target_level": "word", "vocabulary_normalization": "identity"}  # noqa: RUF012
     built_in_data = {"dataset": "toy_grammar", "vocabulary_size": 200}  # noqa: RUF012
 
-    learned_options = ("pos_tags", "copy_words", "function_tags", "traces")
+    learned_options = ("pos_tags", "copy_words")
 
     def check_data(self, data: DataConfig) -> None:
         if data.reverse:
-            raise InputError("a tree has its sentence in it: parsing has no reverse; leave it out")
+            raise InputError("trees contain their sentences: parsing has no reverse; remove it")
         if data.train_source or data.dev_source or data.test_source:
             raise InputError(
-                "trees have their sentences in them; give train_file, dev_file and test_file in "
-                "place of sources and targets"
+                "trees contain their sentences: give train_file, dev_file and test_file instead of "
+                "sources and targets"
             )
         source, target = data.kinds
         if self.copy_words:
             if source != "bpe" or not data.shares_vocabulary or data.subword_sampling:
                 raise InputError(
                     "copy_words needs one vocabulary, in which a word always has the same tokens: "
-                    "give target_level bpe, leave subword_sampling out"
+                    "give target_level bpe, without subword_sampling"
                 )
-            return
-        if source == "word" or target != "word":
+        elif source == "word" or target != "word":
             raise InputError(
                 f"parsing needs the target_level word and a source_level that is not word, got "
                 f"{target} and {source}; unknown words in a row could not be counted"
             )
 
     def pair_sources(self, data: DataConfig, split: str) -> "list[PairSource]":
-        """Returns pairs of a sentence and its tree, to train on as `learned_text` writes it."""
+        """Returns pairs of a sentence and its tree; for training as `learned_text` writes it."""
+        if "toy_grammar" in split_list(data.dataset):
+            from keras_transformer.tasks.parsing import toy_grammar  # noqa: F401 (registers itself)
         pairs = super().pair_sources(data, split)
         return [_LearnedPairs(each, self) for each in pairs] if split == "train" else pairs
 
     def read_file(self, path: Path) -> "PairSource":
         """Returns the sentences and trees of a file of bracketed trees."""
-        return trees.TreeFile(path, self.traces)
+        return trees.TreeFile(path)
 
     def learned_text(self, reference: str) -> str:
-        tree = trees.clean(
-            trees.parse_tree(reference), function_tags=self.function_tags, traces=self.traces
-        )
+        tree = trees.clean(trees.parse_tree(reference))
         return trees.linearize(tree, pos_tags=self.pos_tags, copy_words=self.copy_words)
 
     def symbols(self, sources: "Sequence[PairSource]") -> list[str]:
-        """Returns brackets and tags, where these are among words."""
+        """Returns the brackets and tags of a text with words among them."""
         marks = tuple(trees.MARKS.values())
         words = {word for source in sources for _, text in source for word in text.split(" ")}
         return sorted(word for word in words if word.startswith(marks))
@@ -118,7 +100,7 @@ class ParsingTask(Task):
     def constraints(
         self, source: Any, vocabularies: "tuple[Vocabulary, Vocabulary]"
     ) -> Sequence[Any]:
-        """Returns what holds a search to trees with the words of the source."""
+        """Returns the constraint that allows trees over the words of the source only."""
         from keras_transformer.tasks.parsing.constraint import BalancedBrackets, CopiedWords
         from keras_transformer.tasks.parsing.repair import copied_words, word_kinds
         from keras_transformer.text.vocabulary import RESERVED_IDS, WORD_START
@@ -157,19 +139,19 @@ class ParsingTask(Task):
     def evaluate(
         self, outputs: Sequence[str], references: Sequence[str], sources: Sequence[str]
     ) -> dict[str, Any]:
-        """Returns "f1", 0..100, and what EVALB says: "evalb" and, up to 40 words, "evalb_40".
+        """Returns "f1", 0..100, and EVALB's summaries: "evalb" and, up to 40 words, "evalb_40".
 
-        EVALB leaves out sentences whose trees have different words, even if only because their
-        tags mark different tokens as punctuation; "f1" counts such outputs as having no brackets.
+        EVALB ignores sentences whose trees have different words, even if only because their tags
+        mark different tokens as punctuation; "f1" counts such outputs as having no brackets.
         """
         scores = self._scores(outputs, references)
         valid = [score for score in scores if score.status == "ok"]
-        left_out = [
+        missed = [
             evalb.score_tree(tree, tree).reference
             for score, tree in zip(scores, map(trees.parse_tree, references), strict=True)
             if score.status != "ok"
         ]
-        brackets = sum(score.reference + score.output for score in valid) + sum(left_out)
+        brackets = sum(score.reference + score.output for score in valid) + sum(missed)
         matched = sum(score.matched for score in valid)
         short = [score for score in scores if score.length <= evalb.SHORT]
         return {
@@ -185,7 +167,7 @@ class ParsingTask(Task):
         return [score._asdict() for score in self._scores(outputs, references)]
 
     def report(self, results: Mapping[str, Any]) -> dict[str, str]:
-        """Returns "f1" and EVALB's summary, that of short sentences behind that of all."""
+        """Returns "f1", and EVALB's summaries of all and of short sentences side by side."""
         every, short = results["evalb"], results[f"evalb_{evalb.SHORT}"]
         f1 = "undefined" if results["f1"] is None else f"{results['f1']:.2f}"
         return {"F1, errors counted": f1, "EVALB, COLLINS.prm": "   all   <=40"} | {
@@ -208,3 +190,22 @@ class ParsingTask(Task):
             pair = (output, reference)
             scores.append(evalb.score_tree(*map(trees.with_comparable_root, pair, reversed(pair))))
         return scores
+
+
+@dataclasses.dataclass(frozen=True)
+class _LearnedPairs:
+    """Pairs of a sentence and the text that a model learns to generate for it."""
+
+    pairs: "PairSource"
+    task: ParsingTask
+
+    def __str__(self) -> str:
+        return str(self.pairs)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        return self.pairs.identity | {"task": self.task.to_dict()}
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        for sentence, tree in self.pairs:
+            yield sentence, self.task.learned_text(tree)

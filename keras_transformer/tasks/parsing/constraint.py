@@ -1,6 +1,8 @@
-"""A constraint for trees: balanced brackets, around exactly the words that a sentence has.
+"""Constraints for trees: balanced brackets, around exactly the words of the sentence.
 
-Shapes: B sentences, W hypotheses a sentence, V vocabulary, D brackets that may be open at once.
+`restrict` forbids tokens at each step of a search; the state counts open brackets and words.
+
+Shapes: B sentences, W hypotheses of a sentence, S source length, V vocabulary, D open brackets.
 """
 
 from collections.abc import Collection, Sequence
@@ -16,13 +18,13 @@ MOST_OPEN_BRACKETS = 100  # D
 
 
 class OpenBrackets(NamedTuple):
-    """What is remembered of a hypothesis.
+    """The state of each hypothesis.
 
     Attributes:
         stack: int32 [B, W, D], the tokens of the open brackets, then 0.
-        depth: int32 [B, W], how many these are.
-        is_empty: bool [B, W], whether nothing stands in the innermost one yet.
-        words_left: int32 [B, W], words of the sentence that are still to come.
+        depth: int32 [B, W], the number of open brackets.
+        is_empty: bool [B, W], whether the innermost one is still empty.
+        words_left: int32 [B, W], words of the sentence that must still come.
     """
 
     stack: Tensor
@@ -32,19 +34,19 @@ class OpenBrackets(NamedTuple):
 
 
 class BalancedBrackets(Constraint):
-    """The output is one bracket "(X ... )X" with brackets and words in it, none of them empty.
+    """The output is one bracket "(X ... )X" of brackets and words, none of them empty.
 
-    There are as many words as the sentence has, and room for them is kept: where the maximum length
-    suffices for one bracket around them, every hypothesis can be completed.
+    It has as many words as the sentence, and the constraint keeps room for them: if the maximum
+    length suffices for one bracket around them, every hypothesis can be completed.
 
     Args:
-        words: int32 [B, S], which tokens may stand for each word of a sentence: 1 any but
-            brackets, 2 any but brackets and punctuation, 3 punctuation only; 0 is no word.
+        words: int32 [B, S], the kind of each word of a sentence, which decides the tokens that may
+            stand for it: 1 any word token, 2 any but punctuation, 3 punctuation only; 0 pads.
         tokens: the target vocabulary, V texts: "(X" opens a bracket, ")X" closes it, and each other
             token stands for a word.
-        special_ids: tokens that may not come, such as the unknown one.
-        punctuation: the tokens of punctuation; where none of them is in the vocabulary, any token
-            stands for any word.
+        special_ids: forbidden tokens, such as the unknown one.
+        punctuation: the tokens of punctuation; if none of them is in the vocabulary, any word
+            token may stand for any word.
     """
 
     def __init__(
@@ -83,7 +85,7 @@ class BalancedBrackets(Constraint):
         is_word = tf.gather(tf.constant(self._is_word), ids)
         is_next = tf.range(MOST_OPEN_BRACKETS) == state.depth[..., None]
         return OpenBrackets(
-            # What was closed is overwritten: only the first `depth` entries mean anything.
+            # Only the first `depth` entries mean anything: closed brackets are overwritten.
             stack=tf.where(is_next & opens[..., None], ids[..., None], state.stack),
             depth=state.depth + tf.cast(opens, tf.int32) - tf.cast(closes, tf.int32),
             is_empty=opens,
@@ -91,9 +93,8 @@ class BalancedBrackets(Constraint):
         )
 
     def restrict(self, allowed: Tensor, hypotheses: OpenHypotheses) -> Tensor:
-        may_come = self._may_come(
-            hypotheses, hypotheses.state.words_left, self._may_read(hypotheses)
-        )
+        words_left, may_read = hypotheses.state.words_left, self._may_read(hypotheses)
+        may_come = self._may_come(hypotheses, words_left, may_read)
         return tf.where(may_come, allowed, -float("inf"))
 
     def _may_come(
@@ -103,7 +104,7 @@ class BalancedBrackets(Constraint):
 
         Args:
             hypotheses: with the state `OpenBrackets`.
-            tokens_left: int32 [B, W], those still to come that are no brackets.
+            tokens_left: int32 [B, W], tokens other than brackets that must still come.
             may_read: bool [B, W, V], which tokens may stand for the next word.
         """
         stack, depth, is_empty, words_left = hypotheses.state
@@ -134,11 +135,11 @@ class BalancedBrackets(Constraint):
 
 
 class Copying(NamedTuple):
-    """What is remembered of a hypothesis that copies words.
+    """The state of each hypothesis that copies words.
 
     Attributes:
-        brackets: around them.
-        num_read: int32 [B, W], tokens of the sentence that are copied.
+        brackets: the state of the brackets around them.
+        num_read: int32 [B, W], tokens of the sentence that were copied.
         is_reading: bool [B, W], whether the last token was one of these.
     """
 
@@ -148,15 +149,15 @@ class Copying(NamedTuple):
 
 
 class CopiedWords(BalancedBrackets):
-    """Like `BalancedBrackets`, but each word is written as its own tokens, then a tag.
+    """Like `BalancedBrackets`, but each word comes as its own tokens, then a tag.
 
     Args:
         ids: int32 [B, S], the tokens of each sentence without EOS, then PAD at least once.
-        words: as there, with as many words as tokens of `ids` begin one.
+        words: as in `BalancedBrackets`, as many as tokens of `ids` begin a word.
         tokens: the vocabulary of sentences and output, V texts: "(X" opens a bracket, ")X" closes
             it, others are tags; empty for the tokens of words.
         begins_word: [V], which tokens begin a word.
-        punctuation: the tags of punctuation, as there.
+        punctuation: the tags of punctuation.
     """
 
     def __init__(
@@ -173,7 +174,7 @@ class CopiedWords(BalancedBrackets):
         for special_id in (PAD_ID, BOS_ID, EOS_ID):
             self._is_of_word[special_id] = False
         begins = tf.gather(tf.constant(begins_word), ids)
-        # A sentence that has a bracket or a tag in it gets the unknown token for it.
+        # Brackets and tags within a sentence become the unknown token.
         ids = tf.where(tf.gather(tf.constant([not token for token in tokens]), ids), ids, UNK_ID)
         self.inputs = (ids, begins, self.inputs)
 
@@ -189,9 +190,9 @@ class CopiedWords(BalancedBrackets):
         return Copying(brackets, state.num_read + tf.cast(is_reading, tf.int32), is_reading)
 
     def adjust(self, logits: Tensor, hypotheses: OpenHypotheses) -> Tensor:
-        """Gives the sentence's next token the probability that any token of a word comes.
+        """Gives the sentence's next token the probability of all tokens of words together.
 
-        Where the model is mistaken about which word is next, it would have to go on with brackets.
+        Otherwise a model that is wrong about the next word could only go on with brackets.
         """
         is_next, _ = self._next_tokens(hypotheses)
         is_of_word = tf.constant(self._is_of_word) & tf.reduce_any(is_next, -1, keepdims=True)
@@ -215,9 +216,9 @@ class CopiedWords(BalancedBrackets):
         return tf.where(may_come, allowed, -float("inf"))
 
     def _next_tokens(self, hypotheses: OpenHypotheses) -> tuple[Tensor, Tensor]:
-        """Returns the sentence's next tokens one-hot, and whether these continue a word [B, W, 1].
+        """Returns the sentence's next token one-hot, and whether it continues a word.
 
-        bool [B, W, V], nowhere True at the end of a sentence.
+        bool [B, W, V], all False at the end of the sentence, and bool [B, W, 1].
         """
         ids, begins_word, _ = hypotheses.inputs
         place = tf.minimum(hypotheses.state.num_read, tf.shape(ids)[1] - 1)

@@ -1,8 +1,8 @@
 """Scores of trees as EVALB computes them with COLLINS.prm (Sekine and Collins 1997).
 
-Punctuation and traces are left out of both trees, and brackets are compared as multisets of label,
-first and last word. TOP does not count, nor what holds no word; labels end before "-" or "="; ADVP
-and PRT are the same. Trees whose words differ are errors, which no total counts.
+EVALB ignores punctuation and traces of both trees, and compares brackets as multisets of label,
+first and last word. It ignores TOP and brackets without words, cuts labels before "-" or "=", and
+takes ADVP and PRT for the same. Trees whose words differ are errors, which no total counts.
 """
 
 import collections
@@ -11,23 +11,22 @@ from typing import Literal, NamedTuple
 
 from keras_transformer.tasks.parsing.trees import ROOT, TRACE, Tree, Word, base_label
 
-SHORT = 40  # words, traces not counted: EVALB's second table is of such sentences
+SHORT = 40  # words, without traces; EVALB's second table covers sentences up to this length
 PUNCTUATION_TAGS = (",", ":", "``", "''", ".")
 _SAME_LABEL = {"PRT": "ADVP"}
 
 
 class SentenceScore(NamedTuple):
-    """What EVALB prints of a sentence; all counts are 0 unless it is "ok".
+    """What EVALB prints of a sentence; all counts are 0 unless the status is "ok".
 
     Attributes:
-        status: "skip" where the output has no word left, "error" where the words of the two trees
-            differ.
-        length: words of the reference, punctuation counted.
-        matched: brackets that are in both.
+        status: "skip" if the output has no words, "error" if the words of the two trees differ.
+        length: words of the reference, with punctuation.
+        matched: brackets in both trees.
         reference: brackets of the reference.
         output: brackets of the output.
         crossing: brackets of the output that cross one of the reference.
-        words: those that are left without punctuation.
+        words: without punctuation.
         correct_tags: how many of these have the reference's tag.
     """
 

@@ -1,6 +1,7 @@
-"""Any text as a tree over the words of a sentence, inside a TensorFlow graph.
+"""Makes a tree over the words of a sentence of any text, inside a TensorFlow graph.
 
-Shapes: R texts, T tokens of the longest, S words of the longest sentence.
+Shapes: B sentences, S tokens or words of the longest one, N texts of a sentence; R = B * N texts,
+T tokens of the longest one.
 """
 
 import re
@@ -11,7 +12,7 @@ import tensorflow as tf
 from keras_transformer.config import EOS_ID, PAD_ID
 from keras_transformer.text.vocabulary import WORD_START, Vocabulary
 
-# Kinds of words, by their characters; 0 is no word. Those that could be either are `ANY_WORD`.
+# Kinds of words, by their characters; 0 pads. `ANY_WORD` could be either of the others.
 ANY_WORD, ALPHANUMERIC, PUNCTUATION = 1, 2, 3
 _PUNCTUATION = set(',.;:?!"“”…—')
 
@@ -19,7 +20,7 @@ _PUNCTUATION = set(',.;:?!"“”…—')
 def word_kinds(ids: tf.Tensor, vocabulary: Vocabulary) -> tf.Tensor:
     """Returns the kinds of the words in rows of ids [B, S], then 0: int32 [B, S].
 
-    There are as many words as tokens that begin one.
+    Each token that begins a word counts as one.
     """
     pieces = vocabulary.pieces(range(vocabulary.size))
     begins = tf.constant([piece.startswith(WORD_START) for piece in pieces])
@@ -32,7 +33,7 @@ def word_kinds(ids: tf.Tensor, vocabulary: Vocabulary) -> tf.Tensor:
         found = tf.constant([is_so(piece.removeprefix(WORD_START)) for piece in pieces])
         # EOS and padding belong to no word.
         found = tf.gather(found, ids) & (order >= 0) & (ids != EOS_ID) & (ids != PAD_ID)
-        places = tf.where(found, order + rows * shape[1], -1)  # -1 is left out
+        places = tf.where(found, order + rows * shape[1], -1)  # the sum ignores -1
         counts = tf.math.unsorted_segment_sum(
             tf.ones_like(places), tf.reshape(places, shape), tf.size(ids)
         )
@@ -57,14 +58,14 @@ def copied_words(ids: tf.Tensor, vocabulary: Vocabulary) -> tuple[tf.Tensor, lis
 
 
 def repair_trees(texts: tf.Tensor, sentences: tf.Tensor) -> tf.Tensor:
-    """Returns trees in brackets, with the words of sentences in the place of tags.
+    """Returns trees in brackets, with the words of the sentences beside their tags.
 
-    A text that is a tree in the form "(S (NP DT NN )NP (VP XX )VP )S" has its tags replaced. Any
-    other text is repaired from left to right: a closing bracket closes the innermost open one with
-    its label and all inside it; unmatched closing brackets and surplus words are left out. Missing
-    words go into the innermost bracket that is open at the end, where all open ones are closed. The
-    first bracket encloses the rest, and is "(TOP" where the text does not begin with a bracket;
-    empty brackets are left out.
+    In a tree such as "(S (NP DT NN )NP (VP XX )VP )S" each tag gets its word. Any other text is
+    repaired from left to right: a closing bracket closes the innermost open one with its label, and
+    all inside it; unmatched closing brackets and surplus words are dropped. Missing words go into
+    the innermost bracket that is open at the end, where all open ones are closed. The first bracket
+    encloses the rest, and is "(TOP" if the text does not begin with a bracket; empty brackets are
+    dropped.
 
     Args:
         texts: string [B, N].
@@ -83,7 +84,7 @@ def repair_trees(texts: tf.Tensor, sentences: tf.Tensor) -> tf.Tensor:
     labels = tf.strings.regex_replace(tokens, "^[()]", "")
     numbers = tf.reshape(tf.unique(tf.reshape(labels, [-1])).idx, tf.shape(tokens))
     is_word = ~(opens | closes) & (tokens != "")
-    # A word after the last of the sentence is left out.
+    # Words beyond those of the sentence are dropped.
     order = tf.cumsum(tf.cast(is_word, tf.int32), axis=1)
     is_word &= order <= num_words[:, None]
     num_closed, depth = _match_brackets(opens, closes, numbers)
@@ -113,7 +114,7 @@ def drop_words(texts: tf.Tensor) -> tf.Tensor:
 
 def _tokens(texts: tf.Tensor) -> tf.Tensor:
     """Returns the tokens of texts [R], the first an opening bracket: string [R, T]."""
-    # A bracket without a label, or within a token, would not be one in the answer.
+    # A bracket without a label, or within a token, would not be a bracket of the answer.
     texts = tf.strings.regex_replace(tf.strings.join([" ", texts, " "]), r"[()]+( |$)", " ")
     texts = tf.strings.regex_replace(texts, r"([^ ()])[()]+", r"\1")
     texts = tf.strings.strip(texts)
@@ -141,7 +142,7 @@ def _match_brackets(
     ) -> tuple[tf.Tensor, ...]:
         label = labels[:, time]
         is_partner = (stack == label[:, None]) & (places < depth[:, None])
-        # The first bracket stays open until the end: whatever comes belongs into it.
+        # The first bracket stays open until the end: everything belongs into it.
         partner = tf.reduce_max(tf.where(is_partner & (places > 0), places, 0), axis=1)
         count = tf.where(closes[:, time] & (partner > 0), depth - partner, 0)
         is_new = opens[:, time][:, None] & (places == depth[:, None])
@@ -156,14 +157,13 @@ def _match_brackets(
 
 
 def _brackets(counts: tf.Tensor) -> tf.Tensor:
-    """Returns so many closing brackets, as text."""
-    most = tf.maximum(tf.reduce_max(counts), 0)
-    all_ = tf.strings.reduce_join(tf.fill([most], ")"))
-    return tf.strings.substr(tf.fill(tf.shape(counts), all_), tf.zeros_like(counts), counts)
+    """Returns as many closing brackets, as text."""
+    longest = tf.strings.reduce_join(tf.fill([tf.maximum(tf.reduce_max(counts), 0)], ")"))
+    return tf.strings.substr(tf.fill(tf.shape(counts), longest), tf.zeros_like(counts), counts)
 
 
 def _without_empty_brackets(trees: tf.Tensor) -> tf.Tensor:
-    """Returns texts without " (X)", as long as there are any."""
+    """Removes " (X)" until there is none."""
     pattern = r" \([^ ()]+\)"
     return tf.while_loop(
         lambda trees: tf.reduce_any(tf.strings.regex_full_match(trees, f".*{pattern}.*")),

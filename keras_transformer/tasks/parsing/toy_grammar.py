@@ -1,11 +1,10 @@
-"""A data set without a download for learning to parse: sentences of a small grammar of English.
+"""A data set for parsing without a download: sentences of a small probabilistic English grammar.
 
 Importing this module registers it with TensorFlow Datasets: `tfds.load("toy_grammar")` gives
 examples such as {"sentence": "he sleeps .", "tree": "(S (NP (PRP he)) (VP (VBZ sleeps)) (. .))"}.
 
-The grammar gives each rule a probability, and each of its sentences one tree: "of" belongs to the
-noun before it, other prepositions to the innermost verb. All sentences differ, and those of a
-split are the same everywhere.
+Each sentence has one tree: "of" attaches to the noun before it, other prepositions to the innermost
+verb. All sentences differ, and a split is the same on every machine.
 """
 
 import random
@@ -15,18 +14,18 @@ from typing import Any, NamedTuple
 import tensorflow_datasets as tfds
 
 _SPLITS = {"test": 1_000, "validation": 500, "train": 20_000}
-_DEEPEST = 8  # further in, a label has its first rule only, which ends soon
+_MAX_DEPTH = 8  # deeper labels expand by their first rule, which ends soon
 
 
 class _Rule(NamedTuple):
-    """One way to expand a label, with its share among all ways."""
+    """One way to expand a label, with its weight among all ways."""
 
-    share: int
+    weight: int
     symbols: str
 
 
-# "X/Y" is a bracket Y of the kind X: an object has no relative clause where a preposition follows,
-# which could belong into that clause.
+# "X/Y" is a bracket Y of the kind X: an object before a preposition has no relative clause, to
+# which the preposition could attach.
 _RULES = {
     "ROOT/S": [_Rule(8, "NP VP ."), _Rule(1, "THERE/NP BE/VP ."), _Rule(1, "ADV/ADVP , NP VP .")],
     "ROOT/SQ": [_Rule(1, "DOES NP BARE/VP ?")],
@@ -57,7 +56,7 @@ _RULES = {
     "ADV/ADVP": [_Rule(1, "RB")],
     "ADJ/ADJP": [_Rule(3, "JJ"), _Rule(1, "VERY JJ")],
 }  # fmt: skip
-# Words with their tags.
+# Each category: its tag, then its words.
 _WORDS = {
     "DT": "DT the a this every", "JJ": "JJ old red small happy tired strange quiet",
     "NN": "NN dog cat king house tree boat teacher river watch saw song garden",
@@ -110,12 +109,12 @@ def sentences_of_split(split: str) -> list[tuple[str, str]]:
 
 
 def _expand(symbol: str, generator: random.Random, words: list[str], depth: int) -> str:
-    """Returns a bracket of a symbol, and adds its words to the others."""
+    """Returns a bracket of a symbol, and appends its words."""
     if symbol in _WORDS:
         tag, *choices = _WORDS[symbol].split()
         words.append(generator.choice(choices))
         return f"({tag} {words[-1]})"
-    rules = _RULES[symbol][: 1 if depth > _DEEPEST else None]
-    (rule,) = generator.choices(rules, [rule.share for rule in rules])
+    rules = _RULES[symbol][: 1 if depth > _MAX_DEPTH else None]
+    (rule,) = generator.choices(rules, [rule.weight for rule in rules])
     inside = [_expand(each, generator, words, depth + 1) for each in rule.symbols.split()]
     return f"({symbol.rpartition('/')[2]} {' '.join(inside)})"

@@ -1,6 +1,6 @@
 """Bracketed trees (Penn Treebank) as sequences: read, cleaned, written out, and linearized.
 
-A tree is a flat list of its brackets and words from left to right, so that nothing here is
+A tree is a flat list of its brackets and words from left to right, so that no function here is
 recursive: "(NP" opens a bracket, ")NP" closes it, and `Word` is a word with its part of speech.
 """
 
@@ -13,11 +13,11 @@ from typing import Any, NamedTuple, TypeAlias
 from keras_transformer.errors import InputError
 from keras_transformer.files import Path, iterate_lines
 
-UNKNOWN_TAG = "XX"  # of words whose part of speech is not kept (Vinyals et al. 2015, section 3)
+UNKNOWN_TAG = "XX"  # stands for all parts of speech (Vinyals et al. 2015, section 3)
 ROOT = "TOP"
 TRACE = "-NONE-"
 _ROOTS = ("", ROOT, "ROOT", "S1")
-# Of tags and brackets among words, which hardly ever begin like this.
+# Mark brackets and tags among words, which hardly ever begin with these characters.
 MARKS = {"(": "⟨", ")": "⟩", "tag": "∕"}
 _ESCAPED = {"(": "-LRB-", ")": "-RRB-"}
 _TOKEN = re.compile(r"\(|\)|[^\s()]+", re.ASCII)
@@ -33,8 +33,29 @@ class Word(NamedTuple):
 Tree: TypeAlias = list[str | Word]
 
 
+@dataclasses.dataclass(frozen=True)
+class TreeFile:
+    """A file of bracketed trees, plain or .gz: pairs of a sentence and its tree on one line."""
+
+    path: Path
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Kind, and what `file_identity` gives."""
+        from keras_transformer.data.sources import file_identity
+
+        return {"kind": "trees", "files": [file_identity(self.path)]}
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        for _, tree in read_trees(iterate_lines(self.path), str(self.path)):
+            yield sentence_of(tree), to_text(tree)
+
+
 def read_trees(lines: Iterable[str], name: str, first_line: int = 1) -> Iterator[tuple[int, Tree]]:
-    """Yields each tree of a text, which has one or many lines, and the line where it begins.
+    """Yields each tree of a text, on one or many lines, and the number of its first line.
 
     Args:
         lines: the text.
@@ -42,10 +63,10 @@ def read_trees(lines: Iterable[str], name: str, first_line: int = 1) -> Iterator
         first_line: the number of the text's first line.
 
     Raises:
-        InputError: a bracket is not closed, or was not opened; a bracket has no words; a word
-            stands outside of brackets, or beside others in one.
+        InputError: a bracket is not closed, was not opened or has no words; a word stands outside
+            brackets, or beside others in one.
     """
-    found: list[tuple[int, str]] = []  # tokens of the tree that is being read, with their lines
+    found: list[tuple[int, str]] = []  # tokens of the current tree, with their lines
     depth = 0
     for number, line in enumerate(lines, start=first_line):
         for token in _TOKEN.findall(line):
@@ -62,14 +83,6 @@ def read_trees(lines: Iterable[str], name: str, first_line: int = 1) -> Iterator
         raise InputError(f"{name}, line {found[0][0]}: this tree is not closed at the file's end")
 
 
-def parse_tree(text: str) -> Tree:
-    """Returns the tree of a text; errors as in `read_trees`."""
-    trees = [tree for _, tree in read_trees([text], repr(text[:40]))]
-    if len(trees) != 1:
-        raise InputError(f"expected one tree, got {len(trees)}: {text[:80]!r}")
-    return trees[0]
-
-
 def _make_tree(found: list[tuple[int, str]], name: str) -> Tree:
     """Returns the tree of tokens whose brackets are balanced."""
     tree: Tree = []
@@ -77,8 +90,7 @@ def _make_tree(found: list[tuple[int, str]], name: str) -> Tree:
     tokens = [token for _, token in found]
     place = 0
     while place < len(tokens):
-        kinds = tokens[place : place + 4]
-        kinds = [kind if kind in ("(", ")") else "a" for kind in kinds]
+        kinds = [each if each in ("(", ")") else "a" for each in tokens[place : place + 4]]
         if kinds == ["(", "a", "a", ")"]:
             tree.append(Word(*tokens[place + 1 : place + 3]))
             place += 4
@@ -102,15 +114,32 @@ def _is_opening(item: str | Word) -> bool:
     return isinstance(item, str) and item.startswith("(")
 
 
-def words_of(tree: Tree, *, traces: bool = False) -> list[Word]:
-    """Returns the words from left to right, traces only where they are asked for."""
-    words = (item for item in tree if isinstance(item, Word))
-    return [word for word in words if traces or word.tag != TRACE]
+def parse_tree(text: str) -> Tree:
+    """Returns the tree of a text; errors as in `read_trees`."""
+    trees = [tree for _, tree in read_trees([text], repr(text[:40]))]
+    if len(trees) != 1:
+        raise InputError(f"expected one tree, got {len(trees)}: {text[:80]!r}")
+    return trees[0]
 
 
-def sentence_of(tree: Tree, *, traces: bool = False) -> str:
-    """Returns the words as a sentence, parentheses as such."""
-    return _unescaped(" ".join(word.text for word in words_of(tree, traces=traces)))
+def to_text(tree: Tree) -> str:
+    """Returns a tree in brackets, on one line."""
+    items = (
+        f"({item.tag} {item.text})" if isinstance(item, Word) else f"({item[1:]} "
+        if item.startswith("(") else ")"
+        for item in tree
+    )  # fmt: skip
+    return re.sub(r"(?<=\))(?=\()", " ", "".join(items))
+
+
+def words_of(tree: Tree) -> list[Word]:
+    """Returns the words from left to right, without traces."""
+    return [item for item in tree if isinstance(item, Word) and item.tag != TRACE]
+
+
+def sentence_of(tree: Tree) -> str:
+    """Returns the words as a sentence, with plain parentheses."""
+    return _unescaped(" ".join(word.text for word in words_of(tree)))
 
 
 def _unescaped(text: str) -> str:
@@ -119,37 +148,31 @@ def _unescaped(text: str) -> str:
     return text
 
 
-def clean(tree: Tree, *, function_tags: bool = False, traces: bool = False) -> Tree:
-    """Returns what a parser is to find: without traces, functional tags and the root's bracket.
+def clean(tree: Tree) -> Tree:
+    """Returns what a parser should find: no traces, functional tags or bracket of the root.
 
-    The root's bracket stays where it is the only one, or holds several others. A tree of nothing
-    but traces is the empty list.
-
-    Args:
-        tree: as it was read.
-        function_tags: whether to keep functional tags (NP-SBJ) and indices (NP=2, NP-1).
-        traces: whether to keep traces (-NONE-).
+    The root's bracket stays if it is the only one, or contains several others. A tree of traces
+    only becomes the empty list.
     """
     kept: Tree = []
     for item in tree:
         if isinstance(item, Word):
-            if traces or item.tag != TRACE:
+            if item.tag != TRACE:
                 kept.append(item)
         elif item.startswith(")") and kept and _is_opening(kept[-1]):
-            kept.pop()  # nothing but traces was in it
+            kept.pop()  # it contained only traces
         else:
-            kept.append(item if function_tags else item[0] + base_label(item[1:]))
-    if not kept:
-        return []
-    kept = [f"({ROOT}", *kept, f"){ROOT}"] if len(kept) == 1 else kept
-    if isinstance(kept[0], str) and kept[0][1:] in _ROOTS:
+            kept.append(item[0] + base_label(item[1:]))
+    if len(kept) == 1:
+        kept = [f"({ROOT}", *kept, f"){ROOT}"]
+    if kept and isinstance(kept[0], str) and kept[0][1:] in _ROOTS:
         inside = kept[1:-1]
         kept = inside if _is_one_bracket(inside) else [f"({ROOT}", *inside, f"){ROOT}"]
     return kept
 
 
 def base_label(label: str) -> str:
-    """Returns a label up to its functional tags: up to the first "-" or "=" behind its start."""
+    """Returns a label without functional tags and indices: "NP" for "NP-SBJ-1" and "NP=2"."""
     return re.split("(?<=.)[-=]", label, maxsplit=1)[0]
 
 
@@ -161,12 +184,12 @@ def _is_one_bracket(tree: Tree) -> bool:
 
 
 def linearize(tree: Tree, *, pos_tags: bool = True, copy_words: bool = False) -> str:
-    """Returns a tree as a model puts it out (Vinyals et al. 2015): closing brackets have labels.
+    """Returns a tree as a model generates it (Vinyals et al. 2015): closing brackets have labels.
 
     Args:
-        tree: what to write.
-        pos_tags: whether words are written as their tags, or else as XX.
-        copy_words: whether the word itself comes before its tag. `MARKS` tell brackets and tags
+        tree: the tree.
+        pos_tags: write words as their tags, or else as XX.
+        copy_words: write the word itself before its tag; `MARKS` distinguish brackets and tags
             from words then.
 
     Example:
@@ -187,9 +210,9 @@ def linearize(tree: Tree, *, pos_tags: bool = True, copy_words: bool = False) ->
 
 
 def with_comparable_root(tree: Tree, other: Tree) -> Tree:
-    """Returns a tree, its root renamed TOP if it is a treebank's own and the other's label differs.
+    """Returns a tree whose root is renamed TOP if it is a treebank's and the other's differs.
 
-    EVALB leaves brackets named TOP out, and counts "(", "(ROOT" and "(S1" like all others.
+    EVALB ignores brackets named TOP, and counts "(", "(ROOT" and "(S1" like all others.
     """
     if not tree or not other or tree[0] == other[0] or tree[0][1:] not in _ROOTS:
         return tree
@@ -197,46 +220,9 @@ def with_comparable_root(tree: Tree, other: Tree) -> Tree:
 
 
 def with_tags(tree: Tree, reference: Tree) -> Tree:
-    """Returns a tree whose words have the tags of a reference's, where that has as many words."""
+    """Returns a tree with the tags of a reference, if that has as many words."""
     tags = [word.tag for word in words_of(reference)]
     if len(tags) != len(words_of(tree)):
         return tree
     remaining = iter(tags)
     return [Word(next(remaining), item.text) if isinstance(item, Word) else item for item in tree]
-
-
-def to_text(tree: Tree) -> str:
-    """Returns a tree in brackets, on one line."""
-    items = (
-        f"({item.tag} {item.text})" if isinstance(item, Word) else f"({item[1:]} "
-        if item.startswith("(") else ")"
-        for item in tree
-    )  # fmt: skip
-    return re.sub(r"(?<=\))(?=\()", " ", "".join(items))
-
-
-@dataclasses.dataclass(frozen=True)
-class TreeFile:
-    """A file of bracketed trees: pairs of a sentence and its tree on one line, as it was read.
-
-    Attributes:
-        path: of a text file, plain or .gz.
-        traces: whether traces are words of the sentence.
-    """
-
-    path: Path
-    traces: bool = False
-
-    def __str__(self) -> str:
-        return str(self.path)
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """Kind, whether there are traces, and what `file_identity` gives."""
-        from keras_transformer.data.sources import file_identity
-
-        return {"kind": "trees", "traces": self.traces, "files": [file_identity(self.path)]}
-
-    def __iter__(self) -> Iterator[tuple[str, str]]:
-        for _, tree in read_trees(iterate_lines(self.path), str(self.path)):
-            yield sentence_of(tree, traces=self.traces), to_text(tree)

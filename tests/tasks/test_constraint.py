@@ -1,4 +1,4 @@
-"""Search is held to one tree around the words of each sentence."""
+"""Searches under the constraint find exactly the trees over the words of a sentence."""
 
 import functools
 import itertools
@@ -55,7 +55,7 @@ def model(table_model):
     return table_model(sentences=len(CASES), vocabulary_size=len(TOKENS), seed=1)
 
 
-def test_a_beam_that_holds_everything_finds_all_trees_and_nothing_else(model):
+def test_exhaustive_beam_finds_exactly_all_trees(model):
     expected = [every_translation(model, row, each) for row, each in enumerate(WANTS)]
     counts = list(map(len, expected))
     # Of one word in up to five tokens: one bracket of two labels, or two.
@@ -69,7 +69,7 @@ def test_a_beam_that_holds_everything_finds_all_trees_and_nothing_else(model):
         assert_found(translations, found, row)
 
 
-def test_greedy_search_and_samples_are_trees(model):
+def test_greedy_search_and_samples_find_trees(model):
     found = greedy_search(model.step, model.state(range(6), 1), **make_arguments())
     samples = sample(
         model.step, model.state(range(6), 8), num_translations=8, seed=7, **make_arguments()
@@ -80,7 +80,7 @@ def test_greedy_search_and_samples_are_trees(model):
         assert {tokens_of(samples, row, place) for place in range(8)} <= allowed
 
 
-def test_punctuation_has_tags_of_its_own(table_model):
+def test_punctuation_words_get_punctuation_tags(table_model):
     tokens = [*TOKENS[:9], ".", "(C"]
     model = table_model(sentences=3, vocabulary_size=len(tokens), seed=1)
     kinds = [[2, 3, 0], [3, 2, 0], [1, 2, 0]]
@@ -103,7 +103,7 @@ def test_punctuation_has_tags_of_its_own(table_model):
     assert unknown.inputs.numpy().tolist() == [[1, 1, 0]] * 3
 
 
-def test_no_more_brackets_are_open_than_there_is_room_for(monkeypatch, model):
+def test_open_brackets_are_limited(monkeypatch, model):
     monkeypatch.setattr(constraint, "MOST_OPEN_BRACKETS", 2)
     found = beam_search(
         model.step, model.state(range(6), 64), beam_size=64, num_translations=64,
@@ -162,7 +162,7 @@ def log_prob_of_copies(model, row, tokens):
     return total
 
 
-def test_words_are_copied_token_by_token_each_before_its_tag(table_model):
+def test_copied_words_come_before_their_tags(table_model):
     model = table_model(sentences=len(SENTENCES), vocabulary_size=len(COPIES), seed=2)
     ids = np.zeros([len(SENTENCES), 4], np.int32)
     for row, (sentence, _) in enumerate(SENTENCES):

@@ -1,4 +1,4 @@
-"""What a task tells the rest of the package; commands, training and search name no task."""
+"""The contract between a task and the rest of the package, and the registry of tasks."""
 
 import abc
 import dataclasses
@@ -10,7 +10,9 @@ from keras_transformer.config import DataConfig, JsonConfig, SearchConfig, split
 from keras_transformer.errors import InputError, check_choice
 from keras_transformer.files import Path, read_lines
 
-# The numbers that models are compared by.
+if TYPE_CHECKING:  # tasks load without TensorFlow
+    from keras_transformer.data import PairSource
+    from keras_transformer.text import Vocabulary
 
 # What metrics.jsonl and the logs of `fit` hold of training itself.
 TRAINING_VALUES = {
@@ -22,7 +24,7 @@ TRAINING_VALUES = {
 
 @dataclasses.dataclass(frozen=True)
 class Metric:
-    """A number that models are compared by.
+    """A number that compares models.
 
     Attributes:
         name: in metrics.jsonl, in checkpoint_metrics.json and after --stop_metric.
@@ -35,15 +37,14 @@ class Metric:
     higher_is_better: bool = True
 
     def __post_init__(self) -> None:
-        if not self.label:
-            object.__setattr__(self, "label", self.name)
+        object.__setattr__(self, "label", self.label or self.name)
 
     def rank(self, value: float) -> float:
-        """Returns a number that is the higher the better the value is."""
+        """Returns a number that is higher for better values."""
         return value if self.higher_is_better else -value
 
     def of_dev_set(self, number: int) -> "Metric":
-        """Returns the metric of a dev set by its number; that of the first has the plain name."""
+        """Returns the metric of a dev set by its number; the first has the plain name."""
         if number == 1:
             return self
         return dataclasses.replace(
@@ -52,11 +53,11 @@ class Metric:
 
     @property
     def worst(self) -> float:
-        """What stands for a value that is undefined."""
+        """Stands for a value that is undefined."""
         return 0.0 if self.higher_is_better else math.inf
 
 
-# Of the dev set without any search, whatever the task.
+# Computed on the dev set without a search, whatever the task.
 VALIDATION_METRICS = (
     Metric("val_loss", higher_is_better=False),
     Metric("val_perplexity", higher_is_better=False),
@@ -64,40 +65,44 @@ VALIDATION_METRICS = (
 )
 
 
-if TYPE_CHECKING:  # the tasks are listed before TensorFlow is loaded
-    from keras_transformer.data import PairSource
-    from keras_transformer.text import Vocabulary
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Task(JsonConfig, abc.ABC):
     """What a sequence-to-sequence model is trained for.
 
-    A subclass is a frozen dataclass as well. Its fields are the options of the task: they become
-    flags, with the help of the docstring's "Attributes:", and are kept in a run's config.json.
+    A subclass is a frozen dataclass too. Its fields are the options of the task: they become
+    flags, with the help texts of `config.option`, and are kept in a run's config.json. Only
+    `name`, `metric` and `evaluate` are required.
 
     Attributes:
         name: after --task and in config.json.
-        metric: decides: which checkpoints are best, and, where asked, when training stops.
-        default_search: fields of `SearchConfig` with other defaults than there.
-        dev_search: fields that differ from these where a dev set is searched while a model is
-            trained, for which there is less time.
-        default_data: fields of `DataConfig` with other defaults than there.
-        default_model, default_training: fields of `ModelConfig` and `TrainingConfig` with other
-            values than in the default preset, where no preset is named.
-        learned_options: those that say what a model learns, so that a run keeps them.
-        built_in_data: fields of `DataConfig`, where no data is named: small, without a download.
+        metric: chooses the best checkpoints and, on request, when training stops.
+        default_search: fields of `SearchConfig` whose defaults differ.
+        dev_search: fields that differ again in searches of the dev set during training, for which
+            there is less time.
+        default_data: fields of `DataConfig` whose defaults differ.
+        default_model, default_training: fields of `ModelConfig` and `TrainingConfig` that differ
+            from the default preset, unless a preset is named.
+        learned_options: the options that change what a model learns; a run keeps them.
+        built_in_data: fields of `DataConfig` for a run without data: small, and no download.
 
     Example:
+        A module with this class works with `train --user_module=reversal.py --task=reversal`,
+        and with all other commands; `loud` is the flag `--loud`.
+
         >>> @register_task
         ... @dataclasses.dataclass(frozen=True, kw_only=True)
         ... class Reversal(Task):
+        ...     '''Words of a sentence in reverse order.'''
+        ...
+        ...     loud: bool = option(False, "Answer in capitals.")
         ...     name = "reversal"
-        ...     metric = Metric("exact_match")
+        ...     metric = Metric("exact_match", "exact match")
+        ...
+        ...     def postprocess(self, outputs, sources):
+        ...         return [text.upper() if self.loud else text for text in outputs]
         ...
         ...     def evaluate(self, outputs, references, sources):
-        ...         right = sum(map(operator.eq, outputs, references))
-        ...         return {"exact_match": right / len(references)}
+        ...         return {"exact_match": share_equal(outputs, references)}
     """
 
     name: ClassVar[str]
@@ -113,23 +118,24 @@ class Task(JsonConfig, abc.ABC):
     def __post_init__(self) -> None:
         self._check_types()
 
+    # Reading
+
     def check_data(self, data: DataConfig) -> None:
-        """Raises `InputError` where the task has no use for a field; before a run is created."""
+        """Raises `InputError` if the task cannot use a field; called before a run is created."""
 
     def pair_sources(self, data: DataConfig, split: str) -> "list[PairSource]":
-        """Returns where the pairs of source and target text of a split come from, as streams.
+        """Returns the sources of a split's pairs of source and target text, as streams.
 
-        Here they are lines of parallel files, files of both sides, and data sets, in this order.
-        For validation and test they are those of files, or else of the first data set.
+        By default these are parallel files, files of both sides and data sets, in this order; for
+        validation and test the files, or else the first data set.
 
         Args:
             data: names files and data sets.
             split: "train", "validation", "test", or another split of the data sets.
 
         Returns:
-            Streams, none where the configuration names nothing for this split; for validation each
-            is a dev set. A source with several references may occur several times, with one at a
-            time.
+            Streams, none if the configuration names nothing for this split; for validation each
+            is a dev set. A source text with several references occurs once with each.
         """
         from keras_transformer.data import DatasetSplit, FilePair
 
@@ -152,51 +158,53 @@ class Task(JsonConfig, abc.ABC):
         return [each for each in sets[:1] if not is_dev or each.has_split()]
 
     def read_file(self, path: Path) -> "PairSource":
-        """Returns the pairs of a file that holds both sides: here source, tab and target a line."""
+        """Returns the pairs of a file with both sides; by default source, tab, target."""
         from keras_transformer.data import TsvFile
 
         return TsvFile(path)
 
     def read_answers(self, path: Path) -> list[str]:
-        """Returns the answers of a file to be evaluated: here one a line."""
+        """Returns the answers of a file to be evaluated; by default one a line."""
         return read_lines(path)
 
     def learned_text(self, reference: str) -> str:
-        """Returns the target text that a model learns to put out for a reference of the dev set."""
+        """Returns the target text that a model learns to generate for a reference."""
         return reference
 
     def symbols(self, sources: "Sequence[PairSource]") -> list[str]:
-        """Returns words of the text to train on that a shared vocabulary is to have as one token.
+        """Returns words of the training text that a shared vocabulary must have as one token.
 
         Args:
             sources: of the split "train".
         """
         return []
 
+    # Searching
+
     def search_config(self, changes: Mapping[str, Any] | None = None) -> SearchConfig:
-        """Returns the task's own search with some fields changed."""
+        """Returns the task's default search with some fields changed."""
         return SearchConfig(**{**self.default_search, **(changes or {})})
 
     def constraints(
         self, source: Any, vocabularies: "tuple[Vocabulary, Vocabulary]"
     ) -> Sequence[Any]:
-        """Returns constraints of every search beside those of `SearchConfig`, see `Constraint`.
+        """Returns constraints for every search in addition to `SearchConfig`'s, see `Constraint`.
 
         Args:
-            source: ids [B, S]; this is called while the graph of a search is made.
+            source: ids [B, S]; this method is called while the graph of a search is traced.
             vocabularies: of source and target.
         """
         return ()
 
     def finish(self, outputs: Any, sources: Any) -> Any:
-        """Returns what a model answers in place of the texts that the search found.
+        """Returns the answers of a model, made of the texts that the search found.
 
-        This is part of the graph that is exported, so it is made of TensorFlow's operations on
-        strings; what they cannot do remains to `postprocess`.
+        This runs in the exported graph, so it consists of TensorFlow's operations on strings; what
+        needs Python belongs in `postprocess`.
 
         Args:
             outputs: string [B, N], detokenized.
-            sources: string [B], what they were made from.
+            sources: string [B], from which they were generated.
 
         Returns:
             string [B, N]
@@ -204,15 +212,17 @@ class Task(JsonConfig, abc.ABC):
         return outputs
 
     def postprocess(self, outputs: Sequence[str], sources: Sequence[str]) -> list[str]:
-        """Returns the answers that a user gets, where Python has to make them of the model's.
+        """Returns the answers for a user, where Python must complete the model's.
 
         A server does not do this: clients in other languages get what `finish` returns.
 
         Args:
             outputs: as `finish` returns them, one for each source.
-            sources: the text that each was made from.
+            sources: the texts from which they were generated.
         """
         return list(outputs)
+
+    # Measuring
 
     @abc.abstractmethod
     def evaluate(
@@ -223,10 +233,10 @@ class Task(JsonConfig, abc.ABC):
         Args:
             outputs: as `postprocess` returns them.
             references: the target text of each, as `pair_sources` reads it.
-            sources: the source text of each. One with several references occurs several times.
+            sources: the source text of each; one with several references occurs several times.
 
         Returns:
-            `metric` under its name, other numbers, and text such as signatures. A metric that is
+            The metric under its name, other numbers, and text such as signatures. A metric that is
             undefined for these answers is None.
         """
 
@@ -245,12 +255,10 @@ class Task(JsonConfig, abc.ABC):
         """Compares n-best lists with their references, by the best answer of each list.
 
         Returns:
-            Numbers by name; here the share of lists that have the reference in them.
+            Numbers by name; by default the share of lists that contain the reference.
         """
-        found = [
-            reference in answers for answers, reference in zip(n_best, references, strict=True)
-        ]
-        return {"exact_match": sum(found) / len(found)}
+        pairs = zip(n_best, references, strict=True)
+        return {"exact_match": sum(reference in list_ for list_, reference in pairs) / len(n_best)}
 
     def report(self, results: Mapping[str, Any]) -> dict[str, str]:
         """Returns what `evaluate` returned as text for people, by label."""
@@ -262,7 +270,7 @@ class Task(JsonConfig, abc.ABC):
     def measure(
         self, outputs: Sequence[str], references: Sequence[str], sources: Sequence[str]
     ) -> float:
-        """Returns the metric of what the model put out; its worst value where it is undefined."""
+        """Returns the metric of a model's outputs; its worst value if it is undefined."""
         answers = self.postprocess(outputs, sources)
         value = self.evaluate(answers, references, sources)[self.metric.name]
         return self.metric.worst if value is None else float(value)
@@ -271,14 +279,18 @@ class Task(JsonConfig, abc.ABC):
         """Returns a metric of the dev set by its name.
 
         Raises:
-            InputError: there is none of that name.
+            InputError: there is none with that name.
         """
         known = {metric.name: metric for metric in (self.metric, *VALIDATION_METRICS)}
         check_choice("stop_metric", name, tuple(known))
         return known[name]
 
 
-# The tasks by name, as --task and the configuration of a run name them.
+def share_equal(outputs: Sequence[str], references: Sequence[str]) -> float:
+    """Returns the share of outputs that equal their references, in 0..1."""
+    pairs = zip(outputs, references, strict=True)
+    return sum(output == reference for output, reference in pairs) / len(outputs)
+
 
 AnyTask = TypeVar("AnyTask", bound=type[Task])
 
@@ -289,14 +301,14 @@ def register_task(task: AnyTask) -> AnyTask:
     """Makes a task known by its name; also a decorator.
 
     Raises:
-        InputError: another task has that name, or its metric is named like a value of training.
+        InputError: another task has that name, or the metric has the name of a training value.
     """
     if _TASKS.get(task.name, task) is not task:
-        raise InputError(f"there is a task {task.name!r} already; give this one another name")
+        raise InputError(f"there is a task {task.name!r} already; choose another name")
     if task.metric.name in TRAINING_VALUES or task.metric.name.startswith(("val_", "train_")):
         raise InputError(
-            f"the metric of task {task.name!r} may not be named {task.metric.name!r}, which is a "
-            "value of training or validation; give it another name"
+            f"the metric of task {task.name!r} must not be named {task.metric.name!r}, like a "
+            "value of training or validation; choose another name"
         )
     _TASKS[task.name] = task
     return task

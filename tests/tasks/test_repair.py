@@ -1,4 +1,4 @@
-"""Texts become trees over the words of a sentence, as a loop in Python makes them."""
+"""Repair in the graph, compared with a plain loop in Python."""
 
 import pathlib
 import random
@@ -63,19 +63,19 @@ def plain_repair(text, sentence):
         ("( ) (( )) A(B)C D", "(TOP (ABC a) (D b) (XX c))"),
     ],
 )
-def test_any_text_becomes_a_tree(text, tree):
+def test_repair_makes_a_tree_of_any_text(text, tree):
     assert repaired([text], ["a b c"]) == [tree]
     if "A(" not in text:
         assert plain_repair(text, "a b c") == tree
 
 
-def test_parentheses_of_a_sentence_are_escaped_and_no_words_are_no_tree():
+def test_repair_escapes_parentheses():
     texts = ["(S A B C )S", "(S A )S"]
     assert repaired(texts, ["( a▁)", " "]) == ["(S (A -LRB-) (B a) (C -RRB-))", ""]
 
 
 @pytest.mark.slow
-def test_10000_random_texts_become_the_trees_that_a_plain_loop_makes():
+def test_repair_of_random_texts_equals_plain_python():
     generator = random.Random(1)
     tokens = ["(A", ")A", "(B", ")B", "(CÉ", ")CÉ", "X", "Y"]
     texts = [" ".join(generator.choices(tokens, k=generator.randrange(30))) for _ in range(10_000)]
@@ -88,7 +88,7 @@ def test_10000_random_texts_become_the_trees_that_a_plain_loop_makes():
 
 @pytest.mark.slow
 @pytest.mark.skipif(not DATA.is_dir(), reason="needs ../shared/data/gum_const")
-def test_real_trees_that_are_linearized_and_repaired_are_the_same():
+def test_repair_restores_linearized_treebank():
     all_trees = []
     for path in sorted(DATA.glob("*.mrg.gz")):
         lines = read_lines(path)
@@ -101,14 +101,14 @@ def test_real_trees_that_are_linearized_and_repaired_are_the_same():
         assert found == list(map(trees.to_text, some))
 
 
-def test_words_among_labels_are_left_out():
+def test_drop_words_keeps_labels_and_tags():
     texts = ["⟨S a ∕DT (NP ∕NN ⟨VP b∕c ⟩ ∕VB ⟩VP ⟩S", "", "a b", " ∕X"]
     plain = [b"(S DT NN (VP ) VB )VP )S", b"", b"", b"X"]
     assert drop_words(tf.constant(texts)).numpy().tolist() == plain
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "char"])
-def test_words_are_counted_by_the_tokens_that_begin_them(kind):
+def test_word_kinds_counts_words(kind):
     size = {"bpe": 30, "unigram": 23, "char": 30}[kind]
     vocabulary: Vocabulary = learn_vocabulary(
         ["the dog ( barks ) at 3 cats ."] * 3, size=size, kind=kind, normalization="identity"
@@ -120,7 +120,7 @@ def test_words_are_counted_by_the_tokens_that_begin_them(kind):
         assert np.count_nonzero(kinds) == len(sentence.replace("▁", " ").split())
 
 
-def test_kinds_of_words_go_by_their_characters():
+def test_word_kinds_by_characters():
     vocabulary = learn_vocabulary(
         ["the dog ( barks ) at 3 cats . , .", 'a. - ." 4'], size=30, kind="bpe",
         normalization="identity",

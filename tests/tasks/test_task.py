@@ -1,8 +1,4 @@
-"""Tasks defined here: registered, trained, evaluated, with no change in the package.
-
-One has words read backwards, made from the source alone; the other is the same with a metric that
-is better where it is lower.
-"""
+"""Custom tasks: registered, trained and evaluated without a change in the package."""
 
 import dataclasses
 import json
@@ -26,11 +22,11 @@ from keras_transformer.tasks import (
     Metric,
     Task,
     TranslationTask,
-    base,
     get_task,
     register_task,
     registered_tasks,
 )
+from keras_transformer.tasks import task as task_module
 from keras_transformer.training import (
     RunConfigs,
     RunDirectory,
@@ -61,11 +57,7 @@ class ReversedLines(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Reversal(Task):
-    """Reading words backwards.
-
-    Attributes:
-        shout: whether answers are in capitals.
-    """
+    """Words of a sentence in reverse order; in capitals if `shout`."""
 
     shout: bool = False
 
@@ -78,12 +70,10 @@ class Reversal(Task):
         return [ReversedLines(path[split])]
 
     def postprocess(self, outputs, sources):
-        # A repair: no more words than there are in the source.
-        cut = [
+        return [  # no more words than the source has
             " ".join(output.split()[: len(source.split())])
             for output, source in zip(outputs, sources, strict=True)
         ]
-        return cut
 
     def finish(self, outputs, sources):
         return tf.strings.upper(outputs) if self.shout else outputs
@@ -109,7 +99,7 @@ TASKS = (Reversal, ReversalErrors)
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch):
-    monkeypatch.setattr(base, "_TASKS", dict(base._TASKS))
+    monkeypatch.setattr(task_module, "_TASKS", dict(task_module._TASKS))
     for task in TASKS:
         register_task(task)
 
@@ -155,9 +145,7 @@ def fit(run: RunDirectory, **options: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS, ids=operator.attrgetter("name"))
-def test_a_task_of_ones_own_is_trained_stopped_by_its_metric_and_evaluated(
-    tmp_path, data, task, capsys
-):
+def test_custom_task_is_trained_stopped_and_evaluated(tmp_path, data, task, capsys):
     run = create(tmp_path / "run", data, task(shout=True))
     assert json.loads((run.path / "config.json").read_text())["task"] == {
         "name": task.name, "shout": True,
@@ -170,11 +158,11 @@ def test_a_task_of_ones_own_is_trained_stopped_by_its_metric_and_evaluated(
     better = max if task.metric.higher_is_better else min
     goal = better(0.0, 1.0)
     assert better(values.values()) == goal != values[30]
-    # It has stopped 2 checkpoints after the first with the best value, which none can exceed.
+    # It stopped 2 checkpoints after the first with the best value, which none can exceed.
     first = next(step for step, value in values.items() if value == goal)
     assert max(values) == first + 60 < 240
     assert is_finished(run)
-    # The newer of equals is the better.
+    # Of equal checkpoints the newer is better.
     ranked = sorted(values, key=lambda step: (values[step], step if goal else -step))
     best = ranked[-1] if goal else ranked[0]
     assert run.checkpoints().find("best") == f"step-{best}"
@@ -190,7 +178,7 @@ def test_a_task_of_ones_own_is_trained_stopped_by_its_metric_and_evaluated(
     assert task().evaluate(answers, text.target, text.source)[name] == goal
 
 
-def test_a_task_constrains_the_search_of_the_dev_set_and_of_a_translator(tmp_path, data):
+def test_constraints_hold_in_training_and_translation(tmp_path, data):
     class OneToken(Constraint):
         inputs = ()
 
@@ -220,7 +208,7 @@ def test_a_task_constrains_the_search_of_the_dev_set_and_of_a_translator(tmp_pat
         assert {len(output.split()) == 1 for output in outputs} == {is_short}
 
 
-def test_the_answers_of_a_task_come_from_the_graph_as_from_the_dev_set(tmp_path, data):
+def test_finish_runs_in_training_and_translation(tmp_path, data):
     run = create(tmp_path, data, Reversal(shout=True))
     model, vocabularies = build_model(run.configs().model), run.vocabularies()
     text = read_validation_texts(data, Reversal())[0]
@@ -235,7 +223,7 @@ def test_the_answers_of_a_task_come_from_the_graph_as_from_the_dev_set(tmp_path,
     assert metric.translate() == answers
 
 
-def test_a_run_of_another_task_is_not_gone_on_with(tmp_path, data):
+def test_run_of_another_task_is_not_continued(tmp_path, data):
     run = create(tmp_path, data, Reversal(shout=True))
     asked = run.configs()
     run.continue_with(asked)
@@ -245,13 +233,13 @@ def test_a_run_of_another_task_is_not_gone_on_with(tmp_path, data):
         run.continue_with(asked._replace(task=Reversal()))
 
 
-def test_a_run_cannot_go_by_the_metric_of_another_task(tmp_path, data):
+def test_stop_metric_of_another_task_is_rejected(tmp_path, data):
     run = create(tmp_path, data, Reversal(), stop_metric="bleu")
     with pytest.raises(InputError, match="stop_metric must be one of exact_match, val_loss"):
         fit(run)
 
 
-def test_a_metric_that_is_undefined_never_is_the_best():
+def test_undefined_metric_is_never_best():
     class Undefined(Reversal):
         def evaluate(self, outputs, references, sources):
             return {"x": None}
@@ -262,25 +250,24 @@ def test_a_metric_that_is_undefined_never_is_the_best():
         assert all(metric.rank(worst) <= metric.rank(other) for other in (0.0, 0.5, 1.0))
 
 
-def test_names_are_given_once(monkeypatch):
-    assert registered_tasks()[0] == "translation"
-    assert registered_tasks()[-2:] == ("reversal", "reversal_errors")
+def test_task_names_are_unique(monkeypatch):
+    assert {"translation", "reversal", "reversal_errors"} <= set(registered_tasks())
     assert get_task("reversal") is Reversal
-    with pytest.raises(InputError, match=r"task must be one of translation, .*reversal, .*got 'x'"):
+    with pytest.raises(InputError, match=r"task must be one of .*reversal, .*got 'x'"):
         get_task("x")
     register_task(Reversal)  # again
 
     class Other(Reversal):
         pass
 
-    with pytest.raises(InputError, match="there is a task 'reversal' already"):
+    with pytest.raises(InputError, match="there is a task 'reversal' already; choose"):
         register_task(Other)
     for name in ("accuracy", "val_accuracy", "loss"):
         Other.name, Other.metric = "other", Metric(name)
-        with pytest.raises(InputError, match=f"may not be named '{name}', which is a value of tr"):
+        with pytest.raises(InputError, match=f"must not be named '{name}', like a value of tr"):
             register_task(Other)
 
 
-def test_results_are_told_under_their_own_names():
+def test_report_has_all_results():
     results = {"exact_match": 0.5, "longest": 3}
     assert Reversal().report(results) == {"exact_match": "0.5000", "longest": "3"}
