@@ -13,6 +13,7 @@ from keras_transformer.config import (
     SearchConfig,
     TrainingConfig,
     TransformerConfig,
+    check_options,
 )
 from keras_transformer.config.base import JsonConfig
 from keras_transformer.errors import InputError
@@ -410,3 +411,32 @@ def test_search_config_errors(changes, message):
 
 def test_zero_diversity_penalty_needs_no_groups():
     assert SearchConfig(diversity_penalty=0.0).beam_groups == 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_translations": 10},  # of a run whose beam is larger than the default
+        {"beam_groups": 7},
+        {"beam_groups": 3, "num_translations": 10},
+        {"diversity_penalty": 0.7, "num_translations": 5},
+        {"top_k": 5},
+    ],
+)
+def test_check_options_assumes_missing_options_fit(options):
+    check_options(options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_translations": 10, "beam_size": 4}, "num_translations 10 is larger than beam_size"),
+        ({"num_translations": 0}, "num_translations must be at least 1"),
+        ({"beam_groups": "two"}, "beam_groups must be a whole number"),
+        ({"num_translations": 2000}, "beam_size must be at most 1000"),
+        ({"top_k": 5, "early_stop": "first"}, "early_stop cannot be combined with method sampling"),
+    ],
+)
+def test_check_options_rejects_impossible_options(options, message):
+    with pytest.raises(InputError, match=message):
+        check_options(options)

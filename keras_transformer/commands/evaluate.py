@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from absl import flags
 
 from keras_transformer.commands import common, config_flags
-from keras_transformer.config import SearchConfig
+from keras_transformer.config import SearchConfig, check_options
 from keras_transformer.errors import InputError
 from keras_transformer.files import write_atomically
 from keras_transformer.tasks import Task, get_task, registered_tasks
@@ -108,7 +108,7 @@ def _reject_unused_flags() -> None:
 def _answer(run_dirs: str) -> "Evaluated":
     """Translates the test set with the models of runs."""
     given = config_flags.given_flags(SearchConfig)
-    SearchConfig(**given)  # reports a wrong value before loading
+    check_options(given)  # reports a wrong value before loading
     common.load_tensorflow(one_dnn=False)
     from keras_transformer.inference import Translator
     from keras_transformer.training import read_test_text

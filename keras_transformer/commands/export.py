@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from absl import flags
 
 from keras_transformer.commands import common, config_flags
-from keras_transformer.config import SearchConfig
+from keras_transformer.config import SearchConfig, check_options
 from keras_transformer.errors import InputError
 from keras_transformer.files import read_lines
 from keras_transformer.serving.versions import choose_version, read_model_card
@@ -77,7 +77,7 @@ config_flags.define_flags(SearchConfig)
 def main(arguments: list[str]) -> None:
     common.refuse_arguments(arguments)
     given = config_flags.given_flags(SearchConfig)
-    SearchConfig(**given)  # so that a wrong value is reported at once
+    check_options(given)  # reports a wrong value before loading
     _check_combinations(given)
     common.load_tensorflow()
 

@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> None:
     version = pathlib.Path(_SAVED_MODEL.value or "")
     options, card = {}, {}
     if _RUN_DIR.value is not None:
-        SearchConfig(**given)  # so that a wrong value is reported before anything is loaded
+        check_options(given)  # reports a wrong value before loading
     else:
         check_version(version)
         card = read_model_card(version)

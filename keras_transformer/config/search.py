@@ -202,11 +202,17 @@ class SearchConfig(JsonConfig):
 def check_options(options: Mapping[str, Any]) -> None:
     """Raises `InputError` for values of options that no model accepts.
 
-    Only the model knows its method and the defaults of the other options.
+    Only the run or export knows its method and the other options, so missing ones are assumed to
+    fit.
     """
     fitting: dict[str, Any] = {}
     if not options.keys().isdisjoint(SAMPLING_OPTIONS):
         fitting = {"method": "sampling"}
     elif "diversity_penalty" in options:
         fitting = {"beam_groups": 2}
+    counts = [options.get(name, 1) for name in ("beam_groups", "num_translations")]
+    if all(isinstance(count, int) and count > 0 for count in counts):
+        # A beam that the groups divide and that holds all translations.
+        groups = max(counts[0], fitting.get("beam_groups", 1))
+        fitting["beam_size"] = groups * -(-counts[1] // groups)
     SearchConfig(**fitting | dict(options))

@@ -162,7 +162,7 @@ def test_help_lists_defaults_per_preset(call):
         (
             "translate",
             ["--saved_model=exports/1", "--beam_size=3"],
-            ["--beam_size was fixed when exports/1 was exported; leave it out"],
+            ["no SavedModel in exports/1: it has no saved_model.pb"],
         ),
         ("evaluate", ["--run_dir=x", "--source=y"], ["--target must be given together"]),
         (
@@ -184,7 +184,7 @@ def test_help_lists_defaults_per_preset(call):
         (
             "serve_client",
             ["--server=x:1", "--references=y", "--seed=3"],
-            ["--references scores what is there already; leave options of search out"],
+            ["--references scores given translations and cannot be combined with search"],
         ),
         ("learn_vocabulary", ["--output=x"], ["no text files; name one or several"]),
         ("average_checkpoints", ["--run_dir=x", "--steps=1,b"], ["numbers, got '1,b'"]),
