@@ -23,16 +23,172 @@ WORD_START = "▁"  # SentencePiece writes it instead of a space
 # What an exported model takes for the option's value at export.
 AS_EXPORTED: dict[str, Any] = {"DT_STRING": "", "DT_FLOAT": -1.0, "DT_INT32": -1, "DT_INT64": -1}
 
-_BITS = {"DT_INT32": 31, "DT_INT64": 63}
-_KINDS = {
-    "DT_STRING": "text or a list of phrases",
-    "DT_FLOAT": "a finite number",
-    "DT_INT32": "a whole number of 32 bits",
-    "DT_INT64": "a whole number of 64 bits",
-}
+Result = TypeVar("Result")
 
 
-# Results, read from the outputs of the signatures.
+# Inputs of a request.
+
+
+class InputValues(NamedTuple):
+    """One input of a request: a value for each sentence, and their `tensorflow.DataType`."""
+
+    values: list[Any]
+    dtype: str = "DT_STRING"
+
+
+def text_input(name: str, texts: Sequence[str]) -> InputValues:
+    """Returns sentences as an input.
+
+    Raises:
+        InputError: it is one string instead of a list, or an element is not text.
+    """
+    if isinstance(texts, str):
+        raise InputError(f"{name} must be a list of sentences, got one: {texts[:40]!r}")
+    values = list(texts)
+    for text in values:
+        if not isinstance(text, str):
+            raise InputError(f"{name} must be text, got {text!r}")
+        _check_unicode(name, text)
+    return InputValues(values)
+
+
+def pair_inputs(source: Sequence[str], target: Sequence[str]) -> dict[str, InputValues]:
+    """Returns sentences and their translations as inputs.
+
+    Raises:
+        InputError: their numbers differ, or as in `text_input`.
+    """
+    columns = {"source": text_input("source", source), "target": text_input("target", target)}
+    sizes = [len(column.values) for column in columns.values()]
+    if sizes[0] != sizes[1]:
+        raise InputError(
+            f"source and target must have as many sentences, got {sizes[0]} and {sizes[1]}"
+        )
+    return columns
+
+
+def option_inputs(
+    options: Mapping[str, Any], inputs: Mapping[str, str], count: int
+) -> dict[str, InputValues]:
+    """Returns an input for each option of a model, given or not.
+
+    Args:
+        options: for each option one value for all sentences or a sequence of `count` values.
+        inputs: the `tensorflow.DataType` of each input of the signature.
+        count: sentences.
+
+    Raises:
+        InputError: the model has no such option, or a value is invalid.
+    """
+    known = {name: dtype for name, dtype in inputs.items() if name != "text"}
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        raise InputError(
+            f"the model has no option {', '.join(unknown)} that can change from sentence to "
+            f"sentence; it has {', '.join(sorted(known)) or 'none'}"
+        )
+    columns = {}
+    for name, dtype in known.items():
+        values = _spread(name, options.get(name), count)
+        columns[name] = InputValues([_as_sent(name, dtype, each) for each in values], dtype)
+    # A model would silently use other values instead of invalid ones.
+    names = [name for name in options if name in SearchConfig.__dataclass_fields__]
+    for row in set(zip(*(columns[name].values for name in names), strict=True)):
+        given = {}
+        for name, value in zip(names, row, strict=True):
+            if value != AS_EXPORTED[known[name]]:
+                is_text = isinstance(value, str)
+                given[name] = tuple(filter(str.strip, value.split("\n"))) if is_text else value
+        check_options(given)
+    return columns
+
+
+def _spread(name: str, value: Any, count: int) -> list[Any]:
+    """Returns a value for each sentence."""
+    if value is None or isinstance(value, str | numbers.Real) or not isinstance(value, Iterable):
+        return [value] * count
+    values = list(value)
+    if len(values) != count:
+        raise InputError(
+            f"{name} must be one value for all sentences or a list with one for each, got "
+            f"{len(values)} for {count} sentences"
+        )
+    return values
+
+
+def _as_sent(name: str, dtype: str, value: Any) -> Any:
+    """Returns a value of an option as JSON and protocol buffers represent it."""
+    if value is None:
+        return AS_EXPORTED[dtype]
+    if dtype == "DT_STRING":
+        if isinstance(value, list | tuple):
+            value = "\n".join(map(str, value))
+        if isinstance(value, str):
+            _check_unicode(name, value)
+            return value
+        rule = "text or a list of phrases"
+    elif dtype == "DT_FLOAT":
+        if isinstance(value, numbers.Real) and math.isfinite(value):
+            return float(value)
+        rule = "a finite number"
+    else:
+        bits = int(dtype.removeprefix("DT_INT"))
+        if isinstance(value, numbers.Integral) and -1 << bits - 1 <= int(value) < 1 << bits - 1:
+            return int(value)
+        rule = f"a whole number of {bits} bits"
+    raise InputError(f"{name} must be {rule}, got {value!r}")
+
+
+def _check_unicode(name: str, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"{name} must be Unicode, got a lone surrogate at character {error.start} of "
+            f"{text[:40]!r}"
+        ) from error
+
+
+# Batches of rows of similar length, and their results back in the order of the rows.
+
+
+def batches_by_length(
+    lengths: Sequence[int], batch_size: int, max_padded_length: int | None = None
+) -> list[list[int]]:
+    """Returns the indices of rows in batches, the longest rows first.
+
+    Rows of similar length share a batch, so that little of it is padding.
+
+    Args:
+        lengths: of each row.
+        batch_size: the most rows of a batch.
+        max_padded_length: the largest product of a batch's rows and its longest length; a longer
+            row has its own batch. None for no limit.
+    """
+    order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
+    batches = []
+    first = 0
+    while first < len(order):
+        size = batch_size
+        if max_padded_length is not None:
+            size = min(size, max(max_padded_length // max(lengths[order[first]], 1), 1))
+        batches.append(order[first : first + size])
+        first += size
+    return batches
+
+
+def in_row_order(
+    batches: Sequence[Sequence[int]], results: Iterable[Sequence[Result]]
+) -> list[Result]:
+    """Returns the result of each row, given the results of each of `batches_by_length`."""
+    by_row: dict[int, Result] = {}
+    for batch, some in zip(batches, results, strict=True):
+        by_row.update(zip(batch, some, strict=True))
+    return [by_row[row] for row in range(len(by_row))]
+
+
+# Results. The functions that read them from the outputs of a signature raise ArithmeticError,
+# LookupError, TypeError or ValueError where these are not its outputs.
 
 
 class Translation(NamedTuple):
@@ -73,6 +229,54 @@ class Attention(NamedTuple):
     target: list[str]
 
 
+def read_translations(answer: Mapping[str, Any]) -> list[list[Translation]]:
+    """Returns the translations of each sentence from the outputs of a signature."""
+    rows = [
+        [Translation(_checked_text(text), float(score)) for text, score in zip(*row, strict=True)]
+        for row in zip(answer["translations"], answer["scores"], strict=True)
+    ]
+    if not all(rows):
+        raise ValueError("expected a translation of each sentence")
+    return rows
+
+
+def read_scores(answer: Mapping[str, Any]) -> list[Score]:
+    """Returns the score of each translation from the outputs of the signature `score`."""
+    columns = (answer["scores"], answer["token_scores"], answer["lengths"])
+    return [
+        Score(float(score), [float(each) for each in token_scores[:length]])
+        for score, token_scores, length in zip(*columns, strict=True)
+    ]
+
+
+def read_attention(answer: Mapping[str, Any]) -> list[Attention]:
+    """Returns the attention of each sentence from the outputs of the signature `attention`."""
+    import numpy as np  # other requests do without it
+
+    columns = (answer["attention"], answer["source_pieces"], answer["target_pieces"])
+    found = []
+    for weights, *pieces in zip(*columns, strict=True):
+        source, target = (
+            [_checked_text(piece) for piece in side if piece != ""] for side in pieces
+        )
+        weights = np.asarray(weights, np.float32)[: len(target), : len(source)]
+        if weights.shape != (len(target), len(source)):
+            raise ValueError("expected a row of attention for each token")
+        found.append(Attention(weights, source, target))
+    return found
+
+
+def _checked_text(value: Any) -> str:
+    """Returns a value that must be text."""
+    if not isinstance(value, str):
+        raise TypeError(f"expected text, got {value!r}")
+    value.encode()  # JSON may have lone surrogates
+    return value
+
+
+# Word alignments.
+
+
 class Alignment(NamedTuple):
     """The source word that each target word attends to most.
 
@@ -87,74 +291,12 @@ class Alignment(NamedTuple):
     num_target: int
 
 
-def read_translations(answer: Mapping[str, Any]) -> list[list[Translation]]:
-    """Returns the translations of each sentence from the outputs of a signature.
-
-    Raises:
-        ArithmeticError, LookupError, TypeError, ValueError: it is no translator's answer.
-    """
-    rows = [
-        [Translation(checked_text(text), float(score)) for text, score in zip(*row, strict=True)]
-        for row in zip(answer["translations"], answer["scores"], strict=True)
-    ]
-    if not all(rows):
-        raise ValueError("expected a translation of each sentence")
-    return rows
-
-
-def read_scores(answer: Mapping[str, Any]) -> list[Score]:
-    """Returns the score of each translation from the outputs of the signature `score`.
-
-    Raises:
-        ArithmeticError, LookupError, TypeError, ValueError: these are not its outputs.
-    """
-    columns = (answer["scores"], answer["token_scores"], answer["lengths"])
-    return [
-        Score(float(score), [float(each) for each in token_scores[:length]])
-        for score, token_scores, length in zip(*columns, strict=True)
-    ]
-
-
-def read_attention(answer: Mapping[str, Any]) -> list[Attention]:
-    """Returns the attention of each sentence from the outputs of the signature `attention`.
-
-    Raises:
-        ArithmeticError, LookupError, TypeError, ValueError: these are not its outputs.
-    """
-    import numpy as np  # other requests do without it
-
-    columns = (answer["attention"], answer["source_pieces"], answer["target_pieces"])
-    found = []
-    for weights, *pieces in zip(*columns, strict=True):
-        source, target = ([checked_text(piece) for piece in side if piece != ""] for side in pieces)
-        weights = np.asarray(weights, np.float32)[: len(target), : len(source)]
-        if weights.shape != (len(target), len(source)):
-            raise ValueError("expected a row of attention for each token")
-        found.append(Attention(weights, source, target))
-    return found
-
-
 def read_alignments(answer: Mapping[str, Any]) -> list[Alignment]:
-    """Returns the alignment of each sentence from the outputs of the signature `attention`.
-
-    Raises:
-        ArithmeticError, LookupError, TypeError, ValueError: these are not its outputs.
-    """
+    """Returns the alignment of each sentence from the outputs of the signature `attention`."""
     return [
         Alignment(align_words(*each), len(_words(each.source)), len(_words(each.target)))
         for each in read_attention(answer)
     ]
-
-
-def checked_text(value: Any) -> str:
-    """Returns a value that must be text; raises `TypeError` or `ValueError` where it is none."""
-    if not isinstance(value, str):
-        raise TypeError(f"expected text, got {value!r}")
-    value.encode()  # JSON may have lone surrogates
-    return value
-
-
-# Word alignments. A vocabulary may read other words than those between the spaces of a text.
 
 
 def align_words(
@@ -197,9 +339,8 @@ def in_words_of_texts(
     for (pairs, *counts), *texts in zip(alignments, sources, targets, strict=True):
         source, target = map(_word_indices, texts, counts)
         if not source or not target:
-            found.append([])
-        else:
-            found.append(list(dict.fromkeys((source[i], target[j]) for i, j in pairs)))
+            pairs = []
+        found.append(list(dict.fromkeys((source[i], target[j]) for i, j in pairs)))
     return found
 
 
@@ -224,166 +365,3 @@ def _word_indices(text: str, count: int) -> list[int]:
     parts = [len(unicodedata.normalize("NFKC", word).split()) for word in words]
     indices = [index for index, number in enumerate(parts) for _ in range(number)]
     return indices[:count] if len(indices) >= count else []
-
-
-# The inputs of a request: checked sentences, and decoding options with a value for each.
-
-
-class InputValues(NamedTuple):
-    """One input of a request: a value for each sentence, and their `tensorflow.DataType`."""
-
-    values: list[Any]
-    dtype: str = "DT_STRING"
-
-
-def text_input(name: str, texts: Sequence[str]) -> InputValues:
-    """Returns sentences as an input.
-
-    Raises:
-        InputError: it is one string in place of a list, or an element is not text.
-    """
-    if isinstance(texts, str):
-        raise InputError(f"{name} must be a list of sentences, got one: {texts[:40]!r}")
-    column = InputValues(list(texts))
-    for text in column.values:
-        if not isinstance(text, str):
-            raise InputError(f"{name} must be text, got {text!r}")
-        _check_unicode(name, text)
-    return column
-
-
-def pair_inputs(source: Sequence[str], target: Sequence[str]) -> dict[str, InputValues]:
-    """Returns sentences and their translations as inputs.
-
-    Raises:
-        InputError: their numbers differ, or as in `text_input`.
-    """
-    columns = {"source": text_input("source", source), "target": text_input("target", target)}
-    sizes = [len(column.values) for column in columns.values()]
-    if sizes[0] != sizes[1]:
-        raise InputError(
-            f"source and target must have as many sentences, got {sizes[0]} and {sizes[1]}"
-        )
-    return columns
-
-
-def option_inputs(
-    options: Mapping[str, Any], inputs: Mapping[str, str], count: int
-) -> dict[str, InputValues]:
-    """Returns an input for each option of a model, given or not.
-
-    Args:
-        options: for each option one value for all sentences or a sequence of `count` values.
-        inputs: the `tensorflow.DataType` of each input of the signature.
-        count: sentences.
-
-    Raises:
-        InputError: the model has no such option, or a value is invalid.
-    """
-    known = {name: dtype for name, dtype in inputs.items() if name != "text"}
-    unknown = sorted(set(options) - set(known))
-    if unknown:
-        raise InputError(
-            f"the model has no option {', '.join(unknown)} that can change from sentence to "
-            f"sentence; it has {', '.join(sorted(known)) or 'none'}"
-        )
-    columns = {
-        name: InputValues([_checked(name, dtype, value) for value in values], dtype)
-        for name, dtype in known.items()
-        for values in [_spread(name, options.get(name), count)]
-    }
-    _check_values({name: columns[name] for name in options})
-    return columns
-
-
-def _check_values(columns: Mapping[str, InputValues]) -> None:
-    """Raises `InputError` for options that no model accepts; it would take others instead."""
-    names = [name for name in columns if name in SearchConfig.__dataclass_fields__]
-    for row in set(zip(*(columns[name].values for name in names), strict=True)):
-        given = {}
-        for name, value in zip(names, row, strict=True):
-            if value != AS_EXPORTED[columns[name].dtype]:
-                is_text = isinstance(value, str)
-                given[name] = tuple(filter(str.strip, value.split("\n"))) if is_text else value
-        check_options(given)
-
-
-def _spread(name: str, value: Any, count: int) -> list[Any]:
-    """Returns a value for each sentence."""
-    if value is None or isinstance(value, str | numbers.Real) or not isinstance(value, Iterable):
-        return [value] * count
-    values = list(value)
-    if len(values) != count:
-        raise InputError(
-            f"{name} must be one value for all sentences or a list with one for each, got "
-            f"{len(values)} for {count} sentences"
-        )
-    return values
-
-
-def _checked(name: str, dtype: str, value: Any) -> Any:
-    """Returns a value of an option as JSON and protocol buffers represent it."""
-    if value is None:
-        return AS_EXPORTED[dtype]
-    if dtype == "DT_STRING" and isinstance(value, list | tuple):
-        value = "\n".join(map(str, value))
-    if dtype == "DT_STRING" and isinstance(value, str):
-        _check_unicode(name, value)
-        return value
-    if dtype == "DT_FLOAT" and isinstance(value, numbers.Real) and math.isfinite(value):
-        return float(value)
-    if dtype in _BITS and isinstance(value, numbers.Integral):
-        whole = int(value)
-        if -1 << _BITS[dtype] <= whole < 1 << _BITS[dtype]:
-            return whole
-    raise InputError(f"{name} must be {_KINDS[dtype]}, got {value!r}")
-
-
-def _check_unicode(name: str, text: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise InputError(
-            f"{name} must be Unicode, got a lone surrogate at character {error.start} of "
-            f"{text[:40]!r}"
-        ) from error
-
-
-# Batches of rows of similar length, and their results back in the order of the rows.
-
-Result = TypeVar("Result")
-
-
-def batches_by_length(
-    lengths: Sequence[int], batch_size: int, max_padded_length: int | None = None
-) -> list[list[int]]:
-    """Returns the indices of rows in batches, the longest rows first.
-
-    Rows of similar length share a batch, so that little of it is padding.
-
-    Args:
-        lengths: of each row.
-        batch_size: the most rows of a batch.
-        max_padded_length: the largest product of a batch's rows and its longest length; a longer
-            row has a batch of its own. None for no limit.
-    """
-    order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
-    batches = []
-    first = 0
-    while first < len(order):
-        size = batch_size
-        if max_padded_length is not None:
-            size = min(size, max(max_padded_length // max(lengths[order[first]], 1), 1))
-        batches.append(order[first : first + size])
-        first += size
-    return batches
-
-
-def in_row_order(
-    batches: Sequence[Sequence[int]], results: Iterable[Sequence[Result]]
-) -> list[Result]:
-    """Returns the result of each row, given the results of each of `batches_by_length`."""
-    by_row: dict[int, Result] = {}
-    for batch, some in zip(batches, results, strict=True):
-        by_row.update(zip(batch, some, strict=True))
-    return [by_row[row] for row in range(len(by_row))]

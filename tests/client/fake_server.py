@@ -1,7 +1,6 @@
 """A model server in this process: the protocols are real, the model is a Python function.
 
-It answers in the words of the stock server, whose source the codes and messages are read from, and
-can be told to fail, to be slow, or to answer nonsense.
+Codes and messages are those of the stock server's source. It can fail, be slow or answer nonsense.
 """
 
 import concurrent.futures
@@ -40,7 +39,7 @@ HTTP_STATUS = {
 
 
 class FaultError(Exception):
-    """What the server answers in place of an answer."""
+    """An error that the server answers with."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(code, message)
@@ -54,10 +53,6 @@ class Request(NamedTuple):
     signature: str
     version: int
     inputs: dict[str, list[Any]]
-
-
-def _lower(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
-    return {name.lower(): value for name, value in headers}
 
 
 class Model:
@@ -111,7 +106,7 @@ class Model:
                 self.at_once -= 1
 
     def authenticate(self, headers: Iterable[tuple[str, str]]) -> None:
-        self.headers = _lower(headers)
+        self.headers = {name.lower(): value for name, value in headers}
         if not self.required_headers.items() <= self.headers.items():
             raise FaultError("UNAUTHENTICATED", "a valid token is required")
 
@@ -144,6 +139,49 @@ class Model:
         if name != self.name or not served or (version or served[0]) not in served:
             raise FaultError("NOT_FOUND", f"Servable not found for request: {request}")
         return version or max(served)
+
+
+SIGNATURES = {
+    "serving_default": {"text": "DT_STRING"},
+    "translate_options": {
+        "text": "DT_STRING",
+        "length_penalty": "DT_FLOAT",
+        "max_length": "DT_INT32",
+        "seed": "DT_INT64",
+        "prefix": "DT_STRING",
+        "banned_phrases": "DT_STRING",
+    },
+    "score": {"source": "DT_STRING", "target": "DT_STRING"},
+    "attention": {"source": "DT_STRING", "target": "DT_STRING"},
+}
+
+
+def upper_case_model() -> Model:
+    """Returns a model that translates to upper case, with the number of characters as the score.
+
+    Each token of a given translation scores -0.25. Of two words, each attends to the other's place.
+    """
+
+    def predict(signature: str, inputs: dict[str, list[Any]]) -> dict[str, Any]:
+        if signature == "attention":
+            weights = [[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]
+            pieces = {
+                f"{side}_pieces": [
+                    ["▁" + word for word in text.split()] + ["</s>"] for text in texts
+                ]
+                for side, texts in inputs.items()
+            }
+            return pieces | {"attention": [weights] * len(inputs["source"])}
+        if signature == "score":
+            lengths = [len(target.split()) + 1 for target in inputs["target"]]
+            rows = [[-0.25] * length + [0.0] * (max(lengths) - length) for length in lengths]
+            return {"scores": [sum(row) for row in rows], "token_scores": rows, "lengths": lengths}
+        return {
+            "translations": [[text.upper()] for text in inputs["text"]],
+            "scores": [[-float(len(text))] for text in inputs["text"]],
+        }
+
+    return Model(SIGNATURES, predict)
 
 
 @contextlib.contextmanager
@@ -215,7 +253,7 @@ class _GrpcService:
     def Predict(self, request: Any, context: Any) -> Any:  # noqa: N802  (the protocol's name)
         spec = request.model_spec
         which = self._which(spec)
-        with _faults_told(context):
+        with _abort_with_faults(context):
             self._model.authenticate(context.invocation_metadata())
             dtypes = self._model.inputs_of(*which, spec.signature_name)
             inputs = {}
@@ -232,7 +270,7 @@ class _GrpcService:
             return response
 
     def GetModelMetadata(self, request: Any, context: Any) -> Any:  # noqa: N802
-        with _faults_told(context):
+        with _abort_with_faults(context):
             self._model.authenticate(context.invocation_metadata())
             signatures = self._model.all_signatures(*self._which(request.model_spec))
             definitions = get_model_metadata_pb2.SignatureDefMap()
@@ -245,7 +283,7 @@ class _GrpcService:
             return response
 
     def GetModelStatus(self, request: Any, context: Any) -> Any:  # noqa: N802
-        with _faults_told(context):
+        with _abort_with_faults(context):
             self._model.authenticate(context.invocation_metadata())
             response = get_model_status_pb2.GetModelStatusResponse()
             for version, (state, error) in self._model.status(request.model_spec.name).items():
@@ -263,7 +301,7 @@ class _GrpcService:
 
 
 @contextlib.contextmanager
-def _faults_told(context: Any) -> Iterator[None]:
+def _abort_with_faults(context: Any) -> Iterator[None]:
     try:
         yield
     except FaultError as fault:

@@ -15,7 +15,7 @@ import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
-from fake_server import SERVE, FaultError, Model, serve_grpc, serve_http, serve_rest
+from fake_server import SERVE, FaultError, serve_grpc, serve_http, serve_rest, upper_case_model
 
 import keras_transformer
 from keras_transformer import InputError
@@ -23,36 +23,11 @@ from keras_transformer.client import Client, ServingError, Translation, transpor
 from keras_transformer.client.transport import RequestError
 
 PROTOCOLS = ("grpc", "rest")
-SIGNATURES = {
-    "serving_default": {"text": "DT_STRING"},
-    "translate_options": {
-        "text": "DT_STRING",
-        "length_penalty": "DT_FLOAT",
-        "max_length": "DT_INT32",
-        "seed": "DT_INT64",
-        "prefix": "DT_STRING",
-        "banned_phrases": "DT_STRING",
-    },
-    "score": {"source": "DT_STRING", "target": "DT_STRING"},
-}
-
-
-def predict(signature, inputs):
-    """Translates to upper case, with the number of characters as the score."""
-    if signature == "score":
-        lengths = [len(target.split()) + 1 for target in inputs["target"]]
-        padded = [[-0.5] * length + [0.0] * (max(lengths) - length) for length in lengths]
-        return {"scores": [sum(row) for row in padded], "token_scores": padded, "lengths": lengths}
-    texts = inputs["text"]
-    return {
-        "translations": [[text.upper(), text.title()] for text in texts],
-        "scores": [[-float(len(text)), -2.0 * len(text)] for text in texts],
-    }
 
 
 @pytest.fixture
 def model():
-    return Model(SIGNATURES, predict)
+    return upper_case_model()
 
 
 @pytest.fixture(params=PROTOCOLS)
@@ -85,11 +60,12 @@ def refusal(call, *arguments, kind=ServingError, **options):
     return caught.value
 
 
-def test_translate_returns_texts_and_scores(serve):
-    assert serve().translate(["two trees", "木 ☃ \"' \\ \t"]) == [
-        [Translation("TWO TREES", -9.0), Translation("Two Trees", -18.0)],
-        [Translation("木 ☃ \"' \\ \t", -10.0), Translation("木 ☃ \"' \\ \t", -20.0)],
-    ]
+def test_translate_returns_texts_and_scores(serve, model):
+    text = "木 ☃ \"' \\ \t"
+    expected = [[Translation("TWO TREES", -9.0)], [Translation(text, -10.0)]]
+    assert serve().translate(["two trees", text]) == expected
+    model.versions[1] = lambda *_: {"translations": [["a", "b"]], "scores": [[-1.0, -2.0]]}
+    assert serve().translate(["c"]) == [[Translation("a", -1.0), Translation("b", -2.0)]]
 
 
 def test_no_sentences_send_no_request(serve, model):
@@ -187,7 +163,7 @@ def test_model_without_options_rejects_them(serve, model):
 def test_scores_have_no_padding(serve):
     scores = serve(batch_size=2).score(["a", "bb", "c"], ["one two", "one", "one two three"])
     assert [len(score.token_scores) for score in scores] == [3, 2, 4]
-    assert [score.score for score in scores] == [-1.5, -1.0, -2.0]
+    assert [score.score for score in scores] == [-0.75, -0.5, -1.0]
     error = refusal(serve().score, ["a"], [], kind=InputError)
     assert "source and target must have as many sentences, got 1 and 0" in str(error)
 
@@ -349,7 +325,9 @@ def test_missing_signature_is_reported_with_others(serve, model):
     del model.signatures["score"]
     error = refusal(serve().score, ["a"], ["b"])
     assert "model 'translator' at" in str(error)
-    assert "has no signature score; it has serving_default, translate_options" in str(error)
+    assert "has no signature score; it has attention, serving_default, translate_options" in str(
+        error
+    )
 
 
 @pytest.mark.parametrize(
@@ -430,7 +408,6 @@ def test_malformed_attention_is_rejected(serve, model, wrong):
         "target_pieces": [["b", "</s>"]],
     }
     model.versions[1] = lambda *_: outputs
-    model.signatures["attention"] = {"source": "DT_STRING", "target": "DT_STRING"}
     assert serve().align(["a"], ["b"]) == [[(0, 0)]]
     if serve.protocol == "grpc" and "attention" not in wrong:
         pytest.skip("gRPC's tensors have one type")

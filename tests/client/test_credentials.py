@@ -8,7 +8,7 @@ import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
-from fake_server import SERVE, Model, serve_http
+from fake_server import SERVE, serve_http, upper_case_model
 
 from keras_transformer import InputError
 from keras_transformer.client import Client, ServingError
@@ -16,14 +16,7 @@ from keras_transformer.client import Client, ServingError
 
 @pytest.fixture
 def model():
-    signatures = {"serving_default": {"text": "DT_STRING"}}
-    return Model(
-        signatures,
-        lambda _, inputs: {
-            "translations": [[text.upper()] for text in inputs["text"]],
-            "scores": [[0.0] for _ in inputs["text"]],
-        },
-    )
+    return upper_case_model()
 
 
 @pytest.fixture(params=list(SERVE))

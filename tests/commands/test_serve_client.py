@@ -8,47 +8,12 @@ import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "client"))
 
-from fake_server import SERVE, Model
-
-SIGNATURES = {
-    "serving_default": {"text": "DT_STRING"},
-    "translate_options": {
-        "text": "DT_STRING",
-        "length_penalty": "DT_FLOAT",
-        "max_length": "DT_INT32",
-        "prefix": "DT_STRING",
-        "banned_phrases": "DT_STRING",
-    },
-    "score": {"source": "DT_STRING", "target": "DT_STRING"},
-    "attention": {"source": "DT_STRING", "target": "DT_STRING"},
-}
-
-
-def predict(signature, inputs):
-    """Translates to upper case; scores -0.25 for each word of a given translation and the end.
-
-    Of two words, each looks at the other's place.
-    """
-    if signature == "attention":
-        pieces = {
-            f"{side}_pieces": [["▁" + word for word in text.split()] + ["</s>"] for text in texts]
-            for side, texts in inputs.items()
-        }
-        weights = [[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]
-        return pieces | {"attention": [weights] * len(inputs["source"])}
-    if signature == "score":
-        lengths = [len(target.split()) + 1 for target in inputs["target"]]
-        padded = [[-0.25] * length + [0.0] * (max(lengths) - length) for length in lengths]
-        return {"scores": [sum(row) for row in padded], "token_scores": padded, "lengths": lengths}
-    return {
-        "translations": [[text.upper()] for text in inputs["text"]],
-        "scores": [[-float(len(text))] for text in inputs["text"]],
-    }
+from fake_server import SERVE, upper_case_model
 
 
 @pytest.fixture
 def model():
-    return Model(SIGNATURES, predict)
+    return upper_case_model()
 
 
 @pytest.fixture(params=list(SERVE))
@@ -93,6 +58,7 @@ def test_options_and_prefixes_are_sent(call, server, model, tmp_path):
         "text": ["four", "two"],
         "length_penalty": [0.5, 0.5],
         "max_length": [7, 7],
+        "seed": [-1, -1],
         "prefix": ["", "Z"],
         "banned_phrases": ["", ""],
     }

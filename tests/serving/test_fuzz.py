@@ -1,4 +1,4 @@
-"""The exported signature is fed ten thousand inputs that nobody would type."""
+"""Exported signatures with ten thousand odd inputs."""
 
 import functools
 import random
@@ -14,21 +14,7 @@ _EMOJI = [*"😀👍🏽❤\ufe0f👩\u200d💻🏳🌈🇩🇪1\u20e3", "👩�
 _JOINERS = [*"\u200c\u200d\u200e\u200f\u202a\u202e\u2066\u2069\ufe0e\ufe0f\u034f\u2060"]
 _MARKS = [chr(code) for code in range(0x300, 0x370) if unicodedata.combining(chr(code))]
 _RIGHT_TO_LEFT = [chr(code) for code in (*range(0x5D0, 0x5EB), *range(0x620, 0x64B))]
-_SPECIAL = [
-    "▁",
-    "<s>",
-    "</s>",
-    "<unk>",
-    "<pad>",
-    "⁇",
-    "\ufffd",
-    "\\n",
-    "\t",
-    '"',
-    "%s",
-    "{}",
-    "\x00",
-]
+_SPECIAL = ["▁", "<s>", "</s>", "<unk>", "<pad>", "⁇", "\ufffd", "\\n", "\t", '"', "%s", "\x00"]
 
 
 def _any_character(generator):
@@ -111,7 +97,7 @@ def answers(inputs, exported, words):
 
 
 @pytest.mark.slow
-def test_every_input_gets_two_translations_in_utf8_with_finite_scores(inputs, answers):
+def test_odd_inputs_get_valid_translations(inputs, answers):
     _, translations, scores = answers
     assert len(inputs) == len(translations) == _COUNT
     assert scores.shape == (_COUNT, 2)
@@ -123,7 +109,7 @@ def test_every_input_gets_two_translations_in_utf8_with_finite_scores(inputs, an
 
 
 @pytest.mark.slow
-def test_neighbours_do_not_change_an_answer(inputs, answers):
+def test_answers_do_not_depend_on_the_batch(inputs, answers):
     serve, translations, scores = answers
     sample = sorted(random.Random(13).sample(range(_COUNT), 200))
     sample += [index for index, text in enumerate(inputs) if len(text) > 100_000][:3]
@@ -135,21 +121,7 @@ def test_neighbours_do_not_change_an_answer(inputs, answers):
             assert alone["translations"][0, 0].numpy() == translations[index][0]
 
 
-def test_the_inputs_are_as_odd_as_they_are_meant_to_be(inputs):
-    def count(is_odd):
-        return sum(bool(is_odd(text)) for text in inputs)
-
-    assert count(lambda text: len(text) > 900_000) == 10
-    assert count(lambda text: not text) > 100
-    assert count(lambda text: text and not text.decode("utf-8", "replace").strip()) > 50
-    assert count(lambda text: "\ufffd" in text.decode("utf-8", "replace")) > 1000
-    assert count(lambda text: b"\x00" in text) > 500
-    assert (
-        count(lambda text: any(ord(c) > 0xFFFF for c in text[:500].decode("utf-8", "ignore"))) > 999
-    )
-
-
-def test_every_text_can_be_a_wish_and_touches_no_neighbour(inputs, exported, words):
+def test_odd_options_do_not_affect_other_rows(inputs, exported, words):
     signature = tf.saved_model.load(str(exported)).signatures["translate_options"]
     columns = signature.structured_input_signature[1]
     generator = random.Random(17)
@@ -178,7 +150,7 @@ def test_every_text_can_be_a_wish_and_touches_no_neighbour(inputs, exported, wor
             translation.decode("utf-8")  # would raise
 
 
-def test_every_pair_of_texts_is_scored_and_all_ids_are_translated(inputs, exported):
+def test_odd_pairs_and_ids_get_finite_scores(inputs, exported):
     signatures = tf.saved_model.load(str(exported)).signatures
     generator = random.Random(19)
     for _ in range(10):

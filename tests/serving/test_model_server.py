@@ -113,14 +113,14 @@ def same(ours, theirs):
 
 
 @pytest.mark.slow
-def test_the_server_translates_as_python_does(connect, separate_translator):
+def test_server_translates_as_python(connect, separate_translator):
     expected = separate_translator.translate(SENTENCES)
     for batch_size in (1, 7, 64):
         same(connect(batch_size=batch_size).translate(SENTENCES), expected)
 
 
 @pytest.mark.slow
-def test_the_server_grants_wishes_as_python_does(connect, separate_translator, words):
+def test_server_options_match_python(connect, separate_translator, words):
     constraints = {
         "max_length": [1 + number % 3 for number in range(len(SENTENCES))],
         "prefix": [words["sun"] if number % 2 else "" for number in range(len(SENTENCES))],
@@ -131,14 +131,14 @@ def test_the_server_grants_wishes_as_python_does(connect, separate_translator, w
     same(connect(batch_size=7).translate(SENTENCES, **constraints), expected)
 
 
-def test_the_server_aligns_as_python_does(connect, separate_translator):
+def test_server_aligns_as_python(connect, separate_translator):
     target = [row[0].text for row in separate_translator.translate(SENTENCES)]
     expected = separate_translator.align(SENTENCES, target)
     assert connect(batch_size=7).align(SENTENCES, target) == expected
 
 
 @pytest.mark.slow
-def test_the_server_scores_as_python_does(connect, separate_translator):
+def test_server_scores_as_python(connect, separate_translator):
     target = [row[-1].text for row in separate_translator.translate(SENTENCES)]
     score = separate_translator.signatures()["score"]
     answer = score(tf.constant(SENTENCES), tf.constant(target))
@@ -150,7 +150,7 @@ def test_the_server_scores_as_python_does(connect, separate_translator):
     )
 
 
-def test_many_clients_at_once_get_what_each_gets_alone(connect, separate_translator):
+def test_concurrent_requests_get_the_same_answers(connect, separate_translator):
     expected = separate_translator.translate(SENTENCES)
     client = connect(batch_size=1, requests_in_flight=8)
     answers = [[] for _ in range(4)]
@@ -174,19 +174,19 @@ def test_many_clients_at_once_get_what_each_gets_alone(connect, separate_transla
         (dict(label="canary"), "canary"),
     ],
 )
-def test_what_the_server_has_not_is_told(connect, options, message):
+def test_missing_model_version_and_label_are_reported(connect, options, message):
     with pytest.raises(ServingError, match=message):
         connect(**options).translate(["sun"])
 
 
-def test_a_signature_that_the_server_has_not_is_told(connect):
+def test_missing_signature_is_reported(connect):
     client = connect()
     with pytest.raises(ServingError, match=r"has no signature tell; it has .*serving_default"):
         client._rows("tell", {"text": text_input("text", ["sun"])}, list)
 
 
 @pytest.mark.slow
-def test_a_new_version_takes_over_without_a_failed_request(server, connect):
+def test_new_version_takes_over_without_failures(server, connect):
     client = connect(batch_size=2)
     folder = server[1]
     old = max(int(path.name) for path in folder.glob("[0-9]*"))
