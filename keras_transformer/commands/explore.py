@@ -19,7 +19,7 @@ from keras_transformer.config import SearchConfig
 from keras_transformer.errors import InputError
 
 if TYPE_CHECKING:
-    from keras_transformer.explorer.views import Look, View
+    from keras_transformer.explorer.views import Inspector, View
 
 _RUN_DIR = flags.DEFINE_string(
     "run_dir", None, "Directory of a training run. Several, separated by commas, are compared."
@@ -67,34 +67,34 @@ def main(arguments: list[str]) -> None:
     if flags.FLAGS["shortlist"].present:
         raise InputError("--shortlist has no use here, where all tokens are shown; leave it out")
     common.load_tensorflow(one_dnn=False)
-    looks = _looks()
-    if len(set(arguments)) * len(looks) > 1 and (_PNG.value or _JSON.value):
+    inspectors = _inspectors()
+    if len(set(arguments)) * len(inspectors) > 1 and (_PNG.value or _JSON.value):
         raise InputError("--png and --json are of one sentence and one model")
     if _SERVE.value:
-        _serve(looks)
+        _serve(inspectors)
         return
-    views = [look(sentence) for sentence in dict.fromkeys(arguments) for look in looks]
+    views = [inspect(sentence) for sentence in dict.fromkeys(arguments) for inspect in inspectors]
     _write(views)
 
 
-def _looks() -> "list[Look]":
-    from keras_transformer.explorer.views import look_into_export, look_into_model
+def _inspectors() -> "list[Inspector]":
+    from keras_transformer.explorer.views import inspect_export, inspect_model
     from keras_transformer.serving.export import load_exported
 
-    looks = []
+    inspectors = []
     search = config_flags.given_flags(SearchConfig)
     run_dir = _RUN_DIR.value
     for run, checkpoint in common.find_checkpoints(run_dir, _CHECKPOINT.value) if run_dir else []:
         configs = run.configs()
         model, vocabularies = run.load_model(checkpoint), run.vocabularies()
         name = f"{run.path} ({checkpoint})"
-        looks.append(
-            look_into_model(name, model, vocabularies, configs.task, configs.search_config(search))
+        inspectors.append(
+            inspect_model(name, model, vocabularies, configs.task, configs.search_config(search))
         )
     for version in (_SAVED_MODEL.value or "").split(","):
         if version:
-            looks.append(look_into_export(version, load_exported(version)))
-    return looks
+            inspectors.append(inspect_export(version, load_exported(version)))
+    return inspectors
 
 
 def _write(views: "list[View]") -> None:
@@ -122,11 +122,11 @@ def _write(views: "list[View]") -> None:
             print(f"Wrote {path}.")
 
 
-def _serve(looks: "list[Look]") -> None:
+def _serve(inspectors: "list[Inspector]") -> None:
     from keras_transformer.explorer.server import ExplorerServer
 
     try:
-        server = ExplorerServer(looks, _PORT.value)
+        server = ExplorerServer(inspectors, _PORT.value)
     except OSError as error:
         raise InputError(
             f"--port={_PORT.value} cannot be used ({error.strerror}); give another, or 0 for any"

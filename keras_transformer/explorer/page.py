@@ -1,6 +1,6 @@
-"""The page of the explorer: one HTML file, which loads nothing from anywhere.
+"""The page of the explorer: one HTML file that loads nothing else.
 
-Attention goes into it as integers of 8 bits, gzip and base64.
+It holds attention as integers of 8 bits, gzip and base64.
 """
 
 import base64
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_transformer.explorer.views import KINDS, SearchTree, View, head_statistics
+from keras_transformer.explorer.views import KINDS, View, head_statistics
 
 _ASSETS = pathlib.Path(__file__).parent / "assets"
 _SCRIPTS = ("tokens.js", "graph.js", "matrix.js", "heads.js", "tree.js", "page.js")
@@ -24,10 +24,10 @@ def make_page(content: Mapping[str, Any] | None, is_live: bool = False) -> str:
 
     Args:
         content: by `page_content`; None for an empty page.
-        is_live: whether the page may ask the server that it came from for sentences that are typed.
+        is_live: whether the page may send sentences to its server.
     """
     scripts = "\n".join(_read(name) for name in _SCRIPTS)
-    # Within a script element, "<" might end it.
+    # "<" could end the script element.
     data = json.dumps(content, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     page = _read("page.html")
     parts = {
@@ -43,7 +43,7 @@ def page_content(views: Sequence[View]) -> dict[str, Any]:
     """Returns what the page shows, in JSON's types.
 
     Args:
-        views: of all models at all sentences.
+        views: of all models and all sentences.
     """
     models = list(dict.fromkeys(view.model for view in views))
     return {
@@ -52,7 +52,7 @@ def page_content(views: Sequence[View]) -> dict[str, Any]:
             {"name": name, "heads": _heads([view for view in views if view.model == name])}
             for name in models
         ],
-        "views": [_of_view(view) for view in views],
+        "views": [_describe(view) for view in views],
     }
 
 
@@ -77,7 +77,11 @@ def _heads(views: Sequence[View]) -> dict[str, Any]:
     }
 
 
-def _of_view(view: View) -> dict[str, Any]:
+def _describe(view: View) -> dict[str, Any]:
+    tree = view.tree and {
+        "nodes": [[each[0], each[1], round(each[2], 3), each[3]] for each in view.tree.nodes],
+        "translations": [each._asdict() for each in view.tree.translations],
+    }
     return {
         "model": view.model,
         "sentence": view.sentence,
@@ -90,13 +94,8 @@ def _of_view(view: View) -> dict[str, Any]:
             for kind, weights in view.attentions.items()
         },
         "steps": view.steps,
-        "tree": view.tree and _of_tree(view.tree),
+        "tree": tree,
     }
-
-
-def _of_tree(tree: SearchTree) -> dict[str, Any]:
-    nodes = [[parent, token, round(log_prob, 3), what] for parent, token, log_prob, what in tree[0]]
-    return {"nodes": nodes, "translations": [each._asdict() for each in tree.translations]}
 
 
 def _read(name: str) -> str:

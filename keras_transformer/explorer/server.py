@@ -1,4 +1,4 @@
-"""The explorer for sentences that are typed: a page on this machine's loopback interface."""
+"""The explorer for sentences that a user types: a page on the loopback interface."""
 
 import http
 import http.server
@@ -9,34 +9,34 @@ from typing import Any
 
 from keras_transformer.errors import InputError
 from keras_transformer.explorer.page import make_page, page_content
-from keras_transformer.explorer.views import Look
+from keras_transformer.explorer.views import Inspector
 
 _HOST = "127.0.0.1"
-_MOST_BYTES = 1 << 16  # of a request
+_MAX_BYTES = 1 << 16  # of a request
 
 
 class ExplorerServer(http.server.ThreadingHTTPServer):
-    """Serves the page, and what models do with the sentences that it sends.
+    """Serves the page, and the views of models for the sentences that it sends.
 
-    Other machines cannot reach it. Pages of other sites are refused, whichever name they give this
-    machine: what asks must call it 127.0.0.1 or localhost, and send JSON.
+    Other machines cannot reach it, and pages of other sites get an error: a request must address
+    127.0.0.1 or localhost, and send JSON.
 
     Args:
-        looks: of the models.
-        port: where to listen; 0 for any that is free.
+        inspectors: of the models.
+        port: to listen on; 0 for any free one.
     """
 
     daemon_threads = True
 
-    def __init__(self, looks: Sequence[Look], port: int) -> None:
+    def __init__(self, inspectors: Sequence[Inspector], port: int) -> None:
         super().__init__((_HOST, port), _Handler)
-        self._looks = looks
+        self._inspectors = inspectors
         self._lock = threading.Lock()  # one sentence at a time
 
     def answer(self, sentence: str) -> dict[str, Any]:
         """Returns `page_content` for a sentence."""
         with self._lock:
-            return page_content([look(sentence) for look in self._looks])
+            return page_content([inspect(sentence) for inspect in self._inspectors])
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -56,10 +56,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return
         try:
             length = int(self.headers["Content-Length"])
-            if not 0 <= length <= _MOST_BYTES:
-                raise ValueError(f"a request has at most {_MOST_BYTES} bytes")
+            if not 0 <= length <= _MAX_BYTES:
+                raise ValueError(f"a request must have at most {_MAX_BYTES} bytes")
             if self.headers.get_content_type() != "application/json":
-                raise ValueError("the sentence must come as JSON")
+                raise ValueError("the sentence must be sent as JSON")
             sentence = json.loads(self.rfile.read(length))["sentence"]
             if not isinstance(sentence, str):
                 raise ValueError("the sentence must be text")
@@ -72,12 +72,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._send(json.dumps(answer), "application/json")
 
     def _is_refused(self) -> bool:
-        """Whether the request does not come from this server's own page."""
-        # The port may be another one, through a tunnel.
-        own = self.headers.get("Host", "").partition(":")[0] in (_HOST, "localhost")
-        if not own:  # as after DNS rebinding
+        """Answers requests that do not come from this server's own page with an error."""
+        # The port may differ, through a tunnel.
+        is_own = self.headers.get("Host", "").partition(":")[0] in (_HOST, "localhost")
+        if not is_own:  # for example after DNS rebinding
             self.send_error(http.HTTPStatus.FORBIDDEN, explain="unknown Host")
-        return not own
+        return not is_own
 
     def _send(self, text: str, content_type: str) -> None:
         body = text.encode()
@@ -89,4 +89,4 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: Any) -> None:
-        """Writes no line for each request."""
+        """Logs no requests."""

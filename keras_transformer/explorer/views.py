@@ -1,6 +1,7 @@
 """What a model does with a sentence: its translation, all of its attention, and its search.
 
-Shapes: L layers, H heads, Q tokens that attend, K tokens that are attended to.
+Shapes: L layers, H heads, Q tokens that attend, K tokens that are attended to; W hypotheses,
+V vocabulary.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,53 +19,14 @@ from keras_transformer.search import Constraint, Hypotheses, OpenHypotheses
 from keras_transformer.tasks import Task
 from keras_transformer.text import Vocabulary
 
-# The hypotheses that a search went through, as a tree of tokens.
-#
-# Shapes: W hypotheses, V vocabulary, L longest result.
-
-_NUM_CANDIDATES = 5  # of each hypothesis that are shown, if search did not choose more of them
+KINDS = ("encoder", "decoder", "cross")
+_NUM_CANDIDATES = 5  # shown of each hypothesis, if search did not keep more
 
 Prefix = tuple[int, ...]
 
 
-class Step(NamedTuple):
-    """The open hypotheses of one step."""
-
-    prefixes: list[Prefix]  # their tokens, W at most
-    log_probs: np.ndarray  # float32 [W, V], of the next token; -inf where forbidden
-
-
-class SearchRecorder(Constraint):
-    """Forbids nothing, and keeps what an eager search for one sentence asks it about.
-
-    Attributes:
-        steps: those so far.
-    """
-
-    inputs = ()
-    takes_precedence = True  # asked last, it sees what the others forbid
-
-    def __init__(self) -> None:
-        self.steps: list[Step] = []
-
-    def restrict(self, allowed: Tensor, hypotheses: OpenHypotheses) -> Tensor:
-        rows = hypotheses.tokens[0, :, : hypotheses.time].numpy().tolist()
-        # Rows without a hypothesis, all but one at first, hold nothing but PAD.
-        places = {
-            tuple(row): place
-            for place, row in reversed([*enumerate(rows)])
-            if not {PAD_ID, EOS_ID} & {*row}
-        }
-        prefixes = sorted(places, key=places.__getitem__)
-        log_probs = tf.nn.log_softmax(hypotheses.logits[0])
-        log_probs = tf.where(allowed[0] > -np.inf, log_probs, -np.inf).numpy()
-        log_probs[:, [PAD_ID, BOS_ID]] = -np.inf
-        self.steps.append(Step(prefixes, log_probs[[places[prefix] for prefix in prefixes]]))
-        return allowed
-
-
 class Node(NamedTuple):
-    """A token that was considered after those before it."""
+    """A token that the search considered after those before it."""
 
     parent: int  # its index in the tree; -1 for the root, which has no token
     token: str
@@ -87,12 +49,172 @@ class SearchTree(NamedTuple):
     translations: list[FoundTranslation]
 
 
-def make_tree(steps: Sequence[Step], found: Hypotheses, target: Vocabulary) -> SearchTree:
+class View(NamedTuple):
+    """One model's translation of one sentence.
+
+    Attributes:
+        model: the name of the model.
+        sentence: the source text.
+        translation: the best one, as the task finishes it.
+        source: the source tokens with EOS.
+        read: the tokens that the decoder reads, BOS first.
+        written: the tokens that it predicts at these places, EOS last.
+        attentions: float32 [L, H, Q, K] for those of `KINDS` that the model has. Rows of "cross"
+            belong to the tokens `written`, as in the signature `attention`.
+        tree: the search, if it was recorded.
+        steps: how many steps each token of "source" and of "target", those `read`, took, if these
+            differ.
+    """
+
+    model: str
+    sentence: str
+    translation: str
+    source: list[str]
+    read: list[str]
+    written: list[str]
+    attentions: dict[str, np.ndarray]
+    tree: SearchTree | None = None
+    steps: dict[str, list[int]] = {}  # noqa: RUF012 (not changed)
+
+    def tokens(self, kind: str) -> tuple[list[str], list[str]]:
+        """Returns the tokens of the rows and of the columns of one kind of attention."""
+        return {
+            "encoder": (self.source, self.source),
+            "decoder": (self.read, self.read),
+            "cross": (self.written, self.source),
+        }[kind]
+
+
+Inspector = Callable[[str], View]  # of one model, for any sentence
+
+
+def inspect_model(
+    name: str,
+    model: Any,
+    vocabularies: tuple[Vocabulary, Vocabulary],
+    task: Task,
+    search: SearchConfig,
+) -> Inspector:
+    """Returns a function that translates a sentence and shows all attention.
+
+    Args:
+        name: of the model.
+        model: a `Seq2SeqModel`.
+        vocabularies: of source and target.
+        task: that the model was trained for.
+        search: how to search.
+    """
+    source_vocabulary, target_vocabulary = vocabularies
+    if search.method == "beam":
+        search = search.replace(num_translations=search.beam_size)
+
+    def inspect(sentence: str) -> View:
+        (ids,) = source_vocabulary.encode([sentence], max_tokens=search.max_source_length)
+        _check_not_blank(ids)
+        source = tf.constant([[*ids, EOS_ID]])
+        recorder = SearchRecorder()
+        found = search_translations(
+            model,
+            source,
+            search,
+            target_vocabulary,
+            constraints=[*task.constraints(source, vocabularies), recorder],
+        )
+        tree = make_tree(recorder.steps, found, target_vocabulary)
+        if not tree.translations:
+            raise InputError(
+                f"{name}: the search found no translation of {sentence[:40]!r}; change its options"
+            )
+        written = found.ids[0, 0, : found.lengths[0, 0]].numpy().tolist()
+        read = [BOS_ID, *written][:-1]
+        inputs = {"source": source, "target": tf.constant([read])}
+        weights = model.attentions(inputs)
+        if not set(KINDS) & weights.keys():
+            raise InputError(f"{name} has no attention to show")
+        output = tf.constant([[tree.translations[0].text]])
+        finished = task.finish(output, tf.constant([sentence])).numpy().item().decode()
+        return View(
+            name,
+            sentence,
+            task.postprocess([finished], [sentence])[0],
+            source_vocabulary.pieces([*ids, EOS_ID]),
+            target_vocabulary.pieces(read),
+            target_vocabulary.pieces(written),
+            {kind: np.asarray(weights[kind])[:, 0] for kind in KINDS if kind in weights},
+            tree,
+            _steps(model, inputs),
+        )
+
+    return inspect
+
+
+def inspect_export(name: str, translator: BatchTranslator) -> Inspector:
+    """Returns a function that shows what an export answers: the mean of the last layer's heads."""
+
+    def inspect(sentence: str) -> View:
+        _check_not_blank(sentence.split())
+        translation = translator.translate([sentence])[0][0].text
+        (found,) = translator.attention([sentence], [translation])
+        read = ["<s>", *found.target][:-1]
+        weights = {"cross": found.weights[None, None]}
+        return View(name, sentence, translation, found.source, read, found.target, weights)
+
+    return inspect
+
+
+def _check_not_blank(tokens: list[Any]) -> None:
+    if not tokens:
+        raise InputError("the sentence is empty; give one with words")
+
+
+def _steps(model: Any, inputs: dict[str, tf.Tensor]) -> dict[str, list[int]]:
+    values = model.token_values(inputs) if hasattr(model, "token_values") else {}
+    steps = {
+        name.removesuffix("_steps"): np.asarray(counts)[0].astype(int).tolist()
+        for name, counts in values.items()
+        if name.endswith("_steps")
+    }
+    return steps if any(len(set(counts)) > 1 for counts in steps.values()) else {}
+
+
+class SearchStep(NamedTuple):
+    """The open hypotheses of one step."""
+
+    prefixes: list[Prefix]  # their tokens, W at most
+    log_probs: np.ndarray  # float32 [W, V], of the next token; -inf where forbidden
+
+
+class SearchRecorder(Constraint):
+    """Forbids nothing, and records each step of an eager search for one sentence in `steps`."""
+
+    inputs = ()
+    takes_precedence = True  # asked last, it sees what the others forbid
+
+    def __init__(self) -> None:
+        self.steps: list[SearchStep] = []
+
+    def restrict(self, allowed: Tensor, hypotheses: OpenHypotheses) -> Tensor:
+        rows = hypotheses.tokens[0, :, : hypotheses.time].numpy().tolist()
+        # Rows without a hypothesis, all but one at first, contain only PAD.
+        places = {
+            tuple(row): place
+            for place, row in reversed([*enumerate(rows)])
+            if not {PAD_ID, EOS_ID} & {*row}
+        }
+        prefixes = sorted(places, key=places.__getitem__)
+        log_probs = tf.nn.log_softmax(hypotheses.logits[0])
+        log_probs = tf.where(allowed[0] > -np.inf, log_probs, -np.inf).numpy()
+        log_probs[:, [PAD_ID, BOS_ID]] = -np.inf
+        self.steps.append(SearchStep(prefixes, log_probs[[places[prefix] for prefix in prefixes]]))
+        return allowed
+
+
+def make_tree(steps: Sequence[SearchStep], found: Hypotheses, target: Vocabulary) -> SearchTree:
     """Returns the tree of a search for one sentence.
 
     Args:
         steps: by `SearchRecorder`.
-        found: its result.
+        found: the result of the search.
         target: the vocabulary.
     """
     lengths = found.lengths[0].numpy()
@@ -132,161 +254,21 @@ def _candidates(prefix: Prefix, log_probs: np.ndarray, chosen: set[Any]) -> list
     ]
 
 
-KINDS = ("encoder", "decoder", "cross")
-
-
-class View(NamedTuple):
-    """One model's translation of one sentence.
-
-    Attributes:
-        model: the name of the model.
-        sentence: the source text.
-        translation: the best one, as the task finishes it.
-        source: the source's tokens with EOS.
-        read: the tokens that the decoder reads, BOS first.
-        written: those that it predicts at these places, EOS last.
-        attentions: float32 [L, H, Q, K] for those of `KINDS` that the model has. Rows of "cross"
-            belong to the tokens `written`, as in the signature `attention`.
-        tree: the search, where it can be watched.
-        steps: how many steps each token of "source" and of "target", those `read`, took, where
-            these differ.
-    """
-
-    model: str
-    sentence: str
-    translation: str
-    source: list[str]
-    read: list[str]
-    written: list[str]
-    attentions: dict[str, np.ndarray]
-    tree: SearchTree | None = None
-    steps: dict[str, list[int]] = {}  # noqa: RUF012 (not changed)
-
-    def tokens(self, kind: str) -> tuple[list[str], list[str]]:
-        """Returns the tokens of the rows and of the columns of one kind of attention."""
-        return {
-            "encoder": (self.source, self.source),
-            "decoder": (self.read, self.read),
-            "cross": (self.written, self.source),
-        }[kind]
-
-
-Look = Callable[[str], View]  # at a sentence with one model
-
-
-def look_into_model(
-    name: str,
-    model: Any,
-    vocabularies: tuple[Vocabulary, Vocabulary],
-    task: Task,
-    search: SearchConfig,
-) -> Look:
-    """Returns a function that translates a sentence and shows all attention.
-
-    Args:
-        name: the name of the model.
-        model: a `Seq2SeqModel`.
-        vocabularies: of source and target.
-        task: what the model was trained for.
-        search: how to search.
-    """
-    source_vocabulary, target_vocabulary = vocabularies
-    if search.method == "beam":
-        search = search.replace(num_translations=search.beam_size)
-
-    def look(sentence: str) -> View:
-        (ids,) = source_vocabulary.encode([sentence], max_tokens=search.max_source_length)
-        _check_not_blank(ids)
-        source = tf.constant([[*ids, EOS_ID]])
-        recorder = SearchRecorder()
-        found = search_translations(
-            model,
-            source,
-            search,
-            target_vocabulary,
-            constraints=[*task.constraints(source, vocabularies), recorder],
-        )
-        tree = make_tree(recorder.steps, found, target_vocabulary)
-        written = found.ids[0, 0, : found.lengths[0, 0]].numpy().tolist()
-        read = [BOS_ID, *written][:-1]
-        inputs = {"source": source, "target": tf.constant([read])}
-        weights = model.attentions(inputs)
-        if not set(KINDS) & weights.keys():
-            raise InputError(f"{name} has no attention to show")
-        return View(
-            name,
-            sentence,
-            _finish(task, tree.translations[0].text, sentence),
-            source_vocabulary.pieces([*ids, EOS_ID]),
-            target_vocabulary.pieces(read),
-            target_vocabulary.pieces(written),
-            {kind: np.asarray(weights[kind])[:, 0] for kind in KINDS if kind in weights},
-            tree,
-            _steps(model, inputs),
-        )
-
-    return look
-
-
-def look_into_export(name: str, translator: BatchTranslator) -> Look:
-    """Returns a function that shows what an export answers: the mean of the last layer's heads."""
-
-    def look(sentence: str) -> View:
-        _check_not_blank(sentence.split())
-        translation = translator.translate([sentence])[0][0].text
-        (found,) = translator.attention([sentence], [translation])
-        read = ["<s>", *found.target][:-1]
-        weights = {"cross": found.weights[None, None]}
-        return View(name, sentence, translation, found.source, read, found.target, weights)
-
-    return look
-
-
-def _steps(model: Any, inputs: dict[str, tf.Tensor]) -> dict[str, list[int]]:
-    values = model.token_values(inputs) if hasattr(model, "token_values") else {}
-    steps = {
-        name.removesuffix("_steps"): np.asarray(counts)[0].astype(int).tolist()
-        for name, counts in values.items()
-        if name.endswith("_steps")
-    }
-    return steps if any(len(set(counts)) > 1 for counts in steps.values()) else {}
-
-
-def _finish(task: Task, output: str, sentence: str) -> str:
-    """Returns what `translate.py` answers."""
-    finished = task.finish(tf.constant([[output]]), tf.constant([sentence]))
-    return task.postprocess([finished.numpy().item().decode()], [sentence])[0]
-
-
-def _check_not_blank(tokens: list[Any]) -> None:
-    if not tokens:
-        raise InputError("the sentence is empty; give one with words")
-
-
-# What each head does, in numbers.
-#
-# Shapes: L layers, H heads, Q tokens that attend, K tokens that are attended to, R rows of all
-# sentences.
-
-Array = np.ndarray
-
-
-def head_statistics(attentions: Sequence[Array], kind: str) -> dict[str, Array]:
-    """Returns means over the tokens of all sentences, each [L, H].
+def head_statistics(attentions: Sequence[np.ndarray], kind: str) -> dict[str, np.ndarray]:
+    """Returns what each head does: means over the tokens of all sentences, each [L, H].
 
     A row's own place among the columns is on the diagonal of the matrix, from corner to corner.
 
     Args:
         attentions: of each sentence, [L, H, Q, K], rows that sum to 1.
-        kind: "encoder", "decoder" or "cross".
+        kind: one of `KINDS`.
 
     Returns:
         "previous", "diagonal", "next": the weight on the place before the row's own, on it, and
         after it; "end": the weight on EOS, or on BOS for "decoder", which reads no EOS; "entropy":
         in bits; "distance": the mean distance from the row's own place in tokens.
     """
-    end = 0 if kind == "decoder" else -1
-    rows = [_of_rows(weights, end) for weights in attentions]
+    rows = [_row_statistics(weights, end=0 if kind == "decoder" else -1) for weights in attentions]
     joined = {name: np.concatenate([each[name] for each in rows], axis=-1) for name in rows[0]}
     return {
         name: np.nansum(each, axis=-1) / np.maximum(np.sum(~np.isnan(each), axis=-1), 1)
@@ -294,29 +276,26 @@ def head_statistics(attentions: Sequence[Array], kind: str) -> dict[str, Array]:
     }
 
 
-def _of_rows(weights: Array, end: int) -> dict[str, Array]:
-    """Returns the same of each row, [L, H, Q]; NaN where a row has no such place."""
+def _row_statistics(weights: np.ndarray, end: int) -> dict[str, np.ndarray]:
+    """Returns the statistics of each row, [L, H, Q]; NaN if a row has no such place."""
     num_rows, num_columns = weights.shape[2:]
-    # [Q]
-    own = np.rint(np.arange(num_rows) * (num_columns - 1) / max(num_rows - 1, 1)).astype(int)
+    rows = np.arange(num_rows)
+    own = np.rint(rows * (num_columns - 1) / max(num_rows - 1, 1)).astype(int)  # [Q]
     padded = np.pad(weights, [(0, 0)] * 3 + [(1, 1)], constant_values=np.nan)
     logarithms = np.log2(weights, where=weights > 0, out=np.zeros_like(weights))
     distances = np.abs(np.arange(num_columns) - own[:, None])  # [Q, K]
     return {
-        "previous": padded[:, :, np.arange(num_rows), own],
-        "diagonal": padded[:, :, np.arange(num_rows), own + 1],
-        "next": padded[:, :, np.arange(num_rows), own + 2],
+        "previous": padded[:, :, rows, own],
+        "diagonal": padded[:, :, rows, own + 1],
+        "next": padded[:, :, rows, own + 2],
         "end": weights[..., end],
         "entropy": -np.sum(weights * logarithms, axis=-1),
         "distance": np.sum(weights * distances, axis=-1),
     }
 
 
-# Attention in the format of BertViz's views (Vig 2019).
-
-
 def bertviz_attention(view: View) -> list[dict[str, Any]]:
-    """Returns the list that BertViz calls `attn_data`, an entry for each kind of attention.
+    """Returns the list that BertViz (Vig 2019) calls `attn_data`, an entry for each kind.
 
     `attn[layer][head][left][right]` is the weight with which a token on the left, which attends,
     reads one on the right.

@@ -3,28 +3,28 @@
 import pytest
 
 from keras_transformer.config import SearchConfig
-from keras_transformer.explorer.views import look_into_model
+from keras_transformer.explorer.views import inspect_model
 from keras_transformer.tasks import TranslationTask
 
 SEARCH = dict(beam_size=4, max_source_length=12, max_extra_length=5)
 
 
 @pytest.fixture(scope="session")
-def make_look(trained):
+def make_inspector(trained):
     model, *vocabularies = trained
 
     def make(name="runs/words", model=model, **changes):
         search = SearchConfig(**SEARCH | changes)
-        return look_into_model(name, model, tuple(vocabularies), TranslationTask(), search)
+        return inspect_model(name, model, tuple(vocabularies), TranslationTask(), search)
 
     return make
 
 
 @pytest.fixture(scope="session")
-def look(make_look):
-    return make_look()
+def inspect(make_inspector):
+    return make_inspector()
 
 
 @pytest.fixture(scope="session")
-def view(look):
-    return look("hello two cat")
+def view(inspect):
+    return inspect("hello two cat")

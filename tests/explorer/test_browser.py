@@ -101,7 +101,7 @@ def drag(page, threshold):
     page.get_by_label("Weights from").fill(str(threshold))
 
 
-def test_an_arc_is_drawn_for_every_weight_from_the_threshold_on(show):
+def test_arcs_show_weights_from_the_threshold(show):
     view = make_view()
     page = show(view)
     words = joined(view.attentions["encoder"][0])
@@ -112,7 +112,7 @@ def test_an_arc_is_drawn_for_every_weight_from_the_threshold_on(show):
     assert arcs(page) == count_arcs(view.attentions["encoder"][0], 0.62)
 
 
-def test_layers_heads_and_kinds_are_switched(show):
+def test_controls_switch_layers_heads_and_kinds(show):
     view = make_view()
     page = show(view)
     page.get_by_role("group", name="Layer").get_by_label("2").check()
@@ -129,7 +129,7 @@ def test_layers_heads_and_kinds_are_switched(show):
     assert arcs(page) == 0
 
 
-def test_a_head_that_is_chosen_in_the_overview_is_shown_alone(show):
+def test_overview_and_table_choose_one_head(show):
     view = make_view()
     page = show(view)
     page.get_by_role("button", name="Layer 2, head 3", exact=True).click()
@@ -142,7 +142,7 @@ def test_a_head_that_is_chosen_in_the_overview_is_shown_alone(show):
     assert arcs(page) == count_arcs(joined(view.attentions["encoder"][0])[:1])
 
 
-def test_a_word_that_is_pointed_at_shows_what_it_reads(show):
+def test_pointing_at_a_word_shows_what_it_reads(show):
     view = make_view()
     page = show(view)
     words = joined(view.attentions["encoder"][0])
@@ -157,7 +157,7 @@ def test_a_word_that_is_pointed_at_shows_what_it_reads(show):
     assert page.locator(".arc.dim").count() == 0
 
 
-def test_arrow_keys_move_from_word_to_word_and_their_names_say_what_they_read(show):
+def test_arrow_keys_move_between_words(show):
     page = show(make_view())
     page.get_by_role("radio", name="Cross").check()
     page.locator(".token").first.focus()
@@ -170,7 +170,7 @@ def test_arrow_keys_move_from_word_to_word_and_their_names_say_what_they_read(sh
     assert page.locator(":focus").get_attribute("aria-label").startswith("Ein reads ")
 
 
-def test_the_matrix_is_a_table_of_percentages(show):
+def test_matrix_shows_percentages(show):
     view = make_view()
     page = show(view)
     rows = page.get_by_role("table", name="Mean of the heads shown").locator("tbody tr").all()
@@ -179,7 +179,7 @@ def test_the_matrix_is_a_table_of_percentages(show):
     np.testing.assert_allclose(found, expected, atol=0.8)
 
 
-def test_the_search_tree_shows_the_beam_and_each_steps_candidates(show):
+def test_search_tree_shows_beam_and_candidates(show):
     page = show(make_view())
     assert page.locator(".tree .node").count() == 6  # all but the two that were dropped
     path = page.locator(".tree .node.on").evaluate_all("nodes => nodes.map((n) => n.textContent)")
@@ -197,14 +197,14 @@ def test_the_search_tree_shows_the_beam_and_each_steps_candidates(show):
     assert path == ["start", "Der8.2%", "</s>82%"]
 
 
-def test_steps_stand_beside_their_tokens(show, view):
+def test_steps_of_tokens_are_shown(show, view):
     counts = list(range(1, len(view.source) + 1))
     page = show(view._replace(steps={"source": counts}))
     assert page.locator(".steps strong").all_inner_texts() == list(map(str, counts))
     assert page.get_by_text("Steps of each token of the source").count() == 1
 
 
-def test_sentences_are_chosen_and_models_stand_side_by_side(show):
+def test_sentences_and_models_side_by_side(show):
     views = [make_view(model, text, seed) for seed, (model, text) in enumerate(
         [("runs/a", "One."), ("runs/b", "One."), ("runs/a", "Two."), ("runs/b", "Two.")]
     )]  # fmt: skip
@@ -221,7 +221,7 @@ def test_sentences_are_chosen_and_models_stand_side_by_side(show):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_stands_out_from_its_ground(show, scheme):
+def test_text_contrast(show, scheme):
     page = show(make_view(), color_scheme=scheme)
     colors = "({color, backgroundColor}) => [color, backgroundColor]"
     text, ground = page.evaluate(f"({colors})(getComputedStyle(document.body))")
@@ -238,11 +238,11 @@ def test_text_stands_out_from_its_ground(show, scheme):
     assert (luminance(ground) < 0.1) == (scheme == "dark")
 
 
-def test_a_sentence_that_is_typed_is_answered(browser):
-    def look(sentence):
+def test_typed_sentence_is_answered(browser):
+    def inspect(sentence):
         return make_view(sentence=sentence)
 
-    with ExplorerServer([look], port=0) as server:
+    with ExplorerServer([inspect], port=0) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:

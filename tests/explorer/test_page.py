@@ -1,4 +1,4 @@
-"""The page is one small file that loads nothing, and its weights are those of the model."""
+"""The page is one small file that loads nothing else."""
 
 import base64
 import gzip
@@ -31,18 +31,18 @@ def base_view():
     return View("base", "w " * _WORDS, "t", source, ["<s>", *source[:-1]], source, kinds, tree)
 
 
-def test_the_page_of_base_and_50_words_is_at_most_1_mb():
+def test_page_of_base_and_50_words_is_below_1_mb():
     assert len(make_page(page_content([base_view()])).encode()) < 1e6
 
 
-def test_a_sentence_may_look_like_a_place_of_the_template():
+def test_template_marks_in_a_sentence_stay_text():
     odd = base_view()._replace(sentence="{{script}} {{data}}")
     page = make_page(page_content([odd]))
     assert data_of(page)["sentences"] == ["{{script}} {{data}}"]
     assert "async function unpack" in page.rpartition("<script>")[2]
 
 
-def test_nothing_is_loaded_from_anywhere(view):
+def test_page_loads_nothing(view):
     page = make_page(page_content([view]))
     assert not re.findall(
         r"https?:|//[a-z]|@import|url\(", re.sub(r"^\s*//.*", "", page, flags=re.M)
@@ -54,7 +54,7 @@ def test_nothing_is_loaded_from_anywhere(view):
     assert data_of(make_page(None)) is None
 
 
-def test_weights_come_back_to_half_a_255th(view):
+def test_weights_are_rounded_to_255ths(view):
     packed = page_content([view])["views"][0]["attentions"]
     for kind, weights in view.attentions.items():
         integers = gzip.decompress(base64.b64decode(packed[kind]["data"]))
@@ -64,7 +64,7 @@ def test_weights_come_back_to_half_a_255th(view):
     assert quantize(np.ones((1, 1, 1, 1)))["shape"] == [1, 1, 1, 1]
 
 
-def test_text_cannot_end_the_script_that_holds_it(view):
+def test_sentence_cannot_end_the_script_element(view):
     sentence = "</script><script>alert(1)</script><!--"
     page = make_page(page_content([view._replace(sentence=sentence)]))
     assert sentence not in page

@@ -1,4 +1,4 @@
-"""The live page: who may ask, and what comes."""
+"""The live page: who may send sentences, and the answers."""
 
 import http.client
 import json
@@ -12,8 +12,8 @@ JSON = {"Content-Type": "application/json"}
 
 
 @pytest.fixture(scope="module")
-def server(look):
-    with ExplorerServer([look], port=0) as server:
+def server(inspect):
+    with ExplorerServer([inspect], port=0) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         yield server
@@ -33,7 +33,7 @@ def ask(server):
     return ask
 
 
-def test_the_page_is_served_to_loopback_only(server, ask):
+def test_page_is_served_on_loopback_only(server, ask):
     assert server.server_address[0] == "127.0.0.1"
     status, page = ask("GET")
     assert status == 200
@@ -41,7 +41,7 @@ def test_the_page_is_served_to_loopback_only(server, ask):
     assert ask("GET", "/other")[0] == 404
 
 
-def test_a_sentence_gets_its_attention_and_its_search(ask, view):
+def test_posted_sentence_gets_its_view(ask, view):
     status, answer = ask("POST", body=json.dumps({"sentence": view.sentence}), **JSON)
     assert status == 200
     (found,) = json.loads(answer)["views"]
@@ -49,7 +49,7 @@ def test_a_sentence_gets_its_attention_and_its_search(ask, view):
     assert len(found["tree"]["nodes"]) == len(view.tree.nodes)
 
 
-def test_a_page_of_another_site_is_refused(server, ask):
+def test_requests_of_other_sites_are_rejected(server, ask):
     body = json.dumps({"sentence": "hello"})
     port = server.server_port
     for host in ("evil.example", f"evil.example:{port}", "localhost.evil.example", ""):
@@ -62,11 +62,11 @@ def test_a_page_of_another_site_is_refused(server, ask):
 
 
 @pytest.mark.parametrize("body", ["", "{", "[]", '{"sentence": 3}', "{}", "x" * 70_000])
-def test_what_is_no_request_is_refused(ask, body):
+def test_malformed_requests_are_rejected(ask, body):
     assert ask("POST", body=body, **JSON)[0] == 400
 
 
-def test_an_empty_sentence_gets_an_explanation(ask):
+def test_empty_sentence_gets_an_error_message(ask):
     status, answer = ask("POST", body='{"sentence": " "}', **JSON)
     assert status == 200
     assert json.loads(answer) == {"error": "the sentence is empty; give one with words"}

@@ -1,4 +1,6 @@
-"""What a view has is what the model did."""
+"""Views of a small trained model: its attention, its search tree, statistics of its heads."""
+
+import collections
 
 import numpy as np
 import pytest
@@ -7,12 +9,14 @@ import tensorflow as tf
 from keras_transformer.config.model import UniversalConfig
 from keras_transformer.errors import InputError
 from keras_transformer.explorer.page import page_content
-from keras_transformer.explorer.views import bertviz_attention, look_into_export
+from keras_transformer.explorer.views import bertviz_attention, head_statistics, inspect_export
 from keras_transformer.models.universal import UniversalTransformer
+from keras_transformer.search import Constraint
 from keras_transformer.serving.export import load_exported
+from keras_transformer.tasks import TranslationTask
 
 
-def test_the_translation_is_the_translators(view, translator):
+def test_view_has_the_translators_translation(view, translator):
     assert view.translation == translator.translate([view.sentence])[0][0].text
     assert view.source == ["▁hello", "▁two", "▁cat", "</s>"]
     assert view.read[0] == "<s>"
@@ -20,7 +24,7 @@ def test_the_translation_is_the_translators(view, translator):
     assert "".join(view.written) == view.translation.replace(" ", "▁").join(["▁", "</s>"])
 
 
-def test_every_row_is_a_distribution_over_the_tokens_of_its_columns(view):
+def test_attention_rows_are_distributions(view):
     assert list(view.attentions) == ["encoder", "decoder", "cross"]
     for kind, weights in view.attentions.items():
         rows, columns = view.tokens(kind)
@@ -28,7 +32,7 @@ def test_every_row_is_a_distribution_over_the_tokens_of_its_columns(view):
         np.testing.assert_allclose(weights.sum(axis=-1), 1, atol=1e-5)
 
 
-def test_the_mean_of_the_last_layers_heads_is_the_signature_attention(view, translator):
+def test_attention_agrees_with_the_signature(view, translator):
     answer = translator.signature("attention")(
         source=tf.constant([view.sentence]), target=tf.constant([view.translation])
     )
@@ -39,9 +43,9 @@ def test_the_mean_of_the_last_layers_heads_is_the_signature_attention(view, tran
 
 
 @pytest.mark.slow
-def test_an_export_shows_the_mean_of_the_last_layers_heads(exported, separate_translator):
+def test_export_shows_mean_attention(exported, separate_translator):
     sentence = "sun tree"
-    view = look_into_export("exports/1", load_exported(exported))(sentence)
+    view = inspect_export("exports/1", load_exported(exported))(sentence)
     assert view.translation == separate_translator.translate([sentence])[0][0].text
     assert list(view.attentions) == ["cross"]
     answer = separate_translator.signature("attention")(
@@ -51,7 +55,7 @@ def test_an_export_shows_the_mean_of_the_last_layers_heads(exported, separate_tr
     assert (view.source[-1], view.written[-1], view.tree) == ("</s>", "</s>", None)
 
 
-def test_bertviz_gets_the_weights_of_each_layer_head_and_pair_of_tokens(view):
+def test_bertviz_attention_has_all_weights(view):
     entries = bertviz_attention(view)
     assert [entry["name"] for entry in entries] == ["Encoder", "Decoder", "Cross"]
     for entry, (kind, weights) in zip(entries, view.attentions.items(), strict=True):
@@ -59,35 +63,170 @@ def test_bertviz_gets_the_weights_of_each_layer_head_and_pair_of_tokens(view):
         assert (entry["left_text"], entry["right_text"]) == view.tokens(kind)
 
 
-def test_a_blank_sentence_and_a_model_without_attention_are_refused(look, make_look, trained):
+def test_nothing_to_show_is_reported(inspect, make_inspector, trained, monkeypatch):
     with pytest.raises(InputError, match="the sentence is empty"):
-        look("  ")
+        inspect("  ")
 
     class WithoutAttention:
         attentions = staticmethod(lambda inputs: {})
         __getattr__ = staticmethod(lambda name: getattr(trained[0], name))
 
+    class Nothing(Constraint):
+        inputs = ()
+
+        def restrict(self, allowed, hypotheses):
+            return allowed - np.inf
+
+    monkeypatch.setattr(TranslationTask, "constraints", lambda *_: [Nothing()])
+    with pytest.raises(InputError, match="runs/words: the search found no translation of 'hello'"):
+        inspect("hello")
+    monkeypatch.undo()
     with pytest.raises(InputError, match="runs/blind has no attention to show"):
-        make_look("runs/blind", WithoutAttention())("hello")
+        make_inspector("runs/blind", WithoutAttention())("hello")
 
 
-def test_steps_that_differ_from_token_to_token_are_shown(trained, make_look):
+def test_steps_of_a_universal_transformer(trained, make_inspector):
     model, source, target = trained
     sizes = {"vocabulary_size": source.size, "target_vocabulary_size": target.size}
     sizes["share_embeddings"] = "target"
     universal = UniversalTransformer(
         UniversalConfig.preset("universal-tiny", **sizes, model_dim=16, num_heads=2, num_steps=3)
     )
-    look = make_look(model=universal)
+    inspect = make_inspector(model=universal)
     sentence = "hello two cat tree sun house"
-    look(sentence)  # which makes the weights
+    inspect(sentence)  # which makes the weights
     for stack in (universal.encoder, universal.decoder):
         # By the first feature, a sine of the position: some halt at once, others at the limit.
         stack.halting_unit.kernel.assign([[20.0], *[[0.0]] * 15])
-    view = look(sentence)
+    view = inspect(sentence)
     assert {side: len(counts) for side, counts in view.steps.items()} == {
         "source": len(view.source), "target": len(view.read),
     }  # fmt: skip
     assert all(1 <= count <= 3 for counts in view.steps.values() for count in counts)
     assert page_content([view])["views"][0]["steps"] == view.steps
-    assert make_look(model=model)("hello two cat").steps == {}
+    assert make_inspector(model=model)("hello two cat").steps == {}
+
+
+def path_of(tree, leaf):
+    path = []
+    while tree.nodes[leaf].parent >= 0:
+        path.insert(0, tree.nodes[leaf])
+        leaf = tree.nodes[leaf].parent
+    return path
+
+
+def depth_of(tree, node):
+    return len(path_of(tree, node))
+
+
+def test_tree_has_the_translations_and_scores(view, make_translator):
+    expected = make_translator(num_translations=4).translate([view.sentence])[0]
+    found = view.tree.translations
+    assert [each.text for each in found] == [each.text for each in expected]
+    np.testing.assert_allclose(
+        [each.score for each in found], [each.score for each in expected], atol=1e-4
+    )
+
+
+def test_tree_paths_have_token_log_probabilities(view, make_translator):
+    translator = make_translator()
+    texts = [each.text for each in view.tree.translations]
+    scores = translator.score([view.sentence] * len(texts), texts)
+    for found, score in zip(view.tree.translations, scores, strict=True):
+        path = path_of(view.tree, found.node)
+        assert [node.outcome for node in path] == ["kept"] * (len(path) - 1) + ["finished"]
+        np.testing.assert_allclose(
+            [node.log_prob for node in path], score.token_scores, rtol=1e-4, atol=1e-4
+        )
+
+
+def test_tree_keeps_a_beam_of_hypotheses(view):
+    tree = view.tree
+    kept = collections.Counter(
+        depth_of(tree, index) for index, node in enumerate(tree.nodes) if node.outcome == "kept"
+    )
+    assert kept[0] == 1  # the root
+    assert set(list(kept.values())[1:]) == {4}
+    assert len(tree.translations) == sum(node.outcome == "finished" for node in tree.nodes) == 4
+
+
+def test_tree_siblings_are_sorted_candidates(view):
+    siblings = collections.defaultdict(list)
+    for node in view.tree.nodes[1:]:
+        siblings[node.parent].append(node)
+    for nodes in siblings.values():
+        log_probs = [node.log_prob for node in nodes]
+        assert log_probs == sorted(log_probs, reverse=True)
+        assert len({node.token for node in nodes}) == len(nodes) >= 4
+        assert np.exp(log_probs).sum() <= 1 + 1e-5
+
+
+@pytest.mark.parametrize("beam_size", [1, 3])
+def test_tree_has_no_forbidden_candidates(make_inspector, words, beam_size):
+    banned = words["cat"]
+    tree = make_inspector(beam_size=beam_size, banned_phrases=(banned,))("hello two cat").tree
+    assert banned not in tree.translations[0].text
+    assert f"▁{banned}" not in [node.token for node in tree.nodes]
+    assert {"</s>", "<pad>"} & {node.token for node in tree.nodes} == {"</s>"}
+
+
+def test_tree_of_samples(make_inspector, make_translator):
+    options = dict(method="sampling", num_translations=3, seed=7, temperature=2.0)
+    expected = make_translator(**options).translate(["two cat house"])[0]
+    tree = make_inspector(**options)("two cat house").tree
+    assert {each.text for each in tree.translations} == {each.text for each in expected}
+    for found in tree.translations:
+        path = path_of(tree, found.node)
+        assert [node.outcome for node in path] == ["kept"] * (len(path) - 1) + ["finished"]
+
+
+def test_recording_changes_no_translation(make_inspector, make_translator):
+    sentences = ["hello", "two cat house sun", "tree tree"]
+    translator = make_translator(beam_size=2)
+    for sentence, (expected, *_) in zip(sentences, translator.translate(sentences), strict=True):
+        tree = make_inspector(beam_size=2)(sentence).tree
+        assert tree.translations[0].text == expected.text
+        assert tree.translations[0].score == pytest.approx(expected.score, abs=1e-4)
+
+
+def statistics_of(*rows, kind="encoder"):
+    weights = np.array(rows, np.float32)[None, None]
+    return {name: values.item() for name, values in head_statistics([weights], kind).items()}
+
+
+def test_statistics_of_a_previous_token_head():
+    found = statistics_of([1, 0, 0], [1, 0, 0], [0, 1, 0])
+    # The first token has no previous one, so it does not count there.
+    assert (found["previous"], found["next"], found["end"]) == (1, 0, 0)
+    assert found["diagonal"] == pytest.approx(1 / 3)
+    assert found["distance"] == pytest.approx(2 / 3)
+    assert found["entropy"] == 0
+
+
+def test_statistics_of_next_token_and_end_heads():
+    found = statistics_of([0, 1, 0], [0, 0, 1], [0, 0, 1])
+    assert (found["previous"], found["next"]) == (0, 1)
+    assert found["end"] == pytest.approx(2 / 3)
+    assert statistics_of([0, 0, 1], [0, 0, 1], [0, 0, 1])["end"] == 1
+
+
+def test_statistics_of_the_decoder_use_bos_as_end():
+    assert statistics_of([1, 0], [1, 0], kind="decoder")["end"] == 1
+
+
+def test_statistics_of_a_head_that_spreads():
+    found = statistics_of(*[[0.25] * 4] * 4)
+    assert found["entropy"] == pytest.approx(2)
+    assert found["distance"] == pytest.approx((1.5 + 1 + 1 + 1.5) / 4)
+
+
+def test_statistics_diagonal_from_corner_to_corner():
+    found = statistics_of([1, 0, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 0, 0, 1], kind="cross")
+    assert (found["diagonal"], found["distance"]) == (1, 0)
+
+
+def test_statistics_weight_sentences_by_tokens():
+    short, long = np.eye(1)[None, None], np.ones((1, 1, 3, 3)) / 3
+    found = head_statistics([short, long], "encoder")
+    assert found["diagonal"].item() == pytest.approx((1 + 3 / 3) / 4)
+    assert np.isfinite(list(head_statistics([short], "encoder").values())).all()
