@@ -1,10 +1,28 @@
 #!/usr/bin/env bash
-# Runs the linter, the formatter, the type checker and the tests; with --slow as first argument the
-# tests marked slow too. Other arguments are passed to pytest.
+# Runs the linter, the formatter, the type checker and the tests. With --slow as first argument it runs
+# the tests marked slow too, installs what they need (Debian's packages only as root), and fails if a
+# test was skipped that could have run. Other arguments are passed to pytest.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/environment.sh
-make_environment test
+markers=(-m "not slow")
+if [ "${1:-}" = "--slow" ]; then
+  shift
+  markers=(--strict-skips)
+  if [ "$(id -u)" = 0 ] && command -v apt-get > /dev/null; then
+    missing=()
+    command -v gcc > /dev/null || missing+=(gcc libc6-dev)
+    command -v openssl > /dev/null || missing+=(openssl)
+    command -v chromium-headless-shell > /dev/null || missing+=(chromium-headless-shell)
+    if [ "${#missing[@]}" -gt 0 ]; then
+      echo "Installing ${missing[*]} ..."
+      apt-get update -qq && apt-get install -qq -y --no-install-recommends "${missing[@]}" > /dev/null
+    fi
+  fi
+  make_environment test,test-backends
+else
+  make_environment test
+fi
 
 echo "Checking style ..."
 .venv/bin/ruff check .
@@ -12,9 +30,4 @@ echo "Checking style ..."
 echo "Checking types ..."
 .venv/bin/mypy
 echo "Running the tests ..."
-markers="not slow"
-if [ "${1:-}" = "--slow" ]; then
-  markers=""
-  shift
-fi
-TF_CPP_MIN_LOG_LEVEL=3 .venv/bin/python -m pytest -m "$markers" "$@"
+TF_CPP_MIN_LOG_LEVEL=3 .venv/bin/python -m pytest "${markers[@]}" "$@"

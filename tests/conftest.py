@@ -33,6 +33,42 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.stem not in _LONGEST)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--strict-skips",
+        action="store_true",
+        help="fail if a test was skipped for want of something that can be installed",
+    )
+
+
+# Reasons to skip that no package would remove.
+_JUSTIFIED_SKIPS = (
+    "../shared/data", "tensorflow_model_server", "IPv6", "may not mount", "right to mount",
+    "large pages", "at most one GPU", "only used with TensorFlow", "gRPC's tensors",
+)  # fmt: skip
+
+
+def pytest_terminal_summary(terminalreporter, exitstatus, config) -> None:
+    """Lists what was skipped and why; with --strict-skips unjustified skips are failures."""
+    counts = collections.Counter(
+        str(report.longrepr[-1]).removeprefix("Skipped: ")
+        for report in terminalreporter.stats.get("skipped", [])
+    )
+    for reason, count in sorted(counts.items()):
+        terminalreporter.write_line(f"skipped {count}: {reason}")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None or not session.config.getoption("--strict-skips") or exitstatus:
+        return
+    reasons = {str(report.longrepr[-1]) for report in reporter.stats.get("skipped", [])}
+    if any(all(known not in reason for known in _JUSTIFIED_SKIPS) for reason in reasons):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        reporter.write_line("--strict-skips: tests were skipped that could run; see the list below")
+
+
 def pytest_fixture_setup(fixturedef: pytest.FixtureDef) -> None:
     """Seeds what each fixture draws: its models have the same weights in every run."""
     random.seed(fixturedef.argname)
