@@ -56,5 +56,7 @@ setup(
             "pytest-xdist",
             "ruff",
         ],
+        # What scripts/test.sh --slow needs besides: large, so that the default tests do without.
+        "test-backends": ["apache-beam", "torch"],
     },
 )
