@@ -1,5 +1,6 @@
-"""scripts/translate.py and scripts/evaluate.py: order and number of lines, scores, bad input."""
+"""The commands translate and evaluate: lines in and out, scores, invalid input."""
 
+import functools
 import json
 import os
 import pty
@@ -8,9 +9,7 @@ import shutil
 
 import pytest
 
-from keras_transformer import training
 from keras_transformer.client import Translation
-from keras_transformer.commands.common import find_checkpoints
 from keras_transformer.serving import export as serving_export
 
 
@@ -24,34 +23,46 @@ def exported(run, trained, tmp_path_factory):
     return folder / "1"
 
 
-def test_standard_input_gives_a_line_for_each_line_in_a_process_of_its_own(run, trained, texts):
+@pytest.fixture
+def translate(call, trained):
+    """Runs translate with the trained run."""
+    return functools.partial(call, "translate.py", f"--run_dir={trained}")
+
+
+@pytest.fixture
+def evaluate(call, trained):
+    """Runs evaluate with the trained run."""
+    return functools.partial(call, "evaluate.py", f"--run_dir={trained}")
+
+
+def test_standard_input_is_translated_line_by_line(run, trained, texts):
     with open(texts / "dev.a") as lines:
         result = run("translate.py", f"--run_dir={trained}", stdin=lines)
     assert (result.code, result.err) == (0, "")
     assert len(result.out.splitlines()) == 10
 
 
-def test_files_come_out_one_after_the_other_and_as_from_standard_input(call, trained, texts):
+def test_files_are_translated_as_standard_input(translate, texts):
     files = [texts / "dev.a", texts / "test.a"]
-    both = call("translate.py", f"--run_dir={trained}", *files)
+    both = translate(*files)
     assert (both.code, both.err) == (0, "")
     assert both.out.count("\n") == 10 + 12
     text = b"".join(path.read_bytes() for path in files)
-    assert call("translate.py", f"--run_dir={trained}", stdin=text).out == both.out
+    assert translate(stdin=text).out == both.out
 
 
-def test_scores_come_with_the_number_of_the_line(call, trained):
+def test_scores_come_with_line_numbers(translate):
     lines = "p q\n\n  \nq\r\n木".encode()
-    result = call("translate.py", f"--run_dir={trained}", "--scores", stdin=lines)
+    result = translate("--scores", stdin=lines)
     rows = [line.split("\t") for line in result.out.splitlines()]
     assert [number for number, _, _ in rows] == ["1", "2", "3", "4", "5"]
     assert rows[1][1:] == rows[2][1:] == ["0.0000", ""]
     assert all(float(score) < 0 for _, score, _ in (rows[0], rows[3], rows[4]))
 
 
-def test_n_best_lists_are_sorted_by_score(call, trained):
+def test_n_best_lists_are_sorted_by_score(translate):
     options = ("--num_translations=3", "--batch_size=1")
-    result = call("translate.py", f"--run_dir={trained}", *options, stdin=b"p q\nc\n")
+    result = translate(*options, stdin=b"p q\nc\n")
     rows = [line.split("\t") for line in result.out.splitlines()]
     assert [number for number, _, _ in rows] == ["1"] * 3 + ["2"] * 3
     scores = [float(score) for _, score, _ in rows]
@@ -59,9 +70,9 @@ def test_n_best_lists_are_sorted_by_score(call, trained):
 
 
 @pytest.mark.slow
-def test_an_export_translates_as_the_run_does(call, trained, exported, texts):
+def test_export_translates_as_its_run(translate, call, exported, texts):
     arguments = ("--scores", texts / "test.a")
-    ours = call("translate.py", f"--run_dir={trained}", *arguments)
+    ours = translate(*arguments)
     theirs = call("translate.py", f"--saved_model={exported}", *arguments)
     assert (theirs.code, theirs.err) == (0, "")
     assert theirs.out == ours.out
@@ -69,20 +80,18 @@ def test_an_export_translates_as_the_run_does(call, trained, exported, texts):
 
 
 @pytest.mark.slow
-def test_an_export_grants_wishes_but_keeps_what_is_built_into_it(call, exported, refused):
+def test_export_has_options_and_fixed_settings(call, exported, refused):
     export = f"--saved_model={exported}"
     result = call("translate.py", export, "--max_length=2", stdin=b"p q r s t\n")
     assert result.code == 0, result.err
     assert len(result.out.split()) <= 2
     refused(call("translate.py", export, "--beam_size=2"), "--beam_size was fixed when")
-    refused(
-        call("translate.py", export, "--max_extra_length=99"),
-        "--max_extra_length can be at most 50,",
-    )
+    result = call("translate.py", export, "--max_extra_length=99")
+    refused(result, "--max_extra_length can be at most 50,")
 
 
 @pytest.mark.slow
-def test_phrases_prefixes_and_other_wishes_hold(call, trained, tmp_path):
+def test_phrases_and_prefixes_are_kept(call, trained, tmp_path):
     run_dir = f"--run_dir={trained}"
     phrases = ("--required_phrases=f e", "--required_phrases=c a", "--banned_phrases=b")
     (line,) = call("translate.py", run_dir, *phrases, stdin=b"p q r s\n").out.splitlines()
@@ -94,49 +103,42 @@ def test_phrases_prefixes_and_other_wishes_hold(call, trained, tmp_path):
 
 
 @pytest.mark.slow
-def test_samples_follow_the_seed(call, trained):
+def test_samples_follow_the_seed(translate):
     def sampled(seed):
         options = ("--method=sampling", "--num_translations=3", "--temperature=9", f"--seed={seed}")
-        return call("translate.py", f"--run_dir={trained}", *options, stdin=b"p q r s\n").out
+        return translate(*options, stdin=b"p q r s\n").out
 
     assert sampled(1) == sampled(1) != sampled(2)
     assert sampled(1).count("\n") == 3
 
 
 @pytest.mark.slow
-def test_references_are_scored_and_aligned(call, trained, exported, tmp_path, refused):
+def test_references_are_scored_and_aligned(translate, call, exported, tmp_path, refused):
     (tmp_path / "references").write_text("a b c\n\n")
     option = f"--references={tmp_path}/references"
-    ours = call("translate.py", f"--run_dir={trained}", option, "--alignments", stdin=b"p q r\ns\n")
+    ours = translate(option, "--alignments", stdin=b"p q r\ns\n")
     assert (ours.code, ours.err) == (0, "")
     first, second = (line.split("\t") for line in ours.out.splitlines())
     assert [first[0], second[0]] == ["1", "2"]
     assert float(first[1]) == pytest.approx(sum(map(float, first[2:-1])), abs=1e-3)
     assert [pair.split("-")[1] for pair in first[-1].split()] == ["0", "1", "2"]
     assert second[-1] == ""
-    theirs = call(
-        "translate.py", f"--saved_model={exported}", option, "--alignments", stdin=b"p q r\ns\n"
-    )
-    assert theirs.out == ours.out
-    refused(call("translate.py", f"--run_dir={trained}", option, stdin=b"p\n"), "has more lines")
-    refused(
-        call("translate.py", f"--run_dir={trained}", option, "--beam_size=2"),
-        "--references scores given translations",
-    )
+    export = ("translate.py", f"--saved_model={exported}")
+    assert call(*export, option, "--alignments", stdin=b"p q r\ns\n").out == ours.out
+    refused(translate(option, stdin=b"p\n"), "has more lines")
+    refused(translate(option, "--beam_size=2"), "--references scores given translations")
 
 
-def test_translations_are_aligned(call, trained):
+def test_translations_are_aligned(translate):
     options = ("--alignments", "--num_translations=2")
-    best, other = call(
-        "translate.py", f"--run_dir={trained}", *options, stdin=b"p q r s\n"
-    ).out.splitlines()
+    best, other = translate(*options, stdin=b"p q r s\n").out.splitlines()
     text, pairs = best.split("\t")[2:]
     assert [int(pair.split("-")[1]) for pair in pairs.split()] == list(range(len(text.split())))
     assert len(other.split("\t")) == 3
 
 
 @pytest.mark.parametrize("joins", [True, False])
-def test_alignments_number_the_words_that_are_read_and_written(call, monkeypatch, tmp_path, joins):
+def test_alignments_number_the_written_words(call, monkeypatch, tmp_path, joins):
     class Model:
         """Translates into pieces and aligns each with the source's piece in its place."""
 
@@ -166,50 +168,31 @@ def test_alignments_number_the_words_that_are_read_and_written(call, monkeypatch
     assert call(*command, "--noremove_bpe", stdin=text) == pieces
 
 
-def test_the_checkpoint_of_an_export_cannot_be_chosen(call, refused):
+def test_export_has_no_other_checkpoint(call, refused):
     result = call("translate.py", "--saved_model=x", "--checkpoint=best")
     refused(result, "--checkpoint was chosen when the model was exported; remove it")
 
 
-def test_each_of_several_runs_has_a_checkpoint_of_its_own(monkeypatch):
-    class Run:
-        """Stands for a run whose checkpoints have its name in theirs."""
-
-        def __init__(self, path):
-            self.path = path
-            self.configs, self.checkpoints = list, lambda: self
-
-        def find(self, which):
-            return f"{which} of {self.path}"
-
-    monkeypatch.setattr(training, "RunDirectory", Run)
-    found = find_checkpoints("a,b", "best,latest")
-    names = ["best of a", "latest of a", "best of b", "latest of b"]
-    assert [(run.path, name) for run, name in found] == [(name[-1], name) for name in names]
-
-
-def test_several_checkpoints_and_runs_translate_together(call, trained, texts, tmp_path, refused):
+def test_checkpoints_and_runs_form_an_ensemble(translate, call, trained, texts, tmp_path, refused):
     copy = shutil.copytree(trained, tmp_path / "copy")
     arguments = ("--scores", texts / "test.a")
     twice = call("translate.py", f"--run_dir={trained},{copy}", *arguments)
     assert (twice.code, twice.err) == (0, "")
-    assert twice.out == call("translate.py", f"--run_dir={trained}", *arguments).out
-    both = call("translate.py", f"--run_dir={trained}", "--checkpoint=20,40", *arguments)
+    assert twice.out == translate(*arguments).out
+    both = translate("--checkpoint=20,40", *arguments)
     assert both.code == 0, both.err
     assert both.out != twice.out
-    refused(
-        call("translate.py", f"--run_dir={trained}", "--checkpoint=20,7"), "no checkpoint step-7"
-    )
+    refused(translate("--checkpoint=20,7"), "no checkpoint step-7")
 
 
-def test_nothing_in_gives_nothing_out(call, trained):
-    assert call("translate.py", f"--run_dir={trained}", stdin=b"") == (0, "", "")
+def test_empty_input_has_empty_output(translate):
+    assert translate(stdin=b"") == (0, "", "")
 
 
 @pytest.mark.slow
-def test_a_checkpoint_can_be_chosen(call, trained):
+def test_checkpoint_is_chosen(translate):
     outputs = {
-        name: call("translate.py", f"--run_dir={trained}", f"--checkpoint={name}", "--scores",
+        name: translate(f"--checkpoint={name}", "--scores",
                    stdin=b"p q r s\n").out
         for name in ("auto", "average", "latest", "20", "40")
     }  # fmt: skip
@@ -232,31 +215,29 @@ def test_a_checkpoint_can_be_chosen(call, trained):
         (["--run_dir=absent"], ["no training run in absent: it has no config.json; give the"]),
     ],
 )
-def test_what_is_not_there_is_named(call, trained, refused, arguments, parts):
-    refused(call("translate.py", f"--run_dir={trained}", *arguments), *parts)
+def test_missing_files_are_named(translate, refused, arguments, parts):
+    refused(translate(*arguments), *parts)
 
 
 @pytest.mark.slow
-def test_an_export_that_is_not_there_is_told_with_the_version_that_is(call, exported, refused):
+def test_missing_export_names_a_version_nearby(call, exported, refused):
     result = call("translate.py", f"--saved_model={exported.parent}", stdin=b"a\n")
     refused(result, "it has no saved_model.pb; give the folder of one version, such as", exported)
 
 
-def test_standard_input_that_is_not_utf_8_is_told_with_its_line(call, trained, refused):
-    result = call("translate.py", f"--run_dir={trained}", stdin=b"p q\n\xff\n")
+def test_invalid_utf_8_is_reported_with_its_line(translate, refused):
+    result = translate(stdin=b"p q\n\xff\n")
     refused(result, "standard input, line 2 is not UTF-8", "convert it first")
     assert result.out == ""
 
 
-def test_a_byte_order_mark_is_no_part_of_the_first_sentence(call, trained):
-    plain = call("translate.py", f"--run_dir={trained}", "--scores", stdin=b"p q\n")
-    marked = call("translate.py", f"--run_dir={trained}", "--scores", stdin=b"\xef\xbb\xbfp q\n")
+def test_byte_order_mark_is_removed(translate):
+    plain = translate("--scores", stdin=b"p q\n")
+    marked = translate("--scores", stdin=b"\xef\xbb\xbfp q\n")
     assert marked.out == plain.out
 
 
-def test_a_run_without_checkpoints_and_one_with_damaged_ones_are_refused(
-    call, trained, tmp_path, refused
-):
+def test_missing_and_damaged_checkpoints_are_reported(call, trained, tmp_path, refused):
     copy = shutil.copytree(trained, tmp_path / "copy")
     for data in (copy / "checkpoints").glob("*.data*"):
         data.write_bytes(b"")
@@ -267,14 +248,8 @@ def test_a_run_without_checkpoints_and_one_with_damaged_ones_are_refused(
     refused(call("translate.py", f"--run_dir={copy}"), "no checkpoint 'auto'", "there is none")
 
 
-def test_a_full_disk_behind_the_output_is_one_line(run, trained, texts, refused):
-    with open("/dev/full", "w") as full:
-        result = run("translate.py", f"--run_dir={trained}", texts / "dev.a", stdout=full)
-    refused(result, "cannot read or write: No space left on device")
-
-
-def test_evaluation_scores_the_runs_own_test_files(call, trained):
-    result = call("evaluate.py", f"--run_dir={trained}", "--beam_size=2")
+def test_evaluate_scores_the_test_files(evaluate):
+    result = evaluate("--beam_size=2")
     assert (result.code, result.err) == (0, "")
     lines = dict(line.split(maxsplit=1) for line in result.out.splitlines())
     assert lines["checkpoint"] == "average"
@@ -285,11 +260,9 @@ def test_evaluation_scores_the_runs_own_test_files(call, trained):
     assert 0 < float(lines["exact"].split()[-1]) <= 1
 
 
-def test_evaluation_of_other_files_as_json_is_one_object_and_keeps_the_translations(
-    call, trained, texts, tmp_path
-):
+def test_evaluate_writes_json_and_translations(translate, evaluate, texts, tmp_path):
     files = (f"--source={texts}/dev.a", f"--target={texts}/dev.b", f"--output={tmp_path}/out")
-    result = call("evaluate.py", f"--run_dir={trained}", *files, "--json", "--checkpoint=20")
+    result = evaluate(*files, "--json", "--checkpoint=20")
     assert (result.code, result.err) == (0, "")
     scores = json.loads(result.out)
     assert scores["checkpoint"] == "step-20"
@@ -297,12 +270,10 @@ def test_evaluation_of_other_files_as_json_is_one_object_and_keeps_the_translati
     assert {"bleu", "bleu_signature", "chrf", "chrf_signature", "exact_match"} <= set(scores)
     translations = (tmp_path / "out").read_text(encoding="utf-8")
     options = ("--checkpoint=20", texts / "dev.a")
-    assert call("translate.py", f"--run_dir={trained}", *options).out == translations
+    assert translate(*options).out == translations
 
 
-def test_evaluation_is_refused_before_it_translates_where_its_output_cannot_be_written(
-    run, refused, tmp_path
-):
+def test_evaluate_checks_its_output_first(run, refused, tmp_path):
     # There is no run either: the output is looked at first, and TensorFlow not at all.
     run_dir = f"--run_dir={tmp_path}/absent"
     refused(
@@ -312,13 +283,13 @@ def test_evaluation_is_refused_before_it_translates_where_its_output_cannot_be_w
     refused(run("evaluate.py", run_dir, f"--output={tmp_path}"), "is a folder; give the name of")
 
 
-def test_evaluation_of_files_of_different_lengths_is_refused(call, trained, texts, refused):
+def test_evaluate_rejects_files_of_different_lengths(evaluate, texts, refused):
     files = (f"--source={texts}/dev.a", f"--target={texts}/test.b")
-    refused(call("evaluate.py", f"--run_dir={trained}", *files), "dev.a has 10", "test.b has 12")
+    refused(evaluate(*files), "dev.a has 10", "test.b has 12")
 
 
 @pytest.mark.slow
-def test_on_a_terminal_each_line_is_answered_before_the_next_is_typed(start, call, trained):
+def test_terminal_answers_each_line_at_once(start, call, trained):
     lines = ["p q r s", "t u v w p"]
     arguments = ("translate.py", f"--run_dir={trained}")
     piped = call(*arguments, stdin="".join(f"{line}\n" for line in lines).encode())
