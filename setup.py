@@ -24,10 +24,13 @@ setup(
         "absl-py",
         # No upper bound: tests/test_keras_internals.py tells whether a version will do.
         "keras>=3.10",
+        "ml_dtypes",
         "num2words",
         "protobuf>=5",
+        "pyyaml",
         "rapidfuzz",
         "sacrebleu>=2.4",
+        "safetensors>=0.5",
         # 0.2.1 crashes on blank text.
         "sentencepiece>=0.2.2",
         # The text ops of one TensorFlow minor version load in no other: tensorflow-text pins

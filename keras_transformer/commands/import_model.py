@@ -45,8 +45,8 @@ _NUM_HEADS = flags.DEFINE_integer(
 )
 _POSITIONS = flags.DEFINE_enum(
     "positions",
-    "theirs",
-    ["theirs", "marian"],
+    "as_stored",
+    ["as_stored", "marian"],
     "Positional encodings: those that the folder's own software computes, or those with which "
     "Marian trained the model, from which transformers and ctranslate2 differ a little.",
 )
@@ -66,8 +66,8 @@ def main(arguments: list[str]) -> None:
     vocabularies = _pair("vocabulary", _SOURCE_VOCABULARY.value, _TARGET_VOCABULARY.value)
     spms = _pair("spm", _SOURCE_SPM.value, _TARGET_SPM.value)
     common.load_tensorflow()
-    from keras_transformer.interop.files import Given
-    from keras_transformer.interop.importing import find_format, import_run, read_model
+    from keras_transformer.interop import find_format, import_run, read_model
+    from keras_transformer.interop.foreign import Given
 
     path = pathlib.Path(_MODEL.value)
     format_name = _FORMAT.value or find_format(path)
@@ -89,7 +89,7 @@ def _pair(name: str, source: str | None, target: str | None) -> tuple[pathlib.Pa
 
 def _summarize(model: "ForeignModel", format_name: str) -> None:
     """Prints what was found."""
-    config = model.config()
+    config = model.config
     values = config.to_dict()
     defaults = {field.name: field.default for field in dataclasses.fields(config)}
     options = {name: value for name, value in values.items() if value != defaults.get(name)}

@@ -1,1 +1,101 @@
-"""Models of other toolkits, one file a format."""
+"""Models of other toolkits: tells the format, reads the model, writes a run directory of it.
+
+Each format has its reader in a file of its own, which describes the model as a `ForeignModel`
+(`foreign.py`). `ctranslate2.py` also writes its format.
+"""
+
+import pathlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from keras_transformer.config import SearchConfig, TrainingConfig
+from keras_transformer.errors import InputError, check_choice, writing
+from keras_transformer.files import atomic_folder
+from keras_transformer.interop.ctranslate2 import is_ctranslate2, read_ctranslate2
+from keras_transformer.interop.fairseq import is_fairseq, read_fairseq
+from keras_transformer.interop.foreign import ForeignModel, Given
+from keras_transformer.interop.marian import is_marian, read_marian
+from keras_transformer.interop.opennmt import is_eole, is_opennmt_py, read_eole, read_opennmt_py
+from keras_transformer.interop.opennmt_tf import is_opennmt_tf, read_opennmt_tf
+from keras_transformer.interop.transformers import is_transformers, read_transformers
+from keras_transformer.training import RunConfigs, RunDirectory
+
+
+class Format(NamedTuple):
+    """A format: whether a path holds a model in it, and its reader."""
+
+    is_there: Callable[[pathlib.Path], bool]
+    read: Callable[[pathlib.Path, Given], ForeignModel]
+
+
+FORMATS = {
+    "transformers": Format(is_transformers, read_transformers),
+    "marian": Format(is_marian, read_marian),
+    "fairseq": Format(is_fairseq, read_fairseq),
+    "opennmt_py": Format(is_opennmt_py, read_opennmt_py),
+    "eole": Format(is_eole, read_eole),
+    "opennmt_tf": Format(is_opennmt_tf, read_opennmt_tf),
+    "ctranslate2": Format(is_ctranslate2, read_ctranslate2),
+}
+
+
+def find_format(path: pathlib.Path) -> str:
+    """Returns the format of a folder or file.
+
+    Raises:
+        InputError: it has none, or several.
+    """
+    if not path.exists():
+        raise InputError(f"{path} does not exist; give the folder of a model, or its file")
+    found = [name for name, each in FORMATS.items() if each.is_there(path)]
+    if len(found) != 1:
+        what = f"files of several formats: {', '.join(found)}" if found else "files of none of them"
+        raise InputError(
+            f"known formats are {', '.join(FORMATS)}; {path} has {what}; choose one with --format"
+        )
+    return found[0]
+
+
+def read_model(
+    path: pathlib.Path, format_name: str | None = None, given: Given | None = None
+) -> ForeignModel:
+    """Returns the model in a folder or file.
+
+    Args:
+        path: of the model.
+        format_name: one of `FORMATS`; None means the one that `find_format` returns.
+        given: what the files do not tell.
+
+    Raises:
+        InputError: it cannot be read, or is not a Transformer that this package supports.
+    """
+    format_name = format_name or find_format(path)
+    check_choice("format", format_name, tuple(FORMATS))
+    return FORMATS[format_name].read(path, given or Given())
+
+
+def import_run(model: ForeignModel, run_dir: pathlib.Path, origin: dict[str, Any]) -> RunDirectory:
+    """Writes the run directory of a model atomically and returns it.
+
+    Args:
+        model: to import.
+        run_dir: a path that does not exist.
+        origin: where the model came from, for people to read in config.json.
+
+    Raises:
+        InputError: the model cannot be imported, or the folder exists or cannot be written.
+
+    Example:
+        >>> run = import_run(read_model(path), pathlib.Path("runs/opus"), {"format": "marian"})
+        >>> Translator(run.load_model(), *run.vocabularies()).translate(["Hello"])
+    """
+    if run_dir.exists():
+        raise InputError(f"{run_dir} exists already; give a path that does not")
+    SearchConfig(**model.search)  # rejects impossible values
+    transformer = model.to_model()
+    configs = RunConfigs(
+        transformer.config, None, TrainingConfig(), search=dict(model.search), origin=origin
+    )
+    with writing(str(run_dir)), atomic_folder(run_dir) as aside:
+        RunDirectory(aside).create(configs, *model.vocabularies, transformer)
+    return RunDirectory(run_dir)

@@ -1,52 +1,49 @@
-"""Writes a model as a CTranslate2 model folder, for where TensorFlow does not fit.
+"""CTranslate2 model folders: the export of a model, and the import of one.
 
-The weights are renamed and transposed, not approximated: CTranslate2 computes the same
-log-probabilities in float32.
+The export renames and transposes the weights: CTranslate2 computes the same log-probabilities in
+float32. It writes
 
     model.bin, config.json         weights and tokens, as CTranslate2's Translator loads them
     shared_vocabulary.json         the pieces, or source_ and target_vocabulary.json
-    vmap.txt                       the candidates of each source piece, where a shortlist is given
+    vmap.txt                       the candidates of each source piece, if there is a shortlist
     source.model, target.model     SentencePiece models that turn text into pieces and back
+
+Shapes: D model dimension, H heads, K and U key and value dimension of a head, P positions.
 """
 
 import functools
-import json
 import math
 import os
 import pathlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
-import numpy.typing as npt
 from keras import ops
 
 from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID, TransformerConfig
 from keras_transformer.data import Shortlist
 from keras_transformer.errors import InputError, writing
 from keras_transformer.files import atomic_folder
-from keras_transformer.interop.files import (
+from keras_transformer.interop.foreign import (
+    Array,
+    ForeignModel,
     Given,
+    Layout,
+    Symbols,
     Tensors,
-    from_bfloat16,
     map_file,
     read_json,
     read_text,
-    refuse,
+    reject,
 )
-from keras_transformer.interop.foreign import ForeignModel, Layout
-from keras_transformer.interop.vocabulary import Symbols, make_vocabularies
+from keras_transformer.interop.vocabulary import make_vocabularies
 from keras_transformer.layers import CrossAttention, SelfAttention, sinusoids
 from keras_transformer.models import Transformer
 from keras_transformer.text import Vocabulary
 from keras_transformer.text.vocabulary import RESERVED_IDS
-
-# A model's weights under CTranslate2's names, and its options under CTranslate2's.
-#
-# Shapes: D model dimension, H heads, K and U key and value dimension of a head, P positions.
-
-Array = npt.NDArray[Any]
 
 # Rows of the table of positions; CTranslate2 refuses longer sentences, and by default cuts them to
 # half as many tokens (its `max_input_length`).
@@ -54,6 +51,120 @@ NUM_POSITIONS = 2048
 
 # Members of `ctranslate2.specs.Activation`.
 ACTIVATIONS = {"relu": 0, "gelu_tanh": 1, "swish": 2, "gelu": 3, "gelu_sigmoid": 4}
+
+
+def export_ctranslate2(
+    model: Transformer,
+    source: Vocabulary,
+    target: Vocabulary,
+    folder: str | os.PathLike[str],
+    *,
+    quantization: str | None = None,
+    shortlist: Shortlist | None = None,
+) -> pathlib.Path:
+    """Writes the folder atomically and returns its path.
+
+    CTranslate2 adds EOS to the source and begins with BOS by itself. Unlike `Translator` it can
+    generate padding and BOS, to which a trained model gives next to no probability; its length
+    penalty is length ** alpha, EOS not counted; it cuts translations at `max_decoding_length`.
+
+    Args:
+        model: a single Transformer; `norm_form` "sigma", a window and relative or rotary positions
+            cannot be written.
+        source, target: the vocabularies.
+        folder: a path that does not exist.
+        quantization: how weights are stored: None or "float32" as they are, or "int8", "int16",
+            "float16", "bfloat16" (which needs PyTorch), "int8_float16" and their like.
+        shortlist: is written as vmap.txt, which `translate_batch(use_vmap=True)` reads.
+
+    Raises:
+        InputError: ctranslate2 is not installed, cannot express the model, or does not know the
+            quantization; a vocabulary is not the model's; the folder exists or cannot be written.
+
+    Example:
+        >>> folder = export_ctranslate2(model, source, target, "exports/en-de")
+        >>> encoder = sentencepiece.SentencePieceProcessor(f"{folder}/source.model")
+        >>> decoder = sentencepiece.SentencePieceProcessor(f"{folder}/target.model")
+        >>> pieces = encoder.encode(["two hundred"], out_type=str)
+        >>> results = ctranslate2.Translator(str(folder)).translate_batch(pieces, beam_size=4)
+        >>> decoder.decode([result.hypotheses[0] for result in results])
+        ['zweihundert']
+    """
+    try:
+        from ctranslate2.specs import transformer_spec as specs
+    except ImportError as error:
+        raise InputError(
+            "this export needs the package ctranslate2; "
+            'pip install "keras_transformer[ctranslate2]" or pip install ctranslate2'
+        ) from error
+    _check(model, source, target)
+    path = pathlib.Path(folder)
+    if path.exists():
+        raise InputError(f"export folder {path} exists already; give a path that does not")
+    spec = specification(model, specs)
+    _register(spec, source, target)
+    spec.validate()
+    try:
+        spec.optimize(quantization=quantization)
+    except (RuntimeError, ValueError) as error:
+        raise InputError(f"quantization {quantization!r} cannot be used ({error})") from error
+    with writing(f"the export to {path}"), atomic_folder(path) as aside:
+        spec.save(str(aside))
+        source.save(aside / "source.model")
+        target.save(aside / "target.model")
+        if shortlist is not None:
+            text = _vocabulary_map(shortlist, source, target)
+            (aside / "vmap.txt").write_text(text, encoding="utf-8")
+    return path
+
+
+def _vocabulary_map(shortlist: Shortlist, source: Vocabulary, target: Vocabulary) -> str:
+    """Returns a line for each source token, and at first one without a token for all sentences."""
+    lines = [("", shortlist.common.tolist())]
+    for token, ids in zip(source.pieces(range(source.size)), shortlist.candidates, strict=True):
+        lines.append((token, ids[ids != PAD_ID].tolist()))
+    return "".join(f"{token}\t{' '.join(target.pieces(ids))}\n" for token, ids in lines if ids)
+
+
+def _check(model: Any, source: Vocabulary, target: Vocabulary) -> None:
+    if not isinstance(model, Transformer):
+        name = type(model).__name__
+        raise InputError(
+            f"CTranslate2 can have a single Transformer, got {name}; export it as a SavedModel"
+        )
+    config = model.config
+    if config.norm_form != "variance":
+        raise InputError(
+            f"CTranslate2 has no layer normalization of norm_form {config.norm_form!r}; "
+            "export the model as a SavedModel, or train one with norm_form 'variance'"
+        )
+    unknown = {
+        "encoder_attention_window": config.encoder_attention_window,
+        "decoder_attention_window": config.decoder_attention_window,
+        "positions": config.attention_positions,
+    }
+    for name, value in unknown.items():
+        if value is not None:
+            raise InputError(
+                f"no CTranslate2 model can be written with {name} {value}; export a SavedModel"
+            )
+    sizes = (config.vocabulary_size, config.target_size)
+    for side, size, vocabulary in zip(("source", "target"), sizes, (source, target), strict=True):
+        if vocabulary.size != size:
+            raise InputError(
+                f"the model has {size} {side} tokens and the {side} vocabulary {vocabulary.size}; "
+                "give the vocabularies that it was trained with"
+            )
+
+
+def _register(spec: Any, source: Vocabulary, target: Vocabulary) -> None:
+    """Registers the pieces; both sides must have the same ones for the reserved tokens."""
+    reserved = target.pieces(RESERVED_IDS)
+    spec.register_source_vocabulary(reserved + source.pieces(range(len(reserved), source.size)))
+    spec.register_target_vocabulary(target.pieces(range(target.size)))
+    spec.config.unk_token = reserved[UNK_ID]
+    spec.config.bos_token = spec.config.decoder_start_token = reserved[BOS_ID]
+    spec.config.eos_token = reserved[EOS_ID]
 
 
 def specification(model: Transformer, specs: Any) -> Any:
@@ -191,144 +302,93 @@ def _numpy(variable: Any) -> Array:
     return np.array(ops.convert_to_numpy(variable), "float32")
 
 
-def export_ctranslate2(
-    model: Transformer,
-    source: Vocabulary,
-    target: Vocabulary,
-    folder: str | os.PathLike[str],
-    *,
-    quantization: str | None = None,
-    shortlist: Shortlist | None = None,
-) -> pathlib.Path:
-    """Writes the folder atomically and returns its path.
-
-    CTranslate2 adds EOS to the source and begins with BOS by itself. Unlike `Translator` it can
-    generate padding and BOS, to which a trained model gives next to no probability; its length
-    penalty is length ** alpha, EOS not counted; it cuts translations at `max_decoding_length`.
-
-    Args:
-        model: a single Transformer; `norm_form` "sigma", a window and relative or rotary positions
-            cannot be written.
-        source, target: the vocabularies.
-        folder: a path that does not exist.
-        quantization: how weights are stored: None or "float32" as they are, or "int8", "int16",
-            "float16", "bfloat16" (which needs PyTorch), "int8_float16" and their like.
-        shortlist: is written as vmap.txt, which `translate_batch(use_vmap=True)` reads.
-
-    Raises:
-        InputError: ctranslate2 is not installed, cannot express the model, or does not know the
-            quantization; a vocabulary is not the model's; the folder exists or cannot be written.
-
-    Example:
-        >>> folder = export_ctranslate2(model, source, target, "exports/en-de")
-        >>> encoder = sentencepiece.SentencePieceProcessor(f"{folder}/source.model")
-        >>> decoder = sentencepiece.SentencePieceProcessor(f"{folder}/target.model")
-        >>> pieces = encoder.encode(["two hundred"], out_type=str)
-        >>> results = ctranslate2.Translator(str(folder)).translate_batch(pieces, beam_size=4)
-        >>> decoder.decode([result.hypotheses[0] for result in results])
-        ['zweihundert']
-    """
-    try:
-        from ctranslate2.specs import transformer_spec as specs
-    except ImportError as error:
-        raise InputError(
-            "this export needs the package ctranslate2; "
-            'pip install "keras_transformer[ctranslate2]" or pip install ctranslate2'
-        ) from error
-    _check(model, source, target)
-    path = pathlib.Path(folder)
-    if path.exists():
-        raise InputError(f"export folder {path} exists already; give a path that does not")
-    spec = specification(model, specs)
-    _register(spec, source, target)
-    spec.validate()
-    try:
-        spec.optimize(quantization=quantization)
-    except (RuntimeError, ValueError) as error:
-        raise InputError(f"quantization {quantization!r} cannot be used ({error})") from error
-    with writing(f"the export to {path}"), atomic_folder(path) as aside:
-        spec.save(str(aside))
-        source.save(aside / "source.model")
-        target.save(aside / "target.model")
-        if shortlist is not None:
-            text = _vocabulary_map(shortlist, source, target)
-            (aside / "vmap.txt").write_text(text, encoding="utf-8")
-    return path
-
-
-def _vocabulary_map(shortlist: Shortlist, source: Vocabulary, target: Vocabulary) -> str:
-    """Returns a line for each source token, and at first one without a token for all sentences."""
-    lines = [("", shortlist.common.tolist())]
-    for token, ids in zip(source.pieces(range(source.size)), shortlist.candidates, strict=True):
-        lines.append((token, ids[ids != PAD_ID].tolist()))
-    return "".join(f"{token}\t{' '.join(target.pieces(ids))}\n" for token, ids in lines if ids)
-
-
-def _check(model: Any, source: Vocabulary, target: Vocabulary) -> None:
-    if not isinstance(model, Transformer):
-        name = type(model).__name__
-        raise InputError(
-            f"CTranslate2 can have a single Transformer, got {name}; export it as a SavedModel"
-        )
-    config = model.config
-    if config.norm_form != "variance":
-        raise InputError(
-            f"CTranslate2 has no layer normalization of norm_form {config.norm_form!r}; "
-            "export the model as a SavedModel, or train one with norm_form 'variance'"
-        )
-    unknown = {
-        "encoder_attention_window": config.encoder_attention_window,
-        "decoder_attention_window": config.decoder_attention_window,
-        "positions": config.attention_positions,
-    }
-    for name, value in unknown.items():
-        if value is not None:
-            raise InputError(
-                f"no CTranslate2 model can be written with {name} {value}; export a SavedModel"
-            )
-    sizes = (config.vocabulary_size, config.target_size)
-    for side, size, vocabulary in zip(("source", "target"), sizes, (source, target), strict=True):
-        if vocabulary.size != size:
-            raise InputError(
-                f"the model has {size} {side} tokens and the {side} vocabulary {vocabulary.size}; "
-                "give the vocabularies that it was trained with"
-            )
-
-
-def _register(spec: Any, source: Vocabulary, target: Vocabulary) -> None:
-    """Registers the pieces; both sides must have the same ones for the reserved tokens."""
-    reserved = target.pieces(RESERVED_IDS)
-    spec.register_source_vocabulary(reserved + source.pieces(range(len(reserved), source.size)))
-    spec.register_target_vocabulary(target.pieces(range(target.size)))
-    spec.config.unk_token = reserved[UNK_ID]
-    spec.config.bos_token = spec.config.decoder_start_token = reserved[BOS_ID]
-    spec.config.eos_token = reserved[EOS_ID]
-
-
-# model.bin of CTranslate2: named arrays one after the other, little-endian.
+# The reader.
 #
-# u32 version, name of the model, u32 revision, u32 count; for each array its name, u8 rank, u32
-# sizes, u8 type, u32 bytes and these; u32 count of aliases, for each its name and that of the
-# array.
-# Text is u16 length, bytes and a NUL. Weights in whole numbers are multiplied by a scale that is
-# divided out.
+# model.bin, little-endian: u32 version, name of the model, u32 revision, u32 count; for each array
+# its name, u8 rank, u32 sizes, u8 type, u32 bytes and these; u32 count of aliases, for each its
+# name and that of the array. Text is u16 length, bytes and a NUL. Weights of int8 or int16 are
+# multiplied by a scale, one for each row or one in all.
 
-_TYPES = {0: "<f4", 1: "<i1", 2: "<i2", 3: "<i4", 4: "<f2", 5: "<u2"}
-_BFLOAT16 = 5
+_DTYPES = {
+    0: np.dtype("<f4"), 1: np.dtype("i1"), 2: np.dtype("<i2"), 3: np.dtype("<i4"),
+    4: np.dtype("<f2"), 5: np.dtype(ml_dtypes.bfloat16),
+}  # fmt: skip
+_NAMES = {
+    "self.fused": "{side}/layer_{i}/self_attention/linear_0/{kind}",
+    "self.out": "{side}/layer_{i}/self_attention/linear_1/{kind}",
+    "self.norm": "{side}/layer_{i}/self_attention/layer_norm/{kind}",
+    "cross.query": "{side}/layer_{i}/attention/linear_0/{kind}",
+    "cross.fused": "{side}/layer_{i}/attention/linear_1/{kind}",
+    "cross.out": "{side}/layer_{i}/attention/linear_2/{kind}",
+    "cross.norm": "{side}/layer_{i}/attention/layer_norm/{kind}",
+    "ffn.inner": "{side}/layer_{i}/ffn/linear_0/{kind}",
+    "ffn.outer": "{side}/layer_{i}/ffn/linear_1/{kind}",
+    "ffn.norm": "{side}/layer_{i}/ffn/layer_norm/{kind}",
+    "final.norm": "{side}/layer_norm/{kind}",
+    "embedding.norm": "{side}/layernorm_embedding/{kind}",
+}
+# Options that change nothing here, or that `_options` reads.
+_IGNORED = (
+    "*/alignment_heads", "*/alignment_layer", "*/alibi_use_positive_positions", "*/scale_alibi",
+    "*/embeddings_merge", "*/layer_norm_epsilon", "*weight_scale", "*/num_heads_kv", "*/head_dim",
+    "*/queries_scale", "*/num_source_embeddings",
+)  # fmt: skip
+
+
+def is_ctranslate2(folder: pathlib.Path) -> bool:
+    """Whether a folder holds such a model."""
+    return (folder / "model.bin").is_file()
+
+
+def read_ctranslate2(folder: pathlib.Path, given: Given) -> ForeignModel:
+    """Returns the model in a folder, its weights in float32.
+
+    The folder has model.bin (options and weights), config.json (names of the special tokens),
+    shared_vocabulary, or source_ and target_vocabulary, as .json or .txt, and, if this package
+    wrote it, source.model and target.model.
+    """
+    tensors = read_model_bin(folder / "model.bin")
+    config = read_json(folder / "config.json")
+    options = _options(tensors, config)
+    sides = _symbols(folder, config, bool(_option(tensors, "decoder/start_from_zero_embedding", 0)))
+    target = tensors.get("decoder/embeddings/weight", (None, None))
+    positions, table = _read_positions(tensors, target.shape[1], given)
+    tensors.ignore(*_IGNORED)
+    beside = (folder / "source.model", folder / "target.model")
+    spms = given.spms or (beside if all(path.is_file() for path in beside) else ())
+    return ForeignModel(
+        options=options | positions,
+        tensors=tensors,
+        layout=Layout(names=_NAMES, gain="gamma", offset="beta"),
+        source_table=tensors.get("encoder/embeddings_0/weight", (None, None)),
+        target_table=target,
+        projection=tensors.get("decoder/projection/weight", target.shape),
+        output_bias=tensors.find("decoder/projection/bias", (len(target),)),
+        position_table=table,
+        source=sides[0],
+        target=sides[1],
+        vocabularies=make_vocabularies(sides, spms, str(folder)),
+        search={
+            "length_penalty": 1.0,
+            "length_penalty_form": "power",
+            "beam_size": 2,
+            "early_stop": "first",
+        },
+    )
 
 
 def read_model_bin(path: pathlib.Path) -> Tensors:
-    """Returns the arrays; `InputError` where the file is damaged."""
+    """Returns the arrays; `InputError` if the file is damaged."""
     content = map_file(path)
     try:
-        return Tensors(_Reader(content).arrays(), str(path))
-    except (struct.error, ValueError, KeyError, IndexError, OverflowError) as error:
+        return Tensors(_ModelBin(content).arrays(), str(path))
+    except (ValueError, struct.error) as error:
         raise InputError(
             f"{path} is not a CTranslate2 model, or a damaged one ({error}); convert it again"
         ) from error
 
 
-class _Reader:
+class _ModelBin:
     """Reads the entries of model.bin one after the other."""
 
     def __init__(self, content: memoryview) -> None:
@@ -336,21 +396,21 @@ class _Reader:
         self._place = 0
 
     def arrays(self) -> dict[str, Any]:
-        """Returns what gives each array by name; integers are divided by their scales."""
+        """Returns a function for each array by name, which divides integers by their scales."""
         version, name = self._number("<I"), self._text()
         if version not in (5, 6) or name != "TransformerSpec":
-            raise ValueError(
-                f"it is {name[:40]!r} of version {version}, TransformerSpec 6 is known"
-            )
+            raise ValueError(f"it is {name[:40]!r} of version {version}, not TransformerSpec 6")
         self._number("<I")  # revision
         stored = dict(self._entry() for _ in range(self._number("<I")))
         arrays: dict[str, Any] = {
-            name: functools.partial(_scaled, array, stored.get(f"{name}_scale"))
+            name: functools.partial(_dequantize, array, stored.get(f"{name}_scale"))
             for name, array in stored.items()
         }
         for _ in range(self._number("<I")):
-            alias = self._text()
-            arrays[alias] = arrays[self._text()]
+            alias, name = self._text(), self._text()
+            if name not in arrays:
+                raise ValueError(f"{alias[:40]!r} is an alias of nothing")
+            arrays[alias] = arrays[name]
         if self._place != len(self._content):
             raise ValueError("it is longer than it says")
         return arrays
@@ -359,11 +419,9 @@ class _Reader:
         name, rank = self._text(), self._number("<B")
         shape = [self._number("<I") for _ in range(rank)]
         kind, size = self._number("<B"), self._number("<I")
-        dtype = np.dtype(_TYPES[kind])
-        if math.prod(shape) * dtype.itemsize != size:
-            raise ValueError(f"{name[:40]!r} has another size than it says")
-        array = np.frombuffer(self._bytes(size), dtype).reshape(shape)
-        return name, from_bfloat16(array) if kind == _BFLOAT16 else array
+        if kind not in _DTYPES or math.prod(shape) * _DTYPES[kind].itemsize != size:
+            raise ValueError(f"{name[:40]!r} has another type or size than it says")
+        return name, np.frombuffer(self._bytes(size), _DTYPES[kind]).reshape(shape)
 
     def _bytes(self, size: int) -> memoryview:
         start, self._place = self._place, self._place + size
@@ -379,8 +437,7 @@ class _Reader:
         return bytes(self._bytes(self._number("<H"))).rstrip(b"\0").decode()
 
 
-def _scaled(array: Array, scale: Array | None) -> Array:
-    """Returns weights in float32; a matrix of int8 has a scale for each row."""
+def _dequantize(array: Array, scale: Array | None) -> Array:
     if scale is None:
         return array
     if scale.shape not in ((), array.shape[:1]) or not np.all(scale):
@@ -388,148 +445,68 @@ def _scaled(array: Array, scale: Array | None) -> Array:
     return array.astype(np.float32) / (scale[:, None] if scale.ndim else scale)
 
 
-# Reads a CTranslate2 model folder.
-#
-# model.bin                      options and weights
-# config.json                    names of the special tokens
-# shared_vocabulary.json         tokens, or source_vocabulary.json and target_vocabulary.json; or
-# .txt
-# source.model, target.model     SentencePiece models, where the folder was written here
-
-_NAMES = {
-    "self.fused": "{side}/layer_{i}/self_attention/linear_0/{kind}",
-    "self.out": "{side}/layer_{i}/self_attention/linear_1/{kind}",
-    "self.norm": "{side}/layer_{i}/self_attention/layer_norm/{kind}",
-    "cross.query": "{side}/layer_{i}/attention/linear_0/{kind}",
-    "cross.fused": "{side}/layer_{i}/attention/linear_1/{kind}",
-    "cross.out": "{side}/layer_{i}/attention/linear_2/{kind}",
-    "cross.norm": "{side}/layer_{i}/attention/layer_norm/{kind}",
-    "ffn.inner": "{side}/layer_{i}/ffn/linear_0/{kind}",
-    "ffn.outer": "{side}/layer_{i}/ffn/linear_1/{kind}",
-    "ffn.norm": "{side}/layer_{i}/ffn/layer_norm/{kind}",
-    "final.norm": "{side}/layer_norm/{kind}",
-    "embedding.norm": "{side}/layernorm_embedding/{kind}",
-}
-# Options that change nothing here, or are read by name.
-_IGNORED = (
-    "*/alignment_heads", "*/alignment_layer", "*/alibi_use_positive_positions", "*/scale_alibi",
-    "*/embeddings_merge", "*/layer_norm_epsilon", "*weight_scale", "*/num_heads_kv", "*/head_dim",
-    "*/queries_scale",
-    "*/num_source_embeddings",
-)  # fmt: skip
-
-
-def is_ctranslate2(folder: pathlib.Path) -> bool:
-    """Whether a folder holds such a model."""
-    return (folder / "model.bin").is_file()
-
-
-def read_ctranslate2(folder: pathlib.Path, given: Given) -> ForeignModel:
-    """Returns the model in a folder, its weights in float32."""
-    tensors = read_model_bin(folder / "model.bin")
-    config = read_json(folder / "config.json")
-    option = functools.partial(_option, tensors)
-    options = _options(tensors, config)
-    sides = _symbols(folder, config, bool(option("decoder/start_from_zero_embedding", 0)))
-    source = tensors.get("encoder/embeddings_0/weight", (None, None))
-    target = tensors.get("decoder/embeddings/weight", (None, None))
-    source = target if np.array_equal(source, target) else source
-    projection = tensors.get("decoder/projection/weight", target.shape)
-    bias = "decoder/projection/bias"
-    positions, table = _positions_ctranslate2_reader(tensors, target.shape[1], given)
-    tensors.ignore(*_IGNORED)
-    beside = (folder / "source.model", folder / "target.model")
-    spms = given.spms or (beside if all(path.is_file() for path in beside) else ())
-    return ForeignModel(
-        options=options | positions,
-        tensors=tensors,
-        layout=Layout(names=_NAMES, gain="gamma", offset="beta"),
-        source_table=source,
-        target_table=target,
-        projection=target if np.array_equal(projection, target) else projection,
-        output_bias=tensors.get(bias, (len(target),)) if bias in tensors else None,
-        position_table=table,
-        source=sides[0],
-        target=sides[1],
-        vocabularies=make_vocabularies(sides, spms, str(folder)),
-        search={
-            "length_penalty": 1.0,
-            "length_penalty_form": "power",
-            "beam_size": 2,
-            "early_stop": "first",
-        },
-    )
-
-
 def _option(tensors: Tensors, name: str, default: float) -> float:
-    return float(tensors.get(name).reshape(-1)[0]) if name in tensors else default
+    return float(tensors.get(name, (1,))[0]) if name in tensors else default
 
 
-def _options(tensors: Tensors, config: dict[str, Any]) -> dict[str, Any]:
+def _options(tensors: Tensors, config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns fields of `TransformerConfig`; `InputError` lists all that cannot be imported."""
-    option = functools.partial(_option, tensors)
-    activations = {number: name for name, number in ACTIVATIONS.items()}
     both = {
-        name: [option(f"{side}/{name}", default) for side in ("encoder", "decoder")]
-        for name, default in (("num_heads", 0), ("pre_norm", 1), ("activation", 0))
-    }
-    scales = [
-        _scale(option(f"{side}/scale_embeddings", 1), tensors) for side in ("encoder", "decoder")
-    ]
-    refuse(
-        {f"{name} {values[0]:g} and {values[1]:g}": values[0] != values[1]
-         for name, values in both.items()}
-        | {f"activation {both['activation'][0]:g}": both["activation"][0] not in activations}
-        | {"embeddings scaled by another number": None in scales or scales[0] != scales[1]}
-        | {"multi_query_attention": option("encoder/multi_query_attention", 0)}
-        | {"alibi": option("decoder/alibi", 0)}
-        | {"add_source_bos": config.get("add_source_bos")}
-        | {"queries_scale of another head_dim": _is_scaled_otherwise(tensors, both["num_heads"][0])}
-    )  # fmt: skip
-    starts_from_zero = bool(option("decoder/start_from_zero_embedding", 0))
-    norms = [f"{side}/layernorm_embedding/gamma" in tensors for side in ("encoder", "decoder")]
+        name: [_option(tensors, f"{side}/{name}", default) for side in ("encoder", "decoder")]
+        for name, default in {
+            "num_heads": 0, "pre_norm": 1, "activation": 0, "scale_embeddings": 1
+        }.items()
+    }  # fmt: skip
+    num_heads, pre_norm, activation, scale = (values[0] for values in both.values())
+    activations = {number: name for name, number in ACTIVATIONS.items()}
+    model_dim = tensors.get("decoder/embeddings/weight", (None, None)).shape[1]
+    query_scales = (_option(tensors, name, 0) for name in tensors if name.endswith("queries_scale"))
+    usual_scale = math.sqrt(max(num_heads, 1) / model_dim)
+    reject(
+        {f"{name} {one:g} and {other:g}": one != other for name, (one, other) in both.items()}
+        | {f"activation {activation:g}": activation not in activations}
+        | {
+            f"scale_embeddings {scale:g}": scale not in (0, 1)
+            and not math.isclose(scale, math.sqrt(model_dim), rel_tol=1e-4),
+            "queries_scale of another head_dim": not all(
+                math.isclose(scale, usual_scale, rel_tol=1e-4) for scale in query_scales
+            ),
+            "multi_query_attention": _option(tensors, "encoder/multi_query_attention", 0),
+            "alibi": _option(tensors, "decoder/alibi", 0),
+            "add_source_bos": config.get("add_source_bos"),
+            "relative or rotary positions": any(
+                "relative" in name or "rotary" in name for name in tensors
+            ),
+        }
+    )
+    adds_eos = config.get("add_source_eos") or _option(
+        tensors, "decoder/start_from_zero_embedding", 0
+    )
     return {
         "num_layers": tensors.count("encoder/layer_{}/ffn/linear_0/weight"),
         "decoder_layers": tensors.count("decoder/layer_{}/ffn/linear_0/weight"),
-        "num_heads": int(both["num_heads"][0]),
-        "activation": activations[int(both["activation"][0])],
-        "norm_position": "pre" if both["pre_norm"][0] else "post",
+        "num_heads": int(num_heads),
+        "activation": activations[int(activation)],
+        "norm_position": "pre" if pre_norm else "post",
         "norm_epsilon": config.get("layer_norm_epsilon") or 1e-5,
-        "embedding_norm": norms[0] and norms[1],
-        "scale_embeddings": scales[0],
-        "source_eos": starts_from_zero or bool(config.get("add_source_eos", False)),
+        "embedding_norm": "encoder/layernorm_embedding/gamma" in tensors,
+        "scale_embeddings": scale != 0,
+        "source_eos": bool(adds_eos),
     }
 
 
-def _is_scaled_otherwise(tensors: Tensors, num_heads: float) -> bool:
-    """Whether queries are multiplied by another number than the root of 1 / (D / H)."""
-    model_dim = tensors.get("decoder/embeddings/weight", (None, None)).shape[1]
-    scales = (_option(tensors, name, 0) for name in tensors if name.endswith("/queries_scale"))
-    own = math.sqrt(max(num_heads, 1) / model_dim)
-    return any(not math.isclose(scale, own, rel_tol=1e-4) for scale in scales)
-
-
-def _scale(value: float, tensors: Tensors) -> bool | None:
-    """Returns whether embeddings are multiplied by the root of their width; None: by another."""
-    root = math.sqrt(tensors.get("decoder/embeddings/weight", (None, None)).shape[1])
-    if value in (0, 1):
-        return value == 1
-    return True if math.isclose(value, root, rel_tol=1e-4) else None
-
-
-def _positions_ctranslate2_reader(
+def _read_positions(
     tensors: Tensors, model_dim: int, given: Given
 ) -> tuple[dict[str, Any], Array | None]:
-    """Returns fields of `TransformerConfig`, and the table where the positions are learned."""
+    """Returns fields of `TransformerConfig`, and the table if the positions are learned."""
     names = [f"{side}/position_encodings/encodings" for side in ("encoder", "decoder")]
     if given.positions == "marian":
         tensors.ignore(*names)
         return {"positions": "concatenated", "first_position": 0}, None
-    if names[0] not in tensors or names[1] not in tensors:
-        refuse({"relative or rotary positions": _has_no_positions(tensors)})
+    if not all(name in tensors for name in names):
         return {"positions": "concatenated", "first_position": 1}, None
     table, other = (tensors.get(name, (None, model_dim)) for name in names)
-    refuse({"positions that differ between encoder and decoder": not np.array_equal(table, other)})
+    reject({"positions that differ between encoder and decoder": not np.array_equal(table, other)})
     for kind in ("sinusoidal", "concatenated", "halves"):
         for first in range(3):
             formula = sinusoids(np.arange(len(table)) + first, model_dim, kind)
@@ -538,48 +515,37 @@ def _positions_ctranslate2_reader(
     return {}, table
 
 
-def _has_no_positions(tensors: Tensors) -> bool:
-    return any("relative" in name or "rotary" in name for name in tensors)
-
-
 def _symbols(
-    folder: pathlib.Path, config: dict[str, Any], starts_from_zero: bool
+    folder: pathlib.Path, config: Mapping[str, Any], starts_from_zero: bool
 ) -> tuple[Symbols, Symbols]:
     unk, start, eos = (
         config.get(f"{name}_token", default)
         for name, default in (("unk", "<unk>"), ("decoder_start", "<s>"), ("eos", "</s>"))
     )
 
-    def find(path: pathlib.Path, side: str) -> Symbols:
-        tokens, names = _tokens(path), {"unk": unk, "eos": eos}
+    def read(side: str, *, is_decoder: bool) -> Symbols | None:
+        for path in (folder / f"{side}_vocabulary.json", folder / f"{side}_vocabulary.txt"):
+            if path.is_file():
+                break
+        else:
+            return None
+        if path.suffix == ".txt":
+            tokens = read_text(path).removesuffix("\n").split("\n")
+        else:
+            tokens = read_json(path, list)
+            if not all(isinstance(token, str) for token in tokens):
+                raise InputError(f"{path} is not a list of tokens; convert the model again")
+        names = {"unk": unk, "eos": eos}
         if tokens[1:4] == [unk, start, eos] and tokens[0].strip("<>") == "pad":  # written here
             names |= {"pad": tokens[0], "start": start}
-        elif side == "target" and not starts_from_zero:
+        elif is_decoder and not starts_from_zero:
             names["start"] = start
         return Symbols.find(tokens, str(path), **names)
 
-    if (shared := _vocabulary_path(folder, "shared")) is not None:
-        symbols = find(shared, "target")
-        return symbols, symbols
-    source, target = (
-        find(_vocabulary_path(folder, side) or folder / f"{side}_vocabulary.json", side)
-        for side in ("source", "target")
-    )
+    if shared := read("shared", is_decoder=True):
+        return shared, shared
+    source, target = read("source", is_decoder=False), read("target", is_decoder=True)
+    if source is None or target is None:
+        side = "target" if source else "source"
+        raise InputError(f"{folder}/{side}_vocabulary.json is missing; give the whole model")
     return source, target
-
-
-def _vocabulary_path(folder: pathlib.Path, side: str) -> pathlib.Path | None:
-    paths = (folder / f"{side}_vocabulary{ending}" for ending in (".json", ".txt"))
-    return next((path for path in paths if path.is_file()), None)
-
-
-def _tokens(path: pathlib.Path) -> list[str]:
-    if path.suffix == ".txt":
-        return read_text(path).removesuffix("\n").split("\n")
-    try:
-        tokens = json.loads(read_text(path))
-    except ValueError as error:
-        raise InputError(f"{path} is not JSON, or damaged ({error}); convert it again") from error
-    if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
-        raise InputError(f"{path} is no list of tokens; convert the model again")
-    return tokens

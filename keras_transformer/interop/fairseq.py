@@ -1,16 +1,45 @@
-"""Reads a checkpoint of fairseq with the dictionaries beside it: dict.LANGUAGE.txt."""
+"""Reads a checkpoint of fairseq with the dictionaries beside it, dict.LANGUAGE.txt.
+
+A checkpoint is a pickle with the options under "args" or "cfg" and the tensors under "model".
+"""
 
 import pathlib
-from collections.abc import Mapping
 from typing import Any
 
 from keras_transformer.errors import InputError
-from keras_transformer.interop.files import Given, Tensors, rate, read_text, refuse
-from keras_transformer.interop.foreign import ForeignModel, Layout
+from keras_transformer.interop.foreign import (
+    Array,
+    ForeignModel,
+    Given,
+    Layout,
+    Options,
+    Symbols,
+    Tensors,
+    dropout_rate,
+    read_text,
+    reject,
+)
 from keras_transformer.interop.pytorch import read_pytorch, state_tensors
-from keras_transformer.interop.transformers import LAYER_NAMES
-from keras_transformer.interop.vocabulary import Symbols, make_vocabularies
+from keras_transformer.interop.vocabulary import make_vocabularies
 
+# {side} is encoder or decoder, {i} the layer from 0, {kind} "weight" or "bias".
+LAYER_NAMES = {
+    "self.query": "{side}.layers.{i}.self_attn.q_proj.{kind}",
+    "self.key": "{side}.layers.{i}.self_attn.k_proj.{kind}",
+    "self.value": "{side}.layers.{i}.self_attn.v_proj.{kind}",
+    "self.out": "{side}.layers.{i}.self_attn.out_proj.{kind}",
+    "self.norm": "{side}.layers.{i}.self_attn_layer_norm.{kind}",
+    "cross.query": "{side}.layers.{i}.encoder_attn.q_proj.{kind}",
+    "cross.key": "{side}.layers.{i}.encoder_attn.k_proj.{kind}",
+    "cross.value": "{side}.layers.{i}.encoder_attn.v_proj.{kind}",
+    "cross.out": "{side}.layers.{i}.encoder_attn.out_proj.{kind}",
+    "cross.norm": "{side}.layers.{i}.encoder_attn_layer_norm.{kind}",
+    "ffn.inner": "{side}.layers.{i}.fc1.{kind}",
+    "ffn.outer": "{side}.layers.{i}.fc2.{kind}",
+    "ffn.norm": "{side}.layers.{i}.final_layer_norm.{kind}",
+    "final.norm": "{side}.layer_norm.{kind}",
+    "embedding.norm": "{side}.layernorm_embedding.{kind}",
+}
 _ACTIVATIONS = {
     "relu": "relu",
     "gelu": "gelu",
@@ -18,9 +47,11 @@ _ACTIVATIONS = {
     "gelu_fast": "gelu_tanh",
     "swish": "swish",
 }
+# The first ids, before the lines of a dictionary. Position 1 is that of padding, sentences begin
+# at 2, and the decoder starts with "</s>".
 _RESERVED = ("<s>", "<pad>", "</s>", "<unk>")
-_FIRST_POSITION = 2  # after that of padding
-# Copies of the encoder's weights that version 0.12 leaves behind, and notes of no use.
+_FIRST_POSITION = 2
+# Version 0.12 saves stale copies of the encoder's weights under names without a dot.
 _IGNORED = (
     "*.version", "*._float_tensor", "encoder.layers.*.in_proj_weight",
     "encoder.layers.*.in_proj_bias", "encoder.layers.*.out_proj_weight",
@@ -35,16 +66,6 @@ def is_fairseq(path: pathlib.Path) -> bool:
     return any(folder.glob("dict.*.txt")) and bool(_checkpoints(path))
 
 
-def _checkpoints(path: pathlib.Path) -> list[pathlib.Path]:
-    """Returns the checkpoint that is meant, or all that could be."""
-    if not path.is_dir():
-        return [path] if path.suffix == ".pt" else []
-    for name in ("checkpoint_best.pt", "model.pt", "checkpoint_last.pt"):
-        if (path / name).is_file():
-            return [path / name]
-    return sorted(path.glob("*.pt"))
-
-
 def read_fairseq(path: pathlib.Path, given: Given) -> ForeignModel:
     """Returns the model in a folder, of its best checkpoint, or in a file."""
     checkpoints = _checkpoints(path)
@@ -53,93 +74,114 @@ def read_fairseq(path: pathlib.Path, given: Given) -> ForeignModel:
     (file,) = checkpoints
     state = read_pytorch(file)
     args = _arguments(state, file)
-    tensors = state_tensors(state.get("model"), file)
     options = _options(args)
+    tensors = state_tensors(state.get("model"), file)
     tensors.ignore(*_IGNORED)
-    target_table = tensors.get("decoder.embed_tokens.weight", (None, None))
+    target_table = tensors.get("decoder.embed_tokens.weight", (None, None))  # [V, D]
     source_table = tensors.get("encoder.embed_tokens.weight", (None, None))
-    if args.get("share_all_embeddings"):
+    if args.get("share_all_embeddings", bool, False):
         source_table = target_table
-    sides = _symbols(file, args, given)
+    source, target = _symbols(file, args, given)
     return ForeignModel(
         options=options,
         tensors=tensors,
-        layout=Layout(names=LAYER_NAMES),
+        layout=Layout(names=LAYER_NAMES, kernel="weight", bias="bias", transposed=True),
         source_table=source_table,
         target_table=target_table,
         projection=_projection(tensors, args, target_table),
-        source=sides[0],
-        target=sides[1],
-        vocabularies=make_vocabularies(sides, given.spms, f"the dictionaries of {file}"),
+        source=source,
+        target=target,
+        vocabularies=make_vocabularies((source, target), given.spms, f"the dictionaries of {file}"),
+        # The defaults of fairseq-generate.
         search={
+            "beam_size": 5,
             "length_penalty": 1.0,
             "length_penalty_form": "power",
-            "beam_size": 5,
+            "min_length": 1,
             "early_stop": "first",
         },
     )
 
 
-def _arguments(state: Any, file: pathlib.Path) -> Mapping[str, Any]:
+def _checkpoints(path: pathlib.Path) -> list[pathlib.Path]:
+    """Returns the checkpoint to read, or all candidates."""
+    if not path.is_dir():
+        return [path] if path.suffix == ".pt" else []
+    for name in ("checkpoint_best.pt", "model.pt", "checkpoint_last.pt"):
+        if (path / name).is_file():
+            return [path / name]
+    return sorted(path.glob("*.pt"))
+
+
+def _arguments(state: Any, file: pathlib.Path) -> Options:
     """Returns the options that the model was trained with."""
     found = None
     if isinstance(state, dict):
         found, config = state.get("args"), state.get("cfg")
         if not found and isinstance(config, dict) and isinstance(config.get("model"), dict):
-            languages = {k: v for k, v in dict(config.get("task") or {}).items() if v is not None}
-            found = {**config["model"], **languages}
+            task = config.get("task")
+            languages = task if isinstance(task, dict) else {}
+            found = config["model"] | {k: v for k, v in languages.items() if v is not None}
     if not isinstance(found, dict):
-        raise InputError(f"{file} is no checkpoint of fairseq: it has no options; give a whole one")
-    return found
+        raise InputError(f"{file} is not a checkpoint of fairseq: it has no options")
+    return Options(found, str(file), "fairseq")
 
 
-def _options(args: Mapping[str, Any]) -> dict[str, Any]:
+def _options(args: Options) -> dict[str, Any]:
     """Returns fields of `TransformerConfig`; `InputError` lists all that cannot be imported."""
-    activation = args.get("activation_fn") or "relu"
-    both = {
-        name: [args.get(f"{side}_{name}") for side in ("encoder", "decoder")]
-        for name in ("attention_heads", "normalize_before", "embed_dim", "learned_pos")
-    }
-    names = (
+    arch = args.get("arch", str, "") or args.get("_name", str, "transformer")
+    activation = args.get("activation_fn", str, "relu")
+    heads, layers = (
+        [args.get(f"{side}_{name}", int, 0) for side in ("encoder", "decoder")]
+        for name in ("attention_heads", "layers")
+    )
+    pre_norm, learned = (
+        [args.get(f"{side}_{name}", bool, False) for side in ("encoder", "decoder")]
+        for name in ("normalize_before", "learned_pos")
+    )
+    unsupported = (
         "no_token_positional_embeddings", "no_cross_attention", "cross_self_attention",
         "adaptive_input", "adaptive_softmax_cutoff", "no_decoder_final_norm",
     )  # fmt: skip
-    arch = str(args.get("arch") or args.get("_name") or "transformer")
-    refuse(
-        {f"arch {arch}": not arch.startswith("transformer")}
-        | {f"activation_fn {activation}": activation not in _ACTIVATIONS}
-        | {f"{name} {one} and {other}": one != other for name, (one, other) in both.items()}
-        | {name: args.get(name) for name in names}
-        | {"learned positions, a table for each side": both["learned_pos"][0]}
+    reject(
+        {
+            f"arch {arch}": not arch.startswith("transformer"),
+            f"activation_fn {activation}": activation not in _ACTIVATIONS,
+            f"attention_heads {heads[0]} and {heads[1]}": heads[0] != heads[1],
+            f"normalize_before {pre_norm[0]} and {pre_norm[1]}": pre_norm[0] != pre_norm[1],
+            "learned positions, a table for each side": any(learned),
+        }
+        | {name: args.is_set(name) for name in unsupported}
     )
     return {
-        "num_layers": args.get("encoder_layers"),
-        "decoder_layers": args.get("decoder_layers"),
-        "num_heads": both["attention_heads"][0],
+        "num_layers": layers[0],
+        "decoder_layers": layers[1],
+        "num_heads": heads[0],
         "activation": _ACTIVATIONS[activation],
-        "dropout": rate(args.get("dropout")),
-        "norm_position": "pre" if both["normalize_before"][0] else "post",
-        "norm_epsilon": 1e-5,
-        "positions": "concatenated",
+        "dropout": dropout_rate(args.get("dropout", float, 0.1)),
+        "norm_position": "pre" if pre_norm[0] else "post",
+        "norm_epsilon": 1e-5,  # PyTorch's
+        "positions": "concatenated",  # all sines, then all cosines
         "first_position": _FIRST_POSITION,
-        "embedding_norm": bool(args.get("layernorm_embedding")),
-        "scale_embeddings": not args.get("no_scale_embedding"),
+        "embedding_norm": args.get("layernorm_embedding", bool, False),
+        "scale_embeddings": not args.get("no_scale_embedding", bool, False),
     }
 
 
-def _projection(tensors: Tensors, args: Mapping[str, Any], target_table: Any) -> Any:
-    names = ("decoder.output_projection.weight", "decoder.embed_out")
+def _projection(tensors: Tensors, args: Options, target_table: Array) -> Array:
+    names = ("decoder.output_projection.weight", "decoder.embed_out")  # of new and old versions
     tensors.ignore(*names)
-    if args.get("share_decoder_input_output_embed") or args.get("share_all_embeddings"):
+    tied = ("share_decoder_input_output_embed", "share_all_embeddings")
+    if any(args.get(name, bool, False) for name in tied):
         return target_table
     name = next((name for name in names if name in tensors), names[0])
     return tensors.get(name, target_table.shape)
 
 
-def _symbols(file: pathlib.Path, args: Mapping[str, Any], given: Given) -> tuple[Symbols, Symbols]:
+def _symbols(file: pathlib.Path, args: Options, given: Given) -> tuple[Symbols, Symbols]:
     paths = given.vocabularies
     if not paths:
-        languages = [args.get(f"{side}_lang") for side in ("source", "target")]
+        languages = [args.get(f"{side}_lang", str, "") for side in ("source", "target")]
         found = sorted(file.parent.glob("dict.*.txt"))
         if not all(languages) and len(found) != 1:
             raise InputError(
@@ -153,6 +195,7 @@ def _symbols(file: pathlib.Path, args: Mapping[str, Any], given: Given) -> tuple
 
 
 def _read_dictionary(path: pathlib.Path) -> Symbols:
+    """Reads lines of a token and its count."""
     if not path.is_file():
         raise InputError(
             f"{path} is missing; name both dictionaries with --source_vocabulary and "
@@ -162,7 +205,6 @@ def _read_dictionary(path: pathlib.Path) -> Symbols:
     for line in read_text(path).removesuffix("\n").split("\n"):
         token, _, count = line.removesuffix(" #fairseq:overwrite").rpartition(" ")
         if not count.isdecimal():
-            raise InputError(f"{path} has the line {line[:40]!r}, which is no token and count")
+            raise InputError(f"{path} has the line {line[:40]!r}, which is not a token and a count")
         tokens.append(token)
-    special = {"unk": "<unk>", "eos": "</s>", "pad": "<pad>", "start": "</s>"}
-    return Symbols.find(tokens, str(path), **special)
+    return Symbols.find(tokens, str(path), unk="<unk>", eos="</s>", pad="<pad>", start="</s>")

@@ -1,30 +1,204 @@
-"""A model of another toolkit, read from its files, and what becomes of it: a `Transformer`.
+"""What a format's reader gives, a `ForeignModel`, and the tools that read the format's files.
 
-Each format describes its model as a `ForeignModel`: options, names of tensors, symbols. From there
-all go the same way.
+A reader tells three things: the fields of `TransformerConfig`, the tensors with a `Layout` of their
+names, and the `Symbols` of both sides. `ForeignModel.to_model` builds the `Transformer` from them:
+it permutes embeddings into this package's token order, transposes and joins matrices, and checks
+that every tensor of the file is used.
 
 Shapes: V tokens of a vocabulary, D model dimension, F inner dimension of the feed-forward layers.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any
+import fnmatch
+import functools
+import itertools
+import json
+import mmap
+import pathlib
+import struct
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError, safe_open
 
 from keras_transformer.config import BOS_ID, TransformerConfig
 from keras_transformer.errors import InputError
-from keras_transformer.interop.files import Array, Tensors
-from keras_transformer.interop.vocabulary import Symbols
 from keras_transformer.models import Transformer
 from keras_transformer.text import Vocabulary
+from keras_transformer.text.vocabulary import RESERVED_IDS
 
-# Output bias of a token that no translation may have: its probability is 0 in float32.
+Array = npt.NDArray[Any]
+_T = TypeVar("_T")
+
+# Output bias of a token that no translation may contain: its probability is 0 in float32.
 _IMPOSSIBLE = -100.0
-_MOST_LAYERS = 1_000
+_MAX_LAYERS = 1_000
+# What reading a damaged binary file raises; zipfile also knows unknown versions and encryption.
+DAMAGED = (
+    ValueError, EOFError, struct.error, zlib.error, zipfile.BadZipFile, NotImplementedError,
+    RuntimeError,
+)  # fmt: skip
+_SAFETENSORS_FLOATS = ("F64", "F32", "F16", "BF16")
 
-SELF = ("self.query", "self.key", "self.value")
-MEMORY = ("cross.key", "cross.value")
+
+class Given(NamedTuple):
+    """What the user tells about a model besides its path.
+
+    Attributes:
+        vocabularies: of source and target, where they are not beside the model; else empty.
+        spms: SentencePiece models of source and target; else empty.
+        num_heads: attention heads, where the files do not tell.
+        positions: "as_stored", the encoding that the folder's own software computes, or "marian",
+            the one that Marian trains with, from which other software differs a little.
+    """
+
+    vocabularies: tuple[pathlib.Path, ...] = ()
+    spms: tuple[pathlib.Path, ...] = ()
+    num_heads: int | None = None
+    positions: str = "as_stored"
+
+
+@dataclasses.dataclass(frozen=True)
+class Symbols:
+    """The tokens of one side in the toolkit's order.
+
+    Attributes:
+        tokens: by id.
+        unk, eos: ids of the unknown token and of the one that ends a sentence.
+        pad: id of padding, None if there is none.
+        start: id of the token that the decoder starts with, None if it starts with a zero vector.
+    """
+
+    tokens: Sequence[str]
+    unk: int
+    eos: int
+    pad: int | None = None
+    start: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("unk", "eos", "pad", "start"):
+            id_ = getattr(self, name)
+            if id_ is not None and not 0 <= id_ < len(self.tokens):
+                raise InputError(f"the id of {name} is {id_}, of {len(self.tokens):,} tokens")
+
+    @classmethod
+    def find(cls, tokens: Sequence[str], where: str, **names: str) -> "Symbols":
+        """Returns symbols whose special ids are found by name, such as `eos="</s>"`.
+
+        Raises:
+            InputError: one is missing, or a token occurs twice.
+        """
+        ids = {token: id_ for id_, token in enumerate(tokens)}
+        if missing := [name for name in names.values() if name not in ids]:
+            raise InputError(f"{where} lacks {', '.join(missing)}; give the model's own vocabulary")
+        if len(ids) < len(tokens):
+            twice = next(token for id_, token in enumerate(tokens) if ids[token] != id_)
+            raise InputError(f"{where} has {twice!r} twice; give the model's own vocabulary")
+        return cls(tokens, **{key: ids[name] for key, name in names.items()})
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the reserved ids are those of this package, which then wrote the model."""
+        return (self.pad, self.unk, self.start, self.eos) == RESERVED_IDS
+
+    @property
+    def order(self) -> list[int | None]:
+        """The toolkit's id of each of our ids; None for PAD or BOS if the toolkit has none.
+
+        PAD, UNK, BOS and EOS come first, then all others in their order. The start token may also
+        be generated: it keeps its place, and BOS is a copy, unless the model `is_ours`.
+        """
+        return [self.pad, self.unk, self.start, self.eos, *self._other_ids]
+
+    @property
+    def others(self) -> list[str]:
+        """The tokens after the reserved ones, in our order."""
+        return [self.tokens[id_] for id_ in self._other_ids]
+
+    @property
+    def _other_ids(self) -> list[int]:
+        reserved = {self.pad, self.unk, self.eos, self.start if self.is_ours else None}
+        return [id_ for id_ in range(len(self.tokens)) if id_ not in reserved]
+
+
+class Tensors:
+    """The tensors of a file by name, which records those that were read.
+
+    Args:
+        arrays: the tensors, or functions that read them.
+        where: names the file in errors.
+    """
+
+    def __init__(self, arrays: Mapping[str, Array | Callable[[], Array]], where: str) -> None:
+        self._arrays = arrays
+        self._used: set[str] = set()
+        self.where = where
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._arrays
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def get(self, name: str, shape: tuple[int | None, ...] | None = None) -> Array:
+        """Returns a tensor in float32.
+
+        Args:
+            name: of the tensor.
+            shape: the expected one, None for any size; additional axes of length 1 are removed.
+
+        Raises:
+            InputError: it is missing, has another shape, or an entry that is not finite.
+        """
+        if name not in self._arrays:
+            raise InputError(
+                f"{self.where} lacks the tensor {name}; give the whole model, after training"
+            )
+        self._used.add(name)
+        found = self._arrays[name]
+        array = np.asarray(found() if callable(found) else found).astype(np.float32, copy=False)
+        if shape is not None:
+            if array.ndim != len(shape):
+                array = array.reshape([size for size in array.shape if size != 1] or [1])
+            if array.ndim != len(shape) or any(
+                size not in (None, found) for size, found in zip(shape, array.shape, strict=True)
+            ):
+                expected = " x ".join("any" if size is None else str(size) for size in shape)
+                raise InputError(
+                    f"tensor {name} of {self.where} is {' x '.join(map(str, array.shape))} instead "
+                    f"of {expected}; the file and its configuration do not belong together"
+                )
+        if not np.isfinite(array).all():
+            raise InputError(
+                f"tensor {name} of {self.where} is not finite; take an earlier checkpoint"
+            )
+        return array
+
+    def find(self, name: str, shape: tuple[int | None, ...]) -> Array | None:
+        """Returns a tensor as `get` does, or None if the file has none of this name."""
+        return self.get(name, shape) if name in self else None
+
+    def count(self, template: str) -> int:
+        """Returns how many tensors have consecutive numbers, from 0, at the {} of a template."""
+        return next(n for n in itertools.count() if template.format(n) not in self._arrays)
+
+    def ignore(self, *patterns: str) -> None:
+        """Marks the tensors whose names match as used, without reading them."""
+        for pattern in patterns:
+            self._used.update(fnmatch.filter(self._arrays, pattern))
+
+    def check_all_used(self) -> None:
+        """Raises `InputError` if a tensor was never read: the model computes something else."""
+        if left := sorted(set(self._arrays) - self._used):
+            more = f" and {len(left) - 3} others" if len(left) > 3 else ""
+            raise InputError(
+                f"{self.where} has tensors that this package does not support: "
+                f"{', '.join(left[:3])}{more}; such a model cannot be imported"
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,10 +207,10 @@ class Layout:
 
     Attributes:
         names: templates by part, such as "self.query", or "decoder.self.norm" where encoder and
-            decoder differ; with {side}, {i} and {n} for the layer from 0 and from 1, and {kind}.
-            "self.fused" and "cross.fused" are queries, keys and values in one.
-        kernel, bias, gain, offset: what {kind} is for the matrix and bias of a product and for the
-            gain and bias of a norm.
+            decoder differ; with {side}, {i} and {n} for the layer counted from 0 and from 1, and
+            {kind}. "self.fused" is query, key and value in one matrix, "cross.fused" key and value.
+        kernel, bias: {kind} of the matrix and the bias of a linear layer.
+        gain, offset: {kind} of the scale and the bias of a layer normalization.
         transposed: whether matrices are [out, in].
     """
 
@@ -47,27 +221,23 @@ class Layout:
     offset: str = "bias"
     transposed: bool = True
 
-    def name(self, part: str, side: str, layer: int, kind: str) -> str:
-        """Returns the name of a tensor."""
-        template = self.names.get(f"{side}.{part}") or self.names[part]
-        return template.format(side=side, i=layer, n=layer + 1, kind=kind)
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ForeignModel:
-    """A model as its files have it.
+    """A model as its files describe it.
 
     Attributes:
-        options: fields of `TransformerConfig`, without sizes that its tensors tell.
-        tensors, layout: the layers' weights. The next ones are read already, in their order.
-        source_table, target_table: embeddings [V, D]; the same object where they are shared.
-        projection: [V, D], the target table itself where they are shared.
-        output_bias: [V], None where there is none.
-        position_table: of learned positions, from the first token's on.
+        options: fields of `TransformerConfig`, without the sizes that the tensors tell.
+        tensors, layout: the weights of the layers. Those below are read already.
+        source_table, target_table: embeddings [V, D], in the order of `source` and `target`.
+        projection: [V, D]. Equal tables become one shared table.
+        output_bias: [V], None if there is none.
+        position_table: [P, D] of learned positions, from the first token's on.
         source, target: the symbols.
-        vocabularies: of source and target, whose ids are `Symbols.order`.
-        search: fields of `SearchConfig`, as its own toolkit would search.
-        layer_numbers: the layers that the decoder's are copies of, where some are the same.
+        vocabularies: of source and target; their ids are in the order of `Symbols.order`.
+        search: fields of `SearchConfig`: how the toolkit itself searches.
+        layer_numbers: for each decoder layer the number, from 1, of the layer whose weights it
+            has; empty if each has its own.
         notes: lines for the user.
     """
 
@@ -86,24 +256,22 @@ class ForeignModel:
     layer_numbers: Sequence[int] = ()
     notes: Sequence[str] = ()
 
+    @functools.cached_property
     def config(self) -> TransformerConfig:
-        """Returns the hyperparameters of the model that it becomes.
-
-        Raises:
-            InputError: they do not fit each other.
-        """
-        is_tied = self.projection is self.target_table
-        share = "target" if is_tied else "none"
-        if is_tied and self.source_table is self.target_table and self.source == self.target:
-            share = "all"
+        """The hyperparameters of the `Transformer`; `InputError` if they do not fit together."""
         sizes: dict[str, Any] = {"vocabulary_size": len(self.source.order)}
+        share = "none"
+        if np.array_equal(self.projection, self.target_table):
+            share = "target"
+            if self.source == self.target and np.array_equal(self.source_table, self.target_table):
+                share = "all"
         if share != "all":
             sizes["target_vocabulary_size"] = len(self.target.order)
         if self.position_table is not None:
             sizes |= {"positions": "learned", "max_positions": len(self.position_table)}
         values = {**self.options, **sizes, "share_embeddings": share, "output_bias": True}
         for name in ("num_layers", "decoder_layers"):
-            if type(values[name]) is not int or not 1 <= values[name] <= _MOST_LAYERS:
+            if type(values[name]) is not int or not 1 <= values[name] <= _MAX_LAYERS:
                 raise InputError(f"{name} is {values[name]!r} in the model's configuration")
         numbers = self.layer_numbers
         if numbers and (len(numbers) != values["decoder_layers"] or min(numbers) < 1):
@@ -113,19 +281,21 @@ class ForeignModel:
             )
         layers = [("encoder", index) for index in range(values["num_layers"])]
         layers += [("decoder", index) for index in range(values["decoder_layers"])]
-        biases = [self._name("self.out", *layer, self.layout.bias) for layer in layers]
-        biases += [self._name(_first(self.layout, "self", SELF), *layer, self.layout.bias)
-                   for layer in layers]  # fmt: skip
+        query = "self.fused" if "self.fused" in self.layout.names else "self.query"
         return TransformerConfig(
             **values,
             model_dim=self.target_table.shape[1],
             feed_forward_dim=max(self._inner_dim(*layer) for layer in layers),
-            attention_bias=any(name in self.tensors for name in biases),
+            attention_bias=any(
+                self._name(part, *layer, self.layout.bias) in self.tensors
+                for part in ("self.out", query)
+                for layer in layers
+            ),
         )
 
     def to_model(self) -> Transformer:
         """Returns the model, in float32; errors as in `config` and `fill`."""
-        model = Transformer(self.config(), dtype="float32")
+        model = Transformer(self.config, dtype="float32")
         self.fill(model)
         return model
 
@@ -133,86 +303,85 @@ class ForeignModel:
         """Sets the weights of a `Transformer` of this configuration.
 
         Raises:
-            InputError: a tensor is missing, of another shape, or left over.
+            InputError: a tensor is missing, has another shape, or is left over.
         """
-        self._put_tables(model)
+        self._fill_tables(model)
         for side, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
             for index, layer in enumerate(stack.layers):
-                self._put_layer(layer, side, index)
+                self._fill_layer(layer, side, index)
             if stack.final_norm is not None:
-                self._put_norm(stack.final_norm, "final.norm", side, 0)
+                self._fill_norm(stack.final_norm, "final.norm", side, 0)
         if model.config.embedding_norm:
-            self._put_norm(model.source_norm, "embedding.norm", "encoder", 0)
-            self._put_norm(model.target_norm, "embedding.norm", "decoder", 0)
+            self._fill_norm(model.source_norm, "embedding.norm", "encoder", 0)
+            self._fill_norm(model.target_norm, "embedding.norm", "decoder", 0)
         self.tensors.check_all_used()
 
-    def _put_tables(self, model: Any) -> None:
-        model.source_embedding.table.assign(_rows(self.source_table, self.source))
+    def _fill_tables(self, model: Any) -> None:
+        model.source_embedding.table.assign(_our_rows(self.source_table, self.source))
         if model.target_embedding is not model.source_embedding:
-            model.target_embedding.table.assign(_rows(self.target_table, self.target))
+            model.target_embedding.table.assign(_our_rows(self.target_table, self.target))
         if model.projection is not None:
-            model.projection.kernel.assign(_rows(self.projection, self.target).T)
+            model.projection.kernel.assign(_our_rows(self.projection, self.target).T)
         bias = self.output_bias
         bias = np.zeros(len(self.target.tokens)) if bias is None else bias
-        bias = _rows(bias, self.target, _IMPOSSIBLE)
+        bias = _our_rows(bias, self.target, _IMPOSSIBLE)
         if not self.target.is_ours:
-            bias[BOS_ID] = _IMPOSSIBLE  # a copy, whose original keeps its own
+            bias[BOS_ID] = _IMPOSSIBLE  # a copy; the original keeps its own bias
         model.output_bias.assign(bias)
         if self.position_table is not None:
             model.positions.table.assign(self.position_table)
 
-    def _put_layer(self, layer: Any, side: str, index: int) -> None:
-        dim = layer.self_attention_residual.norm.gain.shape[0]
+    def _fill_layer(self, layer: Any, side: str, index: int) -> None:
+        dense = functools.partial(self._fill_dense, side=side, index=index)
+        norm = functools.partial(self._fill_norm, side=side, index=index)
         attention = layer.self_attention
-        self._put_dense(attention.projection, "self", SELF, side, index)
-        self._put_dense(attention.output_projection, "", ("self.out",), side, index)
-        self._put_norm(layer.self_attention_residual.norm, "self.norm", side, index)
+        dense(attention.projection, "self.query", "self.key", "self.value")
+        dense(attention.output_projection, "self.out")
+        norm(layer.self_attention_residual.norm, "self.norm")
         if side == "decoder":
             attention = layer.cross_attention
-            self._put_dense(attention.query_projection, "", ("cross.query",), side, index)
-            self._put_dense(attention.memory_projection, "cross", MEMORY, side, index)
-            self._put_dense(attention.output_projection, "", ("cross.out",), side, index)
-            self._put_norm(layer.cross_attention_residual.norm, "cross.norm", side, index)
-        self._put_norm(layer.feed_forward_residual.norm, "ffn.norm", side, index)
+            dense(attention.query_projection, "cross.query")
+            dense(attention.memory_projection, "cross.key", "cross.value")
+            dense(attention.output_projection, "cross.out")
+            norm(layer.cross_attention_residual.norm, "cross.norm")
+        norm(layer.feed_forward_residual.norm, "ffn.norm")
         inner, outer = layer.feed_forward.inner, layer.feed_forward.outer
-        # Zeros change nothing where one side's layers are narrower: every activation of 0 is 0.
-        missing = layer.feed_forward.inner_dim - self._inner_dim(side, index)
-        kernel, bias = self._product("ffn.inner", side, index, (dim, None))
+        # If one side's layers are narrower, zeros fill up: every activation maps 0 to 0.
+        dim, missing = inner.kernel.shape[0], inner.kernel.shape[1] - self._inner_dim(side, index)
+        kernel, bias = self._linear("ffn.inner", side, index, (dim, None))  # [D, F], [F]
         inner.kernel.assign(np.pad(kernel, [(0, 0), (0, missing)]))
         inner.bias.assign(np.pad(bias, [(0, missing)]))
-        kernel, bias = self._product("ffn.outer", side, index, (None, dim))
+        kernel, bias = self._linear("ffn.outer", side, index, (None, dim))  # [F, D], [D]
         outer.kernel.assign(np.pad(kernel, [(0, missing), (0, 0)]))
         outer.bias.assign(bias)
 
-    def _put_dense(
-        self, dense: Any, fused: str, parts: Sequence[str], side: str, index: int
-    ) -> None:
-        """Sets a product to one of theirs, or to several side by side."""
+    def _fill_dense(self, dense: Any, *parts: str, side: str, index: int) -> None:
+        """Sets a linear layer to several of the toolkit's, joined along the output."""
+        fused = f"{parts[0].partition('.')[0]}.fused"
+        if len(parts) > 1 and fused in self.layout.names:
+            parts = (fused,)
         rows, columns = dense.kernel.shape
-        if fused and f"{fused}.fused" in self.layout.names:
-            parts = (f"{fused}.fused",)
         shape = (rows, columns // len(parts))
-        pairs = [self._product(part, side, index, shape) for part in parts]
+        pairs = [self._linear(part, side, index, shape) for part in parts]
         dense.kernel.assign(np.concatenate([kernel for kernel, _ in pairs], axis=1))
         if dense.use_bias:
             dense.bias.assign(np.concatenate([bias for _, bias in pairs]))
 
-    def _product(
+    def _fill_norm(self, norm: Any, part: str, side: str, index: int) -> None:
+        shape = tuple(norm.gain.shape)
+        norm.gain.assign(self.tensors.get(self._name(part, side, index, self.layout.gain), shape))
+        norm.bias.assign(self.tensors.get(self._name(part, side, index, self.layout.offset), shape))
+
+    def _linear(
         self, part: str, side: str, index: int, shape: tuple[int | None, int | None]
     ) -> tuple[Array, Array]:
-        """Returns a matrix [in, out] and its bias, zeros where it has none."""
+        """Returns a matrix [in, out] and its bias [out], zeros if there is none."""
         name = self._name(part, side, index, self.layout.kernel)
         kernel = self.tensors.get(name, shape[::-1] if self.layout.transposed else shape)
         kernel = kernel.T if self.layout.transposed else kernel
         name = self._name(part, side, index, self.layout.bias)
-        if name not in self.tensors:
-            return kernel, np.zeros(kernel.shape[1], np.float32)
-        return kernel, self.tensors.get(name, (kernel.shape[1],))
-
-    def _put_norm(self, norm: Any, part: str, side: str, index: int) -> None:
-        shape = tuple(norm.gain.shape)
-        norm.gain.assign(self.tensors.get(self._name(part, side, index, self.layout.gain), shape))
-        norm.bias.assign(self.tensors.get(self._name(part, side, index, self.layout.offset), shape))
+        bias = self.tensors.find(name, (kernel.shape[1],))
+        return kernel, np.zeros(kernel.shape[1], np.float32) if bias is None else bias
 
     def _inner_dim(self, side: str, index: int) -> int:
         name = self._name("ffn.inner", side, index, self.layout.kernel)
@@ -220,20 +389,167 @@ class ForeignModel:
         return int(shape[0] if self.layout.transposed else shape[1])
 
     def _name(self, part: str, side: str, index: int, kind: str) -> str:
+        """Returns the name of a tensor in the file."""
         if side == "decoder" and self.layer_numbers:
             index = self.layer_numbers[index] - 1
-        return self.layout.name(part, side, index, kind)
+        template = self.layout.names.get(f"{side}.{part}") or self.layout.names[part]
+        return template.format(side=side, i=index, n=index + 1, kind=kind)
 
 
-def _first(layout: Layout, fused: str, parts: Sequence[str]) -> str:
-    return f"{fused}.fused" if f"{fused}.fused" in layout.names else parts[0]
+class Options:
+    """The options of a model by name, each of the expected type.
+
+    Args:
+        values: the options.
+        where: names the file in errors.
+        format_name: the format that the file should have.
+    """
+
+    def __init__(self, values: Mapping[str, Any], where: str, format_name: str) -> None:
+        self._values = values
+        self._where = where
+        self._format_name = format_name
+
+    def is_set(self, name: str) -> bool:
+        """Whether an option is there and neither None, 0, False nor empty."""
+        return bool(self._values.get(name))
+
+    def get(self, name: str, kind: type[_T], default: _T) -> _T:
+        """Returns an option, the default if it is missing or None.
+
+        Raises:
+            InputError: its type is not `kind`; a whole number is also a float and a bool.
+        """
+        value = self._values.get(name)
+        if value is None:
+            return default
+        widened: dict[Any, Any] = {float: (float, int), bool: (bool, int)}
+        kinds = widened.get(kind, kind)
+        if not isinstance(value, kinds) or (type(value) is bool and kind is not bool):
+            raise InputError(
+                f"option {name} {value!r} of {self._where} has an unexpected type for "
+                f"{self._format_name}; give the model as its toolkit wrote it"
+            )
+        return cast(_T, value if kind is object else kind(value))  # type: ignore[call-arg]
 
 
-def _rows(table: Array, symbols: Symbols, missing: float = 0.0) -> Array:
+def reject(problems: Mapping[str, Any]) -> None:
+    """Raises `InputError` that lists all options whose value is true: the model cannot be read."""
+    if names := [name for name, is_there in problems.items() if is_there]:
+        raise InputError(
+            f"the model has {', '.join(names)}, which this package does not support; translate "
+            "with the model's own toolkit, or train a model here on its translations"
+        )
+
+
+def dropout_rate(value: Any) -> float:
+    """Returns a dropout rate of a configuration, the usual 0.1 if it is not one."""
+    return float(value) if isinstance(value, int | float) and 0 <= value < 1 else 0.1
+
+
+def map_file(path: pathlib.Path) -> memoryview:
+    """Returns a file's bytes, mapped into memory.
+
+    Raises:
+        InputError: it cannot be read, is empty, or is the pointer of a Git LFS file.
+    """
+    try:
+        with path.open("rb") as file:
+            content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    except FileNotFoundError:
+        raise InputError(f"{path} is missing; give the folder of a whole model") from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot read {path} ({error}); download it again") from error
+    if bytes(content[:40]).startswith(b"version https://git-lfs"):
+        raise InputError(f"{path} is the pointer of a Git LFS file; run git lfs pull")
+    return content
+
+
+def read_text(path: pathlib.Path) -> str:
+    """Returns a file's text; `InputError` if it cannot be read or is not UTF-8."""
+    try:
+        return bytes(map_file(path)).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8 text; download it again") from error
+
+
+def read_json(path: pathlib.Path, kind: type = dict) -> Any:
+    """Returns the object, or the list, in a JSON file; `InputError` if it holds something else."""
+    text = read_text(path)
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is not JSON, or damaged ({error}); download it again") from error
+    if not isinstance(values, kind):
+        name = "object" if kind is dict else kind.__name__
+        raise InputError(f"{path} does not hold a JSON {name}; download it again")
+    return values
+
+
+def read_member(archive: zipfile.ZipFile, name: str, size: int) -> bytes:
+    """Returns a member of a zip archive of `size` bytes.
+
+    Raises:
+        ValueError: there is none, or it unpacks to much more than weights would.
+    """
+    if name not in archive.NameToInfo:
+        raise ValueError(f"it has no {name}")
+    member = archive.getinfo(name)
+    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise ValueError(f"{name} is compressed in an unknown way")
+    if member.file_size > 10 * size:
+        raise ValueError(f"{name} would unpack to {member.file_size:,} bytes, from {size:,}")
+    return archive.read(name)
+
+
+def read_safetensors(path: pathlib.Path) -> Tensors:
+    """Returns the tensors of a safetensors file; each is read when it is used.
+
+    Raises:
+        InputError: the file is missing, cut short, or not of this format; or, when a tensor is
+            used, it holds whole numbers.
+    """
+    map_file(path)
+    try:
+        file: Any = safe_open(path, framework="numpy")
+        types = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise InputError(
+            f"{path} is not a safetensors file, or a damaged one ({error}); download it again"
+        ) from error
+
+    def read(name: str) -> Array:
+        if types[name] not in _SAFETENSORS_FLOATS:
+            raise InputError(
+                f"tensor {name} of {path} is of type {types[name]}; give a model that is not "
+                "quantized"
+            )
+        array: Array = file.get_tensor(name)
+        return array
+
+    return Tensors({name: functools.partial(read, name) for name in types}, str(path))
+
+
+def ids_to_tokens(ids: Mapping[str, Any], where: str) -> list[str]:
+    """Returns the tokens of a mapping from tokens to ids, in the order of their ids.
+
+    Raises:
+        InputError: the ids are not 0, 1, 2 and so on.
+    """
+    numbers = [value for value in ids.values() if type(value) is int]
+    if sorted(numbers) != list(range(len(ids))):
+        raise InputError(
+            f"the ids in {where} are not the numbers from 0 to {len(ids) - 1}, each once; "
+            "give the model's own vocabulary"
+        )
+    return sorted(ids, key=ids.__getitem__)
+
+
+def _our_rows(table: Array, symbols: Symbols, missing: float = 0.0) -> Array:
     """Returns the rows of a matrix or bias in our order, with a constant where there is none.
 
     Raises:
-        InputError: there are more or fewer rows than symbols.
+        InputError: the numbers of rows and symbols differ.
     """
     if len(table) != len(symbols.tokens):
         raise InputError(

@@ -9,183 +9,30 @@ import pathlib
 import re
 import zipfile
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
+import yaml
 
 from keras_transformer.errors import InputError
-from keras_transformer.interop.files import (
+from keras_transformer.interop.foreign import (
+    DAMAGED,
     Array,
+    ForeignModel,
     Given,
+    Layout,
+    Symbols,
     Tensors,
+    ids_to_tokens,
     map_file,
     read_json,
+    read_member,
     read_text,
-    refuse,
+    reject,
 )
-from keras_transformer.interop.foreign import ForeignModel, Layout
-from keras_transformer.interop.vocabulary import (
-    Symbols,
-    make_vocabularies,
-    read_spm,
-    tokens_of_ids,
-)
+from keras_transformer.interop.vocabulary import make_vocabularies, read_spm
 
-# The little YAML that Marian writes: options, lists of them, and tokens with their ids.
-
-Options: TypeAlias = Mapping[str, "str | tuple[str, ...]"]
-
-_ESCAPES = {
-    "n": "\n", "t": "\t", "r": "\r", "0": "\0", "a": "\a", "b": "\b", "e": "\x1b",
-    "f": "\f", "v": "\v", "N": "\x85", "_": "\xa0", "L": "\u2028", "P": "\u2029",
-}  # fmt: skip
-_ESCAPED = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)")
-_QUOTED = re.compile(r'("(?:[^"\\]|\\.)*"|' + r"'(?:[^']|'')*')\s*:\s+(.*)")
-
-
-def read_options(text: str) -> dict[str, str | tuple[str, ...]]:
-    """Returns options by name, as text: a mapping whose values are numbers, words and lists."""
-    options: dict[str, str | tuple[str, ...]] = {}
-    name = ""
-    for line in text.splitlines():
-        content = line.strip()
-        if not content or content.startswith("#"):
-            continue
-        if line[0] not in " -" and ":" in content:
-            name, _, value = (part.strip() for part in content.partition(":"))
-            options[name] = _plain(value)
-        elif content.startswith("- "):
-            earlier = options.get(name)
-            items = earlier if isinstance(earlier, tuple) else ()
-            options[name] = (*items, _plain(content[2:].strip()))
-        elif content == "[]":
-            options[name] = ()
-    return {key: () if value == "[]" else value for key, value in options.items()}
-
-
-def read_yaml_ids(text: str, where: str) -> dict[str, int]:
-    """Returns the ids of tokens, one to a line; all tokens are text, also on, no and yes.
-
-    Raises:
-        InputError: a line is something else, or a token occurs twice.
-    """
-    ids: dict[str, int] = {}
-    key = None  # of a line "? key", whose id is in the next
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip() or line == "---":
-            continue
-        if line.startswith("? "):
-            key = _plain(line[2:].strip())
-            continue
-        if key is not None and line.startswith(": "):
-            token, value = key, line[2:]
-        elif match := _QUOTED.fullmatch(line):
-            token, value = _plain(match[1]), match[2]
-        else:
-            token, _, value = line.rpartition(": ")
-        key = None
-        if not value.strip().isdecimal() or token in ids:
-            raise InputError(
-                f"line {number} of {where} is no token with an id of its own, {line[:40]!r}; give "
-                "the model's own vocabulary"
-            )
-        ids[token] = int(value)
-    return ids
-
-
-def _plain(text: str) -> str:
-    """Returns a value without its quotes."""
-    if len(text) > 1 and text[0] == text[-1] == "'":
-        return text[1:-1].replace("''", "'")
-    if len(text) > 1 and text[0] == text[-1] == '"':
-        return _ESCAPED.sub(_unescaped, text[1:-1])
-    return text
-
-
-def _unescaped(match: re.Match[str]) -> str:
-    code = match[1]
-    if len(code) > 1:
-        return chr(int(code[1:], 16))
-    return _ESCAPES.get(code, code)
-
-
-# The options of a Marian model as those of a `TransformerConfig`, or what stands against it.
-
-# What these options are in a plain Transformer; a tuple names several values.
-_USUAL: dict[str, str | tuple[str, ...]] = {
-    "type": "transformer",
-    "transformer-decoder-autoreg": "self-attention",
-    "transformer-preprocess": ("", "n"),
-    "transformer-postprocess": ("an", "dan", "a", "da"),
-    "transformer-postprocess-top": ("", "d", "n", "nd"),
-    "transformer-postprocess-emb": ("", "d", "n", "nd"),
-    "transformer-ffn-depth": "2",
-    "transformer-decoder-ffn-depth": ("0", "2"),
-    "transformer-ffn-activation": ("relu", "swish", "gelu"),
-    "transformer-no-projection": "false",
-    "transformer-no-affine": "false",
-    "transformer-pool": "false",
-    "transformer-rnn-projection": "false",
-    "transformer-alibi-shift": "false",
-    "transformer-alibi-trainable": "false",
-    "transformer-disable-position-embeddings": "false",
-    "transformer-attention-mask": "default",
-    "ulr": "false",
-    "right-left": "false",
-    "lemma-dependency": "",
-    "factors-dim-emb": "0",
-    "input-types": (),
-}
-_SINCE_ERF = (1, 12, 42)  # from this version on gelu is x Phi(x), before it x sigmoid(1.702 x)
-
-
-def transformer_fields(options: Options) -> dict[str, Any]:
-    """Returns fields of `TransformerConfig`; `InputError` lists all that cannot be imported."""
-    chosen = {name: options.get(name, "") for name in _USUAL}
-    refused = {
-        f"{name} {value or 'empty'}": not _is_usual(value, _USUAL[name])
-        for name, value in chosen.items()
-        if name in options
-    }
-    pre, post, top = (
-        str(options.get(f"transformer-{name}", "")).replace("d", "")
-        for name in ("preprocess", "postprocess", "postprocess-top")
-    )
-    is_pre = (pre, post, top) == ("n", "a", "n")
-    if not any(refused.values()) and not is_pre and (pre, post, top) != ("", "an", ""):
-        refused[f"norms {pre or 'none'} before, {post} after and {top or 'none'} at the end"] = True
-    refuse(refused)
-    activation = options.get("transformer-ffn-activation", "swish")
-    if activation == "gelu" and _version(options) < _SINCE_ERF:
-        activation = "gelu_sigmoid"
-    return {
-        "num_layers": number(options, "enc-depth"),
-        "decoder_layers": number(options, "dec-depth"),
-        "num_heads": number(options, "transformer-heads"),
-        "activation": activation,
-        "norm_position": "pre" if is_pre else "post",
-        "norm_epsilon": 1e-6,
-        "positions": "concatenated",
-        "embedding_norm": "n" in str(options.get("transformer-postprocess-emb", "d")),
-    }
-
-
-def _is_usual(value: str | tuple[str, ...], usual: str | tuple[str, ...]) -> bool:
-    return value == usual or (isinstance(usual, tuple) and value in usual)
-
-
-def number(options: Options, name: str) -> int:
-    """Returns an option that is a whole number."""
-    value = options.get(name)
-    if not isinstance(value, str) or not re.fullmatch(r"\d{1,6}", value):
-        raise InputError(f"{name} is {value!r} in the model's options; give the model as it was")
-    return int(value)
-
-
-def _version(options: Options) -> tuple[int, ...]:
-    return tuple(map(int, re.findall(r"\d+", str(options.get("version", "")).split(" ")[0])))
-
-
+# {side} is encoder or decoder, {n} the layer from 1, {kind} W or b, or that of a norm.
 _NAMES = {
     "self.query": "{side}_l{n}_self_{kind}q",
     "self.key": "{side}_l{n}_self_{kind}k",
@@ -203,8 +50,33 @@ _NAMES = {
     "final.norm": "{side}_top_ln_{kind}",
     "embedding.norm": "{side}_emb_ln_{kind}_pre",
 }
+# The values of options that a plain Transformer has.
+_SUPPORTED: dict[str, tuple[Any, ...]] = {
+    "type": ("transformer",),
+    "transformer-decoder-autoreg": ("self-attention",),
+    "transformer-preprocess": ("", "n"),
+    "transformer-postprocess": ("an", "dan", "a", "da"),
+    "transformer-postprocess-top": ("", "d", "n", "nd"),
+    "transformer-postprocess-emb": ("", "d", "n", "nd"),
+    "transformer-ffn-depth": ("2",),
+    "transformer-decoder-ffn-depth": ("0", "2"),
+    "transformer-ffn-activation": ("relu", "swish", "gelu"),
+    "transformer-no-projection": ("false",),
+    "transformer-no-affine": ("false",),
+    "transformer-pool": ("false",),
+    "transformer-rnn-projection": ("false",),
+    "transformer-alibi-shift": ("false",),
+    "transformer-alibi-trainable": ("false",),
+    "transformer-disable-position-embeddings": ("false",),
+    "transformer-attention-mask": ("default",),
+    "ulr": ("false",),
+    "right-left": ("false",),
+    "lemma-dependency": ("",),
+    "factors-dim-emb": ("0",),
+    "input-types": ([],),
+}
+_SINCE_ERF = (1, 12, 42)  # from this version on gelu is x Phi(x), before it x sigmoid(1.702 x)
 _OPTIONS = "special:model.yml"
-_SPECIAL = {"unk": "<unk>", "eos": "</s>"}
 
 
 def is_marian(path: pathlib.Path) -> bool:
@@ -217,21 +89,28 @@ def is_marian(path: pathlib.Path) -> bool:
 def read_marian(path: pathlib.Path, given: Given) -> ForeignModel:
     """Returns the model in a folder, or in an .npz file."""
     path, decoder, vocabularies = _files(path, given)
-    arrays = _arrays(path)
-    options = read_options(arrays.pop(_OPTIONS).tobytes().replace(b"\0", b"").decode())
+    arrays = _read_npz(path)
+    text = arrays.pop(_OPTIONS).tobytes().decode("utf-8", "replace")
+    options = _read_yaml(text, f"{_OPTIONS} of {path}")
+    fields = model_fields(options)
     tensors = Tensors(arrays, str(path))
     tensors.ignore("special:*", "decoder_c_tt")
-    fields = transformer_fields(options)
-    is_pre = fields["norm_position"] == "pre"
-    suffix = "_pre" if is_pre else ""
+    suffix = "_pre" if fields["norm_position"] == "pre" else ""
     names = {
         part: name + suffix if part in ("self.norm", "cross.norm", "ffn.norm") else name
         for part, name in _NAMES.items()
     }
-    source_table, target_table = _tables(tensors)
-    sides = (_symbols(vocabularies[0]), _symbols(vocabularies[1]))
-    spms = given.spms or _spms(vocabularies)
-    positions = tensors.get("Wpos", (None, None)) if "Wpos" in tensors else None
+    shared = tensors.find("Wemb", (None, None))
+    source_table, target_table = (
+        tensors.get(f"{side}_Wemb", (None, None)) if shared is None else shared
+        for side in ("encoder", "decoder")
+    )
+    projection = tensors.find("decoder_ff_logit_out_Wt", target_table.shape)  # [V, D]
+    kernel = tensors.find("decoder_ff_logit_out_W", target_table.shape[::-1])  # [D, V]
+    if kernel is not None:
+        projection = kernel.T
+    source, target = map(_read_symbols, vocabularies)
+    search, notes = search_fields(decoder)
     return ForeignModel(
         options=fields,
         tensors=tensors,
@@ -240,35 +119,134 @@ def read_marian(path: pathlib.Path, given: Given) -> ForeignModel:
         ),
         source_table=source_table,
         target_table=target_table,
-        projection=_projection(tensors, target_table),
-        output_bias=_output_bias(tensors, len(target_table)),
-        position_table=positions,
-        source=sides[0],
-        target=sides[1],
-        vocabularies=make_vocabularies(sides, spms, str(vocabularies[0])),
-        search=_search(decoder),
-        layer_numbers=tuple(map(int, options.get("transformer-tied-layers", ()) or ())),
+        projection=target_table if projection is None else projection,
+        output_bias=tensors.find("decoder_ff_logit_out_b", (len(target_table),)),
+        position_table=tensors.find("Wpos", (None, None)),
+        source=source,
+        target=target,
+        vocabularies=make_vocabularies(
+            (source, target), given.spms or _find_spms(vocabularies), str(vocabularies[0])
+        ),
+        search=search,
+        layer_numbers=_layer_numbers(options),
+        notes=notes,
     )
+
+
+def model_fields(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns fields of `TransformerConfig`; `InputError` lists all that cannot be imported."""
+    problems = {
+        f"{name} {options[name] or 'empty'}": options[name] not in supported
+        for name, supported in _SUPPORTED.items()
+        if name in options
+    }
+    pre, post, top = (
+        str(options.get(f"transformer-{name}", "")).replace("d", "")  # without dropout
+        for name in ("preprocess", "postprocess", "postprocess-top")
+    )
+    is_pre = (pre, post, top) == ("n", "a", "n")
+    if not any(problems.values()) and not is_pre and (pre, post, top) != ("", "an", ""):
+        problems[f"norms {pre or 'none'} before, {post} after and {top or 'none'} at the end"] = (
+            True
+        )
+    reject(problems)
+    activation = options.get("transformer-ffn-activation", "swish")
+    version = str(options.get("version", "")).split(" ")[0]
+    if activation == "gelu" and tuple(map(int, re.findall(r"\d+", version))) < _SINCE_ERF:
+        activation = "gelu_sigmoid"
+    return {
+        "num_layers": _integer(options, "enc-depth"),
+        "decoder_layers": _integer(options, "dec-depth"),
+        "num_heads": _integer(options, "transformer-heads"),
+        "activation": activation,
+        "norm_position": "pre" if is_pre else "post",
+        "norm_epsilon": 1e-6,
+        "positions": "concatenated",
+        "embedding_norm": "n" in str(options.get("transformer-postprocess-emb", "d")),
+    }
+
+
+def search_fields(decoder: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Returns fields of `SearchConfig`, and a note on options of decoder.yml that it lacks."""
+    search: dict[str, Any] = {
+        "length_penalty_form": "power",
+        "length_penalty": _number(decoder, "normalize"),
+        "forbid_unknown": decoder.get("allow-unk") != "true",
+        "min_length": 0,
+    }
+    if "beam-size" in decoder:
+        search["beam_size"] = _integer(decoder, "beam-size")
+    names = ("word-penalty", "max-length-factor")
+    others = [f"{name} {decoder[name]}" for name in names if _number(decoder, name)]
+    if not others:
+        return search, []
+    return search, [f"Search options that this package does not have: {', '.join(others)}."]
+
+
+def _layer_numbers(options: Mapping[str, Any]) -> tuple[int, ...]:
+    """Returns transformer-tied-layers: for each decoder layer the one whose weights it has."""
+    numbers = options.get("transformer-tied-layers") or []
+    return tuple(_integer({"transformer-tied-layers": each}, "transformer-tied-layers")
+                 for each in numbers)  # fmt: skip
+
+
+def _integer(options: Mapping[str, Any], name: str) -> int:
+    value = options.get(name)
+    if not isinstance(value, str) or not re.fullmatch(r"\d{1,6}", value):
+        raise InputError(f"{name} is {value!r} in the model's options; it must be a whole number")
+    return int(value)
+
+
+def _number(options: Mapping[str, Any], name: str) -> float:
+    """Returns an option, 0 if it is missing or empty."""
+    value = options.get(name, "0")
+    try:
+        return float(value or 0)
+    except (TypeError, ValueError):
+        raise InputError(f"{name} is {value!r} in decoder.yml; it must be a number") from None
+
+
+def _read_yaml(text: str, where: str) -> dict[str, Any]:
+    """Returns a mapping whose values are text, also on, no and yes, or lists of text.
+
+    Marian ends its options with NULs, which no YAML has.
+    """
+    try:
+        values = yaml.load(text.replace("\0", ""), _LOADER)
+    except (yaml.YAMLError, RecursionError) as error:
+        problem = " ".join(str(error).split())
+        raise InputError(f"{where} is not YAML, or damaged ({problem})") from error
+    if values is None:
+        return {}
+    if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
+        raise InputError(f"{where} is not a mapping of names to values")
+    return values
+
+
+# The loader in C, which PyYAML has where libyaml was there, reads vocabularies ten times as fast.
+_LOADER: Any = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
 
 
 def _files(
     path: pathlib.Path, given: Given
-) -> tuple[pathlib.Path, Options, tuple[pathlib.Path, ...]]:
-    """Returns the .npz file, the options of translation, and both vocabularies."""
+) -> tuple[pathlib.Path, Mapping[str, Any], tuple[pathlib.Path, ...]]:
+    """Returns the .npz file, the options of decoder.yml, and both vocabularies."""
     folder = path if path.is_dir() else path.parent
     decoders = [path] if path.suffix == ".yml" else sorted(folder.glob("*decoder.yml"))
     models = [path] if path.suffix == ".npz" else sorted(folder.glob("*.npz"))
-    options: Options = read_options(read_text(decoders[0])) if decoders else {}
-    named = {key: options.get(key, ()) for key in ("models", "vocabs")}
-    if path.suffix != ".npz" and isinstance(named["models"], tuple) and named["models"]:
-        models = [folder / pathlib.Path(name).name for name in named["models"]]
+    options = _read_yaml(read_text(decoders[0]), str(decoders[0])) if decoders else {}
+    named = {
+        key: [folder / pathlib.Path(str(name)).name for name in options.get(key) or []]
+        for key in ("models", "vocabs")
+    }
+    if path.suffix != ".npz" and named["models"]:
+        models = named["models"]
     if len(models) != 1:
         raise InputError(
             f"{path} has {len(models)} models; name one .npz file (several runs translate together "
             "with --run_dir=one,other)"
         )
-    names = named["vocabs"] if isinstance(named["vocabs"], tuple) else ()
-    vocabularies = given.vocabularies or tuple(folder / pathlib.Path(name).name for name in names)
+    vocabularies = given.vocabularies or tuple(named["vocabs"])
     if len(vocabularies) != 2:
         raise InputError(
             f"no decoder.yml beside {models[0]} names the vocabularies of source and target; name "
@@ -277,54 +255,52 @@ def _files(
     return models[0], options, vocabularies
 
 
-def _arrays(path: pathlib.Path) -> dict[str, Array]:
+def _read_npz(path: pathlib.Path) -> dict[str, Array]:
     """Returns the arrays of an .npz file by name, the model's options among them."""
     content = map_file(path)
     try:
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            names = {name.removesuffix(".npy"): name for name in archive.namelist()}
-            arrays = {key: _array(archive.read(name)) for key, name in names.items()}
-    except Exception as error:  # whatever a damaged file leads to
+        archive = zipfile.ZipFile(io.BytesIO(content))
+        arrays = {
+            name.removesuffix(".npy"): _read_array(read_member(archive, name, len(content)))
+            for name in archive.namelist()
+        }
+    except (*DAMAGED, SyntaxError) as error:  # the header of an array is a Python literal
         raise InputError(
-            f"{path} is not an .npz file, or a damaged one ({type(error).__name__}: {error}); "
-            "download it again"
+            f"{path} is not an .npz file, or a damaged one ({error}); download it again"
         ) from error
     if _OPTIONS not in arrays:
         raise InputError(
-            f"{path} is no model of Marian: it lacks {_OPTIONS}; give the .npz file of a model"
+            f"{path} is not a model of Marian: it lacks {_OPTIONS}; give the .npz file of a model"
         )
     return arrays
 
 
-def _array(content: bytes) -> Array:
-    return np.lib.format.read_array(io.BytesIO(content), allow_pickle=False)
+def _read_array(content: bytes) -> Array:
+    """Reads an .npy file; unlike NumPy's reader it allocates no more than the file holds."""
+    file = io.BytesIO(content)
+    version = np.lib.format.read_magic(file)
+    read_header = {
+        (1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0
+    }.get(version)  # fmt: skip
+    if read_header is None:
+        raise ValueError(f"an array has version {version}")
+    shape, is_fortran, dtype = read_header(file)
+    if dtype.hasobject:
+        raise ValueError("an array holds objects")
+    flat = np.frombuffer(content, dtype, offset=file.tell())
+    return flat.reshape(shape, order="F" if is_fortran else "C")
 
 
-def _tables(tensors: Tensors) -> tuple[Array, Array]:
-    if "Wemb" in tensors:
-        table = tensors.get("Wemb", (None, None))
-        return table, table
-    return tensors.get("encoder_Wemb", (None, None)), tensors.get("decoder_Wemb", (None, None))
-
-
-def _projection(tensors: Tensors, target_table: Array) -> Array:
-    if "decoder_ff_logit_out_Wt" in tensors:
-        return tensors.get("decoder_ff_logit_out_Wt", target_table.shape)
-    if "decoder_ff_logit_out_W" in tensors:
-        return tensors.get("decoder_ff_logit_out_W", target_table.shape[::-1]).T
-    return target_table
-
-
-def _output_bias(tensors: Tensors, size: int) -> Array | None:
-    name = "decoder_ff_logit_out_b"
-    return tensors.get(name, (size,)) if name in tensors else None
-
-
-def _symbols(path: pathlib.Path) -> Symbols:
+def _read_symbols(path: pathlib.Path) -> Symbols:
     if path.suffix in (".yml", ".yaml"):
-        tokens = tokens_of_ids(read_yaml_ids(read_text(path), str(path)), str(path))
+        ids = _read_yaml(read_text(path), str(path))
+        numbers = {
+            token: int(id_) if isinstance(id_, str) and id_.isdecimal() else None
+            for token, id_ in ids.items()
+        }
+        tokens = ids_to_tokens(numbers, str(path))
     elif path.suffix == ".json":
-        tokens = tokens_of_ids(read_json(path), str(path))
+        tokens = ids_to_tokens(read_json(path), str(path))
     elif path.suffix == ".spm":
         tokens = [piece.piece for piece in read_spm(path).pieces]
     else:
@@ -332,23 +308,12 @@ def _symbols(path: pathlib.Path) -> Symbols:
             f"vocabulary {path} is neither .yml, .json nor .spm; factored and other vocabularies "
             "cannot be imported"
         )
-    return Symbols.find(tokens, str(path), **_SPECIAL)
+    return Symbols.find(tokens, str(path), unk="<unk>", eos="</s>")
 
 
-def _spms(vocabularies: tuple[pathlib.Path, ...]) -> tuple[pathlib.Path, ...]:
+def _find_spms(vocabularies: tuple[pathlib.Path, ...]) -> tuple[pathlib.Path, ...]:
     """Returns the SentencePiece models: the vocabularies themselves, or files beside them."""
     if all(path.suffix == ".spm" for path in vocabularies):
         return vocabularies
     beside = tuple(vocabularies[0].parent / f"{side}.spm" for side in ("source", "target"))
     return beside if all(path.is_file() for path in beside) else ()
-
-
-def _search(options: Options) -> dict[str, Any]:
-    """Returns how Marian would search: it chooses the unknown token only where it is told to."""
-    search: dict[str, Any] = {"length_penalty_form": "power", "length_penalty": 0.0}
-    search["forbid_unknown"] = options.get("allow-unk") != "true"
-    if "normalize" in options:
-        search["length_penalty"] = float(str(options["normalize"]) or 0)
-    if "beam-size" in options:
-        search["beam_size"] = number(options, "beam-size")
-    return search

@@ -1,15 +1,25 @@
 """Reads a checkpoint of OpenNMT-tf: ckpt-N.index and its data, and a vocabulary for each side."""
 
 import functools
+import math
 import pathlib
 import re
 
 import tensorflow as tf
 
 from keras_transformer.errors import InputError
-from keras_transformer.interop.files import Array, Given, Tensors, map_file, read_text, refuse
-from keras_transformer.interop.foreign import ForeignModel, Layout
-from keras_transformer.interop.vocabulary import Symbols, make_vocabularies
+from keras_transformer.interop.foreign import (
+    Array,
+    ForeignModel,
+    Given,
+    Layout,
+    Symbols,
+    Tensors,
+    map_file,
+    read_text,
+    reject,
+)
+from keras_transformer.interop.vocabulary import make_vocabularies
 
 _NAMES = {
     "self.query": "model/{side}/layers/{i}/self_attention/layer/linear_queries/{kind}",
@@ -28,9 +38,6 @@ _NAMES = {
     "final.norm": "model/{side}/layer_norm/{kind}",
 }
 _SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
-_TABLES = tuple(f"model/examples_inputter/{side}_inputter/embedding"
-                for side in ("features", "labels"))  # fmt: skip
-_SPECIAL = {"unk": "<unk>", "eos": "</s>", "pad": "<blank>", "start": "<s>"}
 
 
 def is_opennmt_tf(path: pathlib.Path) -> bool:
@@ -45,11 +52,18 @@ def read_opennmt_tf(path: pathlib.Path, given: Given) -> ForeignModel:
             "a checkpoint of OpenNMT-tf does not tell how many attention heads the model has; give "
             "--num_heads (8 for Transformer and TransformerBase, 16 for TransformerBig)"
         )
-    tensors = _tensors(_newest(path))
-    folder = path if path.is_dir() else path.parent
-    sides = _symbols(folder, given)
-    target = tensors.get(_TABLES[1], (None, None))
-    kernel, bias = "model/decoder/output_layer/kernel", "model/decoder/output_layer/bias"
+    if not given.vocabularies:
+        raise InputError(
+            f"no file beside {path} names the vocabularies; give --source_vocabulary and "
+            "--target_vocabulary"
+        )
+    tensors = _read_checkpoint(_newest(path))
+    source, target = map(_read_vocabulary, given.vocabularies)
+    table = "model/examples_inputter/{}_inputter/embedding"
+    target_table = tensors.get(table.format("labels"), (None, None))
+    source_table = tensors.find(table.format("features"), (None, None))
+    output = "model/decoder/output_layer/"
+    kernel = tensors.find(f"{output}kernel", target_table.shape[::-1])  # [D, V]
     is_pre = "model/encoder/layer_norm/gamma" in tensors
     norm = "input_layer_norm" if is_pre else "output_layer_norm"
     return ForeignModel(
@@ -71,14 +85,14 @@ def read_opennmt_tf(path: pathlib.Path, given: Given) -> ForeignModel:
             offset="beta",
             transposed=False,
         ),
-        source_table=tensors.get(_TABLES[0], (None, None)) if _TABLES[0] in tensors else target,
-        target_table=target,
-        projection=tensors.get(kernel, target.shape[::-1]).T if kernel in tensors else target,
-        output_bias=tensors.get(bias, (len(target),)) if bias in tensors else None,
-        source=sides[0],
-        target=sides[1],
-        vocabularies=make_vocabularies(sides, given.spms, str(folder)),
-        search={"length_penalty": 0.2, "beam_size": 4},
+        source_table=target_table if source_table is None else source_table,
+        target_table=target_table,
+        projection=target_table if kernel is None else kernel.T,
+        output_bias=tensors.find(f"{output}bias", (len(target_table),)),
+        source=source,
+        target=target,
+        vocabularies=make_vocabularies((source, target), given.spms, str(path)),
+        search={"length_penalty": 0.2, "beam_size": 4, "min_length": 0},
     )
 
 
@@ -95,51 +109,46 @@ def _newest(path: pathlib.Path) -> pathlib.Path:
     return steps[max(steps)]
 
 
-def _tensors(index: pathlib.Path) -> Tensors:
+def _read_checkpoint(index: pathlib.Path) -> Tensors:
     map_file(index)
-    map_file(index.with_suffix(".data-00000-of-00001"))
+    size = len(map_file(index.with_suffix(".data-00000-of-00001")))
+
+    def damaged(error: object) -> InputError:
+        return InputError(
+            f"{index} is not a checkpoint of TensorFlow, or a damaged one ({str(error)[:120]}); "
+            "copy it again"
+        )
+
     try:
         reader = tf.train.load_checkpoint(str(index.with_suffix("")))
-        names = reader.get_variable_to_shape_map()
-    except Exception as error:  # of no common class
-        raise _damaged(index, error) from error
+        shapes = reader.get_variable_to_shape_map()
+        types = reader.get_variable_to_dtype_map()
+    except (tf.errors.OpError, LookupError, ValueError, RuntimeError) as error:
+        raise damaged(error) from error
 
     def read(name: str) -> Array:
+        if types[name] not in (tf.float32, tf.float16, tf.bfloat16, tf.float64):
+            raise damaged(f"{name} has the type {types[name]!r}")
+        if math.prod(shapes[name]) * types[name].size > size:
+            raise damaged(f"{name} is larger than the file")
         try:
             value: Array = reader.get_tensor(name)
-        except Exception as error:
-            raise _damaged(index, error) from error
+        except (tf.errors.OpError, LookupError, ValueError, RuntimeError) as error:
+            raise damaged(error) from error
         return value
 
+    # Without what the optimizer keeps of each weight.
+    names = [name for name in shapes if name.startswith("model/") and name.endswith(_SUFFIX)]
     arrays = {
         name.removesuffix(_SUFFIX): functools.partial(read, name)
         for name in names
-        if name.startswith("model/") and name.endswith(_SUFFIX)
+        if "/.OPTIMIZER_SLOT/" not in name
     }
-    # What the optimizer keeps of each weight.
-    arrays = {name: array for name, array in arrays.items() if "/.OPTIMIZER_SLOT/" not in name}
     return Tensors(arrays, str(index))
 
 
-def _damaged(index: pathlib.Path, error: Exception) -> InputError:
-    return InputError(
-        f"{index} is no checkpoint of TensorFlow, or a damaged one ({str(error)[:120]}); copy it "
-        "again"
-    )
-
-
-def _symbols(folder: pathlib.Path, given: Given) -> tuple[Symbols, Symbols]:
-    paths = given.vocabularies
-    if not paths:
-        raise InputError(
-            f"no file in {folder} names the vocabularies; give --source_vocabulary and "
-            "--target_vocabulary"
-        )
-    source, target = map(_read_vocabulary, paths)
-    return source, target
-
-
 def _read_vocabulary(path: pathlib.Path) -> Symbols:
+    """Reads a token a line; the unknown token, not in the file, has the last id."""
     tokens = [*read_text(path).removesuffix("\n").split("\n"), "<unk>"]
-    refuse({"a vocabulary with counts": any("\t" in token for token in tokens)})
-    return Symbols.find(tokens, str(path), **_SPECIAL)
+    reject({"a vocabulary with counts": any("\t" in token for token in tokens)})
+    return Symbols.find(tokens, str(path), unk="<unk>", eos="</s>", pad="<blank>", start="<s>")

@@ -1,7 +1,9 @@
 """Files that `torch.save` wrote, read without PyTorch and without running anything.
 
 Such a file is a pickle beside the bytes of the tensors: in a zip archive, or, before PyTorch 1.6,
-one after the other. `pytorch_pickle.py` reads the pickle and calls nothing.
+one after the other. A pickle is a program for a stack machine. The one here makes numbers, text,
+containers, tensors that are read later, and inert records of all other classes; it calls nothing.
+No file takes more memory than a few times its own size.
 """
 
 import functools
@@ -11,228 +13,46 @@ import pathlib
 import pickletools
 import struct
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 
 from keras_transformer.errors import InputError
-from keras_transformer.interop.files import Array, Tensors, from_bfloat16, map_file
+from keras_transformer.interop.foreign import DAMAGED, Array, Tensors, map_file, read_member
 
-# Pickles as PyTorch writes them, read without running anything.
-#
-# A pickle is a program for a stack machine. This one makes numbers, text, containers, tensors and
-# inert records of all other classes, and calls nothing.
-
-STORAGES = {
-    "DoubleStorage": "<f8",
-    "FloatStorage": "<f4",
-    "HalfStorage": "<f2",
-    "BFloat16Storage": "<u2",
-    "LongStorage": "<i8",
-    "IntStorage": "<i4",
-    "ShortStorage": "<i2",
-    "CharStorage": "<i1",
-    "ByteStorage": "<u1",
-    "BoolStorage": "<u1",
-}
+_LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
+_DTYPES = {
+    "DoubleStorage": np.dtype("<f8"), "FloatStorage": np.dtype("<f4"),
+    "HalfStorage": np.dtype("<f2"), "BFloat16Storage": np.dtype(ml_dtypes.bfloat16),
+    "LongStorage": np.dtype("<i8"), "IntStorage": np.dtype("<i4"), "ShortStorage": np.dtype("<i2"),
+    "CharStorage": np.dtype("i1"), "ByteStorage": np.dtype("u1"), "BoolStorage": np.dtype("u1"),
+}  # fmt: skip
 _PUSH_ARGUMENT = (
     "INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT",
     "STRING", "BINSTRING", "SHORT_BINSTRING", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8",
     "BYTEARRAY8", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8",
 )  # fmt: skip
-_PUSH_NEW: dict[str, Callable[[], Any]] = {
-    "NONE": lambda: None,
-    "NEWTRUE": lambda: True,
-    "NEWFALSE": lambda: False,
-    "EMPTY_LIST": list,
-    "EMPTY_DICT": dict,
-    "EMPTY_TUPLE": tuple,
-    "EMPTY_SET": set,
-}
 
 
-class Record(dict[Any, Any]):
-    """What stands for an object of a class that is not known: its attributes, by name."""
-
-    kind = ""
+class Record(dict[str, Any]):
+    """An object of an unknown class: its attributes by name."""
 
 
 class Tensor(NamedTuple):
     """A tensor that is not read yet."""
 
     read: Callable[[], Array]
-    shape: tuple[int, ...]
 
 
-class _Global(NamedTuple):
+class _Class(NamedTuple):
     name: str
 
 
-class Storage(NamedTuple):
-    kind: str
+class _Storage(NamedTuple):
+    dtype: np.dtype[Any]
     key: str
-    size: int
-
-
-class PickleMachine:
-    """Runs a pickle's instructions on a stack of plain values.
-
-    Args:
-        read: gives the bytes of a storage.
-    """
-
-    def __init__(self, read: Callable[[Storage], bytes]) -> None:
-        self._read = read
-        self.storages: dict[str, Storage] = {}
-
-    def run(self, file: io.BytesIO) -> Any:
-        """Returns the object of the next pickle in a file."""
-        self._stack: list[Any] = []
-        self._marks: list[int] = []
-        self._memo: dict[int, Any] = {}
-        for code, argument, _ in pickletools.genops(file):
-            if code.name in _PUSH_ARGUMENT:
-                self._stack.append(argument)
-            elif code.name in _PUSH_NEW:
-                self._stack.append(_PUSH_NEW[code.name]())
-            elif code.name == "STOP":
-                return self._stack.pop()
-            elif not self._move(code.name, argument) and not self._fill(code.name):
-                self._make(code.name, argument)
-        raise ValueError("its pickle has no end")
-
-    def _move(self, name: str, argument: Any) -> bool:
-        """Moves values between stack and memo; returns whether this instruction does."""
-        match name:
-            case "PROTO" | "FRAME":
-                pass
-            case "MARK":
-                self._marks.append(len(self._stack))
-            case "POP":
-                self._stack.pop()
-            case "POP_MARK":
-                self._since_mark()
-            case "DUP":
-                self._stack.append(self._stack[-1])
-            case "PUT" | "BINPUT" | "LONG_BINPUT":
-                self._memo[argument] = self._stack[-1]
-            case "MEMOIZE":
-                self._memo[len(self._memo)] = self._stack[-1]
-            case "GET" | "BINGET" | "LONG_BINGET":
-                self._stack.append(self._memo[argument])
-            case _:
-                return False
-        return True
-
-    def _fill(self, name: str) -> bool:
-        """Puts values into containers; returns whether this instruction does."""
-        match name:
-            case "TUPLE1" | "TUPLE2" | "TUPLE3":
-                self._stack.append(tuple(self._pop(int(name[-1]))))
-            case "TUPLE" | "LIST":
-                make = {"TUPLE": tuple, "LIST": list}[name]
-                self._stack.append(make(self._since_mark()))
-            case "FROZENSET":
-                self._stack.append(frozenset(map(_key, self._since_mark())))
-            case "DICT":
-                self._stack.append(_entries(self._since_mark()))
-            case "APPEND" | "APPENDS" | "ADDITEMS":
-                values = self._pop(1) if name == "APPEND" else self._since_mark()
-                container = self._stack[-1]
-                if name == "ADDITEMS":
-                    container.update(map(_key, values))
-                else:
-                    container.extend(values)
-            case "SETITEM" | "SETITEMS":
-                values = self._pop(2) if name == "SETITEM" else self._since_mark()
-                self._stack[-1].update(_entries(values))
-            case _:
-                return False
-        return True
-
-    def _make(self, name: str, argument: Any) -> None:
-        """Makes an object, a tensor among others."""
-        match name:
-            case "GLOBAL":
-                self._stack.append(_Global(argument.replace(" ", ".")))
-            case "STACK_GLOBAL":
-                self._stack.append(_Global(".".join(self._pop(2))))
-            case "REDUCE" | "NEWOBJ":
-                self._stack.append(self._object(*self._pop(2)))
-            case "NEWOBJ_EX":
-                kind, arguments, _ = self._pop(3)
-                self._stack.append(self._object(kind, arguments))
-            case "BUILD":
-                (state,) = self._pop(1)
-                if isinstance(self._stack[-1], Record) and isinstance(state, dict):
-                    self._stack[-1].update(state)
-            case "BINPERSID":
-                _, kind, key, _, count, *_ = self._stack.pop()
-                storage = Storage(kind.name.rpartition(".")[2], str(_key(key)), int(count))
-                self.storages[key] = storage
-                self._stack.append(storage)
-            case _:
-                raise ValueError(f"its pickle has the instruction {name}")
-
-    def _object(self, kind: _Global, arguments: tuple[Any, ...]) -> Any:
-        match kind.name:
-            case "collections.OrderedDict":
-                return _entries([each for pair in (*arguments, ())[0] for each in pair])
-            case "torch._utils._rebuild_tensor" | "torch._utils._rebuild_tensor_v2":
-                storage, offset, shape, strides = arguments[:4]
-                view = functools.partial(self._view, storage, offset, shape, strides)
-                return Tensor(view, tuple(shape))
-            case "torch._utils._rebuild_parameter":
-                return arguments[0]
-        record = Record(arguments=arguments)
-        record.kind = kind.name
-        return record
-
-    def _view(
-        self, storage: Storage, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]
-    ) -> Array:
-        """Reads a tensor."""
-        dtype = np.dtype(STORAGES[storage.kind])
-        flat = np.frombuffer(self._read(storage), dtype)
-        numbers = (offset, *shape, *strides)
-        if len(shape) != len(strides) or any(type(n) is not int or n < 0 for n in numbers):
-            raise ValueError("a tensor has no sizes")
-        size = math.prod(shape)
-        last = offset + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
-        if size > len(flat) or (size and last >= len(flat)):
-            raise ValueError("a tensor is larger than its storage")
-        steps = [stride * dtype.itemsize for stride in strides]
-        view = np.lib.stride_tricks.as_strided(flat[offset:], shape, steps, writeable=False)
-        return from_bfloat16(view) if storage.kind == "BFloat16Storage" else view
-
-    def _pop(self, count: int) -> list[Any]:
-        if len(self._stack) < count:
-            raise ValueError("its pickle takes more than there is")
-        values = self._stack[-count:]
-        del self._stack[-count:]
-        return values
-
-    def _since_mark(self) -> list[Any]:
-        start = self._marks.pop()
-        values = self._stack[start:]
-        del self._stack[start:]
-        return values
-
-
-def _entries(values: list[Any]) -> dict[Any, Any]:
-    return dict(zip(map(_key, values[0::2]), values[1::2], strict=True))
-
-
-def _key(value: Any) -> Any:
-    """Returns a value that is hashed at once; tuples of tuples of the same may take for ever."""
-    for each in value if type(value) is tuple else (value,):
-        if type(each) not in (str, int, float, bool, bytes, type(None)):
-            raise ValueError("a key of a dictionary is no plain value")
-    return value
-
-
-_LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 
 
 def read_pytorch(path: pathlib.Path) -> Any:
@@ -243,67 +63,228 @@ def read_pytorch(path: pathlib.Path) -> Any:
     """
     content = map_file(path)
     try:
-        if bytes(content[:2]) == b"PK":
-            return _read_zip(content)
-        return _read_legacy(content)
-    except InputError:
-        raise
-    except Exception as error:  # whatever a damaged file leads to
-        raise damaged(path, error) from error
+        return _read_zip(content) if bytes(content[:2]) == b"PK" else _read_legacy(content)
+    except DAMAGED as error:
+        raise _damaged(path, error) from error
 
 
 def state_tensors(state: Any, path: pathlib.Path) -> Tensors:
-    """Returns the tensors among the entries of a dictionary; `InputError` where it is none."""
+    """Returns the tensors among the entries of a dictionary; `InputError` if there are none."""
     if not isinstance(state, dict) or not any(isinstance(each, Tensor) for each in state.values()):
         raise InputError(f"{path} holds no tensors by name; give the weights of a model")
 
     def read(tensor: Tensor) -> Array:
         try:
             return tensor.read()
-        except Exception as error:
-            raise damaged(path, error) from error
+        except DAMAGED as error:
+            raise _damaged(path, error) from error
 
-    arrays = {
-        str(name): functools.partial(read, value)
-        for name, value in state.items()
-        if isinstance(value, Tensor)
-    }
-    return Tensors(arrays, str(path))
-
-
-def damaged(path: pathlib.Path, error: Exception) -> InputError:
-    """Returns the error for a file that cannot be read."""
-    return InputError(
-        f"{path} is not a file of PyTorch, or a damaged one ({type(error).__name__}: {error}); "
-        "download it again"
+    found = {str(name): value for name, value in state.items() if isinstance(value, Tensor)}
+    return Tensors(
+        {name: functools.partial(read, value) for name, value in found.items()}, str(path)
     )
 
 
 def _read_zip(content: memoryview) -> Any:
     archive = zipfile.ZipFile(io.BytesIO(content))
-    (pickle,) = (name for name in archive.namelist() if name.endswith("data.pkl"))
-    folder = pickle.removesuffix("data.pkl")
+    pickles = [name for name in archive.namelist() if name.endswith("data.pkl")]
+    _require(len(pickles) == 1, f"it has {len(pickles)} files data.pkl")
+    folder = pickles[0].removesuffix("data.pkl")
 
-    def read(storage: Storage) -> bytes:
-        return archive.read(f"{folder}data/{storage.key}")
+    def read(storage: _Storage) -> bytes:
+        return read_member(archive, f"{folder}data/{storage.key}", len(content))
 
-    return PickleMachine(read).run(io.BytesIO(archive.read(pickle)))
+    return _PickleMachine(read).run(io.BytesIO(read_member(archive, pickles[0], len(content))))
 
 
 def _read_legacy(content: memoryview) -> Any:
     file = io.BytesIO(content)
     data: dict[str, bytes] = {}
-    machine = PickleMachine(lambda storage: data[storage.key])
-    if machine.run(file) != _LEGACY_MAGIC:
-        raise ValueError("it begins otherwise")
-    _, system = machine.run(file), machine.run(file)
-    if not system["little_endian"]:
-        raise ValueError("its numbers are big-endian")
+    machine = _PickleMachine(lambda storage: data[storage.key])
+    _require(machine.run(file) == _LEGACY_MAGIC, "it does not begin as PyTorch's files do")
+    _, system = machine.run(file), machine.run(file)  # protocol version, system
+    _require(isinstance(system, dict) and system.get("little_endian"), "it is not little-endian")
     result, keys = machine.run(file), machine.run(file)
+    _require(isinstance(keys, list), "it has no list of storages")
     for key in keys:
+        _require(isinstance(key, str) and key in machine.storages, "it has an unknown storage")
         (count,) = struct.unpack("<q", file.read(8))
-        size = count * np.dtype(STORAGES[machine.storages[key].kind]).itemsize
-        data[key] = file.read(size)
-        if count < 0 or len(data[key]) < size:
-            raise ValueError("it is cut short")
+        size = count * machine.storages[key].itemsize
+        data[key] = file.read(max(size, 0))
+        _require(count >= 0 and len(data[key]) == size, "it is cut short")
+    _require(machine.storages.keys() <= data.keys(), "a storage is missing")
     return result
+
+
+class _PickleMachine:
+    """Runs the instructions of pickles on a stack of plain values.
+
+    Args:
+        read: returns the bytes of a storage.
+    """
+
+    def __init__(self, read: Callable[[_Storage], bytes]) -> None:
+        self._read = read
+        self.storages: dict[str, np.dtype[Any]] = {}
+
+    def run(self, file: io.BytesIO) -> Any:
+        """Returns the object of the next pickle in a file; `ValueError` if it is damaged."""
+        self._stack: list[Any] = []
+        self._marks: list[int] = []
+        self._memo: dict[int, Any] = {}
+        # Items that instructions copy from a list: in an honest pickle each is copied once.
+        self._copies_left = len(file.getbuffer())
+        for code, argument, _ in pickletools.genops(file):
+            if code.name == "STOP":
+                return self._pop(1)[0]
+            self._execute(code.name, argument)
+        raise ValueError("its pickle has no end")
+
+    def _execute(self, name: str, argument: Any) -> None:
+        push = self._stack.append
+        match name:
+            case "PROTO" | "FRAME":
+                pass
+            case "MARK":
+                self._marks.append(len(self._stack))
+            case "POP":
+                self._pop(1)
+            case "POP_MARK":
+                self._pop_mark()
+            case "DUP":
+                push(self._top())
+            case "PUT" | "BINPUT" | "LONG_BINPUT":
+                self._memo[argument] = self._top()
+            case "MEMOIZE":
+                self._memo[len(self._memo)] = self._top()
+            case "GET" | "BINGET" | "LONG_BINGET":
+                _require(argument in self._memo, "its pickle recalls what it never stored")
+                push(self._memo[argument])
+            case "NONE" | "NEWTRUE" | "NEWFALSE":
+                push({"NONE": None, "NEWTRUE": True, "NEWFALSE": False}[name])
+            case "EMPTY_LIST" | "EMPTY_DICT" | "EMPTY_TUPLE" | "EMPTY_SET":
+                push({"LIST": list, "DICT": dict, "TUPLE": tuple, "SET": set}[name[6:]]())
+            case "TUPLE1" | "TUPLE2" | "TUPLE3":
+                push(tuple(self._pop(int(name[-1]))))
+            case "TUPLE":
+                push(tuple(self._pop_mark()))
+            case "LIST":
+                push(self._pop_mark())
+            case "DICT":
+                push(_entries(self._pop_mark()))
+            case "FROZENSET":
+                push(frozenset(map(_key, self._pop_mark())))
+            case "APPEND" | "APPENDS":
+                values = self._pop(1) if name == "APPEND" else self._pop_mark()
+                self._top(list).extend(values)
+            case "ADDITEMS":
+                values = self._pop_mark()
+                self._top(set).update(map(_key, values))
+            case "SETITEM" | "SETITEMS":
+                values = self._pop(2) if name == "SETITEM" else self._pop_mark()
+                self._top(dict).update(_entries(values))
+            case "GLOBAL":
+                push(_Class(argument.replace(" ", ".")))
+            case "STACK_GLOBAL":
+                names = self._pop(2)
+                _require(all(type(each) is str and len(each) < 1000 for each in names), "a name")
+                push(_Class(".".join(names)))
+            case "REDUCE" | "NEWOBJ":
+                push(self._object(*self._pop(2)))
+            case "NEWOBJ_EX":
+                kind, arguments, _ = self._pop(3)
+                push(self._object(kind, arguments))
+            case "BUILD":
+                (state,) = self._pop(1)
+                if isinstance(self._top(), Record) and isinstance(state, dict):
+                    self._top().update(state)
+            case "BINPERSID":
+                push(self._storage(*self._pop(1)))
+            case _ if name in _PUSH_ARGUMENT:
+                push(argument)
+            case _:
+                raise ValueError(f"its pickle has the instruction {name}")
+
+    def _storage(self, identity: Any) -> _Storage:
+        """Returns a storage for its tuple ("storage", class, key, device, number of entries)."""
+        match identity:
+            case (_, _Class(name), str() | int() as key, *_):
+                kind = name.rpartition(".")[2]
+                _require(kind in _DTYPES, f"it has tensors of type {kind[:40]}")
+                self.storages[str(key)] = _DTYPES[kind]
+                return _Storage(_DTYPES[kind], str(key))
+        raise ValueError("a storage has no class and key")
+
+    def _object(self, kind: Any, arguments: Any) -> Any:
+        match kind, arguments:
+            case _Class("collections.OrderedDict"), ():
+                return {}
+            case _Class("collections.OrderedDict"), (list(pairs),):
+                self._copies_left -= len(pairs)
+                _require(self._copies_left >= 0, "its pickle repeats a list without end")
+                _require(all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs),
+                         "an OrderedDict is not made of pairs")  # fmt: skip
+                return _entries([each for pair in pairs for each in pair])
+            case (
+                _Class("torch._utils._rebuild_tensor" | "torch._utils._rebuild_tensor_v2"),
+                (_Storage() as storage, int(offset), tuple(shape), tuple(strides), *_),
+            ):
+                return Tensor(functools.partial(self._view, storage, offset, shape, strides))
+            case _Class("torch._utils._rebuild_parameter"), (parameter, *_):
+                return parameter
+        return Record()
+
+    def _view(
+        self, storage: _Storage, offset: int, shape: Sequence[int], strides: Sequence[int]
+    ) -> Array:
+        """Reads a tensor: the entries of a storage at offset + sum of index * stride."""
+        flat = np.frombuffer(self._read(storage), storage.dtype)
+        numbers = (offset, *shape, *strides)
+        if len(shape) != len(strides) or any(type(n) is not int or n < 0 for n in numbers):
+            raise ValueError("a tensor has no sizes")
+        size = math.prod(shape)
+        last = offset + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
+        _require(size <= len(flat) and (not size or last < len(flat)),
+                 "a tensor is larger than its storage")  # fmt: skip
+        steps = [stride * storage.dtype.itemsize for stride in strides]
+        return np.lib.stride_tricks.as_strided(flat[offset:], shape, steps, writeable=False)
+
+    def _top(self, kind: type = object) -> Any:
+        _require(self._stack and isinstance(self._stack[-1], kind), "its pickle fills no container")
+        return self._stack[-1]
+
+    def _pop(self, count: int) -> list[Any]:
+        _require(len(self._stack) >= count, "its pickle takes more than there is")
+        return self._pop_from(len(self._stack) - count)
+
+    def _pop_mark(self) -> list[Any]:
+        _require(self._marks, "its pickle lacks a mark")
+        return self._pop_from(self._marks.pop())
+
+    def _pop_from(self, start: int) -> list[Any]:
+        values = self._stack[start:]
+        del self._stack[start:]
+        return values
+
+
+def _require(condition: Any, problem: str) -> None:
+    if not condition:
+        raise ValueError(problem)
+
+
+def _entries(values: Sequence[Any]) -> dict[Any, Any]:
+    return dict(zip(map(_key, values[0::2]), values[1::2], strict=True))
+
+
+def _key(value: Any) -> Any:
+    """Returns a value that is hashed at once; tuples of tuples of the same may take forever."""
+    parts: Iterable[Any] = value if type(value) is tuple else (value,)
+    for part in parts:
+        if type(part) not in (str, int, float, bool, bytes, type(None)):
+            raise ValueError("a key of a dictionary is no plain value")
+    return value
+
+
+def _damaged(path: pathlib.Path, error: Exception) -> InputError:
+    return InputError(f"{path} is not a file of PyTorch, or a damaged one ({error}); "
+                      "download it again")  # fmt: skip

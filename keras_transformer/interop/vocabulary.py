@@ -5,15 +5,14 @@ all. Here the SentencePiece model is rewritten so that its ids are the model's: 
 no table, and the rows of the model's matrices are put into the same order.
 """
 
-import dataclasses
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from sentencepiece import SentencePieceProcessor
 
 from keras_transformer.errors import InputError
-from keras_transformer.interop.files import map_file
+from keras_transformer.interop.foreign import Symbols, map_file
 from keras_transformer.text import Vocabulary
 from keras_transformer.text.vocabulary import (
     CONTROL,
@@ -35,84 +34,6 @@ _SINGLE_CHARACTER = -10.0  # added to the lowest score for a character that Sent
 _NEVER = -1e6  # added to the lowest score for tokens that are never to be chosen
 _WORDS = 3  # model_type of SentencePiece
 _SPECIAL = ("<s>", "</s>", "<pad>", "<blank>", "<unk>")  # never words of a text
-
-
-@dataclasses.dataclass(frozen=True)
-class Symbols:
-    """The tokens of one side in another toolkit's order.
-
-    Attributes:
-        tokens: by their ids.
-        unk, eos: ids of the unknown token and the one that ends a sentence.
-        pad: id of padding, None where it has none.
-        start: id of the token that a translation starts with, None where that is a zero vector.
-    """
-
-    tokens: Sequence[str]
-    unk: int
-    eos: int
-    pad: int | None = None
-    start: int | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("unk", "eos", "pad", "start"):
-            number = getattr(self, name)
-            if number is not None and not 0 <= number < len(self.tokens):
-                raise InputError(f"the id of {name} is {number}, of {len(self.tokens):,} tokens")
-
-    @property
-    def order(self) -> list[int | None]:
-        """Their ids in our order; None for PAD or BOS where they have none.
-
-        PAD, UNK, BOS and EOS come first, then all others in their order. What starts a translation
-        may also be generated: it stays where it is, and BOS is a copy, unless `is_ours`.
-        """
-        return [self.pad, self.unk, self.start, self.eos, *self._other_ids]
-
-    @property
-    def is_ours(self) -> bool:
-        """Whether the reserved ids are those of this package, which wrote the model."""
-        return (self.pad, self.unk, self.start, self.eos) == RESERVED_IDS
-
-    @property
-    def others(self) -> list[str]:
-        """The tokens after the reserved ones, in our order."""
-        return [self.tokens[id_] for id_ in self._other_ids]
-
-    @property
-    def _other_ids(self) -> list[int]:
-        taken = {self.pad, self.unk, self.eos, self.start if self.is_ours else None}
-        return [id_ for id_ in range(len(self.tokens)) if id_ not in taken]
-
-    @classmethod
-    def find(cls, tokens: Sequence[str], where: str, **names: str) -> "Symbols":
-        """Returns symbols whose special ones, `unk`, `eos` and so on, are found by their names.
-
-        Raises:
-            InputError: one is missing, or a token occurs twice.
-        """
-        ids = {token: id_ for id_, token in enumerate(tokens)}
-        if missing := [name for name in names.values() if name not in ids]:
-            raise InputError(f"{where} lacks {', '.join(missing)}; give the model's own vocabulary")
-        if len(ids) < len(tokens):
-            twice = next(token for id_, token in enumerate(tokens) if ids[token] != id_)
-            raise InputError(f"{where} has {twice!r} twice; give the model's own vocabulary")
-        return cls(tokens, **{key: ids[name] for key, name in names.items()})
-
-
-def tokens_of_ids(ids: Mapping[str, Any], where: str) -> list[str]:
-    """Returns the tokens of a mapping from tokens to ids, in the order of their ids.
-
-    Raises:
-        InputError: the ids are not 0, 1, 2 and so on.
-    """
-    numbers = [value for value in ids.values() if type(value) is int]
-    if sorted(numbers) != list(range(len(ids))):
-        raise InputError(
-            f"the ids in {where} are not the numbers from 0 to {len(ids) - 1}, each once; "
-            "give the model's own vocabulary"
-        )
-    return sorted(ids, key=ids.__getitem__)
 
 
 def sentencepiece_vocabulary(path: pathlib.Path, symbols: Symbols, side: Side) -> Vocabulary:

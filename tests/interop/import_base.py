@@ -15,7 +15,7 @@ import time
 
 import numpy as np
 
-from keras_transformer.interop.importing import import_run, read_model
+from keras_transformer.interop import import_run, read_model
 
 LAYERS, DIM, INNER, TOKENS = 6, 512, 2048, 12_000
 VOCABULARY = ["<unk>", "<blank>", "<s>", "</s>", *(f"token{n}" for n in range(4, TOKENS))]

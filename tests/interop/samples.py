@@ -6,9 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from keras_transformer.interop.files import Given
-from keras_transformer.interop.foreign import ForeignModel
-from keras_transformer.interop.importing import read_model
+from keras_transformer.interop import read_model
+from keras_transformer.interop.foreign import ForeignModel, Given
 
 FORMATS = {
     "hf_marian": "transformers", "hf_marian_bin": "transformers",

@@ -9,8 +9,8 @@ import pytest
 import samples
 
 from keras_transformer.inference import Translator
+from keras_transformer.interop import import_run
 from keras_transformer.interop.ctranslate2 import export_ctranslate2
-from keras_transformer.interop.importing import import_run
 from keras_transformer.serving.export import export
 
 _PROGRAM = """
@@ -76,7 +76,7 @@ def test_what_was_written_for_ctranslate2_is_imported_again_with_equal_weights(
     first = model.to_model()
     folder = export_ctranslate2(first, *model.vocabularies, tmp_path / "exported")
     again = samples.read_model(folder)
-    assert again.config() == first.config.replace(dropout=again.config().dropout)
+    assert again.config == first.config.replace(dropout=again.config.dropout)
     for found, expected in zip(again.to_model().weights, first.weights, strict=True):
         np.testing.assert_array_equal(found, expected, err_msg=expected.path)
     for found, expected in zip(again.vocabularies, model.vocabularies, strict=True):

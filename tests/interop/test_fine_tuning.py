@@ -8,7 +8,7 @@ import samples
 
 from keras_transformer.config import DataConfig, TrainingConfig
 from keras_transformer.data import ParallelText
-from keras_transformer.interop.importing import import_run
+from keras_transformer.interop import import_run
 from keras_transformer.training import RunDirectory, tokenize, train
 
 

@@ -7,7 +7,8 @@ import pytest
 import samples
 import tensorflow as tf
 
-from keras_transformer.interop.vocabulary import Symbols, sentencepiece_vocabulary, tokens_of_ids
+from keras_transformer.interop.foreign import Symbols, ids_to_tokens
+from keras_transformer.interop.vocabulary import sentencepiece_vocabulary
 from keras_transformer.text import Tokenizer
 
 
@@ -25,7 +26,7 @@ def load(folder):
     """Gives the vocabulary of a side, and our id of each of theirs."""
     ids = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
     names = {"unk": "<unk>", "eos": "</s>", "pad": "<pad>"}
-    symbols = Symbols.find(tokens_of_ids(ids, "vocab.json"), "vocab.json", **names)
+    symbols = Symbols.find(ids_to_tokens(ids, "vocab.json"), "vocab.json", **names)
     ours = {id_: place for place, id_ in enumerate(symbols.order) if id_ is not None}
 
     def load(side):

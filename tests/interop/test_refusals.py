@@ -8,10 +8,16 @@ import numpy as np
 import pytest
 
 from keras_transformer.errors import InputError
-from keras_transformer.interop import ctranslate2, fairseq, marian, opennmt, transformers
-from keras_transformer.interop.files import Given, Tensors
-from keras_transformer.interop.importing import read_model
-from keras_transformer.interop.marian import transformer_fields
+from keras_transformer.interop import (
+    ctranslate2,
+    fairseq,
+    marian,
+    opennmt,
+    read_model,
+    transformers,
+)
+from keras_transformer.interop.foreign import Given, Options, Tensors
+from keras_transformer.interop.marian import model_fields
 
 
 @pytest.fixture
@@ -66,7 +72,9 @@ def cut(path):
 _NORM = "model.encoder.layers.0.final_layer_norm.weight"
 # Of a sample: what is done to its folder, and what the line says.
 CASES = {
-    "weights cut short": ("hf_marian", lambda f: cut(f / "model.safetensors"), "is cut short"),
+    "weights cut short": (
+        "hf_marian", lambda f: cut(f / "model.safetensors"), "is not a safetensors file"
+    ),
     "an archive cut short": ("opennmt_py", lambda f: cut(f / "model.pt"), "not a file of PyTorch"),
     "arrays cut short": ("marian_pre_relu", lambda f: cut(f / "model.npz"), "is not an .npz file"),
     "a checkpoint without its data": (
@@ -110,7 +118,7 @@ CASES = {
         "opennmt_tf", lambda f: (f / "v.src").write_text("<blank>\n<s>\na\nb\n"), "lacks </s>"
     ),
     "a tensor of another size": (
-        "hf_marian", lambda f: change_tensors(f, **{_NORM: np.ones(31)}), "is 31 in place of 32"
+        "hf_marian", lambda f: change_tensors(f, **{_NORM: np.ones(31)}), "is 31 instead of 32"
     ),
     "a tensor that is missing": (
         "hf_marian", lambda f: change_tensors(f, **{_NORM: None}), f"lacks the tensor {_NORM}"
@@ -118,7 +126,7 @@ CASES = {
     "a tensor that is left over": (
         "hf_marian",
         lambda f: change_tensors(f, **{"model.encoder.router.weight": np.ones(3)}),
-        "has tensors that a Transformer as here does not: model.encoder.router.weight",
+        "has tensors that this package does not support: model.encoder.router.weight",
     ),
     "a tensor that is not finite": (
         "hf_marian", lambda f: change_tensors(f, **{_NORM: np.full(32, np.nan)}), "is not finite"
@@ -139,23 +147,25 @@ CASES = {
     ),
     "norms elsewhere": (
         "hf_marian", lambda f: change_json(f / "config.json", normalize_before=True),
-        "the model has normalize_before, which a Transformer as here does not; such a model cannot "
-        "be imported: translate with its own toolkit, or train one on its translations",
+        "the model has normalize_before, which this package does not support; translate with the "
+        "model's own toolkit, or train a model here on its translations",
     ),
     "an option of another kind": (
         "hf_marian",
         lambda f: change_json(f / "config.json", activation_function=["relu"]),
-        "an option of",
+        "has an unexpected type for",
     ),
     "a token that is no text": (
-        "eole", lambda f: change_json(f / "vocab.json", decoder_start_token=[]), "an option of"
+        "eole",
+        lambda f: change_json(f / "vocab.json", decoder_start_token=[]),
+        "has an unexpected type for eole",
     ),
     "a vocabulary of nothing": (
         "eole", lambda f: change_json(f / "vocab.json", src=[]), "lacks <unk>, </s>, <blank>, <s>"
     ),
     "files of two formats": (
         "hf_marian", lambda f: (f / "model.bin").write_bytes(b"1"),
-        "has files of several: transformers, ctranslate2; name one with --format",
+        "has files of several formats: transformers, ctranslate2; choose one with --format",
     ),
     "files of no format": (
         "eole", lambda f: (f / "model.00.safetensors").unlink(), "has files of none of them"
@@ -191,6 +201,10 @@ def test_one_of_two_vocabularies_is_refused(call, tmp_path):
     )
 
 
+def options(values):
+    return Options(values, "config", "toolkit")
+
+
 # Models that are no plain Transformers, by their options
 
 MARIAN = {
@@ -208,13 +222,13 @@ MARIAN = {
         ("transformer-postprocess", "dhn"), ("transformer-postprocess", "dar"),
         ("transformer-no-projection", "true"), ("transformer-pool", "true"), ("ulr", "true"),
         ("right-left", "true"), ("transformer-ffn-depth", "3"), ("factors-dim-emb", "8"),
-        ("transformer-alibi-shift", "true"), ("input-types", ("sequence", "class")),
+        ("transformer-alibi-shift", "true"), ("input-types", ["sequence", "class"]),
     ],
 )  # fmt: skip
 def test_a_marian_model_of_another_kind_is_refused_by_the_option(name, value):
-    transformer_fields(MARIAN)
-    with pytest.raises(InputError, match="translate with its own toolkit, or train one") as error:
-        transformer_fields(MARIAN | {name: value})
+    model_fields(MARIAN)
+    with pytest.raises(InputError, match="translate with the model's own toolkit") as error:
+        model_fields(MARIAN | {name: value})
     assert f"{name} {value}" in str(error.value)
 
 
@@ -229,12 +243,13 @@ def test_a_marian_model_of_another_kind_is_refused_by_the_option(name, value):
 )
 def test_the_search_is_that_of_marians_options(options, changes):
     usual = {"length_penalty_form": "power", "length_penalty": 0.0, "forbid_unknown": True}
-    assert marian._search(options) == usual | changes
+    usual["min_length"] = 0
+    assert marian.search_fields(options)[0] == usual | changes
 
 
 def test_all_that_stands_against_a_model_is_named_at_once():
     with pytest.raises(InputError, match="has type amun, ulr true, right-left true, which"):
-        transformer_fields(MARIAN | {"type": "amun", "ulr": "true", "right-left": "true"})
+        model_fields(MARIAN | {"type": "amun", "ulr": "true", "right-left": "true"})
 
 
 def test_a_factored_vocabulary_is_refused(copy):
@@ -266,9 +281,9 @@ OPENNMT = {
     ],
 )
 def test_a_model_of_opennmt_py_of_another_kind_is_refused_by_the_option(changes, expected):
-    opennmt._opennmt_options(OPENNMT)
+    opennmt.opennmt_py_fields(options(OPENNMT))
     with pytest.raises(InputError, match=f"the model has {expected}, which"):
-        opennmt._opennmt_options(OPENNMT | changes)
+        opennmt.opennmt_py_fields(options(OPENNMT | changes))
 
 
 @pytest.mark.parametrize(
@@ -297,7 +312,7 @@ def test_a_model_of_ctranslate2_of_another_kind_is_refused_by_the_option(tensors
 def test_a_translation_of_marianmt_starts_with_the_row_of_its_own_token(given, start, tmp_path):
     tokens = {"</s>": 0, "<unk>": 1, "<pad>": 2, "a": 3}
     (tmp_path / "vocab.json").write_text(json.dumps(tokens))
-    found, _ = transformers._symbols(tmp_path, given)
+    found, _ = transformers._symbols(tmp_path, options(given))
     assert (found.start, found.order) == (start, [2, 1, start, 0, 3])
 
 
@@ -305,7 +320,7 @@ def test_a_translation_of_marianmt_starts_with_the_row_of_its_own_token(given, s
 def test_a_token_outside_of_the_vocabulary_is_refused(start, tmp_path):
     (tmp_path / "vocab.json").write_text(json.dumps({"</s>": 0, "<unk>": 1, "<pad>": 2, "a": 3}))
     with pytest.raises(InputError, match=f"the id of start is {start}, of 4 tokens"):
-        transformers._symbols(tmp_path, {"decoder_start_token_id": start})
+        transformers._symbols(tmp_path, options({"decoder_start_token_id": start}))
 
 
 FAIRSEQ = {
@@ -326,6 +341,6 @@ FAIRSEQ = {
     ],
 )
 def test_a_model_of_fairseq_of_another_kind_is_refused_by_the_option(changes, expected):
-    fairseq._options(FAIRSEQ)
+    fairseq._options(options(FAIRSEQ))
     with pytest.raises(InputError, match=f"the model has {expected}, which"):
-        fairseq._options(FAIRSEQ | changes)
+        fairseq._options(options(FAIRSEQ | changes))
