@@ -1,11 +1,12 @@
-"""Pairs of sentences from files, read as a stream.
+"""Pairs of sentences from files, read as a stream, and the filter of pairs by their lengths.
 
-Comes in: two files, where line n of one translates line n of the other, or one file with a tab
-between sentence and translation. Goes out: pairs of strings, any number of times, of which only
-a buffer is in memory at a time.
+A source is two files, where line n of one translates line n of the other, or one file with a tab
+between sentence and translation. It can be read any number of times, with only a buffer in memory.
 """
 
 import dataclasses
+import functools
+import hashlib
 import itertools
 import os
 import pathlib
@@ -27,7 +28,7 @@ class PairSource(Protocol):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """JSON values that identify this text, found without reading it."""
+        """JSON values that are the same for the same text."""
 
     def __iter__(self) -> Iterator[tuple[str, str]]: ...
 
@@ -120,7 +121,7 @@ def read_parallel(source_path: Path, target_path: Path) -> ParallelText:
 
 
 def file_identity(path: Path) -> dict[str, Any]:
-    """Returns the path, size in bytes and modification time of a file.
+    """Returns the size and a hash of the content of a file, which is read once if it is unchanged.
 
     Raises:
         InputError: there is no such file, or it cannot be read more than once, like a pipe.
@@ -128,12 +129,23 @@ def file_identity(path: Path) -> dict[str, Any]:
     path = pathlib.Path(path)
     check_text_file(path)
     if not path.is_file():
-        raise InputError(f"{path} is read several times; give a file on disk in place of a pipe")
-    stat = path.stat()
-    return {"path": str(path.resolve()), "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
+        raise InputError(f"{path} is read several times; give a file on disk instead of a pipe")
+    try:
+        stat = path.stat()
+        digest = _content_hash(path.resolve(), stat.st_size, stat.st_mtime_ns, stat.st_ino)
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from error
+    return {"size": stat.st_size, "sha256": digest}
 
 
-# Which pairs of sentences are not trained on, and how many there were of each kind.
+@functools.lru_cache
+def _content_hash(path: pathlib.Path, *change: int) -> str:
+    """Returns the SHA-256 of a file, read again only where `change` tells another version of it."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

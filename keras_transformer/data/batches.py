@@ -1,0 +1,628 @@
+"""Batches of token ids: which sentence pairs make a batch, in which order, and the arrays.
+
+A batch is what Keras calls (x, y), all int32, with R rows of source length S and target length T:
+
+    ({"source": [R, S], "target": [R, T]}, labels [R, T])
+
+`source` ends in EOS_ID; `target` is BOS_ID and the translation; `labels` is the translation and
+EOS_ID, so that labels[:, t] follows target[:, t]. The rest is PAD_ID, sometimes in whole rows.
+
+XLA compiles a program for each shape (R, S, T), and padding is wasted arithmetic. `BatchPlan` keeps
+both small:
+
+1. Lengths are rounded up to a ladder (1, 2, ... 32, 34, ... 64, 68, ...), and pairs are counted by
+   source and target rung. All of them are in one box of lengths at first; the box whose split saves
+   the most padding is split in two, until 93 % of the cells hold tokens. A box is one shape.
+2. In each epoch the pairs of a box are shuffled and cut evenly into batches of at most
+   `batch_tokens`; then the batches are shuffled.
+3. A corpus of more than two million pairs is planned window by window. Each window takes every W-th
+   of many short pieces of the corpus, so it is a sample of the whole; windows come in random order.
+
+The number of batches of each window depends on lengths and weights alone: it is the same in every
+epoch and for any number of devices. A place in an epoch is found by adding up these W numbers and
+planning one window; nothing is replayed. For N pairs, K boxes, C occupied cells of the ladder and
+windows of n pairs: counting lengths is O(N), once, and kept with the tokens; boxes are O(KWC), a
+place is O(W + n log n).
+
+A cell of a batch is one entry of its source or target matrix. Lengths count EOS.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID
+from keras_transformer.config.data import check_mix_weights
+from keras_transformer.data.corpus import LengthCounts, TokenizedCorpus, gather_rows
+from keras_transformer.errors import InputError
+
+Ids: TypeAlias = npt.NDArray[np.int32]
+Counts: TypeAlias = npt.NDArray[np.int64]
+Batch: TypeAlias = tuple[dict[str, Ids], Ids]
+Resample: TypeAlias = Callable[[Sequence[Sequence[int]], int], Sequence[Sequence[int]]]
+
+WINDOW_PAIRS = 1 << 21
+_PIECES = 16  # of each corpus, in a window
+_ROWS_STEP = 8  # divides evenly over 2, 4 or 8 devices, and suits vector units
+# Large groups are fast, as each starts threads in SentencePiece; workers that share one repeat it.
+_GROUP_ROWS = 32
+
+
+def training_batches(
+    corpus: TokenizedCorpus,
+    *,
+    batch_tokens: int,
+    mix_weights: Sequence[float] | None = None,
+    resample: tuple[Resample | None, Resample | None] | None = None,
+    seed: int = 0,
+    first_step: int = 0,
+    epochs: int | None = None,
+    replicas: int = 1,
+    shard: tuple[int, int] = (0, 1),
+) -> Iterator[Batch]:
+    """Yields batches of pairs that are shuffled over the whole corpus, differently in each epoch.
+
+    Which pairs make a batch does not depend on the number of replicas and shards.
+
+    Args:
+        corpus: the pairs to train on.
+        batch_tokens: bound on source tokens and on target tokens of a batch, padding included.
+        mix_weights: share of the pairs that each of the corpora in `corpus` gives; None means
+            that every pair occurs exactly once an epoch.
+        resample: subword regularization: samples segmentations of source and of target sentences
+            from ids and a seed, as `SubwordSampler` does; None for a side that has only one.
+            Samples that do not fit are discarded.
+        seed: at least 0; the order depends on it, the epoch and the corpus alone.
+        first_step: batches to skip from the start of epoch 0, without making them.
+        epochs: number of epochs, counted from epoch 0; None is endless.
+        replicas: devices that share a batch, over all workers. Batches are padded with empty rows
+            to a multiple of it; for 2, 4 or 8 only batches of fewer than 8 rows need that.
+        shard: index of a worker and number of workers: which equal slice of each batch to make.
+
+    Raises:
+        InputError: an argument is out of range, or a sentence is longer than `batch_tokens`.
+
+    Example:
+        >>> corpus = TokenizedCorpus.from_ids([[5, 6]], [[7]])
+        >>> inputs, labels = next(training_batches(corpus, batch_tokens=3))
+        >>> inputs["source"].tolist(), inputs["target"].tolist(), labels.tolist()
+        ([[5, 6, 3]], [[2, 7]], [[7, 3]])
+    """
+    if seed < 0 or first_step < 0:
+        raise InputError(f"seed and first_step must be at least 0, got {seed} and {first_step}")
+    _check_shard(replicas, shard)
+    plan = BatchPlan(corpus, batch_tokens=batch_tokens, mix_weights=mix_weights)
+    first_epoch, first_batch = divmod(first_step, plan.batches_per_epoch)
+
+    def generate() -> Iterator[Batch]:
+        skipped = first_batch
+        for epoch in itertools.count(first_epoch) if epochs is None else range(first_epoch, epochs):
+            planned = plan.epoch(epoch, seed=seed, first_batch=skipped)
+            for number, batch in enumerate(planned, skipped):
+                key = (seed, epoch, number)
+                yield _make_batch(corpus, batch, replicas, shard, resample, key)
+            skipped = 0
+
+    return generate()  # a separate generator, so that wrong arguments raise at the call
+
+
+def evaluation_batches(
+    corpus: TokenizedCorpus,
+    *,
+    batch_tokens: int,
+    replicas: int = 1,
+    shard: tuple[int, int] = (0, 1),
+) -> Iterator[Batch]:
+    """Yields every pair once, in a fixed order; arguments and errors as in `training_batches`."""
+    _check_shard(replicas, shard)
+    planned = BatchPlan(corpus, batch_tokens=batch_tokens).epoch()
+    return (_make_batch(corpus, batch, replicas, shard) for batch in planned)
+
+
+def to_dataset(batches: Callable[[], Iterator[Batch]]) -> Any:
+    """Wraps batches in a `tf.data.Dataset` that prefetches them.
+
+    Args:
+        batches: called at the start of each iteration over the dataset.
+
+    Returns:
+        A dataset of ({"source": [None, None], "target": [None, None]}, [None, None]), int32.
+
+    Example:
+        >>> corpus = TokenizedCorpus.from_ids([[5, 6]], [[7]])
+        >>> data = to_dataset(lambda: evaluation_batches(corpus, batch_tokens=64))
+    """
+    import tensorflow as tf  # slow to import, and needed here only
+
+    ids = tf.TensorSpec([None, None], tf.int32)
+    signature = ({"source": ids, "target": ids}, ids)
+    dataset = tf.data.Dataset.from_generator(batches, output_signature=signature)
+    return dataset.prefetch(tf.data.AUTOTUNE)
+
+
+class BatchShape(NamedTuple):
+    """The shape of a batch: source [rows, source_length] and target [rows, target_length]."""
+
+    rows: int
+    source_length: int
+    target_length: int
+
+    @property
+    def cells(self) -> int:
+        """Entries of both matrices."""
+        return self.rows * (self.source_length + self.target_length)
+
+    @property
+    def memory(self) -> float:
+        """Estimated memory of a training step, in units of one source token's activations.
+
+        A target token also has logits and their gradients, about twice as much again. Attention
+        has scores for all pairs of positions; in the paper's models 256 of them weigh one token.
+        """
+        source, target = self.source_length, self.target_length
+        scores = source * source + source * target + target * target
+        return self.rows * (source + 3 * target + scores / 256)
+
+
+class PlannedBatch(NamedTuple):
+    """A batch to be made: its shape, and the indices of its pairs, at most `shape.rows`."""
+
+    shape: BatchShape
+    pairs: Counts
+
+
+class BatchPlan:
+    """The batches of every epoch, as a pure function of lengths, seed and epoch number.
+
+    Shapes: P corpora in W windows, K shapes, R rungs of the ladder of lengths.
+
+    Args:
+        corpus: the pairs; only their lengths are read.
+        batch_tokens: bound on rows * max(source_length, target_length) of a batch.
+        mix_weights: [P], share of an epoch's pairs that each corpus gives; None means that an
+            epoch has every pair once.
+        max_shapes: bound on the number of shapes.
+        enough_share: stop adding shapes when this share of all cells holds tokens.
+
+    Attributes:
+        shapes: [K], ordered by length.
+        batches_per_epoch: the same for every seed and epoch.
+        real_share: share of an epoch's cells that hold tokens, not padding.
+
+    Raises:
+        InputError: `batch_tokens` has no room for the longest sentence, or the weights do not
+            fit the corpora.
+
+    Example:
+        >>> plan = BatchPlan(TokenizedCorpus.from_ids([[5, 6]], [[7]]), batch_tokens=8)
+        >>> plan.shapes, plan.batches_per_epoch
+        ((BatchShape(rows=1, source_length=3, target_length=2),), 1)
+    """
+
+    def __init__(
+        self,
+        corpus: TokenizedCorpus,
+        *,
+        batch_tokens: int,
+        mix_weights: Sequence[float] | None = None,
+        max_shapes: int = 96,
+        enough_share: float = 0.93,
+    ) -> None:
+        self._corpus = corpus
+        ladder, counts = corpus.length_counts or count_lengths(corpus)
+        longest = int(ladder[-1])
+        if longest > batch_tokens:
+            raise InputError(
+                f"batch_tokens {batch_tokens} has no room for the longest sentence ({longest} "
+                "tokens); raise batch_tokens or drop such sentences with max_length"
+            )
+        self._rung_of_length = np.searchsorted(ladder, np.arange(longest + 1))
+        parts = corpus.part_offsets
+        sizes = np.diff(parts)  # [P]
+        quotas = epoch_quotas(sizes, mix_weights)
+        repeats = quotas / np.maximum(sizes, 1)  # of each corpus's pairs, in an epoch
+        part_tokens = np.diff(corpus.source_offsets[parts] + corpus.target_offsets[parts]) + sizes
+        tokens = float(repeats @ part_tokens)
+
+        expected = np.tensordot(counts, repeats, (1, 0))  # [W, R, R], pairs of an epoch
+        # Each shape has half a batch or more on average.
+        max_shapes = min(max_shapes, 1 + int(tokens) // batch_tokens)
+        splits = _split_lengths(expected.sum(0), ladder, len(expected) * batch_tokens)
+        candidates = list(itertools.islice(splits, max_shapes))
+        fewest_cells = np.inf
+        for leftovers_move, boxes in itertools.product((True, False), candidates):
+            pairs = np.stack([expected[:, *box.rungs.T].sum(1) for box in boxes], 1)  # [W, K]
+            layout = _lay_out(boxes, np.ceil(pairs).astype(int), batch_tokens, leftovers_move)
+            if (cells := layout.cells()) < fewest_cells:
+                fewest_cells, chosen, moves = cells, boxes, leftovers_move
+            if tokens >= enough_share * cells:
+                break
+        self._box_of_rungs = np.zeros(counts.shape[2:], np.int16)  # [R, R]
+        stock = np.zeros((*counts.shape[:2], len(chosen)), np.int64)  # [W, P, K], pairs
+        for number, box in enumerate(chosen):
+            self._box_of_rungs[*box.rungs.T] = number
+            stock[:, :, number] = counts[:, :, *box.rungs.T].sum(2)
+        self._draws = stock if mix_weights is None else _draws(stock, quotas)
+        self._layout = _lay_out(chosen, self._draws.sum(1), batch_tokens, moves)
+        self._batches = self._layout.batches
+        self.shapes = self._layout.shapes
+        self.batches_per_epoch = int(self._batches.sum())
+        self.real_share = tokens / self._layout.cells()
+
+    def epoch(
+        self, epoch: int = 0, *, seed: int | None = None, first_batch: int = 0
+    ) -> Iterator[PlannedBatch]:
+        """Yields the batches of an epoch in order.
+
+        Args:
+            epoch: index of the epoch, from 0; each has another order.
+            seed: at least 0; the same one (and the same NumPy) gives the same order. The first
+                batch is then one that needs the most memory, so that a lack of memory shows at the
+                start of training. None does not shuffle: batches come in the order of windows and
+                shapes, pairs in that of the corpus.
+            first_batch: batches to skip; windows that hold no others are not planned.
+        """
+        windows = np.arange(len(self._batches))
+        if seed is not None:
+            random = np.random.default_rng(np.random.SeedSequence([seed, 0, 1], spawn_key=(epoch,)))
+            random.shuffle(windows)
+            memory = (self._batches[windows] > 0) * [shape.memory for shape in self.shapes]
+            windows = np.roll(windows, -int(memory.max(1).argmax()))
+        for window in windows.tolist():
+            num_batches = int(self._batches[window].sum())
+            if first_batch < num_batches:
+                yield from self._plan_window(window, epoch, seed)[first_batch:]
+            first_batch = max(0, first_batch - num_batches)
+
+    def _plan_window(self, window: int, epoch: int, seed: int | None) -> list[PlannedBatch]:
+        pairs_of_box: list[list[Counts]] = [[] for _ in self.shapes]
+        for part, draws in enumerate(self._draws[window]):
+            pairs, boxes = self._pairs_and_boxes(window, part)
+            sizes = np.bincount(boxes, minlength=len(self.shapes))
+            in_boxes = np.split(pairs[np.argsort(boxes, kind="stable")], np.cumsum(sizes)[:-1])
+            for box, drawn in enumerate(in_boxes):
+                if seed is not None:
+                    stratum = (window, part, box)
+                    drawn = draw_pairs(drawn, int(draws[box]), epoch, (seed, *stratum))
+                pairs_of_box[box].append(drawn)
+        random = np.random.default_rng(None if seed is None else [seed, window, epoch])
+        planned = []
+        for box, shape in enumerate(self.shapes):
+            pairs = np.concatenate(pairs_of_box[box])
+            if seed is not None:
+                random.shuffle(pairs)
+            pairs, leftover = np.split(pairs, [self._layout.kept[window, box]])
+            pairs_of_box[self._layout.larger[box]].append(leftover)
+            if num_batches := int(self._batches[window, box]):
+                cut = np.array_split(pairs, num_batches)
+                planned += [PlannedBatch(shape, some) for some in cut]
+        if seed is None:
+            return planned
+        shuffled = [planned[index] for index in random.permutation(len(planned))]
+        first = max(range(len(shuffled)), key=lambda index: shuffled[index].shape.memory)
+        return [shuffled.pop(first), *shuffled]
+
+    def _pairs_and_boxes(self, window: int, part: int) -> tuple[Counts, npt.NDArray[np.int16]]:
+        """Returns the pairs of a corpus in a window, and the box of each."""
+        pairs, boxes = [np.zeros(0, np.int64)], [np.zeros(0, np.int16)]
+        for piece in pieces_of(window, part, self._corpus.part_offsets):
+            source, target = (self._rung_of_length[each] for each in _lengths(self._corpus, piece))
+            pairs.append(np.arange(piece.start, piece.stop))
+            boxes.append(self._box_of_rungs[source, target])
+        return np.concatenate(pairs), np.concatenate(boxes)
+
+
+# Windows, and how many of their pairs have which lengths.
+
+
+def count_windows(part_offsets: Counts) -> int:
+    """Returns W, which is at least 1, from the first pair of each corpus, and N, [P + 1]."""
+    return max(1, -(-int(part_offsets[-1]) // WINDOW_PAIRS))
+
+
+def pieces_of(window: int, part: int, part_offsets: Counts) -> list[slice]:
+    """Returns which pairs of a corpus are in a window, as slices in order."""
+    windows = count_windows(part_offsets)
+    first, last = part_offsets[part : part + 2].tolist()
+    edges = [first + (last - first) * n // (windows * _PIECES) for n in range(windows * _PIECES + 1)]
+    pieces = [slice(*edges[n : n + 2]) for n in range(window, windows * _PIECES, windows)]
+    return [piece for piece in pieces if piece.start < piece.stop]
+
+
+def count_lengths(corpus: TokenizedCorpus) -> LengthCounts:
+    """Counts the pairs of a corpus by their lengths, a piece of it at a time."""
+    places = list(np.ndindex(count_windows(corpus.part_offsets), len(corpus.part_offsets) - 1))
+    longest = 1
+    for place in places:
+        for piece in pieces_of(*place, corpus.part_offsets):
+            longest = max(longest, *(int(side.max()) for side in _lengths(corpus, piece)))
+    ladder = _ladder(longest)
+    rungs = len(ladder)
+    rung_of_length = np.searchsorted(ladder, np.arange(longest + 1))
+    counts = np.zeros((*np.add(places[-1], 1), rungs, rungs), np.int32)
+    for place in places:
+        for piece in pieces_of(*place, corpus.part_offsets):
+            source, target = (rung_of_length[side] for side in _lengths(corpus, piece))
+            found = np.bincount(source * rungs + target, minlength=rungs * rungs)
+            counts[place] += found.reshape(rungs, rungs).astype(np.int32)
+    return LengthCounts(ladder, counts)
+
+
+def _lengths(corpus: TokenizedCorpus, pairs: slice) -> tuple[Counts, Counts]:
+    ends = slice(pairs.start, pairs.stop + 1)
+    return np.diff(corpus.source_offsets[ends]), np.diff(corpus.target_offsets[ends]) + 1
+
+
+def _ladder(longest: int) -> Counts:
+    """Returns ascending lengths up to the longest, in steps of at most 1/16 of each from 32 on."""
+    rungs = [1]
+    while rungs[-1] < longest:
+        rungs.append(rungs[-1] + max(1, 1 << rungs[-1].bit_length() >> 5))
+    return np.array([*rungs[:-1], longest])
+
+
+# Boxes of lengths.
+
+
+class _Box(NamedTuple):
+    """Lengths that share a shape: [C, 2], source and target rung of each cell that has pairs."""
+
+    rungs: Counts
+    source_length: int
+    target_length: int
+
+
+def _split_lengths(
+    counts: npt.NDArray[np.float64], ladder: Counts, room: int
+) -> Iterator[list[_Box]]:
+    """Yields 1, 2, 3, ... boxes: always that one is split whose split saves the most padding.
+
+    Args:
+        counts: [R, R], pairs by source rung and target rung.
+        ladder: [R], the length of each rung.
+        room: tokens of one batch in every window, of which each box fills half or more.
+    """
+
+    def box_of(rungs: Counts) -> _Box:
+        return _Box(rungs, *ladder[rungs.max(0)].tolist())
+
+    def best_split(box: _Box) -> tuple[float, list[_Box]]:
+        """Returns the cells that the best split saves, and the two boxes."""
+        best: tuple[float, list[_Box]] = 0.0, []
+        for axis in (0, 1):
+            rungs = box.rungs[np.argsort(box.rungs[:, axis], kind="stable")]
+            pairs = counts[*rungs.T]
+            cells = np.where(np.diff(rungs[:, axis]) > 0, 0.0, np.inf)  # after a split at each edge
+            # Pairs on each side of an edge, and the longest of them.
+            for order in (slice(None), slice(None, None, -1)):
+                side_pairs = np.cumsum(pairs[order])[:-1][order]
+                longest = ladder[np.maximum.accumulate(rungs[order])][:-1][order]
+                cells += side_pairs * longest.sum(1)
+                cells[side_pairs * longest.max(1) < room / 2] = np.inf
+            if len(cells):
+                saved = pairs.sum() * (box.source_length + box.target_length) - cells.min()
+                edge = int(cells.argmin()) + 1
+                if saved > best[0]:
+                    best = float(saved), [box_of(rungs[:edge]), box_of(rungs[edge:])]
+        return best
+
+    boxes = [box_of(np.argwhere(counts))]
+    splits = [best_split(boxes[0])]
+    while True:
+        yield sorted(boxes, key=lambda box: (box.source_length + box.target_length, *box[1:]))
+        number = max(range(len(splits)), key=lambda index: splits[index][0])
+        saved, halves = splits[number]
+        if not saved:
+            return
+        boxes[number : number + 1] = halves
+        splits[number : number + 1] = map(best_split, halves)
+
+
+class _Layout(NamedTuple):
+    """How an epoch's pairs fill batches.
+
+    Attributes:
+        shapes: [K].
+        batches: int64 [W, K].
+        kept: int64 [W, K], pairs that a box keeps; those left over move to a larger box.
+        larger: [K], index of that box; the last one, which keeps all, has its own.
+    """
+
+    shapes: tuple[BatchShape, ...]
+    batches: Counts
+    kept: Counts
+    larger: list[int]
+
+    def cells(self) -> float:
+        return float(self.batches.sum(0) @ [shape.cells for shape in self.shapes])
+
+
+def _lay_out(
+    boxes: Sequence[_Box], pairs: Counts, batch_tokens: int, leftovers_move: bool
+) -> _Layout:
+    """Lays out the pairs of each window and box, [W, K], over batches.
+
+    Where leftovers move, pairs that do not fill a batch go to the next box that holds them if that
+    pads less than leaving rows empty. The pairs of a box are spread evenly over the fewest batches, which have no
+    more rows than that takes.
+    """
+    kept, batches, larger, shapes = pairs.copy(), np.zeros_like(pairs), [], []
+    for number, (_, source, target) in enumerate(boxes):
+        limit = batch_tokens // max(source, target)
+        limit -= limit % _ROWS_STEP if limit >= _ROWS_STEP else 0
+        holders = (
+            index
+            for index, box in enumerate(boxes[number + 1 :], number + 1)
+            if box.source_length >= source and box.target_length >= target
+        )
+        larger.append(next(holders, number))
+        holder = boxes[larger[-1]]
+        leftover = kept[:, number] % limit
+        moved_cells = leftover * (holder.source_length + holder.target_length)
+        leftover[moved_cells >= limit * (source + target)] = 0
+        if leftovers_move and larger[-1] > number:
+            kept[:, number] -= leftover
+            kept[:, larger[-1]] += leftover
+        batches[:, number] = -(-kept[:, number] // limit)
+        fullest = (kept[:, number] / np.maximum(batches[:, number], 1)).max()
+        rows = min(limit, math.ceil(fullest / _ROWS_STEP) * _ROWS_STEP)
+        shapes.append(BatchShape(rows, source, target))
+    return _Layout(tuple(shapes), batches, kept, larger)
+
+
+# Mixing corpora. With weights an epoch has as many pairs as all corpora together, but samples a
+# corpus in part or more than once. Each corpus contributes the same number of pairs of each box
+# and window to every epoch, so that every epoch has the same number of batches.
+
+
+def epoch_quotas(sizes: Counts, weights: Sequence[float] | None) -> Counts:
+    """Returns how many pairs of an epoch come from each corpus, int64 [P].
+
+    Args:
+        sizes: [P], pairs of each corpus.
+        weights: share of each corpus, on any scale; None means that an epoch has every pair once.
+
+    Raises:
+        InputError: there is not one weight above 0 for each corpus, or a corpus has no pairs.
+    """
+    if weights is None:
+        return sizes
+    check_mix_weights(weights, len(sizes), ",".join(map(str, weights)))
+    if not sizes.all():
+        raise InputError(
+            f"corpus {int(sizes.argmin()) + 1} of {len(sizes)} has no pairs to mix in; "
+            "remove it, or relax the filters by length"
+        )
+    return share_out(int(sizes.sum()), np.asarray(weights))
+
+
+def share_out(total: int, weights: npt.NDArray[Any]) -> Counts:
+    """Splits a number in proportion to weights, by the largest remainder method.
+
+    A share whose weight is not 0 is at least 1, even if the sum then exceeds `total`.
+
+    Example:
+        >>> share_out(10, np.array([1, 1, 1])).tolist()
+        [4, 3, 3]
+    """
+    if not weights.any():
+        return np.zeros(len(weights), np.int64)
+    exact = total * weights / weights.sum()
+    shares: Counts = np.maximum(np.floor(exact), weights > 0).astype(np.int64)
+    missing = max(0, total - int(shares.sum()))
+    shares[np.argsort(shares - exact, kind="stable")[:missing]] += 1
+    return shares
+
+
+def _draws(stock: Counts, quotas: Counts) -> Counts:
+    """Returns the pairs of an epoch by window, corpus and box, [W, P, K], from those there are."""
+    draws = np.zeros_like(stock)
+    for part, quota in enumerate(quotas.tolist()):
+        windows = share_out(quota, stock[:, part].sum(1))
+        for window, share in enumerate(windows.tolist()):
+            draws[window, part] = share_out(share, stock[window, part])
+    return draws
+
+
+def draw_pairs(pairs: Counts, count: int, epoch: int, key: Sequence[int]) -> Counts:
+    """Returns `count` of these pairs for an epoch, in random order.
+
+    They are read from an endless stream of shuffled passes, whose place is computed: over the
+    epochs the numbers of times that two pairs occur differ by at most one.
+
+    Args:
+        pairs: to draw from.
+        count: how many each epoch has.
+        epoch: index of the epoch, from 0.
+        key: non-negative numbers that identify the stream.
+    """
+    if not count:
+        return pairs[:0]
+    begin = epoch * count
+    first, last = begin // len(pairs), (begin + count - 1) // len(pairs)
+    passes = [
+        np.random.default_rng([*key, number]).permutation(pairs)
+        for number in range(first, last + 1)
+    ]
+    begin -= first * len(pairs)
+    return np.concatenate(passes)[begin : begin + count]
+
+
+# From planned batches to arrays.
+
+
+def _make_batch(
+    corpus: TokenizedCorpus,
+    batch: PlannedBatch,
+    replicas: int,
+    shard: tuple[int, int],
+    resample: tuple[Resample | None, Resample | None] | None = None,
+    key: tuple[int, ...] = (),
+) -> Batch:
+    """Makes one worker's rows of a planned batch; rows without a pair are all PAD_ID.
+
+    Arguments as in `training_batches`; `key` is the seed and the indices that identify the batch.
+    """
+    (rows, source_length, target_length), pairs = batch
+    index, count = shard
+    own = math.ceil(rows / replicas) * replicas // count
+    # Rows that share a seed are sampled together, whichever worker keeps them.
+    first = index * own // _GROUP_ROWS * _GROUP_ROWS
+    last = math.ceil((index + 1) * own / _GROUP_ROWS) * _GROUP_ROWS
+    pairs = pairs[first:last]
+    source, labels = (
+        gather_rows(ids, offsets, pairs, (last - first, length))
+        for ids, offsets, length in (
+            (corpus.source_ids, corpus.source_offsets, source_length),
+            (corpus.target_ids, corpus.target_offsets, target_length),
+        )
+    )
+    ends = corpus.target_offsets[pairs + 1] - corpus.target_offsets[pairs]
+    labels[np.arange(len(pairs)), ends] = EOS_ID
+    for side, (matrix, sample) in enumerate(
+        zip((source, labels), resample or (None, None), strict=True)
+    ):
+        if sample is not None:
+            _resample_rows(matrix[: len(pairs)], sample, first, (*key, side))
+    target = np.full_like(labels, PAD_ID)
+    target[: len(pairs), 0] = BOS_ID
+    target[:, 1:] = np.where(labels[:, :-1] == EOS_ID, PAD_ID, labels[:, :-1])
+    kept = slice(index * own - first, (index + 1) * own - first)
+    return {"source": source[kept], "target": target[kept]}, labels[kept]
+
+
+def _resample_rows(matrix: Ids, resample: Resample, first_row: int, key: tuple[int, ...]) -> None:
+    """Replaces sentences in place by sampled segmentations, except where one does not fit.
+
+    Each group of rows has its own seed, so workers that make different rows of a batch sample what
+    a single worker would sample for all.
+
+    Args:
+        matrix: [rows, length], sentences ended by EOS_ID and padded with PAD_ID.
+        resample: samples segmentations from sentences without EOS_ID and a seed below 2**31.
+        first_row: index of the first row in its batch, a multiple of `_GROUP_ROWS`.
+        key: the seed and the indices that identify the batch and side among those with this seed.
+    """
+    lengths = (np.count_nonzero(matrix, axis=1) - 1).tolist()
+    for start in range(0, len(matrix), _GROUP_ROWS):
+        group = range(start, min(start + _GROUP_ROWS, len(matrix)))
+        state = np.random.SeedSequence([*key, (first_row + start) // _GROUP_ROWS]).generate_state(1)
+        sentences = [matrix[row, : lengths[row]].tolist() for row in group]
+        for row, ids in zip(group, resample(sentences, int(state[0]) >> 1), strict=True):
+            if len(ids) < matrix.shape[1]:
+                matrix[row] = PAD_ID
+                matrix[row, : len(ids)] = ids
+                matrix[row, len(ids)] = EOS_ID
+
+
+def _check_shard(replicas: int, shard: tuple[int, int]) -> None:
+    index, count = shard
+    if not 0 <= index < count or replicas < 1 or replicas % count:
+        raise InputError(
+            "shard must be the index of a worker, from 0, and the number of workers, which must "
+            f"divide the number of replicas; got {shard} and {replicas} replicas"
+        )
