@@ -11,7 +11,7 @@ from keras_transformer.data.batches import (
     training_batches,
 )
 from keras_transformer.data.corpus import TokenizedCorpus, pad_ids
-from keras_transformer.data.datasets import DatasetSplit, register_data_set
+from keras_transformer.data.datasets import DatasetSplit
 from keras_transformer.data.shortlist import Shortlist
 from keras_transformer.data.sources import (
     FilePair,
@@ -45,7 +45,6 @@ __all__ = [
     "pad_ids",
     "read_lines",
     "read_parallel",
-    "register_data_set",
     "to_dataset",
     "tokenize_share",
     "training_batches",

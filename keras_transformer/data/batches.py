@@ -27,6 +27,7 @@ place is O(W + n log n).
 A cell of a batch is one entry of its source or target matrix. Lengths count EOS.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -178,18 +179,19 @@ class PlannedBatch(NamedTuple):
 class BatchPlan:
     """The batches of every epoch, as a pure function of lengths, seed and epoch number.
 
-    Shapes: P corpora in W windows, K shapes, R rungs of the ladder of lengths.
+    Shapes: P corpora in W windows, K boxes, R rungs of the ladder of lengths.
 
     Args:
         corpus: the pairs; only their lengths are read.
         batch_tokens: bound on rows * max(source_length, target_length) of a batch.
-        mix_weights: [P], share of an epoch's pairs that each corpus gives; None means that an
-            epoch has every pair once.
+        batch_sentences: bound on the rows of a batch.
+        mix_weights: [P], share of an epoch's pairs that each corpus gives, on any scale; None means
+            that an epoch has every pair once.
         max_shapes: bound on the number of shapes.
         enough_share: stop adding shapes when this share of all cells holds tokens.
 
     Attributes:
-        shapes: [K], ordered by length.
+        shapes: ordered by length.
         batches_per_epoch: the same for every seed and epoch.
         real_share: share of an epoch's cells that hold tokens, not padding.
 
@@ -200,7 +202,7 @@ class BatchPlan:
     Example:
         >>> plan = BatchPlan(TokenizedCorpus.from_ids([[5, 6]], [[7]]), batch_tokens=8)
         >>> plan.shapes, plan.batches_per_epoch
-        ((BatchShape(rows=1, source_length=3, target_length=2),), 1)
+        ((BatchShape(rows=2, source_length=3, target_length=2),), 1)
     """
 
     def __init__(
@@ -208,6 +210,7 @@ class BatchPlan:
         corpus: TokenizedCorpus,
         *,
         batch_tokens: int,
+        batch_sentences: int | None = None,
         mix_weights: Sequence[float] | None = None,
         max_shapes: int = 96,
         enough_share: float = 0.93,
@@ -223,34 +226,30 @@ class BatchPlan:
         self._rung_of_length = np.searchsorted(ladder, np.arange(longest + 1))
         parts = corpus.part_offsets
         sizes = np.diff(parts)  # [P]
-        quotas = epoch_quotas(sizes, mix_weights)
-        repeats = quotas / np.maximum(sizes, 1)  # of each corpus's pairs, in an epoch
+        repeats = _repeats(sizes, mix_weights)  # of each corpus's pairs, in an epoch
         part_tokens = np.diff(corpus.source_offsets[parts] + corpus.target_offsets[parts]) + sizes
         tokens = float(repeats @ part_tokens)
 
+        most_rows = functools.partial(_most_rows, batch_tokens, batch_sentences)
         expected = np.tensordot(counts, repeats, (1, 0))  # [W, R, R], pairs of an epoch
-        # Each shape has half a batch or more on average.
-        max_shapes = min(max_shapes, 1 + int(tokens) // batch_tokens)
-        splits = _split_lengths(expected.sum(0), ladder, len(expected) * batch_tokens)
-        candidates = list(itertools.islice(splits, max_shapes))
+        candidates = list(itertools.islice(_split_lengths(expected, ladder, most_rows), max_shapes))
         fewest_cells = np.inf
         for leftovers_move, boxes in itertools.product((True, False), candidates):
-            pairs = np.stack([expected[:, *box.rungs.T].sum(1) for box in boxes], 1)  # [W, K]
-            layout = _lay_out(boxes, np.ceil(pairs).astype(int), batch_tokens, leftovers_move)
+            pairs = np.ceil([box.sum_of(expected) for box in boxes]).astype(np.int64).T  # [W, K]
+            layout = _lay_out(boxes, pairs, most_rows, leftovers_move)
             if (cells := layout.cells()) < fewest_cells:
-                fewest_cells, chosen, moves = cells, boxes, leftovers_move
+                fewest_cells, chosen, move = cells, boxes, leftovers_move
             if tokens >= enough_share * cells:
                 break
         self._box_of_rungs = np.zeros(counts.shape[2:], np.int16)  # [R, R]
-        stock = np.zeros((*counts.shape[:2], len(chosen)), np.int64)  # [W, P, K], pairs
         for number, box in enumerate(chosen):
-            self._box_of_rungs[*box.rungs.T] = number
-            stock[:, :, number] = counts[:, :, *box.rungs.T].sum(2)
-        self._draws = stock if mix_weights is None else _draws(stock, quotas)
-        self._layout = _lay_out(chosen, self._draws.sum(1), batch_tokens, moves)
-        self._batches = self._layout.batches
-        self.shapes = self._layout.shapes
-        self.batches_per_epoch = int(self._batches.sum())
+            self._box_of_rungs[box.source_rungs, box.target_rungs] = number
+        stock = np.stack([box.sum_of(counts) for box in chosen], 2)  # [W, P, K], pairs
+        self._draws = _round_to_whole(stock, repeats)
+        self._layout = _lay_out(chosen, self._draws.sum(1), most_rows, move)
+        used = self._layout.batches.sum(0)
+        self.shapes = tuple(itertools.compress(self._layout.shapes, used.tolist()))
+        self.batches_per_epoch = int(used.sum())
         self.real_share = tokens / self._layout.cells()
 
     def epoch(
@@ -266,23 +265,24 @@ class BatchPlan:
                 shapes, pairs in that of the corpus.
             first_batch: batches to skip; windows that hold no others are not planned.
         """
-        windows = np.arange(len(self._batches))
+        batches, shapes = self._layout.batches, self._layout.shapes
+        windows = np.arange(len(batches))
         if seed is not None:
             random = np.random.default_rng(np.random.SeedSequence([seed, 0, 1], spawn_key=(epoch,)))
             random.shuffle(windows)
-            memory = (self._batches[windows] > 0) * [shape.memory for shape in self.shapes]
+            memory = (batches[windows] > 0) * [shape.memory for shape in shapes]
             windows = np.roll(windows, -int(memory.max(1).argmax()))
         for window in windows.tolist():
-            num_batches = int(self._batches[window].sum())
+            num_batches = int(batches[window].sum())
             if first_batch < num_batches:
                 yield from self._plan_window(window, epoch, seed)[first_batch:]
             first_batch = max(0, first_batch - num_batches)
 
     def _plan_window(self, window: int, epoch: int, seed: int | None) -> list[PlannedBatch]:
-        pairs_of_box: list[list[Counts]] = [[] for _ in self.shapes]
+        pairs_of_box: list[list[Counts]] = [[] for _ in self._layout.shapes]
         for part, draws in enumerate(self._draws[window]):
             pairs, boxes = self._pairs_and_boxes(window, part)
-            sizes = np.bincount(boxes, minlength=len(self.shapes))
+            sizes = np.bincount(boxes, minlength=len(pairs_of_box))
             in_boxes = np.split(pairs[np.argsort(boxes, kind="stable")], np.cumsum(sizes)[:-1])
             for box, drawn in enumerate(in_boxes):
                 if seed is not None:
@@ -291,13 +291,13 @@ class BatchPlan:
                 pairs_of_box[box].append(drawn)
         random = np.random.default_rng(None if seed is None else [seed, window, epoch])
         planned = []
-        for box, shape in enumerate(self.shapes):
+        for box, shape in enumerate(self._layout.shapes):
             pairs = np.concatenate(pairs_of_box[box])
             if seed is not None:
                 random.shuffle(pairs)
             pairs, leftover = np.split(pairs, [self._layout.kept[window, box]])
             pairs_of_box[self._layout.larger[box]].append(leftover)
-            if num_batches := int(self._batches[window, box]):
+            if num_batches := int(self._layout.batches[window, box]):
                 cut = np.array_split(pairs, num_batches)
                 planned += [PlannedBatch(shape, some) for some in cut]
         if seed is None:
@@ -328,27 +328,29 @@ def pieces_of(window: int, part: int, part_offsets: Counts) -> list[slice]:
     """Returns which pairs of a corpus are in a window, as slices in order."""
     windows = count_windows(part_offsets)
     first, last = part_offsets[part : part + 2].tolist()
-    edges = [first + (last - first) * n // (windows * _PIECES) for n in range(windows * _PIECES + 1)]
-    pieces = [slice(*edges[n : n + 2]) for n in range(window, windows * _PIECES, windows)]
+    count = windows * _PIECES
+    edges = [first + (last - first) * piece // count for piece in range(count + 1)]
+    pieces = [slice(*edges[n : n + 2]) for n in range(window, count, windows)]
     return [piece for piece in pieces if piece.start < piece.stop]
 
 
 def count_lengths(corpus: TokenizedCorpus) -> LengthCounts:
     """Counts the pairs of a corpus by their lengths, a piece of it at a time."""
-    places = list(np.ndindex(count_windows(corpus.part_offsets), len(corpus.part_offsets) - 1))
-    longest = 1
-    for place in places:
-        for piece in pieces_of(*place, corpus.part_offsets):
-            longest = max(longest, *(int(side.max()) for side in _lengths(corpus, piece)))
+    windows, parts = count_windows(corpus.part_offsets), len(corpus.part_offsets) - 1
+    places = [
+        (window, part, piece)
+        for window, part in np.ndindex(windows, parts)
+        for piece in pieces_of(window, part, corpus.part_offsets)
+    ]
+    longest = max(int(side.max()) for *_, piece in places for side in _lengths(corpus, piece))
     ladder = _ladder(longest)
     rungs = len(ladder)
     rung_of_length = np.searchsorted(ladder, np.arange(longest + 1))
-    counts = np.zeros((*np.add(places[-1], 1), rungs, rungs), np.int32)
-    for place in places:
-        for piece in pieces_of(*place, corpus.part_offsets):
-            source, target = (rung_of_length[side] for side in _lengths(corpus, piece))
-            found = np.bincount(source * rungs + target, minlength=rungs * rungs)
-            counts[place] += found.reshape(rungs, rungs).astype(np.int32)
+    counts = np.zeros((windows, parts, rungs, rungs), np.int32)
+    for window, part, piece in places:
+        source, target = (rung_of_length[side] for side in _lengths(corpus, piece))
+        found = np.bincount(source * rungs + target, minlength=rungs * rungs)
+        counts[window, part] += found.reshape(rungs, rungs).astype(np.int32)
     return LengthCounts(ladder, counts)
 
 
@@ -369,57 +371,76 @@ def _ladder(longest: int) -> Counts:
 
 
 class _Box(NamedTuple):
-    """Lengths that share a shape: [C, 2], source and target rung of each cell that has pairs."""
+    """Cells of the ladder that share a shape.
 
-    rungs: Counts
+    Attributes:
+        source_rungs, target_rungs: [C], of each cell that has pairs.
+        source_length, target_length: the longest.
+    """
+
+    source_rungs: Counts
+    target_rungs: Counts
     source_length: int
     target_length: int
 
+    def sum_of(self, counts: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Returns the sum [...] of counts [..., R, R] over the box."""
+        return np.asarray(counts[..., self.source_rungs, self.target_rungs].sum(-1))
+
 
 def _split_lengths(
-    counts: npt.NDArray[np.float64], ladder: Counts, room: int
+    counts: npt.NDArray[np.float64], ladder: Counts, most_rows: Callable[[Any], Any]
 ) -> Iterator[list[_Box]]:
-    """Yields 1, 2, 3, ... boxes: always that one is split whose split saves the most padding.
+    """Yields 1, 2, 3, ... boxes: always the one is split whose split saves the most padding.
 
     Args:
-        counts: [R, R], pairs by source rung and target rung.
+        counts: [W, R, R], pairs of an epoch by window, source rung and target rung.
         ladder: [R], the length of each rung.
-        room: tokens of one batch in every window, of which each box fills half or more.
+        most_rows: of a batch, from the longest sentence.
     """
+    windows, counts = len(counts), counts.sum(0)
 
     def box_of(rungs: Counts) -> _Box:
-        return _Box(rungs, *ladder[rungs.max(0)].tolist())
+        return _Box(*rungs.T, *ladder[rungs.max(0)].tolist())
 
     def best_split(box: _Box) -> tuple[float, list[_Box]]:
         """Returns the cells that the best split saves, and the two boxes."""
         best: tuple[float, list[_Box]] = 0.0, []
+        whole = float(box.sum_of(counts)) * (box.source_length + box.target_length)
         for axis in (0, 1):
-            rungs = box.rungs[np.argsort(box.rungs[:, axis], kind="stable")]
-            pairs = counts[*rungs.T]
-            cells = np.where(np.diff(rungs[:, axis]) > 0, 0.0, np.inf)  # after a split at each edge
-            # Pairs on each side of an edge, and the longest of them.
+            rungs = np.stack(box[:2], 1)  # [C, 2]
+            rungs = rungs[np.argsort(rungs[:, axis], kind="stable")]
+            pairs = counts[rungs[:, 0], rungs[:, 1]]
+            # Cells of the two halves, for a split after each place.
+            cells = np.where(np.diff(rungs[:, axis]) > 0, 0.0, np.inf)
             for order in (slice(None), slice(None, None, -1)):
-                side_pairs = np.cumsum(pairs[order])[:-1][order]
+                half = np.cumsum(pairs[order])[:-1][order]
                 longest = ladder[np.maximum.accumulate(rungs[order])][:-1][order]
-                cells += side_pairs * longest.sum(1)
-                cells[side_pairs * longest.max(1) < room / 2] = np.inf
-            if len(cells):
-                saved = pairs.sum() * (box.source_length + box.target_length) - cells.min()
-                edge = int(cells.argmin()) + 1
-                if saved > best[0]:
-                    best = float(saved), [box_of(rungs[:edge]), box_of(rungs[edge:])]
+                cells += half * longest.sum(1)
+                # Each box fills half a batch or more in every window.
+                cells[2 * half < windows * most_rows(longest.max(1))] = np.inf
+            if len(cells) and whole - cells.min() > best[0]:
+                place = int(cells.argmin()) + 1
+                best = whole - float(cells.min()), [box_of(rungs[:place]), box_of(rungs[place:])]
         return best
 
     boxes = [box_of(np.argwhere(counts))]
     splits = [best_split(boxes[0])]
     while True:
-        yield sorted(boxes, key=lambda box: (box.source_length + box.target_length, *box[1:]))
+        yield sorted(boxes, key=lambda box: (box.source_length + box.target_length, *box[2:]))
         number = max(range(len(splits)), key=lambda index: splits[index][0])
         saved, halves = splits[number]
         if not saved:
             return
         boxes[number : number + 1] = halves
         splits[number : number + 1] = map(best_split, halves)
+
+
+def _most_rows(batch_tokens: int, batch_sentences: int | None, longest: Any) -> Any:
+    """Returns how many sentences of these lengths a batch holds; a multiple of 8 from 8 on."""
+    rows = batch_tokens // longest
+    rows = np.where(rows < _ROWS_STEP, rows, rows - rows % _ROWS_STEP)
+    return np.minimum(rows, batch_sentences or batch_tokens)
 
 
 class _Layout(NamedTuple):
@@ -438,35 +459,37 @@ class _Layout(NamedTuple):
     larger: list[int]
 
     def cells(self) -> float:
+        """Returns the cells of all batches of an epoch."""
         return float(self.batches.sum(0) @ [shape.cells for shape in self.shapes])
 
 
 def _lay_out(
-    boxes: Sequence[_Box], pairs: Counts, batch_tokens: int, leftovers_move: bool
+    boxes: Sequence[_Box], pairs: Counts, most_rows: Callable[[Any], Any], leftovers_move: bool
 ) -> _Layout:
     """Lays out the pairs of each window and box, [W, K], over batches.
 
     Where leftovers move, pairs that do not fill a batch go to the next box that holds them if that
-    pads less than leaving rows empty. The pairs of a box are spread evenly over the fewest batches, which have no
-    more rows than that takes.
+    pads less than leaving rows empty. The pairs of a box are spread evenly over the fewest batches,
+    which have no more rows than that takes.
     """
-    kept, batches, larger, shapes = pairs.copy(), np.zeros_like(pairs), [], []
-    for number, (_, source, target) in enumerate(boxes):
-        limit = batch_tokens // max(source, target)
-        limit -= limit % _ROWS_STEP if limit >= _ROWS_STEP else 0
+    kept, batches = pairs.copy(), np.zeros_like(pairs)
+    larger: list[int] = []
+    shapes: list[BatchShape] = []
+    for number, (*_, source, target) in enumerate(boxes):
+        limit = int(most_rows(max(source, target)))
         holders = (
             index
             for index, box in enumerate(boxes[number + 1 :], number + 1)
             if box.source_length >= source and box.target_length >= target
         )
-        larger.append(next(holders, number))
-        holder = boxes[larger[-1]]
-        leftover = kept[:, number] % limit
-        moved_cells = leftover * (holder.source_length + holder.target_length)
-        leftover[moved_cells >= limit * (source + target)] = 0
-        if leftovers_move and larger[-1] > number:
+        holder = next(holders, number)
+        larger.append(holder)
+        if leftovers_move and holder > number:
+            leftover = kept[:, number] % limit
+            moved_cells = leftover * sum(boxes[holder][2:])
+            leftover[moved_cells >= limit * (source + target)] = 0
             kept[:, number] -= leftover
-            kept[:, larger[-1]] += leftover
+            kept[:, holder] += leftover
         batches[:, number] = -(-kept[:, number] // limit)
         fullest = (kept[:, number] / np.maximum(batches[:, number], 1)).max()
         rows = min(limit, math.ceil(fullest / _ROWS_STEP) * _ROWS_STEP)
@@ -479,53 +502,29 @@ def _lay_out(
 # and window to every epoch, so that every epoch has the same number of batches.
 
 
-def epoch_quotas(sizes: Counts, weights: Sequence[float] | None) -> Counts:
-    """Returns how many pairs of an epoch come from each corpus, int64 [P].
-
-    Args:
-        sizes: [P], pairs of each corpus.
-        weights: share of each corpus, on any scale; None means that an epoch has every pair once.
-
-    Raises:
-        InputError: there is not one weight above 0 for each corpus, or a corpus has no pairs.
-    """
+def _repeats(sizes: Counts, weights: Sequence[float] | None) -> npt.NDArray[np.float64]:
+    """Returns how often an epoch has a pair of each corpus, on average, [P]."""
     if weights is None:
-        return sizes
+        return np.ones(len(sizes))
     check_mix_weights(weights, len(sizes), ",".join(map(str, weights)))
     if not sizes.all():
         raise InputError(
             f"corpus {int(sizes.argmin()) + 1} of {len(sizes)} has no pairs to mix in; "
             "remove it, or relax the filters by length"
         )
-    return share_out(int(sizes.sum()), np.asarray(weights))
+    shares = np.asarray(weights, np.float64) / np.sum(weights)
+    return np.asarray(sizes.sum() * shares / sizes)
 
 
-def share_out(total: int, weights: npt.NDArray[Any]) -> Counts:
-    """Splits a number in proportion to weights, by the largest remainder method.
+def _round_to_whole(stock: Counts, repeats: npt.NDArray[np.float64]) -> Counts:
+    """Returns the pairs of an epoch by window, corpus and box, [W, P, K], from those there are.
 
-    A share whose weight is not 0 is at least 1, even if the sum then exceeds `total`.
-
-    Example:
-        >>> share_out(10, np.array([1, 1, 1])).tolist()
-        [4, 3, 3]
+    What rounding takes from one box the next one gets; each that has pairs gives one or more.
     """
-    if not weights.any():
-        return np.zeros(len(weights), np.int64)
-    exact = total * weights / weights.sum()
-    shares: Counts = np.maximum(np.floor(exact), weights > 0).astype(np.int64)
-    missing = max(0, total - int(shares.sum()))
-    shares[np.argsort(shares - exact, kind="stable")[:missing]] += 1
-    return shares
-
-
-def _draws(stock: Counts, quotas: Counts) -> Counts:
-    """Returns the pairs of an epoch by window, corpus and box, [W, P, K], from those there are."""
-    draws = np.zeros_like(stock)
-    for part, quota in enumerate(quotas.tolist()):
-        windows = share_out(quota, stock[:, part].sum(1))
-        for window, share in enumerate(windows.tolist()):
-            draws[window, part] = share_out(share, stock[window, part])
-    return draws
+    by_part = stock.swapaxes(0, 1) * repeats[:, None, None]  # [P, W, K]
+    ends = np.rint(by_part.reshape(len(repeats), -1).cumsum(1)).astype(np.int64)
+    draws = np.diff(ends, prepend=0).reshape(by_part.shape).swapaxes(0, 1)
+    return np.maximum(draws, stock > 0)
 
 
 def draw_pairs(pairs: Counts, count: int, epoch: int, key: Sequence[int]) -> Counts:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from keras_transformer.config import EOS_ID, PAD_ID
-from keras_transformer.data.token_cache import TokenizedCorpus
+from keras_transformer.data.corpus import TokenizedCorpus
 from keras_transformer.errors import InputError
 from keras_transformer.files import write_atomically
 from keras_transformer.text.vocabulary import RESERVED_IDS

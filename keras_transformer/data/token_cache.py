@@ -369,7 +369,8 @@ def write_corpus(
         for side, vocabulary in zip(_SIDES, maker.vocabularies, strict=True)
     }
     lengths = dict.fromkeys(types, 0)
-    part_offsets, all_dropped = [0], []
+    part_offsets = [0]
+    all_dropped: list[dict[str, int]] = []
     with contextlib.ExitStack() as stack:
         files = {name: stack.enter_context((folder / name).open("wb")) for name in types}
 
@@ -380,8 +381,9 @@ def write_corpus(
         for side in _SIDES:
             append(f"{side}_offsets", np.zeros(1, np.int64))
         for part, source in enumerate(sources):
-            identity, dropped = source.identity, []
-            before = part_offsets[-1] + sum(_sum_counts(all_dropped).values())
+            identity = source.identity
+            dropped: list[dict[str, int]] = []
+            before = part_offsets[-1] + sum(sum(counts.values()) for counts in all_dropped)
             report = lambda pairs, before=before: progress(before + pairs)  # noqa: E731
             for chunk in maker.tokenize(part, source, report, worker):
                 for side in _SIDES:
@@ -396,7 +398,7 @@ def write_corpus(
                 raise maker.length_filter.nothing_left(_sum_counts(dropped), str(source))
             all_dropped += dropped
     arrays = {name: (types[name], lengths[name]) for name in types}
-    mapped = {name: _map(folder / name, *array) for name, array in arrays.items()}
+    mapped: dict[str, Any] = {name: _map(folder / name, *arrays[name]) for name in arrays}
     corpus = TokenizedCorpus(**mapped, part_offsets=np.array(part_offsets))
     ladder, counts = count_lengths(corpus)
     for name, values in (("ladder", ladder), ("length_counts", counts)):

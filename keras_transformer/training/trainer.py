@@ -16,9 +16,9 @@ from typing_extensions import Self
 from keras_transformer.config import TrainingConfig, split_list
 from keras_transformer.data import (
     Batch,
+    BatchPlan,
     ParallelText,
     TokenizedCorpus,
-    bucket_corpus,
     evaluation_batches,
     to_dataset,
     training_batches,
@@ -452,7 +452,7 @@ class TrainingInput:
         longest = int(max(corpus.source_lengths.max(), corpus.target_lengths.max()))
         part = self._training.batch_tokens // self._training.accumulation_steps
         sharing = self._sharing | {"batch_tokens": max(part, longest)}
-        count = sum(bucket_corpus(corpus, batch_tokens=sharing["batch_tokens"]).batches)
+        count = BatchPlan(corpus, batch_tokens=sharing["batch_tokens"]).batches_per_epoch
         return self._distributed(functools.partial(evaluation_batches, corpus, **sharing), count)
 
     def _distributed(self, batches: Callable[[], Iterator[Batch]], count: int | None = None) -> Any:
@@ -472,9 +472,8 @@ def num_shapes(run: RunDirectory, corpus: TokenizedCorpus) -> int:
     """Returns how many shapes the batches have, for each of which XLA compiles a program."""
     configs = run.configs()
     data, training = configs.corpora, configs.training
-    bucketing = bucket_corpus(corpus, batch_tokens=training.batch_tokens, mix_weights=data.weights)
-    # All pairs of a bucket may have moved on to larger ones.
-    return sum(batches > 0 for batches in bucketing.batches)
+    plan = BatchPlan(corpus, batch_tokens=training.batch_tokens, mix_weights=data.weights)
+    return len(plan.shapes)
 
 
 # Adam (Kingma and Ba 2015) in one operation a weight.

@@ -1,5 +1,6 @@
 """What it takes to lay out and plan an epoch over made-up lengths of very many pairs."""
 
+import dataclasses
 import pathlib
 import time
 import tracemalloc
@@ -9,9 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from keras_transformer.data import Bucketing, choose_buckets, plan_epoch
-from keras_transformer.data.length_clusters import length_histogram
-from keras_transformer.data.windows import SentenceLengths
+from keras_transformer.data import BatchPlan, TokenizedCorpus
+from keras_transformer.data.batches import count_lengths
 
 _BATCH_TOKENS = 25_000  # the paper's
 _CHUNK = 1 << 22
@@ -40,32 +40,36 @@ def measure(folder: pathlib.Path, pairs: int, whole_epoch: bool) -> Iterator[Mea
         whole_epoch: whether to go through all batches too, to see that each pair occurs once.
     """
     source, target = _offsets(folder, pairs)
-    lengths = SentenceLengths(source), SentenceLengths(target, extra=1)
-    parts = np.array([0, pairs])
-    histogram, line = _timed("histogram (once, with the tokens)", length_histogram, *lengths, parts)
-    yield line._replace(result=f"{len(histogram.keys):,} bins")
+    no_ids = np.zeros(0, np.uint16)
+    corpus = TokenizedCorpus(
+        source_ids=no_ids,
+        source_offsets=source,
+        target_ids=no_ids,
+        target_offsets=target,
+        part_offsets=np.array([0, pairs]),
+    )
+    counts, line = _timed("length counts (once, with the tokens)", count_lengths, corpus)
+    yield line._replace(result=f"{np.count_nonzero(counts.pairs.sum((0, 1))):,} cells")
+    corpus = dataclasses.replace(corpus, length_counts=counts)
 
-    def begin() -> Bucketing:
-        bucketing = choose_buckets(
-            *lengths, batch_tokens=_BATCH_TOKENS, part_offsets=parts, histogram=histogram
-        )
-        next(plan_epoch(bucketing, seed=_SEED))
-        return bucketing
+    def begin() -> BatchPlan:
+        plan = BatchPlan(corpus, batch_tokens=_BATCH_TOKENS)
+        next(plan.epoch(seed=_SEED))
+        return plan
 
-    bucketing, line = _timed("buckets, plan, first batch", begin)
-    batches = sum(bucketing.batches)
+    plan, line = _timed("shapes, plan, first batch", begin)
+    batches = plan.batches_per_epoch
     yield line._replace(
-        result=f"{len(bucketing.windows)} windows, {len(bucketing.buckets)} shapes, "
-        f"{batches:,} batches, {bucketing.real_share:.1%} real tokens"
+        result=f"{len(counts.pairs)} windows, {len(plan.shapes)} shapes, "
+        f"{batches:,} batches, {plan.real_share:.1%} real tokens"
     )
     place = int(_PLACE * batches)
     _, line = _timed(
-        "place in a later epoch",
-        lambda: next(plan_epoch(bucketing, epoch=2, seed=_SEED, first_batch=place)),
+        "place in a later epoch", lambda: next(plan.epoch(2, seed=_SEED, first_batch=place))
     )
     yield line._replace(result=f"batch {place:,} of epoch 3")
     if whole_epoch:
-        times, line = _timed("whole epoch", _occurrences, bucketing, pairs)
+        times, line = _timed("whole epoch", _occurrences, plan, pairs)
         once = bool((times == 1).all())
         yield line._replace(result="every pair once" if once else "NOT every pair once")
 
@@ -87,9 +91,9 @@ def _offsets(folder: pathlib.Path, pairs: int) -> list[npt.NDArray[np.int64]]:
     return [np.asarray(np.memmap(path, np.int64, "r")) for path in paths]
 
 
-def _occurrences(bucketing: Bucketing, pairs: int) -> npt.NDArray[np.uint8]:
+def _occurrences(plan: BatchPlan, pairs: int) -> npt.NDArray[np.uint8]:
     times = np.zeros(pairs, np.uint8)
-    for batch in plan_epoch(bucketing, seed=_SEED):
+    for batch in plan.epoch(seed=_SEED):
         times[batch.pairs] += 1
     return times
 

@@ -1,86 +1,74 @@
-"""Reading parallel text from files."""
+"""Packing token ids into flat arrays."""
 
-import itertools
-import os
-
+import numpy as np
 import pytest
 
-from keras_transformer.data.sources import FilePair, ParallelText, TsvFile, read_parallel
-from keras_transformer.data.vocabularies import learn_from_corpus
+from keras_transformer.config import EOS_ID
+from keras_transformer.data.corpus import TokenizedCorpus, gather_rows, pad_ids
 from keras_transformer.errors import InputError
 
 
-def test_parallel_files_keep_blank_lines_in_step(tmp_path):
-    (tmp_path / "en").write_text("one\n\nthree\n")
-    (tmp_path / "de").write_text("eins\nzwei\n\n")
-    text = read_parallel(tmp_path / "en", tmp_path / "de")
-    assert text.source == ["one", "", "three"]
-    assert text.target == ["eins", "zwei", ""]
+def test_sources_get_an_end_token_and_targets_stay_bare():
+    corpus = TokenizedCorpus.from_ids([[5, 6], [7]], [[8], [9, 10, 11]])
+    assert corpus.source_ids.tolist() == [5, 6, EOS_ID, 7, EOS_ID]
+    assert corpus.source_offsets.tolist() == [0, 3, 5]
+    assert corpus.target_ids.tolist() == [8, 9, 10, 11]
+    assert corpus.target_offsets.tolist() == [0, 1, 4]
+    assert corpus.source_ids.dtype == corpus.target_ids.dtype == np.int32
+    assert len(corpus) == 2
 
 
-@pytest.mark.parametrize("lines", list(itertools.permutations((2, 3, 7), 2)))
-def test_parallel_files_of_different_length_are_refused_with_both_counts(tmp_path, lines):
-    for name, count in zip(("en", "de"), lines, strict=True):
-        (tmp_path / name).write_text("line\n" * count)
-    with pytest.raises(InputError, match=rf"en has {lines[0]} and .*de has {lines[1]};"):
-        read_parallel(tmp_path / "en", tmp_path / "de")
+def test_lengths_count_the_end_token_on_both_sides():
+    corpus = TokenizedCorpus.from_ids([[5, 6], [7]], [[8], [9, 10, 11]])
+    assert corpus.source_lengths.tolist() == [3, 2]
+    assert corpus.target_lengths.tolist() == [2, 4]
 
 
-def test_a_tsv_file_has_both_sides_on_each_line(tmp_path):
-    (tmp_path / "text.tsv").write_bytes(b"one\teins\r\n\tzwei\nthree\t\n")
-    pairs = TsvFile(tmp_path / "text.tsv")
-    assert ParallelText.from_pairs(pairs) == (["one", "", "three"], ["eins", "zwei", ""])
+def test_empty_and_long_pairs_are_dropped_and_counted():
+    corpus = TokenizedCorpus.from_ids(
+        [[5], [], [6, 6], [7] * 3, [8], [9] * 3], [[5], [5], [6, 6], [7], [], []], max_length=2
+    )
+    assert corpus.dropped == {"empty": 3, "too long": 1, "length ratio": 0}
+    assert corpus.source_ids.tolist() == [5, EOS_ID, 6, 6, EOS_ID]
+    assert corpus.target_ids.tolist() == [5, 6, 6]
 
 
-@pytest.mark.parametrize(("line", "tabs"), [("two zwei", 0), ("two\tzwei\tdeux", 2), ("", 0)])
-def test_a_line_without_exactly_one_tab_is_named(tmp_path, line, tabs):
-    (tmp_path / "text.tsv").write_text(f"one\teins\n{line}\n")
-    with pytest.raises(InputError, match=rf"text\.tsv, line 2: expected .* got {tabs} tabs; fix"):
-        list(TsvFile(tmp_path / "text.tsv"))
+def test_pairs_of_very_different_length_are_dropped_on_request():
+    corpus = TokenizedCorpus.from_ids(
+        [[5] * 4, [6] * 2, [7]], [[5], [6] * 4, [7] * 3], max_length_ratio=2
+    )
+    assert corpus.dropped == {"empty": 0, "too long": 0, "length ratio": 2}
+    assert corpus.source_ids.tolist() == [6, 6, EOS_ID]
 
 
-def test_a_source_can_be_gone_through_again(tmp_path):
-    (tmp_path / "text.tsv").write_text("one\teins\n")
-    pairs = TsvFile(tmp_path / "text.tsv")
-    assert list(pairs) == list(pairs) == [("one", "eins")]
+def test_a_corpus_that_is_not_put_together_has_one_part():
+    corpus = TokenizedCorpus.from_ids([[5], [], [6]], [[7]] * 3)
+    assert corpus.part_offsets.tolist() == [0, 2]
 
 
-def test_the_identity_of_files_changes_with_size_and_time_and_place(tmp_path):
-    for name in ("en", "de", "copy"):
-        (tmp_path / name).write_text("one\n")
-        os.utime(tmp_path / name, ns=(5, 5))
-    pair = FilePair(tmp_path / "en", tmp_path / "de")
-    seen = [pair.identity, FilePair(tmp_path / "de", tmp_path / "en").identity]
-    seen.append(FilePair(tmp_path / "en", tmp_path / "copy").identity)
-    os.utime(tmp_path / "de", ns=(5, 6))
-    seen.append(pair.identity)
-    (tmp_path / "de").write_text("drei\n")
-    os.utime(tmp_path / "de", ns=(5, 6))
-    seen.append(pair.identity)
-    assert all(first != second for first, second in itertools.combinations(seen, 2))
-    assert pair.identity == seen[-1]
+def test_a_corpus_without_usable_pairs_is_refused():
+    with pytest.raises(InputError, match="no pair of sentences is left of 2: 1 have an empty side"):
+        TokenizedCorpus.from_ids([[], [5, 5]], [[5], [5]], max_length=1)
 
 
-def test_the_identity_does_not_depend_on_the_way_to_a_file(tmp_path, monkeypatch):
-    (tmp_path / "text.tsv").write_text("one\teins\n")
-    monkeypatch.chdir(tmp_path)
-    assert TsvFile("text.tsv").identity == TsvFile(tmp_path / "text.tsv").identity
+def test_sides_that_do_not_pair_up_are_refused():
+    with pytest.raises(InputError, match="got 1 and 2 sentences"):
+        TokenizedCorpus.from_ids([[5]], [[5], [6]])
 
 
-def test_a_pipe_is_refused_where_text_is_read_more_than_once(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(InputError, match="pipe is read several times; give a file on disk"):
-        TsvFile(tmp_path / "pipe").identity  # noqa: B018
+def test_pad_ids_fills_up_on_the_right():
+    assert pad_ids([[4], [], [5, 6]]).tolist() == [[4, 0], [0, 0], [5, 6]]
+    assert pad_ids([]).shape == (0, 0)
 
 
-def test_a_real_corpus_keeps_its_sides_in_step(shared_data):
-    folder = shared_data("tatoeba_ende")
-    pairs = FilePair(folder / "train.en.gz", folder / "train.de.gz")
-    assert sum(1 for _ in pairs) == 166_412
+def test_gathered_rows_keep_their_order_and_leave_the_rest_empty():
+    ids = np.array([4, 5, 6, 7], np.int32)
+    rows = gather_rows(ids, np.array([0, 1, 4]), np.array([1, 0]), (3, 4))
+    assert rows.tolist() == [[5, 6, 7, 0], [4, 0, 0, 0], [0, 0, 0, 0]]
 
 
-def test_a_pipe_is_refused_before_a_vocabulary_is_learned_from_it(tmp_path):
-    os.mkfifo(tmp_path / "pipe")  # without a writer, so that reading it would wait
-    (tmp_path / "file").write_text("one\n")
-    with pytest.raises(InputError, match="pipe is read several times; give a file on disk"):
-        learn_from_corpus([FilePair(tmp_path / "file", tmp_path / "pipe")], size=9)
+def test_rows_are_int32_however_compact_the_ids_are():
+    ids = np.array([4, 65_535], np.uint16)
+    rows = gather_rows(ids, np.array([0, 2]), np.array([0]), (1, 3))
+    assert rows.dtype == np.int32
+    assert rows.tolist() == [[4, 65_535, 0]]

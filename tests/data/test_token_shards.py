@@ -21,7 +21,7 @@ SHARD = 20
 ROOT = pathlib.Path(keras_transformer.__file__).parents[1]
 SCRIPT = f"""
 import sys
-from keras_transformer.data import cached_corpus, token_shards
+from keras_transformer.data import cached_corpus, token_cache
 from keras_transformer.data.sources import TsvFile
 from keras_transformer.text import Vocabulary
 

@@ -151,7 +151,7 @@ def test_runs_that_share_a_folder_leave_each_others_text_there(tmp_path, tsv):
     assert len(made(tmp_path)) == 2
 
 
-@pytest.mark.parametrize("change", ["text", "time", "vocabulary", "length", "ratio", "order"])
+@pytest.mark.parametrize("change", ["text", "vocabulary", "length", "ratio", "order"])
 def test_whatever_it_depends_on_makes_it_anew_and_deletes_the_old_one(tmp_path, tsv, change):
     other = write_tsv(tmp_path / "other.tsv", ["x y"])
     before = Letters()
@@ -160,8 +160,6 @@ def test_whatever_it_depends_on_makes_it_anew_and_deletes_the_old_one(tmp_path, 
     sources, limits, vocabulary = [tsv, other], {}, Letters()
     if change == "text":
         write_tsv(tsv.path, ["ab c", "d efgh"])
-    elif change == "time":
-        os.utime(tsv.path, ns=(1, 1))
     elif change == "vocabulary":
         vocabulary.fingerprint = "others"
     elif change == "order":
@@ -217,7 +215,7 @@ def test_the_corpus_of_which_nothing_is_left_is_named(tmp_path, tsv):
 def test_text_that_changes_while_it_is_read_is_refused(tmp_path, tsv):
     class Meddler(Letters):
         def encode(self, texts, num_threads=-1):
-            os.utime(tsv.path, ns=(1, 1))
+            write_tsv(tsv.path, ["ab c"])
             return super().encode(texts, num_threads)
 
     with pytest.raises(InputError, match=r"text\.tsv changed while it was read; start again"):
@@ -256,7 +254,7 @@ def test_where_another_process_was_quicker_its_result_is_taken(tmp_path, tsv):
 WRITER = """
 import pathlib, sys, time
 
-from atomic_folders import atomic_folder
+from keras_transformer.files import atomic_folder
 
 with atomic_folder(pathlib.Path(sys.argv[1]), pathlib.Path.is_dir) as aside:
     (aside / "half").write_text("half")
@@ -266,7 +264,7 @@ with atomic_folder(pathlib.Path(sys.argv[1]), pathlib.Path.is_dir) as aside:
 
 
 def test_a_half_written_one_is_never_read_and_removed_once_its_process_is_dead(tmp_path, tsv):
-    folder = pathlib.Path(files.__file__).parent  # found here without the whole package
+    folder = pathlib.Path(files.__file__).parents[1]
     process = subprocess.Popen(
         [sys.executable, "-c", WRITER, str(tmp_path / "cache" / "tokens-0")],
         stdout=subprocess.PIPE,
@@ -305,8 +303,9 @@ def test_opening_a_million_pairs_reads_none_of_them(tmp_path, tsv, count_lines):
     (folder,) = (tmp_path / "cache").iterdir()
     manifest = json.loads((folder / "manifest.json").read_text())
     for name, array in manifest["arrays"].items():
-        array["length"] = 1_000_001 if name.endswith("offsets") else 25_000_000
-        os.truncate(folder / name, array["length"] * np.dtype(array["dtype"]).itemsize)
+        if not name.startswith("l"):  # the ladder, and the counts of lengths on it
+            array[1] = 1_000_001 if name.endswith("offsets") else 25_000_000
+            os.truncate(folder / name, array[1] * np.dtype(array[0]).itemsize)
     manifest["part_offsets"] = [0, 1_000_000]
     (folder / "manifest.json").write_text(json.dumps(manifest))
     opened = []

@@ -1,0 +1,549 @@
+"""Batches of ids: shapes, the plan of an epoch, mixing, arrays."""
+
+import gzip
+import itertools
+
+import numpy as np
+import pytest
+
+from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID
+from keras_transformer.data import batches as module
+from keras_transformer.data.batches import (
+    BatchPlan,
+    BatchShape,
+    count_lengths,
+    count_windows,
+    draw_pairs,
+    evaluation_batches,
+    pieces_of,
+    to_dataset,
+    training_batches,
+)
+from keras_transformer.data.corpus import TokenizedCorpus
+from keras_transformer.errors import InputError
+
+
+def corpus_of(source, target, parts=()):
+    """A corpus of the given lengths, EOS included, with made-up ids."""
+    source, target = (np.cumsum([0, *side]) for side in (source, np.subtract(target, 1)))
+    return TokenizedCorpus(
+        source_ids=np.full(source[-1], 5, np.uint16),
+        source_offsets=source,
+        target_ids=np.full(target[-1], 5, np.uint16),
+        target_offsets=target,
+        part_offsets=np.cumsum([0, *(parts or [len(source) - 1])]),
+    )
+
+
+def correlated_lengths(pairs=3000):
+    random = np.random.default_rng(5)
+    source = random.integers(2, 40, pairs)
+    return source, np.maximum(2, source + random.integers(-5, 6, pairs))
+
+
+def log_normal_lengths(pairs=20_000):
+    random = np.random.default_rng(7)
+    source = np.exp(random.normal(2.7, 0.6, pairs))
+    target = source * np.exp(random.normal(0.1, 0.2, pairs))
+    return [np.clip(side, 1, 150).astype(np.int64) + 1 for side in (source, target)]
+
+
+def order(planned):
+    return np.concatenate([batch.pairs for batch in planned])
+
+
+# Shapes
+
+
+def test_two_lengths_get_two_exact_shapes():
+    lengths = np.array([4] * 16 + [8] * 8)
+    plan = BatchPlan(corpus_of(lengths, lengths), batch_tokens=64)
+    assert plan.shapes == (BatchShape(16, 4, 4), BatchShape(8, 8, 8))
+    assert [batch.pairs.tolist() for batch in plan.epoch()] == [[*range(16)], [*range(16, 24)]]
+    assert plan.real_share == 1.0
+
+
+@pytest.mark.parametrize("limits", [{}, {"batch_sentences": 20}])
+def test_shapes_keep_to_batch_limits(limits):
+    plan = BatchPlan(corpus_of(*log_normal_lengths()), batch_tokens=1000, **limits)
+    for rows, source_length, target_length in plan.shapes:
+        assert 1 <= rows <= 1000 // max(source_length, target_length)
+        assert rows <= limits.get("batch_sentences", 1000)
+        assert rows < 8 or rows % 8 == 0 or limits  # so 2, 4 or 8 replicas get equal parts
+
+
+def test_batches_counted_in_sentences_are_full():
+    lengths = log_normal_lengths()
+    plan = BatchPlan(corpus_of(*lengths), batch_tokens=10**6, batch_sentences=32)
+    sizes = [len(batch.pairs) for batch in plan.epoch(seed=1)]
+    assert max(sizes) == 32
+    assert np.mean(np.equal(sizes, 32)) > 0.9
+
+
+def test_shape_has_no_more_rows_than_its_batches_need():
+    lengths = np.full(33, 4)
+    plan = BatchPlan(corpus_of(lengths, lengths), batch_tokens=128)  # 32 rows would fit
+    assert plan.shapes == (BatchShape(24, 4, 4),)
+    assert plan.batches_per_epoch == 2
+    assert plan.real_share == 33 / 48
+
+
+def test_last_batch_is_never_empty():
+    for pairs in range(1, 100):
+        lengths = np.full(pairs, 4)
+        plan = BatchPlan(corpus_of(lengths, lengths), batch_tokens=160)
+        assert all(len(batch.pairs) for batch in plan.epoch())
+
+
+def test_single_pair_makes_a_batch():
+    plan = BatchPlan(corpus_of([5], [7]), batch_tokens=7)
+    assert plan.shapes == (BatchShape(1, 5, 7),)
+    assert plan.batches_per_epoch == 1
+
+
+def test_long_sentences_get_exact_length_bound():
+    plan = BatchPlan(corpus_of([251, 3], [9, 4]), batch_tokens=251)
+    assert max(shape.source_length for shape in plan.shapes) == 251
+
+
+def test_memory_grows_with_rows_logits_and_attention():
+    assert BatchShape(8, 16, 32).memory > BatchShape(8, 32, 16).memory  # target tokens have logits
+    assert BatchShape(8, 256, 256).memory > 8 * BatchShape(16, 16, 16).memory  # same rows * lengths
+    assert BatchShape(16, 9, 9).memory == 2 * BatchShape(8, 9, 9).memory
+
+
+def test_number_of_shapes_is_limited_and_no_more_than_needed():
+    corpus = corpus_of(*log_normal_lengths())
+    assert len(BatchPlan(corpus, batch_tokens=2048, max_shapes=5).shapes) <= 5
+    few = BatchPlan(corpus, batch_tokens=2048, enough_share=0.8)
+    many = BatchPlan(corpus, batch_tokens=2048, enough_share=0.92)
+    assert 0.8 <= few.real_share < 0.88
+    assert many.real_share >= 0.92
+    assert len(few.shapes) < len(many.shapes) <= 96
+
+
+@pytest.mark.parametrize("batch_tokens", [2048, 8192, 25_000])
+@pytest.mark.parametrize(
+    ("name", "source_file", "target_file", "tokens_per_word"),
+    [
+        ("multi30k_bpe", "train.en", "train.de", 1),  # already cut into subwords
+        ("tatoeba_ende", "train.en.gz", "train.de.gz", 1.4),
+        ("canlaws_enfr", "train.en.gz", "train.fr.gz", 1.4),
+    ],
+)
+def test_real_corpora_waste_little_on_padding(
+    shared_data, name, source_file, target_file, tokens_per_word, batch_tokens
+):
+    source, target = (
+        np.minimum(word_counts(shared_data(name) / file) * tokens_per_word, 255).astype(int) + 1
+        for file in (source_file, target_file)
+    )
+    plan = BatchPlan(corpus_of(source, target), batch_tokens=batch_tokens)
+    assert plan.real_share >= 0.92
+    assert len(plan.shapes) <= 96
+
+
+_WORD_COUNTS: dict = {}
+
+
+def word_counts(path):
+    if path not in _WORD_COUNTS:
+        opener = gzip.open if path.suffix == ".gz" else open
+        with opener(path, "rb") as lines:
+            _WORD_COUNTS[path] = np.array([line.count(b" ") + 1 for line in lines])
+    return _WORD_COUNTS[path]
+
+
+def test_sentence_longer_than_batch_tokens_is_rejected():
+    with pytest.raises(InputError, match=r"batch_tokens 63 has no room .* \(64 tokens\)"):
+        BatchPlan(corpus_of([64], [3]), batch_tokens=63)
+    with pytest.raises(InputError, match="batch_tokens 64 has no room"):
+        training_batches(TokenizedCorpus.from_ids([[5] * 64], [[6]]), batch_tokens=64)
+
+
+# The plan of an epoch; a corpus of several windows too
+
+
+SIZES = (7000, 3000)
+
+
+@pytest.fixture(params=[1, 5], ids=["one_window", "five_windows"])
+def plan(request, monkeypatch):
+    if request.param > 1:
+        monkeypatch.setattr(module, "WINDOW_PAIRS", 2048)
+    corpus = corpus_of(*correlated_lengths(sum(SIZES)), SIZES)
+    assert count_windows(corpus.part_offsets) == request.param
+    return BatchPlan(corpus, batch_tokens=512)
+
+
+def test_every_pair_occurs_once_and_fits_its_batch(plan):
+    source, target = correlated_lengths(sum(SIZES))
+    assert plan.real_share > 0.9
+    for seed in (None, 0, 1):
+        planned = list(plan.epoch(2, seed=seed))
+        assert len(planned) == plan.batches_per_epoch
+        assert {shape for shape, _ in planned} == set(plan.shapes)
+        assert sorted(order(planned).tolist()) == list(range(sum(SIZES)))
+        for shape, pairs in planned:
+            assert 0 < len(pairs) <= shape.rows
+            assert source[pairs].max() <= shape.source_length
+            assert target[pairs].max() <= shape.target_length
+
+
+def test_order_follows_from_seed_and_epoch(plan):
+    first = order(plan.epoch(1, seed=4)).tolist()
+    assert first == order(plan.epoch(1, seed=4)).tolist()
+    assert first != order(plan.epoch(2, seed=4)).tolist()
+    assert first != order(plan.epoch(1, seed=5)).tolist()
+
+
+def test_batches_differ_between_epochs(plan):
+    epochs = [
+        {frozenset(batch.pairs.tolist()) for batch in plan.epoch(epoch, seed=1)} for epoch in (0, 1)
+    ]
+    assert len(epochs[0] & epochs[1]) < len(epochs[0]) / 20
+
+
+def test_largest_shape_comes_first_and_shapes_are_mixed(plan):
+    most = max(shape.memory for shape in plan.shapes)
+    for epoch in range(3):
+        planned = list(plan.epoch(epoch, seed=2))
+        assert planned[0].shape.memory == most
+        cells = np.array([batch.shape.cells / batch.shape.rows for batch in planned])
+        half = len(cells) // 2
+        assert abs(cells[:half].mean() - cells[half:].mean()) < 0.2 * cells.mean()
+
+
+def test_without_seed_order_is_fixed(plan):
+    assert order(plan.epoch()).tolist() == order(plan.epoch(3)).tolist()
+
+
+@pytest.mark.parametrize("place", [0, 1, 300, -1])
+def test_place_is_found_by_planning_one_window(plan, monkeypatch, place):
+    whole = list(plan.epoch(3, seed=1))
+    place %= len(whole)
+    looked_at, look = [], module._lengths
+    monkeypatch.setattr(module, "_lengths", lambda *args: looked_at.append(args) or look(*args))
+    first = next(plan.epoch(3, seed=1, first_batch=place))
+    assert first.pairs.tolist() == whole[place].pairs.tolist()
+    assert len(looked_at) == 2 * 16  # the pieces of one window
+    rest = order(plan.epoch(3, seed=1, first_batch=place)).tolist()
+    assert rest == order(whole[place:]).tolist()
+
+
+def test_windows_come_in_another_order_in_each_epoch(monkeypatch):
+    monkeypatch.setattr(module, "WINDOW_PAIRS", 2048)
+    plan = BatchPlan(corpus_of(*correlated_lengths(sum(SIZES))), batch_tokens=512)
+    starts = {next(plan.epoch(epoch, seed=1)).pairs.min() for epoch in range(6)}
+    assert len(starts) > 1
+
+
+def test_windows_partition_each_corpus_and_spread_over_it(monkeypatch):
+    monkeypatch.setattr(module, "WINDOW_PAIRS", 2048)
+    offsets = np.cumsum([0, *SIZES])
+    for part, size in enumerate(SIZES):
+        found = [pieces_of(window, part, offsets) for window in range(5)]
+        pairs = [sum(piece.stop - piece.start for piece in pieces) for pieces in found]
+        assert max(pairs) - min(pairs) <= 16
+        everything = np.concatenate([np.r_[tuple(pieces)] for pieces in found])
+        assert sorted(everything.tolist()) == list(range(offsets[part], offsets[part] + size))
+        assert np.diff([piece.start for piece in found[3]]).max() < 1.1 * size / 16
+
+
+def test_length_counts_hold_every_pair():
+    source, target = correlated_lengths(sum(SIZES))
+    ladder, counts = count_lengths(corpus_of(source, target, SIZES))
+    assert counts.shape == (1, 2, len(ladder), len(ladder))
+    assert counts.sum((0, 2, 3)).tolist() == list(SIZES)
+    rungs = np.searchsorted(ladder, source[:7000]), np.searchsorted(ladder, target[:7000])
+    expected = np.zeros(counts.shape[2:], int)
+    np.add.at(expected, rungs, 1)
+    np.testing.assert_array_equal(counts[0, 0], expected)
+
+
+def test_ladder_is_fine_and_ends_at_the_longest():
+    ladder = module._ladder(1000)
+    assert ladder[:32].tolist() == list(range(1, 33))
+    assert ladder[-1] == 1000
+    assert (np.diff(ladder)[31:] <= ladder[31:-1] / 16).all()
+    assert len(ladder) < 120
+
+
+def test_planning_work_does_not_grow_with_pairs(count_lines, lengths_of):
+    lines = []
+    for pairs in (50_000, 500_000):
+        corpus, plans = corpus_of(*lengths_of(pairs) + 1), []
+        make = lambda corpus, plans: plans.append(BatchPlan(corpus, batch_tokens=2048))  # noqa: E731
+        lines.append(count_lines(make, corpus, plans))
+        epoch = count_lines(lambda plan: list(plan.epoch(1, seed=1)), plans[0])
+        assert epoch < 12_000 + 20 * plans[0].batches_per_epoch < 250_000
+    assert lines[1] < 3 * lines[0]
+
+
+# Mixing
+
+
+def mixed(weights, pairs=(2000, 500)):
+    lengths = np.random.default_rng(5).integers(2, 40, sum(pairs))
+    return BatchPlan(corpus_of(lengths, lengths, pairs), batch_tokens=512, mix_weights=weights)
+
+
+def test_corpus_without_pairs_does_no_harm():
+    for sizes in ((0, 300), (300, 0), (100, 0, 200)):
+        plan = mixed(None, sizes)
+        assert sorted(order(plan.epoch(1, seed=1)).tolist()) == list(range(300))
+        assert sorted(order(plan.epoch()).tolist()) == list(range(300))
+
+
+@pytest.mark.parametrize("windows", [1, 3])
+def test_corpora_are_mixed_by_their_weights(monkeypatch, windows):
+    monkeypatch.setattr(module, "WINDOW_PAIRS", 1 + 2500 // windows)
+    plan = mixed([1, 4])
+    seen = np.zeros(2500, int)
+    for epoch in range(40):
+        planned = list(plan.epoch(epoch, seed=1))
+        assert len(planned) == plan.batches_per_epoch
+        pairs = order(planned)
+        assert abs(len(pairs) - 2500) <= 5
+        assert abs(np.count_nonzero(pairs < 2000) - 500) <= 5
+        seen += np.bincount(pairs, minlength=2500)
+    # 500 of 2,000 and 2,000 of 500 an epoch, up to the rounding within a box
+    assert 8 <= seen[:2000].min() <= seen[:2000].max() <= 13
+    assert 150 <= seen[2000:].min() <= seen[2000:].max() <= 170
+
+
+@pytest.mark.parametrize("weights", [[1], [1, 2, 3], [1, 0], [1, -1], [1, float("nan")], []])
+def test_one_weight_above_zero_a_corpus_is_required(weights):
+    with pytest.raises(InputError, match="one positive number per corpus \(2 here\)"):
+        mixed(weights)
+
+
+def test_corpus_without_pairs_cannot_be_mixed_in():
+    with pytest.raises(InputError, match="corpus 2 of 3 has no pairs"):
+        mixed([1, 1, 1], (3, 0, 4))
+
+
+@pytest.mark.parametrize("count", [1, 3, 7, 10, 25])
+def test_epochs_draw_from_one_stream_of_shuffled_passes(count):
+    pairs = np.arange(100, 110)
+    drawn = np.concatenate([draw_pairs(pairs, count, epoch, (1, 0, 2)) for epoch in range(20)])
+    passes = [drawn[start : start + 10].tolist() for start in range(0, len(drawn) - 9, 10)]
+    assert all(sorted(one) == pairs.tolist() for one in passes)
+    assert len({tuple(one) for one in passes}) == len(passes)
+    assert len(draw_pairs(pairs, 4, 10**15, (0, 0))) == 4  # a far epoch takes no longer
+
+
+# Arrays
+
+
+def a_corpus(pairs=300, longest=20):
+    """Pair n's sentences begin with the id 100 + n, the same on both sides."""
+    random = np.random.default_rng(3)
+    source, target = (
+        [
+            [100 + n, *random.integers(4, 100, random.integers(0, longest)).tolist()]
+            for n in range(pairs)
+        ]
+        for _ in range(2)
+    )
+    return TokenizedCorpus.from_ids(source, target), source, target
+
+
+def as_lists(batches):
+    return [(x["source"].tolist(), x["target"].tolist(), y.tolist()) for x, y in batches]
+
+
+def test_batch_worked_by_hand():
+    corpus = TokenizedCorpus.from_ids([[5, 6], [7]], [[8], [9, 10]])
+    ((inputs, labels),) = evaluation_batches(corpus, batch_tokens=6)
+    assert inputs["source"].tolist() == [[5, 6, EOS_ID], [7, EOS_ID, PAD_ID]]
+    assert inputs["target"].tolist() == [[BOS_ID, 8, PAD_ID], [BOS_ID, 9, 10]]
+    assert labels.tolist() == [[8, EOS_ID, PAD_ID], [9, 10, EOS_ID]]
+    assert {array.dtype for array in (*inputs.values(), labels)} == {np.dtype(np.int32)}
+
+
+def test_epoch_holds_every_pair_once_and_whole():
+    corpus, source, target = a_corpus()
+    shapes = set(BatchPlan(corpus, batch_tokens=128).shapes)
+    seen = {}
+    for inputs, labels in training_batches(corpus, batch_tokens=128, epochs=1):
+        assert (*inputs["source"].shape, labels.shape[1]) in shapes
+        assert inputs["target"].shape == labels.shape
+        for s, t, y in zip(inputs["source"], inputs["target"], labels, strict=True):
+            s, t, y = (row[row != PAD_ID].tolist() for row in (s, t, y))
+            if s:
+                assert s[-1] == y[-1] == EOS_ID
+                assert t == [BOS_ID, *y[:-1]]
+                assert s[0] not in seen
+                seen[s[0]] = (s[:-1], y[:-1])
+            else:
+                assert t == y == []
+    assert seen == {100 + n: pair for n, pair in enumerate(zip(source, target, strict=True))}
+
+
+def test_resumed_run_continues_exactly():
+    corpus, _, _ = a_corpus()
+    whole = as_lists(training_batches(corpus, batch_tokens=128, seed=9, epochs=3))
+    per_epoch = BatchPlan(corpus, batch_tokens=128).batches_per_epoch
+    assert len(whole) == 3 * per_epoch
+    for step in (1, per_epoch - 1, per_epoch, 2 * per_epoch + 5, 3 * per_epoch, 5 * per_epoch):
+        resumed = training_batches(corpus, batch_tokens=128, seed=9, first_step=step, epochs=3)
+        assert as_lists(resumed) == whole[step:]
+
+
+def test_resuming_far_ahead_makes_no_earlier_batches(count_lines):
+    corpus, _, _ = a_corpus()
+
+    def first(step):
+        next(training_batches(corpus, batch_tokens=128, first_step=step))
+
+    assert count_lines(first, 10**12) < 1.1 * count_lines(first, 0)
+
+
+def test_batches_are_made_without_going_through_their_sentences(count_lines):
+    corpus, _, _ = a_corpus(pairs=20_000, longest=40)
+
+    def make(batches):
+        made.extend(itertools.islice(training_batches(corpus, batch_tokens=4096), batches))
+
+    lines = []
+    for batches in (1, 101):
+        made = []
+        lines.append(count_lines(make, batches))
+    rows = sum(len(labels) for _, labels in made) / len(made)
+    assert (lines[1] - lines[0]) / 100 < 90 < rows
+
+
+def rows_of(batches):
+    """Gives the rows of each batch that are not empty: source, target, labels."""
+    return [
+        [
+            (s.tolist(), t.tolist(), y.tolist())
+            for s, t, y in zip(x["source"], x["target"], labels, strict=True)
+            if s.any()
+        ]
+        for x, labels in batches
+    ]
+
+
+def batches_of(corpus, **changes):
+    return list(training_batches(corpus, **{"batch_tokens": 128, "epochs": 2, **changes}))
+
+
+def test_any_number_of_replicas_gets_the_same_batches():
+    corpus, _, _ = a_corpus()
+    alone = batches_of(corpus)
+    few_rows = many_rows = 0
+    for replicas in (2, 3, 4, 8):
+        shared = batches_of(corpus, replicas=replicas)
+        assert rows_of(shared) == rows_of(alone)
+        for (_, ours), (_, theirs) in zip(shared, alone, strict=True):
+            assert len(ours) % replicas == 0
+            assert len(ours) - len(theirs) < replicas  # filled up with no more than needed
+            if len(theirs) >= 8 and replicas != 3:
+                assert len(ours) == len(theirs)
+                many_rows += 1
+            few_rows += len(theirs) < 8
+    assert few_rows and many_rows
+
+
+@pytest.mark.parametrize(("replicas", "workers"), [(2, 2), (4, 2), (8, 8), (6, 3)])
+@pytest.mark.parametrize("kind", ["training", "resampled", "evaluation"])
+def test_workers_make_equal_slices_of_the_same_batches(replicas, workers, kind):
+    corpus, _, _ = a_corpus()
+
+    def make(**options):
+        if kind == "evaluation":
+            return list(evaluation_batches(corpus, batch_tokens=128, **options))
+        return batches_of(corpus, resample=(turn, turn) if kind == "resampled" else None, **options)
+
+    whole = make(replicas=replicas)
+    parts = [make(replicas=replicas, shard=(index, workers)) for index in range(workers)]
+    for batch, *slices in zip(whole, *parts, strict=True):
+        assert len({len(labels) for _, labels in slices}) == 1
+        joined = [
+            np.concatenate([get(part) for part in slices])
+            for get in (lambda b: b[0]["source"], lambda b: b[0]["target"], lambda b: b[1])
+        ]
+        for ours, theirs in zip(joined, (*batch[0].values(), batch[1]), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+
+
+def turn(sentences, seed):
+    """Stands in for another segmentation: turns each sentence by a number of the seed."""
+    turns = np.random.default_rng(seed).integers(0, 5, len(sentences)).tolist()
+    return [ids[n:] + ids[:n] for ids, n in zip(sentences, turns, strict=True)]
+
+
+def test_segmentations_differ_each_epoch_and_repeat_on_resume():
+    corpus, _, _ = a_corpus()
+    options = {"resample": (turn, turn), "seed": 9}
+    whole = as_lists(batches_of(corpus, **options))
+    assert as_lists(batches_of(corpus, **options)) == whole
+    for step in (1, len(whole) // 2 + 3):
+        assert as_lists(batches_of(corpus, first_step=step, **options)) == whole[step:]
+    plain = rows_of(batches_of(corpus, seed=9))
+    pairs = [
+        ([*itertools.chain(*new)], [*itertools.chain(*old)])
+        for rows, others in zip(rows_of(batches_of(corpus, **options)), plain, strict=True)
+        for new, old in zip(rows, others, strict=True)
+    ]
+    assert all(sorted(new) == sorted(old) for new, old in pairs)
+    assert sum(new != old for new, old in pairs) > len(pairs) / 2
+
+
+def test_segmentation_that_does_not_fit_is_discarded():
+    corpus, _, _ = a_corpus()
+    longer = lambda sentences, seed: [ids + ids for ids in sentences]  # noqa: E731
+    shorter = lambda sentences, seed: [ids[:1] for ids in sentences]  # noqa: E731
+    for (x, y), (old_x, old_y) in zip(
+        batches_of(corpus, resample=(longer, shorter)), batches_of(corpus), strict=True
+    ):
+        assert x["source"].shape == old_x["source"].shape
+        assert y.shape == old_y.shape
+        for new, old in zip(x["source"], old_x["source"], strict=True):
+            length = np.count_nonzero(old) - 1
+            if 2 * length < len(old) and length > 0:
+                assert new[: 2 * length].tolist() == [*old[:length]] * 2
+                assert new[2 * length] == EOS_ID and not new[2 * length + 1 :].any()
+            else:
+                assert new.tolist() == old.tolist()
+        real = old_y.any(axis=1)
+        assert (y[real, 1] == EOS_ID).all() and (x["target"][real, 1] == y[real, 0]).all()
+        assert not y[:, 2:].any() and not x["target"][:, 2:].any()
+
+
+def test_training_is_endless_and_evaluation_keeps_one_order():
+    corpus, _, _ = a_corpus(pairs=3)
+    assert len(list(itertools.islice(training_batches(corpus, batch_tokens=64), 50))) == 50
+    corpus, _, _ = a_corpus()
+    first, second = (as_lists(evaluation_batches(corpus, batch_tokens=128)) for _ in range(2))
+    assert first == second
+    real = sum(np.count_nonzero(labels) for _, _, labels in first)
+    assert real == corpus.target_lengths.sum()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"seed": -1}, "must be at least 0"),
+        ({"first_step": -1}, "must be at least 0"),
+        ({"shard": (2, 2), "replicas": 2}, "shard must be the index of a worker"),
+        ({"shard": (0, 2)}, "shard must be the index of a worker"),
+    ],
+)
+def test_impossible_arguments_are_rejected_at_once(wrong, message):
+    corpus, _, _ = a_corpus(pairs=3)
+    with pytest.raises(InputError, match=message):
+        training_batches(corpus, batch_tokens=64, **wrong)
+
+
+def test_dataset_gives_the_same_batches_each_time():
+    corpus, _, _ = a_corpus()
+    dataset = to_dataset(lambda: training_batches(corpus, batch_tokens=128, epochs=1))
+    inputs, labels = dataset.element_spec
+    shapes = [inputs["source"].shape, inputs["target"].shape, labels.shape]
+    assert [shape.as_list() for shape in shapes] == [[None, None]] * 3
+    expected = as_lists(training_batches(corpus, batch_tokens=128, epochs=1))
+    for _ in range(2):
+        assert as_lists(dataset.as_numpy_iterator()) == expected
