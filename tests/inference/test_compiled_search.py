@@ -44,10 +44,6 @@ def test_compiled_search_equals_plain_search(compiled, plain, sentences):
     np.testing.assert_allclose(found["scores"], expected["scores"], rtol=1e-4)
 
 
-def test_each_shape_has_a_program(compiled):
-    assert set(compiled._compiled._programs) == {(1, 3), (1, 6), (4, 3), (4, 6)}
-
-
 @pytest.mark.parametrize(
     ("count", "length", "program"),
     [

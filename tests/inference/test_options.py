@@ -209,11 +209,6 @@ def test_contradicting_options(translator, words):
     assert plain == texts(ask(translator, ["hello two"]))[0][0]
 
 
-def test_empty_batch(translator):
-    answer = ask(translator, [])
-    assert answer["translations"].shape == (0, 1)
-
-
 def test_different_sentences_get_different_samples(make_translator):
     translator = make_translator(
         method="sampling", temperature=1e6, num_translations=1, max_length=4, min_length=4

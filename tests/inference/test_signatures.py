@@ -140,13 +140,6 @@ def test_invalid_rows_are_read_as_documented(signatures, row, read_as):
     np.testing.assert_allclose(found["scores"], expected["scores"], rtol=1e-5)
 
 
-def test_row_without_eos_is_not_translated(signatures):
-    for row in ([4, 5], [4, 5, 4, 4], [4, 5, PAD_ID]):
-        answer = _ask(signatures["tokens"], [row])
-        assert not answer["ids"].any()
-        assert not answer["scores"].any()
-
-
 @pytest.mark.parametrize("ids", [[[PAD_ID, PAD_ID]] * 2, np.zeros([2, 0])])
 def test_blank_rows_have_empty_translations(signatures, ids):
     answer = _ask(signatures["tokens"], ids)

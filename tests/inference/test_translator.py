@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_transformer.config import SearchConfig
 from keras_transformer.inference import Translator
 from keras_transformer.models import Transformer
 from keras_transformer.objectives import SmoothedCrossEntropy
@@ -31,22 +30,6 @@ def test_separate_vocabularies(separate_translator, words):
     assert source.vocabulary.fingerprint != target.vocabulary.fingerprint
 
 
-def test_translation_does_not_depend_on_the_batch(translator):
-    alone = [translator.translate([sentence])[0][0] for sentence in _SENTENCES]
-    for batch_size in (2, 4, 64):
-        together = [best for (best,) in translator.translate(_SENTENCES, batch_size)]
-        assert [best.text for best in together] == [best.text for best in alone]
-        np.testing.assert_allclose(
-            [best.score for best in together], [best.score for best in alone], atol=1e-5
-        )
-
-
-def test_empty_batch(translator):
-    assert translator.translate([]) == []
-    answer = translator(tf.constant([], tf.string))
-    assert answer["translations"].shape == answer["scores"].shape == (0, 1)
-
-
 def test_blank_sentences_have_empty_translations(translator, words):
     results = translator.translate(["", "sun", " ", "\t \u3000", "two two"])
     assert _texts(results) == ["", words["sun"], "", "", f"{words['two']} {words['two']}"]
@@ -57,13 +40,6 @@ def test_set_random_seed_keeps_the_tokenizer_alive(translator, words):
     translator.translate(["sun"])
     keras.utils.set_random_seed(2)  # clears TensorFlow's cache of kernels, and what they own
     assert _texts(translator.translate(["sun"])) == [words["sun"]]
-
-
-def test_n_best_differ_and_are_sorted_by_score(separate_translator):
-    for results in separate_translator.translate(_SENTENCES):
-        first, second = results
-        assert first.text != second.text
-        assert first.score > second.score
 
 
 def test_greedy_search_agrees_with_beam_on_easy_input(make_translator, words):
@@ -101,10 +77,6 @@ def test_max_extra_length_limits_translations(make_translator, words):
     eager_to_go_on = make_translator(max_extra_length=0)
     (best,) = eager_to_go_on.translate(["hello nonsense"])[0]
     assert len(best.text.split()) <= 2
-
-
-def test_default_search_is_the_papers(trained):
-    assert Translator(*trained).search == SearchConfig()
 
 
 @pytest.mark.parametrize("change", ["fit", "assign", "set_weights"])

@@ -49,10 +49,6 @@ def test_summary_ignores_errors():
     assert summary["f1"] == pytest.approx(100 * 12 / 13)
 
 
-def test_summary_of_nothing():
-    assert summarize([])["f1"] == 0
-
-
 @pytest.mark.skipif(not DATA.is_dir(), reason="needs ../shared/data/evalb")
 def test_scores_equal_evalbs_on_stored_pairs():
     gold, test = (

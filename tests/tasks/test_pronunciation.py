@@ -37,13 +37,6 @@ def test_error_rates_count_the_nearest_reference():
     }  # fmt: skip
 
 
-def test_longest_of_several_nearest_references_counts():
-    rates = PronunciationTask().evaluate(["a b"] * 2, ["a", "a b c d e"], ["x", "x"])
-    assert rates["per"] == 100.0
-    rates = PronunciationTask().evaluate(["a b"] * 2, ["a", "a b c"], ["x", "x"])
-    assert rates["per"] == pytest.approx(100 / 3)
-
-
 def test_n_best_lists_count_their_best_answer():
     n_best = [["a b", "a c"], ["a", "b d"]]
     rates = PronunciationTask().evaluate_n_best(n_best, ["a c", "b c"], ["x", "y"])
