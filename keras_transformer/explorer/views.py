@@ -109,7 +109,9 @@ def inspect_model(
         search = search.replace(num_translations=search.beam_size)
 
     def inspect(sentence: str) -> View:
-        (ids,) = source_vocabulary.encode([sentence], max_tokens=search.max_source_length)
+        text = task.read_text(tf.constant([sentence]))
+        read_sentence = text.numpy().item().decode()
+        (ids,) = source_vocabulary.encode([read_sentence], max_tokens=search.max_source_length)
         _check_not_blank(ids)
         source = tf.constant([[*ids, EOS_ID]])
         recorder = SearchRecorder()
@@ -132,11 +134,11 @@ def inspect_model(
         if not set(KINDS) & weights.keys():
             raise InputError(f"{name} has no attention to show")
         output = tf.constant([[tree.translations[0].text]])
-        finished = task.finish(output, tf.constant([sentence])).numpy().item().decode()
+        finished = task.finish(output, text).numpy().item().decode()
         return View(
             name,
             sentence,
-            task.postprocess([finished], [sentence])[0],
+            task.postprocess([finished], [read_sentence])[0],
             source_vocabulary.pieces([*ids, EOS_ID]),
             target_vocabulary.pieces(read),
             target_vocabulary.pieces(written),

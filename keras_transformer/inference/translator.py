@@ -368,6 +368,8 @@ class Translator(tf.Module, BatchTranslator):
     def _translate(
         self, text: Tensor, options: Mapping[str, Tensor] | None = None
     ) -> dict[str, Tensor]:
+        if self.task is not None:
+            text = self.task.read_text(text)
         tokens = self.source_tokenizer.tokenize(text, self.search.max_source_length)
         hypotheses = self._search_tokens(tokens, options)
         translations = self.target_tokenizer.detokenize(hypotheses.ids)  # [B, N]
@@ -425,6 +427,8 @@ class Translator(tf.Module, BatchTranslator):
     def _read_pair(self, source: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Returns ids: the source [B, S], the target [B, T] shifted right, the labels [B, T]."""
         source = _checked(source, [target], "source and target must have as many rows")
+        if self.task is not None:
+            source = self.task.read_text(source)
         source = self.source_tokenizer.tokenize(source, self.search.max_source_length)
         # A given translation is cut to the length of the longest that search can generate.
         longest = self.search.max_source_length + self.search.max_extra_length

@@ -196,6 +196,14 @@ class Task(JsonConfig, abc.ABC):
         """
         return ()
 
+    def read_text(self, sources: Any) -> Any:
+        """Returns the texts that the model reads, made of those of a user, string [B].
+
+        Like `finish` this runs in the exported graph. `pair_sources` gives texts for training,
+        which this must not change.
+        """
+        return sources
+
     def finish(self, outputs: Any, sources: Any) -> Any:
         """Returns the answers of a model, made of the texts that the search found.
 
@@ -204,7 +212,7 @@ class Task(JsonConfig, abc.ABC):
 
         Args:
             outputs: string [B, N], detokenized.
-            sources: string [B], from which they were generated.
+            sources: string [B], from which they were generated, as `read_text` returns them.
 
         Returns:
             string [B, N]

@@ -116,6 +116,12 @@ class ParsingTask(Task):
         kinds = word_kinds(source, vocabularies[0])
         return [BalancedBrackets(kinds, tokens, RESERVED_IDS, evalb.PUNCTUATION_TAGS)]
 
+    def read_text(self, sources: Any) -> Any:
+        """Returns texts with spaces for other white space, which vocabularies keep in words."""
+        import tensorflow as tf
+
+        return tf.strings.regex_replace(sources, r"\s+", " ")
+
     def finish(self, outputs: Any, sources: Any) -> Any:
         """Returns trees in brackets over the words of the sources; see `repair_trees`."""
         from keras_transformer.tasks.parsing.repair import drop_words, repair_trees

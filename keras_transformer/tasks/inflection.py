@@ -1,0 +1,112 @@
+"""Morphological inflection: the characters of a lemma and its features in, an inflected form out.
+
+The task of SIGMORPHON-UniMorph 2022 (Kodner et al. 2022), with a character-level Transformer as in
+Wu, Cotterell and Hulden 2021. A model reads "Hund ;N ;GEN ;SG", in which each feature is one token,
+and generates "Hundes"; a user may also write "Hund", a tab and "N;GEN;SG", as the files do.
+"""
+
+import dataclasses
+import re
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from keras_transformer.config import option
+from keras_transformer.errors import InputError
+from keras_transformer.files import Path, iterate_lines
+from keras_transformer.tasks.exact_match import ExactMatchTask
+from keras_transformer.tasks.task import register_task
+
+if TYPE_CHECKING:  # tasks load without TensorFlow
+    from keras_transformer.data import PairSource
+
+
+@register_task
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class InflectionTask(ExactMatchTask):
+    """Inflection, measured by exact match."""
+
+    overlap_with: str | None = option(
+        None,
+        "Training file: also report exact match by what of a test pair occurs there: both the "
+        "lemma and the set of features, only one of them, or neither (unseen).",
+    )
+
+    name = "inflection"
+    default_search = {"beam_size": 1}  # noqa: RUF012
+    default_data = {"vocabulary_kind": "char", "vocabulary_normalization": "identity"}  # noqa: RUF012
+
+    def read_file(self, path: Path) -> "PairSource":
+        """Returns the pairs of a file of lemmas, forms and features."""
+        return InflectionFile(path)
+
+    def symbols(self, sources: "Sequence[PairSource]") -> list[str]:
+        """Returns the features, which are tokens."""
+        texts = (source_text for source in sources for source_text, _ in source)
+        return sorted({word for text in texts for word in text.split()[1:] if word[0] == ";"})
+
+    def read_text(self, sources: Any) -> Any:
+        """Returns texts in the form that the model reads."""
+        import tensorflow as tf
+
+        return tf.strings.regex_replace(sources, r"[\s;]*[\t;][\s;]*", " ;")
+
+    def categories(self, sources: Sequence[str]) -> list[str]:
+        """Returns "both", "lemma", "feats" or "unseen", by overlap with the training file.
+
+        As the script of the shared task does, which compares lemmas and sets of features.
+        """
+        if self.overlap_with is None:
+            return []
+        pairs = [split_source(source) for source, _ in InflectionFile(self.overlap_with)]
+        lemmas, features = ({pair[side] for pair in pairs} for side in (0, 1))
+        names = {
+            (True, True): "both", (True, False): "lemma",
+            (False, True): "feats", (False, False): "unseen",
+        }  # fmt: skip
+        return [
+            names[lemma in lemmas, some in features] for lemma, some in map(split_source, sources)
+        ]
+
+
+def split_source(source: str) -> tuple[str, str]:
+    """Returns the lemma and the features of what a model reads.
+
+    Example:
+        >>> split_source("Hund ;N ;GEN ;SG")
+        ('Hund', 'N;GEN;SG')
+    """
+    lemma, _, features = source.partition(" ;")
+    return lemma, features.replace(" ;", ";")
+
+
+@dataclasses.dataclass(frozen=True)
+class InflectionFile:
+    """A file with a lemma, its form and the form's features on each line, separated by tabs.
+
+    Features are separated by semicolons: "Hund TAB Hundes TAB N;GEN;SG". Iteration yields what a
+    model reads and the form, and raises `InputError` for a line that has another format.
+    """
+
+    path: Path
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Kind, and what `file_identity` gives."""
+        from keras_transformer.data.sources import file_identity
+
+        return {"kind": "inflection", "files": [file_identity(self.path)]}
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        for number, line in enumerate(iterate_lines(self.path), start=1):
+            if not line.strip():
+                continue
+            lemma, form, features = [*line.split("\t"), "", ""][:3]
+            if not (lemma and form and features) or line.count("\t") != 2 or ";" in lemma:
+                raise InputError(
+                    f"{self.path}, line {number}: expected lemma, tab, form, tab and features "
+                    f"with semicolons between them, got {line[:60]!r}"
+                )
+            yield " ;".join([lemma, *re.split(r"\s*;\s*", features.strip())]), form

@@ -1,0 +1,88 @@
+"""Inflection: files, overlap categories, and a run by command on 400 Georgian words."""
+
+import gzip
+import json
+import pathlib
+
+import pytest
+import tensorflow as tf
+
+from keras_transformer.config import DataConfig
+from keras_transformer.errors import InputError
+from keras_transformer.tasks import InflectionTask
+from keras_transformer.tasks.inflection import InflectionFile
+from keras_transformer.training import make_vocabularies
+
+DATA = pathlib.Path(__file__).parents[1] / "data" / "inflection"
+
+
+def test_file_gives_lemmas_with_features_and_forms(tmp_path):
+    path = tmp_path / "deu.gz"
+    path.write_bytes(gzip.compress(b"Hund\tHundes\tN;GEN;SG\n\ngo out\twent out\tV;PST\n"))
+    assert list(InflectionFile(path)) == [
+        ("Hund ;N ;GEN ;SG", "Hundes"), ("go out ;V ;PST", "went out"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "line", ["Hund\tHundes", "Hund Hundes N", "a\t\tN", "a\tb\tN\tX", "a;\tb\tN"]
+)
+def test_malformed_line_is_reported(tmp_path, line):
+    path = tmp_path / "file"
+    path.write_text(f"a\tb\tN\n{line}\n")
+    with pytest.raises(InputError, match="line 2: expected lemma, tab, form, tab and features"):
+        list(InflectionFile(path))
+
+
+def test_tokens_are_characters_and_features():
+    task = InflectionTask()
+    data = DataConfig(train_file=str(DATA / "kat.train"), **task.default_data)
+    source, target = make_vocabularies(data, task)
+    assert source is target
+    (ids,) = source.encode(["სუფლე ;N ;ERG ;SG"])
+    assert source.pieces(ids) == [*"▁სუფლე", "▁;N", "▁;ERG", "▁;SG"]
+
+
+def test_read_text_accepts_the_columns_of_a_file():
+    texts = ["go out\tV;PST", "go out ;V ;PST", "go out\t V ; PST"]
+    found = InflectionTask().read_text(tf.constant(texts)).numpy().tolist()
+    assert found == [b"go out ;V ;PST"] * 3
+
+
+def test_exact_match_by_overlap(tmp_path):
+    path = tmp_path / "train"
+    path.write_text("walk\twalked\tV;PST\nsing\tsings\tV;SG;3\n")
+    task = InflectionTask(overlap_with=str(path))
+    sources = ["walk ;V ;SG ;3", "walk ;V ;PTCP", "go ;V ;PST", "go ;N ;PL", "see ;N ;PL"]
+    results = task.evaluate(
+        ["walks", "x", "went", "goes", "x"], ["walks", "walking", "went", "goes", "sees"], sources
+    )
+    assert results == {
+        "exact_match": 60.0,
+        "categories": {
+            "both": {"exact_match": 100.0, "count": 1},
+            "feats": {"exact_match": 100.0, "count": 1},
+            "lemma": {"exact_match": 0.0, "count": 1},
+            "unseen": {"exact_match": 50.0, "count": 2},
+        },
+    }
+    assert task.report(results)["  unseen"] == "50.00 % of 2"
+    assert InflectionTask().evaluate(["a"], ["a"], ["a ;N"])["categories"] == {}
+
+
+@pytest.mark.slow
+def test_inflection_by_command(call, tmp_path):
+    run, train = f"--run_dir={tmp_path}", f"--train_file={DATA / 'kat.train'}"
+    sizes = ["--num_layers=1", "--model_dim=32", "--feed_forward_dim=64", "--num_heads=2"]
+    steps = ["--train_steps=20", "--checkpoint_steps=10", "--warmup_steps=5", "--batch_tokens=500"]
+    dev = [f"--dev_file={DATA / 'kat.test'}", f"--test_file={DATA / 'kat.test'}"]
+    result = call("train.py", run, "--task=inflection", train, *dev, *sizes, *steps)
+    assert result.code == 0, result.err
+    assert "exact match" in result.out
+    overlap = f"--overlap_with={DATA / 'kat.train'}"
+    results = json.loads(call("evaluate.py", run, overlap, "--json").out)
+    counts = {name: part["count"] for name, part in results["categories"].items()}
+    assert counts.keys() <= {"both", "lemma", "feats", "unseen"}
+    assert sum(counts.values()) == results["sentences"]
+    answers = call("translate.py", run, stdin="სუფლე\tN;ERG;SG\nსუფლე ;N ;ERG ;SG\n".encode()).out
+    assert len(set(answers.splitlines())) == 1
