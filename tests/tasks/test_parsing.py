@@ -4,6 +4,7 @@ import json
 import re
 
 import fake_server
+import numpy as np
 import pytest
 import stand_in_server
 import tensorflow as tf
@@ -12,7 +13,7 @@ from keras_transformer import Client
 from keras_transformer.config import DataConfig
 from keras_transformer.errors import InputError
 from keras_transformer.tasks import ParsingTask
-from keras_transformer.tasks.parsing.repair import copied_words
+from keras_transformer.tasks.parsing.repair import copied_words, word_kinds
 from keras_transformer.tasks.parsing.toy_grammar import sentences_of_split
 from keras_transformer.tasks.parsing.trees import parse_tree, sentence_of
 from keras_transformer.text import learn_vocabulary
@@ -106,6 +107,17 @@ def test_f1_counts_sentences_that_evalb_ignores():
     report = ParsingTask().report(both)
     assert report["F1, errors counted"] == "66.67"
     assert (report["errors"].split(), report["skipped"].split()) == (["0", "0"], ["1", "1"])
+
+
+def test_white_space_between_words_is_read_as_spaces():
+    task = ParsingTask()
+    text = task.read_text(tf.constant(["the\tdog \n\x0b barks"]))
+    assert text.numpy().tolist() == [b"the dog barks"]
+    vocabulary = learn_vocabulary(["the dog barks"] * 3, size=16, normalization="identity")
+    (ids,) = vocabulary.encode([text.numpy()[0].decode()])
+    kinds = word_kinds(tf.constant([[*ids, 3]]), vocabulary).numpy()
+    trees = task.finish(tf.constant([["(S DT NN VB )S"]]), text).numpy().item()
+    assert np.count_nonzero(kinds) == trees.count(b" (") == 3
 
 
 @pytest.mark.parametrize("root", ["", "ROOT", "S1"])

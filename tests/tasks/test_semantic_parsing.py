@@ -27,7 +27,7 @@ def test_scan_and_cogs_are_read():
 def test_malformed_line_is_reported(tmp_path, line):
     path = tmp_path / "file"
     path.write_text(f"IN: run OUT: I_RUN\n{line}\n")
-    with pytest.raises(InputError, match='line 2: expected "IN: ... OUT: ..."'):
+    with pytest.raises(InputError, match='line 2: expected "IN: '):
         list(SemanticParsingFile(path))
 
 
@@ -35,7 +35,8 @@ def test_tokens_are_words():
     task = SemanticParsingTask()
     data = DataConfig(train_file=str(DATA / "cogs" / "train.tsv"), **task.default_data)
     vocabularies = make_vocabularies(data, task)
-    for vocabulary, texts in zip(vocabularies, zip(*task.read_file(data.train_file)), strict=True):
+    sides = zip(*task.read_file(data.train_file), strict=True)
+    for vocabulary, texts in zip(vocabularies, sides, strict=True):
         encoded = vocabulary.encode(texts)
         assert [len(ids) for ids in encoded] == [len(text.split()) for text in texts]
         assert vocabulary.decode(encoded) == list(texts)
@@ -55,7 +56,7 @@ def test_exact_match_by_category():
     assert task.evaluate_n_best(n_best, references, sources) == {
         "exact_match": results["exact_match"]
     }
-    with pytest.raises(InputError, match="gen.tsv has no category of 'a b'"):
+    with pytest.raises(InputError, match=r"gen\.tsv has no category of 'a b'"):
         task.evaluate(["c"], ["c"], ["a b"])
 
 

@@ -120,7 +120,7 @@ class ParsingTask(Task):
         """Returns texts with spaces for other white space, which vocabularies keep in words."""
         import tensorflow as tf
 
-        return tf.strings.regex_replace(sources, r"\s+", " ")
+        return tf.strings.regex_replace(sources, r"[\s\v]+", " ")
 
     def finish(self, outputs: Any, sources: Any) -> Any:
         """Returns trees in brackets over the words of the sources; see `repair_trees`."""
