@@ -7,6 +7,7 @@ traceback.
 
 import contextlib
 import errno
+import textwrap
 from collections.abc import Iterator, Sequence
 
 
@@ -26,6 +27,22 @@ def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
     """Raises `InputError` unless an argument is one of those it may be."""
     if value not in choices:
         raise InputError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+
+
+def check_unicode(name: str, text: str) -> None:
+    """Raises `InputError` for text with a lone surrogate, which UTF-8 cannot hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"{name} must be Unicode, got a lone surrogate at character {error.start} of "
+            f"{text[:40]!r}; read files as UTF-8 with errors='replace'"
+        ) from error
+
+
+def one_line(error: BaseException) -> str:
+    """Returns an error's message on one line, without the name of a TensorFlow operation."""
+    return textwrap.shorten(str(error).rpartition("}} ")[2], 200)
 
 
 def check_backend() -> None:

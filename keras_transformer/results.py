@@ -12,13 +12,11 @@ import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from keras_transformer.config import SearchConfig, check_options
-from keras_transformer.errors import InputError
+from keras_transformer.config import WORD_START, SearchConfig, check_options
+from keras_transformer.errors import InputError, check_unicode
 
 if TYPE_CHECKING:
     import numpy as np
-
-WORD_START = "▁"  # SentencePiece writes it instead of a space
 
 # What an exported model takes for the option's value at export.
 AS_EXPORTED: dict[str, Any] = {"DT_STRING": "", "DT_FLOAT": -1.0, "DT_INT32": -1, "DT_INT64": -1}
@@ -48,7 +46,7 @@ def text_input(name: str, texts: Sequence[str]) -> InputValues:
     for text in values:
         if not isinstance(text, str):
             raise InputError(f"{name} must be text, got {text!r}")
-        _check_unicode(name, text)
+        check_unicode(name, text)
     return InputValues(values)
 
 
@@ -124,7 +122,7 @@ def _as_sent(name: str, dtype: str, value: Any) -> Any:
         if isinstance(value, list | tuple):
             value = "\n".join(map(str, value))
         if isinstance(value, str):
-            _check_unicode(name, value)
+            check_unicode(name, value)
             return value
         rule = "text or a list of phrases"
     elif dtype == "DT_FLOAT":
@@ -137,16 +135,6 @@ def _as_sent(name: str, dtype: str, value: Any) -> Any:
             return int(value)
         rule = f"a whole number of {bits} bits"
     raise InputError(f"{name} must be {rule}, got {value!r}")
-
-
-def _check_unicode(name: str, text: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise InputError(
-            f"{name} must be Unicode, got a lone surrogate at character {error.start} of "
-            f"{text[:40]!r}"
-        ) from error
 
 
 # Batches of rows of similar length, and their results back in the order of the rows.

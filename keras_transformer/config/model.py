@@ -19,6 +19,7 @@ PAD_ID = 0
 UNK_ID = 1
 BOS_ID = 2
 EOS_ID = 3
+WORD_START = "\u2581"  # SentencePiece writes it instead of a space
 
 
 Preset = Mapping[str, Any]

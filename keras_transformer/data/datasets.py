@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from keras_transformer.errors import InputError
+from keras_transformer.errors import InputError, one_line
 
 _READ_EXAMPLES = 1024  # examples to convert at a time
 
@@ -99,7 +99,7 @@ def _find_builder(name: str, data_dir: str | os.PathLike[str] | None) -> Any:
         ) from error
     except (ValueError, AssertionError, ImportError) as error:
         if "BuilderConfig" not in str(error):  # a malformed name, or a version that is not there
-            raise InputError(f"data set {name!r} cannot be opened: {_one_line(error)}") from error
+            raise InputError(f"data set {name!r} cannot be opened: {one_line(error)}") from error
         configs = tfds.builder_cls(name.split("/")[0]).builder_configs
         raise InputError(
             f"there is no config {name!r}; configs: {', '.join(configs) or 'none'} "
@@ -137,10 +137,6 @@ def _prepare(builder: Any, name: str) -> None:
         ) from error
     except (OSError, AssertionError, tfds.download.DownloadError) as error:
         raise InputError(
-            f"{name} could not be downloaded and prepared ({_one_line(error)}); check the "
+            f"{name} could not be downloaded and prepared ({one_line(error)}); check the "
             f"network, or prepare it elsewhere and copy it to {builder.data_dir}"
         ) from error
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300]

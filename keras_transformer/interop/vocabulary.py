@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from sentencepiece import SentencePieceProcessor
 
+from keras_transformer.config import WORD_START
 from keras_transformer.errors import InputError
 from keras_transformer.interop.foreign import Symbols, map_file
 from keras_transformer.text import Vocabulary
@@ -21,7 +22,6 @@ from keras_transformer.text.vocabulary import (
     UNKNOWN,
     UNUSED,
     USER_DEFINED,
-    WORD_START,
     model_message,
 )
 

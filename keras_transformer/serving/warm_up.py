@@ -14,7 +14,8 @@ import numpy as np
 import tensorflow as tf
 from tensorflow_serving.apis import model_pb2, predict_pb2, prediction_log_pb2
 
-from keras_transformer.config import EOS_ID, PAD_ID, UNK_ID
+from keras_transformer.config import EOS_ID, UNK_ID
+from keras_transformer.data import pad_ids
 from keras_transformer.errors import InputError
 from keras_transformer.inference.translator import Translator, signature_inputs
 from keras_transformer.text import Vocabulary
@@ -100,7 +101,9 @@ def make_requests(
         sizes, widths = translator.xla
         for size, width in itertools.product(accepted(sizes), widths):
             rows = [generator.choices(known, k=width - 1) for _ in range(size)]
-            requests.append(Request("tokens", {"source": _with_eos(rows)}))
+            requests.append(
+                Request("tokens", {"source": pad_ids([[*row, EOS_ID] for row in rows])})
+            )
     if len(requests) > _MOST_REQUESTS:
         raise InputError(
             f"{len(requests)} warm-up requests are more than the {_MOST_REQUESTS} that a model "
@@ -126,17 +129,11 @@ def write_requests(version: pathlib.Path, requests: Sequence[Request], model_nam
 def _value(spec: tf.TensorSpec, content: Mapping[str, list[str]], rows: list[list[int]]) -> Any:
     """Returns a request's value of an input of a signature."""
     if spec.name == "source" and spec.dtype == tf.int32:
-        return _with_eos(rows)
+        return pad_ids([[*row, EOS_ID] for row in rows])
     if spec.name in content:
         return np.array([text.encode() for text in content[spec.name]], object)
     as_exported = b"" if spec.dtype == tf.string else -1
     return np.full(len(rows), as_exported, spec.dtype.as_numpy_dtype)
-
-
-def _with_eos(rows: list[list[int]]) -> np.ndarray[Any, Any]:
-    """Returns rows of ids with EOS, then padding."""
-    width = max(map(len, rows)) + 1
-    return np.array([[*row, EOS_ID, *[PAD_ID] * (width - 1 - len(row))] for row in rows], np.int32)
 
 
 def _text_ids(vocabulary: Vocabulary) -> range:

@@ -1,7 +1,6 @@
 """Learns a subword vocabulary from sentences with SentencePiece's trainer.
 
-Comes in: sentences as `str`, read once. Goes out: a `Vocabulary`, the same bytes for the same
-input on every machine.
+The result is the same bytes for the same sentences and options on every machine.
 """
 
 import contextlib
@@ -17,62 +16,23 @@ from typing import Any, get_args
 
 import sentencepiece
 
-from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID, WORD_START
 from keras_transformer.config.data import Normalization, VocabularyKind
-from keras_transformer.errors import InputError, check_choice
+from keras_transformer.errors import InputError, check_choice, check_unicode
 from keras_transformer.text.vocabulary import (
     RESERVED_IDS,
-    WORD_START,
     Vocabulary,
     check_not_one_text,
-    check_unicode,
     model_message,
 )
 
-# Unicode's normalization form C as rules for SentencePiece, which has none of its own.
-#
-# A vocabulary with these rules composes characters inside an exported graph too.
-
-_ALL_CHARACTERS = itertools.chain(range(0xD800), range(0xE000, 0x110000))  # no surrogates
-
-
-@functools.cache
-def nfc_rules() -> str:
-    """Returns lines of a spelling, a tab and its normal form, both as hexadecimal code points.
-
-    A spelling is a character that NFC replaces, or a way to write a composed character: its base,
-    composed with none or some of its marks, then the other marks in any order. Spellings with an
-    intervening mark that composes with nothing are not covered; `unicodedata` normalizes them.
-    """
-    rules: dict[str, str] = {}
-    for character in map(chr, _ALL_CHARACTERS):
-        base, *marks = list(unicodedata.normalize("NFD", character))
-        composed = unicodedata.normalize("NFC", character)
-        if composed != character:
-            rules[character] = composed
-            continue
-        for order in itertools.permutations(marks):
-            for count in range(len(order)):
-                start = unicodedata.normalize("NFC", base + "".join(order[:count]))
-                spelling = start + "".join(order[count:])
-                if unicodedata.normalize("NFC", spelling) == character:
-                    rules[spelling] = character
-    return "".join(f"{_code_points(old)}\t{_code_points(new)}\n" for old, new in rules.items())
-
-
-def _code_points(text: str) -> str:
-    return " ".join(f"{ord(character):X}" for character in text)
-
-
 _NUM_BYTES = 256  # tokens that byte_fallback adds
 _RULE_NAMES = {"nfkc": "nmt_nfkc", "identity": "identity"}  # of the trainer's own rules
-
 # Longer lines are split, because the trainer silently skips them, its unigram model fails on long
 # lines without spaces, and a token holds 8,000 bytes, while NFKC makes up to 18 of a character.
 _MAX_LINE_CHARACTERS = 400
 _MAX_BYTES_A_CHARACTER = 4
-# The trainer skips every line that holds this character, which it uses for "unknown" inside.
-_TRAINER_UNKNOWN = "\u2585"
+_TRAINER_UNKNOWN = "\u2585"  # the trainer skips every line that holds this character
 # Unigram scores are sums over threads, so they depend on this number; fixed, no machine differs.
 _NUM_TRAINER_THREADS = 16
 _ONLY_ERRORS = 2  # log level
@@ -90,6 +50,7 @@ def learn_vocabulary(
     max_sentences: int | None = None,
     seed: int = 0,
     symbols: Sequence[str] = (),
+    exact_size: bool = True,
 ) -> Vocabulary:
     """Learns a vocabulary; the same input gives the same bytes.
 
@@ -108,13 +69,27 @@ def learn_vocabulary(
         max_sentences: learn from a random sample of this many, which bounds the memory.
         seed: of that sample.
         symbols: words that are one token each, however rare.
+        exact_size: whether a text that cannot support `size` is an error; otherwise the vocabulary
+            is as large as the text supports.
 
     Raises:
         InputError: an option is out of range, there is no text, or the text cannot support `size`.
     """
     check_not_one_text(sentences)
-    _check_options(size, kind, normalization, character_coverage, byte_fallback, max_sentences)
+    check_choice("kind", kind, get_args(VocabularyKind))
+    check_choice("normalization", normalization, get_args(Normalization))
+    num_reserved = len(RESERVED_IDS) + (_NUM_BYTES if byte_fallback else 0)
+    if size <= num_reserved:
+        raise InputError(
+            f"size must be more than the {num_reserved} reserved tokens, got {size}; ask for more"
+        )
+    if not 0 < character_coverage <= 1:
+        raise InputError(
+            f"character_coverage must be above 0 and at most 1, got {character_coverage}"
+        )
     if max_sentences is not None:
+        if max_sentences < 1:
+            raise InputError(f"max_sentences must be at least 1, got {max_sentences}")
         sentences = _sample(sentences, max_sentences, random.Random(seed))
     model = io.BytesIO()
     reader_errors: list[Exception] = []
@@ -125,7 +100,7 @@ def learn_vocabulary(
                 model_writer=model,
                 model_type=kind,
                 vocab_size=size,
-                hard_vocab_limit=kind in ("bpe", "unigram"),
+                hard_vocab_limit=exact_size and kind in ("bpe", "unigram"),
                 character_coverage=character_coverage,
                 byte_fallback=byte_fallback,
                 pad_id=PAD_ID,
@@ -143,9 +118,9 @@ def learn_vocabulary(
     except RuntimeError as error:
         if reader_errors:
             raise reader_errors[0] from None
-        message = _explain(str(error), size, kind)
-        if message is None:
+        if (advice := _advice(str(error))) is None:
             raise
+        message = f"a {kind} vocabulary of size {size} was asked for, but {advice}"
         raise InputError(message) from error
     return Vocabulary(_portable(model.getvalue(), kind))
 
@@ -160,6 +135,34 @@ def _normalization_options(normalization: str) -> Iterator[dict[str, Any]]:
         file.write(nfc_rules())
         file.flush()
         yield {"normalization_rule_tsv": file.name}
+
+
+@functools.cache
+def nfc_rules() -> str:
+    """Returns Unicode's normalization form C as rules for SentencePiece, which has none of its own.
+
+    A vocabulary with these rules composes characters inside an exported graph too. Each line is a
+    spelling, a tab and its normal form, both as hexadecimal code points. A spelling is a character
+    that NFC replaces, or a way to write a composed character: its base, composed with none or some
+    of its marks, then the other marks in any order. Spellings with an intervening mark that
+    composes with nothing are not covered; `unicodedata` normalizes them.
+    """
+    compose = functools.partial(unicodedata.normalize, "NFC")
+    rules: dict[str, str] = {}
+    for character in map(chr, itertools.chain(range(0xD800), range(0xE000, 0x110000))):
+        if (composed := compose(character)) != character:
+            rules[character] = composed
+            continue
+        base, *marks = list(unicodedata.normalize("NFD", character))
+        for order in itertools.permutations(marks):
+            for count in range(len(order)):
+                spelling = compose(base + "".join(order[:count])) + "".join(order[count:])
+                if compose(spelling) == character:
+                    rules[spelling] = character
+    lines = (
+        "\t".join(" ".join(f"{ord(c):X}" for c in text) for text in rule) for rule in rules.items()
+    )
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _portable(model_bytes: bytes, kind: str) -> bytes:
@@ -180,29 +183,6 @@ def _portable(model_bytes: bytes, kind: str) -> bytes:
     return bytes(model.SerializeToString())
 
 
-def _check_options(
-    size: int,
-    kind: str,
-    normalization: str,
-    character_coverage: float,
-    byte_fallback: bool,
-    max_sentences: int | None,
-) -> None:
-    check_choice("kind", kind, get_args(VocabularyKind))
-    check_choice("normalization", normalization, get_args(Normalization))
-    num_reserved = len(RESERVED_IDS) + (_NUM_BYTES if byte_fallback else 0)
-    if size <= num_reserved:
-        raise InputError(
-            f"size must be more than the {num_reserved} reserved tokens, got {size}; ask for more"
-        )
-    if not 0 < character_coverage <= 1:
-        raise InputError(
-            f"character_coverage must be above 0 and at most 1, got {character_coverage}"
-        )
-    if max_sentences is not None and max_sentences < 1:
-        raise InputError(f"max_sentences must be at least 1, got {max_sentences}")
-
-
 def _sample(sentences: Iterable[str], count: int, generator: random.Random) -> list[str]:
     """Returns `count` sentences, each equally likely to be there (Vitter 1985, algorithm R)."""
     sample: list[str] = []
@@ -215,44 +195,38 @@ def _sample(sentences: Iterable[str], count: int, generator: random.Random) -> l
 
 
 def _training_lines(sentences: Iterable[str], errors: list[Exception]) -> Iterator[str]:
-    """Yields sentences in a form that the trainer does not skip, cut where they are too long.
+    """Yields sentences in a form that the trainer does not skip, cut before spaces if too long.
 
     An error while reading the sentences is kept in `errors`: the trainer passes on its text only.
     """
     try:
         for sentence in sentences:
-            check_unicode(sentence)
-            yield from _cut(sentence.rstrip("\r\n").replace(_TRAINER_UNKNOWN, " "))
+            check_unicode("text", sentence)
+            line = sentence.rstrip("\r\n").replace(_TRAINER_UNKNOWN, " ")
+            start = 0
+            while len(line) - start > _MAX_LINE_CHARACTERS:
+                limit = start + _MAX_LINE_CHARACTERS
+                space = line.rfind(" ", start, limit)
+                end = space if space > start else limit
+                yield line[start:end]
+                start = end
+            yield line[start:]
     except Exception as error:
         errors.append(error)
         raise
 
 
-def _cut(line: str) -> Iterator[str]:
-    """Yields the line in parts of at most `_MAX_LINE_CHARACTERS`, cut before spaces if any."""
-    start = 0
-    while len(line) - start > _MAX_LINE_CHARACTERS:
-        limit = start + _MAX_LINE_CHARACTERS
-        space = line.rfind(" ", start, limit)
-        end = space if space > start else limit
-        yield line[start:end]
-        start = end
-    yield line[start:]
-
-
-def _explain(trainer_message: str, size: int, kind: str) -> str | None:
-    """Returns advice on an error of the trainer, None for an unknown one."""
-    asked = f"a {kind} vocabulary of size {size} was asked for"
+def _advice(trainer_message: str) -> str | None:
+    """Returns the reason for an error of the trainer and what to do; None for an unknown one."""
     if match := re.search(r"Vocabulary size too high .*<= (\d+)", trainer_message):
         return (
-            f"{asked}, but this text supports at most {match[1]}; "
-            f"ask for {match[1]} or less, or give more text"
+            f"this text supports at most {match[1]}; ask for {match[1]} or less, or give more text"
         )
     if match := re.search(r"smaller than required_chars\. \d+ vs (\d+)", trainer_message):
         return (
-            f"{asked}, but the characters of this text need at least {match[1]}; "
-            f"ask for {match[1]} or more, or lower character_coverage"
+            f"the characters of this text need at least {match[1]}; ask for {match[1]} or more, or "
+            "lower character_coverage"
         )
     if "sentences_.empty()" in trainer_message or "all_chars_count" in trainer_message:
-        return f"{asked}, but there is no text to learn it from; give at least one sentence"
+        return "there is no text to learn from; give at least one sentence"
     return None

@@ -9,8 +9,8 @@ Shapes: B sentences, L length of the longest.
 import tensorflow as tf
 import tensorflow_text as tf_text
 
-from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
-from keras_transformer.text.vocabulary import WORD_START, Vocabulary
+from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID, WORD_START
+from keras_transformer.text.vocabulary import Vocabulary
 
 
 class Tokenizer(tf.Module):

@@ -1,8 +1,7 @@
-"""A subword vocabulary: kept in a file, it encodes sentences and decodes ids.
+"""A subword vocabulary: encodes sentences into ids and decodes ids, and is kept in a file.
 
-Comes in: sentences as `str`. Goes out: lists of ids, where `PAD_ID`, `UNK_ID`, `BOS_ID`
-and `EOS_ID` are reserved in every vocabulary. The work is done by SentencePiece (Kudo and
-Richardson 2018); TensorFlow is not needed here, `Tokenizer` does the same inside a graph.
+`PAD_ID`, `UNK_ID`, `BOS_ID` and `EOS_ID` are reserved in every vocabulary. SentencePiece (Kudo and
+Richardson 2018) does the work; TensorFlow is not needed here, `Tokenizer` does the same in a graph.
 """
 
 import functools
@@ -18,88 +17,13 @@ import sentencepiece
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from typing_extensions import Self
 
-from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
-from keras_transformer.errors import InputError, writing
+from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID, WORD_START
+from keras_transformer.errors import InputError, check_unicode, writing
 from keras_transformer.files import write_atomically
 
-# The files of SentencePiece models, as protocol buffers that can be read, changed and written.
-#
-# The classes that ship with sentencepiece reject older protobuf libraries, such as those that
-# TensorFlow requires on some Python versions. The classes here declare the fields that this package
-# uses, and preserve all others.
-
-# Types of pieces.
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
-
-_FIELD = descriptor_pb2.FieldDescriptorProto
-_KINDS = {
-    "bool": _FIELD.TYPE_BOOL,
-    "bytes": _FIELD.TYPE_BYTES,
-    "float": _FIELD.TYPE_FLOAT,
-    "int": _FIELD.TYPE_INT32,
-    "string": _FIELD.TYPE_STRING,
-}
-# By message: the names of fields with number and type, and the default where it is not 0.
-_MESSAGES: dict[str, dict[str, tuple[int, str] | tuple[int, str, str]]] = {
-    "Piece": {"piece": (1, "string"), "score": (2, "float"), "type": (3, "int", "1")},
-    "TrainerSpec": {
-        "model_type": (3, "int", "1"),  # 1 unigram, 2 BPE, 3 words, 4 characters
-        "vocab_size": (4, "int"),
-        "unk_id": (40, "int"),
-        "bos_id": (41, "int", "1"),
-        "eos_id": (42, "int", "2"),
-        "pad_id": (43, "int", "-1"),
-        "unk_surface": (44, "string"),
-        "unk_piece": (45, "string"),
-        "bos_piece": (46, "string"),
-        "eos_piece": (47, "string"),
-        "pad_piece": (48, "string"),
-    },
-    "NormalizerSpec": {
-        "name": (1, "string"),
-        "precompiled_charsmap": (2, "bytes"),
-        "add_dummy_prefix": (3, "bool", "true"),
-        "remove_extra_whitespaces": (4, "bool", "true"),
-        "escape_whitespaces": (5, "bool", "true"),
-        "normalization_rule_tsv": (6, "string"),  # the file that the rules came from
-    },
-    "Model": {
-        "pieces": (1, "Piece"),
-        "trainer_spec": (2, "TrainerSpec"),
-        "normalizer_spec": (3, "NormalizerSpec"),
-        "self_test_data": (4, "bytes"),
-        # Ours, where SentencePiece leaves room for extensions: see `Vocabulary`.
-        "num_tokens": (200, "int"),
-        "cuts_words_apart": (201, "bool"),
-    },
-}
-
-
-@functools.cache
-def model_message() -> Any:
-    """Returns the class of a SentencePiece model's protocol buffer."""
-    file = descriptor_pb2.FileDescriptorProto(
-        name="keras_transformer_sentencepiece.proto", package="keras_transformer_sentencepiece"
-    )
-    for name, fields in _MESSAGES.items():
-        message = file.message_type.add(name=name)
-        for field_name, (number, kind, *default) in fields.items():
-            field = message.field.add(name=field_name, number=number, label=_FIELD.LABEL_OPTIONAL)
-            if kind in _KINDS:
-                field.type = _KINDS[kind]
-            else:
-                field.type, field.type_name = _FIELD.TYPE_MESSAGE, f".{file.package}.{kind}"
-            if default:
-                field.default_value = default[0]
-            if field_name == "pieces":
-                field.label = _FIELD.LABEL_REPEATED
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{file.package}.Model"))
-
-
 RESERVED_IDS = (PAD_ID, UNK_ID, BOS_ID, EOS_ID)
-WORD_START = "\u2581"  # which SentencePiece puts in place of a space
+# SentencePiece has one seed for the whole process: it is set and used by one thread at a time.
+_SEED_IN_USE = threading.Lock()
 
 
 class Vocabulary:
@@ -210,7 +134,7 @@ class Vocabulary:
             ids = self._encode(texts, num_threads)
         except Exception:
             for text in texts:
-                check_unicode(text)
+                check_unicode("text", text)
             raise
         return [self.known(row[:max_tokens]) for row in ids]
 
@@ -234,7 +158,7 @@ class Vocabulary:
 
     def normalize(self, text: str) -> str:
         """Returns the text as decoding gives it back where every character is known."""
-        check_unicode(text)
+        check_unicode("text", text)
         return self._processor.normalize(text).replace(WORD_START, " ").lstrip(" ")
 
     def _encode(self, texts: list[str], num_threads: int) -> list[list[int]]:
@@ -275,29 +199,11 @@ def check_not_one_text(texts: Iterable[str]) -> None:
         raise InputError(f"expected a sequence of sentences, got one: {texts[:40]!r}; use a list")
 
 
-def check_unicode(text: str) -> None:
-    """Raises `InputError` for text with a lone surrogate, which UTF-8 cannot hold."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise InputError(
-            f"text is not Unicode, lone surrogate at character {error.start} of {text[:40]!r}; "
-            "read the file as UTF-8 with errors='replace'"
-        ) from error
-
-
-# Subword regularisation: sentences cut into other tokens each time (Kudo 2018).
-#
-# A model that sees a word in several segmentations learns what its parts mean. Byte-pair tokens
-# leave out random merges (BPE-dropout, Provilkov et al. 2020); unigram tokens are drawn by their
-# probabilities. Only training text is treated so.
-
-# SentencePiece has one seed for the whole process: it is set and used by one thread at a time.
-_SEED_IN_USE = threading.Lock()
-
-
 class SubwordSampler:
-    """Draws another segmentation of sentences, as a pure function of a seed.
+    """Subword regularization (Kudo 2018): samples segmentations, as a pure function of a seed.
+
+    A model that sees a word in several segmentations learns what its parts mean. BPE leaves out
+    random merges (BPE-dropout, Provilkov et al. 2020); unigram tokens are drawn by probability.
 
     Args:
         vocabulary: gives the tokens; of the kind "bpe" or "unigram".
@@ -360,3 +266,68 @@ class SubwordSampler:
                 nbest_size=-1,
             )
         return [self._vocabulary.known(ids) for ids in sampled]
+
+
+# The file of a SentencePiece model, a protocol buffer. The classes that ship with sentencepiece
+# reject older protobuf libraries, such as those that TensorFlow requires on some Python versions.
+# These declare the fields that this package uses, and preserve all others.
+
+# Types of pieces.
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+
+# By message: the names of fields with number and type, and the default where it is not 0.
+_MESSAGES: dict[str, dict[str, tuple[int, str] | tuple[int, str, str]]] = {
+    "Piece": {"piece": (1, "string"), "score": (2, "float"), "type": (3, "int32", "1")},
+    "TrainerSpec": {
+        "model_type": (3, "int32", "1"),  # 1 unigram, 2 BPE, 3 words, 4 characters
+        "vocab_size": (4, "int32"),
+        "unk_id": (40, "int32"),
+        "bos_id": (41, "int32", "1"),
+        "eos_id": (42, "int32", "2"),
+        "pad_id": (43, "int32", "-1"),
+        "unk_surface": (44, "string"),
+        "unk_piece": (45, "string"),
+        "bos_piece": (46, "string"),
+        "eos_piece": (47, "string"),
+        "pad_piece": (48, "string"),
+    },
+    "NormalizerSpec": {
+        "name": (1, "string"),
+        "precompiled_charsmap": (2, "bytes"),
+        "add_dummy_prefix": (3, "bool", "true"),
+        "remove_extra_whitespaces": (4, "bool", "true"),
+        "escape_whitespaces": (5, "bool", "true"),
+        "normalization_rule_tsv": (6, "string"),  # the file that the rules came from
+    },
+    "Model": {
+        "pieces": (1, "Piece"),
+        "trainer_spec": (2, "TrainerSpec"),
+        "normalizer_spec": (3, "NormalizerSpec"),
+        "self_test_data": (4, "bytes"),
+        # Ours, where SentencePiece leaves room for extensions: see `Vocabulary`.
+        "num_tokens": (200, "int32"),
+        "cuts_words_apart": (201, "bool"),
+    },
+}
+
+
+@functools.cache
+def model_message() -> Any:
+    """Returns the class of a SentencePiece model's protocol buffer."""
+    package = "keras_transformer_sentencepiece"
+    file = descriptor_pb2.FileDescriptorProto(name=f"{package}.proto", package=package)
+    for name, fields in _MESSAGES.items():
+        message = file.message_type.add(name=name)
+        for field_name, (number, kind, *default) in fields.items():
+            field = message.field.add(name=field_name, number=number)
+            is_list = field_name == "pieces"
+            field.label = field.LABEL_REPEATED if is_list else field.LABEL_OPTIONAL
+            if kind in _MESSAGES:
+                field.type, field.type_name = field.TYPE_MESSAGE, f".{package}.{kind}"
+            else:
+                field.type = getattr(field, f"TYPE_{kind.upper()}")
+            if default:
+                field.default_value = default[0]
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{package}.Model"))

@@ -13,7 +13,6 @@ import json
 import pathlib
 import re
 import sys
-import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -21,7 +20,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_transformer.errors import InputError
+from keras_transformer.errors import InputError, one_line
 from keras_transformer.files import sync, temporary_folder, write_atomically
 from keras_transformer.tasks import Metric
 
@@ -312,11 +311,6 @@ def _check_names(group: str, stored: set[str], expected: set[str]) -> None:
         if names:
             others = f" and {len(names) - 1} others" if len(names) > 1 else ""
             raise ValueError(f"it {what} {group}/{min(names)}{others}")
-
-
-def one_line(error: BaseException) -> str:
-    """Returns an error's message on one line, without the name of a TensorFlow operation."""
-    return textwrap.shorten(str(error).rpartition("}} ")[2], 200)
 
 
 # The dev metrics of each checkpoint of a run: `checkpoint_metrics.json` beside the checkpoints.

@@ -7,7 +7,7 @@ import pathlib
 import tempfile
 from collections.abc import Callable, Sequence
 
-from keras_transformer.config import DataConfig
+from keras_transformer.config import WORD_START, DataConfig
 from keras_transformer.data import (
     ApacheBeamShards,
     PairSource,
@@ -20,7 +20,6 @@ from keras_transformer.data import (
 from keras_transformer.errors import InputError, writing
 from keras_transformer.tasks import Task, TranslationTask
 from keras_transformer.text import Vocabulary
-from keras_transformer.text.vocabulary import WORD_START
 from keras_transformer.training.run import RunDirectory
 
 _TRANSLATION = TranslationTask()

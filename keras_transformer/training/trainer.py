@@ -23,7 +23,7 @@ from keras_transformer.data import (
     to_dataset,
     training_batches,
 )
-from keras_transformer.errors import InputError, check_choice
+from keras_transformer.errors import InputError, check_choice, one_line
 from keras_transformer.models import Seq2SeqModel, build_model
 from keras_transformer.objectives import (
     InverseSquareRoot,
@@ -35,7 +35,7 @@ from keras_transformer.objectives import (
 )
 from keras_transformer.tasks import Metric, Task
 from keras_transformer.text import SubwordSampler
-from keras_transformer.training.checkpoints import Checkpoints, by_name, dev_metrics, one_line
+from keras_transformer.training.checkpoints import Checkpoints, by_name, dev_metrics
 from keras_transformer.training.distribution import sum_over_workers, worker_of
 from keras_transformer.training.flops import TrainingFlops
 from keras_transformer.training.metrics import MetricLogger, MetricsFile, Progress, StepCounter

@@ -15,7 +15,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from keras_transformer.config import DataConfig, option, split_list
+from keras_transformer.config import WORD_START, DataConfig, option, split_list
 from keras_transformer.errors import InputError
 from keras_transformer.files import Path, iterate_lines
 from keras_transformer.tasks.parsing import evalb, trees
@@ -103,7 +103,7 @@ class ParsingTask(Task):
         """Returns the constraint that allows trees over the words of the source only."""
         from keras_transformer.tasks.parsing.constraint import BalancedBrackets, CopiedWords
         from keras_transformer.tasks.parsing.repair import copied_words, word_kinds
-        from keras_transformer.text.vocabulary import RESERVED_IDS, WORD_START
+        from keras_transformer.text.vocabulary import RESERVED_IDS
 
         if not self.constrained:
             return ()

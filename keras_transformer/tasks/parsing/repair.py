@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from keras_transformer.config import EOS_ID, PAD_ID
-from keras_transformer.text.vocabulary import WORD_START, Vocabulary
+from keras_transformer.config import EOS_ID, PAD_ID, WORD_START
+from keras_transformer.text.vocabulary import Vocabulary
 
 # Kinds of words, by their characters; 0 pads. `ANY_WORD` could be either of the others.
 ANY_WORD, ALPHANUMERIC, PUNCTUATION = 1, 2, 3
