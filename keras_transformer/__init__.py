@@ -48,6 +48,7 @@ if TYPE_CHECKING:  # what the names below are, for type checkers and editors
     from keras_transformer.text import Vocabulary as Vocabulary
     from keras_transformer.text import learn_vocabulary as learn_vocabulary
     from keras_transformer.training import RunDirectory as RunDirectory
+    from keras_transformer.training import train as train
 
 __version__ = "0.1.0"
 
@@ -77,6 +78,7 @@ _HOMES = {
     "Task": "tasks",
     "register_task": "tasks",
     "RunDirectory": "training",
+    "train": "training",
     "SmoothedCrossEntropy": "objectives",
     "TargetTokens": "objectives",
     "TokenAccuracy": "objectives",

@@ -101,7 +101,7 @@ def load_shortlist(
     """Returns the shortlist of the first run, learned now if need be; None where none is wanted."""
     if not search.shortlist:
         return None
-    from keras_transformer.training import load_shortlist
+    from keras_transformer.training.run import load_shortlist
 
     def report(pairs: int) -> None:
         print(f"Tokenizing for the shortlist: {pairs:,} pairs ...", file=sys.stderr, flush=True)

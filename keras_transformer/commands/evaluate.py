@@ -111,7 +111,7 @@ def _answer(run_dirs: str) -> "Evaluated":
     check_options(given)  # reports a wrong value before loading
     common.load_tensorflow(one_dnn=False)
     from keras_transformer.inference import Translator
-    from keras_transformer.training import read_test_text
+    from keras_transformer.training.prepare import read_test_text
 
     found = common.find_checkpoints(run_dirs, _CHECKPOINT.value)
     configs = found[0][0].configs()

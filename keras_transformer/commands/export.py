@@ -158,7 +158,7 @@ def _numbers(name: str) -> tuple[int, ...]:
 
 def _sentences(run: "RunDirectory") -> list[str]:
     """Returns the sentences to warm up with; none where the run's dev set cannot be read."""
-    from keras_transformer.training import read_validation_texts
+    from keras_transformer.training.prepare import read_validation_texts
 
     if _WARM_UP_FILE.value is not None:
         return read_lines(_WARM_UP_FILE.value)

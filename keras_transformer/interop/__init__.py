@@ -97,5 +97,5 @@ def import_run(model: ForeignModel, run_dir: pathlib.Path, origin: dict[str, Any
         transformer.config, None, TrainingConfig(), search=dict(model.search), origin=origin
     )
     with writing(str(run_dir)), atomic_folder(run_dir) as aside:
-        RunDirectory(aside).create(configs, *model.vocabularies, transformer)
+        RunDirectory(aside).write(configs, *model.vocabularies, transformer)
     return RunDirectory(run_dir)

@@ -1,48 +1,34 @@
-"""Training: the optimizer, checkpoints, validation and the run that ties them together."""
+"""Training: preparing a run, its optimizer, checkpoints and validation, and the loop over batches.
 
-from keras_transformer.training.checkpoints import Checkpoints
-from keras_transformer.training.distribution import (
-    computes_in_bfloat16,
-    make_strategy,
-    worker_of,
-)
-from keras_transformer.training.prepare import (
-    check_symbols,
-    load_shortlist,
-    make_vocabularies,
-    read_test_text,
-    read_validation_texts,
-    tokenize,
-    training_corpus,
-)
-from keras_transformer.training.run import RunConfigs, RunDirectory
-from keras_transformer.training.trainer import (
-    Stopped,
-    compile_for_training,
-    is_finished,
-    num_shapes,
-    train,
-)
-from keras_transformer.training.validation import check_validation
+Names are imported when they are first used: checking the settings of a run needs no TensorFlow.
+"""
 
-__all__ = [
-    "Checkpoints",
-    "RunConfigs",
-    "RunDirectory",
-    "Stopped",
-    "check_symbols",
-    "check_validation",
-    "compile_for_training",
-    "computes_in_bfloat16",
-    "is_finished",
-    "load_shortlist",
-    "make_strategy",
-    "make_vocabularies",
-    "num_shapes",
-    "read_test_text",
-    "read_validation_texts",
-    "tokenize",
-    "train",
-    "training_corpus",
-    "worker_of",
-]
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from keras_transformer.training.checkpoints import Checkpoints as Checkpoints
+    from keras_transformer.training.distribution import make_strategy as make_strategy
+    from keras_transformer.training.optimizer import compile_for_training as compile_for_training
+    from keras_transformer.training.run import RunDirectory as RunDirectory
+    from keras_transformer.training.settings import RunConfigs as RunConfigs
+    from keras_transformer.training.trainer import Stopped as Stopped
+    from keras_transformer.training.trainer import train as train
+
+_HOMES = {
+    "Checkpoints": "checkpoints",
+    "RunConfigs": "settings",
+    "RunDirectory": "run",
+    "Stopped": "trainer",
+    "compile_for_training": "optimizer",
+    "make_strategy": "distribution",
+    "train": "trainer",
+}
+
+__all__ = list(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

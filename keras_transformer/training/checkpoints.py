@@ -359,19 +359,6 @@ class CheckpointMetrics:
         write_atomically(self.path, json.dumps(by_step, indent=1) + "\n")
 
 
-def dev_metrics(logs: Mapping[str, Any] | None, metric: Metric | None) -> dict[str, float]:
-    """Returns the metrics of the dev set, that of the task among them, at the end of an interval.
-
-    The others cover the batches since the run was last interrupted: they would not be the same
-    each time.
-    """
-    return {
-        name: float(value)
-        for name, value in (logs or {}).items()
-        if name.startswith("val_") or (metric is not None and name == metric.name)
-    }
-
-
 class Checkpoints:
     """The checkpoints `step-N` in one folder, and `average`, the mean of several.
 
@@ -426,6 +413,18 @@ class Checkpoints:
     def to_average(self, last: int, best: int | None = None) -> list[int]:
         """Returns the steps whose mean is the run's result: the newest, or the best if asked."""
         return self.newest(last) if best is None else self.best(best)
+
+    def is_stalled(self, step: int, metric: Metric, patience: int) -> bool:
+        """Whether a metric has not improved at the last `patience` checkpoints up to a step."""
+        best, waited = -float("inf"), 0
+        for other, metrics in self.metrics.read().items():
+            # Metrics of later steps are left by a run whose newest checkpoint was damaged, those of
+            # other steps by the end of a run that was extended.
+            if other <= step and self.is_regular(other) and metric.name in metrics:
+                value = metric.rank(metrics[metric.name])
+                waited = 0 if value > best else waited + 1
+                best = max(best, value)
+        return waited >= patience
 
     def save(
         self,

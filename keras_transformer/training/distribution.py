@@ -30,6 +30,9 @@ class Worker:
         return self.index == 0
 
 
+ONLY_WORKER = Worker(0, 1)
+
+
 def make_strategy(name: str = "auto") -> tf.distribute.Strategy:
     """Returns the strategy under which `train` builds and fits the model.
 
@@ -73,7 +76,7 @@ def worker_of(strategy: tf.distribute.Strategy) -> Worker:
     """Returns which worker this process is under a strategy; without others, the only one."""
     worker = worker_of_environment()
     several = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
-    return worker if several and worker is not None else Worker(0, 1)
+    return worker if several and worker is not None else ONLY_WORKER
 
 
 def worker_of_environment() -> Worker | None:
@@ -103,8 +106,17 @@ def worker_of_environment() -> Worker | None:
 
 def sum_over_workers(strategy: tf.distribute.Strategy, value: float) -> float:
     """Returns the sum of the values of all replicas; waits until all workers have called it."""
-    result = _add(strategy, tf.constant(value))
+    result = _add(strategy, tf.constant(value, tf.float64))
     return float(strategy.experimental_local_results(result)[0])
+
+
+def value_of_chief(strategy: tf.distribute.Strategy, value: float) -> float:
+    """Returns the chief's value in every worker; waits until all workers have called it."""
+    worker = worker_of(strategy)
+    if worker.count == 1:
+        return value
+    replicas = strategy.num_replicas_in_sync // worker.count
+    return sum_over_workers(strategy, value if worker.is_chief else 0.0) / replicas
 
 
 @tf.function

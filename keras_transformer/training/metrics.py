@@ -1,23 +1,24 @@
-"""Measures the training as it runs, one row of numbers a stretch of batches.
+"""What a run measures of its training: rows of numbers, and where they are shown.
 
-A row covers the batches since the row before it: `log_steps` of them, or fewer up to a checkpoint.
+A row covers the batches since the row before it: `log_steps` of them, or fewer up to a checkpoint
+or validation. It goes to metrics.jsonl, to the terminal and, if wanted, to TensorBoard.
 
 step               batches of the run so far
-seconds            time spent training so far, over all processes of a run that was resumed;
-                   validation and checkpoints are left out
+seconds            time spent training so far, by all processes of a resumed run, without
+                   validation and checkpoints
 loss, perplexity, accuracy, padding
-                   of the batches since the row before; padding is the target side's share
-train_...          metrics of the model's own, of the same batches
-learning_rate      of the update that comes next
-tokens_per_second  real target tokens a second, of the same batches
+                   over the batches of the row; padding is its share on the target side
+train_...          metrics that the model adds, over the same batches
+learning_rate      of the next update
+tokens_per_second  real target tokens per second, over the same batches
 target_tokens      real target tokens so far
-flops              floating-point operations of matrix products so far, of the real tokens
-padded_flops       those of all that the devices computed, padding included
-sustained_flops    estimated so far from the time of all devices, where their rate is given (6.1)
-skipped_steps      updates left out so far because their gradient was not finite
-val_loss, val_perplexity, val_accuracy, and the task's metric, such as bleu
-                   of the dev set; in the rows of checkpoints only, where there is a dev set, and
-                   in one of step 0, without means, of a run that starts from another's weights
+flops              floating-point operations of matrix products so far, for real tokens
+padded_flops       the same with padding, which the device computes too
+sustained_flops    estimate from the time of all devices so far, if their rate is given (6.1)
+skipped_steps      updates skipped so far because their gradient was not finite
+val_loss, val_perplexity, val_accuracy, and the metric of the task, for example bleu
+                   of the dev set, in rows with a validation; a run that starts from another one
+                   also has a row of step 0 with nothing else
 """
 
 import json
@@ -26,174 +27,109 @@ import pathlib
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
 import keras
-from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.summary.writer.event_file_writer import EventFileWriter
+import tensorflow as tf
+from keras import ops
 
+from keras_transformer.config import PAD_ID, TrainingConfig
+from keras_transformer.decoding import Tensor
 from keras_transformer.errors import InputError
+from keras_transformer.models import Seq2SeqModel
 from keras_transformer.objectives import OF_TRAINING_ONLY
 from keras_transformer.tasks import VALIDATION_METRICS, Metric
 from keras_transformer.tasks.task import TRAINING_VALUES
-
-# How many batches of the run have been trained on: what every other callback counts by.
-
-
-class StepCounter(keras.callbacks.Callback):
-    """Counts batches over all calls of `fit`; comes first in the list of callbacks.
-
-    The optimizer's own count stays behind it where float16 overflows and an update is left out.
-
-    Args:
-        step: batches of the run before this process.
-
-    Attributes:
-        step: batches of the run so far.
-    """
-
-    def __init__(self, step: int = 0) -> None:
-        super().__init__()
-        self.step = step
-
-    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        self.step += 1
-
 
 Row = dict[str, float]
 
 _MEANS = ("loss", "perplexity", "accuracy", "padding")
 _COUNTED = ("target_tokens", "flops", "padded_flops")  # by the model, since the row before
-# What adds up over a run.
-TOTALS = ("seconds", *_COUNTED, "sustained_flops")
+TOTALS = ("seconds", *_COUNTED, "sustained_flops")  # these add up over a run
 _OF_TRAINING = TRAINING_VALUES.difference(_MEANS)
 
 
-class MetricLogger(keras.callbacks.Callback):
-    """Makes the rows and hands each to all listeners.
+class TrainingMeter:
+    """Measures the batches of training, and makes a row of those since the last row.
 
-    It reads the logs only at the end of a stretch, so that it need not wait for a GPU after each
-    batch (see `LazyLogs`), and then resets the metrics of the model: in a run of several processes
-    each of them needs this callback, as metrics add up over all. It comes after the callback that
-    puts the task's metric into the logs of an epoch, and before the one that writes the checkpoint:
-    a process that is killed between the two leaves a row too many, which `MetricsFile` drops, and
-    never one too few.
+    The metrics of a batch stay on the device until a row is asked for, so that training does not
+    wait for a GPU after each batch. Metrics add up over all workers, so each of them needs a meter.
 
     Args:
-        counter: counts the batches; comes before this in the list of callbacks.
-        log_steps: batches between two rows.
+        model: compiled by `compile_for_training`.
         last: the row of the checkpoint that the run resumes from; None at its beginning.
-        metrics: of the dev sets, for the rows of checkpoints.
-        sustained_flops: FLOP/s of all devices, for an estimate by time; None for no such estimate.
-
-    Attributes:
-        counter, metrics: as above.
-        listeners: functions to call with each row.
+        sustained_flops: FLOP/s of all devices, for an estimate by time; None for no estimate.
     """
 
     def __init__(
         self,
-        counter: StepCounter,
-        log_steps: int,
+        model: Seq2SeqModel,
         last: Mapping[str, float] | None = None,
-        metrics: Sequence[Metric] = (),
         sustained_flops: float | None = None,
     ) -> None:
-        super().__init__()
-        self.counter = counter
-        self.metrics = metrics
-        self.listeners: list[Callable[[Row], None]] = []
-        self._log_steps = log_steps
-        self._rate = sustained_flops
         last = last or {}
+        self._model = model
+        self._rate = sustained_flops
         self._so_far = {name: last.get(name, 0) for name in TOTALS}  # in the newest row
         self._skipped_before = last.get("skipped_steps", 0)  # by earlier processes
         self._begin: float | None = None  # of the first batch that no row covers yet
-        self._end = 0.0  # of the newest batch
         self._logs: Mapping[str, Any] = {}  # of the newest batch
-        self._row: Row | None = None  # measured and not handed on yet
 
-    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        if self._row is not None:
-            self._hand_on()
-            self.model.reset_metrics()
+    @property
+    def has_new_batches(self) -> bool:
+        """Whether there are batches that no row covers."""
+        return self._begin is not None
+
+    def begin_batch(self) -> None:
+        """Notes that a batch begins; the first one after a row resets the model's metrics."""
         if self._begin is None:
+            self._model.reset_metrics()
             self._begin = time.perf_counter()
 
-    def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
-        self._end, self._logs = time.perf_counter(), logs or {}
-        if self.counter.step % self._log_steps == 0:
-            # It waits until the next batch begins: a checkpoint may be due, which adds to it.
-            self._row = self._close(self.row_so_far())
+    def end_batch(self, logs: Mapping[str, Any]) -> None:
+        """Takes what the model returned for a batch: its metrics since their reset."""
+        self._logs = logs
 
-    def on_epoch_end(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
-        logs = logs or {}
-        if self._begin is not None:
-            self._row = self._close(self._measure(logs))
-        if self._row is not None:
-            self._hand_on(logs)
-
-    def on_start(self, logs: Mapping[str, float]) -> None:
-        """Hands on a row of the dev set before the first update, for a run that begins trained."""
-        self._row = {"step": 0, **dict.fromkeys(("seconds", *_COUNTED), 0), "skipped_steps": 0}
-        self._hand_on(logs)
-
-    def finish(self) -> None:
-        """Hands on the row that is due, or one of the batches so far.
-
-        For a run that stops within an epoch; to be called before its checkpoint is written, so
-        that a resumed run continues these totals.
-        """
-        if self._begin is not None:
-            self._row = self._close(self.row_so_far())
-        if self._row is not None:
-            self._hand_on()
-
-    def row_so_far(self) -> Row:
+    def row_so_far(self, step: int) -> Row:
         """Returns a row of the batches since the last one; waits for the device."""
-        if self._row is not None:  # it has ended, and none has begun
-            return dict(self._row)
         metrics = {name: float(value) for name, value in self._logs.items()}
-        self._end = time.perf_counter()
-        return self._measure(metrics)
-
-    def _measure(self, metrics: Mapping[str, float]) -> Row:
-        new: Row = {name: round(metrics[name]) for name in _COUNTED}
         if self._begin is None:
             raise RuntimeError("no batch has begun")
-        seconds = self._end - self._begin
-        new["seconds"] = seconds
+        seconds = time.perf_counter() - self._begin
+        new: Row = {name: round(metrics[name]) for name in _COUNTED} | {"seconds": seconds}
         if self._rate is not None:
             new["sustained_flops"] = seconds * self._rate
         return {
-            "step": self.counter.step,
+            "step": step,
             **{name: self._so_far[name] + new[name] for name in TOTALS if name in new},
             **{name: metrics[name] for name in metrics if _is_mean(name)},
-            "learning_rate": float(self.model.optimizer.learning_rate),
+            "learning_rate": float(self._model.optimizer.learning_rate),
             "tokens_per_second": new["target_tokens"] / seconds,
-            "skipped_steps": self._skipped_before + int(self.model.bad_steps.numpy()),
+            "skipped_steps": self._skipped_before + int(self._model.bad_steps.numpy()),
         }
 
-    def _close(self, row: Row) -> Row:
-        """Ends the stretch of batches that the row covers."""
+    def end_row(self, step: int) -> Row:
+        """Returns a row as `row_so_far` does; the next batch begins another."""
+        row = self.row_so_far(step)
         self._so_far |= {name: row[name] for name in TOTALS if name in row}
         self._begin = None
         return row
 
-    def _hand_on(self, of_dev: Mapping[str, float] | None = None) -> None:
-        """Hands on the row that is due, with the metrics of the dev sets."""
-        row, self._row = dict(self._row or {}), None
-        for metric in [*VALIDATION_METRICS, *self.metrics]:
-            if of_dev and metric.name in of_dev:
-                row[metric.name] = of_dev[metric.name]
-        for listener in self.listeners:
-            listener(dict(row))
+
+def first_row() -> Row:
+    """Returns the row of step 0: no training, to be joined by values of the dev set."""
+    return {"step": 0, **dict.fromkeys(("seconds", *_COUNTED), 0), "skipped_steps": 0}
+
+
+def with_dev_values(row: Row, values: Mapping[str, float], metrics: Sequence[Metric]) -> Row:
+    """Returns a row that also has the validation metrics, and those of the task, among `values`."""
+    names = [metric.name for metric in (*VALIDATION_METRICS, *metrics)]
+    return row | {name: values[name] for name in names if name in values}
 
 
 def dev_values(row: Row) -> Row:
-    """Returns the values of a row that are of the dev set, whatever the task."""
+    """Returns the values of a row that describe the dev set, whatever the task."""
     return {
         name: value
         for name, value in row.items()
@@ -206,21 +142,73 @@ def _is_mean(name: str) -> bool:
     return name in _MEANS or name.startswith(OF_TRAINING_ONLY)
 
 
-# metrics.jsonl: the rows of a run, one JSON object a line, each step once and in order.
+class TrainingFlops(keras.metrics.Metric):
+    """Adds up the floating-point operations of training on the batches seen.
+
+    A model counts the matrix products of its forward pass; the backward pass takes twice as many.
+    Embedding lookups, biases, norms, softmax, loss and optimizer are not counted, as in Kaplan et
+    al. 2020, section 2.1. "flops" are those of the sentence pairs by their own lengths,
+    "padded_flops" those of the matrices with all their padding, which the device computes.
+
+    Args:
+        model: its `count_flops` gives the operations of one pair; calls `update_state` if this is
+            its `flops_metric`.
+    """
+
+    def __init__(self, model: Seq2SeqModel) -> None:
+        super().__init__(name="training_flops")
+        self._count = model.count_flops
+        self.real, self.padded = (
+            self.add_variable((), "zeros", "float64", name=name)  # exact up to 2**53
+            for name in ("real", "padded")
+        )
+
+    def update_state(self, source: Tensor, labels: Tensor) -> None:
+        """Counts a batch of ids, source [B, S] and labels [B, T]."""
+        sides = [ops.convert_to_tensor(ids) for ids in (source, labels)]
+        lengths = [ops.sum(ops.cast(ids != PAD_ID, "float64"), axis=1) for ids in sides]  # [B]
+        widths = [ops.cast(ops.shape(ids)[1], "float64") for ids in sides]
+        rows = ops.cast(ops.shape(sides[0])[0], "float64")
+        self.real.assign_add(3 * ops.sum(self._count(*lengths)))
+        self.padded.assign_add(3 * rows * self._count(*widths))
+
+    def result(self) -> dict[str, Tensor]:
+        totals = {"flops": self.real, "padded_flops": self.padded}
+        # A copy: the variable itself would change later.
+        return {name: ops.cast(total, "float64") for name, total in totals.items()}
+
+
+def cost_summary(last: Row, training: TrainingConfig) -> list[str]:
+    """Returns the lines to print at the end of a run, from the last row of metrics.jsonl."""
+    tokens, seconds, flops = last["target_tokens"], last["seconds"], last["flops"]
+    hours, minutes = int(seconds) // 3600, int(seconds) // 60 % 60
+    lines = [
+        f"Trained {last['step']:,} steps on {tokens:,.0f} target tokens "
+        f"in {hours}:{minutes:02}:{int(seconds) % 60:02}, {tokens / seconds:,.0f} tokens/s "
+        "(without validation and checkpoints).",
+        f"Model FLOPs: {flops:.3g}, {last['padded_flops']:.3g} with padding, in "
+        f"{training.precision}; {flops / seconds:.3g} per second.",
+    ]
+    if "sustained_flops" in last:
+        lines.append(
+            f"By the devices' time, at {training.sustained_tflops:g} TFLOP/s sustained: "
+            f"{last['sustained_flops']:.3g}."
+        )
+    return lines
 
 
 class MetricsFile:
-    """Appends rows to a file, from a step of the run on.
+    """Appends rows to metrics.jsonl, one JSON object per line, from a step of the run on.
 
-    Rows beyond that step, of a process that was killed after its last checkpoint, are dropped,
-    and so is a line that was being written then: the run writes them again.
+    Rows beyond that step, which a killed process wrote after its last checkpoint, are dropped, as
+    is a line that was cut short: the run writes them again.
 
     Args:
         path: the file; made by the first row.
         step: where the run resumes; 0 at its beginning.
 
     Attributes:
-        last: the newest row that is left; None where there is none.
+        last: the newest row that is left; None if there is none.
 
     Raises:
         InputError: the file is damaged or cannot be written.
@@ -276,7 +264,7 @@ def read_metrics(path: pathlib.Path) -> list[Row]:
 
 
 def _rows(path: pathlib.Path) -> Iterator[tuple[Row, int]]:
-    """Yields each row and the offset of its end; leaves out a last line that is not whole."""
+    """Yields each row and the offset of its end; skips a last line that is cut short."""
     try:
         lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     except OSError as error:
@@ -288,7 +276,7 @@ def _rows(path: pathlib.Path) -> Iterator[tuple[Row, int]]:
             return
         if row is None:
             raise InputError(
-                f"{path} is damaged: line {number} is no JSON object with a step; remove that line"
+                f"{path} is damaged: line {number} is not a JSON object with a step; remove it"
             )
         end += len(line)
         yield row, end
@@ -297,15 +285,12 @@ def _rows(path: pathlib.Path) -> Iterator[tuple[Row, int]]:
 def _parse(line: bytes) -> Row | None:
     """Returns the row of a whole line, or None."""
     try:
-        row = {name: math.nan if value is None else value for name, value in _object(line).items()}
+        row = json.loads(line)
     except ValueError:
         return None
-    return row if "step" in row and line.endswith(b"\n") else None
-
-
-def _object(line: bytes) -> Row:
-    value = json.loads(line)
-    return value if isinstance(value, dict) else {}
+    if not (isinstance(row, dict) and "step" in row and line.endswith(b"\n")):
+        return None
+    return {name: math.nan if value is None else value for name, value in row.items()}
 
 
 def _short(value: float) -> float | None:
@@ -314,50 +299,47 @@ def _short(value: float) -> float | None:
     return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
-# TensorBoard: the rows of a run as scalars, over the run's own steps.
-
-# The x-axes of TensorBoard's charts show these already.
-_NOT_SHOWN = {"step", "seconds"}
-
-
 class TensorBoardLog:
-    """Writes two runs to a folder, "train" and "dev", whose charts TensorBoard lays together.
+    """Writes rows as two TensorBoard runs, "train" and "dev", which share their charts.
 
     Args:
         folder: where to.
-        step: where the run resumes; what an earlier process wrote beyond it is hidden.
+        step: where the run resumes; TensorBoard hides what an earlier process wrote beyond it.
     """
 
     def __init__(self, folder: pathlib.Path, step: int = 0) -> None:
         self._folder = folder
         self._step = step
-        self._writers: dict[str, EventFileWriter] = {}
+        self._writers: dict[str, Any] = {}
 
     def write(self, row: Row) -> None:
-        """Writes one row; its numbers about the dev set go to the run "dev"."""
+        """Writes one row; its values of the dev set go to the run "dev"."""
         of_dev = dev_values(row)
         dev = {name.removeprefix("val_"): value for name, value in of_dev.items()}
-        train = {name: row[name] for name in row.keys() - of_dev.keys() - _NOT_SHOWN}
-        self._add("train", train, int(row["step"]))
-        if dev:
-            self._add("dev", dev, int(row["step"]))
+        # TensorBoard's x-axes show steps and seconds already.
+        train = {name: row[name] for name in row.keys() - of_dev.keys() - {"step", "seconds"}}
+        for run, scalars in (("train", train), ("dev", dev)):
+            if scalars:
+                values = [
+                    tf.compat.v1.Summary.Value(tag=name, simple_value=value)
+                    for name, value in scalars.items()
+                ]
+                writer = self._writer(run)
+                writer.add_summary(tf.compat.v1.Summary(value=values), int(row["step"]))
+                writer.flush()
 
-    def _add(self, run: str, scalars: Row, step: int) -> None:
-        values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
-        writer = self._writer(run)
-        writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
-        writer.flush()
-
-    def _writer(self, run: str) -> EventFileWriter:
+    def _writer(self, run: str) -> Any:
         if run not in self._writers:
-            self._writers[run] = writer = EventFileWriter(str(self._folder / run))
-            # TensorBoard drops what an earlier process wrote from the step of this event on.
-            start = SessionLog(status=SessionLog.START)
-            writer.add_event(Event(wall_time=time.time(), step=self._step + 1, session_log=start))
+            # The writer of `tf.summary` cannot mark a restart; this one needs a graph to be made.
+            with tf.Graph().as_default():
+                writer = tf.compat.v1.summary.FileWriter(str(self._folder / run))
+            start = tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.START)
+            writer.add_session_log(start, self._step + 1)
+            self._writers[run] = writer
         return self._writers[run]
 
 
-# What a person reads while a model trains: one line that changes on a terminal, lines in a log.
+# The progress of a run on a terminal or in a log, for example:
 #
 # 300/20,000  loss 5.412  ppl 148.2  acc 24.1%  lr 3.0e-4  5.21k tok/s  4.61T FLOP  left 1h05m
 # 1,000/20,000  loss 3.947  ppl 19.67  acc 45.9%  BLEU 12.31  on the dev set
@@ -365,16 +347,15 @@ class TensorBoardLog:
 _SECONDS_BETWEEN_DRAWINGS = 0.5
 
 
-class Progress(keras.callbacks.Callback):
+class Progress:
     """Writes lines of at most 100 columns, up to a million steps.
 
-    In a log file there is a line for each row of `MetricLogger`. On a terminal one line is
-    overwritten at most every half second, and only those about the dev set stay. `fit` is called
-    with verbose=0; if it ends early, its caller ends the open line with `finish`.
+    A log file gets a line for each row. On a terminal one line is overwritten at most every half
+    second, and only lines about the dev set stay.
 
     Args:
-        metric_logger: what to show; `show` has to be one of its listeners, and it stands before
-            this in the list of callbacks.
+        meter: measures the batches that are not in a row yet.
+        metrics: of the task, to show beside those of validation.
         train_steps: batches of the whole run.
         stream: where to write; None means standard output.
         live: whether it is a terminal; None means to ask it.
@@ -382,13 +363,14 @@ class Progress(keras.callbacks.Callback):
 
     def __init__(
         self,
-        metric_logger: MetricLogger,
+        meter: TrainingMeter,
+        metrics: Sequence[Metric],
         train_steps: int,
         stream: TextIO | None = None,
         live: bool | None = None,
     ) -> None:
-        super().__init__()
-        self._metric_logger = metric_logger
+        self._meter = meter
+        self._metrics = metrics
         self._train_steps = train_steps
         self._stream = stream or sys.stdout
         self._live = self._stream.isatty() if live is None else live
@@ -398,43 +380,42 @@ class Progress(keras.callbacks.Callback):
         self._drawn = -math.inf  # the time of the last drawing
         self._is_open = False  # whether the line that changes is on the terminal
 
-    def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
+    def end_batch(self, step: int) -> None:
+        """Redraws the line of a terminal now and then."""
         now = time.perf_counter()
         if self._first is None:  # the first batch is slow: its graph is built and compiled
-            self._first = self._metric_logger.counter.step, now
+            self._first = step, now
         if self._live and now - self._drawn >= _SECONDS_BETWEEN_DRAWINGS:
             self._drawn = now
             # Once there is a whole row, its values are steadier than those of a few batches.
-            self._draw(self._row or self._metric_logger.row_so_far())
-
-    def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
-        self.finish()
+            self._draw(self._row or self._meter.row_so_far(step), step)
 
     def show(self, row: Row) -> None:
-        """Shows a row of `MetricLogger`."""
+        """Shows a row."""
+        step = int(row["step"])
         if "loss" in row:  # before the first update there is none
             self._row = row
             if self._live:
-                self._draw(row)
+                self._draw(row, step)
             else:
-                self._write(self._training_line(row, int(row["step"])))
+                self._write(self._training_line(row, step))
         if row["skipped_steps"] > self._skipped:
             self._skipped = row["skipped_steps"]
-            text = f"{self._skipped:,} updates left out so far: gradient not finite"
-            self._write(f"{self._steps(row['step'])}  {text}")
+            text = f"{self._skipped:,} updates skipped so far: gradient not finite"
+            self._write(f"{self._steps(step)}  {text}")
         if dev_values(row):
             self._write(self._dev_line(row))
 
     def finish(self) -> None:
-        """Ends the line that changes, so that other text starts on a line of its own."""
+        """Ends the line that changes, so that other text starts on a new line."""
         if self._is_open:
             self._is_open = False
             self._stream.write("\n")
             self._stream.flush()
 
-    def _draw(self, row: Row) -> None:
+    def _draw(self, row: Row, step: int) -> None:
         """Overwrites the line that changes."""
-        line = self._training_line(row, self._metric_logger.counter.step)
+        line = self._training_line(row, step)
         columns = shutil.get_terminal_size().columns - 1
         self._stream.write("\r" + line[:columns].ljust(columns))
         self._stream.flush()
@@ -461,7 +442,7 @@ class Progress(keras.callbacks.Callback):
     def _dev_line(self, row: Row) -> str:
         dev = {name.removeprefix("val_"): row[name] for name in row if name.startswith("val_")}
         parts = [self._steps(row["step"]), *_quality(dev)]
-        for metric in self._metric_logger.metrics:
+        for metric in self._metrics:
             if metric.name in row:
                 parts.append(f"{metric.label} {row[metric.name]:.2f}")
         return "  ".join([*parts, "on the dev set"])

@@ -1,10 +1,7 @@
-"""From a `DataConfig`, as a task reads it, to vocabularies and tokenized corpora."""
+"""From text to vocabularies and token ids, as a task reads the files that a `DataConfig` names."""
 
-import contextlib
 import itertools
 import os
-import pathlib
-import tempfile
 from collections.abc import Callable, Sequence
 
 from keras_transformer.config import WORD_START, DataConfig
@@ -12,15 +9,13 @@ from keras_transformer.data import (
     ApacheBeamShards,
     PairSource,
     ParallelText,
-    Shortlist,
     TokenizedCorpus,
     cached_corpus,
     learn_from_corpus,
 )
-from keras_transformer.errors import InputError, writing
+from keras_transformer.errors import InputError
 from keras_transformer.tasks import Task, TranslationTask
 from keras_transformer.text import Vocabulary
-from keras_transformer.training.run import RunDirectory
 
 _TRANSLATION = TranslationTask()
 
@@ -86,7 +81,7 @@ def tokenize(
 
 
 def make_vocabularies(data: DataConfig, task: Task = _TRANSLATION) -> tuple[Vocabulary, Vocabulary]:
-    """Loads or learns the vocabularies of source and target; one object where they share it.
+    """Loads or learns the vocabularies of source and target; one object if they share it.
 
     They are learned from the text to train on; see `learn_from_corpus`.
     """
@@ -117,7 +112,7 @@ def make_vocabularies(data: DataConfig, task: Task = _TRANSLATION) -> tuple[Voca
 def check_symbols(
     data: DataConfig, task: Task, vocabularies: tuple[Vocabulary, Vocabulary]
 ) -> None:
-    """Raises `InputError` where a shared vocabulary was learned without a symbol of the task."""
+    """Raises `InputError` if a shared vocabulary was learned without a symbol of the task."""
     source, target = vocabularies
     if source.fingerprint != target.fingerprint:
         return
@@ -125,7 +120,7 @@ def check_symbols(
     symbols = task.symbols(task.pair_sources(data, "train"))
     if missing := [symbol for symbol in symbols if WORD_START + symbol not in known]:
         raise InputError(
-            f"{len(missing):,} symbols of this text, such as {missing[0]!r}, are no tokens of the "
+            f"{len(missing):,} symbols of this text, such as {missing[0]!r}, are not tokens of the "
             "vocabulary, which was learned for something else; let train learn one"
         )
 
@@ -136,40 +131,3 @@ def _read(sources: Sequence[PairSource]) -> ParallelText:
         names = ", ".join(map(str, sources))
         raise InputError(f"there is no sentence to evaluate on in {names}; give a larger text")
     return text
-
-
-# The shortlist of a run, learned from its corpus the first time that it is asked for.
-
-
-def load_shortlist(
-    run: RunDirectory, progress: Callable[[int], None] = lambda num_pairs: None
-) -> Shortlist:
-    """Returns the candidates of each source token, which are kept in the run directory.
-
-    Args:
-        run: trained on a corpus.
-        progress: is called now and then while this is tokenized, see `cached_corpus`.
-
-    Raises:
-        InputError: they have to be learned, and the text that the run was trained on is not there,
-            or the directory cannot be written to.
-    """
-    path = run.path / "shortlist.npz"
-    if not path.exists():
-        configs, vocabularies = run.configs(), run.vocabularies()
-        if configs.data is None:
-            raise InputError(
-                f"{run.path} was imported, without a text to learn a shortlist from; leave "
-                "--shortlist out, or train the run further with train --start_from"
-            )
-        folder = run.path / "tokens"
-        with writing(str(path)), contextlib.ExitStack() as stack:
-            if not folder.exists():  # they are elsewhere, and are not to lie in two places
-                temporary = tempfile.TemporaryDirectory(dir=run.path, prefix=".tokens-")
-                folder = pathlib.Path(stack.enter_context(temporary))
-            corpus = training_corpus(
-                configs.corpora, vocabularies, folder, progress, task=configs.task
-            )
-            sizes = (vocabulary.size for vocabulary in vocabularies)
-            Shortlist.learn(corpus, *sizes).save(path)
-    return Shortlist.load(path)

@@ -1,12 +1,12 @@
 """A run directory: all that later commands need of a training run.
 
 config.json         the configurations and the task; sizes and hashes of the vocabularies
-source.model        the source's SentencePiece vocabulary; the target's too where shared
-target.model        the target's own vocabulary, where there is one
+source.model        the source's SentencePiece vocabulary; the target's too if it is shared
+target.model        the target's vocabulary, if it has its own
 checkpoints/        see `checkpoints.py`
 lock                held by the process that trains the run
-tokens/             the tokenized text, see `data/cache.py`
-shortlist.npz       see `data/shortlist.py`, where one has been asked for
+tokens/             the tokenized text, see `data/token_cache.py`
+shortlist.npz       see `data/shortlist.py`, once it was asked for
 metrics.jsonl       one JSON object every `log_steps` updates and at each checkpoint
 tensorboard/        on request
 """
@@ -17,206 +17,49 @@ import hashlib
 import json
 import os
 import pathlib
-from collections.abc import Iterator, Mapping
+import shlex
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from typing_extensions import Self
 
-from keras_transformer.config import DataConfig, ModelConfig, SearchConfig, TrainingConfig
+from keras_transformer.config import TrainingConfig
 from keras_transformer.config.model import UnknownArchitectureError
-from keras_transformer.config.search import UNUSED_OPTIONS
+from keras_transformer.data import (
+    ApacheBeamShards,
+    ParallelText,
+    Shortlist,
+    TokenizedCorpus,
+    tokenize_share,
+)
 from keras_transformer.errors import InputError, writing
 from keras_transformer.files import write_atomically
 from keras_transformer.models import Seq2SeqModel, build_model
-from keras_transformer.tasks import Task, TranslationTask, get_task
 from keras_transformer.text import Vocabulary
 from keras_transformer.training.checkpoints import AVERAGE, START, Checkpoints
-from keras_transformer.training.distribution import computes_in_bfloat16
+from keras_transformer.training.distribution import (
+    ONLY_WORKER,
+    Worker,
+    computes_in_bfloat16,
+    heartbeat,
+    wait_for_first_worker,
+)
+from keras_transformer.training.optimizer import freeze
+from keras_transformer.training.prepare import (
+    check_symbols,
+    make_vocabularies,
+    read_validation_texts,
+    training_corpus,
+)
+from keras_transformer.training.settings import (
+    RunConfigs,
+    fine_tuning_configs,
+    new_configs,
+)
 
-# config.json of a run directory: what the run was asked for, and which vocabularies it has.
-
-# What a later run of the same command may change: none of it affects an update.
-_MAY_CHANGE = {
-    "train_steps",
-    "accumulation_steps",
-    "keep_checkpoints",
-    "keep_best",
-    "average_last",
-    "average_best",
-    "stop_metric",
-    "stop_patience",
-    "max_bad_steps",
-    "log_steps",
-    "sustained_tflops",
-    "test_source",
-    "test_target",
-    "test_file",
-}
-# What else may change before the first checkpoint, beside all of TrainingConfig.
-_NOT_OF_THE_VOCABULARY = {"max_length", "max_length_ratio", "mix_weights", "subword_sampling"}
-
-
-class RunConfigs(NamedTuple):
-    """What a run was asked for.
-
-    Attributes:
-        model, task: the hyperparameters, and what the model is for.
-        data, training: how it is trained; no data where it was imported.
-        search: fields of `SearchConfig` with other defaults than the task's.
-        origin: where weights that were not trained here came from, for people to read; in a run
-            that started from another, "start_from" is the path to that run or checkpoint.
-    """
-
-    model: ModelConfig
-    data: DataConfig | None
-    training: TrainingConfig
-    task: Task = TranslationTask()
-    search: Mapping[str, Any] = {}
-    origin: Mapping[str, Any] = {}
-
-    @property
-    def corpora(self) -> DataConfig:
-        """The data; `InputError` where there is none."""
-        if self.data is None:
-            raise InputError(
-                "this run was imported and has no data: name the files to use, as in "
-                "evaluate --source and --target; to train it further, give train another "
-                "--run_dir, and --start_from with this one"
-            )
-        return self.data
-
-    def search_config(self, changes: Mapping[str, Any] | None = None) -> SearchConfig:
-        """Returns how the run searches, with some fields changed.
-
-        The run's options that the requested search method does not use are left out.
-        """
-        changes = changes or {}
-        no_use = UNUSED_OPTIONS.get(changes.get("method", ""), ())
-        kept = {name: value for name, value in self.search.items() if name not in no_use}
-        return self.task.search_config({**kept, **changes})
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns them as config.json holds them."""
-        values: dict[str, Any] = {
-            "model": self.model.to_dict(),
-            "data": None if self.data is None else self.data.to_dict(),
-            "training": None if self.data is None else self.training.to_dict(),
-            "task": {"name": self.task.name} | self.task.to_dict(),
-        }
-        others = {"search": self.search, "origin": self.origin}
-        return values | {name: dict(value) for name, value in others.items() if value}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "RunConfigs":
-        """Returns the configurations that `to_dict` wrote."""
-        options = dict(values["task"])
-        return cls(
-            ModelConfig.from_dict(values["model"]),
-            None if values["data"] is None else DataConfig.from_dict(values["data"]),
-            TrainingConfig.from_dict(values["training"] or {}),
-            get_task(options.pop("name")).from_dict(options),
-            dict(values.get("search", {})),
-            dict(values.get("origin", {})),
-        )
-
-    def flat(self) -> dict[str, Any]:
-        """Returns all values by the names of their flags, the name of the task as "task"."""
-        values: dict[str, Any] = {"task": self.task.name}
-        for config in (self.model, self.corpora, self.training, self.task):
-            values |= config.to_dict()
-        return values
-
-
-def differences(run: RunConfigs, asked: RunConfigs, *, has_checkpoint: bool) -> list[str]:
-    """Describes each setting that a command asks to change but the run can no longer change.
-
-    Before the first checkpoint everything about training may change: nothing is lost then.
-    """
-    may_change = set(_MAY_CHANGE)
-    if not has_checkpoint:
-        may_change |= asked.training.to_dict().keys() | _NOT_OF_THE_VOCABULARY
-    before = run.flat()  # another architecture or task has other fields
-    return [
-        f"{name} is {before.get(name)!r} there and {value!r} here"
-        for name, value in asked.flat().items()
-        if value != before.get(name) and name not in may_change
-    ]
-
-
-class VocabularyRecord(NamedTuple):
-    """Size and hash of a vocabulary's file, which tell it from a truncated or another one."""
-
-    num_bytes: int
-    sha256: str
-
-    @classmethod
-    def of(cls, content: bytes) -> Self:
-        """Returns the record of a file's content."""
-        return cls(len(content), hashlib.sha256(content).hexdigest())
-
-    def load(self, path: pathlib.Path) -> Vocabulary:
-        """Reads the vocabulary; `InputError` where the file is missing or not the recorded one."""
-        if path.is_file() and (found := self.of(path.read_bytes())) != self:
-            what = "the same size but another content"
-            if found.num_bytes != self.num_bytes:
-                what = f"{found.num_bytes:,} bytes in place of {self.num_bytes:,}"
-            raise InputError(
-                f"{path} is not the vocabulary that the run was created with: it has {what}; "
-                "restore it from a copy"
-            )
-        return Vocabulary.load(path)
-
-
-class RunConfigFile:
-    """Reads and writes config.json of a run directory.
-
-    Args:
-        path: the file.
-    """
-
-    def __init__(self, path: pathlib.Path) -> None:
-        self.path = path
-
-    def configs(self) -> RunConfigs:
-        """Returns the configurations; `InputError` where there are none, or they are damaged."""
-        with self._values() as values:
-            return RunConfigs.from_dict(values)
-
-    def vocabularies(self) -> dict[str, VocabularyRecord]:
-        """Returns the records of the vocabularies by file name; errors as in `configs`."""
-        with self._values() as values:
-            return {
-                name: VocabularyRecord(**record)
-                for name, record in ({"source.model": None} | values["vocabularies"]).items()
-            }
-
-    def write(self, configs: RunConfigs, vocabularies: Mapping[str, VocabularyRecord]) -> None:
-        """Writes all of it, atomically; raises `OSError`."""
-        records = {name: record._asdict() for name, record in vocabularies.items()}
-        values = configs.to_dict() | {"vocabularies": records}
-        write_atomically(self.path, json.dumps(values, indent=2) + "\n")
-
-    @contextlib.contextmanager
-    def _values(self) -> Iterator[Any]:
-        """Yields the content; `InputError` where there is none or the block cannot use it."""
-        if not self.path.is_file():
-            raise InputError(
-                f"no training run in {self.path.parent}: it has no {self.path.name}; "
-                "give the --run_dir of an earlier keras-transformer train"
-            )
-        try:
-            yield json.loads(self.path.read_text(encoding="utf-8"))
-        except UnknownArchitectureError as error:
-            raise InputError(f"{self.path}: {error}") from error
-        except OSError as error:
-            raise InputError(
-                f"cannot read {self.path} ({error.strerror}); make it readable"
-            ) from error
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise InputError(
-                f"{self.path} is damaged ({type(error).__name__}: {error}); "
-                "restore it from a copy, or start another run"
-            ) from error
+# Files of source and of target sentences, or one file with both sides.
+TextFiles = str | os.PathLike[str] | tuple[str | os.PathLike[str], str | os.PathLike[str]]
 
 
 class RunDirectory:
@@ -230,25 +73,163 @@ class RunDirectory:
         if not os.fspath(path):
             raise InputError("the path of the run directory is empty; give that of a folder")
         self.path = pathlib.Path(path)
-        self._config_file = RunConfigFile(self.path / "config.json")
+        self._config_file = _ConfigFile(self.path / "config.json")
+
+    @classmethod
+    def create(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        train: TextFiles | None = None,
+        dev: TextFiles | None = None,
+        test: TextFiles | None = None,
+        start_from: str | os.PathLike[str] | None = None,
+        **options: Any,
+    ) -> Self:
+        """Creates a run from text: learns vocabularies, tokenizes, and writes its configuration.
+
+        Args:
+            path: the directory, which holds no run yet.
+            train, dev, test: files of source and target sentences, or a file with both sides.
+                Without any, and without the option "dataset", the task's built-in data is used.
+            start_from: a run, or a checkpoint of one, whose weights, vocabularies and model the
+                new run begins with.
+            **options: "preset", by default "tiny", "architecture", "task", and any field of the
+                configurations, for example `num_layers=2, train_steps=10_000`.
+
+        Raises:
+            InputError: there is a run already, an option is wrong, or the text cannot be used.
+
+        Example:
+            >>> files = dict(train=("train.en", "train.de"), dev=("dev.en", "dev.de"))
+            >>> run = RunDirectory.create("runs/mine", preset="tiny", **files)
+            >>> model = train(run)
+            >>> Translator(model, *run.vocabularies()).translate(["Hello"])
+        """
+        run = cls(path)
+        run._check_is_new()
+        for split, files in (("train", train), ("dev", dev), ("test", test)):
+            if isinstance(files, tuple):
+                options[f"{split}_source"], options[f"{split}_target"] = map(str, files)
+            elif files is not None:
+                options[f"{split}_file"] = str(files)
+        run.prepare(run.new_configs(options, start_from))
+        return run
+
+    @classmethod
+    def of_checkpoint(cls, path: str | os.PathLike[str]) -> tuple[Self, str]:
+        """Returns the run and checkpoint that a path names: "auto" for the path of a run."""
+        where = pathlib.Path(path)
+        *_, folder, name = ("", "", *where.parts)
+        if folder == "checkpoints" and not (where / "config.json").is_file():
+            return cls(where.parents[1]), name.removesuffix(".index")
+        return cls(path), "auto"
+
+    @classmethod
+    def new_configs(
+        cls, options: Mapping[str, Any], start_from: str | os.PathLike[str] | None = None
+    ) -> RunConfigs:
+        """Returns the configurations of a new run, see `create`."""
+        if start_from is None:
+            return new_configs(options)
+        origin, _ = cls.of_checkpoint(start_from)
+        return fine_tuning_configs(origin.configs(), absolute(start_from), options)
 
     @property
     def exists(self) -> bool:
-        """Whether a run has been created here; `InputError` where a file is in its place."""
+        """Whether a run has been created here; `InputError` if the path is that of a file."""
         if self.path.exists() and not self.path.is_dir():
             raise InputError(
                 f"cannot write run directory {self.path}: it is a file; give the path of a folder"
             )
         return self._config_file.path.is_file()
 
-    def create(
+    def prepare(
+        self,
+        configs: RunConfigs,
+        *,
+        worker: Worker = ONLY_WORKER,
+        cache_dir: str | None = None,
+        beam_options: str | None = None,
+        say: Callable[[str], None] = lambda line: None,
+    ) -> TokenizedCorpus:
+        """Creates the run, or checks that it may be resumed, and returns its tokenized text.
+
+        Of several workers the first one does so; the others wait for it, and meanwhile tokenize
+        their share of a large text.
+
+        Args:
+            configs: from now on.
+            worker: this one.
+            cache_dir: folder for the tokenized text, which runs may share; None means one in the
+                run directory.
+            beam_options: of an Apache Beam pipeline that tokenizes; None means no pipeline.
+            say: takes lines about what is going on.
+
+        Raises:
+            InputError: the text cannot be used, the run was created with other settings, or the
+                directory cannot be written.
+        """
+        is_new = False
+
+        def report(pairs: int) -> None:
+            nonlocal is_new
+            is_new = True
+            say(f"Tokenizing: {pairs:,} pairs ...")
+
+        def tokenized(source: Vocabulary, target: Vocabulary) -> TokenizedCorpus:
+            corpus = training_corpus(
+                configs.corpora,
+                (source, target),
+                self._tokens(cache_dir),
+                report,
+                keep_others=cache_dir is not None,
+                worker=(worker.index, worker.count),
+                beam=ApacheBeamShards(shlex.split(beam_options)) if beam_options else None,
+                task=configs.task,
+            )
+            for reason, count in corpus.dropped.items():
+                if count:
+                    say(f"Dropped {count:,} pairs: {reason}.")
+            return corpus
+
+        if not worker.is_chief:
+            self._wait_for_first_worker(configs, worker, cache_dir)
+            return tokenized(*self.vocabularies())
+        with heartbeat(self.path) if worker.count > 1 else contextlib.nullcontext():
+            if self.exists:
+                self.continue_with(configs)
+                corpus = tokenized(*self.vocabularies())
+                steps = self.checkpoints().steps()
+                if steps and is_new:
+                    say(
+                        "The text was not in the cache: if it has changed since the run began, "
+                        f"the run resumes at step {steps[-1]:,} with the text as it is now."
+                    )
+                return corpus
+            weights = None
+            if start_from := configs.origin.get("start_from"):
+                origin, checkpoint = self.of_checkpoint(start_from)
+                weights = origin.load_model(checkpoint)
+                freeze(weights, configs.training.freeze)  # raises if there is no such part
+                vocabularies = origin.vocabularies()
+                check_symbols(configs.corpora, configs.task, vocabularies)
+            else:
+                say("Preparing the vocabulary ...")
+                vocabularies = make_vocabularies(configs.corpora, configs.task)
+                configs = configs.with_vocabulary_sizes(*(each.size for each in vocabularies))
+            corpus = tokenized(*vocabularies)
+            self.write(configs, *vocabularies, weights)
+            return corpus
+
+    def write(
         self,
         configs: RunConfigs,
         source: Vocabulary,
         target: Vocabulary,
         start: Seq2SeqModel | None = None,
     ) -> None:
-        """Writes the run's files; the configuration, its precision `resolved`, comes last.
+        """Writes the files of a new run; the configuration, its precision `resolved`, comes last.
 
         Args:
             configs: the configurations.
@@ -258,8 +239,7 @@ class RunDirectory:
         Raises:
             InputError: the directory holds a run already, or it cannot be written.
         """
-        if self.exists:
-            raise InputError(f"{self.path} holds a run already; resume it, or give another path")
+        self._check_is_new()
         with self._writing():
             self.path.mkdir(parents=True, exist_ok=True)
             self._target_path.unlink(missing_ok=True)  # of an attempt that was interrupted here
@@ -279,7 +259,7 @@ class RunDirectory:
         """Returns a configuration with the precision that "auto" means for this run.
 
         That is the precision it has, whatever machine it resumes on. A new run gets
-        mixed_bfloat16 where this machine computes in it, else float32.
+        mixed_bfloat16 if this machine computes in it, else float32.
         """
         if training.precision != "auto":
             return training
@@ -296,27 +276,30 @@ class RunDirectory:
         return self._config_file.configs()
 
     def continue_with(self, asked: RunConfigs) -> None:
-        """Checks that a command's configuration fits this run, and saves the settings that changed.
+        """Checks that configurations fit this run, and saves the settings that changed.
 
-        As long as the run has no checkpoint, all about training may change: nothing is lost then
-        where the memory did not suffice.
+        As long as the run has no checkpoint, everything about training may change.
 
         Raises:
-            InputError: the configuration differs, and the message names each difference; another
+            InputError: the configurations differ, and the message names each difference; another
                 process trains the run; or the directory cannot be written.
         """
         configs = self.configs()
         asked = asked._replace(training=self.resolved(asked.training))
-        if found := differences(configs, asked, has_checkpoint=any(self.checkpoints().steps())):
+        has_checkpoint = any(self.checkpoints().steps())
+        if found := configs.differences(asked, has_checkpoint=has_checkpoint):
             raise InputError(
                 f"run directory {self.path} holds another run: {'; '.join(found)}; "
-                "leave these flags out to resume it, or give another --run_dir"
+                "remove these options to resume it, or give another --run_dir"
             )
         with self.lock():
-            if _what_is_averaged(configs.training) != _what_is_averaged(asked.training):
-                checkpoints = self.checkpoints()
-                if checkpoints.to_average(*_what_is_averaged(asked.training)):
-                    checkpoints.drop(AVERAGE)  # made again when the run comes to its end
+            before, after = (
+                (each.training.average_last, each.training.average_best)
+                for each in (configs, asked)
+            )
+            checkpoints = self.checkpoints()
+            if before != after and checkpoints.to_average(*after):
+                checkpoints.drop(AVERAGE)  # made again when the run comes to its end
             with self._writing():
                 self._config_file.write(asked, self._config_file.vocabularies())
 
@@ -355,7 +338,7 @@ class RunDirectory:
             return source, record.load(self._target_path)
         if self._target_path.exists():
             raise InputError(
-                f"{self._target_path} is no part of this run, whose source and target share a "
+                f"{self._target_path} does not belong to this run, whose source and target share a "
                 "vocabulary; remove it"
             )
         return source, source
@@ -391,9 +374,21 @@ class RunDirectory:
         checkpoints.restore(model, name)
         return model
 
+    def corpus(self) -> TokenizedCorpus:
+        """Returns the text that the run trains on, from its token cache or tokenized now."""
+        configs = self.configs()
+        return training_corpus(
+            configs.corpora, self.vocabularies(), self._tokens(), task=configs.task
+        )
+
+    def dev_sets(self) -> list[ParallelText]:
+        """Returns the run's dev sets, of which the first decides; none if none is named."""
+        configs = self.configs()
+        return read_validation_texts(configs.corpora, configs.task)
+
     @property
     def metrics_path(self) -> pathlib.Path:
-        """The file with a line for each stretch of training; see `metric_logging.py`."""
+        """The file with a line for each stretch of training; see `metrics.py`."""
         return self.path / "metrics.jsonl"
 
     @property
@@ -404,9 +399,142 @@ class RunDirectory:
     def _target_path(self) -> pathlib.Path:
         return self.path / "target.model"
 
+    def _tokens(self, cache_dir: str | None = None) -> pathlib.Path:
+        return pathlib.Path(cache_dir) if cache_dir else self.path / "tokens"
+
+    def _check_is_new(self) -> None:
+        if self.exists:
+            raise InputError(f"{self.path} holds a run already; resume it, or give another path")
+
+    def _wait_for_first_worker(
+        self, configs: RunConfigs, worker: Worker, cache_dir: str | None
+    ) -> None:
+        """Waits until the first worker has prepared the run; tokenizes a share of its text."""
+        has_helped = False
+
+        def is_prepared() -> bool:
+            nonlocal has_helped
+            has_helped = has_helped or tokenize_share(
+                self._tokens(cache_dir),
+                configs.task.pair_sources(configs.corpora, "train"),
+                worker=(worker.index, worker.count),
+                max_length=configs.corpora.max_length,
+                max_length_ratio=configs.corpora.max_length_ratio,
+            )
+            return self.exists and self.configs().training == self.resolved(configs.training)
+
+        wait_for_first_worker(self.path, is_prepared)
+
     def _writing(self) -> contextlib.AbstractContextManager[None]:
         return writing(f"run directory {self.path}")
 
 
-def _what_is_averaged(training: TrainingConfig) -> tuple[int, int | None]:
-    return training.average_last, training.average_best
+def absolute(path: str | os.PathLike[str]) -> str:
+    """Returns the path of what a run starts from as config.json has it."""
+    return str(pathlib.Path(path).resolve())
+
+
+def load_shortlist(
+    run: RunDirectory, progress: Callable[[int], None] = lambda num_pairs: None
+) -> Shortlist:
+    """Returns the candidates of each source token, learned once and kept in the run directory.
+
+    Args:
+        run: trained on a corpus.
+        progress: is called now and then while this is tokenized, see `cached_corpus`.
+
+    Raises:
+        InputError: they have to be learned, and the text that the run was trained on is not there,
+            or the directory cannot be written to.
+    """
+    path = run.path / "shortlist.npz"
+    if not path.exists():
+        configs, vocabularies = run.configs(), run.vocabularies()
+        if configs.data is None:
+            raise InputError(
+                f"{run.path} was imported, without a text to learn a shortlist from; remove "
+                "--shortlist, or train the run further with train --start_from"
+            )
+        folder = run.path / "tokens"
+        with writing(str(path)), contextlib.ExitStack() as stack:
+            if not folder.exists():  # they are elsewhere; a second copy would not be kept
+                temporary = tempfile.TemporaryDirectory(dir=run.path, prefix=".tokens-")
+                folder = pathlib.Path(stack.enter_context(temporary))
+            corpus = training_corpus(
+                configs.data, vocabularies, folder, progress, task=configs.task
+            )
+            sizes = (vocabulary.size for vocabulary in vocabularies)
+            Shortlist.learn(corpus, *sizes).save(path)
+    return Shortlist.load(path)
+
+
+class VocabularyRecord(NamedTuple):
+    """Size and hash of a vocabulary's file, to recognize a truncated or another one."""
+
+    num_bytes: int
+    sha256: str
+
+    @classmethod
+    def of(cls, content: bytes) -> Self:
+        """Returns the record of a file's content."""
+        return cls(len(content), hashlib.sha256(content).hexdigest())
+
+    def load(self, path: pathlib.Path) -> Vocabulary:
+        """Reads the vocabulary; `InputError` if the file is missing or not the recorded one."""
+        if path.is_file() and (found := self.of(path.read_bytes())) != self:
+            what = "the same size but different content"
+            if found.num_bytes != self.num_bytes:
+                what = f"{found.num_bytes:,} bytes instead of {self.num_bytes:,}"
+            raise InputError(
+                f"{path} is not the vocabulary that the run was created with: it has {what}; "
+                "restore it from a copy"
+            )
+        return Vocabulary.load(path)
+
+
+class _ConfigFile:
+    """Reads and writes config.json of a run directory."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self.path = path
+
+    def configs(self) -> RunConfigs:
+        """Returns the configurations; `InputError` if there are none, or they are damaged."""
+        with self._values() as values:
+            return RunConfigs.from_dict(values)
+
+    def vocabularies(self) -> dict[str, VocabularyRecord]:
+        """Returns the records of the vocabularies by file name; errors as in `configs`."""
+        with self._values() as values:
+            return {
+                name: VocabularyRecord(**record)
+                for name, record in ({"source.model": None} | values["vocabularies"]).items()
+            }
+
+    def write(self, configs: RunConfigs, vocabularies: Mapping[str, VocabularyRecord]) -> None:
+        """Writes all of it, atomically; raises `OSError`."""
+        records = {name: record._asdict() for name, record in vocabularies.items()}
+        values = configs.to_dict() | {"vocabularies": records}
+        write_atomically(self.path, json.dumps(values, indent=2) + "\n")
+
+    @contextlib.contextmanager
+    def _values(self) -> Iterator[Any]:
+        """Yields the content; `InputError` if there is none or the block cannot use it."""
+        if not self.path.is_file():
+            raise InputError(
+                f"no training run in {self.path.parent}: it has no {self.path.name}; "
+                "give the --run_dir of an earlier keras-transformer train"
+            )
+        try:
+            yield json.loads(self.path.read_text(encoding="utf-8"))
+        except UnknownArchitectureError as error:
+            raise InputError(f"{self.path}: {error}") from error
+        except OSError as error:
+            raise InputError(
+                f"cannot read {self.path} ({error.strerror}); make it readable"
+            ) from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InputError(
+                f"{self.path} is damaged ({type(error).__name__}: {error}); "
+                "restore it from a copy, or start another run"
+            ) from error

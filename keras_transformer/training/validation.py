@@ -1,13 +1,12 @@
 """The task's metric on the dev set during training, with the same search as at inference.
 
-How many sentences are searched follows from the configuration and never from the clock: a run that
-is resumed gets the values that it would have had, on any machine.
+The number of sentences follows from the configuration, never from wall-clock time: a resumed run
+gets the same values on any machine.
 
 Shapes: B sentences, S source length, L length of the longest output.
 """
 
-import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -20,42 +19,41 @@ from keras_transformer.decoding import Tensor
 from keras_transformer.errors import InputError
 from keras_transformer.inference.translator import search_translations
 from keras_transformer.results import batches_by_length, in_row_order
-from keras_transformer.tasks import Metric, Task
+from keras_transformer.tasks import Task
 from keras_transformer.text import Vocabulary
 
-# Target tokens that can be trained on in the time that searching one reference token takes with a
-# beam of 4: about 5 in `tiny` on two cores, and more at first, when outputs
-# are far too long. The rest is a margin.
-SEARCH_COST = 8
+# How many target tokens can be trained on in the time that a beam search of 4 takes for one
+# reference token: about 5 for `tiny` on two cores, and more at first, when outputs are too long.
+_SEARCH_COST = 8
 _MAX_ROWS = 128  # sentences that a device searches at once
 
 
 def check_validation(training: TrainingConfig, task: Task, dev: ParallelText | None) -> None:
-    """Raises `InputError` where a run is to go by a dev set or a metric that it does not have."""
+    """Raises `InputError` if a run needs a dev set or a metric that it does not have."""
     if training.stop_metric is not None:
         task.find_metric(training.stop_metric)
     needing = [name for name in ("average_best", "stop_metric") if getattr(training, name)]
     if dev is None and needing:
         raise InputError(
             f"{needing[0]} needs a dev set, and there is none; give dev_source and dev_target, or "
-            "leave it out"
+            f"remove {needing[0]}"
         )
 
 
 class DevMetric:
     """The task's metric of a model on the first sentences of a dev set.
 
-    As many are taken as can be searched in about `validation_time_share` of the time
-    between two validations, but at least `_MAX_ROWS`. A batch has no more source tokens, padding
-    included, than a part of a training batch: what makes those smaller helps where memory runs out.
+    It takes as many as can be searched in about `validation_time_share` of the time between two
+    validations, but at least `_MAX_ROWS`. A batch has no more source tokens, padding included, than
+    a part of a training batch: smaller parts help here too if memory runs out.
 
     Args:
-        model: a Keras model that is a `TranslationModel`.
+        model: the model, built.
         text: the dev set.
         vocabularies: of source and target.
-        task: says how outputs are evaluated, and searched for by default.
-        training: says how much may be searched, and at once.
-        search: in place of the task's own; finds one output for a sentence.
+        task: evaluates outputs, and has a default search.
+        training: limits how much is searched, and how much at once.
+        search: instead of the task's search; finds one output per sentence.
 
     Attributes:
         num_sentences: how many are searched.
@@ -82,7 +80,7 @@ class DevMetric:
         tokens = training.event_steps[1] * training.batch_tokens
         learned = list(map(task.learned_text, text.target))
         lengths = [len(ids) + 1 for ids in self._target.encode(learned)]
-        affordable = training.validation_time_share * tokens / SEARCH_COST
+        affordable = training.validation_time_share * tokens / _SEARCH_COST
         self.num_sentences = count_affordable(lengths, affordable)
         while 0 < self.num_sentences < len(text.source) and (
             text.source[self.num_sentences] == text.source[self.num_sentences - 1]
@@ -104,7 +102,7 @@ class DevMetric:
         )
 
     def __call__(self) -> float:
-        """Returns the metric of the model as it is; its worst value where it is undefined."""
+        """Returns the metric of the model as it is; its worst value if it is undefined."""
         return self._task.measure(self.translate(), self._references, self._texts)
 
     def translate(self) -> list[str]:
@@ -169,35 +167,3 @@ def count_affordable(lengths: Sequence[int], tokens: float) -> int:
     """
     within = int(np.searchsorted(np.cumsum(lengths), tokens, side="right"))
     return min(max(within, _MAX_ROWS), len(lengths))
-
-
-class ValidateMetric(keras.callbacks.Callback):
-    """Adds the task's metric to those of each checkpoint; before the callbacks that use it.
-
-    Args:
-        metric: under whose name it is added.
-        measure: gives its value, as `DevMetric` does.
-        weights_to_measure: a context in which the model has the weights that are to be measured,
-            such as moving averages.
-        is_due: whether the epoch that ends has a validation.
-    """
-
-    def __init__(
-        self,
-        metric: Metric,
-        measure: Callable[[], float],
-        weights_to_measure: Callable[[], contextlib.AbstractContextManager[Any]] = (
-            contextlib.nullcontext
-        ),
-        is_due: Callable[[], bool] = lambda: True,
-    ) -> None:
-        super().__init__()
-        self.is_due = is_due
-        self.metric = metric
-        self.measure = measure
-        self.weights_to_measure = weights_to_measure
-
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        if logs is not None and self.is_due():
-            with self.weights_to_measure():
-                logs[self.metric.name] = self.measure()

@@ -21,7 +21,8 @@ from keras_transformer.inference.translator import Translator
 from keras_transformer.interop.ctranslate2 import export_ctranslate2
 from keras_transformer.models import Seq2SeqModel, Transformer, build_model
 from keras_transformer.text import Vocabulary, learn_vocabulary
-from keras_transformer.training import RunDirectory, load_shortlist
+from keras_transformer.training import RunDirectory
+from keras_transformer.training.run import load_shortlist
 
 _SEED = 1
 # Size of the vocabulary, length of sentences, batch size.

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from keras_transformer import training
+from keras_transformer.training import distribution
 
 
 def _contents(folder):
@@ -29,7 +29,7 @@ def copy(trained, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_directory_has_all_that_later_commands_need(trained):
+def test_train_leaves_a_complete_run_directory(trained):
     # Tests that measure decoding share this run, and its shortlist is learned when first asked for.
     names = {path.name for path in trained.iterdir()} - {"shortlist.npz"}
     files = {"config.json", "source.model", "metrics.jsonl", "lock"}
@@ -41,7 +41,7 @@ def test_a_run_directory_has_all_that_later_commands_need(trained):
     assert all({"val_loss", "bleu"} < row.keys() for row in rows)
 
 
-def test_the_same_command_after_the_end_says_so_and_changes_nothing(call, copy, train_flags):
+def test_finished_run_is_reported_and_unchanged(call, copy, train_flags):
     before = _contents(copy)
     result = call("train.py", f"--run_dir={copy}", *train_flags)
     assert (result.code, result.err) == (0, "")
@@ -52,24 +52,14 @@ def test_the_same_command_after_the_end_says_so_and_changes_nothing(call, copy, 
 
 
 @pytest.mark.slow
-def test_more_steps_go_on_from_the_last_checkpoint(call, copy, train_flags):
-    result = call("train.py", f"--run_dir={copy}", *train_flags, "--train_steps=45")
-    assert result.code == 0, result.err
-    assert "from step 40 on" in result.out
-    assert "Trained 45 steps on " in result.out
-    rows = [json.loads(line) for line in (copy / "metrics.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in rows] == [20, 40, 45]
-
-
-@pytest.mark.slow
-def test_a_text_that_has_changed_since_the_run_began_is_told(call, copy, train_flags):
+def test_missing_token_cache_of_resumed_run_is_reported(call, copy, train_flags):
     shutil.rmtree(copy / "tokens")
     result = call("train.py", f"--run_dir={copy}", *train_flags, "--train_steps=41")
     assert result.code == 0, result.err
     assert "The text was not in the cache: if it has changed since the run began" in result.out
 
 
-def test_another_configuration_is_refused_with_each_difference(call, copy, train_flags, refused):
+def test_differing_flags_are_rejected_by_name(call, copy, train_flags, refused):
     before = _contents(copy)
     result = call("train.py", f"--run_dir={copy}", *train_flags, "--num_layers=2", "--seed=7")
     refused(
@@ -80,7 +70,7 @@ def test_another_configuration_is_refused_with_each_difference(call, copy, train
     assert _contents(copy) == before
 
 
-def test_a_setting_of_another_architecture_is_refused(call, copy, refused):
+def test_flag_of_another_architecture_is_rejected(call, copy, refused):
     before = _contents(copy)
     refused(
         call("train.py", f"--run_dir={copy}", "--num_steps=3"),
@@ -90,7 +80,7 @@ def test_a_setting_of_another_architecture_is_refused(call, copy, refused):
 
 
 @pytest.mark.slow
-def test_the_run_directory_alone_resumes_the_run(call, copy):
+def test_run_dir_alone_resumes_run(call, copy):
     before = json.loads((copy / "config.json").read_text())
     for path in (copy / "checkpoints").glob("*40*"):
         path.unlink()
@@ -103,17 +93,20 @@ def test_the_run_directory_alone_resumes_the_run(call, copy):
 
 
 @pytest.mark.slow
-def test_more_steps_are_all_that_has_to_be_given_to_train_on(call, copy):
+def test_train_steps_alone_extends_run(call, copy):
     before = json.loads((copy / "config.json").read_text())
     result = call("train.py", f"--run_dir={copy}", "--train_steps=45", "--log_steps=3")
     assert (result.code, result.err) == (0, "")
     assert "from step 40 on" in result.out
+    assert "Trained 45 steps on " in result.out
+    rows = [json.loads(line) for line in (copy / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [20, 40, 42, 45]
     after = json.loads((copy / "config.json").read_text())
     assert after["training"] == before["training"] | {"train_steps": 45, "log_steps": 3}
     assert (after["model"], after["data"]) == (before["model"], before["data"])
 
 
-def test_only_the_flag_that_differs_is_named(call, copy, refused):
+def test_only_differing_flags_are_named(call, copy, refused):
     before = _contents(copy)
     for flag, difference in (
         ("--num_layers=2", "num_layers is 1 there and 2 here"),
@@ -122,18 +115,18 @@ def test_only_the_flag_that_differs_is_named(call, copy, refused):
         ("--dataset=number_names/en-de", "dataset is None there and 'number_names/en-de' here"),
     ):
         result = call("train.py", f"--run_dir={copy}", flag, "--train_steps=50")
-        refused(result, f" holds another run: {difference}; leave these flags out")
+        refused(result, f" holds another run: {difference}; remove these options")
     assert _contents(copy) == before
 
 
-def test_a_preset_that_is_given_again_is_compared_as_its_values(call, copy, refused):
+def test_preset_given_again_is_compared_by_values(call, copy, refused):
     result = call("train.py", f"--run_dir={copy}", "--preset=tiny", "--train_steps=50")
     refused(result, "num_layers is 1 there and 4 here; ", "dropout is 0.0 there and 0.3 here")
     assert "seed" not in result.err
 
 
 @pytest.mark.slow
-def test_a_damaged_checkpoint_is_told_and_the_one_before_it_taken(call, copy, train_flags):
+def test_damaged_checkpoint_is_reported_and_skipped(call, copy, train_flags):
     (data,) = (copy / "checkpoints").glob("step-40.data*")
     data.write_bytes(data.read_bytes()[:1000])
     result = call("train.py", f"--run_dir={copy}", *train_flags, "--train_steps=45")
@@ -156,7 +149,7 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_it_taken(call, copy, tr
     ],
     ids=["no-source", "no-target", "empty", "folder", "lengths", "utf-8", "gzip", "blank"],
 )
-def test_text_that_cannot_be_used_is_named(call, tmp_path, refused, source, target, parts):
+def test_unusable_text_is_named(call, tmp_path, refused, source, target, parts):
     for name, content in (("source", source), ("target", target)):
         if content == "folder":
             (tmp_path / name).mkdir()
@@ -168,27 +161,16 @@ def test_text_that_cannot_be_used_is_named(call, tmp_path, refused, source, targ
     assert not (tmp_path / "run").exists()
 
 
-def test_a_dev_file_that_is_missing_is_told_before_anything_is_made(
-    call, tmp_path, train_flags, refused
-):
-    options = ("--dev_source=absent.en", "--dev_target=absent.de")
+@pytest.mark.parametrize("split", ["dev", "test"])
+def test_missing_dev_or_test_file_is_reported_first(call, tmp_path, train_flags, refused, split):
+    options = (f"--{split}_source=absent.en", f"--{split}_target=absent.de")
     result = call("train.py", f"--run_dir={tmp_path}/run", *train_flags, *options)
     refused(result, "absent.en does not exist; expected a text file")
     assert result.out == ""
     assert not (tmp_path / "run").exists()
 
 
-def test_a_test_file_that_is_missing_is_told_before_anything_is_made(
-    call, tmp_path, train_flags, refused
-):
-    options = ("--test_source=absent.en", "--test_target=absent.de")
-    result = call("train.py", f"--run_dir={tmp_path}/run", *train_flags, *options)
-    refused(result, "absent.en does not exist; expected a text file")
-    assert result.out == ""
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_run_whose_test_files_are_gone_is_resumed(call, copy, tmp_path):
+def test_run_without_its_test_files_is_resumed(call, copy, tmp_path):
     config = json.loads((copy / "config.json").read_text())
     config["data"]["test_source"] = str(tmp_path / "gone")
     (copy / "config.json").write_text(json.dumps(config))
@@ -197,22 +179,20 @@ def test_a_run_whose_test_files_are_gone_is_resumed(call, copy, tmp_path):
     assert "Nothing to do" in result.out
 
 
-def test_a_vocabulary_that_the_text_cannot_support_is_refused_with_a_size_that_it_can(
-    call, tmp_path, train_flags, refused
-):
+def test_too_large_vocabulary_names_a_possible_size(call, tmp_path, train_flags, refused):
     options = ("--vocabulary_kind=bpe", "--vocabulary_size=5000")
     result = call("train.py", f"--run_dir={tmp_path}/run", *train_flags, *options)
     refused(result, "size 5000 was asked for, but this text supports at most", "or give more text")
     assert not (tmp_path / "run").exists()
 
 
-def test_an_unknown_data_set_is_told_with_names_that_are_close(call, tmp_path, refused):
+def test_unknown_data_set_lists_close_names(call, tmp_path, refused):
     result = call("train.py", f"--run_dir={tmp_path}/run", "--dataset=number_name")
     refused(result, "there is no data set 'number_name'; close names: ", "number_names")
     assert not (tmp_path / "run").exists()
 
 
-def test_a_file_in_place_of_the_run_directory_is_refused(call, tmp_path, train_flags, refused):
+def test_file_at_run_dir_is_rejected(call, tmp_path, train_flags, refused):
     (tmp_path / "run").write_text("mine")
     result = call("train.py", f"--run_dir={tmp_path}/run", *train_flags)
     refused(
@@ -223,9 +203,7 @@ def test_a_file_in_place_of_the_run_directory_is_refused(call, tmp_path, train_f
 
 
 @pytest.mark.slow
-def test_a_full_disk_is_told_and_leaves_the_checkpoints_that_are_whole(
-    run, small_disk, train_flags, refused
-):
+def test_full_disk_leaves_whole_checkpoints(run, small_disk, train_flags, refused):
     run_dir = small_disk("1m") / "run"
     result = run("train.py", f"--run_dir={run_dir}", *train_flags, "--model_dim=64")
     place = f"{run_dir}/checkpoints"
@@ -235,7 +213,7 @@ def test_a_full_disk_is_told_and_leaves_the_checkpoints_that_are_whole(
 
 
 @pytest.mark.slow
-def test_ctrl_c_tells_that_the_last_checkpoint_stays_and_how_to_go_on(start, tmp_path, train_flags):
+def test_ctrl_c_reports_checkpoint_and_how_to_resume(start, tmp_path, train_flags):
     options = ("--train_steps=1000000", "--checkpoint_steps=5")
     without_dev = [flag for flag in train_flags if not flag.startswith("--dev_")]  # saves time
     # A shell lets its background jobs ignore Ctrl-C, and pytest may be one.
@@ -264,9 +242,7 @@ def start_workers(start, free_ports, *arguments):
 
 
 @pytest.mark.slow
-def test_two_workers_make_the_run_that_one_process_makes(
-    start, tmp_path, trained, train_flags, free_ports
-):
+def test_two_workers_train_the_same_run_as_one(start, tmp_path, trained, train_flags, free_ports):
     for worker in start_workers(start, free_ports, f"--run_dir={tmp_path}/run", *train_flags):
         _, err = worker.communicate(timeout=1200)
         assert worker.returncode == 0, err
@@ -284,7 +260,7 @@ def test_two_workers_make_the_run_that_one_process_makes(
 
 
 @pytest.mark.slow
-def test_sigterm_is_heeded_in_the_same_way_and_exits_with_0(start, tmp_path, train_flags):
+def test_sigterm_saves_checkpoint_and_exits_0(start, tmp_path, train_flags):
     options = ("--train_steps=1000000", "--checkpoint_steps=1000000", "--log_steps=1")
     process = start("train.py", f"--run_dir={tmp_path}/run", *train_flags, *options)
     for line in process.stdout:
@@ -298,9 +274,7 @@ def test_sigterm_is_heeded_in_the_same_way_and_exits_with_0(start, tmp_path, tra
 
 
 @pytest.mark.slow
-def test_sigterm_to_one_worker_stops_all_after_the_same_step(
-    start, tmp_path, train_flags, free_ports
-):
+def test_sigterm_to_one_worker_stops_all_at_same_step(start, tmp_path, train_flags, free_ports):
     options = ("--train_steps=1000000", "--checkpoint_steps=1000000", "--log_steps=1")
     without_dev = [flag for flag in train_flags if not flag.startswith("--dev_")]  # saves time
     workers = start_workers(start, free_ports, f"--run_dir={tmp_path}/run", *without_dev, *options)
@@ -318,21 +292,21 @@ def test_sigterm_to_one_worker_stops_all_after_the_same_step(
     assert (tmp_path / "run" / "checkpoints" / f"step-{step}.index").exists()
 
 
-def test_ctrl_c_before_the_first_update_says_so(call, tmp_path, train_flags, monkeypatch):
+def test_ctrl_c_before_first_update_is_reported(call, tmp_path, train_flags, monkeypatch):
     def interrupted(*arguments, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("keras_transformer.training.train", interrupted)
+    monkeypatch.setattr("keras_transformer.training.trainer.train", interrupted)
     result = call("train.py", f"--run_dir={tmp_path}/run", *train_flags)
     assert (result.code, result.err.strip()) == (130, "train.py: interrupted")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("computes", "trim_threshold"), [(True, "131072"), (False, None)])
-def test_slow_bfloat16_is_warned_of_in_one_line_and_memory_that_is_kept_is_mentioned(
+def test_slow_bfloat16_and_malloc_are_reported(
     call, train_flags, tmp_path, monkeypatch, computes, trim_threshold
 ):
-    monkeypatch.setattr(training, "computes_in_bfloat16", lambda: computes)
+    monkeypatch.setattr(distribution, "computes_in_bfloat16", lambda: computes)
     monkeypatch.delenv("MALLOC_TRIM_THRESHOLD_", raising=False)
     if trim_threshold:  # set by the person, and left alone
         monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", trim_threshold)
@@ -343,4 +317,4 @@ def test_slow_bfloat16_is_warned_of_in_one_line_and_memory_that_is_kept_is_menti
     assert len(warnings) == (0 if computes else 1), result.out
     assert computes or "at 0.7 of the rate with AVX2" in warnings[0]
     is_kept = trim_threshold is None and platform.libc_ver()[0] == "glibc"
-    assert ("Training on the CPU, memory kept, with" in result.out) == is_kept
+    assert ("Training on the CPU, malloc trimming disabled, with" in result.out) == is_kept

@@ -6,7 +6,6 @@ import shutil
 import numpy as np
 import pytest
 
-from keras_transformer.commands.train_start import Start
 from keras_transformer.config import DataConfig, TrainingConfig, TransformerConfig
 from keras_transformer.models import Transformer
 from keras_transformer.text import learn_vocabulary
@@ -26,7 +25,7 @@ def origin(tmp_path_factory):
         config, data, TrainingConfig(), search={"beam_size": 2, "max_extra_length": 5}
     )
     run = RunDirectory(tmp_path_factory.mktemp("origin") / "run")
-    run.create(configs, vocabulary, vocabulary, Transformer(config))
+    run.write(configs, vocabulary, vocabulary, Transformer(config))
     return run
 
 
@@ -43,9 +42,7 @@ def flags(texts, tmp_path, origin):
 
 
 @pytest.mark.slow
-def test_all_but_the_parts_that_are_frozen_is_trained_and_the_origin_is_not_needed_again(
-    call, origin, flags, tmp_path
-):
+def test_start_from_trains_all_but_frozen_parts(call, origin, flags, tmp_path):
     path = shutil.copytree(origin.path, tmp_path / "origin")
     flags = [*flags, f"--start_from={path}/checkpoints/step-0", "--freeze=encoder"]
     flags += ["--preset=base", "--dropout=0", "--warmup_steps=1"]
@@ -77,52 +74,50 @@ def test_all_but_the_parts_that_are_frozen_is_trained_and_the_origin_is_not_need
         ("--start_from=absent", ["no training run in absent: it has no config.json"]),
         ("--start_from=absent/checkpoints/step-9", ["no training run in absent"]),
         ("--start_from={origin}/checkpoints/step-9", ["no checkpoint step-9 in", "is step-0"]),
-        ("--num_layers=3", ["is another: num_layers is 1 there and 3 here; leave these flags out"]),
+        ("--num_layers=3", ["differs: num_layers is 1 there and 3 here; remove these options"]),
         ("--activation=relu", ["activation is 'swish' there and 'relu' here"]),
         ("--architecture=recurrent", ["architecture is 'transformer' there and 'recurrent' here"]),
-        ("--vocabulary_size=30", ["--vocabulary_size is of vocabularies that are made"]),
+        ("--vocabulary_size=30", ["--vocabulary_size cannot be combined with --start_from"]),
         ("--freeze=head", ["freeze must be one of decoder, embeddings, encoder, source_embedding"]),
         ("--freeze=encoder,decoder,embeddings", ["leaves no weights to train"]),
     ],
 )  # fmt: skip
-def test_what_contradicts_the_run_to_start_from_is_refused_before_anything_is_made(
+def test_flags_that_contradict_start_from_are_rejected(
     call, origin, flags, tmp_path, refused, flag, parts
 ):
     refused(call("train.py", *flags, flag.format(origin=origin.path)), *parts)
     assert not (tmp_path / "run" / "config.json").exists()
 
 
-def test_a_run_may_lie_in_a_folder_of_any_name(origin, tmp_path):
+def test_start_from_finds_run_and_checkpoint(origin, tmp_path):
     path = shutil.copytree(origin.path, tmp_path / "checkpoints" / "run1")
     for given, checkpoint in (("", "auto"), ("checkpoints/step-0.index", "step-0")):
-        start = Start.find(str(path / given))
-        assert (start.run.path, start.checkpoint) == (path, checkpoint)
+        run, found = RunDirectory.of_checkpoint(path / given)
+        assert (run.path, found) == (path, checkpoint)
 
 
-def test_a_run_that_begins_at_random_is_not_frozen_later_either(
-    call, origin, texts, tmp_path, refused
-):
+def test_resumed_random_run_cannot_freeze(call, origin, texts, tmp_path, refused):
     run = RunDirectory(tmp_path / "run")  # killed before its first checkpoint
     files = {
         f"train_{side}": f"{texts}/train.{end}" for side, end in (("source", "a"), ("target", "b"))
     }
     data = DataConfig(**files, vocabulary_kind="word")
     vocabulary = origin.vocabularies()[0]
-    run.create(origin.configs()._replace(data=data), vocabulary, vocabulary)
+    run.write(origin.configs()._replace(data=data), vocabulary, vocabulary)
     result = call("train.py", f"--run_dir={run.path}", "--freeze=encoder")
     refused(result, "--freeze would keep random weights")
 
 
-def test_a_start_without_text_is_refused(call, origin, tmp_path, refused):
+def test_start_from_without_text_is_rejected(call, origin, tmp_path, refused):
     result = call("train.py", f"--run_dir={tmp_path}/run", f"--start_from={origin.path}")
     refused(result, "--start_from needs text to train on; name it, as in --train_source")
 
 
-def test_to_freeze_random_weights_is_refused(call, flags, refused):
+def test_freezing_random_weights_is_rejected(call, flags, refused):
     flags = [flag for flag in flags if not flag.startswith("--start_from")]
     refused(call("train.py", *flags, "--freeze=encoder"), "give --start_from too")
 
 
-def test_another_start_of_a_run_that_is_there_is_refused(call, origin, flags, refused):
+def test_other_start_from_of_existing_run_is_rejected(call, origin, flags, refused):
     result = call("train.py", *flags, f"--run_dir={origin.path}")
     refused(result, f"holds another run: start_from is None there and '{origin.path}' here")

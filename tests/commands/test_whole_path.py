@@ -46,7 +46,7 @@ def pronunciation(folder) -> Trial:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("make_trial", [pronunciation], ids=lambda make: make.__name__)
-def test_a_task_goes_from_files_to_a_server(make_trial, tmp_path, call, run):
+def test_task_from_files_to_server(make_trial, tmp_path, call, run):
     trial = make_trial(tmp_path)
     run_dir = f"--run_dir={tmp_path}/run"
 

@@ -9,7 +9,8 @@ import samples
 from keras_transformer.config import DataConfig, TrainingConfig
 from keras_transformer.data import ParallelText
 from keras_transformer.interop import import_run
-from keras_transformer.training import RunDirectory, tokenize, train
+from keras_transformer.training import RunDirectory, train
+from keras_transformer.training.prepare import tokenize
 
 
 @pytest.mark.slow
@@ -27,7 +28,7 @@ def test_the_loss_before_the_first_update_is_the_toolkits_and_200_updates_lower_
     )  # fmt: skip
     configs = origin.configs()._replace(data=data, training=training)
     run, vocabularies = RunDirectory(tmp_path / "run"), origin.vocabularies()
-    run.create(configs, *vocabularies, origin.load_model())
+    run.write(configs, *vocabularies, origin.load_model())
     train(run, tokenize(text, vocabularies), text, show=False)
     first, *_, last = map(json.loads, (run.path / "metrics.jsonl").read_text().splitlines())
     scored = np.concatenate([each["target_log_probs"] for each in entries])

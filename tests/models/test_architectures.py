@@ -141,7 +141,7 @@ def created(config, tmp_path_factory) -> RunDirectory:
     run, vocabulary = RunDirectory(tmp_path_factory.mktemp("run")), tiny_run.make_vocabulary()
     training = tiny_run.training_config(**STEPS)
     configs = tiny_run.RunConfigs(config, tiny_run.DATA, training)
-    run.create(configs, vocabulary, vocabulary)
+    run.write(configs, vocabulary, vocabulary)
     return run
 
 

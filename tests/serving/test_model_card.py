@@ -19,7 +19,7 @@ def make_run(tmp_path):
     def make(**data):
         run = RunDirectory(tmp_path / "run")
         vocabulary = learn_vocabulary(["a b c"], size=7, kind="word")
-        run.create(
+        run.write(
             RunConfigs(
                 TransformerConfig.preset("tiny", vocabulary_size=vocabulary.size),
                 DataConfig(**data),

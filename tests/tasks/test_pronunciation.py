@@ -8,7 +8,11 @@ from keras_transformer.config import DataConfig
 from keras_transformer.errors import InputError
 from keras_transformer.tasks import PronunciationTask
 from keras_transformer.tasks.pronunciation import PronunciationDictionary
-from keras_transformer.training import make_vocabularies, read_test_text, read_validation_texts
+from keras_transformer.training.prepare import (
+    make_vocabularies,
+    read_test_text,
+    read_validation_texts,
+)
 
 
 @pytest.fixture

@@ -27,17 +27,15 @@ from keras_transformer.tasks import (
     registered_tasks,
 )
 from keras_transformer.tasks import task as task_module
-from keras_transformer.training import (
-    RunConfigs,
-    RunDirectory,
-    is_finished,
+from keras_transformer.training import RunConfigs, RunDirectory, train
+from keras_transformer.training.metrics import read_metrics
+from keras_transformer.training.prepare import (
     make_vocabularies,
     read_test_text,
     read_validation_texts,
-    train,
     training_corpus,
 )
-from keras_transformer.training.metrics import read_metrics
+from keras_transformer.training.trainer import is_finished
 from keras_transformer.training.validation import DevMetric
 
 
@@ -133,7 +131,7 @@ def create(path: pathlib.Path, data: DataConfig, task: Task, **changes: Any) -> 
         ) | changes
     )  # fmt: skip
     run = RunDirectory(path)
-    run.create(RunConfigs(model, data, training, task), source, target)
+    run.write(RunConfigs(model, data, training, task), source, target)
     return run
 
 

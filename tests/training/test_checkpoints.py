@@ -73,7 +73,7 @@ def checkpoints(tmp_path) -> Checkpoints:
 # Writing and reading
 
 
-def test_a_restored_model_has_the_same_weights_optimizer_and_dropout(checkpoints):
+def test_resumed_model_has_same_state(checkpoints):
     model, restored = make_model(seed=1), make_model(seed=2)
     checkpoints.save(model, 7)
     assert checkpoints.resume(restored) == 7
@@ -83,7 +83,7 @@ def test_a_restored_model_has_the_same_weights_optimizer_and_dropout(checkpoints
         np.testing.assert_array_equal(model(x, training=True), restored(x, training=True))
 
 
-def test_weights_to_translate_with_leave_the_optimizer_alone(checkpoints):
+def test_restore_leaves_optimizer_alone(checkpoints):
     model, restored = make_model(seed=1), make_model(seed=2)
     before = values(restored.optimizer.variables)
     checkpoints.save(model, 7)
@@ -92,7 +92,7 @@ def test_weights_to_translate_with_leave_the_optimizer_alone(checkpoints):
     assert_equal(before, values(restored.optimizer.variables))
 
 
-def test_only_the_newest_checkpoints_are_kept(checkpoints):
+def test_only_newest_checkpoints_are_kept(checkpoints):
     model = make_model()
     for step in (8, 9, 10, 11, 100):
         checkpoints.save(model, step)
@@ -101,11 +101,11 @@ def test_only_the_newest_checkpoints_are_kept(checkpoints):
     assert names_in(checkpoints.folder) == expected
 
 
-def test_a_folder_that_is_not_there_has_no_checkpoints(checkpoints):
+def test_missing_folder_has_no_checkpoints(checkpoints):
     assert checkpoints.steps() == []
 
 
-def test_the_same_step_can_be_written_again(checkpoints):
+def test_same_step_can_be_saved_again(checkpoints):
     checkpoints.save(make_model(seed=1), 7)
     checkpoints.save(model := make_model(seed=2), 7)
     restored = make_model(seed=3)
@@ -113,7 +113,7 @@ def test_the_same_step_can_be_written_again(checkpoints):
     assert_equal(values(everything(model)), values(everything(restored)))
 
 
-def test_moving_averages_and_counters_are_restored_and_translate(checkpoints):
+def test_moving_averages_and_counters_are_restored(checkpoints):
     model = make_model(seed=1)
     averages = averages_of(model)
     extra = {"bad_steps": tf.Variable(5), "seen": keras.Variable(7.0)}
@@ -135,7 +135,7 @@ def test_moving_averages_and_counters_are_restored_and_translate(checkpoints):
 
 
 @pytest.mark.parametrize("lost", ["average_weights", "extra"])
-def test_a_checkpoint_without_what_training_needs_is_refused(checkpoints, lost):
+def test_checkpoint_without_needed_group_is_rejected(checkpoints, lost):
     model = make_model()
     state = {"average_weights": averages_of(model), "extra": {"count": tf.Variable(1)}}
     checkpoints.save(model, 1, **{name: state[name] for name in state if name != lost})
@@ -143,7 +143,7 @@ def test_a_checkpoint_without_what_training_needs_is_refused(checkpoints, lost):
         checkpoints.resume(make_model(), **state)
 
 
-def test_one_device_and_several_read_each_others_checkpoints(checkpoints):
+def test_one_device_and_several_share_checkpoints(checkpoints):
     strategy = tf.distribute.MirroredStrategy(["CPU:0"])
     with strategy.scope():
         mirrored = make_model(seed=1)
@@ -162,7 +162,7 @@ def test_one_device_and_several_read_each_others_checkpoints(checkpoints):
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("where", ["weights", "averages"])
-def test_weights_that_are_not_finite_are_not_saved(checkpoints, where, bad):
+def test_non_finite_weights_are_not_saved(checkpoints, where, bad):
     model = make_model()
     checkpoints.save(model, 1)
     averages = averages_of(model)
@@ -184,7 +184,7 @@ class OptimizerOfAnotherKeras(keras.optimizers.Adam):
         super().build(variables[::-1])
 
 
-def test_a_keras_that_orders_the_optimizers_variables_differently_resumes_right(checkpoints):
+def test_optimizer_variables_are_stored_by_name(checkpoints):
     checkpoints.save(model := make_model(seed=1), 1)
     other = make_model(seed=2)
     other.compile(optimizer=OptimizerOfAnotherKeras(), loss="mse")
@@ -212,7 +212,7 @@ class Tower(keras.Model):
         return sum(part(x, training=training) for part in self.parts)
 
 
-def test_a_model_whose_layers_are_made_in_another_order_resumes_right(checkpoints):
+def test_layers_in_another_order_resume(checkpoints):
     towers = [Tower(["left", "right"]), Tower(["right", "left"])]
     for seed, tower in enumerate(towers):
         tower(np.ones((1, 3), "float32"))
@@ -232,9 +232,7 @@ def test_a_model_whose_layers_are_made_in_another_order_resumes_right(checkpoint
 
 
 @pytest.mark.parametrize("optimizer", ["SGD", "RMSprop", "Adamax"])
-def test_a_checkpoint_of_another_optimizer_is_refused_and_names_what_differs(
-    checkpoints, optimizer
-):
+def test_checkpoint_of_another_optimizer_is_rejected(checkpoints, optimizer):
     checkpoints.save(make_model(), 1)
     other = make_model()
     other.compile(optimizer=getattr(keras.optimizers, optimizer)(), loss="mse")
@@ -243,7 +241,7 @@ def test_a_checkpoint_of_another_optimizer_is_refused_and_names_what_differs(
         checkpoints.resume(other)
 
 
-def test_the_scale_of_the_loss_and_the_moments_of_the_optimizer_within_are_restored(checkpoints):
+def test_loss_scale_optimizer_is_restored(checkpoints):
     models = [make_model(seed=1), make_model(seed=2)]
     for number, model in enumerate(models):
         optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam())
@@ -256,7 +254,7 @@ def test_the_scale_of_the_loss_and_the_moments_of_the_optimizer_within_are_resto
     assert_equal(values(everything(models[0])), values(everything(models[1])))
 
 
-def test_two_weights_of_one_name_are_refused_before_one_is_lost(checkpoints):
+def test_two_weights_of_one_name_are_rejected(checkpoints):
     tower = Tower(["same", "same"])
     tower(np.ones((1, 3), "float32"))
     tower.compile(optimizer="sgd", loss="mse")
@@ -267,7 +265,7 @@ def test_two_weights_of_one_name_are_refused_before_one_is_lost(checkpoints):
 # Which are kept
 
 
-def test_the_best_are_kept_beside_the_newest_and_the_newer_among_equals(checkpoints):
+def test_best_checkpoints_are_kept_beside_newest(checkpoints):
     checkpoints.keep_best, model = 2, make_model()
     for step, bleu in enumerate([9.0, 30.0, 8.0, 30.0, 30.0, 7.0, 6.0, 5.0]):
         checkpoints.save(model, step, metrics={"bleu": bleu, "loss": 1.0})
@@ -279,7 +277,7 @@ def test_the_best_are_kept_beside_the_newest_and_the_newer_among_equals(checkpoi
     assert list(checkpoints.metrics.read()) == list(range(8))  # for stopping early
 
 
-def test_checkpoints_without_a_score_are_none_of_the_best(checkpoints):
+def test_checkpoints_without_metric_are_never_best(checkpoints):
     checkpoints.keep_best = 1
     checkpoints.save(model := make_model(), 1)
     checkpoints.save(model, 2, metrics={"val_loss": 3.0})
@@ -288,7 +286,7 @@ def test_checkpoints_without_a_score_are_none_of_the_best(checkpoints):
     assert checkpoints.best(5) == [3]
 
 
-def test_scores_ahead_of_the_checkpoints_or_behind_them_do_no_harm(checkpoints):
+def test_metrics_without_checkpoint_are_harmless(checkpoints):
     checkpoints.keep_best, model = 1, make_model()
     for step in (1, 2):
         checkpoints.save(model, step, metrics={"bleu": 10.0 * step})
@@ -301,14 +299,14 @@ def test_scores_ahead_of_the_checkpoints_or_behind_them_do_no_harm(checkpoints):
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"x": {}}', '{"1": 2}', '{"1": {"bleu": []}}'])
-def test_a_damaged_file_of_metrics_is_told_before_training_goes_on(checkpoints, content):
+def test_damaged_metrics_file_is_reported_at_resume(checkpoints, content):
     checkpoints.save(make_model(), 1, metrics={"bleu": 1.0})
     checkpoints.metrics.path.write_text(content)
     with pytest.raises(InputError, match=r"metrics\.json is damaged \(.*delete it to continue"):
         checkpoints.resume(make_model())
 
 
-def test_what_a_stop_wrote_between_two_regular_ones_leaves_no_trace(tmp_path):
+def test_stop_between_checkpoints_leaves_no_trace(tmp_path):
     options = {"keep_best": 1, "every": 10, "end": 45, "metric": BLEU}
     undisturbed = Checkpoints(tmp_path / "undisturbed", 2, **options)
     stopped = Checkpoints(tmp_path / "stopped", 2, **options)
@@ -325,7 +323,7 @@ def test_what_a_stop_wrote_between_two_regular_ones_leaves_no_trace(tmp_path):
     assert stopped.steps() == undisturbed.steps() == [10, 40, 45]
 
 
-def test_the_end_of_a_run_that_is_made_longer_is_no_regular_checkpoint_any_more(tmp_path):
+def test_end_of_extended_run_is_not_regular(tmp_path):
     Checkpoints(tmp_path, every=10, end=15).save(make_model(), 15)
     longer = Checkpoints(tmp_path, every=10, end=30)
     assert (longer.steps(), longer.newest(1)) == ([15], [])
@@ -336,7 +334,7 @@ def test_the_end_of_a_run_that_is_made_longer_is_no_regular_checkpoint_any_more(
 # Which one is meant
 
 
-def test_auto_is_the_average_unless_a_later_checkpoint_was_written(checkpoints):
+def test_auto_is_average_unless_outdated(checkpoints):
     model = make_model()
     checkpoints.save(model, 9)
     checkpoints.save(model, 10)
@@ -348,7 +346,7 @@ def test_auto_is_the_average_unless_a_later_checkpoint_was_written(checkpoints):
     assert checkpoints.find("auto") == "step-11"
 
 
-def test_a_copy_whose_files_have_other_times_gives_the_same_checkpoint(checkpoints):
+def test_find_ignores_file_times(checkpoints):
     checkpoints.save(make_model(), 9)
     checkpoints.save_weights(make_model())
     for number, path in enumerate(sorted(checkpoints.folder.iterdir())):
@@ -356,14 +354,14 @@ def test_a_copy_whose_files_have_other_times_gives_the_same_checkpoint(checkpoin
     assert checkpoints.find("auto") == "average"
 
 
-def test_average_and_a_step_mean_themselves(checkpoints):
+def test_find_accepts_average_and_steps(checkpoints):
     assert checkpoints.find("average") == "average"
     assert checkpoints.find("1200") == "step-1200"
     assert checkpoints.find("step-1200") == "step-1200"
 
 
 @pytest.mark.parametrize("which", ["auto", "latest", "best", "newest", "", "-5", "step-", "step-x"])
-def test_a_name_that_means_nothing_here_is_refused(checkpoints, which):
+def test_unknown_checkpoint_name_is_rejected(checkpoints, which):
     with pytest.raises(InputError, match=r"give auto, latest.*or a step; there is none$"):
         checkpoints.find(which)
 
@@ -371,7 +369,7 @@ def test_a_name_that_means_nothing_here_is_refused(checkpoints, which):
 # The average
 
 
-def test_the_average_is_the_mean_of_the_weights(checkpoints):
+def test_average_is_mean_of_weights(checkpoints):
     models = [make_model(seed) for seed in range(3)]
     for step, model in enumerate(models):
         checkpoints.save(model, step)
@@ -387,7 +385,7 @@ def test_the_average_is_the_mean_of_the_weights(checkpoints):
     assert_equal(values(averaged.weights), values(restored.weights))
 
 
-def test_the_mean_of_many_loses_no_digits_on_the_way(checkpoints):
+def test_average_of_many_is_exact(checkpoints):
     checkpoints.keep, model = 9, make_model()
     for step in range(9):  # 5 of them are one unit in the last place higher than the other 4
         for weight in model.weights:
@@ -397,7 +395,7 @@ def test_the_mean_of_many_loses_no_digits_on_the_way(checkpoints):
     np.testing.assert_array_equal(model.weights[0], np.float32(1 + 2.0**-23))
 
 
-def test_an_average_of_nothing_is_refused(checkpoints):
+def test_average_of_nothing_is_rejected(checkpoints):
     with pytest.raises(InputError, match="no checkpoints to average"):
         checkpoints.average(make_model(), [])
 
@@ -405,7 +403,7 @@ def test_an_average_of_nothing_is_refused(checkpoints):
 # What cannot be read
 
 
-def test_a_missing_checkpoint_is_refused_with_those_that_are_there(checkpoints):
+def test_missing_checkpoint_lists_existing_ones(checkpoints):
     checkpoints.save(make_model(), 1)
     checkpoints.save_weights(make_model())
     with pytest.raises(InputError, match=r"^no checkpoint step-2 in .*; there is step-1, average$"):
@@ -421,7 +419,7 @@ def assert_refused_as_damaged(checkpoints: Checkpoints) -> None:
 
 @pytest.mark.parametrize("kept_share", [0, 0.5, 0.999])
 @pytest.mark.parametrize("end", [DATA, INDEX])
-def test_a_truncated_file_is_refused(checkpoints, end, kept_share):
+def test_truncated_checkpoint_is_rejected(checkpoints, end, kept_share):
     checkpoints.save(make_model(), 1)
     path = checkpoints.folder / f"step-1.{end}"
     content = path.read_bytes()
@@ -431,7 +429,7 @@ def test_a_truncated_file_is_refused(checkpoints, end, kept_share):
         checkpoints.restore(make_model(), "step-1")
 
 
-def test_a_missing_data_file_is_refused(checkpoints):
+def test_missing_data_file_is_rejected(checkpoints):
     checkpoints.save(make_model(), 1)
     (checkpoints.folder / f"step-1.{DATA}").unlink()
     assert_refused_as_damaged(checkpoints)
@@ -439,7 +437,7 @@ def test_a_missing_data_file_is_refused(checkpoints):
 
 @pytest.mark.parametrize("place", [0.0, 0.2, 0.4, 0.6, 0.8])
 @pytest.mark.parametrize("end", [DATA, INDEX])
-def test_a_flipped_bit_is_found_out(checkpoints, end, place):
+def test_flipped_bit_is_detected(checkpoints, end, place):
     checkpoints.save(make_model(), 1)
     path = checkpoints.folder / f"step-1.{end}"
     content = bytearray(path.read_bytes())
@@ -450,7 +448,7 @@ def test_a_flipped_bit_is_found_out(checkpoints, end, place):
 
 @pytest.mark.parametrize("training", [True, False], ids=["training", "translating"])
 @pytest.mark.parametrize("other", [{"layers": 3}, {"layers": 1}, {"width": 5}], ids=str)
-def test_the_checkpoint_of_another_model_is_refused(checkpoints, other, training):
+def test_checkpoint_of_another_model_is_rejected(checkpoints, other, training):
     checkpoints.save(make_model(), 1)
     model = make_model(**other)
     with pytest.raises(InputError, match=r"^checkpoint .*step-1 is of another model \(") as caught:
@@ -462,14 +460,14 @@ def test_the_checkpoint_of_another_model_is_refused(checkpoints, other, training
 # Going on
 
 
-def test_a_run_without_checkpoints_starts_at_0_and_its_model_is_as_it_was(checkpoints):
+def test_resume_without_checkpoints_is_step_0(checkpoints):
     model = make_model(seed=1)
     assert checkpoints.resume(model) == 0
     assert_equal(values(everything(model)), values(everything(make_model(seed=1))))
 
 
 @pytest.mark.parametrize("end", [DATA, INDEX])
-def test_training_goes_on_from_the_newest_whole_checkpoint_and_says_so(checkpoints, end):
+def test_resume_skips_damaged_checkpoints(checkpoints, end):
     for step in (1, 2, 3):
         checkpoints.save(make_model(seed=step), step)
     for step in (2, 3):
@@ -499,7 +497,7 @@ def cut_short(checkpoints: Checkpoints, *names: str) -> None:
         path.write_bytes(path.read_bytes()[:-20])
 
 
-def test_auto_is_the_newest_whole_checkpoint_where_the_average_is_damaged(checkpoints, capsys):
+def test_auto_skips_damaged_average(checkpoints, capsys):
     for step in (1, 2, 3):
         checkpoints.save(make_model(seed=step), step)
     checkpoints.save_weights(make_model())
@@ -532,7 +530,7 @@ def assert_a_failed_write_harms_nothing(checkpoints: Checkpoints, model: keras.M
         assert_equal(values(restored.weights), values(model.weights))
 
 
-def test_a_write_that_fails_leaves_the_earlier_checkpoints_and_no_litter(checkpoints):
+def test_failed_write_leaves_earlier_checkpoints(checkpoints):
     model = make_model()
     checkpoints.save(model, 1)
     checkpoints.save_weights(model)
@@ -546,7 +544,7 @@ def test_a_write_that_fails_leaves_the_earlier_checkpoints_and_no_litter(checkpo
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
-def test_a_full_disk_leaves_the_earlier_checkpoints_and_no_litter(tmp_path):
+def test_full_disk_leaves_earlier_checkpoints(tmp_path):
     command = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(tmp_path)]
     if shutil.which("mount") is None or subprocess.run(command, capture_output=True).returncode:
         pytest.skip("needs the right to mount a small file system")
@@ -565,7 +563,7 @@ def test_a_full_disk_leaves_the_earlier_checkpoints_and_no_litter(tmp_path):
         subprocess.run(["umount", str(tmp_path)], check=True)
 
 
-def test_what_a_killed_process_left_half_written_is_no_checkpoint_and_goes_away(checkpoints):
+def test_half_written_checkpoint_is_removed(checkpoints):
     checkpoints.save(make_model(seed=1), 1)
     aside = checkpoints.folder / ".writing-1"
     aside.mkdir()
@@ -579,7 +577,7 @@ def test_what_a_killed_process_left_half_written_is_no_checkpoint_and_goes_away(
     assert not aside.exists()
 
 
-def test_an_average_that_is_written_while_training_goes_on_does_no_harm(checkpoints, monkeypatch):
+def test_average_can_be_written_during_training(checkpoints, monkeypatch):
     checkpoints.save(trained := make_model(seed=1), 1)
     averaged = make_model(seed=2)
     write = tf.train.Checkpoint.write
@@ -596,7 +594,7 @@ def test_an_average_that_is_written_while_training_goes_on_does_no_harm(checkpoi
         assert_equal(values(model.weights), values(restored.weights))
 
 
-def test_data_without_an_index_is_no_checkpoint_and_goes_away(checkpoints):
+def test_data_without_index_is_removed(checkpoints):
     checkpoints.save(make_model(), 1)
     for step in (2, 5):
         shutil.copy(
@@ -622,7 +620,7 @@ for step in itertools.count(1):
 """
 
 
-def test_whenever_a_process_is_killed_the_newest_checkpoint_is_whole(tmp_path):
+def test_newest_checkpoint_is_whole_after_any_kill(tmp_path):
     folder, moments = tmp_path / "checkpoints", []
     environment = os.environ | {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
     process = subprocess.Popen(
@@ -659,13 +657,13 @@ def test_whenever_a_process_is_killed_the_newest_checkpoint_is_whole(tmp_path):
     assert litter > 2  # the moments were in the middle of things
 
 
-def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
+def test_unwritable_checkpoint_folder_is_rejected(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(InputError, match="cannot write checkpoint step-1"):
         Checkpoints(tmp_path / "file" / "checkpoints").save(make_model(), 1)
 
 
-def test_checkpoints_are_ordinary_tensorflow_checkpoints(checkpoints):
+def test_checkpoints_are_tensorflow_checkpoints(checkpoints):
     checkpoints.save(model := make_model(), 1)
     stored = tf.train.load_checkpoint(str(checkpoints.folder / "step-1"))
     name = "weights/dense_0.Skernel/.ATTRIBUTES/VARIABLE_VALUE"

@@ -39,7 +39,7 @@ def measure(tmp_path):
 
 
 @pytest.mark.slow
-def test_memory_grows_neither_with_the_corpus_nor_with_the_epochs(shared_data, tmp_path, measure):
+def test_memory_does_not_grow_with_corpus_or_epochs(shared_data, tmp_path, measure):
     small, large = shared_data("multi30k"), shared_data("canlaws_enfr")
     part = FilePair(tmp_path / "part.en", tmp_path / "part.fr")
     pairs = list(itertools.islice(FilePair(large / "train.en.gz", large / "train.fr.gz"), PAIRS))

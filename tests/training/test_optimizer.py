@@ -1,10 +1,58 @@
+"""Optimizer, schedule, loss, and frozen parts of a model."""
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import tiny_run
+from toy_architecture import ToyConfig
 
-from keras_transformer.objectives import InverseSquareRoot
-from keras_transformer.training.trainer import FusedAdam
+from keras_transformer.config import RecurrentConfig, TransformerConfig, UniversalConfig
+from keras_transformer.errors import InputError
+from keras_transformer.models import Transformer, build_model
+from keras_transformer.objectives import InverseSquareRoot, SmoothedCrossEntropy
+from keras_transformer.training.optimizer import FusedAdam, compile_for_training, freeze
+
+
+def compiled(**changes) -> Transformer:
+    model = Transformer(tiny_run.model_config(num_layers=1, model_dim=64))
+    compile_for_training(model, tiny_run.training_config(**changes))
+    return model
+
+
+def test_optimizer_and_loss_are_the_papers():
+    model = compiled(learning_rate=None, warmup_steps=4000)
+    optimizer = model.optimizer
+    assert isinstance(optimizer, keras.optimizers.Adam)
+    assert (optimizer.beta_1, optimizer.beta_2, optimizer.epsilon) == (0.9, 0.98, 1e-9)
+    optimizer.iterations.assign(15_999)
+    np.testing.assert_allclose(optimizer.learning_rate, (64 * 16_000) ** -0.5, rtol=1e-6)
+    assert isinstance(model.loss, SmoothedCrossEntropy)
+    assert model.loss.smoothing == 0.1
+
+
+def test_learning_rate_is_peak_at_end_of_warm_up():
+    optimizer = compiled(learning_rate=0.01, warmup_steps=50).optimizer
+    optimizer.iterations.assign(49)
+    np.testing.assert_allclose(optimizer.learning_rate, 0.01, rtol=1e-6)
+
+
+def test_weight_decay_excludes_norms_and_biases():
+    model = compiled(weight_decay=0.5, learning_rate=0.1, warmup_steps=1)
+    before = {weight.path: weight.numpy() for weight in model.weights}
+    nothing = np.zeros((2, 4), "int32")  # has no gradient: what is left is the decay
+    model.train_on_batch({"source": nothing, "target": nothing}, nothing)
+    kept = {path for path in before if path.endswith(("/gain", "/bias"))}
+    assert 0 < len(kept) < len(before)
+    for weight in model.weights:
+        factor = 1.0 if weight.path in kept else 1 - 0.5 * 0.1
+        np.testing.assert_allclose(weight, factor * before[weight.path], rtol=1e-5)
+
+
+def test_accumulation_and_clipping_reach_the_model():
+    model = compiled(accumulation_steps=3, clip_norm=0.5)
+    assert (model.accumulation_steps, model.clip_norm) == (3, 0.5)
+
 
 OPTIONS = dict(beta_1=0.8, beta_2=0.98, epsilon=1e-9, weight_decay=0.01)
 
@@ -23,7 +71,7 @@ def train(optimizer_class, strategy) -> tuple[list[np.ndarray], list[np.ndarray]
 
 
 @pytest.mark.parametrize("kind", ["one device", "mirrored"])
-def test_its_updates_are_those_of_adam_with_a_schedule_and_decay(kind):
+def test_fused_adam_updates_match_adam(kind):
     strategy = tf.distribute.get_strategy()
     if kind == "mirrored":
         strategy = tf.distribute.MirroredStrategy(["CPU:0"])
@@ -34,7 +82,7 @@ def test_its_updates_are_those_of_adam_with_a_schedule_and_decay(kind):
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
-def test_a_sparse_gradient_that_names_a_row_twice_counts_as_their_sum():
+def test_repeated_sparse_rows_are_summed():
     # Keras's own Adam squares the two before it adds them up.
     rows, values = [1, 0, 1], [[1.0, 2.0], [3.0, 4.0], [5.0, -3.0]]
     sparse = tf.IndexedSlices(tf.constant(values), tf.constant(rows), tf.constant([3, 2]))
@@ -50,6 +98,62 @@ def test_a_sparse_gradient_that_names_a_row_twice_counts_as_their_sum():
     assert np.all(results[0][:2] != 0)
 
 
-def test_what_its_kernel_cannot_do_is_refused():
+def test_amsgrad_is_rejected():
     with pytest.raises(ValueError, match="no amsgrad"):
         FusedAdam(amsgrad=True)
+
+
+# Frozen parts
+
+SIZES = dict(vocabulary_size=12, model_dim=8, dropout=0.0)
+HEADS = SIZES | dict(num_heads=2, feed_forward_dim=8)
+CASES = {
+    "transformer": (TransformerConfig(**HEADS, num_layers=1), "encoder"),
+    "learned positions": (
+        TransformerConfig(**HEADS, num_layers=1, positions="learned", share_embeddings="none"),
+        "embeddings,decoder",
+    ),
+    "recurrent": (RecurrentConfig(**SIZES, hidden_dim=8), "encoder,embeddings"),
+    "universal": (UniversalConfig(**HEADS, num_steps=2), "decoder"),
+    "a user's own": (ToyConfig(**SIZES), "reader"),
+}
+SOURCE = np.array([[5, 6, 7, 3], [8, 3, 0, 0]])
+BATCH = ({"source": SOURCE, "target": np.array([[2, 9, 4, 6], [2, 5, 0, 0]])}, SOURCE)
+
+
+def is_in(path, model, parts):
+    """Whether the names of layers say that a weight belongs to one of these parts."""
+    tables = {"source_embedding", "target_embedding", "positions"}
+    layers = {each for part in parts.split(",") for each in ({part}, tables)[part == "embeddings"]}
+    return path.removeprefix(f"{model.name}/").split("/")[0] in layers
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_frozen_parts_are_not_updated(case):
+    config, parts = CASES[case]
+    model = build_model(config)
+    freeze(model, parts)
+    compile_for_training(model, tiny_run.training_config(warmup_steps=1, weight_decay=0.1))
+    before = [weight.numpy() for weight in model.weights]
+    model.train_step(BATCH)
+    changed = {
+        weight.path: not np.array_equal(weight, value)
+        for weight, value in zip(model.weights, before, strict=True)
+    }
+    assert {True, False} == set(changed.values())
+    for path, is_changed in changed.items():
+        assert is_changed != is_in(path, model, parts), path
+
+
+def test_unknown_frozen_part_lists_known_ones():
+    model = build_model(CASES["recurrent"][0])
+    with pytest.raises(
+        InputError,
+        match="freeze must be one of decoder, embeddings, encoder, source_embedding, got 'head'",
+    ):
+        freeze(model, "encoder,head")
+
+
+def test_freezing_everything_is_rejected():
+    with pytest.raises(InputError, match="leaves no weights to train; name fewer parts"):
+        freeze(build_model(CASES["transformer"][0]), "encoder,decoder,embeddings")

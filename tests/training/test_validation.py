@@ -1,6 +1,5 @@
 """The metric of the dev set: the search's own translations, evaluated as the task says."""
 
-import contextlib
 import json
 import os
 import pathlib
@@ -20,10 +19,9 @@ from keras_transformer.models import Transformer
 from keras_transformer.tasks import TranslationTask
 from keras_transformer.text import learn_vocabulary
 from keras_transformer.training.run import RunConfigs, RunDirectory
-from keras_transformer.training.trainer import TrainingInput
+from keras_transformer.training.trainer import Trainer, Validation
 from keras_transformer.training.validation import (
     DevMetric,
-    ValidateMetric,
     check_validation,
     count_affordable,
 )
@@ -69,19 +67,19 @@ def bleu(vocabulary):
 # The score
 
 
-def test_each_sentence_gets_the_translation_that_a_user_gets_for_it_alone(bleu, vocabulary):
+def test_dev_translations_match_translator(bleu, vocabulary):
     translator = Translator(bleu._model, vocabulary, vocabulary, SEARCH)
     alone = [best.text for (best,) in translator.translate(LINES, batch_size=1)]
     assert bleu.translate() == alone
     assert len(set(alone)) > 3
 
 
-def test_a_blank_sentence_has_the_blank_translation(bleu):
+def test_blank_sentence_has_blank_translation(bleu):
     assert bleu.num_sentences == 6
     assert bleu.translate()[-1] == ""
 
 
-def test_the_score_is_sacrebleus_and_follows_the_weights(vocabulary):
+def test_dev_bleu_is_sacrebleu_of_current_weights(vocabulary):
     model, sources = make_model(vocabulary), LINES[:5]
     bleu = make_bleu(model, ParallelText(sources, sources))
     translations = bleu.translate()
@@ -102,7 +100,7 @@ def scored_as(monkeypatch, bleu, translations, **changes):
     return bleu()
 
 
-def test_pieces_are_joined_and_case_is_ignored_where_the_run_says_so(monkeypatch, bleu):
+def test_dev_bleu_uses_options_of_task(monkeypatch, bleu):
     other = ["THE unha@@ ppy dog ran away"]
     options = {"remove_bpe": True, "bleu_lowercase": True, "bleu_tokenize": "none"}
     assert scored_as(monkeypatch, bleu, other, **options) == pytest.approx(100)
@@ -110,7 +108,7 @@ def test_pieces_are_joined_and_case_is_ignored_where_the_run_says_so(monkeypatch
         assert scored_as(monkeypatch, bleu, other, **options | {name: False}) < 90
 
 
-def test_translations_without_four_words_score_0(monkeypatch, bleu):
+def test_undefined_bleu_is_zero(monkeypatch, bleu):
     assert scored_as(monkeypatch, bleu, ["the dog"]) == 0.0
 
 
@@ -131,7 +129,7 @@ print(json.dumps([strategy.num_replicas_in_sync, *translations]))
 
 
 @pytest.mark.slow
-def test_several_devices_give_the_translations_that_one_gives(bleu):
+def test_several_devices_give_same_dev_translations(bleu):
     done = subprocess.run(
         [sys.executable, "-c", ON_TWO_DEVICES, str(pathlib.Path(__file__).parent)],
         env=os.environ | {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
@@ -150,12 +148,12 @@ def test_several_devices_give_the_translations_that_one_gives(bleu):
     ("tokens", "count"),
     [(0, 128), (10 * 128, 128), (2000, 200), (2009.9, 200), (2010, 201), (1e9, 300)],
 )
-def test_as_many_sentences_are_taken_as_the_share_affords_and_at_least_a_batch(tokens, count):
+def test_count_affordable_is_at_least_a_batch(tokens, count):
     assert count_affordable([10] * 300, tokens) == count
     assert count_affordable([10] * 5, tokens) == 5
 
 
-def test_the_first_sentences_are_taken_and_the_number_follows_from_the_configuration(vocabulary):
+def test_number_of_dev_sentences_follows_config(vocabulary):
     lines = [" ".join(["a"] * 9)] * 1000  # 10 tokens with the end
     # Sentences in a row differ: one that is repeated would be one of several references.
     model, text = make_model(vocabulary), ParallelText(["a", "a a"] * 500, lines)
@@ -178,7 +176,7 @@ def num_tokens(bleu):
     return [rows for rows, _ in sizes], [rows * longest for rows, longest in sizes]
 
 
-def test_a_batch_has_no_more_tokens_than_a_part_of_a_training_batch(vocabulary):
+def test_dev_batches_fit_part_of_training_batch(vocabulary):
     lines = [*["a b"] * 300, *[" ".join(["a"] * 199)] * 7, " ".join(["a"] * 9999)]
     model, text = make_model(vocabulary), ParallelText(lines, lines)
 
@@ -200,7 +198,7 @@ def test_a_batch_has_no_more_tokens_than_a_part_of_a_training_batch(vocabulary):
 # What a run goes by
 
 
-def test_what_a_run_stops_by_is_the_tasks_metric_or_one_of_validation():
+def test_stop_metric_is_of_task_or_validation():
     task = TranslationTask()
     for name in ("bleu", "val_loss", "val_perplexity", "val_accuracy"):
         check_validation(tiny_run.training_config(stop_metric=name), task, TEXT)
@@ -209,36 +207,13 @@ def test_what_a_run_stops_by_is_the_tasks_metric_or_one_of_validation():
         check_validation(tiny_run.training_config(stop_metric="val_bleu"), task, TEXT)
 
 
-# The callback
-
-
-def test_the_score_joins_the_metrics_of_a_checkpoint_with_the_weights_that_are_to_be_scored():
-    events = []
-
-    @contextlib.contextmanager
-    def averages():
-        events.append("in")
-        yield
-        events.append("out")
-
-    def score():
-        events.append("score")
-        return 12.5
-
-    logs = {"loss": 1.0}
-    ValidateMetric(TranslationTask.metric, score, averages).on_epoch_end(0, logs)
-    assert logs == {"loss": 1.0, "bleu": 12.5}
-    assert events == ["in", "score", "out"]
-    ValidateMetric(TranslationTask.metric, score).on_epoch_end(0, None)
-
-
-def test_a_dev_pair_too_long_for_training_is_left_out_of_the_dev_loss(tmp_path):
+def test_overlong_dev_pairs_are_dropped_from_dev_loss(tmp_path):
     run, vocabulary = RunDirectory(tmp_path / "run"), tiny_run.make_vocabulary()
     data = tiny_run.DATA.replace(max_length=8)
     configs = RunConfigs(tiny_run.model_config(), data, tiny_run.training_config())
-    run.create(configs, vocabulary, vocabulary)
+    run.write(configs, vocabulary, vocabulary)
     text = ParallelText(["abc", "a" * 5000, "cba"], ["abc", "abc", "cba"])
-    found = TrainingInput(run, tf.distribute.get_strategy()).validation_batches(text)
-    rows = [row for inputs, *_ in found for row in inputs["source"].numpy() if row.any()]
+    found = Validation(Trainer(run, tf.distribute.get_strategy()), [text])
+    rows = [row for inputs, *_ in found.batches for row in inputs["source"].numpy() if row.any()]
     assert len(rows) == 2
     assert max(row.size for row in rows) <= 8

@@ -16,8 +16,8 @@ from typing import Any
 from keras_transformer.config import DataConfig, TrainingConfig, TransformerConfig
 from keras_transformer.data import ParallelText, TokenizedCorpus
 from keras_transformer.text import Vocabulary, learn_vocabulary
-from keras_transformer.training import RunConfigs, RunDirectory, Stopped, tokenize, trainer
-from keras_transformer.training.metrics import StepCounter
+from keras_transformer.training import RunConfigs, RunDirectory, Stopped, trainer
+from keras_transformer.training.prepare import tokenize
 
 LETTERS = "abcdef"
 DATA = DataConfig(train_source="forwards.txt", train_target="backwards.txt")
@@ -64,20 +64,19 @@ def create(
     run, vocabulary = RunDirectory(path), make_vocabulary()
     model = model_config(num_layers=num_layers, dropout=dropout)
     training = training_config(**changes)
-    run.create(RunConfigs(model, DATA, training), vocabulary, vocabulary)
+    run.write(RunConfigs(model, DATA, training), vocabulary, vocabulary)
     return run
 
 
 def train_until_killed(path: str, batches: int, name: str = "SIGKILL") -> None:
     """Trains and sends this process a signal after some batches of the run."""
 
-    class Killer(StepCounter):
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            super().on_train_batch_end(batch, logs)
+    class Killer(trainer.Trainer):
+        def _check_bad_steps(self) -> None:
             if self.step == batches:
                 os.kill(os.getpid(), signal.Signals[name])
 
-    trainer.StepCounter = Killer
+    trainer.Trainer = Killer
     try:
         trainer.train(RunDirectory(path), corpus(), text(16, seed=1), show=False)
     except Stopped as stopped:

@@ -66,7 +66,7 @@ def read_training_text(data):
 # Text
 
 
-def test_several_dev_sets_stay_apart(files):
+def test_several_dev_sets_are_separate(files):
     data = DataConfig(
         **files
         | {
@@ -77,21 +77,21 @@ def test_several_dev_sets_stay_apart(files):
     assert read_validation_texts(data) == [(["drei"], ["three"]), (["vier"], ["four"])]
 
 
-def test_text_comes_from_the_files_of_each_split(files):
+def test_each_split_reads_its_files(files):
     data = DataConfig(**files)
     assert read_training_text(data) == (["eins", "zwei"], ["one", "two"])
     assert read_validation_texts(data)[0] == (["drei"], ["three"])
     assert read_test_text(data) == (["vier"], ["four"])
 
 
-def test_without_validation_files_there_is_no_validation(files):
+def test_no_validation_files_means_no_dev_set(files):
     data = DataConfig(train_source=files["train_source"], train_target=files["train_target"])
     assert read_validation_texts(data) == []
     with pytest.raises(InputError, match="names no test files"):
         read_test_text(data)
 
 
-def test_a_data_set_gives_its_own_splits(few_numbers):
+def test_data_set_has_splits(few_numbers):
     texts = [
         read_training_text(NUMBERS),
         read_validation_texts(NUMBERS)[0],
@@ -103,16 +103,16 @@ def test_a_data_set_gives_its_own_splits(few_numbers):
     assert ("three", "drei") in pairs
 
 
-def test_a_data_set_can_be_read_the_other_way_round(few_numbers):
+def test_data_set_can_be_reversed(few_numbers):
     text = read_training_text(NUMBERS)
     assert read_training_text(NUMBERS.replace(reverse=True)) == (text.target, text.source)
 
 
-def test_the_split_to_score_on_can_be_chosen(few_numbers):
+def test_split_to_evaluate_can_be_chosen(few_numbers):
     assert read_test_text(NUMBERS, "validation") == read_validation_texts(NUMBERS)[0]
 
 
-def test_file_pairs_come_before_files_of_both_sides_and_data_sets(files, tmp_path):
+def test_order_of_training_sources(files, tmp_path):
     data = DataConfig(
         dataset="number_names/en-de, number_names/en-fr",
         train_file="a.tsv,b.tsv",
@@ -134,14 +134,12 @@ def test_file_pairs_come_before_files_of_both_sides_and_data_sets(files, tmp_pat
     ]
 
 
-def test_a_data_set_without_a_validation_split_leaves_nothing_to_validate_on(
-    few_numbers, monkeypatch
-):
+def test_data_set_without_validation_split(few_numbers, monkeypatch):
     monkeypatch.setattr(DatasetSplit, "has_split", lambda split: split.split == "train")
     assert read_validation_texts(NUMBERS) == []
 
 
-def test_the_first_data_set_is_what_is_validated_on(few_numbers):
+def test_first_data_set_is_dev_set(few_numbers):
     both = NUMBERS.replace(dataset="number_names/en-de,number_names/en-fr")
     assert read_validation_texts(both)[0] == read_validation_texts(NUMBERS)[0]
 
@@ -159,14 +157,14 @@ def two_lines(tmp_path):
     return DataConfig(vocabulary_kind="char", vocabulary_size=50, **paths)
 
 
-def test_a_shared_vocabulary_is_one_object_that_knows_both_sides(two_lines):
+def test_shared_vocabulary_knows_both_sides(two_lines):
     source, target = make_vocabularies(two_lines)
     assert source is target
     for side in TEXT:
         assert source.decode(source.encode(side)) == side
 
 
-def test_vocabularies_of_their_own_know_one_side_each(two_lines):
+def test_separate_vocabularies_know_one_side_each(two_lines):
     source, target = make_vocabularies(two_lines.replace(share_vocabulary=False))
     assert source.decode(source.encode(TEXT.source)) == TEXT.source
     assert target.decode(target.encode(TEXT.target)) == TEXT.target
@@ -174,7 +172,7 @@ def test_vocabularies_of_their_own_know_one_side_each(two_lines):
     assert "r" not in source.pieces(range(source.size))
 
 
-def test_each_side_has_tokens_of_the_kind_that_is_asked_for(two_lines):
+def test_each_side_has_its_kind_of_tokens(two_lines):
     source, target = make_vocabularies(two_lines.replace(target_level="word"))
     assert source.pieces(source.encode(["ein"])[0]) == ["▁", "e", "i", "n"]
     assert target.pieces(target.encode(["a tree"])[0]) == ["▁a", "▁tree"]
@@ -182,7 +180,7 @@ def test_each_side_has_tokens_of_the_kind_that_is_asked_for(two_lines):
     assert two_lines.replace(source_level="char").shares_vocabulary
 
 
-def test_dev_and_test_pairs_may_stand_in_one_file(tmp_path):
+def test_dev_and_test_pairs_in_one_file(tmp_path):
     path = tmp_path / "pairs.tsv"
     path.write_text("one\teins\ntwo\tzwei\n")
     data = DataConfig(train_file="a.tsv", dev_file=str(path), test_file=str(path))
@@ -191,12 +189,12 @@ def test_dev_and_test_pairs_may_stand_in_one_file(tmp_path):
     )
 
 
-def test_the_size_asked_for_is_the_size_learned(two_lines):
+def test_vocabulary_has_requested_size(two_lines):
     data = two_lines.replace(vocabulary_kind="bpe", vocabulary_size=25)
     assert make_vocabularies(data)[0].size == 25
 
 
-def test_text_is_normalized_as_asked_for(two_lines):
+def test_vocabulary_normalization(two_lines):
     two_lines = two_lines.replace(train_source=two_lines.train_target)
     pathlib.Path(two_lines.train_target).write_text("½\n" * 2)
     unified, alone = (
@@ -207,7 +205,7 @@ def test_text_is_normalized_as_asked_for(two_lines):
     assert alone.decode(alone.encode(["½"])) == ["½"]
 
 
-def test_rare_characters_are_unknown_where_fewer_are_to_be_covered(two_lines):
+def test_character_coverage(two_lines):
     common, rare = "a" * 98, "é"
     pathlib.Path(two_lines.train_source).write_text(f"{common}\n{rare}\n", encoding="utf-8")
     data = two_lines.replace(train_target=two_lines.train_source)
@@ -218,7 +216,7 @@ def test_rare_characters_are_unknown_where_fewer_are_to_be_covered(two_lines):
     assert partial.decode(partial.encode(["a", "é"])) == ["a", "⁇"]
 
 
-def test_unknown_characters_are_spelled_as_bytes_where_that_is_asked_for(two_lines):
+def test_byte_fallback(two_lines):
     data = two_lines.replace(vocabulary_size=300)
     without, with_bytes = (
         make_vocabularies(data.replace(byte_fallback=each))[0] for each in (False, True)
@@ -244,20 +242,20 @@ def processes(monkeypatch):
     return started
 
 
-def test_a_large_text_gives_the_same_vocabulary_in_a_process_of_its_own(two_lines, processes):
+def test_large_text_is_learned_in_another_process(two_lines, processes):
     model = learn_vocabulary(["ein Haus", "a house", "ein Baum", "a tree"], size=50, kind="char")
     assert make_vocabularies(two_lines)[0].fingerprint == model.fingerprint
     assert processes == ["spawn"]
 
 
-def test_a_small_text_is_learned_from_at_once(two_lines, processes, monkeypatch):
+def test_small_text_is_learned_in_this_process(two_lines, processes, monkeypatch):
     monkeypatch.setattr(vocabularies, "_SMALL_CHARACTERS", 30)
     model = learn_vocabulary(["ein Haus", "a house", "ein Baum", "a tree"], size=50, kind="char")
     assert make_vocabularies(two_lines)[0].fingerprint == model.fingerprint
     assert processes == []
 
 
-def test_a_process_that_dies_is_told_with_a_way_out(two_lines, processes, monkeypatch):
+def test_killed_vocabulary_process_is_reported(two_lines, processes, monkeypatch):
     def die(*_, **__):
         raise BrokenProcessPool("killed")
 
@@ -266,12 +264,12 @@ def test_a_process_that_dies_is_told_with_a_way_out(two_lines, processes, monkey
         make_vocabularies(two_lines)
 
 
-def test_a_text_too_small_for_its_vocabulary_is_told(two_lines):
+def test_text_too_small_for_vocabulary_is_reported(two_lines):
     with pytest.raises(InputError, match="a bpe vocabulary of size 999 was asked for, but"):
         make_vocabularies(two_lines.replace(vocabulary_kind="bpe", vocabulary_size=999))
 
 
-def test_given_vocabularies_are_taken_as_they_are(tmp_path):
+def test_given_vocabularies_are_used(tmp_path):
     paths = []
     for name, letters in (("one", "abc"), ("two", "xyz")):
         paths.append(tmp_path / f"{name}.model")
@@ -286,7 +284,7 @@ def test_given_vocabularies_are_taken_as_they_are(tmp_path):
     assert target.decode(target.encode(["zy"])) == ["zy"]
 
 
-def test_a_missing_vocabulary_is_told(tmp_path):
+def test_missing_vocabulary_is_reported(tmp_path):
     data = NUMBERS.replace(vocabulary=str(tmp_path / "none.model"))
     with pytest.raises(InputError, match=r"cannot read the vocabulary .*none\.model"):
         make_vocabularies(data)
@@ -295,7 +293,7 @@ def test_a_missing_vocabulary_is_told(tmp_path):
 # Tokens
 
 
-def test_each_side_is_encoded_with_its_own_vocabulary(two_lines, tmp_path):
+def test_each_side_is_encoded_with_its_vocabulary(two_lines, tmp_path):
     models = make_vocabularies(two_lines.replace(share_vocabulary=False))
     source, target = (model.encode(side) for model, side in zip(models, TEXT, strict=True))
     for corpus in (tokenize(TEXT, models), training_corpus(two_lines, models, tmp_path / "tokens")):
@@ -303,7 +301,7 @@ def test_each_side_is_encoded_with_its_own_vocabulary(two_lines, tmp_path):
         assert corpus.target_ids.tolist() == [*target[0], *target[1]]
 
 
-def test_the_training_corpus_keeps_to_both_limits(two_lines, tmp_path):
+def test_training_corpus_applies_both_length_limits(two_lines, tmp_path):
     pathlib.Path(two_lines.train_source).write_text("Haus\nein Haus\n\nHaus\n")
     pathlib.Path(two_lines.train_target).write_text("a\na house\na\nhouse\n")
     models = make_vocabularies(two_lines)
@@ -313,6 +311,6 @@ def test_the_training_corpus_keeps_to_both_limits(two_lines, tmp_path):
     assert corpus.dropped == {"empty": 1, "too long": 1, "length ratio": 1}
 
 
-def test_a_corpus_of_which_nothing_is_left_is_refused(two_lines, tmp_path):
+def test_corpus_without_pairs_is_rejected(two_lines, tmp_path):
     with pytest.raises(InputError, match=r"no pair of sentences is left of 2 in .*train_source"):
         training_corpus(two_lines.replace(max_length=2), make_vocabularies(two_lines), tmp_path)

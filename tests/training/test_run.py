@@ -10,6 +10,7 @@ import pytest
 import tiny_run
 
 from keras_transformer.errors import InputError
+from keras_transformer.inference import Translator
 from keras_transformer.models import Transformer
 from keras_transformer.tasks import TranslationTask
 from keras_transformer.training import (
@@ -18,8 +19,11 @@ from keras_transformer.training import (
     RunDirectory,
     compile_for_training,
     distribution,
+    train,
 )
 from keras_transformer.training import run as run_module
+from keras_transformer.training.metrics import read_metrics
+from keras_transformer.training.trainer import is_finished
 
 
 @pytest.fixture
@@ -32,10 +36,46 @@ def configs(**changes):
     return RunConfigs(tiny_run.model_config(), tiny_run.DATA, training)
 
 
+# From text
+
+
+@pytest.mark.slow
+def test_run_created_from_text_trains_and_translates(tmp_path):
+    """As in a notebook: nothing but files of text, and names of settings."""
+    text = tiny_run.text(60, seed=3)
+    for name, lines in (("forwards", text.source), ("backwards", text.target)):
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines))
+    files = tmp_path / "forwards", tmp_path / "backwards"
+    options = {"vocabulary_kind": "char", "vocabulary_size": 50, "num_layers": 1, "model_dim": 32}
+    options |= {"train_steps": 20, "checkpoint_steps": 20, "batch_tokens": 200, "dropout": 0.0}
+    run = RunDirectory.create(tmp_path / "run", train=files, dev=files, preset="tiny", **options)
+    configs = run.configs()
+    assert (configs.model.model_dim, configs.training.train_steps) == (32, 20)
+    assert configs.model.vocabulary_size == run.vocabularies()[0].size == 11
+    model = train(run, show=False)
+    assert is_finished(run)
+    assert read_metrics(run.metrics_path)[-1]["bleu"] >= 0
+    translations = Translator(model, *run.vocabularies()).translate(text.source[:3])
+    assert [len(each) for each in translations] == [1, 1, 1]
+
+    tuned = RunDirectory.create(tmp_path / "tuned", train=files, start_from=run.path, train_steps=1)
+    assert tuned.configs().origin == {"start_from": str(run.path)}
+    for weight, start in zip(tuned.load_model().weights, model.weights, strict=True):
+        np.testing.assert_array_equal(weight, start)
+
+
+def test_create_rejects_unknown_options_and_existing_runs(tmp_path, run):
+    with pytest.raises(InputError, match="there is no option 'num_layer'; close names: num_layers"):
+        RunDirectory.create(tmp_path / "new", num_layer=3)
+    assert not (tmp_path / "new").exists()
+    with pytest.raises(InputError, match="holds a run already"):
+        RunDirectory.create(run.path, num_layers=3)
+
+
 # Creating and opening
 
 
-def test_a_run_is_there_once_it_is_created(tmp_path):
+def test_run_exists_once_written(tmp_path):
     path = tmp_path / "some" / "run"
     assert not RunDirectory(path).exists
     tiny_run.create(path)
@@ -43,11 +83,11 @@ def test_a_run_is_there_once_it_is_created(tmp_path):
     assert {entry.name for entry in path.iterdir()} == {"config.json", "source.model"}
 
 
-def test_the_configurations_are_read_as_they_were_written(run):
+def test_configs_round_trip(run):
     assert RunDirectory(run.path).configs() == configs()
 
 
-def test_another_method_leaves_out_what_the_run_has_for_its_own():
+def test_search_config_drops_options_of_other_method():
     imported = configs()._replace(search={"early_stop": "first", "max_extra_length": 7})
     assert imported.search_config().early_stop == "first"
     sampling = imported.search_config({"method": "sampling"})
@@ -56,41 +96,41 @@ def test_another_method_leaves_out_what_the_run_has_for_its_own():
         imported.search_config({"method": "sampling", "early_stop": "first"})
 
 
-def test_a_shared_vocabulary_is_one_object(run):
+def test_shared_vocabulary_is_one_object(run):
     source, target = run.vocabularies()
     assert source is target
     assert source.fingerprint == tiny_run.make_vocabulary().fingerprint
 
 
-def test_two_vocabularies_are_read_as_they_were_written(tmp_path):
+def test_two_vocabularies_round_trip(tmp_path):
     run = RunDirectory(tmp_path)
     source, target = tiny_run.make_vocabulary("abc"), tiny_run.make_vocabulary("xyz")
-    run.create(configs(), source, target)
+    run.write(configs(), source, target)
     assert [vocabulary.fingerprint for vocabulary in run.vocabularies()] == [
         source.fingerprint,
         target.fingerprint,
     ]
 
 
-def test_a_vocabulary_left_by_an_interrupted_attempt_is_not_taken_for_the_targets(tmp_path):
+def test_vocabulary_of_interrupted_attempt_is_dropped(tmp_path):
     tiny_run.make_vocabulary("xyz").save(tmp_path / "target.model")
     source, target = tiny_run.create(tmp_path).vocabularies()
     assert target is source
 
 
-def test_a_run_is_not_created_over_another(run):
+def test_existing_run_is_not_overwritten(run):
     before = (run.path / "config.json").read_bytes()
     with pytest.raises(InputError, match="holds a run already"):
         tiny_run.create(run.path, seed=2)
     assert (run.path / "config.json").read_bytes() == before
 
 
-def test_an_empty_path_is_not_the_folder_that_one_is_in():
+def test_empty_path_is_rejected():
     with pytest.raises(InputError, match="path of the run directory is empty"):
         RunDirectory("")
 
 
-def test_a_path_that_cannot_be_a_directory_is_refused(tmp_path):
+def test_file_at_path_of_run_is_rejected(tmp_path):
     (tmp_path / "file").write_text("in the way")
     for path in (tmp_path / "file", tmp_path / "file" / "run"):
         with pytest.raises(InputError, match=r"^cannot write run directory .*file"):
@@ -100,12 +140,12 @@ def test_a_path_that_cannot_be_a_directory_is_refused(tmp_path):
 # Going on with a run
 
 
-def test_the_same_command_goes_on_with_the_run(run):
+def test_same_configs_continue_run(run):
     run.continue_with(configs())
     assert run.configs() == configs()
 
 
-def test_a_run_may_get_more_steps(run):
+def test_run_can_be_extended(run):
     changes = {"keep_checkpoints": 9, "average_last": 9, "keep_best": 3, "stop_metric": "bleu"}
     run.continue_with(configs(train_steps=5001, **changes))
     assert run.configs().training.train_steps == 5001
@@ -115,9 +155,7 @@ def test_a_run_may_get_more_steps(run):
     assert regular == [4, 8, 5000, 5001]
 
 
-def test_parts_of_a_batch_may_become_more_and_before_a_checkpoint_all_about_training(
-    run, monkeypatch
-):
+def test_training_can_change_before_first_checkpoint(run, monkeypatch):
     run.continue_with(configs(batch_tokens=999, seed=2))
     assert run.configs().training.batch_tokens == 999
     monkeypatch.setattr(Checkpoints, "steps", lambda self: [4])
@@ -127,7 +165,7 @@ def test_parts_of_a_batch_may_become_more_and_before_a_checkpoint_all_about_trai
         run.continue_with(configs(seed=2))
 
 
-def test_a_run_that_another_process_trains_stays_as_it_is(run):
+def test_locked_run_keeps_its_configs(run):
     with run.lock(), pytest.raises(InputError, match="another process trains the run"):
         run.continue_with(configs(train_steps=5000))
     assert run.configs() == configs()
@@ -135,7 +173,7 @@ def test_a_run_that_another_process_trains_stays_as_it_is(run):
         pass
 
 
-def test_pairs_may_be_left_out_as_long_as_there_is_no_checkpoint(run, monkeypatch):
+def test_length_limits_can_change_before_checkpoint(run, monkeypatch):
     asked = configs()
     shorter = asked.data.replace(max_length=9, max_length_ratio=2.0)
     run.continue_with(asked._replace(data=shorter))
@@ -147,7 +185,7 @@ def test_pairs_may_be_left_out_as_long_as_there_is_no_checkpoint(run, monkeypatc
         run.continue_with(asked)
 
 
-def test_another_configuration_is_refused_and_each_difference_named(run, monkeypatch):
+def test_differing_configs_are_rejected_by_name(run, monkeypatch):
     monkeypatch.setattr(Checkpoints, "steps", lambda self: [4])
     before = (run.path / "config.json").read_bytes()
     model = tiny_run.model_config(num_layers=3)
@@ -165,7 +203,7 @@ def test_another_configuration_is_refused_and_each_difference_named(run, monkeyp
     assert (run.path / "config.json").read_bytes() == before
 
 
-def test_a_full_disk_is_told_and_leaves_the_old_configuration(run, monkeypatch):
+def test_full_disk_leaves_old_configs(run, monkeypatch):
     def fail(*paths):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -179,7 +217,7 @@ def test_a_full_disk_is_told_and_leaves_the_old_configuration(run, monkeypatch):
 # What cannot be opened
 
 
-def test_a_missing_run_is_told(tmp_path):
+def test_missing_run_is_reported(tmp_path):
     for path in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(InputError, match=r"^no training run in .*give the --run_dir"):
             RunDirectory(path).configs()
@@ -214,21 +252,21 @@ def broken(*keys, value):
     ],
     ids=range(14),
 )
-def test_a_damaged_configuration_is_told_in_one_line(run, content):
+def test_damaged_config_is_reported_in_one_line(run, content):
     (run.path / "config.json").write_bytes(content)
     with pytest.raises(InputError, match=r"config\.json is damaged \(") as caught:
         run.configs()
     assert "\n" not in str(caught.value)
 
 
-def test_a_missing_vocabulary_is_told(run):
+def test_missing_vocabulary_is_reported(run):
     (run.path / "source.model").unlink()
     with pytest.raises(InputError, match=r"cannot read the vocabulary .*source\.model"):
         run.vocabularies()
 
 
 @pytest.mark.parametrize("content", ["null", "{}", '{"source.model": {}}', '{"x": 1}'])
-def test_a_configuration_without_a_record_of_the_vocabularies_is_damaged(run, content):
+def test_config_without_vocabulary_records_is_damaged(run, content):
     values = json.loads((run.path / "config.json").read_text())
     values["vocabularies"] = json.loads(content)
     (run.path / "config.json").write_text(json.dumps(values))
@@ -245,15 +283,15 @@ def assert_vocabulary_refused(run, name, what):
 
 
 @pytest.mark.parametrize("share", [0, 0.5, 0.99])
-def test_a_truncated_vocabulary_is_refused(run, share):
+def test_truncated_vocabulary_is_rejected(run, share):
     content = (run.path / "source.model").read_bytes()
     (run.path / "source.model").write_bytes(content[: int(share * len(content))])
     assert_vocabulary_refused(run, r"source\.model", rf"[\d,]+ bytes in place of {len(content):,};")
 
 
-def test_a_vocabulary_that_was_altered_or_copied_from_another_run_is_refused(tmp_path):
+def test_vocabulary_of_another_run_is_rejected(tmp_path):
     run = RunDirectory(tmp_path)
-    run.create(configs(), tiny_run.make_vocabulary("abc"), tiny_run.make_vocabulary("xyzv"))
+    run.write(configs(), tiny_run.make_vocabulary("abc"), tiny_run.make_vocabulary("xyzv"))
     run.continue_with(configs(train_steps=5000))  # which keeps what is noted of the files
     assert run.vocabularies()[1].size == tiny_run.make_vocabulary("xyzv").size
     tiny_run.make_vocabulary("xywv").save(tmp_path / "target.model")
@@ -263,7 +301,7 @@ def test_a_vocabulary_that_was_altered_or_copied_from_another_run_is_refused(tmp
         run.vocabularies()
 
 
-def test_a_target_vocabulary_that_is_put_into_a_run_that_has_none_is_refused(run):
+def test_extra_target_vocabulary_is_rejected(run):
     tiny_run.make_vocabulary("xyz").save(run.path / "target.model")
     with pytest.raises(InputError, match=r"target\.model is no part of this run.*; remove it$"):
         run.vocabularies()
@@ -274,9 +312,7 @@ def test_a_target_vocabulary_that_is_put_into_a_run_that_has_none_is_refused(run
 
 @pytest.mark.parametrize("has_gpu", [True, False])
 @pytest.mark.parametrize("has_instructions", [True, False])
-def test_auto_is_bfloat16_where_the_machine_computes_in_it(
-    tmp_path, monkeypatch, has_gpu, has_instructions
-):
+def test_auto_precision_is_bfloat16_if_supported(tmp_path, monkeypatch, has_gpu, has_instructions):
     monkeypatch.setattr(distribution, "has_bfloat16", lambda: has_instructions)
     devices = ["GPU:0"] if has_gpu else []
     monkeypatch.setattr(distribution.tf.config, "list_physical_devices", lambda kind: devices)
@@ -286,9 +322,7 @@ def test_auto_is_bfloat16_where_the_machine_computes_in_it(
 
 
 @pytest.mark.parametrize("has_checkpoint", [True, False])
-def test_a_run_keeps_the_precision_that_auto_chose_on_another_machine(
-    tmp_path, monkeypatch, has_checkpoint
-):
+def test_resumed_run_keeps_precision_of_auto(tmp_path, monkeypatch, has_checkpoint):
     monkeypatch.setattr(run_module, "computes_in_bfloat16", lambda: True)
     run = tiny_run.create(tmp_path, precision="auto")
     if has_checkpoint:
@@ -302,7 +336,7 @@ def test_a_run_keeps_the_precision_that_auto_chose_on_another_machine(
     assert run.resolved(tiny_run.training_config(precision="auto", train_steps=16)) == training
 
 
-def test_a_precision_that_is_named_is_not_replaced(tmp_path, monkeypatch):
+def test_named_precision_is_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(run_module, "computes_in_bfloat16", lambda: True)
     assert tiny_run.create(tmp_path, precision="float32").configs().training.precision == "float32"
 
@@ -310,7 +344,7 @@ def test_a_precision_that_is_named_is_not_replaced(tmp_path, monkeypatch):
 # The model
 
 
-def test_a_model_is_loaded_in_float32_with_the_weights_of_the_checkpoint(tmp_path):
+def test_load_model_gives_float32_weights(tmp_path):
     run = tiny_run.create(tmp_path, precision="mixed_bfloat16")
     model = Transformer(tiny_run.model_config(), dtype="mixed_bfloat16")
     compile_for_training(model, run.configs().training)
@@ -321,6 +355,6 @@ def test_a_model_is_loaded_in_float32_with_the_weights_of_the_checkpoint(tmp_pat
         np.testing.assert_array_equal(weight, expected)
 
 
-def test_a_run_without_checkpoints_has_no_model(run):
+def test_run_without_checkpoints_has_no_model(run):
     with pytest.raises(InputError, match=r"no checkpoint 'auto' in .*there is none"):
         run.load_model()

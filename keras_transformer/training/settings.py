@@ -1,0 +1,327 @@
+"""What a run is asked for: its configurations, made from options that are given by name.
+
+An option has the name of a field: of `DataConfig`, `TrainingConfig`, the configuration of any
+architecture, or a task. "preset", "architecture" and "task" choose defaults. Nothing here loads
+TensorFlow, so that a command can report a wrong option at once.
+"""
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from keras_transformer.config import (
+    TRAINING_PRESETS,
+    VOCABULARY_FIELDS,
+    DataConfig,
+    JsonConfig,
+    ModelConfig,
+    SearchConfig,
+    TrainingConfig,
+    architectures,
+)
+from keras_transformer.config.search import UNUSED_OPTIONS
+from keras_transformer.errors import InputError
+from keras_transformer.tasks import Task, TranslationTask, get_task, registered_tasks
+
+Options = Mapping[str, Any]
+
+DEFAULT_PRESET = "tiny"
+DEFAULT_TASK = "translation"
+# A run that starts from another one has a tenth of the paper's peak rate, (model_dim * 4000)^-0.5.
+_FINE_TUNING_RATE = 0.1
+_WARMUP_STEPS = 4000
+
+# What a later run of the same command may change: none of it affects an update.
+_MAY_CHANGE = {
+    "train_steps", "accumulation_steps", "keep_checkpoints", "keep_best", "average_last",
+    "average_best", "stop_metric", "stop_patience", "max_bad_steps", "log_steps",
+    "sustained_tflops", "test_source", "test_target", "test_file",
+}  # fmt: skip
+# What else may change before the first checkpoint, beside all of TrainingConfig.
+_NOT_OF_THE_VOCABULARY = {"max_length", "max_length_ratio", "mix_weights", "subword_sampling"}
+
+
+class RunConfigs(NamedTuple):
+    """What a run was asked for.
+
+    Attributes:
+        model, task: the hyperparameters, and what the model is for.
+        data, training: how it is trained; no data if it was imported.
+        search: fields of `SearchConfig` with other defaults than the task's.
+        origin: where weights that were not trained here came from, for people to read; in a run
+            that started from another, "start_from" is the path to that run or checkpoint.
+    """
+
+    model: ModelConfig
+    data: DataConfig | None
+    training: TrainingConfig
+    task: Task = TranslationTask()
+    search: Mapping[str, Any] = {}
+    origin: Mapping[str, Any] = {}
+
+    @property
+    def corpora(self) -> DataConfig:
+        """The data; `InputError` if there is none."""
+        if self.data is None:
+            raise InputError(
+                "this run was imported and has no data: name the files to use, as in "
+                "evaluate --source and --target; to train it further, give train another "
+                "--run_dir, and --start_from with this one"
+            )
+        return self.data
+
+    def search_config(self, changes: Mapping[str, Any] | None = None) -> SearchConfig:
+        """Returns how the run searches, with some fields changed.
+
+        The run's options that the requested search method does not use are dropped.
+        """
+        changes = changes or {}
+        unused = UNUSED_OPTIONS.get(changes.get("method", ""), ())
+        kept = {name: value for name, value in self.search.items() if name not in unused}
+        return self.task.search_config({**kept, **changes})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns them as config.json holds them."""
+        values: dict[str, Any] = {
+            "model": self.model.to_dict(),
+            "data": None if self.data is None else self.data.to_dict(),
+            "training": None if self.data is None else self.training.to_dict(),
+            "task": {"name": self.task.name} | self.task.to_dict(),
+        }
+        others = {"search": self.search, "origin": self.origin}
+        return values | {name: dict(value) for name, value in others.items() if value}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "RunConfigs":
+        """Returns the configurations that `to_dict` wrote."""
+        options = dict(values["task"])
+        return cls(
+            ModelConfig.from_dict(values["model"]),
+            None if values["data"] is None else DataConfig.from_dict(values["data"]),
+            TrainingConfig.from_dict(values["training"] or {}),
+            get_task(options.pop("name")).from_dict(options),
+            dict(values.get("search", {})),
+            dict(values.get("origin", {})),
+        )
+
+    def with_vocabulary_sizes(self, source: int, target: int) -> "RunConfigs":
+        """Returns them with the sizes that vocabularies came out with, which may be smaller."""
+        sizes = {"vocabulary_size": source}
+        if not self.corpora.shares_vocabulary:
+            sizes["target_vocabulary_size"] = target
+        return self._replace(model=self.model.replace(**sizes))
+
+    def differences(self, asked: "RunConfigs", *, has_checkpoint: bool) -> list[str]:
+        """Describes each setting of `asked` that differs, and that the run can no longer change.
+
+        Before the first checkpoint everything about training may change: nothing is lost then.
+        """
+        may_change = set(_MAY_CHANGE)
+        if not has_checkpoint:
+            may_change |= asked.training.to_dict().keys() | _NOT_OF_THE_VOCABULARY
+        before = self._flat()  # another architecture or task has other fields
+        return [
+            f"{name} is {before.get(name)!r} there and {value!r} here"
+            for name, value in asked._flat().items()
+            if value != before.get(name) and name not in may_change
+        ]
+
+    def _flat(self) -> dict[str, Any]:
+        values: dict[str, Any] = {"task": self.task.name}
+        for config in (self.model, self.corpora, self.training, self.task):
+            values |= config.to_dict()
+        return values
+
+
+def new_configs(options: Options) -> RunConfigs:
+    """Returns the configurations of a new run, as if its vocabularies had the sizes asked for.
+
+    Raises:
+        InputError: an option is unknown or out of range, or cannot be combined with another.
+    """
+    _check_names(options)
+    task_type = get_task(options.get("task", DEFAULT_TASK))
+    task = task_type(**_task_options(task_type, options))
+    data, training = _data(task, options), _training(task, options)
+    _check_freeze(training.freeze)
+    return RunConfigs(_model(task, data, options), data, training, task)
+
+
+def fine_tuning_configs(origin: RunConfigs, path: str, options: Options) -> RunConfigs:
+    """Returns the configurations of a new run that starts from a checkpoint of another one.
+
+    Model and vocabularies are those of the other run, except for dropout rates.
+
+    Args:
+        origin: the configurations of the other run.
+        path: of that run or its checkpoint; absolute.
+        options: of the new run.
+
+    Raises:
+        InputError: an option changes the model or the vocabularies, or none names data.
+    """
+    _check_names(options)
+    if not names_data(options):
+        raise InputError("--start_from needs text to train on; name it, as in --train_source")
+    if given := sorted(_given(DataConfig, options).keys() & {*VOCABULARY_FIELDS}):
+        raise InputError(
+            f"--{given[0]} cannot be combined with --start_from: the vocabularies are those of "
+            f"{path}; remove --{given[0]}"
+        )
+    values, theirs = _given_model(options), origin.model.to_dict()
+    if "architecture" in options:
+        values["architecture"] = options["architecture"]
+    rates = {name: value for name, value in values.items() if name.endswith("dropout")}
+    if wrong := [
+        f"{name} is {theirs.get(name)!r} there and {value!r} here"
+        for name, value in values.items()
+        if name not in rates and value != theirs.get(name)
+    ]:
+        raise InputError(
+            f"the model of {path} differs: {'; '.join(wrong)}; remove these options, or train "
+            "without --start_from"
+        )
+    task_type = get_task(options.get("task", origin.task.name))
+    task_options = _task_options(task_type, options)
+    is_same = task_type is type(origin.task)
+    task = origin.task.replace(**task_options) if is_same else task_type(**task_options)
+    kept: dict[str, Any] = {}
+    if origin.data is not None:
+        kept = {name: getattr(origin.data, name) for name in VOCABULARY_FIELDS}
+    rate = _FINE_TUNING_RATE * (origin.model.model_dim * _WARMUP_STEPS) ** -0.5
+    return origin._replace(
+        model=origin.model.replace(**rates),
+        data=_data(task, options, kept),
+        training=_training(task, options, {"learning_rate": float(f"{rate:.2g}")}),
+        task=task,
+        origin={**origin.origin, "start_from": path},
+    )
+
+
+def changed_configs(configs: RunConfigs, options: Options) -> RunConfigs:
+    """Returns the configurations of a run with other values for some options.
+
+    Raises:
+        InputError: an option is unknown or out of range, cannot be combined with another, or
+            belongs to another architecture or task than the run's.
+    """
+    _check_names(options)
+    model, training, task = configs.model, configs.training, configs.task
+    for name, value in (("architecture", model.architecture), ("task", task.name)):
+        if options.get(name, value) != value:
+            raise InputError(
+                f"{name} is {value} in this run, and --{name}={options[name]} was given; remove "
+                "it, or give another --run_dir"
+            )
+    _check_options_of(type(model), options)
+    model_values, training_values = _given_model(options), _given(TrainingConfig, options)
+    if "start_from" not in configs.origin:
+        _check_freeze(training_values.get("freeze"))
+    if "preset" in options:
+        name = type(model).preset_name(options["preset"])
+        if "start_from" not in configs.origin:  # whose model is another run's
+            model_values = {**type(model).presets()[name]} | model_values
+        training_values = TRAINING_PRESETS[name.rpartition("-")[2]] | training_values
+    return configs._replace(
+        model=model.replace(**model_values),
+        data=configs.corpora.replace(**_given(DataConfig, options)),
+        training=training.replace(**training_values),
+        task=task.replace(**_task_options(type(task), options)),
+    )
+
+
+def names_data(options: Options) -> bool:
+    """Whether any option names data."""
+    is_data = re.compile("dataset|.*_file|.*_source|.*_target")
+    return any(map(is_data.fullmatch, _given(DataConfig, options)))
+
+
+def _data(task: Task, options: Options, changes: Options | None = None) -> DataConfig:
+    values = {**task.default_data, **({} if names_data(options) else task.built_in_data)}
+    data = DataConfig(**{**values, **(changes or {}), **_given(DataConfig, options)})
+    task.check_data(data)
+    return data
+
+
+def _training(task: Task, options: Options, changes: Options | None = None) -> TrainingConfig:
+    defaults = {} if "preset" in options else task.default_training
+    values = {**defaults, **(changes or {}), **_given(TrainingConfig, options)}
+    training = TrainingConfig.preset(options.get("preset", DEFAULT_PRESET), **values)
+    if training.stop_metric is not None:
+        task.find_metric(training.stop_metric)
+    return training
+
+
+def _model(task: Task, data: DataConfig, options: Options) -> ModelConfig:
+    defaults = {} if "preset" in options else task.default_model
+    values = {**defaults, **_given_model(options), "vocabulary_size": data.vocabulary_size}
+    if not data.shares_vocabulary:
+        values["target_vocabulary_size"] = data.vocabulary_size
+        values.setdefault("share_embeddings", "target")
+    architecture = options.get("architecture")
+    config = ModelConfig if architecture is None else architectures()[architecture]
+    if not config.presets():  # one of the user's own may have none
+        _check_options_of(config, options)
+        return config(**values)
+    preset = options.get("preset", DEFAULT_PRESET)
+    _check_options_of(type(config.preset(preset, vocabulary_size=data.vocabulary_size)), options)
+    return config.preset(preset, **values)
+
+
+def _check_names(options: Options) -> None:
+    """Raises `InputError` for an option that no configuration has."""
+    configs = [DataConfig, TrainingConfig, *architectures().values()]
+    known = {field for config in configs for field in _fields(config)}
+    known |= {field for name in registered_tasks() for field in _fields(get_task(name))}
+    known |= {"preset", "architecture", "task"}
+    for name in options:
+        if name not in known:
+            close = difflib.get_close_matches(name, sorted(known), n=3) or sorted(known)
+            raise InputError(f"there is no option {name!r}; close names: {', '.join(close)}")
+
+
+def _check_options_of(config: type[ModelConfig], options: Options) -> None:
+    """Raises `InputError` for an option that only other architectures have."""
+    for name in _given_model(options):
+        if name not in _fields(config):
+            others = [each for each in architectures().values() if name in _fields(each)]
+            names = " and ".join(each.architecture for each in others)
+            raise InputError(
+                f"--{name} is a setting of architecture {names}, and this run's is "
+                f"{config.architecture}; remove it, or give a new run another --architecture"
+            )
+
+
+def _task_options(task: type[Task], options: Options) -> dict[str, Any]:
+    """Returns the options of a task; `InputError` for an option of another task."""
+    given = _given(task, options)
+    for other in registered_tasks():
+        if foreign := sorted(_given(get_task(other), options).keys() - given.keys()):
+            raise InputError(
+                f"--{foreign[0]} is an option of task {other}, and this is {task.name}; remove it"
+            )
+    return given
+
+
+def _given_model(options: Options) -> dict[str, Any]:
+    """Returns the fields of any model that are given."""
+    values: dict[str, Any] = {}
+    for config in architectures().values():
+        values |= _given(config, options)
+    # The option of that name is a field of the data; a vocabulary may come out smaller.
+    return {name: value for name, value in values.items() if not name.endswith("vocabulary_size")}
+
+
+def _given(config: type[JsonConfig], options: Options) -> dict[str, Any]:
+    return {name: options[name] for name in _fields(config) if options.get(name) is not None}
+
+
+def _fields(config: type[JsonConfig]) -> list[str]:
+    return [field.name for field in dataclasses.fields(config)]  # type: ignore[arg-type]
+
+
+def _check_freeze(freeze: str | None) -> None:
+    if freeze is not None:
+        raise InputError("--freeze would keep random weights; give --start_from too")

@@ -1,0 +1,634 @@
+"""Rows of metrics: what they cover, their file, the progress line, TensorBoard and FLOPs."""
+
+import functools
+import io
+import json
+import math
+import types
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorflow.compat.v1 import profiler
+
+from keras_transformer.config import (
+    RecurrentConfig,
+    TrainingConfig,
+    TransformerConfig,
+    UniversalConfig,
+    architectures,
+)
+from keras_transformer.errors import InputError
+from keras_transformer.models import Seq2SeqModel, Transformer, build_model
+from keras_transformer.objectives import (
+    Padding,
+    Perplexity,
+    SmoothedCrossEntropy,
+    TargetTokens,
+    TokenAccuracy,
+)
+from keras_transformer.tasks import TranslationTask
+from keras_transformer.training import metrics
+from keras_transformer.training.metrics import (
+    MetricsFile,
+    Progress,
+    TensorBoardLog,
+    TrainingFlops,
+    TrainingMeter,
+    cost_summary,
+    read_metrics,
+    with_dev_values,
+)
+
+BATCH = {
+    "loss": 3.0, "perplexity": 20.0, "accuracy": 0.25, "padding": 0.1, "target_tokens": 100.0,
+    "flops": 7e9, "padded_flops": 8e9,
+}  # fmt: skip
+ROW = {
+    "step": 12_300, "seconds": 999.0, "loss": 3.4567, "perplexity": 12.345, "accuracy": 0.567,
+    "padding": 0.06, "learning_rate": 1.23e-4, "tokens_per_second": 12345.0,
+    "target_tokens": 10**8, "flops": 4_567 * 10**12, "skipped_steps": 0,
+}  # fmt: skip
+DEV = {"val_loss": 3.21, "val_perplexity": 9.876, "val_accuracy": 0.6, "bleu": 23.456}
+BLEU = TranslationTask.metric
+
+
+# What a row covers
+
+
+class Training:
+    """Measures batches of a model that has no more than a meter reads, by its own clock."""
+
+    def __init__(self, monkeypatch, last=None, rate=None):
+        self.now, self.resets = 0.0, 0
+        clock = types.SimpleNamespace(perf_counter=lambda: self.now)
+        monkeypatch.setattr(metrics, "time", clock)
+        self.bad_steps = tf.Variable(0)
+        self.optimizer = types.SimpleNamespace(learning_rate=0.5)
+        self.meter = TrainingMeter(self, last, rate)
+
+    def reset_metrics(self):
+        self.resets += 1
+
+    def batch(self, seconds=1.0, **logs):
+        self.meter.begin_batch()
+        self.now += seconds
+        self.meter.end_batch(BATCH | logs)
+
+
+@pytest.fixture
+def training(monkeypatch):
+    return functools.partial(Training, monkeypatch)
+
+
+def test_row_covers_batches_since_previous_row():
+    config = {"num_layers": 1, "model_dim": 8, "feed_forward_dim": 8, "num_heads": 1}
+    model = Transformer(TransformerConfig(**config, vocabulary_size=20, dropout=0.0))
+    model.flops_metric = TrainingFlops(model)
+    # A rate of 0 leaves the weights as they are, so that `evaluate` gives the same afterwards.
+    model.compile(
+        keras.optimizers.SGD(0.0),
+        SmoothedCrossEntropy(0.1),
+        metrics=[TokenAccuracy(), Perplexity(), TargetTokens(), Padding()],
+    )
+    generator = np.random.default_rng(0)
+    ids = generator.integers(4, 20, (4, 4, 6))  # 4 batches; sentences have 1 to 6 tokens
+    ids = np.where(np.arange(6) < generator.integers(1, 7, (4, 4, 1)), ids, 0).astype("int32")
+    data = tf.data.Dataset.from_tensor_slices(({"source": ids, "target": ids}, ids))
+    model.make_train_function()
+    meter, rows, stream = TrainingMeter(model), [], iter(data)
+    for step in range(1, 5):
+        meter.begin_batch()
+        meter.end_batch(model.train_function(stream))
+        if step in (2, 3, 4):
+            rows.append(meter.end_row(step))
+            model.evaluate(data, verbose=0)  # a validation between two rows changes neither
+    totals = dict.fromkeys(("target_tokens", "flops", "padded_flops"), 0)
+    for first, row in zip([0, 2, 3], rows, strict=True):
+        stretch = data.skip(first).take(row["step"] - first)
+        expected = model.evaluate(stretch, verbose=0, return_dict=True)
+        for name in totals:
+            totals[name] += expected[name]
+            assert row[name] == totals[name], name
+        for name in ("loss", "perplexity", "accuracy", "padding"):
+            assert row[name] == pytest.approx(expected[name], rel=1e-5), name
+
+
+def test_row_has_time_and_speed_of_its_batches(training):
+    run = training()
+    for seconds in (3.0, 1.0):
+        run.batch(seconds, target_tokens=200.0)
+    assert run.meter.end_row(2) == {
+        "step": 2, "seconds": 4.0, "loss": 3.0, "perplexity": 20.0, "accuracy": 0.25,
+        "padding": 0.1, "learning_rate": 0.5, "tokens_per_second": 50.0, "target_tokens": 200,
+        "flops": 7 * 10**9, "padded_flops": 8 * 10**9, "skipped_steps": 0,
+    }  # fmt: skip
+
+
+def test_time_between_rows_is_not_training_time(training):
+    run = training()
+    run.batch(2.0)
+    run.batch(2.0)
+    first = run.meter.end_row(2)
+    run.now += 2000  # validation and checkpoint
+    run.batch(1.0)
+    second = run.meter.end_row(3)
+    assert [first["seconds"], second["seconds"]] == [4.0, 5.0]
+    assert [first["tokens_per_second"], second["tokens_per_second"]] == [25.0, 100.0]
+    assert run.resets == 2
+
+
+def test_totals_continue_in_resumed_run(training):
+    last = {
+        "step": 10, "seconds": 60.0, "target_tokens": 5000, "flops": 10**15,
+        "padded_flops": 2 * 10**15, "sustained_flops": 6e14, "skipped_steps": 2,
+    }  # fmt: skip
+    run = training(last=last, rate=1e13)
+    run.bad_steps.assign(1)
+    run.batch()
+    run.batch(target_tokens=300.0)
+    row = run.meter.end_row(12)
+    assert (row["step"], row["seconds"], row["target_tokens"]) == (12, 62.0, 5300)
+    assert (row["flops"], row["padded_flops"]) == (10**15 + 7 * 10**9, 2 * 10**15 + 8 * 10**9)
+    assert row["sustained_flops"] == 6e14 + 2 * 1e13
+    assert row["skipped_steps"] == 3
+
+
+def test_row_so_far_does_not_change_rows(training):
+    run = training()
+    assert not run.meter.has_new_batches
+    run.batch(target_tokens=40.0)
+    assert run.meter.row_so_far(1)["tokens_per_second"] == 40.0
+    run.batch(target_tokens=90.0)
+    assert run.meter.has_new_batches
+    assert run.meter.end_row(2)["tokens_per_second"] == 45.0
+
+
+def test_dev_values_of_row_are_known_metrics():
+    values = DEV | {"val_target_tokens": 7.0, "bleu_2": 3.0}
+    row = with_dev_values(ROW, values, [BLEU])
+    assert row == ROW | DEV
+    assert metrics.dev_values(row) == DEV
+
+
+# metrics.jsonl
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "metrics.jsonl"
+
+
+def steps(path) -> list[float]:
+    return [row["step"] for row in read_metrics(path)]
+
+
+def write(path, *rows: int, ending: str = "") -> None:
+    path.write_text("".join(f'{{"step": {step}, "loss": 1.5}}\n' for step in rows) + ending)
+
+
+def test_rows_round_trip(path):
+    file = MetricsFile(path)
+    file.append({"step": 100, "loss": 1.25})
+    file.append({"step": 200, "loss": 0.5, "bleu": 30.0})
+    assert read_metrics(path) == [
+        {"step": 100, "loss": 1.25},
+        {"step": 200, "loss": 0.5, "bleu": 30.0},
+    ]
+
+
+def test_each_row_is_written_at_once_on_its_line(path):
+    file = MetricsFile(path)
+    for count in (1, 2):
+        file.append({"step": count})
+        assert len(path.read_text().splitlines()) == count
+
+
+def test_numbers_have_six_digits_and_counts_all(path):
+    MetricsFile(path).append({"step": 1, "loss": 6.18446683883667, "target_tokens": 123456789})
+    assert path.read_text() == '{"step": 1, "loss": 6.18447, "target_tokens": 123456789}\n'
+
+
+def test_non_finite_loss_is_valid_json(path):
+    MetricsFile(path).append({"step": 1, "loss": math.nan, "perplexity": math.inf})
+    json.loads(path.read_text(), parse_constant=pytest.fail)
+    assert math.isnan(read_metrics(path)[0]["loss"])
+
+
+@pytest.mark.parametrize(
+    ("step", "left"), [(300, [100, 200, 300]), (250, [100, 200]), (200, [100, 200]), (0, [])]
+)
+def test_rows_beyond_resumed_step_are_dropped(path, step, left):
+    write(path, 100, 200, 300)
+    file = MetricsFile(path, step)
+    assert (file.last or {}).get("step", 0) == max(left, default=0)
+    file.append({"step": 500})
+    assert steps(path) == [*left, 500]
+
+
+@pytest.mark.parametrize("ending", ['{"step": 3', '{"step": 300, "loss": 1.0}', "\x00\x00\n", "{"])
+def test_truncated_last_line_is_rewritten(path, ending):
+    write(path, 100, 200, ending=ending)
+    assert steps(path) == [100, 200]
+    file = MetricsFile(path, 300)
+    assert file.last["step"] == 200
+    file.append({"step": 300})
+    assert steps(path) == [100, 200, 300]
+
+
+def test_kept_rows_are_not_rewritten(path):
+    write(path, 100, 200, 300)
+    before = path.stat().st_ino
+    MetricsFile(path, 200).append({"step": 300})
+    assert path.stat().st_ino == before
+
+
+@pytest.mark.parametrize("line", ["nonsense", "[1]", '{"loss": 1}', '"step"'])
+def test_damaged_line_is_named(path, line):
+    path.write_text(f'{{"step": 100}}\n{line}\n{{"step": 300}}\n')
+    with pytest.raises(InputError, match=r"metrics.jsonl is damaged: line 2 is not a JSON object"):
+        MetricsFile(path, 300)
+
+
+@pytest.mark.parametrize("text", [None, "", '{"step"'])
+def test_missing_rows_are_reported_to_readers(path, text):
+    if text is not None:
+        path.write_text(text)
+    assert MetricsFile(path, 300).last is None
+    with pytest.raises(InputError, match=r"no metrics in .* yet; give the directory of a run"):
+        read_metrics(path)
+
+
+def test_unwritable_metrics_file_is_reported(tmp_path):
+    with pytest.raises(InputError, match=r"cannot write .*rows \(No such file"):
+        MetricsFile(tmp_path / "absent" / "rows").append({"step": 1})
+    with pytest.raises(InputError, match=r"cannot read .* \(Is a directory\)"):
+        MetricsFile(tmp_path, 1)
+
+
+# The progress line
+
+
+class Screen:
+    """A progress display, its time, and what it has written."""
+
+    def __init__(self, monkeypatch, *, live=False, train_steps=100_000, step=0):
+        self.now, self.stream, self.looks, self.step = 0.0, io.StringIO(), 0, step
+        time = types.SimpleNamespace(perf_counter=lambda: self.now)
+        monkeypatch.setattr(metrics, "time", time)
+        monkeypatch.setenv("COLUMNS", "100")
+        self.progress = Progress(self, [BLEU], train_steps, self.stream, live)
+
+    def row_so_far(self, step):
+        self.looks += 1
+        return ROW | {"loss": 9.0}
+
+    def batch(self, seconds=1.0):
+        self.now += seconds
+        self.step += 1
+        self.progress.end_batch(self.step)
+
+    @property
+    def text(self):
+        return self.stream.getvalue()
+
+    @property
+    def lines(self):
+        return self.text.splitlines()
+
+
+@pytest.fixture
+def screen(monkeypatch):
+    return lambda **options: Screen(monkeypatch, **options)
+
+
+def test_row_is_one_line_of_log(screen):
+    log = screen(step=12_298)
+    log.batch(50.0)  # the first, which compiles, does not count for the time left
+    log.batch(2.0)
+    log.progress.show(ROW)
+    assert log.text == (
+        " 12,300/100,000  loss 3.457  ppl 12.35  acc 56.7%  lr 1.2e-4  12.3k tok/s  4.57P FLOP"
+        "  left 2d00h\n"
+    )
+
+
+def test_dev_line_follows_in_same_columns(screen):
+    log = screen()
+    log.progress.show(ROW | DEV)
+    log.progress.show(ROW | {"val_loss": 3.0, "val_perplexity": 9.9, "val_accuracy": 0.5})
+    first, second, _, fourth = log.lines
+    assert second == (
+        " 12,300/100,000  loss 3.210  ppl 9.876  acc 60.0%  BLEU 23.46  on the dev set"
+    )
+    assert "BLEU" not in fourth
+    assert [first.index(name) for name in ("loss", "ppl", "acc")] == [
+        second.index(name) for name in ("loss", "ppl", "acc")
+    ]
+
+
+def test_new_skipped_updates_are_reported(screen):
+    log = screen()
+    for skipped in (0, 2, 2, 3):
+        log.progress.show(ROW | {"skipped_steps": skipped})
+    notes = [line for line in log.lines if "skipped" in line]
+    assert notes == [
+        f" 12,300/100,000  {count} updates skipped so far: gradient not finite" for count in (2, 3)
+    ]
+
+
+@pytest.mark.parametrize("train_steps", [999_999, 100_000, 12])
+def test_lines_have_at_most_100_columns(screen, train_steps):
+    log = screen(train_steps=train_steps, step=1)
+    log.batch()
+    log.batch(10.0)  # so that it takes weeks
+    extremes = {"loss": 12.3, "perplexity": 8e9, "accuracy": 1.0, "padding": 1.0}
+    log.progress.show(ROW | DEV | extremes | {"tokens_per_second": 9.99e8, "skipped_steps": 10**5})
+    assert len(log.lines) == 3
+    assert max(map(len, log.lines)) <= 100
+
+
+def test_log_has_nothing_between_rows(screen):
+    log = screen()
+    for _ in range(50):
+        log.batch()
+    assert (log.text, log.looks) == ("", 0)
+
+
+def test_terminal_line_changes_twice_a_second(screen):
+    terminal = screen(live=True)
+    for _ in range(21):
+        terminal.batch(0.125)
+    assert terminal.text.count("\r") == terminal.looks == 5 + 1
+    assert "\n" not in terminal.text
+    assert {len(line) for line in terminal.text.split("\r")[1:]} == {99}
+
+
+def test_terminal_prefers_last_whole_row(screen):
+    terminal = screen(live=True)
+    terminal.batch()
+    assert "loss 9.000" in terminal.text
+    terminal.progress.show(ROW)
+    terminal.batch()
+    *_, last = terminal.text.split("\r")
+    assert last.lstrip().startswith("2/100,000  loss 3.457")
+    assert terminal.looks == 1
+
+
+def test_terminal_keeps_dev_lines_apart(screen):
+    terminal = screen(live=True)
+    terminal.batch()
+    terminal.progress.show(ROW | DEV)
+    terminal.batch()
+    terminal.progress.finish()
+    first, second, third = terminal.text.split("\n")[:3]
+    assert first.startswith("\r") and "BLEU" in second and third.startswith("\r")
+    assert terminal.text.endswith("\n") and terminal.text.count("\n") == 3
+
+
+def test_narrow_terminal_truncates_line(screen, monkeypatch):
+    terminal = screen(live=True)
+    monkeypatch.setenv("COLUMNS", "30")
+    terminal.batch()
+    assert len(terminal.text) == 1 + 29
+
+
+def test_time_left_includes_time_between_batches(screen):
+    log = screen(train_steps=1000, step=500)
+    log.batch(100.0)
+    for _ in range(9):
+        log.batch(1.0)
+    log.now += 9.0  # a checkpoint
+    log.progress.show(ROW | {"step": 510})
+    assert log.lines[0].endswith("left 16m20s")  # 490 steps of 2 seconds
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0s"), (59.4, "59s"), (59.6, "1m00s"), (3599, "59m59s"), (3600, "1h00m"), (3725, "1h02m"),
+     (86399, "23h59m"), (200000, "2d07h")],
+)  # fmt: skip
+def test_duration_text(seconds, text):
+    assert metrics._duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.00012, "0.000"), (1.2345, "1.234"), (9.9996, "10.00"), (99.996, "100.0"), (999.96, " 1000"),
+     (8123.4, " 8123"), (99999.4, "99999"), (99999.6, "1e+05"), (float("nan"), "  nan"),
+     (float("inf"), "  inf")],
+)  # fmt: skip
+def test_loss_text_has_five_columns(value, text):
+    assert metrics._five_columns(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "    0"), (987.4, "  987"), (999.6, "1.00k"), (9876, "9.88k"), (9996, "10.0k"),
+     (98760, "98.8k"), (99960, " 100k"), (999600, "1.00M"), (5e9, "5.00G"), (2.3e19, "23.0E")],
+)  # fmt: skip
+def test_speed_text_has_three_digits(value, text):
+    assert metrics._thousands(value) == text
+
+
+# TensorBoard
+
+TRAIN = {"seconds": 5.0, "loss": 3.0, "learning_rate": 0.5}
+DEV_ROW = {"val_loss": 2.5, "val_accuracy": 0.5, "bleu": 20.0}
+
+
+def scalars(folder) -> dict[str, list[tuple[int, float]]]:
+    accumulator = EventAccumulator(str(folder))
+    accumulator.Reload()
+    return {
+        tag: [(event.step, event.value) for event in accumulator.Scalars(tag)]
+        for tag in accumulator.Tags()["scalars"]
+    }
+
+
+def test_tensorboard_has_train_and_dev_runs(tmp_path):
+    log = TensorBoardLog(tmp_path)
+    log.write({"step": 100, **TRAIN})
+    log.write({"step": 150, **TRAIN, **DEV_ROW})
+    assert scalars(tmp_path / "train") == {
+        "loss": [(100, 3.0), (150, 3.0)],
+        "learning_rate": [(100, 0.5), (150, 0.5)],
+    }
+    assert scalars(tmp_path / "dev") == {
+        "loss": [(150, 2.5)],
+        "accuracy": [(150, 0.5)],
+        "bleu": [(150, 20.0)],
+    }
+
+
+def test_tensorboard_without_dev_set_has_one_run(tmp_path):
+    TensorBoardLog(tmp_path).write({"step": 100, **TRAIN})
+    assert [path.name for path in tmp_path.iterdir()] == ["train"]
+
+
+def test_tensorboard_replaces_rows_after_resume(tmp_path):
+    log = TensorBoardLog(tmp_path)
+    for step, loss in ((100, 5.0), (200, 4.0), (300, -1.0), (400, -1.0)):
+        log.write({"step": step, **TRAIN, "loss": loss})
+    log = TensorBoardLog(tmp_path, step=200)
+    log.write({"step": 300, **TRAIN, "loss": 3.0})
+    assert scalars(tmp_path / "train")["loss"] == [(100, 5.0), (200, 4.0), (300, 3.0)]
+
+
+# FLOPs
+
+SMALL = {"model_dim": 16, "feed_forward_dim": 24, "num_heads": 2, "vocabulary_size": 50}
+LSTM = {"model_dim": 16, "hidden_dim": 12, "vocabulary_size": 50}
+CONFIGS = {
+    "transformer": TransformerConfig(**SMALL, num_layers=2),
+    "widths": TransformerConfig(
+        **SMALL, num_layers=1, key_dim=3, value_dim=7, share_embeddings="none",
+        target_vocabulary_size=70,
+    ),
+    "pre-norm": TransformerConfig(
+        **SMALL, num_layers=3, decoder_layers=1, norm_position="pre", positions="learned"
+    ),
+    "universal": UniversalConfig(**SMALL, num_steps=3),
+    "fixed steps": UniversalConfig(**SMALL, num_steps=2, adaptive_steps=False, key_dim=3),
+    "recurrent": RecurrentConfig(**LSTM),
+    "two layers": RecurrentConfig(**LSTM, num_layers=2, attention_type="dot"),
+    "all attention": RecurrentConfig(
+        **LSTM, attention_dim=10, intra_temporal_attention=True, intra_decoder_attention=True
+    ),
+    "input feeding": RecurrentConfig(**LSTM, num_layers=2, input_feeding=True),
+}  # fmt: skip
+
+
+@pytest.fixture(params=CONFIGS)
+def model(request, monkeypatch) -> Seq2SeqModel:
+    """A model of each kind, without loops, whose bodies stand in a graph once."""
+    monkeypatch.setattr(keras.layers, "RNN", functools.partial(keras.layers.RNN, unroll=True))
+    return build_model(CONFIGS[request.param])
+
+
+def test_flops_cases_cover_all_architectures():
+    package = {each for each in architectures().values() if "keras_transformer" in each.__module__}
+    assert set(map(type, CONFIGS.values())) == package  # other tests register their own
+
+
+def graph_of(function, *shapes) -> tf.Graph:
+    ids = [tf.TensorSpec(shape, tf.int32) for shape in shapes]
+    return tf.function(function, autograph=False).get_concrete_function(*ids).graph
+
+
+def profiled(graph: tf.Graph) -> int:
+    """Gives what the profiler counts in the matrix products of a graph."""
+    builder = profiler.ProfileOptionBuilder
+    options = builder(builder.float_operation()).with_empty_output().build()
+    options |= {"account_type_regexes": ["MatMul", "BatchMatMul.*"]}
+    with graph.as_default():
+        return profiler.profile(graph, cmd="op", options=options).total_float_ops
+
+
+def multiplied(graph: tf.Graph) -> int:
+    """Adds up two operations for each entry and summand of all matrix products of a graph."""
+    total = 0
+    for operation in graph.get_operations():
+        if operation.type not in ("MatMul", "BatchMatMul", "BatchMatMulV2"):
+            assert operation.type not in ("Einsum", "XlaDotV2", "PartitionedCall"), "count it too"
+            continue
+        first = operation.inputs[0].shape
+        transposed = operation.get_attr("transpose_a" if operation.type == "MatMul" else "adj_x")
+        total += 2 * math.prod(operation.outputs[0].shape) * first[-2 if transposed else -1]
+    return total
+
+
+def counted(model, source, target) -> dict[str, int]:
+    metric = TrainingFlops(model)
+    metric.update_state(source, target)
+    return {name: int(value) for name, value in metric.result().items()}
+
+
+def test_forward_flops_match_profiler(model):
+    forward = lambda source, target: model({"source": source, "target": target})  # noqa: E731
+    graph = graph_of(forward, (3, 11), (3, 7))
+    assert profiled(graph) == multiplied(graph) == 3 * model.count_flops(11, 7)
+
+
+@pytest.mark.slow
+def test_training_flops_are_three_forward_passes(model):
+    """The profiler takes the wrong axis of a product whose first matrix is transposed.
+
+    A loop sends a gradient to the state before its first step too; without one, none goes to the
+    constant state that an LSTM of the encoder, of each layer and direction, begins with, and to the
+    context, twice as wide, that input feeding begins with.
+    """
+
+    def step(source, target):
+        with tf.GradientTape() as tape:
+            logits = model({"source": source, "target": target}, training=True)
+            loss = tf.reduce_sum(tf.nn.log_softmax(logits)[..., 5])
+        return tape.gradient(loss, model.trainable_weights)
+
+    expected = multiplied(graph_of(step, (3, 11), (3, 7)))
+    if isinstance(model.config, RecurrentConfig):
+        begun = 2 * model.config.num_layers + 2 * model.config.input_feeding
+        expected += 3 * begun * 2 * 4 * model.config.hidden_dim**2
+    found = counted(model, np.ones((3, 11), np.int32), np.ones((3, 7), np.int32))
+    assert found == {"flops": expected, "padded_flops": expected}
+
+
+def test_flops_of_batch_are_sum_over_sentences(model):
+    source, target = np.zeros((4, 12), np.int32), np.zeros((4, 9), np.int32)
+    lengths = [(3, 9), (12, 1), (7, 7), (0, 0)]  # the last row is padding
+    for row, (source_length, target_length) in enumerate(lengths):
+        source[row, :source_length] = target[row, :target_length] = 5
+    assert counted(model, source, target) == {
+        "flops": sum(3 * model.count_flops(*pair) for pair in lengths),
+        "padded_flops": 4 * 3 * model.count_flops(12, 9),
+    }
+
+
+def test_attention_window_flops():
+    full, windows = (
+        build_model(TransformerConfig(**SMALL, num_layers=2, **changes))
+        for changes in ({}, dict(encoder_attention_window=5, decoder_attention_window=9))
+    )
+    lengths = np.array([11.0, 4]), np.array([7.0, 3])
+    fewer = np.subtract(*(model.count_flops(*lengths) for model in (full, windows)))
+    # 11 (11 - 5) of the source's pairs are not seen, and 7 (7 - 5) of the target's; 4 > 3 > 1.
+    of_pair = 2 * 2 * SMALL["model_dim"] * 2
+    np.testing.assert_allclose(fewer, [of_pair * (11 * 6 + 7 * 2), 0])
+    # Products of integers that no int32 holds.
+    base = TransformerConfig(vocabulary_size=9, encoder_attention_window=65)
+    exact = build_model(base).count_flops(400.0, 400.0)
+    assert build_model(base).count_flops(400, 400) == exact > 2**34
+
+
+def test_flops_are_summed_exactly():
+    class Large:
+        def count_flops(self, source_length, target_length):
+            return 2**49 + source_length + 0 * target_length
+
+    metric, ids = TrainingFlops(Large()), np.ones((1, 1), np.int32)
+    for _ in range(3):
+        metric.update_state(ids, ids)
+    assert int(metric.result()["flops"]) == 9 * (2**49 + 1)
+
+
+def test_base_model_flops_are_six_per_weight_and_token():
+    """The encoder's weights see source tokens only: N of 6 N is the mean of both sides' weights."""
+    with keras.StatelessScope():  # no memory for the weights
+        model = Transformer(TransformerConfig.preset("base", vocabulary_size=37000))
+    flops = 3 * model.count_flops(1, 1) * 1000
+    weights = 6 * (4 * 512**2 + 2 * 512 * 2048) + 6 * (8 * 512**2 + 2 * 512 * 2048) + 37000 * 512
+    assert flops == pytest.approx(6 * weights * 1000, rel=0.001)
+
+
+def test_cost_summary_of_whole_run():
+    last = {"step": 20000, "seconds": 7384.2, "target_tokens": 45_000_000}
+    last |= {"flops": 10**15, "padded_flops": 12 * 10**14}
+    training = TrainingConfig(sustained_tflops=9.5)
+    first, second = cost_summary(last, training)
+    assert first.startswith("Trained 20,000 steps on 45,000,000 target tokens in 2:03:04, ")
+    assert "6,094 tokens/s" in first
+    assert second.startswith("Model FLOPs: 1e+15, 1.2e+15 with padding, in float32; 1.35e+11 per")
+    *_, third = cost_summary(last | {"sustained_flops": 3.3e18}, training)
+    assert third == "By the devices' time, at 9.5 TFLOP/s sustained: 3.3e+18."

@@ -1,0 +1,770 @@
+"""A tiny run: it learns, and interruptions leave no trace in its weights; what ends it early."""
+
+import functools
+import itertools
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import types
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tiny_run
+
+from keras_transformer.errors import InputError
+from keras_transformer.models import Transformer, build_model
+from keras_transformer.tasks import Metric, TranslationTask
+from keras_transformer.training import (
+    Checkpoints,
+    RunConfigs,
+    RunDirectory,
+    Stopped,
+    compile_for_training,
+    train,
+    trainer,
+)
+from keras_transformer.training.distribution import ONLY_WORKER
+from keras_transformer.training.trainer import (
+    StopSignals,
+    Trainer,
+    WeightAverage,
+    is_finished,
+    num_shapes,
+    report_out_of_memory,
+)
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+DEV = tiny_run.text(16, seed=1)
+
+
+def contents(run: RunDirectory, checkpoint: str) -> dict[str, np.ndarray]:
+    """Gives all that a checkpoint holds, by name."""
+    stored = tf.train.load_checkpoint(str(run.path / "checkpoints" / checkpoint))
+    names = set(stored.get_variable_to_shape_map()) - {"_CHECKPOINTABLE_OBJECT_GRAPH"}
+    return {name: stored.get_tensor(name) for name in names}
+
+
+def assert_same_checkpoint(first: RunDirectory, second: RunDirectory, name: str) -> None:
+    expected, found = contents(first, name), contents(second, name)
+    assert expected.keys() == found.keys()
+    for key, value in expected.items():
+        np.testing.assert_array_equal(found[key], value, err_msg=f"{name}: {key}")
+
+
+def metrics(run: RunDirectory) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+
+
+# What a run can carry from step to step beside the weights.
+LIVELY = {"ema_decay": 0.8, "weight_decay": 0.01, "clip_norm": 1.0, "keep_best": 2}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> tuple[RunDirectory, Transformer]:
+    """Gives a run that went through its 12 steps at once, and the model that it returned."""
+    run = tiny_run.create(tmp_path_factory.mktemp("undisturbed") / "run", **LIVELY)
+    devs = [tiny_run.text(16, seed=1), tiny_run.text(8, seed=2)]
+    return run, train(run, tiny_run.corpus(), devs, show=False)
+
+
+def copy_of(run: RunDirectory, path: pathlib.Path, *, until_step: int) -> RunDirectory:
+    """Copies a run as it was just after it had written a checkpoint."""
+    copy = RunDirectory(shutil.copytree(run.path, path))
+    for file in (path / "checkpoints").iterdir():
+        step = file.name.partition(".")[0].removeprefix("step-")
+        if step == "average" or (step.isdecimal() and int(step) > until_step):
+            file.unlink()
+    return copy
+
+
+# A run from its beginning to its end
+
+
+@pytest.mark.slow
+def test_run_leaves_checkpoints_average_and_metrics(undisturbed):
+    run, _ = undisturbed
+    names = {path.name for path in (run.path / "checkpoints").iterdir()}
+    expected = itertools.product(
+        ("step-4", "step-8", "step-12", "average"), (".data-00000-of-00001", ".index")
+    )
+    assert names == {name + end for name, end in expected} | {"checkpoint_metrics.json"}
+    assert {path.name for path in run.path.iterdir()} == {
+        "checkpoints", "config.json", "lock", "metrics.jsonl", "source.model",
+    }  # fmt: skip
+    rows = metrics(run)
+    assert [row["step"] for row in rows] == [3, 4, 6, 8, 9, 12]
+    for row in rows:
+        assert {"loss", "accuracy", "perplexity", "padding", "target_tokens"} < row.keys()
+        assert ("bleu" in row) == ("val_loss" in row) == (row["step"] % 4 == 0)
+        assert ("bleu_2" in row) == ("bleu" in row)
+        assert np.all(np.isfinite(list(row.values())))
+    assert [row["target_tokens"] for row in rows] == sorted(row["target_tokens"] for row in rows)
+
+
+def test_training_and_dev_loss_decrease(undisturbed):
+    rows = metrics(undisturbed[0])
+    assert rows[-1]["loss"] < rows[0]["loss"] - 0.2
+    first, *_, last = [row["val_loss"] for row in rows if "val_loss" in row]
+    assert last < first
+
+
+def test_returned_model_is_mean_of_last_checkpoints(undisturbed):
+    run, model = undisturbed
+    averaged, eighth, twelfth = (contents(run, name) for name in ("average", "step-8", "step-12"))
+    weights = [name for name in averaged if name.startswith("weights/")]
+    assert len(weights) == len(model.weights)
+    for name in weights:
+        moving = f"average_{name}"
+        assert np.any(eighth[moving] != eighth[name])
+        mean = (eighth[moving].astype(np.float64) + twelfth[moving]) / 2
+        np.testing.assert_array_equal(averaged[name], mean.astype(np.float32))
+    for loaded, weight in zip(run.load_model().weights, model.weights, strict=True):
+        np.testing.assert_array_equal(loaded, weight)
+
+
+def test_dropout_seeds_advance_between_checkpoints(undisturbed):
+    fourth, eighth = (contents(undisturbed[0], name) for name in ("step-4", "step-8"))
+    seeds = [name for name in fourth if name.startswith("seeds/")]
+    assert seeds
+    assert all(np.any(fourth[name] != eighth[name]) for name in seeds)
+
+
+def test_finished_run_is_not_trained_again(undisturbed, tmp_path):
+    run = RunDirectory(shutil.copytree(undisturbed[0].path, tmp_path / "run"))
+    train(run, tiny_run.corpus(), show=False)
+    assert metrics(run) == metrics(undisturbed[0])
+    assert_same_checkpoint(undisturbed[0], run, "step-12")
+    assert_same_checkpoint(undisturbed[0], run, "average")
+
+
+def test_finished_run_makes_another_average(undisturbed, tmp_path):
+    run = RunDirectory(shutil.copytree(undisturbed[0].path, tmp_path / "run"))
+    configs = run.configs()
+    training = configs.training.replace(average_last=1)
+    run.continue_with(configs._replace(training=training))
+    assert not is_finished(run)
+    train(run, tiny_run.corpus(), show=False)
+    assert is_finished(run)
+    assert metrics(run) == metrics(undisturbed[0])
+    averaged, last = (contents(run, name) for name in ("average", "step-12"))
+    for name in averaged:
+        if name.startswith("weights/"):
+            np.testing.assert_array_equal(averaged[name], last[f"average_{name}"])
+
+
+def test_locked_run_is_rejected_and_unchanged(undisturbed, tmp_path):
+    run = copy_of(undisturbed[0], tmp_path / "run", until_step=4)
+    with run.lock(), pytest.raises(InputError, match="another process trains the run"):
+        train(run, tiny_run.corpus(), show=False)
+    assert run.checkpoints().steps() == [4]
+    assert metrics(run) == metrics(undisturbed[0])
+    with run.lock():  # it is free again
+        pass
+
+
+# Interruptions
+
+
+def train_until(run: RunDirectory, batches: int, name: str) -> subprocess.CompletedProcess:
+    """Trains in another process, which sends itself a signal after so many batches."""
+    return subprocess.run(
+        [sys.executable, tiny_run.__file__, str(run.path), str(batches), name],
+        env=os.environ | {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
+        capture_output=True,
+        text=True,
+        # A shell lets its background jobs ignore Ctrl-C, and pytest may be one.
+        preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+    )
+
+
+@pytest.mark.slow
+def test_killed_and_stopped_run_ends_with_same_weights(undisturbed, tmp_path):
+    run = tiny_run.create(tmp_path / "run", **LIVELY)
+    killed = train_until(run, 6, "SIGKILL")
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert run.checkpoints().steps() == [4]
+    assert_same_checkpoint(undisturbed[0], run, "step-4")
+    stopped = train_until(run, 6, "SIGTERM")
+    assert (stopped.returncode, stopped.stdout) == (0, "SIGTERM 6\n"), stopped.stderr
+    assert run.checkpoints().steps() == [4, 6]
+    stopped = train_until(run, 11, "SIGINT")
+    assert (stopped.returncode, stopped.stdout) == (0, "SIGINT 11\n"), stopped.stderr
+    assert run.checkpoints().steps() == [4, 8, 11]
+    train(run, tiny_run.corpus(), tiny_run.text(16, seed=1), show=False)
+    assert run.checkpoints().steps() == [4, 8, 12]
+    for name in ("step-8", "step-12", "average"):
+        assert_same_checkpoint(undisturbed[0], run, name)
+    scores = "checkpoints/checkpoint_metrics.json"
+    assert (run.path / scores).read_text() == (undisturbed[0].path / scores).read_text()
+    assert [row["step"] for row in metrics(run)] == [3, 4, 6, 8, 9, 11, 12]
+
+
+def test_resumed_run_is_exact_and_can_be_extended(undisturbed, tmp_path):
+    run = copy_of(undisturbed[0], tmp_path / "run", until_step=8)
+    longer = tiny_run.training_config(train_steps=14, **LIVELY)
+    run.continue_with(RunConfigs(tiny_run.model_config(), tiny_run.DATA, longer))
+    train(run, tiny_run.corpus(), tensorboard=True, show=False)
+    assert run.checkpoints().steps() == [4, 8, 12, 14]
+    assert_same_checkpoint(undisturbed[0], run, "step-12")
+    last, averaged = contents(run, "step-14"), contents(run, "average")
+    name = "weights/source_embedding.Stable/.ATTRIBUTES/VARIABLE_VALUE"
+    mean = (
+        contents(run, "step-12")[f"average_{name}"].astype(np.float64) + last[f"average_{name}"]
+    ) / 2
+    np.testing.assert_array_equal(averaged[name], mean.astype(np.float32))
+    assert list((run.path / "tensorboard").rglob("events.out.tfevents.*"))
+
+
+def test_damaged_newest_checkpoint_resumes_earlier_one(undisturbed, tmp_path, capsys):
+    run = copy_of(undisturbed[0], tmp_path / "run", until_step=8)
+    (run.path / "checkpoints" / "step-8.index").write_bytes(b"")
+    train(run, tiny_run.corpus(), show=False)
+    assert "going on from step 4" in capsys.readouterr().out
+    assert_same_checkpoint(undisturbed[0], run, "step-12")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("validation_steps", "checkpoints", "validations"),
+    [(2, [4, 8, 10], [2, 4, 6, 8, 10]), (8, [4, 8, 10], [8, 10])],
+)
+def test_validation_steps_differ_from_checkpoint_steps(
+    tmp_path, validation_steps, checkpoints, validations
+):
+    run = tiny_run.create(
+        tmp_path / "run", num_layers=1, train_steps=10, validation_steps=validation_steps,
+        log_steps=100, stop_metric="val_loss",
+    )  # fmt: skip
+    train(run, tiny_run.corpus(), tiny_run.text(16, seed=1), show=False)
+    assert run.checkpoints().steps() == checkpoints
+    rows = {row["step"]: row for row in metrics(run)}
+    assert [step for step, row in rows.items() if "val_loss" in row] == validations
+    assert [step for step, row in rows.items() if "bleu" in row] == validations
+    kept = run.checkpoints().metrics.read()
+    assert list(kept) == [step for step in checkpoints if step in validations]
+    for step, values in kept.items():
+        assert values["val_loss"] == pytest.approx(rows[step]["val_loss"], rel=1e-4)
+
+
+# Settings
+
+
+SHORT = {"num_layers": 1, "train_steps": 10, "checkpoint_steps": 5}
+
+
+def test_bfloat16_trains_with_float32_weights(tmp_path):
+    run = tiny_run.create(tmp_path, precision="mixed_bfloat16", **SHORT)
+    model = train(run, tiny_run.corpus(), show=False)
+    assert model.compute_dtype == "bfloat16"
+    assert {weight.dtype for weight in model.weights} == {"float32"}
+    first, last = [row for row in metrics(run) if row["step"] in (5, 10)]
+    assert last["loss"] < first["loss"]
+    assert all(np.all(np.isfinite(value)) for value in contents(run, "step-10").values())
+
+
+def test_float16_overflows_count_as_steps(tmp_path, monkeypatch):
+    def compile_with_huge_scale(model, *options):
+        compile_for_training(model, *options)
+        model.optimizer.dynamic_scale.assign(2.0**24)
+
+    monkeypatch.setattr(trainer, "compile_for_training", compile_with_huge_scale)
+    run = tiny_run.create(tmp_path / "run", precision="mixed_float16", **SHORT)
+    model = train(run, tiny_run.corpus(), show=False)
+    assert 0 < int(model.optimizer.iterations) < 10
+    assert run.checkpoints().steps() == [5, 10]
+    first, last = [row for row in metrics(run) if row["step"] in (5, 10)]
+    assert (first["step"], last["step"]) == (5, 10)
+    assert last["loss"] < first["loss"]
+    assert all(np.all(np.isfinite(value)) for value in contents(run, "step-10").values())
+    stopped = copy_of(run, tmp_path / "stopped", until_step=5)
+    train(stopped, tiny_run.corpus(), show=False)
+    assert_same_checkpoint(run, stopped, "step-10")
+
+
+# Runs that start from the weights of another one
+
+
+def weights_of(run, name, group="weights"):
+    stored = tf.train.load_checkpoint(str(run.path / "checkpoints" / name))
+    names = stored.get_variable_to_shape_map()
+    return {
+        each.removeprefix(f"{group}/"): stored.get_tensor(each)
+        for each in names
+        if each.startswith(f"{group}/")
+    }
+
+
+@pytest.fixture(scope="module")
+def start():
+    """A model with random weights."""
+    config = tiny_run.model_config(num_layers=1, model_dim=8, feed_forward_dim=8)
+    model, random = build_model(config), np.random.default_rng(3)
+    model.set_weights([random.normal(scale=0.4, size=w.shape) for w in model.get_weights()])
+    return model
+
+
+@pytest.fixture
+def create(start, tmp_path):
+    """Creates a run that starts from it, of 4 steps, and searches no dev set."""
+
+    def create(**changes):
+        changes = {"train_steps": 4, "validation_time_share": 0.0} | changes
+        run, vocabulary = RunDirectory(tmp_path / "run"), tiny_run.make_vocabulary()
+        configs = RunConfigs(start.config, tiny_run.DATA, tiny_run.training_config(**changes))
+        run.write(configs, vocabulary, vocabulary, start)
+        return run
+
+    return create
+
+
+def mean_loss(model):
+    """Gives the mean loss of a target token of the dev set, a sentence at a time."""
+    vocabulary = tiny_run.make_vocabulary()
+    losses = []
+    for text, translation in zip(*DEV, strict=True):
+        (source,), (labels,) = vocabulary.encode([text]), vocabulary.encode([translation])
+        inputs = {"source": np.array([[*source, 3]]), "target": np.array([[2, *labels]])}
+        logits = np.asarray(model(inputs), np.float64)[0]
+        shifted = logits - logits.max(axis=-1, keepdims=True)
+        log_probs = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+        losses += [-row[id_] for row, id_ in zip(log_probs, [*labels, 3], strict=True)]
+    return np.mean(losses)
+
+
+def test_start_weights_and_moving_average(create, start):
+    started = Trainer(create(ema_decay=0.9), tf.distribute.get_strategy())
+    averages = started.weight_average.variables.values()
+    for found in (started.model.weights, averages):
+        for weight, expected in zip(found, start.weights, strict=True):
+            np.testing.assert_array_equal(weight, expected)
+    assert (started.step, started.is_measured) == (0, False)
+
+
+@pytest.mark.slow
+def test_dev_loss_of_start_weights_is_logged(create, start):
+    run = create(label_smoothing=0.0, learning_rate=0.0)
+    model = train(run, tiny_run.corpus(), DEV, show=False)
+    first, *_, last = metrics(run)
+    assert (first["step"], first["target_tokens"], "loss" in first) == (0, 0, False)
+    assert first["val_loss"] == pytest.approx(mean_loss(start), rel=1e-5)
+    assert last["val_loss"] == first["val_loss"]  # at a learning rate of 0
+    for found, expected in zip(model.get_weights(), start.get_weights(), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.slow
+def test_moving_average_starts_without_frozen_weights(create, start):
+    run = create(learning_rate=0.0, ema_decay=0.9, freeze="encoder")
+    train(run, tiny_run.corpus(), show=False)
+    averages = weights_of(run, "step-4", "average_weights")
+    assert averages and not any(name.startswith("encoder") for name in averages)
+    for name, value in averages.items():
+        np.testing.assert_allclose(value, weights_of(run, "step-0")[name], rtol=1e-6)
+    for found, expected in zip(run.load_model("4").weights, start.weights, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_run_without_checkpoint_starts_again(create):
+    run = create(freeze="embeddings")
+    train(run, tiny_run.corpus(), DEV, show=False)
+    before, rows = weights_of(run, "step-4"), metrics(run)
+    for path in (run.path / "checkpoints").glob("*[4e].[di]*"):  # of step 4, and the average
+        path.unlink()
+    assert run.checkpoints().steps() == [0]
+    train(run, tiny_run.corpus(), DEV, show=False)
+    after = weights_of(run, "step-4")
+    assert after.keys() == before.keys()
+    for name, value in before.items():
+        np.testing.assert_array_equal(after[name], value, err_msg=name)
+    assert [row["step"] for row in metrics(run)] == [row["step"] for row in rows] == [0, 3, 4]
+
+
+def test_start_may_be_best_but_is_never_newest(create, start):
+    checkpoints = create().checkpoints()
+    checkpoints.save_weights(start, "step-4")
+    for step, bleu in ((0, 12.0), (4, 11.0)):
+        checkpoints.metrics.write(step, {"bleu": bleu})
+    assert (checkpoints.newest(5), checkpoints.best(1)) == ([4], [0])
+
+
+def test_start_of_interrupted_attempt_is_dropped(create, start):
+    run = create()
+    (run.path / "config.json").unlink()
+    vocabulary = tiny_run.make_vocabulary()
+    configs = RunConfigs(start.config, tiny_run.DATA, tiny_run.training_config())
+    run.write(configs, vocabulary, vocabulary)
+    assert run.checkpoints().steps() == []
+
+
+# The loop, with a model that does nothing
+
+
+class Loop(Trainer):
+    """A trainer of 12 steps, 4 an interval; actions take place within steps of the model.
+
+    Attributes:
+        saved, validated: steps at which that happened.
+    """
+
+    def __init__(self, folder, actions=None, step=0, **changes):
+        changes = {"log_steps": 100} | changes
+        self.actions, self.saved, self.validated, self.step = actions or {}, [], [], step
+        self.run = types.SimpleNamespace(metrics_path=folder / "metrics.jsonl", path=folder)
+        self.strategy, self.worker = tf.distribute.get_strategy(), ONLY_WORKER
+        self.task, self.training = TranslationTask(), tiny_run.training_config(**changes)
+        every, end = self.training.checkpoint_steps, self.training.train_steps
+        self.checkpoints = Checkpoints(folder, every=every, end=end, metric=self.task.metric)
+        self.weight_average, self.is_measured, self.bad_counts = None, True, {}
+        number = lambda get: types.SimpleNamespace(numpy=get)  # noqa: E731
+        self.model = types.SimpleNamespace(
+            train_function=self.update,
+            optimizer=types.SimpleNamespace(learning_rate=0.1),
+            bad_steps=number(lambda: 0),
+            bad_steps_in_a_row=number(lambda: self.bad_counts[self.step]),
+            **dict.fromkeys(
+                ("_maybe_symbolic_build", "make_train_function", "reset_metrics"),
+                lambda **_: None,
+            ),
+        )
+
+    def update(self, stream):
+        if action := self.actions.get(self.step + 1):
+            action()
+        return {"loss": 1.0, "target_tokens": 1.0, "flops": 1.0, "padded_flops": 1.0}
+
+    def save(self, dev_values=None):
+        self.saved.append(self.step)
+
+    def _training_batches(self, corpus):
+        return []
+
+    def _check_bad_steps(self):
+        if self.bad_counts:
+            super()._check_bad_steps()
+
+    def rows(self):
+        lines = self.run.metrics_path.read_text().splitlines()
+        return [json.loads(line)["step"] for line in lines]
+
+
+@pytest.fixture
+def handlers():
+    """Has Ctrl-C handled as in a terminal, and checks that all handlers are put back."""
+    found = signal.signal(signal.SIGINT, signal.default_int_handler)
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    yield
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+    signal.signal(signal.SIGINT, found)
+
+
+def raises(number):
+    return lambda: signal.raise_signal(number)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("step", "validation_steps", "saved", "rows"),
+    [(6, None, [4, 6], [4, 6]), (8, None, [4, 8], [4, 8]), (2, 2, [2], [2])],
+    ids=["between", "at a checkpoint", "at a validation"],
+)
+def test_signal_saves_its_step_once_and_stops(
+    handlers, tmp_path, number, step, validation_steps, saved, rows
+):
+    loop = Loop(tmp_path, {step: raises(number)}, validation_steps=validation_steps)
+    with pytest.raises(Stopped) as stopped:
+        loop.train(None, show=False)
+    assert (stopped.value.signal, stopped.value.step) == (number, step)
+    assert (loop.saved, loop.rows()) == (saved, rows)
+
+
+def test_second_ctrl_c_stops_at_once(handlers, tmp_path):
+    def press_twice():
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    loop = Loop(tmp_path, {6: press_twice})
+    with pytest.raises(KeyboardInterrupt):
+        loop.train(None, show=False)
+    assert loop.saved == [4]
+
+
+def test_loop_without_signal_saves_and_logs_each_interval(handlers, tmp_path):
+    loop = Loop(tmp_path, train_steps=10)
+    loop.train(None, show=False)
+    assert (loop.saved, loop.rows()) == ([4, 8, 10], [4, 8, 10])
+
+
+def test_extended_run_saves_at_multiples_again(handlers, tmp_path):
+    loop = Loop(tmp_path, step=14, train_steps=25)
+    loop.train(None, show=False)
+    assert loop.saved == [16, 20, 24, 25]
+
+
+def test_signal_handlers_are_restored_after_error(handlers):
+    with pytest.raises(ZeroDivisionError), StopSignals():
+        raise ZeroDivisionError  # the fixture looks at the handlers
+
+
+def test_ignored_signal_stays_ignored(tmp_path):
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as nohup and `&` in scripts do
+    try:
+        loop = Loop(tmp_path, {2: raises(signal.SIGINT)})
+        loop.train(None, show=False)
+        assert loop.saved == [4, 8, 12]
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_other_threads_train_without_handlers(tmp_path):
+    loop = Loop(tmp_path)
+    thread = threading.Thread(target=loop.train, args=(None,), kwargs={"show": False})
+    thread.start()
+    thread.join()
+    assert loop.saved == [4, 8, 12]
+
+
+# A metric that stalls
+
+BLEU = TranslationTask.metric
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "expected"),
+    [
+        ("bleu", [1, 2, 3, 4], []),
+        ("bleu", [3, 2, 1], [3]),
+        ("bleu", [3, 2, 4, 2, 2], [5]),
+        ("bleu", [3, 3, 3], [3]),  # the same is not better
+        ("wer", [3, 2, 1], []),
+        ("wer", [1, 2, 0.5, float("inf"), 3], [5]),
+        ("val_accuracy", [0.3, 0.2, 0.1], [3]),
+        ("val_loss", [3, 2, 1], []),
+        ("val_loss", [1, 2, 0.5, 2, 3, 4], [5, 6]),
+        ("val_perplexity", [1, float("nan"), float("nan")], [3]),
+        ("val_loss", [float("nan"), float("nan"), 1.0], [2]),
+    ],
+)
+def test_stalled_after_patience_checkpoints(tmp_path, name, values, expected):
+    lower_is_better = Metric(name, higher_is_better=False)
+    metric = lower_is_better if name == "wer" else TranslationTask().find_metric(name)
+    checkpoints = Checkpoints(tmp_path)
+    for step, value in enumerate(values, start=1):
+        checkpoints.metrics.write(step, {name: value, "other": 1.0})
+    steps = range(1, len(values) + 1)
+    assert [step for step in steps if checkpoints.is_stalled(step, metric, 2)] == expected
+
+
+def test_metrics_of_later_steps_do_not_stall(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    for step, value in enumerate([5.0, 1.0, 1.0, 9.0], start=1):
+        checkpoints.metrics.write(step, {"bleu": value})
+    assert [checkpoints.is_stalled(step, BLEU, 2) for step in (2, 3, 4)] == [False, True, False]
+
+
+def test_end_of_extended_run_does_not_stall(tmp_path):
+    checkpoints = Checkpoints(tmp_path, every=100)
+    for step, value in ((100, 3.0), (200, 2.0), (250, 1.0), (300, 4.0)):
+        checkpoints.metrics.write(step, {"bleu": value})
+    assert not checkpoints.is_stalled(250, BLEU, 2)
+    assert not checkpoints.is_stalled(300, BLEU, 2)
+
+
+def test_early_stop_is_at_same_step_when_resumed(tmp_path, monkeypatch):
+    values = {4: 2.0, 8: 3.0, 12: 1.0, 16: 1.0, 20: 9.0}
+    monkeypatch.setattr(trainer, "check_validation", lambda *arguments: None)
+
+    class Scored(Loop):
+        def save(self, dev_values=None):
+            super().save()
+            self.checkpoints.metrics.write(self.step, {"bleu": values[self.step]})
+
+    for step, saved in ((0, [4, 8, 12, 16]), (8, [12, 16]), (16, [])):
+        options = {"stop_metric": "bleu", "stop_patience": 2, "train_steps": 36}
+        loop = Scored(tmp_path, step=step, **options)
+        loop.train(None, show=False)
+        assert (loop.step, loop.saved) == (16, saved)
+
+
+# Gradients that are not finite
+
+
+def bad_step(folder, max_bad_steps, counts):
+    """Gives the step at which bad steps in a row end training, and the message."""
+    loop = Loop(folder, max_bad_steps=max_bad_steps, train_steps=len(counts), checkpoint_steps=99)
+    loop.bad_counts = dict(enumerate(counts, start=1))
+    try:
+        loop.train(None, show=False)
+    except InputError as error:
+        return loop.step, str(error)
+    return None, ""
+
+
+def test_too_many_bad_steps_end_run_with_advice(tmp_path):
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(optimizer="adam")
+    Checkpoints(tmp_path).save(model, 30)
+    step, message = bad_step(tmp_path, 8, [0, 0, 0, *range(1, 30)])
+    assert step == 12  # it is read at 4, 8 and 12
+    assert message.startswith("no gradient was finite in the 9 updates up to step 12, and the last")
+    for part in ("step-30", "learning_rate", "clip_norm", "max_bad_steps"):
+        assert part in message
+
+
+def test_bad_steps_between_good_ones_do_not_end_run(tmp_path):
+    assert bad_step(tmp_path, 4, [1, 2, 3, 0, 1, 2, 3, 0, 1, 2])[0] is None
+
+
+def test_one_bad_step_can_be_too_many(tmp_path):
+    step, message = bad_step(tmp_path, 1, [0, 0, 1])
+    assert step == 3
+    assert "no checkpoint yet" in message
+
+
+# Lack of memory
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor"),
+        tf.errors.InternalError(None, None, "CUDA_ERROR_OUT_OF_MEMORY: so it is"),
+    ],
+)
+def test_out_of_memory_names_flags(error):
+    with pytest.raises(InputError) as caught, report_out_of_memory():
+        raise error
+    for part in ("out of memory", "--accumulation_steps", "--batch_tokens in another --run_dir"):
+        assert part in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.slow
+def test_failed_allocation_is_out_of_memory():
+    expected = r"out of memory with a batch \(.*raise --accumulation_steps"
+    with pytest.raises(InputError, match=expected), report_out_of_memory():
+        tf.zeros([2**25, 2**25])
+
+
+def test_other_errors_are_not_out_of_memory():
+    for error in (tf.errors.InvalidArgumentError(None, None, "shapes"), KeyError("x")):
+        with pytest.raises(type(error)), report_out_of_memory():
+            raise error
+
+
+# The moving average
+
+
+@pytest.mark.parametrize("kind", ["one device", "mirrored"])
+def test_weight_average_follows_weights(kind):
+    strategy = tf.distribute.get_strategy()
+    if kind == "mirrored":
+        strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+    with strategy.scope():
+        model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1, use_bias=False)])
+        average = WeightAverage(model, 0.5)
+    kernel = model.trainable_weights[0]
+    expected = float(kernel.numpy()[0, 0])
+    for step in range(1, 13):
+        kernel.assign([[0.3 * step]])
+        average.update(step)
+        decay = min(0.5, (1 + step) / (10 + step))
+        expected = decay * expected + (1 - decay) * 0.3 * step
+    (value,) = average.variables.values()
+    np.testing.assert_allclose(value.numpy()[0, 0], expected, rtol=1e-5)
+    trained = kernel.numpy()[0, 0]
+    assert abs(trained - expected) > 1e-3
+    with pytest.raises(KeyError), average.applied():
+        np.testing.assert_allclose(kernel.numpy()[0, 0], expected, rtol=1e-5)
+        raise KeyError
+    assert kernel.numpy()[0, 0] == trained
+
+
+# Compiled, and on several devices
+
+TRAIN_WITH_XLA = """
+import pathlib, sys
+sys.path.insert(0, sys.argv[1])
+import tiny_run
+from keras_transformer.training import RunDirectory, train
+train(RunDirectory(sys.argv[2]), tiny_run.corpus(), jit_compile=sys.argv[3] == "xla")
+"""
+
+
+def train_compiled(run: pathlib.Path, way: str, **environment: str) -> str:
+    command = [
+        sys.executable,
+        "-c",
+        TRAIN_WITH_XLA,
+        str(pathlib.Path(__file__).parent),
+        str(run),
+        way,
+    ]
+    done = subprocess.run(
+        command,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"} | environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_xla_compiles_each_shape_once_and_agrees(tmp_path):
+    dump = tmp_path / "dump"
+    runs = {}
+    for way in ("plain", "xla"):
+        runs[way] = tiny_run.create(tmp_path / way, num_layers=1, dropout=0.0)
+        train_compiled(
+            tmp_path / way,
+            way,
+            XLA_FLAGS=f"--xla_dump_to={dump} --xla_dump_hlo_as_text" if way == "xla" else "",
+        )
+    programs = [
+        path.name
+        for path in dump.iterdir()
+        if re.search(r"forward_and_backward.*before_optimizations\.txt$", path.name)
+    ]
+    assert len(programs) == num_shapes(runs["xla"], tiny_run.corpus()) > 1
+    plain, compiled = (runs[way].load_model("step-12").get_weights() for way in runs)
+    for expected, found in zip(plain, compiled, strict=True):
+        np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+TRAIN_ON_TWO_DEVICES = """
+import pathlib
+import sys
+import tensorflow as tf
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+sys.path.insert(0, sys.argv[1])
+import tiny_run
+from keras_transformer.training import make_strategy, train
+
+strategy = make_strategy("mirrored")
+print("replicas", strategy.num_replicas_in_sync)
+run = tiny_run.create(pathlib.Path(sys.argv[2]), num_layers=1)
+train(run, tiny_run.corpus(), tiny_run.text(16, seed=1), strategy=strategy, show=False)
+"""
+
+
+@pytest.mark.slow
+def test_mirrored_run_trains_on_two_devices(tmp_path):
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    tests = str(pathlib.Path(__file__).parent)
+    command = [sys.executable, "-c", TRAIN_ON_TWO_DEVICES, tests, str(tmp_path / "run")]
+    done = subprocess.run(command, env=environment, text=True, capture_output=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "replicas 2" in done.stdout
+    names = {path.name for path in (tmp_path / "run" / "checkpoints").glob("*.index")}
+    assert names == {"step-4.index", "step-8.index", "step-12.index", "average.index"}
