@@ -332,7 +332,10 @@ class TensorBoardLog:
         if run not in self._writers:
             # The writer of `tf.summary` cannot mark a restart; this one needs a graph to be made.
             with tf.Graph().as_default():
-                writer = tf.compat.v1.summary.FileWriter(str(self._folder / run))
+                # The suffix tells apart files of the same second.
+                writer = tf.compat.v1.summary.FileWriter(
+                    str(self._folder / run), filename_suffix=f".{self._step}"
+                )
             start = tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.START)
             writer.add_session_log(start, self._step + 1)
             self._writers[run] = writer

@@ -286,7 +286,7 @@ def assert_vocabulary_refused(run, name, what):
 def test_truncated_vocabulary_is_rejected(run, share):
     content = (run.path / "source.model").read_bytes()
     (run.path / "source.model").write_bytes(content[: int(share * len(content))])
-    assert_vocabulary_refused(run, r"source\.model", rf"[\d,]+ bytes in place of {len(content):,};")
+    assert_vocabulary_refused(run, r"source\.model", rf"[\d,]+ bytes instead of {len(content):,};")
 
 
 def test_vocabulary_of_another_run_is_rejected(tmp_path):
@@ -295,7 +295,7 @@ def test_vocabulary_of_another_run_is_rejected(tmp_path):
     run.continue_with(configs(train_steps=5000))  # which keeps what is noted of the files
     assert run.vocabularies()[1].size == tiny_run.make_vocabulary("xyzv").size
     tiny_run.make_vocabulary("xywv").save(tmp_path / "target.model")
-    assert_vocabulary_refused(run, r"target\.model", "the same size but another content")
+    assert_vocabulary_refused(run, r"target\.model", "the same size but different content")
     (tmp_path / "target.model").unlink()
     with pytest.raises(InputError, match=r"cannot read the vocabulary .*target\.model"):
         run.vocabularies()
@@ -303,7 +303,7 @@ def test_vocabulary_of_another_run_is_rejected(tmp_path):
 
 def test_extra_target_vocabulary_is_rejected(run):
     tiny_run.make_vocabulary("xyz").save(run.path / "target.model")
-    with pytest.raises(InputError, match=r"target\.model is no part of this run.*; remove it$"):
+    with pytest.raises(InputError, match=r"target\.model does not belong to this run.*; remove it$"):
         run.vocabularies()
 
 
