@@ -1,4 +1,10 @@
-"""Files that are written whole or not at all, even if the machine loses power."""
+"""Files and folders that are written whole or not at all, and lines of text files.
+
+A file or folder is written under a temporary name, inside a folder `.writing-*` beside it, and
+renamed when it is complete and on the disk: a process that is killed or a machine that loses power
+leaves the old content or all of the new one. The next writer removes what such a process left. A
+lock, which the system releases when a process dies, marks what is still being written.
+"""
 
 import contextlib
 import fcntl
@@ -8,7 +14,6 @@ import itertools
 import os
 import pathlib
 import queue
-import secrets
 import shutil
 import stat
 import sys
@@ -20,15 +25,23 @@ from typing import IO
 
 from keras_transformer.errors import InputError
 
+Path = str | os.PathLike[str]
 
-def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None:
+_ASIDE = ".writing-"
+_LOCK = "lock"
+_GZIP_MAGIC = b"\x1f\x8b"  # RFC 1952, 2.3.1
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_BUFFER_BYTES = 1 << 18
+_FIFO_MESSAGE_S = 2.0  # before the user learns what is waited for
+_FIFO_LIMIT_S = 28.0  # and from then on until it is given up
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
     """Writes a file such that at any moment its path has the old content or all of the new one.
 
-    The content is written to a temporary file of a random name in the same folder, which is then
-    renamed. Temporary files that killed processes have left there are removed. The mode of the
-    file is kept. A symbolic link stays, and the file that it points to is replaced. Of several
-    writers at once the last one wins. Pipes and devices, such as /dev/stdout, are appended
-    to in place.
+    The mode of the file is kept. A symbolic link stays, and the file that it points to is replaced.
+    Of several writers at once the last one wins. Pipes and devices, such as /dev/stdout, are
+    appended to.
 
     Args:
         path: the file, in a folder that exists.
@@ -39,99 +52,25 @@ def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None
     """
     path = pathlib.Path(path)
     data = content.encode("utf-8") if isinstance(content, str) else content
-    if _is_stream(path):
+    is_open = os.path.abspath(path).startswith(("/dev/fd/", "/dev/std", "/proc/"))
+    if path.exists() and (is_open or not path.is_file()):
         with path.open("ab") as stream:
             stream.write(data)
         return
     target = pathlib.Path(os.path.realpath(path))
     try:
-        with _temporary_file(target) as (temporary, file):
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        with temporary_folder(target.parent) as aside:
+            temporary = aside / "content"
+            with temporary.open("wb") as file:
+                with contextlib.suppress(FileNotFoundError):
+                    os.fchmod(file.fileno(), stat.S_IMODE(target.stat().st_mode))
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
             temporary.replace(target)
             sync(target.parent)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from error
-
-
-def open_lock(path: str | os.PathLike[str]) -> IO[bytes]:
-    """Opens a file for `fcntl.flock`, made if missing; never follows a link or waits for a pipe."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
-    return open(os.open(path, flags, 0o666), "r+b", buffering=0)
-
-
-def sync_tree(folder: pathlib.Path) -> None:
-    """Does what `sync` does for a folder and all that is in it."""
-    for path in folder.rglob("*"):
-        sync(path)
-    sync(folder)
-
-
-def sync(path: str | os.PathLike[str]) -> None:
-    """Waits until the disk holds a file's content, or which files a folder has.
-
-    Without it a power loss after a rename can leave the new name with nothing in it.
-    """
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError:
-        if not os.path.isdir(path):  # some network file systems do not sync folders
-            raise
-    finally:
-        os.close(descriptor)
-
-
-def _is_stream(path: pathlib.Path) -> bool:
-    """Whether a path names a pipe, a device or a file that is open already, as /dev/stdout may."""
-    is_open = os.path.abspath(path).startswith(("/dev/fd/", "/dev/std", "/proc/"))
-    return path.exists() and (is_open or not path.is_file())
-
-
-@contextlib.contextmanager
-def _temporary_file(target: pathlib.Path) -> Iterator[tuple[pathlib.Path, IO[bytes]]]:
-    """Makes a locked file beside `target`, with its mode, that is removed unless renamed."""
-    prefix = f".{target.name[:40]}.writing-"
-    for other in target.parent.iterdir():
-        if other.name.startswith(prefix):
-            _remove_if_abandoned(other)
-    while True:
-        path = target.with_name(prefix + secrets.token_hex(16))
-        # O_EXCL neither follows a link nor opens a file that is there.
-        file = open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666), "wb")  # noqa: SIM115
-        with contextlib.suppress(OSError):  # a file system without locks
-            fcntl.flock(file, fcntl.LOCK_EX)
-        if path.exists():
-            break
-        file.close()  # another process removed it before it was locked
-    try:
-        with file:
-            with contextlib.suppress(FileNotFoundError):
-                os.fchmod(file.fileno(), stat.S_IMODE(target.stat().st_mode))
-            yield path, file
-    finally:
-        path.unlink(missing_ok=True)
-
-
-def _remove_if_abandoned(path: pathlib.Path) -> None:
-    """Removes a temporary file whose writer died: the system has released its lock."""
-    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK
-    with contextlib.suppress(OSError), open(os.open(path, flags), "r+b", buffering=0) as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while it is being written
-        path.unlink(missing_ok=True)
-
-
-# Folders that are there whole or not at all.
-#
-# A folder is filled under a temporary name, `.writing-*`, and renamed when it is complete. A
-# process
-# that dies leaves the temporary folder behind, and the next one removes it. A lock, which the
-# system
-# releases when a process dies, marks those that are still being written.
-
-_ASIDE = ".writing-"
-_LOCK = "lock"
 
 
 @contextlib.contextmanager
@@ -151,28 +90,24 @@ def atomic_folder(
         OSError: the disk is full or read-only, or the path is taken. Nothing is left behind then,
             nor if the block raises anything.
     """
-    with _parents_of(path), temporary_folder(path.parent) as aside:
-        yield aside
-        sync_tree(aside)
-        if is_whole is not None and path.exists() and not is_whole(path):
-            aside.chmod(stat.S_IMODE(path.stat().st_mode))
-            shutil.rmtree(path)  # refuses a link
-        try:
-            aside.rename(path)  # refused where another process put its folder there meanwhile
-        except OSError:
-            if is_whole is None or not is_whole(path):
-                raise
-        (path / _LOCK).unlink(missing_ok=True)
-        sync(path.parent)
-
-
-@contextlib.contextmanager
-def _parents_of(path: pathlib.Path) -> Iterator[None]:
-    """Makes the parents of a path, and removes them again if the block raises anything."""
     missing = [parent for parent in path.parents if not parent.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        yield
+        with temporary_folder(path.parent) as aside:
+            yield aside
+            for written in aside.rglob("*"):
+                sync(written)
+            sync(aside)
+            if is_whole is not None and path.exists() and not is_whole(path):
+                aside.chmod(stat.S_IMODE(path.stat().st_mode))
+                shutil.rmtree(path)  # refuses a link
+            try:
+                aside.rename(path)  # fails where another process put its folder there meanwhile
+            except OSError:
+                if is_whole is None or not is_whole(path):
+                    raise
+            (path / _LOCK).unlink(missing_ok=True)
+            sync(path.parent)
     except BaseException:
         with contextlib.suppress(OSError):  # another process has put something there
             for parent in missing:
@@ -186,12 +121,17 @@ def temporary_folder(parent: pathlib.Path) -> Iterator[pathlib.Path]:
 
     Those that killed processes have left beside it are removed too.
     """
-    _remove_abandoned(parent)
+    for abandoned in parent.glob(f"{_ASIDE}*"):
+        if abandoned.is_symlink():  # never made by this module
+            continue
+        with contextlib.suppress(OSError), _open_lock(abandoned) as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails where it is being written
+            shutil.rmtree(abandoned, ignore_errors=True)
     while True:
         aside = parent / f"{_ASIDE}{uuid.uuid4().hex}"
         aside.mkdir()
         try:
-            lock = open_lock(aside / _LOCK)
+            lock = _open_lock(aside)
         except FileNotFoundError:
             continue  # another process found the folder before it was locked, and removed it
         with contextlib.suppress(OSError):  # a file system without locks
@@ -206,25 +146,25 @@ def temporary_folder(parent: pathlib.Path) -> Iterator[pathlib.Path]:
             shutil.rmtree(aside, ignore_errors=True)
 
 
-def _remove_abandoned(parent: pathlib.Path) -> None:
-    """Removes the folders of processes that died, perhaps before they had a lock."""
-    for aside in parent.glob(f"{_ASIDE}*"):
-        if aside.is_symlink():  # never made by this module
-            continue
-        with contextlib.suppress(OSError), open_lock(aside / _LOCK) as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails where it is being written
-            shutil.rmtree(aside, ignore_errors=True)
+def _open_lock(folder: pathlib.Path) -> IO[bytes]:
+    """Opens a folder's lock, made if missing; never follows a link or waits for a pipe."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+    return open(os.open(folder / _LOCK, flags, 0o666), "r+b", buffering=0)
 
 
-# Lines of text files, read as a stream: plain or gzip-compressed UTF-8.
+def sync(path: Path) -> None:
+    """Waits until the disk holds a file's content, or which files a folder has.
 
-_GZIP_MAGIC = b"\x1f\x8b"  # RFC 1952, 2.3.1
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_BUFFER_BYTES = 1 << 18
-_FIFO_MESSAGE_S = 2.0  # before the user learns what is waited for
-_FIFO_LIMIT_S = 28.0  # and from then on until it is given up
-
-Path = str | os.PathLike[str]
+    Without it a power loss after a rename can leave the new name with nothing in it.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError:
+        if not os.path.isdir(path):  # some network file systems do not sync folders
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def read_lines(path: Path) -> list[str]:
@@ -247,7 +187,7 @@ def iterate_lines(path: Path) -> Iterator[str]:
         InputError: the file is missing, not a file, empty, damaged, or not UTF-8; or it is a FIFO
             that no process opens for writing within half a minute.
     """
-    with _errors_of(path), _open(pathlib.Path(path)) as file:
+    with _open(pathlib.Path(path)) as file:
         first = file.readline().removeprefix(_BYTE_ORDER_MARK)
         if not first:
             raise InputError(f"{path} is empty; expected one sentence a line")
@@ -270,15 +210,22 @@ def check_text_file(path: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def _open(path: pathlib.Path) -> Iterator[IO[bytes]]:
-    """Opens a file for reading bytes, decompressed where it is gzip."""
+    """Opens a file for reading bytes, decompressed where it is gzip; faults are `InputError`."""
     check_text_file(path)
-    with io.BufferedReader(_open_raw(path), _BUFFER_BYTES) as file:
-        if path.suffix == ".gz" or file.peek(2).startswith(_GZIP_MAGIC):
-            # GzipFile finds the ends of lines in Python, a buffer around it does so in C.
-            with gzip.GzipFile(fileobj=file) as unpacked:
-                yield io.BufferedReader(unpacked, _BUFFER_BYTES)
-        else:
-            yield file
+    try:
+        with io.BufferedReader(_open_raw(path), _BUFFER_BYTES) as file:
+            if path.suffix == ".gz" or file.peek(2).startswith(_GZIP_MAGIC):
+                # GzipFile finds the ends of lines in Python, a buffer around it does so in C.
+                with gzip.GzipFile(fileobj=file) as unpacked:
+                    yield io.BufferedReader(unpacked, _BUFFER_BYTES)
+            else:
+                yield file
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise InputError(
+            f"{path} is not a whole gzip file ({error}); copy or compress it again"
+        ) from error
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def _open_raw(path: pathlib.Path) -> io.FileIO:
@@ -305,16 +252,3 @@ def _open_raw(path: pathlib.Path) -> io.FileIO:
             f"{path} is a FIFO, and no process has opened it for writing; start the one that "
             "writes to it, or give a file"
         ) from None
-
-
-@contextlib.contextmanager
-def _errors_of(path: Path) -> Iterator[None]:
-    """Turns what goes wrong while a file is read into `InputError`."""
-    try:
-        yield
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise InputError(
-            f"{path} is not a whole gzip file ({error}); copy or compress it again"
-        ) from error
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}") from error

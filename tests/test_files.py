@@ -1,0 +1,352 @@
+"""Files and folders that are whole or not there, and lines of text files."""
+
+import gzip
+import itertools
+import multiprocessing
+import os
+import pathlib
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+import tracemalloc
+
+import pytest
+
+from keras_transformer import files
+from keras_transformer.errors import InputError
+from keras_transformer.files import atomic_folder, iterate_lines, read_lines, write_atomically
+
+
+def names_in(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_text_is_written_as_utf_8(tmp_path):
+    write_atomically(tmp_path / "text", "grün\n")
+    write_atomically(str(tmp_path / "bytes"), b"\xff\n")
+    assert (tmp_path / "text").read_bytes() == "grün\n".encode()
+    assert (tmp_path / "bytes").read_bytes() == b"\xff\n"
+    write_atomically(tmp_path / ("x" * 255), "text")  # the longest name that there may be
+    assert names_in(tmp_path) == ["bytes", "text", "x" * 255]
+
+
+def test_full_disk_keeps_old_content_and_names_the_file(tmp_path):
+    path = tmp_path / "file"
+    write_atomically(path, "old")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))  # bytes a file may have
+    try:
+        with pytest.raises(OSError, match="File too large") as caught:
+            write_atomically(path, "new" * 100)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert caught.value.filename == str(path)
+    assert path.read_text() == "old"
+    assert names_in(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize("place", ["absent/file", "folder", "in_the_way/file"])
+def test_impossible_path_is_an_error(tmp_path, place):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "in_the_way").touch()
+    with pytest.raises(OSError):
+        write_atomically(tmp_path / place, "text")
+    assert names_in(tmp_path) == ["folder", "in_the_way"]
+
+
+def test_content_is_synced_before_renaming(tmp_path, monkeypatch):
+    calls = []
+    fsync, replace = os.fsync, pathlib.Path.replace
+    monkeypatch.setattr(os, "fsync", lambda file: calls.append("sync") or fsync(file))
+    monkeypatch.setattr(
+        pathlib.Path, "replace", lambda *paths: calls.append("name") or replace(*paths)
+    )
+    write_atomically(tmp_path / "file", "text")
+    assert calls == ["sync", "name", "sync"]  # the last one is the folder's
+
+
+def test_killed_writer_leaves_whole_content(tmp_path):
+    path = tmp_path / "file"
+    program = (
+        "import itertools, sys; from keras_transformer.files import write_atomically\n"
+        "for number in itertools.count(): write_atomically(sys.argv[1], f'{number % 10}' * 500_000)"
+    )
+    for _ in range(5):
+        path.unlink(missing_ok=True)
+        process = subprocess.Popen([sys.executable, "-c", program, str(path)])
+        while not path.exists():
+            time.sleep(0.001)
+        time.sleep(0.02)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        content = path.read_text()
+        assert len(content) == 500_000
+        assert set(content) == {content[0]}
+    write_atomically(path, "new")  # which takes away what the killed one left
+    assert names_in(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o755])
+def test_file_mode_is_kept(tmp_path, mode):
+    path = tmp_path / "file"
+    mask = os.umask(0o027)
+    try:
+        write_atomically(path, "old")
+    finally:
+        os.umask(mask)
+    assert path.stat().st_mode & 0o7777 == 0o640
+    path.chmod(mode)
+    write_atomically(path, "new")
+    assert path.stat().st_mode & 0o7777 == mode
+
+
+def test_link_target_is_replaced_whole(tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    target = tmp_path / "elsewhere" / "target"
+    (tmp_path / "link").symlink_to("elsewhere/target")
+    write_atomically(tmp_path / "link", "old")  # which points to nothing so far
+    reader = target.open()
+    write_atomically(tmp_path / "link", "new")
+    assert (tmp_path / "link").is_symlink()
+    assert reader.read() == "old"  # the file that is open was not written to
+    assert target.read_text() == "new"
+    assert names_in(tmp_path / "elsewhere") == ["target"]
+
+
+def test_standard_output_is_appended_to(tmp_path):
+    program = (
+        "from keras_transformer.files import write_atomically; print('a', flush=True);"
+        "write_atomically('/dev/stdout', 'b'); print('c')"
+    )
+    command = [sys.executable, "-c", program]
+    with (tmp_path / "output").open("ab") as output:
+        subprocess.run(command, stdout=output, check=True)
+    assert (tmp_path / "output").read_text() == "a\nbc\n"
+    assert names_in(tmp_path) == ["output"]
+    assert subprocess.run(command, capture_output=True, check=True).stdout == b"a\nbc\n"
+
+
+@pytest.mark.parametrize("kind", [threading.Thread, multiprocessing.get_context("spawn").Process])
+def test_concurrent_writers_leave_whole_content(tmp_path, kind):
+    path = tmp_path / "file"
+    writers = [kind(target=write_often, args=(path, digit)) for digit in "0123"]
+    for writer in writers:
+        writer.start()
+    contents = set()
+    while any(writer.is_alive() for writer in writers):
+        if path.exists():
+            contents.add(path.read_text())
+    for writer in writers:
+        writer.join()
+    contents.add(path.read_text())
+    assert contents <= {digit * 100_000 for digit in "0123"}
+    assert names_in(tmp_path) == ["file"]
+    if kind is not threading.Thread:
+        assert [writer.exitcode for writer in writers] == [0] * 4
+
+
+def write_often(path, digit):
+    for _ in range(30):
+        write_atomically(path, digit * 100_000)
+
+
+# Folders
+
+
+def test_folder_appears_when_complete(tmp_path):
+    with atomic_folder(tmp_path / "new" / "folder") as aside:
+        (aside / "file").write_text("text")
+        assert not (tmp_path / "new" / "folder").exists()
+    assert names_in(tmp_path / "new") == ["folder"]
+    assert names_in(tmp_path / "new" / "folder") == ["file"]
+
+
+def test_failed_folder_leaves_nothing_behind(tmp_path):
+    with pytest.raises(KeyError), atomic_folder(tmp_path / "a" / "b" / "folder") as aside:
+        (aside / "file").write_text("text")
+        raise KeyError
+    assert names_in(tmp_path) == []
+
+
+def test_folder_of_another_process_is_kept(tmp_path):
+    path = tmp_path / "folder"
+
+    def write_twice(**options):
+        with atomic_folder(path, **options) as aside:
+            (aside / "new").write_text("text")
+            path.mkdir()
+            (path / "old").write_text("text")
+
+    with pytest.raises(OSError, match="not empty"):
+        write_twice()
+    assert (names_in(tmp_path), names_in(path)) == (["folder"], ["old"])
+    (path / "old").unlink()
+    path.rmdir()
+    write_twice(is_whole=lambda folder: (folder / "new").exists())
+    assert (names_in(tmp_path), names_in(path)) == (["folder"], ["new"])
+
+
+def test_only_abandoned_folders_are_removed(tmp_path):
+    for name in (".writing-locked-once", ".writing-before-its-lock"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text("text")
+    (tmp_path / ".writing-locked-once" / "lock").touch()
+    with atomic_folder(tmp_path / "one") as first, atomic_folder(tmp_path / "two") as second:
+        assert names_in(tmp_path) == sorted([first.name, second.name])
+    assert names_in(tmp_path) == ["one", "two"]
+
+
+def test_folder_removed_before_its_lock_is_made_again(tmp_path, monkeypatch):
+    make, removed = pathlib.Path.mkdir, []
+
+    def make_and_remove(path, *arguments, **options):
+        make(path, *arguments, **options)
+        if path.name.startswith(".writing-") and not removed:
+            removed.append(path)
+            path.rmdir()
+
+    monkeypatch.setattr(pathlib.Path, "mkdir", make_and_remove)
+    with atomic_folder(tmp_path / "folder") as aside:
+        (aside / "file").write_text("text")
+    assert removed != [aside]
+    assert names_in(tmp_path / "folder") == ["file"]
+
+
+def test_links_like_abandoned_folders_are_not_followed(tmp_path):
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "file").write_text("text")
+    parent = tmp_path / "parent"
+    (parent / ".writing-folder").mkdir(parents=True)
+    (parent / ".writing-link").symlink_to(precious)
+    (parent / ".writing-folder" / "lock").symlink_to(precious / "made")
+    with atomic_folder(parent / "folder"):
+        pass
+    assert names_in(precious) == ["file"]
+
+
+def test_replaced_folder_keeps_its_mode(tmp_path):
+    (tmp_path / "folder").mkdir(mode=0o700)
+    with atomic_folder(tmp_path / "folder", is_whole=lambda path: (path / "new").exists()) as aside:
+        (aside / "new").write_text("text")
+    assert names_in(tmp_path / "folder") == ["new"]
+    assert (tmp_path / "folder").stat().st_mode & 0o7777 == 0o700
+
+
+# Lines
+
+
+def test_plain_and_gzip_files_give_the_same_lines(tmp_path):
+    content = "Ein Haus.\n\nZwei Häuser.\n".encode()
+    (tmp_path / "plain").write_bytes(content)
+    (tmp_path / "packed.gz").write_bytes(gzip.compress(content))
+    (tmp_path / "packed_without_suffix").write_bytes(gzip.compress(content))
+    for name in ("plain", "packed.gz", "packed_without_suffix"):
+        assert read_lines(tmp_path / name) == ["Ein Haus.", "", "Zwei Häuser."]
+
+
+def test_lines_end_at_newlines_only(tmp_path):
+    (tmp_path / "text").write_bytes("a\u2028b\u0085c\x0cd\re\r\n\ufeffg\r\r\nlast".encode())
+    assert read_lines(tmp_path / "text") == ["a\u2028b\u0085c\x0cd\re", "\ufeffg\r", "last"]
+
+
+def test_blank_last_line_counts(tmp_path):
+    (tmp_path / "text").write_bytes(b"\none\n\n")
+    assert read_lines(tmp_path / "text") == ["", "one", ""]
+
+
+def test_byte_order_mark_is_dropped(tmp_path):
+    (tmp_path / "text").write_bytes(b"\xef\xbb\xbfone\ntwo\n")
+    assert read_lines(tmp_path / "text") == ["one", "two"]
+
+
+@pytest.mark.parametrize(("name", "open_"), [("text", open), ("text.gz", gzip.open)])
+def test_large_file_is_streamed(tmp_path, name, open_):
+    line, count = b"0123456789" * 1000 + b"\n", 2000  # 20 MB
+    with open_(tmp_path / name, "wb") as file:
+        file.writelines(itertools.repeat(line, count))
+    tracemalloc.start()
+    try:
+        assert sum(1 for _ in iterate_lines(tmp_path / name)) == count
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 4_000_000
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("absent", None, r"absent does not exist; expected"),
+        (".", None, "is a folder; expected a text file"),
+        ("empty", b"", r"empty is empty; expected"),
+        ("only_a_mark", b"\xef\xbb\xbf", r"only_a_mark is empty; expected"),
+        ("empty.gz", gzip.compress(b"", mtime=0), r"empty\.gz is empty"),
+        ("latin1", "gut\nH\u00e4user\n".encode("latin-1"), r"latin1, line 2: not UTF-8"),
+        (
+            "cut.gz",
+            gzip.compress(b"one\n" * 99, mtime=0)[:-12],
+            r"cut\.gz is not a whole gzip file",
+        ),
+        ("fake.gz", b"plain text\n", r"fake\.gz is not a whole gzip file"),
+        (
+            "bad.gz",
+            gzip.compress(bytes(range(100)), mtime=0)[:-9] + bytes(9),
+            r"bad\.gz is not a whole gzip",
+        ),
+    ],
+)
+def test_unusable_file_is_named_with_its_fault(tmp_path, name, content, message):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError, match=message):
+        read_lines(tmp_path / name)
+
+
+# FIFOs
+
+
+def open_for_writing(fifo, content, seconds):
+    def write():
+        time.sleep(seconds)
+        with open(fifo, "wb") as file:
+            time.sleep(seconds)
+            file.write(content)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("compress", [bytes, gzip.compress])
+def test_fifo_is_read(tmp_path, compress, capsys):
+    os.mkfifo(tmp_path / "fifo")
+    writer = open_for_writing(tmp_path / "fifo", compress(b"one\ntwo\n"), seconds=0.0)
+    assert read_lines(tmp_path / "fifo") == ["one", "two"]
+    writer.join()
+    assert capsys.readouterr().err == ""
+
+
+def test_late_fifo_writer_is_awaited_with_a_message(tmp_path, monkeypatch, capsys):
+    os.mkfifo(tmp_path / "fifo")
+    monkeypatch.setattr(files, "_FIFO_MESSAGE_S", 0.01)
+    writer = open_for_writing(tmp_path / "fifo", b"one\n", seconds=0.2)
+    assert read_lines(tmp_path / "fifo") == ["one"]
+    writer.join()
+    assert capsys.readouterr().err == (
+        f"Waiting for a process to write to the FIFO {tmp_path / 'fifo'} ...\n"
+    )
+
+
+def test_fifo_without_writer_is_an_error(tmp_path, monkeypatch):
+    os.mkfifo(tmp_path / "fifo")
+    monkeypatch.setattr(files, "_FIFO_MESSAGE_S", 0.01)
+    monkeypatch.setattr(files, "_FIFO_LIMIT_S", 0.5)
+    threads = threading.active_count()
+    with pytest.raises(InputError, match=r"fifo is a FIFO, and no process has opened it for wri"):
+        read_lines(tmp_path / "fifo")
+    while threading.active_count() > threads:
+        time.sleep(0.01)
