@@ -9,6 +9,7 @@ from keras_transformer.config.data import VOCABULARY_FIELDS, DataConfig, split_l
 from keras_transformer.config.model import (
     BOS_ID,
     EOS_ID,
+    NUM_RESERVED,
     PAD_ID,
     UNK_ID,
     WORD_START,
@@ -33,6 +34,7 @@ __all__ = [
     "EOS_ID",
     "FIXED_OPTIONS",
     "MOST_PHRASES",
+    "NUM_RESERVED",
     "PAD_ID",
     "SAMPLING_OPTIONS",
     "TRAINING_PRESETS",

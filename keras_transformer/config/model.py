@@ -19,6 +19,7 @@ PAD_ID = 0
 UNK_ID = 1
 BOS_ID = 2
 EOS_ID = 3
+NUM_RESERVED = 4  # their number; the ids of other tokens follow
 WORD_START = "\u2581"  # SentencePiece writes it instead of a space
 
 
@@ -313,6 +314,11 @@ class TransformerConfig(TransformerLayersConfig):
         False, "Normalize the input of encoder and decoder, embedding plus position."
     )
     source_eos: bool = option(True, "Let the encoder read the EOS that ends each source.")
+    unpositioned_tokens: int = option(
+        0,
+        "Tokens without a position among those of the source: the first so many of its vocabulary "
+        "after the reserved ones. A task sets it, for example inflection for its features.",
+    )
     encoder_attention_window: int | None = option(
         None, "Tokens that a source token attends to, itself in the middle; odd. Default: all."
     )
@@ -328,6 +334,12 @@ class TransformerConfig(TransformerLayersConfig):
             1, "num_layers", "decoder_layers", "encoder_attention_window",
             "decoder_attention_window",
         )  # fmt: skip
+        self._check_at_least(0, "unpositioned_tokens")
+        if self.unpositioned_tokens and self.attention_positions is not None:
+            raise InputError(
+                f"unpositioned_tokens cannot be combined with {self.positions} positions, which "
+                "are distances; set it to 0"
+            )
         for side in ("encoder", "decoder"):
             window = getattr(self, f"{side}_attention_window")
             if window is not None and window % 2 == 0:

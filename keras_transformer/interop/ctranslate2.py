@@ -142,6 +142,7 @@ def _check(model: Any, source: Vocabulary, target: Vocabulary) -> None:
         "encoder_attention_window": config.encoder_attention_window,
         "decoder_attention_window": config.decoder_attention_window,
         "positions": config.attention_positions,
+        "unpositioned_tokens": config.unpositioned_tokens or None,
     }
     for name, value in unknown.items():
         if value is not None:

@@ -12,7 +12,13 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_transformer.config import EOS_ID, PAD_ID, TransformerConfig, TransformerLayersConfig
+from keras_transformer.config import (
+    EOS_ID,
+    NUM_RESERVED,
+    PAD_ID,
+    TransformerConfig,
+    TransformerLayersConfig,
+)
 from keras_transformer.decoding import DecodingState, Tensor
 from keras_transformer.layers import Decoder, Encoder, LayerNormalization
 from keras_transformer.layers.attention import visible_ancestors
@@ -172,6 +178,17 @@ class Transformer(Seq2SeqModel):
             x = x + self.positions(positions)
         return getattr(self, f"{side}_norm")(x) if self.config.embedding_norm else x
 
+    def _source_positions(self, source: Tensor) -> Tensor:
+        """Returns the positions of source ids [B, S]: int [S], or [B, S] if some have none.
+
+        Tokens without a position are all at 0, and the others count from 1 (Wu et al. 2021, 2.2).
+        """
+        if not self.config.unpositioned_tokens:
+            return ops.arange(ops.shape(source)[1])
+        end = NUM_RESERVED + self.config.unpositioned_tokens
+        has_position = (source < NUM_RESERVED) | (source >= end)
+        return ops.where(has_position, ops.cumsum(ops.cast(has_position, "int32"), axis=1), 0)
+
     def _encode(
         self,
         source: Tensor,
@@ -181,7 +198,7 @@ class Transformer(Seq2SeqModel):
         scores: bool = False,
     ) -> tuple[Tensor, list[Tensor] | None]:
         """Returns the memory [B, S, D] and, if asked for, each layer's attention [B, H, S, S]."""
-        x = self._embed("source", source, ops.arange(ops.shape(source)[1]) + offset)
+        x = self._embed("source", source, self._source_positions(source) + offset)
         x = self.source_dropout(x, training=training)
         return with_scores(self.encoder(x, bias, training=training, return_attention_scores=scores))
 

@@ -6,11 +6,12 @@ and generates "Hundes"; a user may also write "Hund", a tab and "N;GEN;SG", as t
 """
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from keras_transformer.config import option
+from keras_transformer.config import NUM_RESERVED, ModelConfig, TransformerConfig, option
 from keras_transformer.errors import InputError
 from keras_transformer.files import Path, iterate_lines
 from keras_transformer.tasks.exact_match import ExactMatchTask
@@ -18,6 +19,7 @@ from keras_transformer.tasks.task import register_task
 
 if TYPE_CHECKING:  # tasks load without TensorFlow
     from keras_transformer.data import PairSource
+    from keras_transformer.text import Vocabulary
 
 
 @register_task
@@ -31,7 +33,14 @@ class InflectionTask(ExactMatchTask):
         "lemma and the set of features, only one of them, or neither (unseen).",
     )
 
+    feature_positions: bool = option(
+        False,
+        "Give features positions, like characters. Otherwise they have none, and their order "
+        "does not matter (Wu et al. 2021), if the model adds positions to embeddings.",
+    )
+
     name = "inflection"
+    learned_options = ("feature_positions",)
     default_search = {"beam_size": 1}  # noqa: RUF012
     default_data = {"vocabulary_kind": "char", "vocabulary_normalization": "identity"}  # noqa: RUF012
 
@@ -43,6 +52,16 @@ class InflectionTask(ExactMatchTask):
         """Returns the features, which are tokens."""
         texts = (source_text for source in sources for source_text, _ in source)
         return sorted({word for text in texts for word in text.split()[1:] if word[0] == ";"})
+
+    def model_config(self, config: ModelConfig, source: "Vocabulary") -> ModelConfig:
+        """Returns a configuration of a Transformer in which features have no position."""
+        if self.feature_positions or not isinstance(config, TransformerConfig):
+            return config
+        if config.attention_positions is not None:
+            return config
+        pieces = source.pieces(range(NUM_RESERVED, source.size))
+        features = itertools.takewhile(lambda piece: piece.startswith("▁;"), pieces)
+        return config.replace(unpositioned_tokens=len(list(features)))
 
     def read_text(self, sources: Any) -> Any:
         """Returns texts in the form that the model reads."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from keras_transformer.config import DataConfig, JsonConfig, SearchConfig, split_list
+from keras_transformer.config import DataConfig, JsonConfig, ModelConfig, SearchConfig, split_list
 from keras_transformer.errors import InputError, check_choice
 from keras_transformer.files import Path, read_lines
 
@@ -178,6 +178,10 @@ class Task(JsonConfig, abc.ABC):
             sources: of the split "train".
         """
         return []
+
+    def model_config(self, config: ModelConfig, source: "Vocabulary") -> ModelConfig:
+        """Returns the configuration of a new model, where it depends on the vocabulary."""
+        return config
 
     # Searching
 

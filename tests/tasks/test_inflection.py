@@ -4,11 +4,13 @@ import gzip
 import json
 import pathlib
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_transformer.config import DataConfig
+from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, DataConfig, TransformerConfig
 from keras_transformer.errors import InputError
+from keras_transformer.models import build_model
 from keras_transformer.tasks import InflectionTask
 from keras_transformer.tasks.inflection import InflectionFile
 from keras_transformer.training import make_vocabularies
@@ -41,6 +43,30 @@ def test_tokens_are_characters_and_features():
     assert source is target
     (ids,) = source.encode(["სუფლე ;N ;ERG ;SG"])
     assert source.pieces(ids) == [*"▁სუფლე", "▁;N", "▁;ERG", "▁;SG"]
+
+
+def test_features_have_no_positions():
+    task = InflectionTask()
+    data = DataConfig(train_file=str(DATA / "kat.train"), **task.default_data)
+    vocabulary, _ = make_vocabularies(data, task)
+    sizes = dict(num_layers=1, model_dim=8, feed_forward_dim=8, num_heads=2)
+    config = TransformerConfig(vocabulary_size=vocabulary.size, **sizes)
+    with_features = task.model_config(config, vocabulary)
+    assert with_features.unpositioned_tokens == len(task.symbols(task.pair_sources(data, "train")))
+    assert InflectionTask(feature_positions=True).model_config(config, vocabulary) is config
+    rotary = config.replace(positions="rotary")
+    assert task.model_config(rotary, vocabulary) is rotary
+    sources = ["სუ ;N ;ERG ;SG", "სუ ;SG ;N ;ERG", "სუ ;N ;SG", "უს ;N ;SG"]
+    rows = [[*ids, EOS_ID] for ids in vocabulary.encode(sources)]
+    padded = tf.ragged.constant(rows).to_tensor(PAD_ID)
+    inputs = {"source": padded, "target": tf.fill([4, 2], BOS_ID)}
+    model = build_model(with_features)
+    assert model._source_positions(padded).numpy()[0].tolist() == [1, 2, 3, 0, 0, 0, 4]
+    first, second, *others = np.asarray(model.call(inputs))
+    np.testing.assert_allclose(first, second, atol=1e-5)
+    assert all(np.abs(first - other).max() > 1e-3 for other in others)
+    first, second, *_ = np.asarray(build_model(config).call(inputs))
+    assert np.abs(first - second).max() > 1e-3
 
 
 def test_read_text_accepts_the_columns_of_a_file():
@@ -79,6 +105,8 @@ def test_inflection_by_command(call, tmp_path):
     result = call("train.py", run, "--task=inflection", train, *dev, *sizes, *steps)
     assert result.code == 0, result.err
     assert "exact match" in result.out
+    model = json.loads((tmp_path / "config.json").read_text())["model"]
+    assert model["unpositioned_tokens"] > 10
     overlap = f"--overlap_with={DATA / 'kat.train'}"
     results = json.loads(call("evaluate.py", run, overlap, "--json").out)
     counts = {name: part["count"] for name, part in results["categories"].items()}
