@@ -14,6 +14,7 @@ import itertools
 import os
 import pathlib
 import queue
+import re
 import shutil
 import stat
 import sys
@@ -165,6 +166,14 @@ def sync(path: Path) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+def one_line(text: str) -> str:
+    """Returns text with spaces instead of control characters, which split lines and columns.
+
+    A vocabulary with byte fallback can generate newlines and tabs.
+    """
+    return re.sub(r"[\x00-\x1f\x7f-\x9f]", " ", text)
 
 
 def read_lines(path: Path) -> list[str]:

@@ -12,7 +12,7 @@ import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from keras_transformer.config import WORD_START, SearchConfig, check_options
+from keras_transformer.config import MOST_PHRASES, WORD_START, SearchConfig, check_options
 from keras_transformer.errors import InputError, check_unicode
 
 if TYPE_CHECKING:
@@ -71,7 +71,9 @@ def option_inputs(
     """Returns an input for each option of a model, given or not.
 
     Args:
-        options: for each option one value for all sentences or a sequence of `count` values.
+        options: for each option one value for all sentences or a sequence of `count` values. A
+            list of text is one value of an option that takes phrases, and a sequence of lists has
+            the phrases of each sentence.
         inputs: the `tensorflow.DataType` of each input of the signature.
         count: sentences.
 
@@ -106,6 +108,8 @@ def _spread(name: str, value: Any, count: int) -> list[Any]:
     if value is None or isinstance(value, str | numbers.Real) or not isinstance(value, Iterable):
         return [value] * count
     values = list(value)
+    if name in MOST_PHRASES and all(isinstance(each, str) for each in values):
+        return [values] * count
     if len(values) != count:
         raise InputError(
             f"{name} must be one value for all sentences or a list with one for each, got "

@@ -124,8 +124,8 @@ class Client:
             **options: decoding options that differ from the exported ones, such as
                 length_penalty, max_length, temperature or prefix; the model card lists them.
                 Each is one value for all sentences or a sequence with one for each, where None
-                means the exported one. Several phrases of a sentence are a list, or text with a
-                phrase on each line.
+                means the exported one. A list of phrases is for all sentences, a list of such
+                lists has those of each sentence.
 
         Returns:
             For each sentence its translations, best first.

@@ -4,7 +4,7 @@ import os
 import pathlib
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from keras_transformer.config import SearchConfig
@@ -107,6 +107,30 @@ def load_shortlist(
         print(f"Tokenizing for the shortlist: {pairs:,} pairs ...", file=sys.stderr, flush=True)
 
     return load_shortlist(found[0][0], report)
+
+
+def report_truncated(
+    lines: Iterable[str], limit: int, num_tokens: Callable[[str], int], *, is_exact: bool = True
+) -> Iterator[str]:
+    """Yields lines, and then reports on standard error how many were longer than a model reads.
+
+    Args:
+        lines: sentences.
+        limit: tokens of a sentence that the model reads.
+        num_tokens: returns the tokens of a line, or the fewest that it can have.
+        is_exact: which of the two.
+    """
+    total = longer = 0
+    for line in lines:
+        total += 1
+        longer += num_tokens(line) > limit
+        yield line
+    if longer:
+        print(
+            f"{'' if is_exact else 'At least '}{longer:,} of {total:,} lines have more than "
+            f"{limit} tokens (--max_source_length); the rest of them was not read.",
+            file=sys.stderr,
+        )
 
 
 def load_matplotlib() -> None:

@@ -15,7 +15,7 @@ from absl import flags
 from keras_transformer.commands import common, config_flags
 from keras_transformer.config import SearchConfig, check_options
 from keras_transformer.errors import InputError
-from keras_transformer.files import write_atomically
+from keras_transformer.files import one_line, write_atomically
 from keras_transformer.tasks import Task, get_task, registered_tasks
 
 if TYPE_CHECKING:
@@ -73,11 +73,12 @@ def main(arguments: list[str]) -> None:
     task, text, n_best, details = evaluated
     outputs = [best for best, *_ in n_best]
     if _OUTPUT.value is not None:
-        write_atomically(_OUTPUT.value, "".join(line + "\n" for line in outputs))
+        write_atomically(_OUTPUT.value, "".join(one_line(line) + "\n" for line in outputs))
     if _EACH.value is not None:
         rows = task.evaluate_each(outputs, text.target, text.source)
         lines = [list(rows[0]), *(list(map(str, row.values())) for row in rows)]
-        write_atomically(_EACH.value, "".join("\t".join(line) + "\n" for line in lines))
+        text_of_rows = ("\t".join(map(one_line, line)) + "\n" for line in lines)
+        write_atomically(_EACH.value, "".join(text_of_rows))
     metrics = task.evaluate(outputs, text.target, text.source)
     n_best_scores: dict[str, Any] = {}
     if any(len(answers) > 1 for answers in n_best):
@@ -125,7 +126,11 @@ def _answer(run_dirs: str) -> "Evaluated":
     search = configs._replace(task=task).search_config(given)
     shortlist = common.load_shortlist(found, search)
     translator = Translator(*common.load_translator(found), search, task=task, shortlist=shortlist)
-    results = translator.with_cached_projection().translate(text.source, _BATCH_SIZE.value)
+    tokenize = translator.source_tokenizer.vocabulary.encode
+    sources = common.report_truncated(
+        text.source, search.max_source_length, lambda line: len(tokenize([line])[0])
+    )
+    results = translator.with_cached_projection().translate(list(sources), _BATCH_SIZE.value)
     n_best = [
         task.postprocess([each.text for each in answers], [source] * len(answers))
         for answers, source in zip(results, text.source, strict=True)

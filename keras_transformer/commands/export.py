@@ -51,8 +51,8 @@ _PRECISION = flags.DEFINE_enum(
 _WARM_UP_FILE = flags.DEFINE_string(
     "warm_up_file",
     None,
-    "Sentences, one a line, to check the export and to warm up the server with. Default: the run's "
-    "dev set if it can be read, else text generated from the vocabulary.",
+    "Sentences, one a line, to check the export and to warm up the server with; the export "
+    "contains them. Default: text generated from the vocabulary.",
 )
 _XLA = flags.DEFINE_boolean(
     "xla",
@@ -111,10 +111,9 @@ def _export_saved_model(found: "Found", given: dict[str, Any]) -> pathlib.Path:
     from keras_transformer.inference.prepared_model import in_precision
     from keras_transformer.serving.export import describe_run, export
 
-    run = found[0][0]
-    configs = run.configs()
+    configs = found[0][0].configs()
     search = configs.search_config(given)
-    sentences = _sentences(run)
+    sentences = [] if _WARM_UP_FILE.value is None else read_lines(_WARM_UP_FILE.value)
     xla = XlaShapes(*map(_numbers, _XLA_SHAPES)) if _XLA.value else None
     shortlist = common.load_shortlist(found, search)
     model, source, target = common.load_translator(found)
@@ -154,17 +153,3 @@ def _numbers(name: str) -> tuple[int, ...]:
         return tuple(int(each) for each in flags.FLAGS[name].value or [])
     except ValueError as error:
         raise InputError(f"--{name} must be numbers separated by commas, such as 1,8,64") from error
-
-
-def _sentences(run: "RunDirectory") -> list[str]:
-    """Returns the sentences to warm up with; none where the run's dev set cannot be read."""
-    from keras_transformer.training.prepare import read_validation_texts
-
-    if _WARM_UP_FILE.value is not None:
-        return read_lines(_WARM_UP_FILE.value)
-    try:
-        configs = run.configs()
-        texts = read_validation_texts(configs.corpora, configs.task)
-    except InputError:
-        return []
-    return list(texts[0].source) if texts else []

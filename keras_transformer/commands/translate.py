@@ -60,10 +60,19 @@ def main(arguments: list[str]) -> None:
     model: BatchTranslator | Translator
     if _RUN_DIR.value is not None:
         model, task = _load_run(_RUN_DIR.value, given)
+        vocabulary = model.source_tokenizer.vocabulary
+        lines = common.report_truncated(
+            lines, model.search.max_source_length, lambda line: len(vocabulary.encode([line])[0])
+        )
     else:
         from keras_transformer.serving.export import load_exported
 
         model, task = load_exported(version), _task_of(card)
+        limit = card["search"]["max_source_length"]
+        # The vocabulary is in the graph; a word has at least one token.
+        lines = common.report_truncated(
+            lines, limit, lambda line: len(line.split()), is_exact=False
+        )
     if _REMOVE_BPE.value is not None and hasattr(task, "remove_bpe"):
         task = task.replace(remove_bpe=_REMOVE_BPE.value)
     line_io.answer_lines(

@@ -101,8 +101,8 @@ class BatchTranslator:
                 smaller.
             **options: the fields of `SearchConfig` that may differ between sentences, see
                 `option_types`, and "prefix": one value for all sentences, or a list with one for
-                each, None for the translator's own. Several phrases of a sentence are a list, or
-                text with a phrase on each line.
+                each, None for the translator's own. A list of phrases is for all sentences, a list
+                of such lists has those of each sentence.
 
         Raises:
             InputError: an option is unknown or its value invalid; the vocabulary cannot spell a
@@ -331,11 +331,10 @@ class Translator(tf.Module, BatchTranslator):
             raise KeyError(name)
         text = _columns({"text": tf.string})
         pair = _columns({"source": tf.string, "target": tf.string})
-        ids = tf.TensorSpec([None, None], tf.int32, name="source")
         function, inputs = {
             "translate_options": (self.translate_options, text | self.option_inputs()),
             "score": (self._score, pair),
-            "tokens": (self._translate_tokens, {"source": ids}),
+            "tokens": (self._translate_tokens, _columns({"source": tf.string})),
             "attention": (self._attention, pair),
         }[name]
         return tf.function(function, autograph=False).get_concrete_function(**inputs)
@@ -382,12 +381,13 @@ class Translator(tf.Module, BatchTranslator):
         }
 
     def _translate_tokens(self, source: Tensor) -> dict[str, Tensor]:
-        """Translates ids [B, S] that end in EOS; see `Tokenizer.unpad` for other ids.
+        """Translates rows of ids, string [B]; see `Tokenizer.read_ids`.
 
-        Returns "ids" [B, N, L] with EOS, then PAD; "lengths" [B, N] with EOS; "scores" [B, N]. A
-        row without EOS, or with EOS only, has translations of length 0 and score 0.
+        A matrix of ids would need padding, and model servers may crash when they pad requests of a
+        batch. Returns "ids" [B, N, L] with EOS, then PAD; "lengths" [B, N] with EOS; "scores"
+        [B, N]. A row without ids has translations of length 0 and score 0.
         """
-        tokens = self.source_tokenizer.unpad(source)[:, : self.search.max_source_length]
+        tokens = self.source_tokenizer.read_ids(source)[:, : self.search.max_source_length]
         hypotheses = self._search_tokens(tokens)
         is_blank = (tokens.row_lengths() == 0)[:, None]  # [B, 1]
         return {

@@ -32,9 +32,8 @@ num_batch_threads {{ value: 2 }}
 # Batches that may wait in the queue; further requests are refused at once, and clients retry.
 max_enqueued_batches {{ value: 64 }}
 
-# The signature "tokens" takes rows of ids of any length, which a batch pads to the longest. What
-# follows a row's EOS is not read, so padding does no harm.
-pad_variable_length_inputs: true
+# Do not set pad_variable_length_inputs: no signature needs it, and a request of another rank than
+# the others in its batch would then crash the server.
 """
 
 # For --model_config_file.

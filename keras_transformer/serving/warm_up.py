@@ -14,8 +14,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow_serving.apis import model_pb2, predict_pb2, prediction_log_pb2
 
-from keras_transformer.config import EOS_ID, UNK_ID
-from keras_transformer.data import pad_ids
+from keras_transformer.config import UNK_ID
 from keras_transformer.errors import InputError
 from keras_transformer.inference.translator import Translator, signature_inputs
 from keras_transformer.text import Vocabulary
@@ -92,18 +91,21 @@ def make_requests(
             texts = [sentences[index] for index in chosen]
             targets = [_generate_text(target, len(row), generator) for row in rows]
             content = {"text": texts, "source": texts, "target": targets}
+            columns = {name: _text_column(column) for name, column in content.items()}
             for name, function in signatures.items():
-                inputs = signature_inputs(function).items()
-                values = {each: _value(spec, content, rows) for each, spec in inputs}
-                requests.append(Request(name, values))
+                inputs = {
+                    key: columns[key] if key in columns else _as_exported(spec, size)
+                    for key, spec in signature_inputs(function).items()
+                }
+                if name == "tokens":
+                    inputs = {"source": _text_of_ids(rows)}
+                requests.append(Request(name, inputs))
     if translator.xla is not None and "tokens" in signatures:
         known = list(_text_ids(source)) or [UNK_ID]
         sizes, widths = translator.xla
         for size, width in itertools.product(accepted(sizes), widths):
             rows = [generator.choices(known, k=width - 1) for _ in range(size)]
-            requests.append(
-                Request("tokens", {"source": pad_ids([[*row, EOS_ID] for row in rows])})
-            )
+            requests.append(Request("tokens", {"source": _text_of_ids(rows)}))
     if len(requests) > _MOST_REQUESTS:
         raise InputError(
             f"{len(requests)} warm-up requests are more than the {_MOST_REQUESTS} that a model "
@@ -126,14 +128,19 @@ def write_requests(version: pathlib.Path, requests: Sequence[Request], model_nam
             writer.write(prediction_log_pb2.PredictionLog(predict_log=log).SerializeToString())
 
 
-def _value(spec: tf.TensorSpec, content: Mapping[str, list[str]], rows: list[list[int]]) -> Any:
-    """Returns a request's value of an input of a signature."""
-    if spec.name == "source" and spec.dtype == tf.int32:
-        return pad_ids([[*row, EOS_ID] for row in rows])
-    if spec.name in content:
-        return np.array([text.encode() for text in content[spec.name]], object)
-    as_exported = b"" if spec.dtype == tf.string else -1
-    return np.full(len(rows), as_exported, spec.dtype.as_numpy_dtype)
+def _text_column(texts: Sequence[str]) -> np.ndarray[Any, Any]:
+    return np.array([text.encode() for text in texts], object)
+
+
+def _text_of_ids(rows: list[list[int]]) -> np.ndarray[Any, Any]:
+    """Returns rows of ids as the signature `tokens` takes them."""
+    return _text_column([" ".join(map(str, row)) for row in rows])
+
+
+def _as_exported(spec: tf.TensorSpec, size: int) -> np.ndarray[Any, Any]:
+    """Returns the values of an option that keep those of the export."""
+    value = b"" if spec.dtype == tf.string else -1
+    return np.full(size, value, spec.dtype.as_numpy_dtype)
 
 
 def _text_ids(vocabulary: Vocabulary) -> range:

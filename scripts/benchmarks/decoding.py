@@ -19,7 +19,6 @@ import numpy as np
 
 from benchmarks.engines import Channel, Engine, Row, Turn, take_turns
 from keras_transformer.commands import common
-from keras_transformer.config import EOS_ID, PAD_ID
 
 if TYPE_CHECKING:
     from benchmarks.workloads import Sentences
@@ -215,11 +214,8 @@ class SavedModel:
         )
 
     def prepare(self, sentences: Sequence[list[int]]) -> Any:
-        """Returns int32 ids [B, S] with EOS and padding."""
-        source = np.full((len(sentences), max(map(len, sentences)) + 1), PAD_ID, np.int32)
-        for row, ids in zip(source, sentences, strict=True):
-            row[: len(ids) + 1] = [*ids, EOS_ID]
-        return source
+        """Returns the ids of each sentence as text [B]."""
+        return np.array([" ".join(map(str, ids)).encode() for ids in sentences], object)
 
     def ids(self, inputs: Any, outputs: Any) -> list[list[int]]:
         """Returns the tokens of each best translation, without EOS."""

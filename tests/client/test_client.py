@@ -133,6 +133,13 @@ def test_options_reach_their_sentences(serve, model):
     }
 
 
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_list_of_phrases_is_for_all_sentences(serve, model, count):
+    serve().translate(["a"] * count, banned_phrases=["x", "y"])
+    (request,) = model.requests
+    assert request.inputs["banned_phrases"] == ["x\ny"] * count
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

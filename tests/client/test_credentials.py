@@ -2,6 +2,7 @@
 
 import http.server
 import pathlib
+import socket
 import sys
 
 import pytest
@@ -188,6 +189,20 @@ def test_credentials_need_tls_or_this_machine(protocol):
         Client("mt.example.org:80", protocol=protocol, headers=headers)
     Client("mt.example.org:443", protocol=protocol, headers=headers, tls=True).close()
     Client("localhost:80", protocol=protocol, headers=headers).close()
+
+
+def test_proxies_are_not_used_on_this_machine(protocol, model, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as proxy, SERVE[protocol](model) as address:
+        proxy.settimeout(0)
+        for name in ("http_proxy", "https_proxy", "grpc_proxy"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.getsockname()[1]}")
+        for variable in ("no_proxy", "NO_PROXY", "no_grpc_proxy"):
+            monkeypatch.delenv(variable, raising=False)
+        headers = {"authorization": "Bearer x"}
+        with Client(address, protocol=protocol, headers=headers, timeout_s=10) as client:
+            assert client.translate(["a"])[0][0].text == "A"
+        with pytest.raises(BlockingIOError):
+            proxy.accept()
 
 
 def test_redirects_are_not_followed():

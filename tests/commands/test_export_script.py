@@ -12,7 +12,7 @@ def _names(folder):
 
 
 @pytest.mark.slow
-def test_export_writes_version_and_model_card(call, trained, tmp_path):
+def test_export_writes_version_and_model_card(call, trained, texts, tmp_path):
     folder = tmp_path / "letters"
     result = call(
         "export.py", f"--run_dir={trained}", f"--export_dir={folder}", "--model_version=3",
@@ -28,6 +28,9 @@ def test_export_writes_version_and_model_card(call, trained, tmp_path):
     assert card["precision"] == {"weights": ["bfloat16"], "computation": "bfloat16"}
     assert card["training"][0]["data"]["train_source"] == "train.a"
     assert str(tmp_path.parent) not in json.dumps(card)
+    warm_up = (folder / "3" / "assets.extra" / "tf_serving_warmup_requests").read_bytes()
+    dev = [line for line in (texts / "dev.a").read_bytes().splitlines() if len(line) == 11]
+    assert dev and not [line for line in dev if line in warm_up]  # the text is generated
 
 
 def test_invalid_flags_write_nothing(call, trained, tmp_path, refused):

@@ -47,6 +47,11 @@ def test_n_best_lists_always_have_scores(call, server, model):
     assert result == (0, "1\t-1.0000\ta\n1\t-2.0000\tb\n", "")
 
 
+def test_control_characters_split_no_line(call, server, model):
+    model.versions[1] = lambda *_: {"translations": [["a\nb\tc"]], "scores": [[-1.0]]}
+    assert call("serve_client.py", *server, stdin=b"two\n") == (0, "a b c\n", "")
+
+
 def test_options_and_prefixes_are_sent(call, server, model, tmp_path):
     (tmp_path / "prefixes").write_text("Z\n\n")
     options = ("--length_penalty=0.5", "--max_length=7", f"--prefixes={tmp_path}/prefixes")

@@ -10,6 +10,7 @@ import shutil
 import pytest
 
 from keras_transformer.client import Translation
+from keras_transformer.inference import BatchTranslator
 from keras_transformer.serving import export as serving_export
 
 
@@ -137,35 +138,69 @@ def test_translations_are_aligned(translate):
     assert len(other.split("\t")) == 3
 
 
+@pytest.fixture
+def fake_export(monkeypatch, tmp_path):
+    """Makes the flag of an export that gives one translation to all sentences."""
+
+    def fake_export(translation, *, remove_bpe=False):
+        class Model:
+            """Aligns each word of the translation with the one at half its place."""
+
+            def translate(self, sentences, **options):
+                return [[Translation(translation, -1.0)] for _ in sentences]
+
+            def align(self, sentences, translations, **options):
+                return [[(place // 2, place) for place in range(len(translations[0].split()))]]
+
+        card = {
+            "training": [{"task": {"name": "translation", "remove_bpe": remove_bpe}}],
+            "search": {"max_extra_length": 50, "max_source_length": 512},
+            "signatures": {},
+            "precision": {"computation": "float32"},
+        }
+        monkeypatch.setattr(serving_export, "load_exported", lambda version: Model())
+        path = tmp_path / "assets.extra" / "model_card.json"
+        path.parent.mkdir()
+        path.write_text(json.dumps(card))
+        (tmp_path / "saved_model.pb").touch()
+        return f"--saved_model={tmp_path}"
+
+    return fake_export
+
+
 @pytest.mark.parametrize("joins", [True, False])
-def test_alignments_number_the_written_words(call, monkeypatch, tmp_path, joins):
-    class Model:
-        """Translates into pieces and aligns each with the source's piece in its place."""
-
-        def translate(self, sentences, **options):
-            return [[Translation("un@@ happ@@ y dogs un@@", -1.0)] for _ in sentences]
-
-        def align(self, sentences, translations, **options):
-            return [[(place // 2, place) for place in range(len(translations[0].split()))]]
-
-    card = {
-        "training": [{"task": {"name": "translation", "remove_bpe": joins}}],
-        "search": {"max_extra_length": 50},
-        "signatures": {},
-        "precision": {"computation": "float32"},
-    }
-    monkeypatch.setattr(serving_export, "load_exported", lambda version: Model())
-    path = tmp_path / "assets.extra" / "model_card.json"
-    path.parent.mkdir()
-    path.write_text(json.dumps(card))
-    (tmp_path / "saved_model.pb").touch()
-    command = ("translate.py", f"--saved_model={tmp_path}", "--alignments")
+def test_alignments_number_the_written_words(call, fake_export, joins):
+    export = fake_export("un@@ happ@@ y dogs un@@", remove_bpe=joins)
+    command = ("translate.py", export, "--alignments")
     joined = (0, "unhappy dogs un\t0-0 1-0 1-1 2-2\n", "")
     pieces = (0, "un@@ happ@@ y dogs un@@\t0-0 0-1 1-2 1-3 2-4\n", "")
     text = b"m@@ is@@ erable\n"
     assert call(*command, stdin=text) == (joined if joins else pieces)
     assert call(*command, "--remove_bpe", stdin=text) == joined
     assert call(*command, "--noremove_bpe", stdin=text) == pieces
+
+
+def test_control_characters_split_no_line(call, fake_export, evaluate, monkeypatch, tmp_path):
+    export = fake_export("a\nb\tc\r")
+    assert call("translate.py", export, stdin=b"p\nq\n") == (0, "a b c \na b c \n", "")
+    result = call("translate.py", export, "--scores", stdin=b"p\n")
+    assert result.out == "1\t-1.0000\ta b c \n"
+    answers = lambda self, sentences, *rest: [[Translation("a\nb\tc", 0.0)]] * len(sentences)  # noqa: E731
+    monkeypatch.setattr(BatchTranslator, "translate", answers)
+    result = evaluate(f"--output={tmp_path}/out", f"--each={tmp_path}/each")
+    assert result.code == 0, result.err
+    assert (tmp_path / "out").read_text() == "a b c\n" * 12
+    assert (tmp_path / "each").read_text().count("\n") == 1 + 12
+
+
+def test_truncated_lines_are_counted(call, fake_export, translate, evaluate):
+    result = translate("--max_source_length=3", stdin=b"p q r s t\np\n")
+    assert result.code == 0
+    assert "1 of 2 lines have more than 3 tokens (--max_source_length)" in result.err
+    result = evaluate("--max_source_length=4")
+    assert "of 12 lines have more than 4 tokens" in result.err
+    result = call("translate.py", fake_export("a"), stdin=b"p " * 3000)
+    assert result.err.startswith("At least 1 of 1 lines have more than 512 tokens")
 
 
 def test_export_has_no_other_checkpoint(call, refused):

@@ -58,7 +58,7 @@ _REQUESTS = {
     },
     "score": _PAIR,
     "attention": _PAIR,
-    "tokens": {"source": [[4, 5, 6, EOS_ID], [EOS_ID, 0, 0, 0], [7, EOS_ID, 0, 0]]},
+    "tokens": {"source": [f"4 5 6 {EOS_ID}", "", "7"]},
 }
 
 

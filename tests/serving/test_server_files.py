@@ -55,7 +55,7 @@ def test_server_parses_batching_parameters(folder):
     text_format.Parse((folder / "batching_parameters.txt").read_text(), parameters)
     assert parameters.max_batch_size.value == 64
     assert parameters.num_batch_threads.value >= 1
-    assert parameters.pad_variable_length_inputs
+    assert not parameters.pad_variable_length_inputs  # the server crashes on unequal ranks
 
 
 def test_models_config_fits_the_docker_image(folder):
