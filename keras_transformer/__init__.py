@@ -36,7 +36,6 @@ if TYPE_CHECKING:  # what the names below are, for type checkers and editors
     from keras_transformer.search import Constraint as Constraint
     from keras_transformer.search import Hypotheses as Hypotheses
     from keras_transformer.search import beam_search as beam_search
-    from keras_transformer.search import greedy_search as greedy_search
     from keras_transformer.search import sample as sample
     from keras_transformer.search import sentence_seeds as sentence_seeds
     from keras_transformer.serving.export import export as export
@@ -85,7 +84,6 @@ _HOMES = {
     "Hypotheses": "search",
     "Constraint": "search",
     "beam_search": "search",
-    "greedy_search": "search",
     "sample": "search",
     "sentence_seeds": "search",
     "Client": "client",

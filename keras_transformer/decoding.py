@@ -16,6 +16,8 @@ from typing import Any, NamedTuple, Protocol
 
 Tensor = Any  # a tensor of whichever backend Keras runs on
 
+IMPOSSIBLE = -float("inf")  # logit, log-probability or score of what cannot be chosen
+
 
 class VocabularySubset(NamedTuple):
     """The only tokens that `step` returns logits of.

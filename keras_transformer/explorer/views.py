@@ -187,10 +187,12 @@ class SearchStep(NamedTuple):
 
 
 class SearchRecorder(Constraint):
-    """Forbids nothing, and records each step of an eager search for one sentence in `steps`."""
+    """Forbids nothing, and records each step of an eager search for one sentence in `steps`.
+
+    As the last of the constraints it sees what the others forbid.
+    """
 
     inputs = ()
-    takes_precedence = True  # asked last, it sees what the others forbid
 
     def __init__(self) -> None:
         self.steps: list[SearchStep] = []

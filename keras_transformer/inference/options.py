@@ -150,9 +150,9 @@ def encode_phrases(name: str, phrases: Sequence[str], target: Vocabulary) -> lis
 
 
 def make_constraints(
-    settings: Mapping[str, Tensor], search: SearchConfig, target: Vocabulary, lengths: Tensor
+    settings: Mapping[str, Tensor], search: SearchConfig, target: Vocabulary
 ) -> list[Constraint]:
-    """Returns the constraints of a search for sentences of `lengths` [B] tokens."""
+    """Returns the constraints of a search."""
     makers: dict[str, Callable[[Tensor], Constraint]] = {
         "min_length": lambda shortest: MinLength(shortest, target.space_ids),
         "prefix": Prefix,
@@ -162,7 +162,7 @@ def make_constraints(
         "required_phrases": RequiredPhrases,
     }
     found = [make(settings[name]) for name, make in makers.items() if name in settings]
-    return found + [ForbidUnknown(lengths)] * search.forbid_unknown
+    return found + [ForbidUnknown()] * search.forbid_unknown
 
 
 def max_lengths(settings: Mapping[str, Tensor], lengths: Tensor) -> Tensor:

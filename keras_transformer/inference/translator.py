@@ -483,7 +483,7 @@ def search_translations(
         length_penalty_form=search.length_penalty_form,
         coverage_penalty=settings.get("coverage_penalty", 0.0),
         constraints=[
-            *request_options.make_constraints(settings, search, target, lengths),
+            *request_options.make_constraints(settings, search, target),
             *constraints,
         ],
         num_translations=search.num_translations,

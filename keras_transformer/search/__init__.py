@@ -4,7 +4,6 @@ from keras_transformer.errors import check_backend
 from keras_transformer.search.beam import (
     Hypotheses,
     beam_search,
-    greedy_search,
     kv_cache_capacities,
 )
 from keras_transformer.search.constraints import (
@@ -33,7 +32,6 @@ __all__ = [
     "RepetitionPenalty",
     "RequiredPhrases",
     "beam_search",
-    "greedy_search",
     "kv_cache_capacities",
     "sample",
     "sentence_seeds",

@@ -1,11 +1,11 @@
 """Phrases that a translation must not have, and phrases that it must have.
 
-Each hypothesis is followed on its way through every phrase by the automaton of Knuth, Morris and
-Pratt 1977: one number a phrase, whatever the length of the hypothesis.
+Each hypothesis goes through every phrase with the automaton of Knuth, Morris and Pratt 1977: one
+number a phrase, whatever the length of the hypothesis.
 
 Shapes: B sentences, W hypotheses a sentence (or candidates), V vocabulary, P phrases a sentence, M
-tokens of the longest phrase. Phrases are int32 [B, P, M], or [1, P, M] where they are the same for
-all sentences, each followed by PAD; one of nothing but PAD is neutral.
+tokens of the longest phrase. Phrases are int32 [B, P, M], or [1, P, M] if they are the same for all
+sentences, each followed by PAD; one of nothing but PAD is neutral.
 """
 
 from typing import NamedTuple
@@ -22,6 +22,135 @@ from keras_transformer.search.constraints import (
     if_any,
     keep_only,
 )
+
+
+class BannedPhrases(Constraint):
+    """No translation has any of the phrases.
+
+    Args:
+        phrases: int32 [B, P, M].
+        pad_id: what follows a phrase.
+    """
+
+    def __init__(self, phrases: Tensor, pad_id: int = PAD_ID) -> None:
+        self.inputs = _make_automata(phrases, pad_id)
+
+    def initial_state(self, inputs: "Phrases", num_hypotheses: int) -> Tensor:
+        return _zeros(inputs, num_hypotheses)
+
+    def update(self, state: Tensor, ids: Tensor, inputs: "Phrases") -> Tensor:
+        def advanced() -> Tensor:
+            return _advance(inputs, state, ids[..., None])[1]
+
+        return if_any(inputs.lengths > 0, advanced, state)
+
+    def restrict(self, allowed: Tensor, hypotheses: OpenHypotheses) -> Tensor:
+        phrases, partial = hypotheses.inputs, hypotheses.state
+
+        def restricted() -> Tensor:
+            lengths = phrases.lengths[:, None]  # [B, 1, P]
+            is_last = (lengths > 0) & (partial == lengths - 1)
+            return forbid(allowed, _look_up(phrases.ids, phrases, partial), is_last)
+
+        return if_any(phrases.lengths > 0, restricted, allowed)
+
+
+class PhraseState(NamedTuple):
+    """How far hypotheses are with each required phrase.
+
+    Attributes:
+        met: bool [B, W, P], whether they have it anywhere; True where it is empty.
+        partial: int32 [B, W, P], how many of its tokens they end with: the longest suffix that
+            begins the phrase but does not complete it.
+    """
+
+    met: Tensor
+    partial: Tensor
+
+
+class RequiredPhrases(ProgressConstraint):
+    """Every translation has all phrases, in any order (Post and Vilar 2018; Hu et al. 2019).
+
+    That holds if the maximum length is at least the sum of their lengths and no other constraint
+    forbids their tokens. One occurrence meets a phrase, also where it is given twice or is part of
+    another one.
+
+    Args:
+        phrases: int32 [B, P, M].
+        pad_id: what follows a phrase.
+    """
+
+    def __init__(self, phrases: Tensor, pad_id: int = PAD_ID) -> None:
+        self.inputs = _make_automata(phrases, pad_id)
+
+    def initial_state(self, inputs: "Phrases", num_hypotheses: int) -> PhraseState:
+        zeros = _zeros(inputs, num_hypotheses)
+        return PhraseState((zeros == 0) & (inputs.lengths == 0)[:, None], zeros)
+
+    def update(self, state: PhraseState, ids: Tensor, inputs: "Phrases") -> PhraseState:
+        def advanced() -> PhraseState:
+            is_complete, partial = _advance(inputs, state.partial, ids[..., None])
+            return PhraseState(state.met | is_complete, partial)
+
+        return if_any(inputs.lengths > 0, advanced, state)
+
+    def bank(self, state: PhraseState, inputs: "Phrases") -> Tensor:
+        return phrase_progress(state, inputs).bank
+
+    def next_ids(self, hypotheses: OpenHypotheses) -> Tensor:
+        met, partial = hypotheses.state
+        ids = _look_up(hypotheses.inputs.ids, hypotheses.inputs, partial)
+        return tf.where(met, hypotheses.pad_id, ids)
+
+    def restrict(self, allowed: Tensor, hypotheses: OpenHypotheses) -> Tensor:
+        """Forbids what would leave a phrase unwritten.
+
+        EOS is forbidden while a phrase is not met. Where so few tokens are left that losing the
+        begun part of a phrase might leave too few, only the next token of the furthest phrase is
+        allowed. A hypothesis of the maximum length may end in any case.
+        """
+        met, partial = hypotheses.state
+        left = (hypotheses.max_lengths - hypotheses.time)[:, None]  # [B, 1]
+        is_unmet = tf.reduce_any(~met, axis=-1) & (left > 0)  # [B, W]
+
+        def restricted() -> Tensor:
+            best, _, needed = phrase_progress(hypotheses.state, hypotheses.inputs)
+            # Any other token takes one of those left, and may lose the `best` that are written.
+            must_continue = is_unmet & (left <= needed + best)
+            is_best = ~met & (partial == best[..., None])  # [B, W, P]
+            eos_ids = tf.fill(tf.shape(is_unmet[..., None]), hypotheses.eos_id)
+            return tf.where(
+                must_continue[..., None],
+                keep_only(allowed, self.next_ids(hypotheses), is_best),
+                forbid(allowed, eos_ids, is_unmet[..., None]),
+            )
+
+        return if_any(is_unmet, restricted, allowed)
+
+
+class Progress(NamedTuple):
+    """What follows from a `PhraseState`.
+
+    Attributes:
+        best_partial: int32 [B, W], the largest `partial` of a phrase that is not met.
+        bank: int32 [B, W], tokens of phrases that are done: all tokens of those that are met,
+            and `best_partial`.
+        needed: int32 [B, W], tokens that complete all phrases, written one after the other,
+            beginning with that of the largest `partial`. Phrases that overlap may take fewer.
+    """
+
+    best_partial: Tensor
+    bank: Tensor
+    needed: Tensor
+
+
+def phrase_progress(state: PhraseState, phrases: "Phrases") -> Progress:
+    """Returns how far hypotheses are with all phrases together."""
+    lengths = phrases.lengths[:, None]  # [B, 1, P]
+    done = tf.reduce_sum(tf.where(state.met, lengths, 0), axis=-1)
+    best = tf.reduce_max(tf.where(state.met, 0, state.partial), axis=-1)
+    best = tf.maximum(best, 0)  # also where P = 0
+    return Progress(best, done + best, tf.reduce_sum(lengths, axis=-1) - done - best)
 
 
 class Phrases(NamedTuple):
@@ -41,146 +170,13 @@ class Phrases(NamedTuple):
     lengths: Tensor
 
 
-class PhraseState(NamedTuple):
-    """How far hypotheses are with each required phrase.
-
-    Attributes:
-        met: bool [B, W, P], whether they have it anywhere; True where it is empty.
-        partial: int32 [B, W, P], how many of its tokens they end with: the longest suffix that
-            begins the phrase but does not complete it.
-    """
-
-    met: Tensor
-    partial: Tensor
-
-
-class Progress(NamedTuple):
-    """What follows from a `PhraseState`.
-
-    Attributes:
-        best_partial: int32 [B, W], the largest `partial` of a phrase that is not met.
-        bank: int32 [B, W], tokens of phrases that are done: all tokens of those that are met,
-            and `best_partial`.
-        needed: int32 [B, W], tokens that complete all phrases, written one after the other,
-            beginning with that of the largest `partial`. Phrases that overlap may take fewer.
-        next_ids: int32 [B, W, P], the token that continues the phrase; PAD where it is met.
-    """
-
-    best_partial: Tensor
-    bank: Tensor
-    needed: Tensor
-    next_ids: Tensor
-
-
-class BannedPhrases(Constraint):
-    """No translation has any of the phrases.
-
-    Args:
-        phrases: int32 [B, P, M].
-    """
-
-    def __init__(self, phrases: Tensor) -> None:
-        self.inputs = _make_automata(phrases)
-
-    def initial_state(self, inputs: Phrases, num_hypotheses: int) -> Tensor:
-        return _zeros(inputs, num_hypotheses)
-
-    def update(self, state: Tensor, ids: Tensor, inputs: Phrases) -> Tensor:
-        def advanced() -> Tensor:
-            return _advance(inputs, state, ids[..., None])[1]
-
-        return if_any(inputs.lengths > 0, advanced, state)
-
-    def restrict(self, allowed: Tensor, hypotheses: OpenHypotheses) -> Tensor:
-        phrases, partial = hypotheses.inputs, hypotheses.state
-
-        def restricted() -> Tensor:
-            lengths = phrases.lengths[:, None]  # [B, 1, P]
-            is_last = (lengths > 0) & (partial == lengths - 1)
-            return forbid(allowed, _look_up(phrases.ids, phrases, partial), is_last)
-
-        return if_any(phrases.lengths > 0, restricted, allowed)
-
-
-class RequiredPhrases(ProgressConstraint):
-    """Every translation has all phrases, in any order (Post and Vilar 2018; Hu et al. 2019).
-
-    That holds whenever the maximum length is at least the sum of their lengths and no other
-    constraint forbids their tokens. One occurrence meets a phrase, also where that is given twice
-    or is part of another one.
-
-    Args:
-        phrases: int32 [B, P, M].
-    """
-
-    def __init__(self, phrases: Tensor) -> None:
-        self.inputs = _make_automata(phrases)
-
-    def initial_state(self, inputs: Phrases, num_hypotheses: int) -> PhraseState:
-        zeros = _zeros(inputs, num_hypotheses)
-        return PhraseState((zeros == 0) & (inputs.lengths == 0)[:, None], zeros)
-
-    def update(self, state: PhraseState, ids: Tensor, inputs: Phrases) -> PhraseState:
-        def advanced() -> PhraseState:
-            is_complete, partial = _advance(inputs, state.partial, ids[..., None])
-            return PhraseState(state.met | is_complete, partial)
-
-        return if_any(inputs.lengths > 0, advanced, state)
-
-    def bank(self, state: PhraseState, inputs: Phrases) -> Tensor:
-        return phrase_progress(state, inputs).bank
-
-    def next_ids(self, hypotheses: OpenHypotheses) -> Tensor:
-        return phrase_progress(hypotheses.state, hypotheses.inputs).next_ids
-
-    def restrict(self, allowed: Tensor, hypotheses: OpenHypotheses) -> Tensor:
-        """Forbids what would leave a phrase unwritten.
-
-        EOS is forbidden while a phrase is not met. Where so few tokens are left that losing what
-        is begun of a phrase might leave too few, only the next token of the furthest phrase is
-        allowed. A hypothesis of the maximum length may end in any case.
-        """
-        met, partial = hypotheses.state
-        left = (hypotheses.max_lengths - hypotheses.time)[:, None]  # [B, 1]
-        is_unmet = tf.reduce_any(~met, axis=-1) & (left > 0)  # [B, W]
-
-        def restricted() -> Tensor:
-            progress = phrase_progress(hypotheses.state, hypotheses.inputs)
-            best = progress.best_partial
-            # Any other token takes one of those left, and may lose the `best` that are written.
-            must_continue = is_unmet & (left <= progress.needed + best)
-            is_best = ~met & (partial == best[..., None])  # [B, W, P]
-            eos_ids = tf.fill(tf.shape(is_unmet[..., None]), hypotheses.eos_id)
-            return tf.where(
-                must_continue[..., None],
-                keep_only(allowed, progress.next_ids, is_best),
-                forbid(allowed, eos_ids, is_unmet[..., None]),
-            )
-
-        return if_any(is_unmet, restricted, allowed)
-
-
-def phrase_progress(state: PhraseState, phrases: Phrases) -> Progress:
-    """Returns how far hypotheses are with all phrases together."""
-    lengths = phrases.lengths[:, None]  # [B, 1, P]
-    done = tf.reduce_sum(tf.where(state.met, lengths, 0), axis=-1)
-    best = tf.reduce_max(tf.where(state.met, 0, state.partial), axis=-1)
-    best = tf.maximum(best, 0)  # also where P = 0
-    return Progress(
-        best_partial=best,
-        bank=done + best,
-        needed=tf.reduce_sum(lengths, axis=-1) - done - best,
-        next_ids=tf.where(state.met, PAD_ID, _look_up(phrases.ids, phrases, state.partial)),
-    )
-
-
-def _make_automata(phrases: Tensor) -> Phrases:
+def _make_automata(phrases: Tensor, pad_id: int) -> Phrases:
     """Returns the automata of int32 phrases [B, P, M]."""
     phrases = tf.cast(phrases, tf.int32)
     batch_size, num_phrases, max_length = tf.unstack(tf.shape(phrases))
     num_states = max_length + 1
-    ids = tf.pad(phrases, [[0, 0], [0, 0], [0, 1]], constant_values=PAD_ID)
-    lengths = tf.math.count_nonzero(phrases != PAD_ID, axis=-1, dtype=tf.int32)
+    ids = tf.pad(phrases, [[0, 0], [0, 0], [0, 1]], constant_values=pad_id)
+    lengths = tf.math.count_nonzero(phrases != pad_id, axis=-1, dtype=tf.int32)
 
     def make(fallbacks: Tensor) -> Phrases:
         shape = [batch_size, num_phrases * num_states]
@@ -223,7 +219,8 @@ def _match(phrases: Phrases, partial: Tensor, tokens: Tensor) -> Tensor:
     """
 
     def matches(state: Tensor) -> Tensor:
-        return tf.equal(_look_up(phrases.ids, phrases, state), tokens)
+        is_next = tf.equal(_look_up(phrases.ids, phrases, state), tokens)
+        return is_next & (state < phrases.lengths[:, None])
 
     def fall_back(state: Tensor, is_stuck: Tensor) -> tuple[Tensor, Tensor]:
         state = tf.where(is_stuck, _look_up(phrases.fallbacks, phrases, state), state)
@@ -237,7 +234,7 @@ def _match(phrases: Phrases, partial: Tensor, tokens: Tensor) -> Tensor:
         shape_invariants=(unknown, unknown),
     )
     state = tf.ensure_shape(state, partial.shape)
-    return state + tf.cast(matches(state) & (tokens != PAD_ID), tf.int32)
+    return state + tf.cast(matches(state), tf.int32)
 
 
 def _look_up(table: Tensor, phrases: Phrases, states: Tensor) -> Tensor:

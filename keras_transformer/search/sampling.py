@@ -1,57 +1,164 @@
 """Sampling: each next token is drawn from the model's distribution.
 
-Shapes: B sentences, N samples a sentence, V vocabulary.
+Draws depend on nothing but logits, seed, hypothesis and time. There is no generator whose state
+would change from request to request or with the other sentences of a batch, and all is integer and
+float arithmetic, so the same graph runs on any server and under XLA.
+
+Shapes: B sentences, W samples a sentence, V vocabulary, G groups of S tokens.
 """
 
 import math
-from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
-from keras_transformer.config import EOS_ID, PAD_ID
-from keras_transformer.decoding import DecodingState, StepFunction, Tensor, VocabularySubset
+from keras_transformer.config import PAD_ID
+from keras_transformer.decoding import IMPOSSIBLE, DecodingState, StepFunction, Tensor
 from keras_transformer.errors import InputError
 from keras_transformer.search.beam import (
     ConstrainedLogits,
     Hypotheses,
     SearchSpec,
     SentenceInputs,
-    prepare_search,
-    search_single_path,
+    search_paths,
+    start_search,
 )
-from keras_transformer.search.constraints import (
-    FORBIDDEN,
-    Constraint,
-    apply_temperature,
-    keep_most_probable,
-)
+from keras_transformer.search.constraints import if_any, keep_only
+from keras_transformer.search.scoring import find_top_k
 
-# Samples of the next tokens that depend on nothing but logits, seed, hypothesis and time.
-#
-# There is no generator whose state would change from request to request or with the other sentences
-# of a batch. All is integer and float arithmetic, so the same graph runs on any server and under
-# XLA. Shapes: B sentences, W hypotheses a sentence, V vocabulary, G groups of S tokens.
 
+def sample(
+    step: StepFunction,
+    state: DecodingState,
+    *,
+    num_translations: int = 1,
+    temperature: Tensor = 1.0,
+    top_k: Tensor = 0,
+    top_p: Tensor = 1.0,
+    seed: Tensor = 0,
+    length_penalty: Tensor = 0.0,
+    **arguments: Any,
+) -> Hypotheses:
+    """Returns translations that are sampled token by token, those of the best scores first.
+
+    Scores and log-probabilities are those of the model, whatever temperature and filters make of
+    its distribution. A sentence gets the same samples in any batch.
+
+    Args:
+        step, state: as in `beam_search`.
+        num_translations: samples of each sentence, W, that the state was made for.
+        temperature: what logits are divided by, a number or float [B].
+        top_k: tokens to sample from; 0 means all; a number or int [B].
+        top_p: probability of the tokens to sample from, a number or float [B].
+        seed: a number or int [B]. With one number the samples of different sentences are
+            correlated; `sentence_seeds` gives each its own seed.
+        length_penalty: as in `beam_search`, but 0 by default.
+        **arguments: as in `beam_search`: `bos_ids` and `max_lengths`, and optionally
+            `length_penalty_form`, `coverage_penalty`, `constraints`, `max_length_bound`,
+            `vocabulary`, `eos_id` and `pad_id`.
+
+    Raises:
+        InputError: `num_translations` is below 1, or EOS = PAD.
+    """
+    if num_translations < 1:
+        raise InputError(f"num_translations must be at least 1, got {num_translations}")
+    options = dict(
+        temperature=tf.cast(temperature, tf.float32),
+        top_k=tf.cast(top_k, tf.int32),
+        top_p=tf.cast(top_p, tf.float32),
+        seed=tf.cast(seed, tf.int64),
+    )
+    return search_paths(
+        *start_search(
+            step,
+            state,
+            num_translations,
+            length_penalty=length_penalty,
+            reads_logits=True,
+            options=options,
+            **arguments,
+        ),
+        _sample_tokens,
+    )
+
+
+def _sample_tokens(
+    constrained: ConstrainedLogits, time: Tensor, inputs: SentenceInputs, spec: SearchSpec
+) -> tuple[Tensor, Tensor]:
+    """Returns sampled tokens and their log-probabilities, both [B, W]."""
+    logits, options = constrained.logits, inputs.options
+    ids = tf.range(logits.shape[-1])  # [V]
+    allowed = tf.where(constrained.is_forbidden(ids), IMPOSSIBLE, constrained.allowed)
+    forced = tf.where(ids == constrained.forced_ids[..., None, None], logits, IMPOSSIBLE)
+    allowed = tf.where(constrained.is_forced[:, None, None], forced, allowed)
+    allowed = apply_temperature(allowed, options["temperature"])
+    allowed = keep_most_probable(allowed, options["top_k"], options["top_p"])
+    ids = draw_tokens(allowed, options["seed"], time)  # [B, W]
+    log_probs = tf.gather(tf.nn.log_softmax(logits), ids, batch_dims=2)
+    # Where every token is forbidden, so is the one that was drawn.
+    is_possible = tf.gather(allowed, ids, batch_dims=2) > IMPOSSIBLE
+    return ids, tf.where(is_possible, log_probs, IMPOSSIBLE)
+
+
+_LOWEST_TEMPERATURE = 1e-6  # below it logits might overflow; samples are the best tokens by then
+_FEW = 256  # candidates, which nearly always hold all that sampling keeps
 _GOLDEN = 0x9E3779B97F4A7C15  # 2**64 / golden ratio, odd
 
 
-def sentence_seeds(seeds: Tensor, source: Tensor) -> Tensor:
-    """Returns a seed for each sentence, so that different sentences get independent samples.
+def apply_temperature(logits: Tensor, temperature: Tensor) -> Tensor:
+    """Returns logits divided by the temperature, float32 [B] above 0; 1 is neutral.
 
-    With one seed for all of them, each step would draw the same quantile for every sentence. A
-    seed depends on the sentence's tokens, and not on the rest of the batch or on padding.
+    Low temperatures make probable tokens more probable (Ackley, Hinton and Sejnowski 1985).
+    """
+    divisor = tf.maximum(temperature, _LOWEST_TEMPERATURE)[:, None, None]
+    return if_any(temperature != 1.0, lambda: logits / divisor, logits)
+
+
+def keep_most_probable(logits: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+    """Forbids all but the most probable tokens, for sampling.
+
+    First the `top_k` most probable tokens are kept (Fan et al. 2018), then of these the fewest
+    that together have `top_p` of their probability (nucleus sampling, Holtzman et al. 2020, 3.1).
+    Of equally probable tokens the lower id comes first. At least one token is kept.
 
     Args:
-        seeds: int32 or int64 [], [1] or [B].
-        source: int32 [B, S], with padding.
-
-    Returns:
-        int64 [B].
+        logits: of the next tokens.
+        top_k: int32 [B]; 0 is neutral.
+        top_p: float32 [B], a probability; 1 is neutral.
     """
-    positions = tf.cast(tf.range(tf.shape(source)[1]), tf.uint64)
-    tokens = _mix(_mix(tf.cast(source, tf.uint64)) + positions)  # [B, S]
-    digest = tf.reduce_sum(tf.where(source == PAD_ID, tf.constant(0, tf.uint64), tokens), axis=1)
-    return tf.bitcast(_mix(digest + tf.cast(tf.cast(seeds, tf.int64), tf.uint64)), tf.int64)
+    is_filtered = ((top_k > 0) | (top_p < 1.0))[:, None, None]
+
+    def changed() -> Tensor:
+        # Sorting the vocabulary takes long: first see whether few candidates are enough.
+        kept, is_sure = _keep_among(logits, min(_FEW, logits.shape[-1]), top_k, top_p)
+        kept = tf.cond(
+            tf.reduce_all(is_sure | ~is_filtered),
+            lambda: kept,
+            lambda: tf.where(is_sure, kept, _keep_among(logits, logits.shape[-1], top_k, top_p)[0]),
+        )
+        return tf.where(is_filtered, kept, logits)
+
+    return if_any(is_filtered, changed, logits)
+
+
+def _keep_among(logits: Tensor, count: int, top_k: Tensor, top_p: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns what `keep_most_probable` keeps of the `count` most probable tokens.
+
+    Also returns whether more candidates would give the same result, bool [B, W, 1].
+    """
+    size = logits.shape[-1]
+    limit = tf.where(top_k > 0, tf.minimum(top_k, size), size)[:, None, None]
+    share = top_p[:, None, None]
+    best, ids = find_top_k(logits, count)  # [B, W, count]
+    largest = best[..., :1]
+    weights = tf.where(tf.range(count) < limit, tf.exp(best - largest), 0.0)
+    all_weights = tf.reduce_sum(tf.exp(logits - largest), axis=-1, keepdims=True)
+    limited_weights = tf.reduce_sum(weights, axis=-1, keepdims=True)
+    bound = share * tf.where(limit < size, limited_weights, all_weights)  # [B, W, 1]
+    is_needed = (tf.cumsum(weights, axis=-1, exclusive=True) < bound) | (share >= 1.0)
+    is_kept = is_needed & (tf.range(count) < limit) | (tf.range(count) == 0)
+    is_sure = (limit <= count) | ((limit == size) & ~is_kept[..., -1:])
+    return keep_only(logits, ids, is_kept), is_sure
 
 
 def draw_tokens(logits: Tensor, seeds: Tensor, time: Tensor) -> Tensor:
@@ -119,92 +226,20 @@ def _fold(state: Tensor, shift: int) -> Tensor:
     return tf.bitwise.bitwise_xor(state, tf.bitwise.right_shift(state, tf.cast(shift, tf.uint64)))
 
 
-def sample(
-    step: StepFunction,
-    state: DecodingState,
-    *,
-    bos_ids: Tensor,
-    max_lengths: Tensor,
-    num_translations: int = 1,
-    temperature: Tensor = 1.0,
-    top_k: Tensor = 0,
-    top_p: Tensor = 1.0,
-    seed: Tensor = 0,
-    length_penalty: Tensor = 0.0,
-    length_penalty_form: str = "gnmt",
-    coverage_penalty: Tensor = 0.0,
-    constraints: Sequence[Constraint] = (),
-    max_length_bound: int | None = None,
-    vocabulary: VocabularySubset | None = None,
-    eos_id: int = EOS_ID,
-    pad_id: int = PAD_ID,
-) -> Hypotheses:
-    """Returns translations that are sampled token by token, those of the best scores first.
+def sentence_seeds(seeds: Tensor, source: Tensor) -> Tensor:
+    """Returns a seed for each sentence, so that different sentences get independent samples.
 
-    Scores and log-probabilities are those of the model, whatever temperature and filters make of
-    its distribution. A sentence gets the same samples in any batch.
+    With one seed for all of them, each step would draw the same quantile for every sentence. A
+    seed depends on the sentence's tokens, and not on the rest of the batch or on padding.
 
     Args:
-        step, state, bos_ids, max_lengths: as in `beam_search`.
-        num_translations: N, samples of each sentence, that the state was made for.
-        temperature: what logits are divided by, a number or float [B].
-        top_k: tokens to sample from; 0 means all; a number or int [B].
-        top_p: probability of the tokens to sample from, a number or float [B].
-        seed: a number or int [B]. With one number the samples of different sentences are
-            correlated; `sentence_seeds` gives each a seed of its own.
-        length_penalty: as in `beam_search`, but 0 by default.
-        length_penalty_form, coverage_penalty, constraints, max_length_bound, vocabulary, eos_id,
-            pad_id: as in `beam_search`.
+        seeds: int32 or int64 [], [1] or [B].
+        source: int32 [B, S], with padding.
 
-    Raises:
-        InputError: `num_translations` is below 1, or EOS = PAD.
+    Returns:
+        int64 [B].
     """
-    if num_translations < 1:
-        raise InputError(f"num_translations must be at least 1, got {num_translations}")
-    spec, inputs, loop_state = prepare_search(
-        step,
-        state,
-        num_translations,
-        bos_ids=bos_ids,
-        max_lengths=max_lengths,
-        length_penalty=length_penalty,
-        length_penalty_form=length_penalty_form,
-        coverage_penalty=coverage_penalty,
-        constraints=constraints,
-        max_length_bound=max_length_bound,
-        vocabulary=vocabulary,
-        reads_logits=True,
-        eos_id=eos_id,
-        pad_id=pad_id,
-        options=dict(
-            temperature=tf.cast(temperature, tf.float32),
-            top_k=tf.cast(top_k, tf.int32),
-            top_p=tf.cast(top_p, tf.float32),
-            seed=tf.cast(seed, tf.int64),
-        ),
-    )
-    return search_single_path(
-        spec,
-        inputs,
-        loop_state,
-        lambda constrained, time, inputs: _sample_tokens(constrained, time, inputs, spec),
-    )
-
-
-def _sample_tokens(
-    constrained: ConstrainedLogits, time: Tensor, inputs: SentenceInputs, spec: SearchSpec
-) -> tuple[Tensor, Tensor]:
-    """Returns sampled tokens and their log-probabilities, both [B, N]."""
-    logits = constrained.logits
-    ids = tf.range(logits.shape[-1])  # [V]
-    allowed = tf.where(constrained.is_forbidden(ids), FORBIDDEN, constrained.allowed)
-    must_end = (time >= inputs.max_lengths)[:, None, None]  # [B, 1, 1]
-    only_eos = tf.where(ids == spec.eos_id, logits, FORBIDDEN)
-    allowed = tf.where(must_end, only_eos, allowed)
-    allowed = apply_temperature(allowed, inputs.options["temperature"])
-    allowed = keep_most_probable(allowed, inputs.options["top_k"], inputs.options["top_p"])
-    ids = draw_tokens(allowed, inputs.options["seed"], time)  # [B, N]
-    log_probs = tf.gather(logits, ids, batch_dims=2) - tf.reduce_logsumexp(logits, axis=-1)
-    # Where every token is forbidden, so is the one that was drawn.
-    is_possible = tf.gather(allowed, ids, batch_dims=2) > FORBIDDEN
-    return ids, tf.where(is_possible, log_probs, FORBIDDEN)
+    positions = tf.cast(tf.range(tf.shape(source)[1]), tf.uint64)
+    tokens = _mix(_mix(tf.cast(source, tf.uint64)) + positions)  # [B, S]
+    digest = tf.reduce_sum(tf.where(source == PAD_ID, tf.constant(0, tf.uint64), tokens), axis=1)
+    return tf.bitcast(_mix(digest + tf.cast(tf.cast(seeds, tf.int64), tf.uint64)), tf.int64)

@@ -1,14 +1,31 @@
-"""Beam search against exhaustive search and against a plain reference without early stop."""
+"""Beam and greedy search against exhaustive search and searches written out in plain Python."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from plain_search import NEVER, Wants, assert_found, assert_same, every_translation, narrow_beam
+from plain_search import (
+    NEVER,
+    Wants,
+    arguments,
+    assert_found,
+    assert_same,
+    every_translation,
+    greedy,
+    narrow_beam,
+    tokens_of,
+)
 
 from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID
 from keras_transformer.decoding import DecodingState
 from keras_transformer.errors import InputError
-from keras_transformer.search import beam_search
+from keras_transformer.search import beam_search, kv_cache_capacities
+from keras_transformer.search.beam import (
+    Finished,
+    best_continuations,
+    constrain,
+    make_hypotheses,
+    start_search,
+)
 
 
 def search(model, sentences, limits, **options):
@@ -22,7 +39,7 @@ def search(model, sentences, limits, **options):
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0, 2.0, -0.5])
-def test_a_beam_that_holds_everything_finds_the_true_best_translations(table_model, alpha):
+def test_huge_beam_equals_exhaustive_search(table_model, alpha):
     # After two tokens 9 hypotheses are open, with 27 continuations and 9 ends.
     model = table_model(sentences=3, vocabulary_size=6, seed=1)
     found = search(
@@ -36,9 +53,7 @@ def test_a_beam_that_holds_everything_finds_the_true_best_translations(table_mod
 @pytest.mark.parametrize("beam_size", [2, 3, 5])
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.5, -0.5])
 @pytest.mark.parametrize("end_bias", [-3.0, 1.5])
-def test_a_narrow_beam_equals_a_search_written_out_without_early_stop(
-    table_model, beam_size, alpha, end_bias
-):
+def test_narrow_beam_equals_plain_search(table_model, beam_size, alpha, end_bias):
     model = table_model(sentences=6, vocabulary_size=11, seed=2, end_bias=end_bias)
     limits = [8, 0, 5, 12, 1, 9]
     found = search(
@@ -48,14 +63,14 @@ def test_a_narrow_beam_equals_a_search_written_out_without_early_stop(
         assert_found(narrow_beam(model, row, Wants(limit, alpha), beam_size), found, row)
 
 
-def test_a_long_vocabulary_is_searched_like_a_short_one(table_model):
+def test_large_vocabulary_is_searched_like_a_small_one(table_model):
     model = table_model(sentences=2, vocabulary_size=2003, seed=3, end_bias=6.0)
     found = search(model, [0, 1], [6, 4], beam_size=3, num_translations=3)
     for row, limit in enumerate([6, 4]):
         assert_found(narrow_beam(model, row, Wants(limit), 3), found, row)
 
 
-def test_sentences_get_in_a_batch_what_they_get_alone(table_model):
+def test_sentence_gets_the_same_alone_and_in_a_batch(table_model):
     model = table_model(sentences=5, vocabulary_size=9, seed=4, end_bias=1.0)
     limits = [10, 2, 0, 7, 4]
     options = dict(beam_size=4, num_translations=3, length_penalty=tf.fill([5], 0.6))
@@ -65,7 +80,7 @@ def test_sentences_get_in_a_batch_what_they_get_alone(table_model):
         assert_same(alone, batch, 0, row)
 
 
-def test_every_sentence_may_have_its_own_length_penalty(table_model):
+def test_length_penalty_may_differ_by_sentence(table_model):
     model = table_model(sentences=1, vocabulary_size=9, seed=5)
     alphas = [0.0, 1.0, 3.0]
     found = search(model, [0, 0, 0], [6] * 3, beam_size=3, length_penalty=tf.constant(alphas))
@@ -146,9 +161,7 @@ def test_the_search_compiles_with_xla_where_shapes_are_known(table_model):
 
 
 @pytest.mark.parametrize("vocabulary_size", [4, 5, 6])
-def test_a_vocabulary_smaller_than_the_beam_fills_the_places_with_nothing(
-    table_model, vocabulary_size
-):
+def test_vocabulary_smaller_than_the_beam_leaves_empty_places(table_model, vocabulary_size):
     model = table_model(sentences=2, vocabulary_size=vocabulary_size, seed=9)
     found = search(model, [0, 1], [2, 0], beam_size=20, num_translations=20)
     for row, limit in enumerate([2, 0]):
@@ -156,7 +169,7 @@ def test_a_vocabulary_smaller_than_the_beam_fills_the_places_with_nothing(
 
 
 @pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16])
-def test_logits_of_low_precision_are_scored_in_float32(table_model, dtype):
+def test_half_precision_logits_are_scored_in_float32(table_model, dtype):
     model = table_model(sentences=2, vocabulary_size=9, seed=10)
     rounded = tf.cast(tf.cast(model.table, dtype), tf.float32).numpy()
     model.dtype = dtype
@@ -167,7 +180,7 @@ def test_logits_of_low_precision_are_scored_in_float32(table_model, dtype):
         assert_found(narrow_beam(model, row, Wants(5), 3), found, row)
 
 
-def test_scores_stay_finite_and_exact_with_huge_logits(table_model):
+def test_huge_logits_give_finite_exact_scores(table_model):
     model = table_model(sentences=2, vocabulary_size=9, seed=11)
     model.table = np.where(model.table > 0, 1e4, -1e4).astype(np.float32)
     model.table += np.random.default_rng(0).integers(0, 99, model.table.shape, endpoint=True)
@@ -178,7 +191,7 @@ def test_scores_stay_finite_and_exact_with_huge_logits(table_model):
         np.testing.assert_allclose(found.scores[row, 0], best[0], rtol=1e-5, atol=1e-5)
 
 
-def test_scores_stay_finite_where_the_model_forbids_end():
+def test_model_that_forbids_eos_gives_empty_result():
     def step(ids, state):
         return tf.where(tf.range(6) == EOS_ID, -np.inf, tf.zeros([*ids.shape, 6])), state
 
@@ -190,7 +203,7 @@ def test_scores_stay_finite_where_the_model_forbids_end():
     assert int(found.lengths[0, 0]) == 0
 
 
-def test_equal_scores_go_to_the_lower_beam_and_the_lower_id():
+def test_ties_go_to_the_lower_beam_and_the_lower_id():
     def step(ids, state):
         return tf.zeros([*ids.shape, 7]), state
 
@@ -202,7 +215,7 @@ def test_equal_scores_go_to_the_lower_beam_and_the_lower_id():
     np.testing.assert_array_equal(found.ids[0], [[1, 1, EOS_ID], [1, 4, EOS_ID]])
 
 
-def test_pad_and_the_start_token_are_never_generated_however_probable(table_model):
+def test_pad_and_bos_are_never_generated(table_model):
     model = table_model(sentences=2, vocabulary_size=9, seed=12)
     model.table[:, :, NEVER] += 9.0
     found = search(model, [0, 1], [5, 5], beam_size=3, num_translations=3)
@@ -210,7 +223,7 @@ def test_pad_and_the_start_token_are_never_generated_however_probable(table_mode
         assert_found(narrow_beam(model, row, Wants(5), 3), found, row)
 
 
-def test_each_sentence_starts_with_its_own_token_and_even_with_end():
+def test_bos_may_differ_by_sentence_and_be_eos():
     def step(ids, state):  # most probable: EOS after 4, else the last token plus 1
         return 9.0 * tf.one_hot(tf.where(ids == 4, EOS_ID, ids + 1), 9), state
 
@@ -221,7 +234,7 @@ def test_each_sentence_starts_with_its_own_token_and_even_with_end():
     np.testing.assert_array_equal(found.ids[:, 0], [[6, 7, EOS_ID], [4, EOS_ID, PAD_ID]])
 
 
-def test_known_sizes_of_the_cache_stay_known_inside_the_loop():
+def test_static_sizes_of_the_state_stay_static_in_the_loop():
     seen = []
 
     def step(ids, state):
@@ -238,13 +251,13 @@ def test_known_sizes_of_the_cache_stay_known_inside_the_loop():
 
 
 @pytest.mark.parametrize(("beam_size", "num_translations"), [(2, 3), (4, 0), (0, 1)])
-def test_impossible_numbers_of_hypotheses_are_refused(table_model, beam_size, num_translations):
+def test_invalid_numbers_of_hypotheses_are_rejected(table_model, beam_size, num_translations):
     model = table_model(sentences=1, vocabulary_size=9, seed=13)
     with pytest.raises(InputError, match=f"got {num_translations} with beam_size {beam_size}"):
         search(model, [0], [3], beam_size=beam_size, num_translations=num_translations)
 
 
-def test_end_and_pad_must_differ(table_model):
+def test_eos_equal_to_pad_is_rejected(table_model):
     model = table_model(sentences=1, vocabulary_size=9, seed=14)
     with pytest.raises(InputError, match="eos_id and pad_id must differ, both are 3"):
         search(model, [0], [3], beam_size=2, pad_id=3)
@@ -254,7 +267,7 @@ def test_end_and_pad_must_differ(table_model):
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
 @pytest.mark.parametrize("end_bias", [-1.0, 1.5])
 @pytest.mark.parametrize("num_translations", [1, 3])
-def test_the_first_finished_hypotheses_end_a_search_where_they_are_to(
+def test_early_stop_first_ends_with_a_full_finished_beam(
     table_model, alpha, end_bias, num_translations
 ):
     model = table_model(sentences=24, vocabulary_size=11, seed=12, end_bias=end_bias)
@@ -272,7 +285,262 @@ def test_the_first_finished_hypotheses_end_a_search_where_they_are_to(
         assert np.any(exact.scores > found.scores)
 
 
-def test_an_unknown_early_stop_is_refused(table_model):
+def test_unknown_early_stop_is_rejected(table_model):
     model = table_model(sentences=1, vocabulary_size=9, seed=1)
     with pytest.raises(InputError, match="early_stop must be one of exact, first, got 'last'"):
         search(model, [0], [3], beam_size=2, early_stop="last")
+
+
+# Greedy search: a beam of one
+
+LIMITS = [9, 0, 4, 7]
+
+
+@pytest.mark.parametrize("in_graph", [False, True])
+@pytest.mark.parametrize("end_bias", [-2.0, 2.0])
+def test_beam_of_one_is_greedy_search(table_model, in_graph, end_bias):
+    model = table_model(sentences=4, vocabulary_size=9, seed=1, end_bias=end_bias)
+
+    def translate(sentences, limits):
+        return beam_search(
+            model.step, model.state(sentences), bos_ids=tf.fill(tf.shape(sentences), BOS_ID),
+            max_lengths=limits, beam_size=1, length_penalty=0.6,
+        )  # fmt: skip
+
+    if in_graph:
+        translate = tf.function(translate, input_signature=[tf.TensorSpec([None], tf.int32)] * 2)
+    found = translate(tf.range(4), tf.constant(LIMITS))
+    assert tuple(found.ids.shape) == (4, 1, 10)
+    for row, limit in enumerate(LIMITS):
+        assert_found([greedy(model, row, Wants(limit))], found, row)
+
+
+def test_greedy_search_stops_with_the_last_open_sentence(table_model):
+    model = table_model(sentences=3, vocabulary_size=9, seed=2, end_bias=3.0)
+    longest = max(len(greedy(model, row, Wants(50)).tokens) for row in range(3))
+    found = beam_search(
+        model.step, model.state(range(3)), bos_ids=tf.fill([3], BOS_ID),
+        max_lengths=tf.fill([3], 50), beam_size=1,
+    )  # fmt: skip
+    assert len(model.calls) == longest == int(tf.reduce_max(found.lengths)) < 50
+
+
+def test_greedy_search_of_no_sentences_gives_no_translations(table_model):
+    model = table_model(sentences=1, vocabulary_size=9, seed=3)
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int32)])
+    def translate(sentences):
+        return beam_search(
+            model.step,
+            model.state(sentences),
+            bos_ids=sentences,
+            max_lengths=sentences,
+            beam_size=1,
+        )
+
+    found = translate(tf.zeros([0], tf.int32))
+    assert [tuple(part.shape) for part in found] == [(0, 1, 1), (0, 1), (0, 1), (0, 1)]
+
+
+# Diverse groups (Vijayakumar et al. 2018)
+
+
+def search_groups(model, wants, beam_size, beam_groups, num_translations=None, **options):
+    return beam_search(
+        model.step, model.state(range(len(wants)), beam_size), beam_size=beam_size,
+        beam_groups=beam_groups, num_translations=num_translations or beam_size,
+        diversity_penalty=[each.diversity for each in wants], **arguments(wants), **options,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("beam_size", "beam_groups"), [(4, 2), (6, 3), (6, 2), (3, 3), (2, 2)])
+@pytest.mark.parametrize("end_bias", [-2.0, 1.0, 3.0])
+def test_groups_equal_plain_search(table_model, beam_size, beam_groups, end_bias):
+    model = table_model(sentences=24, vocabulary_size=13, seed=1, end_bias=end_bias)
+    asked = zip([9, 0, 8, 7, 1, 5] * 4, [0.5, 1.0, 0.1, 0.5, 2.0, 9.0] * 4, strict=True)
+    wants = [Wants(limit, diversity=penalty) for limit, penalty in asked]
+    found = search_groups(model, wants, beam_size, beam_groups)
+    share = beam_size // beam_groups
+    for row, each in enumerate(wants):
+        expected = narrow_beam(model, row, each, beam_size, groups=beam_groups, share=share)
+        assert_found(expected, found, row)
+
+
+@pytest.mark.parametrize("num_translations", [1, 2, 3, 4, 5])
+def test_each_group_gives_its_share_of_translations(table_model, num_translations):
+    model = table_model(sentences=3, vocabulary_size=13, seed=2, end_bias=1.0)
+    wants = [Wants(8, diversity=0.7)] * 3
+    found = search_groups(model, wants, 6, 3, num_translations)
+    share = -(-num_translations // 3)
+    for row, each in enumerate(wants):
+        expected = narrow_beam(model, row, each, 6, groups=3, share=share)[:num_translations]
+        assert_found(expected, found, row)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        dict(min_length=3, repetition_penalty=1.4),
+        dict(required=((5, 6), (4,)), beta=0.4),
+        dict(banned=((4,), (5, 6)), no_repeat_ngram=2, prefix=(7,)),
+        dict(alpha=-2.0, beta=0.4),
+        dict(alpha=8.0),
+    ],
+    ids=str,
+)
+def test_groups_follow_constraints(table_model, rule):
+    model = table_model(sentences=4, vocabulary_size=8, seed=3, end_bias=1.0, source_length=4)
+    wants = [Wants(limit, diversity=0.6, **rule) for limit in (8, 3, 10, 6)]
+    found = search_groups(model, wants, 4, 2)
+    for row, each in enumerate(wants):
+        expected = narrow_beam(model, row, each, 4, groups=2, share=2)
+        assert_found(expected, found, row)
+
+
+def test_one_group_equals_the_ordinary_beam_bit_for_bit(table_model):
+    model = table_model(sentences=3, vocabulary_size=13, seed=4)
+    wants = [Wants(8, diversity=5.0)] * 3
+    ordinary = beam_search(
+        model.step, model.state(range(3), 4), beam_size=4, num_translations=4, **arguments(wants)
+    )
+    found = search_groups(model, wants, 4, 1)
+    for row in range(3):
+        assert_same(found, ordinary, row, row, rtol=0)
+
+
+def test_groups_without_penalty_are_equal(table_model):
+    model = table_model(sentences=2, vocabulary_size=13, seed=5)
+    wants = [Wants(8)] * 2
+    found = search_groups(model, wants, 6, 2)
+    for row, each in enumerate(wants):
+        ordinary = narrow_beam(model, row, each, 3)[:3]
+        assert_found([each for each in ordinary for _ in range(2)], found, row)
+
+
+def test_diversity_penalty_makes_first_tokens_differ(table_model):
+    model = table_model(sentences=4, vocabulary_size=13, seed=6, end_bias=-2.0)
+    plain = search_groups(model, [Wants(8)] * 4, 3, 3)
+    diverse = search_groups(model, [Wants(8, diversity=9.0)] * 4, 3, 3)
+    for row in range(4):
+        assert len({tokens_of(plain, row, place) for place in range(3)}) == 1
+        assert len({tokens_of(diverse, row, place)[0] for place in range(3)}) == 3
+
+
+@pytest.mark.parametrize("beam_groups", [0, 3, 8])
+def test_groups_of_unequal_size_are_rejected(table_model, beam_groups):
+    model = table_model(sentences=1, vocabulary_size=9, seed=7)
+    with pytest.raises(InputError, match=f"got {beam_groups} with beam_size 4"):
+        search_groups(model, [Wants(3)], 4, beam_groups)
+
+
+def test_groups_with_early_stop_first_stop_together(table_model):
+    model = table_model(sentences=24, vocabulary_size=13, seed=6, end_bias=1.0)
+    wants = [Wants(limit, diversity=0.5) for limit in [9, 0, 8, 7, 1, 5] * 4]
+    found = search_groups(model, wants, 6, 2, 4, early_stop="first")
+    for row, each in enumerate(wants):
+        expected = narrow_beam(model, row, each, 6, groups=2, share=99, early_stop="first")
+        by_group = narrow_beam(model, row, each, 6, groups=2, share=2, early_stop="first")
+        assert set(by_group) <= set(expected)
+        assert_found(by_group, found, row)
+
+
+# Parts of a step
+
+
+def best_of_each(logits, count, time, limits):
+    """Returns log-probabilities and ids of the best continuations of each hypothesis alone."""
+    zeros = tf.zeros(tf.shape(logits)[:2])
+    found = continuations(logits, count, time, limits, zeros, logits.shape[1])
+    return found.log_probs, found.ids
+
+
+def continuations(logits, count, time, limits, log_probs, num_sets):
+    """Returns what `best_continuations` gives of sentences with these limits."""
+    spec, inputs, state = start_search(
+        None, DecodingState(), 1, bos_ids=tf.fill([len(limits)], 2),
+        max_lengths=tf.constant(limits), length_penalty=0.6,
+    )  # fmt: skip
+    constrained = constrain(logits, tf.constant(time), spec, inputs, state)
+    return best_continuations(constrained, log_probs, num_sets, count, spec)
+
+
+def test_continuations_are_the_best_of_the_full_softmax():
+    logits = np.random.default_rng(0).standard_normal((2, 3, 50)).astype("f")
+    logits[..., [0, 2]] = 9.0
+    logits = tf.constant(logits)
+    log_probs, ids = best_of_each(logits, 4, 0, [5, 5])
+    logits = logits.numpy()
+    exact = logits.astype("d") - np.log(np.exp(logits.astype("d")).sum(-1, keepdims=True))
+    exact[..., [0, 2]] = -np.inf
+    order = np.argsort(-exact, axis=-1)[..., :4]
+    kept = np.isfinite(log_probs)
+    assert np.all(kept.sum(-1) == 4)
+    np.testing.assert_array_equal(ids[kept].numpy().reshape(2, 3, 4), order)
+    expected = np.take_along_axis(exact, order, -1)
+    np.testing.assert_allclose(log_probs[kept].numpy().reshape(2, 3, 4), expected, rtol=1e-5)
+
+
+def test_hypothesis_at_max_length_can_only_end():
+    logits = tf.random.stateless_normal([2, 1, 50], [1, 2])
+    log_probs, ids = best_of_each(logits, 4, 3, [3, 4])
+    assert ids[0][np.isfinite(log_probs[0])].numpy().tolist() == [3]
+    np.testing.assert_allclose(np.max(log_probs[0]), tf.nn.log_softmax(logits)[0, 0, 3], rtol=1e-6)
+    assert np.isfinite(log_probs[1]).sum() >= 4
+
+
+@pytest.mark.parametrize("shift", [-1e4, 0.0, 1e4])
+def test_log_probs_lose_no_digits_to_huge_logits(shift):
+    logits = tf.constant([[[-40.0, -40.0, -40.0, 1.0, 0.5, 0.25, -1.0]]])
+    log_probs, _ = best_of_each(logits + shift, 2, 0, [5])
+    expected, _ = best_of_each(logits, 2, 0, [5])
+    np.testing.assert_allclose(log_probs, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("size", [1.0, 90.0])  # beyond 64 logits are shifted before exp()
+def test_continuations_of_a_set_are_the_best_of_its_hypotheses(size):
+    random = np.random.default_rng(2)
+    logits = random.uniform(-size, size, (2, 4, 600)).astype("f")
+    log_probs = np.array([[-1.0, -2.0, -3.0, -np.inf], [-4.0, -1.0, -1.5, -2.0]], "f")
+    found = continuations(tf.constant(logits), 5, 1, [9, 9], tf.constant(log_probs), 2)
+    exact = logits.astype("d") - np.logaddexp.reduce(logits.astype("d"), -1, keepdims=True)
+    totals = exact + log_probs[..., None]
+    totals[..., [0, 2]] = -np.inf  # PAD and BOS
+    totals = totals.reshape(2, 2, 1200)
+    order = np.argsort(-totals, axis=-1)[..., :5]
+    best = np.argsort(-found.log_probs.numpy(), axis=-1)[..., :5]
+    got = [np.take_along_axis(part.numpy(), best, -1) for part in found]
+    np.testing.assert_allclose(got[0], np.take_along_axis(totals, order, -1), rtol=1e-6)
+    np.testing.assert_array_equal(got[1], order // 600 + np.array([[0], [2]]))
+    np.testing.assert_array_equal(got[2], order % 600)
+
+
+def test_results_without_a_translation_are_empty_and_finite():
+    spec, _, _ = start_search(
+        None, DecodingState(), 4, bos_ids=tf.constant([2]), max_lengths=tf.constant([3]),
+        length_penalty=1.0,
+    )  # fmt: skip
+    tokens = tf.constant([[[5, 8, 4, 3], [6, 7, 3, 0], [3, 0, 0, 0], [5, 5, 5, 5]]])
+    scores = tf.constant([[-1.0, -2.0, -3.0, -np.inf]])
+    finished = Finished(scores, 2 * scores, tokens)
+    found = make_hypotheses(finished, spec)
+    np.testing.assert_array_equal(found.ids[0, :3], tokens[0, :3])
+    np.testing.assert_array_equal(found.ids[0, 3], [0, 0, 0, 0])
+    np.testing.assert_array_equal(found.lengths[0], [4, 3, 1, 0])
+    np.testing.assert_allclose(found.log_probs[0], [-2.0, -4.0, -6.0, -1e9])
+    np.testing.assert_allclose(found.scores[0], [-1.0, -2.0, -3.0, -1e9])
+
+
+@pytest.mark.parametrize(
+    ("max_length_bound", "expected"),
+    [
+        (0, (1,)),
+        (19, (20,)),
+        (22, (23,)),
+        (23, (16, 24)),
+        (65, (16, 32, 66)),
+        (200, (16, 32, 64, 128, 201)),
+    ],
+)
+def test_kv_cache_capacities_double_up_to_the_bound(max_length_bound, expected):
+    assert kv_cache_capacities(max_length_bound) == expected

@@ -1,4 +1,4 @@
-"""Rules in beam and greedy search against searches written out, alone and all together."""
+"""Constraints against plain loops, alone and together in every search."""
 
 import numpy as np
 import pytest
@@ -19,10 +19,226 @@ from keras_transformer.search import (
     BannedPhrases,
     MinLength,
     NoRepeatNgram,
+    OpenHypotheses,
     Prefix,
+    RepetitionPenalty,
     beam_search,
-    greedy_search,
 )
+from keras_transformer.search.constraints import spread_over_banks
+from keras_transformer.search.sampling import apply_temperature, keep_most_probable
+
+PAD, EOS = 0, 3
+INF = np.inf
+WIDTH, ROOM, VOCABULARY = 2, 10, 9
+
+
+def apply(constraint, logits, tokens, time, **options):
+    """Returns what a constraint without a state makes of logits."""
+    view = OpenHypotheses(constraint.inputs, (), tokens, time, None, EOS, PAD, logits)
+    logits = constraint.adjust(logits, view._replace(**options))
+    return constraint.restrict(logits, view._replace(**options))
+
+
+# What changes logits: the function, an option for each of three sentences, and the neutral option.
+PROCESSORS = {
+    "temperature": (
+        lambda logits, tokens, time, option: apply_temperature(logits, option),
+        np.array([0.3, 1.0, 2.0], "f"),
+        np.array([1.0], "f"),
+    ),
+    "repetition penalty": (
+        lambda logits, tokens, time, option: apply(RepetitionPenalty(option), logits, tokens, time),
+        np.array([1.3, 1.0, 0.7], "f"),
+        np.array([1.0], "f"),
+    ),
+    "no repeated n-gram": (
+        lambda logits, tokens, time, option: apply(NoRepeatNgram(option), logits, tokens, time),
+        np.array([2, 0, 3], "i"),
+        np.array([0], "i"),
+    ),
+    "top k": (
+        lambda logits, tokens, time, option: keep_most_probable(logits, option, tf.constant([1.0])),
+        np.array([3, 0, 1], "i"),
+        np.array([0], "i"),
+    ),
+    "top p": (
+        lambda logits, tokens, time, option: keep_most_probable(logits, tf.constant([0]), option),
+        np.array([0.5, 1.0, 0.8], "f"),
+        np.array([1.0], "f"),
+    ),
+}
+all_processors = pytest.mark.parametrize("name", PROCESSORS)
+
+
+def random_case(seed, sentences=3, vocabulary=VOCABULARY):
+    """Returns logits and tokens with few different values, and the time."""
+    random = np.random.default_rng(seed)
+    time = 7 if seed == 0 else int(random.integers(0, ROOM + 1))
+    tokens = random.integers(4, 7, (sentences, WIDTH, ROOM))
+    tokens[..., time:] = PAD
+    logits = random.standard_normal((sentences, WIDTH, vocabulary))
+    return tf.constant(logits, tf.float32), tf.constant(tokens, tf.int32), tf.constant(time)
+
+
+def forbidden(logits):
+    """Returns the ids that are at -inf, of the only hypothesis of the only sentence."""
+    return np.flatnonzero(np.asarray(logits)[0, 0] == -INF).tolist()
+
+
+def one(tokens):
+    """Returns logits of zeros, the tokens as the only hypothesis, and how many there are."""
+    padded = tokens + [PAD] * (ROOM - len(tokens))
+    return tf.zeros([1, 1, VOCABULARY]), tf.constant([[padded]]), len(tokens)
+
+
+@all_processors
+def test_neutral_option_changes_no_bit(name):
+    rule, _, neutral = PROCESSORS[name]
+    logits, tokens, time = random_case(0)
+    np.testing.assert_array_equal(rule(logits, tokens, time, neutral), logits)
+
+
+@all_processors
+def test_neutral_sentence_keeps_every_bit_beside_others(name):
+    rule, options, _ = PROCESSORS[name]
+    logits, tokens, time = random_case(0)
+    changed = rule(logits, tokens, time, options).numpy()
+    np.testing.assert_array_equal(changed[1], logits[1])
+    assert not np.array_equal(changed[0], logits[0])
+    assert not np.array_equal(changed[2], logits[2])
+
+
+@all_processors
+def test_processor_treats_sentences_independently(name):
+    rule, options, _ = PROCESSORS[name]
+    logits, tokens, time = random_case(0)
+    together = rule(logits, tokens, time, options)
+    for row in range(3):
+        only = slice(row, row + 1)
+        alone = rule(logits[only], tokens[only], time, options[only])
+        np.testing.assert_array_equal(together[only], alone)
+
+
+@all_processors
+def test_processor_takes_one_option_for_all_sentences(name):
+    rule, options, _ = PROCESSORS[name]
+    logits, tokens, time = random_case(0)
+    repeated = np.repeat(options[:1], 3, axis=0)
+    expected = rule(logits, tokens, time, repeated)
+    np.testing.assert_array_equal(rule(logits, tokens, time, options[:1]), expected)
+
+
+@all_processors
+def test_processor_runs_in_graph_with_unknown_sizes(name):
+    rule, options, _ = PROCESSORS[name]
+    logits, tokens, time = random_case(0)
+    signature = [
+        tf.TensorSpec([None, WIDTH, VOCABULARY]),
+        tf.TensorSpec([None, WIDTH, None], tf.int32),
+        tf.TensorSpec([], tf.int32),
+        tf.TensorSpec([None] * options.ndim, options.dtype),
+    ]
+    graph = tf.function(rule, input_signature=signature)
+    assert graph.get_concrete_function().output_shapes.as_list() == [None, WIDTH, VOCABULARY]
+    expected = rule(logits, tokens, time, options)
+    np.testing.assert_array_equal(graph(logits, tokens, time, options), expected)
+    empty = graph(logits[:0], tokens[:0], time, options[:0])
+    assert empty.shape == (0, WIDTH, VOCABULARY)
+    # A search may have no room for tokens yet.
+    assert graph(logits, tokens[..., :0], 0, options).shape == logits.shape
+
+
+def test_xla_compiles_every_processor():
+    def apply_all(logits, tokens, time):
+        return [rule(logits, tokens, time, options) for rule, options, _ in PROCESSORS.values()]
+
+    case = random_case(0)
+    compiled = tf.function(apply_all, jit_compile=True)(*case)
+    for expected, found in zip(apply_all(*case), compiled, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def penalize(logits, tokens, penalty):
+    return apply(RepetitionPenalty(penalty), logits, tokens, None)
+
+
+def test_repetition_penalty_counts_a_token_once():
+    logits = tf.constant([[[5.0, 1.0, 3.0, -3.0, 2.0]]])
+    tokens = tf.constant([[[2, 3, 2, 0]]])  # and PAD, which does not count
+    found = penalize(logits, tokens, [2.0])
+    np.testing.assert_array_equal(found, [[[5.0, 1.0, 1.5, -6.0, 2.0]]])
+
+
+def test_repetition_penalty_keeps_forbidden_tokens_forbidden():
+    logits = tf.constant([[[1.0, -INF]]])
+    found = penalize(logits, tf.constant([[[1]]]), [1.5])
+    np.testing.assert_array_equal(found, logits)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_repetition_penalty_equals_plain_loop(seed):
+    logits, tokens, _ = random_case(seed)
+    penalty = np.array([1.2, 1.0, 0.5], "f")
+    expected = logits.numpy()
+    for row, beam in np.ndindex(3, WIDTH):
+        for token in set(tokens[row, beam].numpy().tolist()) - {PAD}:
+            value = expected[row, beam, token]
+            factor = 1 / penalty[row] if value > 0 else penalty[row]
+            expected[row, beam, token] = value * factor
+    found = penalize(logits, tokens, penalty)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+# Repeated n-grams
+
+
+@pytest.mark.parametrize(
+    "tokens, size, expected",
+    [
+        ([4, 5, 6, 4, 5], 3, [6]),
+        ([4, 5, 6, 4, 5], 2, [6]),
+        ([4, 5, 4, 6, 4], 2, [5, 6]),
+        ([4, 5, 6, 4, 5], 1, [4, 5, 6]),
+        ([4, 5, 6, 4, 5], 4, []),
+        ([4, 4], 2, [4]),
+        ([4, 4, 4], 3, [4]),  # overlapping
+        ([4], 2, []),
+        ([], 1, []),
+        ([4, 5, 6, 4, 5], 1_000_000_000, []),
+        ([4, 5, 6, 4, 5], 0, []),
+    ],
+)
+def test_no_repeat_ngram_forbids_repeated_ngrams(tokens, size, expected):
+    logits = apply(NoRepeatNgram([size]), *one(tokens))
+    assert forbidden(logits) == expected
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_repeat_ngram_equals_plain_loop(seed):
+    logits, tokens, time = random_case(seed)
+    sizes = [1 + seed % 3, 2, 4]
+    expected = logits.numpy()
+    for row, beam in np.ndindex(3, WIDTH):
+        past = tokens[row, beam, : int(time)].numpy().tolist()
+        size = sizes[row]
+        known = {tuple(past[i : i + size]) for i in range(len(past) - size + 1)}
+        for token in range(VOCABULARY):
+            if (*past[len(past) - size + 1 :], token) in known:
+                expected[row, beam, token] = -INF
+    found = apply(NoRepeatNgram(sizes), logits, tokens, time)
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_prefix_forces_its_next_token_while_it_lasts():
+    prefix = Prefix(tf.constant([[4, 6], [5, 0]]))
+    view = OpenHypotheses(prefix.inputs, (), None, 0, None, EOS, PAD, None)
+    forced = [prefix.forced_ids(view._replace(time=time)).numpy().tolist() for time in range(4)]
+    assert forced == [[4, 5], [6, PAD], [PAD, PAD], [PAD, PAD]]
+    nothing = view._replace(inputs=tf.zeros([2, 0], tf.int32))
+    assert prefix.forced_ids(nothing).numpy().tolist() == [PAD, PAD]
+
+
+# In a search
 
 RULES = {
     "nothing": {},
@@ -58,9 +274,7 @@ def search(model, wants, beam_size, *, rows=None, everything=False, **options):
     ],
     ids=["long", "all rules"],
 )
-def test_a_beam_that_holds_everything_finds_the_best_that_the_rules_of_each_sentence_leave(
-    table_model, limit, beam_size, rules
-):
+def test_huge_beam_finds_all_that_constraints_allow(table_model, limit, beam_size, rules):
     wants = [Wants(limit, **rule) for rule in rules]
     model = table_model(sentences=len(wants), vocabulary_size=6, seed=2, source_length=4)
     # Of three tokens; the last ones open and all those that end one step earlier.
@@ -72,7 +286,7 @@ def test_a_beam_that_holds_everything_finds_the_best_that_the_rules_of_each_sent
 @pytest.mark.slow
 @every_rule
 @pytest.mark.parametrize("end_bias", [-1.0, 2.0])
-def test_a_narrow_beam_equals_one_written_out_without_early_stop(table_model, rule, end_bias):
+def test_narrow_beam_with_constraint_equals_plain_search(table_model, rule, end_bias):
     model = table_model(sentences=6, vocabulary_size=8, seed=3, end_bias=end_bias, source_length=5)
     wants = [Wants(limit, **rule) for limit in (7, 0, 4, 8, 2, 6)]
     found = search(model, wants, 3, num_translations=3)
@@ -80,7 +294,7 @@ def test_a_narrow_beam_equals_one_written_out_without_early_stop(table_model, ru
         assert_found(narrow_beam(model, row, each, 3), found, row)
 
 
-def test_required_tokens_are_looked_at_however_improbable(table_model):
+def test_required_tokens_are_tried_however_improbable(table_model):
     # The vocabulary is so large that they are rarely among the best continuations.
     model = table_model(sentences=6, vocabulary_size=80, seed=10, end_bias=4.0)
     wants = [Wants(limit, required=((9,), (17,))) for limit in (8, 2, 5, 9, 1, 6)]
@@ -116,7 +330,7 @@ def random_wants(seed):
 
 
 @pytest.mark.parametrize("beam_size", [1, 4])
-def test_any_rules_together_give_what_the_search_written_out_gives(table_model, beam_size):
+def test_random_constraints_together_equal_plain_search(table_model, beam_size):
     model = table_model(sentences=40, vocabulary_size=8, seed=4, end_bias=1.0, source_length=5)
     wants = [random_wants(seed) for seed in range(40)]
     found = search(model, wants, beam_size, num_translations=beam_size)
@@ -132,7 +346,7 @@ def test_any_rules_together_give_what_the_search_written_out_gives(table_model, 
 
 
 @pytest.mark.parametrize(("beam_size", "beam_groups"), [(1, 1), (4, 1), (4, 2)])
-def test_a_neutral_sentence_gets_what_it_gets_without_rules(table_model, beam_size, beam_groups):
+def test_neutral_constraints_change_nothing(table_model, beam_size, beam_groups):
     model = table_model(sentences=4, vocabulary_size=30, seed=5, end_bias=2.0)
     neutral = [Wants(6)] * 4
     options = dict(num_translations=beam_size, beam_groups=beam_groups, diversity_penalty=0.5)
@@ -146,7 +360,7 @@ def test_a_neutral_sentence_gets_what_it_gets_without_rules(table_model, beam_si
         assert_same(found, expected, 4 + row, row)
 
 
-def test_the_prefix_comes_first_whatever_other_rules_say_of_it(table_model):
+def test_prefix_wins_over_other_constraints(table_model):
     model = table_model(sentences=1, vocabulary_size=8, seed=6)
     wants = [
         Wants(4, prefix=(5, 5, 5), no_repeat_ngram=1),
@@ -160,7 +374,7 @@ def test_the_prefix_comes_first_whatever_other_rules_say_of_it(table_model):
         assert_found(narrow_beam(model, 0, each, 3), found, row)
 
 
-def test_one_value_holds_for_all_sentences_and_a_prefix_wins_in_any_order(table_model):
+def test_one_value_for_all_and_prefix_wins_in_any_order(table_model):
     model = table_model(sentences=3, vocabulary_size=8, seed=6)
     wants = [Wants(4, min_length=3, prefix=(5, 5), no_repeat_ngram=2, banned=((5,), (4, 6)))] * 3
     options = arguments([Wants(4)] * 3)
@@ -177,7 +391,7 @@ def test_one_value_holds_for_all_sentences_and_a_prefix_wins_in_any_order(table_
 
 
 @pytest.mark.parametrize("beam_size", [1, 4])
-def test_wishes_that_leave_no_translation_get_none(table_model, beam_size):
+def test_contradictory_constraints_give_no_translation(table_model, beam_size):
     model = table_model(sentences=1, vocabulary_size=6, seed=7)
     wants = [
         Wants(9, min_length=5, no_repeat_ngram=1),  # there are three tokens
@@ -193,7 +407,7 @@ def test_wishes_that_leave_no_translation_get_none(table_model, beam_size):
 
 @pytest.mark.parametrize("alpha", [-3.0, -0.5, 0.6, 2.0, 20.0])
 @pytest.mark.parametrize("rule", [{}, dict(beta=0.5, min_length=4)], ids=str)
-def test_the_early_stop_never_changes_the_result(table_model, alpha, rule):
+def test_exact_early_stop_never_changes_the_result(table_model, alpha, rule):
     model = table_model(sentences=30, vocabulary_size=8, seed=8, end_bias=1.0, source_length=5)
     wants = [Wants(12, alpha, **rule)] * 30
     found = search(model, wants, 4, num_translations=2)
@@ -203,11 +417,58 @@ def test_the_early_stop_never_changes_the_result(table_model, alpha, rule):
         assert sum(rows for rows, _ in model.calls) < 30 * 13  # some did stop
 
 
-def test_greedy_search_follows_the_rules_too(table_model):
+def test_greedy_search_follows_every_constraint(table_model):
     wants = [Wants(7, **rule) for rule in RULES.values()]
     model = table_model(sentences=len(wants), vocabulary_size=8, seed=9, source_length=5)
-    found = greedy_search(model.step, model.state(range(len(wants))), **arguments(wants))
+    found = search(model, wants, 1)
     for row, each in enumerate(wants):
         assert_found([greedy(model, row, each)], found, row)
     assert np.all(found.ids.numpy().max(axis=(1, 2)) >= EOS_ID)
     assert found.ids.dtype == tf.int32
+
+
+# Banks
+
+
+def spread(log_probs, banks, count):
+    found = spread_over_banks(
+        tf.constant([log_probs], tf.float32), tf.constant([banks], tf.int32), count
+    )
+    assert found.dtype == tf.int32
+    return found.numpy()[0].tolist()
+
+
+@pytest.mark.parametrize(
+    "log_probs, banks, count, expected",
+    [
+        # The best of banks 2, 1 and 0, then the second best of 2 and 0.
+        ([-1, -2, -3, -4, -5], [0, 0, 1, 2, 2], 5, [3, 2, 0, 4, 1]),
+        ([-1, -2, -3, -4, -5], [0, 0, 1, 2, 2], 2, [3, 2]),
+        ([-3, -1, -2], [0, 0, 0], 3, [1, 2, 0]),
+        ([-1, -1, -1], [0, 0, 0], 3, [0, 1, 2]),  # the first among equals
+        ([-INF, -9, -1, -INF], [5, 0, 0, 5], 4, [2, 1, 0, 3]),  # impossible ones last
+        ([-INF, -9, -1, -INF], [5, 0, 0, 5], 2, [2, 1]),
+    ],
+)
+def test_every_bank_gets_its_share_of_the_beam(log_probs, banks, count, expected):
+    assert spread(log_probs, banks, count) == expected
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_spread_over_banks_equals_plain_loop(seed):
+    random = np.random.default_rng(seed)
+    log_probs = np.round(random.standard_normal(20), 1)
+    log_probs[random.integers(0, 20, 4)] = -INF
+    banks = random.integers(0, 4, 20)
+    queues = {
+        bank: sorted(
+            (i for i in range(20) if banks[i] == bank and log_probs[i] > -INF),
+            key=lambda i: (-log_probs[i], i),
+        )
+        for bank in (3, 2, 1, 0)
+    }
+    expected = []
+    while any(queues.values()):
+        expected += [queue.pop(0) for queue in queues.values() if queue]
+    expected += [i for i in range(20) if log_probs[i] == -INF]
+    assert spread(log_probs, banks, 20) == expected

@@ -1,4 +1,4 @@
-"""Sampling: whole translations against the probabilities of a tiny model; all seeds are fixed."""
+"""Sampling against the probabilities that are sampled from; all seeds are fixed."""
 
 import collections
 
@@ -18,8 +18,10 @@ from plain_search import (
 )
 
 from keras_transformer.errors import InputError
-from keras_transformer.search import sample
+from keras_transformer.search import sample, sentence_seeds
+from keras_transformer.search.sampling import apply_temperature, draw_tokens, keep_most_probable
 
+INF = np.inf
 SEEDS = 2000
 
 
@@ -42,17 +44,22 @@ def many(model, wants, num_translations=1, **options):
     ]
 
 
-def assert_distributed(found, probabilities):
-    """Fails where Pearson's statistic is five standard deviations above its mean, or more."""
+def assert_sampled(found, probabilities):
+    """Fails unless the translations are distributed like these, a mapping."""
     counts = collections.Counter(found)
     assert set(counts) <= set(probabilities)
     assert sum(probabilities.values()) == pytest.approx(1)
-    expected = np.array([len(found) * each for each in probabilities.values()])
-    observed = np.array([counts[each] for each in probabilities])
-    # What is too rare for the statistic counts together.
-    rare = expected < 5
+    assert_distributed([counts[each] for each in probabilities], [*probabilities.values()])
+
+
+def assert_distributed(counts, probabilities):
+    """Fails where Pearson's statistic is five standard deviations above its mean, or more."""
+    counts, probabilities = np.ravel(counts), np.ravel(probabilities)
+    assert counts[probabilities == 0].sum() == 0
+    expected = counts.sum() * probabilities / probabilities.sum()
+    rare = expected < 5  # too rare for the statistic, these count together
     expected = np.append(expected[~rare], expected[rare].sum())
-    observed = np.append(observed[~rare], observed[rare].sum())
+    observed = np.append(counts[~rare], counts[rare].sum())
     statistic = np.sum((observed - expected) ** 2 / np.maximum(expected, 1))
     freedom = len(expected) - 1
     assert statistic < freedom + 5 * np.sqrt(2 * freedom)
@@ -73,11 +80,11 @@ def assert_distributed(found, probabilities):
     ],
     ids=str,
 )
-def test_translations_come_as_often_as_they_are_probable(table_model, options, rule):
+def test_translations_follow_their_probabilities(table_model, options, rule):
     model = table_model(sentences=1, vocabulary_size=6, seed=1)
     wants = Wants(2, **rule)
     found = [tokens for (tokens,) in many(model, wants, **options)]
-    assert_distributed(found, sampled(model, 0, wants, **options))
+    assert_sampled(found, sampled(model, 0, wants, **options))
 
 
 def test_samples_of_a_sentence_are_independent(table_model):
@@ -90,7 +97,7 @@ def test_samples_of_a_sentence_are_independent(table_model):
         for other, q in single.items()
     }
     found = [tuple(sorted(pair)) for pair in many(model, wants, num_translations=2)]
-    assert_distributed(found, pairs)
+    assert_sampled(found, pairs)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +105,7 @@ def test_samples_of_a_sentence_are_independent(table_model):
     [{}, dict(beta=0.5), dict(repetition_penalty=1.6), dict(prefix=(6, 5), min_length=4)],
     ids=str,
 )
-def test_scores_are_those_of_the_model_and_the_best_comes_first(table_model, rule):
+def test_scores_are_those_of_the_model_best_first(table_model, rule):
     model = table_model(sentences=3, vocabulary_size=9, seed=3, source_length=5)
     wants = [Wants(limit, **rule) for limit in (7, 0, 4)]
     found = search(model, wants, num_translations=5, temperature=1.7, top_k=4, top_p=0.9, seed=3)
@@ -136,7 +143,7 @@ def test_a_seed_gives_the_same_samples_in_any_batch(table_model):
 
 
 @pytest.mark.parametrize("options", [dict(temperature=1e-6), dict(top_k=1), dict(top_p=1e-6)])
-def test_almost_no_temperature_and_one_candidate_are_greedy_search(table_model, options):
+def test_low_temperature_and_one_candidate_equal_greedy(table_model, options):
     model = table_model(sentences=4, vocabulary_size=9, seed=5, end_bias=1.0)
     wants = [Wants(limit) for limit in (9, 2, 0, 12)]
     found = search(model, wants, num_translations=2, **options)
@@ -144,7 +151,7 @@ def test_almost_no_temperature_and_one_candidate_are_greedy_search(table_model, 
         assert_found([greedy(model, row, each)] * 2, found, row)
 
 
-def test_a_sample_to_which_the_rules_leave_no_token_is_no_translation(table_model):
+def test_sample_without_an_allowed_token_is_no_translation(table_model):
     model = table_model(sentences=1, vocabulary_size=6, seed=6)
     wants = [Wants(5, min_length=2, banned=((1,), (4,), (5,))), Wants(5)]
     found = search(model, wants, rows=[0, 0], num_translations=2)
@@ -152,7 +159,247 @@ def test_a_sample_to_which_the_rules_leave_no_token_is_no_translation(table_mode
     assert np.all(found.lengths[1] > 0)
 
 
-def test_no_samples_are_refused(table_model):
+def test_zero_samples_are_rejected(table_model):
     model = table_model(sentences=1, vocabulary_size=6, seed=7)
     with pytest.raises(InputError, match="num_translations must be at least 1, got 0"):
         search(model, [Wants(3)], num_translations=0)
+
+
+# Temperature and filters
+
+
+def test_temperature_divides_the_logits_of_its_sentence():
+    logits = tf.constant([[[1.0, -2.0]], [[1.0, -INF]]])
+    found = apply_temperature(logits, tf.constant([0.5, 4.0]))
+    np.testing.assert_array_equal(found, [[[2.0, -4.0]], [[0.25, -INF]]])
+
+
+def test_tiny_temperature_leaves_finite_logits():
+    found = apply_temperature(tf.constant([[[30.0, -30.0]]]), tf.constant([1e-38]))
+    assert np.isfinite(found).all()
+    np.testing.assert_array_equal(tf.nn.softmax(found), [[[1.0, 0.0]]])
+
+
+def kept(probabilities, top_k=0, top_p=1.0):
+    logits = tf.math.log(tf.constant([[probabilities]], tf.float32))
+    found = keep_most_probable(logits, tf.constant([top_k]), tf.constant([top_p])).numpy()
+    is_kept = found > -INF
+    np.testing.assert_array_equal(found[is_kept], logits.numpy()[is_kept])
+    return np.flatnonzero(is_kept[0, 0]).tolist()
+
+
+@pytest.mark.parametrize(
+    "options, expected",
+    [
+        (dict(top_k=1), [1]),
+        (dict(top_k=2), [1, 3]),
+        (dict(top_k=3), [0, 1, 3]),  # 0 and 2 are equal: the lower id stays
+        (dict(top_k=99), [0, 1, 2, 3, 4]),
+        (dict(top_p=0.49), [1]),
+        (dict(top_p=0.51), [1, 3]),  # the token that reaches it stays
+        (dict(top_p=0.74), [1, 3]),
+        (dict(top_p=0.76), [0, 1, 3]),
+        (dict(top_p=0.99), [0, 1, 2, 3, 4]),
+        (dict(top_p=0.0), [1]),
+        (dict(top_k=2, top_p=0.6), [1]),  # 0.5 of the 0.75 that two tokens have
+        (dict(top_k=2, top_p=0.7), [1, 3]),
+    ],
+)
+def test_top_k_and_top_p_keep_the_most_probable_tokens(options, expected):
+    assert kept([0.1, 0.5, 0.1, 0.25, 0.05], **options) == expected
+
+
+def test_top_p_keeps_the_token_that_reaches_it_exactly():
+    assert kept([0.25, 0.5, 0.125, 0.125], top_p=0.75) == [0, 1]
+
+
+def test_top_p_of_one_loses_nothing_to_rounding():
+    probabilities = [1.0] + [1e-12] * 20
+    assert len(kept(probabilities, top_k=15)) == 15
+
+
+def test_forbidden_tokens_stay_forbidden_in_filters():
+    assert kept([0.0, 0.5, 0.0, 0.5], top_p=0.6) == [1, 3]
+    assert kept([0.0, 0.5, 0.0, 0.5], top_k=3) == [1, 3]
+    assert kept([0.0, 0.0], top_k=1, top_p=0.5) == []
+
+
+@pytest.mark.parametrize("vocabulary", [9, 600])
+@pytest.mark.parametrize("scale", [0.0, 0.3, 3.0])
+def test_filters_equal_plain_loop(vocabulary, scale):
+    # The flat distributions need more candidates than are looked at first.
+    logits = np.random.default_rng(1).standard_normal((6, 2, vocabulary)).astype("f")
+    logits = np.round(logits * scale, 1)  # with ties
+    top_k = [0, 5, 300, 0, 500, 0]
+    top_p = [0.9, 1.0, 0.973, 0.3, 0.512, 1.0]
+    expected = np.full_like(logits, -INF)
+    for row, beam in np.ndindex(6, 2):
+        values = logits[row, beam].astype(np.float64)
+        best = sorted(range(vocabulary), key=lambda i, values=values: (-values[i], i))
+        best = best[: top_k[row] or vocabulary]
+        total, reached = np.exp(values[best]).sum(), 0.0
+        for token in best:
+            expected[row, beam, token] = logits[row, beam, token]
+            reached += np.exp(values[token])
+            if top_p[row] < 1 and reached >= top_p[row] * total:
+                break
+    found = keep_most_probable(
+        tf.constant(logits), tf.constant(top_k), tf.constant(top_p, tf.float32)
+    )
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_filters_treat_sentences_independently():
+    random = np.random.default_rng(2)
+    peaked = tf.constant(4 * random.standard_normal((1, 1, 2000)), tf.float32)
+    top_p = tf.constant([0.95])
+    alone = keep_most_probable(peaked, tf.constant([0]), top_p)
+    flat = tf.zeros_like(peaked)
+    beside = keep_most_probable(tf.concat([peaked, flat], 0), tf.constant([0]), top_p)
+    np.testing.assert_array_equal(beside[:1], alone)
+    assert np.isfinite(beside[1]).sum() == pytest.approx(1900, abs=1)
+
+
+# Draws
+
+
+def draws(probabilities, sentences=20_000, width=1, time=0):
+    """Returns ids [B, W] drawn from the same probabilities with seeds 0, 1, 2, ..."""
+    logits = tf.math.log(tf.constant(probabilities, tf.float32))
+    logits = tf.broadcast_to(logits, [sentences, width, len(probabilities)])
+    return draw_tokens(logits, tf.range(sentences), tf.constant(time)).numpy()
+
+
+@pytest.mark.parametrize(
+    "probabilities",
+    [
+        [0.5, 0.25, 0.125, 0.125],
+        [0.0, 0.01, 0.0, 0.19, 0.3, 0.5, 0.0],
+        np.arange(1, 51) / (25 * 51),
+        np.full(173, 1 / 173),
+        np.where(np.arange(40) % 7 == 3, 1.0, 0.0) / 6,
+    ],
+    ids=["powers", "some forbidden", "ramp", "flat", "few allowed"],
+)
+def test_draws_follow_their_probabilities(probabilities):
+    counts = np.bincount(draws(probabilities)[:, 0], minlength=len(probabilities))
+    assert_distributed(counts, probabilities)
+
+
+@pytest.mark.parametrize("other", ["time", "hypothesis", "seed"])
+def test_draws_of_times_hypotheses_seeds_are_independent(other):
+    probabilities = np.array([0.1, 0.2, 0.3, 0.4])
+    first = draws(probabilities, width=2)
+    second = {
+        "time": draws(probabilities, time=1)[:, 0],
+        "hypothesis": first[:, 1],
+        "seed": np.roll(first[:, 0], 1),
+    }[other]
+    pairs = np.bincount(4 * first[:, 0] + second, minlength=16)
+    assert_distributed(pairs, np.outer(probabilities, probabilities).ravel())
+
+
+def test_draws_of_one_seed_follow_their_probabilities():
+    logits = tf.math.log(tf.broadcast_to([0.1, 0.2, 0.3, 0.4], [1, 400, 4]))
+    found = [draw_tokens(logits, tf.constant([0]), time) for time in range(20)]
+    assert_distributed(np.bincount(np.ravel(found)), [0.1, 0.2, 0.3, 0.4])
+
+
+def test_draws_of_rare_tokens_follow_their_probabilities():
+    # Half of the probability lies on token 0; a float32 running sum would blur the others.
+    probabilities = np.full(37_000, 0.5 / 36_999)
+    probabilities[0] = 0.5
+    logits = tf.constant(np.log(np.broadcast_to(probabilities, [1, 60, 37_000])), tf.float32)
+    found = np.ravel([draw_tokens(logits, tf.constant([seed]), 0) for seed in range(20)])
+    bins = np.bincount(found // 1850, minlength=20)
+    assert_distributed(bins, probabilities.reshape(20, 1850).sum(axis=1))
+
+
+def test_draws_treat_sentences_independently():
+    random = np.random.default_rng(0)
+    logits = tf.constant(random.standard_normal((5, 3, 100)), tf.float32)
+    seeds = tf.constant([7, 0, -1, 2**40, 7], tf.int64)
+    together = draw_tokens(logits, seeds, 4)
+    for row in range(5):
+        only = slice(row, row + 1)
+        np.testing.assert_array_equal(draw_tokens(logits[only], seeds[only], 4), together[only])
+
+
+def test_draws_depend_on_the_seed():
+    logits = tf.zeros([2, 4, 1000])
+    found = draw_tokens(logits, tf.constant([5, 5]), 0).numpy()
+    np.testing.assert_array_equal(found[0], found[1])
+    assert (draw_tokens(logits, tf.constant([6]), 0).numpy() != found).any()
+    np.testing.assert_array_equal(draw_tokens(logits, tf.constant([5, 5], tf.int64), 0), found)
+
+
+@pytest.mark.parametrize("allowed", [0, 41, 99])
+def test_forbidden_tokens_are_never_drawn(allowed):
+    logits = np.full((3000, 1, 100), -INF, "f")
+    logits[:, :, allowed] = -50.0
+    assert (draw_tokens(tf.constant(logits), tf.range(3000), 0).numpy() == allowed).all()
+
+
+@pytest.mark.parametrize("shift", [1e30, -1e30, 80.0])
+def test_draws_survive_huge_logits(shift):
+    logits = tf.constant([[[shift, -INF, shift, -INF]]])
+    found = [int(draw_tokens(logits, tf.constant([seed]), 0)[0, 0]) for seed in range(30)]
+    assert set(found) == {0, 2}
+
+
+def test_draw_with_nothing_allowed_is_token_0():
+    assert int(draw_tokens(tf.fill([1, 1, 30], -INF), tf.constant([3]), 0)[0, 0]) == 0
+
+
+@pytest.mark.parametrize("vocabulary", [1, 2, 3, 10])
+def test_draws_cover_small_vocabularies(vocabulary):
+    found = draw_tokens(tf.zeros([500, 1, vocabulary]), tf.range(500), 0).numpy()
+    assert set(found.ravel()) == set(range(vocabulary))
+
+
+def test_draws_are_the_same_in_graph_and_xla():
+    signature = [
+        tf.TensorSpec([None, 2, 50]),
+        tf.TensorSpec([None], tf.int32),
+        tf.TensorSpec([], tf.int32),
+    ]
+    graph = tf.function(draw_tokens, input_signature=signature)
+    logits = tf.constant(np.random.default_rng(1).standard_normal((40, 2, 50)), tf.float32)
+    arguments = (logits, tf.range(40), tf.constant(3))
+    expected = draw_tokens(*arguments)
+    assert expected.dtype == tf.int32
+    np.testing.assert_array_equal(graph(*arguments), expected)
+    assert graph(logits[:0], tf.range(0), 3).shape == (0, 2)
+    compiled = tf.function(draw_tokens, jit_compile=True)
+    np.testing.assert_array_equal(compiled(*arguments), expected)
+
+
+SOURCE = np.array([[5, 6, 3, 0], [6, 5, 3, 0], [5, 3, 0, 0], [5, 6, 3, 0]], "int32")
+
+
+def test_sentence_seeds_ignore_neighbours_and_padding():
+    seeds = sentence_seeds(7, SOURCE).numpy()
+    assert seeds.dtype == np.int64
+    assert len(set(seeds)) == 3
+    assert seeds[0] == seeds[3]
+    assert not set(seeds) & set(sentence_seeds(8, SOURCE).numpy())
+    for row, ids in enumerate(SOURCE):
+        (alone,) = sentence_seeds(7, ids[None, : np.count_nonzero(ids)]).numpy()
+        assert alone == seeds[row]
+    own = sentence_seeds([7, 8, 7, 8], SOURCE).numpy()
+    assert own[2] == seeds[2]
+    assert own[3] != own[0] == seeds[0]
+
+
+def test_sentence_seeds_make_sentences_independent():
+    random = np.random.default_rng(3)
+    count, size = 4000, 5
+    source = np.concatenate([random.integers(4, 9, (count, 6)), np.full((count, 1), 3)], axis=1)
+    ids = draw_tokens(
+        tf.zeros([count, 1, size]), sentence_seeds(0, source), tf.constant(0)
+    ).numpy()[:, 0]
+    # All draws are of one distribution; with one seed for all they would be one token.
+    shares = np.bincount(ids, minlength=size) / count
+    np.testing.assert_allclose(shares, 1 / size, atol=4 * (0.16 / count) ** 0.5)
+    equal = np.mean(ids[1:] == ids[:-1])
+    assert abs(equal - 1 / size) < 4 * (0.16 / count) ** 0.5

@@ -1,4 +1,4 @@
-"""The length penalty, the coverage penalty and what they make of log-probabilities."""
+"""Length and coverage penalties, and the quick top k against TensorFlow's."""
 
 import math
 
@@ -6,79 +6,94 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_transformer.decoding import DecodingState
-from keras_transformer.search import kv_cache_capacities
-from keras_transformer.search.beam import (
+from keras_transformer.search.scoring import (
     coverage_penalty,
     final_scores,
+    find_top_k,
+    in_groups,
     length_penalty,
-    prepare_search,
+    top_k_of_groups,
 )
 
 
-def test_length_penalty_equals_numbers_worked_by_hand():
+def test_length_penalty_equals_worked_numbers():
     lengths = tf.constant([1, 7, 19])
     np.testing.assert_allclose(length_penalty(lengths, tf.constant(0.0)), [1, 1, 1])
     np.testing.assert_allclose(length_penalty(lengths, tf.constant(1.0)), [1, 2, 4])
     np.testing.assert_allclose(length_penalty(lengths, tf.constant(0.5)), [1, 2**0.5, 2], rtol=1e-6)
 
 
-def test_what_is_impossible_stays_so_under_an_infinite_length_penalty():
-    _, inputs, _ = prepare_search(
-        None, DecodingState(), 1, bos_ids=tf.constant([2]), max_lengths=tf.constant([9]),
-        length_penalty=1e6,
-    )  # fmt: skip
-    log_probs = tf.constant([[-1.0, -float("inf")]])
-    scores = final_scores(log_probs, tf.constant(9), None, inputs)
+def test_impossible_scores_stay_impossible_with_a_huge_penalty():
+    log_probs = tf.constant([[-1.0, -np.inf]])
+    alpha, beta = tf.constant([1e6]), tf.constant([0.0])
+    scores = final_scores(log_probs, tf.constant(9), None, alpha, beta)
     np.testing.assert_array_equal(scores, [[0.0, -np.inf]])
 
 
-@pytest.mark.parametrize(
-    ("max_length_bound", "expected"),
-    [
-        (0, (1,)),
-        (19, (20,)),
-        (22, (23,)),
-        (23, (16, 24)),
-        (65, (16, 32, 66)),
-        (200, (16, 32, 64, 128, 201)),
-    ],
-)
-def test_room_doubles_from_stage_to_stage_and_ends_at_the_longest_translation(
-    max_length_bound, expected
-):
-    assert kv_cache_capacities(max_length_bound) == expected
-
-
-# Coverage
-
-
-def test_the_penalty_is_the_sum_of_logs_of_coverage_up_to_one():
+def test_coverage_penalty_sums_logs_of_coverage_up_to_one():
     coverage = tf.constant([[[0.5, 2.0, 0.1], [1.0, 1.0, 1.0]]])
     found = coverage_penalty(coverage, tf.constant([0.2]))
     np.testing.assert_allclose(found, [[0.2 * (math.log(0.5) + math.log(0.1)), 0.0]], rtol=1e-6)
 
 
 @pytest.mark.parametrize("jit_compile", [False, True])
-def test_tokens_without_attention_cost_a_finite_amount(jit_compile):
+def test_coverage_penalty_is_finite_without_attention(jit_compile):
     coverage = tf.constant([[[0.0], [1e-45], [1e-30]]])
     found = tf.function(coverage_penalty, jit_compile=jit_compile)(coverage, tf.constant([1.0]))
     np.testing.assert_allclose(found, [[-87.34, -87.34, math.log(1e-30)]], rtol=1e-4)
 
 
-def test_each_sentence_has_its_own_beta_and_zero_turns_it_off():
+def test_coverage_penalty_takes_a_beta_per_sentence():
     found = coverage_penalty(tf.zeros([2, 3, 4]), tf.constant([0.0, 0.1])).numpy()
     assert (found[0] == 0).all() and (found[1] < 0).all()
 
 
-def test_one_beta_holds_for_all_sentences():
+def test_coverage_penalty_takes_one_beta_for_all():
     coverage = tf.fill([2, 3, 4], 0.5)
     found = coverage_penalty(coverage, tf.constant([0.1]))
     np.testing.assert_allclose(found, np.full([2, 3], 0.4 * math.log(0.5)), rtol=1e-6)
 
 
-def test_a_graph_of_unknown_sizes_takes_an_empty_batch_and_an_empty_source():
+def test_coverage_penalty_takes_empty_batch_and_source():
     signature = [tf.TensorSpec([None, 3, None]), tf.TensorSpec([None])]
     graph = tf.function(coverage_penalty, input_signature=signature)
     assert graph(tf.zeros([0, 3, 5]), tf.zeros([0])).shape == (0, 3)
     assert (graph(tf.zeros([2, 3, 0]), tf.zeros([1])).numpy() == 0).all()
+
+
+@pytest.mark.parametrize("width", [5, 300, 2048, 8000, 9521])
+@pytest.mark.parametrize("values", ["distinct", "many equal", "all equal", "one finite"])
+def test_top_k_equals_tensorflow_ties_included(width, values):
+    random = np.random.default_rng(width)
+    shape = (3, 2, width)
+    rows = {
+        "distinct": random.standard_normal(shape),
+        "many equal": random.integers(0, 6, shape),
+        "all equal": np.full(shape, -7.0),
+        "one finite": np.where(np.arange(width) == width - 1, -9.0, np.full(shape, -np.inf)),
+    }[values].astype("f")
+    expected = tf.math.top_k(rows, 5)
+    found = find_top_k(tf.constant(rows), 5)
+    np.testing.assert_array_equal(found[0], expected.values)
+    np.testing.assert_array_equal(found[1], expected.indices)
+
+
+def test_top_k_takes_an_empty_batch():
+    values, indices = find_top_k(tf.zeros([0, 4, 8000]), 5)
+    assert tuple(values.shape) == tuple(indices.shape) == (0, 4, 5)
+
+
+@pytest.mark.parametrize("width", [7, 2048, 8000])
+@pytest.mark.parametrize("num_sets", [1, 2, 4])
+def test_top_k_of_groups_adds_the_offset_of_each_row(width, num_sets):
+    random = np.random.default_rng(width)
+    rows = random.integers(-9, 9, (3, 4, width)).astype("f")
+    offsets = random.integers(-3, 3, (3, 4)).astype("f")
+    offsets[1, 2] = -np.inf
+    found = top_k_of_groups(in_groups(tf.constant(rows), 6), 6, tf.constant(offsets), num_sets)
+    sets = (rows + offsets[..., None]).reshape(3, num_sets, -1)
+    order = np.argsort(-sets, axis=-1, kind="stable")[..., :6]
+    np.testing.assert_array_equal(found[0], np.take_along_axis(sets, order, -1))
+    first_rows = np.arange(0, 4, 4 // num_sets)[:, None]
+    np.testing.assert_array_equal(found[1], order // width + first_rows)
+    np.testing.assert_array_equal(found[2], order % width)

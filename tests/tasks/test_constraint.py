@@ -6,10 +6,19 @@ import itertools
 import numpy as np
 import pytest
 import tensorflow as tf
-from plain_search import Wants, arguments, assert_found, every_translation, greedy, tokens_of
+from plain_search import (
+    Wants,
+    arguments,
+    assert_found,
+    assert_same,
+    every_translation,
+    greedy,
+    tokens_of,
+)
 
 from keras_transformer.config import EOS_ID
-from keras_transformer.search import beam_search, greedy_search, sample
+from keras_transformer.decoding import DecodingState
+from keras_transformer.search import NoRepeatNgram, beam_search, sample
 from keras_transformer.tasks.parsing import constraint
 from keras_transformer.tasks.parsing.constraint import BalancedBrackets, CopiedWords
 
@@ -43,11 +52,15 @@ def allows(num_words, limit, tokens, token):
 WANTS = [Wants(limit, allows=functools.partial(allows, words, limit)) for words, limit in CASES]
 
 
-def make_arguments():
-    words = [[place < count for place in range(3)] for count, _ in CASES]
-    constraint = BalancedBrackets(words, TOKENS, special_ids=range(4))
-    options = arguments(WANTS)
-    return options | dict(constraints=[constraint, *options["constraints"]])
+def make_constraint(words):
+    return BalancedBrackets(words, TOKENS, special_ids=range(4))
+
+
+WORDS = [[place < count for place in range(3)] for count, _ in CASES]
+
+
+def make_arguments(rows=slice(None)):
+    return arguments(WANTS[rows]) | dict(constraints=[make_constraint(WORDS[rows])])
 
 
 @pytest.fixture
@@ -70,7 +83,7 @@ def test_exhaustive_beam_finds_exactly_all_trees(model):
 
 
 def test_greedy_search_and_samples_find_trees(model):
-    found = greedy_search(model.step, model.state(range(6), 1), **make_arguments())
+    found = beam_search(model.step, model.state(range(6)), beam_size=1, **make_arguments())
     samples = sample(
         model.step, model.state(range(6), 8), num_translations=8, seed=7, **make_arguments()
     )
@@ -78,6 +91,48 @@ def test_greedy_search_and_samples_find_trees(model):
         assert_found([greedy(model, row, WANTS[row])], found, row)
         allowed = {each.tokens for each in every_translation(model, row, WANTS[row])}
         assert {tokens_of(samples, row, place) for place in range(8)} <= allowed
+
+
+SEARCHES = {
+    "beam": (functools.partial(beam_search, beam_size=3, num_translations=2), 3),
+    "greedy": (functools.partial(beam_search, beam_size=1), 1),
+    "sampling": (functools.partial(sample, num_translations=4, seed=7), 4),
+}
+every_search = pytest.mark.parametrize(("search", "width"), SEARCHES.values(), ids=SEARCHES)
+
+
+@every_search
+def test_sentence_gets_the_same_tree_alone_and_in_a_batch(model, search, width):
+    together = search(model.step, model.state(range(6), width), **make_arguments())
+    for row in range(6):
+        only = slice(row, row + 1)
+        alone = search(model.step, model.state([row], width), **make_arguments(only))
+        assert_same(alone, together, 0, row)
+
+
+@pytest.mark.slow
+@every_search
+def test_graph_and_xla_give_the_trees_of_eager_search(model, search, width):
+    def step(ids, state):  # knows the last token and how many there were
+        logits = tf.gather(tf.gather(model.table, state.context), ids, batch_dims=1)
+        return logits + 0.1 * tf.cast(state.time, tf.float32) * tf.range(11.0), state
+
+    def translate(rows, words, limits, bound=None):
+        return search(
+            step, DecodingState(context=rows), bos_ids=tf.fill(tf.shape(rows), 2),
+            max_lengths=limits, constraints=[NoRepeatNgram(3), make_constraint(words)],
+            max_length_bound=bound,
+        )  # fmt: skip
+
+    case = (tf.range(6), tf.constant(WORDS), tf.constant([limit for _, limit in CASES]))
+    expected = translate(*case)
+    assert (expected.lengths.numpy() > 0).any(axis=1).tolist() == [True] * 4 + [False, True]
+    signature = [tf.TensorSpec([None] * each.shape.rank, each.dtype) for each in case]
+    graph = tf.function(translate, input_signature=signature)
+    compiled = tf.function(functools.partial(translate, bound=6), jit_compile=True)
+    for found in (graph(*case), compiled(*case)):
+        for left, right in zip(found, expected, strict=True):
+            np.testing.assert_allclose(left, right, rtol=1e-5)
 
 
 def test_punctuation_words_get_punctuation_tags(table_model):

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
-from keras_transformer.decoding import Tensor
+from keras_transformer.decoding import IMPOSSIBLE, Tensor
 from keras_transformer.search.constraints import Constraint, OpenHypotheses
 
 MOST_OPEN_BRACKETS = 100  # D
@@ -95,7 +95,7 @@ class BalancedBrackets(Constraint):
     def restrict(self, allowed: Tensor, hypotheses: OpenHypotheses) -> Tensor:
         words_left, may_read = hypotheses.state.words_left, self._may_read(hypotheses)
         may_come = self._may_come(hypotheses, words_left, may_read)
-        return tf.where(may_come, allowed, -float("inf"))
+        return tf.where(may_come, allowed, IMPOSSIBLE)
 
     def _may_come(
         self, hypotheses: OpenHypotheses, tokens_left: Tensor, may_read: Tensor
@@ -196,9 +196,9 @@ class CopiedWords(BalancedBrackets):
         """
         is_next, _ = self._next_tokens(hypotheses)
         is_of_word = tf.constant(self._is_of_word) & tf.reduce_any(is_next, -1, keepdims=True)
-        of_words = tf.where(is_of_word, logits, -float("inf"))
+        of_words = tf.where(is_of_word, logits, IMPOSSIBLE)
         total = tf.reduce_logsumexp(of_words, axis=-1, keepdims=True)
-        return tf.where(is_next, total, tf.where(is_of_word, -float("inf"), logits))
+        return tf.where(is_next, total, tf.where(is_of_word, IMPOSSIBLE, logits))
 
     def restrict(self, allowed: Tensor, hypotheses: OpenHypotheses) -> Tensor:
         ids, _, words = hypotheses.inputs
@@ -213,7 +213,7 @@ class CopiedWords(BalancedBrackets):
             self._may_come(of_brackets, tokens_left, copies),
         )
         may_come = tf.where(is_reading[..., None] & is_within_word, copies, may_come)
-        return tf.where(may_come, allowed, -float("inf"))
+        return tf.where(may_come, allowed, IMPOSSIBLE)
 
     def _next_tokens(self, hypotheses: OpenHypotheses) -> tuple[Tensor, Tensor]:
         """Returns the sentence's next token one-hot, and whether it continues a word.
