@@ -351,15 +351,12 @@ def constrain(
     logits: Tensor, time: Tensor, spec: SearchSpec, inputs: SentenceInputs, state: State
 ) -> ConstrainedLogits:
     """Asks all constraints about logits [B, W, V] of the tokens after `time` others."""
-    asked = [
-        (constraint, OpenHypotheses(
-            its_inputs, its_state, state.tokens, time, inputs.max_lengths, spec.eos_id,
-            spec.pad_id, logits,
-        ))
-        for constraint, its_inputs, its_state in zip(
-            spec.constraints, inputs.constraints, state.constraints, strict=True
+    asked = []
+    for constraint, its_inputs, its_state in _asked(spec, inputs, state):
+        limits = (inputs.max_lengths, spec.eos_id, spec.pad_id, logits)
+        asked.append(
+            (constraint, OpenHypotheses(its_inputs, its_state, state.tokens, time, *limits))
         )
-    ]  # fmt: skip
     for constraint, hypotheses in asked:
         logits = constraint.adjust(logits, hypotheses)
     allowed = logits
@@ -476,12 +473,8 @@ def _best_of_group(
 ) -> Candidates:
     """Returns the 2A best candidates of a group, [B, 2A], best first.
 
-    Args:
-        found: of all sets, [B, sets, K]. A group has one set or several consecutive ones.
-        group: its number.
-        num_groups: G.
-        earlier: what earlier groups keep open after this step.
-        spec, inputs, state: of the search.
+    `found` has those of all sets, [B, sets, K]; a group has one set or several consecutive ones.
+    `earlier` has what earlier groups keep open after this step.
     """
     count = 2 * spec.num_hypotheses // num_groups
     if found.ids.shape[1] != num_groups:
@@ -496,9 +489,7 @@ def _best_of_group(
         times = tf.math.count_nonzero(is_taken, axis=-1, dtype=tf.float32)
         value -= inputs.options["diversity_penalty"][:, None] * times
     banks = []
-    for constraint, its_inputs, its_state in zip(
-        spec.constraints, inputs.constraints, state.constraints, strict=True
-    ):
+    for constraint, its_inputs, its_state in _asked(spec, inputs, state):
         if isinstance(constraint, ProgressConstraint):
             its_state = _of_parents(its_state, candidates.parents)
             its_state = constraint.update(its_state, candidates.ids, its_inputs)
@@ -510,11 +501,8 @@ def _best_of_group(
     if not banks:
         return candidates.take(most_probable())
     bank = tf.add_n(banks)
-    return candidates.take(
-        tf.cond(
-            tf.reduce_any(bank > 0), lambda: spread_over_banks(value, bank, count), most_probable
-        )
-    )
+    spread = functools.partial(spread_over_banks, value, bank, count)
+    return candidates.take(tf.cond(tf.reduce_any(bank > 0), spread, most_probable))
 
 
 def _finish(
@@ -559,6 +547,13 @@ def _keep_open(candidates: Candidates, size: int, spec: SearchSpec) -> Candidate
     return candidates.take(tf.math.top_k(order, size).indices)
 
 
+def _asked(
+    spec: SearchSpec, inputs: SentenceInputs, state: State
+) -> list[tuple[Constraint, Any, Any]]:
+    """Returns each constraint with its inputs and its state."""
+    return list(zip(spec.constraints, inputs.constraints, state.constraints, strict=True))
+
+
 def _of_parents(nest: Any, parents: Tensor) -> Any:
     """Returns a nest of [B, W, ...] for the hypotheses `parents` [B, any]."""
     return tf.nest.map_structure(
@@ -574,15 +569,7 @@ def _extend(
     parents: Tensor | None,
     time: Tensor,
 ) -> State:
-    """Appends a token to each hypothesis.
-
-    Args:
-        spec, inputs: of the search.
-        state: after `_read`.
-        ids: int32 [B, W], the tokens.
-        parents: int32 [B, W], the hypotheses that they continue; None for each its own.
-        time: int32 [], tokens that the hypotheses have.
-    """
+    """Appends the tokens `ids` [B, W] to the hypotheses `parents` [B, W], or each to its own."""
     if parents is not None:
         kept = {name: part for name, part in state.model.items() if name != "kv_cache"}
         tokens, ancestors, kept, states = _of_parents(
@@ -596,9 +583,7 @@ def _extend(
         tokens=tf.where(spec.positions == time, ids[..., None], state.tokens),
         constraints=tuple(
             constraint.update(its_state, ids, its_inputs)
-            for constraint, its_state, its_inputs in zip(
-                spec.constraints, state.constraints, inputs.constraints, strict=True
-            )
+            for constraint, its_inputs, its_state in _asked(spec, inputs, state)
         ),
     )
 
@@ -671,16 +656,8 @@ def start_search(
 ) -> tuple[SearchSpec, SentenceInputs, State]:
     """Returns what a search's loop needs; the state has W empty hypotheses, all open.
 
-    Args:
-        step, state: as in `beam_search`.
-        num_hypotheses: W.
-        reads_logits: whether the search reads the logits of all tokens.
-        options: parameters of one kind of search only, numbers or tensors [B].
-        bos_ids, max_lengths, length_penalty, length_penalty_form, coverage_penalty, constraints,
-            max_length_bound, vocabulary, eos_id, pad_id: as in `beam_search`.
-
-    Raises:
-        InputError: EOS and PAD are the same token.
+    `options` are parameters of one kind of search only, and `reads_logits` says whether it reads
+    the logits of all tokens; for the others see `beam_search`.
     """
     if eos_id == pad_id:
         raise InputError(f"eos_id and pad_id must differ, both are {eos_id}; give PAD its own id")

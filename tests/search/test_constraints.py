@@ -25,59 +25,16 @@ from keras_transformer.search import (
     beam_search,
 )
 from keras_transformer.search.constraints import spread_over_banks
-from keras_transformer.search.sampling import apply_temperature, keep_most_probable
 
 PAD, EOS = 0, 3
 INF = np.inf
-WIDTH, ROOM, VOCABULARY = 2, 10, 9
+ROOM, VOCABULARY = 10, 9
 
 
-def apply(constraint, logits, tokens, time, **options):
+def apply(constraint, logits, tokens, time):
     """Returns what a constraint without a state makes of logits."""
     view = OpenHypotheses(constraint.inputs, (), tokens, time, None, EOS, PAD, logits)
-    logits = constraint.adjust(logits, view._replace(**options))
-    return constraint.restrict(logits, view._replace(**options))
-
-
-# What changes logits: the function, an option for each of three sentences, and the neutral option.
-PROCESSORS = {
-    "temperature": (
-        lambda logits, tokens, time, option: apply_temperature(logits, option),
-        np.array([0.3, 1.0, 2.0], "f"),
-        np.array([1.0], "f"),
-    ),
-    "repetition penalty": (
-        lambda logits, tokens, time, option: apply(RepetitionPenalty(option), logits, tokens, time),
-        np.array([1.3, 1.0, 0.7], "f"),
-        np.array([1.0], "f"),
-    ),
-    "no repeated n-gram": (
-        lambda logits, tokens, time, option: apply(NoRepeatNgram(option), logits, tokens, time),
-        np.array([2, 0, 3], "i"),
-        np.array([0], "i"),
-    ),
-    "top k": (
-        lambda logits, tokens, time, option: keep_most_probable(logits, option, tf.constant([1.0])),
-        np.array([3, 0, 1], "i"),
-        np.array([0], "i"),
-    ),
-    "top p": (
-        lambda logits, tokens, time, option: keep_most_probable(logits, tf.constant([0]), option),
-        np.array([0.5, 1.0, 0.8], "f"),
-        np.array([1.0], "f"),
-    ),
-}
-all_processors = pytest.mark.parametrize("name", PROCESSORS)
-
-
-def random_case(seed, sentences=3, vocabulary=VOCABULARY):
-    """Returns logits and tokens with few different values, and the time."""
-    random = np.random.default_rng(seed)
-    time = 7 if seed == 0 else int(random.integers(0, ROOM + 1))
-    tokens = random.integers(4, 7, (sentences, WIDTH, ROOM))
-    tokens[..., time:] = PAD
-    logits = random.standard_normal((sentences, WIDTH, vocabulary))
-    return tf.constant(logits, tf.float32), tf.constant(tokens, tf.int32), tf.constant(time)
+    return constraint.restrict(constraint.adjust(logits, view), view)
 
 
 def forbidden(logits):
@@ -89,73 +46,6 @@ def one(tokens):
     """Returns logits of zeros, the tokens as the only hypothesis, and how many there are."""
     padded = tokens + [PAD] * (ROOM - len(tokens))
     return tf.zeros([1, 1, VOCABULARY]), tf.constant([[padded]]), len(tokens)
-
-
-@all_processors
-def test_neutral_option_changes_no_bit(name):
-    rule, _, neutral = PROCESSORS[name]
-    logits, tokens, time = random_case(0)
-    np.testing.assert_array_equal(rule(logits, tokens, time, neutral), logits)
-
-
-@all_processors
-def test_neutral_sentence_keeps_every_bit_beside_others(name):
-    rule, options, _ = PROCESSORS[name]
-    logits, tokens, time = random_case(0)
-    changed = rule(logits, tokens, time, options).numpy()
-    np.testing.assert_array_equal(changed[1], logits[1])
-    assert not np.array_equal(changed[0], logits[0])
-    assert not np.array_equal(changed[2], logits[2])
-
-
-@all_processors
-def test_processor_treats_sentences_independently(name):
-    rule, options, _ = PROCESSORS[name]
-    logits, tokens, time = random_case(0)
-    together = rule(logits, tokens, time, options)
-    for row in range(3):
-        only = slice(row, row + 1)
-        alone = rule(logits[only], tokens[only], time, options[only])
-        np.testing.assert_array_equal(together[only], alone)
-
-
-@all_processors
-def test_processor_takes_one_option_for_all_sentences(name):
-    rule, options, _ = PROCESSORS[name]
-    logits, tokens, time = random_case(0)
-    repeated = np.repeat(options[:1], 3, axis=0)
-    expected = rule(logits, tokens, time, repeated)
-    np.testing.assert_array_equal(rule(logits, tokens, time, options[:1]), expected)
-
-
-@all_processors
-def test_processor_runs_in_graph_with_unknown_sizes(name):
-    rule, options, _ = PROCESSORS[name]
-    logits, tokens, time = random_case(0)
-    signature = [
-        tf.TensorSpec([None, WIDTH, VOCABULARY]),
-        tf.TensorSpec([None, WIDTH, None], tf.int32),
-        tf.TensorSpec([], tf.int32),
-        tf.TensorSpec([None] * options.ndim, options.dtype),
-    ]
-    graph = tf.function(rule, input_signature=signature)
-    assert graph.get_concrete_function().output_shapes.as_list() == [None, WIDTH, VOCABULARY]
-    expected = rule(logits, tokens, time, options)
-    np.testing.assert_array_equal(graph(logits, tokens, time, options), expected)
-    empty = graph(logits[:0], tokens[:0], time, options[:0])
-    assert empty.shape == (0, WIDTH, VOCABULARY)
-    # A search may have no room for tokens yet.
-    assert graph(logits, tokens[..., :0], 0, options).shape == logits.shape
-
-
-def test_xla_compiles_every_processor():
-    def apply_all(logits, tokens, time):
-        return [rule(logits, tokens, time, options) for rule, options, _ in PROCESSORS.values()]
-
-    case = random_case(0)
-    compiled = tf.function(apply_all, jit_compile=True)(*case)
-    for expected, found in zip(apply_all(*case), compiled, strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
 def penalize(logits, tokens, penalty):
@@ -173,23 +63,6 @@ def test_repetition_penalty_keeps_forbidden_tokens_forbidden():
     logits = tf.constant([[[1.0, -INF]]])
     found = penalize(logits, tf.constant([[[1]]]), [1.5])
     np.testing.assert_array_equal(found, logits)
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_repetition_penalty_equals_plain_loop(seed):
-    logits, tokens, _ = random_case(seed)
-    penalty = np.array([1.2, 1.0, 0.5], "f")
-    expected = logits.numpy()
-    for row, beam in np.ndindex(3, WIDTH):
-        for token in set(tokens[row, beam].numpy().tolist()) - {PAD}:
-            value = expected[row, beam, token]
-            factor = 1 / penalty[row] if value > 0 else penalty[row]
-            expected[row, beam, token] = value * factor
-    found = penalize(logits, tokens, penalty)
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
-
-
-# Repeated n-grams
 
 
 @pytest.mark.parametrize(
@@ -211,22 +84,6 @@ def test_repetition_penalty_equals_plain_loop(seed):
 def test_no_repeat_ngram_forbids_repeated_ngrams(tokens, size, expected):
     logits = apply(NoRepeatNgram([size]), *one(tokens))
     assert forbidden(logits) == expected
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_no_repeat_ngram_equals_plain_loop(seed):
-    logits, tokens, time = random_case(seed)
-    sizes = [1 + seed % 3, 2, 4]
-    expected = logits.numpy()
-    for row, beam in np.ndindex(3, WIDTH):
-        past = tokens[row, beam, : int(time)].numpy().tolist()
-        size = sizes[row]
-        known = {tuple(past[i : i + size]) for i in range(len(past) - size + 1)}
-        for token in range(VOCABULARY):
-            if (*past[len(past) - size + 1 :], token) in known:
-                expected[row, beam, token] = -INF
-    found = apply(NoRepeatNgram(sizes), logits, tokens, time)
-    np.testing.assert_array_equal(found, expected)
 
 
 def test_prefix_forces_its_next_token_while_it_lasts():

@@ -54,13 +54,6 @@ def test_coverage_penalty_takes_one_beta_for_all():
     np.testing.assert_allclose(found, np.full([2, 3], 0.4 * math.log(0.5)), rtol=1e-6)
 
 
-def test_coverage_penalty_takes_empty_batch_and_source():
-    signature = [tf.TensorSpec([None, 3, None]), tf.TensorSpec([None])]
-    graph = tf.function(coverage_penalty, input_signature=signature)
-    assert graph(tf.zeros([0, 3, 5]), tf.zeros([0])).shape == (0, 3)
-    assert (graph(tf.zeros([2, 3, 0]), tf.zeros([1])).numpy() == 0).all()
-
-
 @pytest.mark.parametrize("width", [5, 300, 2048, 8000, 9521])
 @pytest.mark.parametrize("values", ["distinct", "many equal", "all equal", "one finite"])
 def test_top_k_equals_tensorflow_ties_included(width, values):

@@ -1,0 +1,318 @@
+"""What every search keeps to: constraints, batches, graphs of unknown sizes, XLA, subsets."""
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from plain_search import (
+    Wants,
+    arguments,
+    assert_same,
+    columns,
+    occurs,
+    tokens_of,
+    with_constraints,
+)
+
+from keras_transformer.decoding import DecodingState, VocabularySubset
+from keras_transformer.search import BannedPhrases, Prefix, RequiredPhrases, beam_search, sample
+
+SENTENCES = 60
+
+SEARCHES = {
+    "greedy": functools.partial(beam_search, beam_size=1),
+    "beam": functools.partial(beam_search, beam_size=4, num_translations=4),
+    "groups": functools.partial(
+        beam_search, beam_size=4, num_translations=4, beam_groups=2, diversity_penalty=0.8
+    ),
+    "sampling": functools.partial(
+        sample, num_translations=4, temperature=1.3, top_k=9, top_p=0.95, seed=5
+    ),
+}
+every_search = pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES)
+
+
+def width_of(search):
+    return search.keywords.get("beam_size") or search.keywords["num_translations"]
+
+
+def translations(table_model, search, wants):
+    """Yields what each sentence wants and the tokens of each translation, EOS left out."""
+    model = table_model(sentences=len(wants), vocabulary_size=12, seed=1, end_bias=2.5)
+    width = width_of(search)
+    found = search(model.step, model.state(range(len(wants)), width), **arguments(wants))
+    for row, place in np.ndindex(*found.scores.shape):
+        tokens = tokens_of(found, row, place)
+        yield wants[row], tokens[:-1] if tokens else None
+
+
+def random_phrases(random, count, first, last):
+    """Returns up to `count` phrases of tokens from `first` to `last`."""
+    return tuple(
+        tuple(random.integers(first, last, random.integers(1, 4), endpoint=True).tolist())
+        for _ in range(random.integers(0, count, endpoint=True))
+    )
+
+
+@every_search
+def test_required_phrases_are_in_every_translation(table_model, search):
+    random = np.random.default_rng(2)
+    wants = []
+    for _ in range(SENTENCES):
+        required = random_phrases(random, 3, 4, 6)  # few tokens: phrases overlap
+        prefix = tuple(random.integers(4, 12, random.integers(0, 3)).tolist())
+        room = len(prefix) + sum(map(len, required)) + int(random.integers(0, 6))
+        wants.append(Wants(room, prefix=prefix, required=required))
+    num_phrases = 0
+    best = {}
+    for each, tokens in translations(table_model, search, wants):
+        best.setdefault(each, tokens)
+        if tokens is None:  # the beam may hold less than is wanted, but never nothing
+            continue
+        assert tokens[: len(each.prefix)] == each.prefix
+        assert len(tokens) <= each.limit
+        for phrase in each.required:
+            assert occurs(phrase, tokens)
+            num_phrases += 1
+    assert None not in best.values()
+    assert num_phrases > SENTENCES
+
+
+@every_search
+def test_forbidden_content_is_in_no_translation(table_model, search):
+    random = np.random.default_rng(3)
+    wants = [
+        Wants(
+            int(random.integers(0, 15)),
+            min_length=int(random.integers(0, 8)),
+            no_repeat_ngram=int(random.integers(0, 4)),
+            repetition_penalty=float(random.choice([0.5, 1.0, 2.0])),
+            banned=random_phrases(random, 4, 4, 11),
+            required=random_phrases(random, 1, 4, 11),
+        )
+        for _ in range(SENTENCES)
+    ]
+    num_found = 0
+    for each, tokens in translations(table_model, search, wants):
+        if tokens is None:  # constraints may contradict each other
+            continue
+        num_found += 1
+        assert min(each.min_length, each.limit) <= len(tokens) <= each.limit
+        assert not any(occurs(phrase, tokens) for phrase in each.banned)
+        size = each.no_repeat_ngram
+        ngrams = [tokens[i : i + size] for i in range(len(tokens) - size + 1)] if size else []
+        assert len(set(ngrams)) == len(ngrams)
+        if sum(map(len, each.required)) <= each.limit:
+            assert all(occurs(phrase, tokens) for phrase in each.required)
+    assert num_found > SENTENCES // 2
+
+
+@pytest.mark.slow
+@every_search
+def test_finished_sentences_leave_the_batch(table_model, search):
+    limits = [12, 0, 2, 1, 0, 8, 3, 1]
+    model = table_model(sentences=8, vocabulary_size=12, seed=4, end_bias=-4.0, source_length=3)
+    width = width_of(search)
+    wants = [Wants(limit, beta=0.2, no_repeat_ngram=4, required=((4, 5),)) for limit in limits]
+    together = search(model.step, model.state(range(8), width), **arguments(wants))
+    sizes = [rows for rows, _ in model.calls]
+    assert sizes[0] == 8 and sizes[-1] <= 2
+    assert sizes == sorted(sizes, reverse=True)
+    for row, each in enumerate(wants):
+        alone = search(model.step, model.state([row], width), **arguments([each]))
+        assert_same(alone, together, 0, row)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["greedy", "beam", "sampling"])
+@pytest.mark.parametrize("max_length_bound", [None, 40])
+def test_nan_logits_end_the_search_without_a_translation(method, max_length_bound):
+    def step(ids, state):
+        return tf.fill([tf.shape(ids)[0], ids.shape[1], 7], np.nan), state
+
+    def search(starts):
+        arguments = dict(bos_ids=starts, max_lengths=tf.constant([30, 3]))
+        arguments["max_length_bound"] = max_length_bound
+        if method == "sampling":
+            return sample(step, DecodingState(), num_translations=2, **arguments)
+        size = {"greedy": 1, "beam": 3}[method]
+        return beam_search(step, DecodingState(), beam_size=size, **arguments)
+
+    found = tf.function(search, autograph=False)(tf.constant([2, 2]))
+    np.testing.assert_array_equal(found.scores, np.float32(-1e9))
+    np.testing.assert_array_equal(found.lengths, 0)
+
+
+@every_search
+def test_unknown_argument_is_an_error(table_model, search):
+    model = table_model(sentences=1, vocabulary_size=9, seed=1)
+    state = model.state([0], 4)
+    for wrong in (dict(lenght_penalty=1.0), dict(beta=tf.constant([0.5]))):
+        with pytest.raises(TypeError, match=next(iter(wrong))):
+            search(model.step, state, **arguments([Wants(3)]), **wrong)
+
+
+def test_sampling_option_is_an_error_for_a_beam(table_model):
+    model = table_model(sentences=1, vocabulary_size=9, seed=1)
+    with pytest.raises(TypeError, match="temperature"):
+        beam_search(
+            model.step, model.state([0], 4), temperature=tf.constant(2.0), **arguments([Wants(3)])
+        )
+
+
+# Graphs
+
+WANTS = [
+    Wants(7, beta=0.3, min_length=3, banned=((4,), (5, 6)), required=((7, 4), (5,))),
+    Wants(0),
+    Wants(9, prefix=(5, 6), repetition_penalty=1.5, no_repeat_ngram=2),
+]
+
+
+@pytest.mark.slow
+@every_search
+def test_graph_of_unknown_sizes_equals_eager_search(table_model, search):
+    width = width_of(search)
+    model = table_model(sentences=3, vocabulary_size=9, seed=1, source_length=4)
+    tensors = columns(WANTS, everything=True)
+
+    def translate(rows, tensors):
+        return search(model.step, model.state(rows, width), **with_constraints(tensors))
+
+    signature = tf.nest.map_structure(
+        lambda column: tf.TensorSpec([None] * column.shape.rank, column.dtype), tensors
+    )
+    graph = tf.function(translate, input_signature=[tf.TensorSpec([None], tf.int32), signature])
+    found = graph(tf.range(3), tensors)
+    for left, right in zip(found, translate(tf.range(3), tensors), strict=True):
+        np.testing.assert_allclose(left, right, rtol=1e-5)
+    nothing = graph(tf.range(0), tf.nest.map_structure(lambda column: column[:0], tensors))
+    count = found.scores.shape[1]
+    assert [tuple(part.shape) for part in nothing] == [
+        (0, count, 1), (0, count), (0, count), (0, count),
+    ]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["groups", "sampling"])
+def test_xla_compiles_a_search_with_every_constraint(table_model, name):
+    search, width = SEARCHES[name], 4
+    model = table_model(sentences=3, vocabulary_size=9, seed=2)
+
+    def step(ids, state):  # knows the last token and how many there were; attends to one source
+        logits = tf.gather(tf.gather(model.table, state.context), ids, batch_dims=1)
+        logits += 0.1 * tf.cast(state.time, tf.float32) * tf.range(9, dtype=tf.float32)
+        return logits, state._replace(coverage=state.coverage + tf.one_hot(ids % 4, 4))
+
+    def translate(rows, tensors):
+        state = DecodingState(context=rows, coverage=tf.fill([3, width, 4], 0.1))
+        return search(step, state, max_length_bound=9, **with_constraints(tensors))
+
+    rows, tensors = tf.range(3), columns(WANTS, everything=True)
+    expected = translate(rows, tensors)
+    found = tf.function(translate, jit_compile=True)(rows, tensors)
+    assert found.ids.shape == (3, expected.scores.shape[1], 10)
+    for left, right in zip(found, expected, strict=True):
+        np.testing.assert_allclose(left, right, rtol=1e-5)
+
+
+def tensor_sizes(graph):
+    """Yields the size and name of every tensor in a graph and in its loops and branches."""
+    for operation in graph.get_operations():
+        for tensor in operation.outputs:
+            if tensor.shape.is_fully_defined():
+                yield tensor.shape.num_elements(), tensor.name
+    for function in graph._functions.values():
+        yield from tensor_sizes(function.graph)
+
+
+def test_memory_of_phrases_grows_with_the_candidates(table_model):
+    sentences, beam_size, phrases, tokens, vocabulary = 2, 64, 16, 8, 500
+    listed = tf.constant(np.full([sentences, phrases, tokens], 5), tf.int32)
+
+    def translate(rows):
+        def step(ids, state):
+            return tf.one_hot(ids, vocabulary), state
+
+        return beam_search(
+            step, DecodingState(), bos_ids=rows, max_lengths=rows + 90, max_length_bound=99,
+            beam_size=beam_size, constraints=[RequiredPhrases(listed), BannedPhrases(listed)],
+        )  # fmt: skip
+
+    function = tf.function(translate, autograph=False)
+    graph = function.get_concrete_function(tf.TensorSpec([sentences], tf.int32)).graph
+    # Two lots of candidates of each hypothesis, and the phrases' next tokens, PAD, BOS and EOS.
+    num_candidates = beam_size * (2 * beam_size + phrases + 3)
+    largest, name = max(tensor_sizes(graph))
+    assert num_candidates * sentences < largest <= num_candidates * sentences * phrases, name
+
+
+# A subset of the vocabulary, which alone the model gives logits of
+
+SIZE = 700
+
+
+def subset_of(ids):
+    places = np.full(SIZE, len(ids), np.int32)
+    places[ids] = np.arange(len(ids))
+    return VocabularySubset(tf.constant(ids, tf.int32), tf.constant(places))
+
+
+def run(search, model, ids, is_masked, **options):
+    """Searches with logits of these tokens alone, or with -inf for the others."""
+
+    def step(tokens, state):
+        logits, state = model.step(tokens, state)
+        if is_masked:
+            is_in = np.isin(np.arange(SIZE), ids)
+            return tf.where(is_in, logits, -np.inf), state
+        chosen = tf.gather(logits, ids, axis=-1)
+        chosen = tf.ensure_shape(
+            tf.boolean_mask(chosen, tf.ones(len(ids), bool), axis=2), [None] * 3
+        )
+        return chosen, state
+
+    @tf.function(autograph=False)
+    def graph():
+        return search(
+            step,
+            model.state(range(3), 4),
+            bos_ids=[2] * 3,
+            max_lengths=[9, 5, 7],
+            vocabulary=None if is_masked else subset_of(ids),
+            **options,
+        )
+
+    return graph()
+
+
+@pytest.mark.parametrize("num_tokens", [12, 150, SIZE])
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(),
+        dict(beam_groups=2),
+        dict(constraints=[Prefix([[5, 9], [0, 0], [9, 0]])]),
+        dict(constraints=[RequiredPhrases([[[9, 8]]])]),
+    ],
+    ids=["beam", "groups", "prefix", "phrase"],
+)
+def test_subset_equals_masking_all_other_tokens(table_model, num_tokens, options):
+    model = table_model(sentences=3, vocabulary_size=SIZE, seed=num_tokens, end_bias=4.0)
+    random = np.random.default_rng(num_tokens)
+    others = random.permutation(np.arange(10, SIZE))[: num_tokens - 10]
+    ids = np.sort(np.concatenate([np.arange(10), others]))
+    search = functools.partial(beam_search, beam_size=4, num_translations=4, **options)
+    expected, found = (run(search, model, ids, is_masked) for is_masked in (True, False))
+    np.testing.assert_array_equal(found.ids, expected.ids)
+    np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-5)
+
+
+def test_samples_are_from_the_subset(table_model):
+    model = table_model(sentences=3, vocabulary_size=SIZE, seed=1)
+    ids = np.array([0, 1, 2, 3, 8, 400, 699])
+    search = functools.partial(sample, num_translations=4, seed=3)
+    expected, found = (run(search, model, ids, is_masked) for is_masked in (True, False))
+    np.testing.assert_array_equal(found.ids, expected.ids)
+    assert set(found.ids.numpy().ravel()) <= set(ids)
