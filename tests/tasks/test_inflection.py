@@ -13,7 +13,7 @@ from keras_transformer.errors import InputError
 from keras_transformer.models import build_model
 from keras_transformer.tasks import InflectionTask
 from keras_transformer.tasks.inflection import InflectionFile
-from keras_transformer.training import make_vocabularies
+from keras_transformer.training.prepare import make_vocabularies
 
 DATA = pathlib.Path(__file__).parents[1] / "data" / "inflection"
 

@@ -9,7 +9,7 @@ from keras_transformer.config import DataConfig
 from keras_transformer.errors import InputError
 from keras_transformer.tasks import SemanticParsingTask
 from keras_transformer.tasks.semantic_parsing import SemanticParsingFile, read_lines
-from keras_transformer.training import make_vocabularies
+from keras_transformer.training.prepare import make_vocabularies
 
 DATA = pathlib.Path(__file__).parents[1] / "data"
 
