@@ -1,6 +1,7 @@
-"""The checkpoints of a training run: which are kept, which one is meant, and their average.
+"""The checkpoints of a training run: written whole or not at all, found, restored and averaged.
 
-`checkpoint_contents.py` says what one holds, `checkpoint_files.py` how it is written.
+A checkpoint `name` is `name.data-00000-of-00001` and `name.index`. Both are written to a temporary
+folder, synced to disk and moved into place; the index, which completes the checkpoint, comes last.
 
 Regular checkpoints are written at fixed intervals and at the end. Any other was written because
 the run was stopped, and is dropped once a regular one follows: stopping a run changes neither
@@ -24,15 +25,414 @@ from keras_transformer.errors import InputError, one_line
 from keras_transformer.files import sync, temporary_folder, write_atomically
 from keras_transformer.tasks import Metric
 
-# What a checkpoint holds: weights, random states and the optimizer's variables, each by a name.
-#
-# A name follows from the path of a weight or layer within the model, never from the order in which
-# Keras keeps variables: that order may change with a version of Keras.
-
 Variable = Any  # keras.Variable or tf.Variable, also a mirrored one
 # TensorFlow's variables, or what a strategy has made of them, by group and name. The files are the
 # same for any number of devices.
 Contents = Mapping[str, Mapping[str, Variable]]
+
+AVERAGE = "average"
+START = "step-0"  # weights that a run begins with
+
+
+class DamagedError(InputError):
+    """A checkpoint exists and cannot be read.
+
+    Attributes:
+        what: which one, and what is wrong with it.
+    """
+
+    def __init__(self, what: str, others: str) -> None:
+        super().__init__(f"{what}; use another one, there is {others}")
+        self.what = what
+
+
+class Checkpoints:
+    """The checkpoints `step-N` in one folder, and `average`, the mean of several.
+
+    Args:
+        folder: where they are, made with the first one.
+        keep: how many of the newest to keep.
+        keep_best: how many of those with the best `metric` to keep beside them.
+        every: steps between two regular checkpoints.
+        end: the last step of the run, whose checkpoint is a regular one too.
+        metric: the task's, by which checkpoints are ranked; without one none is the best.
+
+    Attributes:
+        metrics: the metrics of the dev set at each checkpoint.
+    """
+
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        keep: int = 20,
+        *,
+        keep_best: int = 0,
+        every: int = 1,
+        end: int | None = None,
+        metric: Metric | None = None,
+    ) -> None:
+        self.folder = folder
+        self.keep = keep
+        self.keep_best = keep_best
+        self.every = every
+        self.end = end
+        self.metric = metric
+        self.metrics = CheckpointMetrics(folder / "checkpoint_metrics.json")
+
+    # Which there are
+
+    def steps(self) -> list[int]:
+        """Returns the steps of the complete checkpoints `step-N`, oldest first."""
+        return sorted(
+            int(match.group(1))
+            for path in self.folder.glob("step-*.index")
+            if (match := re.fullmatch(r"step-(\d+)", path.stem))
+        )
+
+    def has_average(self) -> bool:
+        """Whether the run's result exists; a later checkpoint drops it."""
+        return self._exists(AVERAGE)
+
+    def is_regular(self, step: int) -> bool:
+        """Whether an uninterrupted run writes a checkpoint at this step."""
+        return step % self.every == 0 or step == self.end
+
+    def to_average(self, last: int, best: int | None = None) -> list[int]:
+        """Returns the steps whose mean is the run's result: the newest, or the best if asked."""
+        return self.newest(last) if best is None else self.best(best)
+
+    def newest(self, count: int) -> list[int]:
+        """Returns the steps of the newest regular checkpoints that were trained, oldest first."""
+        return [step for step in self.steps() if step and self.is_regular(step)][-count:]
+
+    def best(self, count: int, steps: Sequence[int] | None = None) -> list[int]:
+        """Returns the steps of the regular checkpoints with the best `metric`; newer wins a tie.
+
+        Args:
+            count: how many.
+            steps: to choose from; None means all.
+        """
+        if self.metric is None:
+            return []
+        metrics, name = self.metrics.read(), self.metric.name
+        known = [
+            (self.metric.rank(metrics[step][name]), step)
+            for step in (self.steps() if steps is None else steps)
+            if self.is_regular(step) and name in metrics.get(step, {})
+        ]
+        return sorted(step for _, step in sorted(known, reverse=True)[:count])
+
+    def is_stalled(self, step: int, metric: Metric, patience: int) -> bool:
+        """Whether a metric has not improved at the last `patience` checkpoints up to a step."""
+        best, waited = -float("inf"), 0
+        for other, metrics in self.metrics.read().items():
+            # Metrics of later steps are left by a run whose newest checkpoint was damaged, those of
+            # other steps by the end of a run that was extended.
+            if other <= step and self.is_regular(other) and metric.name in metrics:
+                value = metric.rank(metrics[metric.name])
+                waited = 0 if value > best else waited + 1
+                best = max(best, value)
+        return waited >= patience
+
+    def find(self, which: str) -> str:
+        """Returns the name of the checkpoint that `which` means.
+
+        Args:
+            which: "latest", "best" (by `metric`), "average", a step, or "auto": the average, or
+                the latest if there is none. "auto" skips damaged ones, and says so on stderr.
+
+        Raises:
+            InputError: the name is unknown, there is no checkpoint, or all are damaged.
+        """
+        if which == AVERAGE:
+            return AVERAGE
+        candidates = [AVERAGE] * self.has_average() + [f"step-{n}" for n in reversed(self.steps())]
+        if which == "auto" and candidates:
+            name, damaged = self._first_whole(candidates, self._check)
+            if damaged:
+                print(f"{damaged}; using {name} instead.", file=sys.stderr)
+            return name
+        steps = self.best(1) if which == "best" else self.steps()
+        if which in ("latest", "best") and steps:
+            return f"step-{steps[-1]}"
+        step = which.removeprefix("step-")
+        if step.isdecimal():
+            return f"step-{step}"
+        known = ": give auto, latest, best"
+        if which == "best":
+            label = "metric" if self.metric is None else self.metric.label
+            known = f", since none has a dev {label}: give auto, latest"
+        raise InputError(
+            f"no checkpoint {which!r} in {self.folder}{known}, average or a step; "
+            f"there is {self.listing()}"
+        )
+
+    def listing(self, without: str | None = None) -> str:
+        """Returns the names of all checkpoints, or of all but one, for messages."""
+        names = [f"step-{step}" for step in self.steps()] + [AVERAGE] * self.has_average()
+        return ", ".join(name for name in names if name != without) or "none"
+
+    # Writing
+
+    def save(
+        self,
+        model: keras.Model,
+        step: int,
+        *,
+        metrics: Mapping[str, float] | None = None,
+        average_weights: Mapping[str, Variable] | None = None,
+        extra: Mapping[str, Variable] | None = None,
+    ) -> None:
+        """Writes checkpoint `step-<step>`, then drops the average and those that are not kept.
+
+        Args:
+            model: gives the weights, the states of dropout and the optimizer.
+            step, metrics: batches trained on, and metrics of the model then. They are written
+                first, and are the same whenever the step is reached: a crash in between is
+                harmless.
+            average_weights, extra: moving averages by the weight's path; other variables by name.
+
+        Raises:
+            InputError: a weight is not finite, or the disk full; the earlier checkpoints stay.
+        """
+        contents = training_contents(model, average_weights, extra)
+        for group in ("weights", "average_weights"):
+            for name, weight in contents.get(group, {}).items():
+                if weight.dtype.is_floating and not tf.reduce_all(tf.math.is_finite(weight)):
+                    raise InputError(
+                        f"weight {name} is not finite after step {step}, so no checkpoint was "
+                        f"written; there is {self.listing()}; train another run with a lower "
+                        "learning_rate or clip_norm"
+                    )
+        self._write(f"step-{step}", contents, (step, metrics) if metrics else None)
+        # Later checkpoints are damaged ones, and are rewritten.
+        steps = [other for other in self.steps() if other <= step]
+        regular = [other for other in steps if self.is_regular(other)]
+        kept = {step, *regular[-self.keep :], *self.best(self.keep_best, regular)}
+        for name in [AVERAGE, *(f"step-{other}" for other in steps if other not in kept)]:
+            self.drop(name)
+        for path in self.folder.glob("step-*.data-*"):  # left by a process that was killed
+            if not self._exists(path.stem):
+                path.unlink(missing_ok=True)
+
+    def save_weights(self, model: keras.Model, name: str = AVERAGE) -> None:
+        """Writes the model's weights, and nothing else, as a checkpoint."""
+        self._write(name, {"weights": by_name(model, model.weights)})
+
+    def drop(self, name: str) -> None:
+        """Removes a checkpoint if it exists."""
+        for path in sorted(self.folder.glob(f"{name}.*"), reverse=True):  # "index" before "data"
+            path.unlink(missing_ok=True)
+
+    # Reading
+
+    def restore(self, model: keras.Model, name: str) -> None:
+        """Reads the weights of checkpoint `name`, or their moving averages if it has them.
+
+        Raises:
+            InputError: there is no such checkpoint, it is damaged, or it is another model's.
+        """
+        weights = by_name(model, model.weights)
+        averaged = self._names(name).get("average_weights", set())  # all but frozen ones
+        contents: dict[str, dict[str, Variable]] = collections.defaultdict(dict)
+        for path, weight in weights.items():
+            contents["average_weights" if path in averaged else "weights"][path] = weight
+        self._read(name, contents, weights)
+
+    def resume(
+        self,
+        model: keras.Model,
+        *,
+        average_weights: Mapping[str, Variable] | None = None,
+        extra: Mapping[str, Variable] | None = None,
+        say: Callable[[str], None] = print,
+    ) -> int:
+        """Sets all that `save` was given to the newest checkpoint that is not damaged.
+
+        Returns:
+            The checkpoint's step; 0 if there is none. `say` takes a line about skipped ones.
+
+        Raises:
+            InputError: all checkpoints are damaged, or the newest is another model's.
+        """
+        self.metrics.read()  # a damaged file is reported now, not after an interval
+        contents = training_contents(model, average_weights, extra)
+        names = [f"step-{step}" for step in reversed(self.steps())]
+        if not names:
+            return 0
+
+        def read(name: str) -> None:
+            parts = [contents]
+            if "optimizer" not in self._names(name):  # what the run starts from
+                groups = contents.keys() & {"weights", "average_weights"}
+                parts = [{"weights": contents[group]} for group in groups]
+            for part in parts:
+                self._read(name, part, contents["weights"])
+
+        name, damaged = self._first_whole(names, read)
+        step = int(name.removeprefix("step-"))
+        if damaged:
+            say(f"{damaged}; resuming from step {step}.")
+        return step
+
+    def average(self, model: keras.Model, steps: Sequence[int]) -> None:
+        """Sets the model's weights to the mean of those of the checkpoints (6.1)."""
+        if not steps:
+            raise InputError(f"no checkpoints to average in {self.folder}; train the run first")
+        sums = [np.zeros(weight.shape, np.float64) for weight in model.weights]
+        for step in steps:
+            self.restore(model, f"step-{step}")
+            for total, weight in zip(sums, model.weights, strict=True):
+                total += keras.ops.convert_to_numpy(weight)
+        for total, weight in zip(sums, model.weights, strict=True):
+            weight.assign(total / len(steps))
+
+    def _exists(self, name: str) -> bool:
+        return (self.folder / f"{name}.index").exists()
+
+    def _write(
+        self, name: str, contents: Contents, metrics: tuple[int, Mapping[str, float]] | None = None
+    ) -> None:
+        """Writes a checkpoint, replacing any of that name."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if metrics:
+                self.metrics.write(*metrics)
+            with temporary_folder(self.folder) as aside:  # another process may write an average
+                tf.train.Checkpoint(**contents).write(str(aside / name))
+                paths = sorted(aside.glob(f"{name}.*"))  # "data" before "index"
+                for path in paths:
+                    sync(path)
+                self.drop(name)
+                for path in paths:
+                    path.replace(self.folder / path.name)
+                    sync(self.folder)
+        except (tf.errors.OpError, OSError) as error:
+            raise InputError(
+                f"cannot write checkpoint {name} to {self.folder} ({one_line(error)}); free some "
+                f"space, or make it writable, and run again; there is {self.listing()}"
+            ) from error
+
+    def _read(self, name: str, contents: Contents, weights: Iterable[str]) -> None:
+        """Sets variables to what a checkpoint holds under their names.
+
+        Args:
+            name: of the checkpoint.
+            contents: the variables. The checkpoint may hold other groups, but in each of these
+                no other variables.
+            weights: names of all variables that it must have in its group "weights".
+
+        Raises:
+            InputError: there is no such checkpoint, it is damaged, or it holds other variables.
+        """
+        stored = self._names(name)
+        expected = {group: set(variables) for group, variables in contents.items()}
+        expected["weights"] = set(weights)
+        with self._reading(name):
+            for group, names in expected.items():
+                found = stored.get(group, set())
+                for differing, what in ((names - found, "lacks"), (found - names, "also has")):
+                    if differing:
+                        others = f" and {len(differing) - 1} others" * (len(differing) > 1)
+                        raise ValueError(f"it {what} {group}/{min(differing)}{others}")
+            status = tf.train.Checkpoint(**contents).read(str(self.folder / name))
+            status.assert_existing_objects_matched().expect_partial()
+
+    def _names(self, name: str) -> dict[str, set[str]]:
+        """Returns the names of a checkpoint's variables, by group; raises as `restore` does."""
+        if not self._exists(name):
+            raise InputError(f"no checkpoint {name} in {self.folder}; there is {self.listing()}")
+        with self._reading(name):
+            stored = tf.train.list_variables(str(self.folder / name))
+        names: dict[str, set[str]] = collections.defaultdict(set)
+        for key, _ in stored:
+            group, _, rest = key.partition("/")
+            variable = rest.partition("/")[0]
+            # TensorFlow writes "/" within a name as ".S", and "." as "..".
+            names[group].add(re.sub(r"\.(.)", lambda found: found[1].replace("S", "/"), variable))
+        return names
+
+    def _check(self, name: str) -> None:
+        """Reads a checkpoint from beginning to end; raises as `restore` does."""
+        self._names(name)
+        with self._reading(name):
+            reader = tf.train.load_checkpoint(str(self.folder / name))
+            for key in reader.get_variable_to_shape_map():
+                reader.get_tensor(key)  # compares checksums
+
+    def _first_whole(self, names: Sequence[str], read: Callable[[str], None]) -> tuple[str, str]:
+        """Returns the first of some checkpoints for which `read` does not raise `DamagedError`.
+
+        The second value says what is wrong with those before it, "" if nothing is. `InputError` is
+        raised if all are damaged.
+        """
+        damaged: list[str] = []
+        for name in names:
+            try:
+                read(name)
+            except DamagedError as error:
+                damaged.append(error.what)
+            else:
+                return name, "; ".join(damaged)
+        raise InputError(
+            f"no checkpoint in {self.folder} is whole: {'; '.join(damaged)}; restore one from "
+            "a copy, or delete them to start again"
+        )
+
+    @contextlib.contextmanager
+    def _reading(self, name: str) -> Iterator[None]:
+        """Makes an `InputError` of what TensorFlow raises when it reads a checkpoint."""
+        try:
+            yield
+        except (AssertionError, ValueError) as error:
+            raise InputError(
+                f"checkpoint {self.folder / name} is of another model ({one_line(error)}); "
+                "give the run directory that it was made in, and use the same version of Keras"
+            ) from error
+        except (tf.errors.OpError, IndexError) as error:  # IndexError: a file that was cut short
+            what = f"checkpoint {self.folder / name} is damaged ({one_line(error)})"
+            raise DamagedError(what, self.listing(without=name)) from error
+
+
+class CheckpointMetrics:
+    """The metrics of the dev set at the checkpoints of a run, by step, in a JSON file.
+
+    Args:
+        path: the file; made when the first metrics are written.
+    """
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self.path = path
+
+    def read(self) -> dict[int, dict[str, float]]:
+        """Returns the metrics by step, in the order of the steps.
+
+        Raises:
+            InputError: the file cannot be read.
+        """
+        if not self.path.exists():
+            return {}
+        try:
+            by_step = json.loads(self.path.read_text(encoding="utf-8"))
+            return {
+                int(step): {name: float(value) for name, value in metrics.items()}
+                for step, metrics in sorted(by_step.items(), key=lambda entry: int(entry[0]))
+            }
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            raise InputError(
+                f"{self.path} is damaged ({type(error).__name__}: {error}); restore it from a "
+                "copy, or delete it to continue without the metrics of earlier checkpoints"
+            ) from error
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Adds the metrics at a step, or replaces them; raises `OSError`."""
+        by_step = self.read() | {step: {name: float(value) for name, value in metrics.items()}}
+        write_atomically(self.path, json.dumps(by_step, indent=1) + "\n")
+
+
+# The contents: weights, random states and the optimizer's variables, each by a name. A name follows
+# from the path of a weight or layer within the model, never from the order in which Keras keeps
+# variables: that order may change with a version of Keras.
 
 
 def training_contents(
@@ -50,15 +450,6 @@ def training_contents(
         if variables:
             contents[group] = {name: _value(variable) for name, variable in variables.items()}
     return contents
-
-
-def first_not_finite(contents: Contents) -> str | None:
-    """Returns the name of a weight with a NaN or infinite entry, None where all are finite."""
-    for group in ("weights", "average_weights"):
-        for name, weight in contents.get(group, {}).items():
-            if weight.dtype.is_floating and not tf.reduce_all(tf.math.is_finite(weight)):
-                return name
-    return None
 
 
 def by_name(model: keras.Model, weights: Sequence[keras.Variable]) -> dict[str, Variable]:
@@ -135,458 +526,3 @@ def _unique(named: Iterable[tuple[str, Variable]]) -> dict[str, Variable]:
 
 def _value(variable: Variable) -> Variable:
     return variable.value if isinstance(variable, keras.Variable) else variable
-
-
-# The files of checkpoints: written whole or not at all, read back or refused.
-#
-# A checkpoint `name` is `name.data-00000-of-00001` and `name.index`. Both are written to a
-# temporary
-# folder, synced to disk and moved into place, the index, which completes the checkpoint, last.
-
-AVERAGE = "average"
-START = "step-0"  # weights that a run begins with
-
-
-class DamagedError(InputError):
-    """A checkpoint that is there and cannot be read.
-
-    Attributes:
-        what: which one, and what is wrong with it.
-    """
-
-    def __init__(self, what: str, others: str) -> None:
-        super().__init__(f"{what}; take another one, there is {others}")
-        self.what = what
-
-
-class CheckpointFiles:
-    """The files of the checkpoints in one folder.
-
-    Args:
-        folder: where they are; it must be there when one is written.
-    """
-
-    def __init__(self, folder: pathlib.Path) -> None:
-        self.folder = folder
-
-    def steps(self) -> list[int]:
-        """Returns the steps of the complete checkpoints `step-N`, oldest first."""
-        return sorted(
-            int(match.group(1))
-            for path in self.folder.glob("step-*.index")
-            if (match := re.fullmatch(r"step-(\d+)", path.stem))
-        )
-
-    def exists(self, name: str) -> bool:
-        """Whether there is such a checkpoint."""
-        return (self.folder / f"{name}.index").exists()
-
-    def listing(self, without: str | None = None) -> str:
-        """Returns the names of all checkpoints, or of all but one, for messages."""
-        names = [f"step-{step}" for step in self.steps()] + [AVERAGE] * self.exists(AVERAGE)
-        return ", ".join(name for name in names if name != without) or "none"
-
-    def write(self, name: str, contents: Contents) -> None:
-        """Writes a checkpoint in the place of any of that name.
-
-        Raises:
-            OSError, tf.errors.OpError: the disk does not take it.
-        """
-        with temporary_folder(self.folder) as aside:  # training and averaging may write at one time
-            tf.train.Checkpoint(**contents).write(str(aside / name))
-            paths = sorted(aside.glob(f"{name}.*"))  # "data" before "index"
-            for path in paths:
-                sync(path)
-            self.drop(name)
-            for path in paths:
-                path.replace(self.folder / path.name)
-                sync(self.folder)
-
-    def drop(self, name: str) -> None:
-        """Removes a checkpoint where there is one."""
-        for path in sorted(self.folder.glob(f"{name}.*"), reverse=True):  # "index" before "data"
-            path.unlink(missing_ok=True)
-
-    def sweep(self) -> None:
-        """Removes data of `step-N` without an index, which a process that was killed has left."""
-        for path in self.folder.glob("step-*.data-*"):
-            if not self.exists(path.stem):
-                path.unlink(missing_ok=True)
-
-    def names(self, name: str) -> dict[str, set[str]]:
-        """Returns the names of a checkpoint's variables, by group.
-
-        Raises:
-            InputError: there is no such checkpoint, or it is damaged.
-        """
-        if not self.exists(name):
-            raise InputError(f"no checkpoint {name} in {self.folder}; there is {self.listing()}")
-        with self._refusal(name):
-            stored = tf.train.list_variables(str(self.folder / name))
-        names: dict[str, set[str]] = collections.defaultdict(set)
-        for key, _ in stored:
-            group, _, rest = key.partition("/")
-            variable = rest.partition("/")[0]
-            # TensorFlow writes "/" within a name as ".S", and "." as "..".
-            names[group].add(re.sub(r"\.(.)", lambda found: found[1].replace("S", "/"), variable))
-        return names
-
-    def check(self, name: str) -> None:
-        """Reads a checkpoint from beginning to end.
-
-        Raises:
-            InputError: there is no such checkpoint, or it is damaged.
-        """
-        self.names(name)
-        with self._refusal(name):
-            reader = tf.train.load_checkpoint(str(self.folder / name))
-            for key in reader.get_variable_to_shape_map():
-                reader.get_tensor(key)  # compares checksums
-
-    def first_whole(self, names: Sequence[str], read: Callable[[str], None]) -> tuple[str, str]:
-        """Returns the first checkpoint that `read` does not find damaged.
-
-        Args:
-            names: at least one.
-            read: raises `DamagedError` as `read` and `check` do.
-
-        Returns:
-            The name, and what is wrong with those before it, "" where nothing is.
-
-        Raises:
-            InputError: all are damaged, or `read` finds another fault.
-        """
-        damaged: list[str] = []
-        for name in names:
-            try:
-                read(name)
-            except DamagedError as error:
-                damaged.append(error.what)
-            else:
-                return name, "; ".join(damaged)
-        raise InputError(
-            f"no checkpoint in {self.folder} is whole: {'; '.join(damaged)}; restore one from "
-            "a copy, or delete them to start again"
-        )
-
-    def read(self, name: str, contents: Contents, weights: Iterable[str]) -> None:
-        """Sets variables to what a checkpoint holds under their names.
-
-        Args:
-            name: of the checkpoint.
-            contents: the variables. The checkpoint may hold other groups, but in each of these
-                no other variables.
-            weights: names of all variables that it must have in its group "weights".
-
-        Raises:
-            InputError: there is no such checkpoint, it is damaged, or it holds other variables.
-        """
-        stored = self.names(name)
-        expected = {group: set(variables) for group, variables in contents.items()}
-        expected["weights"] = set(weights)
-        with self._refusal(name):
-            for group, names in expected.items():
-                _check_names(group, stored.get(group, set()), names)
-            status = tf.train.Checkpoint(**contents).read(str(self.folder / name))
-            status.assert_existing_objects_matched().expect_partial()
-
-    @contextlib.contextmanager
-    def _refusal(self, name: str) -> Iterator[None]:
-        """Makes an `InputError` of what TensorFlow raises when it reads a checkpoint."""
-        try:
-            yield
-        except (AssertionError, ValueError) as error:
-            raise InputError(
-                f"checkpoint {self.folder / name} is of another model ({one_line(error)}); "
-                "give the run directory that it was made in, and use the same version of Keras"
-            ) from error
-        except (tf.errors.OpError, IndexError) as error:  # IndexError: a file that was cut short
-            what = f"checkpoint {self.folder / name} is damaged ({one_line(error)})"
-            raise DamagedError(what, self.listing(without=name)) from error
-
-
-def _check_names(group: str, stored: set[str], expected: set[str]) -> None:
-    """Raises `ValueError`, with the first name and a count, where two sets of names differ."""
-    for names, what in ((expected - stored, "lacks"), (stored - expected, "also has")):
-        if names:
-            others = f" and {len(names) - 1} others" if len(names) > 1 else ""
-            raise ValueError(f"it {what} {group}/{min(names)}{others}")
-
-
-# The dev metrics of each checkpoint of a run: `checkpoint_metrics.json` beside the checkpoints.
-#
-# A checkpoint's metrics are written before it is, and are the same whenever its step is reached: a
-# crash between the two leaves metrics that will be written again, and does no harm.
-
-
-class CheckpointMetrics:
-    """The metrics of a run at its checkpoints, by step.
-
-    Args:
-        path: the file; made when the first metrics are written.
-    """
-
-    def __init__(self, path: pathlib.Path) -> None:
-        self.path = path
-
-    def read(self) -> dict[int, dict[str, float]]:
-        """Returns the metrics by step, in the order of the steps.
-
-        Raises:
-            InputError: the file cannot be read.
-        """
-        if not self.path.exists():
-            return {}
-        try:
-            by_step = json.loads(self.path.read_text(encoding="utf-8"))
-            return {
-                int(step): {name: float(value) for name, value in metrics.items()}
-                for step, metrics in sorted(by_step.items(), key=lambda entry: int(entry[0]))
-            }
-        except (OSError, ValueError, TypeError, AttributeError) as error:
-            raise InputError(
-                f"{self.path} is damaged ({type(error).__name__}: {error}); restore it from a "
-                "copy, or delete it to continue without the metrics of earlier checkpoints"
-            ) from error
-
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Adds the metrics at a step, or replaces them.
-
-        Raises:
-            OSError: the disk does not take them; the file stays as it was.
-        """
-        by_step = self.read() | {step: {name: float(value) for name, value in metrics.items()}}
-        write_atomically(self.path, json.dumps(by_step, indent=1) + "\n")
-
-
-class Checkpoints:
-    """The checkpoints `step-N` in one folder, and `average`, the mean of several.
-
-    Args:
-        folder: where they are, made with the first one.
-        keep: how many of the newest to keep.
-        keep_best: how many of those with the best `metric` to keep beside them.
-        every: steps between two regular checkpoints.
-        end: the last step of the run, whose checkpoint is a regular one too.
-        metric: the task's, by which checkpoints are ranked; without one none is the best.
-    """
-
-    def __init__(
-        self,
-        folder: pathlib.Path,
-        keep: int = 20,
-        *,
-        keep_best: int = 0,
-        every: int = 1,
-        end: int | None = None,
-        metric: Metric | None = None,
-    ) -> None:
-        self.folder = folder
-        self.keep = keep
-        self.keep_best = keep_best
-        self.every = every
-        self.end = end
-        self.metric = metric
-        self.metrics = CheckpointMetrics(folder / "checkpoint_metrics.json")
-        self._files = CheckpointFiles(folder)
-
-    def steps(self) -> list[int]:
-        """Returns the steps of the complete checkpoints, oldest first."""
-        return self._files.steps()
-
-    def has_average(self) -> bool:
-        """Whether the run's result is there; a later checkpoint drops it."""
-        return self._files.exists(AVERAGE)
-
-    def is_regular(self, step: int) -> bool:
-        """Whether an uninterrupted run writes a checkpoint at this step."""
-        return step % self.every == 0 or step == self.end
-
-    def newest(self, count: int) -> list[int]:
-        """Returns the steps of the newest regular checkpoints that were trained, oldest first."""
-        return [step for step in self.steps() if step and self.is_regular(step)][-count:]
-
-    def best(self, count: int) -> list[int]:
-        """Returns the steps of the regular checkpoints with the best `metric`; newer wins a tie."""
-        return self._best_of(self.steps(), count)
-
-    def to_average(self, last: int, best: int | None = None) -> list[int]:
-        """Returns the steps whose mean is the run's result: the newest, or the best if asked."""
-        return self.newest(last) if best is None else self.best(best)
-
-    def is_stalled(self, step: int, metric: Metric, patience: int) -> bool:
-        """Whether a metric has not improved at the last `patience` checkpoints up to a step."""
-        best, waited = -float("inf"), 0
-        for other, metrics in self.metrics.read().items():
-            # Metrics of later steps are left by a run whose newest checkpoint was damaged, those of
-            # other steps by the end of a run that was extended.
-            if other <= step and self.is_regular(other) and metric.name in metrics:
-                value = metric.rank(metrics[metric.name])
-                waited = 0 if value > best else waited + 1
-                best = max(best, value)
-        return waited >= patience
-
-    def save(
-        self,
-        model: keras.Model,
-        step: int,
-        *,
-        metrics: Mapping[str, float] | None = None,
-        average_weights: Mapping[str, Variable] | None = None,
-        extra: Mapping[str, Variable] | None = None,
-    ) -> None:
-        """Writes checkpoint `step-<step>`, then drops the average and those that are not kept.
-
-        Args:
-            model: gives the weights, the states of dropout and the optimizer.
-            step, metrics: batches trained on, and metrics of the model then.
-            average_weights, extra: moving averages by the weight's path; other variables by name.
-
-        Raises:
-            InputError: a weight is not finite, or the disk full; the earlier checkpoints stay.
-        """
-        contents = training_contents(model, average_weights, extra)
-        if name := first_not_finite(contents):
-            raise InputError(
-                f"weight {name} is not finite after step {step}, so no checkpoint was written; "
-                f"there is {self._files.listing()}; train another run with a lower learning_rate "
-                "or clip_norm"
-            )
-        self._write(f"step-{step}", contents, (step, metrics) if metrics else None)
-        self._tidy(step)
-
-    def save_weights(self, model: keras.Model, name: str = AVERAGE) -> None:
-        """Writes the model's weights, and nothing else, as a checkpoint."""
-        self._write(name, {"weights": by_name(model, model.weights)})
-
-    def drop(self, name: str) -> None:
-        """Removes a checkpoint where there is one."""
-        self._files.drop(name)
-
-    def restore(self, model: keras.Model, name: str) -> None:
-        """Reads the weights of checkpoint `name`, or their moving averages where it has them.
-
-        Raises:
-            InputError: there is no such checkpoint, it is damaged, or it is another model's.
-        """
-        weights = by_name(model, model.weights)
-        averaged = self._files.names(name).get("average_weights", set())  # all but frozen ones
-        contents: dict[str, dict[str, Variable]] = collections.defaultdict(dict)
-        for path, weight in weights.items():
-            contents["average_weights" if path in averaged else "weights"][path] = weight
-        self._files.read(name, contents, weights)
-
-    def resume(
-        self,
-        model: keras.Model,
-        *,
-        average_weights: Mapping[str, Variable] | None = None,
-        extra: Mapping[str, Variable] | None = None,
-        say: Callable[[str], None] = print,
-    ) -> int:
-        """Sets all that `save` was given to the newest checkpoint that is not damaged.
-
-        Returns:
-            The checkpoint's step; 0 where there is none. `say` takes a line about any skipped.
-
-        Raises:
-            InputError: all checkpoints are damaged, or the newest is another model's.
-        """
-        self.metrics.read()  # a damaged file is reported now, not after an interval
-        contents = training_contents(model, average_weights, extra)
-        names = [f"step-{step}" for step in reversed(self.steps())]
-        if not names:
-            return 0
-
-        def read(name: str) -> None:
-            parts = [contents]
-            if "optimizer" not in self._files.names(name):  # what the run starts from
-                groups = contents.keys() & {"weights", "average_weights"}
-                parts = [{"weights": contents[group]} for group in groups]
-            for part in parts:
-                self._files.read(name, part, contents["weights"])
-
-        name, damaged = self._files.first_whole(names, read)
-        step = int(name.removeprefix("step-"))
-        if damaged:
-            say(f"{damaged}; going on from step {step}.")
-        return step
-
-    def find(self, which: str) -> str:
-        """Returns the name of the checkpoint that a person means by `which`.
-
-        Args:
-            which: "latest", "best" (by `metric`), "average", a step, or "auto": the average, or
-                the latest where there is none. "auto" skips damaged ones, and says so on stderr.
-
-        Raises:
-            InputError: it is no such name, there is no checkpoint, or all are damaged.
-        """
-        if which == AVERAGE:
-            return AVERAGE
-        candidates = [AVERAGE] * self.has_average() + [f"step-{n}" for n in reversed(self.steps())]
-        if which == "auto" and candidates:
-            name, damaged = self._files.first_whole(candidates, self._files.check)
-            if damaged:
-                print(f"{damaged}; taking {name} in its place.", file=sys.stderr)
-            return name
-        steps = self.best(1) if which == "best" else self.steps()
-        if which in ("latest", "best") and steps:
-            return f"step-{steps[-1]}"
-        step = which.removeprefix("step-")
-        if step.isdecimal():
-            return f"step-{step}"
-        known = ": give auto, latest, best"
-        if which == "best":
-            label = "metric" if self.metric is None else self.metric.label
-            known = f", as none has a dev {label}: give auto, latest"
-        raise InputError(
-            f"no checkpoint {which!r} in {self.folder}{known}, average or a step; "
-            f"there is {self._files.listing()}"
-        )
-
-    def average(self, model: keras.Model, steps: Sequence[int]) -> None:
-        """Sets the model's weights to the mean of those of the checkpoints (6.1)."""
-        if not steps:
-            raise InputError(f"no checkpoints to average in {self.folder}; train the run first")
-        sums = [np.zeros(weight.shape, np.float64) for weight in model.weights]
-        for step in steps:
-            self.restore(model, f"step-{step}")
-            for total, weight in zip(sums, model.weights, strict=True):
-                total += keras.ops.convert_to_numpy(weight)
-        for total, weight in zip(sums, model.weights, strict=True):
-            weight.assign(total / len(steps))
-
-    def _best_of(self, steps: Sequence[int], count: int) -> list[int]:
-        if self.metric is None:
-            return []
-        metrics, name = self.metrics.read(), self.metric.name
-        known = [
-            (self.metric.rank(metrics[step][name]), step)
-            for step in steps
-            if self.is_regular(step) and name in metrics.get(step, {})
-        ]
-        return sorted(step for _, step in sorted(known, reverse=True)[:count])
-
-    def _write(
-        self, name: str, contents: Contents, metrics: tuple[int, Mapping[str, float]] | None = None
-    ) -> None:
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            if metrics:
-                self.metrics.write(*metrics)
-            self._files.write(name, contents)
-        except (tf.errors.OpError, OSError) as error:
-            raise InputError(
-                f"cannot write checkpoint {name} to {self.folder} ({one_line(error)}); free some "
-                f"space, or make it writable, and run again; there is {self._files.listing()}"
-            ) from error
-
-    def _tidy(self, step: int) -> None:
-        """Drops what is not kept after checkpoint `step`; later ones, damaged, are rewritten."""
-        steps = [other for other in self.steps() if other <= step]
-        regular = [other for other in steps if self.is_regular(other)]
-        kept = {step, *regular[-self.keep :], *self._best_of(regular, self.keep_best)}
-        for name in [AVERAGE, *(f"step-{other}" for other in steps if other not in kept)]:
-            self._files.drop(name)
-        self._files.sweep()

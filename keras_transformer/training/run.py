@@ -20,7 +20,7 @@ import pathlib
 import shlex
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from typing_extensions import Self
 
@@ -73,7 +73,7 @@ class RunDirectory:
         if not os.fspath(path):
             raise InputError("the path of the run directory is empty; give that of a folder")
         self.path = pathlib.Path(path)
-        self._config_file = _ConfigFile(self.path / "config.json")
+        self._config_path = self.path / "config.json"
 
     @classmethod
     def create(
@@ -142,7 +142,7 @@ class RunDirectory:
             raise InputError(
                 f"cannot write run directory {self.path}: it is a file; give the path of a folder"
             )
-        return self._config_file.path.is_file()
+        return self._config_path.is_file()
 
     def prepare(
         self,
@@ -247,15 +247,14 @@ class RunDirectory:
             self._target_path.unlink(missing_ok=True)  # of an attempt that was interrupted here
             self.checkpoints().drop(START)
         source.save(self._source_path)
-        vocabularies = {self._source_path.name: VocabularyRecord.of(source.model_bytes)}
+        records = {self._source_path.name: _record(source.model_bytes)}
         if target.fingerprint != source.fingerprint:
             target.save(self._target_path)
-            vocabularies[self._target_path.name] = VocabularyRecord.of(target.model_bytes)
+            records[self._target_path.name] = _record(target.model_bytes)
         if start is not None:
             self.checkpoints().save_weights(start, START)
         configs = configs._replace(training=self.resolved(configs.training))
-        with self._writing():
-            self._config_file.write(configs, vocabularies)
+        self._write_config(configs, records)
 
     def resolved(self, training: TrainingConfig) -> TrainingConfig:
         """Returns a configuration with the precision that "auto" means for this run.
@@ -275,7 +274,8 @@ class RunDirectory:
         Raises:
             InputError: there is no run here, or its configuration is damaged.
         """
-        return self._config_file.configs()
+        with self._config() as values:
+            return RunConfigs.from_dict(values)
 
     def continue_with(self, asked: RunConfigs) -> None:
         """Checks that configurations fit this run, and saves the settings that changed.
@@ -302,8 +302,7 @@ class RunDirectory:
             checkpoints = self.checkpoints()
             if before != after and checkpoints.to_average(*after):
                 checkpoints.drop(AVERAGE)  # made again when the run comes to its end
-            with self._writing():
-                self._config_file.write(asked, self._config_file.vocabularies())
+            self._write_config(asked, self._vocabulary_records())
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -334,10 +333,10 @@ class RunDirectory:
             InputError: there is no run here, or a file is not the one that the run was created
                 with: truncated, or copied from another run.
         """
-        records = self._config_file.vocabularies()
-        source = records[self._source_path.name].load(self._source_path)
+        records = self._vocabulary_records()
+        source = _load_vocabulary(self._source_path, records[self._source_path.name])
         if record := records.get(self._target_path.name):
-            return source, record.load(self._target_path)
+            return source, _load_vocabulary(self._target_path, record)
         if self._target_path.exists():
             raise InputError(
                 f"{self._target_path} does not belong to this run, whose source and target share a "
@@ -427,6 +426,39 @@ class RunDirectory:
 
         wait_for_first_worker(self.path, is_prepared)
 
+    def _vocabulary_records(self) -> dict[str, dict[str, Any]]:
+        with self._config() as values:
+            return {
+                name: {"num_bytes": record["num_bytes"], "sha256": record["sha256"]}
+                for name, record in ({"source.model": None} | values["vocabularies"]).items()
+            }
+
+    def _write_config(self, configs: RunConfigs, records: Mapping[str, Any]) -> None:
+        values = configs.to_dict() | {"vocabularies": records}
+        with self._writing():
+            write_atomically(self._config_path, json.dumps(values, indent=2) + "\n")
+
+    @contextlib.contextmanager
+    def _config(self) -> Iterator[Any]:
+        """Yields the content of config.json; `InputError` if the block cannot use it."""
+        path = self._config_path
+        if not path.is_file():
+            raise InputError(
+                f"no training run in {self.path}: it has no {path.name}; give the --run_dir of an "
+                "earlier keras-transformer train"
+            )
+        try:
+            yield json.loads(path.read_text(encoding="utf-8"))
+        except UnknownArchitectureError as error:
+            raise InputError(f"{path}: {error}") from error
+        except OSError as error:
+            raise InputError(f"cannot read {path} ({error.strerror}); make it readable") from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InputError(
+                f"{path} is damaged ({type(error).__name__}: {error}); restore it from a copy, or "
+                "start another run"
+            ) from error
+
     def _writing(self) -> contextlib.AbstractContextManager[None]:
         return writing(f"run directory {self.path}")
 
@@ -470,73 +502,19 @@ def load_shortlist(
     return Shortlist.load(path)
 
 
-class VocabularyRecord(NamedTuple):
-    """Size and hash of a vocabulary's file, to recognize a truncated or another one."""
-
-    num_bytes: int
-    sha256: str
-
-    @classmethod
-    def of(cls, content: bytes) -> Self:
-        """Returns the record of a file's content."""
-        return cls(len(content), hashlib.sha256(content).hexdigest())
-
-    def load(self, path: pathlib.Path) -> Vocabulary:
-        """Reads the vocabulary; `InputError` if the file is missing or not the recorded one."""
-        if path.is_file() and (found := self.of(path.read_bytes())) != self:
-            what = "the same size but different content"
-            if found.num_bytes != self.num_bytes:
-                what = f"{found.num_bytes:,} bytes instead of {self.num_bytes:,}"
-            raise InputError(
-                f"{path} is not the vocabulary that the run was created with: it has {what}; "
-                "restore it from a copy"
-            )
-        return Vocabulary.load(path)
+def _record(content: bytes) -> dict[str, Any]:
+    """Returns what recognizes the file of a vocabulary."""
+    return {"num_bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 
-class _ConfigFile:
-    """Reads and writes config.json of a run directory."""
-
-    def __init__(self, path: pathlib.Path) -> None:
-        self.path = path
-
-    def configs(self) -> RunConfigs:
-        """Returns the configurations; `InputError` if there are none, or they are damaged."""
-        with self._values() as values:
-            return RunConfigs.from_dict(values)
-
-    def vocabularies(self) -> dict[str, VocabularyRecord]:
-        """Returns the records of the vocabularies by file name; errors as in `configs`."""
-        with self._values() as values:
-            return {
-                name: VocabularyRecord(**record)
-                for name, record in ({"source.model": None} | values["vocabularies"]).items()
-            }
-
-    def write(self, configs: RunConfigs, vocabularies: Mapping[str, VocabularyRecord]) -> None:
-        """Writes all of it, atomically; raises `OSError`."""
-        records = {name: record._asdict() for name, record in vocabularies.items()}
-        values = configs.to_dict() | {"vocabularies": records}
-        write_atomically(self.path, json.dumps(values, indent=2) + "\n")
-
-    @contextlib.contextmanager
-    def _values(self) -> Iterator[Any]:
-        """Yields the content; `InputError` if there is none or the block cannot use it."""
-        if not self.path.is_file():
-            raise InputError(
-                f"no training run in {self.path.parent}: it has no {self.path.name}; "
-                "give the --run_dir of an earlier keras-transformer train"
-            )
-        try:
-            yield json.loads(self.path.read_text(encoding="utf-8"))
-        except UnknownArchitectureError as error:
-            raise InputError(f"{self.path}: {error}") from error
-        except OSError as error:
-            raise InputError(
-                f"cannot read {self.path} ({error.strerror}); make it readable"
-            ) from error
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise InputError(
-                f"{self.path} is damaged ({type(error).__name__}: {error}); "
-                "restore it from a copy, or start another run"
-            ) from error
+def _load_vocabulary(path: pathlib.Path, record: Mapping[str, Any]) -> Vocabulary:
+    """Reads a vocabulary; `InputError` if the file is missing or not the recorded one."""
+    if path.is_file() and (found := _record(path.read_bytes())) != record:
+        what = "the same size but different content"
+        if found["num_bytes"] != record["num_bytes"]:
+            what = f"{found['num_bytes']:,} bytes instead of {record['num_bytes']:,}"
+        raise InputError(
+            f"{path} is not the vocabulary that the run was created with: it has {what}; "
+            "restore it from a copy"
+        )
+    return Vocabulary.load(path)

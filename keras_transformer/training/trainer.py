@@ -367,16 +367,13 @@ class Trainer:
             resample = source, target
         return distributed(
             self.strategy,
-            functools.partial(
-                training_batches,
-                corpus,
-                batch_tokens=self.training.batch_tokens,
-                seed=self.training.seed,
-                first_step=self.step,
-                mix_weights=data.weights,
-                resample=resample,
-                **shares(self.strategy),
-            ),
+            training_batches,
+            corpus,
+            batch_tokens=self.training.batch_tokens,
+            seed=self.training.seed,
+            first_step=self.step,
+            mix_weights=data.weights,
+            resample=resample,
         )
 
 
@@ -411,13 +408,7 @@ class Validation:
         longest = int(max(corpus.source_lengths.max(), corpus.target_lengths.max()))
         size = max(training.batch_tokens // training.accumulation_steps, longest)
         self.num_batches = BatchPlan(corpus, batch_tokens=size).batches_per_epoch
-        self.batches = distributed(
-            trainer.strategy,
-            functools.partial(
-                evaluation_batches, corpus, batch_tokens=size, **shares(trainer.strategy)
-            ),
-            self.num_batches,
-        )
+        self.batches = distributed(trainer.strategy, evaluation_batches, corpus, batch_tokens=size)
         self._model.make_test_function()
 
     def __call__(self) -> dict[str, float]:
@@ -543,30 +534,24 @@ def report_out_of_memory() -> Iterator[None]:
         ) from error
 
 
-def shares(strategy: tf.distribute.Strategy) -> dict[str, Any]:
-    """Returns how the devices and workers of a strategy share a batch."""
-    worker = worker_of(strategy)
-    return {
-        "replicas": strategy.num_replicas_in_sync,
-        "shard": (worker.index, worker.count),
-    }
-
-
 def distributed(
     strategy: tf.distribute.Strategy,
-    batches: Callable[[], Iterator[Batch]],
-    count: int | None = None,
+    make_batches: Callable[..., Iterator[Batch]],
+    corpus: TokenizedCorpus,
+    **options: Any,
 ) -> Any:
-    """Returns a data set of this worker's rows of the batches, which its replicas cut up."""
-    dataset = to_dataset(batches)
-    if count is not None:
-        dataset = dataset.apply(tf.data.experimental.assert_cardinality(count))
-    if worker_of(strategy).count > 1:
+    """Returns a data set of this worker's rows of batches, which its replicas cut up."""
+    worker = worker_of(strategy)
+    shard, replicas = (worker.index, worker.count), strategy.num_replicas_in_sync
+    dataset = to_dataset(
+        functools.partial(make_batches, corpus, shard=shard, replicas=replicas, **options)
+    )
+    if worker.count > 1:
         return strategy.distribute_datasets_from_function(lambda context: dataset)
-    options = tf.data.Options()
+    policy = tf.data.Options()
     # A strategy is to cut up the batches and not the files that they come from.
-    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-    return strategy.experimental_distribute_dataset(dataset.with_options(options))
+    policy.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    return strategy.experimental_distribute_dataset(dataset.with_options(policy))
 
 
 def num_shapes(run: RunDirectory, corpus: TokenizedCorpus) -> int:

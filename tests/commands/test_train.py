@@ -132,7 +132,7 @@ def test_damaged_checkpoint_is_reported_and_skipped(call, copy, train_flags):
     result = call("train.py", f"--run_dir={copy}", *train_flags, "--train_steps=45")
     assert result.code == 0, result.err
     assert "step-40 is damaged" in result.out
-    assert "going on from step 20" in result.out
+    assert "resuming from step 20" in result.out
 
 
 @pytest.mark.parametrize(

@@ -425,7 +425,7 @@ def test_truncated_checkpoint_is_rejected(checkpoints, end, kept_share):
     content = path.read_bytes()
     path.write_bytes(content[: int(kept_share * len(content))])
     assert_refused_as_damaged(checkpoints)
-    with pytest.raises(InputError, match=r"^checkpoint .*step-1 is damaged \(.*; take another one"):
+    with pytest.raises(InputError, match=r"^checkpoint .*step-1 is damaged \(.*; use another one"):
         checkpoints.restore(make_model(), "step-1")
 
 
@@ -479,7 +479,7 @@ def test_resume_skips_damaged_checkpoints(checkpoints, end):
     (line,) = said
     assert "step-3 is damaged" in line
     assert "step-2 is damaged" in line
-    assert line.endswith("; going on from step 1.")
+    assert line.endswith("; resuming from step 1.")
     assert "\n" not in line
     # They are not counted, and are written again when the run gets there.
     checkpoints.keep = 1
@@ -506,8 +506,8 @@ def test_auto_skips_damaged_average(checkpoints, capsys):
     output = capsys.readouterr()
     assert output.out == ""  # a translation may be there
     assert re.fullmatch(
-        r"checkpoint \S+average is damaged .*; checkpoint \S+step-3 is damaged .*; taking step-2 "
-        r"in its place\.\n",
+        r"checkpoint \S+average is damaged .*; checkpoint \S+step-3 is damaged .*; using step-2 "
+        r"instead\.\n",
         output.err,
     )
     with pytest.raises(InputError, match=r"average is damaged .*there is step-1, step-2, step-3$"):

@@ -227,7 +227,7 @@ def test_damaged_newest_checkpoint_resumes_earlier_one(undisturbed, tmp_path, ca
     run = copy_of(undisturbed[0], tmp_path / "run", until_step=8)
     (run.path / "checkpoints" / "step-8.index").write_bytes(b"")
     train(run, tiny_run.corpus(), show=False)
-    assert "going on from step 4" in capsys.readouterr().out
+    assert "resuming from step 4" in capsys.readouterr().out
     assert_same_checkpoint(undisturbed[0], run, "step-12")
 
 
