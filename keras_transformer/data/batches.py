@@ -11,20 +11,19 @@ XLA compiles a program for each shape (R, S, T), and padding is wasted arithmeti
 both small:
 
 1. Lengths are rounded up to a ladder (1, 2, ... 32, 34, ... 64, 68, ...), and pairs are counted by
-   source and target rung. All of them are in one box of lengths at first; the box whose split saves
-   the most padding is split in two, until 93 % of the cells hold tokens. A box is one shape.
+   source and target rung. Of these cells, all in one box at first, the box whose split saves the
+   most padding is split in two, until 93 % of a batch's entries are tokens. A box is one shape.
 2. In each epoch the pairs of a box are shuffled and cut evenly into batches of at most
    `batch_tokens`; then the batches are shuffled.
-3. A corpus of more than two million pairs is planned window by window. Each window takes every W-th
-   of many short pieces of the corpus, so it is a sample of the whole; windows come in random order.
+3. A corpus of more than two million pairs is planned window by window, in random order. A window
+   takes every W-th of many short pieces of the corpus, so it is a sample of the whole.
 
 The number of batches of each window depends on lengths and weights alone: it is the same in every
 epoch and for any number of devices. A place in an epoch is found by adding up these W numbers and
-planning one window; nothing is replayed. For N pairs, K boxes, C occupied cells of the ladder and
-windows of n pairs: counting lengths is O(N), once, and kept with the tokens; boxes are O(KWC), a
-place is O(W + n log n).
+planning one window of n pairs, O(W + n log n); nothing is replayed. Counting the lengths of N pairs
+is O(N), once, and kept with the tokens; splitting C cells into K boxes is O(KWC).
 
-A cell of a batch is one entry of its source or target matrix. Lengths count EOS.
+Lengths count EOS.
 """
 
 import functools
@@ -46,6 +45,8 @@ Counts: TypeAlias = npt.NDArray[np.int64]
 Batch: TypeAlias = tuple[dict[str, Ids], Ids]
 Resample: TypeAlias = Callable[[Sequence[Sequence[int]], int], Sequence[Sequence[int]]]
 
+_MAX_SHAPES = 96
+_ENOUGH_SHARE = 0.93  # of a batch's entries are tokens; no more shapes are added then
 WINDOW_PAIRS = 1 << 21
 _PIECES = 16  # of each corpus, in a window
 _ROWS_STEP = 8  # divides evenly over 2, 4 or 8 devices, and suits vector units
@@ -71,9 +72,7 @@ def training_batches(
 
     Args:
         corpus: the pairs to train on.
-        batch_tokens: bound on source tokens and on target tokens of a batch, padding included.
-        mix_weights: share of the pairs that each of the corpora in `corpus` gives; None means
-            that every pair occurs exactly once an epoch.
+        batch_tokens, mix_weights: see `BatchPlan`.
         resample: subword regularization: samples segmentations of source and of target sentences
             from ids and a seed, as `SubwordSampler` does; None for a side that has only one.
             Samples that do not fit are discarded.
@@ -187,8 +186,6 @@ class BatchPlan:
         batch_sentences: bound on the rows of a batch.
         mix_weights: [P], share of an epoch's pairs that each corpus gives, on any scale; None means
             that an epoch has every pair once.
-        max_shapes: bound on the number of shapes.
-        enough_share: stop adding shapes when this share of all cells holds tokens.
 
     Attributes:
         shapes: ordered by length.
@@ -212,8 +209,6 @@ class BatchPlan:
         batch_tokens: int,
         batch_sentences: int | None = None,
         mix_weights: Sequence[float] | None = None,
-        max_shapes: int = 96,
-        enough_share: float = 0.93,
     ) -> None:
         self._corpus = corpus
         ladder, counts = corpus.length_counts or count_lengths(corpus)
@@ -232,14 +227,15 @@ class BatchPlan:
 
         most_rows = functools.partial(_most_rows, batch_tokens, batch_sentences)
         expected = np.tensordot(counts, repeats, (1, 0))  # [W, R, R], pairs of an epoch
-        candidates = list(itertools.islice(_split_lengths(expected, ladder, most_rows), max_shapes))
+        splits = _split_lengths(expected, ladder, most_rows)
+        candidates = list(itertools.islice(splits, _MAX_SHAPES))
         fewest_cells = np.inf
         for leftovers_move, boxes in itertools.product((True, False), candidates):
             pairs = np.ceil([box.sum_of(expected) for box in boxes]).astype(np.int64).T  # [W, K]
             layout = _lay_out(boxes, pairs, most_rows, leftovers_move)
             if (cells := layout.cells()) < fewest_cells:
                 fewest_cells, chosen, move = cells, boxes, leftovers_move
-            if tokens >= enough_share * cells:
+            if tokens >= _ENOUGH_SHARE * cells:
                 break
         self._box_of_rungs = np.zeros(counts.shape[2:], np.int16)  # [R, R]
         for number, box in enumerate(chosen):
@@ -286,19 +282,19 @@ class BatchPlan:
             in_boxes = np.split(pairs[np.argsort(boxes, kind="stable")], np.cumsum(sizes)[:-1])
             for box, drawn in enumerate(in_boxes):
                 if seed is not None:
-                    stratum = (window, part, box)
-                    drawn = draw_pairs(drawn, int(draws[box]), epoch, (seed, *stratum))
+                    key = (seed, window, part, box)
+                    drawn = draw_pairs(drawn, int(draws[box]), epoch, key)
                 pairs_of_box[box].append(drawn)
         random = np.random.default_rng(None if seed is None else [seed, window, epoch])
-        planned = []
-        for box, shape in enumerate(self._layout.shapes):
+        planned, layout = [], self._layout
+        for box, shape in enumerate(layout.shapes):
             pairs = np.concatenate(pairs_of_box[box])
             if seed is not None:
                 random.shuffle(pairs)
-            pairs, leftover = np.split(pairs, [self._layout.kept[window, box]])
-            pairs_of_box[self._layout.larger[box]].append(leftover)
-            if num_batches := int(self._layout.batches[window, box]):
-                cut = np.array_split(pairs, num_batches)
+            pairs, leftover = np.split(pairs, [layout.kept[window, box]])
+            pairs_of_box[layout.larger[box]].append(leftover)
+            if len(pairs):
+                cut = np.array_split(pairs, layout.batches[window, box])
                 planned += [PlannedBatch(shape, some) for some in cut]
         if seed is None:
             return planned

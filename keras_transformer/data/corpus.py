@@ -69,45 +69,35 @@ class TokenizedCorpus:
         *,
         max_length: int | None = None,
         max_length_ratio: float | None = None,
+        may_be_empty: bool = False,
     ) -> "TokenizedCorpus":
         """Packs sentences, without the pairs that cannot be trained on.
 
         Args:
             source: token ids of each sentence, without BOS and EOS.
             target: the same for the translations, in the same order.
-            max_length: see `LengthFilter`.
-            max_length_ratio: see `LengthFilter`.
+            max_length, max_length_ratio: see `LengthFilter`.
+            may_be_empty: whether it is no error that no pair is left.
 
         Raises:
             InputError: the sides differ in length, or no pair is left.
         """
-        length_filter = LengthFilter(max_length=max_length, max_length_ratio=max_length_ratio)
-        corpus = cls.from_ids_or_empty(source, target, length_filter)
-        if not len(corpus):
-            raise length_filter.nothing_left(corpus.dropped)
-        return corpus
-
-    @classmethod
-    def from_ids_or_empty(
-        cls,
-        source: Sequence[Sequence[int]],
-        target: Sequence[Sequence[int]],
-        length_filter: LengthFilter,
-    ) -> "TokenizedCorpus":
-        """Does what `from_ids` does, and allows that no pair is left."""
         if len(source) != len(target):
             raise InputError(
                 f"source and target must pair up, got {len(source)} and {len(target)} sentences"
             )
+        length_filter = LengthFilter(max_length=max_length, max_length_ratio=max_length_ratio)
         source_lengths, target_lengths = _lengths(source), _lengths(target)
         keep, dropped = length_filter(source_lengths, target_lengths)
-        source_offsets = _offsets(source_lengths[keep] + 1)
+        if not keep.any() and not may_be_empty:
+            raise length_filter.nothing_left(dropped)
+        source_offsets = np.cumsum([0, *(source_lengths[keep] + 1)])
+        target_offsets = np.cumsum([0, *target_lengths[keep]])
         ends = source_offsets[1:] - 1
-        tokens = np.ones(source_offsets[-1], bool)
-        tokens[ends] = False
         source_ids = np.full(source_offsets[-1], EOS_ID, np.int32)
+        tokens = np.ones(len(source_ids), bool)
+        tokens[ends] = False
         source_ids[tokens] = _flatten(itertools.compress(source, keep), len(tokens) - len(ends))
-        target_offsets = _offsets(target_lengths[keep])
         return cls(
             source_ids=source_ids,
             source_offsets=source_offsets,
@@ -130,11 +120,6 @@ class TokenizedCorpus:
     def target_lengths(self) -> npt.NDArray[np.int64]:
         """Target tokens of each pair, int64 [N], EOS included."""
         return np.diff(self.target_offsets) + 1
-
-
-def id_type(vocabulary_size: int) -> str:
-    """Returns the type of token ids in files: two bytes where the vocabulary permits."""
-    return "<u2" if vocabulary_size <= 1 << 16 else "<i4"
 
 
 def pad_ids(ids: Sequence[Sequence[int]]) -> npt.NDArray[np.int32]:
@@ -172,10 +157,6 @@ def gather_rows(
 
 def _lengths(sentences: Sequence[Sequence[int]]) -> npt.NDArray[np.int64]:
     return np.fromiter(map(len, sentences), np.int64, len(sentences))
-
-
-def _offsets(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    return np.concatenate([[0], np.cumsum(lengths)])
 
 
 def _flatten(sentences: Iterable[Sequence[int]], count: int) -> npt.NDArray[np.int32]:

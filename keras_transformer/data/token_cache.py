@@ -306,7 +306,8 @@ class ShardMaker(NamedTuple):
                 vocabulary.encode(sentences, **options)
                 for vocabulary, sentences in zip(self.vocabularies, text, strict=True)
             )
-            yield TokenizedCorpus.from_ids_or_empty(source, target, self.length_filter)
+            limits = dataclasses.asdict(self.length_filter)
+            yield TokenizedCorpus.from_ids(source, target, **limits, may_be_empty=True)
 
     def _load(self, part: int, number: int) -> TokenizedCorpus:
         path = self._shard_path(part, number)

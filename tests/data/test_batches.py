@@ -112,14 +112,17 @@ def test_memory_grows_with_rows_logits_and_attention():
     assert BatchShape(16, 9, 9).memory == 2 * BatchShape(8, 9, 9).memory
 
 
-def test_number_of_shapes_is_limited_and_no_more_than_needed():
+def test_number_of_shapes_is_limited_and_no_more_than_needed(monkeypatch):
     corpus = corpus_of(*log_normal_lengths())
-    assert len(BatchPlan(corpus, batch_tokens=2048, max_shapes=5).shapes) <= 5
-    few = BatchPlan(corpus, batch_tokens=2048, enough_share=0.8)
-    many = BatchPlan(corpus, batch_tokens=2048, enough_share=0.92)
+    plan = BatchPlan(corpus, batch_tokens=2048)
+    assert plan.real_share >= 0.92
+    assert len(plan.shapes) <= 96
+    monkeypatch.setattr(module, "_ENOUGH_SHARE", 0.8)
+    few = BatchPlan(corpus, batch_tokens=2048)
     assert 0.8 <= few.real_share < 0.88
-    assert many.real_share >= 0.92
-    assert len(few.shapes) < len(many.shapes) <= 96
+    assert len(few.shapes) < len(plan.shapes)
+    monkeypatch.setattr(module, "_MAX_SHAPES", 5)
+    assert len(BatchPlan(corpus, batch_tokens=2048).shapes) <= 5
 
 
 @pytest.mark.parametrize("batch_tokens", [2048, 8192, 25_000])
