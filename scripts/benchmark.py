@@ -32,7 +32,7 @@ import pathlib
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from absl import flags
 
@@ -43,8 +43,6 @@ from keras_transformer.commands.main import run
 from keras_transformer.config import ModelConfig
 from keras_transformer.errors import InputError
 from keras_transformer.host import cpu_flags, has_bfloat16, num_cores
-
-AnyRow = TypeVar("AnyRow", Row, dict[str, Any])
 
 _REAL = ("multi30k:2048", "multi30k:8192")  # the tiny preset's batch_tokens; the recipe's
 _KNOWN_PRECISIONS = ["float32", "mixed_bfloat16", "mixed_float16"]
@@ -146,10 +144,9 @@ def _train() -> None:
         if any(are_real):
             corpus = training.prepare_corpus(folder, _DATA_DIR.value, size)
         rows = _show(
-            row
+            list(training.measure(jobs(preset, batch, corpus), **_rounds()))
             for (preset, batch), is_real in zip(cases, are_real, strict=True)
             if corpus is not None or not is_real
-            for row in training.measure(jobs(preset, batch, corpus), **_rounds())
         )
     _tell(report.check_training(rows, bfloat16=has_bfloat16()))
 
@@ -167,7 +164,7 @@ def _decode() -> None:
     else:
         real = run_case(_RUN_DIR.value, _CHECKPOINT.value, _SENTENCES.value)
 
-    def rows() -> Iterator[Row]:
+    def groups() -> Iterator[list[Row]]:
         for preset in [*_PRESETS.value, "run"]:
             size, path = _VOCABULARY_SIZE.value, _SENTENCES.value
             case = real if preset == "run" else random_case(preset, size, path)
@@ -176,9 +173,9 @@ def _decode() -> None:
                 with tempfile.TemporaryDirectory() as folder:
                     models = write(folder)
                     options = {"cores": _cores(), **_rounds()}
-                    yield from decoding.measure(preset, sentences, models, **options)
+                    yield list(decoding.measure(preset, sentences, models, **options))
 
-    _tell(report.check_decoding(_show(rows())))
+    _tell(report.check_decoding(_show(groups())))
 
 
 def _plan() -> None:
@@ -194,27 +191,25 @@ def _layers() -> None:
 
     lengths = layers.check_settings(_LENGTHS.value, _WINDOW.value, _PLOT.value)
     sizes = (_DIM.value, _WINDOW.value, _ROUNDS.value)
-    rows = _show(layers.measure(list(layers.LAYER_TYPES), lengths, *sizes))
-    _show(layers.summarize(rows, *sizes))
-    _show(layers.crossings(rows))
+    names = list(layers.LAYER_TYPES)
+    rows = _show(list(layers.measure(names, [length], *sizes)) for length in lengths)
+    _show([list(layers.summarize(rows, *sizes)), list(layers.crossings(rows))])
     if _PLOT.value is not None:
         layers.plot(rows, _PLOT.value)
     _tell(report.check_layers(rows))
 
 
-def _show(rows: Iterable[AnyRow]) -> list[AnyRow]:
-    """Prints rows as they come, and returns them all."""
+def _show(groups: Iterable[Sequence[Any]]) -> list[Any]:
+    """Prints the rows of each group as a table, or as JSON, when it is done; returns all rows."""
     if not _JSON.value:
         features = cpu_flags() & {"avx2", "avx512f", "avx512_bf16", "amx_bf16", "bf16"}
         print(f"{_cores()} cores with {', '.join(sorted(features)) or 'unknown features'}")
-    shown: list[AnyRow] = []
-    for row in rows:
-        values = row if isinstance(row, dict) else row.to_dict()
-        lines = (
-            [json.dumps(values)] if _JSON.value else report.table_lines(values, with_head=not shown)
-        )
-        print(*lines, sep="\n", flush=True)
-        shown.append(row)
+    shown: list[Any] = []
+    for group in groups:
+        values = [row if isinstance(row, dict) else row.to_dict() for row in group]
+        text = "\n".join(map(json.dumps, values)) if _JSON.value else report.table(values)
+        print(text, end="\n" if _JSON.value else "\n\n", flush=True)
+        shown += group
     return shown
 
 

@@ -180,22 +180,17 @@ def check_settings(lengths: Sequence[str], window: int, plot_path: str | None) -
 def measure(
     names: Sequence[str], lengths: Sequence[int], d: int, r: int, rounds: int
 ) -> Iterator[Figures]:
-    """Yields the figures of each layer at each length.
+    """Yields the figures of each layer at each length, the median of some rounds.
+
+    The peak memory of a length includes that of the lengths before it.
 
     Args:
         names: of `LAYER_TYPES`.
         lengths: n.
         d: model dimension.
         r: window of restricted self-attention.
-        rounds: turns, of which the median counts.
+        rounds: turns of each layer.
     """
-    for n in lengths:  # in new processes, whose memory is that of one length
-        yield from _measure(names, [n], d, r, rounds)
-
-
-def _measure(
-    names: Sequence[str], lengths: Sequence[int], d: int, r: int, rounds: int
-) -> Iterator[Figures]:
     with contextlib.ExitStack() as stack:
         engines = []
         for name in names:
@@ -225,7 +220,7 @@ def _turn(engine: Engine, which: str, n: int, _: int) -> dict[str, Any]:
 def summarize(rows: Sequence[Figures], d: int, r: int, rounds: int) -> Iterator[Figures]:
     """Yields a row of Table 1 for each layer: what was measured beside what the paper states."""
     names = list(dict.fromkeys(row["layer"] for row in rows))
-    small = list(_measure(names, SEQUENTIAL_LENGTHS, SEQUENTIAL_DIM, PATH_WINDOW, rounds))
+    small = list(measure(names, SEQUENTIAL_LENGTHS, SEQUENTIAL_DIM, PATH_WINDOW, rounds))
     for name in names:
         kind = LAYER_TYPES[name]
         own, its_small = ([row for row in each if row["layer"] == name] for each in (rows, small))

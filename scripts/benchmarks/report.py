@@ -1,4 +1,4 @@
-"""The table of what was measured, and the targets that it meets."""
+"""The table of what was measured, and the targets."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -6,51 +6,6 @@ from typing import Any, NamedTuple
 
 from benchmarks.engines import Row
 
-# What a table shows of a row: heading and width.
-_COLUMNS = {
-    "engine": ("engine", -21),
-    "preset": ("preset", -7),
-    "precision": ("precision", -15),
-    "sentences": ("sentences", -18),
-    "batch": ("batch", -14),
-    "setting": ("setting", -8),
-    "tokens_per_second": ("tokens/s", 9),
-    "tokens_per_second_worst": ("lowest", 9),
-    "tokens_per_second_best": ("highest", 9),
-    "sentences_per_second": ("sentences/s", 12),
-    "sentences_per_second_worst": ("lowest", 8),
-    "sentences_per_second_best": ("highest", 8),
-    "seconds_per_step": ("s/step", 8),
-    "latency_p50_ms": ("p50 ms", 8),
-    "latency_p99_ms": ("p99 ms", 8),
-    "faults": ("faults", 9),
-    "system_seconds": ("system s", 9),
-    "peak_megabytes": ("peak MB", 8),
-    "load_seconds": ("load s", 7),
-    "first_seconds": ("first s", 8),
-    "equal": ("equal", 6),
-    "layer": ("layer", -28),
-    "n": ("n", 6),
-    "operations": ("operations", 15),
-    "forward_ms": ("forward ms", 10),
-    "forward_megabytes": ("MB", 8),
-    "both_ms": ("both ms", 10),
-    "both_megabytes": ("MB", 8),
-    "complexity": ("complexity", -14),
-    "paper_exponent": ("in n", 5),
-    "operations_exponent": ("operations", 10),
-    "forward_ms_exponent": ("forward", 8),
-    "both_ms_exponent": ("both", 8),
-    "both_megabytes_exponent": ("memory", 8),
-    "paper_sequential": ("sequential", 10),
-    "sequential_exponent": ("seen", 8),
-    "paper_path": ("path", 5),
-    "path": ("seen", 5),
-    "operations_from": ("operations", 10),
-    "forward_ms_from": ("forward", 8),
-    "both_ms_from": ("both", 8),
-    "both_megabytes_from": ("memory", 8),
-}
 _NAMES = {"ours": "ours", "input_pipeline": "the input pipeline", "pytorch": "PyTorch",
           "ctranslate2": "CTranslate2", "ours_shortlist": "a shortlist",
           "ctranslate2_shortlist": "CTranslate2 with it"}  # fmt: skip
@@ -58,22 +13,23 @@ _OURS, _CT2 = ("ours", "ours_xla"), ("ctranslate2",)
 _PYTORCH = ("pytorch", "pytorch_kept", "pytorch_kept_sleep")
 
 
-def table_lines(values: Mapping[str, Any], *, with_head: bool) -> list[str]:
-    """Returns a row's line of the table, and the head before it where that is asked for."""
-    columns = [(name, *_COLUMNS[name]) for name in _COLUMNS if name in values]
-    lines = [[heading for _, heading, _ in columns]] if with_head else []
-    lines.append([_text(values[name]) for name, _, _ in columns])
-    widths = [width for _, _, width in columns]
-    return [
-        " ".join(
-            text.ljust(-width) if width < 0 else text.rjust(width)
-            for text, width in zip(line, widths, strict=True)
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Returns rows with the same keys as an aligned table: text left, numbers right."""
+    names = [name for name, value in rows[0].items() if not isinstance(value, tuple | list)]
+    lines = [[name.replace("_", " ") for name in names]]
+    lines += [[_format(row[name]) for name in names] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    is_text = [isinstance(rows[0][name], str) for name in names]
+    return "\n".join(
+        "  ".join(
+            text.ljust(width) if left else text.rjust(width)
+            for text, width, left in zip(line, widths, is_text, strict=True)
         )
         for line in lines
-    ]
+    )
 
 
-def _text(value: Any) -> str:
+def _format(value: Any) -> str:
     if not isinstance(value, float):
         return "-" if value is None else str(value)
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

@@ -128,13 +128,16 @@ def test_slow_rounds_do_not_change_a_ratio(report, rows):
     assert checked[0] == checked[1]
 
 
-def test_table_lines_fit_the_head(report, rows):
-    for row in rows(_GOOD):
-        head, line = report.table_lines(row.to_dict(), with_head=True)
-        assert len(head) == len(line)
-        assert report.table_lines(row.to_dict(), with_head=False) == [line]
-    assert head.split()[-3:] == ["s", "peak", "MB"]
-    assert line.split()[-3:] == ["3", "0.01", "1,310"]
+def test_table_is_aligned(report):
+    rows = [
+        {"engine": "ours", "tokens_per_second": 12345.6, "equal": None, "rounds": (1.0, 2.0)},
+        {"engine": "pytorch", "tokens_per_second": 1.23456, "equal": 64, "rounds": (1.0, 2.0)},
+    ]
+    assert report.table(rows).splitlines() == [
+        "engine   tokens per second  equal",
+        "ours                12,346      -",
+        "pytorch              1.235     64",
+    ]
 
 
 @pytest.mark.parametrize(("met", "code"), [(False, 1), (True, 0), (None, 1)])
@@ -221,8 +224,8 @@ def test_plan_has_every_pair_once(run):
     result = run("benchmark.py", "plan", "--pairs=30000", "--whole_epoch", "--json")
     lines = [json.loads(line) for line in result.out.splitlines()]
     assert [line["action"].split()[0] for line in lines] == [
-        "histogram",
-        "buckets,",
+        "length",
+        "shapes,",
         "place",
         "whole",
     ]

@@ -156,12 +156,6 @@ def test_random_base_has_its_own_targets(verdicts):
     assert "1.14 (ours_xla 2x1 against ctranslate2 2x1" in results[4].text
 
 
-def test_table_lines_fit_the_head(modules):
-    for row in _rows(modules, _GOOD):
-        head, line = modules["report"].table_lines(row.to_dict(), with_head=True)
-        assert len(line) == len(head)
-
-
 def test_test_set_batches_hold_similar_lengths(modules):
     ids = [[7] * length for length in (3, 9, 1, 5, 4)]
     sentences = modules["workloads"].Sentences.real("test", ids, batch_size=2)
