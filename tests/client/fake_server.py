@@ -10,7 +10,6 @@ import json
 import re
 import ssl
 import threading
-import time
 import urllib.parse
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
@@ -76,7 +75,8 @@ class Model:
         self.labels: dict[str, int] = {}
         self.requests: list[Request] = []
         self.faults: list[FaultError] = []  # one for each of the next requests
-        self.delay_s = 0.0
+        self.may_answer = threading.Event()  # clear it to keep requests waiting
+        self.may_answer.set()
         self.headers: dict[str, str] = {}  # of the latest request
         self.required_headers: dict[str, str] = {}
         self.at_once = 0
@@ -94,7 +94,7 @@ class Model:
             self.at_once += 1
             self.most_at_once = max(self.most_at_once, self.at_once)
         try:
-            time.sleep(self.delay_s)
+            self.may_answer.wait(60)
             if fault is not None:
                 raise fault
             missing = sorted(set(self.signatures[signature]) - set(inputs))

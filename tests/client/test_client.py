@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from fake_server import SERVE, FaultError, serve_grpc, serve_http, serve_rest, u
 
 import keras_transformer
 from keras_transformer import InputError
-from keras_transformer.client import Client, ServingError, Translation, transport
+from keras_transformer.client import Client, ServingError, Translation, rest, transport
 from keras_transformer.client.transport import RequestError
 
 PROTOCOLS = ("grpc", "rest")
@@ -88,9 +89,39 @@ def test_batches_have_similar_lengths_and_keep_order(serve, model):
     assert max(spreads) < 12
 
 
+def in_thread(call, *arguments):
+    """Starts a call; returns a function that waits for its result or `InputError`."""
+    outcomes = []
+
+    def run():
+        try:
+            outcomes.append(call(*arguments))
+        except InputError as error:
+            outcomes.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+
+    def outcome():
+        thread.join(timeout=60)
+        return outcomes[0]
+
+    return outcome
+
+
+def wait_until(condition):
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
 def test_requests_in_flight_are_limited(serve, model):
-    model.delay_s = 0.1
-    serve(batch_size=1, requests_in_flight=3).translate(list("abcdefghi"))
+    model.may_answer.clear()
+    outcome = in_thread(serve(batch_size=1, requests_in_flight=3).translate, list("abcdefghi"))
+    wait_until(lambda: model.at_once == 3)
+    model.may_answer.set()
+    assert len(outcome()) == 9
     assert model.most_at_once == 3
 
 
@@ -213,7 +244,7 @@ def test_retries_are_limited(serve, model, no_pause):
     error = refusal(serve(retries=2).translate, ["a"])
     assert len(model.requests) == 3
     assert error.code == "RESOURCE_EXHAUSTED"
-    assert "is overloaded: the queue is full; tried for 0." in str(error)
+    assert "is overloaded: the queue is full; tried for " in str(error)
     model.requests.clear()
     refusal(serve(retries=0).translate, ["a"])
     assert len(model.requests) == 1
@@ -255,21 +286,23 @@ def test_rest_pauses_double_with_jitter():
     assert set(pauses[-1]) == {5.0}
 
 
-def test_timeout_includes_retries_and_pauses(serve, model):
+def test_timeout_includes_retries_and_pauses(model, monkeypatch):
+    now = [0.0]
+    clock = types.SimpleNamespace(monotonic=lambda: now[0])
+    clock.sleep = lambda seconds: now.__setitem__(0, now[0] + seconds)
+    monkeypatch.setattr(rest, "time", clock)
     model.faults = [FaultError("UNAVAILABLE", "busy")] * 99
-    start = time.monotonic()
-    error = refusal(serve(timeout_s=0.5, retries=4).translate, ["a"])
-    assert time.monotonic() - start < 1.0
-    assert 2 <= len(model.requests) <= 5  # pauses of about 0.2 and 0.4 seconds
-    # gRPC knows only that the time was over while it paused.
-    assert error.code == {"grpc": "DEADLINE_EXCEEDED", "rest": "UNAVAILABLE"}[serve.protocol]
+    with serve_rest(model) as address:
+        client = Client(address, protocol="rest", timeout_s=1.0)
+        assert refusal(client.translate, ["a"]).code == "UNAVAILABLE"
+    assert len(model.requests) == 3  # after pauses of 0 and 0.4 to 0.6 s; the next exceeds 1 s
+    assert 0.4 <= now[0] <= 0.6
 
 
 def test_slow_server_exceeds_the_deadline(serve, model):
-    model.delay_s = 1.0
-    start = time.monotonic()
+    model.may_answer.clear()
     error = refusal(serve(timeout_s=0.2).translate, ["a"])
-    assert time.monotonic() - start < 0.8
+    model.may_answer.set()
     assert error.code == "DEADLINE_EXCEEDED"
     assert "no answer" in str(error) and "Raise the timeout" in str(error)
     assert len(model.requests) == 1
@@ -290,13 +323,10 @@ def test_server_that_is_down_is_named(free_ports, protocol):
 def test_retries_wait_for_a_starting_server(model, free_ports, protocol):
     (port,) = free_ports(1)
     with Client(f"127.0.0.1:{port}", protocol=protocol, retries=4) as client:
-        answers = []
-        thread = threading.Thread(target=lambda: answers.extend(client.translate(["a"])))
-        thread.start()
-        time.sleep(0.3)
+        outcome = in_thread(client.translate, ["a"])
+        time.sleep(0.3)  # it has failed once
         with SERVE[protocol](model, port):
-            thread.join(timeout=10)
-            assert answers[0][0].text == "A"
+            assert outcome()[0][0].text == "A"
 
 
 def test_unknown_host_is_named():
@@ -492,23 +522,14 @@ def test_closed_client_rejects_calls(serve):
 
 def test_close_ends_running_calls(serve, model):
     """A call in another thread gets its answers or one error; no thread is left."""
-    model.delay_s = 0.05
+    model.may_answer.clear()
     client = serve(batch_size=1, requests_in_flight=2)
-    outcomes = []
-
-    def translate():
-        try:
-            outcomes.append(len(client.translate(list("abcdef"))))
-        except InputError as error:
-            outcomes.append(str(error))
-
-    thread = threading.Thread(target=translate)
-    thread.start()
-    while not model.requests:
-        time.sleep(0.01)
+    outcome = in_thread(client.translate, list("abcdef"))
+    wait_until(lambda: model.requests)
+    model.may_answer.set()
     client.close()
-    thread.join(timeout=10)
-    assert outcomes in ([6], ["the client is closed; make another one"])
+    found = outcome()
+    assert str(found) == "the client is closed; make another one" or len(found) == 6
     assert not [each for each in threading.enumerate() if each.name.startswith("requests")]
 
 
