@@ -24,6 +24,13 @@ from keras_transformer.errors import InputError
 from keras_transformer.serving import replay_warm_up
 from keras_transformer.serving.warm_up import Request
 
+# Exports are for model servers from this release on. TensorFlow 2.21 has one operation more than
+# 2.20; update these when a later TensorFlow is used.
+OLDEST_SERVER = "2.20"
+_GRAPH_VERSION = 2288  # the GraphDef version of that release
+_NEWER_OPERATIONS = {"DecodeJxl"}
+COVERED_TENSORFLOW = "2.21"
+
 # They call the Python process that made the graph.
 _PYTHON_OPERATIONS = {"PyFunc", "PyFuncStateless", "EagerPyFunc", "NumpyFunction"}
 _TOLERANCE = 1e-4  # of numbers, absolute and relative
@@ -44,7 +51,7 @@ def check_operations(version: pathlib.Path, *, allow_xla: bool = False) -> list[
         TensorFlow Text has them.
 
     Raises:
-        InputError: a stock server cannot run one of them.
+        InputError: a stock server, of `OLDEST_SERVER` or later, cannot run one of them.
     """
     model = saved_model_pb2.SavedModel.FromString((version / "saved_model.pb").read_bytes())
     functions = [
@@ -57,6 +64,13 @@ def check_operations(version: pathlib.Path, *, allow_xla: bool = False) -> list[
         raise InputError(
             f"the export calls Python ({', '.join(found)}), which a model server does not have; "
             "write that part of the model with TensorFlow operations"
+        )
+    oldest = max(graph.graph_def.versions.min_consumer for graph in model.meta_graphs)
+    if (newer := sorted(operations & _NEWER_OPERATIONS)) or oldest > _GRAPH_VERSION:
+        raise InputError(
+            f"the export needs {', '.join(newer) or f'GraphDef version {oldest}'}, which "
+            f"TensorFlow Serving {OLDEST_SERVER} does not have; write that part of the model with "
+            "older operations"
         )
     is_compiled = any(holder.attr["_XlaMustCompile"].b for holder in [*nodes, *functions])
     if (is_compiled or any(name.startswith("Xla") for name in operations)) and not allow_xla:

@@ -13,9 +13,18 @@ _BATCHING_FILE = "batching_parameters.txt"
 _MODELS_FILE = "models.config"
 _MOST_SENTENCES = 64  # of a batch
 
-# For --batching_parameters_file, with --enable_batching.
+_FLAGS = (
+    "--enable_batching --batching_parameters_file=<this file> "
+    "--tensorflow_intra_op_parallelism=1 --tensorflow_inter_op_parallelism=2"
+)
 _BATCHING = """\
-# Requests that arrive at the same time are translated together. The values hold for one server.
+# Requests that arrive at the same time are translated together. The values below suit two cores,
+# in a server that is started with TF_ENABLE_ONEDNN_OPTS=0 in its environment and the flags
+#
+# {flags}
+#
+# Each core works on its own batch: set num_batch_threads and --tensorflow_inter_op_parallelism to
+# the number of cores.
 
 # The most sentences of a batch; a request with more is refused. Larger batches need more memory and
 # save little time per sentence. Export again after lowering it: a server does not load a version
@@ -26,7 +35,7 @@ max_batch_size {{ value: {most_sentences} }}
 # milliseconds, so the wait costs little; set it to 0 where single requests are the rule.
 batch_timeout_micros {{ value: 2000 }}
 
-# Batches that are translated at the same time: start with the number of cores, or of GPUs.
+# Batches that are translated at the same time: the number of cores, or of GPUs.
 num_batch_threads {{ value: 2 }}
 
 # Batches that may wait in the queue; further requests are refused at once, and clients retry.
@@ -107,7 +116,9 @@ def write_server_files(folder: pathlib.Path, name: str, largest_batch: int) -> N
         OSError: they cannot be written.
     """
     files = {
-        _BATCHING_FILE: _BATCHING.format(most_sentences=max(largest_batch, _MOST_SENTENCES)),
+        _BATCHING_FILE: _BATCHING.format(
+            flags=_FLAGS, most_sentences=max(largest_batch, _MOST_SENTENCES)
+        ),
         _MODELS_FILE: _MODELS.format(name=name),
         "monitoring.config": _MONITORING,
     }

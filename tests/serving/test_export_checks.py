@@ -9,6 +9,7 @@ from tensorflow.core.protobuf import saved_model_pb2
 from tensorflow_serving.apis import prediction_log_pb2
 
 from keras_transformer.errors import InputError
+from keras_transformer.serving import checks
 from keras_transformer.serving.checks import check_operations, compare_answers
 from keras_transformer.serving.warm_up import Request, write_requests
 
@@ -70,6 +71,18 @@ def test_python_operations_are_rejected(tmp_path):
     _save(tmp_path, _double_in_python)
     with pytest.raises(InputError, match=r"calls Python \(EagerPyFunc\), which a model server"):
         check_operations(tmp_path)
+
+
+def test_operations_newer_than_the_oldest_server_are_rejected(tmp_path):
+    _save(tmp_path)
+    _rename_operation(tmp_path, "Mul", "DecodeJxl")
+    with pytest.raises(InputError, match=r"needs DecodeJxl, which TensorFlow Serving 2\.20 does"):
+        check_operations(tmp_path)
+
+
+def test_newer_operations_cover_the_installed_tensorflow():
+    # With a later one, extend the list of operations that the oldest server does not have.
+    assert tf.__version__.split(".")[:2] <= checks.COVERED_TENSORFLOW.split(".")
 
 
 def test_xla_is_rejected_unless_allowed(tmp_path):

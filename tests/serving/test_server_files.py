@@ -43,6 +43,13 @@ def folder(tmp_path):
     return tmp_path
 
 
+def test_batching_file_names_the_flags_in_one_line(folder):
+    flags = "--tensorflow_intra_op_parallelism=1 --tensorflow_inter_op_parallelism=2"
+    text = (folder / "batching_parameters.txt").read_text()
+    (line,) = (line for line in text.splitlines() if flags in line)
+    assert line.startswith("# --enable_batching --batching_parameters_file=")
+
+
 def test_server_parses_batching_parameters(folder):
     parameters = _message(
         "BatchingParameters",
