@@ -48,8 +48,8 @@ def main(arguments: list[str]) -> None:
     common.load_tensorflow()
     from keras_transformer.text import learn_vocabulary
 
-    options: dict[str, Any] = {"size": DataConfig.vocabulary_size}
-    options |= {_OPTIONS[name]: each for name, each in config_flags.given_flags(DataConfig).items()}
+    given = config_flags.given_flags(DataConfig)
+    options: dict[str, Any] = {_OPTIONS[name]: value for name, value in given.items()}
     vocabulary = learn_vocabulary(
         itertools.chain.from_iterable(map(iterate_lines, arguments)),
         normalization=_NORMALIZATION.value,  # type: ignore[arg-type]  # one of its choices

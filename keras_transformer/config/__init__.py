@@ -5,7 +5,12 @@ One place lists every hyperparameter; layers take plain numbers and never see th
 """
 
 from keras_transformer.config.base import JsonConfig, option
-from keras_transformer.config.data import VOCABULARY_FIELDS, DataConfig, split_list
+from keras_transformer.config.data import (
+    DEFAULT_VOCABULARY_SIZE,
+    VOCABULARY_FIELDS,
+    DataConfig,
+    split_list,
+)
 from keras_transformer.config.model import (
     BOS_ID,
     EOS_ID,
@@ -31,6 +36,7 @@ from keras_transformer.config.training import TRAINING_PRESETS, TrainingConfig
 
 __all__ = [
     "BOS_ID",
+    "DEFAULT_VOCABULARY_SIZE",
     "EOS_ID",
     "FIXED_OPTIONS",
     "MOST_PHRASES",

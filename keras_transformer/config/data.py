@@ -10,6 +10,7 @@ from keras_transformer.errors import InputError
 
 VocabularyKind = Literal["bpe", "unigram", "char", "word"]
 Normalization = Literal["nfkc", "nfc", "identity"]
+DEFAULT_VOCABULARY_SIZE = 8000
 
 # The fields that determine the vocabularies.
 VOCABULARY_FIELDS = (
@@ -66,7 +67,11 @@ class DataConfig(JsonConfig):
         "target_vocabulary is given.",
     )
     target_vocabulary: str | None = option(None, "SentencePiece model of the target.")
-    vocabulary_size: int = option(8000, "Tokens of each learned vocabulary.")
+    vocabulary_size: int | None = option(
+        None,
+        "Tokens of each learned vocabulary. Default: 8,000, or as many as the text supports if "
+        "these are fewer.",
+    )
     vocabulary_kind: VocabularyKind = option(
         "bpe", "Kind of tokens: byte-pair or unigram pieces, characters, or words."
     )

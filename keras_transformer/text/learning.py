@@ -16,7 +16,14 @@ from typing import Any, get_args
 
 import sentencepiece
 
-from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID, WORD_START
+from keras_transformer.config import (
+    BOS_ID,
+    DEFAULT_VOCABULARY_SIZE,
+    EOS_ID,
+    PAD_ID,
+    UNK_ID,
+    WORD_START,
+)
 from keras_transformer.config.data import Normalization, VocabularyKind
 from keras_transformer.errors import InputError, check_choice, check_unicode
 from keras_transformer.text.vocabulary import (
@@ -42,7 +49,7 @@ _SCORE_STEP = 1 / 16  # nats
 def learn_vocabulary(
     sentences: Iterable[str],
     *,
-    size: int,
+    size: int | None = None,
     kind: VocabularyKind = "bpe",
     normalization: Normalization = "nfkc",
     character_coverage: float = 1.0,
@@ -50,7 +57,6 @@ def learn_vocabulary(
     max_sentences: int | None = None,
     seed: int = 0,
     symbols: Sequence[str] = (),
-    exact_size: bool = True,
 ) -> Vocabulary:
     """Learns a vocabulary; the same input gives the same bytes.
 
@@ -58,6 +64,7 @@ def learn_vocabulary(
         sentences: the text to learn from, read once; line ends are dropped.
         size: number of tokens, the four reserved ones included. "bpe" and "unigram" give exactly
             that many, "char" and "word" the most frequent ones, fewer if the text has fewer.
+            None means 8,000, or as many as the text supports if these are fewer.
         kind: "bpe" (Sennrich et al. 2016, the paper's choice), "unigram" (Kudo 2018), "char", or
             "word" for whatever stands between spaces, such as the pieces of tokenized text
             ("un@@ happy").
@@ -69,8 +76,6 @@ def learn_vocabulary(
         max_sentences: learn from a random sample of this many, which bounds the memory.
         seed: of that sample.
         symbols: words that are one token each, however rare.
-        exact_size: whether a text that cannot support `size` is an error; otherwise the vocabulary
-            is as large as the text supports.
 
     Raises:
         InputError: an option is out of range, there is no text, or the text cannot support `size`.
@@ -78,6 +83,8 @@ def learn_vocabulary(
     check_not_one_text(sentences)
     check_choice("kind", kind, get_args(VocabularyKind))
     check_choice("normalization", normalization, get_args(Normalization))
+    is_exact = size is not None and kind in ("bpe", "unigram")
+    size = DEFAULT_VOCABULARY_SIZE if size is None else size
     num_reserved = len(RESERVED_IDS) + (_NUM_BYTES if byte_fallback else 0)
     if size <= num_reserved:
         raise InputError(
@@ -100,7 +107,7 @@ def learn_vocabulary(
                 model_writer=model,
                 model_type=kind,
                 vocab_size=size,
-                hard_vocab_limit=exact_size and kind in ("bpe", "unigram"),
+                hard_vocab_limit=is_exact,
                 character_coverage=character_coverage,
                 byte_fallback=byte_fallback,
                 pad_id=PAD_ID,

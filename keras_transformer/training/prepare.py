@@ -4,7 +4,7 @@ import itertools
 import os
 from collections.abc import Callable, Sequence
 
-from keras_transformer.config import WORD_START, DataConfig
+from keras_transformer.config import DEFAULT_VOCABULARY_SIZE, WORD_START, DataConfig
 from keras_transformer.data import (
     ApacheBeamShards,
     PairSource,
@@ -80,10 +80,15 @@ def tokenize(
     )
 
 
-def make_vocabularies(data: DataConfig, task: Task = _TRANSLATION) -> tuple[Vocabulary, Vocabulary]:
+def make_vocabularies(
+    data: DataConfig,
+    task: Task = _TRANSLATION,
+    say: Callable[[str], None] = lambda message: None,
+) -> tuple[Vocabulary, Vocabulary]:
     """Loads or learns the vocabularies of source and target; one object if they share it.
 
-    They are learned from the text to train on; see `learn_from_corpus`.
+    They are learned from the text to train on; see `learn_from_corpus`. `say` is told if the text
+    supports fewer tokens than the default.
     """
     if data.vocabulary is not None:
         source = Vocabulary.load(data.vocabulary)
@@ -101,11 +106,16 @@ def make_vocabularies(data: DataConfig, task: Task = _TRANSLATION) -> tuple[Voca
     kinds = data.kinds
     if data.shares_vocabulary:
         symbols = task.symbols(sources)
-        shared = learn_from_corpus(sources, (0, 1), kind=kinds[0], symbols=symbols, **options)
-        return shared, shared
-    source, target = (
-        learn_from_corpus(sources, (side,), kind=kinds[side], **options) for side in (0, 1)
-    )
+        source = learn_from_corpus(sources, (0, 1), kind=kinds[0], symbols=symbols, **options)
+        target = source
+    else:
+        source, target = (
+            learn_from_corpus(sources, (side,), kind=kinds[side], **options) for side in (0, 1)
+        )
+    for kind, size in sorted({(kinds[0], source.size), (kinds[1], target.size)}):
+        is_short = kind in ("bpe", "unigram") and size < DEFAULT_VOCABULARY_SIZE
+        if data.vocabulary_size is None and is_short:
+            say(f"The {kind} vocabulary has {size:,} tokens: the text supports no more.")
     return source, target
 
 

@@ -216,7 +216,7 @@ class RunDirectory:
                 check_symbols(configs.corpora, configs.task, vocabularies)
             else:
                 say("Preparing the vocabulary ...")
-                vocabularies = make_vocabularies(configs.corpora, configs.task)
+                vocabularies = make_vocabularies(configs.corpora, configs.task, say)
                 configs = configs.with_vocabulary_sizes(*(each.size for each in vocabularies))
                 model = configs.task.model_config(configs.model, vocabularies[0])
                 configs = configs._replace(model=model)

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from keras_transformer.config import (
+    DEFAULT_VOCABULARY_SIZE,
     TRAINING_PRESETS,
     VOCABULARY_FIELDS,
     DataConfig,
@@ -256,9 +257,10 @@ def _training(task: Task, options: Options, changes: Options | None = None) -> T
 
 def _model(task: Task, data: DataConfig, options: Options) -> ModelConfig:
     defaults = {} if "preset" in options else task.default_model
-    values = {**defaults, **_given_model(options), "vocabulary_size": data.vocabulary_size}
+    size = data.vocabulary_size or DEFAULT_VOCABULARY_SIZE
+    values = {**defaults, **_given_model(options), "vocabulary_size": size}
     if not data.shares_vocabulary:
-        values["target_vocabulary_size"] = data.vocabulary_size
+        values["target_vocabulary_size"] = size
         values.setdefault("share_embeddings", "target")
     architecture = options.get("architecture")
     config = ModelConfig if architecture is None else architectures()[architecture]
@@ -266,7 +268,7 @@ def _model(task: Task, data: DataConfig, options: Options) -> ModelConfig:
         _check_options_of(config, options)
         return config(**values)
     preset = options.get("preset", DEFAULT_PRESET)
-    _check_options_of(type(config.preset(preset, vocabulary_size=data.vocabulary_size)), options)
+    _check_options_of(type(config.preset(preset, vocabulary_size=size)), options)
     return config.preset(preset, **values)
 
 

@@ -172,6 +172,18 @@ def test_whatever_it_depends_on_makes_it_anew_and_deletes_the_old_one(tmp_path, 
     assert made(tmp_path) != old
 
 
+def test_other_workers_find_the_same_text_and_delete_nothing(tmp_path, tsv):
+    open_corpus(tmp_path, tsv)
+    first = made(tmp_path)
+    elsewhere = write_tsv(tmp_path / "another_machine.tsv", ["ab c", "d efg", "hi jk"])
+    vocabulary = Letters()
+    options = {"vocabulary": vocabulary, "keep_others": False, "worker": (1, 2)}
+    assert sentences(open_corpus(tmp_path, elsewhere, **options), "source")[0] == "ab."
+    assert vocabulary.encoded == 0
+    open_corpus(tmp_path, elsewhere, max_length=99, **options)
+    assert set(first) < set(made(tmp_path))
+
+
 @pytest.mark.parametrize("damage", ["short", "long", "gone", "manifest", "no_manifest"])
 def test_a_damaged_one_is_made_anew(tmp_path, tsv, damage):
     open_corpus(tmp_path, tsv)

@@ -211,6 +211,15 @@ def test_a_line_that_the_trainer_would_skip_is_learned_from():
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_without_size_the_text_decides(kind):
+    vocabulary = learn_vocabulary(SENTENCES, kind=kind)
+    with pytest.raises(InputError, match=f"at most {vocabulary.size};"):
+        learn_vocabulary(SENTENCES, size=8000, kind=kind)
+    largest = learn_vocabulary(SENTENCES, size=vocabulary.size, kind=kind)
+    assert largest.pieces(range(largest.size)) == vocabulary.pieces(range(vocabulary.size))
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
 def test_too_large_a_size_names_the_largest_one_and_that_one_works(kind):
     with pytest.raises(InputError, match=f"{kind} vocabulary of size 50000 .* at most") as error:
         learn_vocabulary(SENTENCES, size=50_000, kind=kind)

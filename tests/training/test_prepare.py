@@ -194,6 +194,17 @@ def test_vocabulary_has_requested_size(two_lines):
     assert make_vocabularies(data)[0].size == 25
 
 
+def test_default_vocabulary_takes_what_the_text_supports(two_lines):
+    said = []
+    data = two_lines.replace(vocabulary_kind="bpe", vocabulary_size=None)
+    size = make_vocabularies(data, say=said.append)[0].size
+    assert 20 < size < 100
+    assert said == [f"The bpe vocabulary has {size} tokens: the text supports no more."]
+    make_vocabularies(data.replace(vocabulary_kind="char"), say=said.append)
+    make_vocabularies(data.replace(vocabulary_size=25), say=said.append)
+    assert len(said) == 1
+
+
 def test_vocabulary_normalization(two_lines):
     two_lines = two_lines.replace(train_source=two_lines.train_target)
     pathlib.Path(two_lines.train_target).write_text("½\n" * 2)
