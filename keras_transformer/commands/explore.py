@@ -1,11 +1,11 @@
-"""Shows what attention does in a translation: a page to look at, a figure, or JSON.
+"""Shows the attention and the search of a translation: as a page, a figure, or JSON.
 
 keras-transformer explore --run_dir=runs/mine "A man rides a horse." --output=page.html
 keras-transformer explore --run_dir=runs/mine,runs/larger "One." "Two." --output=page.html
 keras-transformer explore --run_dir=runs/mine --serve
 
-The page is one file that loads nothing from anywhere. With --serve it answers sentences that are
-typed into it, until Ctrl-C.
+The page is one file that loads nothing else. With --serve it translates sentences that you type,
+until Ctrl-C.
 """
 
 import json
@@ -27,49 +27,59 @@ _RUN_DIR = flags.DEFINE_string(
 _SAVED_MODEL = flags.DEFINE_string(
     "saved_model",
     None,
-    "An exported version, or several, beside or in place of --run_dir. It knows the mean of its "
-    "last layer's heads only.",
+    "An exported version, or several, with or without --run_dir. It shows only the mean of its "
+    "last layer's heads.",
 )
 _CHECKPOINT = config_flags.define_checkpoint_flag()
-_OUTPUT = flags.DEFINE_string("output", None, "The page to write, an .html file.")
-_PNG = flags.DEFINE_string("png", None, "A figure to write, of one sentence and one model.")
-_JSON = flags.DEFINE_string("json", None, "BertViz's attn_data to write, of the same.")
-_ATTENTION = flags.DEFINE_enum(
-    "attention", None, ["encoder", "decoder", "cross"], "Of the figure. Default: the first."
+_OUTPUT = flags.DEFINE_string("output", None, "Write a page, an .html file.")
+_PNG = flags.DEFINE_string("png", None, "Write a figure of one sentence and one model.")
+_BERTVIZ = flags.DEFINE_string(
+    "bertviz", None, "Write BertViz's attn_data, a .json file, of one sentence and one model."
 )
-_LAYER = flags.DEFINE_integer("layer", None, "Of the figure, from 1. Default: the last.")
+_ATTENTION = flags.DEFINE_enum(
+    "attention",
+    "cross",
+    ["encoder", "decoder", "cross"],
+    "Attention in the figure: between source words, between target words, or from target to source "
+    "words.",
+)
+_LAYER = flags.DEFINE_integer("layer", None, "Layer in the figure, from 1. Default: the last.")
 _THRESHOLD = flags.DEFINE_float(
-    "threshold", 0.15, "The least weight that the figure shows.", lower_bound=0, upper_bound=1
+    "threshold",
+    0.15,
+    "The figure hides weights below this share of a word's attention.",
+    lower_bound=0,
+    upper_bound=1,
 )
 _SERVE = flags.DEFINE_boolean("serve", False, "Serve the page on this machine's loopback.")
 _PORT = flags.DEFINE_integer(
-    "port", 8600, "Of --serve; 0 for any that is free.", lower_bound=0, upper_bound=65535
+    "port", 8600, "Port of --serve; 0 for any free one.", lower_bound=0, upper_bound=65535
 )
 config_flags.define_flags(SearchConfig)
 
 
 def main(arguments: list[str]) -> None:
-    outputs = [pathlib.Path(each) for each in (_OUTPUT.value, _PNG.value, _JSON.value) if each]
+    outputs = [pathlib.Path(each) for each in (_OUTPUT.value, _PNG.value, _BERTVIZ.value) if each]
     if _RUN_DIR.value is None and _SAVED_MODEL.value is None:
         raise InputError("give --run_dir or --saved_model")
     if _SERVE.value == bool(outputs) or _SERVE.value == bool(arguments):
         raise InputError(
-            'give sentences and --output=page.html, as in: explore --run_dir=... "A man rides a '
-            'horse." --output=page.html; or --serve alone'
+            'give sentences and --output=page.html, for example: explore --run_dir=... "A man '
+            'rides a horse." --output=page.html; or --serve alone'
         )
     for name in ("attention", "layer", "threshold"):
         if flags.FLAGS[name].present and not _PNG.value:
-            raise InputError(f"--{name} has no use without --png; give that too, or leave it out")
+            raise InputError(f"--{name} needs --png; give that too, or remove --{name}")
     for output in outputs:
         common.check_output(output)
     if _PNG.value:
         common.load_matplotlib()
     if flags.FLAGS["shortlist"].present:
-        raise InputError("--shortlist has no use here, where all tokens are shown; leave it out")
+        raise InputError("--shortlist cannot be combined with explore, which shows all tokens")
     common.load_tensorflow(one_dnn=False)
     inspectors = _inspectors()
-    if len(set(arguments)) * len(inspectors) > 1 and (_PNG.value or _JSON.value):
-        raise InputError("--png and --json are of one sentence and one model")
+    if len(set(arguments)) * len(inspectors) > 1 and (_PNG.value or _BERTVIZ.value):
+        raise InputError("--png and --bertviz take one sentence and one model")
     if _SERVE.value:
         _serve(inspectors)
         return
@@ -102,9 +112,9 @@ def _write(views: "list[View]") -> None:
     from keras_transformer.explorer import views as views_module
 
     if _PNG.value:  # first, since it may refuse
-        kind = _ATTENTION.value or next(iter(views[0].attentions))
+        kind = _ATTENTION.value
         if kind not in views[0].attentions:
-            raise InputError(f"{views[0].model} has no attention of the kind {kind}")
+            raise InputError(f"{views[0].model} has no {kind} attention; give another --attention")
         num_layers = len(views[0].attentions[kind])
         layer = num_layers if _LAYER.value is None else _LAYER.value
         if not 1 <= layer <= num_layers:
@@ -114,10 +124,10 @@ def _write(views: "list[View]") -> None:
     if _OUTPUT.value:
         text = page.make_page(page.page_content(views))
         pathlib.Path(_OUTPUT.value).write_text(text, encoding="utf-8")
-    if _JSON.value:
+    if _BERTVIZ.value:
         data = views_module.bertviz_attention(views[0])
-        pathlib.Path(_JSON.value).write_text(json.dumps(data, ensure_ascii=False), "utf-8")
-    for path in (_OUTPUT.value, _PNG.value, _JSON.value):
+        pathlib.Path(_BERTVIZ.value).write_text(json.dumps(data, ensure_ascii=False), "utf-8")
+    for path in (_OUTPUT.value, _PNG.value, _BERTVIZ.value):
         if path:
             print(f"Wrote {path}.")
 
@@ -132,5 +142,5 @@ def _serve(inspectors: "list[Inspector]") -> None:
             f"--port={_PORT.value} cannot be used ({error.strerror}); give another, or 0 for any"
         ) from error
     with server:
-        print(f"http://localhost:{server.server_port} shows sentences; Ctrl-C ends.", flush=True)
+        print(f"Open http://localhost:{server.server_port}; Ctrl-C ends.", flush=True)
         server.serve_forever()

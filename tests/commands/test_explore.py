@@ -8,9 +8,9 @@ import pytest
 import tensorflow  # noqa: F401  (imported by `call` first, its flags would be removed again)
 
 
-def test_a_page_a_figure_and_json_are_written(call, trained, tmp_path):
+def test_explore_writes_page_figure_and_json(call, trained, tmp_path):
     page, figure, data = (tmp_path / name for name in ("a.html", "a.png", "a.json"))
-    outputs = (f"--output={page}", f"--png={figure}", f"--json={data}", "--attention=cross")
+    outputs = (f"--output={page}", f"--png={figure}", f"--bertviz={data}", "--attention=cross")
     result = call("explore.py", f"--run_dir={trained}", "p q r s", *outputs)
     assert (result.code, result.err) == (0, "")
     assert result.out == f"Wrote {page}.\nWrote {figure}.\nWrote {data}.\n"
@@ -23,7 +23,7 @@ def test_a_page_a_figure_and_json_are_written(call, trained, tmp_path):
 
 
 @pytest.mark.slow
-def test_models_and_sentences_stand_side_by_side(call, trained, tmp_path):
+def test_explore_compares_models_and_sentences(call, trained, tmp_path):
     page = tmp_path / "page.html"
     models = (f"--run_dir={trained}", "--checkpoint=20,40")
     result = call("explore.py", *models, f"--output={page}", "p q", "r s t")
@@ -34,7 +34,7 @@ def test_models_and_sentences_stand_side_by_side(call, trained, tmp_path):
 
 
 @pytest.mark.slow
-def test_an_export_shows_its_cross_attention(call, exported, tmp_path):
+def test_explore_shows_an_export(call, exported, tmp_path):
     page = tmp_path / "page.html"
     result = call("explore.py", f"--saved_model={exported}", "sun tree", f"--output={page}")
     assert (result.code, result.err) == (0, "")
@@ -43,7 +43,7 @@ def test_an_export_shows_its_cross_attention(call, exported, tmp_path):
     assert f'"models":[{{"name":"{exported}"' in text
 
 
-def test_a_port_that_is_taken_is_refused(call, refused, trained):
+def test_explore_reports_a_taken_port(call, refused, trained):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         result = call("explore.py", f"--run_dir={trained}", "--serve", f"--port={port}")
@@ -62,18 +62,18 @@ def test_a_port_that_is_taken_is_refused(call, refused, trained):
         (["--run_dir=runs/mine", "--output=a.html", "p"], "runs/mine"),
         (
             ["--run_dir=runs/mine", "--output=a.html", "--shortlist=9", "p"],
-            "--shortlist has no use",
+            "--shortlist cannot be combined with explore",
         ),
     ],
     ids=str,
 )
-def test_what_is_missing_is_said(call, refused, tmp_path, monkeypatch, arguments, part):
+def test_explore_rejects_wrong_arguments(call, refused, tmp_path, monkeypatch, arguments, part):
     monkeypatch.chdir(tmp_path)
     refused(call("explore.py", *arguments), part)
 
 
-def test_a_figure_is_of_what_is_there(call, refused, trained, tmp_path):
+def test_explore_rejects_impossible_figures(call, refused, trained, tmp_path):
     explore = ("explore.py", f"--run_dir={trained}", f"--png={tmp_path / 'a.png'}")
     refused(call(*explore, "--layer=2", "p q"), "--layer must be from 1 to 1, got 2")
-    refused(call(*explore, "p q", "r"), "are of one sentence and one model")
-    refused(call(*explore, "--checkpoint=20,40", "p q"), "are of one sentence and one model")
+    refused(call(*explore, "p q", "r"), "take one sentence and one model")
+    refused(call(*explore, "--checkpoint=20,40", "p q"), "take one sentence and one model")

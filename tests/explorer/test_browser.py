@@ -73,7 +73,7 @@ def show(browser, tmp_path):
     """Opens the page of some views from disk; gives the page, which must run without errors."""
     errors, requests, contexts = [], [], []
 
-    def show(*views, **options):
+    def show(*views, kind="Encoder", **options):
         path = tmp_path / "page.html"
         path.write_text(make_page(page_content(views)), encoding="utf-8")
         contexts.append(browser.new_context(**options))
@@ -83,6 +83,7 @@ def show(browser, tmp_path):
         page.on("request", lambda request: requests.append(request.url))
         page.goto(path.as_uri())
         page.wait_for_selector(".model")
+        page.get_by_role("radio", name=kind).check()
         return page
 
     yield show
@@ -98,7 +99,7 @@ def arcs(page):
 
 def drag(page, threshold):
     """Sets the least weight that is shown, in percent."""
-    page.get_by_label("Weights from").fill(str(threshold))
+    page.get_by_label("Hide weights below").fill(str(threshold))
 
 
 def test_arcs_show_weights_from_the_threshold(show):
@@ -220,6 +221,24 @@ def test_sentences_and_models_side_by_side(show):
     assert "no such attention" in second.inner_text()
 
 
+@pytest.mark.parametrize(("width", "count"), [(420, 1), (1000, 1), (1400, 2)])
+def test_head_table_is_not_clipped(show, width, count):
+    views = [make_view(f"runs/{number}") for number in range(count)]
+    page = show(*views, viewport={"width": width, "height": 900})
+    for table in page.locator(".statistics").all():
+        assert table.evaluate("each => each.scrollWidth <= each.clientWidth")
+
+
+def test_search_tree_marks_tokens_within_words(show):
+    nodes = [Node(-1, "", 0.0, "kept"), Node(0, "▁rei", -0.1, "kept"), Node(1, "tet", -0.1, "kept")]
+    tree = SearchTree(
+        [*nodes, Node(2, "</s>", -0.1, "finished")], [FoundTranslation("reitet", -0.3, 3)]
+    )
+    page = show(make_view()._replace(tree=tree))
+    texts = page.locator(".tree .node").evaluate_all("all => all.map((n) => n.textContent)")
+    assert texts == ["start", "rei90%", "·tet90%", "</s>90%"]
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_contrast(show, scheme):
     page = show(make_view(), color_scheme=scheme)
@@ -252,8 +271,11 @@ def test_typed_sentence_is_answered(browser):
                 page.keyboard.type("A man rides.")
                 page.keyboard.press("Enter")
                 page.wait_for_selector(".model")
-                expected = joined(make_view().attentions["encoder"][0])
-                assert arcs(page) == count_arcs(expected)
+                assert page.get_by_role("radio", name="Cross").is_checked()
+                cross = make_view().attentions["cross"][0]  # [H, 5, 6]
+                words = np.insert(np.delete(cross, [2, 3], axis=-1), 2, cross[..., 2:4].sum(-1), -1)
+                assert arcs(page) == count_arcs(words)
+                assert page.locator(".sentence").all_inner_texts() == ["A man rides."]
         finally:
             server.shutdown()
             thread.join()

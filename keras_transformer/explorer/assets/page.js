@@ -10,7 +10,7 @@ const byId = (id) => document.getElementById(id);
 
 let content = null;
 const unpacked = new Map(); // view and kind -> weights
-const shown = { sentence: null, kind: "encoder", layer: 0, heads: new Set(), joined: true, sorting: { column: null } };
+const shown = { sentence: null, kind: "cross", layer: 0, heads: new Set(), joined: true, sorting: { column: null } };
 
 const views = () => content.views.filter((view) => view.sentence === shown.sentence);
 const attentionOf = (view, kind = shown.kind) => unpacked.get(view)[kind];
@@ -97,7 +97,7 @@ function chooseHead(layer, head) {
 }
 
 function render() {
-  byId("threshold-value").textContent = `${byId("threshold").value}%`;
+  byId("threshold-value").textContent = `${byId("threshold").value}% of a word’s attention`;
   const places = [...document.querySelectorAll(".scroll")].map((each) => [each.scrollLeft, each.scrollTop]);
   byId("models").replaceChildren(...views().map(drawModel));
   document.querySelectorAll(".scroll").forEach((each, index) => {
@@ -109,6 +109,7 @@ function drawModel(view) {
   const card = element("section", { className: "model", "aria-label": view.model });
   card.append(
     element("h2", { textContent: view.model }),
+    element("p", { className: "faint sentence", textContent: view.sentence }),
     element("p", { className: "translation", textContent: view.translation }),
   );
   const attention = attentionOf(view);
@@ -138,7 +139,7 @@ function drawAttention(view, attention) {
   const reading = element("p", { className: "faint reading", role: "status" });
   const hint = `${HINTS[shown.kind]} Point at a word or an arc, or move between words with the arrow keys.`;
   const largest = Math.max(0, ...heads.flatMap(({ weights }) => weights.flat()));
-  const tooFaint = `The largest weight is ${percent(largest)}: lower “Weights from” to see arcs.`;
+  const tooFaint = `The largest weight is ${percent(largest)}: lower “Hide weights below” to see arcs.`;
   const read = (text) => (reading.textContent = text || (largest < threshold() ? tooFaint : hint));
   read("");
   const statistics = content.models.find(({ name }) => name === view.model).heads[shown.kind];

@@ -63,7 +63,7 @@ function layOut(tree) {
     node.parent?.children.push(node);
     node.step = node.parent ? node.parent.step + 1 : 0;
     node.total = node.parent ? node.parent.total + node.logProb : 0;
-    node.text = node.parent ? node.token.replace(WORD_START, "") || "␣" : "start";
+    node.text = node.parent ? textInWord(node) : "start";
     if (node.outcome !== "dropped") (steps[node.step] ??= []).push(node);
   }
   let x = 4;
@@ -74,6 +74,12 @@ function layOut(tree) {
     x += width + EDGE;
   }
   return nodes;
+}
+
+/** A token's text, with a dot before one that continues a word. */
+function textInWord({ parent, token }) {
+  const continues = isContinuation([parent.parent ? parent.token : "<s>", token], 1);
+  return (continues ? "·" : "") + (token.replace(WORD_START, "") || "␣");
 }
 
 function drawNode(node) {
