@@ -11,6 +11,7 @@ from keras_transformer.models import Ensemble, Transformer
 OPTIONS = dict(vocabulary_size=11, model_dim=8, feed_forward_dim=16, num_heads=2, dropout=0.0)
 SOURCE = np.array([[5, 6, 7, 3], [8, 3, 0, 0]])
 TARGET = np.array([[2, 9, 4], [2, 5, 5]])
+INPUTS = {"source": SOURCE, "target": TARGET}
 
 
 def softmax(logits):
@@ -30,16 +31,15 @@ def models():
     return made
 
 
-def test_probabilities_are_the_mean_of_those_of_the_models(models):
-    inputs = {"source": SOURCE, "target": TARGET}
-    expected = (softmax(models[0](inputs)) + softmax(models[1](inputs))) / 2
-    np.testing.assert_allclose(np.exp(Ensemble(models).call(inputs)), expected, rtol=1e-4)
+def test_probabilities_are_the_mean_of_the_models(models):
+    expected = (softmax(models[0](INPUTS)) + softmax(models[1](INPUTS))) / 2
+    np.testing.assert_allclose(np.exp(Ensemble(models).call(INPUTS)), expected, rtol=1e-4)
 
 
-def test_steps_equal_the_full_pass_and_coverage_is_the_mean(models):
+def test_steps_equal_the_full_pass(models):
     ensemble = Ensemble(models)
-    full = ensemble.call({"source": SOURCE, "target": TARGET})
-    attention = ensemble.attention({"source": SOURCE, "target": TARGET})
+    full = ensemble.call(INPUTS)
+    attention = ensemble.attention(INPUTS)
     state = ensemble.encode(SOURCE, num_hypotheses=2, coverage=True)
     for time in range(TARGET.shape[1]):
         ids = np.repeat(TARGET[:, time : time + 1], 2, axis=1)
@@ -49,14 +49,13 @@ def test_steps_equal_the_full_pass_and_coverage_is_the_mean(models):
     np.testing.assert_allclose(state.coverage[:, 0], expected, rtol=1e-4, atol=1e-5)
 
 
-def test_an_ensemble_of_one_model_is_that_model(models):
-    inputs = {"source": SOURCE, "target": TARGET}
-    alone = softmax(models[1](inputs))
-    np.testing.assert_allclose(np.exp(Ensemble(models[1:]).call(inputs)), alone, rtol=1e-4)
+def test_ensemble_of_one_model_is_that_model(models):
+    alone = softmax(models[1](INPUTS))
+    np.testing.assert_allclose(np.exp(Ensemble(models[1:]).call(INPUTS)), alone, rtol=1e-4)
     assert len(Ensemble(models).variables) == sum(len(model.variables) for model in models)
 
 
-def test_models_of_other_vocabularies_are_refused(models):
+def test_models_must_share_their_vocabularies(models):
     other = Transformer(TransformerConfig(**OPTIONS | dict(vocabulary_size=12), num_layers=1))
     with pytest.raises(InputError, match=r"of source and target \(11, 11\) and \(12, 12\)"):
         Ensemble([models[0], other])
@@ -64,14 +63,7 @@ def test_models_of_other_vocabularies_are_refused(models):
     longer = Transformer(TransformerConfig(**OPTIONS, **split, target_vocabulary_size=13))
     with pytest.raises(InputError, match=r"of source and target \(11, 11\) and \(11, 13\)"):
         Ensemble([models[0], longer])
-
-
-def test_vocabularies_of_the_same_sizes_fit_whether_or_not_they_share_embeddings(models):
-    split = dict(share_embeddings="target", num_layers=1, target_vocabulary_size=11)
-    both = Ensemble([models[0], Transformer(TransformerConfig(**OPTIONS, **split))])
-    assert both.call({"source": SOURCE, "target": TARGET}).shape == (2, 3, 11)
-
-
-def test_an_ensemble_has_at_least_one_model():
+    same = Transformer(TransformerConfig(**OPTIONS, **split, target_vocabulary_size=11))
+    assert Ensemble([models[0], same]).call(INPUTS).shape == (2, 3, 11)
     with pytest.raises(InputError, match="at least one model"):
         Ensemble([])

@@ -9,30 +9,24 @@ from keras_transformer.errors import InputError
 from keras_transformer.models import Transformer
 from keras_transformer.objectives import SmoothedCrossEntropy, TokenAccuracy
 
-
-@pytest.fixture(scope="module")
-def model() -> Transformer:
-    config = TransformerConfig(
-        vocabulary_size=11, num_layers=1, model_dim=8, feed_forward_dim=16, num_heads=2, dropout=0.0
-    )
-    return Transformer(config)
-
-
+CONFIG = TransformerConfig(
+    vocabulary_size=11, num_layers=1, model_dim=8, feed_forward_dim=16, num_heads=2, dropout=0.0
+)
 LABELS = np.array([[5, 6, 7, 8, 9, 3], [4, 3, 0, 0, 0, 0], [3, 0, 0, 0, 0, 0]])
 INPUTS = {"source": LABELS, "target": np.pad(LABELS[:, :-1], ((0, 0), (1, 0)), constant_values=2)}
 
 
-def test_every_real_token_counts_once_however_batches_divide_them(model):
+@pytest.fixture(scope="module")
+def model() -> Transformer:
+    return Transformer(CONFIG)
+
+
+def test_loss_counts_real_tokens_once_for_any_batch_size(model):
     logits = np.asarray(model(INPUTS), "float64")
     log_probs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
     own = np.take_along_axis(log_probs, LABELS[..., None], axis=-1)[..., 0]
     expected = -own[LABELS != 0].mean()
-    model.compile(
-        loss=SmoothedCrossEntropy(0.0),
-        metrics=[TokenAccuracy()],
-        run_eagerly=True,
-        jit_compile=False,
-    )
+    model.compile(loss=SmoothedCrossEntropy(0.0), metrics=[TokenAccuracy()], run_eagerly=True)
     right = (logits.argmax(axis=-1) == LABELS)[LABELS != 0].mean()
     for batch_size in (1, 2, 3):
         loss, accuracy = model.evaluate(INPUTS, LABELS, batch_size=batch_size, verbose=0)
@@ -40,14 +34,9 @@ def test_every_real_token_counts_once_however_batches_divide_them(model):
         assert accuracy == pytest.approx(right)
 
 
-def test_an_update_follows_the_mean_gradient_of_the_real_tokens(model):
+def test_update_is_the_mean_gradient_of_real_tokens(model):
     start = model.get_weights()
-    model.compile(
-        optimizer=keras.optimizers.SGD(1.0),
-        loss=SmoothedCrossEntropy(0.0),
-        run_eagerly=True,
-        jit_compile=False,
-    )
+    model.compile(keras.optimizers.SGD(1.0), SmoothedCrossEntropy(0.0), run_eagerly=True)
     model.train_on_batch(INPUTS, LABELS)
     after_all = model.get_weights()
     steps = []
@@ -65,12 +54,8 @@ def test_an_update_follows_the_mean_gradient_of_the_real_tokens(model):
 def updates(model, **options):
     """Returns the changes that one step of SGD at rate 1 makes."""
     start = model.get_weights()
-    model.compile(
-        optimizer=keras.optimizers.SGD(1.0),
-        loss=SmoothedCrossEntropy(),
-        run_eagerly=True,
-        **options,
-    )
+    options = {"run_eagerly": True} | options
+    model.compile(keras.optimizers.SGD(1.0), SmoothedCrossEntropy(), **options)
     model.train_on_batch(INPUTS, LABELS)
     changes = [new - old for new, old in zip(model.get_weights(), start, strict=True)]
     model.set_weights(start)
@@ -78,7 +63,7 @@ def updates(model, **options):
 
 
 @pytest.mark.parametrize("parts", [2, 3, 5])
-def test_a_batch_in_parts_gives_the_update_of_the_whole(model, parts):
+def test_accumulated_parts_equal_the_whole_batch(model, parts):
     # Three sentences of 6, 2 and 1 tokens: a mean of the parts' means would differ.
     whole = updates(model)
     in_parts = updates(model, accumulation_steps=parts)
@@ -86,7 +71,7 @@ def test_a_batch_in_parts_gives_the_update_of_the_whole(model, parts):
         np.testing.assert_allclose(result, expected, atol=1e-6)
 
 
-def test_clipping_scales_the_whole_gradient_down_to_the_norm(model):
+def test_clipping_scales_the_gradient_to_the_norm(model):
     plain = updates(model)
     norm = np.sqrt(sum((change**2).sum() for change in plain))
     for limit, factor in ((norm / 4, 1 / 4), (norm * 4, 1)):
@@ -96,20 +81,20 @@ def test_clipping_scales_the_whole_gradient_down_to_the_norm(model):
 
 
 @pytest.mark.parametrize("options", [dict(accumulation_steps=0), dict(clip_norm=0.0)], ids=str)
-def test_impossible_options_are_refused(model, options):
+def test_options_out_of_range_are_rejected(model, options):
     with pytest.raises(InputError, match="at least 1 and clip_norm above 0, got"):
         model.compile(loss=SmoothedCrossEntropy(), **options)
 
 
 @pytest.mark.parametrize("reduction", ["sum", "none"])
-def test_a_loss_that_is_no_mean_is_refused_where_batches_are_cut(model, reduction):
+def test_cut_batches_need_a_mean_loss(model, reduction):
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=reduction)
     with pytest.raises(InputError, match=f"got the reduction {reduction}; use another one"):
         model.compile("sgd", loss, accumulation_steps=2)
     model.compile("sgd", loss)  # one part is the whole
 
 
-def test_a_frozen_model_fits_with_a_warning_and_stays_as_it_is(model):
+def test_frozen_model_fits_with_a_warning(model):
     start = model.get_weights()
     model.trainable = False
     model.compile("sgd", SmoothedCrossEntropy(), run_eagerly=True, clip_norm=1.0)
@@ -120,11 +105,9 @@ def test_a_frozen_model_fits_with_a_warning_and_stays_as_it_is(model):
         np.testing.assert_array_equal(old, new)
 
 
-def test_a_batch_of_padding_alone_changes_nothing(model):
+def test_batch_of_padding_changes_nothing(model):
     start = model.get_weights()
-    model.compile(
-        optimizer=keras.optimizers.SGD(1.0), loss=SmoothedCrossEntropy(), run_eagerly=True
-    )
+    model.compile(keras.optimizers.SGD(1.0), SmoothedCrossEntropy(), run_eagerly=True)
     nothing = np.zeros_like(LABELS)
     model.train_on_batch({"source": LABELS, "target": nothing}, nothing)
     for old, new in zip(start, model.get_weights(), strict=True):
@@ -132,10 +115,8 @@ def test_a_batch_of_padding_alone_changes_nothing(model):
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "graph"])
-def test_an_update_that_is_not_finite_is_left_out_and_counted(model, compiled):
-    model.compile(
-        optimizer=keras.optimizers.Adam(0.1), loss=SmoothedCrossEntropy(), run_eagerly=not compiled
-    )
+def test_non_finite_updates_are_skipped_and_counted(model, compiled):
+    model.compile(keras.optimizers.Adam(0.1), SmoothedCrossEntropy(), run_eagerly=not compiled)
     model.optimizer.build(model.trainable_variables)
     start = model.get_weights()
     table = model.source_embedding.table
@@ -156,11 +137,8 @@ def test_an_update_that_is_not_finite_is_left_out_and_counted(model, compiled):
     model.set_weights(start)
 
 
-def test_float16_leaves_out_what_overflows_and_goes_on_with_a_smaller_scale():
-    config = TransformerConfig(
-        vocabulary_size=11, num_layers=1, model_dim=8, feed_forward_dim=16, num_heads=2, dropout=0.0
-    )
-    model = Transformer(config, dtype=keras.DTypePolicy("mixed_float16"))
+def test_float16_skips_overflows_and_lowers_its_scale():
+    model = Transformer(CONFIG, dtype=keras.DTypePolicy("mixed_float16"))
     model.compile(optimizer=keras.optimizers.SGD(0.1), loss=SmoothedCrossEntropy())
     model.optimizer.build(model.trainable_variables)
     model.optimizer.dynamic_scale.assign(2.0**40)
@@ -177,7 +155,7 @@ def test_float16_leaves_out_what_overflows_and_goes_on_with_a_smaller_scale():
 
 
 @pytest.mark.slow
-def test_a_compiled_model_from_a_file_trains_on_as_it_would_have(model, tmp_path):
+def test_compiled_model_from_a_file_trains_on(model, tmp_path):
     model.compile(
         optimizer=keras.optimizers.Adam(0.01),
         loss=SmoothedCrossEntropy(0.1),
@@ -198,7 +176,7 @@ def test_a_compiled_model_from_a_file_trains_on_as_it_would_have(model, tmp_path
     model.set_weights(start)
 
 
-def test_a_model_that_is_not_compiled_comes_from_a_file_as_it_is(tmp_path):
+def test_model_from_a_file_stays_uncompiled(tmp_path):
     model = Transformer(TransformerConfig.preset("tiny", vocabulary_size=8, num_layers=1))
     model(INPUTS | {"source": INPUTS["source"] % 8, "target": INPUTS["target"] % 8})
     model.save(tmp_path / "model.keras")

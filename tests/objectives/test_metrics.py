@@ -31,36 +31,36 @@ LOGITS = np.log(PROBABILITIES + 1e-9).astype("float32")
 class TestEveryMetric:
     """What holds for each of them, padding being left out."""
 
-    def test_it_has_the_value_worked_out_by_hand(self, metric, expected):
+    def test_value_is_as_worked_out_by_hand(self, metric, expected):
         metric.reset_state()
         metric.update_state(LABELS, LOGITS)
         np.testing.assert_allclose(metric.result(), expected, rtol=1e-6)
 
-    def test_batches_count_by_their_real_tokens(self, metric, expected):
+    def test_batches_count_by_real_tokens(self, metric, expected):
         metric.reset_state()
         for labels, logits in zip(LABELS, LOGITS, strict=True):  # two tokens, then one
             metric.update_state(labels[None], logits[None])
         metric.update_state(np.zeros_like(LABELS), LOGITS)
         np.testing.assert_allclose(metric.result(), expected, rtol=1e-6)
 
-    def test_bfloat16_logits_give_nearly_the_same(self, metric, expected):
+    def test_bfloat16_logits_are_close(self, metric, expected):
         metric.reset_state()
         metric.update_state(LABELS, tf.cast(LOGITS, "bfloat16"))
         assert metric.result().dtype == "float32"
         np.testing.assert_allclose(metric.result(), expected, rtol=0.02)
 
-    def test_padding_alone_gives_a_number(self, metric, expected):
+    def test_batch_of_padding_gives_a_number(self, metric, expected):
         metric.reset_state()
         metric.update_state(np.zeros_like(LABELS), LOGITS)
         assert metric.result() == (1 if isinstance(metric, Perplexity) else 0)
 
-    def test_it_can_be_read_back_from_its_configuration(self, metric, expected):
+    def test_config_round_trip(self, metric, expected):
         again = keras.metrics.deserialize(keras.metrics.serialize(metric))
         assert type(again) is type(metric)
         assert again.name == metric.name
 
 
-def test_a_model_that_knows_nothing_has_the_perplexity_of_its_vocabulary():
+def test_uniform_model_has_the_perplexity_of_its_vocabulary():
     metric = Perplexity()
     metric.update_state(LABELS, np.full((2, 3, 50), -7.0, "float32"))
     np.testing.assert_allclose(metric.result(), 50, rtol=1e-6)
@@ -72,13 +72,13 @@ def test_perplexity_of_huge_logits_is_finite():
     np.testing.assert_allclose(metric.result(), 1)
 
 
-def test_any_of_several_best_tokens_is_right():
+def test_ties_for_the_best_token_are_right():
     metric = TokenAccuracy()
     metric.update_state(np.array([[1, 2]]), np.zeros((1, 2, 4), "float32"))
     assert metric.result() == 1
 
 
-def test_padding_is_counted_over_whole_batches_of_any_shape():
+def test_padding_counts_over_batches_of_any_shape():
     metric = Padding()
     metric.update_state(LABELS, LOGITS)  # 3 of 6
     metric.update_state(np.array([[1, PAD, PAD, PAD]]), None)  # 3 of 4
@@ -88,7 +88,7 @@ def test_padding_is_counted_over_whole_batches_of_any_shape():
 
 
 @pytest.mark.parametrize("weights", [[1.0, 0.0], [[1.0, 1.0, 1.0], [0.0, 0.0, 0.0]]])
-def test_sentences_and_tokens_count_by_the_weight_that_they_are_given(weights):
+def test_sample_weights_apply_to_sentences_and_tokens(weights):
     labels = np.array([[1, 2, 0], [3, 1, 1]])
     logits = np.eye(4, dtype="float32")[[[1, 3, 0], [3, 1, 2]]] * 5  # right: 1 of 2, 2 of 3
     for metric in (TokenAccuracy(), Perplexity()):

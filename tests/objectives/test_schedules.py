@@ -25,35 +25,27 @@ def rate_at(schedule: InverseSquareRoot, step: int) -> float:
         (100_000, 1.3975425e-04),  # 512^-0.5 * 100000^-0.5
     ],
 )
-def test_the_rate_is_that_of_the_paper(step, rate):
+def test_rate_is_that_of_the_paper(step, rate):
     np.testing.assert_allclose(rate_at(PAPER, step), rate, rtol=1e-6)
 
 
-def test_the_rate_grows_until_the_last_step_of_warm_up_and_falls_after_it():
+def test_rate_grows_during_warm_up_and_then_falls():
     rates = [rate_at(InverseSquareRoot(64, warmup_steps=10), step) for step in range(1, 30)]
     assert int(np.argmax(rates)) + 1 == 10
     assert np.all(np.diff(rates[:10]) > 0)
     assert np.all(np.diff(rates[9:]) < 0)
 
 
-def test_a_scale_is_a_factor():
-    scaled = InverseSquareRoot(512, 4000, scale=3.0)
-    np.testing.assert_allclose(rate_at(scaled, 7), 3 * rate_at(PAPER, 7), rtol=1e-6)
-
-
-def test_with_peak_reaches_that_rate_at_the_end_of_warm_up():
+def test_with_peak_reaches_that_rate_after_warm_up():
     schedule = InverseSquareRoot.with_peak(0.005, warmup_steps=2000)
     np.testing.assert_allclose(rate_at(schedule, 2000), 0.005, rtol=1e-6)
     np.testing.assert_allclose(rate_at(schedule, 500), 0.005 / 4, rtol=1e-6)
     np.testing.assert_allclose(rate_at(schedule, 8000), 0.005 / 2, rtol=1e-6)
+    at_once = InverseSquareRoot.with_peak(0.1, warmup_steps=1)
+    np.testing.assert_allclose([rate_at(at_once, step) for step in (1, 4)], [0.1, 0.05], rtol=1e-6)
 
 
-def test_one_step_of_warm_up_begins_at_the_peak():
-    schedule = InverseSquareRoot.with_peak(0.1, warmup_steps=1)
-    np.testing.assert_allclose([rate_at(schedule, step) for step in (1, 4)], [0.1, 0.05], rtol=1e-6)
-
-
-def test_the_first_update_of_an_optimizer_uses_step_one():
+def test_first_update_of_an_optimizer_is_step_1():
     # With a constant gradient of 1 each update of Adam is as large as the rate.
     schedule = InverseSquareRoot.with_peak(0.3, warmup_steps=3)
     optimizer = keras.optimizers.Adam(schedule, epsilon=1e-9)
@@ -65,7 +57,7 @@ def test_the_first_update_of_an_optimizer_uses_step_one():
     np.testing.assert_allclose(np.diff(values), [-0.1, -0.2, -0.3, -0.3 * 0.75**0.5], rtol=1e-4)
 
 
-def test_an_optimizer_read_back_from_its_configuration_has_the_same_schedule():
+def test_schedule_round_trips_in_an_optimizer_config():
     optimizer = keras.optimizers.Adam(InverseSquareRoot(256, 100, scale=2.0))
     again = keras.optimizers.deserialize(keras.optimizers.serialize(optimizer))
     schedule = again._learning_rate
@@ -73,6 +65,6 @@ def test_an_optimizer_read_back_from_its_configuration_has_the_same_schedule():
     assert schedule.get_config() == {"model_dim": 256, "warmup_steps": 100, "scale": 2.0}
 
 
-def test_a_warm_up_without_steps_is_refused():
+def test_warm_up_needs_a_step():
     with pytest.raises(InputError, match="warmup_steps must be at least 1, got 64 and 0"):
         InverseSquareRoot(model_dim=64, warmup_steps=0)
