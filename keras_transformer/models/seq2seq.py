@@ -176,20 +176,24 @@ class Seq2SeqModel(TokenWeightedModel, abc.ABC):
             x: the outputs.
             projection: `output_projection()`, if a caller has it, or columns of it.
         """
-        if projection:
+        if projection and not self._is_projection_quantized():
             matrix, *biases = projection
             logits = ops.matmul(x, matrix)
             return logits + biases[0] if biases else logits
         logits = (self.projection or self.target_embedding.project)(x)
-        bias = self.output_bias
-        return logits if bias is None else logits + ops.cast(bias, logits.dtype)
+        if self.output_bias is not None:
+            logits = logits + ops.cast(self.output_bias, logits.dtype)
+        return ops.take(logits, projection[0], axis=-1) if projection else logits
 
     def output_projection(self) -> tuple[Tensor, ...]:
         """Returns the matrix [D, V] that makes logits, and their bias [V] if there is one.
 
         Laid out once for all steps: a product with a matrix that is transposed each time takes up
-        to twice as long.
+        to twice as long. After `Model.quantize` it is the ids of the tokens, int32 [V]: the
+        quantized layer itself computes, in `step` as in `call`.
         """
+        if self._is_projection_quantized():
+            return (ops.arange(self.config.target_size, dtype="int32"),)
         if self.projection is None:
             matrix = self.target_embedding.projection()
         else:
@@ -197,6 +201,9 @@ class Seq2SeqModel(TokenWeightedModel, abc.ABC):
         if self.output_bias is None:
             return (matrix,)
         return matrix, ops.cast(self.output_bias, self.compute_dtype)
+
+    def _is_projection_quantized(self) -> bool:
+        return self.projection is not None and self.projection.quantization_mode is not None
 
     def embedding_tables(self) -> list[keras.Variable]:
         """Returns the matrices whose rows are looked up by index."""

@@ -231,9 +231,12 @@ def _accumulate(model: Any, data: Any, tokens: Tensor) -> list[Tensor]:
             lambda tensor: None if tensor is None else tensor[part * size : (part + 1) * size],
             data,
         )
-        gradients = _gradients(model, rows_of_part, tokens)
-        pairs = zip(sums, gradients, strict=True)
-        return part + 1, [total + tf.convert_to_tensor(new) for total, new in pairs]
+        gradients = map(tf.convert_to_tensor, _gradients(model, rows_of_part, tokens))
+        terms = zip(model.trainable_weights, sums, gradients, strict=True)
+        return part + 1, [
+            tf.maximum(total, new) if _is_overwritten(weight) else total + new
+            for weight, total, new in terms
+        ]
 
     zeros = [tf.zeros(weight.shape, weight.dtype) for weight in model.trainable_weights]
     _, sums = tf.while_loop(
@@ -279,15 +282,31 @@ def _count_tokens(labels: Tensor) -> Tensor:
     return tf.reduce_sum(tf.cast(tf.not_equal(labels, PAD_ID), tf.float32))
 
 
+def _is_overwritten(weight: Any) -> bool:
+    """Whether the weight's "gradient" is its next value, as for the scales of float8 layers.
+
+    They follow the largest absolute values seen: of parts and replicas the maximum counts, and
+    they are not clipped.
+    """
+    return getattr(weight, "overwrite_with_gradient", False)
+
+
 def _clip(model: Any, gradients: list[Tensor]) -> list[Tensor]:
     """Returns this replica's share of the batch's gradient, clipped to `clip_norm`."""
+    weights = model.trainable_weights
     scale = getattr(model.optimizer, "dynamic_scale", 1.0)  # of the loss, in float16
-    gradients = _sum_over_replicas([tf.convert_to_tensor(value) for value in gradients])
+    learned = [
+        tf.convert_to_tensor(gradient)
+        for weight, gradient in zip(weights, gradients, strict=True)
+        if not _is_overwritten(weight)
+    ]
     limit = model.clip_norm * tf.cast(scale, tf.float32)
-    gradients, _ = tf.clip_by_global_norm(gradients, limit)
+    learned, _ = tf.clip_by_global_norm(_sum_over_replicas(learned), limit)
     # The optimizer sums the replicas' gradients again.
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
-    return [gradient / replicas for gradient in gradients]
+    shares = iter([gradient / replicas for gradient in learned])
+    pairs = zip(weights, gradients, strict=True)
+    return [gradient if _is_overwritten(weight) else next(shares) for weight, gradient in pairs]
 
 
 def _apply_if_finite(model: Any, gradients: list[Tensor]) -> None:
@@ -297,6 +316,11 @@ def _apply_if_finite(model: Any, gradients: list[Tensor]) -> None:
     is_good = tf.equal(_sum_over_replicas(is_finite), replicas)
     model.bad_steps.assign_add(tf.cast(~is_good, tf.int32))
     model.bad_steps_in_a_row.assign(tf.where(is_good, 0, model.bad_steps_in_a_row + 1))
+
+    gradients = [
+        _maximum_over_replicas(gradient) if _is_overwritten(weight) else gradient
+        for weight, gradient in zip(model.trainable_weights, gradients, strict=True)
+    ]
 
     def update(gradients: list[Tensor]) -> None:
         model.optimizer.apply_gradients(zip(gradients, model.trainable_weights, strict=True))
@@ -350,3 +374,10 @@ def _sum_over_replicas(values: Any) -> Any:
         for place, total in zip(places, sums, strict=True):
             flat[place] = total
     return keras.tree.pack_sequence_as(values, flat)
+
+
+def _maximum_over_replicas(value: Tensor) -> Tensor:
+    if tf.distribute.get_strategy().num_replicas_in_sync == 1:
+        return value
+    values = tf.distribute.get_replica_context().all_gather(value[None], axis=0)
+    return tf.reduce_max(values, axis=0)

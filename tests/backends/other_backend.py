@@ -1,10 +1,9 @@
-"""A program for test_backends.py: trains, saves and decodes without TensorFlow.
+"""A program for test_backends.py: calls, steps, trains and saves models without TensorFlow.
 
-    KERAS_BACKEND=jax python other_backend.py FOLDER [ARCHITECTURE ...]
+    KERAS_BACKEND=jax python other_backend.py FOLDER MODEL [MODEL ...]
 
-FOLDER holds README.md's first example (example.py), a compiled model (start.keras) and its batches
-(batches.npz), both written under TensorFlow. Leaves what the tests look at in results.npz; for
-architectures, of which FOLDER holds ARCHITECTURE.keras, in ARCHITECTURE.npz.
+FOLDER has MODEL.keras, written under TensorFlow, and batches.npz. Leaves the results of each model
+in MODEL.npz. The model "readme" is README.md's first example, example.py.
 """
 
 import os
@@ -15,45 +14,28 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_transformer import ModelConfig, SmoothedCrossEntropy, Transformer
+from keras_transformer import SmoothedCrossEntropy, build_model
 
 Array = np.ndarray
-Results = dict[str, Any]
+UPDATES = 20
 
 
-def run_the_example(program: str) -> tuple[Transformer, dict[str, Array], Results]:
-    """Runs the example, and reads back the model that it saved.
-
-    Returns that model, its inputs, and the logits of the model before and after.
-    """
+def run_the_example() -> dict[str, Array]:
+    """Runs the example, and reads back the model that it saved."""
     names: dict[str, Any] = {"__name__": "__main__"}
+    program = pathlib.Path("example.py").read_text(encoding="utf-8")
     exec(compile(program, "README.md", "exec"), names)
     inputs = {"source": names["labels"][:200], "target": names["shifted"][:200]}
     again = keras.models.load_model("copy.keras")
-    return (
-        again,
-        inputs,
-        {
-            "labels": inputs["source"],
-            "logits": names["model"].predict(inputs, verbose=0),
-            "logits_read_back": again.predict(inputs, verbose=0),
-        },
-    )
-
-
-def train_on(model: Transformer, batches: dict[str, Array]) -> Results:
-    """Trains as test_backends.py does under TensorFlow."""
-    rows = len(batches["labels"]) // 20
-    inputs = {"source": batches["source"], "target": batches["target"]}
-    shown = model.fit(inputs, batches["labels"], batch_size=rows, shuffle=False, verbose=0).history
     return {
-        "weights": np.concatenate([weight.ravel() for weight in model.get_weights()]),
-        "metrics": np.array([shown[name][0] for name in ("accuracy", "perplexity")]),
+        "labels": inputs["source"],
+        "logits": names["model"].predict(inputs, verbose=0),
+        "logits_read_back": again.predict(inputs, verbose=0),
     }
 
 
 def steps(model: Any, step: Any, source: Array, target: Array, capacity: int | None) -> Array:
-    """Returns the logits of one step after the other."""
+    """Returns the logits [B, T, V] of one step after the other."""
     state = model.encode(source, capacity=capacity)
     logits = []
     for time in range(target.shape[1]):
@@ -66,66 +48,56 @@ def steps(model: Any, step: Any, source: Array, target: Array, capacity: int | N
     return np.concatenate(logits, axis=1)
 
 
-def decode(model: Transformer, source: Array, target: Array) -> Results:
-    """Returns the logits of `call`, and of `step` with a state that grows and one that does not."""
-
-    step: Any = model.step
-    attentions: Any = model.attentions
-    if keras.backend.backend() == "jax":
-        import jax
-
-        step, attentions = jax.jit(step), jax.jit(attentions)
-    weights = attentions({"source": source, "target": target}).values()
-    sums = [keras.ops.convert_to_numpy(keras.ops.sum(each, axis=-1)).ravel() for each in weights]
-    return {
-        "attention_sums": np.stack(sums),
-        "call": keras.ops.convert_to_numpy(model({"source": source, "target": target})),
-        "growing": steps(model, step, source, target, None),
-        "fixed": steps(model, step, source, target, target.shape[1] + 2),
-    }
-
-
-def train_in_half_precision(inputs: dict[str, Array]) -> Results:
-    config = ModelConfig.preset("tiny", vocabulary_size=20, num_layers=1)
-    model = Transformer(config, dtype="mixed_bfloat16")
-    model.compile(keras.optimizers.Adam(3e-3), SmoothedCrossEntropy())
-    shown = model.fit(inputs, inputs["source"], batch_size=20, epochs=5, verbose=0).history
-    return {
-        "half_precision_losses": np.array(shown["loss"]),
-        "half_precision_computes_in": model.compute_dtype,
-        "half_precision_weights": str(model.weights[0].dtype),
-    }
-
-
-def run_architecture(name: str) -> None:
-    """Calls, steps and trains a model; none of its searches needs a capacity."""
-    model, arrays = keras.models.load_model(f"{name}.keras"), dict(np.load("batches.npz"))
-    inputs = {key: arrays[key][:6] for key in ("source", "target")}
+def run_model(name: str, batches: dict[str, Array]) -> dict[str, Any]:
+    model = keras.models.load_model(f"{name}.keras")
+    source, target = batches["source"][:3], batches["target"][:3, :4]
     step: Any = model.step
     if keras.backend.backend() == "jax":
         import jax
 
         step = jax.jit(step)
-    call = keras.ops.convert_to_numpy(model(inputs))
-    stepped = steps(model, step, inputs["source"], inputs["target"][:, :3], None)
+    weights = model.attentions({"source": source, "target": target}).values()
+    sums = [keras.ops.convert_to_numpy(keras.ops.sum(each, axis=-1)).ravel() for each in weights]
+    results = {
+        "attention_sums": np.concatenate(sums),
+        "call": keras.ops.convert_to_numpy(model({"source": source, "target": target})),
+        "growing": steps(model, step, source, target, None),
+        "fixed": steps(model, step, source, target, target.shape[1] + 2),
+    }
+    return results | train(model, batches) | train_with_dropout(model, batches)
+
+
+def train(model: Any, batches: dict[str, Array]) -> dict[str, Any]:
+    """Runs the 20 updates that test_backends.py runs under TensorFlow."""
+    inputs = {"source": batches["source"], "target": batches["target"]}
+    rows = len(batches["labels"]) // UPDATES
+    shown = model.fit(inputs, batches["labels"], batch_size=rows, shuffle=False, verbose=0).history
+    return {
+        "weights": np.concatenate([weight.ravel() for weight in model.get_weights()]),
+        "metrics": np.array([shown[name][0] for name in ("accuracy", "perplexity")]),
+    }
+
+
+def train_with_dropout(model: Any, batches: dict[str, Array]) -> dict[str, Any]:
+    """Trains a new model in mixed precision and with dropout, in one batch."""
+    model = build_model(model.config.replace(dropout=0.1), dtype="mixed_bfloat16")
     model.compile(keras.optimizers.Adam(0.01), SmoothedCrossEntropy())
-    losses = model.fit(inputs, arrays["labels"][:6], epochs=3, verbose=0).history["loss"]
-    np.savez(f"{name}.npz", call=call, steps=stepped, losses=losses)
+    inputs = {"source": batches["source"], "target": batches["target"]}
+    shown = model.fit(inputs, batches["source"], batch_size=200, epochs=20, verbose=0).history
+    return {
+        "dropout_losses": np.array(shown["loss"]),
+        "computes_in": model.compute_dtype,
+        "stores": str(model.weights[0].dtype),
+    }
 
 
-def main(folder: pathlib.Path, architectures: list[str]) -> None:
+def main(folder: pathlib.Path, models: list[str]) -> None:
     os.chdir(folder)
     keras.utils.set_random_seed(1)
-    if architectures:
-        for name in architectures:
-            run_architecture(name)
-        return
-    results = train_on(keras.models.load_model("start.keras"), dict(np.load("batches.npz")))
-    program = pathlib.Path("example.py").read_text(encoding="utf-8")
-    model, inputs, example = run_the_example(program)
-    results |= example | decode(model, inputs["source"][:3], inputs["target"][:3])
-    results |= train_in_half_precision(inputs)
-    np.savez("results.npz", backend=keras.backend.backend(), **results)
+    batches = dict(np.load("batches.npz"))
+    for name in models:
+        results = run_the_example() if name == "readme" else run_model(name, batches)
+        np.savez(f"{name}.npz", backend=keras.backend.backend(), **results)
 
 
 if __name__ == "__main__":

@@ -17,19 +17,19 @@ pytestmark = pytest.mark.slow
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 PROGRAM = pathlib.Path(__file__).with_name("train_on_devices.py")
+PROCESSES = [
+    ["1-1-plain-ours", "1-1-plain-keras", "1-2-plain-ours", "1-4-plain-ours", "1-1-xla-ours",
+     "2-1-plain-spoiled"],
+    ["2-1-plain-ours", "2-2-plain-ours", "2-1-xla-ours", "2-2-plain-keras"],
+    ["4-1-plain-ours"],
+    ["1-1-plain-ponder", "1-2-plain-ponder", "2-1-plain-ponder"],
+    ["1-1-plain-recurrent", "1-2-plain-recurrent", "2-1-plain-recurrent"],
+]  # fmt: skip
+WORKERS = "workers-1-plain-ours"
+WAYS = [way for process in PROCESSES for way in process if way != "2-1-plain-spoiled"]
 
-ONE_DEVICE = "1-1-plain-ours"
-WAYS = [
-    "1-2-plain-ours",
-    "1-4-plain-ours",
-    "1-1-xla-ours",
-    "2-1-plain-ours",
-    "2-2-plain-ours",
-    "2-1-xla-ours",
-    "4-1-plain-ours",
-    "workers-1-plain-ours-0",
-    "workers-1-plain-ours-1",
-]
+# Of weights up to 1.3. Adam divides gradients by their size, and so enlarges their rounding.
+TOLERANCE = {"ours": 2e-6, "keras": 2e-6, "ponder": 2e-6, "recurrent": 4e-7}
 
 
 def start(folder: pathlib.Path, *ways: str, **environment: str) -> subprocess.Popen:
@@ -49,65 +49,35 @@ def finish(processes: list[subprocess.Popen]) -> None:
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory, free_ports) -> dict[str, dict[str, np.ndarray]]:
-    """What each way of training gave."""
+    """The results of each way of training."""
     folder = tmp_path_factory.mktemp("devices")
     workers = [f"127.0.0.1:{port}" for port in free_ports(2)]
     # First and alone: workers that wait for each other too long give up.
-    for_workers = []
-    for index in range(2):
-        task = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}}
-        for_workers.append(start(folder, "workers-1-plain-ours", TF_CONFIG=json.dumps(task)))
-    finish(for_workers)
-    others = [
-        start(folder, ONE_DEVICE, "1-1-plain-keras", "1-2-plain-ours", "1-4-plain-ours",
-              "1-1-xla-ours", "2-1-plain-spoiled"),
-        start(folder, "2-1-plain-ours", "2-2-plain-ours", "2-1-xla-ours", "2-2-plain-keras"),
-        start(folder, "4-1-plain-ours"),
-        start(folder, "1-1-plain-ponder", "1-2-plain-ponder", "2-1-plain-ponder"),
-        start(folder, "1-1-plain-recurrent", "1-2-plain-recurrent", "2-1-plain-recurrent"),
-    ]  # fmt: skip
-    finish(others)
+    tasks = [
+        {"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}}
+        for index in range(2)
+    ]
+    finish([start(folder, WORKERS, TF_CONFIG=json.dumps(task)) for task in tasks])
+    finish([start(folder, *ways) for ways in PROCESSES])
     return {path.stem: dict(np.load(path)) for path in folder.glob("*.npz")}
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_20_updates_give_the_weights_of_one_device(results, way):
-    assert results[ONE_DEVICE]["change"] > 0.01
-    np.testing.assert_allclose(
-        results[way]["weights"], results[ONE_DEVICE]["weights"], rtol=0, atol=1e-5
-    )
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_loss_and_metrics_are_those_of_the_whole_batch(results, way):
-    for kind in ("metrics", "shown"):
-        np.testing.assert_allclose(results[way][kind], results[ONE_DEVICE][kind], rtol=1e-5)
-
-
-def test_a_loss_of_keras_gives_the_same_weights_on_two_devices_too(results):
-    one, two = results["1-1-plain-keras"], results["2-2-plain-keras"]
-    assert np.abs(one["weights"] - results[ONE_DEVICE]["weights"]).max() > 1e-4
-    np.testing.assert_allclose(two["weights"], one["weights"], rtol=0, atol=1e-5)
-    np.testing.assert_allclose(two["metrics"], one["metrics"], rtol=1e-5)
-
-
-@pytest.mark.parametrize("way", ["1-2-plain-ponder", "2-1-plain-ponder"])
-def test_the_ponder_cost_is_that_of_the_whole_batch(results, way):
-    one, other = results["1-1-plain-ponder"], results[way]
+@pytest.mark.parametrize("way", [*WAYS, f"{WORKERS}-0", f"{WORKERS}-1"])
+def test_20_updates_equal_those_of_one_device(results, way):
+    kind = way.split("-")[3]
+    one, result = results[f"1-1-plain-{kind}"], results[way]
     assert one["change"] > 0.01
-    np.testing.assert_allclose(other["weights"], one["weights"], rtol=0, atol=1e-5)
-    for kind in ("metrics", "shown"):
-        np.testing.assert_allclose(other[kind], one[kind], rtol=1e-5)
+    np.testing.assert_allclose(result["weights"], one["weights"], rtol=0, atol=TOLERANCE[kind])
+    for values in ("metrics", "shown"):  # at the end, and after each batch
+        np.testing.assert_allclose(result[values], one[values], rtol=1e-5)
 
 
-@pytest.mark.parametrize("way", ["1-2-plain-recurrent", "2-1-plain-recurrent"])
-def test_a_recurrent_model_gets_the_gradients_of_the_whole_batch(results, way):
-    one, other = results["1-1-plain-recurrent"], results[way]
-    assert one["change"] > 0.01
-    np.testing.assert_allclose(other["weights"], one["weights"], rtol=0, atol=1e-6)
+def test_keras_loss_differs_from_ours(results):
+    ours, keras = results["1-1-plain-ours"], results["1-1-plain-keras"]
+    assert np.abs(keras["weights"] - ours["weights"]).max() > 1e-4
 
 
-def test_float16_leaves_out_an_update_that_one_replica_alone_could_not_make(results):
+def test_float16_skips_an_update_that_one_replica_spoils(results):
     result = results["2-1-plain-spoiled"]
     assert result["bad_steps"] == 1
     assert np.isfinite(result["weights"]).all()

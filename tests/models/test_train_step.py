@@ -181,3 +181,44 @@ def test_model_from_a_file_stays_uncompiled(tmp_path):
     model(INPUTS | {"source": INPUTS["source"] % 8, "target": INPUTS["target"] % 8})
     model.save(tmp_path / "model.keras")
     assert not keras.models.load_model(tmp_path / "model.keras").compiled
+
+
+def test_class_weight_is_rejected(model):
+    model.compile("sgd", SmoothedCrossEntropy(), run_eagerly=True)
+    with pytest.raises(InputError, match=r"class_weight is not for sequences: .* sample_weight"):
+        model.fit(INPUTS, LABELS, class_weight={3: 2.0}, verbose=0)
+    with pytest.raises(InputError, match="class_weight is not for sequences"):
+        model.train_on_batch(INPUTS, LABELS, None, {3: 2.0})
+
+
+def test_run_eagerly_turns_xla_off(model, monkeypatch):
+    seen = []
+
+    def call(inputs, training=None):
+        seen.append(hasattr(inputs["source"], "numpy"))
+        return Transformer.call(model, inputs, training)
+
+    monkeypatch.setattr(model, "call", call)
+    model.compile("sgd", SmoothedCrossEntropy(), jit_compile=True, run_eagerly=True)
+    model.train_on_batch(INPUTS, LABELS)
+    assert seen == [True]
+
+
+def test_float8_scales_are_neither_clipped_nor_summed():
+    def train(**options):
+        keras.utils.set_random_seed(1)
+        model = Transformer(CONFIG)
+        model.quantize("float8")
+        options["run_eagerly"] = True
+        model.compile(keras.optimizers.SGD(0.1), SmoothedCrossEntropy(), **options)
+        for _ in range(2):
+            model.train_on_batch(INPUTS, LABELS)
+        return {weight.path.partition("/")[2]: weight.numpy() for weight in model.weights}
+
+    plain, in_parts, clipped = train(), train(accumulation_steps=3), train(clip_norm=1e-6)
+    seen = [name for name in plain if name.endswith(("inputs_amax_history", "kernel_scale"))]
+    assert len(seen) > 6
+    for name in seen:
+        np.testing.assert_allclose(in_parts[name], plain[name], rtol=1e-3)
+        first = "encoder/layer_0/self_attention/query_key_value" in name
+        np.testing.assert_allclose(clipped[name], plain[name], rtol=0.05 if first else 0.5)
