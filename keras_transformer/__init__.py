@@ -33,6 +33,7 @@ if TYPE_CHECKING:  # what the names below are, for type checkers and editors
     from keras_transformer.objectives import SmoothedCrossEntropy as SmoothedCrossEntropy
     from keras_transformer.objectives import TargetTokens as TargetTokens
     from keras_transformer.objectives import TokenAccuracy as TokenAccuracy
+    from keras_transformer.objectives import WarmUp as WarmUp
     from keras_transformer.search import Constraint as Constraint
     from keras_transformer.search import Hypotheses as Hypotheses
     from keras_transformer.search import beam_search as beam_search
@@ -81,6 +82,7 @@ _HOMES = {
     "SmoothedCrossEntropy": "objectives",
     "TargetTokens": "objectives",
     "TokenAccuracy": "objectives",
+    "WarmUp": "objectives",
     "Hypotheses": "search",
     "Constraint": "search",
     "beam_search": "search",

@@ -123,11 +123,17 @@ def main(arguments: list[str]) -> None:
         say=_say,
     )
     if trainer.is_finished(run):
-        step = run.checkpoints().steps()[-1]
-        print(
-            f"Nothing to do: the run has ended at step {step:,} of "
-            f"{configs.training.train_steps:,} already; give more --train_steps to train on."
-        )
+        step, end = run.checkpoints().steps()[-1], configs.training.train_steps
+        if step < end:
+            print(
+                f"Nothing to do: {configs.training.stop_metric} stopped the run early, at step "
+                f"{step:,} of {end:,}; raise --stop_patience to train on."
+            )
+        else:
+            print(
+                f"Nothing to do: the run has reached its last step, {step:,}; give more "
+                "--train_steps to train on."
+            )
         return
     is_bfloat16 = run.configs().training.precision == "mixed_bfloat16"
     if is_bfloat16 and not distribution.computes_in_bfloat16():
@@ -221,7 +227,7 @@ def _read_texts(configs: "RunConfigs") -> "list[ParallelText]":
     devs = read_validation_texts(configs.corpora, configs.task)
     check_validation(configs.training, configs.task, devs[0] if devs else None)
     if not devs:
-        print("There is no dev set; --dev_source and --dev_target name one.")
+        print("There is no dev set; name one with --dev_source and --dev_target, or --dev_file.")
     # Those of a run that is resumed may be gone.
     if (flags.FLAGS.test_source, flags.FLAGS.test_file) != (None, None):
         read_test_text(configs.corpora, task=configs.task)

@@ -17,6 +17,17 @@ class TrainingConfig(JsonConfig):
     batch_tokens: int = option(
         25_000, "Source tokens per batch, and target tokens per batch, at most, padding included."
     )
+    optimizer: Literal["adam", "adamw", "adafactor", "lion", "muon"] = option(
+        "adam",
+        "Adam with the paper's settings (5.3), the same with weight_decay, or Keras's Adafactor, "
+        "Lion or Muon.",
+    )
+    schedule: Literal["paper", "inverse_sqrt", "cosine", "linear", "constant"] = option(
+        "paper",
+        "Learning rate after a linear warm-up: the paper's inverse square root of the step (5.3), "
+        "the same with a given learning_rate, a cosine or linear decay to 0 at train_steps, or a "
+        "constant.",
+    )
     learning_rate: float | None = option(
         None,
         "Peak rate, reached after warmup_steps. Default: (model_dim * warmup_steps) ** -0.5, as "
@@ -118,6 +129,12 @@ class TrainingConfig(JsonConfig):
             name = self.stop_metric if stops_by_search else "average_best"
             raise InputError(
                 f"{name} needs the dev set to be searched, but validation_time_share is 0; raise it"
+            )
+        if self.optimizer == "adamw" and not self.weight_decay:
+            raise InputError("optimizer adamw needs weight_decay above 0, for example 0.01")
+        if self.schedule == "inverse_sqrt" and self.learning_rate is None:
+            raise InputError(
+                "schedule inverse_sqrt needs learning_rate, its peak; schedule paper computes it"
             )
         self._check_averages()
         if max(self.event_steps) % min(self.event_steps):

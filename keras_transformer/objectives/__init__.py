@@ -1,4 +1,4 @@
-"""Loss, metrics and learning rate schedule, in `keras.ops`."""
+"""Loss, metrics and learning rate schedules, in `keras.ops`."""
 
 from keras_transformer.objectives.losses import SmoothedCrossEntropy
 from keras_transformer.objectives.metrics import (
@@ -8,7 +8,7 @@ from keras_transformer.objectives.metrics import (
     TargetTokens,
     TokenAccuracy,
 )
-from keras_transformer.objectives.schedules import InverseSquareRoot
+from keras_transformer.objectives.schedules import InverseSquareRoot, WarmUp
 
 __all__ = [
     "OF_TRAINING_ONLY",
@@ -18,4 +18,5 @@ __all__ = [
     "SmoothedCrossEntropy",
     "TargetTokens",
     "TokenAccuracy",
+    "WarmUp",
 ]

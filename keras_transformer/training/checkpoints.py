@@ -488,25 +488,25 @@ def _seed_states(model: keras.Model) -> dict[str, Variable]:
 
 def _optimizer_state(model: keras.Model) -> dict[str, Variable]:
     """Returns the optimizer's variables: moments as <kind>/<weight's path>, others by name."""
-    # Keras names a moment after its weight's path, with "/" as "_", and its kind.
-    weights = {
-        f"{weight.path.replace('/', '_')}_": _path_within(model, weight)
-        for weight in model.trainable_weights
-    }
-    if len(weights) < len(model.trainable_weights):
-        raise InputError("two weights have the same name; give the model's layers other names")
     optimizer = model.optimizer
-    inner = getattr(optimizer, "inner_optimizer", None)  # of LossScaleOptimizer
-    of_inner = {id(variable) for variable in inner.variables} if inner else set()
+    inner = getattr(optimizer, "inner_optimizer", optimizer)  # of LossScaleOptimizer
+    paths = [_path_within(model, weight) for weight in inner._trainable_variables]
+    # The moments of one kind are a list in the order of the weights; their own names, such as
+    # Adafactor's, may be ambiguous.
+    moments = {
+        id(variable): f"{attribute.strip('_')}/{path}"
+        for attribute, values in vars(inner).items()
+        if attribute not in ("_variables", "_trainable_variables")
+        and isinstance(values, list)
+        and len(values) == len(paths)
+        for path, variable in zip(paths, values, strict=True)
+        if isinstance(variable, keras.Variable)
+    }
+    of_inner = {id(variable) for variable in inner.variables} if inner is not optimizer else set()
 
     def name_of(variable: keras.Variable) -> str:
-        parts = variable.name.split("_")
-        # The longest path: "a_b/c" rather than "a/b" and a kind of moment "c_momentum".
-        for length in range(len(parts) - 1, 0, -1):
-            start = "_".join(parts[:length]) + "_"
-            if start in weights:
-                return f"{'_'.join(parts[length:])}/{weights[start]}"
-        return f"inner/{variable.name}" if id(variable) in of_inner else str(variable.name)
+        prefix = "inner/" if id(variable) in of_inner else ""
+        return moments.get(id(variable), f"{prefix}{variable.name}")
 
     return _unique((name_of(variable), variable) for variable in optimizer.variables)
 

@@ -16,6 +16,7 @@ from keras_transformer.objectives import (
     SmoothedCrossEntropy,
     TargetTokens,
     TokenAccuracy,
+    WarmUp,
 )
 from keras_transformer.training.metrics import TrainingFlops
 
@@ -23,24 +24,15 @@ from keras_transformer.training.metrics import TrainingFlops
 def compile_for_training(
     model: Seq2SeqModel, training: TrainingConfig, jit_compile: bool | Literal["auto"] = "auto"
 ) -> None:
-    """Compiles the model with the paper's optimizer, schedule and loss (5.3, 5.4).
+    """Compiles the model with loss (5.4), optimizer and schedule, by default the paper's (5.3).
 
     Args:
         model: built under the strategy that trains it.
         training: the hyperparameters.
         jit_compile: as in `TokenWeightedModel.compile`.
     """
-    if training.learning_rate is None:
-        schedule = InverseSquareRoot(model.config.model_dim, training.warmup_steps)
-    else:
-        schedule = InverseSquareRoot.with_peak(training.learning_rate, training.warmup_steps)
-    optimizer = FusedAdam(
-        schedule,
-        beta_1=0.9,
-        beta_2=0.98,
-        epsilon=1e-9,
-        weight_decay=training.weight_decay or None,
-    )
+    schedule = _schedule(training, model.config.model_dim)
+    optimizer = _optimizer(training, schedule)
     if training.weight_decay:
         # Decay of gains and biases would only keep norms from doing their work.
         vectors = [weight for weight in model.trainable_weights if len(weight.shape) < 2]
@@ -55,6 +47,29 @@ def compile_for_training(
         jit_compile=jit_compile,
     )
     model.optimizer.build(model.trainable_variables)
+
+
+def _schedule(training: TrainingConfig, model_dim: int) -> Any:
+    warmup_steps, peak = training.warmup_steps, training.learning_rate
+    if training.schedule in ("paper", "inverse_sqrt"):
+        if peak is None:
+            return InverseSquareRoot(model_dim, warmup_steps)
+        return InverseSquareRoot.with_peak(peak, warmup_steps)
+    peak = (model_dim * warmup_steps) ** -0.5 if peak is None else peak
+    return WarmUp(peak, warmup_steps, training.train_steps, training.schedule)
+
+
+def _optimizer(training: TrainingConfig, schedule: Any) -> keras.optimizers.Optimizer:
+    decay = training.weight_decay or None
+    if training.optimizer == "adafactor":
+        # Its own cap of the rate at 1 / sqrt(step) remains.
+        return keras.optimizers.Adafactor(schedule, relative_step=False, weight_decay=decay)
+    if training.optimizer == "lion":
+        return keras.optimizers.Lion(schedule, weight_decay=decay)
+    if training.optimizer == "muon":
+        # Vectors and embeddings are updated by its Adam.
+        return keras.optimizers.Muon(schedule, weight_decay=decay, adam_weight_decay=decay)
+    return FusedAdam(schedule, beta_1=0.9, beta_2=0.98, epsilon=1e-9, weight_decay=decay)
 
 
 def freeze(model: Seq2SeqModel, parts: str | None) -> None:

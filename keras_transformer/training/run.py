@@ -294,6 +294,12 @@ class RunDirectory:
                 f"run directory {self.path} holds another run: {'; '.join(found)}; "
                 "remove these options to resume it, or give another --run_dir"
             )
+        last, train_steps = max(self.checkpoints().steps(), default=0), asked.training.train_steps
+        if train_steps != configs.training.train_steps and train_steps < last:
+            raise InputError(
+                f"train_steps is {train_steps:,}, and the run in {self.path} is at step {last:,} "
+                "already; give more, or remove it"
+            )
         with self.lock():
             before, after = (
                 (each.training.average_last, each.training.average_best)

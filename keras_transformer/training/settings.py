@@ -122,6 +122,8 @@ class RunConfigs(NamedTuple):
         may_change = set(_MAY_CHANGE)
         if not has_checkpoint:
             may_change |= asked.training.to_dict().keys() | _NOT_OF_THE_VOCABULARY
+        elif self.training.schedule in ("cosine", "linear"):  # which end at the last step
+            may_change.discard("train_steps")
         before = self._flat()  # another architecture or task has other fields
         return [
             f"{name} is {before.get(name)!r} there and {value!r} here"

@@ -45,7 +45,7 @@ def test_finished_run_is_reported_and_unchanged(call, copy, train_flags):
     before = _contents(copy)
     result = call("train.py", f"--run_dir={copy}", *train_flags)
     assert (result.code, result.err) == (0, "")
-    assert "Nothing to do: the run has ended at step 40 of 40 already" in result.out
+    assert "Nothing to do: the run has reached its last step, 40; give more" in result.out
     after = _contents(copy)
     before.pop("config.json"), after.pop("config.json")  # written again, with the same text
     assert after == before

@@ -11,6 +11,7 @@ from keras_transformer.config import RecurrentConfig, TransformerConfig, Univers
 from keras_transformer.errors import InputError
 from keras_transformer.models import Transformer, build_model
 from keras_transformer.objectives import InverseSquareRoot, SmoothedCrossEntropy
+from keras_transformer.training import Checkpoints
 from keras_transformer.training.optimizer import FusedAdam, compile_for_training, freeze
 
 
@@ -47,6 +48,78 @@ def test_weight_decay_excludes_norms_and_biases():
     for weight in model.weights:
         factor = 1.0 if weight.path in kept else 1 - 0.5 * 0.1
         np.testing.assert_allclose(weight, factor * before[weight.path], rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", "adafactor", "lion", "muon"])
+def test_each_optimizer_resumes_exactly_and_skips_nan_updates(tmp_path, name):
+    def make():
+        changes = {"weight_decay": 0.01, "schedule": "cosine", "learning_rate": 0.01}
+        model = compiled(optimizer=name, **changes)
+        model.run_eagerly = True
+        return model
+
+    def state(model):
+        variables = [*model.variables, *model.optimizer.variables]
+        return [np.array(variable) for variable in variables]
+
+    ids = np.array([[5, 6, 7, 3], [8, 3, 0, 0]])
+    batch = {"source": ids, "target": ids}, ids
+    keras.utils.set_random_seed(1)
+    model, checkpoints = make(), Checkpoints(tmp_path)
+    names = {"adam": "Adam", "adamw": "Adam"}.get(name, name.capitalize())
+    assert names in [each.__name__ for each in type(model.optimizer).__mro__]
+    model.train_on_batch(*batch)
+    before = [weight.numpy() for weight in model.weights]
+    model.train_on_batch(*batch)
+    assert any(np.any(weight != old) for weight, old in zip(model.weights, before, strict=True))
+    checkpoints.save(model, 2)
+
+    kernel = model.weights[-1]
+    value = kernel.numpy()
+    kernel.assign(value * np.nan)
+    model.train_on_batch(*batch)
+    assert int(model.bad_steps.numpy()) == 1
+    kernel.assign(value)
+    resumed = make()
+    checkpoints.resume(resumed)
+    seeds = {id(variable) for variable in model.variables} - {id(w) for w in model.weights}
+    for ours, theirs in zip(
+        [*model.variables, *model.optimizer.variables], state(resumed), strict=True
+    ):
+        if id(ours) in seeds:
+            ours.assign(theirs)  # dropout drew numbers for the skipped update
+        np.testing.assert_array_equal(ours, theirs, err_msg=ours.path)
+    for each in (model, resumed):
+        each.train_on_batch(*batch)
+    for ours, theirs in zip(state(model), state(resumed), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_schedules_share_their_peak_and_decay():
+    def rates(**changes):
+        model = compiled(warmup_steps=10, train_steps=100, **changes)
+        schedule = model.optimizer._learning_rate
+        return [float(schedule(step - 1)) for step in (5, 10, 55, 100)]
+
+    peak = (64 * 10) ** -0.5
+    expected = {
+        "paper": [peak / 2, peak, peak * (10 / 55) ** 0.5, peak * (10 / 100) ** 0.5],
+        "constant": [peak / 2, peak, peak, peak],
+        "linear": [peak / 2, peak, peak * 46 / 91, peak / 91],
+        "cosine": [peak / 2, peak, *(peak * (1 + np.cos(np.pi * n / 91)) / 2 for n in (45, 90))],
+    }
+    for name, values in expected.items():
+        np.testing.assert_allclose(rates(schedule=name, learning_rate=None), values, rtol=1e-4)
+    given = rates(schedule="inverse_sqrt", learning_rate=0.5)
+    np.testing.assert_allclose(given, rates(schedule="paper", learning_rate=0.5))
+    assert given[1] == pytest.approx(0.5)
+
+
+def test_optimizer_options_are_checked():
+    with pytest.raises(InputError, match="adamw needs weight_decay above 0, for example"):
+        tiny_run.training_config(optimizer="adamw")
+    with pytest.raises(InputError, match="schedule inverse_sqrt needs learning_rate, its peak"):
+        tiny_run.training_config(schedule="inverse_sqrt", learning_rate=None)
 
 
 def test_accumulation_and_clipping_reach_the_model():

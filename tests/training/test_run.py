@@ -155,6 +155,28 @@ def test_run_can_be_extended(run):
     assert regular == [4, 8, 5000, 5001]
 
 
+@pytest.mark.parametrize(
+    ("schedule", "train_steps", "message"),
+    [
+        ("paper", 60, "train_steps is 60, and the run in .* is at step 120 already; give more"),
+        ("cosine", 240, "train_steps is 200 there and 240 here"),
+        ("paper", 240, None),
+    ],
+)
+def test_train_steps_that_do_not_fit_are_rejected(
+    tmp_path, monkeypatch, schedule, train_steps, message
+):
+    run = tiny_run.create(tmp_path / "run", train_steps=200, schedule=schedule)
+    monkeypatch.setattr(Checkpoints, "steps", lambda self: [120])
+    asked = configs(train_steps=train_steps, schedule=schedule)
+    if message is None:
+        run.continue_with(asked)
+    else:
+        with pytest.raises(InputError, match=message):
+            run.continue_with(asked)
+    assert run.configs().training.train_steps == (train_steps if message is None else 200)
+
+
 def test_training_can_change_before_first_checkpoint(run, monkeypatch):
     run.continue_with(configs(batch_tokens=999, seed=2))
     assert run.configs().training.batch_tokens == 999

@@ -31,7 +31,7 @@ from keras_transformer.training import (
     train,
     trainer,
 )
-from keras_transformer.training.distribution import ONLY_WORKER
+from keras_transformer.training.distribution import ONLY_WORKER, Worker
 from keras_transformer.training.trainer import (
     StopSignals,
     Trainer,
@@ -592,6 +592,27 @@ def test_early_stop_is_at_same_step_when_resumed(tmp_path, monkeypatch):
         loop = Scored(tmp_path, step=step, **options)
         loop.train(None, show=False)
         assert (loop.step, loop.saved) == (16, saved)
+
+
+@pytest.mark.parametrize("can_read", [True, False])
+def test_workers_that_resume_differently_stop(tmp_path, monkeypatch, can_read):
+    loop = Loop(tmp_path)
+    loop.worker = Worker(1, 2)
+    monkeypatch.setattr(trainer, "value_of_chief", lambda strategy, value: 8)
+    reports = []
+    monkeypatch.setattr(trainer, "sum_over_workers", lambda strategy, x: reports.append(x) or x)
+    monkeypatch.setattr(loop, "_state", dict)
+
+    def resume(model):
+        if not can_read:
+            raise InputError("no checkpoint is whole")
+        return 4
+
+    monkeypatch.setattr(loop.checkpoints, "resume", resume)
+    expected = "worker 1 read step 4, the first worker step 8" if can_read else "is whole"
+    with pytest.raises(InputError, match=expected):
+        loop._resume()
+    assert reports == [1.0]  # the other workers learn of it, and stop too
 
 
 # Gradients that are not finite
