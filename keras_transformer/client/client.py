@@ -43,6 +43,19 @@ Answer = TypeVar("Answer")
 Row = TypeVar("Row")
 
 _EXPLAIN_TIMEOUT_S = 5.0  # for requests that look for the cause of a failure
+_MESSAGES = {
+    "UNAVAILABLE": "no answer from a {server}: {details}; tried for {seconds:.1f} s. Is it "
+    "running, and is this the port of that protocol {security}?",
+    "RESOURCE_EXHAUSTED": "the {server} is overloaded: {details}; tried for {seconds:.1f} s. Send "
+    "fewer requests at once, or try later",
+    "DEADLINE_EXCEEDED": "no answer from a {server} within the timeout; tried for {seconds:.1f} s. "
+    "Check that it is running. Raise the timeout (over REST that of the server too, "
+    "--rest_api_timeout_in_ms), or send fewer sentences at once",
+    "UNAUTHENTICATED": "the {server} does not accept the credentials: {details}",
+    "PERMISSION_DENIED": "the {server} does not allow that with these credentials: {details}",
+    "UNIMPLEMENTED": "the {server} is not a TensorFlow model server: {details}; give the address "
+    "of one, and the protocol that it speaks at this port {security}",
+}
 
 
 class Client:
@@ -247,76 +260,42 @@ class Client:
             raise ServingError(message, failure.code) from failure
 
     def _explain(self, failure: RequestError, seconds: float, signature: str | None) -> str:
-        """Returns in one line why a request failed, and how to fix it.
+        """Returns in one line why a request failed after some seconds, and how to fix it.
 
-        Args:
-            failure: of the last attempt.
-            seconds: duration of all attempts.
-            signature: the requested signature; None where the request names none.
+        `signature` is the requested one; None where the request names none.
         """
-        code, server = failure.code, self._server
-        details = textwrap.shorten(failure.details, 300) or code
-        tried = f"tried for {seconds:.1f} s"
-        security = "over TLS" if self._tls else "without TLS"
-        match code:
-            case "UNAVAILABLE":
-                which = f"{security}{' with these certificates' if self._tls else ''}"
-                return (
-                    f"no answer from a {server}: {details}; {tried}. Is it running, and is this "
-                    f"the port of that protocol {which}?"
-                )
-            case "RESOURCE_EXHAUSTED":
-                return (
-                    f"the {server} is overloaded: {details}; {tried}. Send fewer requests at once, "
-                    "or try later"
-                )
-            case "DEADLINE_EXCEEDED":
-                return (
-                    f"no answer from a {server} within the timeout; {tried}. Check that it is "
-                    "running. Raise the timeout (over REST that of the server too, "
-                    "--rest_api_timeout_in_ms), or send fewer sentences at once"
-                )
-            case "UNAUTHENTICATED":
-                return f"the {server} does not accept the credentials: {details}"
-            case "PERMISSION_DENIED":
-                return f"the {server} does not allow that with these credentials: {details}"
-            case "UNIMPLEMENTED":
-                return (
-                    f"the {server} is not a TensorFlow model server: {details}; give the address "
-                    f"of one, and the protocol that it speaks at this port {security}"
-                )
-        return self._explain_model(code, signature) or f"the {server} rejects this: {details}"
+        details = textwrap.shorten(failure.details, 300) or failure.code
+        if failure.code in _MESSAGES:
+            security = "over TLS with these certificates" if self._tls else "without TLS"
+            return _MESSAGES[failure.code].format(
+                server=self._server, details=details, seconds=seconds, security=security
+            )
+        cause = self._explain_model(failure.code, signature) or f"rejects this: {details}"
+        return f"the {self._server} {cause}"
 
     def _explain_model(self, code: str, signature: str | None) -> str | None:
-        """Returns what is wrong with the requested model or signature; None where nothing is."""
+        """Returns what the server lacks of the requested model; None where it has all."""
         name, version, _ = self._model
         try:
             versions = self._transport.versions(name, _EXPLAIN_TIMEOUT_S)
             if code == "NOT_FOUND" or all(each.state != "AVAILABLE" for each in versions):
                 requested = "" if version is None else f" version {version} of"
-                states = [
-                    f"version {each.version} is {each.state}"
-                    + (f" ({textwrap.shorten(each.error, 200)})" if each.error else "")
-                    for each in versions
-                ]
-                return (
-                    f"the {self._server} does not serve{requested} model {name!r}: "
-                    f"{'; '.join(states)}"
+                states = "; ".join(
+                    f"version {number} is {state}{error and f' ({textwrap.shorten(error, 200)})'}"
+                    for number, state, error in versions
                 )
+                return f"does not serve{requested} model {name!r}: {states}"
             if signature is None:
                 return None
             known = self._transport.signatures(self._model, _EXPLAIN_TIMEOUT_S)
         except RequestError as failure:
             if failure.code != "NOT_FOUND":
                 return None
-            return (
-                f"the {self._server} has no model {name!r}; give the name that it was started with"
-            )
+            return f"has no model {name!r}; give the name that it was started with"
         if signature in known:
             return None
         return (
-            f"model {name!r} at the {self._server} has no signature {signature}; it has "
-            f"{', '.join(sorted(known))}"
+            f"has model {name!r} without signature {signature}; it has {', '.join(sorted(known))}"
         )
 
     def _check_open(self) -> None:

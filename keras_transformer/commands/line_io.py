@@ -62,14 +62,6 @@ def check_flags(search_flags: Mapping[str, Any]) -> None:
         )
 
 
-def options_from_flags(search_flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns search flags as options for all sentences, with a phrase on each line."""
-    return {
-        name: "\n".join(value) if isinstance(value, list) else value
-        for name, value in search_flags.items()
-    }
-
-
 def lines_at_once(paths: list[str]) -> int:
     """Returns how many lines to answer together: one if a person types them."""
     if not paths and sys.stdin and sys.stdin.isatty():

@@ -87,7 +87,7 @@ def main(arguments: list[str]) -> None:
         else:
             lines = line_io.read_input(arguments)
             at_once = line_io.lines_at_once(arguments)
-            line_io.answer_lines(client, lines, line_io.options_from_flags(given), at_once=at_once)
+            line_io.answer_lines(client, lines, given, at_once=at_once)
 
 
 def _read_headers(path: str) -> dict[str, str]:

@@ -53,7 +53,8 @@ def main(arguments: list[str]) -> None:
     else:
         check_version(version)
         card = read_model_card(version)
-        options = _options(given, card)
+        _check_options(given, card)
+        options = given
     lines = line_io.read_input(arguments)  # opened now, for the same reason
     # An export in bfloat16 is slow without oneDNN; all else is faster without it.
     common.load_tensorflow(one_dnn=bool(card) and card["precision"]["computation"] == "bfloat16")
@@ -109,8 +110,8 @@ def _task_of(card: Mapping[str, Any]) -> Task:
     return TranslationTask()
 
 
-def _options(given: dict[str, Any], card: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns flags as options for all sentences, checked against an export's model card."""
+def _check_options(given: dict[str, Any], card: Mapping[str, Any]) -> None:
+    """Checks search flags by an export's model card."""
     if fixed := sorted(given.keys() & FIXED_OPTIONS):
         raise InputError(
             f"--{fixed[0]} was fixed when {_SAVED_MODEL.value} was exported; remove it, or "
@@ -124,4 +125,3 @@ def _options(given: dict[str, Any], card: Mapping[str, Any]) -> dict[str, Any]:
             "--run_dir"
         )
     check_options(given)
-    return line_io.options_from_flags(given)

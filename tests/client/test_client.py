@@ -361,10 +361,7 @@ def test_missing_label_is_reported(serve):
 def test_missing_signature_is_reported_with_others(serve, model):
     del model.signatures["score"]
     error = refusal(serve().score, ["a"], ["b"])
-    assert "model 'translator' at" in str(error)
-    assert "has no signature score; it has attention, serving_default, translate_options" in str(
-        error
-    )
+    assert "has model 'translator' without signature score; it has attention, " in str(error)
 
 
 @pytest.mark.parametrize(
