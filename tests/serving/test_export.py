@@ -42,10 +42,8 @@ import tensorflow as tf
 import tensorflow_text
 version, batches, answers = sys.argv[1:]
 serve = tf.saved_model.load(version).signatures["serving_default"]
-results = [
-    {name: value.numpy().tolist() for name, value in serve(text=tf.constant(batch, tf.string)).items()}
-    for batch in pickle.load(open(batches, "rb"))
-]
+batches = [tf.constant(batch, tf.string) for batch in pickle.load(open(batches, "rb"))]
+results = [{k: v.numpy().tolist() for k, v in serve(text=batch).items()} for batch in batches]
 pickle.dump(results, open(answers, "wb"))
 """
 
