@@ -16,6 +16,7 @@ L their longest length.
 """
 
 import functools
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent import futures
 from typing import Any
@@ -129,10 +130,25 @@ class BatchTranslator:
     ) -> list[Score]:
         """Returns the log-probability of each of the translations `target`.
 
+        Warns if the model cuts translations that are longer than any that it can generate.
+
         Raises:
             InputError: the numbers of sentences differ, or as in `translate`.
         """
-        return self._run_in_batches("score", pair_inputs(source, target), batch_size, read_scores)
+        is_cut: list[bool] = []
+
+        def read(answer: Mapping[str, Any]) -> list[Score]:
+            is_cut.extend(answer.get("is_cut", ()))  # not in exports of other programs
+            return read_scores(answer)
+
+        scores = self._run_in_batches("score", pair_inputs(source, target), batch_size, read)
+        if any(is_cut):
+            warnings.warn(
+                f"{sum(is_cut)} of {len(scores)} translations are longer than the model can "
+                "generate and were cut before scoring; raise max_source_length or max_extra_length",
+                stacklevel=2,
+            )
+        return scores
 
     def attention(
         self, source: Sequence[str], target: Sequence[str], batch_size: int = 64
@@ -414,27 +430,31 @@ class Translator(tf.Module, BatchTranslator):
         return search_translations(self.model, *parts)
 
     def _score(self, source: Tensor, target: Tensor) -> dict[str, Tensor]:
-        return scores.score(self.model, *self._read_pair(source, target))
+        *ids, is_cut = self._read_pair(source, target)
+        return scores.score(self.model, *ids) | {"is_cut": is_cut}
 
     def _attention(self, source: Tensor, target: Tensor) -> dict[str, Tensor]:
-        ids, shifted, labels = self._read_pair(source, target)
+        ids, shifted, labels, _ = self._read_pair(source, target)
         return scores.token_values(self.model, ids, shifted) | {
             "attention": scores.attention(self.model, ids, shifted, labels),
             "source_pieces": self.source_tokenizer.pieces(ids),
             "target_pieces": self.target_tokenizer.pieces(labels),
         }
 
-    def _read_pair(self, source: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns ids: the source [B, S], the target [B, T] shifted right, the labels [B, T]."""
+    def _read_pair(self, source: Tensor, target: Tensor) -> tuple[Tensor, ...]:
+        """Returns ids: the source [B, S], the target [B, T] shifted right, the labels [B, T].
+
+        The last, bool [B], tells which targets were cut to the longest that search can generate.
+        """
         source = _checked(source, [target], "source and target must have as many rows")
         if self.task is not None:
             source = self.task.read_text(source)
         source = self.source_tokenizer.tokenize(source, self.search.max_source_length)
-        # A given translation is cut to the length of the longest that search can generate.
         longest = self.search.max_source_length + self.search.max_extra_length
-        labels = with_eos(self.target_tokenizer.tokenize(target, longest))
+        tokens = self.target_tokenizer.tokenize(target, longest + 1)
+        labels = with_eos(tokens[:, :longest])
         shifted = tf.pad(labels[:, :-1], [[0, 0], [1, 0]], constant_values=BOS_ID)
-        return with_eos(source), shifted, labels
+        return with_eos(source), shifted, labels, tokens.row_lengths() > longest
 
     def _find(self, name: str) -> Any:
         refresh(self.model)
