@@ -17,6 +17,9 @@ class TrainingConfig(JsonConfig):
     batch_tokens: int = option(
         25_000, "Source tokens per batch, and target tokens per batch, at most, padding included."
     )
+    batch_sentences: int | None = option(
+        None, "Sentence pairs per batch, at most; batch_tokens is a bound as well."
+    )
     optimizer: Literal["adam", "adamw", "adafactor", "lion", "muon"] = option(
         "adam",
         "Adam with the paper's settings (5.3), the same with weight_decay, or Keras's Adafactor, "
@@ -103,7 +106,7 @@ class TrainingConfig(JsonConfig):
     def __post_init__(self) -> None:
         self._check_types()
         self._check_at_least(
-            1, "train_steps", "batch_tokens", "warmup_steps", "checkpoint_steps",
+            1, "train_steps", "batch_tokens", "batch_sentences", "warmup_steps", "checkpoint_steps",
             "keep_checkpoints", "average_last", "average_best", "accumulation_steps",
             "max_bad_steps", "stop_patience", "log_steps", "validation_steps",
         )  # fmt: skip

@@ -58,6 +58,7 @@ def training_batches(
     corpus: TokenizedCorpus,
     *,
     batch_tokens: int,
+    batch_sentences: int | None = None,
     mix_weights: Sequence[float] | None = None,
     resample: tuple[Resample | None, Resample | None] | None = None,
     seed: int = 0,
@@ -72,7 +73,7 @@ def training_batches(
 
     Args:
         corpus: the pairs to train on.
-        batch_tokens, mix_weights: see `BatchPlan`.
+        batch_tokens, batch_sentences, mix_weights: see `BatchPlan`.
         resample: subword regularization: samples segmentations of source and of target sentences
             from ids and a seed, as `SubwordSampler` does; None for a side that has only one.
             Samples that do not fit are discarded.
@@ -95,7 +96,12 @@ def training_batches(
     if seed < 0 or first_step < 0:
         raise InputError(f"seed and first_step must be at least 0, got {seed} and {first_step}")
     _check_shard(replicas, shard)
-    plan = BatchPlan(corpus, batch_tokens=batch_tokens, mix_weights=mix_weights)
+    plan = BatchPlan(
+        corpus,
+        batch_tokens=batch_tokens,
+        batch_sentences=batch_sentences,
+        mix_weights=mix_weights,
+    )
     first_epoch, first_batch = divmod(first_step, plan.batches_per_epoch)
 
     def generate() -> Iterator[Batch]:

@@ -370,6 +370,7 @@ class Trainer:
             training_batches,
             corpus,
             batch_tokens=self.training.batch_tokens,
+            batch_sentences=self.training.batch_sentences,
             seed=self.training.seed,
             first_step=self.step,
             mix_weights=data.weights,
@@ -558,5 +559,10 @@ def num_shapes(run: RunDirectory, corpus: TokenizedCorpus) -> int:
     """Returns how many shapes the batches have; XLA compiles a program for each."""
     configs = run.configs()
     data, training = configs.corpora, configs.training
-    plan = BatchPlan(corpus, batch_tokens=training.batch_tokens, mix_weights=data.weights)
+    plan = BatchPlan(
+        corpus,
+        batch_tokens=training.batch_tokens,
+        batch_sentences=training.batch_sentences,
+        mix_weights=data.weights,
+    )
     return len(plan.shapes)
