@@ -10,7 +10,7 @@ import tensorflow as tf
 import tensorflow_text as tf_text
 
 from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID, WORD_START
-from keras_transformer.text.vocabulary import Vocabulary
+from keras_transformer.text.vocabulary import CONTROL_CHARACTERS, Vocabulary
 
 
 class Tokenizer(tf.Module):
@@ -67,7 +67,7 @@ class Tokenizer(tf.Module):
             ids: integers [..., L], with any number of leading dimensions.
 
         Returns:
-            string [...], where the unknown token reads "⁇".
+            string [...], where the unknown token reads "⁇", and control characters read as spaces.
 
         Raises:
             tf.errors.OutOfRangeError: an id is outside the vocabulary.
@@ -80,6 +80,7 @@ class Tokenizer(tf.Module):
         text = self._sentencepiece().detokenize(tf.ragged.boolean_mask(rows, is_content))  # [B]
         # Left by an unknown first word, whose token includes the space before it.
         text = tf.strings.regex_replace(text, "^ ", "")
+        text = tf.strings.regex_replace(text, CONTROL_CHARACTERS, " ")
         return tf.ensure_shape(tf.reshape(text, leading_shape), ids.shape[:-1])
 
     def read_ids(self, text: tf.Tensor) -> tf.RaggedTensor:

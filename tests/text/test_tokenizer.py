@@ -124,6 +124,20 @@ def test_bytes_that_are_not_utf8_become_unknown_and_harm_nothing_else(tokenizer)
     assert rows[-1] == tokenizer.vocabulary.encode(["the old bridge"])[0]
 
 
+def test_generated_control_characters_read_as_spaces():
+    vocabulary = _learn("bpe", byte_fallback=True)
+    tokenizer = Tokenizer(vocabulary)
+    first = vocabulary.pieces(range(vocabulary.size)).index("<0x00>")
+    [old] = vocabulary.encode(["old"])
+    rows = [[*old, first + byte, *old] for byte in range(256)]
+    rows += [[*old, *(first + byte for byte in char.encode()), *old] for char in "\x85\x9f\xa0é\n"]
+    texts = vocabulary.decode(rows)
+    assert texts == _texts(tokenizer.detokenize(tf.ragged.constant(rows).to_tensor(PAD_ID)))
+    assert all(len(text.splitlines()) == 1 and "\t" not in text for text in texts)
+    assert texts[10] == texts[9] == "old  old"
+    assert texts[65] == "oldA old"
+
+
 def test_padding_and_start_are_skipped_and_the_first_end_ends(tokenizer):
     [old, bridge] = tokenizer.vocabulary.encode(["old", "bridge"])
     row = [BOS_ID, PAD_ID, *old, PAD_ID, EOS_ID, *bridge, EOS_ID, PAD_ID]
