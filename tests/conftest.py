@@ -1,6 +1,7 @@
 """Fixtures shared by all tests."""
 
 import collections
+import functools
 import io
 import os
 import pathlib
@@ -10,6 +11,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tarfile
 from collections.abc import Callable
 from unittest import mock
 
@@ -25,6 +27,7 @@ _LONGEST = (
 )  # fmt: skip
 
 _SCRIPTS = pathlib.Path(__file__).resolve().parents[1] / "scripts"
+_DATA = pathlib.Path(__file__).resolve().parent / "data"
 _SHARED_DATA = pathlib.Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
@@ -90,6 +93,20 @@ def shared_data() -> Callable[[str], pathlib.Path]:
         return folder
 
     return find
+
+
+@pytest.fixture(scope="session")
+def sample_model(tmp_path_factory) -> Callable[[str], pathlib.Path]:
+    """Gives the folder of a model of another toolkit, see data/interop/README.md."""
+    folder = tmp_path_factory.mktemp("interop")
+
+    @functools.cache
+    def unpack(name: str) -> pathlib.Path:
+        with tarfile.open(_DATA / "interop" / f"{name}.tar.xz") as archive:
+            archive.extractall(folder, filter="data")
+        return folder / name
+
+    return unpack
 
 
 @pytest.fixture(scope="session")

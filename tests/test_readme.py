@@ -160,8 +160,8 @@ def test_parsing_commands(shell, folder):
 
 
 @pytest.mark.slow
-def test_import_commands(shell, folder, shared_data):
-    shutil.copytree(shared_data("interop") / "hf_marian", folder / "opus-mt-en-de")
+def test_import_commands(shell, folder, sample_model):
+    shutil.copytree(sample_model("hf_marian"), folder / "opus-mt-en-de")
     (snippet,) = _snippets("Bring your model", "bash")
     output = shell(snippet)
     assert "A model of transformers with 779 source and 779 target tokens." in output

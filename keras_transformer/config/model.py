@@ -313,6 +313,11 @@ class TransformerConfig(TransformerLayersConfig):
     embedding_norm: bool = option(
         False, "Normalize the input of encoder and decoder, embedding plus position."
     )
+    share_positions: bool = option(
+        True,
+        "Let encoder and decoder share the table of learned positions; otherwise each has its own, "
+        "as in fairseq.",
+    )
     source_eos: bool = option(True, "Let the encoder read the EOS that ends each source.")
     unpositioned_tokens: int = option(
         0,
@@ -339,6 +344,10 @@ class TransformerConfig(TransformerLayersConfig):
             raise InputError(
                 f"unpositioned_tokens cannot be combined with {self.positions} positions, which "
                 "are distances; set it to 0"
+            )
+        if not self.share_positions and self.positions != "learned":
+            raise InputError(
+                f"share_positions False needs positions learned, got {self.positions}; remove it"
             )
         for side in ("encoder", "decoder"):
             window = getattr(self, f"{side}_attention_window")

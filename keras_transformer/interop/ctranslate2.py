@@ -175,10 +175,10 @@ def specification(model: Transformer, specs: Any) -> Any:
     encoder.embeddings[0].weight = _numpy(model.source_embedding.table)
     decoder.embeddings.weight = _numpy(model.target_embedding.table)
     # Equal weights are stored once.
-    encoder.position_encodings.encodings = _positions(
-        getattr(model.positions, "table", None), model.config
-    )
+    encoder.position_encodings.encodings = _positions(model.positions, model.config)
     decoder.position_encodings.encodings = encoder.position_encodings.encodings
+    if not model.config.share_positions:
+        decoder.position_encodings.encodings = _positions(model.target_positions, model.config)
     for layer_spec, layer in zip(encoder.layer, model.encoder.layers, strict=True):
         _set_layer(layer_spec, layer)
     for layer_spec, layer in zip(decoder.layer, model.decoder.layers, strict=True):
@@ -226,11 +226,11 @@ def _empty_specification(model: Transformer, specs: Any) -> Any:
     return spec
 
 
-def _positions(table: Any, config: TransformerConfig) -> Array:
+def _positions(layer: Any, config: TransformerConfig) -> Array:
     """Returns the positions of a sentence's tokens, float32 [P, D]."""
     positions = np.arange(NUM_POSITIONS) + config.first_position
-    if table is not None:
-        return _numpy(table)[np.minimum(positions, config.max_positions - 1)]
+    if layer.table is not None:
+        return _numpy(layer.table)[np.minimum(positions, config.max_positions - 1)]
     return _numpy(sinusoids(positions, config.model_dim, config.positions))
 
 
@@ -353,7 +353,7 @@ def read_ctranslate2(folder: pathlib.Path, given: Given) -> ForeignModel:
     options = _options(tensors, config)
     sides = _symbols(folder, config, bool(_option(tensors, "decoder/start_from_zero_embedding", 0)))
     target = tensors.get("decoder/embeddings/weight", (None, None))
-    positions, table = _read_positions(tensors, target.shape[1], given)
+    positions, position_tables = _read_positions(tensors, target.shape[1], given)
     tensors.ignore(*_IGNORED)
     beside = (folder / "source.model", folder / "target.model")
     spms = given.spms or (beside if all(path.is_file() for path in beside) else ())
@@ -365,7 +365,7 @@ def read_ctranslate2(folder: pathlib.Path, given: Given) -> ForeignModel:
         target_table=target,
         projection=tensors.get("decoder/projection/weight", target.shape),
         output_bias=tensors.find("decoder/projection/bias", (len(target),)),
-        position_table=table,
+        position_tables=position_tables,
         source=sides[0],
         target=sides[1],
         vocabularies=make_vocabularies(sides, spms, str(folder)),
@@ -498,22 +498,23 @@ def _options(tensors: Tensors, config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read_positions(
     tensors: Tensors, model_dim: int, given: Given
-) -> tuple[dict[str, Any], Array | None]:
-    """Returns fields of `TransformerConfig`, and the table if the positions are learned."""
+) -> tuple[dict[str, Any], list[Array]]:
+    """Returns fields of `TransformerConfig`, and the tables if the positions are learned."""
     names = [f"{side}/position_encodings/encodings" for side in ("encoder", "decoder")]
     if given.positions == "marian":
         tensors.ignore(*names)
-        return {"positions": "concatenated", "first_position": 0}, None
+        return {"positions": "concatenated", "first_position": 0}, []
     if not all(name in tensors for name in names):
-        return {"positions": "concatenated", "first_position": 1}, None
-    table, other = (tensors.get(name, (None, model_dim)) for name in names)
-    reject({"positions that differ between encoder and decoder": not np.array_equal(table, other)})
+        return {"positions": "concatenated", "first_position": 1}, []
+    source, target = (tensors.get(name, (None, model_dim)) for name in names)
+    if not np.array_equal(source, target):
+        return {}, [source, target]
     for kind in ("sinusoidal", "concatenated", "halves"):
         for first in range(3):
-            formula = sinusoids(np.arange(len(table)) + first, model_dim, kind)
-            if np.allclose(table, ops.convert_to_numpy(formula), atol=2e-3):
-                return {"positions": kind, "first_position": first}, None
-    return {}, table
+            formula = sinusoids(np.arange(len(source)) + first, model_dim, kind)
+            if np.allclose(source, ops.convert_to_numpy(formula), atol=2e-3):
+                return {"positions": kind, "first_position": first}, []
+    return {}, [source]
 
 
 def _symbols(

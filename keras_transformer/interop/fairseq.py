@@ -81,6 +81,11 @@ def read_fairseq(path: pathlib.Path, given: Given) -> ForeignModel:
     source_table = tensors.get("encoder.embed_tokens.weight", (None, None))
     if args.get("share_all_embeddings", bool, False):
         source_table = target_table
+    positions = [
+        tensors.get(f"{side}.embed_positions.weight", (None, None))[_FIRST_POSITION:]
+        for side in ("encoder", "decoder")
+        if args.get(f"{side}_learned_pos", bool, False)
+    ]
     source, target = _symbols(file, args, given)
     return ForeignModel(
         options=options,
@@ -89,6 +94,7 @@ def read_fairseq(path: pathlib.Path, given: Given) -> ForeignModel:
         source_table=source_table,
         target_table=target_table,
         projection=_projection(tensors, args, target_table),
+        position_tables=positions,
         source=source,
         target=target,
         vocabularies=make_vocabularies((source, target), given.spms, f"the dictionaries of {file}"),
@@ -149,7 +155,7 @@ def _options(args: Options) -> dict[str, Any]:
             f"activation_fn {activation}": activation not in _ACTIVATIONS,
             f"attention_heads {heads[0]} and {heads[1]}": heads[0] != heads[1],
             f"normalize_before {pre_norm[0]} and {pre_norm[1]}": pre_norm[0] != pre_norm[1],
-            "learned positions, a table for each side": any(learned),
+            f"learned_pos {learned[0]} and {learned[1]}": learned[0] != learned[1],
         }
         | {name: args.is_set(name) for name in unsupported}
     )
@@ -162,7 +168,8 @@ def _options(args: Options) -> dict[str, Any]:
         "norm_position": "pre" if pre_norm[0] else "post",
         "norm_epsilon": 1e-5,  # PyTorch's
         "positions": "concatenated",  # all sines, then all cosines
-        "first_position": _FIRST_POSITION,
+        # The tables of learned positions are read from the first row in use.
+        "first_position": 0 if learned[0] else _FIRST_POSITION,
         "embedding_norm": args.get("layernorm_embedding", bool, False),
         "scale_embeddings": not args.get("no_scale_embedding", bool, False),
     }

@@ -232,7 +232,8 @@ class ForeignModel:
         source_table, target_table: embeddings [V, D], in the order of `source` and `target`.
         projection: [V, D]. Equal tables become one shared table.
         output_bias: [V], None if there is none.
-        position_table: [P, D] of learned positions, from the first token's on.
+        position_tables: [P, D] of learned positions, from the first token's on: none, one, or one
+            for encoder and decoder each.
         source, target: the symbols.
         vocabularies: of source and target; their ids are in the order of `Symbols.order`.
         search: fields of `SearchConfig`: how the toolkit itself searches.
@@ -251,7 +252,7 @@ class ForeignModel:
     target: Symbols
     vocabularies: tuple[Vocabulary, Vocabulary]
     output_bias: Array | None = None
-    position_table: Array | None = None
+    position_tables: Sequence[Array] = ()
     search: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     layer_numbers: Sequence[int] = ()
     notes: Sequence[str] = ()
@@ -267,8 +268,10 @@ class ForeignModel:
                 share = "all"
         if share != "all":
             sizes["target_vocabulary_size"] = len(self.target.order)
-        if self.position_table is not None:
-            sizes |= {"positions": "learned", "max_positions": len(self.position_table)}
+        if self.position_tables:
+            rows = [len(table) for table in self.position_tables]
+            sizes |= {"positions": "learned", "max_positions": max(rows)}
+            sizes["share_positions"] = len(rows) == 1
         values = {**self.options, **sizes, "share_embeddings": share, "output_bias": True}
         for name in ("num_layers", "decoder_layers"):
             if type(values[name]) is not int or not 1 <= values[name] <= _MAX_LAYERS:
@@ -328,8 +331,12 @@ class ForeignModel:
         if not self.target.is_ours:
             bias[BOS_ID] = _IMPOSSIBLE  # a copy; the original keeps its own bias
         model.output_bias.assign(bias)
-        if self.position_table is not None:
-            model.positions.table.assign(self.position_table)
+        # Positions beyond the end of the shorter table share its last row.
+        for layer, table in zip(
+            (model.positions, model.target_positions), self.position_tables, strict=False
+        ):
+            missing = model.config.max_positions - len(table)
+            layer.table.assign(np.pad(table, [(0, missing), (0, 0)], mode="edge"))
 
     def _fill_layer(self, layer: Any, side: str, index: int) -> None:
         dense = functools.partial(self._fill_dense, side=side, index=index)

@@ -109,10 +109,12 @@ def read_marian(path: pathlib.Path, given: Given) -> ForeignModel:
     kernel = tensors.find("decoder_ff_logit_out_W", target_table.shape[::-1])  # [D, V]
     if kernel is not None:
         projection = kernel.T
+    # Of transformer-train-positions. Marian scales embeddings only if positions are sinusoidal.
+    positions = tensors.find("Wpos", (None, target_table.shape[1]))
     source, target = map(_read_symbols, vocabularies)
     search, notes = search_fields(decoder)
     return ForeignModel(
-        options=fields,
+        options=fields | {"scale_embeddings": positions is None},
         tensors=tensors,
         layout=Layout(
             names=names, kernel="W", bias="b", gain="scale", offset="bias", transposed=False
@@ -121,7 +123,7 @@ def read_marian(path: pathlib.Path, given: Given) -> ForeignModel:
         target_table=target_table,
         projection=target_table if projection is None else projection,
         output_bias=tensors.find("decoder_ff_logit_out_b", (len(target_table),)),
-        position_table=tensors.find("Wpos", (None, None)),
+        position_tables=[] if positions is None else [positions],
         source=source,
         target=target,
         vocabularies=make_vocabularies(

@@ -56,7 +56,9 @@ class Transformer(Seq2SeqModel):
 
     def __init__(self, config: TransformerConfig, **kwargs: Any) -> None:
         super().__init__(config, **kwargs)
-        self.positions = make_positions(config, self.dtype_policy)
+        self.positions = self.target_positions = make_positions(config, self.dtype_policy)
+        if not config.share_positions:
+            self.target_positions = make_positions(config, self.dtype_policy, "target_positions")
         self.position_offset = make_position_offset(config)
         self.source_norm = self.target_norm = None
         if config.embedding_norm:
@@ -84,8 +86,9 @@ class Transformer(Seq2SeqModel):
     def build(self, input_shape: Any = None) -> None:
         super().build(input_shape)
         hidden = (None, None, self.config.model_dim)
-        if self.positions is not None:
-            self.positions.build()
+        for encoding in (self.positions, self.target_positions):
+            if encoding is not None and not encoding.built:
+                encoding.build()
         for norm in (self.source_norm, self.target_norm):
             if norm is not None:
                 norm.build(hidden)
@@ -169,13 +172,17 @@ class Transformer(Seq2SeqModel):
 
     def embedding_tables(self) -> list[keras.Variable]:
         tables = super().embedding_tables()
-        table = getattr(self.positions, "table", None)
-        return tables if table is None else [*tables, table]
+        encodings = [self.positions]
+        if not self.config.share_positions:
+            encodings.append(self.target_positions)
+        positions = [getattr(encoding, "table", None) for encoding in encodings]
+        return tables + [table for table in positions if table is not None]
 
     def _embed(self, side: str, ids: Tensor, positions: Tensor) -> Tensor:
         x = getattr(self, f"{side}_embedding")(ids)
-        if self.positions is not None:
-            x = x + self.positions(positions)
+        encoding = self.positions if side == "source" else self.target_positions
+        if encoding is not None:
+            x = x + encoding(positions)
         return getattr(self, f"{side}_norm")(x) if self.config.embedding_norm else x
 
     def _source_positions(self, source: Tensor) -> Tensor:
@@ -292,7 +299,9 @@ def _least(length: Any, most: int) -> Any:
     return min(length, most) if isinstance(length, (int, float)) else ops.minimum(length, most)
 
 
-def make_positions(config: TransformerLayersConfig, dtype: Any) -> PositionalEncoding | None:
+def make_positions(
+    config: TransformerLayersConfig, dtype: Any, name: str = "positions"
+) -> PositionalEncoding | None:
     """Returns what encodes positions; None where self-attention gets them."""
     if config.attention_positions is not None:
         return None
@@ -301,7 +310,7 @@ def make_positions(config: TransformerLayersConfig, dtype: Any) -> PositionalEnc
         config.positions,
         config.first_position,
         config.max_positions,
-        name="positions",
+        name=name,
         dtype=dtype,
     )
 

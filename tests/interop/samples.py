@@ -21,23 +21,27 @@ EOS = 3
 
 
 class Sample(NamedTuple):
-    """A model, read, with what its own toolkit says."""
+    """A model, read, with what its own toolkit computes."""
 
     name: str
     model: ForeignModel
-    oracle: dict[str, Any]
+    sentences: list[dict[str, Any]]
 
     def ours(self, ids: list[int], side: str) -> list[int]:
-        """Gives our ids of theirs, EOS last."""
+        """Returns our ids of theirs, EOS last."""
         symbols = getattr(self.model, side)
         order = {id_: ours for ours, id_ in reversed(list(enumerate(symbols.order)))}
         order[symbols.eos] = EOS
         found = [order[id_] for id_ in ids]
         return found if found and found[-1] == EOS else [*found, EOS]
 
+    def our_ids(self, side: str) -> list[list[int]]:
+        """Returns our ids of the source or target of each sentence."""
+        return [self.ours(entry[f"{side}_ids"], side) for entry in self.sentences]
+
 
 def given(folder: pathlib.Path) -> Given:
-    """What has to be said of a sample beside its folder."""
+    """Returns what the files in a sample's folder do not tell."""
     if folder.name == "opennmt_tf":
         return Given(vocabularies=(folder / "v.src", folder / "v.tgt"), num_heads=4)
     if folder.name == "fairseq_pre_gelu":
@@ -48,13 +52,15 @@ def given(folder: pathlib.Path) -> Given:
     return Given()
 
 
-def read_sample(folder: pathlib.Path) -> Sample:
+def read_sample(sample_model, name: str) -> Sample:
     """Reads a sample; its oracle.json is no part of the model."""
-    oracle = json.loads((folder / "oracle.json").read_text())
-    return Sample(folder.name, read_model(folder, None, given(folder)), oracle)
+    folder = sample_model(name)
+    sample_model("hf_marian")
+    sentences = json.loads((folder / "oracle.json").read_text())["sentences"]
+    return Sample(name, read_model(folder, None, given(folder)), sentences)
 
 
 def pad(rows: list[list[int]]) -> np.ndarray:
-    """Gives an array of rows of any length."""
+    """Returns an array of rows of any length."""
     width = max(map(len, rows))
     return np.array([row + [0] * (width - len(row)) for row in rows])

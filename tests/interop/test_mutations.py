@@ -71,12 +71,11 @@ def count_differences(model, original):
 
 
 @pytest.fixture
-def mutate(shared_data, tmp_path):
+def mutate(sample_model, tmp_path):
     """Reads a sample many times, each time with one of its files changed."""
 
     def mutate(name, file, count, check):
-        folder = pathlib.Path(shutil.copytree(shared_data("interop") / name, tmp_path / name))
-        folder.chmod(0o755)
+        folder = pathlib.Path(shutil.copytree(sample_model(name), tmp_path / name))
         path, given = folder / file, samples.given(folder)
         content = path.read_bytes()
         original = read_model(folder, samples.FORMATS[name], given)
@@ -124,14 +123,14 @@ SIZES = [pytest.param(FEW, id="few"), pytest.param(MANY, marks=pytest.mark.slow,
 
 @pytest.mark.parametrize("count", SIZES)
 @pytest.mark.parametrize("name", WEIGHTS)
-def test_weights_are_refused_or_those_of_the_file(name, count, mutate, monkeypatch):
+def test_damaged_weights_are_rejected_or_read(name, count, mutate, monkeypatch):
     for reader in READERS:  # vocabularies take longest, and are the next test's
         monkeypatch.setattr(reader, "make_vocabularies", lambda *arguments: (None, None))
     refused = mutate(name, WEIGHTS[name], count, check_weights)
-    assert refused >= 0.1 * count
+    assert refused >= 0.2 * count
 
 
 @pytest.mark.parametrize("count", SIZES)
 @pytest.mark.parametrize(("name", "file"), OTHERS)
-def test_other_files_are_refused_or_read(name, file, count, mutate):
+def test_other_damaged_files_are_rejected_or_read(name, file, count, mutate):
     assert mutate(name, file, min(count, 1000), check_others) > 0

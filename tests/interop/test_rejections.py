@@ -21,14 +21,11 @@ from keras_transformer.interop.marian import model_fields
 
 
 @pytest.fixture
-def copy(shared_data, tmp_path):
+def copy(sample_model, tmp_path):
     """Gives a copy of a sample that a test may change."""
 
     def copy(name):
-        sample = shared_data("interop") / name
-        folder = tmp_path / name
-        shutil.copytree(sample, folder, copy_function=shutil.copyfile)  # without its permissions
-        folder.chmod(0o755)
+        folder = shutil.copytree(sample_model(name), tmp_path / name)
         (folder / "oracle.json").unlink()
         return folder
 

@@ -1,0 +1,211 @@
+"""Imported models compute, search, export and train as in their own toolkits."""
+
+import functools
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import import_base
+import numpy as np
+import pytest
+import samples
+import tensorflow as tf
+
+from keras_transformer.config import BOS_ID, PAD_ID, DataConfig, TrainingConfig
+from keras_transformer.data import ParallelText
+from keras_transformer.inference import Translator
+from keras_transformer.inference.translator import search_translations
+from keras_transformer.interop import import_run, read_model
+from keras_transformer.interop.ctranslate2 import export_ctranslate2
+from keras_transformer.serving.export import export
+from keras_transformer.text import Tokenizer
+from keras_transformer.training import RunConfigs, RunDirectory, tokenize, train
+
+SEARCHED = sorted(set(samples.NAMES) - {"marian_pre_relu"})  # whose own decoder is wrong
+_EXPORTED = """
+import json, sys
+import tensorflow as tf, tensorflow_text
+serve = tf.saved_model.load(sys.argv[1]).signatures["serving_default"]
+found = serve(text=tf.constant(json.load(sys.stdin)))
+assert "keras_transformer" not in sys.modules
+texts = [text.decode() for text in found["translations"][:, 0].numpy()]
+print(json.dumps([texts, found["scores"][:, 0].numpy().tolist()]))
+"""
+
+
+@pytest.fixture(scope="module")
+def load(sample_model):
+    """Gives a sample and the model that it becomes, read once."""
+
+    @functools.cache
+    def load(name: str):
+        sample = samples.read_sample(sample_model, name)
+        return sample, sample.model.to_model()
+
+    return load
+
+
+def log_probs_of(model, source, target):
+    """Returns the log-probabilities of each row's target tokens, EOS last."""
+    labels = samples.pad(target)
+    shifted = np.pad(labels[:, :-1], ((0, 0), (1, 0)), constant_values=BOS_ID)
+    logits = model({"source": samples.pad(source), "target": shifted})
+    found = -tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits).numpy()
+    return [row[: len(ids)] for row, ids in zip(found, target, strict=True)]
+
+
+@pytest.mark.parametrize("name", samples.NAMES)
+def test_forced_targets_have_the_toolkits_log_probs(name, load):
+    sample, model = load(name)
+    found = log_probs_of(model, sample.our_ids("source"), sample.our_ids("target"))
+    for row, entry in zip(found, sample.sentences, strict=True):
+        np.testing.assert_allclose(row, entry["target_log_probs"], atol=2e-5)
+
+
+@pytest.mark.parametrize("name", samples.NAMES)
+def test_text_becomes_the_toolkits_tokens(name, load):
+    sample, _ = load(name)
+    for side, vocabulary in zip(("source", "target"), sample.model.vocabularies, strict=True):
+        texts = [entry[side] for entry in sample.sentences]
+        found = vocabulary.encode(texts)
+        assert [[*ids, samples.EOS] for ids in found] == sample.our_ids(side)
+        assert Tokenizer(vocabulary).tokenize(tf.constant(texts)).to_list() == found
+
+
+@pytest.mark.parametrize("name", SEARCHED)
+def test_the_toolkits_hypotheses_have_its_scores(name, load):
+    sample, model = load(name)
+    pairs = [
+        (source, each)
+        for source, entry in zip(sample.our_ids("source"), sample.sentences, strict=True)
+        for each in [entry["greedy"], *entry["beam4"]]
+        if not each.get("inconsistent")
+    ]
+    labels = [sample.ours(each["ids"], "target") for _, each in pairs]
+    found = log_probs_of(model, [source for source, _ in pairs], labels)
+    for row, (_, each) in zip(found, pairs, strict=True):
+        # Of a hypothesis that may have been cut, the score may be without EOS.
+        misses = [abs(each["score"] - row.sum()), abs(each["score"] - row[:-1].sum())]
+        assert min(misses) < (1e-3 if name.startswith("marian") else 1e-4)
+
+
+@pytest.mark.parametrize("beam_size", [1, 4])
+@pytest.mark.parametrize("name", SEARCHED)
+def test_search_as_imported_finds_the_toolkits_best(name, beam_size, load):
+    sample, model = load(name)
+    search = RunConfigs(model.config, None, TrainingConfig(), search=sample.model.search)
+    search = search.search_config(
+        {"beam_size": beam_size, "length_penalty": 0.0, "max_extra_length": 20}
+    )
+    source = samples.pad(sample.our_ids("source"))
+    vocabulary = sample.model.vocabularies[1]
+    found = search_translations(model, tf.constant(source, tf.int32), search, vocabulary)
+    equal = finished = 0
+    for row, ids, value, entry in zip(
+        source, found.ids[:, 0], found.scores[:, 0], sample.sentences, strict=True
+    ):
+        best = entry["greedy"] if beam_size == 1 else entry["beam4"][0]
+        ours = [id_ for id_ in ids.numpy().tolist() if id_ != PAD_ID]
+        theirs = sample.ours(best["ids"], "target")
+        longest = np.count_nonzero(row) + 19
+        if len(theirs) > (longest if name.startswith("fairseq") else min(longest, 32)):
+            continue  # one of the two limits cut it
+        finished += 1
+        equal += ours == theirs
+        # Theirs may have stopped early, or considered other candidates for the end.
+        assert ours == theirs or (beam_size > 1 and float(value) >= best["score"] - 2e-3)
+    assert finished >= 4
+    assert equal >= 0.9 * finished
+
+
+def test_language_codes_are_noted(load):
+    assert load("hf_marian")[0].model.notes == (
+        ["Begin a sentence with the code of a language and a space: >>deu<<, >>nld<<."]
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", samples.NAMES)
+def test_saved_models_translate_as_their_run(name, load, tmp_path):
+    sample, _ = load(name)
+    run = import_run(sample.model, tmp_path / "run", {"format": samples.FORMATS[name]})
+    texts = [entry["source"] for entry in sample.sentences]
+    search = run.configs().search_config({"max_extra_length": 10})
+    translator = Translator(run.load_model(), *run.vocabularies(), search)
+    folder = export(translator, tmp_path / "export", batch_sizes=[1], check_answers=False)
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", _EXPORTED, str(folder)],
+        input=json.dumps(texts), capture_output=True, text=True, cwd=tmp_path, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    found, scores = json.loads(done.stdout)
+    expected = [translations[0] for translations in translator.translate(texts)]
+    assert found == [each.text for each in expected]
+    np.testing.assert_allclose(scores, [each.score for each in expected], atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", samples.NAMES)
+def test_ctranslate2_exports_have_the_toolkits_scores(name, load, tmp_path):
+    ctranslate2 = pytest.importorskip("ctranslate2", reason="needs the package ctranslate2")
+    sample, model = load(name)
+    source, target = sample.model.vocabularies
+    folder = export_ctranslate2(model, source, target, tmp_path / "exported")
+    pieces = [
+        [vocabulary.pieces(ids[:-1]) for ids in sample.our_ids(side)]
+        for side, vocabulary in (("source", source), ("target", target))
+    ]
+    translator = ctranslate2.Translator(str(folder), intra_threads=1)
+    for found, entry in zip(translator.score_batch(*pieces), sample.sentences, strict=True):
+        np.testing.assert_allclose(found.log_probs, entry["target_log_probs"], atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["marian_post_swish_tied", "marian_embnorm_untied"])
+def test_ctranslate2_exports_are_imported_unchanged(name, load, tmp_path):
+    pytest.importorskip("ctranslate2", reason="needs the package ctranslate2")
+    sample, first = load(name)
+    vocabularies = sample.model.vocabularies
+    again = read_model(export_ctranslate2(first, *vocabularies, tmp_path / "exported"))
+    assert again.config == first.config.replace(dropout=again.config.dropout)
+    for found, expected in zip(again.to_model().weights, first.weights, strict=True):
+        np.testing.assert_array_equal(found, expected, err_msg=expected.path)
+    for found, expected in zip(again.vocabularies, vocabularies, strict=True):
+        texts = ["a man rides a horse", "zwei Hunde ?"]
+        assert found.encode(texts) == expected.encode(texts)
+
+
+@pytest.mark.slow
+def test_fine_tuning_starts_at_the_toolkits_loss(sample_model, tmp_path):
+    sample = samples.read_sample(sample_model, "marian_post_swish_tied")
+    origin, entries = import_run(sample.model, tmp_path / "origin", {}), sample.sentences
+    text = ParallelText([each["source"] for each in entries], [each["target"] for each in entries])
+    data = DataConfig(train_source="oracle", train_target="oracle")
+    training = TrainingConfig(
+        train_steps=200, checkpoint_steps=200, batch_tokens=1000, learning_rate=1e-3,
+        warmup_steps=20, label_smoothing=0.0, validation_time_share=0.0,
+    )  # fmt: skip
+    configs = origin.configs()._replace(data=data, training=training)
+    run, vocabularies = RunDirectory(tmp_path / "run"), origin.vocabularies()
+    run.create(configs, *vocabularies, origin.load_model())
+    train(run, tokenize(text, vocabularies), text, show=False)
+    first, *_, last = map(json.loads, (run.path / "metrics.jsonl").read_text().splitlines())
+    scored = np.concatenate([each["target_log_probs"] for each in entries])
+    assert first["step"] == 0
+    assert first["val_loss"] == pytest.approx(-scored.mean(), abs=2e-5)
+    assert last["val_loss"] < first["val_loss"] - 0.1
+
+
+@pytest.mark.slow
+def test_importing_takes_three_times_the_weights_memory(tmp_path):
+    root = pathlib.Path(__file__).resolve().parents[2]
+    done = subprocess.run(
+        [sys.executable, import_base.__file__, str(tmp_path)],
+        env=os.environ | {"PYTHONPATH": str(root), "TF_CPP_MIN_LOG_LEVEL": "3"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert 240 < found["weights_mb"] < 260
+    assert found["peak_mb"] < 3 * found["weights_mb"]
