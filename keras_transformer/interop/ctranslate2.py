@@ -374,6 +374,7 @@ def read_ctranslate2(folder: pathlib.Path, given: Given) -> ForeignModel:
             "length_penalty_form": "power",
             "beam_size": 2,
             "early_stop": "first",
+            "min_length": 0,
         },
     )
 

@@ -432,7 +432,7 @@ class Options:
             return default
         widened: dict[Any, Any] = {float: (float, int), bool: (bool, int)}
         kinds = widened.get(kind, kind)
-        if not isinstance(value, kinds) or (type(value) is bool and kind is not bool):
+        if not isinstance(value, kinds) or (type(value) is bool and kind in (int, float)):
             raise InputError(
                 f"option {name} {value!r} of {self._where} has an unexpected type for "
                 f"{self._format_name}; give the model as its toolkit wrote it"

@@ -4,6 +4,7 @@ import functools
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -12,16 +13,19 @@ import numpy as np
 import pytest
 import samples
 import tensorflow as tf
+from safetensors.numpy import load_file, save_file
 
 from keras_transformer.config import BOS_ID, PAD_ID, DataConfig, TrainingConfig
 from keras_transformer.data import ParallelText
+from keras_transformer.errors import InputError
 from keras_transformer.inference import Translator
 from keras_transformer.inference.translator import search_translations
-from keras_transformer.interop import import_run, read_model
+from keras_transformer.interop import fairseq, import_run, pytorch, read_model
 from keras_transformer.interop.ctranslate2 import export_ctranslate2
 from keras_transformer.serving.export import export
 from keras_transformer.text import Tokenizer
-from keras_transformer.training import RunConfigs, RunDirectory, tokenize, train
+from keras_transformer.training import RunConfigs, RunDirectory, train
+from keras_transformer.training.prepare import tokenize
 
 SEARCHED = sorted(set(samples.NAMES) - {"marian_pre_relu"})  # whose own decoder is wrong
 _EXPORTED = """
@@ -95,22 +99,23 @@ def test_the_toolkits_hypotheses_have_its_scores(name, load):
 @pytest.mark.parametrize("name", SEARCHED)
 def test_search_as_imported_finds_the_toolkits_best(name, beam_size, load):
     sample, model = load(name)
-    search = RunConfigs(model.config, None, TrainingConfig(), search=sample.model.search)
-    search = search.search_config(
-        {"beam_size": beam_size, "length_penalty": 0.0, "max_extra_length": 20}
-    )
-    source = samples.pad(sample.our_ids("source"))
+    is_fairseq = name.startswith("fairseq")  # ends at source + 21 tokens, others later
+    changes = {"beam_size": beam_size, "length_penalty": 0.0, "max_extra_length": 20 + is_fairseq}
+    run = RunConfigs(model.config, None, TrainingConfig(), search=sample.model.search)
+    search = run.search_config(changes)
+    sentences = sample.sentences[: 4 if name == "fairseq_math" else None]  # long ones
+    source = samples.pad(sample.our_ids("source")[: len(sentences)])
     vocabulary = sample.model.vocabularies[1]
-    found = search_translations(model, tf.constant(source, tf.int32), search, vocabulary)
+    run_search = tf.function(lambda ids: search_translations(model, ids, search, vocabulary))
+    found = run_search(tf.constant(source, tf.int32))
     equal = finished = 0
     for row, ids, value, entry in zip(
-        source, found.ids[:, 0], found.scores[:, 0], sample.sentences, strict=True
+        source, found.ids[:, 0], found.scores[:, 0], sentences, strict=True
     ):
         best = entry["greedy"] if beam_size == 1 else entry["beam4"][0]
         ours = [id_ for id_ in ids.numpy().tolist() if id_ != PAD_ID]
         theirs = sample.ours(best["ids"], "target")
-        longest = np.count_nonzero(row) + 19
-        if len(theirs) > (longest if name.startswith("fairseq") else min(longest, 32)):
+        if not is_fairseq and len(theirs) > min(np.count_nonzero(row) + 19, 32):
             continue  # one of the two limits cut it
         finished += 1
         equal += ours == theirs
@@ -188,7 +193,7 @@ def test_fine_tuning_starts_at_the_toolkits_loss(sample_model, tmp_path):
     )  # fmt: skip
     configs = origin.configs()._replace(data=data, training=training)
     run, vocabularies = RunDirectory(tmp_path / "run"), origin.vocabularies()
-    run.create(configs, *vocabularies, origin.load_model())
+    run.write(configs, *vocabularies, origin.load_model())
     train(run, tokenize(text, vocabularies), text, show=False)
     first, *_, last = map(json.loads, (run.path / "metrics.jsonl").read_text().splitlines())
     scored = np.concatenate([each["target_log_probs"] for each in entries])
@@ -209,3 +214,113 @@ def test_importing_takes_three_times_the_weights_memory(tmp_path):
     found = json.loads(done.stdout.splitlines()[-1])
     assert 240 < found["weights_mb"] < 260
     assert found["peak_mb"] < 3 * found["weights_mb"]
+
+
+# Options of toolkits that no sample has
+
+
+@pytest.fixture
+def copy(sample_model, tmp_path):
+    return lambda name: pathlib.Path(shutil.copytree(sample_model(name), tmp_path / name))
+
+
+def test_eole_shared_decoder_embeddings_have_no_generator(copy):
+    folder = copy("eole")
+    tensors = load_file(folder / "model.00.safetensors")
+    del tensors["generator.weight"]
+    save_file(tensors, folder / "model.00.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    config["model"]["share_decoder_embeddings"] = True
+    (folder / "config.json").write_text(json.dumps(config))
+    found = read_model(folder)
+    assert found.config.share_embeddings == "target"
+    table = found.to_model().target_embedding.table.numpy()
+    np.testing.assert_array_equal(
+        table[1:], tensors["tgt_emb.embeddings.weight"][found.target.order[1:]]
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [({"normalize": True}, "embeddings.normalize"), ({"embed_scale": 2.0}, "embed_scale 2")],
+)
+def test_eole_scaled_embeddings_are_rejected(changes, expected, copy):
+    folder = copy("eole")
+    config = json.loads((folder / "config.json").read_text())
+    config["model"]["embeddings"] = config["model"].get("embeddings", {}) | changes
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match=expected):
+        read_model(folder)
+
+
+def test_fairseq_learned_positions_are_those_of_each_side(sample_model, monkeypatch):
+    read, sizes = fairseq.read_pytorch, {"encoder": 12, "decoder": 10}
+    tables = {side: np.random.default_rng(rows).normal(size=(rows, 32)).astype("f4")
+              for side, rows in sizes.items()}  # fmt: skip
+
+    def read_with_tables(file):
+        state = read(file)
+        for side, table in tables.items():
+            tensor = pytorch.Tensor(functools.partial(np.asarray, table))
+            state["model"][f"{side}.embed_positions.weight"] = tensor
+            state["cfg"]["model"][f"{side}_learned_pos"] = True
+        return state
+
+    monkeypatch.setattr(fairseq, "read_pytorch", read_with_tables)
+    model = samples.read_sample(sample_model, "fairseq_pre_gelu").model.to_model()
+    assert (model.config.max_positions, model.config.share_positions) == (10, False)
+    places = np.arange(20)
+    for layer, table in zip((model.positions, model.target_positions), tables.values(),
+                            strict=True):  # fmt: skip
+        np.testing.assert_array_equal(layer(places), table[np.minimum(places + 2, len(table) - 1)])
+    ids = np.array([[4, 5, 6, 3]])
+    embedded = model._embed("target", ids, np.arange(4))
+    expected = model.target_embedding(ids) + tables["decoder"][2:6]
+    np.testing.assert_allclose(embedded, expected, atol=1e-6)
+
+
+def test_marian_learned_positions_leave_embeddings_unscaled(copy):
+    folder = copy("marian_pre_relu")
+    with np.load(folder / "model.npz") as arrays:
+        tensors = dict(arrays)
+    table = np.random.default_rng(1).normal(size=(9, 32)).astype("f4")
+    np.savez(folder / "model.npz", **tensors, Wpos=table)
+    model = read_model(folder).to_model()
+    ids = np.array([[4, 5, 6, 3]])
+    expected = model.source_embedding.table.numpy()[ids] + table[:4]
+    np.testing.assert_allclose(model._embed("source", ids, np.arange(4)), expected, atol=1e-6)
+    # The option of Marian's command line alone makes no table: positions stay sinusoidal.
+    assert read_model(copy("marian_embnorm_untied")).config.scale_embeddings
+
+
+@pytest.mark.parametrize(
+    ("generation", "search", "ignored"),
+    [
+        ({}, {"min_length": 0, "beam_size": 4}, ""),
+        ({"min_length": 5, "max_length": 20}, {"min_length": 4, "max_length": 18}, ""),
+        ({"max_new_tokens": 7, "min_new_tokens": 2}, {"min_length": 2, "max_length": 6}, ""),
+        ({"no_repeat_ngram_size": 3, "repetition_penalty": 1.2, "early_stopping": True},
+         {"no_repeat_ngram": 3, "repetition_penalty": 1.2, "early_stop": "first"}, ""),
+        ({"do_sample": True, "temperature": 0.7, "top_k": 5},
+         {"method": "sampling", "temperature": 0.7, "top_k": 5, "top_p": 1.0}, ""),
+        ({"forced_bos_token_id": 3, "typical_p": 0.9}, {}, "forced_bos_token_id 3, typical_p 0.9"),
+        ({"bad_words_ids": [[719], [1]]}, {"forbid_unknown": True}, ""),
+        ({"bad_words_ids": [[12, 1]]}, {}, "bad_words_ids [12, 1]"),
+    ],
+)  # fmt: skip
+def test_generation_options_are_taken_over_or_listed(generation, search, ignored, copy):
+    folder = copy("hf_marian_bin")
+    (folder / "generation_config.json").write_text(json.dumps(generation))
+    found = read_model(folder)
+    assert found.search.items() >= search.items()
+    start = "Search options that this package does not have: "
+    assert [note for note in found.notes if note.startswith(start)] == (
+        [f"{start}{ignored}."] if ignored else []
+    )
+
+
+def test_bad_words_of_transformers_become_banned_phrases(copy):
+    folder = copy("hf_marian_bin")
+    ids = json.loads((folder / "vocab.json").read_text())
+    (folder / "generation_config.json").write_text(json.dumps({"bad_words_ids": [[ids["▁Mann"]]]}))
+    assert read_model(folder).search["banned_phrases"] == ("Mann",)

@@ -6,6 +6,7 @@ import os
 import pickle
 import struct
 import sys
+import tracemalloc
 import types
 import zipfile
 
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from keras_transformer.errors import InputError
+from keras_transformer.interop import pytorch
 from keras_transformer.interop.pytorch import read_pytorch, state_tensors
 
 Storage = collections.namedtuple("Storage", "kind key data")
@@ -117,7 +119,7 @@ def test_tensors_of_all_types_and_strides_are_read(write, torch, tmp_path):
     [(9, (2, 2), (2, 1)), (0, (2, 2), (100, 1)), (-1, (2,), (1,)), (0, (2,), (1, 1)),
      (0, (10**6, 10**6), (0, 0))],
 )  # fmt: skip
-def test_a_tensor_beyond_its_storage_is_refused(offset, shape, strides, torch, tmp_path):
+def test_tensor_beyond_its_storage_is_rejected(offset, shape, strides, torch, tmp_path):
     storage = Storage(torch.FloatStorage, "0", bytes(4 * 12))
     state = {"table": FakeTensor(storage, offset, shape, strides)}
     path = write_zip(tmp_path / "model.pt", state, [storage])
@@ -152,7 +154,7 @@ def hostile_pickles(command):
 
 @pytest.mark.parametrize("name", hostile_pickles(""))
 @pytest.mark.parametrize("kind", ["zip", "legacy"])
-def test_a_hostile_pickle_runs_nothing(name, kind, tmp_path):
+def test_hostile_pickle_runs_nothing(name, kind, tmp_path):
     marker, path = tmp_path / "ran", tmp_path / "model.pt"
     content = hostile_pickles(f"touch {marker}")[name]
     if kind == "zip":
@@ -169,19 +171,19 @@ def test_a_hostile_pickle_runs_nothing(name, kind, tmp_path):
     assert not marker.exists()
 
 
-def test_the_hostile_pickle_would_run_in_a_real_unpickler(tmp_path):
+def test_hostile_pickle_runs_in_a_real_unpickler(tmp_path):
     pickle.loads(hostile_pickles(f"touch {tmp_path}/ran")["reduce"])
     assert (tmp_path / "ran").exists()
 
 
-def test_a_key_that_takes_forever_to_hash_is_refused(tmp_path):
+def test_slowly_hashed_key_is_rejected(tmp_path):
     nested = b"\x80\x02})" + b"2\x86" * 100 + b"Ns."  # ((..., ...), (..., ...)), 2^100 entries
     path = write_zip(tmp_path / "model.pt", None, pickle_bytes=nested)
     with pytest.raises(InputError, match="a key of a dictionary is no plain value"):
         read_pytorch(path)
 
 
-def test_a_file_that_is_cut_short_anywhere_is_refused(torch, tmp_path):
+def test_truncated_files_are_rejected(torch, tmp_path):
     storage = Storage(torch.FloatStorage, "0", bytes(4 * 12))
     state = {"table": FakeTensor(storage, 0, (12,), (1,))}
     for write in (write_zip, write_legacy):
@@ -191,3 +193,40 @@ def test_a_file_that_is_cut_short_anywhere_is_refused(torch, tmp_path):
             path.write_bytes(content[:length])
             with pytest.raises(InputError, match=r"not a file of PyTorch|cannot read"):
                 read_pytorch(path)
+
+
+def error_and_peak(path):
+    """Returns the error of reading a file, and the bytes that it took at most."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(InputError) as error:
+            read_pytorch(path)
+        return str(error.value), tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_repeated_list_cannot_fill_the_memory(tmp_path):
+    """A list of n pairs, stored once, of which n OrderedDicts are made, has n * n entries."""
+    pairs = b"".join(b"K" + bytes([n]) + b"N\x86" for n in range(256)) * 20
+    again = b"ccollections\nOrderedDict\nq\x01" + b"h\x01h\x00\x85R" * 5000
+    content = b"\x80\x02](" + pairs + b"eq\x00(" + again + b"t."
+    path = write_zip(tmp_path / "model.pt", None, pickle_bytes=content)
+    error, peak = error_and_peak(path)
+    assert "repeats a list" in error
+    assert peak < 20_000_000
+
+
+def test_deflated_pickle_cannot_fill_the_memory(tmp_path):
+    path = tmp_path / "model.pt"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", b"N" * 50_000_000)
+    error, peak = error_and_peak(path)
+    assert "would unpack to 50,000,000 bytes" in error
+    assert peak < 1_000_000
+
+
+def test_errors_of_our_own_code_are_not_damaged_files(torch, tmp_path, monkeypatch):
+    monkeypatch.setattr(pytorch._PickleMachine, "_execute", lambda *arguments: {}["absent"])
+    with pytest.raises(KeyError):
+        read_pytorch(write_zip(tmp_path / "model.pt", {"step": 7}))

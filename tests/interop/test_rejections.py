@@ -171,7 +171,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_folder_that_cannot_be_imported_is_refused_and_no_run_is_made(case, copy, call, tmp_path):
+def test_rejected_folders_leave_no_run(case, copy, call, tmp_path):
     name, change, expected = CASES[case]
     folder = copy(name)
     change(folder)
@@ -186,12 +186,12 @@ def test_a_folder_that_cannot_be_imported_is_refused_and_no_run_is_made(case, co
     assert {path.name for path in tmp_path.iterdir()} == {name}
 
 
-def test_an_absent_folder_is_refused(call, tmp_path):
+def test_absent_folder_is_rejected(call, tmp_path):
     result = call("import_model.py", f"--model={tmp_path}/x", f"--run_dir={tmp_path}/run")
     assert "x does not exist; give the folder of a model, or its file" in result.err
 
 
-def test_one_of_two_vocabularies_is_refused(call, tmp_path):
+def test_one_of_two_vocabularies_is_rejected(call, tmp_path):
     flags = (f"--model={tmp_path}", f"--run_dir={tmp_path}/run", "--source_vocabulary=a")
     assert "--source_vocabulary and --target_vocabulary go together" in (
         call("import_model.py", *flags).err
@@ -222,7 +222,7 @@ MARIAN = {
         ("transformer-alibi-shift", "true"), ("input-types", ["sequence", "class"]),
     ],
 )  # fmt: skip
-def test_a_marian_model_of_another_kind_is_refused_by_the_option(name, value):
+def test_unsupported_marian_options_are_named(name, value):
     model_fields(MARIAN)
     with pytest.raises(InputError, match="translate with the model's own toolkit") as error:
         model_fields(MARIAN | {name: value})
@@ -238,18 +238,18 @@ def test_a_marian_model_of_another_kind_is_refused_by_the_option(name, value):
         ({"allow-unk": "false"}, {}),
     ],
 )
-def test_the_search_is_that_of_marians_options(options, changes):
+def test_marian_search_options_are_taken_over(options, changes):
     usual = {"length_penalty_form": "power", "length_penalty": 0.0, "forbid_unknown": True}
     usual["min_length"] = 0
     assert marian.search_fields(options)[0] == usual | changes
 
 
-def test_all_that_stands_against_a_model_is_named_at_once():
+def test_all_unsupported_options_are_named_at_once():
     with pytest.raises(InputError, match="has type amun, ulr true, right-left true, which"):
         model_fields(MARIAN | {"type": "amun", "ulr": "true", "right-left": "true"})
 
 
-def test_a_factored_vocabulary_is_refused(copy):
+def test_factored_vocabulary_is_rejected(copy):
     folder = copy("marian_pre_relu")
     shutil.copy(folder / "vocab.src.yml", folder / "vocab.src.fsv")
     given = Given(vocabularies=(folder / "vocab.src.fsv", folder / "vocab.trg.yml"))
@@ -277,7 +277,7 @@ OPENNMT = {
         ({"pos_ffn_activation_fn": "gated-silu"}, "pos_ffn_activation_fn gated-silu"),
     ],
 )
-def test_a_model_of_opennmt_py_of_another_kind_is_refused_by_the_option(changes, expected):
+def test_unsupported_opennmt_py_options_are_named(changes, expected):
     opennmt.opennmt_py_fields(options(OPENNMT))
     with pytest.raises(InputError, match=f"the model has {expected}, which"):
         opennmt.opennmt_py_fields(options(OPENNMT | changes))
@@ -294,7 +294,7 @@ def test_a_model_of_opennmt_py_of_another_kind_is_refused_by_the_option(changes,
         ),
     ],
 )
-def test_a_model_of_ctranslate2_of_another_kind_is_refused_by_the_option(tensors, config, expected):
+def test_unsupported_ctranslate2_options_are_named(tensors, config, expected):
     known = {
         "decoder/embeddings/weight": np.zeros([5, 8], np.float32),
         **{f"{side}/num_heads": np.int32(2) for side in ("encoder", "decoder")},
@@ -306,7 +306,7 @@ def test_a_model_of_ctranslate2_of_another_kind_is_refused_by_the_option(tensors
 
 
 @pytest.mark.parametrize(("given", "start"), [({}, 2), ({"decoder_start_token_id": 0}, 0)])
-def test_a_translation_of_marianmt_starts_with_the_row_of_its_own_token(given, start, tmp_path):
+def test_marianmt_start_token_is_read(given, start, tmp_path):
     tokens = {"</s>": 0, "<unk>": 1, "<pad>": 2, "a": 3}
     (tmp_path / "vocab.json").write_text(json.dumps(tokens))
     found, _ = transformers._symbols(tmp_path, options(given))
@@ -314,7 +314,7 @@ def test_a_translation_of_marianmt_starts_with_the_row_of_its_own_token(given, s
 
 
 @pytest.mark.parametrize("start", [-1, 4])
-def test_a_token_outside_of_the_vocabulary_is_refused(start, tmp_path):
+def test_start_token_outside_the_vocabulary_is_rejected(start, tmp_path):
     (tmp_path / "vocab.json").write_text(json.dumps({"</s>": 0, "<unk>": 1, "<pad>": 2, "a": 3}))
     with pytest.raises(InputError, match=f"the id of start is {start}, of 4 tokens"):
         transformers._symbols(tmp_path, options({"decoder_start_token_id": start}))
@@ -337,7 +337,7 @@ FAIRSEQ = {
         ({"no_token_positional_embeddings": True}, "no_token_positional_embeddings"),
     ],
 )
-def test_a_model_of_fairseq_of_another_kind_is_refused_by_the_option(changes, expected):
+def test_unsupported_fairseq_options_are_named(changes, expected):
     fairseq._options(options(FAIRSEQ))
     with pytest.raises(InputError, match=f"the model has {expected}, which"):
         fairseq._options(options(FAIRSEQ | changes))
