@@ -121,6 +121,7 @@ class Client:
             raise InputError(f"timeout_s must be a number of seconds, got {timeout_s}")
         self._model = _model_name(model, version, label)
         self._timeout_s = timeout_s
+        self._retries = retries
         self._batch_size = batch_size
         self._server = f"{protocol} server at {address}"
         self._tls = tls
@@ -250,14 +251,19 @@ class Client:
 
     def _request(self, send: Callable[[float], Answer], signature: str | None = None) -> Answer:
         """Returns the answer to a request, or raises `ServingError`."""
-        self._check_open()
         start = time.monotonic()
-        try:
-            return send(self._timeout_s)
-        except RequestError as failure:
+        for _ in range(self._retries + 1):
             self._check_open()
-            message = self._explain(failure, time.monotonic() - start, signature)
-            raise ServingError(message, failure.code) from failure
+            try:
+                return send(self._timeout_s)
+            except RequestError as error:
+                failure = error
+            # Another client's malformed request fails all requests that share its batch.
+            if "padding is turned off" not in failure.details:
+                break
+        self._check_open()
+        message = self._explain(failure, time.monotonic() - start, signature)
+        raise ServingError(message, failure.code) from failure
 
     def _explain(self, failure: RequestError, seconds: float, signature: str | None) -> str:
         """Returns in one line why a request failed after some seconds, and how to fix it.

@@ -87,11 +87,14 @@ def export(
     name = base.resolve().name if name is None else name
     check_name(base, name)
 
+    # Trace the functions to serve, and prepare requests to them: the warm-up of servers and the
+    # check below.
     serving = translator.with_cached_projection()
     signatures = serving.signatures()
     requests = make_requests(serving, signatures, sentences, batch_sizes, most_sentences(base))
+    # Write a temporary folder beside the versions, check it, and rename it if nothing is raised.
     try:
-        with atomic_folder(published) as staging:  # renamed to `published` if nothing is raised
+        with atomic_folder(published) as staging:
             tf.saved_model.save(serving, str(staging), signatures=signatures)
             operations = check_operations(staging, allow_xla=serving.xla is not None)
             write_requests(staging, requests, name)

@@ -260,6 +260,13 @@ def test_other_failures_are_not_retried(serve, model, no_pause, code):
     assert len(str(error)) < 500
 
 
+def test_requests_in_a_batch_with_a_malformed_one_are_retried(serve, model):
+    message = "Tensors from different tasks have different shapes and padding is turned off."
+    model.faults = [FaultError("FAILED_PRECONDITION", message)] * 2
+    assert serve(retries=2).translate(["a"])[0][0].text == "A"
+    assert len(model.requests) == 3
+
+
 def test_large_requests_are_retried(serve, model, no_pause):
     model.faults = [FaultError("UNAVAILABLE", "busy")] * 2
     text = "x" * 1_000_000  # gRPC's own limit is 256 KiB
