@@ -41,7 +41,7 @@ num_batch_threads {{ value: 2 }}
 # Batches that may wait in the queue; further requests are refused at once, and clients retry.
 max_enqueued_batches {{ value: 64 }}
 
-# Do not set pad_variable_length_inputs: no signature needs it, and with it a request of a wrong rank
+# Do not set pad_variable_length_inputs: no signature needs it, and with it a request of wrong rank
 # crashes the server. Without it the requests of its batch fail, and the package's client retries.
 """
 
