@@ -8,7 +8,7 @@ from keras_transformer.data.corpus import TokenizedCorpus, gather_rows, pad_ids
 from keras_transformer.errors import InputError
 
 
-def test_sources_get_an_end_token_and_targets_stay_bare():
+def test_sources_get_eos_and_targets_do_not():
     corpus = TokenizedCorpus.from_ids([[5, 6], [7]], [[8], [9, 10, 11]])
     assert corpus.source_ids.tolist() == [5, 6, EOS_ID, 7, EOS_ID]
     assert corpus.source_offsets.tolist() == [0, 3, 5]
@@ -18,7 +18,7 @@ def test_sources_get_an_end_token_and_targets_stay_bare():
     assert len(corpus) == 2
 
 
-def test_lengths_count_the_end_token_on_both_sides():
+def test_lengths_count_eos_on_both_sides():
     corpus = TokenizedCorpus.from_ids([[5, 6], [7]], [[8], [9, 10, 11]])
     assert corpus.source_lengths.tolist() == [3, 2]
     assert corpus.target_lengths.tolist() == [2, 4]
@@ -41,33 +41,33 @@ def test_pairs_of_very_different_length_are_dropped_on_request():
     assert corpus.source_ids.tolist() == [6, 6, EOS_ID]
 
 
-def test_a_corpus_that_is_not_put_together_has_one_part():
+def test_corpus_from_ids_has_one_part():
     corpus = TokenizedCorpus.from_ids([[5], [], [6]], [[7]] * 3)
     assert corpus.part_offsets.tolist() == [0, 2]
 
 
-def test_a_corpus_without_usable_pairs_is_refused():
+def test_corpus_without_usable_pairs_is_an_error():
     with pytest.raises(InputError, match="no pair of sentences is left of 2: 1 have an empty side"):
         TokenizedCorpus.from_ids([[], [5, 5]], [[5], [5]], max_length=1)
 
 
-def test_sides_that_do_not_pair_up_are_refused():
+def test_sides_of_different_length_are_an_error():
     with pytest.raises(InputError, match="got 1 and 2 sentences"):
         TokenizedCorpus.from_ids([[5]], [[5], [6]])
 
 
-def test_pad_ids_fills_up_on_the_right():
+def test_pad_ids_pads_on_the_right():
     assert pad_ids([[4], [], [5, 6]]).tolist() == [[4, 0], [0, 0], [5, 6]]
     assert pad_ids([]).shape == (0, 0)
 
 
-def test_gathered_rows_keep_their_order_and_leave_the_rest_empty():
+def test_gather_rows_keeps_order_and_pads():
     ids = np.array([4, 5, 6, 7], np.int32)
     rows = gather_rows(ids, np.array([0, 1, 4]), np.array([1, 0]), (3, 4))
     assert rows.tolist() == [[5, 6, 7, 0], [4, 0, 0, 0], [0, 0, 0, 0]]
 
 
-def test_rows_are_int32_however_compact_the_ids_are():
+def test_gather_rows_returns_int32():
     ids = np.array([4, 65_535], np.uint16)
     rows = gather_rows(ids, np.array([0, 2]), np.array([0]), (1, 3))
     assert rows.dtype == np.int32

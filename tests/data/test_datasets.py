@@ -77,34 +77,34 @@ def test_sentences_come_as_text_with_the_source_first(tmp_path):
     assert pairs(text) == [("Häuser", "houses"), ("ein Baum", "a tree"), ("\u2028", "")]
 
 
-def test_without_supervised_keys_the_config_name_gives_the_direction(tmp_path):
+def test_config_name_gives_direction(tmp_path):
     text = load_parallel("tiny_phrases/en_to_de", "dev", data_dir=tmp_path)
     assert pairs(text) == [("houses", "Häuser")]
 
 
-def test_the_direction_can_be_reversed(tmp_path):
+def test_direction_can_be_reversed(tmp_path):
     text = load_parallel("tiny_phrases/de_to_en", "dev", data_dir=tmp_path, reverse=True)
     assert pairs(text) == [("houses", "Häuser")]
 
 
-def test_part_of_a_split_can_be_read_and_keeps_its_order(tmp_path):
+def test_part_of_a_split_keeps_its_order(tmp_path):
     whole = load_parallel("tiny_phrases/de_to_en", "train", data_dir=tmp_path)
     part = load_parallel("tiny_phrases/de_to_en", "train[1:]", data_dir=tmp_path)
     assert part == ParallelText(whole.source[1:], whole.target[1:])
 
 
-def test_it_is_told_whether_there_is_such_a_split(tmp_path):
+def test_has_split(tmp_path):
     for split, exists in (("dev", True), ("validation", False)):
         data_set = DatasetSplit(name="tiny_phrases/de_to_en", split=split, data_dir=tmp_path)
         assert data_set.has_split() is exists
 
 
-def test_a_split_can_be_gone_through_again(tmp_path):
+def test_split_can_be_iterated_again(tmp_path):
     split = DatasetSplit(name="tiny_phrases/de_to_en", split="train", data_dir=tmp_path)
     assert list(split) == list(split)
 
 
-def test_the_identity_tells_version_split_and_direction_without_preparing_anything(tmp_path):
+def test_identity_needs_no_preparation(tmp_path):
     split = DatasetSplit(name="tiny_phrases/de_to_en", split="train[:2]", data_dir=tmp_path)
     assert split.identity == {
         "kind": "data set",
@@ -132,7 +132,7 @@ def test_the_identity_tells_version_split_and_direction_without_preparing_anythi
         ("wmt14_translate/en-de", "train", r"configs: .*de-en.*reversed"),
     ],
 )
-def test_what_cannot_be_read_is_named_with_a_way_out(tmp_path, name, split, message):
+def test_unreadable_data_set_is_an_error(tmp_path, name, split, message):
     with pytest.raises(InputError, match=message):
         load_parallel(name, split, data_dir=tmp_path)
 

@@ -84,7 +84,7 @@ def test_tfds_loads_it_by_name(small_splits, tmp_path):
         assert {e["en"].decode(): e["de"].decode() for e in examples} == expected
 
 
-def test_it_looks_like_a_translation_data_set(tmp_path):
+def test_builder_is_a_translation_data_set(tmp_path):
     for source, target in itertools.permutations(LANGUAGES, 2):
         info = tfds.builder(f"number_names/{source}-{target}", data_dir=tmp_path).info
         assert info.supervised_keys == (source, target)

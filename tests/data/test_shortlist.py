@@ -16,7 +16,7 @@ def probabilities(corpus, iterations):
     return {(source, target): value for source, target, value in zip(*parts, strict=True)}
 
 
-def test_two_iterations_give_what_they_give_by_hand():
+def test_two_iterations_worked_by_hand():
     # 0 is the empty token. At first 7 and 8 come from it by half, and by half from 5, or 6. So 0
     # has 0.5 of 7 and 1 of 8: 1/3 and 2/3. Then 5 makes 7 by 1/2 : (1/2 + 1/3) = 3/5 and 8 by 1/2 :
     # (1/2 + 2/3) = 3/7, of which 7 is 7/12.
@@ -25,7 +25,7 @@ def test_two_iterations_give_what_they_give_by_hand():
     assert found == pytest.approx(expected)
 
 
-def test_probabilities_are_those_of_plain_loops():
+def test_probabilities_match_plain_loops():
     random = np.random.default_rng(0)
     pairs = [
         [random.integers(4, 9, random.integers(1, 5)).tolist() for _ in range(2)] for _ in range(30)
@@ -50,14 +50,14 @@ def small_corpus():
     return TokenizedCorpus.from_ids([[5, 6], [5], [6], [6, 9]], [[11, 12], [11], [12], [12]])
 
 
-def test_the_most_probable_candidates_come_first_and_padding_where_there_are_fewer():
+def test_candidates_are_ordered_by_probability():
     shortlist = Shortlist.learn(small_corpus(), 10, 14).first(2)
     assert shortlist.common.tolist() == [0, 1, 2, 3, 12, 11]  # by frequency
     assert shortlist.candidates.shape == (10, 2)
     assert shortlist.candidates[[5, 6, 9, 4]].tolist() == [[11, 12], [12, 11], [12, 0], [0, 0]]
 
 
-def test_of_a_large_corpus_some_pairs_are_read_evenly(monkeypatch):
+def test_large_corpus_is_sampled_evenly(monkeypatch):
     monkeypatch.setattr(module, "_MOST_ENTRIES", 7)  # of 13: each second pair
     sources, targets, _ = lexical_probabilities(small_corpus(), 14)
     assert set(zip(sources.tolist(), targets.tolist(), strict=True)) == {
@@ -65,7 +65,7 @@ def test_of_a_large_corpus_some_pairs_are_read_evenly(monkeypatch):
     }  # fmt: skip
 
 
-def test_a_file_gives_back_what_was_saved_and_a_damaged_one_is_reported(tmp_path):
+def test_shortlist_file_round_trip_and_damage(tmp_path):
     path = tmp_path / "shortlist.npz"
     shortlist = Shortlist.learn(small_corpus(), 10, 14)
     shortlist.save(path)
@@ -80,6 +80,6 @@ def test_a_file_gives_back_what_was_saved_and_a_damaged_one_is_reported(tmp_path
 
 
 @pytest.mark.parametrize("count", [0, 101])
-def test_impossible_numbers_of_candidates_are_refused(count):
+def test_impossible_number_of_candidates_is_an_error(count):
     with pytest.raises(InputError, match=f"from 1 to 100 candidates a token, got {count}"):
         Shortlist.learn(small_corpus(), 10, 14).first(count)

@@ -26,33 +26,33 @@ def test_parallel_files_keep_blank_lines_in_step(tmp_path):
 
 
 @pytest.mark.parametrize("lines", list(itertools.permutations((2, 3, 7), 2)))
-def test_parallel_files_of_different_length_are_refused_with_both_counts(tmp_path, lines):
+def test_files_of_different_length_are_an_error_with_counts(tmp_path, lines):
     for name, count in zip(("en", "de"), lines, strict=True):
         (tmp_path / name).write_text("line\n" * count)
     with pytest.raises(InputError, match=rf"en has {lines[0]} and .*de has {lines[1]};"):
         read_parallel(tmp_path / "en", tmp_path / "de")
 
 
-def test_a_tsv_file_has_both_sides_on_each_line(tmp_path):
+def test_tsv_file_has_both_sides_on_each_line(tmp_path):
     (tmp_path / "text.tsv").write_bytes(b"one\teins\r\n\tzwei\nthree\t\n")
     pairs = TsvFile(tmp_path / "text.tsv")
     assert ParallelText.from_pairs(pairs) == (["one", "", "three"], ["eins", "zwei", ""])
 
 
 @pytest.mark.parametrize(("line", "tabs"), [("two zwei", 0), ("two\tzwei\tdeux", 2), ("", 0)])
-def test_a_line_without_exactly_one_tab_is_named(tmp_path, line, tabs):
+def test_line_without_exactly_one_tab_is_an_error(tmp_path, line, tabs):
     (tmp_path / "text.tsv").write_text(f"one\teins\n{line}\n")
     with pytest.raises(InputError, match=rf"text\.tsv, line 2: expected .* got {tabs} tabs; fix"):
         list(TsvFile(tmp_path / "text.tsv"))
 
 
-def test_a_source_can_be_gone_through_again(tmp_path):
+def test_source_can_be_iterated_again(tmp_path):
     (tmp_path / "text.tsv").write_text("one\teins\n")
     pairs = TsvFile(tmp_path / "text.tsv")
     assert list(pairs) == list(pairs) == [("one", "eins")]
 
 
-def test_identity_is_that_of_the_content(tmp_path, monkeypatch):
+def test_identity_depends_on_content_only(tmp_path, monkeypatch):
     for name, text in (("en", "one\n"), ("de", "eins\n"), ("copy", "one\n")):
         (tmp_path / name).write_text(text)
     pair = FilePair(tmp_path / "en", tmp_path / "de")
@@ -66,19 +66,19 @@ def test_identity_is_that_of_the_content(tmp_path, monkeypatch):
     assert pair.identity != before
 
 
-def test_a_pipe_is_refused_where_text_is_read_more_than_once(tmp_path):
+def test_pipe_is_an_error(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(InputError, match="pipe is read several times; give a file on disk"):
         TsvFile(tmp_path / "pipe").identity  # noqa: B018
 
 
-def test_a_real_corpus_keeps_its_sides_in_step(shared_data):
+def test_real_corpus_keeps_its_sides_in_step(shared_data):
     folder = shared_data("tatoeba_ende")
     pairs = FilePair(folder / "train.en.gz", folder / "train.de.gz")
     assert sum(1 for _ in pairs) == 166_412
 
 
-def test_a_pipe_is_refused_before_a_vocabulary_is_learned_from_it(tmp_path):
+def test_vocabulary_from_pipe_is_an_error(tmp_path):
     os.mkfifo(tmp_path / "pipe")  # without a writer, so that reading it would wait
     (tmp_path / "file").write_text("one\n")
     with pytest.raises(InputError, match="pipe is read several times; give a file on disk"):
@@ -95,7 +95,7 @@ def test_without_limits_only_pairs_with_an_empty_side_are_dropped():
     assert dropped == {"empty": 2, "too long": 0, "length ratio": 0}
 
 
-def test_the_limits_themselves_are_kept():
+def test_length_limits_are_inclusive():
     keep, _ = LengthFilter(max_length=6, max_length_ratio=6.0)(SOURCE, TARGET)
     assert keep.tolist() == [False, True, True, True, True, False]
     keep, dropped = LengthFilter(max_length=5, max_length_ratio=2.4)(SOURCE, TARGET)
@@ -103,7 +103,7 @@ def test_the_limits_themselves_are_kept():
     assert dropped == {"empty": 2, "too long": 1, "length ratio": 1}
 
 
-def test_a_pair_is_counted_under_its_first_reason_only():
+def test_pair_is_counted_under_its_first_reason_only():
     _, dropped = LengthFilter(max_length=4, max_length_ratio=2)(np.array([9]), np.array([1]))
     assert dropped == {"empty": 0, "too long": 1, "length ratio": 0}
 
@@ -119,6 +119,6 @@ def test_a_pair_is_counted_under_its_first_reason_only():
         ),
     ],
 )
-def test_the_error_for_an_empty_corpus_says_why(limits, message):
+def test_error_for_empty_corpus_gives_reasons(limits, message):
     dropped = {"empty": 2, "too long": 3, "length ratio": 4}
     assert str(LengthFilter(**limits).nothing_left(dropped, "x.tsv")) == message

@@ -83,7 +83,7 @@ def test_text_becomes_flat_arrays_of_ids(tmp_path, tsv):
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 100])
-def test_the_size_of_chunks_makes_no_difference(tmp_path, tsv, monkeypatch, chunk):
+def test_chunk_size_makes_no_difference(tmp_path, tsv, monkeypatch, chunk):
     monkeypatch.setattr(token_cache, "_CHUNK_PAIRS", chunk)
     corpus = open_corpus(tmp_path, tsv, tsv, max_length_ratio=2.0)
     assert sentences(corpus, "source") == ["ab.", "hi."] * 2
@@ -116,14 +116,14 @@ def test_ids_take_two_bytes_where_the_vocabulary_permits(tmp_path, tsv, size, dt
     assert corpus.target_ids[0] == size - 24
 
 
-def test_arrays_are_mapped_and_cannot_be_written_to(tmp_path, tsv):
+def test_arrays_are_mapped_read_only(tmp_path, tsv):
     corpus = open_corpus(tmp_path, tsv)
     for array in (corpus.source_ids, corpus.target_ids, corpus.target_offsets):
         assert isinstance(array.base, np.memmap)
         assert not array.flags.writeable
 
 
-def test_the_number_of_pairs_read_is_told_meanwhile(tmp_path, tsv, monkeypatch):
+def test_progress_is_reported(tmp_path, tsv, monkeypatch):
     monkeypatch.setattr(token_cache, "_CHUNK_PAIRS", 2)
     told = []
     open_corpus(tmp_path, tsv, tsv, max_length=2, progress=told.append)
@@ -145,14 +145,14 @@ def test_text_is_tokenized_once(tmp_path, tsv):
     assert again.part_offsets.tolist() == first.part_offsets.tolist()
 
 
-def test_runs_that_share_a_folder_leave_each_others_text_there(tmp_path, tsv):
+def test_runs_can_share_a_folder(tmp_path, tsv):
     for max_length in (2, 3):
         open_corpus(tmp_path, tsv, max_length=max_length, keep_others=True)
     assert len(made(tmp_path)) == 2
 
 
 @pytest.mark.parametrize("change", ["text", "vocabulary", "length", "ratio", "order"])
-def test_whatever_it_depends_on_makes_it_anew_and_deletes_the_old_one(tmp_path, tsv, change):
+def test_changed_input_replaces_the_corpus(tmp_path, tsv, change):
     other = write_tsv(tmp_path / "other.tsv", ["x y"])
     before = Letters()
     open_corpus(tmp_path, tsv, other, vocabulary=before)
@@ -185,7 +185,7 @@ def test_other_workers_find_the_same_text_and_delete_nothing(tmp_path, tsv):
 
 
 @pytest.mark.parametrize("damage", ["short", "long", "gone", "manifest", "no_manifest"])
-def test_a_damaged_one_is_made_anew(tmp_path, tsv, damage):
+def test_damaged_corpus_is_made_again(tmp_path, tsv, damage):
     open_corpus(tmp_path, tsv)
     (folder,) = (tmp_path / "cache").iterdir()
     ids, manifest = folder / "target_ids", folder / "manifest.json"
@@ -208,7 +208,7 @@ def test_a_damaged_one_is_made_anew(tmp_path, tsv, damage):
 # What can go wrong
 
 
-def test_an_error_in_the_text_leaves_nothing_behind(tmp_path):
+def test_error_in_the_text_leaves_nothing_behind(tmp_path):
     broken = TsvFile(tmp_path / "broken.tsv")
     broken.path.write_text("a\tb\nno tab\n")
     with pytest.raises(InputError, match=r"broken\.tsv, line 2"):
@@ -216,7 +216,7 @@ def test_an_error_in_the_text_leaves_nothing_behind(tmp_path):
     assert not (tmp_path / "cache").exists()
 
 
-def test_the_corpus_of_which_nothing_is_left_is_named(tmp_path, tsv):
+def test_empty_corpus_is_named(tmp_path, tsv):
     long = write_tsv(tmp_path / "long.tsv", ["abcd abcd", " a"])
     with pytest.raises(
         InputError, match=r"left of 2 in .*long\.tsv: 1 have .* 1 are longer than 3"
@@ -224,7 +224,7 @@ def test_the_corpus_of_which_nothing_is_left_is_named(tmp_path, tsv):
         open_corpus(tmp_path, tsv, long, max_length=3)
 
 
-def test_text_that_changes_while_it_is_read_is_refused(tmp_path, tsv):
+def test_text_changed_during_reading_is_an_error(tmp_path, tsv):
     class Meddler(Letters):
         def encode(self, texts, num_threads=-1):
             write_tsv(tsv.path, ["ab c"])
@@ -234,7 +234,7 @@ def test_text_that_changes_while_it_is_read_is_refused(tmp_path, tsv):
         open_corpus(tmp_path, tsv, vocabulary=Meddler())
 
 
-def test_a_full_disk_gives_one_clear_error_and_leaves_nothing(tmp_path):
+def test_full_disk_is_an_error_and_leaves_nothing(tmp_path):
     tsv = write_tsv(tmp_path / "long.tsv", ["abcdefgh abcdefgh"] * 10_000)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))  # writing beyond it fails
@@ -246,13 +246,13 @@ def test_a_full_disk_gives_one_clear_error_and_leaves_nothing(tmp_path):
     assert not (tmp_path / "cache").exists()
 
 
-def test_a_place_that_cannot_be_written_to_is_named(tmp_path, tsv):
+def test_unwritable_folder_is_named(tmp_path, tsv):
     (tmp_path / "cache").write_text("a file")
     with pytest.raises(InputError, match=r"cannot write the tokenized text to .*cache"):
         open_corpus(tmp_path, tsv)
 
 
-def test_where_another_process_was_quicker_its_result_is_taken(tmp_path, tsv):
+def test_corpus_of_a_faster_process_is_used(tmp_path, tsv):
     class Overtaken(Letters):
         def encode(self, texts, num_threads=-1):
             open_corpus(tmp_path, tsv)  # all of it, while this one is under way
@@ -275,7 +275,7 @@ with atomic_folder(pathlib.Path(sys.argv[1]), pathlib.Path.is_dir) as aside:
 """
 
 
-def test_a_half_written_one_is_never_read_and_removed_once_its_process_is_dead(tmp_path, tsv):
+def test_abandoned_corpus_is_removed(tmp_path, tsv):
     folder = pathlib.Path(files.__file__).parents[1]
     process = subprocess.Popen(
         [sys.executable, "-c", WRITER, str(tmp_path / "cache" / "tokens-0")],
@@ -297,7 +297,7 @@ def test_a_half_written_one_is_never_read_and_removed_once_its_process_is_dead(t
     assert [name[:7] for name in made(tmp_path)] == ["tokens-"]
 
 
-def test_another_run_may_make_the_same_one_meanwhile(tmp_path, tsv, monkeypatch):
+def test_another_run_may_make_the_same_corpus(tmp_path, tsv, monkeypatch):
     write = token_cache.write_corpus
 
     def write_twice(aside, *arguments):
@@ -310,7 +310,7 @@ def test_another_run_may_make_the_same_one_meanwhile(tmp_path, tsv, monkeypatch)
     assert len(made(tmp_path)) == 1
 
 
-def test_opening_a_million_pairs_reads_none_of_them(tmp_path, tsv, count_lines):
+def test_opening_reads_no_pairs(tmp_path, tsv, count_lines):
     open_corpus(tmp_path, tsv)
     (folder,) = (tmp_path / "cache").iterdir()
     manifest = json.loads((folder / "manifest.json").read_text())
@@ -332,7 +332,7 @@ def test_opening_a_million_pairs_reads_none_of_them(tmp_path, tsv, count_lines):
     assert peak_bytes < 1_000_000  # the smallest array has 8 million
 
 
-def test_a_file_system_without_locks_will_do(tmp_path, tsv, monkeypatch):
+def test_file_system_without_locks(tmp_path, tsv, monkeypatch):
     def refuse(*_):
         raise OSError("no locks here")
 

@@ -80,9 +80,7 @@ def test_processes_make_the_same_bytes(tmp_path, text, vocabulary, expected, pro
     assert content(tmp_path / "cache") == expected
 
 
-def test_workers_share_the_shards_and_the_first_makes_what_is_missing(
-    tmp_path, text, vocabulary, expected, monkeypatch
-):
+def test_first_worker_makes_missing_shards(tmp_path, text, vocabulary, expected, monkeypatch):
     folder, made, write = tmp_path / "cache", [], token_cache.ShardMaker.write
 
     def counted(maker, part, number, shard):
@@ -99,13 +97,13 @@ def test_workers_share_the_shards_and_the_first_makes_what_is_missing(
     assert made == [0, *numbers[1::3], *numbers[3::3], *numbers[2::3]]
 
 
-def test_there_is_nothing_to_help_with_before_and_after(tmp_path, text, vocabulary):
+def test_no_share_before_and_after(tmp_path, text, vocabulary):
     assert not tokenize_share(tmp_path / "cache", [text], worker=(1, 2))
     tokenize(tmp_path / "cache", text, vocabulary, processes=1)
     assert not tokenize_share(tmp_path / "cache", [text], worker=(1, 2))
 
 
-def test_killed_it_resumes_and_ends_with_the_same_bytes(tmp_path, text, vocabulary, expected):
+def test_killed_run_resumes_with_the_same_bytes(tmp_path, text, vocabulary, expected):
     folder = tmp_path / "cache"
     process = subprocess.Popen(
         [sys.executable, "-c", SCRIPT, folder, text.path, tmp_path / "vocabulary"],
@@ -133,13 +131,13 @@ def test_killed_it_resumes_and_ends_with_the_same_bytes(tmp_path, text, vocabula
     assert content(folder) == expected
 
 
-def test_progress_counts_each_pair_once_and_those_that_were_done(tmp_path, text, vocabulary):
+def test_progress_counts_each_pair_once(tmp_path, text, vocabulary):
     told = []
     tokenize(tmp_path / "cache", text, vocabulary, processes=1, progress=told.append)
     assert told == list(range(SHARD, PAIRS + 1, SHARD))
 
 
-def test_a_damaged_shard_is_named(tmp_path, text, vocabulary):
+def test_damaged_shard_is_named(tmp_path, text, vocabulary):
     def stop(num_pairs):
         if num_pairs > 3 * SHARD:
             raise KeyboardInterrupt
@@ -152,7 +150,7 @@ def test_a_damaged_shard_is_named(tmp_path, text, vocabulary):
         tokenize(tmp_path / "cache", text, vocabulary, processes=1)
 
 
-def test_a_beam_pipeline_makes_the_same_bytes(tmp_path, text, vocabulary, expected, monkeypatch):
+def test_beam_pipeline_makes_the_same_bytes(tmp_path, text, vocabulary, expected, monkeypatch):
     pytest.importorskip("apache_beam", reason="Apache Beam is not installed")
     made, shares = [], 3
 

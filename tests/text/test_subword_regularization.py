@@ -33,14 +33,14 @@ def sampler(vocabulary):
     return SubwordSampler(vocabulary, alpha=0.2)
 
 
-def test_the_text_stays_and_its_segmentation_changes(vocabulary, sampler):
+def test_sampling_changes_segmentation_not_text(vocabulary, sampler):
     ids = vocabulary.encode(SENTENCES)
     sampled = sampler(ids, seed=1)
     assert vocabulary.decode(sampled) == SENTENCES
     assert sum(new != old for new, old in zip(sampled, ids, strict=True)) > len(ids) / 2
 
 
-def test_the_segmentation_follows_from_the_seed(vocabulary, sampler):
+def test_segmentation_follows_from_the_seed(vocabulary, sampler):
     ids = vocabulary.encode(SENTENCES)
     first = sampler(ids, seed=1)
     others = [sampler(ids, seed=seed) for seed in (0, 2, 2**31 - 1)]
@@ -60,7 +60,7 @@ def test_threads_do_not_disturb_each_other(vocabulary, sampler):
     ("kind", "little", "much"),
     [("bpe", 0.01, 0.5), ("unigram", 0.99, 0.01)],  # share of merges left out; flatness
 )
-def test_alpha_says_how_much_it_varies(kind, little, much):
+def test_alpha_controls_variation(kind, little, much):
     vocabulary = a_vocabulary(kind)
     ids = vocabulary.encode(SENTENCES)
     changed = [
@@ -74,20 +74,20 @@ def test_alpha_says_how_much_it_varies(kind, little, much):
     assert changed[0] < changed[1]
 
 
-def test_a_sentence_with_an_unknown_token_stays_as_it_is(vocabulary, sampler):
+def test_sentence_with_unknown_token_is_unchanged(vocabulary, sampler):
     known, unknown = vocabulary.encode(["everything", "everything \u4e2d remembers"])
     assert UNK_ID in unknown
     for seed in range(20):
         assert sampler([known, unknown], seed=seed)[1] == unknown
 
 
-def test_a_sentence_whose_text_would_vanish_stays_as_it_is(vocabulary, sampler):
+def test_blank_sentence_is_unchanged(vocabulary, sampler):
     blank = [next(id_ for id_ in range(vocabulary.size) if vocabulary.pieces([id_]) == ["\u2581"])]
     assert sampler([blank, []], seed=1) == [blank, []]
 
 
 @pytest.mark.parametrize("kind", ["char", "word"])
-def test_a_vocabulary_with_one_segmentation_only_is_refused(kind):
+def test_vocabulary_with_one_segmentation_is_an_error(kind):
     vocabulary = learn_vocabulary(SENTENCES, size=40, kind=kind)
     with pytest.raises(InputError, match="needs a vocabulary of kind bpe or unigram"):
         SubwordSampler(vocabulary, alpha=0.1)

@@ -64,7 +64,7 @@ def _texts(strings: tf.Tensor) -> list[str]:
     return [string.decode() for string in strings.numpy()]
 
 
-def test_ids_equal_those_outside_the_graph(tokenizer):
+def test_ids_match_python(tokenizer):
     texts = SCRIPTS + ODDITIES
     assert tokenizer.tokenize(tf.constant(texts)).to_list() == tokenizer.vocabulary.encode(texts)
 
@@ -73,7 +73,7 @@ def test_ids_equal_those_outside_the_graph(tokenizer):
     ("kind", "normalization", "byte_fallback"),
     [("bpe", "identity", False), ("unigram", "nfkc", True), ("word", "identity", False)],
 )
-def test_ids_equal_those_outside_the_graph_whatever_the_options(kind, normalization, byte_fallback):
+def test_ids_match_python_with_other_options(kind, normalization, byte_fallback):
     vocabulary = _learn(kind, normalization, byte_fallback)
     texts = SCRIPTS + ODDITIES
     ids = vocabulary.encode(texts)
@@ -83,7 +83,7 @@ def test_ids_equal_those_outside_the_graph_whatever_the_options(kind, normalizat
     assert _texts(tokenizer.detokenize(padded)) == vocabulary.decode(ids)
 
 
-def test_near_ties_between_segmentations_are_settled_alike_inside_and_outside_the_graph():
+def test_near_ties_match_python():
     generator = random.Random(1)
     letters = "aehilnorst"
     words = ["".join(generator.choices(letters, k=generator.randrange(1, 7))) for _ in range(300)]
@@ -102,20 +102,20 @@ def test_known_text_comes_back_normalized(tokenizer):
     assert _texts(tokenizer.detokenize(ids.to_tensor(PAD_ID))) == normalized
 
 
-def test_any_text_reads_the_same_inside_and_outside_the_graph(tokenizer):
+def test_decoded_text_matches_python(tokenizer):
     ids = tokenizer.tokenize(tf.constant(ODDITIES))
     expected = tokenizer.vocabulary.decode(ids.to_list())
     assert _texts(tokenizer.detokenize(ids.to_tensor(PAD_ID))) == expected
 
 
-def test_an_unknown_character_or_word_reads_as_a_question(tokenizer):
+def test_unknown_token_reads_as_question_marks(tokenizer):
     bridge = "bridge over the river"
     ids = tokenizer.tokenize(tf.constant([f"龘 {bridge} 龘 {bridge} 龘"]))
     text = tokenizer.detokenize(ids.to_tensor())
     assert _texts(text) == [f"⁇ {bridge} ⁇ {bridge} ⁇"]
 
 
-def test_bytes_that_are_not_utf8_become_unknown_and_harm_nothing_else(tokenizer):
+def test_invalid_utf8_becomes_unknown(tokenizer):
     generator = random.Random(1)
     broken = [b"\xff", b"\xc3", b"\xed\xa0\x80", b"\xf5\x80\x80\x80", b"\xc0\x80", b"\xf0\x9f\x98"]
     broken += [generator.randbytes(generator.randrange(60)) for _ in range(500)]
@@ -138,7 +138,7 @@ def test_generated_control_characters_read_as_spaces():
     assert texts[65] == "oldA old"
 
 
-def test_padding_and_start_are_skipped_and_the_first_end_ends(tokenizer):
+def test_decoding_skips_pad_and_bos_and_stops_at_eos(tokenizer):
     [old, bridge] = tokenizer.vocabulary.encode(["old", "bridge"])
     row = [BOS_ID, PAD_ID, *old, PAD_ID, EOS_ID, *bridge, EOS_ID, PAD_ID]
     assert _texts(tokenizer.detokenize(tf.constant([row]))) == ["old"]
@@ -177,12 +177,12 @@ def test_shapes_are_known_while_tracing(tokenizer):
     assert detokenize(tf.zeros([2, 4, 5], tf.int32)).shape == (2, 4)
 
 
-def test_ids_outside_the_vocabulary_are_refused(tokenizer):
+def test_ids_outside_the_vocabulary_are_an_error(tokenizer):
     with pytest.raises(tf.errors.OutOfRangeError, match="Invalid id"):
         tokenizer.detokenize(tf.constant([[4, tokenizer.vocabulary.size]]))
 
 
-def test_a_data_pipeline_tokenizes(tokenizer):
+def test_data_pipeline_tokenizes(tokenizer):
     batches = tf.data.Dataset.from_tensor_slices(SCRIPTS).batch(4).map(tokenizer.tokenize)
     rows = [row for batch in batches for row in batch.to_list()]
     assert rows == tokenizer.vocabulary.encode(SCRIPTS)
@@ -230,7 +230,7 @@ print(json.dumps([plain(eager), plain(fed)]))
 """
 
 
-def test_two_tokenizers_in_one_saved_model_keep_their_own_models(tmp_path):
+def test_two_tokenizers_in_one_saved_model(tmp_path):
     source, target = _learn("bpe"), _learn("char")
     pair = _Pair(Tokenizer(source), Tokenizer(target))
     tf.saved_model.save(pair, str(tmp_path), signatures=pair.serve)
@@ -250,7 +250,7 @@ def test_two_tokenizers_in_one_saved_model_keep_their_own_models(tmp_path):
             assert answer[f"{side}_text"] == vocabulary.decode(rows)
 
 
-def test_real_text_gets_the_same_ids_inside_and_outside_the_graph(shared_data):
+def test_ids_of_real_text_match_python(shared_data):
     lines = []
     for folder, name in (
         ("newstest2014", "newstest2014.en-de.de"),
@@ -291,7 +291,7 @@ class Recording:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_long_text_is_cut_before_it_is_tokenized_and_its_first_tokens_stay(kind, monkeypatch):
+def test_long_text_is_cut_before_tokenization(kind, monkeypatch):
     generator = random.Random(1)
     words = ["ein", "Hund", "läuft", "über", "die", "Straße", "ﬁnal", "ｗｉｄｅ", "木木", "😀"]
     lines = [" ".join(generator.choices(words[:-1], k=8)) for _ in range(200)]
@@ -317,7 +317,7 @@ def test_a_long_text_is_cut_before_it_is_tokenized_and_its_first_tokens_stay(kin
 
 
 @pytest.mark.parametrize("text", [b"\x80" * 100_000, b"\xff" * 100_000, "я".encode() * 50_000])
-def test_whatever_the_bytes_a_bounded_number_of_them_is_tokenized(text, monkeypatch):
+def test_number_of_tokenized_bytes_is_bounded(text, monkeypatch):
     vocabulary = learn_vocabulary(["ein Hund"] * 5, size=16, kind="char")
     tokenizer = Tokenizer(vocabulary)
     sentencepiece = Recording(tokenizer._sentencepiece())
