@@ -19,13 +19,13 @@ setup(
     packages=find_packages(include=["keras_transformer*"]),
     package_data={"keras_transformer": ["py.typed", "explorer/assets/*"]},
     entry_points={"console_scripts": ["keras-transformer = keras_transformer.commands.main:main"]},
-    python_requires=">=3.10",
+    python_requires=">=3.10,<3.14",
     install_requires=[
         "absl-py",
         # No upper bound: tests/test_keras_internals.py tells whether a version will do.
         "keras>=3.10",
         "ml_dtypes",
-        "num2words",
+        "numpy",
         "protobuf>=5",
         "pyyaml",
         "rapidfuzz",
@@ -37,19 +37,23 @@ setup(
         # the TensorFlow that it was built for. Its 2.21.0 does not import.
         "tensorflow-text>=2.20,!=2.21.0",
         "tensorflow>=2.20",
-        "tensorboard",
-        "tensorflow-serving-api>=2.20",
-        "tensorflow-datasets>=4.9.7",
-        "importlib_resources",  # tensorflow-datasets imports it without saying so
         "typing-extensions",
         "urllib3>=2.2",
     ],
     extras_require={
+        "datasets": [
+            "importlib_resources",  # tensorflow-datasets imports it without declaring it
+            "num2words",
+            "tensorflow-datasets>=4.9.7",
+        ],
+        "serving": ["grpcio", "tensorflow-serving-api>=2.20"],
+        "tensorboard": ["tensorboard"],
         "beam": ["apache-beam"],
         "ctranslate2": ["ctranslate2>=4.6.3"],
         "jax": ["jax"],
         "plot": ["matplotlib"],
         "test": [
+            "keras_transformer[datasets,serving,tensorboard]",
             "ctranslate2>=4.6.3",
             "jax",
             "matplotlib",

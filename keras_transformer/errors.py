@@ -58,6 +58,22 @@ def check_backend() -> None:
 
 
 @contextlib.contextmanager
+def needs_extra(extra: str) -> Iterator[None]:
+    """Raises `InputError` that names the extra to install if an import in the block fails.
+
+    Example:
+        >>> with needs_extra("datasets"):
+        ...     import tensorflow_datasets
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise InputError(
+            f"this needs the package {error.name}; pip install 'keras_transformer[{extra}]'"
+        ) from error
+
+
+@contextlib.contextmanager
 def writing(what: str) -> Iterator[None]:
     """Raises `InputError`, with what to do about it, where the block cannot write `what`."""
     try:

@@ -14,7 +14,7 @@ fi
 step() { printf '\n== %s\n' "$*"; }
 
 step "1/5 Installing"
-make_environment
+make_environment datasets,serving
 python=.venv/bin/python
 started=$SECONDS
 

@@ -350,7 +350,7 @@ def _connect(
         from keras_transformer.client.grpc import GrpcTransport
     except ImportError as error:
         raise InputError(
-            f"protocol grpc needs the package tensorflow-serving-api ({error}); install it with "
-            "pip install tensorflow-serving-api, or use protocol rest"
+            f"protocol grpc needs the package {error.name}; pip install "
+            "'keras_transformer[serving]', or use protocol rest"
         ) from error
     return GrpcTransport(*connection)

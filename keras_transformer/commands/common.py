@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from keras_transformer.config import SearchConfig
-from keras_transformer.errors import InputError
+from keras_transformer.errors import InputError, needs_extra
 from keras_transformer.host import keep_freed_memory
 
 if TYPE_CHECKING:
@@ -135,10 +135,8 @@ def report_truncated(
 
 def load_matplotlib() -> None:
     """Imports matplotlib for drawing into files; raises `InputError` where it is not installed."""
-    try:
+    with needs_extra("plot"):
         import matplotlib
-    except ImportError as error:
-        raise InputError("drawing needs matplotlib: pip install matplotlib") from error
     matplotlib.use("Agg")  # needs no screen
 
 

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from keras_transformer.errors import InputError, one_line
+from keras_transformer.errors import InputError, needs_extra, one_line
 
 _READ_EXAMPLES = 1024  # examples to convert at a time
 
@@ -85,9 +85,10 @@ class DatasetSplit:
 
 
 def _find_builder(name: str, data_dir: str | os.PathLike[str] | None) -> Any:
-    import tensorflow_datasets as tfds
+    with needs_extra("datasets"):
+        import tensorflow_datasets as tfds
 
-    from keras_transformer.data import number_names  # noqa: F401 (registers itself)
+        from keras_transformer.data import number_names  # noqa: F401 (registers itself)
 
     try:
         return tfds.builder(name, data_dir=data_dir)

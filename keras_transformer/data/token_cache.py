@@ -40,7 +40,7 @@ import numpy.typing as npt
 from keras_transformer.data.batches import count_lengths, count_windows
 from keras_transformer.data.corpus import LengthCounts, TokenizedCorpus
 from keras_transformer.data.sources import LengthFilter, PairSource, ParallelText
-from keras_transformer.errors import InputError, writing
+from keras_transformer.errors import InputError, needs_extra, writing
 from keras_transformer.files import atomic_folder, write_atomically
 from keras_transformer.host import end_with_parent, num_cores
 from keras_transformer.text import Vocabulary
@@ -180,13 +180,9 @@ class ApacheBeamShards:
             raise InputError(f"shares must be at least 1, got {self.shares}")
 
     def __call__(self, maker: "ShardMaker", sources: Sequence[PairSource]) -> None:
-        try:
+        with needs_extra("beam"):
             import apache_beam
             from apache_beam.options.pipeline_options import PipelineOptions
-        except ImportError as error:
-            raise InputError(
-                'Apache Beam is not installed; pip install "keras_transformer[beam]"'
-            ) from error
         shares = self.shares
 
         def make(share: int) -> None:

@@ -25,7 +25,7 @@ from keras import ops
 
 from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID, TransformerConfig
 from keras_transformer.data import Shortlist
-from keras_transformer.errors import InputError, writing
+from keras_transformer.errors import InputError, needs_extra, writing
 from keras_transformer.files import atomic_folder
 from keras_transformer.interop.foreign import (
     Array,
@@ -90,13 +90,8 @@ def export_ctranslate2(
         >>> decoder.decode([result.hypotheses[0] for result in results])
         ['zweihundert']
     """
-    try:
+    with needs_extra("ctranslate2"):
         from ctranslate2.specs import transformer_spec as specs
-    except ImportError as error:
-        raise InputError(
-            "this export needs the package ctranslate2; "
-            'pip install "keras_transformer[ctranslate2]" or pip install ctranslate2'
-        ) from error
     _check(model, source, target)
     path = pathlib.Path(folder)
     if path.exists():

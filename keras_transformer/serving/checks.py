@@ -17,12 +17,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
-from tensorflow_serving.apis import prediction_log_pb2
 
 from keras_transformer.config import PAD_ID
-from keras_transformer.errors import InputError
+from keras_transformer.errors import InputError, needs_extra
 from keras_transformer.serving import replay_warm_up
 from keras_transformer.serving.warm_up import Request
+
+with needs_extra("serving"):
+    from tensorflow_serving.apis import prediction_log_pb2
 
 # Exports are for model servers from this release on. TensorFlow 2.21 has one operation more than
 # 2.20; update these when a later TensorFlow is used.

@@ -12,13 +12,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
-from tensorflow_serving.apis import model_pb2, predict_pb2, prediction_log_pb2
 
 from keras_transformer.config import UNK_ID
-from keras_transformer.errors import InputError
+from keras_transformer.errors import InputError, needs_extra
 from keras_transformer.inference.translator import Translator, signature_inputs
 from keras_transformer.text import Vocabulary
 from keras_transformer.text.vocabulary import RESERVED_IDS
+
+with needs_extra("serving"):
+    from tensorflow_serving.apis import model_pb2, predict_pb2, prediction_log_pb2
 
 BATCH_SIZES = (1, 8, 64)
 _MOST_REQUESTS = 1000  # of a file; the server refuses more

@@ -607,4 +607,4 @@ except ValueError as error:
     assert done.returncode == 0, done.stderr
     first, second = done.stdout.splitlines()
     assert first.startswith("no answer from a rest server at localhost:1")
-    assert second.startswith("protocol grpc needs the package tensorflow-serving-api")
+    assert second.startswith("protocol grpc needs the package ")

@@ -340,5 +340,5 @@ def test_a_path_that_is_taken_or_cannot_be_written_is_refused(vocabulary, tmp_pa
 def test_without_the_package_the_error_says_how_to_install_it(vocabulary, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
     monkeypatch.setitem(sys.modules, "ctranslate2.specs", None)
-    reason = r'pip install "keras_transformer\[ctranslate2\]" or pip install ctranslate2'
+    reason = r"pip install 'keras_transformer\[ctranslate2\]'"
     refuse(reason, Transformer(SMALL), vocabulary, tmp_path / "model")
