@@ -108,16 +108,12 @@ def test_resumed_random_run_cannot_freeze(call, origin, texts, tmp_path, refused
     refused(result, "--freeze would keep random weights")
 
 
-def test_start_from_without_text_is_rejected(call, origin, tmp_path, refused):
+def test_start_from_without_text_or_at_another_run_is_rejected(
+    call, origin, flags, tmp_path, refused
+):
     result = call("train.py", f"--run_dir={tmp_path}/run", f"--start_from={origin.path}")
     refused(result, "--start_from needs text to train on; name it, as in --train_source")
-
-
-def test_freezing_random_weights_is_rejected(call, flags, refused):
-    flags = [flag for flag in flags if not flag.startswith("--start_from")]
-    refused(call("train.py", *flags, "--freeze=encoder"), "give --start_from too")
-
-
-def test_other_start_from_of_existing_run_is_rejected(call, origin, flags, refused):
     result = call("train.py", *flags, f"--run_dir={origin.path}")
     refused(result, f"holds another run: start_from is None there and '{origin.path}' here")
+    flags = [flag for flag in flags if not flag.startswith("--start_from")]
+    refused(call("train.py", *flags, "--freeze=encoder"), "give --start_from too")
