@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol
 Tensor = Any  # a tensor of whichever backend Keras runs on
 
 IMPOSSIBLE = -float("inf")  # logit, log-probability or score of what cannot be chosen
+NO_SCORE = -1e9  # marks an empty place in an n-best list; finite, since JSON has no infinity
 
 
 class VocabularySubset(NamedTuple):

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from keras_transformer.config import MOST_PHRASES, WORD_START, SearchConfig, check_options
+from keras_transformer.decoding import NO_SCORE
 from keras_transformer.errors import InputError, check_unicode
 
 if TYPE_CHECKING:
@@ -188,7 +189,8 @@ class Translation(NamedTuple):
 
     Attributes:
         text: the translation.
-        score: its log-probability divided by the length penalty; 0 for a blank sentence.
+        score: its log-probability divided by the length penalty; 0 for a blank sentence; -1e9
+            where the search found no translation.
     """
 
     text: str
@@ -222,14 +224,18 @@ class Attention(NamedTuple):
 
 
 def read_translations(answer: Mapping[str, Any]) -> list[list[Translation]]:
-    """Returns the translations of each sentence from the outputs of a signature."""
+    """Returns the translations of each sentence from the outputs of a signature.
+
+    Empty places of an n-best list, marked by `NO_SCORE`, are dropped, but for the first: a sentence
+    for which the search found nothing has one empty translation with that score.
+    """
     rows = [
         [Translation(_checked_text(text), float(score)) for text, score in zip(*row, strict=True)]
         for row in zip(answer["translations"], answer["scores"], strict=True)
     ]
     if not all(rows):
         raise ValueError("expected a translation of each sentence")
-    return rows
+    return [[first, *(each for each in rest if each.score > NO_SCORE)] for first, *rest in rows]
 
 
 def read_scores(answer: Mapping[str, Any]) -> list[Score]:

@@ -130,6 +130,7 @@ def answer_lines(
     references, prefixes = flags.FLAGS.references, flags.FLAGS.prefixes
     if at_once == 1 and references is None:
         model.translate(["a"], **options, **search_options)  # the first search takes seconds more
+    has_scores = flags.FLAGS.scores
     numbers = itertools.count(1)  # comes last in `zip`, which stops at the first that has ended
     for sentences, partners in _read_together(lines, references or prefixes, at_once):
         if references is not None:
@@ -145,9 +146,10 @@ def answer_lines(
             results = model.translate(sentences, **options, **wanted)
             best = [first.text for first, *_ in results]
             alignments = _alignments(model, sentences, best, options, postprocess)
+            # A sentence may have fewer translations than others, but rows have the same columns.
+            has_scores = has_scores or any(len(translations) > 1 for translations in results)
             rows = zip(sentences, results, alignments, numbers, strict=False)
             for sentence, translations, alignment, number in rows:
-                has_scores = flags.FLAGS.scores or len(translations) > 1
                 for text, score in translations:
                     start = [str(number), f"{score:.4f}"] if has_scores else []
                     _write_row(*start, *postprocess([text], [sentence]), *alignment)

@@ -5,6 +5,7 @@ What the configuration leaves neutral is not in the graph at all, unless sentenc
 Shapes: B sentences, P phrases of a sentence, M tokens of the longest one.
 """
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -62,8 +63,10 @@ def read_config(search: SearchConfig, target: Vocabulary) -> dict[str, Any]:
             settings[name] = tf.constant(value, NUMBERS[name])
     for name in PHRASES:
         if phrases := getattr(search, name):
-            ids = tf.ragged.constant(encode_phrases(name, phrases, target), tf.int32)
-            settings[name] = ids.to_tensor(PAD_ID)[None]  # [1, P, M], the same for all sentences
+            ids = encode_phrases(name, phrases, target)
+            # Padded in Python: XLA cannot compile ragged tensors. [1, P, M], one for all sentences.
+            padded = [*itertools.zip_longest(*ids, fillvalue=PAD_ID)]
+            settings[name] = tf.transpose(tf.constant(padded, tf.int32))[None]
     return settings
 
 

@@ -21,6 +21,7 @@ import tensorflow as tf
 from keras_transformer.config import EOS_ID, PAD_ID
 from keras_transformer.decoding import (
     IMPOSSIBLE,
+    NO_SCORE,
     DecodingState,
     StepFunction,
     Tensor,
@@ -35,15 +36,13 @@ from keras_transformer.search.constraints import (
     spread_over_banks,
 )
 
-NO_SCORE = -1e9  # `IMPOSSIBLE` in a result: finite, since JSON has no infinity
-
 
 class Hypotheses(NamedTuple):
     """The best translations of each sentence, best first.
 
     Where a sentence has fewer than N translations (a tiny vocabulary, a short limit, constraints
-    that contradict each other), the last places are empty: length 0, only PAD, and -1e9 as score
-    and log-probability.
+    that contradict each other), the last places are empty: length 0, only PAD, and `NO_SCORE`,
+    which is -1e9, as score and log-probability.
 
     Attributes:
         ids: int32 [B, N, L], EOS included, then PAD.

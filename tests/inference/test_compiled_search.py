@@ -74,12 +74,14 @@ def test_options_use_the_plain_graph(compiled, plain):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["samples", "an ensemble"])
-def test_sampling_and_ensembles_can_be_compiled(trained, kind):
+@pytest.mark.parametrize("kind", ["samples", "an ensemble", "phrases"])
+def test_other_searches_can_be_compiled(trained, kind):
     model, *vocabularies = trained
     search = SEARCH
     if kind == "samples":
         search = SEARCH.replace(method="sampling", temperature=3.0, top_k=6, seed=2)
+    elif kind == "phrases":
+        search = SEARCH.replace(banned_phrases=("Haus", "木 Haus"), required_phrases=("木",))
     else:
         model = Ensemble([model, model])
     found, expected = (

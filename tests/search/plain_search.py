@@ -92,10 +92,12 @@ def columns(wants: Sequence[Wants], *, everything: bool = False) -> dict[str, An
     return tensors
 
 
-def with_constraints(tensors: Mapping[str, Any]) -> dict[str, Any]:
+def with_constraints(tensors: Mapping[str, Any], pad_id: int = PAD_ID) -> dict[str, Any]:
     """Returns arguments of the package's searches from what `columns` gives."""
     constraints: list[Constraint] = [
-        make(tensors[name]) for name, (make, _) in CONSTRAINTS.items() if name in tensors
+        make(tensors[name], **dict(pad_id=pad_id) if rank == 2 else {})
+        for name, (make, rank) in CONSTRAINTS.items()
+        if name in tensors
     ]
     others = {name: tensor for name, tensor in tensors.items() if name not in CONSTRAINTS}
     return dict(others, constraints=constraints)

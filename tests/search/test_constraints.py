@@ -8,21 +8,25 @@ from plain_search import (
     arguments,
     assert_found,
     assert_same,
+    columns,
     every_translation,
     greedy,
     narrow_beam,
     tokens_of,
+    with_constraints,
 )
 
-from keras_transformer.config import EOS_ID
+from keras_transformer.config import EOS_ID, UNK_ID
 from keras_transformer.search import (
     BannedPhrases,
+    ForbidUnknown,
     MinLength,
     NoRepeatNgram,
     OpenHypotheses,
     Prefix,
     RepetitionPenalty,
     beam_search,
+    sample,
 )
 from keras_transformer.search.constraints import spread_over_banks
 
@@ -245,6 +249,70 @@ def test_one_value_for_all_and_prefix_wins_in_any_order(table_model):
         found = beam_search(model.step, model.state(range(3), 3), beam_size=3, **options)
         for row, each in enumerate(wants):
             assert_found(narrow_beam(model, row, each, 3), found, row)
+
+
+@pytest.mark.parametrize("beam_size", [1, 4])
+def test_prefix_may_contain_the_unknown_token(table_model, beam_size):
+    model = table_model(sentences=2, vocabulary_size=8, seed=6)
+    wants = [Wants(5, prefix=(UNK_ID, 5)), Wants(5)]
+    options = arguments(wants)
+    options["constraints"].insert(0, ForbidUnknown())
+    found = beam_search(
+        model.step, model.state(range(2), beam_size), beam_size=beam_size, **options
+    )
+    samples = sample(model.step, model.state(range(2), 9), num_translations=9, **options)
+    assert tokens_of(found, 0, 0)[:2] == (UNK_ID, 5)
+    for place in range(9):
+        assert tokens_of(samples, 0, place)[:2] == (UNK_ID, 5)
+        assert UNK_ID not in tokens_of(samples, 0, place)[2:] + tokens_of(samples, 1, place)
+    assert UNK_ID not in tokens_of(found, 0, 0)[2:] + tokens_of(found, 1, 0)
+
+
+@pytest.mark.parametrize("minimum", [0, 1, 3])
+def test_min_length_forbids_eos_only_before_the_minimum_or_any_text(minimum):
+    rows = [[], [7], [7, 7, 7, 7], [5], [5, 7], [5, 5, 7], [5, 7, 7, 7]]
+    constraint = MinLength(tf.constant([minimum]), space_ids=[7, 8])
+
+    def forbids_eos(row):
+        tokens = tf.constant([[row + [PAD] * (ROOM - len(row))]])
+        view = OpenHypotheses(constraint.inputs, (), tokens, len(row), None, EOS, PAD, None)
+        return constraint.forbidden_ids(view).numpy().tolist() == [[[EOS]]]
+
+    assert [forbids_eos(row) for row in rows] == [
+        minimum > 0 and (len(row) < minimum or set(row) <= {7}) for row in rows
+    ]
+
+
+@pytest.mark.parametrize("search", ["beam", "greedy", "sampling"])
+def test_eos_may_be_0_and_pad_another_token(table_model, search):
+    # Tokens 0 and 3 change places, everywhere.
+    model = table_model(sentences=4, vocabulary_size=8, seed=3, end_bias=1.0)
+    swap = np.array([3, 1, 2, 0, 4, 5, 6, 7], np.int32)
+    rules = [
+        dict(min_length=3, repetition_penalty=1.7, no_repeat_ngram=1),
+        dict(prefix=(5, 1), no_repeat_ngram=2),
+        dict(banned=((4,), (5, 5)), min_length=5),
+        dict(required=((5, 4),)),
+    ]
+    tensors = columns([Wants(6, **rule) for rule in rules])
+    run, options = {
+        "beam": (beam_search, dict(beam_size=3, num_translations=3)),
+        "greedy": (beam_search, dict(beam_size=1)),
+        "sampling": (sample, dict(num_translations=2, top_k=1)),
+    }[search]
+    width = options.get("beam_size", 2)
+
+    def swapped_step(ids, state):
+        logits, state = model.step(tf.gather(swap, ids), state)
+        return tf.gather(logits, swap, axis=2), state
+
+    expected = run(model.step, model.state(range(4), width), **options, **with_constraints(tensors))
+    for name in ("prefix", "banned", "required"):
+        tensors[name] = tf.gather(swap, tensors[name])
+    swapped = with_constraints(tensors, pad_id=3) | dict(eos_id=0, pad_id=3)
+    found = run(swapped_step, model.state(range(4), width), **options, **swapped)
+    np.testing.assert_array_equal(swap[found.ids], expected.ids)
+    np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-5)
 
 
 @pytest.mark.parametrize("beam_size", [1, 4])
