@@ -78,11 +78,11 @@ class SentenceInputs(NamedTuple):
     """What differs from sentence to sentence and never changes; a nest of tensors [B, ...]."""
 
     context: Any  # the part of the model's state that belongs to the source sentences
-    forbidden_ids: Tensor  # int32 [B, 2], never generated: PAD and BOS (unless BOS is EOS)
+    forbidden_ids: Tensor  # int32 [B, 1, 2], never generated: PAD and BOS (unless BOS is EOS)
     max_lengths: Tensor  # int32 [B], tokens before EOS, 0 or more
-    alpha: Tensor  # float32 [B], exponent of the length penalty
-    beta: Tensor  # float32 [B], weight of the coverage penalty
-    largest_penalty: Tensor  # float32 [B], length penalty of the longest translation
+    alpha: Tensor  # float32 [B, 1], exponent of the length penalty
+    beta: Tensor  # float32 [B, 1], weight of the coverage penalty
+    largest_penalty: Tensor  # float32 [B, 1], length penalty of the longest translation
     constraints: tuple[Any, ...]  # the inputs of each constraint
     options: dict[str, Tensor]  # parameters of one kind of search only, each [B]
 
@@ -259,7 +259,8 @@ def _beam_step(
     num_sets = spec.num_hypotheses if is_guided else num_groups
     # 2A continuations of a set are enough, and as many more as earlier groups may take.
     count = 2 * size + spec.num_hypotheses // num_sets * (spec.num_hypotheses - size)
-    found = best_continuations(constrained, state.log_probs, num_sets, count, spec)  # [B, sets, K]
+    found = best_continuations(constrained, state.log_probs, num_sets, count, spec)
+    by_group = [_in_groups(part, num_groups) for part in found]  # [B, C] of each group
 
     # A log-probability, at most 0, only falls, and the coverage penalty is at most 0, so a score to
     # come is at most the log-probability divided by the largest length penalty: that of one more
@@ -267,22 +268,22 @@ def _beam_step(
     largest_penalty = tf.maximum(
         scoring.length_penalty(time + 2, inputs.alpha, spec.length_penalty_form),
         inputs.largest_penalty,
-    )  # [B]
+    )  # [B, 1]
     finished: list[Finished] = []
     kept: list[Candidates] = []
     may_improve: list[Tensor] = []
-    for group, old in enumerate(state.finished):
-        best = _best_of_group(found, group, num_groups, kept, spec, inputs, state)  # [B, 2A]
+    for old, *candidates in zip(state.finished, *by_group, strict=True):
+        best = _best_of_group(Candidates(*candidates), 2 * size, kept, spec, inputs, state)
         finished.append(_finish(time, inputs, state, old, best, size, spec))
         kept.append(_keep_open(best, size, spec))
-        worst = finished[-1].scores[:, -1]
+        worst = finished[-1].scores[:, -1:]  # [B, 1]
         if early_stop == "first":
             may_improve.append(worst == IMPOSSIBLE)  # fewer are finished than are to be kept
         else:
-            largest = tf.reduce_max(kept[-1].log_probs, axis=1)
+            largest = tf.reduce_max(kept[-1].log_probs, axis=1, keepdims=True)
             may_improve.append(largest / largest_penalty > worst)
     # Groups stop together, since what one chooses matters to the next.
-    is_open = tf.reduce_any(tf.stack(may_improve, axis=1), axis=1, keepdims=True)  # [B, 1]
+    is_open = functools.reduce(operator.or_, may_improve)  # [B, 1]
     log_probs, parents, ids = (tf.concat(parts, axis=1) for parts in zip(*kept, strict=True))
     return _extend(spec, inputs, state, ids, parents, time)._replace(
         log_probs=tf.where(is_open, log_probs, IMPOSSIBLE), finished=tuple(finished)
@@ -359,7 +360,7 @@ def constrain(
     for constraint, hypotheses in asked:
         logits = constraint.adjust(logits, hypotheses)
     allowed = logits
-    forbidden = [inputs.forbidden_ids[:, None]]
+    forbidden = [inputs.forbidden_ids]
     forced, extra = None, []
     for constraint, hypotheses in asked:
         hypotheses = hypotheses._replace(logits=logits)
@@ -430,9 +431,9 @@ def best_continuations(
     found = found._replace(log_probs=tf.where(is_forbidden, IMPOSSIBLE, found.log_probs))
     forced = _logits_of(constrained.forced_ids, constrained.logits, spec) - shift + offsets
     forced = tf.where(is_forced, tf.reshape(forced, [-1, num_sets, size]), IMPOSSIBLE)
-    no_ids = tf.zeros_like(forced, tf.int32)
-    forced_ids = no_ids + tf.reshape(constrained.forced_ids, [-1, 1, 1])
-    found = _join(found, Candidates(forced, no_ids + parents, forced_ids))
+    forced_ids = tf.reshape(constrained.forced_ids, [-1, 1, 1])
+    forced_parts = (tf.broadcast_to(each, tf.shape(forced)) for each in (parents, forced_ids))
+    found = _join(found, Candidates(forced, *forced_parts))
     if width < num_candidates:  # of a vocabulary smaller than the beam
         padding = [[0, 0], [0, 0], [0, num_candidates - width]]
         log_probs = tf.pad(found.log_probs, padding, constant_values=IMPOSSIBLE)
@@ -461,27 +462,26 @@ def _logits_of(ids: Tensor, logits: Tensor, spec: SearchSpec) -> Tensor:
     return tf.where((place < size)[..., None], found, IMPOSSIBLE)
 
 
+def _in_groups(part: Tensor, num_groups: int) -> list[Tensor]:
+    """Returns the parts [B, C] of all groups, of one or several consecutive sets each."""
+    if part.shape[1] != num_groups:
+        width = part.shape[1] // num_groups * tf.shape(part)[2]
+        part = tf.reshape(part, [-1, num_groups, width])
+    return tf.unstack(part, axis=1)
+
+
 def _best_of_group(
-    found: Candidates,
-    group: int,
-    num_groups: int,
+    candidates: Candidates,
+    count: int,
     earlier: Sequence[Candidates],
     spec: SearchSpec,
     inputs: SentenceInputs,
     state: State,
 ) -> Candidates:
-    """Returns the 2A best candidates of a group, [B, 2A], best first.
+    """Returns the `count` best candidates of a group, [B, count], best first.
 
-    `found` has those of all sets, [B, sets, K]; a group has one set or several consecutive ones.
     `earlier` has what earlier groups keep open after this step.
     """
-    count = 2 * spec.num_hypotheses // num_groups
-    if found.ids.shape[1] != num_groups:
-        found = Candidates(*(
-            tf.reshape(part, [tf.shape(part)[0], num_groups, tf.size(part[0]) // num_groups])
-            for part in found
-        ))  # fmt: skip
-    candidates = Candidates(*(part[:, group] for part in found))  # [B, C]
     value = candidates.log_probs
     for chosen in earlier:
         is_taken = tf.equal(candidates.ids[..., None], chosen.ids[:, None])  # [B, C, A]
@@ -668,17 +668,20 @@ def start_search(
     else:
         max_lengths = tf.minimum(max_lengths, max_length_bound)
         result_length = max_length_bound + 1
-    alpha = repeat_for_each_sentence(tf.cast(length_penalty, tf.float32), batch_size)
-    beta = repeat_for_each_sentence(tf.cast(coverage_penalty, tf.float32), batch_size)
+    alpha, beta = (
+        repeat_for_each_sentence(tf.cast(each, tf.float32), batch_size)[:, None]
+        for each in (length_penalty, coverage_penalty)
+    )
+    longest = max_lengths[:, None] + 1
     # Some models start with EOS, and EOS must remain allowed.
     forbidden_bos = tf.where(bos_ids == eos_id, pad_id, bos_ids)
     inputs = SentenceInputs(
         context=state.context,
-        forbidden_ids=tf.stack([tf.fill([batch_size], pad_id), forbidden_bos], axis=1),
+        forbidden_ids=tf.stack([tf.fill([batch_size], pad_id), forbidden_bos], axis=1)[:, None],
         max_lengths=max_lengths,
         alpha=alpha,
         beta=beta,
-        largest_penalty=scoring.length_penalty(max_lengths + 1, alpha, length_penalty_form),
+        largest_penalty=scoring.length_penalty(longest, alpha, length_penalty_form),
         constraints=repeat_for_each_sentence(
             tuple(each.inputs for each in constraints), batch_size
         ),

@@ -56,15 +56,11 @@ class BannedPhrases(Constraint):
 
 
 class PhraseState(NamedTuple):
-    """How far hypotheses are with each required phrase.
+    """How far hypotheses are with each required phrase."""
 
-    Attributes:
-        met: bool [B, W, P], whether they have it anywhere; True where it is empty.
-        partial: int32 [B, W, P], how many of its tokens they end with: the longest suffix that
-            begins the phrase but does not complete it.
-    """
-
-    met: Tensor
+    met: Tensor  # bool [B, W, P], whether they have it anywhere; True where it is empty
+    # int32 [B, W, P], how many of its tokens they end with: the longest suffix that begins the
+    # phrase but does not complete it
     partial: Tensor
 
 
@@ -129,18 +125,12 @@ class RequiredPhrases(ProgressConstraint):
 
 
 class Progress(NamedTuple):
-    """What follows from a `PhraseState`.
+    """What follows from a `PhraseState`."""
 
-    Attributes:
-        best_partial: int32 [B, W], the largest `partial` of a phrase that is not met.
-        bank: int32 [B, W], tokens of phrases that are done: all tokens of those that are met,
-            and `best_partial`.
-        needed: int32 [B, W], tokens that complete all phrases, written one after the other,
-            beginning with that of the largest `partial`. Phrases that overlap may take fewer.
-    """
-
-    best_partial: Tensor
-    bank: Tensor
+    best_partial: Tensor  # int32 [B, W], the largest `partial` of a phrase that is not met
+    bank: Tensor  # int32 [B, W], tokens that are done: of phrases that are met, and `best_partial`
+    # int32 [B, W], tokens that complete all phrases, written one after the other, beginning with
+    # that of the largest `partial`. Phrases that overlap may take fewer.
     needed: Tensor
 
 

@@ -39,13 +39,13 @@ def coverage_penalty(coverage: Tensor, beta: Tensor) -> Tensor:
     Args:
         coverage: float32 [B, W, S], the attention weights that each source token received, summed
             over the tokens of the hypothesis; 1 or more for padding.
-        beta: float32 [B] or [1]; 0 turns the penalty off.
+        beta: float32 [B, 1] or [1, 1]; 0 turns the penalty off.
 
     Returns:
         float32 [B, W], always finite: a token without any attention counts as log(2**-126).
     """
     logs = tf.math.log(tf.clip_by_value(coverage, _SMALLEST, 1.0))
-    return beta[:, None] * tf.reduce_sum(logs, axis=-1)
+    return beta * tf.reduce_sum(logs, axis=-1)
 
 
 def final_scores(
@@ -62,14 +62,13 @@ def final_scores(
         log_probs: float32 [B, N], of complete translations; -inf for those that do not exist.
         lengths: int32 [B, N] or [], EOS included.
         coverage: float32 [B, N, S], see `DecodingState`; None without a coverage penalty.
-        alpha, beta: float32 [B], of the length and the coverage penalty.
+        alpha, beta: float32 [B, 1], of the length and the coverage penalty.
         form: of the length penalty.
     """
-    scores = log_probs / length_penalty(lengths, alpha[:, None], form)
-    if coverage is not None:
-        scores += coverage_penalty(coverage, beta)
     # -inf divided by an infinite length penalty would be NaN.
-    return tf.where(log_probs > IMPOSSIBLE, scores, IMPOSSIBLE)
+    penalty = tf.minimum(length_penalty(lengths, alpha, form), tf.float32.max)
+    scores = log_probs / penalty
+    return scores if coverage is None else scores + coverage_penalty(coverage, beta)
 
 
 # Top k of long rows. Rows are cut into groups. The k largest numbers lie in the k groups with the

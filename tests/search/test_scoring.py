@@ -25,32 +25,32 @@ def test_length_penalty_equals_worked_numbers():
 
 def test_impossible_scores_stay_impossible_with_a_huge_penalty():
     log_probs = tf.constant([[-1.0, -np.inf]])
-    alpha, beta = tf.constant([1e6]), tf.constant([0.0])
+    alpha, beta = tf.constant([[1e6]]), tf.constant([[0.0]])
     scores = final_scores(log_probs, tf.constant(9), None, alpha, beta)
-    np.testing.assert_array_equal(scores, [[0.0, -np.inf]])
+    np.testing.assert_allclose(scores, [[0.0, -np.inf]], atol=1e-30)
 
 
 def test_coverage_penalty_sums_logs_of_coverage_up_to_one():
     coverage = tf.constant([[[0.5, 2.0, 0.1], [1.0, 1.0, 1.0]]])
-    found = coverage_penalty(coverage, tf.constant([0.2]))
+    found = coverage_penalty(coverage, tf.constant([[0.2]]))
     np.testing.assert_allclose(found, [[0.2 * (math.log(0.5) + math.log(0.1)), 0.0]], rtol=1e-6)
 
 
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_coverage_penalty_is_finite_without_attention(jit_compile):
     coverage = tf.constant([[[0.0], [1e-45], [1e-30]]])
-    found = tf.function(coverage_penalty, jit_compile=jit_compile)(coverage, tf.constant([1.0]))
+    found = tf.function(coverage_penalty, jit_compile=jit_compile)(coverage, tf.constant([[1.0]]))
     np.testing.assert_allclose(found, [[-87.34, -87.34, math.log(1e-30)]], rtol=1e-4)
 
 
 def test_coverage_penalty_takes_a_beta_per_sentence():
-    found = coverage_penalty(tf.zeros([2, 3, 4]), tf.constant([0.0, 0.1])).numpy()
+    found = coverage_penalty(tf.zeros([2, 3, 4]), tf.constant([[0.0], [0.1]])).numpy()
     assert (found[0] == 0).all() and (found[1] < 0).all()
 
 
 def test_coverage_penalty_takes_one_beta_for_all():
     coverage = tf.fill([2, 3, 4], 0.5)
-    found = coverage_penalty(coverage, tf.constant([0.1]))
+    found = coverage_penalty(coverage, tf.constant([[0.1]]))
     np.testing.assert_allclose(found, np.full([2, 3], 0.4 * math.log(0.5)), rtol=1e-6)
 
 
