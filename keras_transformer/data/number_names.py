@@ -4,9 +4,8 @@ Importing this module registers it with TensorFlow Datasets, where it looks like
 `wmt14_translate`: `tfds.load("number_names/en-de", split="train")` gives examples such as
 {"en": "one hundred and two thousand and five", "de": "einhundertzweitausendfünf"}.
 
-Numbers run from 0 to 999,999. Those of train, validation and test differ, are the same for all
-languages, and depend on nothing but this file: the order of numbers with the same count of digits
-comes from a hash. The names are num2words's.
+Numbers run from 0 to 999,999. Those of train, validation and test differ and are the same for all
+languages and machines: a hash orders the numbers of each length. num2words names them.
 """
 
 import hashlib
@@ -21,7 +20,7 @@ LANGUAGES = ("en", "de", "fr")
 
 
 class _Share(NamedTuple):
-    """How many numbers of some count of digits go to each split."""
+    """How many numbers of one length go to each split."""
 
     train: int
     validation: int

@@ -1,12 +1,9 @@
-"""Learns a vocabulary from a corpus of any size, in bounded memory.
-
-Comes in: sources of sentence pairs. Goes out: a `Vocabulary`, the same for the same text.
-"""
+"""Learns a vocabulary from sentence pairs, in bounded memory."""
 
 import concurrent.futures
 import itertools
 import multiprocessing
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
@@ -38,16 +35,17 @@ def learn_from_corpus(
         InputError: the text cannot be read, or does not support such a vocabulary.
     """
     for source in sources:
-        _ = source.identity  # refuses what cannot be read twice, such as a pipe
-    arguments = (sources, sides, options)
-    if _is_small(_sentences(sources, sides)):
-        return Vocabulary(_learn(*arguments))
+        _ = source.identity  # raises for what cannot be read twice, such as a pipe
+    sentences = (pair[side] for pair in itertools.chain.from_iterable(sources) for side in sides)
+    characters = itertools.accumulate(map(len, sentences))
+    if all(count <= _SMALL_CHARACTERS for count in characters):
+        return Vocabulary(_learn(sources, sides, options))
     spawn = multiprocessing.get_context("spawn")
     try:
         with concurrent.futures.ProcessPoolExecutor(
             1, mp_context=spawn, initializer=end_with_parent
         ) as process:
-            return Vocabulary(process.submit(_learn, *arguments).result())
+            return Vocabulary(process.submit(_learn, sources, sides, options).result())
     except BrokenProcessPool as error:
         raise InputError(
             "the process that learns the vocabulary died, perhaps for lack of memory; learn from "
@@ -57,16 +55,5 @@ def learn_from_corpus(
 
 
 def _learn(sources: Sequence[PairSource], sides: Sequence[int], options: dict[str, Any]) -> bytes:
-    sentences = _sentences(sources, sides)
+    sentences = (pair[side] for pair in itertools.chain.from_iterable(sources) for side in sides)
     return learn_vocabulary(sentences, max_sentences=_MAX_SENTENCES, **options).model_bytes
-
-
-def _sentences(sources: Sequence[PairSource], sides: Sequence[int]) -> Iterator[str]:
-    for pair in itertools.chain.from_iterable(sources):
-        for side in sides:
-            yield pair[side]
-
-
-def _is_small(sentences: Iterator[str]) -> bool:
-    characters = itertools.accumulate(map(len, sentences))
-    return all(count <= _SMALL_CHARACTERS for count in characters)
