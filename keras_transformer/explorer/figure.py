@@ -92,7 +92,7 @@ def _arc(row: float, column: float) -> tuple[Any, Any]:
     """Returns points of an arc: above the tokens to an earlier one, below them to a later one."""
     angles = np.linspace(0, np.pi, 60)
     if abs(row - column) < 0.5:  # a loop above the token
-        return row + 0.16 * np.cos(2 * angles), 0.45 + 0.2 * np.sin(2 * angles - np.pi / 2)
+        return row + 0.16 * np.sin(2 * angles), 0.45 - 0.2 * np.cos(2 * angles)
     middle, radius = (row + column) / 2, abs(row - column) / 2
     height = np.sin(angles) * (0.3 + 0.9 * radius**0.7) + 0.25
     return middle + radius * np.cos(angles), height if column < row else -height
