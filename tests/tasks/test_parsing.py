@@ -92,7 +92,7 @@ def test_vocabulary_without_labels_is_rejected(tree_file):
     data = DataConfig(train_file=str(tree_file), target_level="bpe", vocabulary_size=40)
     check_symbols(data, task, make_vocabularies(data, task))
     others = 2 * (learn_vocabulary(["the cat sees a dog"], size=30, kind="bpe"),)
-    with pytest.raises(InputError, match=r"symbols of this text, such as '[⟨⟩∕].*', are not tokens"):
+    with pytest.raises(InputError, match=r"symbols of this text, such as '[⟨⟩∕].*', are not"):
         check_symbols(data, task, others)
 
 
