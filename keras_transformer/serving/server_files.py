@@ -26,7 +26,7 @@ _BATCHING = """\
 # Each core works on its own batch: set num_batch_threads and --tensorflow_inter_op_parallelism to
 # the number of cores.
 
-# The most sentences of a batch; a request with more is refused. Larger batches need more memory and
+# The most sentences of a batch; a request with more is rejected. Larger batches need more memory and
 # save little time per sentence. Export again after lowering it: a server does not load a version
 # whose warm-up requests are larger.
 max_batch_size {{ value: {most_sentences} }}
@@ -38,7 +38,7 @@ batch_timeout_micros {{ value: 2000 }}
 # Batches that are translated at the same time: the number of cores, or of GPUs.
 num_batch_threads {{ value: 2 }}
 
-# Batches that may wait in the queue; further requests are refused at once, and clients retry.
+# Batches that may wait in the queue; further requests are rejected at once, and clients retry.
 max_enqueued_batches {{ value: 64 }}
 
 # Do not set pad_variable_length_inputs: no signature needs it, and with it a request of wrong rank

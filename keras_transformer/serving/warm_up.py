@@ -23,7 +23,7 @@ with needs_extra("serving"):
     from tensorflow_serving.apis import model_pb2, predict_pb2, prediction_log_pb2
 
 BATCH_SIZES = (1, 8, 64)
-_MOST_REQUESTS = 1000  # of a file; the server refuses more
+_MOST_REQUESTS = 1000  # of a file; the server rejects more
 _NUM_GENERATED = 64
 _LONGEST_GENERATED = 32  # tokens
 

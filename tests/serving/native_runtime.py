@@ -1,7 +1,7 @@
 """Builds and runs the C programs of `native/`, which serve a SavedModel without Python.
 
-They are compiled against the library of TensorFlow's own wheel, the one that the model server is
-built on. What they take and print is reported at the top of each.
+They are compiled against the library of TensorFlow's wheel, the runtime of the model server. The
+comment at the top of each program describes its input and output.
 """
 
 import functools
@@ -21,14 +21,13 @@ from tensorflow.core.protobuf import saved_model_pb2
 
 _SOURCES = pathlib.Path(__file__).with_name("native")
 _ESCAPES = {b"\\": b"\\\\", b"\t": b"\\t", b"\n": b"\\n"}
-# oneDNN makes a kernel for each shape that it meets and keeps hundreds of them in every thread.
-# With batches of mixed sizes that is slow, and memory grows for minutes before it levels off.
-# What is set outside wins.
+# oneDNN makes a kernel for each shape, and keeps hundreds of them in every thread: with batches of
+# mixed sizes that is slow, and memory grows for minutes. The environment may set another value.
 _ENVIRONMENT = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"}
 
 
 class NativeError(RuntimeError):
-    """A program ended with another status than 0; the message is what it printed."""
+    """A program failed; the message is what it printed."""
 
 
 class Signature(NamedTuple):
@@ -50,7 +49,7 @@ class Signature(NamedTuple):
 
 
 def missing() -> str | None:
-    """Says what this machine lacks to build the programs, or gives None."""
+    """Returns what this machine lacks to build the programs, or None."""
     if sys.platform != "linux":
         return "the C programs are built on Linux only"
     compiler = _compiler()[0]
@@ -60,7 +59,7 @@ def missing() -> str | None:
 
 
 def build(name: str, folder: pathlib.Path) -> pathlib.Path:
-    """Compiles `native/<name>.c` into the folder and gives the program's path."""
+    """Compiles `native/<name>.c` into the folder and returns the program's path."""
     program, library = folder / name, tf.sysconfig.get_lib()
     subprocess.run(
         [*_compiler(), "-std=gnu11", "-O2", "-Wall", "-Wextra"]
@@ -86,8 +85,8 @@ def read_signature(
     Args:
         version: the folder of the SavedModel.
         name: of the signature.
-        inputs: its inputs in the order of the columns of a line; None means that of the alphabet.
-        outputs: the outputs to ask for, in this order; None means all, in that of the alphabet.
+        inputs: its inputs in the order of the columns of a line; None means alphabetically.
+        outputs: the outputs to request, in this order; None means all, alphabetically.
     """
     model = saved_model_pb2.SavedModel.FromString((version / "saved_model.pb").read_bytes())
     (serving,) = (graph for graph in model.meta_graphs if "serve" in graph.meta_info_def.tags)
@@ -105,7 +104,7 @@ def answer(
     rows: Sequence[Sequence[bytes]],
     batch_sizes: Sequence[int] = (64,),
 ) -> dict[str, list[list[bytes]]]:
-    """Asks a signature for rows of columns, in batches of these sizes in turn.
+    """Sends rows of columns to a signature, in batches of these sizes in turn.
 
     Returns:
         For each output its values, [row][value], as they were printed.
@@ -129,7 +128,7 @@ def load(
     warm_up_seconds: int,
     seconds: int,
 ) -> dict[str, Any]:
-    """Asks a signature from several threads for so many seconds after the warm-up.
+    """Sends rows to a signature from several threads, for some seconds after the warm-up.
 
     Returns:
         "requests", "rows", "rows_per_second", "p50_ms", "p99_ms" of that time, and the resident

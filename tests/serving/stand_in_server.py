@@ -1,7 +1,7 @@
-"""Stands in for tensorflow_model_server where there is none: a Python program with its flags.
+"""A replacement of tensorflow_model_server with its flags, in Python.
 
-It proves that the tests of the server and the client agree with each other. It proves nothing of
-the server itself: it runs the SavedModel in Python, and does not batch.
+It shows that the client works with an export. It proves nothing about the server: it runs the
+SavedModel in Python, and does not batch.
 """
 
 import argparse
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def load(model: Model, version: int, folder: pathlib.Path) -> None:
-    """Serves a version, and then no other one any more."""
+    """Serves a version instead of the one before."""
     loaded = tf.saved_model.load(str(folder))
     specs = {
         name: signature.structured_input_signature[1]

@@ -1,8 +1,8 @@
 """An exported model in tensorflow_model_server, driven through the client.
 
-The server is looked for on the PATH and in the environment variable TENSORFLOW_MODEL_SERVER; where
-there is none, its tests are skipped. A stand-in, stand_in_server.py, goes through the same tests
-everywhere, so that these are known to work; what it passes says nothing of the server.
+The server is searched on the PATH and in the environment variable TENSORFLOW_MODEL_SERVER; without
+one its tests are skipped. The same tests run everywhere with stand_in_server.py, which shows that
+the client works with an export, and proves nothing about the server.
 """
 
 import os
