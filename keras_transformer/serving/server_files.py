@@ -26,7 +26,7 @@ _BATCHING = """\
 # Each core works on its own batch: set num_batch_threads and --tensorflow_inter_op_parallelism to
 # the number of cores.
 
-# The most sentences of a batch; a request with more is rejected. Larger batches need more memory and
+# The most sentences of a batch; larger requests are rejected. Larger batches need more memory and
 # save little time per sentence. Export again after lowering it: a server does not load a version
 # whose warm-up requests are larger.
 max_batch_size {{ value: {most_sentences} }}
