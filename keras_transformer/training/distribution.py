@@ -40,9 +40,9 @@ def make_strategy(name: str = "auto") -> tf.distribute.Strategy:
         name: "multi_worker" trains on all GPUs of several machines, each of which runs the same
             command with its own TF_CONFIG in the environment; it must be made before TensorFlow
             has done anything else. "mirrored" trains on all GPUs of the machine, or on all its
-            logical CPU devices where it has no GPU; "none" on one device. "auto" is
-            "multi_worker" where TF_CONFIG names several workers, "mirrored" where there are
-            several GPUs, else "none".
+            logical CPU devices if it has no GPU; "none" on one device. "auto" is
+            "multi_worker" if TF_CONFIG names several workers, "mirrored" if there are several
+            GPUs, else "none".
 
     Raises:
         InputError: the name is none of these, or TF_CONFIG is missing or damaged.
@@ -128,9 +128,8 @@ def _add(strategy: tf.distribute.Strategy, value: tf.Tensor) -> Any:
     return strategy.run(meet, args=(value,))
 
 
-# How the other workers know that the first one, which prepares a run, is still alive.
-#
-# They share nothing but a file system: the first worker touches a file every few seconds.
+# While the first worker prepares a run, it touches a file every few seconds: the others share
+# nothing with it but a file system, and would otherwise not know whether it is alive.
 
 _NAME = "preparing"
 _INTERVAL_S = 5.0

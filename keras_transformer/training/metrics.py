@@ -53,7 +53,7 @@ _OF_TRAINING = TRAINING_VALUES.difference(_MEANS)
 class TrainingMeter:
     """Measures the batches of training, and makes a row of those since the last row.
 
-    The metrics of a batch stay on the device until a row is asked for, so that training does not
+    The metrics of a batch stay on the device until a row is made, so that training does not
     wait for a GPU after each batch. Metrics add up over all workers, so each of them needs a meter.
 
     Args:
@@ -250,7 +250,7 @@ class MetricsFile:
 
 
 def read_metrics(path: pathlib.Path) -> list[Row]:
-    """Returns the complete rows of a file, which a run may be writing to; null is read as nan.
+    """Returns the complete rows of a file, which a run may be writing to; null is read as NaN.
 
     Raises:
         InputError: there is none, or the file is damaged.

@@ -54,6 +54,7 @@ from keras_transformer.training.prepare import (
 )
 from keras_transformer.training.settings import (
     RunConfigs,
+    changed_configs,
     fine_tuning_configs,
     new_configs,
 )
@@ -164,7 +165,7 @@ class RunDirectory:
             cache_dir: folder for the tokenized text, which runs may share; None means one in the
                 run directory.
             beam_options: of an Apache Beam pipeline that tokenizes; None means no pipeline.
-            say: takes lines about what is going on.
+            say: receives lines about the progress.
 
         Raises:
             InputError: the text cannot be used, the run was created with other settings, or the
@@ -310,6 +311,14 @@ class RunDirectory:
                 checkpoints.drop(AVERAGE)  # made again when the run comes to its end
             self._write_config(asked, self._vocabulary_records())
 
+    def change(self, **options: Any) -> None:
+        """Changes settings of the run by name; raises as `continue_with` does.
+
+        Example:
+            >>> run.change(train_steps=40_000)  # `train` then goes on to that step
+        """
+        self.continue_with(changed_configs(self.configs(), options))
+
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
         """Keeps other processes from training the run meanwhile.
@@ -317,7 +326,7 @@ class RunDirectory:
         Raises:
             InputError: another one does so already, there is no run, or it cannot be written to.
         """
-        self.configs()  # raises where there is none
+        self.configs()  # raises if there is none
         with self._writing():
             lock = open(self.path / "lock", "ab")  # noqa: SIM115 (closed below)
         with lock:

@@ -1,4 +1,4 @@
-"""What a run is asked for: its configurations, made from options that are given by name.
+"""The settings of a run: its configurations, made from options that are given by name.
 
 An option has the name of a field: of `DataConfig`, `TrainingConfig`, the configuration of any
 architecture, or a task. "preset", "architecture" and "task" choose defaults. Nothing here loads
@@ -45,7 +45,7 @@ _NOT_OF_THE_VOCABULARY = {"max_length", "max_length_ratio", "mix_weights", "subw
 
 
 class RunConfigs(NamedTuple):
-    """What a run was asked for.
+    """The settings of a run.
 
     Attributes:
         model, task: the hyperparameters, and what the model is for.

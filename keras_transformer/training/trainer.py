@@ -130,7 +130,7 @@ class Trainer:
     Attributes:
         model: built and compiled.
         step: updates of the run so far.
-        weight_average: the moving average of the weights, None where the run has none.
+        weight_average: the moving average of the weights, None if the run keeps none.
     """
 
     def __init__(
@@ -282,7 +282,7 @@ class Trainer:
         return {name: dev_values[name] for name in dev_values if name in names}
 
     def _check_bad_steps(self) -> None:
-        """Raises `InputError` where update after update is skipped, as no gradient is finite.
+        """Raises `InputError` if update after update is skipped, since no gradient is finite.
 
         Reading the model's count makes a GPU wait, so it is read twice in `max_bad_steps` steps.
         """
@@ -312,7 +312,7 @@ class Trainer:
         return None
 
     def _is_stalled(self) -> bool:
-        """Whether `stop_metric`, where there is one, ends the run at this step."""
+        """Whether `stop_metric`, if the run has one, ends it at this step."""
         if self.training.stop_metric is None:
             return False
         metric = self.task.find_metric(self.training.stop_metric)
@@ -519,7 +519,7 @@ class StopSignals:
 
 @contextlib.contextmanager
 def report_out_of_memory() -> Iterator[None]:
-    """Raises `InputError`, with the flags to change, where memory runs out."""
+    """Raises `InputError`, with the flags to change, if memory runs out."""
     try:
         yield
     except (MemoryError, tf.errors.OpError) as error:

@@ -64,6 +64,13 @@ def test_run_created_from_text_trains_and_translates(tmp_path):
         np.testing.assert_array_equal(weight, start)
 
 
+def test_change_sets_options_by_name(run):
+    run.change(train_steps=5000, log_steps=7)
+    assert run.configs() == configs(train_steps=5000, log_steps=7)
+    with pytest.raises(InputError, match="there is no option 'step'"):
+        run.change(step=1)
+
+
 def test_create_rejects_unknown_options_and_existing_runs(tmp_path, run):
     with pytest.raises(InputError, match="there is no option 'num_layer'; close names: num_layers"):
         RunDirectory.create(tmp_path / "new", num_layer=3)
