@@ -122,7 +122,7 @@ def main(arguments: list[str]) -> None:
         beam_options=_BEAM_OPTIONS.value,
         say=_say,
     )
-    if trainer.is_finished(run):
+    if distribution.value_of_chief(strategy, trainer.is_finished(run)):  # for all workers
         step, end = run.checkpoints().steps()[-1], configs.training.train_steps
         if step < end:
             print(
