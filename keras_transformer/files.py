@@ -168,8 +168,8 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def one_line(text: str) -> str:
-    """Returns text with spaces instead of control characters, which split lines and columns.
+def replace_control_characters(text: str) -> str:
+    """Returns text with spaces for control characters, which would split lines and columns.
 
     A vocabulary with byte fallback can generate newlines and tabs.
     """

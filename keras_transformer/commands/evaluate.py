@@ -15,7 +15,7 @@ from absl import flags
 from keras_transformer.commands import common, config_flags
 from keras_transformer.config import SearchConfig, check_options
 from keras_transformer.errors import InputError
-from keras_transformer.files import one_line, write_atomically
+from keras_transformer.files import replace_control_characters, write_atomically
 from keras_transformer.tasks import Task, get_task, registered_tasks
 
 if TYPE_CHECKING:
@@ -73,11 +73,13 @@ def main(arguments: list[str]) -> None:
     task, text, n_best, details = evaluated
     outputs = [best for best, *_ in n_best]
     if _OUTPUT.value is not None:
-        write_atomically(_OUTPUT.value, "".join(one_line(line) + "\n" for line in outputs))
+        write_atomically(
+            _OUTPUT.value, "".join(replace_control_characters(line) + "\n" for line in outputs)
+        )
     if _EACH.value is not None:
         rows = task.evaluate_each(outputs, text.target, text.source)
         lines = [list(rows[0]), *(list(map(str, row.values())) for row in rows)]
-        text_of_rows = ("\t".join(map(one_line, line)) + "\n" for line in lines)
+        text_of_rows = ("\t".join(map(replace_control_characters, line)) + "\n" for line in lines)
         write_atomically(_EACH.value, "".join(text_of_rows))
     metrics = task.evaluate(outputs, text.target, text.source)
     n_best_scores: dict[str, Any] = {}

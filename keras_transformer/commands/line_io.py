@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from absl import flags
 
 from keras_transformer.errors import InputError
-from keras_transformer.files import iterate_lines, one_line
+from keras_transformer.files import iterate_lines, replace_control_characters
 
 if TYPE_CHECKING:
     from keras_transformer.client import Client
@@ -158,7 +158,7 @@ def answer_lines(
 
 
 def _write_row(*columns: str) -> None:
-    sys.stdout.write("\t".join(map(one_line, columns)) + "\n")
+    sys.stdout.write("\t".join(map(replace_control_characters, columns)) + "\n")
 
 
 def _alignments(
