@@ -47,10 +47,10 @@ from keras_transformer.text.vocabulary import RESERVED_IDS
 
 # Rows of the table of positions; CTranslate2 refuses longer sentences, and by default cuts them to
 # half as many tokens (its `max_input_length`).
-NUM_POSITIONS = 2048
+_NUM_POSITIONS = 2048
 
 # Members of `ctranslate2.specs.Activation`.
-ACTIVATIONS = {"relu": 0, "gelu_tanh": 1, "swish": 2, "gelu": 3, "gelu_sigmoid": 4}
+_ACTIVATIONS = {"relu": 0, "gelu_tanh": 1, "swish": 2, "gelu": 3, "gelu_sigmoid": 4}
 
 
 def export_ctranslate2(
@@ -96,8 +96,13 @@ def export_ctranslate2(
     path = pathlib.Path(folder)
     if path.exists():
         raise InputError(f"export folder {path} exists already; give a path that does not")
-    spec = specification(model, specs)
-    _register(spec, source, target)
+    spec = _specification(model, specs)
+    # CTranslate2 has one name for each reserved token: both sides get the target's.
+    reserved = target.pieces(RESERVED_IDS)
+    spec.register_source_vocabulary(reserved + source.pieces(range(len(reserved), source.size)))
+    spec.register_target_vocabulary(target.pieces(range(target.size)))
+    spec.config.unk_token, spec.config.eos_token = reserved[UNK_ID], reserved[EOS_ID]
+    spec.config.bos_token = spec.config.decoder_start_token = reserved[BOS_ID]
     spec.validate()
     try:
         spec.optimize(quantization=quantization)
@@ -128,22 +133,17 @@ def _check(model: Any, source: Vocabulary, target: Vocabulary) -> None:
             f"CTranslate2 can have a single Transformer, got {name}; export it as a SavedModel"
         )
     config = model.config
-    if config.norm_form != "variance":
-        raise InputError(
-            f"CTranslate2 has no layer normalization of norm_form {config.norm_form!r}; "
-            "export the model as a SavedModel, or train one with norm_form 'variance'"
-        )
-    unknown = {
+    unsupported = {
+        "norm_form": config.norm_form if config.norm_form != "variance" else None,
         "encoder_attention_window": config.encoder_attention_window,
         "decoder_attention_window": config.decoder_attention_window,
         "positions": config.attention_positions,
         "unpositioned_tokens": config.unpositioned_tokens or None,
     }
-    for name, value in unknown.items():
-        if value is not None:
-            raise InputError(
-                f"no CTranslate2 model can be written with {name} {value}; export a SavedModel"
-            )
+    if names := [f"{name} {value}" for name, value in unsupported.items() if value is not None]:
+        raise InputError(
+            f"CTranslate2 does not support {', '.join(names)}; export the model as a SavedModel"
+        )
     sizes = (config.vocabulary_size, config.target_size)
     for side, size, vocabulary in zip(("source", "target"), sizes, (source, target), strict=True):
         if vocabulary.size != size:
@@ -153,55 +153,13 @@ def _check(model: Any, source: Vocabulary, target: Vocabulary) -> None:
             )
 
 
-def _register(spec: Any, source: Vocabulary, target: Vocabulary) -> None:
-    """Registers the pieces; both sides must have the same ones for the reserved tokens."""
-    reserved = target.pieces(RESERVED_IDS)
-    spec.register_source_vocabulary(reserved + source.pieces(range(len(reserved), source.size)))
-    spec.register_target_vocabulary(target.pieces(range(target.size)))
-    spec.config.unk_token = reserved[UNK_ID]
-    spec.config.bos_token = spec.config.decoder_start_token = reserved[BOS_ID]
-    spec.config.eos_token = reserved[EOS_ID]
-
-
-def specification(model: Transformer, specs: Any) -> Any:
+def _specification(model: Transformer, specs: Any) -> Any:
     """Returns a `TransformerSpec` with the weights of a model; `specs` is CTranslate2's module."""
-    spec = _empty_specification(model, specs)
-    encoder, decoder = spec.encoder, spec.decoder
-    encoder.embeddings[0].weight = _numpy(model.source_embedding.table)
-    decoder.embeddings.weight = _numpy(model.target_embedding.table)
-    # Equal weights are stored once.
-    encoder.position_encodings.encodings = _positions(model.positions, model.config)
-    decoder.position_encodings.encodings = encoder.position_encodings.encodings
-    if not model.config.share_positions:
-        decoder.position_encodings.encodings = _positions(model.target_positions, model.config)
-    for layer_spec, layer in zip(encoder.layer, model.encoder.layers, strict=True):
-        _set_layer(layer_spec, layer)
-    for layer_spec, layer in zip(decoder.layer, model.decoder.layers, strict=True):
-        _set_layer(layer_spec, layer)
-        _set_cross_attention(layer_spec.attention, layer.cross_attention)
-        _set_norm(layer_spec.attention.layer_norm, layer.cross_attention_residual.norm)
-    if model.config.embedding_norm:
-        _set_norm(encoder.layernorm_embedding, model.source_norm)
-        _set_norm(decoder.layernorm_embedding, model.target_norm)
-    if model.config.norm_position == "pre":
-        _set_norm(encoder.layer_norm, model.encoder.final_norm)
-        _set_norm(decoder.layer_norm, model.decoder.final_norm)
-
-    decoder.projection.weight = decoder.embeddings.weight
-    if model.projection is not None:
-        _set_dense(decoder.projection, model.projection)
-    if model.output_bias is not None:
-        decoder.projection.bias = _numpy(model.output_bias)
-    return spec
-
-
-def _empty_specification(model: Transformer, specs: Any) -> Any:
-    """Returns a `TransformerSpec` with the model's options and no weights."""
     config = model.config
     attention = model.decoder.layers[0].self_attention
     options = {
         "pre_norm": config.norm_position == "pre",
-        "activation": ACTIVATIONS[config.activation],
+        "activation": _ACTIVATIONS[config.activation],
         "layernorm_embedding": config.embedding_norm,
         # CTranslate2's keys and values have one width: the narrower ones are padded with zeros.
         "head_dim": max(attention.key_dim, attention.value_dim),
@@ -218,12 +176,38 @@ def _empty_specification(model: Transformer, specs: Any) -> Any:
     spec = specs.TransformerSpec(encoder, decoder)
     spec.config.layer_norm_epsilon = config.norm_epsilon
     spec.config.add_source_eos = config.source_eos
+
+    # The weights. Equal ones are stored once.
+    encoder.embeddings[0].weight = _numpy(model.source_embedding.table)
+    decoder.embeddings.weight = _numpy(model.target_embedding.table)
+    encoder.position_encodings.encodings = _positions(model.positions, config)
+    decoder.position_encodings.encodings = encoder.position_encodings.encodings
+    if not config.share_positions:
+        decoder.position_encodings.encodings = _positions(model.target_positions, config)
+    for layer_spec, layer in zip(encoder.layer, model.encoder.layers, strict=True):
+        _set_layer(layer_spec, layer)
+    for layer_spec, layer in zip(decoder.layer, model.decoder.layers, strict=True):
+        _set_layer(layer_spec, layer)
+        _set_cross_attention(layer_spec.attention, layer.cross_attention)
+        _set_norm(layer_spec.attention.layer_norm, layer.cross_attention_residual.norm)
+    if config.embedding_norm:
+        _set_norm(encoder.layernorm_embedding, model.source_norm)
+        _set_norm(decoder.layernorm_embedding, model.target_norm)
+    if config.norm_position == "pre":
+        _set_norm(encoder.layer_norm, model.encoder.final_norm)
+        _set_norm(decoder.layer_norm, model.decoder.final_norm)
+
+    decoder.projection.weight = decoder.embeddings.weight
+    if model.projection is not None:
+        _set_dense(decoder.projection, model.projection)
+    if model.output_bias is not None:
+        decoder.projection.bias = _numpy(model.output_bias)
     return spec
 
 
 def _positions(layer: Any, config: TransformerConfig) -> Array:
     """Returns the positions of a sentence's tokens, float32 [P, D]."""
-    positions = np.arange(NUM_POSITIONS) + config.first_position
+    positions = np.arange(_NUM_POSITIONS) + config.first_position
     if layer.table is not None:
         return _numpy(layer.table)[np.minimum(positions, config.max_positions - 1)]
     return _numpy(sinusoids(positions, config.model_dim, config.positions))
@@ -455,7 +439,7 @@ def _options(tensors: Tensors, config: Mapping[str, Any]) -> dict[str, Any]:
         }.items()
     }  # fmt: skip
     num_heads, pre_norm, activation, scale = (values[0] for values in both.values())
-    activations = {number: name for name, number in ACTIVATIONS.items()}
+    activations = {number: name for name, number in _ACTIVATIONS.items()}
     model_dim = tensors.get("decoder/embeddings/weight", (None, None)).shape[1]
     query_scales = (_option(tensors, name, 0) for name in tensors if name.endswith("queries_scale"))
     usual_scale = math.sqrt(max(num_heads, 1) / model_dim)

@@ -34,6 +34,9 @@ CONFIGS = {
     "biases": SMALL.replace(attention_bias=True, output_bias=True),
     "concatenated positions": SMALL.replace(positions="concatenated"),
     "learned positions, some of them shared": SMALL.replace(positions="learned", max_positions=8),
+    "learned positions of each side": SMALL.replace(
+        positions="learned", share_positions=False, max_positions=30
+    ),
     "other first position": SMALL.replace(first_position=3),
     "large epsilon": SMALL.replace(norm_epsilon=1e-2),
     "no epsilon": SMALL.replace(norm_epsilon=0.0),
@@ -122,12 +125,12 @@ def assert_same_log_probs(model, translator, vocabulary):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-def test_forced_translations_have_the_same_log_probabilities(config, load, vocabulary):
+def test_forced_targets_have_equal_log_probs(config, load, vocabulary):
     model = make_model(config)
     assert_same_log_probs(model, load(model, vocabulary), vocabulary)
 
 
-def test_a_model_of_mixed_precision_is_written_in_full_precision(load, vocabulary):
+def test_mixed_precision_models_are_written_in_float32(load, vocabulary):
     model = make_model(SMALL, dtype=keras.DTypePolicy("mixed_bfloat16"))
     full = make_model(SMALL)
     assert_same_log_probs(full, load(model, vocabulary), vocabulary)
@@ -176,9 +179,7 @@ def compare(translator, folder, texts, limit=30):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("beam_size", "early_stop"), [(1, "exact"), (4, "first")])
-def test_search_with_a_model_that_is_sure_of_nothing_is_the_same(
-    beam_size, early_stop, vocabulary, tmp_path
-):
+def test_search_of_an_unsure_model_is_the_same(beam_size, early_stop, vocabulary, tmp_path):
     config = SMALL.replace(share_embeddings="none", output_bias=True)
     model = make_model(config, seed=2, scale=1.0, noise=0.1)  # its translations come to an end
     # Our search never takes padding and start; CTranslate2's would.
@@ -193,7 +194,7 @@ def test_search_with_a_model_that_is_sure_of_nothing_is_the_same(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("beam_size", "early_stop"), [(1, "exact"), (4, "exact"), (4, "first")])
-def test_searches_of_a_trained_model_find_the_same_in_sentences_it_has_not_seen(
+def test_search_of_a_trained_model_is_the_same(
     beam_size, early_stop, make_translator, words, tmp_path
 ):
     translator = make_translator(
@@ -210,9 +211,7 @@ def sentences_of(words):
 
 
 @pytest.mark.parametrize("beam_size", [1, 4])
-def test_a_trained_model_translates_text_with_nothing_but_the_folder(
-    beam_size, separate_translator, words, tmp_path
-):
+def test_folder_alone_translates_text(beam_size, separate_translator, words, tmp_path):
     folder = export(separate_translator, tmp_path / "model")
     assert {file.name for file in folder.iterdir()} == {
         "model.bin", "config.json", "source_vocabulary.json", "target_vocabulary.json",
@@ -232,9 +231,7 @@ def export(translator, folder, **options):
     )
 
 
-def test_unknown_words_and_a_shared_vocabulary_give_what_our_translator_gives(
-    make_translator, tmp_path
-):
+def test_unknown_words_translate_as_in_translator(make_translator, tmp_path):
     translator = make_translator(beam_size=1, length_penalty=0.0)
     texts = ["hello zebra", "</s> tree", "sun  cat", "two two two", "<pad>"]
     folder = export(translator, tmp_path / "model")
@@ -244,7 +241,7 @@ def test_unknown_words_and_a_shared_vocabulary_give_what_our_translator_gives(
     assert [text for text, *_ in theirs] == ours
 
 
-def test_a_shortlist_says_what_translations_may_have(separate_translator, words, tmp_path):
+def test_shortlist_limits_translations(separate_translator, words, tmp_path):
     source, target = (
         tokenizer.vocabulary
         for tokenizer in (
@@ -272,7 +269,7 @@ def test_a_shortlist_says_what_translations_may_have(separate_translator, words,
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int16", "float16"])
-def test_a_quantized_model_is_smaller_and_translates(
+def test_quantized_model_is_smaller_and_translates(
     quantization, separate_translator, words, tmp_path
 ):
     before = [variable.numpy() for variable in separate_translator.model.variables]
@@ -286,7 +283,7 @@ def test_a_quantized_model_is_smaller_and_translates(
         np.testing.assert_array_equal(old, new)
 
 
-def test_attention_is_the_mean_of_the_last_layers_heads(load, vocabulary):
+def test_attention_is_the_mean_of_the_last_heads(load, vocabulary):
     model = make_model(SMALL)
     (ids,) = some_ids(6)
     (result,) = load(model, vocabulary).translate_batch(
@@ -306,30 +303,30 @@ def refuse(reason, model, vocabulary, folder, **options):
     assert sorted(folder.parent.rglob("*")) == before
 
 
-def test_a_model_that_ctranslate2_cannot_express_is_refused(vocabulary, tmp_path):
+def test_inexpressible_models_are_rejected(vocabulary, tmp_path):
     model = Transformer(SMALL.replace(norm_form="sigma"))
-    refuse("norm_form 'sigma'; export the model as", model, vocabulary, tmp_path / "model")
+    refuse("not support norm_form sigma; export", model, vocabulary, tmp_path / "model")
     for name, value in {"positions": "rotary", "decoder_attention_window": 3}.items():
         model = Transformer(SMALL.replace(**{name: value}))
-        refuse(f"with {name} {value}; export a", model, vocabulary, tmp_path / "model")
+        refuse(f"not support {name} {value}; export", model, vocabulary, tmp_path / "model")
     model = keras.Sequential()
     refuse("single Transformer, got Sequential", model, vocabulary, tmp_path / "model")
 
 
-def test_vocabularies_of_another_model_are_refused(vocabulary, tmp_path):
+def test_vocabularies_of_another_model_are_rejected(vocabulary, tmp_path):
     larger = Transformer(SMALL.replace(vocabulary_size=31))
     refuse("31 source tokens and the source vocabulary 30", larger, vocabulary, tmp_path / "model")
     larger = Transformer(SMALL.replace(target_vocabulary_size=33, share_embeddings="none"))
     refuse("33 target tokens and the target vocabulary 30", larger, vocabulary, tmp_path / "model")
 
 
-def test_an_unknown_quantization_is_refused(vocabulary, tmp_path):
+def test_unknown_quantization_is_rejected(vocabulary, tmp_path):
     model = Transformer(SMALL)
     reason = "quantization 'int4' cannot be used .*int8"
     refuse(reason, model, vocabulary, tmp_path / "model", quantization="int4")
 
 
-def test_a_path_that_is_taken_or_cannot_be_written_is_refused(vocabulary, tmp_path):
+def test_unusable_folder_is_rejected(vocabulary, tmp_path):
     model = Transformer(SMALL)
     (tmp_path / "taken").mkdir()
     refuse("taken exists already", model, vocabulary, tmp_path / "taken")
@@ -337,7 +334,7 @@ def test_a_path_that_is_taken_or_cannot_be_written_is_refused(vocabulary, tmp_pa
     refuse("cannot write the export to .*model", model, vocabulary, tmp_path / "file" / "model")
 
 
-def test_without_the_package_the_error_says_how_to_install_it(vocabulary, tmp_path, monkeypatch):
+def test_missing_package_error_says_how_to_install_it(vocabulary, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
     monkeypatch.setitem(sys.modules, "ctranslate2.specs", None)
     reason = r"pip install 'keras_transformer\[ctranslate2\]'"

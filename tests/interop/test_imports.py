@@ -96,7 +96,11 @@ def test_the_toolkits_hypotheses_have_its_scores(name, load):
 
 
 @pytest.mark.parametrize("beam_size", [1, 4])
-@pytest.mark.parametrize("name", SEARCHED)
+@pytest.mark.parametrize(
+    "name",
+    [name if name in ("hf_marian", "fairseq_math") else pytest.param(name, marks=pytest.mark.slow)
+     for name in SEARCHED],
+)  # fmt: skip
 def test_search_as_imported_finds_the_toolkits_best(name, beam_size, load):
     sample, model = load(name)
     is_fairseq = name.startswith("fairseq")  # ends at source + 21 tokens, others later
