@@ -30,8 +30,8 @@ Side = Literal["source", "target"]
 # Sums of scores that are multiples of it are exact in float32 up to 2**24 / 8192 = 2,048, which is
 # a text of 150 tokens or more: SentencePiece and its copy in TensorFlow Text then choose the same
 # of two segmentations that are almost equal. A coarser grid moves the scores so far that another
-# segmentation wins: with 1/1024 two of 17,740 English lines differ from MarianTokenizer, with this
-# none; with unrounded scores the graph differs from Python in two.
+# segmentation wins. Of 112,743 lines of captions, news and law, 4 differ from MarianTokenizer with
+# 1/1024 and one with this grid; with unrounded scores Python and the graph differ in three.
 _SCORE_STEP = 1 / 8192
 _SINGLE_CHARACTER = -10.0  # added to the lowest score for a character that SentencePiece lacks
 _NEVER = -1e6  # added to the lowest score for tokens that are never to be chosen
