@@ -28,6 +28,8 @@ from keras_transformer.errors import InputError
 
 Path = str | os.PathLike[str]
 
+CONTROL_CHARACTERS = r"[\x00-\x1f\x7f-\x9f]"  # a pattern of Python and of TensorFlow
+
 _ASIDE = ".writing-"
 _LOCK = "lock"
 _GZIP_MAGIC = b"\x1f\x8b"  # RFC 1952, 2.3.1
@@ -173,7 +175,7 @@ def replace_control_characters(text: str) -> str:
 
     A vocabulary with byte fallback can generate newlines and tabs.
     """
-    return re.sub(r"[\x00-\x1f\x7f-\x9f]", " ", text)
+    return re.sub(CONTROL_CHARACTERS, " ", text)
 
 
 def read_lines(path: Path) -> list[str]:

@@ -10,7 +10,8 @@ import tensorflow as tf
 import tensorflow_text as tf_text
 
 from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID, WORD_START
-from keras_transformer.text.vocabulary import CONTROL_CHARACTERS, Vocabulary
+from keras_transformer.files import CONTROL_CHARACTERS
+from keras_transformer.text.vocabulary import Vocabulary
 
 
 class Tokenizer(tf.Module):

@@ -9,7 +9,6 @@ import hashlib
 import itertools
 import os
 import pathlib
-import re
 import threading
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -20,11 +19,8 @@ from typing_extensions import Self
 
 from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID, WORD_START
 from keras_transformer.errors import InputError, check_unicode, writing
-from keras_transformer.files import write_atomically
+from keras_transformer.files import replace_control_characters, write_atomically
 
-# Line ends and other control characters, which bytes can spell. As spaces they keep a text on its
-# line and in its column; the syntax is that of Python and of TensorFlow.
-CONTROL_CHARACTERS = r"[\x00-\x1f\x7f-\x9f]"
 RESERVED_IDS = (PAD_ID, UNK_ID, BOS_ID, EOS_ID)
 # SentencePiece has one seed for the whole process: it is set and used by one thread at a time.
 _SEED_IN_USE = threading.Lock()
@@ -151,7 +147,7 @@ class Vocabulary:
             InputError: an id is outside this vocabulary.
         """
         texts = (self._processor.decode(self._content(row)).removeprefix(" ") for row in ids)
-        return [re.sub(CONTROL_CHARACTERS, " ", text) for text in texts]
+        return [replace_control_characters(text) for text in texts]
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """Returns the tokens with these ids, "▁" standing for the space; all are kept.
@@ -165,7 +161,7 @@ class Vocabulary:
         """Returns the text as decoding gives it back where every character is known."""
         check_unicode("text", text)
         normalized = self._processor.normalize(text).replace(WORD_START, " ").lstrip(" ")
-        return re.sub(CONTROL_CHARACTERS, " ", normalized)
+        return replace_control_characters(normalized)
 
     def _encode(self, texts: list[str], num_threads: int) -> list[list[int]]:
         if not self.cuts_words_apart:
