@@ -201,6 +201,9 @@ def beam_search(
             f"beam_groups must divide beam_size, got {beam_groups} with beam_size {beam_size}"
         )
     check_choice("early_stop", early_stop, ("exact", "first"))
+    options = {}
+    if beam_groups > 1:
+        options["diversity_penalty"] = tf.cast(diversity_penalty, tf.float32)
     spec, inputs, first = start_search(
         step,
         state,
@@ -215,9 +218,7 @@ def beam_search(
         vocabulary=vocabulary,
         eos_id=eos_id,
         pad_id=pad_id,
-        options={"diversity_penalty": tf.cast(diversity_penalty, tf.float32)}
-        if beam_groups > 1
-        else {},
+        options=options,
     )
     if beam_size == 1:
         return search_paths(spec, inputs, first, _most_probable)
@@ -229,14 +230,8 @@ def beam_search(
         log_probs=tf.where(tf.range(beam_size) % size == 0, first.log_probs, IMPOSSIBLE),
         finished=tuple(_no_translations(spec, inputs, num_finished) for _ in range(beam_groups)),
     )
-    finished = _run_search(
-        lambda time, inputs, state, capacity: _beam_step(
-            time, inputs, state, capacity, spec, early_stop
-        ),
-        spec,
-        inputs,
-        first,
-    )
+    advance = functools.partial(_beam_step, spec=spec, early_stop=early_stop)
+    finished = _run_search(advance, spec, inputs, first)
     finished = tf.nest.map_structure(lambda leaf: leaf[:, :share], finished)
     return make_hypotheses(_best_of(finished, num_translations), spec)
 
@@ -421,8 +416,11 @@ def best_continuations(
         found = found._replace(ids=tf.gather(spec.subset.ids, places))
     parents = tf.reshape(tf.range(num_hypotheses), [num_sets, size])
     if extra_ids is not None:
-        is_new = tf.reduce_all(extra_ids[..., None] != found.ids[:, :, None], axis=-1)  # [B, W, P]
-        extra_ids = tf.where(is_new & ~_occurred_before(extra_ids), extra_ids, spec.pad_id)
+        index = tf.range(tf.shape(extra_ids)[2])  # [P]
+        is_same = extra_ids[..., None] == extra_ids[:, :, None]  # [B, W, P, P]
+        is_old = tf.reduce_any(is_same & (index < index[:, None]), axis=-1)
+        is_old |= tf.reduce_any(extra_ids[..., None] == found.ids[:, :, None], axis=-1)
+        extra_ids = tf.where(is_old, spec.pad_id, extra_ids)  # [B, W, P]
         logits = tf.gather(allowed, extra_ids, batch_dims=2) - shift[..., None]
         extra = (logits + offsets[..., None], parents + tf.zeros_like(extra_ids), extra_ids)
         found = _join(found, Candidates(*extra))
@@ -443,13 +441,6 @@ def best_continuations(
 
 def _join(*parts: Candidates) -> Candidates:
     return Candidates(*(tf.concat(fields, axis=-1) for fields in zip(*parts, strict=True)))
-
-
-def _occurred_before(ids: Tensor) -> Tensor:
-    """Returns whether an id also stands further to the left, bool of the shape of ids [B, W, P]."""
-    index = tf.range(tf.shape(ids)[-1])
-    is_same = ids[..., None] == ids[:, :, None]  # [B, W, P, P]
-    return tf.reduce_any(is_same & (index < index[:, None]), axis=-1)
 
 
 def _logits_of(ids: Tensor, logits: Tensor, spec: SearchSpec) -> Tensor:
