@@ -394,11 +394,6 @@ class UniversalConfig(TransformerLayersConfig):
         'step, with weights that sum to less (listing of Dehghani et al. 2019; "basic" in '
         "tensor2tensor).",
     )
-    halted_tokens: Literal["copy", "run_on"] = option(
-        "copy",
-        '"copy" keeps the state of a token that has halted, as the paper\'s text says; "run_on" '
-        "goes on updating the state that other tokens see, as tensor2tensor does.",
-    )
     halting_epsilon: float = option(
         0.01, "A token halts once its halting probabilities sum to more than 1 - epsilon."
     )
@@ -406,24 +401,14 @@ class UniversalConfig(TransformerLayersConfig):
     ponder_weight: float = option(
         0.01, "Weight of the ponder cost in the loss: steps plus remainder of each token."
     )
-    step_signals: Literal["sinusoidal", "learned"] = option(
-        "sinusoidal",
-        'What tells the layer its step: "sinusoidal" is the paper\'s, "learned" a table '
-        "(tensor2tensor).",
-    )
-    transition: Literal["feed_forward", "separable_convolution"] = option(
-        "feed_forward",
-        'What follows attention: "feed_forward", or "separable_convolution": widths 3 and 5 with '
-        '`activation` between them (tensor2tensor\'s "sepconv").',
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_at_least(1, "num_steps")
         self._check_at_least(0, "ponder_weight")
-        if self.model_dim % 2 and self.step_signals == "sinusoidal":
+        if self.model_dim % 2:
             raise InputError(
-                f"model_dim must be even for sinusoidal step_signals, got {self.model_dim}"
+                f"model_dim must be even for the sinusoidal step signals, got {self.model_dim}"
             )
         if self.norm_epsilon == 0:  # what halting gives padding is zero, which is not normalized
             raise InputError("norm_epsilon must be above 0 in a Universal Transformer, got 0")

@@ -1,16 +1,12 @@
 """The parts of the models as Keras layers, written with `keras.ops`.
 
-Only `dropout.py` asks TensorFlow something: which replica it is on.
+Only dropout uses TensorFlow directly: to know which replica it runs on.
 """
 
 from keras_transformer.layers.attention import CrossAttention, KeysValues, SelfAttention
 from keras_transformer.layers.base import Dropout
 from keras_transformer.layers.embedding import TokenEmbedding
-from keras_transformer.layers.feed_forward import (
-    FeedForward,
-    SeparableConvolution,
-    SeparableConvolutions,
-)
+from keras_transformer.layers.feed_forward import FeedForward
 from keras_transformer.layers.normalization import LayerNormalization
 from keras_transformer.layers.positions import PositionalEncoding, sinusoids
 from keras_transformer.layers.recurrent import (
@@ -30,6 +26,7 @@ from keras_transformer.layers.transformer import (
     Residual,
 )
 from keras_transformer.layers.universal import UniversalDecoder, UniversalEncoder
+from keras_transformer.layers.windowed_attention import WindowedSelfAttention
 
 __all__ = [
     "LSTM",
@@ -50,11 +47,10 @@ __all__ = [
     "RecurrentState",
     "Residual",
     "SelfAttention",
-    "SeparableConvolution",
-    "SeparableConvolutions",
     "SingleHeadAttention",
     "TokenEmbedding",
     "UniversalDecoder",
     "UniversalEncoder",
+    "WindowedSelfAttention",
     "sinusoids",
 ]

@@ -1,4 +1,4 @@
-"""The base class of all layers."""
+"""The base class of all layers, and dropout (5.4) for models that train on several devices."""
 
 from typing import Any
 
@@ -9,10 +9,10 @@ from keras_transformer.decoding import Tensor
 
 
 class Layer(keras.layers.Layer):
-    """A Keras layer whose output has the shape of its first input, unless it says otherwise.
+    """A Keras layer whose output has the shape and the Keras mask of its first input.
 
-    Keras makes the configuration of a layer from its constructor's arguments where these are
-    numbers, text or None; here a dtype policy may be an object too.
+    Keras makes a layer's configuration from the arguments of its constructor if they are numbers,
+    text or None; here a dtype policy may be an object too.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -20,6 +20,10 @@ class Layer(keras.layers.Layer):
         if isinstance(kwargs.get("dtype"), keras.DTypePolicy):
             kwargs["dtype"] = kwargs["dtype"].name
         return super().__new__(cls, *args, **kwargs)
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.supports_masking = True
 
     def compute_output_shape(
         self, input_shape: tuple[int | None, ...], *other_shapes: Any
@@ -36,25 +40,22 @@ class Layer(keras.layers.Layer):
 
 
 def with_scores(result: Any) -> tuple[Any, ...]:
-    """Returns an attention layer's output, and its weights: None where they were not asked for."""
+    """Returns a layer's output and attention scores: None for scores that it did not return."""
     return result if isinstance(result, tuple) else (result, None)
-
-
-# Dropout (5.4) that models of several devices can train with.
 
 
 class ReplicaSeeds(keras.random.SeedGenerator):
     """The seeds of another generator, different on each replica of a `tf.distribute` strategy.
 
-    The state of Keras's random numbers is the same on all replicas: row by row they would draw the
-    same. On one device nothing is changed.
+    Keras's random state is the same on all replicas, so they would all drop the same entries. On
+    one device nothing changes.
 
     Args:
         generator: has the state.
     """
 
     def __init__(self, generator: keras.random.SeedGenerator) -> None:
-        self._generator = generator  # and no state of its own
+        self._generator = generator  # the only state: `super().__init__` would add another
 
     def next(self, ordered: bool = True) -> Tensor:
         seed = self._generator.next(ordered)
@@ -64,10 +65,15 @@ class ReplicaSeeds(keras.random.SeedGenerator):
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class Dropout(keras.layers.Dropout):
-    """Keras's dropout, with masks of its own on each replica of a `tf.distribute` strategy."""
+    """Keras's dropout, with different masks on each replica of a `tf.distribute` strategy.
+
+    Example:
+        >>> Dropout(0.1)(np.ones((2, 3, 8), "float32"), training=True).shape
+        TensorShape([2, 3, 8])
+    """
 
     def call(self, inputs: Tensor, training: bool | None = False) -> Tensor:
-        """Returns the inputs, of any shape; while training, a share `rate` of them is 0."""
+        """Returns the inputs, of any shape; in training a fraction `rate` of them is 0."""
         if not training or not self.rate:
             return inputs
         seeds = ReplicaSeeds(self.seed_generator)
@@ -78,7 +84,7 @@ if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
 
     def _replica() -> Any:
-        """Returns the number of this replica, None where there is only one."""
+        """Returns the number of this replica; None if there is only one."""
         context = tf.distribute.get_replica_context()
         is_one_of_several = context is not None and context.num_replicas_in_sync > 1
         return context.replica_id_in_sync_group if is_one_of_several else None

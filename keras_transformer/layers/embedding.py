@@ -14,18 +14,22 @@ from keras_transformer.layers.base import Layer
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class TokenEmbedding(Layer):
-    """A matrix [V, D] that embeds tokens and, where shared, is the output projection too.
+    """A matrix [V, D] that embeds tokens and, if shared, is the output projection too.
 
     Args:
         vocabulary_size: number of tokens, V.
         model_dim: width of a vector, D.
         scale: whether vectors are multiplied by sqrt(D).
+
+    Example:
+        >>> TokenEmbedding(100, 16)(np.array([[5, 6, 3]])).shape
+        TensorShape([1, 3, 16])
     """
 
     def __init__(
         self, vocabulary_size: int, model_dim: int, scale: bool = True, **kwargs: Any
     ) -> None:
-        super().__init__(autocast=False, **kwargs)  # ids are no floats to be rounded
+        super().__init__(autocast=False, **kwargs)  # ids must not be rounded to half precision
         self.vocabulary_size = vocabulary_size
         self.model_dim = model_dim
         self.scale = scale
@@ -41,7 +45,7 @@ class TokenEmbedding(Layer):
 
     def call(self, ids: Tensor) -> Tensor:
         """Returns the vectors [..., D] of ids [...], times sqrt(D) if `scale` is set (3.4)."""
-        # Under a strategy Keras builds the model's metrics with ids turned into floats.
+        # Under a strategy Keras builds the model's metrics with float ids.
         vectors = ops.take(self.table, ops.cast(ids, "int32"), axis=0)
         vectors = ops.cast(vectors, self.compute_dtype)
         return vectors * self.model_dim**0.5 if self.scale else vectors

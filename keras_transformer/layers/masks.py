@@ -1,19 +1,24 @@
-"""Every mask of a model, made here and passed on as an argument.
+"""Masks of tokens and of attention.
 
-A mask is True where a token is real, or may be attended to. Attention takes masks as additive
-biases (0 where True, a large negative number where False), computed once for all layers.
+A mask is boolean, True at a real token or where a query may attend. Attention adds masks to its
+scores as a bias: 0 where True, a large negative number where False. A stack of layers makes the
+bias once for all of them.
 
-Shapes: B batch, S source length, T target length; while decoding, W hypotheses a sentence and t
-tokens of each.
+Shapes: B batch, S source length, T target length, H heads; while decoding, W hypotheses a sentence
+and t tokens of each.
 """
 
+from typing import Any
+
+import keras
 from keras import ops, tree
 
 from keras_transformer.config import EOS_ID, PAD_ID
 from keras_transformer.decoding import DecodingState, Tensor
+from keras_transformer.errors import InputError
 
 # exp() of a score this far below the others is exactly 0, and the value is finite in float16 too:
-# a row with nothing but padding gives finite weights and no NaN. bfloat16 has it exactly.
+# a row of padding alone gives finite weights, not NaN. bfloat16 represents it exactly.
 MASKED = -29_952.0  # -117 * 2^8
 
 
@@ -23,12 +28,12 @@ def padding_mask(ids: Tensor) -> Tensor:
 
 
 def predicting_mask(ids: Tensor) -> Tensor:
-    """Returns a bool mask of ids [...], True where a decoder predicts a token: EOS has no next."""
+    """Returns a bool mask of ids [...], True where a decoder predicts a token: not after EOS."""
     return padding_mask(ids) & ops.not_equal(ids, EOS_ID)
 
 
 def attention_bias(mask: Tensor) -> Tensor:
-    """Returns the bias that lets attention see only where the mask is True."""
+    """Returns the bias that hides all keys where the mask is False."""
     return ops.where(mask, 0.0, MASKED)
 
 
@@ -37,46 +42,92 @@ def padding_bias(ids: Tensor) -> Tensor:
     return attention_bias(padding_mask(ids)[:, None, None, :])
 
 
-def causal_bias(length: int | Tensor) -> Tensor:
-    """Returns a bias [1, 1, T, T] that lets position t see positions up to t.
-
-    Vaswani et al. 2017, 3.2.3: "masking out (setting to -inf) all values in the input of the
-    softmax which correspond to illegal connections".
-    """
+def causal_mask(length: int | Tensor) -> Tensor:
+    """Returns a bool mask [T, T]: position t sees positions up to t (3.2.3)."""
     positions = ops.arange(length)
-    return attention_bias(positions[None, :] <= positions[:, None])[None, None]
+    return positions[None, :] <= positions[:, None]
 
 
-def in_band(distances: Tensor, reach: int, causal: bool) -> Tensor:
-    """Returns whether a window shows keys at these distances from their queries.
+def causal_bias(length: int | Tensor) -> Tensor:
+    """Returns `causal_mask` as a bias [1, 1, T, T]."""
+    return attention_bias(causal_mask(length))[None, None]
+
+
+def combine_masks(
+    keys: Tensor,
+    *,
+    attention_mask: Tensor | None = None,
+    padding_mask: Tensor | None = None,
+    use_causal_mask: bool = False,
+    score_bias: Tensor | None = None,
+) -> Tensor | None:
+    """Returns one bias, which broadcasts to [B, H, T, S], of all that hides keys; None of nothing.
 
     Args:
-        distances: the keys' positions less the queries', of any shape.
-        reach: positions that a position sees before it and, if not causal, after it.
-        causal: whether positions see none after them.
+        keys: [B, S, D], the sequence attended to. Without `padding_mask` and `score_bias` its Keras
+            mask (of `Embedding(mask_zero=True)` or `Masking`) hides padding.
+        attention_mask: bool, True where a query may attend: [T, S], [B, T, S] or [B, H, T, S], any
+            dimension may be 1.
+        padding_mask: bool [B, S], True at real tokens.
+        use_causal_mask: whether to hide later positions.
+        score_bias: float bias to add to all that.
+
+    Raises:
+        InputError: `score_bias` is a mask, or a mask is a float bias.
     """
-    return (distances >= -reach) & (distances <= (0 if causal else reach))
+    if score_bias is not None and not _is_float(score_bias):
+        raise InputError(
+            f"score_bias is added to the scores and must be float, got {score_bias.dtype}; pass a "
+            "boolean mask as attention_mask or padding_mask"
+        )
+    if padding_mask is None and score_bias is None:
+        padding_mask = getattr(keys, "_keras_mask", None)
+    masks = []
+    if padding_mask is not None:
+        masks.append(_as_bool(padding_mask, "padding_mask")[:, None, None, :])
+    if attention_mask is not None:
+        mask = _as_bool(attention_mask, "attention_mask")
+        masks.append(mask[:, None] if len(mask.shape) == 3 else mask)
+    if use_causal_mask:
+        masks.append(causal_mask(ops.shape(keys)[1])[None, None])
+    if not masks:
+        return score_bias
+    bias = attention_bias(masks[0] if len(masks) == 1 else _all(masks))
+    return bias if score_bias is None else bias + ops.cast(score_bias, "float32")
 
 
-def band_bias(length: int | Tensor, reach: int, causal: bool) -> Tensor:
-    """Returns a bias [1, 1, T, T] that lets positions see a window, see `in_band`."""
-    positions = ops.arange(length)
-    distances = positions[None, :] - positions[:, None]
-    return attention_bias(in_band(distances, reach, causal))[None, None]
+def _is_float(x: Tensor) -> bool:
+    return "float" in keras.backend.standardize_dtype(x.dtype)
+
+
+def _as_bool(mask: Tensor, name: str) -> Tensor:
+    if _is_float(mask):
+        raise InputError(
+            f"{name} must be boolean, True where a query may attend, got {mask.dtype}; pass a "
+            "float bias of the scores as score_bias"
+        )
+    return ops.cast(mask, "bool")
+
+
+def _all(masks: list[Any]) -> Tensor:
+    first, *others = masks
+    for mask in others:
+        first = ops.logical_and(first, mask)
+    return first
 
 
 def ancestors_of(ids: Tensor, state: DecodingState) -> tuple[Tensor, Tensor]:
-    """Returns `time` and `ancestors` of a state, also where hypotheses never branch.
+    """Returns `time` and `ancestors` of a state, also if hypotheses never branch.
 
     Args:
         ids: [B, W], the newest tokens.
-        state: has `time` and `ancestors`, or else a `kv_cache` that grows.
+        state: has `time` and `ancestors`, or a `kv_cache` that grows.
     """
     time: Tensor = state.time
     if state.ancestors is not None:
         return time, state.ancestors
     num_hypotheses = ids.shape[1]
-    # A number where shapes are static, as under JAX.
+    # An int if shapes are static, as under JAX.
     kept = ops.shape(tree.flatten(state.kv_cache)[0])[-2] // num_hypotheses
     indices = ops.arange(num_hypotheses, dtype="int32")[:, None]
     ancestors = ops.broadcast_to(indices, (ops.shape(ids)[0], num_hypotheses, kept + 1))
@@ -84,7 +135,7 @@ def ancestors_of(ids: Tensor, state: DecodingState) -> tuple[Tensor, Tensor]:
 
 
 def ancestor_mask(ancestors: Tensor, num_hypotheses: int) -> Tensor:
-    """Returns a mask that is True where a hypothesis's own ancestors are.
+    """Returns a mask that is True at the cache slots of a hypothesis's ancestors.
 
     Args:
         ancestors: int32 [B, W, t], index of its ancestor at each step, see `DecodingState`.
@@ -100,8 +151,5 @@ def ancestor_mask(ancestors: Tensor, num_hypotheses: int) -> Tensor:
 
 
 def ancestor_bias(ancestors: Tensor, num_hypotheses: int) -> Tensor:
-    """Returns a bias [B, 1, W, t * W] that lets each hypothesis see its own ancestors only.
-
-    Arguments as in `ancestor_mask`.
-    """
+    """Returns `ancestor_mask` as a bias [B, 1, W, t * W]."""
     return attention_bias(ancestor_mask(ancestors, num_hypotheses)[:, None])

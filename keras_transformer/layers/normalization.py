@@ -18,10 +18,14 @@ class LayerNormalization(Layer):
     """Normalizes each vector to mean 0 and variance 1, then applies a learned gain and bias.
 
     Args:
-        epsilon: keeps the quotient finite where all entries are equal.
+        epsilon: keeps the quotient finite if all entries are equal.
         form: "variance" is gain * (x - mean) / sqrt(variance + epsilon) + bias, "sigma" is
             gain * (x - mean) / (sigma + epsilon) + bias. The variance is that of the
             population: it divides by D.
+
+    Example:
+        >>> LayerNormalization()(np.ones((2, 5, 16), "float32")).shape
+        TensorShape([2, 5, 16])
     """
 
     def __init__(
@@ -37,12 +41,14 @@ class LayerNormalization(Layer):
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         dim = input_shape[-1]
-        self.gain = self.add_weight(name="gain", shape=(dim,), initializer="ones")
-        self.bias = self.add_weight(name="bias", shape=(dim,), initializer="zeros")
+        # Half precision would round the gain and the bias to 8 or 11 bits.
+        options = dict(shape=(dim,), autocast=False)
+        self.gain = self.add_weight(name="gain", initializer="ones", **options)
+        self.bias = self.add_weight(name="bias", initializer="zeros", **options)
 
     def call(self, x: Tensor) -> Tensor:
         """Returns x [..., D] normalized, of the same shape and dtype."""
-        # Half precision cannot hold the sum of squares: the statistics are float32 always.
+        # Half precision cannot hold the sum of squares: statistics are always float32.
         full = ops.cast(x, "float32")
         centered = full - ops.mean(full, axis=-1, keepdims=True)
         variance = ops.mean(ops.square(centered), axis=-1, keepdims=True)

@@ -1,6 +1,7 @@
-"""Positional encodings (3.5).
+"""Positions: encodings added to embeddings (3.5), relative and rotary positions in attention.
 
-Shapes: T positions, D model dimension.
+Shapes: B batch, T positions or queries, S keys, D model dimension, K key and U value dimension of a
+head, k the largest relative distance that is distinguished.
 """
 
 import math
@@ -10,7 +11,7 @@ import keras
 from keras import ops
 
 from keras_transformer.decoding import Tensor
-from keras_transformer.errors import check_choice
+from keras_transformer.errors import InputError, check_choice
 from keras_transformer.layers.base import Layer, ReplicaSeeds
 
 
@@ -41,13 +42,17 @@ def sinusoids(positions: Tensor, model_dim: int, layout: str = "sinusoidal") -> 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class PositionalEncoding(Layer):
-    """Encodes positions as vectors.
+    """Adds an encoding of each position to embeddings (3.5).
 
     Args:
-        model_dim: width of the encoding, D.
+        model_dim: width of the embeddings, D.
         kind: "sinusoidal", "concatenated", "halves" (see `sinusoids`) or "learned" (Table 3 row E).
         first_position: position of the first token.
-        max_positions: rows of the table of learned positions; later positions share the last.
+        max_positions: rows of the table of learned positions.
+
+    Example:
+        >>> PositionalEncoding(16)(np.ones((2, 5, 16), "float32")).shape
+        TensorShape([2, 5, 16])
     """
 
     def __init__(
@@ -72,28 +77,56 @@ class PositionalEncoding(Layer):
                 name="table",
                 shape=(self.max_positions, self.model_dim),
                 initializer=keras.initializers.RandomNormal(stddev=self.model_dim**-0.5),
+                autocast=False,  # its gradient is summed over tokens, in float32
             )
 
-    def call(self, positions: Tensor) -> Tensor:
-        """Returns [..., D] for integer positions [...], counted from 0."""
-        positions = positions + self.first_position
-        if self.table is not None:
-            return ops.take(self.table, ops.minimum(positions, self.max_positions - 1), axis=0)
-        return ops.cast(sinusoids(positions, self.model_dim, self.kind), self.compute_dtype)
+    def call(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
+        """Returns embeddings x [B, T, D] plus the encodings of their positions.
 
-    def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
-        return (*input_shape, self.model_dim)
+        Args:
+            x: the embeddings.
+            positions: int [T] or [B, T], counted from 0; None for 0 to T - 1.
+
+        Raises:
+            InputError: x is not [B, T, D], or longer than the table of learned positions.
+        """
+        if len(x.shape) != 3 or x.shape[-1] != self.model_dim:
+            raise InputError(
+                f"positions are added to embeddings [B, T, {self.model_dim}], got {x.shape}; use "
+                "`encode` for the encodings of positions"
+            )
+        if positions is None:
+            self._check_length(x.shape[1])
+            positions = ops.arange(ops.shape(x)[1])
+        return x + self.encode(positions)
+
+    def _check_length(self, length: int | None) -> None:
+        last = self.first_position + (length or 0) - 1
+        if self.kind == "learned" and last >= self.max_positions:
+            raise InputError(
+                f"positions up to {last} are beyond the table of max_positions="
+                f"{self.max_positions}; shorten the sequences"
+            )
+
+    def encode(self, positions: Tensor) -> Tensor:
+        """Returns the encodings [..., D] of integer positions [...], counted from 0."""
+        positions = positions + self.first_position
+        if self.kind == "learned":
+            vectors = ops.take(self.table, positions, axis=0)
+        else:
+            vectors = sinusoids(positions, self.model_dim, self.kind)
+        return ops.cast(vectors, self.compute_dtype)
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class RandomOffset(Layer):
-    """Draws the position that each sentence's first token gets while a model is trained.
+    """Draws the position of each sentence's first token in training.
 
-    A model that has met many offsets also knows positions beyond the ends of its sentences
+    A model trained with many offsets also knows positions beyond the ends of its sentences
     (tensor2tensor's `position_start_index="random"`).
 
     Args:
-        max_offset: the largest; all up to it are as likely.
+        max_offset: the largest; 0 to `max_offset` are equally likely.
         seed: of the random numbers.
     """
 
@@ -116,14 +149,10 @@ class RandomOffset(Layer):
         return (input_shape[0], 1)
 
 
-# Relative positions as vectors that are added to keys and values (Shaw et al. 2018).
-#
-# Shapes: T queries, S keys, K key and U value dimension of a head, k the largest distance told
-# apart.
-
-
 def relative_scores(query: Tensor, table: Tensor, distances: Tensor) -> Tensor:
-    """Returns query a^K, float32 [..., T, S], to be added to query keys^T (3.2, eq. 4).
+    """Returns query a^K, float32 [..., T, S], to be added to query keys^T.
+
+    Shaw et al. 2018, 3.2, eq. 4: relative positions as vectors added to the keys.
 
     Args:
         query: [..., T, K].
@@ -135,7 +164,7 @@ def relative_scores(query: Tensor, table: Tensor, distances: Tensor) -> Tensor:
 
 
 def relative_values(weights: Tensor, table: Tensor, distances: Tensor) -> Tensor:
-    """Returns weights a^V, [..., T, U], to be added to weights values (3.2, eq. 3).
+    """Returns weights a^V, [..., T, U], to be added to weights values (Shaw et al. 2018, eq. 3).
 
     Args:
         weights: [..., T, S].
@@ -149,16 +178,16 @@ def relative_values(weights: Tensor, table: Tensor, distances: Tensor) -> Tensor
 def _rows(table: Tensor, distances: Tensor, like: Tensor) -> Tensor:
     largest = table.shape[0] // 2
     numbers = ops.clip(distances, -largest, largest) + largest
-    return ops.take(ops.cast(table, like.dtype), numbers, axis=0)
-
-
-# Rotary positions: queries and keys turned by angles that grow with position (Su et al. 2021).
+    # Cast after the lookup: the gradient of a row is a sum over many pairs of positions, which half
+    # precision rounds away.
+    return ops.cast(ops.take(table, numbers, axis=0), like.dtype)
 
 
 def rotate(x: Tensor, positions: Tensor) -> Tensor:
-    """Turns each pair of dimensions (2i, 2i + 1) by position * 10000^(-2i / K) (3.2.2, eq. 15).
+    """Turns each pair of dimensions (2i, 2i + 1) by position * 10000^(-2i / K).
 
-    The product of a turned query and a turned key depends on their distance only.
+    Su et al. 2021, 3.2.2, eq. 15: the product of a turned query and a turned key depends only on
+    their distance.
 
     Args:
         x: [..., K], K even.

@@ -1,5 +1,9 @@
 """Encoder and decoder of the Universal Transformer (Dehghani et al. 2019).
 
+Each is one layer, applied again and again, with signals of position and step added before each time
+(2.1): a fixed number of steps, or until each token halts (adaptive computation time, Graves 2016).
+The steps are unrolled: the graph has no loop, and XLA takes it as it is.
+
 Shapes: B batch, T length, S source length, D model dimension, H heads, W hypotheses a sentence.
 """
 
@@ -13,22 +17,19 @@ from keras_transformer.decoding import Tensor
 from keras_transformer.errors import check_choice
 from keras_transformer.layers.attention import KeysValues
 from keras_transformer.layers.base import Layer
-from keras_transformer.layers.positions import PositionalEncoding
+from keras_transformer.layers.masks import combine_masks
+from keras_transformer.layers.positions import sinusoids
 from keras_transformer.layers.transformer import DecoderLayer, EncoderLayer, final_norm
-
-# Adaptive computation time (Graves 2016), for each token by itself.
-#
-# Shapes: B batch, T length.
 
 
 class Halting(NamedTuple):
-    """How far each token has come.
+    """The halting state of each token.
 
     Attributes:
         is_running: bool, whether it has not halted; padding never runs.
-        total: float32, its halting probabilities so far.
-        steps: float32, the steps that it has taken, N.
-        remainders: float32, 1 less its halting probabilities before its last step, R; 0 before
+        total: float32, the sum of its halting probabilities so far.
+        steps: float32, the steps it has taken, N.
+        remainders: float32, 1 minus its halting probabilities before its last step, R; 0 before
             that.
     """
 
@@ -38,10 +39,10 @@ class Halting(NamedTuple):
     remainders: Tensor
 
 
-def start(is_real: Tensor) -> Halting:
-    """Returns the state before the first step, for a mask that is True at real tokens."""
-    zeros = ops.zeros_like(is_real, dtype="float32")
-    return Halting(is_real, zeros, zeros, zeros)
+def start(is_active: Tensor) -> Halting:
+    """Returns the state before the first step; tokens where the mask is False take no step."""
+    zeros = ops.zeros_like(is_active, dtype="float32")
+    return Halting(is_active, zeros, zeros, zeros)
 
 
 def advance(
@@ -50,16 +51,15 @@ def advance(
     """Takes one step (Graves 2016, eq. 5 to 9).
 
     Args:
-        halting: of the steps before.
-        probabilities: float32, those that the tokens halt now.
-        epsilon: a token halts where its probabilities sum to more than 1 - epsilon.
-        is_last: whether all tokens halt at this step. They get their remainder then too, so that
-            their weights sum to 1 and the ponder cost has a gradient; tensor2tensor gives them
-            none.
+        halting: the state after the steps before.
+        probabilities: float32, the halting probabilities of this step.
+        epsilon: a token halts once its probabilities sum to more than 1 - epsilon.
+        is_last: whether all tokens halt at this step. They then get their remainder too, so their
+            weights sum to 1 and the ponder cost has a gradient; tensor2tensor gives them none.
 
     Returns:
-        The float32 weight of each token's state after this step, 0 where it had halted before, and
-        how far it has come then.
+        The float32 weight of each token's state after this step, 0 if it had halted before; and the
+        next halting state.
     """
     running = halting.is_running
     rest = 1.0 - halting.total
@@ -74,23 +74,13 @@ def advance(
     )
 
 
-# What encoder and decoder of the Universal Transformer share: one layer that is applied again and
-# again, with signals of position and step added before each time (Dehghani et al. 2019, 2.1).
-#
-# A fixed number of steps, or as many as each token needs (`advance`). The steps are unrolled: the
-# graph has no loop, and XLA takes it as it is.
-#
-# Shapes: B batch, T length, D model dimension.
-
-
 class Steps(NamedTuple):
     """What a stack did at its steps.
 
     Attributes:
-        outputs: for each step, what the layer gave beside its output.
-        weights: for each adaptive step, float32 [B, T], the weight of the state after it in the
-            output.
-        halting: how far each token has come.
+        outputs: for each step, what the layer returned beside its output.
+        weights: for each adaptive step, float32 [B, T], the weight of its state in the output.
+        halting: the halting state after the last step.
     """
 
     outputs: list[Any]
@@ -102,13 +92,11 @@ class UniversalStack(Layer):
     """The base of both stacks.
 
     Args:
-        num_steps: how many times the layer is applied; with adaptive steps, the maximum.
+        num_steps: how often the layer is applied; with adaptive steps, the maximum.
         adaptive_steps: whether each token halts by itself.
         halting_output: "sum" or "blend", see `UniversalConfig`.
-        halted_tokens: "copy" or "run_on", see `UniversalConfig`.
         halting_epsilon: see `advance`.
-        halting_bias: first value of the halting unit's bias.
-        step_signals: "sinusoidal" or "learned".
+        halting_bias: initial bias of the halting unit.
         **layer_options: see `TransformerLayer`.
     """
 
@@ -120,10 +108,8 @@ class UniversalStack(Layer):
         num_steps: int,
         adaptive_steps: bool = True,
         halting_output: Literal["sum", "blend"] = "sum",
-        halted_tokens: Literal["copy", "run_on"] = "copy",
         halting_epsilon: float = 0.01,
         halting_bias: float = 1.0,
-        step_signals: Literal["sinusoidal", "learned"] = "sinusoidal",
         name: str | None = None,
         dtype: Any = None,
         trainable: bool = True,
@@ -131,14 +117,10 @@ class UniversalStack(Layer):
     ) -> None:
         super().__init__(name=name, dtype=dtype, trainable=trainable)
         check_choice("halting_output", halting_output, ("sum", "blend"))
-        check_choice("halted_tokens", halted_tokens, ("copy", "run_on"))
         self.num_steps = num_steps
         self.halting_output = halting_output
-        self.halted_tokens = halted_tokens
         self.halting_epsilon = halting_epsilon
-        self.step_signals = step_signals
         self.layer: Any = self.layer_class(**layer_options, name="layer", dtype=self.dtype_policy)
-        self.has_windows = layer_options.get("transition") == "separable_convolution"
         self.final_norm = final_norm(layer_options, self.dtype_policy)
         self.halting_unit = None
         if adaptive_steps:
@@ -151,15 +133,6 @@ class UniversalStack(Layer):
             )
 
     def build(self, input_shape: Any, *other_shapes: Any) -> None:
-        self.signals = PositionalEncoding(
-            input_shape[-1],
-            "learned" if self.step_signals == "learned" else "sinusoidal",
-            first_position=0 if self.step_signals == "learned" else 1,
-            max_positions=self.num_steps,
-            name="signals",
-            dtype=self.dtype_policy,
-        )
-        self.signals.build()
         for layer in (self.layer, self.final_norm, self.halting_unit):
             if layer is not None and not layer.built:  # by `project_memory`
                 layer.build(input_shape)
@@ -167,28 +140,29 @@ class UniversalStack(Layer):
     def repeat_layer(
         self,
         x: Tensor,
-        positions: Tensor,
-        is_real: Tensor,
+        positions: Tensor | None,
+        is_active: Tensor,
         apply: Callable[[Tensor, int], tuple[Tensor, Any]],
     ) -> tuple[Tensor, Steps]:
         """Applies the layer step by step.
 
         Args:
             x: [B, T, D], or of any shape that ends with D.
-            positions: signals that broadcast to x.
-            is_real: bool [B, T], False at padding.
-            apply: gets the layer's input and the number of the step, from 0.
+            positions: signals that broadcast to x; None for the sinusoids of 0 to T - 1.
+            is_active: bool [B, T], True at tokens that take steps.
+            apply: gets the layer's input and the number of the step, from 0; returns the layer's
+                output and what else `Steps.outputs` is to hold.
 
         Returns:
-            What leaves the stack, of x's shape, and what happened.
+            The stack's output, of x's shape, and what happened.
         """
-        state, output = start(is_real), ops.zeros_like(x)
+        if positions is None:
+            positions = ops.cast(sinusoids(ops.arange(ops.shape(x)[1]), x.shape[-1]), x.dtype)
+        state, output = start(is_active), ops.zeros_like(x)
         outputs, weights = [], []
         for step in range(self.num_steps):
-            signal = self.signals(ops.convert_to_tensor(step, "int32"))
-            if self.step_signals == "learned":  # as large as embeddings, like tensor2tensor's
-                signal = signal * self.signals.model_dim**0.5
-            entering = x + positions + signal
+            signal = sinusoids(ops.convert_to_tensor(step + 1, "int32"), x.shape[-1])  # [D]
+            entering = x + positions + ops.cast(signal, x.dtype)
             new, other = apply(entering, step)
             outputs.append(other)
             if self.halting_unit is None:
@@ -205,20 +179,29 @@ class UniversalStack(Layer):
             weight = ops.cast(weight, new.dtype)[..., None]
             keep = 1.0 - weight if self.halting_output == "blend" else 1.0
             output = keep * output + weight * new
-            x = ops.where(running, new, x) if self.halted_tokens == "copy" else new
+            x = ops.where(running, new, x)  # tokens that have halted keep their state
         if self.final_norm is not None:
             output = self.final_norm(output)
         if self.halting_unit is None:
-            steps = self.num_steps * ops.cast(is_real, "float32")
+            steps = self.num_steps * ops.cast(is_active, "float32")
             state = state._replace(steps=steps)
         return output, Steps(outputs, weights, state)
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class UniversalEncoder(UniversalStack):
-    """One `EncoderLayer`, applied again and again.
+    """One `EncoderLayer`, applied until each token halts.
 
     Args: see `UniversalStack`.
+
+    Example:
+        >>> encoder = UniversalEncoder(
+        ...     num_steps=3, num_heads=4, key_dim=4, value_dim=4, feed_forward_dim=32
+        ... )
+        >>> x, padding_mask = np.ones((2, 5, 16), "float32"), np.arange(5) < [[5], [3]]
+        >>> output, steps = encoder(x, padding_mask=padding_mask, return_steps=True)
+        >>> steps.halting.steps.shape
+        TensorShape([2, 5])
     """
 
     layer_class = EncoderLayer
@@ -226,149 +209,175 @@ class UniversalEncoder(UniversalStack):
     def call(
         self,
         x: Tensor,
-        positions: Tensor,
-        is_real: Tensor,
-        bias: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        padding_mask: Tensor | None = None,
+        positions: Tensor | None = None,
+        use_causal_mask: bool = False,
         training: bool | None = None,
         return_steps: bool = False,
     ) -> Any:
-        """Returns the memory [B, S, D] and, if asked for, the `Steps` with weights [B, H, S, S].
+        """Returns the memory [B, S, D] and, if asked for, the `Steps` with scores [B, H, S, S].
 
         Args:
             x: embeddings [B, S, D].
-            positions: their signals, [S, D] or [B, S, D].
-            is_real: bool [B, S], False at padding.
-            bias: hides padding from attention.
-            training: whether dropout is on.
+            attention_mask, padding_mask, use_causal_mask, training: see `SelfAttention.call`;
+                padding takes no step.
+            positions: position signals [S, D] or [B, S, D]; None for sinusoids.
             return_steps: whether to return the steps too.
         """
-        mask = {"is_real": is_real} if self.has_windows else {}
+        if padding_mask is None:
+            padding_mask = getattr(x, "_keras_mask", None)
+        bias = combine_masks(
+            x,
+            attention_mask=attention_mask,
+            padding_mask=padding_mask,
+            use_causal_mask=use_causal_mask,
+        )
 
         def apply(entering: Tensor, step: int) -> tuple[Tensor, Tensor]:
             return self.layer(
-                entering, bias, training=training, return_attention_scores=True, **mask
+                entering, score_bias=bias, training=training, return_attention_scores=True
             )
 
-        output, steps = self.repeat_layer(x, positions, is_real, apply)
+        is_active = _all_true(x) if padding_mask is None else padding_mask
+        output, steps = self.repeat_layer(x, positions, is_active, apply)
         return (output, steps) if return_steps else output
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class UniversalDecoder(UniversalStack):
-    """One `DecoderLayer`, applied again and again.
+    """One `DecoderLayer`, applied until each token halts.
 
     Args: see `UniversalStack`.
+
+    Example:
+        >>> decoder = UniversalDecoder(
+        ...     num_steps=3, num_heads=4, key_dim=4, value_dim=4, feed_forward_dim=32
+        ... )
+        >>> x, memory = np.ones((2, 5, 16), "float32"), np.ones((2, 7, 16), "float32")
+        >>> decoder(x, memory, memory_padding_mask=np.arange(7) < [[7], [4]]).shape
+        TensorShape([2, 5, 16])
     """
 
     layer_class = DecoderLayer
 
-    def project_memory(self, memory: Tensor) -> KeysValues:
-        """Returns keys and values of the encoder's output [B, S, D], the same for all steps."""
-        return self.layer.cross_attention.project_memory(memory)
-
     def call(
         self,
         x: Tensor,
-        positions: Tensor,
-        is_real: Tensor,
-        memory: KeysValues,
-        self_bias: Tensor | None = None,
-        memory_bias: Tensor | None = None,
+        memory: Tensor,
+        attention_mask: Tensor | None = None,
+        padding_mask: Tensor | None = None,
+        memory_attention_mask: Tensor | None = None,
+        memory_padding_mask: Tensor | None = None,
+        positions: Tensor | None = None,
+        is_active: Tensor | None = None,
+        use_causal_mask: bool = True,
         training: bool | None = None,
         return_steps: bool = False,
     ) -> Any:
-        """Returns [B, T, D] and, if asked for, the `Steps` with the weights of self-attention
+        """Returns [B, T, D] and, if asked for, the `Steps` with the scores of self-attention
         [B, H, T, T] and of cross-attention [B, H, T, S].
 
         Args:
             x: embeddings [B, T, D].
-            positions: their signals, [T, D] or [B, T, D].
-            is_real: bool [B, T], False at padding.
-            memory: of `project_memory`.
-            self_bias, memory_bias: see `DecoderLayer.call`.
-            training: whether dropout is on.
+            memory: the encoder's output [B, S, D].
+            attention_mask, padding_mask, memory_attention_mask, memory_padding_mask,
+                use_causal_mask, training: see `DecoderLayer.call`.
+            positions: position signals [T, D] or [B, T, D]; None for sinusoids.
+            is_active: bool [B, T], True at tokens that take steps; None for all but padding.
             return_steps: whether to return the steps too.
         """
+        if padding_mask is None:
+            padding_mask = getattr(x, "_keras_mask", None)
+        if is_active is None:
+            is_active = _all_true(x) if padding_mask is None else padding_mask
+        bias = combine_masks(
+            x,
+            attention_mask=attention_mask,
+            padding_mask=padding_mask,
+            use_causal_mask=use_causal_mask,
+        )
+        memory_bias = combine_masks(
+            memory, attention_mask=memory_attention_mask, padding_mask=memory_padding_mask
+        )
+        projected = self.project_memory(memory)
 
         def apply(entering: Tensor, step: int) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-            new, *attention = self.layer(
+            new, *scores = self.layer(
                 entering,
-                memory,
-                self_bias,
-                memory_bias,
+                projected,
+                score_bias=bias,
+                memory_score_bias=memory_bias,
+                use_causal_mask=False,  # the bias has it
                 training=training,
                 return_attention_scores=True,
             )
-            return new, tuple(attention)
+            return new, tuple(scores)
 
-        output, steps = self.repeat_layer(x, positions, is_real, apply)
+        output, steps = self.repeat_layer(x, positions, is_active, apply)
         return (output, steps) if return_steps else output
+
+    def project_memory(self, memory: Tensor) -> KeysValues:
+        """Returns keys and values of the memory [B, S, D], which all steps share."""
+        return self.layer.cross_attention.project_memory(memory)
 
     def step(
         self,
         x: Tensor,
-        positions: Tensor,
-        is_real: Tensor,
         memory: KeysValues,
-        memory_bias: Tensor | None,
+        memory_score_bias: Tensor | None,
         kv_cache: list[KeysValues],
-        windows: list[Any],
         time: Tensor,
-        self_bias: Tensor,
-    ) -> tuple[Tensor, list[KeysValues], list[Any], Tensor]:
+        score_bias: Tensor,
+        positions: Tensor,
+        is_active: Tensor,
+    ) -> tuple[Tensor, list[KeysValues], Tensor]:
         """Reads the new tokens x [B * W, D] of W hypotheses.
 
         A token that has halted still adds keys and values at the steps that it does not take:
-        later tokens, which continue, attend to them as in `call`.
+        later tokens that are still running attend to them as in `call`.
 
         Args:
             x: embeddings of the new tokens.
-            positions: the signal of their position, [D].
-            is_real: bool [B * W].
             kv_cache: that of each step.
-            windows: those of each step, see `DecoderLayer.step`.
-            memory, memory_bias, time, self_bias: see `DecoderLayer.step`.
+            memory, memory_score_bias, time, score_bias: see `DecoderLayer.step`.
+            positions: the signal of their position, [D].
+            is_active: bool [B * W], True at tokens that take steps.
 
         Returns:
-            [B * W, D], the KV caches with the new tokens added, the next windows, and the tokens'
-            attention to the memory, [B, H, W, S].
+            [B * W, D], the KV caches with the new tokens added, and the tokens' attention to the
+            memory, [B, H, W, S].
         """
 
         def apply(entering: Tensor, step: int) -> tuple[Tensor, Any]:
-            window = windows[step] if windows else None
             new, *others = self.layer.step(
-                entering, memory, memory_bias, kv_cache[step], time, self_bias, window
+                entering, memory, memory_score_bias, kv_cache[step], time, score_bias
             )
             return new, others
 
-        output, steps = self.repeat_layer(x, positions, is_real, apply)
-        caches, attentions, windows_after = zip(*steps.outputs, strict=True)
-        attention = self.mix_attention(
-            list(attentions),
-            [ops.reshape(weight, (-1, self_bias.shape[2])) for weight in steps.weights],
-        )
-        return output, list(caches), list(windows_after) if windows else [], attention
-
-    def mix_attention(self, attentions: list[Tensor], weights: list[Tensor]) -> Tensor:
-        """Returns the attention [B, H, T, S] of all steps: the sum by their weights [B, T].
-
-        That of the last step, where their number is fixed.
-        """
-        if not weights:
-            return attentions[-1]
-        pairs = zip(attentions, weights, strict=True)
-        return sum(
-            ops.cast(attention, "float32") * weight[:, None, :, None] for attention, weight in pairs
-        )
+        output, steps = self.repeat_layer(x, positions, is_active, apply)
+        caches, attentions = zip(*steps.outputs, strict=True)
+        weights = [ops.reshape(weight, (-1, score_bias.shape[2])) for weight in steps.weights]
+        return output, list(caches), mix_attention(list(attentions), weights)
 
     def empty_kv_cache(self, batch: int | Tensor, num_slots: int = 0) -> list[KeysValues]:
         """Returns each step's KV cache before the first token, see `SelfAttention`."""
         attention = self.layer.self_attention
         return [attention.empty_kv_cache(batch, num_slots) for _ in range(self.num_steps)]
 
-    def empty_windows(self, batch: int | Tensor, num_hypotheses: int) -> list[Any]:
-        """Returns each step's windows before the first token; none of a feed-forward transition."""
-        if not self.has_windows:
-            return []
-        transition = self.layer.feed_forward
-        return [transition.empty_windows(batch, num_hypotheses) for _ in range(self.num_steps)]
+
+def mix_attention(attentions: list[Tensor], weights: list[Tensor]) -> Tensor:
+    """Returns the attention [B, H, T, S] of all steps, summed with the weights [B, T] of the steps.
+
+    With a fixed number of steps it is that of the last step.
+    """
+    if not weights:
+        return attentions[-1]
+    pairs = zip(attentions, weights, strict=True)
+    return sum(
+        ops.cast(attention, "float32") * weight[:, None, :, None] for attention, weight in pairs
+    )
+
+
+def _all_true(x: Tensor) -> Tensor:
+    return ops.ones_like(x[..., 0], dtype="bool")

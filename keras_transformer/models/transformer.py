@@ -21,15 +21,10 @@ from keras_transformer.config import (
 )
 from keras_transformer.decoding import DecodingState, Tensor
 from keras_transformer.layers import Decoder, Encoder, LayerNormalization
-from keras_transformer.layers.attention import visible_ancestors
 from keras_transformer.layers.base import with_scores
-from keras_transformer.layers.masks import (
-    ancestor_bias,
-    ancestors_of,
-    causal_bias,
-    padding_bias,
-)
+from keras_transformer.layers.masks import ancestor_bias, ancestors_of, padding_bias, padding_mask
 from keras_transformer.layers.positions import PositionalEncoding, RandomOffset
+from keras_transformer.layers.windowed_attention import visible_ancestors
 from keras_transformer.models.seq2seq import (
     Seq2SeqModel,
     add_coverage,
@@ -84,6 +79,8 @@ class Transformer(Seq2SeqModel):
         self.build()
 
     def build(self, input_shape: Any = None) -> None:
+        if self.built:
+            return
         super().build(input_shape)
         hidden = (None, None, self.config.model_dim)
         for encoding in (self.positions, self.target_positions):
@@ -99,11 +96,11 @@ class Transformer(Seq2SeqModel):
         return self.logits(self._run(inputs, training)[0])
 
     def attention(self, inputs: dict[str, Tensor], head: int | None = None) -> Tensor:
-        """Returns the attention that the target's tokens pay to the source's in the last layer.
+        """Returns the attention of target tokens to source tokens in the last layer.
 
         Args:
             inputs: as in `call`.
-            head: number of a head; None means the mean of all.
+            head: index of a head; None for the mean of all.
 
         Returns:
             float32 [B, T, S]; each row is a distribution over the real source tokens.
@@ -121,34 +118,38 @@ class Transformer(Seq2SeqModel):
         capacity: int | None = None,
         coverage: bool = False,
     ) -> DecodingState:
-        source = self.visible_source(source)
-        bias = padding_bias(source)
+        source = self.visible_source(ops.convert_to_tensor(source, "int32"))
         batch = ops.shape(source)[0]
-        memory = self.decoder.project_memory(self._encode(source, bias, 0, training=False)[0])
-        # Not the bias: TensorFlow's oneDNN remapper, fusing the sum of a product and a tensor
-        # that comes from outside of a loop, takes the wrong output of that tensor's Switch, and
-        # the whole search then gives empty tensors. A bias made within the loop is safe.
+        memory, _ = self._encode(source, padding_mask(source), 0, training=False)
         return DecodingState(
             projection=self.output_projection(),
-            context={"memory": memory, "source": source},
+            # Not the bias: TensorFlow's oneDNN remapper, fusing the sum of a product and a tensor
+            # from outside of a loop, takes the wrong output of that tensor's Switch, and the whole
+            # search then returns empty tensors. A bias computed within the loop is safe.
+            context={"memory": self.decoder.project_memory(memory), "source": source},
             kv_cache=self.decoder.empty_kv_cache(batch, (capacity or 0) * num_hypotheses),
             coverage=start_coverage(source, num_hypotheses) if coverage else None,
         )
 
     def step(self, ids: Tensor, state: DecodingState) -> tuple[Tensor, DecodingState]:
+        ids = ops.convert_to_tensor(ids, "int32")
         num_hypotheses = ids.shape[1]
         time, ancestors = ancestors_of(ids, state)
-        # Rows [B * W, D]: products of two matrices are quicker than those of larger tensors.
         time = ops.convert_to_tensor(time, "int32")
-        x = self._embed("target", ops.reshape(ids, (-1,)), time)
-        of_window = (state.kv_cache[0], time, self.config.decoder_attention_window)
+        # Rows [B * W, D]: products of two matrices are quicker than those of larger tensors.
+        x = self.target_embedding(ops.reshape(ids, (-1,)))
+        if self.target_positions is not None:
+            x = x + self.target_positions.encode(time)
+        x = x if self.target_norm is None else self.target_norm(x)
+        window = self.config.decoder_attention_window
+        visible = visible_ancestors(ancestors, state.kv_cache[0], time, window)
         x, kv_cache, attention = self.decoder.step(
             x,
             state.context["memory"],
             padding_bias(state.context["source"]),
             state.kv_cache,
             time,
-            ancestor_bias(visible_ancestors(ancestors, *of_window), num_hypotheses),
+            ancestor_bias(visible, num_hypotheses),
         )
         coverage = add_coverage(state.coverage, attention)
         logits = self.logits(x, state.projection)
@@ -178,56 +179,58 @@ class Transformer(Seq2SeqModel):
         positions = [getattr(encoding, "table", None) for encoding in encodings]
         return tables + [table for table in positions if table is not None]
 
-    def _embed(self, side: str, ids: Tensor, positions: Tensor) -> Tensor:
+    def _embed(
+        self, side: str, ids: Tensor, positions: Tensor | None, training: bool | None
+    ) -> Tensor:
+        """Returns what enters the encoder or the decoder, [B, T, D], for ids [B, T] (3.4, 3.5)."""
         x = getattr(self, f"{side}_embedding")(ids)
         encoding = self.positions if side == "source" else self.target_positions
         if encoding is not None:
-            x = x + encoding(positions)
-        return getattr(self, f"{side}_norm")(x) if self.config.embedding_norm else x
+            x = encoding(x, positions)
+        if self.config.embedding_norm:
+            x = getattr(self, f"{side}_norm")(x)
+        return getattr(self, f"{side}_dropout")(x, training=training)
 
-    def _source_positions(self, source: Tensor) -> Tensor:
-        """Returns the positions of source ids [B, S]: int [S], or [B, S] if some have none.
+    def _source_positions(self, source: Tensor, offset: Tensor | int) -> Tensor | None:
+        """Returns the positions of source ids [B, S]; None for 0 to S - 1.
 
         Tokens without a position are all at 0, and the others count from 1 (Wu et al. 2021, 2.2).
         """
         if not self.config.unpositioned_tokens:
-            return ops.arange(ops.shape(source)[1])
+            return shifted_positions(source, offset)
         end = NUM_RESERVED + self.config.unpositioned_tokens
         has_position = (source < NUM_RESERVED) | (source >= end)
-        return ops.where(has_position, ops.cumsum(ops.cast(has_position, "int32"), axis=1), 0)
+        positions = ops.cumsum(ops.cast(has_position, "int32"), axis=1)
+        return ops.where(has_position, positions, 0) + offset
 
     def _encode(
         self,
         source: Tensor,
-        bias: Tensor,
+        source_mask: Tensor,
         offset: Tensor | int,
         training: bool | None,
         scores: bool = False,
     ) -> tuple[Tensor, list[Tensor] | None]:
         """Returns the memory [B, S, D] and, if asked for, each layer's attention [B, H, S, S]."""
-        x = self._embed("source", source, self._source_positions(source) + offset)
-        x = self.source_dropout(x, training=training)
-        return with_scores(self.encoder(x, bias, training=training, return_attention_scores=scores))
+        x = self._embed("source", source, self._source_positions(source, offset), training)
+        options = dict(training=training, return_attention_scores=scores)
+        memory, weights = with_scores(self.encoder(x, padding_mask=source_mask, **options))
+        return memory, weights
 
     def _run(
         self, inputs: dict[str, Tensor], training: bool | None, scores: bool = False
     ) -> tuple[Tensor, dict[str, Any]]:
         """Returns the decoder's outputs [B, T, D] and, if asked for, `attention_weights`."""
         source, target = self.visible_source(inputs["source"]), inputs["target"]
-        memory_bias = padding_bias(source)
+        source_mask = padding_mask(source)
         offset = draw_offset(self.position_offset, source, training)
-        memory, encoder_weights = self._encode(source, memory_bias, offset, training, scores)
-        length = ops.shape(target)[1]
-        x = self._embed("target", target, ops.arange(length) + offset)
-        x = self.target_dropout(x, training=training)
-        is_windowed = self.config.decoder_attention_window is not None
+        memory, encoder_weights = self._encode(source, source_mask, offset, training, scores)
+        # The causal mask hides the target's padding too, which follows the real tokens.
         x, *weights = with_scores(
             self.decoder(
-                x,
+                self._embed("target", target, shifted_positions(target, offset), training),
                 memory,
-                # Hides padding too, which follows the real tokens; a window is causal by itself.
-                None if is_windowed else causal_bias(length),
-                memory_bias,
+                memory_padding_mask=source_mask,
                 training=training,
                 return_attention_scores=scores,
             )
@@ -235,11 +238,11 @@ class Transformer(Seq2SeqModel):
         return x, {"encoder": encoder_weights, "decoder": weights[0], "cross": weights[-1]}
 
 
-# What models share whose layers are a Transformer's: also the Universal Transformer.
+# Shared with the Universal Transformer.
 
 
 def layer_options(config: TransformerLayersConfig) -> dict[str, Any]:
-    """Returns what a model's configuration says of each of its layers, for `TransformerLayer`."""
+    """Returns the options of `TransformerLayer` in a model's configuration."""
     head_dim = config.model_dim // config.num_heads
     return {
         "num_heads": config.num_heads,
@@ -286,15 +289,15 @@ def layer_flops(
     of_pair = widths * (2 if config.positions == "relative" else 1)
     of_source, of_target = source_length, target_length  # keys that a query sees
     if windows[0] is not None:
-        of_source = _least(source_length, windows[0])
+        of_source = _minimum(source_length, windows[0])
     if windows[1] is not None:
-        of_target = _least(target_length, windows[1] // 2 + 1)
+        of_target = _minimum(target_length, windows[1] // 2 + 1)
     encoder = source_length * (own + of_source * of_pair)
     decoder = target_length * (own + across + of_target * of_pair + source_length * widths)
     return 2 * encoder, 2 * decoder, 2 * source_length * across
 
 
-def _least(length: Any, most: int) -> Any:
+def _minimum(length: Any, most: int) -> Any:
     # A product of integer tensors overflows.
     return min(length, most) if isinstance(length, (int, float)) else ops.minimum(length, most)
 
@@ -302,7 +305,7 @@ def _least(length: Any, most: int) -> Any:
 def make_positions(
     config: TransformerLayersConfig, dtype: Any, name: str = "positions"
 ) -> PositionalEncoding | None:
-    """Returns what encodes positions; None where self-attention gets them."""
+    """Returns the model's positional encoding; None if self-attention has positions."""
     if config.attention_positions is not None:
         return None
     return PositionalEncoding(
@@ -316,15 +319,20 @@ def make_positions(
 
 
 def make_position_offset(config: TransformerLayersConfig) -> RandomOffset | None:
-    """Returns the layer that draws where positions begin; None where they begin at the first."""
+    """Returns the layer that draws where positions begin in training; None if they never vary."""
     if not config.max_position_offset:
         return None
     return RandomOffset(config.max_position_offset, name="position_offset")
 
 
 def draw_offset(layer: RandomOffset | None, source: Tensor, training: bool | None) -> Any:
-    """Returns by how much positions are shifted: int32 [B, 1] while training, or 0."""
+    """Returns the position of the first token: int32 [B, 1] in training, or 0."""
     return layer(source, training=training) if layer is not None and training else 0
+
+
+def shifted_positions(ids: Tensor, offset: Tensor | int) -> Tensor | None:
+    """Returns positions that begin at the offset [B, 1]; None for 0 to T - 1, if it is 0."""
+    return None if isinstance(offset, int) else ops.arange(ops.shape(ids)[1]) + offset
 
 
 def select_head(attention: Tensor, head: int | None) -> Tensor:

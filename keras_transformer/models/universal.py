@@ -17,12 +17,11 @@ from keras_transformer.layers import UniversalDecoder, UniversalEncoder
 from keras_transformer.layers.masks import (
     ancestor_bias,
     ancestors_of,
-    causal_bias,
     padding_bias,
     padding_mask,
     predicting_mask,
 )
-from keras_transformer.layers.universal import Halting, Steps
+from keras_transformer.layers.universal import Halting, Steps, mix_attention
 from keras_transformer.models.seq2seq import (
     Seq2SeqModel,
     add_coverage,
@@ -39,15 +38,10 @@ from keras_transformer.models.transformer import (
 )
 from keras_transformer.objectives import OF_TRAINING_ONLY
 
-_STACK_OPTIONS = (
-    "num_steps", "adaptive_steps", "halting_output", "halted_tokens", "halting_epsilon",
-    "halting_bias", "step_signals", "transition",
-)  # fmt: skip
-
 
 @register_architecture(UniversalConfig)
 class UniversalTransformer(Seq2SeqModel):
-    """Encoder and decoder of one layer each, which every token passes as often as it needs.
+    """Encoder and decoder of one shared layer each, applied until each token halts.
 
     Args:
         config: the hyperparameters.
@@ -66,7 +60,11 @@ class UniversalTransformer(Seq2SeqModel):
         self.positions = make_positions(config, self.dtype_policy)
         self.position_offset = make_position_offset(config)
         options = layer_options(config) | {
-            **{name: getattr(config, name) for name in _STACK_OPTIONS},
+            "num_steps": config.num_steps,
+            "adaptive_steps": config.adaptive_steps,
+            "halting_output": config.halting_output,
+            "halting_epsilon": config.halting_epsilon,
+            "halting_bias": config.halting_bias,
             "dtype": self.dtype_policy,
         }
         self.encoder = UniversalEncoder(**options, name="encoder")
@@ -80,6 +78,8 @@ class UniversalTransformer(Seq2SeqModel):
         self.build()
 
     def build(self, input_shape: Any = None) -> None:
+        if self.built:
+            return
         super().build(input_shape)
         hidden = (None, None, self.config.model_dim)
         if self.positions is not None:
@@ -94,19 +94,19 @@ class UniversalTransformer(Seq2SeqModel):
         return self.logits(x)
 
     def attention(self, inputs: dict[str, Tensor], head: int | None = None) -> Tensor:
-        """Returns the attention that target tokens pay to source tokens: that of all their steps,
-        by the weights that halting gives them.
+        """Returns the attention of target tokens to source tokens, a sum over their steps with the
+        weights that halting gives these.
 
         Args:
             inputs: as in `call`.
-            head: number of a head; None means the mean of all.
+            head: index of a head; None for the mean of all.
 
         Returns:
             float32 [B, T, S]; each row is a distribution over the real source tokens.
         """
         _, _, steps = self._run(inputs, training=False)
         cross = [weights for _, weights in steps.outputs]
-        return select_head(self.decoder.mix_attention(cross, steps.weights), head)
+        return select_head(mix_attention(cross, steps.weights), head)
 
     def attention_weights(self, inputs: dict[str, Tensor]) -> dict[str, list[Tensor]]:
         _, encoder_steps, decoder_steps = self._run(inputs, training=False)
@@ -114,7 +114,7 @@ class UniversalTransformer(Seq2SeqModel):
         return {"encoder": encoder_steps.outputs, "decoder": list(of_target), "cross": list(cross)}
 
     def token_values(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Returns the steps that each token took, and its remainder, see `Halting`.
+        """Returns the number of steps of each token and its remainder, see `Halting`.
 
         Args:
             inputs: as in `call`.
@@ -138,43 +138,43 @@ class UniversalTransformer(Seq2SeqModel):
         capacity: int | None = None,
         coverage: bool = False,
     ) -> DecodingState:
-        memory, _ = self._encode(source, 0, training=False)
+        source = ops.convert_to_tensor(source, "int32")
+        memory, _ = self._encode(source, padding_mask(source), 0, training=False)
         batch = ops.shape(source)[0]
         return DecodingState(
             projection=self.output_projection(),
-            # A bias made of the source in each step: see `Transformer.encode`.
+            # Each step computes its bias from the source: see `Transformer.encode`.
             context={"memory": self.decoder.project_memory(memory), "source": source},
-            recurrent_state=self.decoder.empty_windows(batch, num_hypotheses),
             kv_cache=self.decoder.empty_kv_cache(batch, (capacity or 0) * num_hypotheses),
             coverage=start_coverage(source, num_hypotheses) if coverage else None,
         )
 
     def step(self, ids: Tensor, state: DecodingState) -> tuple[Tensor, DecodingState]:
+        ids = ops.convert_to_tensor(ids, "int32")
         num_hypotheses = ids.shape[1]
         time, ancestors = ancestors_of(ids, state)
         rows = ops.reshape(ids, (-1,))
-        x, kv_cache, windows, attention = self.decoder.step(
+        x, kv_cache, attention = self.decoder.step(
             self.target_embedding(rows),
-            self._position_signals(ops.convert_to_tensor(time, "int32")),
-            predicting_mask(rows),
             state.context["memory"],
             padding_bias(state.context["source"]),
             state.kv_cache,
-            state.recurrent_state,
             time,
             ancestor_bias(ancestors, num_hypotheses),
+            positions=self._position_signals(ops.convert_to_tensor(time, "int32")),
+            is_active=predicting_mask(rows),
         )
         coverage = add_coverage(state.coverage, attention)
         logits = self.logits(x, state.projection)  # [B * W, V]
         logits = ops.reshape(logits, (-1, num_hypotheses, ops.shape(logits)[-1]))
-        return logits, state._replace(kv_cache=kv_cache, recurrent_state=windows, coverage=coverage)
+        return logits, state._replace(kv_cache=kv_cache, coverage=coverage)
 
     def count_flops(self, source_length: Any, target_length: Any) -> Any:
         """Returns the operations of a forward pass, see `Seq2SeqModel.count_flops`.
 
-        Those of `Transformer.count_flops` with `num_steps` in place of the number of layers: with
-        adaptive steps too, since the layer then computes tokens that have halted and drops them.
-        The memory is projected once. A halting unit multiplies each token by a vector.
+        Those of `Transformer.count_flops` with `num_steps` layers: also with adaptive steps, since
+        the layer then computes tokens that have halted and drops the result. The memory is
+        projected once. A halting unit multiplies each token by a vector.
         """
         config = self.config
         encoder, decoder, memory = layer_flops(config, source_length, target_length)
@@ -183,25 +183,23 @@ class UniversalTransformer(Seq2SeqModel):
         return layers + super().count_flops(source_length, target_length)
 
     def embedding_tables(self) -> list[keras.Variable]:
-        signals = (self.positions, self.encoder.signals, self.decoder.signals)
-        tables = [getattr(each, "table", None) for each in signals]
-        return [*super().embedding_tables(), *(table for table in tables if table is not None)]
+        tables = super().embedding_tables()
+        table = getattr(self.positions, "table", None)
+        return tables if table is None else [*tables, table]
 
     def _position_signals(self, positions: Tensor) -> Tensor:
-        """Returns [..., D] for positions [...]; zeros [1] where self-attention gets them."""
+        """Returns [..., D] for positions [...]; zeros [1] if self-attention has positions."""
         none = ops.zeros((1,), self.compute_dtype)
-        return none if self.positions is None else self.positions(positions)
+        return none if self.positions is None else self.positions.encode(positions)
 
     def _encode(
-        self, source: Tensor, offset: Tensor | int, training: bool | None
+        self, source: Tensor, source_mask: Tensor, offset: Tensor | int, training: bool | None
     ) -> tuple[Tensor, Steps]:
-        """Returns the memory [B, S, D] and the steps that led to it."""
-        x = self.source_dropout(self.source_embedding(source), training=training)
+        """Returns the memory [B, S, D] and the encoder's steps."""
         return self.encoder(
-            x,
-            self._position_signals(ops.arange(ops.shape(source)[1]) + offset),
-            padding_mask(source),
-            padding_bias(source),
+            self.source_dropout(self.source_embedding(source), training=training),
+            padding_mask=source_mask,
+            positions=self._position_signals(ops.arange(ops.shape(source)[1]) + offset),
             training=training,
             return_steps=True,
         )
@@ -209,26 +207,25 @@ class UniversalTransformer(Seq2SeqModel):
     def _run(self, inputs: dict[str, Tensor], training: bool | None) -> tuple[Tensor, Steps, Steps]:
         """Returns the decoder's outputs [B, T, D], and the steps of encoder and decoder."""
         source, target = inputs["source"], inputs["target"]
+        source_mask = padding_mask(source)
         offset = draw_offset(self.position_offset, source, training)
-        memory, encoder_steps = self._encode(source, offset, training)
-        length = ops.shape(target)[1]
-        x = self.target_dropout(self.target_embedding(target), training=training)
+        memory, encoder_steps = self._encode(source, source_mask, offset, training)
+        # The causal mask hides the target's padding too, which follows the real tokens.
         x, decoder_steps = self.decoder(
-            x,
-            self._position_signals(ops.arange(length) + offset),
-            _real_tokens(inputs)["target"],
-            self.decoder.project_memory(memory),
-            causal_bias(length),
-            padding_bias(source),
+            self.target_dropout(self.target_embedding(target), training=training),
+            memory,
+            memory_padding_mask=source_mask,
+            positions=self._position_signals(ops.arange(ops.shape(target)[1]) + offset),
+            is_active=_real_tokens(inputs)["target"],
             training=training,
             return_steps=True,
         )
         return x, encoder_steps, decoder_steps
 
     def _ponder(self, inputs: dict[str, Tensor], source: Halting, target: Halting) -> None:
-        """Adds the ponder cost, steps and remainders, to the loss, and counts them.
+        """Adds the ponder cost, steps plus remainders, to the loss, and updates their metrics.
 
-        The training step weights the loss of a part of a batch by its target tokens: divided by
+        The training step weights the loss of each part of a batch by its target tokens: divided by
         them, the cost becomes a sum over the whole batch, like the cross-entropy.
         """
         cost, masks = 0.0, _real_tokens(inputs)

@@ -27,17 +27,25 @@ from keras import ops
 from benchmarks.engines import Channel, Engine, take_turns
 from keras_transformer.commands import common
 from keras_transformer.errors import InputError
-from keras_transformer.layers import SelfAttention
+from keras_transformer.layers import SelfAttention, WindowedSelfAttention
 
 KERNEL = 3
 
 
-class ProductsOnly(SelfAttention):
+class _ProductsOnly:
     """Self-attention without projections, which the table leaves out: x is all of Q, K and V."""
 
     def build(self, input_shape: Any) -> None:
         self.projection = lambda x: ops.concatenate([x, x, x], axis=-1)
         self.output_projection = lambda x: x
+
+
+class ProductsOnly(_ProductsOnly, SelfAttention):
+    pass
+
+
+class WindowedProductsOnly(_ProductsOnly, WindowedSelfAttention):
+    pass
 
 
 class LayerType(NamedTuple):
@@ -58,11 +66,9 @@ class LayerType(NamedTuple):
     path: Callable[[int, int], int]
 
 
-def _attention(kind: type[SelfAttention], d: int, window: int | None) -> SelfAttention:
+def _attention(kind: type[SelfAttention], d: int, **options: Any) -> SelfAttention:
     num_heads = max(d // 64, 1)
-    return kind(
-        num_heads=num_heads, key_dim=d // num_heads, value_dim=d // num_heads, window=window
-    )
+    return kind(num_heads=num_heads, key_dim=d // num_heads, value_dim=d // num_heads, **options)
 
 
 def _convolution(d: int, **options: Any) -> keras.layers.Conv1D:
@@ -87,16 +93,17 @@ def _in_growing_steps(n: int, r: int) -> int:
 
 LAYER_TYPES = {
     "self-attention": LayerType(
-        lambda d, r, _: _attention(ProductsOnly, d, None), "n^2 d", 2, False, _in_one
+        lambda d, r, _: _attention(ProductsOnly, d), "n^2 d", 2, False, _in_one
     ),
     "with projections": LayerType(
-        lambda d, r, _: _attention(SelfAttention, d, None), "n^2 d + n d^2", 2, False, _in_one
+        lambda d, r, _: _attention(SelfAttention, d), "n^2 d + n d^2", 2, False, _in_one
     ),
     "restricted": LayerType(
-        lambda d, r, _: _attention(ProductsOnly, d, r), "r n d", 1, False, _in_steps_of_a_window
+        lambda d, r, _: _attention(WindowedProductsOnly, d, window=r), "r n d", 1, False,
+        _in_steps_of_a_window,
     ),
     "with projections, restricted": LayerType(
-        lambda d, r, _: _attention(SelfAttention, d, r), "r n d + n d^2", 1, False,
+        lambda d, r, _: _attention(WindowedSelfAttention, d, window=r), "r n d + n d^2", 1, False,
         _in_steps_of_a_window,
     ),
     "recurrent": LayerType(

@@ -12,7 +12,7 @@ from keras import ops
 
 from keras_transformer.layers import CrossAttention, KeysValues, SelfAttention
 from keras_transformer.layers.attention import attention_weights, merge_heads, split_heads
-from keras_transformer.layers.masks import ancestor_bias, attention_bias, causal_bias
+from keras_transformer.layers.masks import ancestor_bias, attention_bias
 
 B, T, S, D, H, K, U = 2, 5, 4, 6, 3, 2, 4
 RANDOM = np.random.default_rng(1)
@@ -109,14 +109,14 @@ def test_self_attention_is_equation_1_in_every_head(use_bias, masked):
         mask = random_mask(B, T, T)
     bias = attention_bias(mask[:, None]) if masked else None
     expected = [multi_head(row, row, projections, rows) for row, rows in zip(x, mask, strict=True)]
-    np.testing.assert_allclose(layer(x, bias), expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(layer(x, score_bias=bias), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("use_bias", [False, True])
 def test_cross_attention_is_equation_1_in_every_head(use_bias):
     layer, projections = make_cross_attention(use_bias)
     x, memory, mask = normal(B, T, D), normal(B, S, D), random_mask(B, 1, S)
-    result = layer(x, layer.project_memory(memory), attention_bias(mask[:, None]))
+    result = layer(x, memory, attention_mask=mask)
     expected = [multi_head(*each[:2], projections, each[2]) for each in zip(x, memory, mask)]  # noqa: B905
     np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-4)
 
@@ -161,7 +161,7 @@ def test_weights_of_visible_keys_sum_to_one_and_others_are_zero(dtype):
 @pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16", "mixed_float16"])
 def test_a_query_that_may_see_nothing_gives_finite_numbers(dtype):
     layer, _ = make_self_attention(dtype=dtype)
-    result = layer(normal(B, T, D), attention_bias(np.zeros((B, 1, T, T), bool)))
+    result = layer(normal(B, T, D), attention_mask=np.zeros((B, T, T), bool))
     assert np.isfinite(ops.convert_to_numpy(ops.cast(result, "float32"))).all()
 
 
@@ -175,7 +175,7 @@ def test_gradients_do_not_pass_masked_keys():
     layer, _ = make_self_attention()
     x = tf.Variable(normal(B, T, D))
     with tf.GradientTape() as tape:
-        result = tf.reduce_sum(layer(x, causal_bias(T))[:, 1])
+        result = tf.reduce_sum(layer(x, use_causal_mask=True)[:, 1])
     gradient = tape.gradient(result, x).numpy()
     assert gradient[:, :2].any(axis=-1).all()
     assert not gradient[:, 2:].any()
@@ -202,7 +202,7 @@ def test_cached_steps_of_several_hypotheses_equal_the_causal_pass(use_bias):
         assert kv_cache.keys.shape == (B, H, (time + 1) * beams, K)
         assert kv_cache.values.shape == (B, H, (time + 1) * beams, U)
     steps = np.stack(rows, axis=2)  # [B, W, T, D]
-    full = layer(x.reshape(-1, T, D), causal_bias(T))
+    full = layer(x.reshape(-1, T, D), use_causal_mask=True)
     np.testing.assert_allclose(steps, ops.reshape(full, x.shape), rtol=1e-4, atol=1e-5)
     see_past = np.tril(np.ones((T, T), bool))
     expected = multi_head(x[1, 2], x[1, 2], projections, see_past)
@@ -217,7 +217,7 @@ def test_hypotheses_of_a_sentence_share_its_memory():
     projected = layer.project_memory(memory)
     assert projected.keys.shape == (B, H, S, K)
     assert projected.values.shape == (B, H, S, U)
-    result = layer(x, projected, attention_bias(mask[:, None, None]))
+    result = layer(x, projected, padding_mask=mask)
     for sentence in range(B):
         for beam in range(beams):
             alone = x[sentence, beam : beam + 1]
@@ -231,7 +231,7 @@ def test_steps_of_hypotheses_equal_their_full_pass_and_show_their_attention():
     x, memory = normal(B, beams, D), layer.project_memory(normal(B, S, D))
     bias = attention_bias(np.array([[True] * S, [True] * (S - 2) + [False] * 2])[:, None, None])
     result, weights = layer.step(x.reshape(-1, D), memory, bias, beams)
-    full, full_weights = layer(x, memory, bias, return_attention_scores=True)
+    full, full_weights = layer(x, memory, score_bias=bias, return_attention_scores=True)
     np.testing.assert_allclose(ops.reshape(result, x.shape), full, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(weights, full_weights, rtol=1e-5, atol=1e-6)
     assert weights.shape == (B, H, beams, S)
@@ -249,7 +249,7 @@ def test_a_hypothesis_sees_the_tokens_that_it_descends_from_and_no_others():
         result, kv_cache = layer.step(x[:, :, time].reshape(-1, D), kv_cache, time, bias)
     for beam, path in enumerate(lines[-1]):
         told = np.stack([x[:, place, time] for time, place in enumerate(path)], axis=1)
-        expected = layer(told, causal_bias(3))[:, -1]
+        expected = layer(told, use_causal_mask=True)[:, -1]
         found = ops.reshape(result, (B, 2, D))[:, beam]
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
@@ -283,7 +283,7 @@ def test_the_first_step_and_a_source_of_one_token_do_not_warn():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         result, _ = layer.step(normal(B, D), layer.empty_kv_cache(B), 0, own_lines(0, 1))
-        layer(normal(B, 1, D), attention_bias(np.ones((B, 1, 1, 1), bool)))
+        layer(normal(B, 1, D), attention_mask=np.ones((B, 1, 1), bool))
     assert result.shape == (B, D)
 
 

@@ -29,14 +29,12 @@ from keras_transformer.layers import (
     RecurrentState,
     Residual,
     SelfAttention,
-    SeparableConvolution,
-    SeparableConvolutions,
     SingleHeadAttention,
     TokenEmbedding,
     UniversalDecoder,
     UniversalEncoder,
+    WindowedSelfAttention,
 )
-from keras_transformer.layers.masks import causal_bias, padding_bias
 from keras_transformer.layers.positions import sinusoids
 
 B, T, S, D, H, K, U = 2, 4, 3, 6, 2, 5, 3
@@ -50,12 +48,13 @@ def normal(*shape):
 X = normal(B, T, D)
 IDS = np.array([[4, 5, 6, 3], [7, 3, 0, 0]], "int32")
 MEMORY = KeysValues(normal(B, H, S, K), normal(B, H, S, U))
-BIAS = ops.convert_to_numpy(padding_bias(IDS))
-CAUSAL = np.repeat(ops.convert_to_numpy(causal_bias(T)), B, axis=0)
-MEMORY_BIAS = ops.convert_to_numpy(padding_bias(IDS[:, :S]))
+PADDING, MEMORY_PADDING = IDS != 0, IDS[:, :S] != 0
+CAUSAL = np.tril(np.ones((B, T, T), bool))
+BOTH = dict(padding_mask=PADDING, memory_padding_mask=MEMORY_PADDING)
+ENCODED = normal(B, S, D)
 
 ATTENTION = dict(num_heads=H, key_dim=K, value_dim=U, dropout=0.2, use_bias=True)
-WINDOW = dict(window=3, causal=True, positions="relative", max_relative_distance=2)
+WINDOW = dict(window=3, positions="relative", max_relative_distance=2)
 NORM = dict(norm_position="pre", norm_form="sigma", norm_epsilon=1e-3)
 SUBLAYERS = dict(
     num_heads=H,
@@ -76,17 +75,13 @@ STATE = RecurrentState(
     normal(B, 2 * K),
     np.full((B, S), -1e30, "float32"),
 )
-IS_REAL, SIGNALS = IDS != 0, normal(B, T, D)
 # A token halts at the step that no rounding changes: the last.
 UNIVERSAL = dict(
     num_steps=2,
     adaptive_steps=True,
     halting_output="blend",
-    halted_tokens="run_on",
     halting_epsilon=1e-9,
     halting_bias=-1.0,
-    step_signals="learned",
-    transition="separable_convolution",
     **SUBLAYERS,
 )
 WINDOWS = dict(attention_window=3, positions="relative", max_relative_distance=2)
@@ -98,6 +93,10 @@ class Case(NamedTuple):
     layer: type[keras.layers.Layer]
     arguments: dict[str, Any]
     inputs: tuple[Any, ...]
+    masks: dict[str, Any] = {}
+
+    def call(self, layer: Any) -> Any:
+        return layer(*self.inputs, **self.masks)
 
 
 CASES = [
@@ -105,22 +104,23 @@ CASES = [
     Case(
         PositionalEncoding,
         dict(model_dim=D, kind="concatenated", first_position=2, max_positions=9),
-        (IDS,),
+        (X,),
     ),
     Case(
         PositionalEncoding,
         dict(model_dim=D, kind="learned", first_position=2, max_positions=9),
-        (IDS,),
+        (X,),
     ),
     Case(Dropout, dict(rate=0.2, noise_shape=(None, 1, D), seed=3), (X,)),
     Case(LayerNormalization, dict(epsilon=1e-3, form="sigma"), (X,)),
     Case(FeedForward, dict(inner_dim=7, dropout=0.2, activation="gelu"), (X,)),
     Case(Residual, dict(**NORM, dropout=0.2), (X, X[::-1])),
-    Case(SelfAttention, ATTENTION | WINDOW, (X, BIAS)),
+    Case(WindowedSelfAttention, ATTENTION | WINDOW, (X,), dict(padding_mask=PADDING)),
     Case(SelfAttention, ATTENTION | {"positions": "rotary", "key_dim": 4}, (X, CAUSAL)),
-    Case(CrossAttention, ATTENTION, (X, MEMORY, MEMORY_BIAS)),
-    Case(EncoderLayer, SUBLAYERS | WINDOWS, (X, BIAS)),
-    Case(DecoderLayer, SUBLAYERS, (X, MEMORY, CAUSAL, MEMORY_BIAS)),
+    Case(CrossAttention, ATTENTION, (X, ENCODED), dict(padding_mask=MEMORY_PADDING)),
+    Case(CrossAttention, ATTENTION, (X, MEMORY), dict(padding_mask=MEMORY_PADDING)),
+    Case(EncoderLayer, SUBLAYERS | WINDOWS, (X,), dict(padding_mask=PADDING)),
+    Case(DecoderLayer, SUBLAYERS, (X, ENCODED), dict(attention_mask=CAUSAL, padding_mask=PADDING)),
     Case(LSTM, dict(units=K, backwards=True), (X, IDS != 0)),
     Case(
         RecurrentEncoder,
@@ -149,16 +149,10 @@ CASES = [
         ),
         (X, READ, STATE),
     ),
-    Case(Encoder, dict(num_layers=2, **SUBLAYERS, **WINDOWS), (X, BIAS)),
-    Case(SeparableConvolution, dict(units=7, width=3, is_causal=True), (X,)),
-    Case(
-        SeparableConvolutions,
-        dict(inner_dim=7, dropout=0.2, activation="gelu", is_causal=True),
-        (X, IS_REAL),
-    ),
-    Case(UniversalEncoder, UNIVERSAL, (X, SIGNALS, IS_REAL, BIAS)),
-    Case(UniversalDecoder, UNIVERSAL, (X, SIGNALS, IS_REAL, MEMORY, CAUSAL, MEMORY_BIAS)),
-    Case(Decoder, dict(num_layers=2, **SUBLAYERS), (X, [MEMORY, MEMORY], CAUSAL, MEMORY_BIAS)),
+    Case(Encoder, dict(num_layers=2, **SUBLAYERS, **WINDOWS), (X,), dict(padding_mask=PADDING)),
+    Case(UniversalEncoder, UNIVERSAL, (X,), dict(padding_mask=PADDING)),
+    Case(UniversalDecoder, UNIVERSAL, (X, ENCODED), BOTH),
+    Case(Decoder, dict(num_layers=2, **SUBLAYERS), (X, ENCODED), BOTH),
 ]
 
 
@@ -170,9 +164,17 @@ def case(request) -> Case:
 def build(case: Case, weights: list[np.ndarray] | None = None, **options: Any) -> Any:
     """Returns the layer, built by a first call, with random weights if none are given."""
     layer = case.layer(**case.arguments, **options)
-    layer(*case.inputs)
+    case.call(layer)
     layer.set_weights(weights or [normal(*w.shape) / 2 for w in layer.weights])
     return layer
+
+
+def symbolic_case(case: Case) -> Case:
+    """Returns the case with inputs of the functional API."""
+    inputs = keras.tree.map_structure(
+        lambda array: keras.Input(array.shape[1:], dtype=array.dtype.name), case[2:]
+    )
+    return Case(case.layer, case.arguments, *inputs)
 
 
 def as_float32(tensor: Any) -> np.ndarray:
@@ -207,9 +209,9 @@ def test_configuration_survives_the_round_trip(case, dtype):
 def test_a_copy_from_the_configuration_computes_the_same(case):
     layer = build(case)
     copy = case.layer.from_config(layer.get_config())
-    copy(*case.inputs)
+    case.call(copy)
     copy.set_weights(layer.get_weights())
-    np.testing.assert_array_equal(copy(*case.inputs), layer(*case.inputs))
+    np.testing.assert_array_equal(case.call(copy), case.call(layer))
 
 
 def test_layer_is_registered_for_saving(case):
@@ -220,31 +222,27 @@ def test_layer_is_registered_for_saving(case):
 def test_compute_output_shape_is_the_shape_of_the_output(case):
     layer = build(case)
     shape = tuple(case.inputs[0].shape)
-    result = layer(*case.inputs)
+    result = case.call(layer)
     assert layer.compute_output_shape(shape) == tuple(result.shape)
     unknown = (None, None, *shape[2:])
     assert layer.compute_output_shape(unknown) == (None, None, *result.shape[2:])
 
 
 def test_a_symbolic_call_gives_a_model_that_computes_the_same(case):
-    tokens = keras.tree.map_structure(
-        lambda array: keras.Input(array.shape[1:], dtype=array.dtype.name), case.inputs
-    )
+    symbolic = symbolic_case(case)
     layer = build(case)
-    outputs = layer(*tokens)
-    assert outputs.shape == (None, *layer(*case.inputs).shape[1:])
-    model = keras.Model(keras.tree.flatten(tokens), outputs)
+    outputs = symbolic.call(layer)
+    assert outputs.shape == (None, *case.call(layer).shape[1:])
+    model = keras.Model(keras.tree.flatten(symbolic[2:]), outputs)
     np.testing.assert_allclose(
-        model(keras.tree.flatten(case.inputs)), layer(*case.inputs), rtol=1e-5, atol=1e-5
+        model(keras.tree.flatten(case[2:])), case.call(layer), rtol=1e-5, atol=1e-5
     )
 
 
 def test_a_layer_can_be_built_by_a_symbolic_call(case):
-    tokens = keras.tree.map_structure(
-        lambda array: keras.Input(array.shape[1:], dtype=array.dtype.name), case.inputs
-    )
+    symbolic = symbolic_case(case)
     layer = case.layer(**case.arguments)
-    layer(*tokens)
+    symbolic.call(layer)
     shapes = [weight.shape for weight in build(case).weights]
     assert [weight.shape for weight in layer.weights] == shapes
 
@@ -255,10 +253,10 @@ def test_a_layer_can_be_built_by_a_symbolic_call(case):
 def test_half_precision_is_finite_and_close_to_float32(case, policy, tolerance):
     layer = build(case)
     half = build(case, layer.get_weights(), dtype=policy)
-    result = half(*case.inputs)
+    result = case.call(half)
     assert result.dtype == half.compute_dtype
     assert {weight.dtype for weight in half.weights} <= {"float32"}
-    expected = as_float32(layer(*case.inputs))
+    expected = as_float32(case.call(layer))
     scale = np.abs(expected).max()
     assert np.isfinite(as_float32(result)).all()
     np.testing.assert_allclose(as_float32(result), expected, atol=tolerance * scale)
@@ -273,7 +271,7 @@ def test_all_weights_are_trained(case):
 
 def test_dropout_is_off_unless_training(case):
     layer = build(case)
-    np.testing.assert_array_equal(layer(*case.inputs), layer(*case.inputs))
+    np.testing.assert_array_equal(case.call(layer), case.call(layer))
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from keras_transformer.errors import InputError
 from keras_transformer.layers import PositionalEncoding, sinusoids
 from keras_transformer.layers.positions import RandomOffset
 
@@ -33,7 +34,7 @@ def halves(position, dim=D):
 
 def test_worked_values_of_the_papers_formula():
     # D = 4: rates 1 and 10000^(-2/4) = 1/100. Position 1: sin 1, cos 1, sin 0.01, cos 0.01.
-    first, second = np.asarray(PositionalEncoding(4)(np.array([0, 1])))
+    first, second = np.asarray(PositionalEncoding(4).encode(np.array([0, 1])))
     np.testing.assert_array_equal(first, [0, 1, 0, 1])
     expected = [0.8414709848, 0.5403023059, 0.0099998333, 0.9999500004]
     np.testing.assert_allclose(second, expected, rtol=1e-6)
@@ -42,7 +43,7 @@ def test_worked_values_of_the_papers_formula():
 def test_worked_values_of_the_concatenated_form():
     # D = 4: rates 1 and exp(-ln(10000) / (2 - 1)) = 1/10000. Position 1: sin 1, sin 0.0001, then
     # cos 1, cos 0.0001.
-    row = np.asarray(PositionalEncoding(4, "concatenated")(np.array([1])))[0]
+    row = np.asarray(PositionalEncoding(4, "concatenated").encode(np.array([1])))[0]
     expected = [0.8414709848, 0.0001, 0.5403023059, 1.0]
     np.testing.assert_allclose(row, expected, rtol=1e-6)
 
@@ -54,12 +55,12 @@ def test_worked_values_of_the_concatenated_form():
 )
 def test_sinusoids_follow_their_formula(kind, formula, dim):
     expected = [formula(position, dim) for position in range(100)]
-    result = PositionalEncoding(dim, kind)(np.arange(100))
+    result = PositionalEncoding(dim, kind).encode(np.arange(100))
     np.testing.assert_allclose(result, expected, atol=2e-5)
 
 
 def test_one_concatenated_rate_is_1():
-    result = PositionalEncoding(2, "concatenated")(np.array([3]))
+    result = PositionalEncoding(2, "concatenated").encode(np.array([3]))
     np.testing.assert_allclose(result, [[np.sin(3), np.cos(3)]], rtol=1e-6)
 
 
@@ -68,7 +69,7 @@ def test_one_concatenated_rate_is_1():
 )
 def test_no_length_is_too_long(kind, formula):
     layer = PositionalEncoding(D, kind)
-    result = np.asarray(layer(np.arange(5001)))
+    result = np.asarray(layer.encode(np.arange(5001)))
     assert not layer.weights
     # The float32 angle 5000 is exact to 2^-12, so sines and cosines are to about 5e-4.
     np.testing.assert_allclose(result[[4999, 5000]], [formula(4999), formula(5000)], atol=6e-4)
@@ -76,8 +77,8 @@ def test_no_length_is_too_long(kind, formula):
 
 @pytest.mark.parametrize("kind", ["sinusoidal", "concatenated"])
 def test_the_first_position_can_be_one(kind):
-    result = PositionalEncoding(D, kind, first_position=1)(np.arange(4))
-    np.testing.assert_array_equal(result, PositionalEncoding(D, kind)(np.arange(1, 5)))
+    result = PositionalEncoding(D, kind, first_position=1).encode(np.arange(4))
+    np.testing.assert_array_equal(result, PositionalEncoding(D, kind).encode(np.arange(1, 5)))
 
 
 def test_learned_positions_are_rows_of_a_table():
@@ -85,21 +86,37 @@ def test_learned_positions_are_rows_of_a_table():
     layer.build()
     table = np.arange(12.0).reshape(4, 3)
     layer.set_weights([table])
-    np.testing.assert_array_equal(layer(np.array([2, 0])), table[[2, 0]])
+    np.testing.assert_array_equal(layer.encode(np.array([2, 0])), table[[2, 0]])
 
 
-def test_learned_positions_beyond_the_table_share_its_last_row():
-    layer = PositionalEncoding(3, "learned", first_position=1, max_positions=4)
-    layer.build()
-    table = np.arange(12.0).reshape(4, 3)
-    layer.set_weights([table])
-    np.testing.assert_array_equal(layer(np.arange(5)), table[[1, 2, 3, 3, 3]])
+def test_encodings_are_added_to_embeddings():
+    x = np.random.default_rng(0).normal(size=(2, 5, D)).astype("float32")
+    layer = PositionalEncoding(D)
+    np.testing.assert_allclose(layer(x), x + layer.encode(np.arange(5)), rtol=1e-6)
+    positions = np.arange(5) + [[3], [0]]
+    expected = x + layer.encode(positions)
+    np.testing.assert_allclose(layer(x, positions), expected, rtol=1e-6)
+
+
+def test_ids_are_no_embeddings():
+    with pytest.raises(InputError, match=r"positions are added to embeddings \[B, T, 8\], got"):
+        PositionalEncoding(D)(np.array([[5, 6, 3]]))
+
+
+def test_positions_beyond_the_table_are_rejected():
+    layer = PositionalEncoding(D, "learned", first_position=1, max_positions=4)
+    assert layer(np.ones((1, 3, D), "float32")).shape == (1, 3, D)
+    with pytest.raises(
+        InputError, match="positions up to 4 are beyond the table of max_positions=4"
+    ):
+        layer(np.ones((1, 4, D), "float32"))
 
 
 def test_learned_positions_are_trained():
     layer = PositionalEncoding(3, "learned", max_positions=4)
+    layer.build()
     with tf.GradientTape() as tape:
-        total = tf.reduce_sum(layer(np.array([1, 1, 2])))
+        total = tf.reduce_sum(layer.encode(np.array([1, 1, 2])))
     gradient = tf.convert_to_tensor(tape.gradient(total, layer.trainable_variables[0].value))
     np.testing.assert_array_equal(gradient, [[0] * 3, [2] * 3, [1] * 3, [0] * 3])
 
@@ -107,16 +124,19 @@ def test_learned_positions_are_trained():
 @pytest.mark.parametrize("kind", ["sinusoidal", "concatenated", "learned"])
 def test_a_single_position_and_a_matrix_of_positions_are_encoded_alike(kind):
     layer = PositionalEncoding(D, kind)
-    row = np.asarray(layer(np.arange(6)))
-    matrix = layer(np.arange(6).reshape(2, 3))
+    layer.build()
+    row = np.asarray(layer.encode(np.arange(6)))
+    matrix = layer.encode(np.arange(6).reshape(2, 3))
     np.testing.assert_allclose(matrix, row.reshape(2, 3, D), atol=1e-6)
-    np.testing.assert_allclose(layer(np.array(4)), row[4], atol=1e-6)
+    np.testing.assert_allclose(layer.encode(np.array(4)), row[4], atol=1e-6)
 
 
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
 def test_half_precision_rounds_the_result_and_not_the_angles(policy):
     # Position 301 is no bfloat16 number: rounded angles would give sin(302) instead.
-    result = np.asarray(tf.cast(PositionalEncoding(D, dtype=policy)(np.array([301])), tf.float32))
+    result = np.asarray(
+        tf.cast(PositionalEncoding(D, dtype=policy).encode(np.array([301])), tf.float32)
+    )
     np.testing.assert_allclose(result[0], interleaved(301), atol=4e-3)
 
 

@@ -11,9 +11,9 @@ import tensorflow as tf
 from keras import ops
 
 from keras_transformer.errors import InputError
-from keras_transformer.layers import SelfAttention
-from keras_transformer.layers.attention import KeysValues, in_blocks, visible_ancestors
-from keras_transformer.layers.masks import ancestor_bias, attention_bias, band_bias, causal_bias
+from keras_transformer.layers import KeysValues, SelfAttention, WindowedSelfAttention
+from keras_transformer.layers.masks import ancestor_bias
+from keras_transformer.layers.windowed_attention import band_bias, in_blocks, visible_ancestors
 
 B, D, H, K, U = 3, 8, 2, 4, 6
 RANDOM = np.random.default_rng(1)
@@ -24,11 +24,15 @@ def normal(*shape):
     return RANDOM.normal(size=shape).astype("float32")
 
 
-def make_layer(window, causal=False, positions=None, dtype="float32"):
-    layer = SelfAttention(
-        num_heads=H, key_dim=K, value_dim=U, window=window, causal=causal, positions=positions,
-        max_relative_distance=3, dtype=dtype,
+def make_layer(window, positions=None, dtype="float32"):
+    options = dict(
+        num_heads=H, key_dim=K, value_dim=U, positions=positions, max_relative_distance=3,
+        dtype=dtype,
     )  # fmt: skip
+    if window is None:
+        layer = SelfAttention(**options)
+    else:
+        layer = WindowedSelfAttention(window=window, **options)
     layer.build((None, None, D))
     layer.set_weights([RANDOM.normal(size=weight.shape) / 2 for weight in layer.weights])
     return layer
@@ -51,15 +55,16 @@ def random_padding(length):
 @pytest.mark.parametrize("window", [1, 3, 9, 41])
 @pytest.mark.parametrize("positions", POSITIONS)
 def test_blocks_give_what_the_whole_matrix_gives_with_a_band_mask(positions, window, causal):
-    layer = make_layer(window, causal, positions)
+    layer, causal = make_layer(window, positions), dict(use_causal_mask=causal)
     for length in lengths(window):
         x, mask = tf.Variable(normal(B, length, D)), random_padding(length)
         results = []
-        for bias in (None, attention_bias(mask[:, None, None])):
-            seen = mask if bias is not None else np.ones_like(mask)
-            for run in (layer, lambda *inputs: layer(*inputs, return_attention_scores=True)[0]):
+        for padding in (None, mask):
+            seen = np.ones_like(mask) if padding is None else mask
+            for whole in (False, True):
                 with tf.GradientTape() as tape:
-                    result = run(x, bias)
+                    result = layer(x, padding_mask=padding, return_attention_scores=whole, **causal)
+                    result = result[0] if whole else result
                     total = tf.reduce_sum(tf.sin(result)[seen])
                 sources = [x, *(weight.value for weight in layer.weights)]
                 gradients = tape.gradient(total, sources, unconnected_gradients="zero")
@@ -83,26 +88,29 @@ def test_the_band_is_that_of_table_1():
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("length", [1, 4, 20, 33])
 def test_a_window_of_all_positions_is_full_attention(length, causal):
-    layer = make_layer(2 * length - 1, causal)
+    layer = make_layer(2 * length - 1)
     full = make_layer(None)
     full.set_weights(layer.get_weights())
     x = normal(B, length, D)
-    expected = full(x, causal_bias(length) if causal else None)
-    np.testing.assert_allclose(layer(x), expected, rtol=1e-5, atol=1e-6)
+    expected = full(x, use_causal_mask=causal)
+    np.testing.assert_allclose(layer(x, use_causal_mask=causal), expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_length_known_only_when_the_graph_runs_and_xla_give_the_same(causal):
-    layer = make_layer(41, causal, "relative")
-    x = tf.TensorSpec((None, None, D))
-    graph = tf.function(layer.call, input_signature=[x, tf.TensorSpec((None, 1, 1, None))])
-    compiled = tf.function(layer.call, jit_compile=True)
+    layer = make_layer(41, "relative")
+
+    def call(x, mask):
+        return layer(x, padding_mask=mask, use_causal_mask=causal)
+
+    specs = tf.TensorSpec((None, None, D)), tf.TensorSpec((None, None), tf.bool)
+    graph = tf.function(call, input_signature=specs)
+    compiled = tf.function(call, jit_compile=True)
     for length in (1, 19, 20, 50):
         x, mask = normal(B, length, D), random_padding(length)
-        bias = attention_bias(mask[:, None, None])
-        expected = np.asarray(layer(x, bias))[mask]
+        expected = np.asarray(call(x, mask))[mask]
         for run in (graph, compiled):
-            np.testing.assert_allclose(run(x, bias)[mask], expected, rtol=1e-5, atol=1e-5)
+            np.testing.assert_allclose(run(x, mask)[mask], expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", ["mixed_bfloat16", "mixed_float16"])
@@ -110,10 +118,10 @@ def test_half_precision_is_finite_and_near(dtype):
     layer, half = make_layer(9), make_layer(9, dtype=dtype)
     half.set_weights(layer.get_weights())
     x, mask = normal(B, 30, D), random_padding(30)
-    bias = attention_bias(mask[:, None, None])
-    result = ops.convert_to_numpy(ops.cast(half(x, bias), "float32"))
+    result = ops.convert_to_numpy(ops.cast(half(x, padding_mask=mask), "float32"))
     assert np.isfinite(result).all()
-    np.testing.assert_allclose(result[mask], np.asarray(layer(x, bias))[mask], atol=0.2)
+    expected = np.asarray(layer(x, padding_mask=mask))[mask]
+    np.testing.assert_allclose(result[mask], expected, atol=0.2)
 
 
 def test_blocks_grow_with_the_length_and_not_with_its_square():
@@ -131,11 +139,11 @@ def ops_of(spec):
 @pytest.mark.parametrize("positions", POSITIONS)
 @pytest.mark.parametrize("window", [1, 5])
 def test_cached_steps_equal_the_causal_pass_and_keep_no_more_than_the_window(window, positions):
-    layer, beams, length = make_layer(window, True, positions), 2, 7
+    layer, beams, length = make_layer(window, positions), 2, 7
     x = normal(B, beams, length, D)
     growing, fixed = layer.empty_kv_cache(B), layer.empty_kv_cache(B, length * beams)
     step = tf.function(layer.step, jit_compile=True)
-    expected = ops.reshape(layer(x.reshape(-1, length, D)), x.shape)
+    expected = ops.reshape(layer(x.reshape(-1, length, D), use_causal_mask=True), x.shape)
     for time in range(length):
         places = np.broadcast_to(np.arange(beams)[:, None], (B, beams, time + 1))
         seen = ancestor_bias(visible_ancestors(ops.array(places), growing, time, window), beams)

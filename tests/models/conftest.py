@@ -197,8 +197,8 @@ def attend(attention: Any, query: Array, keys: Array, values: Array, causal: boo
         scores = scores / np.sqrt(attention.key_dim)
         if causal:
             scores[distances > 0] = -np.inf
-        if is_self and attention.window is not None:
-            scores[abs(distances) > (attention.window - 1) / 2] = -np.inf
+        if window := getattr(attention, "window", None):
+            scores[abs(distances) > (window - 1) / 2] = -np.inf
         weights = softmax(scores)
         head_output = weights @ v
         if is_self and attention.positions == "relative":

@@ -1,7 +1,5 @@
 """The Universal Transformer against a NumPy reference in float64, in every variant."""
 
-import itertools
-
 import keras
 import numpy as np
 import pytest
@@ -19,21 +17,13 @@ BOS = 2
 SIZES = dict(vocabulary_size=13, model_dim=8, feed_forward_dim=12, num_heads=2, dropout=0.0)
 PLAIN = UniversalConfig(**SIZES, num_steps=4)
 FIXED = dict(adaptive_steps=False)
-CONVOLUTIONS = dict(transition="separable_convolution")
 VARIANTS = {
-    f"{output}-{halted}{name}": PLAIN.replace(
-        halting_output=output, halted_tokens=halted, **options
-    )
-    for output, halted, (name, options) in itertools.product(
-        ("sum", "blend"),
-        ("copy", "run_on"),
-        {
-            "": {},
-            "-pre": dict(norm_position="pre", step_signals="learned", positions="learned"),
-            "-convolutions": CONVOLUTIONS,
-        }.items(),
-    )
-} | {"fixed": PLAIN.replace(**FIXED), "fixed-convolutions": PLAIN.replace(**FIXED, **CONVOLUTIONS)}
+    "sum": PLAIN,
+    "sum-pre": PLAIN.replace(norm_position="pre", positions="learned"),
+    "blend": PLAIN.replace(halting_output="blend"),
+    "blend-pre": PLAIN.replace(halting_output="blend", norm_position="pre", positions="learned"),
+    "fixed": PLAIN.replace(**FIXED),
+}
 
 # Three sentences with targets, EOS and padding included; the targets start with BOS.
 SOURCE = np.array([[4, 9, 5, 7, 3], [12, 3, 0, 0, 0], [6, 6, 8, 3, 0]])
@@ -90,7 +80,7 @@ class Reference:
         total, steps, remainders = np.zeros(length), np.zeros(length), np.zeros(length)
         halted = np.zeros(length, bool)
         for step in range(1, config.num_steps + 1):
-            entering = x + positions + self.signal(stack, step)
+            entering = x + positions + self.signal(step)
             y = self.layer(stack.layer, entering, attentions)
             if unit is None:
                 x = output = y
@@ -111,14 +101,10 @@ class Reference:
                         total[token] += p
                 keep = 1 - weight if config.halting_output == "blend" else 1
                 output[token] = keep * output[token] + weight * y[token]
-            stays = old[:, None] & (config.halted_tokens == "copy")
-            x = np.where(stays, x, y)
+            x = np.where(old[:, None], x, y)
         return layers.last_norm(config, stack, output), (steps, remainders)
 
-    def signal(self, stack, step):
-        if self.config.step_signals == "learned":
-            table = self.layers.float64(stack.signals.table)
-            return table[step - 1] * self.config.model_dim**0.5
+    def signal(self, step):
         angles = step / 10000 ** (np.arange(0, self.config.model_dim, 2) / self.config.model_dim)
         return np.stack([np.sin(angles), np.cos(angles)], axis=-1).ravel()
 
@@ -130,24 +116,7 @@ class Reference:
         for residual, attend in zip(residuals, attentions, strict=True):
             x = layers.residual(config, residual, x, attend, layer)
         transform = layers.feed_forward
-        if config.transition == "separable_convolution":
-            transform = self.convolve
         return layers.residual(config, layer.feed_forward_residual, x, transform, layer)
-
-    def convolve(self, x, layer):
-        transition = layer.feed_forward
-        inner = np.maximum(self.separable(transition.inner, x), 0)
-        return self.separable(transition.outer, inner)
-
-    def separable(self, convolution, x):
-        kernel = self.layers.float64(convolution.kernel)
-        width, length = len(kernel), len(x)
-        first = 1 - width if convolution.is_causal else -(width // 2)
-        sums = np.zeros_like(x)
-        for time, index in np.ndindex(length, width):
-            if 0 <= time + first + index < length:
-                sums[time] += kernel[index] * x[time + first + index]
-        return self.layers.affine(convolution.mixing, sums)
 
 
 def rows():
@@ -197,7 +166,7 @@ def test_the_halting_bias_is_where_the_unit_starts():
         np.testing.assert_array_equal(stack.halting_unit.bias, [-3.0])
 
 
-@pytest.mark.parametrize("name", ["sum-copy", "blend-run_on", "sum-copy-convolutions"])
+@pytest.mark.parametrize("name", ["sum", "blend"])
 def test_with_one_step_adaptive_and_fixed_are_the_plain_layer(name):
     config = VARIANTS[name].replace(num_steps=1)
     adaptive = make_model(config)
@@ -324,7 +293,7 @@ def test_beams_that_branch_have_the_probabilities_of_the_full_pass(model):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["sum-copy", "blend-run_on-convolutions"])
+@pytest.mark.parametrize("name", ["sum", "blend-pre"])
 def test_xla_gives_the_logits_and_gradients_of_the_graph(name):
     model = make_model(VARIANTS[name].replace(num_steps=2))
 
@@ -433,14 +402,11 @@ def test_operations_are_those_of_as_many_layers_with_the_memory_projected_once()
         (dict(ponder_weight=-1.0), "ponder_weight must be at least 0, got -1.0"),
         (dict(halting_epsilon=1.0), "halting_epsilon must be between 0 and 1, got 1.0"),
         (dict(halting_output="mean"), "halting_output must be one of sum, blend, got 'mean'"),
-        (dict(halted_tokens="stop"), "halted_tokens must be one of copy, run_on, got 'stop'"),
-        (dict(transition="conv"), "transition must be one of feed_forward, separable_convolution"),
         (dict(max_position_offset=-1), "max_position_offset must be at least 0, got -1"),
-        (dict(step_signals="rotary"), "step_signals must be one of sinusoidal, learned"),
         (dict(norm_epsilon=0.0), "norm_epsilon must be above 0 in a Universal Transformer, got 0"),
         (
             dict(model_dim=9, num_heads=3, positions="learned"),
-            "model_dim must be even for sinusoidal step_signals, got 9",
+            "model_dim must be even for the sinusoidal step signals, got 9",
         ),
         (dict(num_heads=3), "model_dim 8 is not divisible by num_heads 3; choose num_heads that"),
     ],
