@@ -93,7 +93,7 @@ class Case(NamedTuple):
     layer: type[keras.layers.Layer]
     arguments: dict[str, Any]
     inputs: tuple[Any, ...]
-    masks: dict[str, Any] = {}
+    masks: dict[str, Any] = {}  # noqa: RUF012 (of a tuple that never changes it)
 
     def call(self, layer: Any) -> Any:
         return layer(*self.inputs, **self.masks)
