@@ -93,7 +93,7 @@ def test_encodings_are_added_to_embeddings():
     x = np.random.default_rng(0).normal(size=(2, 5, D)).astype("float32")
     layer = PositionalEncoding(D)
     np.testing.assert_allclose(layer(x), x + layer.encode(np.arange(5)), rtol=1e-6)
-    positions = np.arange(5) + [[3], [0]]
+    positions = np.add([[3], [0]], np.arange(5))
     expected = x + layer.encode(positions)
     np.testing.assert_allclose(layer(x, positions), expected, rtol=1e-6)
 
