@@ -180,7 +180,7 @@ class Transformer(Seq2SeqModel):
         return tables + [table for table in positions if table is not None]
 
     def _embed(
-        self, side: str, ids: Tensor, positions: Tensor | None, training: bool | None
+        self, side: str, ids: Tensor, positions: Tensor | None, training: bool | None = None
     ) -> Tensor:
         """Returns what enters the encoder or the decoder, [B, T, D], for ids [B, T] (3.4, 3.5)."""
         x = getattr(self, f"{side}_embedding")(ids)

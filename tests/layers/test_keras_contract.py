@@ -1,0 +1,286 @@
+"""Layers as Keras users use them: causal decoders, Keras's masks, the functional API.
+
+Shapes: B batch, T target length, S source length, D model dimension, H heads.
+"""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import ops
+
+from keras_transformer.config import TransformerConfig, UniversalConfig
+from keras_transformer.errors import InputError
+from keras_transformer.layers import (
+    CrossAttention,
+    Decoder,
+    DecoderLayer,
+    Encoder,
+    EncoderLayer,
+    LayerNormalization,
+    PositionalEncoding,
+    SelfAttention,
+    UniversalDecoder,
+    UniversalEncoder,
+    WindowedSelfAttention,
+)
+from keras_transformer.models import build_model
+
+B, T, S, D, H = 2, 5, 4, 8, 2
+HEADS = dict(num_heads=H, key_dim=3, value_dim=5)
+SUBLAYERS = HEADS | dict(feed_forward_dim=12)
+X = np.random.default_rng(1).normal(size=(B, T, D)).astype("float32")
+MEMORY = np.random.default_rng(2).normal(size=(B, S, D)).astype("float32")
+PADDING = np.arange(T) < [[T], [3]]
+MEMORY_PADDING = np.arange(S) < [[S], [2]]
+LAYERS = {
+    "self": (lambda: SelfAttention(**HEADS), 1),
+    "window": (lambda: WindowedSelfAttention(window=3, **HEADS), 1),
+    "relative": (lambda: SelfAttention(**HEADS, positions="relative"), 1),
+    "encoder layer": (lambda: EncoderLayer(**SUBLAYERS), 1),
+    "encoder": (lambda: Encoder(num_layers=2, **SUBLAYERS), 1),
+    "encoder, window": (lambda: Encoder(num_layers=2, attention_window=3, **SUBLAYERS), 1),
+    "universal encoder": (lambda: UniversalEncoder(num_steps=2, **SUBLAYERS), 1),
+    "decoder layer": (lambda: DecoderLayer(**SUBLAYERS), 2),
+    "decoder": (lambda: Decoder(num_layers=2, **SUBLAYERS), 2),
+    "decoder, window": (lambda: Decoder(num_layers=2, attention_window=3, **SUBLAYERS), 2),
+    "universal decoder": (lambda: UniversalDecoder(num_steps=2, **SUBLAYERS), 2),
+}
+ENCODERS = {name: make for name, (make, count) in LAYERS.items() if count == 1}
+DECODERS = {name: make for name, (make, count) in LAYERS.items() if count == 2}
+MODES = ["eager", "graph", "functional"]
+
+
+def caller(mode, layer, *inputs, **options):
+    """Returns what calls the layer with such inputs: eagerly, in a graph that knows no sizes but
+    the last, or as a functional model.
+    """
+    masks = {name: value for name, value in options.items() if isinstance(value, np.ndarray)}
+    fixed = {name: value for name, value in options.items() if name not in masks}
+    if mode == "eager":
+        return lambda *inputs: np.asarray(layer(*inputs, **options))
+    if mode == "functional":
+        symbolic, named = keras.tree.map_structure(
+            lambda each: keras.Input(each.shape[1:], dtype=each.dtype.name), (inputs, masks)
+        )
+        model = keras.Model([*symbolic, *named.values()], layer(*symbolic, **named, **fixed))
+        return lambda *inputs: np.asarray(model([*inputs, *masks.values()]))
+
+    def call(inputs, masks):
+        return layer(*inputs, **masks, **fixed)
+
+    def spec(array):
+        last = array.shape[-1] if array.dtype == np.float32 else None
+        return tf.TensorSpec([None] * (array.ndim - 1) + [last], array.dtype)
+
+    call(inputs, masks)  # creates the variables
+    specs = tf.nest.map_structure(spec, (list(inputs), masks))
+    graph = tf.function(call, input_signature=specs)
+    return lambda *inputs: np.asarray(graph(list(inputs), masks))
+
+
+def changed(x, token):
+    other = x.copy()
+    other[:, token] += 1
+    return other
+
+
+def reach(call, token, *memory):
+    """Returns which positions [T] a change of one token reaches."""
+    change = np.abs(call(X, *memory) - call(changed(X, token), *memory))
+    return (change.max(axis=(0, 2)) > 1e-6).tolist()
+
+
+LAST = [False] * 4 + [True]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", DECODERS)
+def test_decoders_are_causal_by_default(name, mode):
+    layer = DECODERS[name]()
+    assert reach(caller(mode, layer, X, MEMORY), 4, MEMORY) == LAST
+    call = caller(mode, layer, X, MEMORY, use_causal_mask=False)
+    assert reach(call, 4, MEMORY)[3:] == [True, True]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", ENCODERS)
+def test_encoders_are_causal_with_use_causal_mask(name, mode):
+    layer = ENCODERS[name]()
+    assert reach(caller(mode, layer, X, use_causal_mask=True), 4) == LAST
+    assert reach(caller(mode, layer, X), 4)[3:] == [True, True]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", LAYERS)
+def test_padding_masks_hide_padding(name, mode):
+    make, count = LAYERS[name]
+    layer, inputs = make(), [X, MEMORY][:count]
+    masks = dict(padding_mask=PADDING)
+    if count == 2:
+        masks |= dict(memory_padding_mask=MEMORY_PADDING, use_causal_mask=False)
+    others = [np.where(PADDING[..., None], X, 9), np.where(MEMORY_PADDING[..., None], MEMORY, 9)]
+    call = caller(mode, layer, *inputs, **masks)
+    found, expected = call(*others[:count]), call(*inputs)
+    np.testing.assert_allclose(found[PADDING], expected[PADDING], atol=1e-6)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", LAYERS)
+def test_keras_masks_equal_padding_masks(name, mode):
+    make, count = LAYERS[name]
+    layer, inputs = make(), [X, MEMORY][:count]
+    masks = dict(padding_mask=PADDING)
+    if count == 2:
+        masks |= dict(memory_padding_mask=MEMORY_PADDING)
+    expected = np.asarray(layer(*inputs, **masks))
+    zeros = [np.where(PADDING[..., None], X, 0), np.where(MEMORY_PADDING[..., None], MEMORY, 0)]
+    masking = keras.layers.Masking()
+
+    def with_masks(*inputs):
+        return layer(*map(masking, inputs))
+
+    found = caller(mode, with_masks, *zeros[:count])(*zeros[:count])
+    np.testing.assert_allclose(found[PADDING], expected[PADDING], atol=1e-5)
+
+
+def test_keras_masks_pass_through_layers():
+    embedding = keras.layers.Embedding(10, D, mask_zero=True)
+    x = PositionalEncoding(D)(embedding(np.array([[5, 6, 0]])))
+    output = Encoder(num_layers=1, **SUBLAYERS)(x)
+    np.testing.assert_array_equal(output._keras_mask, [[True, True, False]])
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", ["self", "window", "encoder", "decoder", "universal decoder"])
+def test_attention_masks_are_true_where_a_query_attends(name, mode):
+    make, count = LAYERS[name]
+    layer, inputs = make(), [X, MEMORY][:count]
+    mask = np.broadcast_to(np.eye(T, dtype=bool), (B, T, T)).copy()
+    call = caller(mode, layer, *inputs, attention_mask=mask)
+    assert reach(call, 2, *inputs[1:]) == [False, False, True, False, False]
+
+
+@pytest.mark.parametrize("cross", [False, True])
+def test_outputs_equal_those_of_keras(cross):
+    keras_layer = keras.layers.MultiHeadAttention(H, 4, use_bias=False)
+    options = dict(num_heads=H, key_dim=4, value_dim=4)
+    ours = CrossAttention(**options) if cross else SelfAttention(**options)
+    inputs = (X, MEMORY) if cross else (X,)
+    mask = np.random.default_rng(0).random((B, T, S if cross else T)) < 0.5
+    mask[..., 0] = True
+    expected, expected_scores = keras_layer(
+        *inputs[:1], inputs[-1], attention_mask=mask, return_attention_scores=True
+    )
+    query, key, value, output = (np.asarray(weight) for weight in keras_layer.weights)
+    query, key, value = (each.reshape(D, -1) for each in (query, key, value))
+    ours.build((None, None, D))
+    columns = [query, np.concatenate([key, value], 1)] if cross else [
+        np.concatenate([query, key, value], 1)
+    ]  # fmt: skip
+    ours.set_weights([*columns, output.reshape(-1, D)])
+    found, scores = ours(*inputs, attention_mask=mask, return_attention_scores=True)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    np.testing.assert_allclose(scores, expected_scores, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(score_bias=PADDING), "score_bias is added to the scores and must be float, got"),
+        (dict(attention_mask=X), "attention_mask must be boolean, True where a query may attend"),
+        (dict(padding_mask=X[..., 0]), "padding_mask must be boolean, True where a query may"),
+    ],
+)
+def test_masks_and_biases_are_not_confused(options, message):
+    with pytest.raises(InputError, match=message):
+        SelfAttention(**HEADS)(X, **options)
+
+
+@pytest.mark.parametrize("name", [name for name in LAYERS if "universal" not in name])
+def test_scores_are_returned_by_functional_models(name):
+    make, count = LAYERS[name]
+    layer = make()
+    inputs = [keras.Input((None, D)), keras.Input((None, D))][:count]
+    outputs = layer(*inputs, return_attention_scores=True)
+    arrays = [X, MEMORY][:count]
+    found = keras.Model(inputs, outputs)(arrays)
+    expected = layer(*arrays, return_attention_scores=True)
+    pairs = zip(*map(keras.tree.flatten, (found, expected, outputs)), strict=True)
+    assert len(keras.tree.flatten(found)) >= 2
+    for one, other, symbolic in pairs:
+        np.testing.assert_allclose(one, other, atol=1e-6)
+        assert len(symbolic.shape) == len(other.shape)
+        assert all(a in (None, b) for a, b in zip(symbolic.shape, other.shape, strict=True))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_cross_attention_takes_a_tensor(mode):
+    layer = CrossAttention(**HEADS)
+    expected = layer(X, layer.project_memory(MEMORY))
+    np.testing.assert_allclose(caller(mode, layer, X, MEMORY)(X, MEMORY), expected, atol=1e-6)
+
+
+def test_norm_gains_are_float32_in_mixed_precision():
+    layer = LayerNormalization(dtype="mixed_bfloat16")
+    layer.build((None, D))
+    seen = {}
+
+    class Spy(LayerNormalization):
+        def call(self, x):
+            seen["dtype"] = ops.convert_to_tensor(self.gain).dtype
+            return super().call(x)
+
+    Spy(dtype="mixed_bfloat16")(X)
+    assert seen["dtype"] == tf.float32
+    layer.gain.assign(np.full(D, 1.001))  # not a bfloat16 number
+    exact = LayerNormalization()
+    exact.build((None, D))
+    exact.gain.assign(np.full(D, 1.001))
+    x = ops.cast(X, "bfloat16")
+    np.testing.assert_array_equal(layer(x), ops.cast(exact(ops.cast(x, "float32")), "bfloat16"))
+
+
+@pytest.mark.parametrize("config", [TransformerConfig, UniversalConfig])
+def test_build_does_nothing_to_a_built_model(config):
+    sizes = dict(num_layers=1) if config is TransformerConfig else dict(num_steps=2)
+    model = build_model(
+        config(vocabulary_size=13, model_dim=8, feed_forward_dim=12, num_heads=2, **sizes)
+    )
+    before = list(model.weights)
+    model.build()
+    model.build((None, 5))
+    model.build({"source": (None, 5), "target": (None, 4)})
+    assert all(one is other for one, other in zip(before, model.weights, strict=True))
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+@pytest.mark.parametrize("config", [TransformerConfig, UniversalConfig])
+def test_numpy_ids_decode(config, dtype):
+    sizes = dict(num_layers=1) if config is TransformerConfig else dict(num_steps=2)
+    model = build_model(
+        config(vocabulary_size=13, model_dim=8, feed_forward_dim=12, num_heads=2, **sizes)
+    )
+    source, target = np.array([[5, 6, 3], [7, 3, 0]], dtype), np.array([[2], [2]], dtype)
+    logits, _ = model.step(target, model.encode(source))
+    expected = model({"source": source, "target": target})
+    np.testing.assert_allclose(logits, expected, atol=1e-5)
+
+
+def test_gradients_of_relative_positions_in_half_precision():
+    # Each row is the sum over 40 * 8 pairs of positions, which bfloat16 would round to 8 bits.
+    x = np.random.default_rng(0).normal(size=(8, 40, D)).astype("float32")
+    layers = [
+        SelfAttention(**HEADS, positions="relative", max_relative_distance=1, dtype=dtype)
+        for dtype in ("float32", "mixed_bfloat16")
+    ]
+    gradients = []
+    for layer in layers:
+        layer.build((None, None, D))
+        layer.set_weights(layers[0].get_weights())
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.cast(layer(x), tf.float32) ** 2)
+        tables = [layer.relative_keys.value, layer.relative_values.value]
+        gradients.append([tf.convert_to_tensor(each) for each in tape.gradient(loss, tables)])
+    for exact, found in zip(*gradients, strict=True):
+        np.testing.assert_allclose(found, exact, atol=0.02 * np.abs(exact).max())
