@@ -30,7 +30,7 @@ _FORMAT = flags.DEFINE_enum(
     "format",
     None,
     ["transformers", "marian", "fairseq", "opennmt_py", "eole", "opennmt_tf", "ctranslate2"],
-    "The toolkit. Default: what the files tell.",
+    "The toolkit. Default: found from the files.",
 )
 _SOURCE_VOCABULARY = flags.DEFINE_string(
     "source_vocabulary", None, "The source's vocabulary, where it is not beside the model."
@@ -47,8 +47,8 @@ _POSITIONS = flags.DEFINE_enum(
     "positions",
     "as_stored",
     ["as_stored", "marian"],
-    "Positional encodings: those that the folder's own software computes, or those with which "
-    "Marian trained the model, from which transformers and ctranslate2 differ a little.",
+    "Positional encodings: as_stored is what the folder's own software computes; marian is what "
+    "Marian trained the model with, from which transformers and ctranslate2 differ a little.",
 )
 _SOURCE_EOS = flags.DEFINE_enum(
     "source_eos",

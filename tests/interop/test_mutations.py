@@ -133,4 +133,5 @@ def test_damaged_weights_are_rejected_or_read(name, count, mutate, monkeypatch):
 @pytest.mark.parametrize("count", SIZES)
 @pytest.mark.parametrize(("name", "file"), OTHERS)
 def test_other_damaged_files_are_rejected_or_read(name, file, count, mutate):
-    assert mutate(name, file, min(count, 1000), check_others) > 0
+    count = min(count, 1000)
+    assert mutate(name, file, count, check_others) >= 0.05 * count
