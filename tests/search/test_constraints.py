@@ -269,7 +269,7 @@ def test_prefix_may_contain_the_unknown_token(table_model, beam_size):
 
 
 @pytest.mark.parametrize("minimum", [0, 1, 3])
-def test_min_length_forbids_eos_only_before_the_minimum_or_any_text(minimum):
+def test_min_length_forbids_eos_before_minimum_or_any_text(minimum):
     rows = [[], [7], [7, 7, 7, 7], [5], [5, 7], [5, 5, 7], [5, 7, 7, 7]]
     constraint = MinLength(tf.constant([minimum]), space_ids=[7, 8])
 
