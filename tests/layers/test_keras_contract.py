@@ -3,12 +3,15 @@
 Shapes: B batch, T target length, S source length, D model dimension, H heads.
 """
 
+import doctest
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from keras import ops
 
+import keras_transformer.layers
 from keras_transformer.config import TransformerConfig, UniversalConfig
 from keras_transformer.errors import InputError
 from keras_transformer.layers import (
@@ -284,3 +287,18 @@ def test_gradients_of_relative_positions_in_half_precision():
         gradients.append([tf.convert_to_tensor(each) for each in tape.gradient(loss, tables)])
     for exact, found in zip(*gradients, strict=True):
         np.testing.assert_allclose(found, exact, atol=0.02 * np.abs(exact).max())
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        each
+        for each in vars(keras_transformer.layers).values()
+        if isinstance(each, type) and "Example:" in (each.__doc__ or "")
+    ],
+)
+def test_docstring_examples_run(layer):
+    names = {"np": np, **vars(keras_transformer.layers)}
+    example = doctest.DocTestParser().get_doctest(layer.__doc__, names, layer.__name__, None, 0)
+    assert example.examples
+    assert doctest.DocTestRunner(verbose=False).run(example).failed == 0
