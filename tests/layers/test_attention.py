@@ -148,7 +148,7 @@ def test_heads_are_consecutive_columns():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_weights_of_visible_keys_sum_to_one_and_others_are_zero(dtype):
+def test_weights_of_visible_keys_sum_to_one(dtype):
     mask = random_mask(B, 1, T, S)
     query, keys = ops.cast(normal(B, H, T, K), dtype), ops.cast(normal(B, H, S, K), dtype)
     weights = attention_weights(query, keys, attention_bias(mask))
@@ -159,7 +159,7 @@ def test_weights_of_visible_keys_sum_to_one_and_others_are_zero(dtype):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16", "mixed_float16"])
-def test_a_query_that_may_see_nothing_gives_finite_numbers(dtype):
+def test_query_without_visible_keys_gives_finite_numbers(dtype):
     layer, _ = make_self_attention(dtype=dtype)
     result = layer(normal(B, T, D), attention_mask=np.zeros((B, T, T), bool))
     assert np.isfinite(ops.convert_to_numpy(ops.cast(result, "float32"))).all()
@@ -188,7 +188,7 @@ def own_lines(time, beams):
 
 
 @pytest.mark.parametrize("use_bias", [False, True])
-def test_cached_steps_of_several_hypotheses_equal_the_causal_pass(use_bias):
+def test_cached_steps_equal_the_causal_pass(use_bias):
     beams = 3
     layer, projections = make_self_attention(use_bias)
     x = normal(B, beams, T, D)
@@ -225,7 +225,7 @@ def test_hypotheses_of_a_sentence_share_its_memory():
             np.testing.assert_allclose(result[sentence, beam], expected[0], rtol=1e-4, atol=1e-4)
 
 
-def test_steps_of_hypotheses_equal_their_full_pass_and_show_their_attention():
+def test_cross_attention_steps_equal_the_full_pass():
     beams = 3
     layer, _ = make_cross_attention()
     x, memory = normal(B, beams, D), layer.project_memory(normal(B, S, D))
@@ -238,7 +238,7 @@ def test_steps_of_hypotheses_equal_their_full_pass_and_show_their_attention():
     np.testing.assert_allclose(ops.sum(weights, axis=-1), np.ones((B, H, beams)), rtol=1e-5)
 
 
-def test_a_hypothesis_sees_the_tokens_that_it_descends_from_and_no_others():
+def test_hypothesis_attends_to_its_ancestors_only():
     # In the second step hypothesis 1 continues hypothesis 0, and then the two change places.
     layer, _ = make_self_attention()
     x = normal(B, 2, 3, D)
@@ -255,7 +255,7 @@ def test_a_hypothesis_sees_the_tokens_that_it_descends_from_and_no_others():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_first_history_is_empty_and_of_the_dtype_of_computation(dtype):
+def test_empty_kv_cache_has_the_compute_dtype(dtype):
     layer, _ = make_self_attention(dtype="float32" if dtype == "float32" else "mixed_bfloat16")
     kv_cache = layer.empty_kv_cache(B)
     assert kv_cache.keys.shape == (B, H, 0, K)
@@ -264,7 +264,7 @@ def test_the_first_history_is_empty_and_of_the_dtype_of_computation(dtype):
     assert layer.empty_kv_cache(B, 12).values.shape == (B, H, 12, U)
 
 
-def test_a_history_of_fixed_capacity_gives_the_same_under_xla():
+def test_kv_cache_of_fixed_capacity_under_xla():
     layer, _ = make_self_attention()
     x = normal(T, B * 2, D)
     growing, fixed = layer.empty_kv_cache(B), layer.empty_kv_cache(B, T * 2)
@@ -278,7 +278,7 @@ def test_a_history_of_fixed_capacity_gives_the_same_under_xla():
     np.testing.assert_allclose(fixed.values, growing.values, rtol=1e-5, atol=1e-6)
 
 
-def test_the_first_step_and_a_source_of_one_token_do_not_warn():
+def test_attention_to_a_single_key_does_not_warn():
     layer, _ = make_self_attention()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -287,7 +287,7 @@ def test_the_first_step_and_a_source_of_one_token_do_not_warn():
     assert result.shape == (B, D)
 
 
-def test_steps_of_no_sentences_are_possible():
+def test_steps_of_an_empty_batch():
     layer, _ = make_self_attention()
     result, kv_cache = layer.step(
         normal(0, D), layer.empty_kv_cache(0), 0, np.zeros((0, 1, 1, 1), "float32")

@@ -17,7 +17,7 @@ ONES = np.ones((3, 4, 50), "float32")
 
 
 @pytest.mark.parametrize("noise_shape", [None, (None, 1, 50)])
-def test_on_one_device_it_is_the_dropout_of_keras(noise_shape):
+def test_dropout_equals_keras_on_one_device(noise_shape):
     ours, keras_own = (
         layer(0.4, noise_shape=noise_shape, seed=5) for layer in (Dropout, keras.layers.Dropout)
     )
@@ -59,7 +59,7 @@ print(json.dumps([results, offsets]))
 """
 
 
-def test_each_replica_has_masks_of_its_own_with_xla_and_without():
+def test_dropout_masks_differ_between_replicas():
     done = subprocess.run(
         [sys.executable, "-c", ON_TWO_DEVICES],
         env=os.environ | {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},

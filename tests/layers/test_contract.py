@@ -206,7 +206,7 @@ def test_configuration_survives_the_round_trip(case, dtype):
     )
 
 
-def test_a_copy_from_the_configuration_computes_the_same(case):
+def test_copy_from_config_computes_the_same(case):
     layer = build(case)
     copy = case.layer.from_config(layer.get_config())
     case.call(copy)
@@ -228,7 +228,7 @@ def test_compute_output_shape_is_the_shape_of_the_output(case):
     assert layer.compute_output_shape(unknown) == (None, None, *result.shape[2:])
 
 
-def test_a_symbolic_call_gives_a_model_that_computes_the_same(case):
+def test_functional_model_equals_the_layer(case):
     symbolic = symbolic_case(case)
     layer = build(case)
     outputs = symbolic.call(layer)
@@ -287,6 +287,6 @@ def test_dropout_is_off_unless_training(case):
         (lambda: LayerNormalization(form="std"), "form must be one of variance, sigma, got 'std'"),
     ],
 )
-def test_a_form_that_does_not_exist_is_refused(make, message):
+def test_unknown_choice_is_rejected(make, message):
     with pytest.raises(InputError, match=message):
         make()

@@ -22,7 +22,7 @@ def test_vectors_are_rows_times_the_square_root_of_the_model_dimension():
     np.testing.assert_allclose(make_embedding()(ids), 2 * TABLE[ids], rtol=1e-6)
 
 
-def test_vectors_may_be_left_as_they_are():
+def test_embedding_without_scaling():
     ids = np.array([[0, 3], [4, 3]])
     np.testing.assert_allclose(make_embedding(scale=False)(ids), TABLE[ids], rtol=1e-6)
 
@@ -52,7 +52,7 @@ def test_new_vectors_have_variance_1_beside_the_sinusoids():
 
 
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16", "mixed_float16"])
-def test_ids_that_came_as_floats_are_not_rounded(policy):
+def test_float_ids_are_not_rounded(policy):
     # bfloat16 has no 1001 and float16 no 2049, and Keras rounds floats that enter a layer.
     layer = TokenEmbedding(2050, 4, dtype=policy)
     ids = np.array([1001, 2049])

@@ -52,7 +52,7 @@ def test_equal_entries_give_the_bias_and_finite_gradients(form):
     assert np.isfinite(tape.gradient(total, x)).all()
 
 
-def test_a_large_common_offset_does_not_cost_the_digits():
+def test_large_common_offset_keeps_precision():
     # E[x^2] - E[x]^2 in float32 would lose everything here: 4096^2 has steps of 2.
     result = LayerNormalization(epsilon=0.0)(ROW + 4096)
     np.testing.assert_allclose(result, DEVIATIONS / 5**0.5, rtol=1e-5)

@@ -67,7 +67,7 @@ def test_one_concatenated_rate_is_1():
 @pytest.mark.parametrize(
     ("kind", "formula"), [("sinusoidal", interleaved), ("concatenated", concatenated)]
 )
-def test_no_length_is_too_long(kind, formula):
+def test_sinusoids_of_any_length(kind, formula):
     layer = PositionalEncoding(D, kind)
     result = np.asarray(layer.encode(np.arange(5001)))
     assert not layer.weights
@@ -122,7 +122,7 @@ def test_learned_positions_are_trained():
 
 
 @pytest.mark.parametrize("kind", ["sinusoidal", "concatenated", "learned"])
-def test_a_single_position_and_a_matrix_of_positions_are_encoded_alike(kind):
+def test_positions_of_any_shape_are_encoded(kind):
     layer = PositionalEncoding(D, kind)
     layer.build()
     row = np.asarray(layer.encode(np.arange(6)))

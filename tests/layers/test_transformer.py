@@ -202,7 +202,7 @@ def test_project_memory_builds_a_decoder():
 
 @pytest.mark.parametrize("norm_position", ["post", "pre"])
 @pytest.mark.parametrize("attention_bias", [False, True])
-def test_cached_steps_of_several_hypotheses_equal_the_full_pass(norm_position, attention_bias):
+def test_cached_steps_of_a_beam_equal_the_full_pass(norm_position, attention_bias):
     beams = 3
     options = dict(norm_position=norm_position, attention_bias=attention_bias)
     decoder = randomize(Decoder(num_layers=2, **OPTIONS, **options))

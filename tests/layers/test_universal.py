@@ -20,7 +20,7 @@ def run(probabilities, is_real=None):
     return np.array(weights), state
 
 
-def test_weights_steps_and_remainders_are_those_worked_out_by_hand():
+def test_halting_of_a_worked_example():
     # The first token halts at its second step, the second at its first, the third is forced to.
     weights, end = run([[0.6, 0.995, 0.1], [0.5, 0.3, 0.2], [0.9, 0.9, 0.3]])
     expected = [[0.6, 1.0, 0.1], [0.4, 0.0, 0.2], [0.0, 0.0, 0.7]]
@@ -36,7 +36,7 @@ def test_padding_takes_no_step_and_has_no_weight():
     assert (end.steps[1], end.remainders[1]) == (0, 0)
 
 
-def test_weights_of_a_token_sum_to_one_however_many_steps_it_takes():
+def test_halting_weights_of_a_token_sum_to_one():
     probabilities = np.random.default_rng(1).uniform(0, 0.6, size=(9, 500))
     weights, end = run(probabilities)
     np.testing.assert_allclose(weights.sum(axis=0), 1.0, atol=1e-6)
@@ -44,7 +44,7 @@ def test_weights_of_a_token_sum_to_one_however_many_steps_it_takes():
 
 
 @pytest.mark.parametrize(("logit", "steps"), [(20, 1), (-20, 5)])
-def test_a_unit_that_is_sure_takes_one_step_or_all(logit, steps):
+def test_certain_halting_unit_takes_one_step_or_all(logit, steps):
     _, end = run(np.full((5, 3), 1 / (1 + np.exp(-logit))))
     np.testing.assert_array_equal(end.steps, [steps] * 3)
     np.testing.assert_allclose(end.remainders, 1.0, atol=1e-6)

@@ -54,7 +54,7 @@ def random_padding(length):
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("window", [1, 3, 9, 41])
 @pytest.mark.parametrize("positions", POSITIONS)
-def test_blocks_give_what_the_whole_matrix_gives_with_a_band_mask(positions, window, causal):
+def test_blocks_equal_the_whole_matrix_with_a_band_mask(positions, window, causal):
     layer, causal = make_layer(window, positions), dict(use_causal_mask=causal)
     for length in lengths(window):
         x, mask = tf.Variable(normal(B, length, D)), random_padding(length)
@@ -97,7 +97,7 @@ def test_a_window_of_all_positions_is_full_attention(length, causal):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_a_length_known_only_when_the_graph_runs_and_xla_give_the_same(causal):
+def test_windows_of_dynamic_length_and_under_xla(causal):
     layer = make_layer(41, "relative")
 
     def call(x, mask):
@@ -124,7 +124,7 @@ def test_half_precision_is_finite_and_near(dtype):
     np.testing.assert_allclose(result[mask], expected, atol=0.2)
 
 
-def test_blocks_grow_with_the_length_and_not_with_its_square():
+def test_blocks_grow_linearly_with_length():
     spec = [tf.TensorSpec((1, length, H, K)) for length in (1000, 2000)]
     sizes = [[np.prod(part.shape) for part in ops_of(spec_of_length)] for spec_of_length in spec]
     ratios = np.divide(*sizes[::-1])
@@ -138,7 +138,7 @@ def ops_of(spec):
 
 @pytest.mark.parametrize("positions", POSITIONS)
 @pytest.mark.parametrize("window", [1, 5])
-def test_cached_steps_equal_the_causal_pass_and_keep_no_more_than_the_window(window, positions):
+def test_cached_steps_keep_no_more_than_the_window(window, positions):
     layer, beams, length = make_layer(window, positions), 2, 7
     x = normal(B, beams, length, D)
     growing, fixed = layer.empty_kv_cache(B), layer.empty_kv_cache(B, length * beams)

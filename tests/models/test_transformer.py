@@ -156,7 +156,7 @@ def test_each_dropout_rate_acts_alone_and_only_in_training(rate):
     assert np.abs(logits_of(model, SOURCE, TARGET, training=True) - expected).max() > 0.01
 
 
-def test_embeddings_have_the_rate_of_the_sub_layers_unless_they_have_their_own():
+def test_embedding_dropout_defaults_to_dropout():
     assert Transformer(PAPER.replace(dropout=0.3)).source_dropout.rate == 0.3
     model = Transformer(PAPER.replace(dropout=0.3, embedding_dropout=0.0))
     assert (model.source_dropout.rate, model.target_dropout.rate) == (0, 0)
@@ -169,7 +169,7 @@ def test_activations_follow_their_formulas(activation, numpy_logits):
     np.testing.assert_allclose(logits_of(model, SOURCE, TARGET)[0], expected, rtol=1e-4, atol=1e-4)
 
 
-def test_an_encoder_that_does_not_read_eos_does_as_if_there_were_none():
+def test_encoder_without_eos_ignores_it():
     model = make_model(PAPER.replace(source_eos=False))
     without = np.where(SOURCE == EOS, 0, SOURCE)
     expected = logits_of(make_copy(model, PAPER), without, TARGET)
@@ -181,7 +181,7 @@ def test_an_encoder_that_does_not_read_eos_does_as_if_there_were_none():
 # Attention
 
 
-def test_attentions_are_those_of_the_paper_in_float64_and_0_for_padding(model, numpy_attentions):
+def test_attentions_equal_the_float64_reference(model, numpy_attentions):
     weights = model.attentions({"source": SOURCE, "target": TARGET})
     assert list(weights) == ["encoder", "decoder", "cross"]
     for row, (source, target) in enumerate(zip(SOURCE, TARGET, strict=True)):
@@ -202,7 +202,7 @@ def test_attention_is_the_mean_of_the_heads_of_the_last_layer(model):
     np.testing.assert_array_equal(model.attention(inputs, head=1), cross[-1][:, 1])
 
 
-def test_attentions_in_a_graph_and_in_half_precision_are_finite_float32():
+def test_attentions_in_a_graph_in_half_precision():
     model = make_model(PAPER, dtype="mixed_bfloat16")
     spec = tf.TensorSpec([None, None], tf.int32)
     in_graph = tf.function(
@@ -307,7 +307,7 @@ def test_shared_embeddings_are_one_variable(share, matrices):
     assert (model.source_embedding is model.target_embedding) == (share == "all")
 
 
-def test_a_change_of_the_shared_matrix_reaches_source_target_and_projection():
+def test_shared_matrix_reaches_source_target_and_logits():
     model = make_model(PAPER)
     table = model.source_embedding.table
     changed = ops.convert_to_numpy(table).copy()
@@ -335,7 +335,7 @@ def test_cached_steps_equal_the_full_pass(model):
         np.testing.assert_allclose(logits[:, 0], full[:, time], rtol=1e-4, atol=1e-4)
 
 
-def test_cached_steps_of_several_hypotheses_equal_the_full_pass(model):
+def test_cached_steps_of_a_beam_equal_the_full_pass(model):
     beams, length = 3, 5
     targets = RANDOM.integers(3, 11, size=(len(SOURCE), beams, length))
     targets[:, :, 0] = BOS
@@ -377,7 +377,7 @@ def test_decoding_runs_in_a_graph_whose_sizes_are_unknown():
     [*((config, "float32") for config in CONFIGS.values()), (PAPER, "mixed_bfloat16")],
     ids=[*CONFIGS, "half"],
 )
-def test_a_saved_model_comes_back_with_the_same_outputs(config, policy, tmp_path):
+def test_saved_model_gives_the_same_outputs(config, policy, tmp_path):
     model = make_model(config, dtype=policy, name="some_name")
     model.save(tmp_path / "model.keras")
     copy = keras.saving.load_model(tmp_path / "model.keras")
@@ -391,7 +391,7 @@ def test_a_saved_model_comes_back_with_the_same_outputs(config, policy, tmp_path
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Skipping variable loading for optimizer")
-def test_a_model_with_layers_and_weights_of_ones_own_trains_and_is_saved(tmp_path):
+def test_subclass_with_own_layers_trains_and_is_saved(tmp_path):
     @keras.saving.register_keras_serializable()
     class WithTemperature(Transformer):
         def __init__(self, config, **kwargs):
@@ -437,7 +437,7 @@ def test_a_copy_of_a_frozen_model_is_frozen():
     assert Transformer.from_config(config).trainable_weights
 
 
-def test_a_frozen_part_is_frozen_in_a_file_too_and_the_optimizer_goes_on(tmp_path):
+def test_frozen_part_survives_saving_with_its_optimizer(tmp_path):
     model = Transformer(PAPER)
     model.encoder.trainable = False
     model.target_embedding.table.trainable = False
@@ -499,7 +499,7 @@ def test_compute_output_shape_is_the_shape_of_the_logits(model):
 
 
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
-def test_ids_that_came_as_floats_are_not_rounded(policy):
+def test_float_ids_are_not_rounded(policy):
     model = Transformer(PAPER.replace(vocabulary_size=3000), dtype=policy)
     ids = np.array([[2051, 1001, 3]])
     exact = model({"source": ids, "target": ids})
@@ -582,7 +582,7 @@ def test_fit_on_plain_arrays_lowers_the_loss(copier):
     assert copier.losses[-1] < 0.1
 
 
-def test_steps_of_a_model_that_learned_to_copy_copy_unseen_sentences(copier):
+def test_trained_model_copies_unseen_sentences(copier):
     _, unseen = copy_task(100, seed=2)
     result = greedy(copier.model, unseen, unseen.shape[1])
     real = unseen != 0

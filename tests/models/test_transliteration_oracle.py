@@ -195,7 +195,7 @@ def test_beam_search_finds_the_oracles_best(oracle, beams):
     assert texts == [item["beam4"][0][0] for item in oracle.items]
 
 
-def test_hypotheses_that_both_find_have_the_same_scores(oracle, beams):
+def test_shared_hypotheses_have_the_oracle_scores(oracle, beams):
     shared = 0
     for ids, scores, item in zip(beams.ids, beams.scores, oracle.items, strict=True):
         ours = dict(zip((spell(oracle, row) for row in ids), scores, strict=True))
@@ -216,7 +216,7 @@ def test_a_word_alone_is_translated_as_in_the_batch(oracle, search_4, beams):
         np.testing.assert_allclose(alone.scores[0], beams.scores[number], atol=1e-5)
 
 
-def test_translations_that_are_ranked_with_a_length_penalty_have_the_oracles_probabilities(oracle):
+def test_length_penalty_search_has_the_oracle_probabilities(oracle):
     """Theirs divides by length ** 0.6, so that ranks may differ; what is divided does not."""
     found = make_search(oracle.model, beam_size=5, length_penalty=0.6)(oracle.source)
     shared = 0

@@ -125,7 +125,7 @@ def rows():
         yield source[source != 0], target[target != 0]
 
 
-def test_logits_steps_and_remainders_are_those_of_the_reference(model, numpy_layers):
+def test_logits_and_halting_equal_the_reference(model, numpy_layers):
     logits = np.asarray(model(INPUTS))
     values = {name: np.asarray(value) for name, value in model.token_values(INPUTS).items()}
     for row, (source, target) in enumerate(rows()):
@@ -149,7 +149,7 @@ def test_tokens_take_different_numbers_of_steps():
 
 
 @pytest.mark.parametrize(("bias", "steps"), [(20.0, 1), (-20.0, 4)])
-def test_a_halting_bias_of_twenty_takes_one_step_and_of_minus_twenty_all(bias, steps):
+def test_extreme_halting_bias_takes_one_step_or_all(bias, steps):
     model = make_model(PLAIN)
     for stack in (model.encoder, model.decoder):
         stack.halting_unit.kernel.assign(np.zeros((8, 1)))
@@ -179,7 +179,7 @@ def test_with_one_step_adaptive_and_fixed_are_the_plain_layer(name):
     np.testing.assert_allclose(one, other, atol=1e-6)
 
 
-def test_gradients_of_the_halting_units_are_those_of_finite_differences(numpy_layers):
+def test_halting_gradients_equal_finite_differences(numpy_layers):
     model, random = make_model(PLAIN), np.random.default_rng(1)
     source, target = SOURCE[:1], TARGET[:1]
     slopes = random.normal(size=(1, 6, 13))
@@ -210,7 +210,7 @@ def test_gradients_of_the_halting_units_are_those_of_finite_differences(numpy_la
             np.testing.assert_allclose(gradient[index], slope, rtol=0.01, atol=0.01)
 
 
-def test_the_ponder_cost_is_the_sum_of_steps_and_remainders_by_target_token():
+def test_ponder_cost_per_target_token():
     weight = 0.3
     model = make_model(PLAIN.replace(ponder_weight=weight))
     values = model.token_values(INPUTS)
@@ -221,7 +221,7 @@ def test_the_ponder_cost_is_the_sum_of_steps_and_remainders_by_target_token():
     np.testing.assert_allclose(model.losses, [cost], rtol=1e-6)
 
 
-def test_training_shows_steps_and_remainders_apart_from_the_cross_entropy():
+def test_training_reports_steps_and_remainders():
     model = make_model(PLAIN.replace(ponder_weight=0.3))
     values = {name: np.asarray(value) for name, value in model.token_values(INPUTS).items()}
     labels = np.where(TARGET != 0, 5, 0)
@@ -262,7 +262,7 @@ def test_future_tokens_do_not_change_earlier_logits(model):
     assert np.abs(before[0, 3:] - after[0, 3:]).max() > 1e-5
 
 
-def test_cached_steps_of_several_hypotheses_equal_the_full_pass(model):
+def test_cached_steps_of_a_beam_equal_the_full_pass(model):
     beams, length = 2, 4
     targets = np.random.default_rng(2).integers(3, 13, size=(len(SOURCE), beams, length))
     targets[:, :, 0] = BOS
@@ -281,7 +281,7 @@ def test_cached_steps_of_several_hypotheses_equal_the_full_pass(model):
         np.testing.assert_allclose(found, covered, atol=1e-5)
 
 
-def test_beams_that_branch_have_the_probabilities_of_the_full_pass(model):
+def test_branching_beams_have_full_pass_probabilities(model):
     state = model.encode(tf.constant(SOURCE), num_hypotheses=3)
     limits = {"bos_ids": np.full(3, BOS), "max_lengths": np.full(3, 6)}
     found = beam_search(model.step, state, **limits, beam_size=3, length_penalty=0.0)
@@ -319,7 +319,7 @@ def test_xla_gives_the_logits_and_gradients_of_the_graph(name):
 # What it shows
 
 
-def test_attention_sums_the_steps_by_their_weights_and_all_steps_can_be_seen(model):
+def test_attention_is_the_weighted_sum_of_steps(model):
     attention = np.asarray(model.attention(INPUTS))
     weights = {name: np.asarray(value) for name, value in model.attentions(INPUTS).items()}
     lengths = {"encoder": (5, 5), "decoder": (6, 6), "cross": (6, 5)}
@@ -334,7 +334,7 @@ def test_attention_sums_the_steps_by_their_weights_and_all_steps_can_be_seen(mod
         np.testing.assert_allclose(attention[0], weights["cross"][-1, 0].mean(axis=0), atol=1e-6)
 
 
-def test_positions_begin_anywhere_while_training_but_alike_on_both_sides():
+def test_position_offset_is_shared_by_both_sides():
     copies = np.repeat(SOURCE[:1], 60, axis=0)
     targets = np.repeat(TARGET[:1], 60, axis=0)
     inputs = {"source": copies, "target": targets}
@@ -384,7 +384,7 @@ def test_presets_have_the_parameters_of_their_two_layers():
     assert round(layers / 1e6, 1) == 29.4
 
 
-def test_operations_are_those_of_as_many_layers_with_the_memory_projected_once():
+def test_flops_project_the_memory_once():
     lengths = np.array([5.0]), np.array([7.0])
     d = SIZES["model_dim"]
     for steps in (1, 4):
@@ -412,7 +412,7 @@ def test_operations_are_those_of_as_many_layers_with_the_memory_projected_once()
     ],
     ids=str,
 )
-def test_settings_that_cannot_be_are_refused_in_one_line(changes, message):
+def test_invalid_config_is_rejected_in_one_line(changes, message):
     with pytest.raises(InputError, match=message) as caught:
         PLAIN.replace(**changes)
     assert "\n" not in str(caught.value)

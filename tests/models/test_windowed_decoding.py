@@ -44,7 +44,7 @@ def masked(ancestors, kv_cache, time, window):
     return ops.where(positions < time - window // 2, -1, ancestors)
 
 
-def test_a_search_finds_the_same_with_a_slice_of_the_cache_and_with_a_mask(model, monkeypatch):
+def test_search_with_cache_slices_equals_a_mask(model, monkeypatch):
     tokens, scores = search(model)
     assert (tokens.numpy() != 0).sum(axis=-1).max() > 3 * WINDOW
     found = search(model, kv_cache_capacities(LONGEST)[0])
@@ -65,7 +65,7 @@ def test_a_search_finds_the_same_under_xla(model):
         np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-def test_an_ensemble_counts_the_tokens_that_a_window_has_dropped(model):
+def test_ensemble_counts_tokens_that_a_window_dropped(model):
     # Without a search the members say how many tokens were read.
     targets = np.full((3, 5), 7)
     expected = np.asarray(Ensemble([model, model]).call({"source": SOURCE, "target": targets}))
