@@ -48,11 +48,6 @@ def causal_mask(length: int | Tensor) -> Tensor:
     return positions[None, :] <= positions[:, None]
 
 
-def causal_bias(length: int | Tensor) -> Tensor:
-    """Returns `causal_mask` as a bias [1, 1, T, T]."""
-    return attention_bias(causal_mask(length))[None, None]
-
-
 def combine_masks(
     keys: Tensor,
     *,

@@ -16,7 +16,7 @@ def make_embedding(**options):
     return layer
 
 
-def test_vectors_are_rows_times_the_square_root_of_the_model_dimension():
+def test_vectors_are_rows_scaled_by_sqrt_of_model_dim():
     ids = np.array([[0, 3], [4, 3]])
     # sqrt(4) = 2
     np.testing.assert_allclose(make_embedding()(ids), 2 * TABLE[ids], rtol=1e-6)
@@ -27,7 +27,7 @@ def test_embedding_without_scaling():
     np.testing.assert_allclose(make_embedding(scale=False)(ids), TABLE[ids], rtol=1e-6)
 
 
-def test_projection_is_by_the_transposed_matrix_without_the_factor():
+def test_projection_is_the_unscaled_transposed_matrix():
     x = np.array([[1.0, 0, 0, 0], [0, 0, 1, 1]])
     # The first row picks column 0, the second adds columns 2 and 3.
     expected = np.stack([TABLE[:, 0], TABLE[:, 2] + TABLE[:, 3]])

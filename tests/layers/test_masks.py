@@ -7,7 +7,7 @@ from keras import ops
 
 from keras_transformer.layers.masks import (
     attention_bias,
-    causal_bias,
+    causal_mask,
     padding_bias,
     padding_mask,
     predicting_mask,
@@ -25,7 +25,7 @@ def test_padding_mask_is_true_at_real_tokens():
     np.testing.assert_array_equal(padding_mask(IDS), expected)
 
 
-def test_padding_bias_hides_padding_from_every_query_of_every_head():
+def test_padding_bias_hides_padding_from_every_query():
     bias = padding_bias(IDS)
     assert bias.shape == (2, 1, 1, 4)
     weights = softmax(ops.zeros((2, 3, 5, 4)) + bias)
@@ -33,15 +33,15 @@ def test_padding_bias_hides_padding_from_every_query_of_every_head():
     np.testing.assert_allclose(weights, np.broadcast_to(expected, weights.shape))
 
 
-def test_causal_bias_shows_each_position_itself_and_the_past():
-    weights = softmax(causal_bias(3))
+def test_causal_mask_shows_each_position_itself_and_the_past():
+    weights = softmax(attention_bias(causal_mask(3)))
     expected = [[1, 0, 0], [1 / 2, 1 / 2, 0], [1 / 3, 1 / 3, 1 / 3]]
-    np.testing.assert_allclose(weights, np.array(expected)[None, None], rtol=1e-6)
+    np.testing.assert_allclose(weights, expected, rtol=1e-6)
 
 
-def test_causal_bias_takes_a_length_known_only_when_the_graph_runs():
-    make = tf.function(causal_bias, input_signature=[tf.TensorSpec([], tf.int32)])
-    np.testing.assert_array_equal(make(5), causal_bias(5))
+def test_causal_mask_of_dynamic_length():
+    make = tf.function(causal_mask, input_signature=[tf.TensorSpec([], tf.int32)])
+    np.testing.assert_array_equal(make(5), causal_mask(5))
 
 
 @pytest.mark.parametrize("score", [-1000.0, 0.0, 1000.0])

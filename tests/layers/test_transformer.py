@@ -51,7 +51,7 @@ def test_post_norm_normalizes_the_sum():
     np.testing.assert_allclose(residual(PAIR, OUTPUT), [[[-0.75, 0.75]]], rtol=1e-6)
 
 
-def test_pre_norm_normalizes_what_enters_and_leaves_the_sum_alone():
+def test_pre_norm_normalizes_the_input_but_not_the_sum():
     # x = (1, 3): mean 2, deviations -1 and 1, variance 1; with epsilon 3 the root is 2.
     residual = Residual(norm_position="pre", norm_epsilon=3.0)
     entered = residual.pre_norm(np.array([[[1.0, 3.0]]]))
