@@ -257,6 +257,26 @@ def test_half_precision_is_close_to_float32(name, policy, error):
         assert np.abs(stepped - exact[:, time]).max() < tolerance
 
 
+@pytest.mark.filterwarnings("ignore:Layer .* does not have a `quantize` method")
+@pytest.mark.parametrize("mode", ["int8", "int4"])
+def test_quantized_steps_equal_the_full_pass(config, mode):
+    model = with_random_weights(config.replace(share_embeddings="none", output_bias=True))
+    exact = logits_of(model)
+    model.quantize(mode)
+    full = logits_of(model)
+    error = np.abs(full - exact)[TARGET != 0].max()
+    assert 0 < error < {"int8": 0.2, "int4": 1.0}[mode] * exact.std()
+    state = model.encode(SOURCE)
+    for time in range(TARGET.shape[1]):
+        logits, state = model.step(TARGET[:, time : time + 1], state)
+        is_real = TARGET[:, time] != 0
+        np.testing.assert_allclose(logits[is_real, 0], full[is_real, time], rtol=0, atol=1e-5)
+    some = state._replace(projection=(state.projection[0][4:7],))
+    np.testing.assert_array_equal(
+        model.step(TARGET[:, :1], some)[0], model.step(TARGET[:, :1], state)[0][..., 4:7]
+    )
+
+
 def test_keras_file_round_trip(model, tmp_path):
     model.save(tmp_path / "model.keras")
     copy = keras.saving.load_model(tmp_path / "model.keras")

@@ -204,12 +204,12 @@ def test_run_eagerly_turns_xla_off(model, monkeypatch):
     assert seen == [True]
 
 
+@pytest.mark.slow
 def test_float8_scales_are_neither_clipped_nor_summed():
     def train(**options):
         keras.utils.set_random_seed(1)
         model = Transformer(CONFIG)
         model.quantize("float8")
-        options["run_eagerly"] = True
         model.compile(keras.optimizers.SGD(0.1), SmoothedCrossEntropy(), **options)
         for _ in range(2):
             model.train_on_batch(INPUTS, LABELS)
