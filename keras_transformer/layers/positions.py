@@ -135,6 +135,7 @@ class RandomOffset(Layer):
         self.max_offset = max_offset
         self.seed = seed
         self.seed_generator = keras.random.SeedGenerator(seed)
+        self.built = True  # `Model.quantize` requires it
 
     def call(self, ids: Tensor, training: bool | None = None) -> Tensor:
         """Returns offsets int32 [B, 1] for ids [B, T]; 0 unless training."""

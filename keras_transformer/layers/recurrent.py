@@ -17,7 +17,7 @@ from keras import ops
 from keras_transformer.decoding import Tensor
 from keras_transformer.errors import check_choice
 from keras_transformer.layers.attention import append_slots
-from keras_transformer.layers.base import Dropout, Layer
+from keras_transformer.layers.base import Dense, Dropout, Layer
 
 NOTHING = -1e30  # the logarithm of no attention; finite, so that no difference is NaN
 
@@ -177,10 +177,7 @@ class RecurrentEncoder(Layer):
         self.forwards = [LSTM(units, name=f"forwards_{i}", **options) for i in layers]
         self.backwards = [LSTM(units, True, name=f"backwards_{i}", **options) for i in layers]
         self.hidden_bridges, self.cell_bridges = (
-            [
-                keras.layers.Dense(units, bridge_activation, name=f"{name}_bridge_{i}", **options)
-                for i in layers
-            ]
+            [Dense(units, bridge_activation, name=f"{name}_bridge_{i}", **options) for i in layers]
             for name in LSTMState._fields
         )
 

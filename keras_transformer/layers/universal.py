@@ -16,7 +16,7 @@ from keras import ops
 from keras_transformer.decoding import Tensor
 from keras_transformer.errors import check_choice
 from keras_transformer.layers.attention import KeysValues
-from keras_transformer.layers.base import Layer
+from keras_transformer.layers.base import Dense, Layer
 from keras_transformer.layers.masks import combine_masks
 from keras_transformer.layers.positions import sinusoids
 from keras_transformer.layers.transformer import DecoderLayer, EncoderLayer, final_norm
@@ -124,7 +124,7 @@ class UniversalStack(Layer):
         self.final_norm = final_norm(layer_options, self.dtype_policy)
         self.halting_unit = None
         if adaptive_steps:
-            self.halting_unit = keras.layers.Dense(
+            self.halting_unit = Dense(
                 1,
                 activation="sigmoid",
                 bias_initializer=keras.initializers.Constant(halting_bias),

@@ -18,12 +18,13 @@ from typing_extensions import Self
 from keras_transformer.config import PAD_ID, ModelConfig
 from keras_transformer.decoding import DecodingState, Tensor
 from keras_transformer.errors import InputError
-from keras_transformer.layers import Dropout, TokenEmbedding
+from keras_transformer.layers import TokenEmbedding
+from keras_transformer.layers.base import Dense, Dropout, Recomputed
 from keras_transformer.layers.masks import padding_mask
 from keras_transformer.models.train_step import TokenWeightedModel
 
 
-class Seq2SeqModel(TokenWeightedModel, abc.ABC):
+class Seq2SeqModel(Recomputed, TokenWeightedModel, abc.ABC):
     """Base of the models: embeddings, output projection and serialization.
 
     An architecture adds its layers in `__init__`, which ends with `self.build()`, builds them in
@@ -70,7 +71,7 @@ class Seq2SeqModel(TokenWeightedModel, abc.ABC):
         if self.target_embedding is not self.source_embedding:
             self.target_embedding.build()
         if config.share_embeddings == "none":
-            self.projection = keras.layers.Dense(
+            self.projection = Dense(
                 config.target_size, use_bias=False, name="projection", dtype=self.dtype_policy
             )
             self.projection.build((None, None, config.model_dim))
@@ -82,6 +83,22 @@ class Seq2SeqModel(TokenWeightedModel, abc.ABC):
 
     def _lock_state(self) -> None:
         """Keeps the model open after `build`: a subclass may add its own layers and weights."""
+
+    def enable_lora(self, rank: int, lora_alpha: float | None = None) -> None:
+        """Adds trainable matrices of a low rank to each `Dense` layer (Hu et al. 2022).
+
+        All other weights are frozen. Files of the model keep the matrices.
+
+        Args:
+            rank: of the matrices, r.
+            lora_alpha: their factor is `lora_alpha / rank`; None means `rank`.
+        """
+        self.trainable = True
+        for weight in self.weights:
+            weight.trainable = False
+        for layer in _layers(self).values():
+            if isinstance(layer, keras.layers.Dense):
+                layer.enable_lora(rank, lora_alpha=lora_alpha)
 
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Calls the model; raises `InputError` if the inputs are not named "source", "target"."""
@@ -310,13 +327,14 @@ def add_coverage(coverage: Tensor | None, attention: Tensor) -> Tensor | None:
 
 
 # What a model's configuration says of its layers, by paths below the model: "quantization", the
-# configuration of each quantized layer, and "frozen", the weights that are not trainable in a
-# model that is. Keras stores neither for a subclassed model: its file would not load after
-# `Model.quantize`, and would lose the optimizer's state if a part of the model is frozen.
+# configuration of each quantized layer, "lora", rank and alpha of each layer with `enable_lora`,
+# and "frozen", the weights that are not trainable in a model that is. Keras stores none of them
+# for a subclassed model: its file would not load after `Model.quantize` or `enable_lora`, and
+# would lose the optimizer's state if a part of the model is frozen.
 
 
 def _layer_states(model: keras.Model) -> dict[str, Any]:
-    quantization = {}
+    quantization, lora = {}, {}
     for path, layer in _layers(model).items():
         mode = getattr(layer, "quantization_mode", None)
         if mode not in (None, "int8", "int4", "float8"):  # the others need data to quantize with
@@ -326,9 +344,11 @@ def _layer_states(model: keras.Model) -> dict[str, Any]:
             )
         if mode is not None:
             quantization[path] = keras.saving.serialize_keras_object(layer.quantization_config)
+        if getattr(layer, "lora_enabled", False):
+            lora[path] = {"rank": layer.lora_rank, "lora_alpha": layer.lora_alpha}
     weights = _weights(model) if model.trainable else {}
     frozen = [path for path, weight in weights.items() if not weight.trainable]
-    states = {"quantization": quantization, "frozen": frozen}
+    states = {"quantization": quantization, "lora": lora, "frozen": frozen}
     return {name: state for name, state in states.items() if state}
 
 
@@ -337,6 +357,8 @@ def _restore_layer_states(model: keras.Model, states: dict[str, Any]) -> None:
     layers = _layers(model)
     for path, config in states.get("quantization", {}).items():
         layers[path].quantize(config=keras.saving.deserialize_keras_object(config))
+    for path, options in states.get("lora", {}).items():
+        layers[path].enable_lora(**options)
     weights = _weights(model)
     for path in states.get("frozen", []):
         weights[path].trainable = False

@@ -1,14 +1,25 @@
-"""The abstract model: its registry, and what its subclasses must define."""
+"""The abstract model: its registry, LoRA, recomputation, and what subclasses must define."""
 
 import ast
 import dataclasses
 import pathlib
 
+import keras
+import numpy as np
 import pytest
+import tensorflow as tf
 
-from keras_transformer.config import ModelConfig, TransformerConfig, architectures, model
+from keras_transformer.config import (
+    ModelConfig,
+    RecurrentConfig,
+    TransformerConfig,
+    UniversalConfig,
+    architectures,
+    model,
+)
 from keras_transformer.errors import InputError
 from keras_transformer.models import Seq2SeqModel, Transformer, build_model
+from keras_transformer.objectives import SmoothedCrossEntropy
 
 PACKAGE = pathlib.Path(__file__).resolve().parents[2] / "keras_transformer"
 # An architecture's own files, lists of public names, and formats that have this architecture alone.
@@ -16,6 +27,15 @@ MAY_NAME_THE_TRANSFORMER = {
     "__init__.py", "config/__init__.py", "config/model.py", "interop/ctranslate2.py",
     "interop/foreign.py", "models/__init__.py", "models/transformer.py",
 }  # fmt: skip
+SIZES = dict(vocabulary_size=13, model_dim=8, share_embeddings="none")
+HEADS = dict(num_heads=2, feed_forward_dim=12)
+CONFIGS = {
+    "transformer": TransformerConfig(num_layers=1, **HEADS, **SIZES),
+    "recurrent": RecurrentConfig(hidden_dim=6, **SIZES),
+    "universal": UniversalConfig(num_steps=2, **HEADS, **SIZES),
+}
+LABELS = np.array([[5, 6, 7, 3], [8, 3, 0, 0]])
+INPUTS = {"source": LABELS, "target": np.array([[2, 5, 6, 7], [2, 8, 0, 0]])}
 
 
 def make_config_class():
@@ -122,3 +142,55 @@ def test_models_without_an_abstract_method_cannot_be_built():
 
     with pytest.raises(TypeError, match=r"abstract methods? .*count_flops.*encode.*step"):
         Half(TransformerConfig(vocabulary_size=9))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Layer .* does not have a `quantize` method")
+@pytest.mark.parametrize("mode", [None, "int8"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_lora_survives_files_and_trains_on(name, mode, tmp_path):
+    keras.utils.set_random_seed(1)
+    tuned = build_model(CONFIGS[name].replace(dropout=0.0))
+    if mode is not None:
+        tuned.quantize(mode)
+    before = np.asarray(tuned(INPUTS))
+    tuned.enable_lora(2, lora_alpha=3)
+    names = {weight.name for weight in tuned.trainable_weights}
+    assert names == {"lora_kernel_a", "lora_kernel_b"}
+    np.testing.assert_allclose(tuned(INPUTS), before, atol=1e-6)
+    tuned.compile(keras.optimizers.Adam(0.1), SmoothedCrossEntropy(), run_eagerly=True)
+    tuned.train_on_batch(INPUTS, LABELS)
+    assert np.abs(tuned(INPUTS) - before).max() > 0.01
+    tuned.save(tmp_path / "tuned.keras")
+    tuned.save_weights(tmp_path / "tuned.weights.h5")
+    copy = keras.saving.load_model(tmp_path / "tuned.keras")
+    assert (copy.projection.lora_rank, copy.projection.lora_alpha) == (2, 3)
+    np.testing.assert_array_equal(copy(INPUTS), tuned(INPUTS))
+    copy.load_weights(tmp_path / "tuned.weights.h5")
+    for each in (tuned, copy):
+        each.train_on_batch(INPUTS, LABELS)
+    np.testing.assert_array_equal(copy(INPUTS), tuned(INPUTS))
+    state = copy.encode(LABELS)
+    logits, _ = copy.step(INPUTS["target"][:, :1], state)
+    np.testing.assert_allclose(logits[:, 0], copy(INPUTS)[:, 0], atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("in_graph", [False, True], ids=["eager", "graph"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_recomputed_gradients_have_the_same_dropout(name, in_graph):
+    def loss_and_gradients(mode):
+        keras.utils.set_random_seed(1)
+        with keras.RematScope(mode):
+            built = build_model(CONFIGS[name].replace(dropout=0.3))
+
+        def compute():
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(built(INPUTS, training=True) ** 2)
+            return [loss, *tape.gradient(loss, built.trainable_weights)]
+
+        values = (tf.function(compute, autograph=False) if in_graph else compute)()
+        return [np.asarray(tf.convert_to_tensor(value)) for value in values]
+
+    for expected, found in zip(loss_and_gradients(None), loss_and_gradients("full"), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
