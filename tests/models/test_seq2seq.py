@@ -22,10 +22,10 @@ from keras_transformer.models import Seq2SeqModel, Transformer, build_model
 from keras_transformer.objectives import SmoothedCrossEntropy
 
 PACKAGE = pathlib.Path(__file__).resolve().parents[2] / "keras_transformer"
-# An architecture's own files, lists of public names, and formats that have this architecture alone.
+# Its own files, lists of public names, and what only this architecture has.
 MAY_NAME_THE_TRANSFORMER = {
     "__init__.py", "config/__init__.py", "config/model.py", "interop/ctranslate2.py",
-    "interop/foreign.py", "models/__init__.py", "models/transformer.py",
+    "interop/foreign.py", "models/__init__.py", "models/transformer.py", "tasks/inflection.py",
 }  # fmt: skip
 SIZES = dict(vocabulary_size=13, model_dim=8, share_embeddings="none")
 HEADS = dict(num_heads=2, feed_forward_dim=12)
