@@ -270,7 +270,8 @@ def test_quantized_steps_equal_the_full_pass(config, mode):
     for time in range(TARGET.shape[1]):
         logits, state = model.step(TARGET[:, time : time + 1], state)
         is_real = TARGET[:, time] != 0
-        np.testing.assert_allclose(logits[is_real, 0], full[is_real, time], rtol=0, atol=1e-5)
+        found = np.asarray(logits)[is_real, 0]
+        np.testing.assert_allclose(found, full[is_real, time], rtol=0, atol=1e-5)
     some = state._replace(projection=(state.projection[0][4:7],))
     np.testing.assert_array_equal(
         model.step(TARGET[:, :1], some)[0], model.step(TARGET[:, :1], state)[0][..., 4:7]
