@@ -125,9 +125,10 @@ def _arguments(state: Any, file: pathlib.Path) -> Options:
     if isinstance(state, dict):
         found, config = state.get("args"), state.get("cfg")
         if not found and isinstance(config, dict) and isinstance(config.get("model"), dict):
-            task = config.get("task")
-            languages = task if isinstance(task, dict) else {}
-            found = config["model"] | {k: v for k, v in languages.items() if v is not None}
+            # The task knows the languages where the model's own options leave them out.
+            model, task = config["model"], config.get("task")
+            others = task if isinstance(task, dict) else {}
+            found = model | {name: each for name, each in others.items() if model.get(name) is None}
     if not isinstance(found, dict):
         raise InputError(f"{file} is not a checkpoint of fairseq: it has no options")
     return Options(found, str(file), "fairseq")
