@@ -97,7 +97,7 @@ class Layer(Recomputed, keras.layers.Layer):
 
 
 def with_scores(result: Any) -> tuple[Any, ...]:
-    """Returns a layer's output and attention scores: None for scores that it did not return."""
+    """Returns a layer's output and its attention scores, or None if it was not asked for them."""
     return result if isinstance(result, tuple) else (result, None)
 
 

@@ -271,10 +271,10 @@ def _loss_and_metrics(model: Any, data: Any, training: bool) -> Tensor:
     loss = model.compute_loss(x=x, y=labels, y_pred=logits, sample_weight=weight, training=training)
     # Keras has divided by the number of replicas, for its mean of means.
     loss *= tf.cast(tf.distribute.get_strategy().num_replicas_in_sync, loss.dtype)
-    tokens = _count_tokens(labels)
-    model._loss_tracker.update_state(loss, sample_weight=tokens)
+    own_tokens = _count_tokens(labels)
+    model._loss_tracker.update_state(loss, sample_weight=own_tokens)
     model.compute_metrics(x, labels, logits, weight)
-    return loss * tokens
+    return loss * own_tokens
 
 
 def _count_tokens(labels: Tensor) -> Tensor:

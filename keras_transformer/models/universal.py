@@ -69,7 +69,8 @@ class UniversalTransformer(Seq2SeqModel):
         }
         self.encoder = UniversalEncoder(**options, name="encoder")
         self.decoder = UniversalDecoder(**options, name="decoder")
-        has_metrics = config.adaptive_steps and keras.backend.backend() != "jax"  # calls lack them
+        # Under JAX a model cannot update metrics inside `call`.
+        has_metrics = config.adaptive_steps and keras.backend.backend() != "jax"
         self.ponder_metrics = {
             f"{side}_{name}": keras.metrics.Mean(f"{OF_TRAINING_ONLY}{side}_{name}")
             for side in ("source", "target")
@@ -229,13 +230,14 @@ class UniversalTransformer(Seq2SeqModel):
         them, the cost becomes a sum over the whole batch, like the cross-entropy.
         """
         cost, masks = 0.0, _real_tokens(inputs)
+        num_targets = ops.maximum(ops.sum(ops.cast(masks["target"], "float32")), 1.0)
         for side, halting in (("source", source), ("target", target)):
             is_real = ops.cast(masks[side], "float32")
             for name, values in (("steps", halting.steps), ("remainders", halting.remainders)):
                 cost = cost + ops.sum(values)
                 if metric := self.ponder_metrics.get(f"{side}_{name}"):
                     metric.update_state(ops.reshape(values, (-1,)), ops.reshape(is_real, (-1,)))
-        self.add_loss(self.config.ponder_weight * cost / ops.maximum(ops.sum(is_real), 1.0))
+        self.add_loss(self.config.ponder_weight * cost / num_targets)
 
 
 def _real_tokens(inputs: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -561,12 +561,13 @@ def _extend(
 ) -> State:
     """Appends the tokens `ids` [B, W] to the hypotheses `parents` [B, W], or each to its own."""
     if parents is not None:
-        kept = {name: part for name, part in state.model.items() if name != "kv_cache"}
-        tokens, ancestors, kept, states = _of_parents(
-            (state.tokens, state.ancestors, kept, state.constraints), parents
+        # The KV cache stays where it is; the ancestors say which of its entries belong to whom.
+        moved = {name: part for name, part in state.model.items() if name != "kv_cache"}
+        tokens, ancestors, moved, states = _of_parents(
+            (state.tokens, state.ancestors, moved, state.constraints), parents
         )
         state = state._replace(
-            tokens=tokens, ancestors=ancestors, model=state.model | kept, constraints=states
+            tokens=tokens, ancestors=ancestors, model=state.model | moved, constraints=states
         )
     return state._replace(
         ids=ids,

@@ -189,7 +189,7 @@ class Trainer:
 
             stream = iter(batches)
             while self.step < training.train_steps:
-                # One update. Nothing here waits for the device.
+                # One update. The host only waits for the device in the check for bad steps.
                 meter.begin_batch()
                 logs = model.train_function(stream)
                 self.step += 1

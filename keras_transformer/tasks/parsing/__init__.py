@@ -194,7 +194,8 @@ class ParsingTask(Task):
             if not self.pos_tags:
                 output = trees.with_tags(output, reference)
             pair = (output, reference)
-            scores.append(evalb.score_tree(*map(trees.with_comparable_root, pair, reversed(pair))))
+            output, reference = map(trees.with_comparable_root, pair, reversed(pair))
+            scores.append(evalb.score_tree(output, reference))
         return scores
 
 

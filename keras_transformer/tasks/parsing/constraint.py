@@ -60,17 +60,17 @@ class BalancedBrackets(Constraint):
         has_punctuation = not set(punctuation).isdisjoint(tokens)
         self.inputs = words if has_punctuation else tf.minimum(words, 1)
         self._is_punctuation = [token in punctuation for token in tokens]
-        place = {token: number for number, token in enumerate(tokens) if number not in special_ids}
+        ids = {token: number for number, token in enumerate(tokens) if number not in special_ids}
         # The bracket that each token opens or closes, named by its opening token; 0 for words.
-        opened, closed, is_word = [], [], []
+        opened, closed, stands_for_word = [], [], []
         for number, token in enumerate(tokens):
-            known = place.get(token) == number
+            known = ids.get(token) == number  # neither special nor a duplicate
             opens, closes = token.startswith("("), token.startswith(")")
-            partner = place.get((")" if opens else "(") + token[1:], 0)
+            partner = ids.get((")" if opens else "(") + token[1:], 0)
             opened.append(number if known and opens and partner else 0)
             closed.append(partner if known and closes else 0)
-            is_word.append(known and not opens and not closes)
-        self._opened, self._closed, self._is_word = opened, closed, is_word
+            stands_for_word.append(known and not opens and not closes)
+        self._opened, self._closed, self._stands_for_word = opened, closed, stands_for_word
 
     def initial_state(self, inputs: Any, num_hypotheses: int) -> Any:
         num_words = tf.math.count_nonzero(inputs, axis=1, dtype=tf.int32, keepdims=True)
@@ -82,14 +82,14 @@ class BalancedBrackets(Constraint):
     def update(self, state: Any, ids: Tensor, inputs: Any) -> Any:
         opens = tf.gather(tf.constant(self._opened), ids) > 0  # [B, W]
         closes = tf.gather(tf.constant(self._closed), ids) > 0
-        is_word = tf.gather(tf.constant(self._is_word), ids)
+        stands_for_word = tf.gather(tf.constant(self._stands_for_word), ids)
         is_next = tf.range(MOST_OPEN_BRACKETS) == state.depth[..., None]
         return OpenBrackets(
             # Only the first `depth` entries mean anything: closed brackets are overwritten.
             stack=tf.where(is_next & opens[..., None], ids[..., None], state.stack),
             depth=state.depth + tf.cast(opens, tf.int32) - tf.cast(closes, tf.int32),
             is_empty=opens,
-            words_left=state.words_left - tf.cast(is_word, tf.int32),
+            words_left=state.words_left - tf.cast(stands_for_word, tf.int32),
         )
 
     def restrict(self, allowed: Tensor, hypotheses: OpenHypotheses) -> Tensor:
@@ -121,7 +121,7 @@ class BalancedBrackets(Constraint):
             | (may_close[..., None] & (closed > 0) & (closed == top[..., None]))
             | ((has_words & is_open)[..., None] & may_read)
         )  # [B, W, V]
-        is_eos = tf.range(len(self._is_word)) == hypotheses.eos_id
+        is_eos = tf.range(len(self._stands_for_word)) == hypotheses.eos_id
         return may_come | ((~has_words & ~is_open)[..., None] & is_eos)
 
     def _may_read(self, hypotheses: OpenHypotheses) -> Tensor:
@@ -131,7 +131,7 @@ class BalancedBrackets(Constraint):
         place = tf.clip_by_value(num_words - words_left, 0, tf.shape(words)[1] - 1)
         kind = tf.gather(words, place, batch_dims=1)[..., None]
         fits = (kind <= 1) | tf.equal(kind == 3, tf.constant(self._is_punctuation))
-        return fits & tf.constant(self._is_word)
+        return fits & tf.constant(self._stands_for_word)
 
 
 class Copying(NamedTuple):
@@ -184,7 +184,7 @@ class CopiedWords(BalancedBrackets):
         return Copying(brackets, none, none > 0)
 
     def update(self, state: Any, ids: Tensor, inputs: Any) -> Any:
-        is_label = tf.cast(tf.stack([self._opened, self._closed, self._is_word]), tf.bool)
+        is_label = tf.cast(tf.stack([self._opened, self._closed, self._stands_for_word]), tf.bool)
         is_reading = ~tf.gather(tf.reduce_any(is_label, axis=0), ids)
         brackets = super().update(state.brackets, ids, inputs)
         return Copying(brackets, state.num_read + tf.cast(is_reading, tf.int32), is_reading)
@@ -225,4 +225,4 @@ class CopiedWords(BalancedBrackets):
         next_id = tf.gather(ids, place, batch_dims=1)[..., None]  # [B, W, 1]
         is_there = next_id != PAD_ID
         begins = tf.gather(begins_word, place, batch_dims=1)[..., None]
-        return (next_id == tf.range(len(self._is_word))) & is_there, is_there & ~begins
+        return (next_id == tf.range(len(self._stands_for_word))) & is_there, is_there & ~begins
