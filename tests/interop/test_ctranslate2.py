@@ -33,7 +33,7 @@ CONFIGS = {
     "nothing shared": SMALL.replace(share_embeddings="none"),
     "biases": SMALL.replace(attention_bias=True, output_bias=True),
     "concatenated positions": SMALL.replace(positions="concatenated"),
-    "learned positions, some of them shared": SMALL.replace(positions="learned", max_positions=8),
+    "learned positions": SMALL.replace(positions="learned", max_positions=40),
     "learned positions of each side": SMALL.replace(
         positions="learned", share_positions=False, max_positions=30
     ),
