@@ -333,14 +333,17 @@ def add_coverage(coverage: Tensor | None, attention: Tensor) -> Tensor | None:
 # would lose the optimizer's state if a part of the model is frozen.
 
 
+_RESTORABLE_MODES = ("int8", "int4", "float8")  # the others need data to quantize with
+
+
 def _layer_states(model: keras.Model) -> dict[str, Any]:
     quantization, lora = {}, {}
     for path, layer in _layers(model).items():
         mode = getattr(layer, "quantization_mode", None)
-        if mode not in (None, "int8", "int4", "float8"):  # the others need data to quantize with
+        if mode not in (None, *_RESTORABLE_MODES):
             raise InputError(
                 f"a model quantized to {mode} cannot be saved; save it before `quantize`, or "
-                "quantize it to one of int8, int4, float8"
+                f"quantize it to one of {', '.join(_RESTORABLE_MODES)}"
             )
         if mode is not None:
             quantization[path] = keras.saving.serialize_keras_object(layer.quantization_config)

@@ -181,9 +181,11 @@ def compare(translator, folder, texts, limit=30):
 @pytest.mark.parametrize(("beam_size", "early_stop"), [(1, "exact"), (4, "first")])
 def test_search_of_an_unsure_model_is_the_same(beam_size, early_stop, vocabulary, tmp_path):
     config = SMALL.replace(share_embeddings="none", output_bias=True)
-    model = make_model(config, seed=2, scale=1.0, noise=0.1)  # its translations come to an end
-    # Our search never takes padding and start; CTranslate2's would.
-    model.output_bias.assign(np.where(np.isin(range(30), [PAD_ID, BOS_ID]), -1000.0, 0.0))
+    model = make_model(config, seed=20, scale=1.0, noise=0.1)
+    # Our search never takes padding and start; CTranslate2's would. EOS must be likely enough.
+    bias = np.where(np.isin(range(30), [PAD_ID, BOS_ID]), -1000.0, 0.0)
+    bias[EOS_ID] = 1.0
+    model.output_bias.assign(bias)
     search = SearchConfig(beam_size=beam_size, length_penalty=0.0, max_extra_length=40,
                           early_stop=early_stop)  # fmt: skip
     translator = Translator(model, vocabulary, vocabulary, search)

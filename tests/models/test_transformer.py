@@ -645,7 +645,7 @@ def test_a_quantized_model_is_loaded_from_its_file(tmp_path, mode):
 def test_quantization_that_cannot_be_restored_is_refused(tmp_path, monkeypatch):
     model = Transformer(TransformerConfig.preset("tiny", vocabulary_size=20, num_layers=1))
     model.quantize("int8")
-    monkeypatch.setattr("keras_transformer.models.seq2seq._MODES", ("float8",))
+    monkeypatch.setattr("keras_transformer.models.seq2seq._RESTORABLE_MODES", ("float8",))
     with pytest.raises(InputError, match="a model quantized to int8 cannot be saved; save it"):
         model.save(tmp_path / "model.keras")
     assert not list(tmp_path.iterdir())
