@@ -31,6 +31,7 @@ ATTRIBUTES = {
     "_distribute_strategy": "model",  # models/train_step.py
     "_momentums": "optimizer",  # training/optimizer.py
     "_velocities": "optimizer",  # training/optimizer.py
+    "_trainable_variables": "optimizer",  # training/checkpoints.py: weights in the moments' order
 }
 
 needs_tensorflow = pytest.mark.skipif(

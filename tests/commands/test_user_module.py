@@ -25,7 +25,7 @@ def test_settings_that_it_does_not_have_are_refused(run, refused, tmp_path):
     own = (f"--user_module={TOY}", "--architecture=toy", "--task=translation")
     refused(
         run("train.py", f"--run_dir={tmp_path}/run", *own, "--num_steps=3"),
-        "--num_steps is a setting of architecture universal, and this run's is toy; leave it out",
+        "--num_steps is a setting of architecture universal, and this run's is toy; remove it",
     )
 
 
