@@ -61,7 +61,7 @@ def test_features_have_no_positions():
     padded = tf.ragged.constant(rows).to_tensor(PAD_ID)
     inputs = {"source": padded, "target": tf.fill([4, 2], BOS_ID)}
     model = build_model(with_features)
-    assert model._source_positions(padded, None).numpy()[0].tolist() == [1, 2, 3, 0, 0, 0, 4]
+    assert model._source_positions(padded, 0).numpy()[0].tolist() == [1, 2, 3, 0, 0, 0, 4]
     first, second, *others = np.asarray(model.call(inputs))
     np.testing.assert_allclose(first, second, atol=1e-5)
     assert all(np.abs(first - other).max() > 1e-3 for other in others)
