@@ -40,7 +40,7 @@ def check_unicode(name: str, text: str) -> None:
         ) from error
 
 
-def one_line(error: BaseException) -> str:
+def one_line(error: BaseException | str) -> str:
     """Returns an error's message on one line, without the name of a TensorFlow operation."""
     return textwrap.shorten(str(error).rpartition("}} ")[2], 200)
 

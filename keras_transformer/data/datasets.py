@@ -100,7 +100,9 @@ def _find_builder(name: str, data_dir: str | os.PathLike[str] | None) -> Any:
         ) from error
     except (ValueError, AssertionError, ImportError) as error:
         if "BuilderConfig" not in str(error):  # a malformed name, or a version that is not there
-            raise InputError(f"data set {name!r} cannot be opened: {one_line(error)}") from error
+            # TensorFlow Datasets puts the arguments of the constructor before the cause.
+            cause = str(error).rpartition('}": ')[2]
+            raise InputError(f"data set {name!r} cannot be opened: {one_line(cause)}") from error
         configs = tfds.builder_cls(name.split("/")[0]).builder_configs
         raise InputError(
             f"there is no config {name!r}; configs: {', '.join(configs) or 'none'} "

@@ -24,6 +24,8 @@ from toy_architecture import Toy, ToyConfig
 
 from keras_transformer import Client
 from keras_transformer.config import (
+    BOS_ID,
+    EOS_ID,
     ModelConfig,
     RecurrentConfig,
     SearchConfig,
@@ -311,14 +313,23 @@ def test_trained_model_translates_by_steps_as_it_scores(trained, translator):
     losses = [row["loss"] for row in rows if "loss" in row]
     assert losses[-1] < losses[0] - 0.1
     assert [row["step"] for row in rows if "bleu" in row] == [10, 20, 30]
-    found = translator.translate(SENTENCES)
-    one_pass = translator.score(SENTENCES, [row[0].text for row in found])
-    lengths = np.array([len(each.token_scores) for each in one_pass])
-    scores = np.array([each.score for each in one_pass])
-    scores = scores / ((5 + lengths) / 6) ** SEARCH.length_penalty
     keep = [index for index, sentence in enumerate(SENTENCES) if sentence]
-    assert [index for index, row in enumerate(found) if row[0].text.strip()] == keep
-    np.testing.assert_allclose(scores_of(found)[keep, 0], scores[keep], rtol=1e-4)
+    source = translator.source_tokenizer.vocabulary.encode([SENTENCES[index] for index in keep])
+    found = translator.signature("tokens")(tf.constant([" ".join(map(str, row)) for row in source]))
+    ids = found["ids"][:, 0].numpy()  # [B, L], with EOS, then PAD
+    inputs = {
+        "source": tf.ragged.constant([[*row, EOS_ID] for row in source]).to_tensor(),
+        "target": np.pad(ids[:, :-1], [(0, 0), (1, 0)], constant_values=BOS_ID),
+    }
+    scores = tf.nn.log_softmax(translator.model(inputs)).numpy()
+    scores = np.take_along_axis(scores, ids[..., None], axis=2)[..., 0].sum(axis=1, where=ids != 0)
+    lengths = found["lengths"][:, 0].numpy()
+    assert lengths.min() > 0
+    scores = scores / ((5 + lengths) / 6) ** SEARCH.length_penalty
+    np.testing.assert_allclose(found["scores"][:, 0], scores, rtol=1e-4)
+    translations = translator.translate(SENTENCES)
+    assert [index for index, row in enumerate(translations) if row[0].score] == keep
+    np.testing.assert_allclose(scores_of(translations)[keep, 0], scores, rtol=1e-4)
 
 
 @pytest.mark.slow
