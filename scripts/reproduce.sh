@@ -1,0 +1,107 @@
+#!/usr/bin/env bash
+# Reproduces one row of a table in docs/results: trains, evaluates, prints the figure.
+# Usage: bash scripts/reproduce.sh ROW DATA [SEED]
+#   bash scripts/reproduce.sh                          lists the rows
+#   bash scripts/reproduce.sh scan-simple-lstm data/scan
+# DATA is the folder with the public files, plain or gzipped. A run that was stopped resumes with the
+# same command; runs lie in runs/ROW-SEED. DRY_RUN=1 prints the commands instead of running them.
+set -euo pipefail
+cd_to="$(cd "$(dirname "$0")/.." && pwd)"
+
+rows="scan-{simple,length}-{lstm,transformer,relative,rotary,universal,universal-fixed}
+inflection-{kat,got,ara}
+g2p-{arm_e,dut,fre,geo,hbs_latn,hun,jpn_hira,vie_hanoi}
+cogs-{relative,sinusoidal}
+multi30k-{transformer,lstm,universal,fr}"
+if [ $# -lt 2 ]; then
+  printf 'usage: bash scripts/reproduce.sh ROW DATA [SEED]\nrows:\n%s\n' "$rows" >&2
+  exit 2
+fi
+row="$1" data="$(cd "$2" && pwd)" seed="${3:-1}"
+cd "$cd_to"
+
+file() {  # the file of that name in DATA, plain or gzipped
+  if [ -e "$data/$1" ]; then echo "$data/$1"; elif [ -e "$data/$1.gz" ]; then echo "$data/$1.gz"
+  else echo "reproduce: $data has neither $1 nor $1.gz" >&2; return 1; fi
+}
+
+task=() evaluate=()
+case "$row" in
+  scan-*)  # Lake and Baroni 2018; positions and Universal Transformer as in Csordas et al. 2021
+    IFS=- read -r _ split model <<< "$row"
+    train="$(file "tasks_train_$split.txt")" test="$(file "tasks_test_$split.txt")"
+    task=(--task=semantic_parsing --train_file="$train" --test_file="$test" --label_smoothing=0
+      --train_steps=3000 --checkpoint_steps=500 --average_last=1 --clip_norm=1)
+    transformer=(--preset=tiny --num_layers=3 --feed_forward_dim=256 --num_heads=8 --dropout=0.1
+      --batch_sentences=256 --batch_tokens=16384 --learning_rate=0.001 --warmup_steps=400
+      --schedule=inverse_sqrt)
+    case "$model" in
+      lstm) task+=(--preset=rnn-tiny --learning_rate=0.002 --warmup_steps=200 --batch_tokens=4096) ;;
+      transformer) task+=("${transformer[@]}") ;;
+      relative) task+=("${transformer[@]}" --positions=relative) ;;
+      rotary) task+=("${transformer[@]}" --positions=rotary) ;;
+      universal|universal-fixed)
+        task+=(--preset=universal-tiny --num_steps=3 --feed_forward_dim=256 --num_heads=8
+          --dropout=0.1 --batch_sentences=256 --batch_tokens=16384 --learning_rate=0.001
+          --warmup_steps=400 --schedule=inverse_sqrt)
+        [ "$model" = universal ] || task+=(--adaptive_steps=false) ;;
+      *) echo "reproduce: no model $model in row $row; rows: $rows" >&2; exit 2 ;;
+    esac ;;
+  inflection-*)  # Wu, Cotterell and Hulden 2021; SIGMORPHON-UniMorph 2022
+    language="${row#inflection-}"
+    train="$(file "${language}_large.train")"
+    dev="$(file "$language.dev")" test="$(file "$language.test")"
+    task=(--task=inflection --train_file="$train" --dev_file="$dev" --test_file="$test"
+      --num_layers=4 --model_dim=256 --feed_forward_dim=1024 --num_heads=4 --dropout=0.3
+      --attention_dropout=0.3 --feed_forward_dropout=0.3 --norm_position=pre --label_smoothing=0.1
+      --learning_rate=0.001 --warmup_steps=4000 --schedule=inverse_sqrt --batch_sentences=400
+      --batch_tokens=20000 --train_steps=20000 --checkpoint_steps=500 --average_best=1)
+    evaluate=(--overlap_with="$train") ;;
+  g2p-*)  # SIGMORPHON 2021, task 1, medium
+    language="${row#g2p-}"
+    train="$(file "${language}_train.tsv")"
+    dev="$(file "${language}_dev.tsv")" test="$(file "${language}_test.tsv")"
+    task=(--task=pronunciation --train_file="$train" --dev_file="$dev" --test_file="$test") ;;
+  cogs-*)  # Kim and Linzen 2020; settings of Csordas et al. 2021
+    train="$(file train.tsv)" dev="$(file dev.tsv)" test="$(file gen.tsv)"
+    task=(--task=semantic_parsing --train_file="$train" --dev_file="$dev" --test_file="$test"
+      --num_layers=2 --model_dim=512 --feed_forward_dim=512 --num_heads=4 --dropout=0.1
+      --batch_sentences=128 --batch_tokens=65536 --max_length=512 --learning_rate=0.0001
+      --warmup_steps=1 --schedule=constant --clip_norm=1 --label_smoothing=0 --scale_embeddings=false
+      --train_steps=20000 --checkpoint_steps=1000 --average_last=1 --validation_time_share=0)
+    case "${row#cogs-}" in relative|sinusoidal) task+=(--positions="${row#cogs-}") ;; esac
+    evaluate=(--categories_of="$test") ;;
+  multi30k-*)  # Wu et al. 2021: lower case, tokenized, joint BPE
+    language=de
+    [ "$row" = multi30k-fr ] && language=fr
+    train="$(file train.en)" train_target="$(file "train.$language")"
+    dev="$(file valid.en)" dev_target="$(file "valid.$language")"
+    test="$(file test.2016.en)" test_target="$(file "test.2016.$language")"
+    task=(--train_source="$train" --train_target="$train_target" --dev_source="$dev"
+      --dev_target="$dev_target" --test_source="$test" --test_target="$test_target"
+      --vocabulary_kind=word --vocabulary_size=12000 --vocabulary_normalization=identity --remove_bpe
+      --bleu_tokenize=none --bleu_lowercase --checkpoint_steps=100 --keep_checkpoints=30
+      --average_last=10 --validation_time_share=0.03)
+    case "${row#multi30k-}" in
+      transformer|fr) task+=(--preset=tiny --dropout=0.3 --learning_rate=0.005 --warmup_steps=2000
+        --batch_tokens=8192 --train_steps=8000 --precision=mixed_bfloat16) ;;
+      lstm) task+=(--preset=rnn-tiny --dropout=0.3 --learning_rate=0.002 --warmup_steps=400
+        --batch_tokens=4096 --clip_norm=1 --train_steps=2000) ;;
+      universal) task+=(--preset=universal-tiny --dropout=0.2 --learning_rate=0.002
+        --warmup_steps=600 --batch_tokens=4096 --train_steps=2500 --precision=auto) ;;
+      *) echo "reproduce: no row $row; rows: $rows" >&2; exit 2 ;;
+    esac
+    evaluate=(--beam_size=5) ;;
+  *) printf 'reproduce: no row %s; rows:\n%s\n' "$row" "$rows" >&2; exit 2 ;;
+esac
+
+run="runs/$row-$seed"
+commands=("train.py --run_dir=$run --seed=$seed ${task[*]}" "evaluate.py --run_dir=$run ${evaluate[*]}")
+if [ -n "${DRY_RUN:-}" ]; then
+  printf 'python scripts/%s\n' "${commands[@]}"
+  exit
+fi
+. scripts/environment.sh
+make_environment
+.venv/bin/python scripts/train.py --run_dir="$run" --seed="$seed" "${task[@]}"
+.venv/bin/python scripts/evaluate.py --run_dir="$run" "${evaluate[@]}"
