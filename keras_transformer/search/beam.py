@@ -1,9 +1,10 @@
 """Beam search over a step function, with length and coverage penalties and diverse groups.
 
-`beam_search` is the contract, `_beam_step` is one step of the algorithm, and its parts follow in
-the order in which it calls them: `_read`, `constrain`, `best_continuations`, `_best_of_group`,
-`_finish`, `_keep_open`, `_extend`. Then come the loop over the steps and the results. Greedy search
-and sampling share the loop but have a step of their own, `search_paths`.
+`beam_search` is the contract, and `_beam_step` is one step of the algorithm. The functions that it
+calls follow in the order of the calls, then the step of greedy search and sampling
+(`search_paths`), the start of a search and the loop over the steps. They share three arguments:
+`spec` is the same for all sentences, `inputs` differ between sentences but never change, and
+`state` changes at every step.
 
 Vaswani et al. 2017, section 6.1; Wu et al. 2016, section 7.
 
@@ -67,7 +68,7 @@ class SearchSpec(NamedTuple):
     places: Tensor | None  # `VocabularySubset.places` if only the model is limited to a subset
     num_hypotheses: int  # W
     positions: Tensor  # int32 [L], 0 to L - 1; L is the largest of the max lengths, plus EOS
-    capacities: tuple[int, ...]  # see `kv_cache_capacities`; empty if the KV cache may grow
+    capacities: tuple[int, ...]  # of the KV cache, now and later; empty if it grows at every step
     constraints: tuple[Constraint, ...]  # in the order in which they are asked
     eos_id: int
     pad_id: int
@@ -101,6 +102,7 @@ class State(NamedTuple):
     A sentence whose hypotheses are all at -inf is done, and no longer changes.
     """
 
+    time: Tensor  # int32 [], how many tokens the open hypotheses have
     log_probs: Tensor  # float32 [B, W]; -inf for hypotheses that do not exist or are finished
     ids: Tensor  # int32 [B, W], the newest tokens, not yet read by the model
     tokens: Tensor  # int32 [B, W, L], all of them without BOS, then PAD
@@ -230,78 +232,78 @@ def beam_search(
         log_probs=tf.where(tf.range(beam_size) % size == 0, first.log_probs, IMPOSSIBLE),
         finished=tuple(_no_translations(spec, inputs, num_finished) for _ in range(beam_groups)),
     )
-    advance = functools.partial(_beam_step, spec=spec, early_stop=early_stop)
-    finished = _run_search(advance, spec, inputs, first)
+    step_of_beam = functools.partial(_beam_step, early_stop=early_stop)
+    finished = _run_search(step_of_beam, spec, inputs, first)
     finished = tf.nest.map_structure(lambda leaf: leaf[:, :share], finished)
     return make_hypotheses(_best_of(finished, num_translations), spec)
 
 
-def _beam_step(
-    time: Tensor,
-    inputs: SentenceInputs,
-    state: State,
-    capacity: int | None,
-    spec: SearchSpec,
-    early_stop: str,
-) -> State:
-    """Replaces the hypotheses, which have `time` tokens, with their best continuations."""
+def _beam_step(spec: SearchSpec, inputs: SentenceInputs, state: State, early_stop: str) -> State:
+    """Replaces the open hypotheses with their best continuations by one token."""
     num_groups = len(state.finished)
     size = spec.num_hypotheses // num_groups  # A
-    logits, state = _read(spec, inputs, state, time, capacity)  # [B, W, V]
-    constrained = constrain(logits, time, spec, inputs, state)
-    # A constraint may prefer any of a hypothesis's own best continuations to all of another.
-    is_guided = any(isinstance(each, ProgressConstraint) for each in spec.constraints)
-    num_sets = spec.num_hypotheses if is_guided else num_groups
-    # 2A continuations of a set are enough, and as many more as earlier groups may take.
+
+    # 1. The model reads the newest tokens; constraints change or forbid the next ones.
+    logits, state = _read(spec, inputs, state)  # [B, W, V]
+    constrained = constrain(logits, spec, inputs, state)
+
+    # 2. The most probable continuations, found for all hypotheses of a group together. 2A of them
+    # are enough, and as many more as earlier groups may take. If constraints try tokens of their
+    # own, they may prefer any continuation of one hypothesis to all of another: each gets its own.
+    num_sets = num_groups if constrained.extra_ids is None else spec.num_hypotheses
     count = 2 * size + spec.num_hypotheses // num_sets * (spec.num_hypotheses - size)
     found = best_continuations(constrained, state.log_probs, num_sets, count, spec)
-    by_group = [_in_groups(part, num_groups) for part in found]  # [B, C] of each group
+    by_group = zip(*(_in_groups(part, num_groups) for part in found), strict=True)  # [B, C] each
 
-    # A log-probability, at most 0, only falls, and the coverage penalty is at most 0, so a score to
-    # come is at most the log-probability divided by the largest length penalty: that of one more
-    # token and EOS, or that of the longest translation, depending on the sign of alpha.
-    largest_penalty = tf.maximum(
-        scoring.length_penalty(time + 2, inputs.alpha, spec.length_penalty_form),
-        inputs.largest_penalty,
-    )  # [B, 1]
+    # 3. In each group, EOS among the A best finishes a hypothesis, and the A best others stay open.
     finished: list[Finished] = []
     kept: list[Candidates] = []
-    may_improve: list[Tensor] = []
-    for old, *candidates in zip(state.finished, *by_group, strict=True):
+    for old, candidates in zip(state.finished, by_group, strict=True):
         best = _best_of_group(Candidates(*candidates), 2 * size, kept, spec, inputs, state)
-        finished.append(_finish(time, inputs, state, old, best, size, spec))
-        kept.append(_keep_open(best, size, spec))
-        worst = finished[-1].scores[:, -1:]  # [B, 1]
-        if early_stop == "first":
-            may_improve.append(worst == IMPOSSIBLE)  # fewer are finished than are to be kept
-        else:
-            largest = tf.reduce_max(kept[-1].log_probs, axis=1, keepdims=True)
-            may_improve.append(largest / largest_penalty > worst)
-    # Groups stop together, since what one chooses matters to the next.
-    is_open = functools.reduce(operator.or_, may_improve)  # [B, 1]
+        finished.append(_finish(old, best, size, spec, inputs, state))  # [B, N]
+        kept.append(_keep_open(best, size, spec))  # [B, A]
     log_probs, parents, ids = (tf.concat(parts, axis=1) for parts in zip(*kept, strict=True))
-    return _extend(spec, inputs, state, ids, parents, time)._replace(
+
+    # 4. A sentence is done if no open hypothesis can get among its best finished ones, or, with
+    # "first", if there are enough of these. Its groups stop together, since each affects the next.
+    if early_stop == "first":
+        may_improve = [each.scores[:, -1:] == IMPOSSIBLE for each in finished]  # [B, 1] each
+    else:
+        # A log-probability, at most 0, only falls, and the coverage penalty is at most 0, so a
+        # score to come is at most the log-probability divided by the largest length penalty: that
+        # of one more token and EOS, or of the longest translation, by the sign of alpha.
+        largest_penalty = tf.maximum(
+            scoring.length_penalty(state.time + 2, inputs.alpha, spec.length_penalty_form),
+            inputs.largest_penalty,
+        )  # [B, 1]
+        may_improve = [
+            tf.reduce_max(opened.log_probs, axis=1, keepdims=True) / largest_penalty
+            > each.scores[:, -1:]
+            for opened, each in zip(kept, finished, strict=True)
+        ]
+    is_open = functools.reduce(operator.or_, may_improve)
+
+    # 5. The hypotheses that stay open become the next beam.
+    return _extend(spec, inputs, state, ids, parents)._replace(
         log_probs=tf.where(is_open, log_probs, IMPOSSIBLE), finished=tuple(finished)
     )
 
 
-def _read(
-    spec: SearchSpec, inputs: SentenceInputs, state: State, time: Tensor, capacity: int | None
-) -> tuple[Tensor, State]:
+def _read(spec: SearchSpec, inputs: SentenceInputs, state: State) -> tuple[Tensor, State]:
     """Runs the model on the newest tokens.
 
     Returns:
         float32 logits [B, W, V] of the next tokens, or of those of `spec.subset`; and the state
         after reading.
     """
-    is_now = spec.positions == time  # [L]
+    is_now = spec.positions == state.time  # [L]
     ancestors = tf.where(is_now, tf.range(spec.num_hypotheses)[:, None], state.ancestors)
     decoding_state = DecodingState(
         shared=spec.shared,
         projection=spec.projection,
         context=inputs.context,
-        time=time,
-        ancestors=ancestors[:, :, : capacity or time + 1],
+        time=state.time,
+        ancestors=ancestors[:, :, : spec.capacities[0] if spec.capacities else state.time + 1],
         **state.model,
     )
     logits, decoding_state = spec.step(state.ids, decoding_state)
@@ -343,15 +345,14 @@ class ConstrainedLogits(NamedTuple):
 
 
 def constrain(
-    logits: Tensor, time: Tensor, spec: SearchSpec, inputs: SentenceInputs, state: State
+    logits: Tensor, spec: SearchSpec, inputs: SentenceInputs, state: State
 ) -> ConstrainedLogits:
-    """Asks all constraints about logits [B, W, V] of the tokens after `time` others."""
-    asked = []
-    for constraint, its_inputs, its_state in _asked(spec, inputs, state):
-        limits = (inputs.max_lengths, spec.eos_id, spec.pad_id, logits)
-        asked.append(
-            (constraint, OpenHypotheses(its_inputs, its_state, state.tokens, time, *limits))
-        )
+    """Asks all constraints about logits [B, W, V] of the next tokens."""
+    limits = (state.tokens, state.time, inputs.max_lengths, spec.eos_id, spec.pad_id, logits)
+    asked = [
+        (constraint, OpenHypotheses(its_inputs, its_state, *limits))
+        for constraint, its_inputs, its_state in _each_constraint(spec, inputs, state)
+    ]
     for constraint, hypotheses in asked:
         logits = constraint.adjust(logits, hypotheses)
     allowed = logits
@@ -366,7 +367,7 @@ def constrain(
             forced = ids if forced is None else tf.where(forced == spec.pad_id, ids, forced)
         if isinstance(constraint, ProgressConstraint):
             extra.append(constraint.next_ids(hypotheses))
-    must_end = time >= inputs.max_lengths  # [B]
+    must_end = state.time >= inputs.max_lengths  # [B]
     if forced is None:
         forced, is_forced = tf.constant(spec.eos_id), must_end
     else:
@@ -374,6 +375,13 @@ def constrain(
         is_forced = forced != spec.pad_id
     extra_ids = tf.concat(extra, axis=-1) if extra else None
     return ConstrainedLogits(logits, allowed, tuple(forbidden), forced, is_forced, extra_ids)
+
+
+def _each_constraint(
+    spec: SearchSpec, inputs: SentenceInputs, state: State
+) -> list[tuple[Constraint, Any, Any]]:
+    """Returns each constraint with its inputs and its state."""
+    return list(zip(spec.constraints, inputs.constraints, state.constraints, strict=True))
 
 
 def best_continuations(
@@ -479,7 +487,7 @@ def _best_of_group(
         times = tf.math.count_nonzero(is_taken, axis=-1, dtype=tf.float32)
         value -= inputs.options["diversity_penalty"][:, None] * times
     banks = []
-    for constraint, its_inputs, its_state in _asked(spec, inputs, state):
+    for constraint, its_inputs, its_state in _each_constraint(spec, inputs, state):
         if isinstance(constraint, ProgressConstraint):
             its_state = _of_parents(its_state, candidates.parents)
             its_state = constraint.update(its_state, candidates.ids, its_inputs)
@@ -496,22 +504,21 @@ def _best_of_group(
 
 
 def _finish(
-    time: Tensor,
-    inputs: SentenceInputs,
-    state: State,
     old: Finished,
     candidates: Candidates,
     size: int,
     spec: SearchSpec,
+    inputs: SentenceInputs,
+    state: State,
 ) -> Finished:
     """Returns the best of the old finished hypotheses and the first `size` candidates with EOS."""
     log_probs, parents, ids = (part[:, :size] for part in candidates)  # [B, A]
     log_probs = tf.where(ids == spec.eos_id, log_probs, IMPOSSIBLE)
     coverage, tokens = _of_parents((state.model.get("coverage"), state.tokens), parents)
     scores = scoring.final_scores(
-        log_probs, time + 1, coverage, inputs.alpha, inputs.beta, spec.length_penalty_form
+        log_probs, state.time + 1, coverage, inputs.alpha, inputs.beta, spec.length_penalty_form
     )
-    tokens = tf.where(spec.positions == time, spec.eos_id, tokens)  # [B, A, L]
+    tokens = tf.where(spec.positions == state.time, spec.eos_id, tokens)  # [B, A, L]
     return _best_of([old, Finished(scores, log_probs, tokens)], old.scores.shape[1])
 
 
@@ -537,13 +544,6 @@ def _keep_open(candidates: Candidates, size: int, spec: SearchSpec) -> Candidate
     return candidates.take(tf.math.top_k(order, size).indices)
 
 
-def _asked(
-    spec: SearchSpec, inputs: SentenceInputs, state: State
-) -> list[tuple[Constraint, Any, Any]]:
-    """Returns each constraint with its inputs and its state."""
-    return list(zip(spec.constraints, inputs.constraints, state.constraints, strict=True))
-
-
 def _of_parents(nest: Any, parents: Tensor) -> Any:
     """Returns a nest of [B, W, ...] for the hypotheses `parents` [B, any]."""
     return tf.nest.map_structure(
@@ -556,8 +556,7 @@ def _extend(
     inputs: SentenceInputs,
     state: State,
     ids: Tensor,
-    parents: Tensor | None,
-    time: Tensor,
+    parents: Tensor | None = None,
 ) -> State:
     """Appends the tokens `ids` [B, W] to the hypotheses `parents` [B, W], or each to its own."""
     if parents is not None:
@@ -570,19 +569,20 @@ def _extend(
             tokens=tokens, ancestors=ancestors, model=state.model | moved, constraints=states
         )
     return state._replace(
+        time=state.time + 1,
         ids=ids,
-        tokens=tf.where(spec.positions == time, ids[..., None], state.tokens),
+        tokens=tf.where(spec.positions == state.time, ids[..., None], state.tokens),
         constraints=tuple(
             constraint.update(its_state, ids, its_inputs)
-            for constraint, its_inputs, its_state in _asked(spec, inputs, state)
+            for constraint, its_inputs, its_state in _each_constraint(spec, inputs, state)
         ),
     )
 
 
 # Hypotheses that never branch: greedy search and sampling.
 
-# From the logits, time, inputs and spec to the next ids and their log-probabilities, both [B, W].
-Choose = Callable[[ConstrainedLogits, Tensor, SentenceInputs, SearchSpec], tuple[Tensor, Tensor]]
+# Returns the next ids and their log-probabilities, both [B, W].
+Choose = Callable[[ConstrainedLogits, SearchSpec, SentenceInputs, State], tuple[Tensor, Tensor]]
 
 
 def search_paths(
@@ -590,15 +590,15 @@ def search_paths(
 ) -> Hypotheses:
     """Returns the W translations of each sentence whose tokens `choose` takes, best first."""
 
-    def step(time: Tensor, inputs: SentenceInputs, state: State, capacity: int | None) -> State:
-        logits, state = _read(spec, inputs, state, time, capacity)
-        constrained = constrain(logits, time, spec, inputs, state)
-        ids, gains = choose(constrained, time, inputs, spec)
-        state = _extend(spec, inputs, state, ids, None, time)
+    def step(spec: SearchSpec, inputs: SentenceInputs, state: State) -> State:
+        logits, state = _read(spec, inputs, state)  # [B, W, V]
+        constrained = constrain(logits, spec, inputs, state)
+        ids, gains = choose(constrained, spec, inputs, state)
+        state = _extend(spec, inputs, state, ids)
         log_probs = state.log_probs + gains
         has_ended = ids == spec.eos_id
         scores = scoring.final_scores(
-            tf.where(has_ended, log_probs, IMPOSSIBLE), time + 1, state.model.get("coverage"),
+            tf.where(has_ended, log_probs, IMPOSSIBLE), state.time, state.model.get("coverage"),
             inputs.alpha, inputs.beta, spec.length_penalty_form,
         )  # fmt: skip
         (old,) = state.finished
@@ -616,7 +616,7 @@ def search_paths(
 
 
 def _most_probable(
-    constrained: ConstrainedLogits, time: Tensor, inputs: SentenceInputs, spec: SearchSpec
+    constrained: ConstrainedLogits, spec: SearchSpec, inputs: SentenceInputs, state: State
 ) -> tuple[Tensor, Tensor]:
     """Returns the choice of greedy search, W = 1."""
     found = best_continuations(constrained, tf.zeros([1, 1]), 1, 1, spec)  # [B, 1, K]
@@ -701,6 +701,7 @@ def start_search(
         model["coverage"] = state.coverage
     none = _no_translations(spec, inputs, num_hypotheses)
     first = State(
+        time=tf.constant(0),
         log_probs=none.log_probs,
         ids=tf.repeat(bos_ids[:, None], num_hypotheses, axis=1),
         tokens=none.tokens,
@@ -740,9 +741,8 @@ def _no_translations(spec: SearchSpec, inputs: SentenceInputs, count: int) -> Fi
     )
 
 
-# From the number of steps before this one (int32 []), the inputs, the state and the capacity of its
-# KV cache (None if it grows) to the next state.
-Step = Callable[[Tensor, SentenceInputs, State, int | None], State]
+# One step of a search.
+Step = Callable[[SearchSpec, SentenceInputs, State], State]
 
 
 def _run_search(
@@ -754,16 +754,13 @@ def _run_search(
     """
     if spec.capacities:
         return _run_in_stages(step, spec, inputs, state)
-    max_steps = tf.size(spec.positions)  # only reached if the model's logits are NaN
-    rows = tf.range(tf.shape(state.ids)[0])
+    max_time = tf.size(spec.positions)  # only reached if the model's logits are NaN
 
-    def shrink_batch(time: Tensor, rows: Tensor, inputs: Any, state: Any, results: Any) -> Any:
+    def shrink_batch(rows: Tensor, inputs: Any, state: State, results: Any) -> Any:
         # Dropping sentences copies the others, so it waits until a quarter are done.
         size = tf.shape(rows)[0]
         min_open = size - (size + 3) // 4
-        time, state = _run_steps(
-            lambda time, state: step(time, inputs, state, None), time, state, min_open, max_steps
-        )
+        state = _run_steps(functools.partial(step, spec, inputs), state, min_open, max_time)
         results = tf.nest.map_structure(
             lambda all_, some: tf.tensor_scatter_nd_update(all_, rows[:, None], some),
             results,
@@ -771,13 +768,14 @@ def _run_search(
         )
         open_rows = tf.where(_is_open(state))[:, 0]
         rows, inputs, state = tf.nest.map_structure(
-            lambda leaf: tf.gather(leaf, open_rows), (rows, inputs, state)
+            lambda leaf: tf.gather(leaf, open_rows) if leaf.shape.rank else leaf,
+            (rows, inputs, state),
         )
-        return time, rows, inputs, state, results
+        return rows, inputs, state, results
 
-    variables = (tf.constant(0), rows, inputs, state, state.finished)
+    variables = (tf.range(tf.shape(state.ids)[0]), inputs, state, state.finished)
     *_, results = tf.while_loop(
-        lambda time, rows, *_: (tf.shape(rows)[0] > 0) & (time < max_steps),
+        lambda rows, inputs, state, _: (tf.shape(rows)[0] > 0) & (state.time < max_time),
         shrink_batch,
         variables,
         shape_invariants=tf.nest.map_structure(_changing_shape, variables),
@@ -791,25 +789,19 @@ def _is_open(state: State) -> Tensor:
 
 
 def _run_steps(
-    step: Callable[[Tensor, State], State],
-    time: Tensor,
-    state: State,
-    min_open: Tensor,
-    max_steps: Tensor,
-) -> tuple[Tensor, State]:
-    """Runs steps while more than `min_open` sentences are open."""
+    step: Callable[[State], State], state: State, min_open: Tensor, max_time: Tensor
+) -> State:
+    """Runs steps while more than `min_open` sentences are open, up to `max_time`."""
 
-    def should_continue(time: Tensor, state: State) -> Tensor:
+    def should_continue(state: State) -> Tensor:
         num_open = tf.math.count_nonzero(_is_open(state), dtype=tf.int32)
-        return (num_open > min_open) & (time < max_steps)
+        return (num_open > min_open) & (state.time < max_time)
 
     shapes = tf.nest.map_structure(lambda leaf: _changing_shape(leaf, leaf.shape[:1]), state)
-    return tf.while_loop(
-        should_continue,
-        lambda time, state: (time + 1, step(time, state)),
-        (time, state),
-        shape_invariants=(tf.TensorShape([]), shapes),
+    (state,) = tf.while_loop(
+        should_continue, lambda state: (step(state),), (state,), shape_invariants=(shapes,)
     )
+    return state
 
 
 def _changing_shape(leaf: Tensor, first: Any = (None,)) -> tf.TensorShape:
@@ -864,21 +856,16 @@ def _run_in_stages(
 
     Work grows with the capacity, and most sentences finish before the largest is needed.
     """
-
-    def run(stage: int, time: Tensor, state: State) -> Any:
-        capacity, *larger = spec.capacities[stage:]
-        time, state = _run_steps(
-            lambda time, state: step(time, inputs, state, capacity), time, state, 0, capacity
-        )
-        if not larger:
-            return state.finished
-        return tf.cond(
-            tf.reduce_any(_is_open(state)),
-            lambda: run(stage + 1, time, _grow_cache(state, larger[0] - capacity)),
-            lambda: state.finished,
-        )
-
-    return run(0, tf.constant(0), state)
+    capacity, *larger = spec.capacities
+    state = _run_steps(functools.partial(step, spec, inputs), state, 0, capacity)
+    if not larger:
+        return state.finished
+    spec = spec._replace(capacities=tuple(larger))
+    return tf.cond(
+        tf.reduce_any(_is_open(state)),
+        lambda: _run_in_stages(step, spec, inputs, _grow_cache(state, larger[0] - capacity)),
+        lambda: state.finished,
+    )
 
 
 def _grow_cache(state: State, num_tokens: int) -> State:

@@ -20,6 +20,7 @@ from keras_transformer.search.beam import (
     Hypotheses,
     SearchSpec,
     SentenceInputs,
+    State,
     search_paths,
     start_search,
 )
@@ -83,7 +84,7 @@ def sample(
 
 
 def _sample_tokens(
-    constrained: ConstrainedLogits, time: Tensor, inputs: SentenceInputs, spec: SearchSpec
+    constrained: ConstrainedLogits, spec: SearchSpec, inputs: SentenceInputs, state: State
 ) -> tuple[Tensor, Tensor]:
     """Returns sampled tokens and their log-probabilities, both [B, W]."""
     logits, options = constrained.logits, inputs.options
@@ -93,7 +94,7 @@ def _sample_tokens(
     allowed = tf.where(constrained.is_forced[:, None, None], forced, allowed)
     allowed = apply_temperature(allowed, options["temperature"])
     allowed = keep_most_probable(allowed, options["top_k"], options["top_p"])
-    ids = draw_tokens(allowed, options["seed"], time)  # [B, W]
+    ids = draw_tokens(allowed, options["seed"], state.time)  # [B, W]
     log_probs = tf.gather(tf.nn.log_softmax(logits), ids, batch_dims=2)
     # Where every token is forbidden, so is the one that was drawn.
     is_possible = tf.gather(allowed, ids, batch_dims=2) > IMPOSSIBLE

@@ -444,7 +444,7 @@ def continuations(logits, count, time, limits, log_probs, num_sets):
         None, DecodingState(), 1, bos_ids=tf.fill([len(limits)], 2),
         max_lengths=tf.constant(limits), length_penalty=0.6,
     )  # fmt: skip
-    constrained = constrain(logits, tf.constant(time), spec, inputs, state)
+    constrained = constrain(logits, spec, inputs, state._replace(time=tf.constant(time)))
     return best_continuations(constrained, log_probs, num_sets, count, spec)
 
 
