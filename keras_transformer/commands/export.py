@@ -108,7 +108,7 @@ def _check_combinations(search_flags: dict[str, object]) -> None:
 
 def _export_saved_model(found: "Found", given: dict[str, Any]) -> pathlib.Path:
     from keras_transformer.inference import Translator, XlaShapes
-    from keras_transformer.inference.prepared_model import in_precision
+    from keras_transformer.inference.acceleration import in_precision
     from keras_transformer.serving.export import describe_run, export
 
     configs = found[0][0].configs()

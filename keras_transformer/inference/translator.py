@@ -31,9 +31,14 @@ from keras_transformer.errors import InputError
 from keras_transformer.host import num_cores
 from keras_transformer.inference import options as request_options
 from keras_transformer.inference import scores
-from keras_transformer.inference.compiled_search import CompiledSearch, XlaShapes
-from keras_transformer.inference.prepared_model import cache_projection, refresh
-from keras_transformer.inference.shortlist_lookup import ShortlistLookup, make_lookup
+from keras_transformer.inference.acceleration import (
+    CompiledSearch,
+    ShortlistLookup,
+    XlaShapes,
+    cache_projection,
+    make_lookup,
+    refresh,
+)
 from keras_transformer.results import (
     Attention,
     InputValues,

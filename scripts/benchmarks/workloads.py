@@ -16,8 +16,7 @@ from benchmarks.decoding import BEAM_SIZE, LENGTH_PENALTY
 from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, ModelConfig, SearchConfig
 from keras_transformer.data import Shortlist, read_lines
 from keras_transformer.errors import InputError
-from keras_transformer.inference.compiled_search import XlaShapes
-from keras_transformer.inference.translator import Translator
+from keras_transformer.inference import Translator, XlaShapes
 from keras_transformer.interop.ctranslate2 import export_ctranslate2
 from keras_transformer.models import Seq2SeqModel, Transformer, build_model
 from keras_transformer.text import Vocabulary, learn_vocabulary

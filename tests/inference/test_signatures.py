@@ -8,7 +8,7 @@ import tensorflow as tf
 from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from keras_transformer.errors import InputError
 from keras_transformer.inference import Translator
-from keras_transformer.inference.prepared_model import cache_projection
+from keras_transformer.inference.acceleration import cache_projection
 from keras_transformer.inference.translator import signature_inputs
 from keras_transformer.models import Ensemble, Transformer
 

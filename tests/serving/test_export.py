@@ -15,7 +15,7 @@ from tensorflow.core.protobuf import saved_model_pb2
 from keras_transformer.config import SearchConfig
 from keras_transformer.errors import InputError
 from keras_transformer.inference import Translator
-from keras_transformer.inference.prepared_model import in_precision
+from keras_transformer.inference.acceleration import in_precision
 from keras_transformer.models import Ensemble
 from keras_transformer.serving.export import export, load_exported
 from keras_transformer.serving.versions import choose_version, read_model_card

@@ -1,0 +1,283 @@
+"""What makes translating faster: bfloat16, a stored output projection, a shortlist, and XLA.
+
+Shapes: B sentences, S source length, U source vocabulary, M candidates of a token, V target
+vocabulary, C tokens chosen, N translations a sentence, L their longest length.
+"""
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_transformer.config import EOS_ID, PAD_ID, SearchConfig
+from keras_transformer.data import Shortlist
+from keras_transformer.decoding import DecodingState, Tensor, TranslationModel, VocabularySubset
+from keras_transformer.errors import InputError, check_choice
+from keras_transformer.models import Ensemble
+from keras_transformer.search import Hypotheses
+
+
+def in_precision(model: Any, precision: str) -> Any:
+    """Returns a model that stores its weights, and computes, in another precision.
+
+    bfloat16 takes half the space, and is faster on processors with instructions for it.
+
+    Args:
+        model: in float32; one model, or an ensemble.
+        precision: "float32" or "bfloat16".
+
+    Raises:
+        InputError: there is no such precision.
+    """
+    check_choice("precision", precision, ("float32", "bfloat16"))
+    if precision == "float32":
+        return model
+    if isinstance(model, Ensemble):
+        return Ensemble([in_precision(each, precision) for each in model.models])
+    rounded = type(model)(model.config, dtype=precision)
+    rounded.set_weights(model.get_weights())
+    return rounded
+
+
+def cache_projection(model: TranslationModel) -> Any:
+    """Returns a model that shares this one's weights, see `CachedOutputProjection`."""
+    if isinstance(model, Ensemble):
+        return Ensemble([cache_projection(each) for each in model.models])
+    return model if isinstance(model, CachedOutputProjection) else CachedOutputProjection(model)
+
+
+def refresh(model: TranslationModel) -> None:
+    """Updates the projections that `cache_projection` stored, if weights have changed."""
+    for each in model.models if isinstance(model, Ensemble) else [model]:
+        if isinstance(each, CachedOutputProjection):
+            each.refresh()
+
+
+class CachedOutputProjection:
+    """A model that stores the `projection` of its decoding states as variables.
+
+    The matrix of the logits, laid out for decoding, depends on weights alone: stored, it need not
+    be computed for every request. After a change of weights call `refresh`; a `Translator` does so
+    before each call from Python.
+
+    Args:
+        model: see `TranslationModel`. The projection must be differentiable by the weights that it
+            depends on.
+    """
+
+    def __init__(self, model: TranslationModel) -> None:
+        self._model = model
+        weights = [
+            each.value for each in model.variables if keras.backend.is_float_dtype(each.dtype)
+        ]
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            for weight in weights:
+                tape.watch(weight)
+            projection = self._compute()
+        gradients = tape.gradient(tf.nest.flatten(projection), weights)
+        self._weights = [
+            weight for weight, each in zip(weights, gradients, strict=True) if each is not None
+        ]
+        self._values = self._read_weights()
+        self._projection = tf.nest.map_structure(
+            lambda value: keras.Variable(
+                value, trainable=False, dtype=value.dtype, name="projection"
+            ),
+            projection,
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    @property
+    def variables(self) -> list[Any]:
+        """The model's variables, and the projection."""
+        return [*self._model.variables, *tf.nest.flatten(self._projection)]
+
+    def encode(self, source: Tensor, **options: Any) -> DecodingState:
+        """Reads the source ids [B, S], see `TranslationModel.encode`."""
+        projection = tf.nest.map_structure(
+            lambda variable: tf.convert_to_tensor(variable.value), self._projection
+        )
+        return self._model.encode(source, **options)._replace(projection=projection)
+
+    def refresh(self) -> None:
+        """Computes the projection again if a weight that it depends on has changed."""
+        values = self._read_weights()
+        if all(map(_are_equal, values, self._values)):
+            return
+        tf.nest.map_structure(
+            lambda variable, value: variable.assign(value), self._projection, self._compute()
+        )
+        self._values = values
+
+    def _compute(self) -> Any:
+        return self._model.encode(tf.constant([[EOS_ID]])).projection
+
+    def _read_weights(self) -> list[np.ndarray[Any, Any]]:
+        return [np.asarray(weight.read_value()) for weight in self._weights]
+
+
+def _are_equal(value: np.ndarray[Any, Any], kept: np.ndarray[Any, Any]) -> bool:
+    """Compares two readings of a variable.
+
+    A reading on a CPU is the variable's own memory, which TensorFlow never writes to while a
+    reading is kept: a change makes a copy, so the same address means the same values.
+    """
+    return value.ctypes.data == kept.ctypes.data or np.array_equal(value, kept)
+
+
+class ShortlistLookup(tf.Module):
+    """A shortlist as variables, which an export saves.
+
+    Args:
+        shortlist: for a model's vocabularies.
+        target_size: V.
+    """
+
+    def __init__(self, shortlist: Shortlist, target_size: int) -> None:
+        super().__init__(name="shortlist")
+        self.candidates = tf.Variable(shortlist.candidates, trainable=False)  # [U, M]
+        is_common = np.isin(np.arange(target_size), shortlist.common)
+        self.is_common = tf.Variable(is_common, trainable=False)  # [V]
+
+    def restrict(
+        self, state: DecodingState, source: Tensor, forced: Sequence[Tensor]
+    ) -> tuple[DecodingState, VocabularySubset]:
+        """Returns a state whose steps give logits of the subset's C tokens only, and the subset."""
+        subset = self.subset(source, forced)
+        projection = tf.nest.map_structure(
+            lambda leaf: tf.gather(leaf, subset.ids, axis=-1), state.projection
+        )
+        return state._replace(projection=projection), subset
+
+    def subset(self, source: Tensor, forced: Sequence[Tensor] = ()) -> VocabularySubset:
+        """Returns the tokens that any of the sentences may have.
+
+        Args:
+            source: int32 [B, S].
+            forced: more of them, int32 of any shape.
+        """
+        ids = [tf.gather(self.candidates, source), *forced]
+        ids = tf.concat([tf.reshape(each, [-1]) for each in ids], axis=0)
+        is_chosen = tf.tensor_scatter_nd_update(
+            tf.convert_to_tensor(self.is_common), ids[:, None], tf.ones_like(ids, tf.bool)
+        )  # [V]
+        chosen = tf.cast(tf.where(is_chosen)[:, 0], tf.int32)  # [C]
+        places = tf.cumsum(tf.cast(is_chosen, tf.int32), exclusive=True)
+        return VocabularySubset(chosen, tf.where(is_chosen, places, tf.size(chosen)))
+
+
+def make_lookup(
+    shortlist: Shortlist | None, search: SearchConfig, target_size: int, has_xla: bool
+) -> ShortlistLookup | None:
+    """Returns the lookup that a search needs, None if it uses no shortlist.
+
+    Raises:
+        InputError: the shortlist is missing, or cannot be combined with XLA's fixed shapes.
+    """
+    if not search.shortlist:
+        return None
+    if shortlist is None or has_xla:
+        problem = "cannot be combined with XLA" if has_xla else "needs a learned shortlist"
+        raise InputError(f"shortlist={search.shortlist} {problem}; set it to 0")
+    return ShortlistLookup(shortlist.first(search.shortlist), target_size)
+
+
+# Takes source ids [B, S] and the maximum length of a translation before EOS (None where shapes may
+# change).
+Search = Callable[[Tensor, int | None], Hypotheses]
+
+
+class XlaShapes(NamedTuple):
+    """The shapes of batches that are compiled.
+
+    Attributes:
+        batch_sizes: sentences. On CPUs XLA makes a single one faster and larger batches slower.
+        lengths: tokens of the source, EOS included.
+    """
+
+    batch_sizes: tuple[int, ...] = (1,)
+    lengths: tuple[int, ...] = (16, 32, 64)
+
+
+class CompiledSearch:
+    """A search that XLA compiles for batches of some shapes.
+
+    An XLA program has fixed shapes, so batches are padded to a few sizes and lengths. Each size and
+    length has its program, compiled by its first request (a model server's warm-up). Larger
+    batches, and those of longer sentences, use the plain graph.
+
+    Args:
+        search: the search to compile.
+        shapes: of the batches.
+        max_extra_length: tokens by which a translation may be longer than its source.
+    """
+
+    def __init__(self, search: Search, shapes: XlaShapes, max_extra_length: int) -> None:
+        for name, sizes in shapes._asdict().items():
+            if not sizes or list(sizes) != sorted({size for size in sizes if size > 0}):
+                raise InputError(
+                    f"{name} of XLA must be positive and increasing, for example "
+                    f"{getattr(XlaShapes(), name)}, got {sizes}"
+                )
+        self._search = search
+        self._shapes = shapes
+        self._extra = max_extra_length
+        self._programs = {
+            (size, length): self._compile(size, length)
+            for size, length in itertools.product(*shapes)
+        }
+
+    def __call__(self, source: Tensor) -> Hypotheses:
+        """Returns the same translations of source ids [B, S] as the plain search."""
+        num_sentences, length = tf.unstack(tf.shape(source))
+        sizes, lengths = self._shapes
+        fits = (num_sentences > 0) & (num_sentences <= sizes[-1]) & (length <= lengths[-1])
+
+        def first_at_least(value: Tensor, sizes: Sequence[int]) -> Tensor:
+            return tf.reduce_sum(tf.cast(tf.constant(sizes) < value, tf.int32))
+
+        number = first_at_least(num_sentences, sizes) * len(lengths)
+        number += first_at_least(length, lengths)
+        # One branch for all choices: each branch adds latency.
+        branches: list[Callable[[], Hypotheses]] = [
+            functools.partial(self._padded, *shape, source) for shape in self._programs
+        ]
+        branches.append(functools.partial(self._plain, source))
+        return tf.switch_case(tf.where(fits, number, len(self._programs)), branches)
+
+    def _compile(self, size: int, length: int) -> Any:
+        """Returns the program for ids [size, length]."""
+        inputs = [tf.TensorSpec([size, length], tf.int32)]
+
+        @tf.function(input_signature=inputs, jit_compile=True, autograph=False)
+        def program(source: Tensor) -> Hypotheses:
+            return self._search(source, length - 1 + self._extra)
+
+        return program
+
+    def _plain(self, source: Tensor) -> Hypotheses:
+        found = self._search(source, None)
+        return found._replace(ids=tf.ensure_shape(found.ids, [None, found.ids.shape[1], None]))
+
+    def _padded(self, size: int, length: int, source: Tensor) -> Hypotheses:
+        """Translates sentences with the program of a shape that they fit into."""
+        found = self._programs[size, length](_pad(source, size, length))
+        num_sentences = tf.shape(source)[0]
+        found = Hypotheses(*(part[:num_sentences] for part in found))
+        longest = tf.maximum(tf.reduce_max(found.lengths), 1)  # without the padding behind it
+        ids = found.ids[:, :, :longest]  # [B, N, L]
+        return found._replace(ids=tf.ensure_shape(ids, [None, ids.shape[1], None]))
+
+
+def _pad(source: Tensor, size: int, length: int) -> Tensor:
+    """Pads ids [B, S] to [size, length]; added rows have EOS only."""
+    missing = size - tf.shape(source)[0]
+    source = tf.pad(source, [[0, 0], [0, length - tf.shape(source)[1]]], constant_values=PAD_ID)
+    blank = tf.one_hot(tf.zeros([missing], tf.int32), length, EOS_ID, PAD_ID, dtype=tf.int32)
+    return tf.ensure_shape(tf.concat([source, blank], axis=0), [size, length])

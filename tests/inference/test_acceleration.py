@@ -1,0 +1,249 @@
+"""What makes translating faster: bfloat16, a stored projection, a shortlist, XLA's programs."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_transformer.config import SearchConfig
+from keras_transformer.data import Shortlist
+from keras_transformer.errors import InputError
+from keras_transformer.inference import Translator, XlaShapes
+from keras_transformer.inference.acceleration import (
+    CachedOutputProjection,
+    ShortlistLookup,
+    cache_projection,
+    in_precision,
+    refresh,
+)
+from keras_transformer.models import Ensemble
+from keras_transformer.search import kv_cache_capacities
+
+SENTENCES = ["hello two cat", "sun", "tree house tree sun", ""]
+
+
+def assert_same_answers(found, expected, **tolerance):
+    np.testing.assert_array_equal(found["translations"], expected["translations"])
+    np.testing.assert_allclose(found["scores"], expected["scores"], **tolerance)
+
+
+@pytest.mark.slow
+def test_bfloat16_gives_nearly_the_same_answers(trained):
+    model, *vocabularies = trained
+    search = SearchConfig(max_source_length=12, max_extra_length=5)
+    plain = Translator(model, *vocabularies, search)
+    rounded = Translator(in_precision(model, "bfloat16"), *vocabularies, search)
+    ours, theirs = plain.translate(SENTENCES), rounded.translate(SENTENCES)
+    assert [row[0].text for row in theirs] == [row[0].text for row in ours]
+    np.testing.assert_allclose(
+        [row[0].score for row in theirs], [row[0].score for row in ours], atol=0.05
+    )
+    texts = [row[0].text for row in ours]
+    scores = [each.score for each in plain.score(SENTENCES, texts)]
+    others = [each.score for each in rounded.score(SENTENCES, texts)]
+    np.testing.assert_allclose(others, scores, atol=0.25)
+    assert others != scores
+    assert rounded.align(SENTENCES, texts)[0] == plain.align(SENTENCES, texts)[0]
+
+
+def test_unknown_precision_is_rejected(trained):
+    with pytest.raises(InputError, match="precision must be one of float32, bfloat16, got 'int4'"):
+        in_precision(trained[0], "int4")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "ensemble"])
+def test_cached_projection_changes_no_answer(trained, kind):
+    model, *vocabularies = trained
+    model = Ensemble([model, model]) if kind == "ensemble" else in_precision(model, kind)
+    translator = Translator(model, *vocabularies)
+    found, expected = (
+        each(tf.constant(SENTENCES)) for each in (translator.with_cached_projection(), translator)
+    )
+    assert_same_answers(found, expected, rtol=0)
+
+
+def test_projection_is_stored_and_used(trained):
+    model, *_ = trained
+    cached = cache_projection(model)
+    stored = cached.variables[len(model.variables) :]
+    ids = tf.constant([[5, 6, 3]])
+    assert [tuple(each.shape) for each in stored] == [tuple(model.encode(ids).projection[0].shape)]
+    stored[0].assign(tf.ones_like(stored[0]))
+    np.testing.assert_array_equal(cached.encode(ids).projection[0], np.ones(stored[0].shape))
+    assert cache_projection(cached) is cached
+    assert cached.config is model.config
+    inputs = {"source": ids, "target": ids}
+    np.testing.assert_array_equal(cached.attention(inputs), model.attention(inputs))
+
+
+def test_projection_is_recomputed_only_after_a_change(trained, monkeypatch):
+    model, *_ = trained
+    cached = cache_projection(Ensemble([model]))
+    monkeypatch.setattr(
+        CachedOutputProjection, "_compute", lambda self: pytest.fail("computed again")
+    )
+    refresh(cached)
+
+
+def test_only_weights_of_the_projection_are_watched(trained):
+    model, *_ = trained
+    (watched,) = cache_projection(model)._weights
+    assert watched is model.target_embedding.table.value
+
+
+# Shortlists
+
+
+def shortlist_of(candidates, common=(0, 1, 2, 3)):
+    return Shortlist(common=np.array(common, np.int32), candidates=np.array(candidates, np.int32))
+
+
+def everything(vocabulary):
+    """Has each token as the only candidate of itself, and all as common ones."""
+    numbers = np.arange(vocabulary.size, dtype=np.int32)
+    return shortlist_of(numbers[:, None], numbers)
+
+
+def test_subset_has_all_candidates_and_forced_tokens():
+    lookup = ShortlistLookup(shortlist_of([[0, 0]] * 4 + [[7, 5], [9, 0]]), 12)
+    subset = lookup.subset(tf.constant([[4, 3], [5, 0]]), [tf.constant([[[10, 0]]])])
+    assert subset.ids.numpy().tolist() == [0, 1, 2, 3, 5, 7, 9, 10]
+    assert subset.places.numpy().tolist() == [0, 1, 2, 3, 8, 4, 8, 5, 8, 6, 7, 8]
+
+
+@pytest.mark.parametrize("kind", ["one", "ensemble"])
+def test_shortlist_of_everything_changes_nothing(trained, kind):
+    model, source, target = trained
+    model = Ensemble([model, model]) if kind == "ensemble" else model
+    search = SearchConfig(num_translations=2)
+    found, expected = (
+        Translator(model, source, target, each, shortlist=everything(target))
+        .with_cached_projection()(tf.constant(SENTENCES))
+        for each in (search.replace(shortlist=1), search)
+    )  # fmt: skip
+    assert_same_answers(found, expected, atol=1e-5)
+
+
+def test_translations_are_restricted_to_the_shortlist(trained, words):
+    model, source, target = trained
+    (cat,), (tree,), (sun,) = target.encode([words["cat"], words["tree"], words["sun"]])
+    candidates = np.zeros((source.size, 1), np.int32)
+    candidates[source.encode(["two"])[0]] = cat  # whatever "two" means
+    search = SearchConfig(shortlist=1, max_length=3, forbid_unknown=True)
+    translator = Translator(model, source, target, search, shortlist=shortlist_of(candidates))
+
+    def tokens(**options):
+        ((best,),) = translator.translate(["two"], **options)
+        return {token for ids in target.encode([best.text]) for token in ids}
+
+    assert tokens() == {cat}
+    assert {tree} <= tokens(prefix=words["tree"]) <= {cat, tree}
+    assert {sun} <= tokens(required_phrases=[words["sun"]]) <= {cat, sun}
+
+
+def test_missing_shortlist_or_xla_is_rejected(trained):
+    shortlist = everything(trained[2])
+    for options, problem in (
+        (dict(), "needs a learned shortlist"),
+        (dict(shortlist=shortlist, xla=XlaShapes()), "cannot be combined with XLA"),
+    ):
+        with pytest.raises(InputError, match=f"shortlist=1 {problem}; set it to 0"):
+            Translator(*trained, SearchConfig(shortlist=1), **options)
+
+
+# XLA
+
+SHAPES = XlaShapes(batch_sizes=(1, 4), lengths=(3, 6))
+SEARCH = SearchConfig(beam_size=3, num_translations=2, max_extra_length=3, max_source_length=12)
+
+
+@pytest.fixture(scope="module")
+def compiled(trained):
+    return Translator(*trained, SEARCH, xla=SHAPES)
+
+
+@pytest.fixture(scope="module")
+def plain(trained):
+    return Translator(*trained, SEARCH)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "sentences",
+    [
+        ["hello two"],
+        ["hello", "two cat", ""],
+        ["tree house tree sun", "sun", "cat", "two", "hello", "cat cat"],
+        ["tree house tree sun", "cat cat"],
+        ["sun " * 9, "hello"],
+        [],
+    ],
+    ids=["one", "three", "a larger batch", "half a batch", "too long", "none"],
+)
+def test_compiled_search_equals_plain_search(compiled, plain, sentences):
+    found, expected = (each(tf.constant(sentences, tf.string)) for each in (compiled, plain))
+    assert_same_answers(found, expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("count", "length", "program"),
+    [
+        (1, 2, (1, 3)), (1, 3, (1, 3)), (1, 4, (1, 6)), (3, 6, (4, 6)), (4, 1, (4, 3)),
+        (5, 3, "plain"), (1, 7, "plain"), (0, 3, "plain"),
+    ],
+)  # fmt: skip
+def test_batches_run_in_the_smallest_fitting_program(compiled, monkeypatch, count, length, program):
+    search, run = compiled._compiled, []
+
+    def plain(source):
+        return run.append("plain")
+
+    def padded(size, length, source):
+        return run.append((size, length))
+
+    monkeypatch.setattr(search, "_plain", plain)
+    monkeypatch.setattr(search, "_padded", padded)
+    monkeypatch.setattr(tf, "switch_case", lambda number, branches: branches[int(number)]())
+    search(tf.zeros([count, length], tf.int32))
+    assert run == [program]
+
+
+def test_options_use_the_plain_graph(compiled, plain):
+    sentences = ["hello two cat", "", "sun " * 9]
+    constraints = dict(max_length=[2, -1, 4], prefix=["", "木", "木"])
+    assert compiled.translate(sentences, **constraints) == plain.translate(sentences, **constraints)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["samples", "an ensemble", "phrases"])
+def test_other_searches_can_be_compiled(trained, kind):
+    model, *vocabularies = trained
+    search = SEARCH
+    if kind == "samples":
+        search = SEARCH.replace(method="sampling", temperature=3.0, top_k=6, seed=2)
+    elif kind == "phrases":
+        search = SEARCH.replace(banned_phrases=("Haus", "木 Haus"), required_phrases=("木",))
+    else:
+        model = Ensemble([model, model])
+    found, expected = (
+        Translator(model, *vocabularies, search, xla=shapes)(tf.constant(["cat two", "", "sun"]))
+        for shapes in (XlaShapes((4,), (6,)), None)
+    )
+    assert_same_answers(found, expected, rtol=1e-3)
+
+
+@pytest.mark.parametrize("shapes", [XlaShapes((), (3,)), XlaShapes((4, 1)), XlaShapes((0, 1))])
+def test_invalid_shapes_are_rejected(trained, shapes):
+    with pytest.raises(InputError, match="batch_sizes of XLA must be positive and increasing"):
+        Translator(*trained, SEARCH, xla=shapes)
+
+
+def test_long_translations_outgrow_the_first_cache(trained):
+    assert kv_cache_capacities(5 + 20) == (16, 26)
+    search = SEARCH.replace(max_extra_length=20, min_length=19)
+    shapes = XlaShapes(batch_sizes=(2,), lengths=(6,))
+    found, expected = (
+        Translator(*trained, search, xla=each)(tf.constant(["hello two cat", "sun"]))
+        for each in (shapes, None)
+    )
+    assert_same_answers(found, expected, rtol=1e-4)
