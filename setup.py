@@ -1,7 +1,7 @@
 """Builds the package from pyproject.toml: pip install .
 
-KERAS_TRANSFORMER_CLIENT=1 pip install . does so without TensorFlow: what is installed beside it is
-what the client of a model server needs over REST.
+With KERAS_TRANSFORMER_CLIENT=1 in the environment, what is built requires no TensorFlow: only what
+the client of a model server needs over REST. Extras can add to requirements, not remove them.
 """
 
 import os
@@ -11,15 +11,13 @@ import setuptools
 
 
 class _ClientOnly(setuptools.Distribution):
-    """The package with the dependencies of its extra "client" alone."""
+    """The package, which requires what its extra "client" lists and nothing else."""
 
     def parse_config_files(self, *args: Any, **options: Any) -> None:
         super().parse_config_files(*args, **options)
-        self.install_requires = self.extras_require["client"]
-        self.metadata.version += "+client"
+        self.install_requires = self.metadata.install_requires = self.extras_require["client"]
+        self.metadata.version += "+client"  # as other packages name a build, such as 2.8.0+cpu
 
 
-if os.environ.get("KERAS_TRANSFORMER_CLIENT"):
-    setuptools.setup(distclass=_ClientOnly)
-else:
-    setuptools.setup()
+is_client = bool(os.environ.get("KERAS_TRANSFORMER_CLIENT"))
+setuptools.setup(**({"distclass": _ClientOnly} if is_client else {}))
