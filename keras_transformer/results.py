@@ -9,6 +9,7 @@ Shapes: S source tokens, T target tokens, both with EOS.
 import math
 import numbers
 import unicodedata
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -203,10 +204,13 @@ class Score(NamedTuple):
     Attributes:
         score: the log-probability of the whole translation, EOS included.
         token_scores: the log-probability of each of its tokens; their sum is `score`.
+        is_cut: whether the translation is longer than any that the model can generate; its end
+            does not count then.
     """
 
     score: float
     token_scores: list[float]
+    is_cut: bool = False
 
 
 class Attention(NamedTuple):
@@ -240,11 +244,23 @@ def read_translations(answer: Mapping[str, Any]) -> list[list[Translation]]:
 
 def read_scores(answer: Mapping[str, Any]) -> list[Score]:
     """Returns the score of each translation from the outputs of the signature `score`."""
-    columns = (answer["scores"], answer["token_scores"], answer["lengths"])
+    scores = answer["scores"]
+    is_cut = answer.get("is_cut", [False] * len(scores))  # not in exports of other programs
+    columns = (scores, answer["token_scores"], answer["lengths"], is_cut)
     return [
-        Score(float(score), [float(each) for each in token_scores[:length]])
-        for score, token_scores, length in zip(*columns, strict=True)
+        Score(float(score), [float(each) for each in token_scores[:length]], bool(is_cut))
+        for score, token_scores, length, is_cut in zip(*columns, strict=True)
     ]
+
+
+def warn_about_cut(scores: Sequence[Score]) -> None:
+    """Warns, at the caller's caller, if translations were cut before scoring."""
+    if num_cut := sum(each.is_cut for each in scores):
+        warnings.warn(
+            f"{num_cut} of {len(scores)} translations are longer than the model can generate and "
+            "were cut before scoring; raise max_source_length or max_extra_length",
+            stacklevel=3,
+        )
 
 
 def read_attention(answer: Mapping[str, Any]) -> list[Attention]:

@@ -8,12 +8,15 @@ import pytest
 from keras_transformer.decoding import NO_SCORE
 from keras_transformer.results import (
     Alignment,
+    Score,
     Translation,
     align_words,
     batches_by_length,
     in_row_order,
     in_words_of_texts,
+    read_scores,
     read_translations,
+    warn_about_cut,
 )
 
 EOS = "</s>"
@@ -29,6 +32,15 @@ def test_empty_places_of_an_n_best_list_are_dropped():
         [Translation("", NO_SCORE)],  # nothing was found
         [Translation("", -0.5), Translation("c", -1.0), Translation("d", -3.0)],
     ]
+
+
+def test_cut_translations_are_reported():
+    answer = dict(scores=[-1.5, -2.0], token_scores=[[-1.5, 0.0], [-1.0, -1.0]], lengths=[1, 2])
+    scores = read_scores(answer | dict(is_cut=[False, True]))
+    assert scores == [Score(-1.5, [-1.5]), Score(-2.0, [-1.0, -1.0], is_cut=True)]
+    with pytest.warns(UserWarning, match="1 of 2 translations are longer than the model can gener"):
+        warn_about_cut(scores)
+    warn_about_cut(read_scores(answer))  # an export that does not report it
 
 
 def test_target_words_align_to_most_attended_words():

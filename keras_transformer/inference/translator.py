@@ -16,7 +16,6 @@ L their longest length.
 """
 
 import functools
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent import futures
 from typing import Any
@@ -54,6 +53,7 @@ from keras_transformer.results import (
     read_scores,
     read_translations,
     text_input,
+    warn_about_cut,
 )
 from keras_transformer.search import (
     Constraint,
@@ -140,19 +140,8 @@ class BatchTranslator:
         Raises:
             InputError: the numbers of sentences differ, or as in `translate`.
         """
-        is_cut: list[bool] = []
-
-        def read(answer: Mapping[str, Any]) -> list[Score]:
-            is_cut.extend(answer.get("is_cut", ()))  # not in exports of other programs
-            return read_scores(answer)
-
-        scores = self._run_in_batches("score", pair_inputs(source, target), batch_size, read)
-        if any(is_cut):
-            warnings.warn(
-                f"{sum(is_cut)} of {len(scores)} translations are longer than the model can "
-                "generate and were cut before scoring; raise max_source_length or max_extra_length",
-                stacklevel=2,
-            )
+        scores = self._run_in_batches("score", pair_inputs(source, target), batch_size, read_scores)
+        warn_about_cut(scores)
         return scores
 
     def attention(

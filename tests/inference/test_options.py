@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from keras_transformer.config import EOS_ID, SearchConfig
-from keras_transformer.decoding import DecodingState
+from keras_transformer.decoding import NO_SCORE, DecodingState
 from keras_transformer.errors import InputError
 from keras_transformer.inference.options import read_phrases
 from keras_transformer.inference.translator import search_translations
@@ -186,6 +186,26 @@ def test_control_tokens_in_text_are_plain_text(translator):
     expected = texts(ask(translator, ["hello"]))[0]
     for name in ("banned_phrases", "required_phrases"):  # which are not to end a translation
         assert texts(ask(translator, ["hello"], **{name: "</s>"}))[0] == expected
+
+
+@pytest.mark.parametrize("search", [dict(), dict(method="sampling")], ids=["beam", "sampling"])
+def test_unknown_characters_of_a_prefix_are_kept(make_translator, search):
+    translator = make_translator(forbid_unknown=True, num_translations=1, **search)
+    answer = ask(translator, ["hello two"] * 2, prefix=["q😀 木", ""])
+    (begun,), (plain,) = texts(answer)
+    assert begun.startswith("⁇ 木") and "⁇" not in begun[1:] + plain
+    assert (answer["scores"].numpy() > NO_SCORE).all()
+
+
+@pytest.mark.parametrize("early_stop", ["exact", "first"])
+def test_n_best_lists_have_no_empty_places(make_translator, words, early_stop):
+    translator = make_translator(num_translations=4, forbid_unknown=True, early_stop=early_stop)
+    banned = [word for word in words.values() if word not in (words["cat"], words["sun"])]
+    (found,) = translator.translate(["cat"], banned_phrases=banned, max_length=1)
+    assert {each.text for each in found} == {words["cat"], words["sun"]}
+    required = [words["cat"], words["sun"]]
+    ((none,),) = translator.translate(["cat"], banned_phrases=required, required_phrases=required)
+    assert (none.text, none.score) == ("", NO_SCORE)
 
 
 def test_contradicting_options(translator, words):
