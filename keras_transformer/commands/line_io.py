@@ -136,8 +136,8 @@ def answer_lines(
         if references is not None:
             found = model.score(sentences, partners, **options)
             alignments = _alignments(model, sentences, partners, options, _as_is)
-            for (total, tokens, _), alignment, number in zip(found, alignments, numbers, strict=False):
-                scores = [f"{score:.4f}" for score in (total, *tokens)]
+            for each, alignment, number in zip(found, alignments, numbers, strict=False):
+                scores = [f"{score:.4f}" for score in (each.score, *each.token_scores)]
                 _write_row(str(number), *scores, *alignment)
         else:
             wanted = dict(search_options)
