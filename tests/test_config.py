@@ -420,6 +420,7 @@ def test_zero_diversity_penalty_needs_no_groups():
         {"beam_groups": 7},
         {"beam_groups": 3, "num_translations": 10},
         {"diversity_penalty": 0.7, "num_translations": 5},
+        {"diversity_penalty": 0.7, "beam_size": 5},  # of a run with five groups
         {"top_k": 5},
     ],
 )

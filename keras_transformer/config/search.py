@@ -209,7 +209,8 @@ def check_options(options: Mapping[str, Any]) -> None:
     if not options.keys().isdisjoint(SAMPLING_OPTIONS):
         fitting = {"method": "sampling"}
     elif "diversity_penalty" in options:
-        fitting = {"beam_groups": 2}
+        size = options.get("beam_size")
+        fitting = {"beam_groups": size if isinstance(size, int) and size > 1 else 2}
     counts = [options.get(name, 1) for name in ("beam_groups", "num_translations")]
     if all(isinstance(count, int) and count > 0 for count in counts):
         # A beam that the groups divide and that holds all translations.
