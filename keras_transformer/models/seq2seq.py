@@ -8,11 +8,16 @@ L layers, H heads, V target vocabulary.
 """
 
 import abc
+import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import keras
+import numpy as np
 from keras import ops
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 from typing_extensions import Self
 
 from keras_transformer.config import PAD_ID, ModelConfig
@@ -93,12 +98,63 @@ class Seq2SeqModel(Recomputed, TokenWeightedModel, abc.ABC):
             rank: of the matrices, r.
             lora_alpha: their factor is `lora_alpha / rank`; None means `rank`.
         """
+        options = {"rank": rank, "lora_alpha": lora_alpha}
+        layers = _layers(self).items()
+        dense = [path for path, layer in layers if isinstance(layer, keras.layers.Dense)]
+        if not dense:
+            raise InputError(f"{type(self).__name__} has no Dense layers for LoRA to adapt")
+        self._add_lora(dict.fromkeys(dense, options))
+
+    def save_lora_weights(self, filepath: str | os.PathLike[str]) -> None:
+        """Writes the matrices of `enable_lora` alone, a few MB, as a safetensors file.
+
+        Raises:
+            InputError: the model has none.
+        """
+        if not (layers := _layer_states(self).get("lora")):
+            raise InputError("the model has no LoRA weights; call enable_lora first")
+        weights = {
+            path: np.asarray(ops.convert_to_numpy(weight))
+            for path, weight in _weights(self).items()
+            if path.endswith(("/lora_kernel_a", "/lora_kernel_b"))
+        }
+        save_file(weights, filepath, metadata={"layers": json.dumps(layers)})
+
+    def load_lora_weights(self, filepath: str | os.PathLike[str]) -> None:
+        """Reads a file of `save_lora_weights` onto the model that the matrices were trained for.
+
+        A model without `enable_lora` gets matrices of the ranks in the file.
+
+        Raises:
+            InputError: the file is not one of these, or has other layers or sizes.
+        """
+        try:
+            with safe_open(filepath, framework="numpy") as file:
+                layers = json.loads(file.metadata()["layers"])
+                weights = {path: file.get_tensor(path) for path in file.keys()}  # noqa: SIM118
+            own = _layer_states(self).get("lora")
+            if own is None:
+                self._add_lora(layers)
+            elif own != layers:
+                raise ValueError("layers, ranks or alphas differ from those of the model")
+            for path, weight in _weights(self).items():
+                if path in weights:
+                    weight.assign(weights[path])
+        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+            raise InputError(
+                f"cannot load the LoRA weights in {filepath} ({type(error).__name__}: {error}); "
+                "give a file of save_lora_weights, and a model with the same layers"
+            ) from error
+
+    def _add_lora(self, layers: Mapping[str, Mapping[str, Any]]) -> None:
+        """Adds matrices to layers, given by path, and freezes all other weights."""
+        known = _layers(self)
+        chosen = {known[path]: options for path, options in layers.items()}
         self.trainable = True
         for weight in self.weights:
             weight.trainable = False
-        for layer in _layers(self).values():
-            if isinstance(layer, keras.layers.Dense):
-                layer.enable_lora(rank, lora_alpha=lora_alpha)
+        for layer, options in chosen.items():
+            layer.enable_lora(**options)
 
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Calls the model; raises `InputError` if the inputs are not named "source", "target"."""

@@ -175,6 +175,31 @@ def test_lora_survives_files_and_trains_on(name, mode, tmp_path):
     np.testing.assert_allclose(logits[:, 0], copy(INPUTS)[:, 0], atol=1e-5)
 
 
+@pytest.mark.parametrize("name", CONFIGS)
+def test_lora_weights_load_onto_the_base_model(name, tmp_path):
+    base, tuned = (build_model(CONFIGS[name].replace(dropout=0.0)) for _ in range(2))
+    base.set_weights(tuned.get_weights())
+    with pytest.raises(InputError, match="has no LoRA weights; call enable_lora first"):
+        tuned.save_lora_weights(tmp_path / "lora")
+    tuned.enable_lora(2, lora_alpha=3)
+    generator = np.random.default_rng(1)
+    for weight in tuned.trainable_weights:
+        weight.assign(generator.normal(size=weight.shape))
+    tuned.save_lora_weights(tmp_path / "lora")
+    base.load_lora_weights(tmp_path / "lora")
+    np.testing.assert_array_equal(base(INPUTS), tuned(INPUTS))
+    assert [w.path.partition("/")[2] for w in base.trainable_weights] == [
+        w.path.partition("/")[2] for w in tuned.trainable_weights
+    ]
+    base.load_lora_weights(tmp_path / "lora")  # once more
+    other = build_model(CONFIGS[name].replace(model_dim=4))
+    with pytest.raises(InputError, match="cannot load the LoRA weights in"):
+        other.load_lora_weights(tmp_path / "lora")
+    (tmp_path / "text").write_text("no weights")
+    with pytest.raises(InputError, match="give a file of save_lora_weights"):
+        base.load_lora_weights(tmp_path / "text")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("in_graph", [False, True], ids=["eager", "graph"])
 @pytest.mark.parametrize("name", CONFIGS)
