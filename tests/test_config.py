@@ -422,6 +422,7 @@ def test_zero_diversity_penalty_needs_no_groups():
         {"diversity_penalty": 0.7, "num_translations": 5},
         {"diversity_penalty": 0.7, "beam_size": 5},  # of a run with five groups
         {"top_k": 5},
+        {"method": "sampling", "num_translations": 2000},
     ],
 )
 def test_check_options_assumes_missing_options_fit(options):

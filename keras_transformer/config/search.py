@@ -212,7 +212,8 @@ def check_options(options: Mapping[str, Any]) -> None:
         size = options.get("beam_size")
         fitting = {"beam_groups": size if isinstance(size, int) and size > 1 else 2}
     counts = [options.get(name, 1) for name in ("beam_groups", "num_translations")]
-    if all(isinstance(count, int) and count > 0 for count in counts):
+    is_sampling = "sampling" in (fitting.get("method"), options.get("method"))
+    if not is_sampling and all(isinstance(count, int) and count > 0 for count in counts):
         # A beam that the groups divide and that holds all translations.
         groups = max(counts[0], fitting.get("beam_groups", 1))
         fitting["beam_size"] = groups * -(-counts[1] // groups)
