@@ -281,8 +281,8 @@ class UniversalDecoder(UniversalStack):
         Args:
             x: embeddings [B, T, D].
             memory: the encoder's output [B, S, D].
-            attention_mask, padding_mask, memory_attention_mask, memory_padding_mask,
-                use_causal_mask, training: see `DecoderLayer.call`.
+            attention_mask, padding_mask, memory_attention_mask: see `DecoderLayer.call`.
+            memory_padding_mask, use_causal_mask, training: see there, too.
             positions: position signals [T, D] or [B, T, D]; None for sinusoids.
             is_active: bool [B, T], True at tokens that take steps; None for all but padding.
             return_steps: whether to return the steps too.
