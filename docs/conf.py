@@ -16,9 +16,10 @@ extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
+    "public_names",
 ]
 exclude_patterns = ["results/data"]
-nitpicky = False
+default_role = "py:obj"  # of `backticks` in docstrings
 
 # Markdown: ::: fences, definition lists, and anchors of headings that links may name.
 myst_enable_extensions = ["colon_fence", "deflist"]
@@ -28,7 +29,8 @@ myst_heading_anchors = 3
 autodoc_typehints = "signature"
 autodoc_member_order = "bysource"
 autodoc_class_signature = "separated"
-autodoc_preserve_defaults = True
+autodoc_inherit_docstrings = False
+autodoc_default_options = {"show-inheritance": True}
 napoleon_numpy_docstring = False
 add_module_names = False
 python_use_unqualified_type_names = True
