@@ -28,7 +28,6 @@ from keras_transformer.data import Shortlist
 from keras_transformer.decoding import Tensor, TranslationModel
 from keras_transformer.errors import InputError
 from keras_transformer.host import num_cores
-from keras_transformer.inference import options as request_options
 from keras_transformer.inference import scores
 from keras_transformer.inference.acceleration import (
     CompiledSearch,
@@ -37,6 +36,16 @@ from keras_transformer.inference.acceleration import (
     cache_projection,
     make_lookup,
     refresh,
+)
+from keras_transformer.inference.options import (
+    SAMPLING_NUMBERS,
+    TEXTS,
+    encode_phrases,
+    make_constraints,
+    max_lengths,
+    option_types,
+    read_config,
+    read_options,
 )
 from keras_transformer.results import (
     Attention,
@@ -122,10 +131,10 @@ class BatchTranslator:
             types = {key: _TYPES[spec.dtype] for key, spec in inputs.items()}
             columns |= option_inputs(options, types, len(columns["text"].values))
             if self._target is not None:
-                for option in request_options.TEXTS:
+                for option in TEXTS:
                     lines = {line for text in columns[option].values for line in text.split("\n")}
                     phrases = sorted(filter(str.strip, lines))
-                    request_options.encode_phrases(option, phrases, self._target)
+                    encode_phrases(option, phrases, self._target)
         # A search step is too small for several cores to share: each core takes a batch.
         num_workers = min(_num_workers(), _MAX_BATCHES)
         return self._run_in_batches(name, columns, batch_size, read_translations, num_workers)
@@ -210,49 +219,6 @@ class BatchTranslator:
             return in_row_order(batches, map(answer, batches))
         sizes = [len(batch) * lengths[batch[0]] for batch in batches]
         return in_row_order(batches, _run_parallel(answer, batches, sizes, num_workers))
-
-
-def signature_inputs(function: Any) -> dict[str, tf.TensorSpec]:
-    """Returns the inputs of a signature's function by name."""
-    positional, keywords = function.structured_input_signature
-    return {spec.name: spec for spec in [*positional, *keywords.values()]}
-
-
-def _run_parallel(
-    function: Callable[[Sequence[int]], list[Any]],
-    batches: Sequence[Sequence[int]],
-    sizes: Sequence[int],
-    num_workers: int,
-) -> list[list[Any]]:
-    """Returns `function` of each batch; those in progress have at most `_MAX_BYTES` together."""
-    running: dict[futures.Future[list[Any]], int] = {}
-    started = []
-    with futures.ThreadPoolExecutor(num_workers) as pool:
-        for batch, size in zip(batches, sizes, strict=True):
-            while len(running) == num_workers or (
-                running and sum(running.values()) + size > _MAX_BYTES
-            ):
-                done, _ = futures.wait(running, return_when=futures.FIRST_COMPLETED)
-                for each in done:
-                    del running[each]
-                    each.result()  # raises its error before more batches start
-            started.append(pool.submit(function, batch))
-            running[started[-1]] = size
-        return [future.result() for future in started]
-
-
-def _num_workers() -> int:
-    """Returns how many batches can be translated at once; a GPU takes one."""
-    return 1 if tf.config.list_physical_devices("GPU") else num_cores()
-
-
-def _to_python(values: tf.Tensor) -> Any:
-    """Returns a tensor as nested lists, its strings as text."""
-    array = values.numpy()
-    if array.dtype != object:
-        return array.tolist()
-    text = [each.decode("utf-8", "replace") for each in array.ravel()]
-    return np.array(text, object).reshape(array.shape).tolist()
 
 
 class Translator(tf.Module, BatchTranslator):
@@ -351,7 +317,7 @@ class Translator(tf.Module, BatchTranslator):
 
     def option_inputs(self) -> dict[str, tf.TensorSpec]:
         """Returns the inputs of `translate_options` besides the text, by name."""
-        return _columns(request_options.option_types(self.search))
+        return _columns(option_types(self.search))
 
     def __call__(self, text: Tensor) -> dict[str, Tensor]:
         """Returns "translations", string [B, N], best first, and "scores" [B, N] of text [B]."""
@@ -370,9 +336,7 @@ class Translator(tf.Module, BatchTranslator):
         separated by newlines.
         """
         text = _checked(text, columns.values(), "every option must have a value for each row")
-        return self._translate(
-            text, request_options.read_options(columns, self.search, self.target_tokenizer)
-        )
+        return self._translate(text, read_options(columns, self.search, self.target_tokenizer))
 
     def _translate(
         self, text: Tensor, options: Mapping[str, Tensor] | None = None
@@ -419,9 +383,16 @@ class Translator(tf.Module, BatchTranslator):
         self, source: Tensor, longest: int | None, options: Mapping[str, Tensor] | None = None
     ) -> Hypotheses:
         vocabularies = self.source_tokenizer.vocabulary, self.target_tokenizer.vocabulary
-        constraints = self.task.constraints(source, vocabularies) if self.task else ()
-        parts = source, self.search, vocabularies[1], options, longest, constraints, self._lookup
-        return search_translations(self.model, *parts)
+        return search_translations(
+            self.model,
+            source,
+            self.search,
+            vocabularies[1],
+            options,
+            max_length_bound=longest,
+            constraints=self.task.constraints(source, vocabularies) if self.task else (),
+            shortlist=self._lookup,
+        )
 
     def _score(self, source: Tensor, target: Tensor) -> dict[str, Tensor]:
         *ids, is_cut = self._read_pair(source, target)
@@ -480,7 +451,7 @@ def search_translations(
         shortlist: restricts the tokens of translations.
     """
     lengths = tf.math.count_nonzero(source, axis=1, dtype=tf.int32) - 1  # [B], without EOS
-    settings = request_options.read_config(search, target) | dict(options or {})
+    settings = read_config(search, target) | dict(options or {})
     is_sampled = search.method == "sampling"
     state = model.encode(
         source,
@@ -492,21 +463,18 @@ def search_translations(
     state, vocabulary = shortlist.restrict(state, source, forced) if shortlist else (state, None)
     arguments = dict(
         bos_ids=tf.fill(tf.shape(lengths), BOS_ID),
-        max_lengths=request_options.max_lengths(settings, lengths),
+        max_lengths=max_lengths(settings, lengths),
         length_penalty=settings["length_penalty"],
         length_penalty_form=search.length_penalty_form,
         coverage_penalty=settings.get("coverage_penalty", 0.0),
-        constraints=[
-            *request_options.make_constraints(settings, search, target),
-            *constraints,
-        ],
+        constraints=[*make_constraints(settings, search, target), *constraints],
         num_translations=search.num_translations,
         max_length_bound=max_length_bound,
         vocabulary=vocabulary,
     )
     if is_sampled:
         settings["seed"] = sentence_seeds(settings["seed"], source)
-        sampling = {name: settings[name] for name in request_options.SAMPLING_NUMBERS}
+        sampling = {name: settings[name] for name in SAMPLING_NUMBERS}
         return sample(model.step, state, **arguments, **sampling)
     return beam_search(
         model.step,
@@ -519,6 +487,12 @@ def search_translations(
     )
 
 
+def signature_inputs(function: Any) -> dict[str, tf.TensorSpec]:
+    """Returns the inputs of a signature's function by name."""
+    positional, keywords = function.structured_input_signature
+    return {spec.name: spec for spec in [*positional, *keywords.values()]}
+
+
 def _checked(first: Tensor, others: Iterable[Tensor], message: str) -> Tensor:
     """Returns the first of several tensors [B] after a check that all have as many rows."""
     sizes = [tf.size(each) == tf.size(first) for each in others]
@@ -528,3 +502,40 @@ def _checked(first: Tensor, others: Iterable[Tensor], message: str) -> Tensor:
 
 def _columns(types: Mapping[str, tf.DType]) -> dict[str, tf.TensorSpec]:
     return {name: tf.TensorSpec([None], dtype, name=name) for name, dtype in types.items()}
+
+
+def _run_parallel(
+    function: Callable[[Sequence[int]], list[Any]],
+    batches: Sequence[Sequence[int]],
+    sizes: Sequence[int],
+    num_workers: int,
+) -> list[list[Any]]:
+    """Returns `function` of each batch; those in progress have at most `_MAX_BYTES` together."""
+    running: dict[futures.Future[list[Any]], int] = {}
+    started = []
+    with futures.ThreadPoolExecutor(num_workers) as pool:
+        for batch, size in zip(batches, sizes, strict=True):
+            while len(running) == num_workers or (
+                running and sum(running.values()) + size > _MAX_BYTES
+            ):
+                done, _ = futures.wait(running, return_when=futures.FIRST_COMPLETED)
+                for each in done:
+                    del running[each]
+                    each.result()  # raises its error before more batches start
+            started.append(pool.submit(function, batch))
+            running[started[-1]] = size
+        return [future.result() for future in started]
+
+
+def _num_workers() -> int:
+    """Returns how many batches can be translated at once; a GPU takes one."""
+    return 1 if tf.config.list_physical_devices("GPU") else num_cores()
+
+
+def _to_python(values: tf.Tensor) -> Any:
+    """Returns a tensor as nested lists, its strings as text."""
+    array = values.numpy()
+    if array.dtype != object:
+        return array.tolist()
+    text = [each.decode("utf-8", "replace") for each in array.ravel()]
+    return np.array(text, object).reshape(array.shape).tolist()
