@@ -16,6 +16,7 @@ extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
+    "command_help",
     "public_names",
 ]
 exclude_patterns = ["results/data"]

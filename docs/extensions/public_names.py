@@ -11,6 +11,7 @@ from typing import Any
 
 from docutils import nodes
 from sphinx.application import Sphinx
+from sphinx.util import rst
 from sphinx.util.docutils import SphinxDirective
 
 _KERAS_METHODS = {"build", "call", "compute_mask", "compute_output_shape", "compute_output_spec",
@@ -42,7 +43,7 @@ def skip_member(
     if what == "module":
         return False
     is_field = type(member).__name__ == "_tuplegetter"  # "Alias for field number 0"
-    return True if is_field or name in _KERAS_METHODS and not member.__doc__ else None
+    return True if is_field or (name in _KERAS_METHODS and not member.__doc__) else None
 
 
 def _escaped(line: str) -> str:
@@ -75,28 +76,31 @@ def escape_docstring(
     lines[:] = result
 
 
+def _fields_with_help(member: Any) -> list[dataclasses.Field[Any]]:
+    fields = dataclasses.fields(member) if dataclasses.is_dataclass(member) else ()
+    return [each for each in fields if "help" in each.metadata]
+
+
 def add_fields(
     app: Sphinx, what: str, name: str, member: Any, options: Any, lines: list[str]
 ) -> None:
     """Adds the fields of a configuration, with their help texts, to its docstring."""
-    if what != "class" or not dataclasses.is_dataclass(member):
+    if what != "class" or not (fields := _fields_with_help(member)):
         return
-    fields = [each for each in dataclasses.fields(member) if "help" in each.metadata]
-    for number, field in enumerate(fields):
-        kind = getattr(field.type, "__name__", None) or str(field.type).replace("typing.", "")
-        kind = str(field.type).replace("typing.", "") if "[" in str(field.type) else kind
+    lines += ["", ".. rubric:: Fields", ""]
+    for field in fields:
+        kind = field.type.__name__ if type(field.type) is type else str(field.type)
         default = "" if field.default is dataclasses.MISSING else f" = {field.default!r}"
-        lines += [] if number else ["", ".. rubric:: Fields", ""]
-        lines += [f"``{field.name}: {kind}{default}``", f"   {field.metadata['help']}", ""]
+        lines += [f"``{field.name}: {kind.replace('typing.', '')}{default}``"]
+        lines += [f"   {rst.escape(field.metadata['help'])}", ""]
 
 
 def shorten_signature(
     app: Sphinx, what: str, name: str, member: Any, options: Any, signature: str, returns: str
 ) -> tuple[str, str] | None:
     """Leaves the fields of a configuration to the list that `add_fields` makes."""
-    if what == "class" and dataclasses.is_dataclass(member):
-        if any("help" in each.metadata for each in dataclasses.fields(member)):
-            return "(**fields)", returns
+    if what == "class" and _fields_with_help(member):
+        return "(**fields)", returns
     return None
 
 
