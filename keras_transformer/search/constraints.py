@@ -1,14 +1,15 @@
 """Constraints on translations: the contract, and the built-in ones except for phrases.
 
-A search takes a list of constraints, objects of the class `Constraint`, from a task or a caller. At
-each step it asks each of them, in order, about all open hypotheses at once:
+A search takes a list of `Constraint` objects, from a task or a caller. At each step it calls them,
+in order, with all open hypotheses at once:
 
 1. `adjust` changes the distribution of the next token, before the softmax.
 2. `restrict` and `forbidden_ids` forbid tokens, after it: the others do not get their probability.
-3. `forced_ids` allows one token alone, whatever is forbidden.
+3. `forced_ids` allows a single token, even if another constraint forbids it.
 
-At its maximum length a translation ends, whatever constraints say. A hypothesis with no token left
-is dropped, so a sentence whose constraints contradict each other may get no translation.
+At its maximum length a translation ends, whatever the constraints are. A hypothesis without an
+allowed token is dropped, so a sentence whose constraints contradict each other may get no
+translation.
 
     class NoDigits(Constraint):
         inputs = ()
@@ -169,12 +170,12 @@ def spread_over_banks(log_probs: Tensor, banks: Tensor, count: int) -> Tensor:
 
 
 class MinLength(Constraint):
-    """Translations have at least so many tokens before EOS, and one that is not a space.
+    """Translations have a minimum number of tokens before EOS, one of which is not a space.
 
     Args:
-        lengths: int32 [B]; 0 is neutral. Above the maximum length it has no effect.
-        space_ids: tokens of nothing but spaces, of which alone no translation with a minimum of 1
-            or more may consist: it would have no text.
+        lengths: int32 [B], the minimum; 0 is neutral. Above the maximum length it has no effect.
+        space_ids: tokens that are only spaces. With a minimum of 1 or more, a translation must also
+            have another token; otherwise it would have no text.
     """
 
     reads_logits = False
@@ -207,8 +208,8 @@ class Prefix(Constraint):
     """Translations start with given tokens, whatever other constraints say of these.
 
     Args:
-        ids: int32 [B, P], each prefix followed by PAD; nothing but PAD is neutral. A prefix must
-            not be longer than the translation may be.
+        ids: int32 [B, P], each prefix followed by PAD; only PAD is neutral. A prefix must not be
+            longer than the maximum length.
     """
 
     reads_logits = False
@@ -223,11 +224,11 @@ class Prefix(Constraint):
 
 
 class RepetitionPenalty(Constraint):
-    """Makes tokens less probable that a hypothesis has already (Keskar et al. 2019, 4.1).
+    """Makes tokens that a hypothesis already has less probable (Keskar et al. 2019, 4.1).
 
-    Their logits are divided by the penalty where positive and multiplied by it where negative,
-    once however often they occur. (The paper divides negative ones too, which would make these
-    more probable.)
+    Their logits are divided by the penalty if positive and multiplied by it if negative, once for
+    each token, however often it occurs. (The paper also divides negative logits, which would make
+    these tokens more probable.)
 
     Args:
         penalty: float32 [B], above 0; 1 is neutral. Below 1 it rewards repetition.

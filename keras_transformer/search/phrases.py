@@ -1,11 +1,11 @@
-"""Phrases that a translation must not have, and phrases that it must have.
+"""Phrases that a translation must not contain, and phrases that it must contain.
 
 Each hypothesis goes through every phrase with the automaton of Knuth, Morris and Pratt 1977: one
 number a phrase, whatever the length of the hypothesis.
 
 Shapes: B sentences, W hypotheses a sentence (or candidates), V vocabulary, P phrases a sentence, M
 tokens of the longest phrase. Phrases are int32 [B, P, M], or [1, P, M] if they are the same for all
-sentences, each followed by PAD; one of nothing but PAD is neutral.
+sentences, each followed by PAD; a phrase of only PAD is neutral.
 """
 
 from typing import NamedTuple
@@ -25,11 +25,11 @@ from keras_transformer.search.constraints import (
 
 
 class BannedPhrases(Constraint):
-    """No translation has any of the phrases.
+    """No translation contains any of the phrases.
 
     Args:
         phrases: int32 [B, P, M].
-        pad_id: what follows a phrase.
+        pad_id: the token that follows a phrase.
     """
 
     def __init__(self, phrases: Tensor, pad_id: int = PAD_ID) -> None:
@@ -65,15 +65,15 @@ class PhraseState(NamedTuple):
 
 
 class RequiredPhrases(ProgressConstraint):
-    """Every translation has all phrases, in any order (Post and Vilar 2018; Hu et al. 2019).
+    """Every translation contains all phrases, in any order (Post and Vilar 2018; Hu et al. 2019).
 
-    That holds if the maximum length is at least the sum of their lengths and no other constraint
-    forbids their tokens. One occurrence meets a phrase, also where it is given twice or is part of
-    another one.
+    This holds if the maximum length is at least the sum of their lengths and no other constraint
+    forbids their tokens. One occurrence is enough, also for a phrase that is given twice or is part
+    of another one.
 
     Args:
         phrases: int32 [B, P, M].
-        pad_id: what follows a phrase.
+        pad_id: the token that follows a phrase.
     """
 
     def __init__(self, phrases: Tensor, pad_id: int = PAD_ID) -> None:
@@ -99,11 +99,11 @@ class RequiredPhrases(ProgressConstraint):
         return tf.where(met, hypotheses.pad_id, ids)
 
     def restrict(self, allowed: Tensor, hypotheses: OpenHypotheses) -> Tensor:
-        """Forbids what would leave a phrase unwritten.
+        """Forbids tokens after which a phrase could no longer be written.
 
-        EOS is forbidden while a phrase is not met. Where so few tokens are left that losing the
-        begun part of a phrase might leave too few, only the next token of the furthest phrase is
-        allowed. A hypothesis of the maximum length may end in any case.
+        EOS is forbidden while a phrase is not met. If too few tokens are left to begin the furthest
+        phrase again, only its next token is allowed. A hypothesis of the maximum length may end in
+        any case.
         """
         met, partial = hypotheses.state
         left = (hypotheses.max_lengths - hypotheses.time)[:, None]  # [B, 1]

@@ -1,8 +1,8 @@
 """Sampling: each next token is drawn from the model's distribution.
 
-Draws depend on nothing but logits, seed, hypothesis and time. There is no generator whose state
-would change from request to request or with the other sentences of a batch, and all is integer and
-float arithmetic, so the same graph runs on any server and under XLA.
+A draw depends only on logits, seed, hypothesis and time: no generator has a state that changes from
+request to request, or with the other sentences of a batch. It is integer and float arithmetic, so
+the same graph runs on any server and under XLA.
 
 Shapes: B sentences, W samples a sentence, V vocabulary, G groups of S tokens.
 """
@@ -40,10 +40,10 @@ def sample(
     length_penalty: Tensor = 0.0,
     **arguments: Any,
 ) -> Hypotheses:
-    """Returns translations that are sampled token by token, those of the best scores first.
+    """Returns translations sampled token by token, best scores first.
 
-    Scores and log-probabilities are those of the model, whatever temperature and filters make of
-    its distribution. A sentence gets the same samples in any batch.
+    Temperature and filters do not change scores and log-probabilities, which are the model's. A
+    sentence gets the same samples in any batch.
 
     Args:
         step, state: as in `beam_search`.

@@ -18,7 +18,7 @@ def copy(trained, tmp_path_factory):
     return copy
 
 
-def test_translations_have_nothing_but_candidates_which_the_run_keeps(call, copy, texts):
+def test_translations_contain_only_candidates_of_the_run(call, copy, texts):
     command = ("translate.py", f"--run_dir={copy}", "--shortlist=1", "--batch_size=1")
     result = call(*command, texts / "test.a")
     assert (result.code, result.err) == (0, "")
@@ -39,9 +39,7 @@ def test_translations_have_nothing_but_candidates_which_the_run_keeps(call, copy
     assert set(again.out.split()) == {"c"}
 
 
-def test_without_the_text_it_is_not_learned_and_the_run_stays_as_it_is(
-    call, copy, tmp_path, refused
-):
+def test_missing_training_text_is_reported(call, copy, tmp_path, refused):
     run = shutil.copytree(copy, tmp_path / "run")
     (run / "shortlist.npz").unlink(missing_ok=True)
     shutil.rmtree(run / "tokens")
@@ -52,7 +50,7 @@ def test_without_the_text_it_is_not_learned_and_the_run_stays_as_it_is(
     assert not (run / "shortlist.npz").exists()
 
 
-def test_a_run_that_cannot_be_written_to_is_refused(call, copy, tmp_path, refused, monkeypatch):
+def test_unwritable_run_is_reported(call, copy, tmp_path, refused, monkeypatch):
     run = shutil.copytree(copy, tmp_path / "run")
     (run / "shortlist.npz").unlink(missing_ok=True)
     shutil.rmtree(run / "tokens")
@@ -65,13 +63,13 @@ def test_a_run_that_cannot_be_written_to_is_refused(call, copy, tmp_path, refuse
     refused(result, f"cannot write {run / 'shortlist.npz'} (Permission denied)")
 
 
-def test_a_number_out_of_range_is_refused(call, copy, refused):
+def test_number_of_candidates_out_of_range_is_rejected(call, copy, refused):
     result = call("translate.py", f"--run_dir={copy}", "--shortlist=101", stdin=b"p q\n")
     refused(result, "shortlist may be from 1 to 100 candidates a token, got 101")
 
 
 @pytest.mark.slow
-def test_an_export_has_it_inside(call, copy, texts, tmp_path):
+def test_export_contains_the_shortlist(call, copy, texts, tmp_path):
     exported = call("export.py", f"--run_dir={copy}", f"--export_dir={tmp_path}", "--shortlist=2")
     assert (exported.code, exported.err) == (0, "")
     (copy / "shortlist.npz").unlink()

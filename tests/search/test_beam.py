@@ -12,7 +12,6 @@ from plain_search import (
     every_translation,
     greedy,
     narrow_beam,
-    tokens_of,
 )
 
 from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID
@@ -50,8 +49,7 @@ def test_huge_beam_equals_exhaustive_search(table_model, alpha):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("beam_size", [2, 3, 5])
-@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.5, -0.5])
+@pytest.mark.parametrize(("beam_size", "alpha"), [(2, 0.0), (3, 0.6), (4, 1.5), (5, -0.5)])
 @pytest.mark.parametrize("end_bias", [-3.0, 1.5])
 def test_narrow_beam_equals_plain_search(table_model, beam_size, alpha, end_bias):
     model = table_model(sentences=6, vocabulary_size=11, seed=2, end_bias=end_bias)
@@ -80,14 +78,6 @@ def test_sentence_gets_the_same_alone_and_in_a_batch(table_model):
         assert_same(alone, batch, 0, row)
 
 
-def test_length_penalty_may_differ_by_sentence(table_model):
-    model = table_model(sentences=1, vocabulary_size=9, seed=5)
-    alphas = [0.0, 1.0, 3.0]
-    found = search(model, [0, 0, 0], [6] * 3, beam_size=3, length_penalty=tf.constant(alphas))
-    for row, alpha in enumerate(alphas):
-        assert_found(narrow_beam(model, 0, Wants(6, alpha), 3), found, row)
-
-
 def test_search_stops_when_no_open_hypothesis_can_win(table_model):
     model = table_model(sentences=4, vocabulary_size=9, seed=6, end_bias=4.0)
     found = search(model, range(4), [40] * 4, beam_size=4)
@@ -98,7 +88,7 @@ def test_search_stops_when_no_open_hypothesis_can_win(table_model):
 
 
 @pytest.mark.parametrize(("alpha", "end_at_first"), [(1.0, 0.4), (0.0, 0.4), (-1.0, 0.45)])
-def test_search_goes_on_while_a_longer_translation_may_still_win(alpha, end_at_first):
+def test_search_goes_on_while_a_longer_one_may_win(alpha, end_at_first):
     # EOS's probability is 0.4 at first and 0.99 later. With alpha 1, log(0.4) = -0.92 loses to
     # log(0.6 * 0.99) / (7/6) = -0.45; with alpha -1, log(0.45) = -0.80 loses to -0.71.
     first = np.log([1e-9, 1e-9, 1e-9, end_at_first, 1 - end_at_first]).astype("f")
@@ -114,27 +104,6 @@ def test_search_goes_on_while_a_longer_translation_may_still_win(alpha, end_at_f
     np.testing.assert_array_equal(found.ids[0, 0, :3], [4, EOS_ID, PAD_ID])
     score = np.log((1 - end_at_first) * 0.99) / (7 / 6) ** alpha
     np.testing.assert_allclose(found.scores[0, 0], score, atol=1e-5)
-
-
-def test_graph_with_unknown_sizes_equals_eager_search(table_model):
-    model = table_model(sentences=3, vocabulary_size=9, seed=7, end_bias=1.0)
-
-    @tf.function(input_signature=[tf.TensorSpec([None], tf.int32)] * 2)
-    def translate(sentences, limits):
-        return beam_search(
-            model.step, model.state(sentences, 3), bos_ids=tf.fill(tf.shape(sentences), BOS_ID),
-            max_lengths=limits, beam_size=3, num_translations=2,
-        )  # fmt: skip
-
-    found = translate(tf.range(3), tf.constant([7, 0, 4]))
-    expected = search(model, range(3), [7, 0, 4], beam_size=3, num_translations=2)
-    for left, right in zip(found, expected, strict=True):
-        np.testing.assert_allclose(left, right, rtol=1e-6)
-    assert all(shape in {(None, 3), (3, 3), (2, 3), (1, 3)} for shape in model.calls)
-    nothing = translate(tf.zeros([0], tf.int32), tf.zeros([0], tf.int32))
-    assert [tuple(part.shape) for part in nothing] == [(0, 2, 1), (0, 2), (0, 2), (0, 2)]
-    shortest = translate(tf.range(2), tf.constant([0, 0]))
-    np.testing.assert_array_equal(shortest.ids[:, 0], [[EOS_ID], [EOS_ID]])
 
 
 def test_search_compiles_with_xla(table_model):
@@ -264,12 +233,9 @@ def test_eos_equal_to_pad_is_rejected(table_model):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
+@pytest.mark.parametrize(("alpha", "num_translations"), [(0.0, 1), (0.6, 3), (2.0, 3)])
 @pytest.mark.parametrize("end_bias", [-1.0, 1.5])
-@pytest.mark.parametrize("num_translations", [1, 3])
-def test_early_stop_first_ends_with_a_full_finished_beam(
-    table_model, alpha, end_bias, num_translations
-):
+def test_early_stop_first_ends_when_enough_finished(table_model, alpha, end_bias, num_translations):
     model = table_model(sentences=24, vocabulary_size=11, seed=12, end_bias=end_bias)
     limits = [8, 0, 5, 12, 1, 9] * 4
     options = dict(beam_size=3, num_translations=num_translations, length_penalty=alpha)
@@ -280,7 +246,7 @@ def test_early_stop_first_ends_with_a_full_finished_beam(
         assert_found(expected, found, row)
     model.calls.clear()
     exact = search(model, range(24), limits, **options)
-    if num_translations == 3 and alpha == 2.0 and end_bias > 0:  # short ones come first, and lose
+    if alpha == 2.0 and end_bias > 0:  # short ones come first, and lose
         assert steps < len(model.calls)
         assert np.any(exact.scores > found.scores)
 
@@ -337,11 +303,11 @@ def search_groups(model, wants, beam_size, beam_groups, num_translations=None, *
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("beam_size", "beam_groups"), [(4, 2), (6, 3), (6, 2), (3, 3), (2, 2)])
-@pytest.mark.parametrize("end_bias", [-2.0, 1.0, 3.0])
+@pytest.mark.parametrize(("beam_size", "beam_groups"), [(4, 2), (6, 3), (3, 3)])
+@pytest.mark.parametrize("end_bias", [-2.0, 3.0])
 def test_groups_equal_plain_search(table_model, beam_size, beam_groups, end_bias):
     model = table_model(sentences=24, vocabulary_size=13, seed=1, end_bias=end_bias)
-    asked = zip([9, 0, 8, 7, 1, 5] * 4, [0.5, 1.0, 0.1, 0.5, 2.0, 9.0] * 4, strict=True)
+    asked = zip([9, 0, 8, 7, 1, 5] * 4, [0.5, 1.0, 0.0, 0.5, 2.0, 9.0] * 4, strict=True)
     wants = [Wants(limit, diversity=penalty) for limit, penalty in asked]
     found = search_groups(model, wants, beam_size, beam_groups)
     share = beam_size // beam_groups
@@ -350,7 +316,7 @@ def test_groups_equal_plain_search(table_model, beam_size, beam_groups, end_bias
         assert_found(expected, found, row)
 
 
-@pytest.mark.parametrize("num_translations", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("num_translations", [1, 3, 5])
 def test_each_group_gives_its_share_of_translations(table_model, num_translations):
     model = table_model(sentences=3, vocabulary_size=13, seed=2, end_bias=1.0)
     wants = [Wants(8, diversity=0.7)] * 3
@@ -379,35 +345,6 @@ def test_groups_follow_constraints(table_model, rule):
     for row, each in enumerate(wants):
         expected = narrow_beam(model, row, each, 4, groups=2, share=2)
         assert_found(expected, found, row)
-
-
-def test_one_group_equals_the_ordinary_beam_bit_for_bit(table_model):
-    model = table_model(sentences=3, vocabulary_size=13, seed=4)
-    wants = [Wants(8, diversity=5.0)] * 3
-    ordinary = beam_search(
-        model.step, model.state(range(3), 4), beam_size=4, num_translations=4, **arguments(wants)
-    )
-    found = search_groups(model, wants, 4, 1)
-    for row in range(3):
-        assert_same(found, ordinary, row, row, rtol=0)
-
-
-def test_groups_without_penalty_are_equal(table_model):
-    model = table_model(sentences=2, vocabulary_size=13, seed=5)
-    wants = [Wants(8)] * 2
-    found = search_groups(model, wants, 6, 2)
-    for row, each in enumerate(wants):
-        ordinary = narrow_beam(model, row, each, 3)[:3]
-        assert_found([each for each in ordinary for _ in range(2)], found, row)
-
-
-def test_diversity_penalty_makes_first_tokens_differ(table_model):
-    model = table_model(sentences=4, vocabulary_size=13, seed=6, end_bias=-2.0)
-    plain = search_groups(model, [Wants(8)] * 4, 3, 3)
-    diverse = search_groups(model, [Wants(8, diversity=9.0)] * 4, 3, 3)
-    for row in range(4):
-        assert len({tokens_of(plain, row, place) for place in range(3)}) == 1
-        assert len({tokens_of(diverse, row, place)[0] for place in range(3)}) == 3
 
 
 @pytest.mark.parametrize("beam_groups", [0, 3, 8])
@@ -448,22 +385,6 @@ def continuations(logits, count, time, limits, log_probs, num_sets):
     return best_continuations(constrained, log_probs, num_sets, count, spec)
 
 
-def test_continuations_are_the_best_of_the_full_softmax():
-    logits = np.random.default_rng(0).standard_normal((2, 3, 50)).astype("f")
-    logits[..., [0, 2]] = 9.0
-    logits = tf.constant(logits)
-    log_probs, ids = best_of_each(logits, 4, 0, [5, 5])
-    logits = logits.numpy()
-    exact = logits.astype("d") - np.log(np.exp(logits.astype("d")).sum(-1, keepdims=True))
-    exact[..., [0, 2]] = -np.inf
-    order = np.argsort(-exact, axis=-1)[..., :4]
-    kept = np.isfinite(log_probs)
-    assert np.all(kept.sum(-1) == 4)
-    np.testing.assert_array_equal(ids[kept].numpy().reshape(2, 3, 4), order)
-    expected = np.take_along_axis(exact, order, -1)
-    np.testing.assert_allclose(log_probs[kept].numpy().reshape(2, 3, 4), expected, rtol=1e-5)
-
-
 def test_hypothesis_at_max_length_can_only_end():
     logits = tf.random.stateless_normal([2, 1, 50], [1, 2])
     log_probs, ids = best_of_each(logits, 4, 3, [3, 4])
@@ -481,21 +402,24 @@ def test_log_probs_lose_no_digits_to_huge_logits(shift):
 
 
 @pytest.mark.parametrize("size", [1.0, 90.0])  # beyond 64 logits are shifted before exp()
-def test_continuations_of_a_set_are_the_best_of_its_hypotheses(size):
+@pytest.mark.parametrize("num_sets", [2, 4])
+def test_continuations_are_the_best_of_their_set(size, num_sets):
     random = np.random.default_rng(2)
     logits = random.uniform(-size, size, (2, 4, 600)).astype("f")
     log_probs = np.array([[-1.0, -2.0, -3.0, -np.inf], [-4.0, -1.0, -1.5, -2.0]], "f")
-    found = continuations(tf.constant(logits), 5, 1, [9, 9], tf.constant(log_probs), 2)
+    found = continuations(tf.constant(logits), 5, 1, [9, 9], tf.constant(log_probs), num_sets)
     exact = logits.astype("d") - np.logaddexp.reduce(logits.astype("d"), -1, keepdims=True)
     totals = exact + log_probs[..., None]
     totals[..., [0, 2]] = -np.inf  # PAD and BOS
-    totals = totals.reshape(2, 2, 1200)
+    totals = totals.reshape(2, num_sets, -1)
     order = np.argsort(-totals, axis=-1)[..., :5]
     best = np.argsort(-found.log_probs.numpy(), axis=-1)[..., :5]
     got = [np.take_along_axis(part.numpy(), best, -1) for part in found]
     np.testing.assert_allclose(got[0], np.take_along_axis(totals, order, -1), rtol=1e-6)
-    np.testing.assert_array_equal(got[1], order // 600 + np.array([[0], [2]]))
-    np.testing.assert_array_equal(got[2], order % 600)
+    is_possible = np.isfinite(got[0])
+    first = np.arange(0, 4, 4 // num_sets)[:, None]
+    np.testing.assert_array_equal(got[1][is_possible], (order // 600 + first)[is_possible])
+    np.testing.assert_array_equal(got[2][is_possible], (order % 600)[is_possible])
 
 
 def test_results_without_a_translation_are_empty_and_finite():
