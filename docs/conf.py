@@ -29,14 +29,13 @@ myst_heading_anchors = 3
 # Docstrings are in Google's style; types stand in the signatures.
 autodoc_typehints = "signature"
 autodoc_member_order = "bysource"
-autodoc_class_signature = "separated"
 autodoc_inherit_docstrings = False
 autodoc_default_options = {"show-inheritance": True}
 napoleon_numpy_docstring = False
 add_module_names = False
+toc_object_entries_show_parents = "hide"
 python_use_unqualified_type_names = True
-python_maximum_signature_line_length = 88
-maximum_signature_line_length = 88
+python_maximum_signature_line_length = 120
 
 # Nothing comes from the network: furo brings its style and scripts, and uses the system's fonts.
 html_theme = "furo"

@@ -1,6 +1,6 @@
 """Autodoc for this package: which members are shown, and docstrings as reStructuredText.
 
-The directive `names` lists the names of a package's `__all__` with one line about each.
+The directive `public` documents the public names of a module, `names-table` those of the package.
 """
 
 import dataclasses
@@ -14,36 +14,56 @@ from sphinx.application import Sphinx
 from sphinx.util import rst
 from sphinx.util.docutils import SphinxDirective
 
-_KERAS_METHODS = {"build", "call", "compute_mask", "compute_output_shape", "compute_output_spec",
-                  "from_config", "get_build_config", "get_config", "build_from_config"}  # fmt: skip
+import keras_transformer
 
 
-class Names(SphinxDirective):
-    """Lists each public name of a package: a link to its page, and the first line of its docs."""
+class PublicNames(SphinxDirective):
+    """Documents the names of a module's `__all__`, or those that the content of this lists."""
 
     required_arguments = 1
+    has_content = True
 
     def run(self) -> list[nodes.Node]:
-        package = importlib.import_module(self.arguments[0])
+        (name,) = self.arguments
+        module = importlib.import_module(name)
+        lines = [] if self.content else [f".. automodule:: {name}", ""]
+        for each in " ".join(self.content).split() or sorted(module.__all__, key=_constants_last):
+            found = getattr(module, each)
+            if isinstance(found, type):
+                lines += [f".. autoclass:: {name}.{each}", "   :members:", ""]
+            else:
+                directive = "autofunction" if inspect.isfunction(found) else "autodata"
+                lines += [f".. {directive}:: {name}.{each}", ""]
+        return self.parse_text_to_nodes("\n".join(lines))
+
+
+def _constants_last(name: str) -> tuple[bool, str]:
+    return name.isupper(), name.lower()
+
+
+class NamesTable(SphinxDirective):
+    """Lists the names of `keras_transformer`: links, and the first line of their docstrings."""
+
+    def run(self) -> list[nodes.Node]:
         lines = [".. list-table::", "   :widths: auto", ""]
-        for name in sorted(package.__all__, key=str.lower):
-            found = getattr(package, name)
-            if inspect.ismodule(found) or isinstance(found, str):
-                continue
-            summary = (inspect.getdoc(found) or "").partition("\n\n")[0].replace("\n", " ")
-            home = ".".join(found.__module__.split(".")[:2])
-            lines += [f"   * - :py:obj:`{name} <{home}.{name}>`", f"     - {summary}"]
+        for name, home in sorted(
+            keras_transformer._HOMES.items(), key=lambda item: item[0].lower()
+        ):
+            docstring = inspect.getdoc(getattr(keras_transformer, name)) or ""
+            summary = docstring.partition("\n\n")[0].replace("\n", " ")
+            lines += [f"   * - :py:obj:`{name} <keras_transformer.{homes[name]}.{name}>`"]
+            lines += [f"     - {_escaped(summary)}"]
         return self.parse_text_to_nodes("\n".join(lines))
 
 
 def skip_member(
     app: Sphinx, what: str, name: str, member: Any, skip: bool, options: Any
 ) -> bool | None:
-    """Shows what `__all__` has, even without a docstring; of classes only what is documented."""
-    if what == "module":
-        return False
-    is_field = type(member).__name__ == "_tuplegetter"  # "Alias for field number 0"
-    return True if is_field or (name in _KERAS_METHODS and not member.__doc__) else None
+    """Leaves out the fields of named tuples, of which Python says "Alias for field number 0"."""
+    return True if type(member).__name__ == "_tuplegetter" else None
+
+
+_SECTION = re.compile(r"(Args|Attributes|Returns|Raises|Examples?|Yields):")
 
 
 def _escaped(line: str) -> str:
@@ -52,7 +72,7 @@ def _escaped(line: str) -> str:
         return line
     parts = line.split("`")
     for index in range(0, len(parts), 2):  # those outside of backticks
-        parts[index] = re.sub(r"[*|]", r"\\\g<0>", parts[index])
+        parts[index] = re.sub(r"[*|]|_(?!\w)", r"\\\g<0>", parts[index])
         if index and re.match(r"\w", parts[index]):
             parts[index] = "\\ " + parts[index]
     return "`".join(parts)
@@ -65,7 +85,10 @@ def escape_docstring(
     result: list[str] = []
     in_text, in_code = True, False
     for line in lines:
-        in_text = in_text and re.match(r"(Args|Returns|Raises|Examples?|Yields):", line) is None
+        in_text = (
+            in_text
+            and re.match(r"(Args|Attributes|Returns|Raises|Examples?|Yields):", line) is None
+        )
         is_indented = in_text and line.startswith("    ")
         if is_indented and not in_code:
             result += ["", "::", ""]
@@ -90,8 +113,9 @@ def add_fields(
     lines += ["", ".. rubric:: Fields", ""]
     for field in fields:
         kind = field.type.__name__ if type(field.type) is type else str(field.type)
+        kind = re.sub(r"Optional\[(.*)\]$", r"\1 | None", kind.replace("typing.", ""))
         default = "" if field.default is dataclasses.MISSING else f" = {field.default!r}"
-        lines += [f"``{field.name}: {kind.replace('typing.', '')}{default}``"]
+        lines += [f"``{field.name}: {kind}{default}``"]
         lines += [f"   {rst.escape(field.metadata['help'])}", ""]
 
 
@@ -105,7 +129,8 @@ def shorten_signature(
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    app.add_directive("names", Names)
+    app.add_directive("public", PublicNames)
+    app.add_directive("names-table", NamesTable)
     app.connect("autodoc-skip-member", skip_member)
     app.connect("autodoc-process-docstring", escape_docstring, priority=400)  # before napoleon
     app.connect("autodoc-process-docstring", add_fields)
