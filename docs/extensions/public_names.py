@@ -9,6 +9,7 @@ import inspect
 import re
 from typing import Any
 
+import sphinx.util.inspect
 from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util import rst
@@ -46,9 +47,8 @@ class NamesTable(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         lines = [".. list-table::", "   :widths: auto", ""]
-        for name, home in sorted(
-            keras_transformer._HOMES.items(), key=lambda item: item[0].lower()
-        ):
+        homes = keras_transformer._HOMES
+        for name in sorted(homes, key=str.lower):
             docstring = inspect.getdoc(getattr(keras_transformer, name)) or ""
             summary = docstring.partition("\n\n")[0].replace("\n", " ")
             lines += [f"   * - :py:obj:`{name} <keras_transformer.{homes[name]}.{name}>`"]
@@ -119,12 +119,17 @@ def add_fields(
         lines += [f"   {rst.escape(field.metadata['help'])}", ""]
 
 
-def shorten_signature(
+def fix_signature(
     app: Sphinx, what: str, name: str, member: Any, options: Any, signature: str, returns: str
 ) -> tuple[str, str] | None:
-    """Leaves the fields of a configuration to the list that `add_fields` makes."""
-    if what == "class" and _fields_with_help(member):
+    """Leaves fields of configurations to `add_fields`; takes a Keras layer's from `__init__`."""
+    if what != "class":
+        return None
+    if _fields_with_help(member):
         return "(**fields)", returns
+    if signature == "(*args: ~typing.Any, **kwargs: ~typing.Any)":  # of `keras.Layer.__new__`
+        found = sphinx.util.inspect.signature(member.__init__, bound_method=True)
+        return sphinx.util.inspect.stringify_signature(found, show_return_annotation=False), returns
     return None
 
 
@@ -134,5 +139,5 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("autodoc-skip-member", skip_member)
     app.connect("autodoc-process-docstring", escape_docstring, priority=400)  # before napoleon
     app.connect("autodoc-process-docstring", add_fields)
-    app.connect("autodoc-process-signature", shorten_signature)
+    app.connect("autodoc-process-signature", fix_signature)
     return {"parallel_read_safe": True}
