@@ -327,7 +327,8 @@ class Translator(tf.Module, BatchTranslator):
 
     @tf.function(input_signature=[tf.TensorSpec([None], tf.string, name="text")], autograph=False)
     def _translate_text(self, text: Tensor) -> dict[str, Tensor]:
-        return self._translate(text)
+        # A server does not check ranks: it would flatten a matrix.
+        return self._translate(tf.ensure_shape(text, [None]))
 
     def translate_options(self, text: Tensor, **columns: Tensor) -> dict[str, Tensor]:
         """Translates text [B] with options [B] of `option_types`.
@@ -495,6 +496,7 @@ def signature_inputs(function: Any) -> dict[str, tf.TensorSpec]:
 
 def _checked(first: Tensor, others: Iterable[Tensor], message: str) -> Tensor:
     """Returns the first of several tensors [B] after a check that all have as many rows."""
+    first, *others = (tf.ensure_shape(each, [None]) for each in (first, *others))
     sizes = [tf.size(each) == tf.size(first) for each in others]
     with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(sizes), [message])]):
         return tf.identity(first)
