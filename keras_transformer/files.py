@@ -6,9 +6,13 @@ leaves the old content or all of the new one. The next writer removes what such 
 lock, which the system releases when a process dies, marks what is still being written.
 """
 
+import abc
 import contextlib
+import dataclasses
 import fcntl
+import functools
 import gzip
+import hashlib
 import io
 import itertools
 import os
@@ -22,7 +26,7 @@ import threading
 import uuid
 import zlib
 from collections.abc import Callable, Iterator
-from typing import IO
+from typing import IO, Any, ClassVar
 
 from keras_transformer.errors import InputError
 
@@ -209,6 +213,54 @@ def iterate_lines(path: Path) -> Iterator[str]:
                 raise InputError(
                     f"{path}, line {number}: not UTF-8 ({error.reason}); convert the file to UTF-8"
                 ) from error
+
+
+@dataclasses.dataclass(frozen=True)
+class PairFile(abc.ABC):
+    """A file of which subclasses read pairs of a sentence and its translation, as a stream."""
+
+    path: Path
+    kind: ClassVar[str]
+
+    def __str__(self) -> str:
+        return os.fspath(self.path)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """JSON values that are the same for the same pairs: how the file is read, its content."""
+        return {"kind": self.kind, "files": [file_identity(self.path)]}
+
+    @abc.abstractmethod
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        """Yields the pairs in order; raises `InputError` for a line that has another format."""
+
+
+def file_identity(path: Path) -> dict[str, Any]:
+    """Returns the size and a hash of the content of a file, which is read once if it is unchanged.
+
+    Raises:
+        InputError: there is no such file, or it cannot be read more than once, like a pipe.
+    """
+    path = pathlib.Path(path)
+    check_text_file(path)
+    if not path.is_file():
+        raise InputError(f"{path} is read several times; give a file on disk instead of a pipe")
+    try:
+        stat = path.stat()
+        digest = _content_hash(path.resolve(), stat.st_size, stat.st_mtime_ns, stat.st_ino)
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from error
+    return {"size": stat.st_size, "sha256": digest}
+
+
+@functools.lru_cache
+def _content_hash(path: pathlib.Path, *change: int) -> str:
+    """Returns the SHA-256 of a file, read again only if `change` differs."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def check_text_file(path: pathlib.Path) -> None:

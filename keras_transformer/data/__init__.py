@@ -18,10 +18,10 @@ from keras_transformer.data.sources import (
     PairSource,
     ParallelText,
     TsvFile,
+    learn_from_corpus,
     read_parallel,
 )
 from keras_transformer.data.token_cache import ApacheBeamShards, cached_corpus, tokenize_share
-from keras_transformer.data.vocabularies import learn_from_corpus
 from keras_transformer.files import iterate_lines, read_lines
 
 __all__ = [

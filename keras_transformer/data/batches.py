@@ -8,13 +8,15 @@ A batch is what Keras calls (x, y), all int32, with R rows of source length S an
 EOS_ID, so that labels[:, t] follows target[:, t]. The rest is PAD_ID, sometimes in whole rows.
 
 XLA compiles a program for each shape (R, S, T), and padding is wasted arithmetic. `BatchPlan` keeps
-both small:
+both small. Like most toolkits it takes a large window of the corpus, brings pairs of similar length
+together, cuts them into batches of at most `batch_tokens`, and shuffles the batches:
 
 1. Lengths are rounded up to a ladder (1, 2, ... 32, 34, ... 64, 68, ...), and pairs are counted by
-   source and target rung. Of these cells, all in one box at first, the box whose split saves the
-   most padding is split in two, until 93 % of a batch's entries are tokens. A box is one shape.
-2. In each epoch the pairs of a box are shuffled and cut evenly into batches of at most
-   `batch_tokens`; then the batches are shuffled.
+   source and target rung. All these cells begin as one box. The box whose split saves the most
+   padding is split in two, again and again, until 93 % of a batch's entries are tokens. Each box
+   is a shape. (A short ladder for both sides takes three times as many shapes for that.)
+2. In each epoch the pairs of a box are shuffled and cut evenly into batches; then the batches are
+   shuffled.
 3. A corpus of more than two million pairs is planned window by window, in random order. A window
    takes every W-th of many short pieces of the corpus, so it is a sample of the whole.
 
@@ -234,13 +236,11 @@ class BatchPlan:
         most_rows = functools.partial(_most_rows, batch_tokens, batch_sentences)
         expected = np.tensordot(counts, repeats, (1, 0))  # [W, R, R], pairs of an epoch
         splits = _split_lengths(expected, ladder, most_rows)
-        candidates = list(itertools.islice(splits, _MAX_SHAPES))
         fewest_cells = np.inf
-        for leftovers_move, boxes in itertools.product((True, False), candidates):
+        for boxes in itertools.islice(splits, _MAX_SHAPES):
             pairs = np.ceil([box.sum_of(expected) for box in boxes]).astype(np.int64).T  # [W, K]
-            layout = _lay_out(boxes, pairs, most_rows, leftovers_move)
-            if (cells := layout.cells()) < fewest_cells:
-                fewest_cells, chosen, move = cells, boxes, leftovers_move
+            if (cells := _lay_out(boxes, pairs, most_rows).cells()) < fewest_cells:
+                fewest_cells, chosen = cells, boxes
             if tokens >= _ENOUGH_SHARE * cells:
                 break
         self._box_of_rungs = np.zeros(counts.shape[2:], np.int16)  # [R, R]
@@ -248,7 +248,7 @@ class BatchPlan:
             self._box_of_rungs[box.source_rungs, box.target_rungs] = number
         stock = np.stack([box.sum_of(counts) for box in chosen], 2)  # [W, P, K], pairs
         self._draws = _round_to_whole(stock, repeats)
-        self._layout = _lay_out(chosen, self._draws.sum(1), most_rows, move)
+        self._layout = _lay_out(chosen, self._draws.sum(1), most_rows)
         used = self._layout.batches.sum(0)
         self.shapes = tuple(itertools.compress(self._layout.shapes, used.tolist()))
         self.batches_per_epoch = int(used.sum())
@@ -465,36 +465,39 @@ class _Layout(NamedTuple):
         return float(self.batches.sum(0) @ [shape.cells for shape in self.shapes])
 
 
-def _lay_out(
-    boxes: Sequence[_Box], pairs: Counts, most_rows: Callable[[Any], Any], leftovers_move: bool
-) -> _Layout:
+def _lay_out(boxes: Sequence[_Box], pairs: Counts, most_rows: Callable[[Any], Any]) -> _Layout:
     """Lays out the pairs of each window and box, [W, K], over batches.
 
-    Where leftovers move, pairs that do not fill a batch go to the next box that holds them if that
-    pads less than leaving rows empty. The pairs of a box are spread evenly over the fewest batches,
-    which have no more rows than that takes.
+    The pairs of a box are spread evenly over the fewest batches, which have no more rows than that
+    takes. Pairs that do not fill a batch move to the next box that holds them if that takes fewer
+    cells.
     """
     kept, batches = pairs.copy(), np.zeros_like(pairs)
     larger: list[int] = []
     shapes: list[BatchShape] = []
     for number, (*_, source, target) in enumerate(boxes):
         limit = int(most_rows(max(source, target)))
+
+        def spread(pairs: Counts, limit: int = limit) -> tuple[Counts, int]:
+            """Returns the number of batches in each window, and the rows of the fullest."""
+            batches = -(-pairs // limit)
+            fullest = (pairs / np.maximum(batches, 1)).max()
+            return batches, min(limit, math.ceil(fullest / _ROWS_STEP) * _ROWS_STEP)
+
         holders = (
             index
             for index, box in enumerate(boxes[number + 1 :], number + 1)
             if box.source_length >= source and box.target_length >= target
         )
-        holder = next(holders, number)
-        larger.append(holder)
-        if leftovers_move and holder > number:
-            leftover = kept[:, number] % limit
-            moved_cells = leftover * sum(boxes[holder][2:])
-            leftover[moved_cells >= limit * (source + target)] = 0
+        larger.append(next(holders, number))
+        batches[:, number], rows = spread(kept[:, number])
+        leftover = kept[:, number] % limit
+        full, full_rows = spread(kept[:, number] - leftover)
+        saved = (batches[:, number].sum() * rows - full.sum() * full_rows) * (source + target)
+        if larger[-1] > number and leftover.sum() * sum(boxes[larger[-1]][2:]) < saved:
+            batches[:, number], rows = full, full_rows
             kept[:, number] -= leftover
-            kept[:, holder] += leftover
-        batches[:, number] = -(-kept[:, number] // limit)
-        fullest = (kept[:, number] / np.maximum(batches[:, number], 1)).max()
-        rows = min(limit, math.ceil(fullest / _ROWS_STEP) * _ROWS_STEP)
+            kept[:, larger[-1]] += leftover
         shapes.append(BatchShape(rows, source, target))
     return _Layout(tuple(shapes), batches, kept, larger)
 

@@ -1,23 +1,30 @@
-"""Pairs of sentences from files, read as a stream, and the filter of pairs by their lengths.
+"""Parallel text: pairs of sentences from files, their filter by length, and their vocabulary.
 
 A source is two files, where line n of one translates line n of the other, or one file with a tab
 between sentence and translation. It can be read any number of times, with only a buffer in memory.
 """
 
+import concurrent.futures
 import dataclasses
-import functools
-import hashlib
 import itertools
+import multiprocessing
 import os
-import pathlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from keras_transformer.errors import InputError
-from keras_transformer.files import Path, check_text_file, iterate_lines
+from keras_transformer.files import PairFile, Path, file_identity, iterate_lines
+from keras_transformer.host import end_with_parent
+from keras_transformer.text import Vocabulary, learn_vocabulary
+
+# A sample of this size gives nearly the tokens that all sentences would, in about 1 GB.
+_MAX_SENTENCES = 1_000_000
+# Up to this size the vocabulary is learned here, in some 100 MB; a new process takes seconds.
+_SMALL_CHARACTERS = 10_000_000
 
 
 class PairSource(Protocol):
@@ -87,22 +94,13 @@ class FilePair:
             yield left, right
 
 
-@dataclasses.dataclass(frozen=True)
-class TsvFile:
+class TsvFile(PairFile):
     """A file with a sentence, a tab and its translation on each line.
 
     Iteration raises `InputError` if it cannot be read, or a line has no tab or several.
     """
 
-    path: Path
-
-    def __str__(self) -> str:
-        return os.fspath(self.path)
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """Kind, and what `file_identity` gives."""
-        return {"kind": "tsv", "files": [file_identity(self.path)]}
+    kind = "tsv"
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
         for number, line in enumerate(iterate_lines(self.path), start=1):
@@ -118,34 +116,6 @@ class TsvFile:
 def read_parallel(source_path: Path, target_path: Path) -> ParallelText:
     """Reads two files whose lines translate each other; errors as in `FilePair`."""
     return ParallelText.from_pairs(FilePair(source_path, target_path))
-
-
-def file_identity(path: Path) -> dict[str, Any]:
-    """Returns the size and a hash of the content of a file, which is read once if it is unchanged.
-
-    Raises:
-        InputError: there is no such file, or it cannot be read more than once, like a pipe.
-    """
-    path = pathlib.Path(path)
-    check_text_file(path)
-    if not path.is_file():
-        raise InputError(f"{path} is read several times; give a file on disk instead of a pipe")
-    try:
-        stat = path.stat()
-        digest = _content_hash(path.resolve(), stat.st_size, stat.st_mtime_ns, stat.st_ino)
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}") from error
-    return {"size": stat.st_size, "sha256": digest}
-
-
-@functools.lru_cache
-def _content_hash(path: pathlib.Path, *change: int) -> str:
-    """Returns the SHA-256 of a file, read again only where `change` tells another version of it."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -197,3 +167,44 @@ class LengthFilter:
             f"no pair of sentences is left of {sum(dropped.values())}{text and f' in {text}'}: "
             + ", ".join(found)
         )
+
+
+def learn_from_corpus(
+    sources: Sequence[PairSource], sides: Sequence[int] = (0, 1), **options: Any
+) -> Vocabulary:
+    """Learns one vocabulary from a corpus.
+
+    For a large text that happens in a child process, whose memory the system takes back. As with
+    all spawned processes, a script must call this under `if __name__ == "__main__"`.
+
+    Args:
+        sources: the text.
+        sides: what to learn from: 0 for sources, 1 for targets, or both.
+        **options: of `learn_vocabulary`, such as size and kind.
+
+    Raises:
+        InputError: the text cannot be read, or does not support such a vocabulary.
+    """
+    for source in sources:
+        _ = source.identity  # raises for what cannot be read twice, such as a pipe
+    sentences = (pair[side] for pair in itertools.chain.from_iterable(sources) for side in sides)
+    characters = itertools.accumulate(map(len, sentences))
+    if all(count <= _SMALL_CHARACTERS for count in characters):
+        return Vocabulary(_learn(sources, sides, options))
+    spawn = multiprocessing.get_context("spawn")
+    try:
+        with concurrent.futures.ProcessPoolExecutor(
+            1, mp_context=spawn, initializer=end_with_parent
+        ) as process:
+            return Vocabulary(process.submit(_learn, sources, sides, options).result())
+    except BrokenProcessPool as error:
+        raise InputError(
+            "the process that learns the vocabulary died, perhaps for lack of memory; learn from "
+            "fewer sentences with keras-transformer learn_vocabulary --max_sentences, and give the "
+            "result as vocabulary"
+        ) from error
+
+
+def _learn(sources: Sequence[PairSource], sides: Sequence[int], options: dict[str, Any]) -> bytes:
+    sentences = (pair[side] for pair in itertools.chain.from_iterable(sources) for side in sides)
+    return learn_vocabulary(sentences, max_sentences=_MAX_SENTENCES, **options).model_bytes

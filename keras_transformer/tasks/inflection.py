@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from keras_transformer.config import NUM_RESERVED, ModelConfig, TransformerConfig, option
 from keras_transformer.errors import InputError
-from keras_transformer.files import Path, iterate_lines
-from keras_transformer.tasks.exact_match import ExactMatchTask
-from keras_transformer.tasks.task import register_task
+from keras_transformer.files import PairFile, Path, iterate_lines
+from keras_transformer.tasks.task import ExactMatchTask, register_task
 
 if TYPE_CHECKING:  # tasks load without TensorFlow
     from keras_transformer.data import PairSource
@@ -98,25 +97,14 @@ def split_source(source: str) -> tuple[str, str]:
     return lemma, features.replace(" ;", ";")
 
 
-@dataclasses.dataclass(frozen=True)
-class InflectionFile:
+class InflectionFile(PairFile):
     """A file with a lemma, its form and the form's features on each line, separated by tabs.
 
     Features are separated by semicolons: "Hund TAB Hundes TAB N;GEN;SG". Iteration yields what a
     model reads and the form, and raises `InputError` for a line that has another format.
     """
 
-    path: Path
-
-    def __str__(self) -> str:
-        return str(self.path)
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """Kind, and what `file_identity` gives."""
-        from keras_transformer.data.sources import file_identity
-
-        return {"kind": "inflection", "files": [file_identity(self.path)]}
+    kind = "inflection"
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
         for number, line in enumerate(iterate_lines(self.path), start=1):

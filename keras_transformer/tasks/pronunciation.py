@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from keras_transformer.config import DataConfig, option
 from keras_transformer.errors import InputError, check_choice
-from keras_transformer.files import Path, iterate_lines
+from keras_transformer.files import PairFile, Path, iterate_lines
 from keras_transformer.tasks.task import Metric, Task, register_task
 
 if TYPE_CHECKING:  # tasks load without TensorFlow
@@ -146,8 +146,8 @@ _VARIANT_NUMBER = re.compile(r"\(\d+\)$")
 _STRESS = re.compile(r"\d+$")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PronunciationDictionary:
+@dataclasses.dataclass(frozen=True)
+class PronunciationDictionary(PairFile):
     """A file with a word and one of its pronunciations on each line: phones between spaces.
 
     A tab stands between the two, and the word may contain spaces; or else spaces, as in CMUdict,
@@ -164,24 +164,13 @@ class PronunciationDictionary:
             [0, 1), and those from the first number up to the second are read.
     """
 
-    path: Path
     keep_stress: bool = True
     part: tuple[float, float] = (0.0, 1.0)
-
-    def __str__(self) -> str:
-        return str(self.path)
+    kind = "pronunciation dictionary"
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Kind, what `file_identity` gives, and how the file is read."""
-        from keras_transformer.data.sources import file_identity
-
-        return {
-            "kind": "pronunciation dictionary",
-            "files": [file_identity(self.path)],
-            "keep_stress": self.keep_stress,
-            "part": list(self.part),
-        }
+        return super().identity | {"keep_stress": self.keep_stress, "part": list(self.part)}
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
         first, end = self.part

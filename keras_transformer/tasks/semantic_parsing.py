@@ -7,13 +7,12 @@ right if it equals its reference.
 import dataclasses
 import re
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from keras_transformer.config import option
 from keras_transformer.errors import InputError
-from keras_transformer.files import Path, iterate_lines
-from keras_transformer.tasks.exact_match import ExactMatchTask
-from keras_transformer.tasks.task import register_task
+from keras_transformer.files import PairFile, Path, iterate_lines
+from keras_transformer.tasks.task import ExactMatchTask, register_task
 
 if TYPE_CHECKING:  # tasks load without TensorFlow
     from keras_transformer.data import PairSource
@@ -51,21 +50,10 @@ class SemanticParsingTask(ExactMatchTask):
         return [known[source] for source in sources]
 
 
-@dataclasses.dataclass(frozen=True)
-class SemanticParsingFile:
+class SemanticParsingFile(PairFile):
     """Pairs of a file of SCAN or COGS, see `read_lines`."""
 
-    path: Path
-
-    def __str__(self) -> str:
-        return str(self.path)
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """Kind, and what `file_identity` gives."""
-        from keras_transformer.data.sources import file_identity
-
-        return {"kind": "semantic parsing", "files": [file_identity(self.path)]}
+    kind = "semantic parsing"
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
         for line in read_lines(self.path):

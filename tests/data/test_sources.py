@@ -11,9 +11,9 @@ from keras_transformer.data.sources import (
     LengthFilter,
     ParallelText,
     TsvFile,
+    learn_from_corpus,
     read_parallel,
 )
-from keras_transformer.data.vocabularies import learn_from_corpus
 from keras_transformer.errors import InputError
 
 
@@ -70,12 +70,6 @@ def test_pipe_is_an_error(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(InputError, match="pipe is read several times; give a file on disk"):
         TsvFile(tmp_path / "pipe").identity  # noqa: B018
-
-
-def test_real_corpus_keeps_its_sides_in_step(shared_data):
-    folder = shared_data("tatoeba_ende")
-    pairs = FilePair(folder / "train.en.gz", folder / "train.de.gz")
-    assert sum(1 for _ in pairs) == 166_412
 
 
 def test_vocabulary_from_pipe_is_an_error(tmp_path):

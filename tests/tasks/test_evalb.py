@@ -1,17 +1,15 @@
 """Scores of trees: worked out by hand, and EVALB's own of 1,200 stored pairs."""
 
-import csv
-import gzip
 import pathlib
 import re
 
 import pytest
 
+from keras_transformer.files import read_lines
 from keras_transformer.tasks.parsing.evalb import PUNCTUATION_TAGS, score_tree, summarize
 from keras_transformer.tasks.parsing.trees import clean, parse_tree, read_trees, words_of
 
-SHARED = pathlib.Path(__file__).resolve().parents[3] / "shared" / "data"
-DATA = SHARED / "evalb"
+DATA = pathlib.Path(__file__).parents[1] / "data" / "trees"
 GOLD = "(TOP (S (NP-SBJ (DT the) (NN dog)) (, ,) (VP (VBZ barks) (PRT (RP out))) (. .)))"
 
 
@@ -49,18 +47,16 @@ def test_summary_ignores_errors():
     assert summary["f1"] == pytest.approx(100 * 12 / 13)
 
 
-@pytest.mark.skipif(not DATA.is_dir(), reason="needs ../shared/data/evalb")
 def test_scores_equal_evalbs_on_stored_pairs():
     gold, test = (
-        [tree for _, tree in read_trees((DATA / name).read_text().splitlines(), name)]
-        for name in ("gold.mrg", "test.mrg")
+        [tree for _, tree in read_trees(read_lines(DATA / f"evalb_{name}.mrg.gz"), name)]
+        for name in ("gold", "test")
     )
     scores = list(map(score_tree, test, gold))
-    with open(DATA / "evalb.tsv", encoding="utf-8") as file:
-        rows = list(csv.reader(file, delimiter="\t"))[1:]
+    rows = [line.split("\t") for line in read_lines(DATA / "evalb.tsv.gz")][1:]
     ours = [[score.status, *map(str, score[2:])] for score in scores]
     assert ours == [row[1:] for row in rows]
-    printed = (DATA / "summary.txt").read_text()
+    printed = (DATA / "evalb_summary.txt").read_text()
     parts = [summarize(scores), summarize(each for each in scores if each.length <= 40)]
     for summary, text in zip(parts, printed.split("-- len<=40 --"), strict=True):
         theirs = [float(number) for number in re.findall(r"= +([\d.]+)", text)]
@@ -85,10 +81,9 @@ def right_branching(tree):
     return ["(S", *opened, *[")VP"] * (len(words) - 1), *end, ")S"]
 
 
-@pytest.mark.skipif(not (SHARED / "gum_const").is_dir(), reason="needs ../shared/data/gum_const")
 def test_right_branching_baseline_on_gum():
-    with gzip.open(SHARED / "gum_const" / "test.mrg.gz", "rt", encoding="utf-8") as file:
-        trees = [clean(tree) for _, tree in read_trees(file, "test.mrg.gz")]
+    lines = read_lines(DATA / "gum_test.mrg.gz")
+    trees = [clean(tree) for _, tree in read_trees(lines, "GUM")]
     summary = summarize(score_tree(right_branching(tree), tree) for tree in trees)
     assert (summary["sentences"], summary["errors"]) == (1464, 0)
-    assert summary["f1"] == pytest.approx(17.10, abs=0.005)  # the figure in BUILD_NOTES.md
+    assert summary["f1"] == pytest.approx(17.10, abs=0.005)  # the figure in docs/results/parsing.md

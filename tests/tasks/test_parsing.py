@@ -13,7 +13,7 @@ from keras_transformer import Client
 from keras_transformer.config import DataConfig
 from keras_transformer.errors import InputError
 from keras_transformer.tasks import ParsingTask
-from keras_transformer.tasks.parsing.repair import copied_words, word_kinds
+from keras_transformer.tasks.parsing.constraint import copied_words, word_kinds
 from keras_transformer.tasks.parsing.toy_grammar import sentences_of_split
 from keras_transformer.tasks.parsing.trees import parse_tree, sentence_of
 from keras_transformer.text import learn_vocabulary

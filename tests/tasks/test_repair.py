@@ -9,10 +9,11 @@ import tensorflow as tf
 
 from keras_transformer.files import read_lines
 from keras_transformer.tasks.parsing import trees
-from keras_transformer.tasks.parsing.repair import drop_words, repair_trees, word_kinds
+from keras_transformer.tasks.parsing.constraint import word_kinds
+from keras_transformer.tasks.parsing.repair import drop_words, repair_trees
 from keras_transformer.text import Vocabulary, learn_vocabulary
 
-DATA = pathlib.Path(__file__).resolve().parents[3] / "shared" / "data" / "gum_const"
+DATA = pathlib.Path(__file__).parents[1] / "data" / "trees"
 
 
 def repaired(texts, sentences):
@@ -87,15 +88,11 @@ def test_repair_of_random_texts_equals_plain_python():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not DATA.is_dir(), reason="needs ../shared/data/gum_const")
 def test_repair_restores_linearized_treebank():
-    all_trees = []
-    for path in sorted(DATA.glob("*.mrg.gz")):
-        lines = read_lines(path)
-        all_trees += [trees.clean(tree) for _, tree in trees.read_trees(lines, str(path))]
-    all_trees.sort(key=len)
-    for start in range(0, len(all_trees), 1000):
-        some = all_trees[start : start + 1000]
+    lines = read_lines(DATA / "gum_test.mrg.gz")
+    all_trees = sorted((trees.clean(tree) for _, tree in trees.read_trees(lines, "GUM")), key=len)
+    for start in range(0, len(all_trees), 500):
+        some = all_trees[start : start + 500]
         texts = [trees.linearize(tree, pos_tags=True) for tree in some]
         found = repaired(texts, [trees.sentence_of(tree) for tree in some])
         assert found == list(map(trees.to_text, some))

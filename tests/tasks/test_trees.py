@@ -9,7 +9,7 @@ from keras_transformer.errors import InputError
 from keras_transformer.files import read_lines
 from keras_transformer.tasks.parsing import trees
 
-DATA = pathlib.Path(__file__).resolve().parents[3] / "shared" / "data" / "gum_const"
+DATA = pathlib.Path(__file__).parents[1] / "data" / "trees"
 PENN = """
 ( (S (NP-SBJ-1 (DT The)
         (NN dog) )
@@ -79,8 +79,7 @@ def test_tree_file_reads_gzip(tmp_path):
     assert pairs[1][1] == "(NN Yes)"
 
 
-@pytest.mark.skipif(not DATA.is_dir(), reason="needs ../shared/data/gum_const")
 def test_treebank_round_trip():
-    lines = read_lines(DATA / "dev.mrg.gz")
-    found = trees.read_trees(lines, "dev")
+    lines = read_lines(DATA / "gum_test.mrg.gz")
+    found = trees.read_trees(lines, "GUM")
     assert [trees.to_text(tree) for _, tree in found] == lines

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import pathlib
 import re
 import resource
 import stat
@@ -11,8 +12,10 @@ import pytest
 
 from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from keras_transformer.errors import InputError
+from keras_transformer.files import read_lines
 from keras_transformer.text import Vocabulary, learn_vocabulary
 
+DATA = pathlib.Path(__file__).parents[1] / "data" / "text"
 KINDS = ["bpe", "unigram", "char", "word"]
 SENTENCES = [
     "Zwei junge Männer sind im Freien in der Nähe vieler Büsche.",
@@ -320,16 +323,15 @@ def test_learning_prints_nothing(capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_real_corpus_comes_back_after_encoding(shared_data):
-    lines = (shared_data("multi30k") / "val.de").read_text(encoding="utf-8").splitlines()
+def test_real_corpus_comes_back_after_encoding():
+    lines = read_lines(DATA / "multi30k.de.gz")
     vocabulary = learn_vocabulary(lines, size=1000)
     decoded = vocabulary.decode(vocabulary.encode(lines))
     assert decoded == [vocabulary.normalize(line) for line in lines]
 
 
-def test_real_tokenized_corpus_keeps_its_tokens(shared_data):
-    path = shared_data("multi30k_bpe") / "valid.de"
-    lines = path.read_text(encoding="utf-8").splitlines()
+def test_real_tokenized_corpus_keeps_its_tokens():
+    lines = read_lines(DATA / "multi30k_bpe.de.gz")
     vocabulary = learn_vocabulary(lines, size=20_000, kind="word", normalization="identity")
     assert vocabulary.decode(vocabulary.encode(lines)) == [line.strip() for line in lines]
     assert vocabulary.size == 4 + len({token for line in lines for token in line.split()})

@@ -101,8 +101,12 @@ class ParsingTask(Task):
         self, source: Any, vocabularies: "tuple[Vocabulary, Vocabulary]"
     ) -> Sequence[Any]:
         """Returns the constraint that allows trees over the words of the source only."""
-        from keras_transformer.tasks.parsing.constraint import BalancedBrackets, CopiedWords
-        from keras_transformer.tasks.parsing.repair import copied_words, word_kinds
+        from keras_transformer.tasks.parsing.constraint import (
+            BalancedBrackets,
+            CopiedWords,
+            copied_words,
+            word_kinds,
+        )
         from keras_transformer.text.vocabulary import RESERVED_IDS
 
         if not self.constrained:

@@ -5,16 +5,21 @@
 Shapes: B sentences, W hypotheses of a sentence, S source length, V vocabulary, D open brackets.
 """
 
-from collections.abc import Collection, Sequence
+import re
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID, WORD_START
 from keras_transformer.decoding import IMPOSSIBLE, Tensor
 from keras_transformer.search.constraints import Constraint, OpenHypotheses
+from keras_transformer.text.vocabulary import Vocabulary
 
 MOST_OPEN_BRACKETS = 100  # D
+# Kinds of words, by their characters; 0 pads. `ANY_WORD` could be either of the others.
+ANY_WORD, ALPHANUMERIC, PUNCTUATION = 1, 2, 3
+_PUNCTUATION = set(',.;:?!"“”…—')
 
 
 class OpenBrackets(NamedTuple):
@@ -40,8 +45,9 @@ class BalancedBrackets(Constraint):
     length suffices for one bracket around them, every hypothesis can be completed.
 
     Args:
-        words: int32 [B, S], the kind of each word of a sentence, which decides the tokens that may
-            stand for it: 1 any word token, 2 any but punctuation, 3 punctuation only; 0 pads.
+        words: int32 [B, S], the kind of each word of a sentence, see `word_kinds`: tokens of
+            punctuation may stand for words of PUNCTUATION and ANY_WORD only, others for all but
+            PUNCTUATION.
         tokens: the target vocabulary, V texts: "(X" opens a bracket, ")X" closes it, and each other
             token stands for a word.
         special_ids: forbidden tokens, such as the unknown one.
@@ -58,7 +64,7 @@ class BalancedBrackets(Constraint):
     ) -> None:
         words = tf.cast(words, tf.int32)
         has_punctuation = not set(punctuation).isdisjoint(tokens)
-        self.inputs = words if has_punctuation else tf.minimum(words, 1)
+        self.inputs = words if has_punctuation else tf.minimum(words, ANY_WORD)
         self._is_punctuation = [token in punctuation for token in tokens]
         ids = {token: number for number, token in enumerate(tokens) if number not in special_ids}
         # The bracket that each token opens or closes, named by its opening token; 0 for words.
@@ -130,7 +136,7 @@ class BalancedBrackets(Constraint):
         num_words = tf.math.count_nonzero(words, axis=1, dtype=tf.int32, keepdims=True)
         place = tf.clip_by_value(num_words - words_left, 0, tf.shape(words)[1] - 1)
         kind = tf.gather(words, place, batch_dims=1)[..., None]
-        fits = (kind <= 1) | tf.equal(kind == 3, tf.constant(self._is_punctuation))
+        fits = (kind <= ANY_WORD) | tf.equal(kind == PUNCTUATION, self._is_punctuation)
         return fits & tf.constant(self._stands_for_word)
 
 
@@ -226,3 +232,46 @@ class CopiedWords(BalancedBrackets):
         is_there = next_id != PAD_ID
         begins = tf.gather(begins_word, place, batch_dims=1)[..., None]
         return (next_id == tf.range(len(self._stands_for_word))) & is_there, is_there & ~begins
+
+
+# The arguments of the constraints, from token ids.
+
+
+def word_kinds(ids: tf.Tensor, vocabulary: Vocabulary) -> tf.Tensor:
+    """Returns the kinds of the words in rows of ids [B, S], then 0: int32 [B, S].
+
+    Each token that begins a word counts as one.
+    """
+    pieces = vocabulary.pieces(range(vocabulary.size))
+    begins = tf.constant([piece.startswith(WORD_START) for piece in pieces])
+    begins = tf.gather(begins, ids)  # [B, S]
+    order = tf.cumsum(tf.cast(begins, tf.int32), axis=1) - 1  # of the word that a token belongs to
+    shape = tf.shape(ids)
+    rows = tf.range(shape[0])[:, None]
+
+    def any_of_word(is_so: Callable[[str], bool]) -> tf.Tensor:
+        found = tf.constant([is_so(piece.removeprefix(WORD_START)) for piece in pieces])
+        # EOS and padding belong to no word.
+        found = tf.gather(found, ids) & (order >= 0) & (ids != EOS_ID) & (ids != PAD_ID)
+        places = tf.where(found, order + rows * shape[1], -1)  # the sum ignores -1
+        counts = tf.math.unsorted_segment_sum(
+            tf.ones_like(places), tf.reshape(places, shape), tf.size(ids)
+        )
+        return tf.reshape(counts, shape) > 0
+
+    # The unknown token, or a byte, may be of any character.
+    is_special = re.compile("<.+>").fullmatch
+    has_letters = any_of_word(lambda piece: not is_special(piece) and any(map(str.isalnum, piece)))
+    has_others = any_of_word(lambda piece: not set(piece) <= _PUNCTUATION)
+    kinds = tf.where(has_letters, ALPHANUMERIC, tf.where(has_others, ANY_WORD, PUNCTUATION))
+    num_words = tf.math.count_nonzero(begins, axis=1, dtype=tf.int32)
+    return tf.where(tf.range(shape[1]) < num_words[:, None], kinds, 0)
+
+
+def copied_words(ids: tf.Tensor, vocabulary: Vocabulary) -> tuple[tf.Tensor, list[str], list[bool]]:
+    """Returns the arguments of `CopiedWords` for rows of ids [B, S] with EOS."""
+    pieces = vocabulary.pieces(range(vocabulary.size))
+    plain = {WORD_START + "⟨": "(", WORD_START + "⟩": ")", WORD_START + "∕": ""}
+    tokens = [plain[piece[:2]] + piece[2:] if piece[:2] in plain else "" for piece in pieces]
+    begins_word = [piece.startswith(WORD_START) for piece in pieces]
+    return tf.where(ids == EOS_ID, PAD_ID, ids), tokens, begins_word

@@ -1,60 +1,12 @@
-"""Makes a tree over the words of a sentence of any text, inside a TensorFlow graph.
+"""Turns any output into a tree over the words of its sentence, inside a TensorFlow graph.
 
-Shapes: B sentences, S tokens or words of the longest one, N texts of a sentence; R = B * N texts,
+Shapes: B sentences, S words of the longest one, N texts of a sentence; R = B * N texts,
 T tokens of the longest one.
 """
 
-import re
-from collections.abc import Callable
-
 import tensorflow as tf
 
-from keras_transformer.config import EOS_ID, PAD_ID, WORD_START
-from keras_transformer.text.vocabulary import Vocabulary
-
-# Kinds of words, by their characters; 0 pads. `ANY_WORD` could be either of the others.
-ANY_WORD, ALPHANUMERIC, PUNCTUATION = 1, 2, 3
-_PUNCTUATION = set(',.;:?!"“”…—')
-
-
-def word_kinds(ids: tf.Tensor, vocabulary: Vocabulary) -> tf.Tensor:
-    """Returns the kinds of the words in rows of ids [B, S], then 0: int32 [B, S].
-
-    Each token that begins a word counts as one.
-    """
-    pieces = vocabulary.pieces(range(vocabulary.size))
-    begins = tf.constant([piece.startswith(WORD_START) for piece in pieces])
-    begins = tf.gather(begins, ids)  # [B, S]
-    order = tf.cumsum(tf.cast(begins, tf.int32), axis=1) - 1  # of the word that a token belongs to
-    shape = tf.shape(ids)
-    rows = tf.range(shape[0])[:, None]
-
-    def any_of_word(is_so: Callable[[str], bool]) -> tf.Tensor:
-        found = tf.constant([is_so(piece.removeprefix(WORD_START)) for piece in pieces])
-        # EOS and padding belong to no word.
-        found = tf.gather(found, ids) & (order >= 0) & (ids != EOS_ID) & (ids != PAD_ID)
-        places = tf.where(found, order + rows * shape[1], -1)  # the sum ignores -1
-        counts = tf.math.unsorted_segment_sum(
-            tf.ones_like(places), tf.reshape(places, shape), tf.size(ids)
-        )
-        return tf.reshape(counts, shape) > 0
-
-    # The unknown token, or a byte, may be of any character.
-    is_special = re.compile("<.+>").fullmatch
-    has_letters = any_of_word(lambda piece: not is_special(piece) and any(map(str.isalnum, piece)))
-    has_others = any_of_word(lambda piece: not set(piece) <= _PUNCTUATION)
-    kinds = tf.where(has_letters, ALPHANUMERIC, tf.where(has_others, ANY_WORD, PUNCTUATION))
-    num_words = tf.math.count_nonzero(begins, axis=1, dtype=tf.int32)
-    return tf.where(tf.range(shape[1]) < num_words[:, None], kinds, 0)
-
-
-def copied_words(ids: tf.Tensor, vocabulary: Vocabulary) -> tuple[tf.Tensor, list[str], list[bool]]:
-    """Returns the arguments of `CopiedWords` for rows of ids [B, S] with EOS."""
-    pieces = vocabulary.pieces(range(vocabulary.size))
-    plain = {WORD_START + "⟨": "(", WORD_START + "⟩": ")", WORD_START + "∕": ""}
-    tokens = [plain[piece[:2]] + piece[2:] if piece[:2] in plain else "" for piece in pieces]
-    begins_word = [piece.startswith(WORD_START) for piece in pieces]
-    return tf.where(ids == EOS_ID, PAD_ID, ids), tokens, begins_word
+from keras_transformer.config import WORD_START
 
 
 def repair_trees(texts: tf.Tensor, sentences: tf.Tensor) -> tf.Tensor:

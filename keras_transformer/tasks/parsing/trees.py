@@ -4,14 +4,13 @@ A tree is a flat list of its brackets and words from left to right, so that no f
 recursive: "(NP" opens a bracket, ")NP" closes it, and `Word` is a word with its part of speech.
 """
 
-import dataclasses
 import itertools
 import re
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from keras_transformer.errors import InputError
-from keras_transformer.files import Path, iterate_lines
+from keras_transformer.files import PairFile, iterate_lines
 
 UNKNOWN_TAG = "XX"  # stands for all parts of speech (Vinyals et al. 2015, section 3)
 ROOT = "TOP"
@@ -33,21 +32,10 @@ class Word(NamedTuple):
 Tree: TypeAlias = list[str | Word]
 
 
-@dataclasses.dataclass(frozen=True)
-class TreeFile:
+class TreeFile(PairFile):
     """A file of bracketed trees, plain or .gz: pairs of a sentence and its tree on one line."""
 
-    path: Path
-
-    def __str__(self) -> str:
-        return str(self.path)
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """Kind, and what `file_identity` gives."""
-        from keras_transformer.data.sources import file_identity
-
-        return {"kind": "trees", "files": [file_identity(self.path)]}
+    kind = "trees"
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
         for _, tree in read_trees(iterate_lines(self.path), str(self.path)):
