@@ -3,11 +3,14 @@
 Only dropout uses TensorFlow directly: to know which replica it runs on.
 """
 
-from keras_transformer.layers.attention import CrossAttention, KeysValues, SelfAttention
+from keras_transformer.layers.attention import (
+    CrossAttention,
+    KeysValues,
+    MultiHeadAttention,
+    SelfAttention,
+)
 from keras_transformer.layers.base import Dropout
 from keras_transformer.layers.embedding import TokenEmbedding
-from keras_transformer.layers.feed_forward import FeedForward
-from keras_transformer.layers.normalization import LayerNormalization
 from keras_transformer.layers.positions import PositionalEncoding, sinusoids
 from keras_transformer.layers.recurrent import (
     LSTM,
@@ -23,6 +26,8 @@ from keras_transformer.layers.transformer import (
     DecoderLayer,
     Encoder,
     EncoderLayer,
+    FeedForward,
+    LayerNormalization,
     Residual,
 )
 from keras_transformer.layers.universal import UniversalDecoder, UniversalEncoder
@@ -40,6 +45,7 @@ __all__ = [
     "KeysValues",
     "LSTMState",
     "LayerNormalization",
+    "MultiHeadAttention",
     "PositionalEncoding",
     "RecurrentDecoder",
     "RecurrentEncoder",

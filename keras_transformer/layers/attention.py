@@ -1,21 +1,23 @@
 """Multi-head scaled dot-product attention (Vaswani et al. 2017, 3.2), full and cached.
 
 `call` attends to a whole sequence. `step` decodes: it reads one token of each hypothesis, and finds
-keys and values of the earlier tokens in a cache.
+keys and values of the earlier tokens in a cache. `SelfAttention` and `CrossAttention` are the
+layers of the models; `MultiHeadAttention` is Keras's layer, with cached steps added.
 
 Shapes: B batch, T queries, S keys, D model dimension, H heads, K key dimension of a head,
 U value dimension of a head; while decoding, W hypotheses a sentence and t tokens read so far.
 """
 
+from numbers import Integral
 from typing import Any, Literal, NamedTuple
 
 import keras
 from keras import ops
 
 from keras_transformer.decoding import Tensor
-from keras_transformer.errors import check_choice
+from keras_transformer.errors import InputError, check_choice
 from keras_transformer.layers.base import Dropout, Layer
-from keras_transformer.layers.masks import combine_masks
+from keras_transformer.layers.masks import attention_bias, combine_masks
 from keras_transformer.layers.positions import relative_scores, relative_values, rotate
 
 _FEW_QUERIES = 16  # the hypotheses of a beam
@@ -86,8 +88,43 @@ def append_slots(cache: Tensor, new: Tensor, time: Tensor, has_capacity: bool) -
     return ops.slice_update(cache, (0, 0, time * new.shape[2], 0), new)
 
 
-class MultiHeadAttention(Layer):
-    """The base of self-attention and cross-attention.
+def unbranched_bias(kv_cache: KeysValues, time: Tensor | int, reach: int | None = None) -> Tensor:
+    """Returns the bias of a step whose rows are one sequence each (W = 1), see `step`.
+
+    Args:
+        kv_cache: of a layer, before the new tokens.
+        time: tokens read before; an int if the cache grows.
+        reach: tokens that a window shows before the new one; None for all.
+    """
+    num_slots = kv_cache.keys.shape[2]
+    grows = num_slots is None
+    if isinstance(time, Integral):
+        grows = num_slots == (time if reach is None else min(time, reach))
+    if grows:
+        return ops.zeros((1, 1, 1, ops.shape(kv_cache.keys)[2] + 1))
+    first, size = 0, num_slots
+    if reach is not None:
+        first, size = ops.maximum(time - reach, 0), min(reach + 1, num_slots)
+    return attention_bias(first + ops.arange(size) <= time)[None, None, None]
+
+
+def empty_kv_cache(layer: Any, batch: int | Tensor, num_slots: int = 0) -> KeysValues:
+    """Returns the KV cache of an attention layer before the first token.
+
+    Args:
+        layer: has `num_heads`, `key_dim` and `value_dim`.
+        batch: B.
+        num_slots: capacity in tokens of all hypotheses together; 0 for a cache that grows.
+    """
+    keys, values = (
+        ops.zeros((batch, layer.num_heads, num_slots, width), layer.compute_dtype)
+        for width in (layer.key_dim, layer.value_dim)
+    )
+    return KeysValues(keys, values)
+
+
+class ScaledDotProductAttention(Layer):
+    """The base of self-attention and cross-attention: several heads of equation 1.
 
     Args:
         num_heads: H.
@@ -146,19 +183,19 @@ class MultiHeadAttention(Layer):
         output = keras.KerasTensor(x.shape, self.compute_dtype)
         if not return_attention_scores:
             return output
-        # [B, H, T, S]
-        shape = (x.shape[0], self.num_heads, x.shape[1], (x if memory is None else memory).shape[1])
+        num_keys = (x if memory is None else memory).shape[1]
+        shape = (x.shape[0], self.num_heads, x.shape[1], num_keys)  # [B, H, T, S]
         return output, keras.KerasTensor(shape, self.compute_dtype)
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class SelfAttention(MultiHeadAttention):
+class SelfAttention(ScaledDotProductAttention):
     """Multi-head attention of a sequence to itself (3.2.2, 3.2.3).
 
     One matrix product projects to queries, keys and values of all heads.
 
     Args:
-        num_heads, key_dim, value_dim, dropout, use_bias: see `MultiHeadAttention`.
+        num_heads, key_dim, value_dim, dropout, use_bias: see `ScaledDotProductAttention`.
         positions: how attention knows distances: "relative" (Shaw et al. 2018), "rotary" (Su et al.
             2021), or None if the embeddings hold positions.
         max_relative_distance: the largest distance that "relative" distinguishes.
@@ -241,20 +278,37 @@ class SelfAttention(MultiHeadAttention):
         return (output, weights) if return_attention_scores else output
 
     def step(
-        self, x: Tensor, kv_cache: KeysValues, time: Tensor, score_bias: Tensor
+        self,
+        x: Tensor,
+        kv_cache: KeysValues,
+        time: Tensor | int,
+        score_bias: Tensor | None = None,
     ) -> tuple[Tensor, KeysValues]:
-        """Reads one more token of each of W hypotheses.
+        """Reads one more token of each of W hypotheses of a sentence, or of each sequence (W = 1).
 
         Args:
             x: [B * W, D], the new tokens.
-            kv_cache: keys [B, H, t * W, K] and values [B, H, t * W, U] of the tokens before them.
-            time: int32 [], tokens of each hypothesis that were read before.
+            kv_cache: keys [B, H, t * W, K] and values [B, H, t * W, U] of the tokens before them,
+                from `empty_kv_cache` at first.
+            time: tokens read before, t. An int, or int32 [] if the cache is of fixed capacity.
             score_bias: [B, 1, W, (t + 1) * W], lets each hypothesis see its ancestors and its new
-                token; as many slots as the cache if that is of fixed capacity.
+                token; as many slots as the cache if that is of fixed capacity. None: each row is a
+                sequence and sees all that it has read.
 
         Returns:
             [B * W, D] and the KV cache with the new tokens added.
+
+        Example:
+            >>> x = np.ones((2, 5, 16), "float32")
+            >>> attention = SelfAttention(num_heads=4, key_dim=4, value_dim=4)
+            >>> kv_cache = attention.empty_kv_cache(batch=2)
+            >>> for time in range(5):
+            ...     y, kv_cache = attention.step(x[:, time], kv_cache, time)
+            >>> y.shape  # as attention(x, use_causal_mask=True)[:, 4]
+            TensorShape([2, 16])
         """
+        if score_bias is None:
+            score_bias = unbranched_bias(kv_cache, time)
         num_hypotheses = score_bias.shape[2]
         query, kv_cache, _ = self._read(x, kv_cache, time, score_bias)
         distances = self._step_distances(score_bias, num_hypotheses, time, 0)
@@ -262,17 +316,8 @@ class SelfAttention(MultiHeadAttention):
         return self.output_projection(merge_heads_to_rows(heads)), kv_cache
 
     def empty_kv_cache(self, batch: int | Tensor, num_slots: int = 0) -> KeysValues:
-        """Returns the KV cache before the first token.
-
-        Args:
-            batch: B.
-            num_slots: capacity in tokens of all hypotheses together; 0 for a cache that grows.
-        """
-        shape = (batch, self.num_heads, num_slots)
-        return KeysValues(
-            ops.zeros((*shape, self.key_dim), self.compute_dtype),
-            ops.zeros((*shape, self.value_dim), self.compute_dtype),
-        )
+        """Returns the KV cache before the first token, see `empty_kv_cache`."""
+        return empty_kv_cache(self, batch, num_slots)
 
     def _project(self, x: Tensor, positions: Tensor, length: int | None = None) -> list[Tensor]:
         """Returns query, keys and values [B, T, H, K or U]; rows x [B * T, D] have T = `length`."""
@@ -328,10 +373,10 @@ class SelfAttention(MultiHeadAttention):
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class CrossAttention(MultiHeadAttention):
+class CrossAttention(ScaledDotProductAttention):
     """Multi-head attention of a decoder to the encoder's output, its memory (3.2.3).
 
-    Args: see `MultiHeadAttention`.
+    Args: see `ScaledDotProductAttention`.
 
     Example:
         >>> x, memory = np.ones((2, 5, 16), "float32"), np.ones((2, 7, 16), "float32")
@@ -341,17 +386,28 @@ class CrossAttention(MultiHeadAttention):
         TensorShape([2, 4, 5, 7])
     """
 
-    def build(self, input_shape: tuple[int | None, ...]) -> None:
-        """Builds for queries and memory of the same width, input_shape[-1]."""
-        model_dim = input_shape[-1]
+    def build(
+        self, x_shape: tuple[int | None, ...], memory_shape: tuple[int | None, ...] | None = None
+    ) -> None:
+        """Builds for queries and a memory of these widths; None for the same width."""
+        if memory_shape is None or not isinstance(memory_shape[-1], int):  # keys and values
+            memory_shape = x_shape
         keys, values = self.num_heads * self.key_dim, self.num_heads * self.value_dim
-        self.query_projection = self._dense(keys, "query", input_shape)
-        self.memory_projection = self._dense(keys + values, "key_value", input_shape)
-        self.output_projection = self._dense(model_dim, "output", (None, None, values))
+        self.query_projection = self._dense(keys, "query", x_shape)
+        self.memory_projection = self._dense(keys + values, "key_value", memory_shape)
+        self.output_projection = self._dense(x_shape[-1], "output", (None, None, values))
+
+    def compute_output_shape(
+        self, x_shape: tuple[int | None, ...], memory_shape: Any = None
+    ) -> tuple[int | None, ...]:
+        return tuple(x_shape)
 
     def project_memory(self, memory: Tensor) -> KeysValues:
-        """Returns keys [B, H, S, K] and values [B, H, S, U] of the memory [B, S, D]."""
-        if not self.built:  # this comes before any `call`
+        """Returns keys [B, H, S, K] and values [B, H, S, U] of the memory [B, S, D].
+
+        A layer that is not built yet gets queries of the memory's width.
+        """
+        if not self.built:
             self.build(memory.shape)
         projected = self.memory_projection(memory)
         keys, values = ops.split(projected, [self.num_heads * self.key_dim], axis=-1)
@@ -371,7 +427,7 @@ class CrossAttention(MultiHeadAttention):
 
         Args:
             x: [B, T, D].
-            memory: [B, S, D], whose Keras mask hides padding; or `project_memory` of it, for
+            memory: [B, S, any], whose Keras mask hides padding; or `project_memory` of it, for
                 several calls with the same memory.
             attention_mask: bool [B, T, S] or broadcastable, True where a query may attend.
             padding_mask: bool [B, S], True at real tokens of the memory.
@@ -407,3 +463,66 @@ class CrossAttention(MultiHeadAttention):
         query = split_heads(self.query_projection(x), self.num_heads, num_hypotheses)
         heads, weights = self._attend(query, *memory, score_bias, training=False)
         return self.output_projection(merge_heads_to_rows(heads)), weights
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class MultiHeadAttention(keras.layers.MultiHeadAttention):
+    """`keras.layers.MultiHeadAttention` with the cached steps of `SelfAttention`.
+
+    Constructor, `call(query, value, key, ...)` and weights are Keras's: it replaces the layer in a
+    model, and `set_weights(keras_layer.get_weights())` gives it the weights of one.
+
+    Example:
+        >>> attention = MultiHeadAttention(num_heads=4, key_dim=4)
+        >>> x = np.ones((2, 5, 16), "float32")
+        >>> full = attention(x, x, use_causal_mask=True)
+        >>> y, kv_cache = attention.step(x[:, 0], attention.empty_kv_cache(batch=2), time=0)
+        >>> bool(np.allclose(y, full[:, 0], atol=1e-6))
+        True
+    """
+
+    def step(
+        self,
+        x: Tensor,
+        kv_cache: KeysValues,
+        time: Tensor | int,
+        score_bias: Tensor | None = None,
+    ) -> tuple[Tensor, KeysValues]:
+        """Reads one more token of each sequence or hypothesis, as `SelfAttention.step`.
+
+        The result is that of `call` with x as query, value and key and a causal mask, without
+        dropout. The layer must have been built.
+        """
+        if score_bias is None:
+            score_bias = unbranched_bias(kv_cache, time)
+        num_hypotheses, num_slots = score_bias.shape[2:]
+        query, key, value = (
+            ops.reshape(dense(x[:, None]), (-1, num_hypotheses, self.num_heads, width))
+            for dense, width in (
+                (self.query_dense, self.key_dim),
+                (self.key_dense, self.key_dim),
+                (self.value_dense, self.value_dim),
+            )
+        )  # [B, W, H, K or U]
+        has_capacity = num_slots is not None and (kv_cache.keys.shape[2] or 0) >= num_slots
+        kv_cache = KeysValues(
+            *(
+                append_slots(cache, ops.swapaxes(new, 1, 2), time, has_capacity)
+                for cache, new in zip(kv_cache, (key, value), strict=True)
+            )
+        )
+        query = ops.swapaxes(query, 1, 2) * self.key_dim**-0.5
+        weights = attention_weights(query, kv_cache.keys, score_bias)  # [B, H, W, S]
+        heads = ops.swapaxes(ops.matmul(weights, kv_cache.values), 1, 2)  # [B, W, H, U]
+        output = self.output_dense(heads)
+        return ops.reshape(output, (-1, *output.shape[2:])), kv_cache
+
+    def empty_kv_cache(self, batch: int | Tensor, num_slots: int = 0) -> KeysValues:
+        """Returns the KV cache before the first token, see `empty_kv_cache`."""
+        for option in ("use_gate", "sliding_window"):
+            if value := self.get_config().get(option):
+                raise InputError(
+                    f"`step` does not support {option}={value}; make the layer without it, or use "
+                    "`call`"
+                )
+        return empty_kv_cache(self, batch, num_slots)

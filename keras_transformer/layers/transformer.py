@@ -3,22 +3,111 @@
 A layer is a row of sub-layers, each within a residual connection. `call` reads whole sequences, as
 in training; the decoder's `step` reads one token of each hypothesis with the same sub-layers.
 
-Shapes: B batch, T target length, S source length, D model dimension, H heads, W hypotheses a
-sentence.
+Shapes: B batch, T target length, S source length, D model dimension, F inner dimension of
+feed-forward, H heads, W hypotheses a sentence.
 """
 
 from typing import Any, Literal
 
 import keras
+from keras import ops
 
 from keras_transformer.decoding import Tensor
 from keras_transformer.errors import check_choice
 from keras_transformer.layers.attention import CrossAttention, KeysValues, SelfAttention
 from keras_transformer.layers.base import Dropout, Layer, with_scores
-from keras_transformer.layers.feed_forward import FeedForward
 from keras_transformer.layers.masks import combine_masks
-from keras_transformer.layers.normalization import LayerNormalization
 from keras_transformer.layers.windowed_attention import WindowedSelfAttention
+
+ACTIVATIONS = {
+    "relu": ops.relu,
+    "swish": ops.silu,  # x sigmoid(x) (Ramachandran et al. 2017)
+    "gelu": lambda x: ops.gelu(x, approximate=False),  # x Phi(x) (Hendrycks and Gimpel 2016)
+    "gelu_tanh": lambda x: ops.gelu(x, approximate=True),  # both approximations are from there
+    "gelu_sigmoid": lambda x: x * ops.sigmoid(1.702 * x),
+}
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class FeedForward(Layer):
+    """FFN(x) = f(x W1 + b1) W2 + b2 (Vaswani et al. 2017, eq. 2, where f(x) = max(0, x)).
+
+    Args:
+        inner_dim: F = d_ff.
+        dropout: rate after the activation.
+        activation: f, a name of `ACTIVATIONS`.
+
+    Example:
+        >>> FeedForward(32)(np.ones((2, 5, 16), "float32")).shape
+        TensorShape([2, 5, 16])
+    """
+
+    def __init__(
+        self, inner_dim: int, dropout: float = 0.0, activation: str = "relu", **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        check_choice("activation", activation, tuple(ACTIVATIONS))
+        self.inner_dim = inner_dim
+        self.activation = activation
+        self.dropout = Dropout(dropout, name="dropout", dtype=self.dtype_policy)
+
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        activation = ACTIVATIONS[self.activation]
+        self.inner = self._dense(self.inner_dim, "inner", input_shape, activation=activation)
+        self.outer = self._dense(input_shape[-1], "outer", (*input_shape[:-1], self.inner_dim))
+
+    def call(self, x: Tensor, training: bool | None = None) -> Tensor:
+        """Returns [..., D] for x [..., D]."""
+        return self.outer(self.dropout(self.inner(x), training=training))
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class LayerNormalization(Layer):
+    """Normalizes each vector to mean 0 and variance 1 (Ba et al. 2016), then applies a learned gain
+    and bias.
+
+    Args:
+        epsilon: keeps the quotient finite if all entries are equal.
+        form: "variance" is gain * (x - mean) / sqrt(variance + epsilon) + bias, "sigma" is
+            gain * (x - mean) / (sigma + epsilon) + bias. The variance is that of the
+            population: it divides by D.
+
+    Example:
+        >>> LayerNormalization()(np.ones((2, 5, 16), "float32")).shape
+        TensorShape([2, 5, 16])
+    """
+
+    def __init__(
+        self,
+        epsilon: float = 1e-6,
+        form: Literal["variance", "sigma"] = "variance",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        check_choice("form", form, ("variance", "sigma"))
+        self.epsilon = epsilon
+        self.form = form
+
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        dim = input_shape[-1]
+        # Half precision would round the gain and the bias to 8 or 11 bits.
+        options = dict(shape=(dim,), autocast=False)
+        self.gain = self.add_weight(name="gain", initializer="ones", **options)
+        self.bias = self.add_weight(name="bias", initializer="zeros", **options)
+
+    def call(self, x: Tensor) -> Tensor:
+        """Returns x [..., D] normalized, of the same shape and dtype."""
+        # Half precision cannot hold the sum of squares: statistics are always float32.
+        full = ops.cast(x, "float32")
+        centered = full - ops.mean(full, axis=-1, keepdims=True)
+        variance = ops.mean(ops.square(centered), axis=-1, keepdims=True)
+        if self.form == "variance":
+            normal = centered * ops.rsqrt(variance + self.epsilon)
+        else:
+            # The square root has no finite slope at 0; a tiny floor keeps gradients finite.
+            normal = centered / (ops.sqrt(ops.maximum(variance, 1e-24)) + self.epsilon)
+        gain, bias = ops.cast(self.gain, "float32"), ops.cast(self.bias, "float32")
+        return ops.cast(normal * gain + bias, self.compute_dtype)
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -140,11 +229,11 @@ class TransformerLayer(Layer):
         )
         self.feed_forward_residual = Residual(**residual, name="feed_forward_residual")
 
-    def build(self, input_shape: tuple[int | None, ...], *other_shapes: Any) -> None:
-        for name in ("self_attention", "cross_attention", "feed_forward"):
-            for layer in (getattr(self, name, None), getattr(self, f"{name}_residual", None)):
-                if layer is not None and not layer.built:  # by `project_memory`
-                    layer.build(input_shape)
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        self.self_attention.build(input_shape)
+        self.self_attention_residual.build(input_shape)
+        self.feed_forward.build(input_shape)
+        self.feed_forward_residual.build(input_shape)
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -213,6 +302,19 @@ class DecoderLayer(TransformerLayer):
 
     has_cross_attention = True
 
+    def build(
+        self, x_shape: tuple[int | None, ...], memory_shape: tuple[int | None, ...] | None = None
+    ) -> None:
+        super().build(x_shape)
+        if not self.cross_attention.built:  # by `project_memory`
+            self.cross_attention.build(x_shape, memory_shape)
+        self.cross_attention_residual.build(x_shape)
+
+    def compute_output_shape(
+        self, x_shape: tuple[int | None, ...], memory_shape: Any = None
+    ) -> tuple[int | None, ...]:
+        return tuple(x_shape)
+
     def call(
         self,
         x: Tensor,
@@ -277,12 +379,12 @@ class DecoderLayer(TransformerLayer):
         self,
         x: Tensor,
         memory: KeysValues,
-        memory_score_bias: Tensor | None,
         kv_cache: KeysValues,
-        time: Tensor,
-        score_bias: Tensor,
+        time: Tensor | int,
+        score_bias: Tensor | None = None,
+        memory_score_bias: Tensor | None = None,
     ) -> tuple[Tensor, KeysValues, Tensor]:
-        """Reads the new tokens x [B * W, D] of W hypotheses.
+        """Reads the new tokens x [B * W, D] of W hypotheses of a sentence, or of B sequences.
 
         Args:
             x, kv_cache, time, score_bias: see `SelfAttention.step`.
@@ -292,11 +394,12 @@ class DecoderLayer(TransformerLayer):
             [B * W, D], the KV cache with the new tokens added, and the tokens' attention to the
             memory [B, H, W, S].
         """
+        num_hypotheses = 1 if score_bias is None else score_bias.shape[2]
         y = self.self_attention_residual.pre_norm(x)
         y, kv_cache = self.self_attention.step(y, kv_cache, time, score_bias)
         x = self.self_attention_residual(x, y, training=False)
         y = self.cross_attention_residual.pre_norm(x)
-        y, scores = self.cross_attention.step(y, memory, memory_score_bias, score_bias.shape[2])
+        y, scores = self.cross_attention.step(y, memory, memory_score_bias, num_hypotheses)
         x = self.cross_attention_residual(x, y, training=False)
         y = self.feed_forward(self.feed_forward_residual.pre_norm(x), training=False)
         return self.feed_forward_residual(x, y, training=False), kv_cache, scores
@@ -344,9 +447,9 @@ class TransformerStack(Layer):
         self.has_windows = layer_options.get("attention_window") is not None
         self.final_norm = final_norm(layer_options, self.dtype_policy)
 
-    def build(self, input_shape: tuple[int | None, ...], *other_shapes: Any) -> None:
+    def build(self, input_shape: tuple[int | None, ...], *memory_shape: Any) -> None:
         for layer in self.layers:
-            layer.build(input_shape)
+            layer.build(input_shape, *memory_shape)
         if self.final_norm is not None:
             self.final_norm.build(input_shape)
 
@@ -431,11 +534,29 @@ class Decoder(TransformerStack):
         ...     num_layers=2, num_heads=4, key_dim=4, value_dim=4, feed_forward_dim=32
         ... )
         >>> x, memory = np.ones((2, 5, 16), "float32"), np.ones((2, 7, 16), "float32")
+        >>> output = decoder(x, memory)
         >>> decoder(x, memory, memory_padding_mask=np.arange(7) < [[7], [4]]).shape
         TensorShape([2, 5, 16])
+
+        Token by token, as in decoding:
+        >>> projected, kv_cache = decoder.project_memory(memory), decoder.empty_kv_cache(batch=2)
+        >>> for time in range(5):
+        ...     y, kv_cache, scores = decoder.step(x[:, time], projected, kv_cache, time)
+        >>> bool(np.allclose(y, output[:, 4], atol=1e-5))
+        True
     """
 
     layer_class = DecoderLayer
+
+    def build(
+        self, x_shape: tuple[int | None, ...], memory_shape: tuple[int | None, ...] | None = None
+    ) -> None:
+        super().build(x_shape, memory_shape)
+
+    def compute_output_shape(
+        self, x_shape: tuple[int | None, ...], memory_shape: Any = None
+    ) -> tuple[int | None, ...]:
+        return tuple(x_shape)
 
     def call(
         self,
@@ -486,18 +607,16 @@ class Decoder(TransformerStack):
 
     def project_memory(self, memory: Tensor) -> list[KeysValues]:
         """Returns each layer's keys and values of the memory [B, S, D], for `step`."""
-        if not self.built:  # this comes before any `call`
-            self.build(memory.shape)
         return [layer.cross_attention.project_memory(memory) for layer in self.layers]
 
     def step(
         self,
         x: Tensor,
         memory: list[KeysValues],
-        memory_score_bias: Tensor | None,
         kv_cache: list[KeysValues],
-        time: Tensor,
-        score_bias: Tensor,
+        time: Tensor | int,
+        score_bias: Tensor | None = None,
+        memory_score_bias: Tensor | None = None,
     ) -> tuple[Tensor, list[KeysValues], Tensor]:
         """Returns [B * W, D] for new tokens x [B * W, D], the KV caches with them added, and the
         last layer's attention to the memory [B, H, W, S]; arguments as in `DecoderLayer.step`.
@@ -505,13 +624,13 @@ class Decoder(TransformerStack):
         grown = []
         for layer, layer_memory, layer_cache in zip(self.layers, memory, kv_cache, strict=True):
             x, layer_cache, scores = layer.step(
-                x, layer_memory, memory_score_bias, layer_cache, time, score_bias
+                x, layer_memory, layer_cache, time, score_bias, memory_score_bias
             )
             grown.append(layer_cache)
         return (x if self.final_norm is None else self.final_norm(x)), grown, scores
 
     def empty_kv_cache(self, batch: int | Tensor, num_slots: int = 0) -> list[KeysValues]:
-        """Returns each layer's KV cache before the first token, see `SelfAttention`."""
+        """Returns each layer's KV cache before the first token, see `empty_kv_cache`."""
         return [layer.self_attention.empty_kv_cache(batch, num_slots) for layer in self.layers]
 
     def compute_output_spec(

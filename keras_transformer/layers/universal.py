@@ -132,9 +132,10 @@ class UniversalStack(Layer):
                 dtype="float32",  # whatever the model computes in: sums are compared with 1
             )
 
-    def build(self, input_shape: Any, *other_shapes: Any) -> None:
-        for layer in (self.layer, self.final_norm, self.halting_unit):
-            if layer is not None and not layer.built:  # by `project_memory`
+    def build(self, input_shape: tuple[int | None, ...], *memory_shape: Any) -> None:
+        self.layer.build(input_shape, *memory_shape)
+        for layer in (self.final_norm, self.halting_unit):
+            if layer is not None:
                 layer.build(input_shape)
 
     def repeat_layer(
@@ -261,6 +262,16 @@ class UniversalDecoder(UniversalStack):
 
     layer_class = DecoderLayer
 
+    def build(
+        self, x_shape: tuple[int | None, ...], memory_shape: tuple[int | None, ...] | None = None
+    ) -> None:
+        super().build(x_shape, memory_shape)
+
+    def compute_output_shape(
+        self, x_shape: tuple[int | None, ...], memory_shape: Any = None
+    ) -> tuple[int | None, ...]:
+        return tuple(x_shape)
+
     def call(
         self,
         x: Tensor,
@@ -325,14 +336,14 @@ class UniversalDecoder(UniversalStack):
         self,
         x: Tensor,
         memory: KeysValues,
-        memory_score_bias: Tensor | None,
         kv_cache: list[KeysValues],
-        time: Tensor,
-        score_bias: Tensor,
-        positions: Tensor,
-        is_active: Tensor,
+        time: Tensor | int,
+        score_bias: Tensor | None = None,
+        memory_score_bias: Tensor | None = None,
+        positions: Tensor | None = None,
+        is_active: Tensor | None = None,
     ) -> tuple[Tensor, list[KeysValues], Tensor]:
-        """Reads the new tokens x [B * W, D] of W hypotheses.
+        """Reads the new tokens x [B * W, D] of W hypotheses of a sentence, or of B sequences.
 
         A token that has halted still adds keys and values at the steps that it does not take:
         later tokens that are still running attend to them as in `call`.
@@ -341,27 +352,33 @@ class UniversalDecoder(UniversalStack):
             x: embeddings of the new tokens.
             kv_cache: that of each step.
             memory, memory_score_bias, time, score_bias: see `DecoderLayer.step`.
-            positions: the signal of their position, [D].
-            is_active: bool [B * W], True at tokens that take steps.
+            positions: the signal of their position, [D]; None for sinusoids.
+            is_active: bool [B * W], True at tokens that take steps; None for all.
 
         Returns:
             [B * W, D], the KV caches with the new tokens added, and the tokens' attention to the
             memory, [B, H, W, S].
         """
+        if positions is None:
+            position = ops.convert_to_tensor(time, "int32")
+            positions = ops.cast(sinusoids(position, x.shape[-1]), x.dtype)
+        if is_active is None:
+            is_active = _all_true(x)
 
         def apply(entering: Tensor, step: int) -> tuple[Tensor, Any]:
             new, *others = self.layer.step(
-                entering, memory, memory_score_bias, kv_cache[step], time, score_bias
+                entering, memory, kv_cache[step], time, score_bias, memory_score_bias
             )
             return new, others
 
         output, steps = self.repeat_layer(x, positions, is_active, apply)
         caches, attentions = zip(*steps.outputs, strict=True)
-        weights = [ops.reshape(weight, (-1, score_bias.shape[2])) for weight in steps.weights]
+        num_hypotheses = attentions[0].shape[2]
+        weights = [ops.reshape(weight, (-1, num_hypotheses)) for weight in steps.weights]
         return output, list(caches), mix_attention(list(attentions), weights)
 
     def empty_kv_cache(self, batch: int | Tensor, num_slots: int = 0) -> list[KeysValues]:
-        """Returns each step's KV cache before the first token, see `SelfAttention`."""
+        """Returns each step's KV cache before the first token, see `empty_kv_cache`."""
         attention = self.layer.self_attention
         return [attention.empty_kv_cache(batch, num_slots) for _ in range(self.num_steps)]
 

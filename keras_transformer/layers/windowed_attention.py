@@ -17,7 +17,12 @@ from keras import ops
 
 from keras_transformer.decoding import Tensor
 from keras_transformer.errors import InputError
-from keras_transformer.layers.attention import KeysValues, SelfAttention, merge_heads_to_rows
+from keras_transformer.layers.attention import (
+    KeysValues,
+    SelfAttention,
+    merge_heads_to_rows,
+    unbranched_bias,
+)
 from keras_transformer.layers.masks import MASKED, attention_bias, combine_masks
 
 _MIN_BLOCK = 16  # positions; products of smaller blocks are slow
@@ -90,13 +95,19 @@ class WindowedSelfAttention(SelfAttention):
         return self.output_projection(ops.concatenate(heads, axis=-1))
 
     def step(
-        self, x: Tensor, kv_cache: KeysValues, time: Tensor, score_bias: Tensor
+        self,
+        x: Tensor,
+        kv_cache: KeysValues,
+        time: Tensor | int,
+        score_bias: Tensor | None = None,
     ) -> tuple[Tensor, KeysValues]:
         """Reads one more token of each hypothesis, as `SelfAttention.step`.
 
         The bias is that of `visible_ancestors`. A cache that grows keeps the tokens that the next
         one sees.
         """
+        if score_bias is None:
+            score_bias = unbranched_bias(kv_cache, time, self.reach)
         num_hypotheses = score_bias.shape[2]
         query, kv_cache, has_capacity = self._read(x, kv_cache, time, score_bias)
         seen, first = kv_cache, ops.maximum(time - self.reach, 0)

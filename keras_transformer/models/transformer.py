@@ -146,10 +146,10 @@ class Transformer(Seq2SeqModel):
         x, kv_cache, attention = self.decoder.step(
             x,
             state.context["memory"],
-            padding_bias(state.context["source"]),
             state.kv_cache,
             time,
             ancestor_bias(visible, num_hypotheses),
+            padding_bias(state.context["source"]),
         )
         coverage = add_coverage(state.coverage, attention)
         logits = self.logits(x, state.projection)

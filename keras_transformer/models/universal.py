@@ -158,10 +158,10 @@ class UniversalTransformer(Seq2SeqModel):
         x, kv_cache, attention = self.decoder.step(
             self.target_embedding(rows),
             state.context["memory"],
-            padding_bias(state.context["source"]),
             state.kv_cache,
             time,
             ancestor_bias(ancestors, num_hypotheses),
+            padding_bias(state.context["source"]),
             positions=self._position_signals(ops.convert_to_tensor(time, "int32")),
             is_active=predicting_mask(rows),
         )

@@ -215,8 +215,8 @@ def test_cached_steps_of_a_beam_equal_the_full_pass(norm_position, attention_bia
     for time in range(T):
         places = np.broadcast_to(np.arange(beams)[:, None], (B, beams, time + 1))
         row, kv_cache, scores = decoder.step(
-            x[:, :, time].reshape(-1, D), memory, memory_bias, kv_cache, time,
-            ancestor_bias(places, beams),
+            x[:, :, time].reshape(-1, D), memory, kv_cache, time, ancestor_bias(places, beams),
+            memory_bias,
         )  # fmt: skip
         row = np.asarray(row).reshape(B, beams, D)
         for beam, (outputs, _, cross_scores) in enumerate(full):
