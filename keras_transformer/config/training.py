@@ -101,6 +101,12 @@ class TrainingConfig(JsonConfig):
         "encoder, or embeddings for all tables. A table shared with the output projection is "
         "frozen there too.",
     )
+    lora_rank: int | None = option(
+        None,
+        "Train pairs of matrices of this rank beside those of the dense layers, and nothing else "
+        "(LoRA, Hu et al. 2022). Checkpoints then hold the pairs only, a few MB; they are merged "
+        "into the model when it translates or is exported. Default: train the weights themselves.",
+    )
     seed: int = option(1, "Seed of initial weights, dropout and data order.")
 
     def __post_init__(self) -> None:
@@ -108,7 +114,7 @@ class TrainingConfig(JsonConfig):
         self._check_at_least(
             1, "train_steps", "batch_tokens", "batch_sentences", "warmup_steps", "checkpoint_steps",
             "keep_checkpoints", "average_last", "average_best", "accumulation_steps",
-            "max_bad_steps", "stop_patience", "log_steps", "validation_steps",
+            "max_bad_steps", "stop_patience", "log_steps", "validation_steps", "lora_rank",
         )  # fmt: skip
         if self.seed >= 1 << 32:
             raise InputError(f"seed must fit into 32 bits, got {self.seed}")
@@ -138,6 +144,11 @@ class TrainingConfig(JsonConfig):
         if self.schedule == "inverse_sqrt" and self.learning_rate is None:
             raise InputError(
                 "schedule inverse_sqrt needs learning_rate, its peak; schedule paper computes it"
+            )
+        if self.lora_rank is not None and self.freeze is not None:
+            raise InputError(
+                "freeze cannot be combined with lora_rank, which freezes all weights of the start; "
+                "remove one"
             )
         self._check_averages()
         if max(self.event_steps) % min(self.event_steps):

@@ -375,18 +375,22 @@ class RunDirectory:
             end=training.train_steps,
         )
 
-    def load_model(self, checkpoint: str = "auto") -> Seq2SeqModel:
+    def load_model(self, checkpoint: str = "auto", *, merge_lora: bool = True) -> Seq2SeqModel:
         """Returns the model with the weights of a checkpoint, in float32.
 
         Args:
             checkpoint: see `Checkpoints.find`.
+            merge_lora: if the run has `lora_rank`, whether its matrices are merged into the
+                kernels. Otherwise the model can save them alone, see `save_lora_weights`.
 
         Raises:
             InputError: there is no such run or checkpoint, or it is damaged.
         """
-        checkpoints, model_config = self.checkpoints(), self.configs().model
+        checkpoints, configs = self.checkpoints(), self.configs()
         name = checkpoints.find(checkpoint)
-        model = build_model(model_config, dtype="float32")
+        model = build_model(configs.model, dtype="float32")
+        if configs.training.lora_rank is not None and not merge_lora:
+            model.enable_lora(configs.training.lora_rank)
         checkpoints.restore(model, name)
         return model
 

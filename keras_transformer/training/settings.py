@@ -30,7 +30,8 @@ Options = Mapping[str, Any]
 
 DEFAULT_PRESET = "tiny"
 DEFAULT_TASK = "translation"
-# A run that starts from another one has a tenth of the paper's peak rate, (model_dim * 4000)^-0.5.
+# A run that starts from another one has a tenth of the paper's peak rate, (model_dim * 4000)^-0.5,
+# with LoRA the whole of it.
 _FINE_TUNING_RATE = 0.1
 _WARMUP_STEPS = 4000
 
@@ -148,7 +149,7 @@ def new_configs(options: Options) -> RunConfigs:
     task_type = get_task(options.get("task", DEFAULT_TASK))
     task = task_type(**_task_options(task_type, options))
     data, training = _data(task, options), _training(task, options)
-    _check_freeze(training.freeze)
+    _check_trains_random_weights(training.freeze, training.lora_rank)
     return RunConfigs(_model(task, data, options), data, training, task)
 
 
@@ -193,7 +194,9 @@ def fine_tuning_configs(origin: RunConfigs, path: str, options: Options) -> RunC
     kept: dict[str, Any] = {}
     if origin.data is not None:
         kept = {name: getattr(origin.data, name) for name in VOCABULARY_FIELDS}
-    rate = _FINE_TUNING_RATE * (origin.model.model_dim * _WARMUP_STEPS) ** -0.5
+    rate = (origin.model.model_dim * _WARMUP_STEPS) ** -0.5
+    if options.get("lora_rank") is None:
+        rate *= _FINE_TUNING_RATE
     return origin._replace(
         model=origin.model.replace(**rates),
         data=_data(task, options, kept),
@@ -221,7 +224,9 @@ def changed_configs(configs: RunConfigs, options: Options) -> RunConfigs:
     _check_options_of(type(model), options)
     model_values, training_values = _given_model(options), _given(TrainingConfig, options)
     if "start_from" not in configs.origin:
-        _check_freeze(training_values.get("freeze"))
+        _check_trains_random_weights(
+            training_values.get("freeze"), training_values.get("lora_rank")
+        )
     if "preset" in options:
         name = type(model).preset_name(options["preset"])
         if "start_from" not in configs.origin:  # whose model is another run's
@@ -326,6 +331,7 @@ def _fields(config: type[JsonConfig]) -> list[str]:
     return [field.name for field in dataclasses.fields(config)]  # type: ignore[arg-type]
 
 
-def _check_freeze(freeze: str | None) -> None:
-    if freeze is not None:
-        raise InputError("--freeze would keep random weights; give --start_from too")
+def _check_trains_random_weights(freeze: str | None, lora_rank: int | None) -> None:
+    for name, value in (("freeze", freeze), ("lora_rank", lora_rank)):
+        if value is not None:
+            raise InputError(f"--{name} would keep random weights; give --start_from too")

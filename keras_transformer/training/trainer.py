@@ -149,6 +149,8 @@ class Trainer:
         with strategy.scope():
             self.model = build_model(self.configs.model, dtype=self.training.precision)
             freeze(self.model, self.training.freeze)
+            if self.training.lora_rank is not None:
+                self.model.enable_lora(self.training.lora_rank)
             compile_for_training(self.model, self.training, jit_compile)
             self.weight_average = None
             if self.training.ema_decay is not None:
@@ -235,6 +237,8 @@ class Trainer:
         training = self.training
         steps = self.checkpoints.to_average(training.average_last, training.average_best)
         if steps:
+            if training.lora_rank is not None:  # a model into which they are merged
+                self.model = build_model(self.configs.model, dtype=training.precision)
             self.checkpoints.average(self.model, steps)
             self._on_chief(lambda: self.checkpoints.save_weights(self.model))
 

@@ -35,8 +35,8 @@ def check_validation(training: TrainingConfig, task: Task, dev: ParallelText | N
     needing = [name for name in ("average_best", "stop_metric") if getattr(training, name)]
     if dev is None and needing:
         raise InputError(
-            f"{needing[0]} needs a dev set, and there is none; give dev_source and dev_target "
-            f"or dev_file, or remove {needing[0]}"
+            f"{needing[0]} needs a dev set, and there is none; give dev_file, or dev_source and "
+            f"dev_target, or remove {needing[0]}"
         )
 
 

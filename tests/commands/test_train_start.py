@@ -10,6 +10,7 @@ from keras_transformer.config import DataConfig, TrainingConfig, TransformerConf
 from keras_transformer.models import Transformer
 from keras_transformer.text import learn_vocabulary
 from keras_transformer.training import RunConfigs, RunDirectory
+from keras_transformer.training.settings import fine_tuning_configs
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +81,7 @@ def test_start_from_trains_all_but_frozen_parts(call, origin, flags, tmp_path):
         ("--vocabulary_size=30", ["--vocabulary_size cannot be combined with --start_from"]),
         ("--freeze=head", ["freeze must be one of decoder, embeddings, encoder, source_embedding"]),
         ("--freeze=encoder,decoder,embeddings", ["leaves no weights to train"]),
+        ("--lora_rank=0", ["lora_rank must be at least 1, got 0"]),
     ],
 )  # fmt: skip
 def test_flags_that_contradict_start_from_are_rejected(
@@ -116,4 +118,13 @@ def test_start_from_without_text_or_at_another_run_is_rejected(
     result = call("train.py", *flags, f"--run_dir={origin.path}")
     refused(result, f"holds another run: start_from is None there and '{origin.path}' here")
     flags = [flag for flag in flags if not flag.startswith("--start_from")]
-    refused(call("train.py", *flags, "--freeze=encoder"), "give --start_from too")
+    for flag in ("--freeze=encoder", "--lora_rank=8"):
+        message = f"{flag.partition('=')[0]} would keep random weights; give --start_from too"
+        refused(call("train.py", *flags, flag), message)
+
+
+@pytest.mark.parametrize(("options", "factor"), [({}, 0.1), ({"lora_rank": 8}, 1.0)])
+def test_fine_tuning_rate_is_higher_with_lora(origin, options, factor):
+    options = {"train_file": "text", **options}
+    configs = fine_tuning_configs(origin.configs(), "origin", options)
+    assert configs.training.learning_rate == pytest.approx(factor * (16 * 4000) ** -0.5, rel=0.02)

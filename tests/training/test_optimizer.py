@@ -16,7 +16,7 @@ from keras_transformer.training.optimizer import FusedAdam, compile_for_training
 
 
 def compiled(**changes) -> Transformer:
-    model = Transformer(tiny_run.model_config(num_layers=1, model_dim=64))
+    model = Transformer(tiny_run.model_config(model_dim=64))
     compile_for_training(model, tiny_run.training_config(**changes))
     return model
 

@@ -223,7 +223,7 @@ def test_differing_configs_are_rejected_by_name(run, monkeypatch):
     with pytest.raises(InputError) as caught:
         run.continue_with(RunConfigs(model, data, training, TranslationTask(remove_bpe=True)))
     message = str(caught.value)
-    assert "num_layers is 2 there and 3 here" in message
+    assert "num_layers is 1 there and 3 here" in message
     assert "max_length is 256 there and 99 here" in message
     assert "seed is 1 there and 8 here" in message
     assert "remove_bpe is False there and True here" in message

@@ -31,6 +31,7 @@ from keras_transformer.training import (
     train,
     trainer,
 )
+from keras_transformer.training.checkpoints import by_name
 from keras_transformer.training.distribution import ONLY_WORKER, Worker
 from keras_transformer.training.trainer import (
     StopSignals,
@@ -231,33 +232,10 @@ def test_damaged_newest_checkpoint_resumes_earlier_one(undisturbed, tmp_path, ca
     assert_same_checkpoint(undisturbed[0], run, "step-12")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("validation_steps", "checkpoints", "validations"),
-    [(2, [4, 8, 10], [2, 4, 6, 8, 10]), (8, [4, 8, 10], [8, 10])],
-)
-def test_validation_steps_differ_from_checkpoint_steps(
-    tmp_path, validation_steps, checkpoints, validations
-):
-    run = tiny_run.create(
-        tmp_path / "run", num_layers=1, train_steps=10, validation_steps=validation_steps,
-        log_steps=100, stop_metric="val_loss",
-    )  # fmt: skip
-    train(run, tiny_run.corpus(), tiny_run.text(16, seed=1), show=False)
-    assert run.checkpoints().steps() == checkpoints
-    rows = {row["step"]: row for row in metrics(run)}
-    assert [step for step, row in rows.items() if "val_loss" in row] == validations
-    assert [step for step, row in rows.items() if "bleu" in row] == validations
-    kept = run.checkpoints().metrics.read()
-    assert list(kept) == [step for step in checkpoints if step in validations]
-    for step, values in kept.items():
-        assert values["val_loss"] == pytest.approx(rows[step]["val_loss"], rel=1e-4)
-
-
 # Settings
 
 
-SHORT = {"num_layers": 1, "train_steps": 10, "checkpoint_steps": 5}
+SHORT = {"train_steps": 10, "checkpoint_steps": 5}
 
 
 def test_bfloat16_trains_with_float32_weights(tmp_path):
@@ -305,7 +283,7 @@ def weights_of(run, name, group="weights"):
 @pytest.fixture(scope="module")
 def start():
     """A model with random weights."""
-    config = tiny_run.model_config(num_layers=1, model_dim=8, feed_forward_dim=8)
+    config = tiny_run.model_config(model_dim=8, feed_forward_dim=8)
     model, random = build_model(config), np.random.default_rng(3)
     model.set_weights([random.normal(scale=0.4, size=w.shape) for w in model.get_weights()])
     return model
@@ -372,6 +350,41 @@ def test_moving_average_starts_without_frozen_weights(create, start):
         np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
+@pytest.mark.parametrize("ema_decay", [None, 0.5])
+def test_lora_run_keeps_matrices_and_merges_them(create, start, tmp_path, ema_decay):
+    options = {"checkpoint_steps": 2, "keep_checkpoints": 1, "average_last": 1}
+    run = create(lora_rank=2, ema_decay=ema_decay, precision="mixed_bfloat16", **options)
+    model = train(run, tiny_run.corpus(), show=False)
+    assert run.checkpoints().steps() == [0, 4]
+    found = weights_of(run, "step-4")
+    assert found and all("lora_kernel_" in name for name in found)
+    before = {path: np.array(value) for path, value in by_name(start, start.weights).items()}
+    merged = run.load_model("4")
+    after = by_name(merged, merged.weights)
+    changed = {path for path in after if np.any(after[path] != before[path])}
+    assert changed == {path for path in after if path.endswith("/kernel")}
+
+    tuned = run.load_model("4", merge_lora=False)
+    tuned.save_lora_weights(tmp_path / "lora")
+    start_model = run.load_model("0")
+    start_model.load_lora_weights(tmp_path / "lora")
+    ids = np.array([[5, 6, 7, 3]])
+    expected = run.load_model("average")({"source": ids, "target": ids})
+    for each in (tuned, start_model):
+        np.testing.assert_allclose(each({"source": ids, "target": ids}), expected, atol=1e-5)
+    for weight, other in zip(model.weights, run.load_model("average").weights, strict=True):
+        np.testing.assert_array_equal(weight, other)
+
+
+def test_resumed_lora_run_is_exact(create, tmp_path):
+    run = create(lora_rank=2, checkpoint_steps=2)
+    train(run, tiny_run.corpus(), show=False)
+    stopped = copy_of(run, tmp_path / "stopped", until_step=2)
+    train(stopped, tiny_run.corpus(), show=False)
+    assert_same_checkpoint(run, stopped, "step-4")
+    assert_same_checkpoint(run, stopped, "average")
+
+
 @pytest.mark.slow
 def test_run_without_checkpoint_starts_again(create):
     run = create(freeze="embeddings")
@@ -409,10 +422,10 @@ def test_start_of_interrupted_attempt_is_dropped(create, start):
 
 
 class Loop(Trainer):
-    """A trainer of 12 steps, 4 an interval; actions take place within steps of the model.
+    """A trainer of 12 steps, 4 an interval, whose model calls an action at each step.
 
     Attributes:
-        saved, validated: steps at which that happened.
+        saved, validated: the steps at which it saved and validated.
     """
 
     def __init__(self, folder, actions=None, step=0, **changes):
@@ -443,6 +456,8 @@ class Loop(Trainer):
 
     def save(self, dev_values=None):
         self.saved.append(self.step)
+        if dev_values:
+            self.checkpoints.metrics.write(self.step, self._decisive(dev_values))
 
     def _training_batches(self, corpus):
         return []
@@ -456,9 +471,37 @@ class Loop(Trainer):
         return [json.loads(line)["step"] for line in lines]
 
 
+class LoopValidation:
+    dev_metrics = ()
+
+    def __init__(self, loop, devs):
+        self.loop = loop
+
+    def __call__(self):
+        self.loop.validated.append(self.loop.step)
+        return {"val_loss": 1.0 / self.loop.step}
+
+
+@pytest.mark.parametrize(
+    ("validation_steps", "validated"), [(2, [2, 4, 6, 8, 10]), (4, [4, 8, 10]), (8, [8, 10])]
+)
+def test_validation_steps_differ_from_checkpoint_steps(
+    tmp_path, monkeypatch, validation_steps, validated
+):
+    monkeypatch.setattr(trainer, "Validation", LoopValidation)
+    changes = {"validation_steps": validation_steps, "stop_metric": "val_loss"}
+    loop = Loop(tmp_path, train_steps=10, **changes)
+    loop.train(None, [DEV], show=False)
+    assert (loop.saved, loop.validated) == ([4, 8, 10], validated)
+    rows = [json.loads(line) for line in loop.run.metrics_path.read_text().splitlines()]
+    assert [row["step"] for row in rows if "val_loss" in row] == validated
+    expected = {step: {"val_loss": 1.0 / step} for step in loop.saved if step in validated}
+    assert loop.checkpoints.metrics.read() == expected
+
+
 @pytest.fixture
 def handlers():
-    """Has Ctrl-C handled as in a terminal, and checks that all handlers are put back."""
+    """Handles Ctrl-C as in a terminal, and checks that all handlers are restored."""
     found = signal.signal(signal.SIGINT, signal.default_int_handler)
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     yield
@@ -584,14 +627,23 @@ def test_early_stop_is_at_same_step_when_resumed(tmp_path, monkeypatch):
 
     class Scored(Loop):
         def save(self, dev_values=None):
-            super().save()
-            self.checkpoints.metrics.write(self.step, {"bleu": values[self.step]})
+            super().save({"bleu": values[self.step]})
 
     for step, saved in ((0, [4, 8, 12, 16]), (8, [12, 16]), (16, [])):
         options = {"stop_metric": "bleu", "stop_patience": 2, "train_steps": 36}
         loop = Scored(tmp_path, step=step, **options)
         loop.train(None, show=False)
         assert (loop.step, loop.saved) == (16, saved)
+
+
+@pytest.mark.parametrize("is_stalled", [True, False])
+def test_first_worker_decides_early_stop(tmp_path, monkeypatch, is_stalled):
+    loop = Loop(tmp_path, stop_metric="bleu", stop_patience=1)
+    loop.step = 8
+    loop.checkpoints.metrics.write(4, {"bleu": 2.0})
+    loop.checkpoints.metrics.write(8, {"bleu": 3.0 if is_stalled else 1.0})  # read by this worker
+    monkeypatch.setattr(trainer, "value_of_chief", lambda strategy, value: is_stalled)
+    assert loop._is_stalled() == is_stalled
 
 
 @pytest.mark.parametrize("can_read", [True, False])
@@ -613,6 +665,35 @@ def test_workers_that_resume_differently_stop(tmp_path, monkeypatch, can_read):
     with pytest.raises(InputError, match=expected):
         loop._resume()
     assert reports == [1.0]  # the other workers learn of it, and stop too
+
+
+RESUME = """
+import sys
+from keras_transformer.errors import InputError
+from keras_transformer.training import RunDirectory, make_strategy
+from keras_transformer.training.trainer import Trainer
+strategy = make_strategy()
+try:
+    Trainer(RunDirectory(sys.argv[1]), strategy)
+except InputError as error:
+    print(error)
+"""
+
+
+@pytest.mark.slow
+def test_two_workers_with_other_checkpoints_stop(undisturbed, tmp_path, free_ports):
+    cluster = {"worker": [f"127.0.0.1:{port}" for port in free_ports(2)]}
+    workers = []
+    for index, until_step in enumerate((12, 8)):
+        run = copy_of(undisturbed[0], tmp_path / str(index), until_step=until_step)
+        task = {"cluster": cluster, "task": {"type": "worker", "index": index}}
+        environment = {"PYTHONPATH": str(ROOT), "TF_CONFIG": json.dumps(task)}
+        command = [sys.executable, "-c", RESUME, str(run.path)]
+        options = {"env": os.environ | environment, "text": True}
+        workers.append(subprocess.Popen(command, stdout=subprocess.PIPE, **options))
+    expected = "worker 0 read step 12, the first", "worker 1 read step 8, the first worker step 12"
+    for worker, message in zip(workers, expected, strict=True):
+        assert message in worker.communicate(timeout=600)[0]
 
 
 # Gradients that are not finite
@@ -713,55 +794,12 @@ def test_weight_average_follows_weights(kind):
 # Compiled, and on several devices
 
 TRAIN_WITH_XLA = """
-import pathlib, sys
+import sys
 sys.path.insert(0, sys.argv[1])
 import tiny_run
 from keras_transformer.training import RunDirectory, train
-train(RunDirectory(sys.argv[2]), tiny_run.corpus(), jit_compile=sys.argv[3] == "xla")
+train(RunDirectory(sys.argv[2]), tiny_run.corpus(), jit_compile=True)
 """
-
-
-def train_compiled(run: pathlib.Path, way: str, **environment: str) -> str:
-    command = [
-        sys.executable,
-        "-c",
-        TRAIN_WITH_XLA,
-        str(pathlib.Path(__file__).parent),
-        str(run),
-        way,
-    ]
-    done = subprocess.run(
-        command,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"} | environment,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
-
-
-@pytest.mark.slow
-def test_xla_compiles_each_shape_once_and_agrees(tmp_path):
-    dump = tmp_path / "dump"
-    runs = {}
-    for way in ("plain", "xla"):
-        runs[way] = tiny_run.create(tmp_path / way, num_layers=1, dropout=0.0)
-        train_compiled(
-            tmp_path / way,
-            way,
-            XLA_FLAGS=f"--xla_dump_to={dump} --xla_dump_hlo_as_text" if way == "xla" else "",
-        )
-    programs = [
-        path.name
-        for path in dump.iterdir()
-        if re.search(r"forward_and_backward.*before_optimizations\.txt$", path.name)
-    ]
-    assert len(programs) == num_shapes(runs["xla"], tiny_run.corpus()) > 1
-    plain, compiled = (runs[way].load_model("step-12").get_weights() for way in runs)
-    for expected, found in zip(plain, compiled, strict=True):
-        np.testing.assert_allclose(found, expected, atol=1e-4)
-
-
 TRAIN_ON_TWO_DEVICES = """
 import pathlib
 import sys
@@ -774,18 +812,40 @@ from keras_transformer.training import make_strategy, train
 
 strategy = make_strategy("mirrored")
 print("replicas", strategy.num_replicas_in_sync)
-run = tiny_run.create(pathlib.Path(sys.argv[2]), num_layers=1)
+run = tiny_run.create(pathlib.Path(sys.argv[2]))
 train(run, tiny_run.corpus(), tiny_run.text(16, seed=1), strategy=strategy, show=False)
 """
 
 
+def train_in_process(program: str, run: pathlib.Path, **environment: str) -> str:
+    """Runs a program in another process, and returns what it printed."""
+    environment |= {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    command = [sys.executable, "-c", program, str(pathlib.Path(__file__).parent), str(run)]
+    done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_xla_compiles_each_shape_once_and_agrees(tmp_path):
+    plain, compiled = (tiny_run.create(tmp_path / name, dropout=0.0) for name in ("plain", "xla"))
+    train(plain, tiny_run.corpus(), jit_compile=False, show=False)
+    dump = tmp_path / "dump"
+    flags = f"--xla_dump_to={dump} --xla_dump_hlo_as_text"
+    train_in_process(TRAIN_WITH_XLA, compiled.path, XLA_FLAGS=flags)
+    programs = [
+        path.name
+        for path in dump.iterdir()
+        if re.search(r"forward_and_backward.*before_optimizations\.txt$", path.name)
+    ]
+    assert len(programs) == num_shapes(compiled, tiny_run.corpus()) > 1
+    expected, found = (run.load_model("step-12").get_weights() for run in (plain, compiled))
+    for one, other in zip(expected, found, strict=True):
+        np.testing.assert_allclose(other, one, atol=1e-4)
+
+
 @pytest.mark.slow
 def test_mirrored_run_trains_on_two_devices(tmp_path):
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
-    tests = str(pathlib.Path(__file__).parent)
-    command = [sys.executable, "-c", TRAIN_ON_TWO_DEVICES, tests, str(tmp_path / "run")]
-    done = subprocess.run(command, env=environment, text=True, capture_output=True, timeout=600)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert "replicas 2" in done.stdout
+    assert "replicas 2" in train_in_process(TRAIN_ON_TWO_DEVICES, tmp_path / "run")
     names = {path.name for path in (tmp_path / "run" / "checkpoints").glob("*.index")}
     assert names == {"step-4.index", "step-8.index", "step-12.index", "average.index"}

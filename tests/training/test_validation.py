@@ -37,7 +37,7 @@ LONG = {"checkpoint_steps": 1000, "batch_tokens": 2000}  # affords all of the te
 
 def make_model(vocabulary, seed=1):
     """Gives a model whose weights are large enough to say something."""
-    model = Transformer(tiny_run.model_config(num_layers=1, vocabulary_size=vocabulary.size))
+    model = Transformer(tiny_run.model_config(vocabulary_size=vocabulary.size))
     generator = np.random.default_rng(seed)
     for weight in model.weights:
         weight.assign(generator.normal(size=weight.shape))

@@ -1,7 +1,7 @@
 """A training run small enough for a test: reading strings of letters backwards.
 
-As a script it goes on with such a run and sends its own process a signal, SIGKILL if none is
-named, after so many batches of it:
+As a script it resumes such a run, and sends its own process a signal, SIGKILL by default, after so
+many batches of the run:
 
     python tiny_run.py RUN_DIRECTORY BATCHES [SIGNAL]
 """
@@ -40,7 +40,7 @@ def corpus(count: int = 48, seed: int = 0) -> TokenizedCorpus:
 
 
 def model_config(**changes: Any) -> TransformerConfig:
-    values = {"num_layers": 2, "model_dim": 16, "feed_forward_dim": 32, "num_heads": 2}
+    values = {"num_layers": 1, "model_dim": 16, "feed_forward_dim": 32, "num_heads": 2}
     values |= {"vocabulary_size": make_vocabulary().size, "dropout": 0.2}
     return TransformerConfig(**values | changes)
 
@@ -57,14 +57,11 @@ def training_config(**changes: Any) -> TrainingConfig:
     return TrainingConfig(**values | {"warmup_steps": 6, "learning_rate": 0.02} | changes)
 
 
-def create(
-    path: pathlib.Path, *, num_layers: int = 2, dropout: float = 0.2, **changes: Any
-) -> RunDirectory:
+def create(path: pathlib.Path, *, dropout: float = 0.2, **changes: Any) -> RunDirectory:
     """Creates a run whose training configuration has some changes."""
     run, vocabulary = RunDirectory(path), make_vocabulary()
-    model = model_config(num_layers=num_layers, dropout=dropout)
-    training = training_config(**changes)
-    run.write(RunConfigs(model, DATA, training), vocabulary, vocabulary)
+    configs = RunConfigs(model_config(dropout=dropout), DATA, training_config(**changes))
+    run.write(configs, vocabulary, vocabulary)
     return run
 
 
