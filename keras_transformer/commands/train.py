@@ -227,7 +227,9 @@ def _read_texts(configs: "RunConfigs") -> "list[ParallelText]":
     devs = read_validation_texts(configs.corpora, configs.task)
     check_validation(configs.training, configs.task, devs[0] if devs else None)
     if not devs:
-        print("There is no dev set; name one with --dev_source and --dev_target, or --dev_file.")
+        is_pairs = configs.corpora.train_source is not None
+        form = "--dev_source and --dev_target" if is_pairs else "--dev_file"
+        print(f"There is no dev set; name one with {form}.")
     # Those of a run that is resumed may be gone.
     if (flags.FLAGS.test_source, flags.FLAGS.test_file) != (None, None):
         read_test_text(configs.corpora, task=configs.task)

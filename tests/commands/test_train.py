@@ -1,17 +1,15 @@
-"""The command train: what it makes, how it goes on, and what it refuses."""
+"""The command train: what it leaves, how it resumes, and what it rejects."""
 
-import functools
 import gzip
 import json
 import platform
 import re
 import shutil
 import signal
-import time
 
 import pytest
 
-from keras_transformer.training import distribution
+from keras_transformer.training import Stopped, distribution, trainer
 
 
 def _contents(folder):
@@ -49,14 +47,6 @@ def test_finished_run_is_reported_and_unchanged(call, copy, train_flags):
     after = _contents(copy)
     before.pop("config.json"), after.pop("config.json")  # written again, with the same text
     assert after == before
-
-
-@pytest.mark.slow
-def test_missing_token_cache_of_resumed_run_is_reported(call, copy, train_flags):
-    shutil.rmtree(copy / "tokens")
-    result = call("train.py", f"--run_dir={copy}", *train_flags, "--train_steps=41")
-    assert result.code == 0, result.err
-    assert "The text was not in the cache: if it has changed since the run began" in result.out
 
 
 def test_differing_flags_are_rejected_by_name(call, copy, train_flags, refused):
@@ -112,11 +102,13 @@ def test_train_steps_alone_extends_run(call, copy):
 
 
 @pytest.mark.slow
-def test_damaged_checkpoint_is_reported_and_skipped(call, copy, train_flags):
+def test_damaged_checkpoint_and_missing_tokens_are_reported(call, copy, train_flags):
+    shutil.rmtree(copy / "tokens")
     (data,) = (copy / "checkpoints").glob("step-40.data*")
     data.write_bytes(data.read_bytes()[:1000])
     result = call("train.py", f"--run_dir={copy}", *train_flags, "--train_steps=45")
     assert result.code == 0, result.err
+    assert "The text was not in the cache: if it has changed since the run began" in result.out
     assert "step-40 is damaged" in result.out
     assert "resuming from step 20" in result.out
 
@@ -198,26 +190,33 @@ def test_full_disk_leaves_whole_checkpoints(run, small_disk, train_flags, refuse
     assert left == {"step-20", "checkpoint_metrics"}
 
 
-@pytest.mark.slow
-def test_ctrl_c_reports_checkpoint_and_how_to_resume(start, tmp_path, train_flags):
-    options = ("--train_steps=1000000", "--checkpoint_steps=5")
-    without_dev = [flag for flag in train_flags if not flag.startswith("--dev_")]  # saves time
-    # A shell lets its background jobs ignore Ctrl-C, and pytest may be one.
-    heed = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    process = start(
-        "train.py", f"--run_dir={tmp_path}/run", *without_dev, *options, preexec_fn=heed
-    )
-    while not list(tmp_path.glob("run/checkpoints/step-*.index")) and process.poll() is None:
-        time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=1200)
-    assert process.returncode == 130, err
-    (message,) = err.strip().splitlines()
-    (checkpoint,) = re.findall(
-        r"stopped; checkpoint (step-\d+) is saved in .*/checkpoints, and", message
-    )
-    assert (tmp_path / "run" / "checkpoints" / f"{checkpoint}.index").exists()
-    assert message.endswith("the same command resumes from there")
+@pytest.fixture
+def training_ends(monkeypatch):
+    """Replaces training by an exception."""
+
+    def training_ends(error):
+        def train(*arguments, **options):
+            raise error
+
+        monkeypatch.setattr(trainer, "train", train)
+
+    return training_ends
+
+
+def test_stopped_run_reports_checkpoint_and_status(call, tmp_path, train_flags, training_ends):
+    command = ("train.py", f"--run_dir={tmp_path}/run", *train_flags)
+    expected = f"stopped; checkpoint step-7 is saved in {tmp_path}/run/checkpoints, and the same "
+    training_ends(Stopped(signal.SIGTERM, 7))
+    result = call(*command)
+    assert (result.code, result.err) == (0, "")
+    assert result.out.splitlines()[-1] == f"{expected}command resumes from there"
+    training_ends(Stopped(signal.SIGINT, 7))
+    result = call(*command)
+    assert result.code == 130
+    assert result.err.strip() == f"train.py: {expected}command resumes from there"
+    training_ends(KeyboardInterrupt())
+    result = call(*command)
+    assert (result.code, result.err.strip()) == (130, "train.py: interrupted")
 
 
 def start_workers(start, free_ports, *arguments):
@@ -246,20 +245,6 @@ def test_two_workers_train_the_same_run_as_one(start, tmp_path, trained, train_f
 
 
 @pytest.mark.slow
-def test_sigterm_saves_checkpoint_and_exits_0(start, tmp_path, train_flags):
-    options = ("--train_steps=1000000", "--checkpoint_steps=1000000", "--log_steps=1")
-    process = start("train.py", f"--run_dir={tmp_path}/run", *train_flags, *options)
-    for line in process.stdout:
-        if "tok/s" in line:
-            break
-    process.terminate()
-    out, err = process.communicate(timeout=1200)
-    assert (process.returncode, err) == (0, "")
-    assert "is saved in" in out.splitlines()[-1]
-    assert list(tmp_path.glob("run/checkpoints/step-*.index"))
-
-
-@pytest.mark.slow
 def test_sigterm_to_one_worker_stops_all_at_same_step(start, tmp_path, train_flags, free_ports):
     options = ("--train_steps=1000000", "--checkpoint_steps=1000000", "--log_steps=1")
     without_dev = [flag for flag in train_flags if not flag.startswith("--dev_")]  # saves time
@@ -278,29 +263,31 @@ def test_sigterm_to_one_worker_stops_all_at_same_step(start, tmp_path, train_fla
     assert (tmp_path / "run" / "checkpoints" / f"step-{step}.index").exists()
 
 
-def test_ctrl_c_before_first_update_is_reported(call, tmp_path, train_flags, monkeypatch):
-    def interrupted(*arguments, **options):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("keras_transformer.training.trainer.train", interrupted)
-    result = call("train.py", f"--run_dir={tmp_path}/run", *train_flags)
-    assert (result.code, result.err.strip()) == (130, "train.py: interrupted")
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(("computes", "trim_threshold"), [(True, "131072"), (False, None)])
 def test_slow_bfloat16_and_malloc_are_reported(
-    call, train_flags, tmp_path, monkeypatch, computes, trim_threshold
+    call, train_flags, tmp_path, monkeypatch, training_ends, computes, trim_threshold
 ):
     monkeypatch.setattr(distribution, "computes_in_bfloat16", lambda: computes)
     monkeypatch.delenv("MALLOC_TRIM_THRESHOLD_", raising=False)
-    if trim_threshold:  # set by the person, and left alone
+    if trim_threshold:  # set by the user
         monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", trim_threshold)
-    short = ["--train_steps=1", "--checkpoint_steps=1", "--precision=mixed_bfloat16"]
-    result = call("train.py", f"--run_dir={tmp_path / 'run'}", *train_flags, *short)
+    training_ends(Stopped(signal.SIGTERM, 7))
+    flags = [*train_flags, "--precision=mixed_bfloat16"]
+    result = call("train.py", f"--run_dir={tmp_path / 'run'}", *flags)
     assert (result.code, result.err) == (0, "")
     warnings = [line for line in result.out.splitlines() if "no instructions for" in line]
     assert len(warnings) == (0 if computes else 1), result.out
     assert computes or "at 0.7 of the rate with AVX2" in warnings[0]
     is_kept = trim_threshold is None and platform.libc_ver()[0] == "glibc"
     assert ("Training on the CPU, malloc trimming disabled, with" in result.out) == is_kept
+
+
+def test_missing_dev_set_names_flags_of_the_text(call, train_flags, tmp_path, training_ends):
+    training_ends(Stopped(signal.SIGTERM, 7))
+    flags = [flag for flag in train_flags if not flag.startswith("--dev_")]
+    result = call("train.py", f"--run_dir={tmp_path / 'pairs'}", *flags)
+    assert "There is no dev set; name one with --dev_source and --dev_target.\n" in result.out
+    (tmp_path / "trees").write_text("(S (NP (NN a)) (VP (VB b)))\n" * 5)
+    flags = ("--task=parsing", f"--train_file={tmp_path / 'trees'}")
+    result = call("train.py", f"--run_dir={tmp_path / 'trees_run'}", *flags)
+    assert "There is no dev set; name one with --dev_file.\n" in result.out
