@@ -20,7 +20,7 @@ from absl import flags
 
 # Files that take longest, by their names: begun last, one of them would keep everyone waiting.
 _LONGEST = (
-    "test_fit", "test_devices", "test_backends", "test_readme", "test_train",
+    "test_fit", "test_devices", "test_backends", "test_pages", "test_train",
     "test_benchmark_decode", "test_fuzz", "test_native_runtime", "test_model_server",
     "test_translate", "test_export_script",
     "test_signatures", "test_search_options", "test_transformer", "test_ctranslate2",
