@@ -347,7 +347,7 @@ class ConstrainedLogits(NamedTuple):
 def constrain(
     logits: Tensor, spec: SearchSpec, inputs: SentenceInputs, state: State
 ) -> ConstrainedLogits:
-    """Asks all constraints about logits [B, W, V] of the next tokens."""
+    """Applies all constraints to logits [B, W, V] of the next tokens."""
     limits = (state.tokens, state.time, inputs.max_lengths, spec.eos_id, spec.pad_id, logits)
     asked = [
         (constraint, OpenHypotheses(its_inputs, its_state, *limits))
@@ -411,7 +411,7 @@ def best_continuations(
     allowed, extra_ids = constrained.allowed, constrained.extra_ids
     num_hypotheses, vocabulary_size = allowed.shape[1:]
     size = num_hypotheses // num_sets
-    # Forbidden tokens may be among the best ones.
+    # The best tokens of each set: more than `count`, since forbidden ones may be among them.
     num_candidates = count + size * sum(ids.shape[2] for ids in constrained.forbidden_ids)
     width = min(num_candidates, size * (vocabulary_size or num_candidates))
     groups, shift, log_sum = scoring.normalize(
@@ -423,7 +423,7 @@ def best_continuations(
         places = tf.minimum(found.ids, tf.size(spec.subset.ids) - 1)  # padding of rows, at -inf
         found = found._replace(ids=tf.gather(spec.subset.ids, places))
     parents = tf.reshape(tf.range(num_hypotheses), [num_sets, size])
-    if extra_ids is not None:
+    if extra_ids is not None:  # and those that a constraint asks for, unless they are there
         index = tf.range(tf.shape(extra_ids)[2])  # [P]
         is_same = extra_ids[..., None] == extra_ids[:, :, None]  # [B, W, P, P]
         is_old = tf.reduce_any(is_same & (index < index[:, None]), axis=-1)
@@ -432,6 +432,7 @@ def best_continuations(
         logits = tf.gather(allowed, extra_ids, batch_dims=2) - shift[..., None]
         extra = (logits + offsets[..., None], parents + tf.zeros_like(extra_ids), extra_ids)
         found = _join(found, Candidates(*extra))
+    # Forbidden tokens are impossible, and all but the forced one where there is one.
     is_forced = constrained.is_forced[:, None, None]
     is_forbidden = is_forced | constrained.is_forbidden(found.ids, found.parents)
     found = found._replace(log_probs=tf.where(is_forbidden, IMPOSSIBLE, found.log_probs))
@@ -440,7 +441,7 @@ def best_continuations(
     forced_ids = tf.reshape(constrained.forced_ids, [-1, 1, 1])
     forced_parts = (tf.broadcast_to(each, tf.shape(forced)) for each in (parents, forced_ids))
     found = _join(found, Candidates(forced, *forced_parts))
-    if width < num_candidates:  # of a vocabulary smaller than the beam
+    if width < num_candidates:  # the vocabulary is smaller than the beam
         padding = [[0, 0], [0, 0], [0, num_candidates - width]]
         log_probs = tf.pad(found.log_probs, padding, constant_values=IMPOSSIBLE)
         found = Candidates(log_probs, *(tf.pad(part, padding) for part in found[1:]))

@@ -53,10 +53,9 @@ def test_dimension_0_is_the_batch_everywhere(signatures):
     names = ["serving_default", "translate_options", "score", "tokens", "attention"]
     assert list(signatures) == names
     for function in signatures.values():
-        for name, spec in [
-            *signature_inputs(function).items(),
-            *function.structured_outputs.items(),
-        ]:
+        inputs = signature_inputs(function)
+        assert {spec.shape.rank for spec in inputs.values()} == {1}  # none needs padding
+        for name, spec in [*inputs.items(), *function.structured_outputs.items()]:
             assert spec.shape.rank >= 1
             assert spec.shape[0] is None
             assert not name.endswith("_bytes")
@@ -115,6 +114,8 @@ def test_tokens_are_translated_like_their_text(signatures, separate_translator):
     np.testing.assert_allclose(answer["scores"], by_text["scores"], rtol=1e-5)
     assert np.array_equal(answer["lengths"], (answer["ids"] != PAD_ID).sum(-1))
     assert answer["lengths"][1].tolist() == [0, 0]  # the blank sentence
+    blank = _ask(signatures["tokens"], ["", " "])
+    assert not blank["lengths"].any() and not blank["scores"].any()
 
 
 @pytest.mark.parametrize(
@@ -132,17 +133,6 @@ def test_odd_ids_are_read_as_documented(signatures, row, read_as):
     found = _ask(signatures["tokens"], [row, "7 8"])
     assert np.array_equal(found["ids"], expected["ids"])
     np.testing.assert_allclose(found["scores"], expected["scores"], rtol=1e-5)
-
-
-def test_rows_without_ids_have_empty_translations(signatures):
-    answer = _ask(signatures["tokens"], ["", " "])
-    assert not answer["lengths"].any()
-    assert not answer["scores"].any()
-
-
-def test_inputs_are_columns_which_need_no_padding(signatures):
-    for function in signatures.values():
-        assert {spec.shape.rank for spec in signature_inputs(function).values()} == {1}
 
 
 @pytest.mark.parametrize("name", ["score", "attention"])

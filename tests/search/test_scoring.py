@@ -48,12 +48,6 @@ def test_coverage_penalty_takes_a_beta_per_sentence():
     assert (found[0] == 0).all() and (found[1] < 0).all()
 
 
-def test_coverage_penalty_takes_one_beta_for_all():
-    coverage = tf.fill([2, 3, 4], 0.5)
-    found = coverage_penalty(coverage, tf.constant([[0.1]]))
-    np.testing.assert_allclose(found, np.full([2, 3], 0.4 * math.log(0.5)), rtol=1e-6)
-
-
 @pytest.mark.parametrize("width", [5, 300, 2048, 8000, 9521])
 @pytest.mark.parametrize("values", ["distinct", "many equal", "all equal", "one finite"])
 def test_top_k_equals_tensorflow_ties_included(width, values):
