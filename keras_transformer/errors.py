@@ -24,7 +24,7 @@ class InputError(ValueError):
 
 
 def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
-    """Raises `InputError` unless an argument is one of those it may be."""
+    """Raises `InputError` unless an argument is one of the choices."""
     if value not in choices:
         raise InputError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
 

@@ -17,12 +17,9 @@ import io
 import itertools
 import os
 import pathlib
-import queue
 import re
 import shutil
 import stat
-import sys
-import threading
 import uuid
 import zlib
 from collections.abc import Callable, Iterator
@@ -39,8 +36,6 @@ _LOCK = "lock"
 _GZIP_MAGIC = b"\x1f\x8b"  # RFC 1952, 2.3.1
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _BUFFER_BYTES = 1 << 18
-_FIFO_MESSAGE_S = 2.0  # before the user learns what is waited for
-_FIFO_LIMIT_S = 28.0  # and from then on until it is given up
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
@@ -199,8 +194,7 @@ def iterate_lines(path: Path) -> Iterator[str]:
             mark at its beginning is no part of the text.
 
     Raises:
-        InputError: the file is missing, not a file, empty, damaged, or not UTF-8; or it is a FIFO
-            that no process opens for writing within half a minute.
+        InputError: the file is missing, a folder, empty, damaged, or not UTF-8.
     """
     with _open(pathlib.Path(path)) as file:
         first = file.readline().removeprefix(_BYTE_ORDER_MARK)
@@ -276,7 +270,7 @@ def _open(path: pathlib.Path) -> Iterator[IO[bytes]]:
     """Opens a file for reading bytes, decompressed where it is gzip; faults are `InputError`."""
     check_text_file(path)
     try:
-        with io.BufferedReader(_open_raw(path), _BUFFER_BYTES) as file:
+        with path.open("rb", _BUFFER_BYTES) as file:
             if path.suffix == ".gz" or file.peek(2).startswith(_GZIP_MAGIC):
                 # GzipFile finds the ends of lines in Python, a buffer around it does so in C.
                 with gzip.GzipFile(fileobj=file) as unpacked:
@@ -289,29 +283,3 @@ def _open(path: pathlib.Path) -> Iterator[IO[bytes]]:
         ) from error
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from error
-
-
-def _open_raw(path: pathlib.Path) -> io.FileIO:
-    """Opens a file; for a FIFO, waits a limited time until a process opens it for writing."""
-    if not path.is_fifo():
-        return io.FileIO(path)
-    descriptors: queue.SimpleQueue[int] = queue.SimpleQueue()  # opening blocks, so a thread does it
-    opener = threading.Thread(
-        target=lambda: descriptors.put(os.open(path, os.O_RDONLY)), daemon=True
-    )
-    opener.start()
-    try:
-        with contextlib.suppress(queue.Empty):
-            return io.FileIO(descriptors.get(timeout=_FIFO_MESSAGE_S))
-        print(f"Waiting for a process to write to the FIFO {path} ...", file=sys.stderr, flush=True)
-        return io.FileIO(descriptors.get(timeout=_FIFO_LIMIT_S))
-    except BaseException as error:
-        with contextlib.suppress(OSError):  # a writer that comes and goes lets the thread end
-            os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
-            os.close(descriptors.get(timeout=_FIFO_LIMIT_S))
-        if not isinstance(error, queue.Empty):
-            raise
-        raise InputError(
-            f"{path} is a FIFO, and no process has opened it for writing; start the one that "
-            "writes to it, or give a file"
-        ) from None

@@ -15,7 +15,6 @@ import tracemalloc
 
 import pytest
 
-from keras_transformer import files
 from keras_transformer.errors import InputError
 from keras_transformer.files import atomic_folder, iterate_lines, read_lines, write_atomically
 
@@ -306,47 +305,11 @@ def test_unusable_file_is_named_with_its_fault(tmp_path, name, content, message)
         read_lines(tmp_path / name)
 
 
-# FIFOs
-
-
-def open_for_writing(fifo, content, seconds):
-    def write():
-        time.sleep(seconds)
-        with open(fifo, "wb") as file:
-            time.sleep(seconds)
-            file.write(content)
-
-    thread = threading.Thread(target=write)
-    thread.start()
-    return thread
-
-
 @pytest.mark.parametrize("compress", [bytes, gzip.compress])
-def test_fifo_is_read(tmp_path, compress, capsys):
+def test_fifo_is_read(tmp_path, compress):
     os.mkfifo(tmp_path / "fifo")
-    writer = open_for_writing(tmp_path / "fifo", compress(b"one\ntwo\n"), seconds=0.0)
+    content = compress(b"one\ntwo\n")
+    writer = threading.Thread(target=(tmp_path / "fifo").write_bytes, args=[content])
+    writer.start()
     assert read_lines(tmp_path / "fifo") == ["one", "two"]
     writer.join()
-    assert capsys.readouterr().err == ""
-
-
-def test_late_fifo_writer_is_awaited_with_a_message(tmp_path, monkeypatch, capsys):
-    os.mkfifo(tmp_path / "fifo")
-    monkeypatch.setattr(files, "_FIFO_MESSAGE_S", 0.01)
-    writer = open_for_writing(tmp_path / "fifo", b"one\n", seconds=0.2)
-    assert read_lines(tmp_path / "fifo") == ["one"]
-    writer.join()
-    assert capsys.readouterr().err == (
-        f"Waiting for a process to write to the FIFO {tmp_path / 'fifo'} ...\n"
-    )
-
-
-def test_fifo_without_writer_is_an_error(tmp_path, monkeypatch):
-    os.mkfifo(tmp_path / "fifo")
-    monkeypatch.setattr(files, "_FIFO_MESSAGE_S", 0.01)
-    monkeypatch.setattr(files, "_FIFO_LIMIT_S", 0.5)
-    threads = threading.active_count()
-    with pytest.raises(InputError, match=r"fifo is a FIFO, and no process has opened it for wri"):
-        read_lines(tmp_path / "fifo")
-    while threading.active_count() > threads:
-        time.sleep(0.01)

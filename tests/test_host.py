@@ -14,7 +14,7 @@ from keras_transformer import host
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 # 5 arrays of 64 MB, one after the other: 16,384 pages each. Threads are those of TensorFlow's
-# pools: by default each has an arena of its own. The threshold is what TensorFlow's library sets.
+# pools: by default each has its own arena. The threshold is what TensorFlow's library sets.
 _ALLOCATE = """
 import ctypes, resource, sys, threading
 from keras_transformer import keep_freed_memory
@@ -68,7 +68,7 @@ def test_kept_memory_takes_no_page_faults(calls):
 def test_default_malloc_takes_page_faults():
     enabled = pathlib.Path("/sys/kernel/mm/transparent_hugepage/enabled")
     if enabled.exists() and "[always]" in enabled.read_text():
-        pytest.skip("the system gives large pages of its own accord")
+        pytest.skip("the system gives large pages by default")
     assert _faults(0)[1] > 0.9 * _PAGES
 
 
@@ -116,7 +116,7 @@ void *realloc(void *block, size_t size) {
 @_ON_GLIBC
 def test_preloaded_malloc_is_left_alone(tmp_path):
     if shutil.which("gcc") is None:
-        pytest.skip("needs gcc for a malloc of its own")
+        pytest.skip("needs gcc to build another malloc")
     (tmp_path / "other.c").write_text(_OTHER_MALLOC)
     library = tmp_path / "other.so"
     command = ["gcc", "-shared", "-fPIC", "-o", str(library), str(tmp_path / "other.c")]

@@ -7,8 +7,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-import pytest
-
 import keras_transformer
 
 PACKAGE = pathlib.Path(keras_transformer.__file__).parent
@@ -91,24 +89,6 @@ def test_modules_import_from_lower_floors_only():
     assert {path: names for path, names in forbidden.items() if names} == {}
 
 
-@pytest.mark.parametrize(
-    ("path", "line", "is_allowed"),
-    [
-        ("layers/transformer.py", "from keras_transformer.layers.masks import causal_bias", True),
-        ("layers/transformer.py", "from keras_transformer import errors", True),
-        ("config/model.py", "from keras_transformer.errors import InputError", True),
-        ("layers/transformer.py", "from keras import ops", True),
-        ("layers/transformer.py", "def f():\n    import keras_transformer.text", False),
-        ("data/batches.py", "from keras_transformer.models import Transformer", False),
-        ("errors.py", "from keras_transformer import layers", False),
-        ("training/trainer.py", "from keras_transformer import Translator", False),
-        ("training/trainer.py", "from ..serving import export", False),
-    ],
-)
-def test_forbidden_imports_are_found(path, line, is_allowed):
-    assert (forbidden_imports(pathlib.Path(path), ast.parse(line)) == []) == is_allowed
-
-
 def module_name(path: pathlib.Path) -> str:
     return ".".join((PACKAGE.name, *path.with_suffix("").parts)).removesuffix(".__init__")
 
@@ -143,19 +123,6 @@ def find_cycle(trees: dict[str, ast.Module]) -> list[str]:
 def test_no_import_cycles():
     trees = {module_name(path): tree for path, tree in TREES.items()}
     del trees[PACKAGE.name]  # no module of the package imports the names at its top
-    assert find_cycle(trees) == []
-
-
-def test_cycles_inside_functions_are_found():
-    sources = {
-        "p.a": "from p.b import f",
-        "p.b": "if TYPE_CHECKING:\n    from p import c",
-        "p.c": "def f():\n    from p.a import g",
-        "p.d": "import p.a",
-    }
-    trees = {name: ast.parse(source) for name, source in sources.items()}
-    assert find_cycle(trees) == ["p.a", "p.b", "p.c", "p.a"]
-    trees["p.c"] = ast.parse("import os")
     assert find_cycle(trees) == []
 
 

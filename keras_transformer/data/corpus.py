@@ -44,8 +44,8 @@ class TokenizedCorpus:
             EOS, which batches add.
         target_offsets: int64 [N + 1], where each begins.
         part_offsets: int64 [P + 1]: pairs part_offsets[p]:part_offsets[p + 1] are of corpus p.
-        length_counts: of the pairs, where they are kept with the ids.
-        dropped: number of pairs left out, by reason.
+        length_counts: of the pairs, if they are stored with the ids.
+        dropped: number of dropped pairs by reason.
 
     Example:
         >>> corpus = TokenizedCorpus.from_ids([[5, 6], []], [[7], [8]])
@@ -71,13 +71,13 @@ class TokenizedCorpus:
         max_length_ratio: float | None = None,
         may_be_empty: bool = False,
     ) -> "TokenizedCorpus":
-        """Packs sentences, without the pairs that cannot be trained on.
+        """Packs sentences, and drops pairs that cannot be trained on.
 
         Args:
             source: token ids of each sentence, without BOS and EOS.
             target: the same for the translations, in the same order.
             max_length, max_length_ratio: see `LengthFilter`.
-            may_be_empty: whether it is no error that no pair is left.
+            may_be_empty: accept a corpus of which no pair is left.
 
         Raises:
             InputError: the sides differ in length, or no pair is left.

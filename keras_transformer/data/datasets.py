@@ -53,7 +53,7 @@ class DatasetSplit:
         }
 
     def has_split(self) -> bool:
-        """Whether the data set has this split; errors are those of going through it."""
+        """Whether the data set has this split; errors as in iteration."""
         builder, _ = self._prepared()
         return self._is_in(builder)
 
@@ -106,7 +106,7 @@ def _find_builder(name: str, data_dir: str | os.PathLike[str] | None) -> Any:
         configs = tfds.builder_cls(name.split("/")[0]).builder_configs
         raise InputError(
             f"there is no config {name!r}; configs: {', '.join(configs) or 'none'} "
-            "(a pair that is there the other way round can be reversed)"
+            "(reverse swaps source and target)"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""Which target tokens each source token may become, learned from a corpus.
+"""Shortlists: the target tokens that each source token may become, learned from a corpus.
 
 A search limited to these computes logits for a tenth of the vocabulary (Jean et al. 2015,
 section 4; Devlin 2017).
@@ -26,7 +26,7 @@ Ids = npt.NDArray[np.int32]
 
 _MOST_CANDIDATES = 100  # of a source token
 _MOST_COMMON = 100
-# Of a larger corpus sentence pairs are taken evenly, until they have so many pairs of tokens.
+# A larger corpus is sampled evenly down to about this many token pairs.
 _MOST_ENTRIES = 50_000_000
 
 
@@ -88,17 +88,17 @@ class Shortlist:
                 return cls(common=arrays["common"], candidates=arrays["candidates"])
         except (ValueError, KeyError, OSError, EOFError, zlib.error, zipfile.BadZipFile) as error:
             raise InputError(
-                f"{os.fspath(path)} cannot be read ({error}); remove it, and it is learned again"
+                f"{os.fspath(path)} cannot be read ({error}); remove it: it will be learned again"
             ) from error
 
 
 def lexical_probabilities(
     corpus: TokenizedCorpus, target_size: int, iterations: int = 5
 ) -> tuple[Ids, Ids, npt.NDArray[np.float64]]:
-    """Returns what each source token becomes by IBM model 1 (Brown et al. 1993, section 4.1).
+    """Returns translation probabilities by IBM model 1 (Brown et al. 1993, section 4.1).
 
     Expectation maximization from equal probabilities. Each sentence also has a null source token,
-    PAD, from which target tokens without a counterpart come; EOS is left out.
+    PAD, from which target tokens without a counterpart come; EOS is ignored.
 
     Returns:
         Source tokens, target tokens and the probability of the target token given the source

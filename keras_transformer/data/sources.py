@@ -23,7 +23,7 @@ from keras_transformer.text import Vocabulary, learn_vocabulary
 
 # A sample of this size gives nearly the tokens that all sentences would, in about 1 GB.
 _MAX_SENTENCES = 1_000_000
-# Up to this size the vocabulary is learned here, in some 100 MB; a new process takes seconds.
+# Up to this size learning takes about 100 MB, and less time than starting a process.
 _SMALL_CHARACTERS = 10_000_000
 
 
@@ -88,7 +88,7 @@ class FilePair:
                 longer = count + 1 + sum(1 for _ in (target if left is None else source))
                 lines = (count, longer) if left is None else (longer, count)
                 raise InputError(
-                    f"parallel files must have as many lines as each other: {self.source} has "
+                    f"parallel files must have the same number of lines: {self.source} has "
                     f"{lines[0]} and {self.target} has {lines[1]}; align them first"
                 )
             yield left, right
@@ -120,12 +120,12 @@ def read_parallel(source_path: Path, target_path: Path) -> ParallelText:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LengthFilter:
-    """Drops pairs by their number of tokens, start and end tokens aside.
+    """Drops pairs by their number of tokens, without BOS and EOS.
 
     Attributes:
         max_length: pairs with more tokens on a side are dropped; None keeps all.
-        max_length_ratio: pairs whose longer side has more than so many times the tokens of the
-            shorter one are dropped; None keeps all. Pairs with an empty side always are.
+        max_length_ratio: pairs are dropped if one side has more than this many times the tokens of
+            the other; None keeps all. Pairs with an empty side are always dropped.
 
     Example:
         >>> keep, dropped = LengthFilter(max_length=9)(np.array([5, 10]), np.array([0, 4]))
@@ -174,19 +174,19 @@ def learn_from_corpus(
 ) -> Vocabulary:
     """Learns one vocabulary from a corpus.
 
-    For a large text that happens in a child process, whose memory the system takes back. As with
-    all spawned processes, a script must call this under `if __name__ == "__main__"`.
+    A large text is learned from in a child process, so that its memory is freed. As with all
+    spawned processes, a script must call this under `if __name__ == "__main__"`.
 
     Args:
         sources: the text.
-        sides: what to learn from: 0 for sources, 1 for targets, or both.
+        sides: 0 to learn from sources, 1 from targets, or both.
         **options: of `learn_vocabulary`, such as size and kind.
 
     Raises:
         InputError: the text cannot be read, or does not support such a vocabulary.
     """
     for source in sources:
-        _ = source.identity  # raises for what cannot be read twice, such as a pipe
+        _ = source.identity  # raises for a pipe, which cannot be read twice
     sentences = (pair[side] for pair in itertools.chain.from_iterable(sources) for side in sides)
     characters = itertools.accumulate(map(len, sentences))
     if all(count <= _SMALL_CHARACTERS for count in characters):
@@ -199,9 +199,9 @@ def learn_from_corpus(
             return Vocabulary(process.submit(_learn, sources, sides, options).result())
     except BrokenProcessPool as error:
         raise InputError(
-            "the process that learns the vocabulary died, perhaps for lack of memory; learn from "
-            "fewer sentences with keras-transformer learn_vocabulary --max_sentences, and give the "
-            "result as vocabulary"
+            "the process that learns the vocabulary died, perhaps for lack of memory; learn one "
+            "from fewer sentences with keras-transformer learn_vocabulary --max_sentences and name "
+            "it with --vocabulary"
         ) from error
 
 

@@ -6,12 +6,12 @@ A cache folder belongs to one run, or is shared by several. In it:
         manifest.json     inputs, type and length of each array, counts of dropped pairs
         source_ids, source_offsets, target_ids, target_offsets, ladder, length_counts
                           the arrays of `TokenizedCorpus`, little-endian, memory-mapped to be read
-    shards-<hash>/        while a large text is tokenized: what is done already
+    shards-<hash>/        while a large text is tokenized: finished shards
         0-000001.npz      shard 1 of corpus 0: the ids of 50,000 pairs
         source.model, target.model      the vocabularies, for other workers
 
-A process that is killed loses only the shards that it was working on. Which process makes a shard
-changes none of its bytes: cores, machines (`tokenize_share`) and the workers of a cluster
+A process that is killed loses only the shards that it was working on. A shard has the same bytes
+whichever process makes it, so cores, machines (`tokenize_share`) and the workers of a cluster
 (`ApacheBeamShards`) can share the work. A pair takes 16 bytes and 2 for each token (4 where a
 vocabulary has more than 65,536).
 """
@@ -70,10 +70,10 @@ def cached_corpus(
     worker: tuple[int, int] = (0, 1),
     make_shards: "Callable[[ShardMaker, Sequence[PairSource]], None] | None" = None,
 ) -> TokenizedCorpus:
-    """Opens the tokenized corpus of some inputs in a folder; makes it first if it is not there.
+    """Opens the tokenized corpus of these inputs; tokenizes the text first if there is none.
 
     Args:
-        folder: where it is kept.
+        folder: the cache folder.
         sources: the corpora, which become the parts of the result in this order.
         vocabularies: of the source and of the target.
         max_length: see `LengthFilter`.
@@ -83,13 +83,14 @@ def cached_corpus(
             worker ever deletes them.
         processes: how many tokenize a large text; None means one for each core. As with all spawned
             processes, a script must then call this under `if __name__ == "__main__"`.
-        worker: the index of this worker, and the number of them: the others may make their share
-            of the shards with `tokenize_share` meanwhile.
-        make_shards: makes shards elsewhere first, as `ApacheBeamShards` does; others are made here.
+        worker: the index of this worker, and the number of workers: the others may tokenize their
+            share with `tokenize_share` meanwhile.
+        make_shards: makes shards elsewhere first, as `ApacheBeamShards` does; missing ones are made
+            here.
 
     Raises:
-        InputError: a text cannot be read, or changes meanwhile; no pair of one of them is left;
-            or the folder cannot be written, as on a full disk. Shards that are done stay.
+        InputError: a text cannot be read, changes meanwhile, or has no usable pair; or the folder
+            cannot be written, for example on a full disk. Finished shards stay.
 
     Example:
         >>> corpus = cached_corpus("run/tokens", [TsvFile("train.tsv")], (vocabulary, vocabulary))
@@ -133,14 +134,16 @@ def tokenize_share(
     max_length: int | None = None,
     max_length_ratio: float | None = None,
 ) -> bool:
-    """Makes a worker's share of the shards of a corpus that `cached_corpus` is making elsewhere.
+    """Tokenizes a worker's share of a corpus that `cached_corpus` is making on another worker.
+
+    The arguments are those of `cached_corpus`.
 
     Returns:
-        Whether it was under way; arguments as there.
+        Whether that corpus was being made.
     """
     length_filter = LengthFilter(max_length=max_length, max_length_ratio=max_length_ratio)
     for shards in pathlib.Path(folder).glob(f"{_SHARDS}*"):
-        with contextlib.suppress(FileNotFoundError):  # all is done by now
+        with contextlib.suppress(FileNotFoundError):  # the corpus has been finished meanwhile
             source, target = (Vocabulary((shards / name).read_bytes()) for name in _VOCABULARIES)
             vocabularies = source, target
             if shards.name == _SHARDS + _inputs(sources, vocabularies, length_filter)[1]:
@@ -156,11 +159,11 @@ class ApacheBeamShards:
     """Makes shards for `cached_corpus` in an Apache Beam pipeline; needs the extra `beam`.
 
     All workers of the pipeline read the text from, and write the shards to, a file system that they
-    share, and have this package installed. Each of them reads all text, and tokenizes its shares.
+    share, and have this package installed. Each of them reads all text and tokenizes its shares.
 
     Args:
         options: of the pipeline, such as ["--runner=FlinkRunner", "--flink_master=host:8081"].
-        shares: into how many the work is cut, a few for each worker.
+        shares: number of parts of the work, a few for each worker.
 
     Raises:
         InputError: Apache Beam is not installed, or `shares` is below 1.
@@ -202,7 +205,7 @@ class ShardMaker(NamedTuple):
         folder: of the files; made when there are several shards.
         vocabularies: of source and target.
         length_filter: which pairs to drop.
-        processes: how many tokenize at once.
+        processes: number of processes that tokenize at once.
     """
 
     folder: pathlib.Path
@@ -219,8 +222,8 @@ class ShardMaker(NamedTuple):
             part: index of the corpus, which names its files.
             source: the corpus. One of a single shard is tokenized at once, without a file.
             progress: called with the number of pairs that have been tokenized or found.
-            worker: which share of the shards to make before the missing ones of the others: its
-                index and the number of workers that share the folder.
+            worker: index of the share of the shards to make first, and number of shares; missing
+                shards of other shares follow.
         """
         shards = read_shards(source)
         first, second = next(shards, []), next(shards, None)
@@ -231,11 +234,11 @@ class ShardMaker(NamedTuple):
                 progress(pairs)
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        if worker[1] > 1:  # the others need them
+        if worker[1] > 1:  # `tokenize_share` reads them
             for name, vocabulary in zip(_VOCABULARIES, self.vocabularies, strict=True):
                 vocabulary.save(self.folder / name)
         shards = itertools.chain([first, second], shards)
-        for share in (worker, (0, 1)):  # then what the others have not made
+        for share in (worker, (0, 1)):  # then the shards that others have not made
             count = self.make_missing(part, shards, progress, share)
             if all(self._shard_path(part, number).exists() for number in range(count)):
                 break
@@ -276,8 +279,8 @@ class ShardMaker(NamedTuple):
                 collect(0)
         except BrokenProcessPool as error:
             raise InputError(
-                "a process that tokenizes died, perhaps for lack of memory; start again, which "
-                "resumes from the shards that are done, with fewer cores (taskset)"
+                "a process that tokenizes died, perhaps for lack of memory; start again with fewer "
+                "cores (taskset): finished shards are kept"
             ) from error
         return number + 1
 
@@ -433,7 +436,7 @@ def _inputs(
     vocabularies: Sequence[Vocabulary],
     length_filter: LengthFilter,
 ) -> tuple[dict[str, Any], str]:
-    """Returns what a corpus depends on, and a hash of it."""
+    """Returns all that a corpus depends on, and a hash of it."""
     inputs = {
         "format": _FORMAT,
         "sources": [source.identity for source in sources],

@@ -66,8 +66,7 @@ def learn_vocabulary(
             that many, "char" and "word" the most frequent ones, fewer if the text has fewer.
             None means 8,000, or as many as the text supports if these are fewer.
         kind: "bpe" (Sennrich et al. 2016, the paper's choice), "unigram" (Kudo 2018), "char", or
-            "word" for whatever stands between spaces, such as the pieces of tokenized text
-            ("un@@ happy").
+            "word" for words between spaces, for example of tokenized text ("un@@ happy").
         normalization: "nfkc" is Unicode NFKC that also drops control characters, "nfc" composes
             characters only, see `nfc_rules`, "identity" leaves them alone. All turn runs of spaces
             into one and trim the ends.
@@ -88,7 +87,7 @@ def learn_vocabulary(
     num_reserved = len(RESERVED_IDS) + (_NUM_BYTES if byte_fallback else 0)
     if size <= num_reserved:
         raise InputError(
-            f"size must be more than the {num_reserved} reserved tokens, got {size}; ask for more"
+            f"size must be more than the {num_reserved} reserved tokens, got {size}; raise it"
         )
     if not 0 < character_coverage <= 1:
         raise InputError(
@@ -146,7 +145,7 @@ def _normalization_options(normalization: str) -> Iterator[dict[str, Any]]:
 
 @functools.cache
 def nfc_rules() -> str:
-    """Returns Unicode's normalization form C as rules for SentencePiece, which has none of its own.
+    """Returns Unicode's normalization form C as rules for SentencePiece, which lacks it.
 
     A vocabulary with these rules composes characters inside an exported graph too. Each line is a
     spelling, a tab and its normal form, both as hexadecimal code points. A spelling is a character
@@ -204,7 +203,7 @@ def _sample(sentences: Iterable[str], count: int, generator: random.Random) -> l
 def _training_lines(sentences: Iterable[str], errors: list[Exception]) -> Iterator[str]:
     """Yields sentences in a form that the trainer does not skip, cut before spaces if too long.
 
-    An error while reading the sentences is kept in `errors`: the trainer passes on its text only.
+    Errors of reading are kept in `errors`, since the trainer passes on only their text.
     """
     try:
         for sentence in sentences:
@@ -224,14 +223,12 @@ def _training_lines(sentences: Iterable[str], errors: list[Exception]) -> Iterat
 
 
 def _advice(trainer_message: str) -> str | None:
-    """Returns the reason for an error of the trainer and what to do; None for an unknown one."""
+    """Returns the cause of a trainer error and how to fix it; None for an unknown error."""
     if match := re.search(r"Vocabulary size too high .*<= (\d+)", trainer_message):
-        return (
-            f"this text supports at most {match[1]}; ask for {match[1]} or less, or give more text"
-        )
+        return f"this text supports at most {match[1]}; use {match[1]} or less, or give more text"
     if match := re.search(r"smaller than required_chars\. \d+ vs (\d+)", trainer_message):
         return (
-            f"the characters of this text need at least {match[1]}; ask for {match[1]} or more, or "
+            f"the characters of this text need at least {match[1]}; use {match[1]} or more, or "
             "lower character_coverage"
         )
     if "sentences_.empty()" in trainer_message or "all_chars_count" in trainer_message:

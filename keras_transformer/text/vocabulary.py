@@ -175,7 +175,7 @@ class Vocabulary:
         return [list(itertools.chain(*itertools.islice(found, len(row)))) for row in words]
 
     def known(self, ids: list[int]) -> list[int]:
-        """Returns ids that SentencePiece gave, the unknown token's in place of V and more."""
+        """Returns ids of SentencePiece with the unknown token for ids of V and more."""
         if not self.has_more_pieces:
             return ids
         return [id_ if id_ < self.size else UNK_ID for id_ in ids]
@@ -204,13 +204,12 @@ def check_not_one_text(texts: Iterable[str]) -> None:
 class SubwordSampler:
     """Subword regularization (Kudo 2018): samples segmentations, as a pure function of a seed.
 
-    A model that sees a word in several segmentations learns what its parts mean. BPE leaves out
+    A model that sees a word in several segmentations learns what its parts mean. BPE skips
     random merges (BPE-dropout, Provilkov et al. 2020); unigram tokens are drawn by probability.
 
     Args:
         vocabulary: gives the tokens; of the kind "bpe" or "unigram".
-        alpha: rate of merges left out of byte-pair tokens, exponent of the probabilities of
-            unigram tokens.
+        alpha: share of merges that BPE skips, or exponent of the probabilities of unigram tokens.
 
     Raises:
         InputError: the vocabulary has one segmentation only.
@@ -228,8 +227,8 @@ class SubwordSampler:
             self._sample(["a"], seed=0)
         except RuntimeError as error:
             raise InputError(
-                "subword_sampling needs a vocabulary of kind bpe or unigram; this one cuts a text "
-                "in one way only"
+                "subword_sampling needs a vocabulary of kind bpe or unigram; this one has a single "
+                "segmentation of a text"
             ) from error
 
     def __call__(self, sentences: Sequence[Sequence[int]], seed: int) -> list[list[int]]:

@@ -1,4 +1,4 @@
-"""Counting the work that preparing data takes, in place of timing it."""
+"""Counts the work of preparing data instead of timing it."""
 
 import sys
 

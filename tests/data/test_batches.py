@@ -289,19 +289,19 @@ def test_corpus_without_pairs_does_no_harm():
 
 @pytest.mark.parametrize("windows", [1, 3])
 def test_corpora_are_mixed_by_their_weights(monkeypatch, windows):
-    monkeypatch.setattr(module, "WINDOW_PAIRS", 1 + 2500 // windows)
-    plan = mixed([1, 4])
-    seen = np.zeros(2500, int)
+    monkeypatch.setattr(module, "WINDOW_PAIRS", 1 + 10_000 // windows)
+    plan = mixed([1, 4], (8000, 2000))
+    seen = np.zeros(10_000, int)
     for epoch in range(40):
         planned = list(plan.epoch(epoch, seed=1))
         assert len(planned) == plan.batches_per_epoch
         pairs = order(planned)
-        assert abs(len(pairs) - 2500) <= 5
-        assert abs(np.count_nonzero(pairs < 2000) - 500) <= 5
-        seen += np.bincount(pairs, minlength=2500)
-    # 500 of 2,000 and 2,000 of 500 an epoch, up to the rounding within a box
-    assert 8 <= seen[:2000].min() <= seen[:2000].max() <= 13
-    assert 150 <= seen[2000:].min() <= seen[2000:].max() <= 170
+        assert abs(len(pairs) - 10_000) <= 5
+        assert abs(np.count_nonzero(pairs < 8000) - 2000) <= 5
+        seen += np.bincount(pairs, minlength=10_000)
+    # 2,000 of 8,000 and 8,000 of 2,000 an epoch, up to the rounding within a box
+    assert 9 <= seen[:8000].min() <= seen[:8000].max() <= 11
+    assert 159 <= seen[8000:].min() <= seen[8000:].max() <= 161
 
 
 @pytest.mark.parametrize("weights", [[1], [1, 2, 3], [1, 0], [1, -1], [1, float("nan")], []])

@@ -129,7 +129,7 @@ def test_identity_needs_no_preparation(tmp_path):
         ("tiny_phrases/de_to_en:9.9.9", "train", r"cannot be opened: .*version 9\.9\.9"),
         ("tiny_numbers", "train", r"not a data set of sentences in two languages.*features n;"),
         ("tiny_broken", "train", r"could not be downloaded.*host not found.*check the network"),
-        ("wmt14_translate/en-de", "train", r"configs: .*de-en.*reversed"),
+        ("wmt14_translate/en-de", "train", r"configs: .*de-en.*reverse swaps"),
     ],
 )
 def test_unreadable_data_set_is_an_error(tmp_path, name, split, message):

@@ -75,7 +75,7 @@ def test_shortlist_file_round_trip_and_damage(tmp_path):
     whole = path.read_bytes()
     for damaged in (b"", whole[:99], whole[:200] + bytes(40) + whole[240:]):
         path.write_bytes(damaged)
-        with pytest.raises(InputError, match="remove it, and it is learned again"):
+        with pytest.raises(InputError, match="remove it: it will be learned again"):
             Shortlist.load(path)
 
 

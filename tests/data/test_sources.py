@@ -83,7 +83,7 @@ SOURCE = np.array([0, 4, 6, 2, 5, 0])
 TARGET = np.array([3, 4, 1, 5, 5, 0])
 
 
-def test_without_limits_only_pairs_with_an_empty_side_are_dropped():
+def test_without_limits_only_empty_pairs_are_dropped():
     keep, dropped = LengthFilter()(SOURCE, TARGET)
     assert keep.tolist() == [False, True, True, True, True, False]
     assert dropped == {"empty": 2, "too long": 0, "length ratio": 0}

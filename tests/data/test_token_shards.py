@@ -6,7 +6,6 @@ import pathlib
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -19,8 +18,9 @@ from keras_transformer.text import learn_vocabulary
 PAIRS = 2000
 SHARD = 20
 ROOT = pathlib.Path(keras_transformer.__file__).parents[1]
+# Stops when three shards are done, until it is killed.
 SCRIPT = f"""
-import sys
+import sys, time
 from keras_transformer.data import cached_corpus, token_cache
 from keras_transformer.data.sources import TsvFile
 from keras_transformer.text import Vocabulary
@@ -29,7 +29,15 @@ if __name__ == "__main__":
     token_cache._CHUNK_PAIRS, token_cache._SHARD_CHUNKS = {SHARD // 2}, 2
     folder, text, vocabulary = sys.argv[1:]
     vocabulary = Vocabulary.load(vocabulary)
-    cached_corpus(folder, [TsvFile(text)], (vocabulary, vocabulary), max_length=9, processes=4)
+
+    def wait(num_pairs):
+        if num_pairs >= {3 * SHARD}:
+            print(flush=True)
+            time.sleep(3600)
+
+    cached_corpus(
+        folder, [TsvFile(text)], (vocabulary, vocabulary), max_length=9, processes=4, progress=wait
+    )
 """
 
 
@@ -108,15 +116,15 @@ def test_killed_run_resumes_with_the_same_bytes(tmp_path, text, vocabulary, expe
     process = subprocess.Popen(
         [sys.executable, "-c", SCRIPT, folder, text.path, tmp_path / "vocabulary"],
         env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
         start_new_session=True,
     )
     try:
-        while process.poll() is None and len(list(folder.glob("shards-*/*.npz"))) < 3:
-            time.sleep(0.001)
+        assert process.stdout.readline() == b"\n"
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        process.communicate()
     done = {path: path.stat().st_mtime_ns for path in folder.glob("shards-*/*.npz")}
     assert 3 <= len(done) < PAIRS // SHARD
     kept = {}

@@ -1,15 +1,12 @@
-"""Constituency parsing, from files of trees to the client of a server."""
+"""Constituency parsing, from files of trees to an exported parser."""
 
 import json
 import re
 
-import fake_server
 import numpy as np
 import pytest
-import stand_in_server
 import tensorflow as tf
 
-from keras_transformer import Client
 from keras_transformer.config import DataConfig
 from keras_transformer.errors import InputError
 from keras_transformer.tasks import ParsingTask
@@ -182,36 +179,32 @@ def test_evaluate_answers_of_a_file(call, tmp_path, tree_file):
 
 
 @pytest.mark.slow
-def test_parser_from_training_to_client(call, tmp_path):
+def test_parser_from_training_to_export(call, tmp_path):
     flags = ["--task=parsing", "--num_layers=1", "--model_dim=16", "--feed_forward_dim=16"]
     flags += ["--num_heads=2", "--batch_tokens=500", "--vocabulary_size=60", "--warmup_steps=10"]
-    for split in ("train", "validation", "test"):
+    flags += ["--train_steps=20", "--checkpoint_steps=20", "--average_last=1"]
+    pairs = sentences_of_split("test")
+    for split, part in (("train", pairs[10:300]), ("dev", pairs[:10]), ("test", pairs[:10])):
         path = tmp_path / f"{split}.mrg"
-        count = 300 if split == "train" else 20
-        path.write_text("\n".join(tree for _, tree in sentences_of_split(split)[:count]))
-        flags.append(f"--{split.replace('validation', 'dev')}_file={path}")
+        path.write_text("\n".join(tree for _, tree in part))
+        flags.append(f"--{split}_file={path}")
     run_dir = f"--run_dir={tmp_path / 'run'}"
-    for steps in (10, 20):
-        options = (f"--train_steps={steps}", "--checkpoint_steps=10", "--average_last=1")
-        result = call("train.py", run_dir, *flags, *options)
-        assert (result.code, result.err) == (0, "")
-        assert "F1 " in result.out
-    search = ("--beam_size=3", "--max_extra_length=20")
-    results = json.loads(call("evaluate.py", run_dir, *search, "--json").out)
-    assert results["sentences"] == results["evalb"]["sentences"] == 20
+    result = call("train.py", run_dir, *flags)
+    assert (result.code, result.err) == (0, "")
+    assert "F1 " in result.out
+    search, output = ("--beam_size=3", "--max_extra_length=20"), tmp_path / "output"
+    results = json.loads(call("evaluate.py", run_dir, *search, "--json", f"--output={output}").out)
+    assert results["sentences"] == results["evalb"]["sentences"] == 10
     assert results["evalb"]["errors"] == 0 <= results["f1"] < 100
     exported = call("export.py", run_dir, f"--export_dir={tmp_path / 'parser'}", *search)
     assert exported.code == 0, exported.err
-    sentences = [sentence for sentence, _ in sentences_of_split("test")[:5]]
-    text = "\n".join([*sentences, "( Who , ?", ""]).encode()
+    sentences = [sentence for sentence, _ in pairs[:10]]
+    with_tab = sentences[0].replace(" ", "\t", 1)
+    text = "\n".join([*sentences, "( Who , ?", with_tab, ""]).encode()
     version = tmp_path / "parser" / "1"
-    answers = call("translate.py", f"--saved_model={version}", stdin=text).out.splitlines()
-    assert answers == call("translate.py", run_dir, *search, stdin=text).out.splitlines()
-    assert [sentence_of(parse_tree(answer)) for answer in answers[:6]] == [
-        *sentences, "( Who , ?"
-    ]  # fmt: skip
-    served = fake_server.Model({}, lambda signature, inputs: {}, "parser")
-    served.versions, served.states = {}, {}
-    stand_in_server.load(served, 1, version)
-    with fake_server.serve_grpc(served) as address, Client(address, model="parser") as client:
-        assert [best.text for best, *_ in client.translate(sentences)] == answers[:5]
+    result = call("translate.py", f"--saved_model={version}", stdin=text)
+    *answers, odd, tab = result.out.splitlines()
+    assert answers == output.read_text().splitlines()
+    assert [sentence_of(parse_tree(answer)) for answer in answers] == sentences
+    assert sentence_of(parse_tree(odd)) == "( Who , ?"
+    assert tab == answers[0]

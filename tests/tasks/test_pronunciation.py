@@ -62,7 +62,7 @@ def test_words_are_held_out_for_dev_and_test(dictionary):
     assert set(read_test_text(data, task=task).source) == splits[2]
     with pytest.raises(InputError, match="split must be one of train, validation, test, got 'x'"):
         read_test_text(data, "x", task)
-    # A test set of its own changes nothing about the training.
+    # A separate test set changes nothing about the training.
     named = data.replace(test_file=dictionary)
     assert len(read_test_text(named, task=task).source) == 330
     assert {word for source in task.pair_sources(named, "train") for word, _ in source} == splits[0]

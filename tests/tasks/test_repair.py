@@ -75,7 +75,6 @@ def test_repair_escapes_parentheses():
     assert repaired(texts, ["( a▁)", " "]) == ["(S (A -LRB-) (B a) (C -RRB-))", ""]
 
 
-@pytest.mark.slow
 def test_repair_of_random_texts_equals_plain_python():
     generator = random.Random(1)
     tokens = ["(A", ")A", "(B", ")B", "(CÉ", ")CÉ", "X", "Y"]
@@ -87,7 +86,6 @@ def test_repair_of_random_texts_equals_plain_python():
         assert trees.sentence_of(trees.parse_tree(tree)) == sentence
 
 
-@pytest.mark.slow
 def test_repair_restores_linearized_treebank():
     lines = read_lines(DATA / "gum_test.mrg.gz")
     all_trees = sorted((trees.clean(tree) for _, tree in trees.read_trees(lines, "GUM")), key=len)

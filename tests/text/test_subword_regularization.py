@@ -58,7 +58,7 @@ def test_threads_do_not_disturb_each_other(vocabulary, sampler):
 
 @pytest.mark.parametrize(
     ("kind", "little", "much"),
-    [("bpe", 0.01, 0.5), ("unigram", 0.99, 0.01)],  # share of merges left out; flatness
+    [("bpe", 0.01, 0.5), ("unigram", 0.99, 0.01)],  # share of skipped merges; flatness
 )
 def test_alpha_controls_variation(kind, little, much):
     vocabulary = a_vocabulary(kind)

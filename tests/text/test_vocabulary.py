@@ -210,7 +210,7 @@ def test_too_large_size_error_names_the_largest(kind):
         learn_vocabulary(SENTENCES, size=50_000, kind=kind)
     largest = int(re.search(r"at most (\d+)", str(error.value))[1])
     assert learn_vocabulary(SENTENCES, size=largest, kind=kind).size == largest
-    with pytest.raises(InputError, match=f"at most {largest}; ask for {largest} or less"):
+    with pytest.raises(InputError, match=f"at most {largest}; use {largest} or less"):
         learn_vocabulary(SENTENCES, size=largest + 1, kind=kind)
 
 
