@@ -1,6 +1,5 @@
 """What all commands share: flags, help, one-line errors, and what happens to their output."""
 
-import dataclasses
 import os
 import pathlib
 import re
@@ -13,8 +12,6 @@ from absl import flags
 
 import keras_transformer
 from keras_transformer.commands.main import COMMANDS, main
-from keras_transformer.config import DataConfig, SearchConfig, TrainingConfig, architectures
-from keras_transformer.tasks import get_task, registered_tasks
 
 _FOLDER = pathlib.Path(__file__).resolve().parents[2] / "scripts"
 # Some flags of each script.
@@ -68,13 +65,8 @@ def test_help_explains_every_flag_without_tensorflow(run, tmp_path, script):
     assert "None" not in result.out
 
 
-def test_short_help_flag(call):
-    result = call("plot_run.py", "-h")
-    assert result == call("plot_run.py", "--help")
-    assert result.code == 0
-
-
-def test_version_flag_prints_the_version(call, command):
+def test_version_and_short_help_flags(call, command):
+    assert call("plot_run.py", "-h") == call("plot_run.py", "--help")
     expected = (0, f"train.py {keras_transformer.__version__}\n", "")
     assert call("train.py", "--version") == expected
     assert command("--version") == (0, f"keras-transformer {keras_transformer.__version__}\n", "")
@@ -117,7 +109,6 @@ def test_help_lists_defaults_per_preset(call):
         ),
         ("train", ["--run_dir=x", "--reverse=yes?"], ["--reverse must be true or false, got "]),
         ("train", ["--run_dir=x", "--train_steps=0"], ["train_steps must be at least 1, got 0"]),
-        ("train", ["--run_dir=x", "--dropout=1"], ["dropout must be at least 0 and below 1"]),
         ("train", ["--run_dir=x"], ["x has no run yet, and no data is named for one; give --trai"]),
         (
             "train",
@@ -132,23 +123,10 @@ def test_help_lists_defaults_per_preset(call):
         ("train", ["--run_dir=x", "more"], ["unexpected argument 'more'", "--name=value"]),
         (
             "train",
-            ["--run_dir=x", "--model_dim=10", "--num_heads=3"],
-            ["model_dim 10 is not divisible by num_heads 3; choose num_heads that divides it"],
-        ),
-        (
-            "train",
             ["--run_dir=x", "--train_source=a", "--train_target=b", "--dev_source=c"],
             ["dev_source and dev_target must be given together; one is missing"],
         ),
-        ("train", ["--run_dir=x", "--dev_source=c", "--dev_target=d"], ["no training data"]),
-        ("train", ["--run_dir=x", "--train_source=a"], ["train_source and train_target"]),
-        (
-            "train",
-            ["--run_dir=x", "--dataset=number_names/en-de", "--train_source=a"],
-            ["must name the same number of files, got a and None"],
-        ),
         ("translate", [], ["give --run_dir or --saved_model, one of the two"]),
-        ("translate", ["--run_dir=x", "--saved_model=y"], ["one of the two"]),
         (
             "translate",
             ["--run_dir=x", "--batch_size=-1"],
@@ -170,7 +148,6 @@ def test_help_lists_defaults_per_preset(call):
             ["--run_dir=x", "--bleu_tokenize=x"],
             ["--bleu_tokenize must be one of 13a, "],
         ),
-        ("evaluate", ["--run_dir=x", "--beam_size=0"], ["beam_size must be at least 1, got 0"]),
         ("plot_run", [], ["name one or several run directories"]),
         ("plot_run", ["x", "--output=y.pdf"], ["--output must be a .png file, got 'y.pdf'"]),
         ("serve_client", [], ["--server must be given; --help lists the flags"]),
@@ -180,7 +157,6 @@ def test_help_lists_defaults_per_preset(call):
             ["--protocol must be one of grpc, rest, got 'soap'"],
         ),
         ("serve_client", ["--server=x:1", "--beam_size=2"], ["unknown flag --beam_size"]),
-        ("serve_client", ["--server=x:1", "--top_p=2"], ["top_p is a probability, at most 1"]),
         (
             "serve_client",
             ["--server=x:1", "--references=y", "--seed=3"],
@@ -312,15 +288,3 @@ def test_ctrl_c_exits_with_130_and_one_line(start, write_script):
     _, err = process.communicate(timeout=1200)
     assert process.returncode == 130
     assert err.strip() == "small.py: interrupted"
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        DataConfig, SearchConfig, TrainingConfig, *architectures().values(),
-        *map(get_task, registered_tasks()),
-    ],
-)  # fmt: skip
-def test_every_option_has_a_help_text(config):
-    fields = dataclasses.fields(config)
-    assert [field.name for field in fields if len(field.metadata.get("help", "")) < 10] == []

@@ -1,27 +1,29 @@
-"""Architectures of one's own on the command line: --user_module."""
+"""Architectures of the user on the command line: --user_module."""
 
 import pathlib
+import sys
 
 import pytest
 
 TOY = pathlib.Path(__file__).parents[1] / "models" / "toy_architecture.py"
 
 
-def test_its_settings_become_flags(run):
+def test_user_architecture_has_flags(run):
     result = run("train.py", f"--user_module={TOY}", "--help")
     assert "--[no]reverse_source" in result.out
     assert "reverse_source" not in run("train.py", "--help").out
 
 
 @pytest.mark.parametrize("module", ["nowhere.py", "nowhere_at_all", "nowhere.at_all"])
-def test_a_module_that_is_not_there_is_named(run, refused, module):
+def test_missing_user_module_is_named(call, refused, monkeypatch, module):
+    monkeypatch.setattr(sys, "path", list(sys.path))
     refused(
-        run("train.py", "--run_dir=x", "--user_module", module),
+        call("train.py", "--run_dir=x", "--user_module", module),
         f"--user_module: there is no module '{module}'; give the path of a Python file",
     )
 
 
-def test_settings_that_it_does_not_have_are_refused(run, refused, tmp_path):
+def test_foreign_settings_are_rejected(run, refused, tmp_path):
     own = (f"--user_module={TOY}", "--architecture=toy", "--task=translation")
     refused(
         run("train.py", f"--run_dir={tmp_path}/run", *own, "--num_steps=3"),
@@ -30,18 +32,12 @@ def test_settings_that_it_does_not_have_are_refused(run, refused, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_of_it_trains_and_translates(run, refused, train_flags, tmp_path):
+def test_user_architecture_trains_and_translates(run, refused, train_flags, tmp_path):
     own = f"--user_module={TOY}"
     not_of_it = ("--preset", "--num_", "--feed_forward")
     flags = [flag for flag in train_flags if not flag.startswith(not_of_it)]
-    result = run(
-        "train.py",
-        own,
-        "--architecture=toy",
-        f"--run_dir={tmp_path}/run",
-        *flags,
-        "--train_steps=2",
-    )
+    flags += ["--architecture=toy", f"--run_dir={tmp_path}/run", "--train_steps=2"]
+    result = run("train.py", own, *flags)
     assert result.code == 0, result.err
     (tmp_path / "text").write_text("ein\n")
     arguments = ["translate.py", f"--run_dir={tmp_path}/run", str(tmp_path / "text")]

@@ -1,5 +1,5 @@
-"""Each task's whole path on tiny data: files, training, going on with it, evaluation, export, a
-fresh process, and the client of a server; all of them give the same answers.
+"""A task from its files to a server: training, resuming, evaluation, export, a fresh process and
+the client of a server all give the same answers.
 """
 
 import collections
@@ -27,7 +27,7 @@ Trial = collections.namedtuple("Trial", "task flags sentences metric bound")
 
 
 def pronunciation(folder) -> Trial:
-    """Words of a language in which x has two phones, and qu one; every third has a variant."""
+    """A language in which x has two phones; every third word with a b has a variant."""
     phones = {"a": "ɑ", "b": "b", "k": "k", "x": "k s", "ö": "ø"}
     generator = random.Random(1)
     words = {"".join(generator.choices(list(phones), k=generator.randint(2, 5))): None
@@ -45,9 +45,8 @@ def pronunciation(folder) -> Trial:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make_trial", [pronunciation], ids=lambda make: make.__name__)
-def test_task_from_files_to_server(make_trial, tmp_path, call, run):
-    trial = make_trial(tmp_path)
+def test_task_from_files_to_server(tmp_path, call, run):
+    trial = pronunciation(tmp_path)
     run_dir = f"--run_dir={tmp_path}/run"
 
     def succeed(*command, **options):
