@@ -22,7 +22,7 @@ _OPTIONS = {
 
 
 class Function:
-    """Stands for the function of a signature, and keeps what it was asked."""
+    """A fake function of a signature that records its requests."""
 
     def __init__(self, answer, **inputs):
         specs = {name: tf.TensorSpec([None], dtype, name=name) for name, dtype in inputs.items()}
@@ -129,10 +129,10 @@ def test_batches_run_in_parallel(functions, monkeypatch):
 
 
 def test_error_in_a_parallel_batch_is_raised(functions, monkeypatch):
-    def refuse(text):
+    def fail(text):
         raise ZeroDivisionError(text)
 
-    functions["serving_default"].answer = refuse
+    functions["serving_default"].answer = fail
     monkeypatch.setattr(translator, "_num_workers", lambda: 2)
     with pytest.raises(ZeroDivisionError):
         BatchTranslator(functions.__getitem__).translate(_SENTENCES, 1)

@@ -280,7 +280,7 @@ def test_bare_space_is_not_a_translation(spaces, groups):
 
 
 class CountingTokenizer:
-    """A tokenizer that knows how many texts it was asked to cut into tokens."""
+    """A tokenizer that counts the texts that it tokenizes."""
 
     def __init__(self, tokenizer):
         self._tokenizer, self.count = tokenizer, 0

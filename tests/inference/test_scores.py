@@ -14,7 +14,7 @@ _HEADS = scores._NUM_HEADS
 
 
 class Counting:
-    """A model that notes the shapes of what it is asked for."""
+    """A model that records the shapes of its outputs."""
 
     def __init__(self, model):
         self._model = model

@@ -1,7 +1,8 @@
 """Searches written out in plain Python: one sentence at a time, to the last step, in float64.
 
-They share no code with the package, and stop early only where they are told to. `Wants` is what one
-sentence asks for; `arguments` makes the arguments of the package's searches of a batch of them.
+They share no code with the package, and run to the last step unless `early_stop` is "first". A
+`Request` holds the options of one sentence; `arguments` makes the arguments of the package's
+searches from a batch of them.
 """
 
 import itertools
@@ -28,8 +29,8 @@ Tokens = tuple[int, ...]
 NEVER = (PAD_ID, BOS_ID)
 
 
-class Wants(NamedTuple):
-    """What one sentence asks for; all but the limit are neutral unless given."""
+class Request(NamedTuple):
+    """The options of one sentence; all but the limit are neutral by default."""
 
     limit: int
     alpha: float = 0.6
@@ -72,20 +73,20 @@ class Progress(NamedTuple):
     next_tokens: set[int]  # of the furthest phrases; empty where all are met
 
 
-def columns(wants: Sequence[Wants], *, everything: bool = False) -> dict[str, Any]:
+def columns(requests: Sequence[Request], *, everything: bool = False) -> dict[str, Any]:
     """Returns what differs from sentence to sentence as tensors [B, ...], by name.
 
-    Constraints that no sentence has are left out, unless `everything` is wanted.
+    Without `everything`, constraints that are neutral for all sentences are omitted.
     """
     tensors = dict(
-        bos_ids=tf.fill([len(wants)], BOS_ID),
-        max_lengths=tf.constant([each.limit for each in wants], tf.int32),
-        length_penalty=tf.constant([each.alpha for each in wants], tf.float32),
-        coverage_penalty=tf.constant([each.beta for each in wants], tf.float32),
+        bos_ids=tf.fill([len(requests)], BOS_ID),
+        max_lengths=tf.constant([each.limit for each in requests], tf.int32),
+        length_penalty=tf.constant([each.alpha for each in requests], tf.float32),
+        coverage_penalty=tf.constant([each.beta for each in requests], tf.float32),
     )
     for name, (_, rank) in CONSTRAINTS.items():
-        values = [getattr(each, name) for each in wants]
-        if everything or set(values) != {Wants._field_defaults[name]}:
+        values = [getattr(each, name) for each in requests]
+        if everything or set(values) != {Request._field_defaults[name]}:
             dtype = tf.float32 if name == "repetition_penalty" else tf.int32
             ragged = tf.ragged.constant(values, dtype, ragged_rank=rank)
             tensors[name] = ragged.to_tensor(PAD_ID) if rank else ragged
@@ -103,42 +104,42 @@ def with_constraints(tensors: Mapping[str, Any], pad_id: int = PAD_ID) -> dict[s
     return dict(others, constraints=constraints)
 
 
-def arguments(wants: Sequence[Wants], *, everything: bool = False) -> dict[str, Any]:
+def arguments(requests: Sequence[Request], *, everything: bool = False) -> dict[str, Any]:
     """Returns the arguments that all searches share, for a batch."""
-    return with_constraints(columns(wants, everything=everything))
+    return with_constraints(columns(requests, everything=everything))
 
 
-def next_log_probs(model: Any, sentence: int, tokens: Tokens, wants: Wants) -> dict[int, float]:
+def next_log_probs(model: Any, sentence: int, tokens: Tokens, request: Request) -> dict[int, float]:
     """Returns the log-probabilities of the tokens that may come next."""
     logits = model.logits(sentence, tokens)
     for token in set(tokens):
-        logits[token] *= wants.repetition_penalty ** (-1 if logits[token] > 0 else 1)
+        logits[token] *= request.repetition_penalty ** (-1 if logits[token] > 0 else 1)
     log_probs = logits - logits.max() - np.log(np.sum(np.exp(logits - logits.max())))
     time = len(tokens)
     allowed = set(range(len(logits))) - set(NEVER)
-    if time >= wants.limit:
+    if time >= request.limit:
         allowed = {EOS_ID}
-    elif time < len(wants.prefix):
-        allowed = {wants.prefix[time]}
+    elif time < len(request.prefix):
+        allowed = {request.prefix[time]}
     else:
-        progress = phrase_progress(tokens, wants.required)
-        if time < wants.min_length or progress.next_tokens:
+        progress = phrase_progress(tokens, request.required)
+        if time < request.min_length or progress.next_tokens:
             allowed.discard(EOS_ID)
-        if progress.next_tokens and wants.limit - time <= progress.needed + progress.begun:
+        if progress.next_tokens and request.limit - time <= progress.needed + progress.begun:
             allowed &= progress.next_tokens
         allowed = {
             token
             for token in allowed
-            if wants.allows(tokens, token) and not is_barred((*tokens, token), wants)
+            if request.allows(tokens, token) and not is_barred((*tokens, token), request)
         }
     return {token: float(log_probs[token]) for token in sorted(allowed)}
 
 
-def is_barred(tokens: Tokens, wants: Wants) -> bool:
+def is_barred(tokens: Tokens, request: Request) -> bool:
     """Tells whether the last of the tokens completes something that may not be there."""
-    size = wants.no_repeat_ngram
+    size = request.no_repeat_ngram
     repeats = 0 < size <= len(tokens) and occurs(tokens[-size:], tokens[:-1])
-    return repeats or any(tokens[-len(phrase) :] == phrase for phrase in wants.banned)
+    return repeats or any(tokens[-len(phrase) :] == phrase for phrase in request.banned)
 
 
 def occurs(phrase: Tokens, tokens: Tokens) -> bool:
@@ -163,25 +164,25 @@ def phrase_progress(tokens: Tokens, required: tuple[Tokens, ...]) -> Progress:
 
 
 def complete(
-    model: Any, sentence: int, tokens: Tokens, log_prob: float, wants: Wants
+    model: Any, sentence: int, tokens: Tokens, log_prob: float, request: Request
 ) -> Translation:
     """Returns a translation with its score (Wu et al. 2016, eq. 14)."""
-    score = log_prob / ((5 + len(tokens)) / 6) ** wants.alpha
-    if wants.beta:
+    score = log_prob / ((5 + len(tokens)) / 6) ** request.alpha
+    if request.beta:
         coverage = np.minimum(model.coverage(sentence, tokens), 1.0)
-        score += wants.beta * float(np.sum(np.log(coverage)))
+        score += request.beta * float(np.sum(np.log(coverage)))
     return Translation(score, log_prob, tokens)
 
 
-def every_translation(model: Any, sentence: int, wants: Wants) -> list[Translation]:
+def every_translation(model: Any, sentence: int, request: Request) -> list[Translation]:
     """Returns all translations that the constraints leave, best first."""
     found, open_ = [], [((), 0.0)]
     while open_:
         tokens, so_far = open_.pop()
-        for token, gain in next_log_probs(model, sentence, tokens, wants).items():
+        for token, gain in next_log_probs(model, sentence, tokens, request).items():
             longer, log_prob = (*tokens, token), so_far + gain
             if token == EOS_ID:
-                found.append(complete(model, sentence, longer, log_prob, wants))
+                found.append(complete(model, sentence, longer, log_prob, request))
             else:
                 open_.append((longer, log_prob))
     return sorted(found, reverse=True)
@@ -190,7 +191,7 @@ def every_translation(model: Any, sentence: int, wants: Wants) -> list[Translati
 def narrow_beam(
     model: Any,
     sentence: int,
-    wants: Wants,
+    request: Request,
     beam_size: int,
     *,
     groups: int = 1,
@@ -204,19 +205,19 @@ def narrow_beam(
     size = beam_size // groups
     found: list[list[Translation]] = [[] for _ in range(groups)]
     beams: list[list[tuple[Tokens, float]]] = [[((), 0.0)] for _ in range(groups)]
-    for _ in range(wants.limit + 1):
+    for _ in range(request.limit + 1):
         taken: list[int] = []  # by earlier groups at this step
         for group in range(groups):
             candidates = [
                 ((*tokens, token), so_far + gain)
                 for tokens, so_far in beams[group]
-                for token, gain in next_log_probs(model, sentence, tokens, wants).items()
+                for token, gain in next_log_probs(model, sentence, tokens, request).items()
             ]
-            values = [p - wants.diversity * taken.count(s[-1]) for s, p in candidates]
-            banks = [phrase_progress(s, wants.required).bank for s, _ in candidates]
+            values = [p - request.diversity * taken.count(s[-1]) for s, p in candidates]
+            banks = [phrase_progress(s, request.required).bank for s, _ in candidates]
             candidates = [candidates[i] for i in ordered(values, banks)[: 2 * size]]
             found[group] += [
-                complete(model, sentence, tokens, log_prob, wants)
+                complete(model, sentence, tokens, log_prob, request)
                 for tokens, log_prob in candidates[:size]
                 if tokens[-1] == EOS_ID
             ]
@@ -238,23 +239,23 @@ def ordered(values: list[float], banks: list[int]) -> list[int]:
     return [place for places in steps for place in places if place is not None]
 
 
-def greedy(model: Any, sentence: int, wants: Wants) -> Translation | None:
+def greedy(model: Any, sentence: int, request: Request) -> Translation | None:
     """Returns the translation of the most probable tokens; None where none is left."""
     tokens: Tokens = ()
     log_prob = 0.0
     while tokens[-1:] != (EOS_ID,):
-        gains = next_log_probs(model, sentence, tokens, wants)
+        gains = next_log_probs(model, sentence, tokens, request)
         if not gains:
             return None
         token = max(gains, key=lambda token: gains[token])
         tokens, log_prob = (*tokens, token), log_prob + gains[token]
-    return complete(model, sentence, tokens, log_prob, wants)
+    return complete(model, sentence, tokens, log_prob, request)
 
 
 def sampled(
     model: Any,
     sentence: int,
-    wants: Wants,
+    request: Request,
     *,
     temperature: float = 1.0,
     top_k: int = 0,
@@ -268,7 +269,7 @@ def sampled(
         if tokens[-1:] == (EOS_ID,):
             found[tokens] = so_far
             continue
-        gains = next_log_probs(model, sentence, tokens, wants)
+        gains = next_log_probs(model, sentence, tokens, request)
         best = sorted(gains, key=lambda token: -gains[token])[: top_k or None]
         weights = {token: math.exp(gains[token] / temperature) for token in best}
         bound, reached, kept = top_p * sum(weights.values()), 0.0, {}

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 from plain_search import (
     NEVER,
-    Wants,
+    Request,
     arguments,
     assert_found,
     every_translation,
@@ -44,7 +44,7 @@ def test_huge_beam_equals_exhaustive_search(table_model, alpha):
         model, [0, 1, 2], [3, 3, 2], beam_size=36, num_translations=27, length_penalty=alpha
     )
     for row, limit in enumerate([3, 3, 2]):
-        assert_found(every_translation(model, row, Wants(limit, alpha)), found, row)
+        assert_found(every_translation(model, row, Request(limit, alpha)), found, row)
 
 
 @pytest.mark.slow
@@ -57,14 +57,14 @@ def test_narrow_beam_equals_plain_search(table_model, beam_size, alpha, end_bias
         model, range(6), limits, beam_size=beam_size, num_translations=2, length_penalty=alpha
     )
     for row, limit in enumerate(limits):
-        assert_found(narrow_beam(model, row, Wants(limit, alpha), beam_size), found, row)
+        assert_found(narrow_beam(model, row, Request(limit, alpha), beam_size), found, row)
 
 
 def test_large_vocabulary_is_searched_like_a_small_one(table_model):
     model = table_model(sentences=2, vocabulary_size=2003, seed=3, end_bias=6.0)
     found = search(model, [0, 1], [6, 4], beam_size=3, num_translations=3)
     for row, limit in enumerate([6, 4]):
-        assert_found(narrow_beam(model, row, Wants(limit), 3), found, row)
+        assert_found(narrow_beam(model, row, Request(limit), 3), found, row)
 
 
 def test_search_stops_when_no_open_hypothesis_can_win(table_model):
@@ -73,7 +73,7 @@ def test_search_stops_when_no_open_hypothesis_can_win(table_model):
     assert 2 <= len(model.calls) < 10
     assert model.calls[0] == (4, 4)
     for row in range(4):
-        assert_found(narrow_beam(model, row, Wants(40), 4), found, row)
+        assert_found(narrow_beam(model, row, Request(40), 4), found, row)
 
 
 @pytest.mark.parametrize(("alpha", "end_at_first"), [(1.0, 0.4), (0.0, 0.4), (-1.0, 0.45)])
@@ -100,7 +100,7 @@ def test_vocabulary_smaller_than_the_beam_leaves_empty_places(table_model, vocab
     model = table_model(sentences=2, vocabulary_size=vocabulary_size, seed=9)
     found = search(model, [0, 1], [2, 0], beam_size=20, num_translations=20)
     for row, limit in enumerate([2, 0]):
-        assert_found(every_translation(model, row, Wants(limit)), found, row)
+        assert_found(every_translation(model, row, Request(limit)), found, row)
 
 
 @pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16])
@@ -112,7 +112,7 @@ def test_half_precision_logits_are_scored_in_float32(table_model, dtype):
     model.table = rounded
     assert found.scores.dtype == tf.float32
     for row in range(2):
-        assert_found(narrow_beam(model, row, Wants(5), 3), found, row)
+        assert_found(narrow_beam(model, row, Request(5), 3), found, row)
 
 
 def test_huge_logits_give_finite_exact_scores(table_model):
@@ -122,7 +122,7 @@ def test_huge_logits_give_finite_exact_scores(table_model):
     found = search(model, [0, 1], [5, 5], beam_size=4, num_translations=4)
     assert np.all(np.isfinite(found.scores))
     for row in range(2):
-        best = narrow_beam(model, row, Wants(5), 4)[0]
+        best = narrow_beam(model, row, Request(5), 4)[0]
         np.testing.assert_allclose(found.scores[row, 0], best[0], rtol=1e-5, atol=1e-5)
 
 
@@ -143,7 +143,7 @@ def test_pad_and_bos_are_never_generated(table_model):
     model.table[:, :, NEVER] += 9.0
     found = search(model, [0, 1], [5, 5], beam_size=3, num_translations=3)
     for row in range(2):
-        assert_found(narrow_beam(model, row, Wants(5), 3), found, row)
+        assert_found(narrow_beam(model, row, Request(5), 3), found, row)
 
 
 def test_bos_may_differ_by_sentence_and_be_eos():
@@ -201,7 +201,7 @@ def test_early_stop_first_ends_when_enough_finished(table_model, alpha, end_bias
     found = search(model, range(24), limits, early_stop="first", **options)
     steps = len(model.calls)
     for row, limit in enumerate(limits):
-        expected = narrow_beam(model, row, Wants(limit, alpha), 3, early_stop="first")
+        expected = narrow_beam(model, row, Request(limit, alpha), 3, early_stop="first")
         assert_found(expected, found, row)
     model.calls.clear()
     exact = search(model, range(24), limits, **options)
@@ -231,12 +231,12 @@ def test_beam_of_one_is_greedy_search(table_model, in_graph, end_bias):
     found = translate(tf.range(4), tf.constant(LIMITS))
     assert tuple(found.ids.shape) == (4, 1, 10)
     for row, limit in enumerate(LIMITS):
-        assert_found([greedy(model, row, Wants(limit))], found, row)
+        assert_found([greedy(model, row, Request(limit))], found, row)
 
 
 def test_greedy_search_stops_with_the_last_open_sentence(table_model):
     model = table_model(sentences=3, vocabulary_size=9, seed=2, end_bias=3.0)
-    longest = max(len(greedy(model, row, Wants(50)).tokens) for row in range(3))
+    longest = max(len(greedy(model, row, Request(50)).tokens) for row in range(3))
     found = beam_search(
         model.step, model.state(range(3)), bos_ids=tf.fill([3], BOS_ID),
         max_lengths=tf.fill([3], 50), beam_size=1,
@@ -247,11 +247,11 @@ def test_greedy_search_stops_with_the_last_open_sentence(table_model):
 # Diverse groups (Vijayakumar et al. 2018)
 
 
-def search_groups(model, wants, beam_size, beam_groups, num_translations=None, **options):
+def search_groups(model, requests, beam_size, beam_groups, num_translations=None, **options):
     return beam_search(
-        model.step, model.state(range(len(wants)), beam_size), beam_size=beam_size,
+        model.step, model.state(range(len(requests)), beam_size), beam_size=beam_size,
         beam_groups=beam_groups, num_translations=num_translations or beam_size,
-        diversity_penalty=[each.diversity for each in wants], **arguments(wants), **options,
+        diversity_penalty=[each.diversity for each in requests], **arguments(requests), **options,
     )  # fmt: skip
 
 
@@ -261,10 +261,10 @@ def search_groups(model, wants, beam_size, beam_groups, num_translations=None, *
 def test_groups_equal_plain_search(table_model, beam_size, beam_groups, end_bias):
     model = table_model(sentences=24, vocabulary_size=13, seed=1, end_bias=end_bias)
     asked = zip([9, 0, 8, 7, 1, 5] * 4, [0.5, 1.0, 0.0, 0.5, 2.0, 9.0] * 4, strict=True)
-    wants = [Wants(limit, diversity=penalty) for limit, penalty in asked]
-    found = search_groups(model, wants, beam_size, beam_groups)
+    requests = [Request(limit, diversity=penalty) for limit, penalty in asked]
+    found = search_groups(model, requests, beam_size, beam_groups)
     share = beam_size // beam_groups
-    for row, each in enumerate(wants):
+    for row, each in enumerate(requests):
         expected = narrow_beam(model, row, each, beam_size, groups=beam_groups, share=share)
         assert_found(expected, found, row)
 
@@ -272,10 +272,10 @@ def test_groups_equal_plain_search(table_model, beam_size, beam_groups, end_bias
 @pytest.mark.parametrize("num_translations", [1, 3, 5])
 def test_each_group_gives_its_share_of_translations(table_model, num_translations):
     model = table_model(sentences=3, vocabulary_size=13, seed=2, end_bias=1.0)
-    wants = [Wants(8, diversity=0.7)] * 3
-    found = search_groups(model, wants, 6, 3, num_translations)
+    requests = [Request(8, diversity=0.7)] * 3
+    found = search_groups(model, requests, 6, 3, num_translations)
     share = -(-num_translations // 3)
-    for row, each in enumerate(wants):
+    for row, each in enumerate(requests):
         expected = narrow_beam(model, row, each, 6, groups=3, share=share)[:num_translations]
         assert_found(expected, found, row)
 
@@ -293,18 +293,18 @@ def test_each_group_gives_its_share_of_translations(table_model, num_translation
 )
 def test_groups_follow_constraints(table_model, rule):
     model = table_model(sentences=4, vocabulary_size=8, seed=3, end_bias=1.0, source_length=4)
-    wants = [Wants(limit, diversity=0.6, **rule) for limit in (8, 3, 10, 6)]
-    found = search_groups(model, wants, 4, 2)
-    for row, each in enumerate(wants):
+    requests = [Request(limit, diversity=0.6, **rule) for limit in (8, 3, 10, 6)]
+    found = search_groups(model, requests, 4, 2)
+    for row, each in enumerate(requests):
         expected = narrow_beam(model, row, each, 4, groups=2, share=2)
         assert_found(expected, found, row)
 
 
 def test_groups_with_early_stop_first_stop_together(table_model):
     model = table_model(sentences=24, vocabulary_size=13, seed=6, end_bias=1.0)
-    wants = [Wants(limit, diversity=0.5) for limit in [9, 0, 8, 7, 1, 5] * 4]
-    found = search_groups(model, wants, 6, 2, 4, early_stop="first")
-    for row, each in enumerate(wants):
+    requests = [Request(limit, diversity=0.5) for limit in [9, 0, 8, 7, 1, 5] * 4]
+    found = search_groups(model, requests, 6, 2, 4, early_stop="first")
+    for row, each in enumerate(requests):
         expected = narrow_beam(model, row, each, 6, groups=2, share=99, early_stop="first")
         by_group = narrow_beam(model, row, each, 6, groups=2, share=2, early_stop="first")
         assert set(by_group) <= set(expected)

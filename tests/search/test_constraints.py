@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from plain_search import (
-    Wants,
+    Request,
     arguments,
     assert_found,
     assert_same,
@@ -111,9 +111,9 @@ RULES = {
 every_rule = pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 
 
-def search(model, wants, beam_size, *, rows=None, everything=False, **options):
-    rows = list(range(len(wants))) if rows is None else rows
-    options |= arguments(wants, everything=everything)
+def search(model, requests, beam_size, *, rows=None, everything=False, **options):
+    rows = list(range(len(requests))) if rows is None else rows
+    options |= arguments(requests, everything=everything)
     return beam_search(model.step, model.state(rows, beam_size), beam_size=beam_size, **options)
 
 
@@ -126,11 +126,11 @@ def search(model, wants, beam_size, *, rows=None, everything=False, **options):
     ids=["long", "all rules"],
 )
 def test_huge_beam_finds_all_that_constraints_allow(table_model, limit, beam_size, rules):
-    wants = [Wants(limit, **rule) for rule in rules]
-    model = table_model(sentences=len(wants), vocabulary_size=6, seed=2, source_length=4)
+    requests = [Request(limit, **rule) for rule in rules]
+    model = table_model(sentences=len(requests), vocabulary_size=6, seed=2, source_length=4)
     # Of three tokens; the last ones open and all those that end one step earlier.
-    found = search(model, wants, beam_size, num_translations=beam_size)
-    for row, each in enumerate(wants):
+    found = search(model, requests, beam_size, num_translations=beam_size)
+    for row, each in enumerate(requests):
         assert_found(every_translation(model, row, each), found, row)
 
 
@@ -139,22 +139,22 @@ def test_huge_beam_finds_all_that_constraints_allow(table_model, limit, beam_siz
 @pytest.mark.parametrize("end_bias", [-1.0, 2.0])
 def test_narrow_beam_with_constraint_equals_plain_search(table_model, rule, end_bias):
     model = table_model(sentences=6, vocabulary_size=8, seed=3, end_bias=end_bias, source_length=5)
-    wants = [Wants(limit, **rule) for limit in (7, 0, 4, 8, 2, 6)]
-    found = search(model, wants, 3, num_translations=3)
-    for row, each in enumerate(wants):
+    requests = [Request(limit, **rule) for limit in (7, 0, 4, 8, 2, 6)]
+    found = search(model, requests, 3, num_translations=3)
+    for row, each in enumerate(requests):
         assert_found(narrow_beam(model, row, each, 3), found, row)
 
 
 def test_required_tokens_are_tried_however_improbable(table_model):
     # The vocabulary is so large that they are rarely among the best continuations.
     model = table_model(sentences=6, vocabulary_size=80, seed=10, end_bias=4.0)
-    wants = [Wants(limit, required=((9,), (17,))) for limit in (8, 2, 5, 9, 1, 6)]
-    found = search(model, wants, 3, num_translations=3)
-    for row, each in enumerate(wants):
+    requests = [Request(limit, required=((9,), (17,))) for limit in (8, 2, 5, 9, 1, 6)]
+    found = search(model, requests, 3, num_translations=3)
+    for row, each in enumerate(requests):
         assert_found(narrow_beam(model, row, each, 3), found, row)
 
 
-def random_wants(seed):
+def random_request(seed):
     """Returns any of the rules together; they may leave no translation at all."""
     random = np.random.default_rng(seed)
 
@@ -167,7 +167,7 @@ def random_wants(seed):
 
     limit = int(random.integers(0, 9))
     prefix = random.choice([1, 4, 5, 6, 7], random.integers(0, 4)).tolist()
-    return Wants(
+    return Request(
         limit=limit,
         alpha=float(random.choice([-0.5, 0.0, 0.6, 3.0])),
         beta=float(random.choice([0.0, 0.4])),
@@ -183,10 +183,10 @@ def random_wants(seed):
 @pytest.mark.parametrize("beam_size", [1, 4])
 def test_random_constraints_together_equal_plain_search(table_model, beam_size):
     model = table_model(sentences=40, vocabulary_size=8, seed=4, end_bias=1.0, source_length=5)
-    wants = [random_wants(seed) for seed in range(40)]
-    found = search(model, wants, beam_size, num_translations=beam_size)
+    requests = [random_request(seed) for seed in range(40)]
+    found = search(model, requests, beam_size, num_translations=beam_size)
     num_found = 0
-    for row, each in enumerate(wants):
+    for row, each in enumerate(requests):
         if beam_size == 1:
             expected = [each for each in [greedy(model, row, each)] if each]
         else:
@@ -199,13 +199,13 @@ def test_random_constraints_together_equal_plain_search(table_model, beam_size):
 @pytest.mark.parametrize(("beam_size", "beam_groups"), [(1, 1), (4, 1), (4, 2)])
 def test_neutral_constraints_change_nothing(table_model, beam_size, beam_groups):
     model = table_model(sentences=4, vocabulary_size=30, seed=5, end_bias=2.0)
-    neutral = [Wants(6)] * 4
+    neutral = [Request(6)] * 4
     options = dict(num_translations=beam_size, beam_groups=beam_groups, diversity_penalty=0.5)
     expected = search(model, neutral, beam_size, **options)
     found = search(model, neutral, beam_size, everything=True, **options)
     for row in range(4):
         assert_same(found, expected, row, row, rtol=0)
-    mixed = [random_wants(seed) for seed in range(4)] + neutral
+    mixed = [random_request(seed) for seed in range(4)] + neutral
     found = search(model, mixed, beam_size, rows=[*range(4)] * 2, **options)
     for row in range(4):
         assert_same(found, expected, 4 + row, row)
@@ -213,22 +213,24 @@ def test_neutral_constraints_change_nothing(table_model, beam_size, beam_groups)
 
 def test_prefix_overrides_other_constraints(table_model):
     model = table_model(sentences=1, vocabulary_size=8, seed=6)
-    wants = [
-        Wants(4, prefix=(5, 5, 5), no_repeat_ngram=1),
-        Wants(4, prefix=(5, 6, 7), banned=((5,), (6, 7))),
-        Wants(3, prefix=(5, 6, 7), required=((4, 4),)),
-        Wants(2, prefix=(5, 6, 7), min_length=3),
+    requests = [
+        Request(4, prefix=(5, 5, 5), no_repeat_ngram=1),
+        Request(4, prefix=(5, 6, 7), banned=((5,), (6, 7))),
+        Request(3, prefix=(5, 6, 7), required=((4, 4),)),
+        Request(2, prefix=(5, 6, 7), min_length=3),
     ]
-    found = search(model, wants, 3, rows=[0] * 4)
-    for row, each in enumerate(wants):
+    found = search(model, requests, 3, rows=[0] * 4)
+    for row, each in enumerate(requests):
         assert tokens_of(found, row, 0)[: min(3, each.limit)] == each.prefix[: each.limit]
         assert_found(narrow_beam(model, 0, each, 3), found, row)
 
 
 def test_prefix_overrides_constraints_in_any_order(table_model):
     model = table_model(sentences=3, vocabulary_size=8, seed=6)
-    wants = [Wants(4, min_length=3, prefix=(5, 5), no_repeat_ngram=2, banned=((5,), (4, 6)))] * 3
-    options = arguments([Wants(4)] * 3)
+    requests = [
+        Request(4, min_length=3, prefix=(5, 5), no_repeat_ngram=2, banned=((5,), (4, 6)))
+    ] * 3
+    options = arguments([Request(4)] * 3)
     for order in (1, -1):
         options["constraints"] = [
             Prefix(tf.constant([[5, 5]])),
@@ -237,15 +239,15 @@ def test_prefix_overrides_constraints_in_any_order(table_model):
             BannedPhrases(tf.constant([[[5, 0], [4, 6]]])),
         ][::order]
         found = beam_search(model.step, model.state(range(3), 3), beam_size=3, **options)
-        for row, each in enumerate(wants):
+        for row, each in enumerate(requests):
             assert_found(narrow_beam(model, row, each, 3), found, row)
 
 
 @pytest.mark.parametrize("beam_size", [1, 4])
 def test_prefix_may_contain_the_unknown_token(table_model, beam_size):
     model = table_model(sentences=2, vocabulary_size=8, seed=6)
-    wants = [Wants(5, prefix=(UNK_ID, 5)), Wants(5)]
-    options = arguments(wants)
+    requests = [Request(5, prefix=(UNK_ID, 5)), Request(5)]
+    options = arguments(requests)
     options["constraints"].insert(0, ForbidUnknown())
     found = beam_search(
         model.step, model.state(range(2), beam_size), beam_size=beam_size, **options
@@ -284,7 +286,7 @@ def test_eos_may_be_0_and_pad_another_token(table_model, search):
         dict(banned=((4,), (5, 5)), min_length=5),
         dict(required=((5, 4),)),
     ]
-    tensors = columns([Wants(6, **rule) for rule in rules])
+    tensors = columns([Request(6, **rule) for rule in rules])
     run, options = {
         "beam": (beam_search, dict(beam_size=3, num_translations=3)),
         "greedy": (beam_search, dict(beam_size=1)),
@@ -308,12 +310,12 @@ def test_eos_may_be_0_and_pad_another_token(table_model, search):
 @pytest.mark.parametrize("beam_size", [1, 4])
 def test_contradictory_constraints_give_no_translation(table_model, beam_size):
     model = table_model(sentences=1, vocabulary_size=6, seed=7)
-    wants = [
-        Wants(9, min_length=5, no_repeat_ngram=1),  # there are three tokens
-        Wants(3, required=((4, 5),), banned=((5,),)),
-        Wants(3),
+    requests = [
+        Request(9, min_length=5, no_repeat_ngram=1),  # there are three tokens
+        Request(3, required=((4, 5),), banned=((5,),)),
+        Request(3),
     ]
-    found = search(model, wants, beam_size, rows=[0] * 3)
+    found = search(model, requests, beam_size, rows=[0] * 3)
     assert_found([], found, 0)
     # At the limit a translation ends in any case, but 4 has nothing to go on with before.
     assert_found([], found, 1)
@@ -324,19 +326,19 @@ def test_contradictory_constraints_give_no_translation(table_model, beam_size):
 @pytest.mark.parametrize("rule", [{}, dict(beta=0.5, min_length=4)], ids=str)
 def test_exact_early_stop_never_changes_the_result(table_model, alpha, rule):
     model = table_model(sentences=30, vocabulary_size=8, seed=8, end_bias=1.0, source_length=5)
-    wants = [Wants(12, alpha, **rule)] * 30
-    found = search(model, wants, 4, num_translations=2)
-    for row, each in enumerate(wants):
+    requests = [Request(12, alpha, **rule)] * 30
+    found = search(model, requests, 4, num_translations=2)
+    for row, each in enumerate(requests):
         assert_found(narrow_beam(model, row, each, 4), found, row)
     if alpha < 2.0:
         assert sum(rows for rows, _ in model.calls) < 30 * 13  # some did stop
 
 
 def test_greedy_search_follows_every_constraint(table_model):
-    wants = [Wants(7, **rule) for rule in RULES.values()]
-    model = table_model(sentences=len(wants), vocabulary_size=8, seed=9, source_length=5)
-    found = search(model, wants, 1)
-    for row, each in enumerate(wants):
+    requests = [Request(7, **rule) for rule in RULES.values()]
+    model = table_model(sentences=len(requests), vocabulary_size=8, seed=9, source_length=5)
+    found = search(model, requests, 1)
+    for row, each in enumerate(requests):
         assert_found([greedy(model, row, each)], found, row)
     assert np.all(found.ids.numpy().max(axis=(1, 2)) >= EOS_ID)
     assert found.ids.dtype == tf.int32

@@ -26,7 +26,7 @@ def past(*tokens):
 
 
 def read(constraint, tokens, time, logits=None, max_lengths=None):
-    """Returns what the constraint sees of hypotheses after it was told of their tokens."""
+    """Returns what the constraint sees of hypotheses after it has read their tokens."""
     inputs = repeat_for_each_sentence(constraint.inputs, tf.shape(tokens)[0])
     state = constraint.initial_state(inputs, tokens.shape[1])
     unknown = tf.nest.map_structure(lambda leaf: tf.TensorShape([None] * leaf.shape.rank), state)
@@ -118,7 +118,7 @@ def test_last_token_of_a_banned_phrase_is_forbidden(tokens, banned, expected):
         # A phrase that is part of another, and phrases that overlap.
         ([7, 4, 5], [[7, 4, 5, 8], [4, 5]], [False, True], [3, 0], 5, 1, [8, PAD]),
         ([4, 5, 6], [[4, 5], [5, 6]], [True, True], [0, 0], 4, 0, [PAD, PAD]),
-        # An empty phrase is met and wants nothing.
+        # An empty phrase is met and needs nothing.
         ([4], [[], [4, 5]], [True, False], [0, 1], 1, 1, [PAD, 5]),
         ([4], [], [], [], 0, 0, []),
         # What is met can be begun again, which counts for nothing.

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from plain_search import (
-    Wants,
+    Request,
     arguments,
     assert_found,
     assert_same,
@@ -25,17 +25,22 @@ INF = np.inf
 SEEDS = 2000
 
 
-def search(model, wants, *, rows=None, num_translations=1, **options):
-    rows = list(range(len(wants))) if rows is None else rows
-    options |= arguments(wants) | dict(num_translations=num_translations)
+def search(model, requests, *, rows=None, num_translations=1, **options):
+    rows = list(range(len(requests))) if rows is None else rows
+    options |= arguments(requests) | dict(num_translations=num_translations)
     return sample(model.step, model.state(rows, num_translations), **options)
 
 
-def many(model, wants, num_translations=1, **options):
+def many(model, request, num_translations=1, **options):
     """Returns samples of one sentence with 2,000 seeds: a list of N translations for each."""
     rows, seed = [0] * SEEDS, tf.range(SEEDS)
     found = search(
-        model, [wants] * SEEDS, rows=rows, num_translations=num_translations, seed=seed, **options
+        model,
+        [request] * SEEDS,
+        rows=rows,
+        num_translations=num_translations,
+        seed=seed,
+        **options,
     )
     ids, lengths = found.ids.numpy(), found.lengths.numpy()
     return [
@@ -82,21 +87,21 @@ def assert_distributed(counts, probabilities):
 )
 def test_translations_follow_their_probabilities(table_model, options, rule):
     model = table_model(sentences=1, vocabulary_size=6, seed=1)
-    wants = Wants(2, **rule)
-    found = [tokens for (tokens,) in many(model, wants, **options)]
-    assert_sampled(found, sampled(model, 0, wants, **options))
+    request = Request(2, **rule)
+    found = [tokens for (tokens,) in many(model, request, **options)]
+    assert_sampled(found, sampled(model, 0, request, **options))
 
 
 def test_samples_of_a_sentence_are_independent(table_model):
     model = table_model(sentences=1, vocabulary_size=6, seed=2)
-    wants = Wants(1)
-    single = sampled(model, 0, wants)
+    request = Request(1)
+    single = sampled(model, 0, request)
     pairs = {
         tuple(sorted([one, other])): p * q * (1 if one == other else 2)
         for one, p in single.items()
         for other, q in single.items()
     }
-    found = [tuple(sorted(pair)) for pair in many(model, wants, num_translations=2)]
+    found = [tuple(sorted(pair)) for pair in many(model, request, num_translations=2)]
     assert_sampled(found, pairs)
 
 
@@ -107,9 +112,9 @@ def test_samples_of_a_sentence_are_independent(table_model):
 )
 def test_scores_are_those_of_the_model_best_first(table_model, rule):
     model = table_model(sentences=3, vocabulary_size=9, seed=3, source_length=5)
-    wants = [Wants(limit, **rule) for limit in (7, 0, 4)]
-    found = search(model, wants, num_translations=5, temperature=1.7, top_k=4, top_p=0.9, seed=3)
-    for row, each in enumerate(wants):
+    requests = [Request(limit, **rule) for limit in (7, 0, 4)]
+    found = search(model, requests, num_translations=5, temperature=1.7, top_k=4, top_p=0.9, seed=3)
+    for row, each in enumerate(requests):
         translations = []
         for place in range(5):
             tokens = tokens_of(found, row, place)
@@ -127,17 +132,17 @@ def test_scores_are_those_of_the_model_best_first(table_model, rule):
 
 def test_a_seed_gives_the_same_samples_in_any_batch(table_model):
     model = table_model(sentences=4, vocabulary_size=9, seed=4, end_bias=1.0)
-    wants = [Wants(limit) for limit in (9, 2, 0, 12)]
+    requests = [Request(limit) for limit in (9, 2, 0, 12)]
     options = dict(
         temperature=[1.0, 0.5, 1.0, 3.0], top_k=[0, 3, 1, 5], top_p=[1.0, 0.9, 1.0, 0.8],
         seed=[7, 0, -5, 2**40],
     )  # fmt: skip
-    together = search(model, wants, num_translations=3, **options)
-    for row, each in enumerate(wants):
+    together = search(model, requests, num_translations=3, **options)
+    for row, each in enumerate(requests):
         own = {name: values[row] for name, values in options.items()}
         alone = search(model, [each], rows=[row], num_translations=3, **own)
         assert_same(alone, together, 0, row)
-    twice = search(model, [wants[0]] * 3, rows=[0] * 3, num_translations=3, seed=[7, 7, 8])
+    twice = search(model, [requests[0]] * 3, rows=[0] * 3, num_translations=3, seed=[7, 7, 8])
     assert_same(twice, twice, 0, 1)
     assert not np.array_equal(twice.ids[0], twice.ids[2])
 
@@ -145,20 +150,20 @@ def test_a_seed_gives_the_same_samples_in_any_batch(table_model):
 @pytest.mark.parametrize("options", [dict(temperature=1e-6), dict(top_k=1), dict(top_p=1e-6)])
 def test_low_temperature_and_one_candidate_equal_greedy(table_model, options):
     model = table_model(sentences=4, vocabulary_size=9, seed=5, end_bias=1.0)
-    wants = [Wants(limit) for limit in (9, 2, 0, 12)]
-    found = search(model, wants, num_translations=2, **options)
-    for row, each in enumerate(wants):
+    requests = [Request(limit) for limit in (9, 2, 0, 12)]
+    found = search(model, requests, num_translations=2, **options)
+    for row, each in enumerate(requests):
         assert_found([greedy(model, row, each)] * 2, found, row)
 
 
 def test_sample_without_an_allowed_token_is_no_translation(table_model):
     model = table_model(sentences=1, vocabulary_size=6, seed=6)
-    wants = [Wants(5, min_length=2, banned=((1,), (4,), (5,))), Wants(5)]
-    found = search(model, wants, rows=[0, 0], num_translations=2)
+    requests = [Request(5, min_length=2, banned=((1,), (4,), (5,))), Request(5)]
+    found = search(model, requests, rows=[0, 0], num_translations=2)
     assert_found([], found, 0)
     assert np.all(found.lengths[1] > 0)
     with pytest.raises(InputError, match="num_translations must be at least 1, got 0"):
-        search(model, wants, num_translations=0)
+        search(model, requests, num_translations=0)
 
 
 # Temperature and filters

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from plain_search import (
-    Wants,
+    Request,
     arguments,
     assert_same,
     columns,
@@ -37,14 +37,14 @@ def width_of(search):
     return search.keywords.get("beam_size") or search.keywords["num_translations"]
 
 
-def translations(table_model, search, wants):
-    """Yields what each sentence wants and the tokens of each translation, EOS left out."""
-    model = table_model(sentences=len(wants), vocabulary_size=12, seed=1, end_bias=2.5)
+def translations(table_model, search, requests):
+    """Yields the request and the tokens without EOS of each translation."""
+    model = table_model(sentences=len(requests), vocabulary_size=12, seed=1, end_bias=2.5)
     width = width_of(search)
-    found = search(model.step, model.state(range(len(wants)), width), **arguments(wants))
+    found = search(model.step, model.state(range(len(requests)), width), **arguments(requests))
     for row, place in np.ndindex(*found.scores.shape):
         tokens = tokens_of(found, row, place)
-        yield wants[row], tokens[:-1] if tokens else None
+        yield requests[row], tokens[:-1] if tokens else None
 
 
 def random_phrases(random, count, first, last):
@@ -58,17 +58,17 @@ def random_phrases(random, count, first, last):
 @every_search
 def test_required_phrases_are_in_every_translation(table_model, search):
     random = np.random.default_rng(2)
-    wants = []
+    requests = []
     for _ in range(SENTENCES):
         required = random_phrases(random, 3, 4, 6)  # few tokens: phrases overlap
         prefix = tuple(random.integers(4, 12, random.integers(0, 3)).tolist())
         room = len(prefix) + sum(map(len, required)) + int(random.integers(0, 6))
-        wants.append(Wants(room, prefix=prefix, required=required))
+        requests.append(Request(room, prefix=prefix, required=required))
     num_phrases = 0
     best = {}
-    for each, tokens in translations(table_model, search, wants):
+    for each, tokens in translations(table_model, search, requests):
         best.setdefault(each, tokens)
-        if tokens is None:  # the beam may hold less than is wanted, but never nothing
+        if tokens is None:  # the beam may find fewer, but never none
             continue
         assert tokens[: len(each.prefix)] == each.prefix
         assert len(tokens) <= each.limit
@@ -82,8 +82,8 @@ def test_required_phrases_are_in_every_translation(table_model, search):
 @every_search
 def test_forbidden_content_is_in_no_translation(table_model, search):
     random = np.random.default_rng(3)
-    wants = [
-        Wants(
+    requests = [
+        Request(
             int(random.integers(0, 15)),
             min_length=int(random.integers(0, 8)),
             no_repeat_ngram=int(random.integers(0, 4)),
@@ -94,7 +94,7 @@ def test_forbidden_content_is_in_no_translation(table_model, search):
         for _ in range(SENTENCES)
     ]
     num_found = 0
-    for each, tokens in translations(table_model, search, wants):
+    for each, tokens in translations(table_model, search, requests):
         if tokens is None:  # constraints may contradict each other
             continue
         num_found += 1
@@ -114,12 +114,12 @@ def test_finished_sentences_leave_the_batch(table_model, search):
     limits = [12, 0, 2, 1, 0, 8, 3, 1]
     model = table_model(sentences=8, vocabulary_size=12, seed=4, end_bias=-4.0, source_length=3)
     width = width_of(search)
-    wants = [Wants(limit, beta=0.2, no_repeat_ngram=4, required=((4, 5),)) for limit in limits]
-    together = search(model.step, model.state(range(8), width), **arguments(wants))
+    requests = [Request(limit, beta=0.2, no_repeat_ngram=4, required=((4, 5),)) for limit in limits]
+    together = search(model.step, model.state(range(8), width), **arguments(requests))
     sizes = [rows for rows, _ in model.calls]
     assert sizes[0] == 8 and sizes[-1] <= 2
     assert sizes == sorted(sizes, reverse=True)
-    for row, each in enumerate(wants):
+    for row, each in enumerate(requests):
         alone = search(model.step, model.state([row], width), **arguments([each]))
         assert_same(alone, together, 0, row)
 
@@ -146,10 +146,10 @@ def test_nan_logits_end_the_search_without_a_translation(method, max_length_boun
 
 # Graphs
 
-WANTS = [
-    Wants(7, beta=0.3, min_length=3, banned=((4,), (5, 6)), required=((7, 4), (5,))),
-    Wants(0),
-    Wants(9, prefix=(5, 6), repetition_penalty=1.5, no_repeat_ngram=2),
+REQUESTS = [
+    Request(7, beta=0.3, min_length=3, banned=((4,), (5, 6)), required=((7, 4), (5,))),
+    Request(0),
+    Request(9, prefix=(5, 6), repetition_penalty=1.5, no_repeat_ngram=2),
 ]
 
 
@@ -158,7 +158,7 @@ WANTS = [
 def test_graph_of_unknown_sizes_equals_eager_search(table_model, search):
     width = width_of(search)
     model = table_model(sentences=3, vocabulary_size=9, seed=1, source_length=4)
-    tensors = columns(WANTS, everything=True)
+    tensors = columns(REQUESTS, everything=True)
 
     def translate(rows, tensors):
         return search(model.step, model.state(rows, width), **with_constraints(tensors))
@@ -191,7 +191,7 @@ def test_xla_compiles_a_search_with_every_constraint(table_model, name):
         state = DecodingState(context=rows, coverage=tf.fill([3, width, 4], 0.1))
         return search(step, state, max_length_bound=8, **with_constraints(tensors))
 
-    rows, tensors = tf.range(3), columns(WANTS, everything=True)
+    rows, tensors = tf.range(3), columns(REQUESTS, everything=True)
     expected = translate(rows, tensors)
     found = tf.function(translate, jit_compile=True)(rows, tensors)
     assert found.ids.shape == (3, expected.scores.shape[1], 9)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from plain_search import (
-    Wants,
+    Request,
     arguments,
     assert_found,
     assert_same,
@@ -49,7 +49,9 @@ def allows(num_words, limit, tokens, token):
     return text in ("X", "Y") and words > 0 and bool(stack)
 
 
-WANTS = [Wants(limit, allows=functools.partial(allows, words, limit)) for words, limit in CASES]
+REQUESTS = [
+    Request(limit, allows=functools.partial(allows, words, limit)) for words, limit in CASES
+]
 
 
 def make_constraint(words):
@@ -60,7 +62,7 @@ WORDS = [[place < count for place in range(3)] for count, _ in CASES]
 
 
 def make_arguments(rows=slice(None)):
-    return arguments(WANTS[rows]) | dict(constraints=[make_constraint(WORDS[rows])])
+    return arguments(REQUESTS[rows]) | dict(constraints=[make_constraint(WORDS[rows])])
 
 
 @pytest.fixture
@@ -69,7 +71,7 @@ def model(table_model):
 
 
 def test_exhaustive_beam_finds_exactly_all_trees(model):
-    expected = [every_translation(model, row, each) for row, each in enumerate(WANTS)]
+    expected = [every_translation(model, row, each) for row, each in enumerate(REQUESTS)]
     counts = list(map(len, expected))
     # Of one word in up to five tokens: one bracket of two labels, or two.
     assert counts[0] == 2 * 2 + 4 * 2
@@ -88,8 +90,8 @@ def test_greedy_search_and_samples_find_trees(model):
         model.step, model.state(range(6), 8), num_translations=8, seed=7, **make_arguments()
     )
     for row in (0, 1, 2, 3, 5):
-        assert_found([greedy(model, row, WANTS[row])], found, row)
-        allowed = {each.tokens for each in every_translation(model, row, WANTS[row])}
+        assert_found([greedy(model, row, REQUESTS[row])], found, row)
+        allowed = {each.tokens for each in every_translation(model, row, REQUESTS[row])}
         assert {tokens_of(samples, row, place) for place in range(8)} <= allowed
 
 
