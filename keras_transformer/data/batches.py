@@ -233,6 +233,7 @@ class BatchPlan:
         part_tokens = np.diff(corpus.source_offsets[parts] + corpus.target_offsets[parts]) + sizes
         tokens = float(repeats @ part_tokens)
 
+        # The boxes: as few as pad little enough, or those of at most `_MAX_SHAPES` that pad least.
         most_rows = functools.partial(_most_rows, batch_tokens, batch_sentences)
         expected = np.tensordot(counts, repeats, (1, 0))  # [W, R, R], pairs of an epoch
         splits = _split_lengths(expected, ladder, most_rows)
@@ -243,6 +244,8 @@ class BatchPlan:
                 fewest_cells, chosen = cells, boxes
             if tokens >= _ENOUGH_SHARE * cells:
                 break
+
+        # How many pairs of each box an epoch has, and the batches that these fill.
         self._box_of_rungs = np.zeros(counts.shape[2:], np.int16)  # [R, R]
         for number, box in enumerate(chosen):
             self._box_of_rungs[box.source_rungs, box.target_rungs] = number
@@ -261,15 +264,16 @@ class BatchPlan:
 
         Args:
             epoch: index of the epoch, from 0; each has another order.
-            seed: at least 0; the same one (and the same NumPy) gives the same order. The first
-                batch is then one that needs the most memory, so that a lack of memory shows at the
-                start of training. None does not shuffle: batches come in the order of windows and
-                shapes, pairs in that of the corpus.
+            seed: at least 0; the same seed (and NumPy) gives the same order. The first batch needs
+                the most memory, so that training runs out of memory at once or never. None does
+                not shuffle: batches come in the order of windows and shapes, pairs in that of the
+                corpus.
             first_batch: batches to skip; windows that hold no others are not planned.
         """
         batches, shapes = self._layout.batches, self._layout.shapes
         windows = np.arange(len(batches))
         if seed is not None:
+            # The spawn key distinguishes this generator from those of windows and boxes.
             random = np.random.default_rng(np.random.SeedSequence([seed, 0, 1], spawn_key=(epoch,)))
             random.shuffle(windows)
             memory = (batches[windows] > 0) * [shape.memory for shape in shapes]
@@ -281,6 +285,10 @@ class BatchPlan:
             first_batch = max(0, first_batch - num_batches)
 
     def _plan_window(self, window: int, epoch: int, seed: int | None) -> list[PlannedBatch]:
+        """Returns the batches of a window: the pairs of each box, drawn, shuffled and cut.
+
+        If there is a seed, the batches are shuffled, and one that needs the most memory is first.
+        """
         pairs_of_box: list[list[Counts]] = [[] for _ in self._layout.shapes]
         for part, draws in enumerate(self._draws[window]):
             pairs, boxes = self._pairs_and_boxes(window, part)
@@ -393,7 +401,7 @@ class _Box(NamedTuple):
 def _split_lengths(
     counts: npt.NDArray[np.float64], ladder: Counts, most_rows: Callable[[Any], Any]
 ) -> Iterator[list[_Box]]:
-    """Yields 1, 2, 3, ... boxes: always the one is split whose split saves the most padding.
+    """Yields 1, 2, 3, ... boxes; each time the split that saves the most padding is made.
 
     Args:
         counts: [W, R, R], pairs of an epoch by window, source rung and target rung.
@@ -412,13 +420,14 @@ def _split_lengths(
         for axis in (0, 1):
             rungs = np.stack(box[:2], 1)  # [C, 2]
             rungs = rungs[np.argsort(rungs[:, axis], kind="stable")]
-            pairs = counts[rungs[:, 0], rungs[:, 1]]
-            # Cells of the two halves, for a split after each place.
-            cells = np.where(np.diff(rungs[:, axis]) > 0, 0.0, np.inf)
-            for order in (slice(None), slice(None, None, -1)):
-                half = np.cumsum(pairs[order])[:-1][order]
-                longest = ladder[np.maximum.accumulate(rungs[order])][:-1][order]
-                cells += half * longest.sum(1)
+            pairs = counts[rungs[:, 0], rungs[:, 1]]  # [C]
+            # For a split after each place: the pairs of both halves, and their longest sentences.
+            left, right = np.cumsum(pairs)[:-1], np.cumsum(pairs[::-1])[-2::-1]  # [C - 1]
+            longest_left = ladder[np.maximum.accumulate(rungs)[:-1]]  # [C - 1, 2]
+            longest_right = ladder[np.maximum.accumulate(rungs[::-1])[-2::-1]]
+            cells = left * longest_left.sum(1) + right * longest_right.sum(1)
+            cells[np.diff(rungs[:, axis]) == 0] = np.inf
+            for half, longest in ((left, longest_left), (right, longest_right)):
                 # Each box fills half a batch or more in every window.
                 cells[2 * half < windows * most_rows(longest.max(1))] = np.inf
             if len(cells) and whole - cells.min() > best[0]:
@@ -439,7 +448,7 @@ def _split_lengths(
 
 
 def _most_rows(batch_tokens: int, batch_sentences: int | None, longest: Any) -> Any:
-    """Returns how many sentences of these lengths a batch holds; a multiple of 8 from 8 on."""
+    """Returns the rows of a batch by its longest sentence; multiples of 8 where 8 rows fit."""
     rows = batch_tokens // longest
     rows = np.where(rows < _ROWS_STEP, rows, rows - rows % _ROWS_STEP)
     return np.minimum(rows, batch_sentences or batch_tokens)
@@ -468,9 +477,9 @@ class _Layout(NamedTuple):
 def _lay_out(boxes: Sequence[_Box], pairs: Counts, most_rows: Callable[[Any], Any]) -> _Layout:
     """Lays out the pairs of each window and box, [W, K], over batches.
 
-    The pairs of a box are spread evenly over the fewest batches, which have no more rows than that
-    takes. Pairs that do not fill a batch move to the next box that holds them if that takes fewer
-    cells.
+    The pairs of a box are spread evenly over as few batches as possible, with as few rows as they
+    need. Leftover pairs, which would not fill a batch, move to the next larger box if that takes
+    fewer cells.
     """
     kept, batches = pairs.copy(), np.zeros_like(pairs)
     larger: list[int] = []
