@@ -60,47 +60,16 @@ def keep_freed_memory() -> bool:
     without, and is held until the process ends.
 
     Returns:
-        Whether memory is kept. False, and nothing is changed, without glibc, where another malloc
-        is preloaded, and where the environment sets MALLOC_* or GLIBC_TUNABLES' glibc.malloc.
+        Whether memory is kept. False, and nothing is changed, without glibc, if another malloc is
+        preloaded, or if the environment sets MALLOC_* or GLIBC_TUNABLES' glibc.malloc.
     """
-    tunables = os.environ.get("GLIBC_TUNABLES", "")
-    if "glibc.malloc" in tunables or any(name.startswith("MALLOC_") for name in os.environ):
+    tunables, preloaded = (os.environ.get(name, "") for name in ("GLIBC_TUNABLES", "LD_PRELOAD"))
+    is_set = any(name.startswith("MALLOC_") for name in os.environ)
+    if is_set or "glibc.malloc" in tunables or "malloc" in preloaded:  # jemalloc, tcmalloc, ...
         return False
     try:
         libc = ctypes.CDLL("libc.so.6")
-        if not _is_in_use(libc):
-            return False
         # None of them fails with these values; a list, so that each is set all the same.
         return all([libc.mallopt(name, value) == 1 for name, value in _KEEP.items()])
-    except (OSError, AttributeError, TypeError):  # no glibc; on Windows no CDLL(None)
+    except (OSError, AttributeError):  # no glibc
         return False
-
-
-_MALLOC_INFO = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
-
-
-class _MallocInfo(ctypes.Structure):
-    """`struct mallinfo` of malloc.h: numbers that wrap around at 4 GiB."""
-
-    _fields_ = [(name, ctypes.c_uint) for name in _MALLOC_INFO.split()]
-
-
-def _is_in_use(libc: ctypes.CDLL) -> bool:
-    """Whether glibc's malloc is the one that the program calls.
-
-    Comparing addresses would not do: in a program that is not position-independent, such as
-    Debian's python3, the address of malloc is that of a stub in the program itself.
-    """
-
-    def allocated() -> int:
-        info = libc.mallinfo()
-        return int(info.uordblks + info.hblkhd)
-
-    libc.mallinfo.restype = _MallocInfo
-    program = ctypes.CDLL(None)
-    program.malloc.restype = ctypes.c_void_p
-    size, before = 2**20, allocated()
-    block = program.malloc(ctypes.c_size_t(size))
-    grown = (allocated() - before) % 2**32
-    program.free(ctypes.c_void_p(block))
-    return size <= grown < 2 * size

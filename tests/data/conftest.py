@@ -2,7 +2,6 @@
 
 import sys
 
-import numpy as np
 import pytest
 
 
@@ -31,14 +30,3 @@ def count_lines():
         return lines
 
     return count
-
-
-@pytest.fixture
-def lengths_of():
-    """Gives lengths like those of sentences, of source and target."""
-
-    def lengths(pairs):
-        random = np.random.default_rng(1)
-        return np.exp(random.normal(3, 0.6, (2, pairs))).astype(int).clip(1, 150)
-
-    return lengths
