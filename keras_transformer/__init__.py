@@ -97,14 +97,21 @@ _HOMES = {
     "load_exported": "serving.export",
 }
 
-__all__ = [*_HOMES, "__version__"]
+# Loaded on every Keras backend; the others need TensorFlow's.
+_ON_EVERY_BACKEND = ("client", "config", "errors", "host", "models", "objectives", "tasks")
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__all__":  # what `import *` imports
+        import keras
+
+        is_whole = keras.backend.backend() == "tensorflow"
+        names = [name for name, home in _HOMES.items() if is_whole or home in _ON_EVERY_BACKEND]
+        return [*names, "__version__"]
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted([*_HOMES, "__version__"])
