@@ -397,7 +397,8 @@ class Validation:
     def __init__(self, trainer: Trainer, devs: Sequence[ParallelText]) -> None:
         self._model, self._weights = trainer.model, trainer.averaged_weights
         run, task, training = trainer.run, trainer.task, trainer.training
-        vocabularies, search = run.vocabularies(), trainer.configs.search_config()
+        vocabularies = run.vocabularies()
+        search = trainer.configs.search_config(task.dev_search)
         self.dev_metrics = [
             (
                 task.metric.of_dev_set(number),

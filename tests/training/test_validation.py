@@ -207,13 +207,24 @@ def test_stop_metric_is_of_task_or_validation():
         check_validation(tiny_run.training_config(stop_metric="val_bleu"), task, TEXT)
 
 
+def make_validation(path, text, **changes):
+    """Creates a run, and returns what validates it."""
+    run, vocabulary = RunDirectory(path), tiny_run.make_vocabulary()
+    configs = RunConfigs(tiny_run.model_config(), tiny_run.DATA, tiny_run.training_config())
+    run.write(configs._replace(**changes), vocabulary, vocabulary)
+    return Validation(Trainer(run, tf.distribute.get_strategy()), [text])
+
+
+def test_validation_searches_as_task_and_run_say(tmp_path, monkeypatch):
+    monkeypatch.setattr(TranslationTask, "dev_search", {"beam_size": 1})
+    search = {"beam_size": 9, "max_extra_length": 7}
+    (_, metric), *_ = make_validation(tmp_path, ONE, search=search).dev_metrics
+    assert (metric._search.beam_size, metric._search.max_extra_length) == (1, 7)
+
+
 def test_overlong_dev_pairs_are_dropped_from_dev_loss(tmp_path):
-    run, vocabulary = RunDirectory(tmp_path / "run"), tiny_run.make_vocabulary()
-    data = tiny_run.DATA.replace(max_length=8)
-    configs = RunConfigs(tiny_run.model_config(), data, tiny_run.training_config())
-    run.write(configs, vocabulary, vocabulary)
     text = ParallelText(["abc", "a" * 5000, "cba"], ["abc", "abc", "cba"])
-    found = Validation(Trainer(run, tf.distribute.get_strategy()), [text])
+    found = make_validation(tmp_path, text, data=tiny_run.DATA.replace(max_length=8))
     rows = [row for inputs, *_ in found.batches for row in inputs["source"].numpy() if row.any()]
     assert len(rows) == 2
     assert max(row.size for row in rows) <= 8
