@@ -21,6 +21,7 @@ from keras_transformer.config import (
 )
 from keras_transformer.errors import InputError
 from keras_transformer.tasks import Task, get_task, registered_tasks
+from keras_transformer.training.settings import given_options, task_options
 
 flags.disclaim_key_flags()  # these are flags of the command that defines them through here
 
@@ -105,25 +106,12 @@ def define_checkpoint_flag() -> "flags.FlagHolder[str]":
 
 def given_flags(config: type[JsonConfig]) -> dict[str, Any]:
     """Returns the fields of a configuration that were given as flags."""
-    values = flags.FLAGS.flag_values_dict()
-    names = [field.name for field in dataclasses.fields(config)]  # type: ignore[arg-type]
-    return {name: values[name] for name in names if values.get(name) is not None}
+    return given_options(config, flags.FLAGS.flag_values_dict())
 
 
 def given_task_options(task: type[Task]) -> dict[str, Any]:
-    """Returns the options of a task that were given as flags.
-
-    Raises:
-        InputError: an option of another task was given.
-    """
-    given = given_flags(task)
-    for other in registered_tasks():
-        if foreign := sorted(given_flags(get_task(other)).keys() - given.keys()):
-            raise InputError(
-                f"--{foreign[0]} is an option of task {other}, but the task is {task.name}; remove "
-                "it, or change --task"
-            )
-    return given
+    """Returns the options of a task that were given as flags; raises as `task_options` does."""
+    return task_options(task, flags.FLAGS.flag_values_dict())
 
 
 def define_standard_flags(program: str, module: str, description: str) -> None:

@@ -176,12 +176,8 @@ def main(arguments: list[str]) -> None:
 
 def _given_options() -> dict[str, Any]:
     """Returns the flags that are given and are settings of a run, by name."""
-    configs = [DataConfig, TrainingConfig, *architectures().values()]
-    options: dict[str, Any] = {}
-    for config in [*configs, *map(get_task, registered_tasks())]:
-        options |= config_flags.given_flags(config)
-    named = ("preset", "architecture", "task")
-    return options | {name: flags.FLAGS[name].value for name in named if flags.FLAGS[name].present}
+    known = settings.option_names() & set(flags.FLAGS)
+    return {name: flags.FLAGS[name].value for name in sorted(known) if flags.FLAGS[name].present}
 
 
 def _check_data(options: dict[str, Any]) -> None:

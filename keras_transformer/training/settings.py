@@ -147,7 +147,7 @@ def new_configs(options: Options) -> RunConfigs:
     """
     _check_names(options)
     task_type = get_task(options.get("task", DEFAULT_TASK))
-    task = task_type(**_task_options(task_type, options))
+    task = task_type(**task_options(task_type, options))
     data, training = _data(task, options), _training(task, options)
     _check_trains_random_weights(training.freeze, training.lora_rank)
     return RunConfigs(_model(task, data, options), data, training, task)
@@ -169,7 +169,7 @@ def fine_tuning_configs(origin: RunConfigs, path: str, options: Options) -> RunC
     _check_names(options)
     if not names_data(options):
         raise InputError("--start_from needs text to train on; name it, as in --train_source")
-    if given := sorted(_given(DataConfig, options).keys() & {*VOCABULARY_FIELDS}):
+    if given := sorted(given_options(DataConfig, options).keys() & {*VOCABULARY_FIELDS}):
         raise InputError(
             f"--{given[0]} cannot be combined with --start_from: the vocabularies are those of "
             f"{path}; remove --{given[0]}"
@@ -188,9 +188,9 @@ def fine_tuning_configs(origin: RunConfigs, path: str, options: Options) -> RunC
             "without --start_from"
         )
     task_type = get_task(options.get("task", origin.task.name))
-    task_options = _task_options(task_type, options)
+    changes = task_options(task_type, options)
     is_same = task_type is type(origin.task)
-    task = origin.task.replace(**task_options) if is_same else task_type(**task_options)
+    task = origin.task.replace(**changes) if is_same else task_type(**changes)
     kept: dict[str, Any] = {}
     if origin.data is not None:
         kept = {name: getattr(origin.data, name) for name in VOCABULARY_FIELDS}
@@ -222,7 +222,7 @@ def changed_configs(configs: RunConfigs, options: Options) -> RunConfigs:
                 "it, or give another --run_dir"
             )
     _check_options_of(type(model), options)
-    model_values, training_values = _given_model(options), _given(TrainingConfig, options)
+    model_values, training_values = _given_model(options), given_options(TrainingConfig, options)
     if "start_from" not in configs.origin:
         _check_trains_random_weights(
             training_values.get("freeze"), training_values.get("lora_rank")
@@ -234,28 +234,28 @@ def changed_configs(configs: RunConfigs, options: Options) -> RunConfigs:
         training_values = TRAINING_PRESETS[name.rpartition("-")[2]] | training_values
     return configs._replace(
         model=model.replace(**model_values),
-        data=configs.corpora.replace(**_given(DataConfig, options)),
+        data=configs.corpora.replace(**given_options(DataConfig, options)),
         training=training.replace(**training_values),
-        task=task.replace(**_task_options(type(task), options)),
+        task=task.replace(**task_options(type(task), options)),
     )
 
 
 def names_data(options: Options) -> bool:
     """Whether any option names data."""
     is_data = re.compile("dataset|.*_file|.*_source|.*_target")
-    return any(map(is_data.fullmatch, _given(DataConfig, options)))
+    return any(map(is_data.fullmatch, given_options(DataConfig, options)))
 
 
 def _data(task: Task, options: Options, changes: Options | None = None) -> DataConfig:
     values = {**task.default_data, **({} if names_data(options) else task.built_in_data)}
-    data = DataConfig(**{**values, **(changes or {}), **_given(DataConfig, options)})
+    data = DataConfig(**{**values, **(changes or {}), **given_options(DataConfig, options)})
     task.check_data(data)
     return data
 
 
 def _training(task: Task, options: Options, changes: Options | None = None) -> TrainingConfig:
     defaults = {} if "preset" in options else task.default_training
-    values = {**defaults, **(changes or {}), **_given(TrainingConfig, options)}
+    values = {**defaults, **(changes or {}), **given_options(TrainingConfig, options)}
     training = TrainingConfig.preset(options.get("preset", DEFAULT_PRESET), **values)
     if training.stop_metric is not None:
         task.find_metric(training.stop_metric)
@@ -279,12 +279,17 @@ def _model(task: Task, data: DataConfig, options: Options) -> ModelConfig:
     return config.preset(preset, **values)
 
 
+def option_names() -> set[str]:
+    """Returns the names of all options."""
+    configs = [DataConfig, TrainingConfig, *architectures().values()]
+    configs += map(get_task, registered_tasks())
+    fields = {field for config in configs for field in _fields(config)}
+    return fields | {"preset", "architecture", "task"}
+
+
 def _check_names(options: Options) -> None:
     """Raises `InputError` for an option that no configuration has."""
-    configs = [DataConfig, TrainingConfig, *architectures().values()]
-    known = {field for config in configs for field in _fields(config)}
-    known |= {field for name in registered_tasks() for field in _fields(get_task(name))}
-    known |= {"preset", "architecture", "task"}
+    known = option_names()
     for name in options:
         if name not in known:
             close = difflib.get_close_matches(name, sorted(known), n=3) or sorted(known)
@@ -303,13 +308,14 @@ def _check_options_of(config: type[ModelConfig], options: Options) -> None:
             )
 
 
-def _task_options(task: type[Task], options: Options) -> dict[str, Any]:
+def task_options(task: type[Task], options: Options) -> dict[str, Any]:
     """Returns the options of a task; `InputError` for an option of another task."""
-    given = _given(task, options)
+    given = given_options(task, options)
     for other in registered_tasks():
-        if foreign := sorted(_given(get_task(other), options).keys() - given.keys()):
+        if foreign := sorted(given_options(get_task(other), options).keys() - given.keys()):
             raise InputError(
-                f"--{foreign[0]} is an option of task {other}, and this is {task.name}; remove it"
+                f"--{foreign[0]} is an option of task {other}, but the task is {task.name}; remove "
+                "it, or change --task"
             )
     return given
 
@@ -318,12 +324,13 @@ def _given_model(options: Options) -> dict[str, Any]:
     """Returns the fields of any model that are given."""
     values: dict[str, Any] = {}
     for config in architectures().values():
-        values |= _given(config, options)
+        values |= given_options(config, options)
     # The option of that name is a field of the data; a vocabulary may come out smaller.
     return {name: value for name, value in values.items() if not name.endswith("vocabulary_size")}
 
 
-def _given(config: type[JsonConfig], options: Options) -> dict[str, Any]:
+def given_options(config: type[JsonConfig], options: Options) -> dict[str, Any]:
+    """Returns the options that are fields of a configuration and not None."""
     return {name: options[name] for name in _fields(config) if options.get(name) is not None}
 
 
