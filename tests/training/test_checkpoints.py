@@ -1,4 +1,4 @@
-"""Checkpoints: exact, kept in order, and refused where they are damaged or of another model."""
+"""Checkpoints: exact, kept in order, and rejected if damaged or of another model."""
 
 import itertools
 import os
@@ -24,7 +24,7 @@ DATA, INDEX = "data-00000-of-00001", "index"
 
 
 def make_model(seed: int = 0, width: int = 4, layers: int = 2) -> keras.Model:
-    """Gives a small model whose weights, optimizer and random numbers have values of their own."""
+    """Gives a small model whose weights, optimizer and random states are random numbers."""
     stack = [keras.layers.Dense(width, name=f"dense_{number}") for number in range(layers)]
     dropout = keras.layers.Dropout(0.5, name="dropout")
     model = keras.Sequential([keras.Input((3,)), *stack[:1], dropout, *stack[1:]])
@@ -74,7 +74,8 @@ def checkpoints(tmp_path) -> Checkpoints:
 
 def test_resumed_model_has_same_state(checkpoints):
     model, restored = make_model(seed=1), make_model(seed=2)
-    checkpoints.save(model, 7)
+    for each in (restored, model):  # the second replaces the first
+        checkpoints.save(each, 7)
     assert checkpoints.resume(restored) == 7
     assert_equal(values(everything(model)), values(everything(restored)))
     x = np.ones((4, 3), "float32")
@@ -98,14 +99,6 @@ def test_only_newest_checkpoints_are_kept(checkpoints):
     assert checkpoints.steps() == [10, 11, 100]  # not in the order of the alphabet
     expected = {f"step-{step}.{end}" for step in (10, 11, 100) for end in (DATA, INDEX)}
     assert names_in(checkpoints.folder) == expected
-
-
-def test_same_step_can_be_saved_again(checkpoints):
-    checkpoints.save(make_model(seed=1), 7)
-    checkpoints.save(model := make_model(seed=2), 7)
-    restored = make_model(seed=3)
-    assert checkpoints.resume(restored) == 7
-    assert_equal(values(everything(model)), values(everything(restored)))
 
 
 def test_moving_averages_and_counters_are_restored(checkpoints):
@@ -335,24 +328,13 @@ def test_auto_is_average_unless_outdated(checkpoints):
     checkpoints.save(model, 10)
     assert checkpoints.find("auto") == "step-10"
     checkpoints.save_weights(model)
-    assert checkpoints.find("auto") == "average"
+    for number, path in enumerate(sorted(checkpoints.folder.iterdir())):
+        os.utime(path, (number, number))  # times do not count
+    assert checkpoints.find("auto") == checkpoints.find("average") == "average"
     assert checkpoints.find("latest") == "step-10"
     checkpoints.save(model, 11)
     assert checkpoints.find("auto") == "step-11"
-
-
-def test_find_ignores_file_times(checkpoints):
-    checkpoints.save(make_model(), 9)
-    checkpoints.save_weights(make_model())
-    for number, path in enumerate(sorted(checkpoints.folder.iterdir())):
-        os.utime(path, (number, number))
-    assert checkpoints.find("auto") == "average"
-
-
-def test_find_accepts_average_and_steps(checkpoints):
-    assert checkpoints.find("average") == "average"
-    assert checkpoints.find("1200") == "step-1200"
-    assert checkpoints.find("step-1200") == "step-1200"
+    assert checkpoints.find("1200") == checkpoints.find("step-1200") == "step-1200"
 
 
 @pytest.mark.parametrize("which", ["auto", "latest", "best", "newest", "", "-5", "step-", "step-x"])
@@ -388,11 +370,8 @@ def test_average_of_many_is_exact(checkpoints):
         checkpoints.save(model, step)
     checkpoints.average(model, range(9))  # sums in float32 would round to 9
     np.testing.assert_array_equal(model.weights[0], np.float32(1 + 2.0**-23))
-
-
-def test_average_of_nothing_is_rejected(checkpoints):
     with pytest.raises(InputError, match="no checkpoints to average"):
-        checkpoints.average(make_model(), [])
+        checkpoints.average(model, [])
 
 
 # What cannot be read
@@ -405,7 +384,7 @@ def test_missing_checkpoint_lists_existing_ones(checkpoints):
         checkpoints.restore(make_model(), "step-2")
 
 
-def assert_refused_as_damaged(checkpoints: Checkpoints) -> None:
+def assert_rejected_as_damaged(checkpoints: Checkpoints) -> None:
     with pytest.raises(
         InputError, match=r"^no checkpoint in .* is whole: checkpoint .*step-1 is d"
     ):
@@ -422,12 +401,12 @@ def test_truncated_or_missing_file_is_rejected(checkpoints, end, kept_share):
     path.unlink()
     if kept_share is not None:
         path.write_bytes(content[: int(kept_share * len(content))])
-    assert_refused_as_damaged(checkpoints)
+    assert_rejected_as_damaged(checkpoints)
     with pytest.raises(InputError, match=r"^checkpoint .*step-1 is damaged \(.*; use another one"):
         checkpoints.restore(make_model(), "step-1")
 
 
-@pytest.mark.parametrize("place", [0.0, 0.2, 0.4, 0.6, 0.8])
+@pytest.mark.parametrize("place", [0.0, 0.4, 0.8])
 @pytest.mark.parametrize("end", [DATA, INDEX])
 def test_flipped_bit_is_detected(checkpoints, end, place):
     checkpoints.save(make_model(), 1)
@@ -435,7 +414,7 @@ def test_flipped_bit_is_detected(checkpoints, end, place):
     content = bytearray(path.read_bytes())
     content[int(place * len(content))] ^= 0b100
     path.write_bytes(content)
-    assert_refused_as_damaged(checkpoints)
+    assert_rejected_as_damaged(checkpoints)
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["training", "translating"])
@@ -512,7 +491,7 @@ def test_auto_skips_damaged_average(checkpoints, capsys):
 # A disk that takes no more
 
 
-def assert_a_failed_write_harms_nothing(checkpoints: Checkpoints, model: keras.Model) -> None:
+def assert_failed_write_keeps_earlier_ones(checkpoints: Checkpoints, model: keras.Model) -> None:
     before = names_in(checkpoints.folder)
     with pytest.raises(InputError, match=r"cannot write checkpoint step-2 .*there is step-1, aver"):
         checkpoints.save(model, 2)
@@ -531,9 +510,12 @@ def test_failed_write_leaves_earlier_checkpoints(checkpoints):
     try:
         with pytest.raises(InputError, match="cannot write checkpoint average"):
             checkpoints.save_weights(model)
-        assert_a_failed_write_harms_nothing(checkpoints, model)
+        assert_failed_write_keeps_earlier_ones(checkpoints, model)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    (checkpoints.folder / "file").touch()
+    with pytest.raises(InputError, match="cannot write checkpoint step-1"):
+        Checkpoints(checkpoints.folder / "file" / "checkpoints").save(model, 1)
 
 
 def test_full_disk_leaves_earlier_checkpoints(tmp_path):
@@ -547,7 +529,7 @@ def test_full_disk_leaves_earlier_checkpoints(tmp_path):
         with (tmp_path / "filler").open("wb", buffering=0) as filler, pytest.raises(OSError):
             while True:
                 filler.write(bytes(1024))
-        assert_a_failed_write_harms_nothing(checkpoints, model)
+        assert_failed_write_keeps_earlier_ones(checkpoints, model)
         (tmp_path / "filler").unlink()
         checkpoints.save(model, 2)
         assert checkpoints.steps() == [1, 2]
@@ -555,18 +537,22 @@ def test_full_disk_leaves_earlier_checkpoints(tmp_path):
         subprocess.run(["umount", str(tmp_path)], check=True)
 
 
-def test_half_written_checkpoint_is_removed(checkpoints):
+def test_leftovers_of_killed_processes_are_removed(checkpoints):
     checkpoints.save(make_model(seed=1), 1)
     aside = checkpoints.folder / ".writing-1"
     aside.mkdir()
     (aside / "lock").touch()
     for path in checkpoints.folder.glob("step-1.*"):
         shutil.copy(path, aside / path.name.replace("step-1", "step-2"))
+    for step in (2, 5):  # without an index
+        data = checkpoints.folder / f"step-{step}.{DATA}"
+        shutil.copy(checkpoints.folder / f"step-1.{DATA}", data)
     assert checkpoints.steps() == [1]
     checkpoints.save(model := make_model(seed=2), 2)
     checkpoints.restore(restored := make_model(seed=3), "step-2")
     assert_equal(values(model.weights), values(restored.weights))
-    assert not aside.exists()
+    expected = {f"step-{step}.{end}" for step in (1, 2) for end in (DATA, INDEX)}
+    assert names_in(checkpoints.folder) == expected
 
 
 def test_average_can_be_written_during_training(checkpoints, monkeypatch):
@@ -584,19 +570,6 @@ def test_average_can_be_written_during_training(checkpoints, monkeypatch):
     for name, model in (("step-2", trained), ("average", averaged)):
         checkpoints.restore(restored := make_model(seed=3), name)
         assert_equal(values(model.weights), values(restored.weights))
-
-
-def test_data_without_index_is_removed(checkpoints):
-    checkpoints.save(make_model(), 1)
-    for step in (2, 5):
-        shutil.copy(
-            checkpoints.folder / f"step-1.{DATA}", checkpoints.folder / f"step-{step}.{DATA}"
-        )
-    assert checkpoints.steps() == [1]
-    checkpoints.save(make_model(), 3)
-    assert names_in(checkpoints.folder) == {
-        f"step-{n}.{end}" for n in (1, 3) for end in (DATA, INDEX)
-    }
 
 
 def test_newest_checkpoint_is_whole_after_any_kill(tmp_path, monkeypatch):
@@ -635,12 +608,6 @@ def test_newest_checkpoint_is_whole_after_any_kill(tmp_path, monkeypatch):
         wanted = {f"step-{n}.{end}" for n in checkpoints.steps() for end in (DATA, INDEX)}
         assert names_in(moment) == wanted | {"checkpoint_metrics.json"}
     assert litter > 10  # the moments were in the middle of things
-
-
-def test_unwritable_checkpoint_folder_is_rejected(tmp_path):
-    (tmp_path / "file").write_text("in the way")
-    with pytest.raises(InputError, match="cannot write checkpoint step-1"):
-        Checkpoints(tmp_path / "file" / "checkpoints").save(make_model(), 1)
 
 
 def test_checkpoints_are_tensorflow_checkpoints(checkpoints):

@@ -12,7 +12,7 @@ from concurrent.futures.process import BrokenProcessPool
 import pytest
 
 from keras_transformer.config import DataConfig
-from keras_transformer.data import DatasetSplit, ParallelText, number_names, vocabularies
+from keras_transformer.data import DatasetSplit, ParallelText, number_names, sources
 from keras_transformer.errors import InputError
 from keras_transformer.tasks import TranslationTask
 from keras_transformer.text import learn_vocabulary
@@ -66,22 +66,23 @@ def read_training_text(data):
 # Text
 
 
-def test_several_dev_sets_are_separate(files):
-    data = DataConfig(
-        **files
-        | {
-            side: f"{files[side]},{files[other]}"
-            for side, other in (("dev_source", "test_source"), ("dev_target", "test_target"))
-        }
-    )
-    assert read_validation_texts(data) == [(["drei"], ["three"]), (["vier"], ["four"])]
-
-
 def test_each_split_reads_its_files(files):
     data = DataConfig(**files)
     assert read_training_text(data) == (["eins", "zwei"], ["one", "two"])
-    assert read_validation_texts(data)[0] == (["drei"], ["three"])
+    assert read_validation_texts(data) == [(["drei"], ["three"])]
     assert read_test_text(data) == (["vier"], ["four"])
+    two = {f"dev_{side}": f"{files[f'dev_{side}']},{files[f'test_{side}']}"
+           for side in ("source", "target")}  # fmt: skip
+    texts = [(["drei"], ["three"]), (["vier"], ["four"])]
+    assert read_validation_texts(data.replace(**two)) == texts
+
+
+def test_dev_and_test_pairs_in_one_file(tmp_path):
+    path = tmp_path / "pairs.tsv"
+    path.write_text("one\teins\ntwo\tzwei\n")
+    data = DataConfig(train_file="a.tsv", dev_file=str(path), test_file=str(path))
+    text = (["one", "two"], ["eins", "zwei"])
+    assert (read_validation_texts(data), read_test_text(data)) == ([text], text)
 
 
 def test_no_validation_files_means_no_dev_set(files):
@@ -101,15 +102,10 @@ def test_data_set_has_splits(few_numbers):
     pairs = {pair for text in texts for pair in zip(*text, strict=True)}
     assert len(pairs) == 10
     assert ("three", "drei") in pairs
-
-
-def test_data_set_can_be_reversed(few_numbers):
-    text = read_training_text(NUMBERS)
-    assert read_training_text(NUMBERS.replace(reverse=True)) == (text.target, text.source)
-
-
-def test_split_to_evaluate_can_be_chosen(few_numbers):
-    assert read_test_text(NUMBERS, "validation") == read_validation_texts(NUMBERS)[0]
+    assert read_training_text(NUMBERS.replace(reverse=True)) == (texts[0].target, texts[0].source)
+    assert read_test_text(NUMBERS, "validation") == texts[1]
+    both = NUMBERS.replace(dataset="number_names/en-de,number_names/en-fr")
+    assert read_validation_texts(both)[0] == texts[1]
 
 
 def test_order_of_training_sources(files, tmp_path):
@@ -139,11 +135,6 @@ def test_data_set_without_validation_split(few_numbers, monkeypatch):
     assert read_validation_texts(NUMBERS) == []
 
 
-def test_first_data_set_is_dev_set(few_numbers):
-    both = NUMBERS.replace(dataset="number_names/en-de,number_names/en-fr")
-    assert read_validation_texts(both)[0] == read_validation_texts(NUMBERS)[0]
-
-
 # Vocabularies
 
 
@@ -164,34 +155,13 @@ def test_shared_vocabulary_knows_both_sides(two_lines):
         assert source.decode(source.encode(side)) == side
 
 
-def test_separate_vocabularies_know_one_side_each(two_lines):
-    source, target = make_vocabularies(two_lines.replace(share_vocabulary=False))
-    assert source.decode(source.encode(TEXT.source)) == TEXT.source
-    assert target.decode(target.encode(TEXT.target)) == TEXT.target
-    assert "B" not in target.pieces(range(target.size))
-    assert "r" not in source.pieces(range(source.size))
-
-
-def test_each_side_has_its_kind_of_tokens(two_lines):
+def test_each_side_can_have_its_kind_of_tokens(two_lines):
     source, target = make_vocabularies(two_lines.replace(target_level="word"))
     assert source.pieces(source.encode(["ein"])[0]) == ["▁", "e", "i", "n"]
     assert target.pieces(target.encode(["a tree"])[0]) == ["▁a", "▁tree"]
+    assert "r" not in source.pieces(range(source.size))
     assert not two_lines.replace(source_level="bpe").shares_vocabulary
     assert two_lines.replace(source_level="char").shares_vocabulary
-
-
-def test_dev_and_test_pairs_in_one_file(tmp_path):
-    path = tmp_path / "pairs.tsv"
-    path.write_text("one\teins\ntwo\tzwei\n")
-    data = DataConfig(train_file="a.tsv", dev_file=str(path), test_file=str(path))
-    assert (
-        read_validation_texts(data)[0] == read_test_text(data) == (["one", "two"], ["eins", "zwei"])
-    )
-
-
-def test_vocabulary_has_requested_size(two_lines):
-    data = two_lines.replace(vocabulary_kind="bpe", vocabulary_size=25)
-    assert make_vocabularies(data)[0].size == 25
 
 
 def test_default_vocabulary_takes_what_the_text_supports(two_lines):
@@ -201,40 +171,25 @@ def test_default_vocabulary_takes_what_the_text_supports(two_lines):
     assert 20 < size < 100
     assert said == [f"The bpe vocabulary has {size} tokens: the text supports no more."]
     make_vocabularies(data.replace(vocabulary_kind="char"), say=said.append)
-    make_vocabularies(data.replace(vocabulary_size=25), say=said.append)
-    assert len(said) == 1
+    smaller, _ = make_vocabularies(data.replace(vocabulary_size=25), say=said.append)
+    assert (smaller.size, len(said)) == (25, 1)
+    with pytest.raises(InputError, match="a bpe vocabulary of size 999 was asked for, but"):
+        make_vocabularies(data.replace(vocabulary_size=999))
 
 
-def test_vocabulary_normalization(two_lines):
-    two_lines = two_lines.replace(train_source=two_lines.train_target)
-    pathlib.Path(two_lines.train_target).write_text("½\n" * 2)
-    unified, alone = (
-        make_vocabularies(two_lines.replace(vocabulary_normalization=kind))[0]
-        for kind in ("nfkc", "identity")
-    )
-    assert unified.decode(unified.encode(["½"])) == ["1⁄2"]
-    assert alone.decode(alone.encode(["½"])) == ["½"]
+def test_learning_has_the_options_of_the_data(two_lines):
+    text = f"{'a' * 98}½\né\n"
+    pathlib.Path(two_lines.train_source).write_text(text, encoding="utf-8")
+    data = two_lines.replace(train_target=two_lines.train_source, vocabulary_size=300)
 
+    def decoded(**changes):
+        vocabulary, _ = make_vocabularies(data.replace(**changes))
+        return vocabulary.decode(vocabulary.encode(["½", "é", "木"]))
 
-def test_character_coverage(two_lines):
-    common, rare = "a" * 98, "é"
-    pathlib.Path(two_lines.train_source).write_text(f"{common}\n{rare}\n", encoding="utf-8")
-    data = two_lines.replace(train_target=two_lines.train_source)
-    full, partial = (
-        make_vocabularies(data.replace(character_coverage=share))[0] for share in (1.0, 0.98)
-    )
-    assert full.decode(full.encode(["a", "é"])) == ["a", "é"]
-    assert partial.decode(partial.encode(["a", "é"])) == ["a", "⁇"]
-
-
-def test_byte_fallback(two_lines):
-    data = two_lines.replace(vocabulary_size=300)
-    without, with_bytes = (
-        make_vocabularies(data.replace(byte_fallback=each))[0] for each in (False, True)
-    )
-    assert without.decode(without.encode(["木"])) == ["⁇"]
-    assert with_bytes.decode(with_bytes.encode(["木"])) == ["木"]
-    assert with_bytes.pieces(with_bytes.encode(["木"])[0])[-3:] == ["<0xE6>", "<0x9C>", "<0xA8>"]
+    assert decoded() == ["1⁄2", "é", "⁇"]
+    assert decoded(vocabulary_normalization="identity") == ["½", "é", "⁇"]
+    assert decoded(character_coverage=0.97) == ["⁇", "⁇", "⁇"]
+    assert decoded(byte_fallback=True) == ["1⁄2", "é", "木"]
 
 
 @pytest.fixture
@@ -246,24 +201,17 @@ def processes(monkeypatch):
         started.append(method)
         return multiprocessing.get_context(method)
 
-    monkeypatch.setattr(vocabularies, "_SMALL_CHARACTERS", 10)
-    monkeypatch.setattr(
-        vocabularies, "multiprocessing", types.SimpleNamespace(get_context=get_context)
-    )
+    monkeypatch.setattr(sources, "_SMALL_CHARACTERS", 10)
+    monkeypatch.setattr(sources, "multiprocessing", types.SimpleNamespace(get_context=get_context))
     return started
 
 
-def test_large_text_is_learned_in_another_process(two_lines, processes):
+def test_large_text_is_learned_in_another_process(two_lines, processes, monkeypatch):
     model = learn_vocabulary(["ein Haus", "a house", "ein Baum", "a tree"], size=50, kind="char")
-    assert make_vocabularies(two_lines)[0].fingerprint == model.fingerprint
-    assert processes == ["spawn"]
-
-
-def test_small_text_is_learned_in_this_process(two_lines, processes, monkeypatch):
-    monkeypatch.setattr(vocabularies, "_SMALL_CHARACTERS", 30)
-    model = learn_vocabulary(["ein Haus", "a house", "ein Baum", "a tree"], size=50, kind="char")
-    assert make_vocabularies(two_lines)[0].fingerprint == model.fingerprint
-    assert processes == []
+    for limit in (10, 30):
+        monkeypatch.setattr(sources, "_SMALL_CHARACTERS", limit)
+        assert make_vocabularies(two_lines)[0].fingerprint == model.fingerprint
+        assert processes == ["spawn"]  # once, for the first limit
 
 
 def test_killed_vocabulary_process_is_reported(two_lines, processes, monkeypatch):
@@ -273,11 +221,6 @@ def test_killed_vocabulary_process_is_reported(two_lines, processes, monkeypatch
     monkeypatch.setattr(concurrent.futures, "ProcessPoolExecutor", die)
     with pytest.raises(InputError, match=r"died, perhaps for lack of memory; learn from fewer"):
         make_vocabularies(two_lines)
-
-
-def test_text_too_small_for_vocabulary_is_reported(two_lines):
-    with pytest.raises(InputError, match="a bpe vocabulary of size 999 was asked for, but"):
-        make_vocabularies(two_lines.replace(vocabulary_kind="bpe", vocabulary_size=999))
 
 
 def test_given_vocabularies_are_used(tmp_path):
@@ -293,12 +236,8 @@ def test_given_vocabularies_are_used(tmp_path):
     source, target = make_vocabularies(both)
     assert source.decode(source.encode(["cab"])) == ["cab"]
     assert target.decode(target.encode(["zy"])) == ["zy"]
-
-
-def test_missing_vocabulary_is_reported(tmp_path):
-    data = NUMBERS.replace(vocabulary=str(tmp_path / "none.model"))
     with pytest.raises(InputError, match=r"cannot read the vocabulary .*none\.model"):
-        make_vocabularies(data)
+        make_vocabularies(NUMBERS.replace(vocabulary=str(tmp_path / "none.model")))
 
 
 # Tokens

@@ -1,4 +1,4 @@
-"""A run directory: created once, opened by later commands, refused where something is amiss."""
+"""A run directory: created once, opened by later commands, and rejected if it is damaged."""
 
 import errno
 import json
@@ -75,8 +75,11 @@ def test_create_rejects_unknown_options_and_existing_runs(tmp_path, run):
     with pytest.raises(InputError, match="there is no option 'num_layer'; close names: num_layers"):
         RunDirectory.create(tmp_path / "new", num_layer=3)
     assert not (tmp_path / "new").exists()
-    with pytest.raises(InputError, match="holds a run already"):
-        RunDirectory.create(run.path, num_layers=3)
+    before = (run.path / "config.json").read_bytes()
+    for create in (RunDirectory.create, tiny_run.create):
+        with pytest.raises(InputError, match="holds a run already"):
+            create(run.path, seed=2)
+    assert (run.path / "config.json").read_bytes() == before
 
 
 # Creating and opening
@@ -87,11 +90,8 @@ def test_run_exists_once_written(tmp_path):
     assert not RunDirectory(path).exists
     tiny_run.create(path)
     assert RunDirectory(str(path)).exists
+    assert RunDirectory(path).configs() == configs()
     assert {entry.name for entry in path.iterdir()} == {"config.json", "source.model"}
-
-
-def test_configs_round_trip(run):
-    assert RunDirectory(run.path).configs() == configs()
 
 
 def test_search_config_drops_options_of_other_method():
@@ -103,14 +103,11 @@ def test_search_config_drops_options_of_other_method():
         imported.search_config({"method": "sampling", "early_stop": "first"})
 
 
-def test_shared_vocabulary_is_one_object(run):
+def test_vocabularies_round_trip(run, tmp_path):
     source, target = run.vocabularies()
     assert source is target
     assert source.fingerprint == tiny_run.make_vocabulary().fingerprint
-
-
-def test_two_vocabularies_round_trip(tmp_path):
-    run = RunDirectory(tmp_path)
+    run = RunDirectory(tmp_path / "two")
     source, target = tiny_run.make_vocabulary("abc"), tiny_run.make_vocabulary("xyz")
     run.write(configs(), source, target)
     assert [vocabulary.fingerprint for vocabulary in run.vocabularies()] == [
@@ -125,19 +122,9 @@ def test_vocabulary_of_interrupted_attempt_is_dropped(tmp_path):
     assert target is source
 
 
-def test_existing_run_is_not_overwritten(run):
-    before = (run.path / "config.json").read_bytes()
-    with pytest.raises(InputError, match="holds a run already"):
-        tiny_run.create(run.path, seed=2)
-    assert (run.path / "config.json").read_bytes() == before
-
-
-def test_empty_path_is_rejected():
+def test_unusable_path_is_rejected(tmp_path):
     with pytest.raises(InputError, match="path of the run directory is empty"):
         RunDirectory("")
-
-
-def test_file_at_path_of_run_is_rejected(tmp_path):
     (tmp_path / "file").write_text("in the way")
     for path in (tmp_path / "file", tmp_path / "file" / "run"):
         with pytest.raises(InputError, match=r"^cannot write run directory .*file"):
@@ -147,12 +134,9 @@ def test_file_at_path_of_run_is_rejected(tmp_path):
 # Going on with a run
 
 
-def test_same_configs_continue_run(run):
+def test_run_can_be_extended(run):
     run.continue_with(configs())
     assert run.configs() == configs()
-
-
-def test_run_can_be_extended(run):
     changes = {"keep_checkpoints": 9, "average_last": 9, "keep_best": 3, "stop_metric": "bleu"}
     run.continue_with(configs(train_steps=5001, **changes))
     assert run.configs().training.train_steps == 5001
@@ -303,7 +287,7 @@ def test_config_without_vocabulary_records_is_damaged(run, content):
         run.vocabularies()
 
 
-def assert_vocabulary_refused(run, name, what):
+def assert_vocabulary_rejected(run, name, what):
     with pytest.raises(
         InputError, match=rf"{name} is not the vocabulary .*: it has {what}"
     ) as caught:
@@ -315,7 +299,7 @@ def assert_vocabulary_refused(run, name, what):
 def test_truncated_vocabulary_is_rejected(run, share):
     content = (run.path / "source.model").read_bytes()
     (run.path / "source.model").write_bytes(content[: int(share * len(content))])
-    assert_vocabulary_refused(run, r"source\.model", rf"[\d,]+ bytes instead of {len(content):,};")
+    assert_vocabulary_rejected(run, r"source\.model", rf"[\d,]+ bytes instead of {len(content):,};")
 
 
 def test_vocabulary_of_another_run_is_rejected(tmp_path):
@@ -324,7 +308,7 @@ def test_vocabulary_of_another_run_is_rejected(tmp_path):
     run.continue_with(configs(train_steps=5000))  # which keeps what is noted of the files
     assert run.vocabularies()[1].size == tiny_run.make_vocabulary("xyzv").size
     tiny_run.make_vocabulary("xywv").save(tmp_path / "target.model")
-    assert_vocabulary_refused(run, r"target\.model", "the same size but different content")
+    assert_vocabulary_rejected(run, r"target\.model", "the same size but different content")
     (tmp_path / "target.model").unlink()
     with pytest.raises(InputError, match=r"cannot read the vocabulary .*target\.model"):
         run.vocabularies()
@@ -345,9 +329,10 @@ def test_auto_precision_is_bfloat16_if_supported(tmp_path, monkeypatch, has_gpu,
     monkeypatch.setattr(distribution, "has_bfloat16", lambda: has_instructions)
     devices = ["GPU:0"] if has_gpu else []
     monkeypatch.setattr(distribution.tf.config, "list_physical_devices", lambda kind: devices)
-    run = tiny_run.create(tmp_path, precision="auto")
     expected = "mixed_bfloat16" if has_gpu or has_instructions else "float32"
-    assert run.configs().training.precision == expected
+    for asked, precision in (("auto", expected), ("float32", "float32")):
+        run = tiny_run.create(tmp_path / asked, precision=asked)
+        assert run.configs().training.precision == precision
 
 
 @pytest.mark.parametrize("has_checkpoint", [True, False])
@@ -365,16 +350,13 @@ def test_resumed_run_keeps_precision_of_auto(tmp_path, monkeypatch, has_checkpoi
     assert run.resolved(tiny_run.training_config(precision="auto", train_steps=16)) == training
 
 
-def test_named_precision_is_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(run_module, "computes_in_bfloat16", lambda: True)
-    assert tiny_run.create(tmp_path, precision="float32").configs().training.precision == "float32"
-
-
 # The model
 
 
 def test_load_model_gives_float32_weights(tmp_path):
     run = tiny_run.create(tmp_path, precision="mixed_bfloat16")
+    with pytest.raises(InputError, match=r"no checkpoint 'auto' in .*there is none"):
+        run.load_model()
     model = Transformer(tiny_run.model_config(), dtype="mixed_bfloat16")
     compile_for_training(model, run.configs().training)
     run.checkpoints().save(model, 4)
@@ -382,8 +364,3 @@ def test_load_model_gives_float32_weights(tmp_path):
     assert loaded.dtype_policy.name == "float32"
     for expected, weight in zip(model.weights, loaded.weights, strict=True):
         np.testing.assert_array_equal(weight, expected)
-
-
-def test_run_without_checkpoints_has_no_model(run):
-    with pytest.raises(InputError, match=r"no checkpoint 'auto' in .*there is none"):
-        run.load_model()

@@ -350,6 +350,7 @@ def test_moving_average_starts_without_frozen_weights(create, start):
         np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ema_decay", [None, 0.5])
 def test_lora_run_keeps_matrices_and_merges_them(create, start, tmp_path, ema_decay):
     options = {"checkpoint_steps": 2, "keep_checkpoints": 1, "average_last": 1}
@@ -376,6 +377,7 @@ def test_lora_run_keeps_matrices_and_merges_them(create, start, tmp_path, ema_de
         np.testing.assert_array_equal(weight, other)
 
 
+@pytest.mark.slow
 def test_resumed_lora_run_is_exact(create, tmp_path):
     run = create(lora_rank=2, checkpoint_steps=2)
     train(run, tiny_run.corpus(), show=False)
