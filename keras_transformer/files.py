@@ -2,8 +2,8 @@
 
 A file or folder is written under a temporary name, inside a folder `.writing-*` beside it, and
 renamed when it is complete and on the disk: a process that is killed or a machine that loses power
-leaves the old content or all of the new one. The next writer removes what such a process left. A
-lock, which the system releases when a process dies, marks what is still being written.
+leaves the old content or all of the new one. A lock marks a folder that is still being written; the
+system releases it when the process dies, and the next writer removes the folder.
 """
 
 import abc
@@ -85,8 +85,8 @@ def atomic_folder(
 
     Args:
         path: the folder to make.
-        is_whole: tells whether an existing folder is what this one would be: then it stays,
-            otherwise it is replaced and its mode kept. None makes any existing folder an error.
+        is_whole: returns whether an existing folder can stay; otherwise it is replaced, and its
+            mode kept. None makes any existing folder an error.
 
     Raises:
         OSError: the disk is full or read-only, or the path is taken. Nothing is left behind then,
@@ -119,9 +119,9 @@ def atomic_folder(
 
 @contextlib.contextmanager
 def temporary_folder(parent: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Makes a locked folder of a random name, which is removed at the end unless renamed.
+    """Makes a locked folder with a random name, which is removed at the end unless renamed.
 
-    Those that killed processes have left beside it are removed too.
+    Also removes the folders beside it that killed processes have left.
     """
     for abandoned in parent.glob(f"{_ASIDE}*"):
         if abandoned.is_symlink():  # never made by this module

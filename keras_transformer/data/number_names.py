@@ -27,7 +27,7 @@ class _Share(NamedTuple):
     test: int
 
 
-# The 10 + 90 + 900 small numbers are nearly all used; long ones need more examples.
+# Nearly all of the 10 + 90 + 900 small numbers are used; long ones need more examples.
 _SHARES = {
     1: _Share(train=7, validation=1, test=2),
     2: _Share(train=60, validation=10, test=20),

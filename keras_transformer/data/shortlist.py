@@ -122,8 +122,8 @@ def lexical_probabilities(
 def _token_pairs(
     corpus: TokenizedCorpus, target_size: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Returns source * `target_size` + target of all token pairs [E], those of a target token
-    together, and how many these are for each target token.
+    """Returns the keys of all token pairs, source * `target_size` + target, [E], grouped by the
+    target tokens, and the size of each group, [target tokens].
     """
     source_lengths = np.diff(corpus.source_offsets)  # with EOS, which the null token replaces
     target_lengths = np.diff(corpus.target_offsets)

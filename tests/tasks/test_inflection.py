@@ -100,7 +100,7 @@ def test_exact_match_by_overlap(tmp_path):
 def test_inflection_by_command(call, tmp_path):
     run, train = f"--run_dir={tmp_path}", f"--train_file={DATA / 'kat.train'}"
     sizes = ["--num_layers=1", "--model_dim=32", "--feed_forward_dim=64", "--num_heads=2"]
-    steps = ["--train_steps=20", "--checkpoint_steps=10", "--warmup_steps=5", "--batch_tokens=500"]
+    steps = ["--train_steps=20", "--checkpoint_steps=20", "--warmup_steps=5", "--batch_tokens=500"]
     dev = [f"--dev_file={DATA / 'kat.test'}", f"--test_file={DATA / 'kat.test'}"]
     result = call("train.py", run, "--task=inflection", train, *dev, *sizes, *steps)
     assert result.code == 0, result.err

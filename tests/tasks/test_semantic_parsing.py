@@ -66,7 +66,7 @@ def test_scan_by_command(call, tmp_path):
     files = [f"--train_file={DATA / 'scan' / 'simple.train.txt'}"]
     files += [f"--{split}_file={DATA / 'scan' / 'simple.test.txt'}" for split in ("dev", "test")]
     sizes = ["--num_layers=1", "--model_dim=32", "--feed_forward_dim=64", "--num_heads=2"]
-    steps = ["--train_steps=20", "--checkpoint_steps=10", "--warmup_steps=5", "--batch_tokens=500"]
+    steps = ["--train_steps=20", "--checkpoint_steps=20", "--warmup_steps=5", "--batch_tokens=500"]
     result = call("train.py", run, "--task=semantic_parsing", *files, *sizes, *steps)
     assert result.code == 0, result.err
     assert "exact match" in result.out
