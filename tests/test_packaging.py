@@ -1,0 +1,149 @@
+"""What is installed: requirements, extras, the built distributions, the client alone."""
+
+import email.message
+import http.server
+import importlib.metadata
+import json
+import os
+import pathlib
+import re
+import shutil
+import site
+import subprocess
+import sys
+import tarfile
+import threading
+import zipfile
+
+import pytest
+
+import keras_transformer
+
+_ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+
+def _run(*command, cwd, **environment):
+    done = subprocess.run(
+        list(map(str, command)),
+        cwd=cwd,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def _new_environment(folder):
+    _run(sys.executable, "-m", "venv", folder, cwd=folder.parent)
+    return folder / "bin"
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory):
+    """The source distribution, built from a copy of the tree."""
+    folder = tmp_path_factory.mktemp("source")
+    for name in ("pyproject.toml", "requirements.txt", "setup.py", "LICENSE", "README.md"):
+        shutil.copy(_ROOT / name, folder)
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(_ROOT / "keras_transformer", folder / "keras_transformer", ignore=ignored)
+    program = "from setuptools import build_meta; print(build_meta.build_sdist('dist'))"
+    name = _run(sys.executable, "-c", program, cwd=folder).splitlines()[-1]
+    return folder / "dist" / name
+
+
+def test_every_extra_that_a_message_names_exists():
+    extras = importlib.metadata.metadata("keras_transformer").get_all("Provides-Extra")
+    sources = [path.read_text(encoding="utf-8") for path in _ROOT.glob("keras_transformer/**/*.py")]
+    named = {
+        name
+        for text in sources
+        for name in re.findall(r"(?:needs_extra\(\"|keras_transformer\[)(\w+)[\"\]]", text)
+    }
+    assert {"client", "serving", "datasets", "beam", "ctranslate2", "plot"} <= named
+    assert named <= set(extras)
+
+
+@pytest.mark.slow
+def test_wheel_from_the_sdist_works_in_a_new_environment(sdist, tmp_path):
+    pip = [sys.executable, "-m", "pip", "--quiet"]
+    _run(*pip, "wheel", "--no-deps", "--wheel-dir", tmp_path, sdist, cwd=tmp_path)
+    (wheel,) = tmp_path.glob("*.whl")
+    assert wheel.name == f"keras_transformer-{keras_transformer.__version__}-py3-none-any.whl"
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        (path,) = (name for name in names if name.endswith("/METADATA"))
+        metadata = email.message_from_bytes(archive.read(path))
+    installed = {
+        str(path.relative_to(_ROOT))
+        for path in (_ROOT / "keras_transformer").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert {name for name in names if ".dist-info/" not in name} == installed
+    assert metadata["License-Expression"] == "Apache-2.0"
+    requirements = metadata.get_all("Requires-Dist")
+    assert {"numpy", "keras>=3.10", "tensorflow>=2.20"} <= set(requirements)
+
+    bin_folder = _new_environment(tmp_path / "new")
+    python = bin_folder / "python"
+    _run(python, "-m", "pip", "--quiet", "install", "--no-deps", wheel, cwd=tmp_path)
+    # The requirements come from the environment of the tests; this package does not.
+    (packages,) = (tmp_path / "new").glob("lib/python*/site-packages")
+    (packages / "requirements.pth").write_text("\n".join(site.getsitepackages()))
+    program = "import keras_transformer as k; print(k.__file__, k.SearchConfig())"
+    output = _run(python, "-c", program, cwd=tmp_path)
+    assert output.startswith(str(packages)) and "beam_size=4" in output
+    version = _run(bin_folder / "keras-transformer", "--version", cwd=tmp_path)
+    assert version == f"keras-transformer {keras_transformer.__version__}\n"
+    assert "--run_dir" in _run(bin_folder / "keras-transformer", "train", "--help", cwd=tmp_path)
+
+
+def test_sdist_holds_what_building_needs(sdist):
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"LICENSE", "README.md", "pyproject.toml", "requirements.txt", "setup.py"} <= names
+    assert "keras_transformer/explorer/assets/page.js" in names
+
+
+class _Server(http.server.BaseHTTPRequestHandler):
+    """Answers a translation with its source in capitals, as a model server does over REST."""
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        texts = body["inputs"]["text"]
+        outputs = {"translations": [[text.upper()] for text in texts], "scores": [[-0.5]]}
+        answer = json.dumps({"outputs": outputs}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, *arguments):
+        pass
+
+
+@pytest.mark.slow
+def test_client_alone_installs_and_translates_without_tensorflow(sdist, tmp_path):
+    python = _new_environment(tmp_path / "new") / "python"
+    pip = [python, "-m", "pip"]
+    variable = dict(KERAS_TRANSFORMER_CLIENT="1")
+    _run(*pip, "--quiet", "install", sdist, cwd=tmp_path, **variable)
+    packages = json.loads(_run(*pip, "list", "--format=json", cwd=tmp_path))
+    names = {package["name"].replace("-", "_") for package in packages}
+    required = {"absl_py", "keras_transformer", "typing_extensions", "urllib3"}
+    assert names - {"pip", "setuptools"} == required
+    with http.server.HTTPServer(("127.0.0.1", 0), _Server) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"127.0.0.1:{server.server_port}"
+        program = f"""
+from keras_transformer import Client
+with Client("{address}", protocol="rest") as client:
+    print(client.translate(["a horse"])[0][0].text)
+"""
+        assert _run(python, "-c", program, cwd=tmp_path) == "A HORSE\n"
+        (tmp_path / "input.en").write_text("a man\n")
+        command = [python.parent / "keras-transformer", "serve_client", f"--server={address}"]
+        output = _run(*command, "--protocol=rest", "input.en", cwd=tmp_path)
+        assert output == "A MAN\n"
+        server.shutdown()
