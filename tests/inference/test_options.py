@@ -73,24 +73,21 @@ def test_options_differ_between_sentences(make_translator, words):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("field", "value", "option"),
+    "options",
     [
-        ("banned_phrases", ("привет",), "привет"),
-        ("required_phrases", ("شمس", "木"), "شمس\n木"),
-        ("length_penalty", 3.0, 3.0),
-        ("coverage_penalty", 0.4, 0.4),
-        ("repetition_penalty", 4.0, 4.0),
-        ("no_repeat_ngram", 1, 1),
-        ("min_length", 5, 5),
-        ("max_length", 2, 2),
-        ("max_extra_length", 1, 1),
+        dict(banned_phrases=("привет",), length_penalty=3.0),
+        dict(required_phrases=("شمس", "木"), coverage_penalty=0.4),
+        dict(repetition_penalty=4.0, min_length=5),
+        dict(no_repeat_ngram=1, max_extra_length=1),
+        dict(max_length=2),
     ],
+    ids=str,
 )
-def test_option_equals_the_same_configuration(make_translator, two_best, field, value, option):
+def test_options_equal_the_same_configuration(make_translator, two_best, options):
     sentences = ["tree tree tree", "hello", "two cat"]
-    configured = make_translator(num_translations=2, **{field: value})
-    expected = configured(tf.constant(sentences))
-    answer = ask(two_best, sentences, **{field: option})
+    expected = make_translator(num_translations=2, **options)(tf.constant(sentences))
+    lines = {name: "\n".join(each) for name, each in options.items() if isinstance(each, tuple)}
+    answer = ask(two_best, sentences, **options | lines)
     assert texts(answer) == texts(expected)
     np.testing.assert_allclose(answer["scores"], expected["scores"], rtol=1e-4)
 
@@ -134,19 +131,25 @@ def test_options_out_of_range_affect_no_other_row(translator):
     assert np.isfinite(answer["scores"]).all()
 
 
+@pytest.fixture(scope="class")
+def any_translator(request, make_translator):
+    return make_translator(**request.param)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "search",
+    "any_translator",
     [dict(), dict(beam_size=1), dict(beam_groups=2), dict(method="sampling", seed=3)],
     ids=["beam", "greedy", "groups", "sampling"],
+    indirect=True,
 )
 class TestAllSearchMethods:
-    @pytest.mark.slow
-    def test_all_options_together(self, make_translator, search, words):
+    def test_all_options_together(self, any_translator, words):
         numbers = dict(length_penalty=0.2, coverage_penalty=0.3, repetition_penalty=1.5)
-        if "method" in search:
+        if any_translator.search.method == "sampling":
             numbers |= dict(temperature=3.0, top_k=12, top_p=0.99)
         answer = ask(
-            make_translator(**search),
+            any_translator,
             SENTENCES[:3],
             prefix=words["cat"],
             banned_phrases=f"{words['two']}\n{words['hello']}",
@@ -163,19 +166,17 @@ class TestAllSearchMethods:
             assert not {words["two"], words["hello"]} & set(found)
             assert 5 <= len(found) == len(set(found)) <= 6
 
-    @pytest.mark.slow
-    def test_extreme_numbers_give_finite_scores(self, make_translator, search):
-        translator = make_translator(**search)
-        names = [
-            name for name, spec in translator.option_inputs().items() if spec.dtype.is_floating
-        ]
+    def test_extreme_numbers_give_finite_scores(self, any_translator):
+        inputs = any_translator.option_inputs()
+        names = [name for name, spec in inputs.items() if spec.dtype.is_floating]
         pairs = [(name, value) for name in names for value in (np.inf, 3e38, np.nan, 0.0)]
         options = {name: [-1.0, *(v if name == n else -1.0 for n, v in pairs)] for name in names}
         sentences = ["hello two cat"] * (len(pairs) + 1)
-        answer = ask(translator, sentences, **options, banned_phrases="Haus")
+        answer = ask(any_translator, sentences, **options, banned_phrases="Haus")
         assert np.isfinite(answer["scores"]).all()
-        assert (answer["scores"].numpy() > -1e9).all()  # the score of no translation
-        assert texts(answer)[0] == texts(ask(translator, sentences[:1], banned_phrases="Haus"))[0]
+        assert (answer["scores"].numpy() > NO_SCORE).all()
+        (alone,) = texts(ask(any_translator, sentences[:1], banned_phrases="Haus"))
+        assert texts(answer)[0] == alone
 
 
 def test_control_tokens_in_text_are_plain_text(translator):
@@ -200,11 +201,11 @@ def test_unknown_characters_of_a_prefix_are_kept(make_translator, search):
 @pytest.mark.parametrize("early_stop", ["exact", "first"])
 def test_n_best_lists_have_no_empty_places(make_translator, words, early_stop):
     translator = make_translator(num_translations=4, forbid_unknown=True, early_stop=early_stop)
-    required = [words["cat"], words["sun"]]
-    banned = sorted({*words, *words.values()} - {*required})  # both sides share a vocabulary
-    (found,) = translator.translate(["cat"], banned_phrases=banned, max_length=1)
-    assert {each.text for each in found} == {*required}
-    ((none,),) = translator.translate(["cat"], banned_phrases=required, required_phrases=required)
+    every_word = {*words, *words.values()}  # both sides share a vocabulary
+    allowed = {words["cat"], words["sun"]}
+    (found,) = translator.translate(["cat"], banned_phrases=[*every_word - allowed], max_length=1)
+    assert {each.text for each in found} == allowed
+    ((none,),) = translator.translate(["cat"], banned_phrases=[*every_word])
     assert (none.text, none.score) == ("", NO_SCORE)
 
 
