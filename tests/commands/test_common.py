@@ -223,9 +223,9 @@ def test_installed_command_is_named_in_help_and_errors(command):
     assert error.startswith("keras-transformer average_checkpoints: --run_dir must be given; ")
 
 
-def test_setup_installs_the_command():
-    setup = (_FOLDER.parent / "setup.py").read_text(encoding="utf-8")
-    assert f"keras-transformer = {main.__module__}:{main.__name__}" in setup
+def test_package_installs_the_command():
+    project = (_FOLDER.parent / "pyproject.toml").read_text(encoding="utf-8")
+    assert f'keras-transformer = "{main.__module__}:{main.__name__}"' in project
 
 
 # Errors and output
