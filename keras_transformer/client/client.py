@@ -5,6 +5,7 @@ Over REST it needs urllib3; over gRPC tensorflow-serving-api, and with it Tensor
 
 import concurrent.futures
 import os
+import random
 import re
 import textwrap
 import threading
@@ -23,7 +24,7 @@ from keras_transformer.client.transport import (
     VersionStatus,
     check_headers,
 )
-from keras_transformer.errors import InputError
+from keras_transformer.errors import InputError, needs_extra
 from keras_transformer.results import (
     InputValues,
     Score,
@@ -37,11 +38,18 @@ from keras_transformer.results import (
     read_scores,
     read_translations,
     text_input,
+    warn_about_cut,
 )
 
 Answer = TypeVar("Answer")
 Row = TypeVar("Row")
 
+# The pause before a retry doubles from one to the next, minus up to half of it at random.
+_FIRST_PAUSE_S = 0.2
+_MAX_PAUSE_S = 5.0
+_RETRYABLE = ("UNAVAILABLE", "RESOURCE_EXHAUSTED")  # the server is starting, or its queue is full
+# Another client's request of wrong rank fails all requests that share its batch.
+_FAILED_BATCH = "padding is turned off"
 _EXPLAIN_TIMEOUT_S = 5.0  # for requests that look for the cause of a failure
 _MESSAGES = {
     "UNAVAILABLE": "no answer from a {server}: {details}; tried for {seconds:.1f} s. Is it "
@@ -69,8 +77,7 @@ class Client:
         label: a label of a version, such as "canary", instead of its number.
         timeout_s: seconds for one request, retries and the pauses between them included.
         retries: how often a request is retried while the server is unreachable or overloaded,
-            after pauses that double (over REST the first time at once). No other failure is
-            retried. gRPC allows 4 at most.
+            after pauses that double from 0.2 s up to 5 s. No other failure is retried.
         protocol: "grpc" or "rest".
         batch_size: sentences in one request, which are of similar length.
         requests_in_flight: requests that run concurrently.
@@ -126,7 +133,7 @@ class Client:
         self._server = f"{protocol} server at {address}"
         self._tls = tls
         certificates = Certificates(root_certificates, client_certificate, client_key)
-        self._transport = _connect(address, protocol, retries, tls, certificates, headers or {})
+        self._transport = _connect(address, protocol, tls, certificates, headers or {})
         self._is_closed = threading.Event()
         self._threads = concurrent.futures.ThreadPoolExecutor(requests_in_flight, "requests")
 
@@ -159,6 +166,8 @@ class Client:
     def score(self, source: Sequence[str], target: Sequence[str]) -> list[Score]:
         """Returns how probable the model finds given translations.
 
+        Warns if the model cuts translations that are longer than any that it can generate.
+
         Args:
             source: sentences.
             target: the translation of each.
@@ -167,7 +176,9 @@ class Client:
             InputError: there are not as many of one as of the other, or they cannot be sent.
             ServingError: the server gives no answer.
         """
-        return self._rows("score", pair_inputs(source, target), read_scores)
+        scores = self._rows("score", pair_inputs(source, target), read_scores)
+        warn_about_cut(scores)
+        return scores
 
     def align(self, source: Sequence[str], target: Sequence[str]) -> list[list[tuple[int, int]]]:
         """Returns the word alignment of each sentence with its translation; needs NumPy.
@@ -237,33 +248,37 @@ class Client:
                 )
             return rows
 
-        futures: list[concurrent.futures.Future[list[Row]]] = []
+        self._check_open()
         try:
-            self._check_open()
-            futures.extend(self._threads.submit(predict, batch) for batch in batches)
-            return in_row_order(batches, (future.result() for future in futures))
+            return in_row_order(batches, self._threads.map(predict, batches))
         except (concurrent.futures.CancelledError, RuntimeError):  # by `close`
             self._check_open()
             raise
-        finally:  # after a failure the other requests are not needed
-            for future in futures:
-                future.cancel()
 
     def _request(self, send: Callable[[float], Answer], signature: str | None = None) -> Answer:
-        """Returns the answer to a request, or raises `ServingError`."""
+        """Returns the answer to a request, retried within the timeout, or raises `ServingError`.
+
+        Args:
+            send: sends the request; takes the seconds that are left for it.
+            signature: the one that the request names, if any.
+        """
         start = time.monotonic()
-        for _ in range(self._retries + 1):
+        longest_pause_s = _FIRST_PAUSE_S
+        for retries_left in reversed(range(self._retries + 1)):
             self._check_open()
             try:
-                return send(self._timeout_s)
+                return send(self._timeout_s - (time.monotonic() - start))
             except RequestError as error:
                 failure = error
-            # Another client's malformed request fails all requests that share its batch.
-            if "padding is turned off" not in failure.details:
+            is_transient = failure.code in _RETRYABLE or _FAILED_BATCH in failure.details
+            pause_s = longest_pause_s * random.uniform(0.5, 1.0)
+            seconds = time.monotonic() - start
+            if not (is_transient and retries_left and seconds + pause_s < self._timeout_s):
                 break
+            self._is_closed.wait(pause_s)
+            longest_pause_s = min(2 * longest_pause_s, _MAX_PAUSE_S)
         self._check_open()
-        message = self._explain(failure, time.monotonic() - start, signature)
-        raise ServingError(message, failure.code) from failure
+        raise ServingError(self._explain(failure, seconds, signature), failure.code) from failure
 
     def _explain(self, failure: RequestError, seconds: float, signature: str | None) -> str:
         """Returns in one line why a request failed after some seconds, and how to fix it.
@@ -323,7 +338,6 @@ def _model_name(name: str, version: int | None, label: str | None) -> ModelName:
 def _connect(
     address: str,
     protocol: str,
-    retries: int,
     tls: bool,
     certificates: Certificates,
     headers: Mapping[str, str],
@@ -339,10 +353,10 @@ def _connect(
     if not tls and any(certificates):
         raise InputError("certificates need TLS; add tls=True, or remove them")
     headers = check_headers(headers, host, tls)
-    connection = (host, port, retries, certificates if tls else None, headers)
+    connection = (host, port, certificates if tls else None, headers)
     if protocol == "rest":
-        from keras_transformer.client.rest import RestTransport
-
+        with needs_extra("client"):
+            from keras_transformer.client.rest import RestTransport
         return RestTransport(*connection)
     if protocol != "grpc":
         raise InputError(f"protocol must be grpc or rest, got {protocol!r}")

@@ -1,6 +1,5 @@
 """Requests to a model server over gRPC; needs the package tensorflow-serving-api."""
 
-import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,13 +15,23 @@ from tensorflow_serving.apis import (
     prediction_service_pb2_grpc,
 )
 
-from keras_transformer.client import transport
-from keras_transformer.client.transport import Certificates, ModelName, RequestError, VersionStatus
-from keras_transformer.errors import InputError
+from keras_transformer.client.transport import (
+    LOOPBACK,
+    Certificates,
+    ModelName,
+    RequestError,
+    VersionStatus,
+)
 from keras_transformer.results import InputValues
 
-# gRFC A6: more than five attempts are treated as five.
-_MAX_RETRIES = 4
+_OPTIONS = [
+    # Messages of any size, as over REST.
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    # A channel fails all requests between its attempts to connect.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+]
 
 
 class GrpcTransport:
@@ -32,18 +41,12 @@ class GrpcTransport:
         self,
         host: str,
         port: int,
-        retries: int,
         certificates: Certificates | None,
         headers: Mapping[str, str],
     ) -> None:
-        if retries > _MAX_RETRIES:
-            raise InputError(
-                f"over gRPC retries must be at most {_MAX_RETRIES}, the limit of its retry "
-                f"policy, got {retries}"
-            )
-        address, options = f"{host}:{port}", _channel_options(retries)
-        if host in transport.LOOPBACK:  # credentials may be sent in clear text to this machine only
-            options.append(("grpc.enable_http_proxy", 0))
+        # Credentials may be sent in clear text to this machine, but not to a proxy.
+        use_proxy = host not in LOOPBACK
+        address, options = f"{host}:{port}", [*_OPTIONS, ("grpc.enable_http_proxy", int(use_proxy))]
         if certificates is None:
             self._channel = grpc.insecure_channel(address, options)
         else:
@@ -98,30 +101,6 @@ class GrpcTransport:
             raise RequestError(error.code().name, error.details() or "") from error
         except ValueError as error:
             raise RequestError("CANCELLED", "the client is closed") from error
-
-
-def _channel_options(retries: int) -> list[tuple[str, Any]]:
-    policy = {
-        "maxAttempts": max(retries + 1, 2),  # the smallest value that gRPC accepts
-        "initialBackoff": f"{transport.FIRST_PAUSE_S}s",
-        "maxBackoff": f"{transport.MAX_PAUSE_S}s",
-        "backoffMultiplier": 2,
-        "retryableStatusCodes": transport.RETRYABLE,
-    }
-    config = {"methodConfig": [{"name": [{}], "retryPolicy": policy}]}
-    return [
-        ("grpc.enable_retries", int(retries > 0)),
-        ("grpc.service_config", json.dumps(config)),
-        # Larger requests are not retried; the default is 256 KiB.
-        ("grpc.per_rpc_retry_buffer_size", 2**31 - 1),
-        # Messages of any size, as over REST.
-        ("grpc.max_receive_message_length", -1),
-        ("grpc.max_send_message_length", -1),
-        # A channel fails all requests between its attempts to connect: it must connect again
-        # before they are retried.
-        ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.max_reconnect_backoff_ms", 1000),
-    ]
 
 
 def _spec(model: ModelName, signature: str = "") -> Any:

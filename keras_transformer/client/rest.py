@@ -2,14 +2,12 @@
 
 import json
 import re
-import time
 import urllib.parse
 from collections.abc import Mapping
 from typing import Any
 
 import urllib3
 
-from keras_transformer.client import transport
 from keras_transformer.client.transport import Certificates, ModelName, RequestError, VersionStatus
 from keras_transformer.results import InputValues
 
@@ -38,17 +36,10 @@ class RestTransport:
         self,
         host: str,
         port: int,
-        retries: int,
         certificates: Certificates | None,
         headers: Mapping[str, str],
     ) -> None:
         self._headers = {**headers, "content-type": "application/json"}
-        self._retries = urllib3.Retry(
-            retries,
-            backoff_factor=transport.FIRST_PAUSE_S,
-            backoff_jitter=transport.FIRST_PAUSE_S,
-            backoff_max=transport.MAX_PAUSE_S,
-        )
         self._pool: urllib3.HTTPConnectionPool
         if certificates is None:
             self._pool = urllib3.HTTPConnectionPool(host, port, maxsize=_MAX_IDLE)
@@ -95,22 +86,6 @@ class RestTransport:
     def _request(
         self, method: str, path: str, timeout_s: float, body: bytes | None = None
     ) -> dict[str, Any]:
-        """Returns the answer to a request, which is retried until `timeout_s` have passed."""
-        deadline = time.monotonic() + timeout_s
-        retries = self._retries
-        while True:
-            try:
-                return self._send(method, path, deadline - time.monotonic(), body)
-            except RequestError as failure:
-                if failure.code not in transport.RETRYABLE or not retries.total:
-                    raise
-                retries = retries.increment(method, path, error=failure)
-                pause_s = retries.get_backoff_time()
-                if time.monotonic() + pause_s >= deadline:
-                    raise
-            time.sleep(pause_s)
-
-    def _send(self, method: str, path: str, timeout_s: float, body: bytes | None) -> dict[str, Any]:
         timeout = urllib3.Timeout(connect=_CONNECT_TIMEOUT_S, total=max(timeout_s, 1e-3))
         try:
             response = self._pool.urlopen(

@@ -1,4 +1,4 @@
-"""What the gRPC and REST transports share: their interface, errors, retry policy, TLS, headers."""
+"""What the gRPC and REST transports share: their interface, errors, TLS and headers."""
 
 import os
 import pathlib
@@ -9,13 +9,6 @@ from typing import Any, NamedTuple, Protocol
 
 from keras_transformer.errors import InputError
 from keras_transformer.results import InputValues
-
-# Failures that may be transient: the server is starting up, or its queue is full.
-RETRYABLE = ("UNAVAILABLE", "RESOURCE_EXHAUSTED")
-
-# The pause before a retry doubles from one to the next; over REST the first retry has no pause.
-FIRST_PAUSE_S = 0.2
-MAX_PAUSE_S = 5.0
 
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
@@ -71,7 +64,6 @@ class RequestError(Exception):
 class Transport(Protocol):
     """A connection to a model server; thread-safe.
 
-    It retries requests that fail with a code in `RETRYABLE`, all attempts within `timeout_s`.
     Every method but `close` raises `RequestError`.
     """
 

@@ -138,7 +138,7 @@ def answer_lines(
             alignments = _alignments(model, sentences, partners, options, _as_is)
             for each, alignment, number in zip(found, alignments, numbers, strict=False):
                 scores = [f"{score:.4f}" for score in (each.score, *each.token_scores)]
-                _write_row(str(number), *scores, *alignment)
+                write_row(str(number), *scores, *alignment)
         else:
             wanted = dict(search_options)
             if prefixes is not None:
@@ -152,12 +152,13 @@ def answer_lines(
             for sentence, translations, alignment, number in rows:
                 for text, score in translations:
                     start = [str(number), f"{score:.4f}"] if has_scores else []
-                    _write_row(*start, *postprocess([text], [sentence]), *alignment)
+                    write_row(*start, *postprocess([text], [sentence]), *alignment)
                     alignment = []  # only the best translation has one
         sys.stdout.flush()
 
 
-def _write_row(*columns: str) -> None:
+def write_row(*columns: str) -> None:
+    """Writes one line; control characters in the columns are replaced."""
     sys.stdout.write("\t".join(map(replace_control_characters, columns)) + "\n")
 
 

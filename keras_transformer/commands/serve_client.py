@@ -24,8 +24,7 @@ _TIMEOUT = flags.DEFINE_float("timeout", 60.0, "Seconds for one request, retries
 _RETRIES = flags.DEFINE_integer(
     "retries",
     4,
-    "How often a request is retried while the server is unreachable or overloaded; at most 4 over "
-    "gRPC.",
+    "How often a request is retried while the server is unreachable or overloaded.",
 )
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 64, "Sentences in one request.")
 _REQUESTS = flags.DEFINE_integer("requests_in_flight", 4, "Requests that run concurrently.")
@@ -83,7 +82,7 @@ def main(arguments: list[str]) -> None:
         if _STATUS.value:
             common.refuse_arguments(arguments)
             for entry in client.status():
-                print(*entry, sep="\t")
+                line_io.write_row(*map(str, entry))
         else:
             lines = line_io.read_input(arguments)
             at_once = line_io.lines_at_once(arguments)

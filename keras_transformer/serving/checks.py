@@ -1,7 +1,8 @@
-"""Checks of a SavedModel before it is published: can a stock model server serve it, and does it
-give the answers of Python?
+"""Checks of a SavedModel before it is published.
 
-A stock server has TensorFlow's operations and those of TensorFlow Text, and no Python.
+`check_operations`: can a stock model server run it? It has the operations of its release of
+TensorFlow and TensorFlow Text, and no Python.
+`compare_answers`: does it give the answers of Python in a fresh process?
 """
 
 import pathlib
@@ -19,19 +20,20 @@ import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
 
 from keras_transformer.config import PAD_ID
-from keras_transformer.errors import InputError, needs_extra
+from keras_transformer.errors import InputError, needs_extra, one_line
 from keras_transformer.serving import replay_warm_up
 from keras_transformer.serving.warm_up import Request
 
 with needs_extra("serving"):
     from tensorflow_serving.apis import prediction_log_pb2
 
-# Exports are for model servers from this release on. TensorFlow 2.21 has one operation more than
-# 2.20; update these when a later TensorFlow is used.
+# The oldest model server that exports are for, its GraphDef version, and the operations that
+# TensorFlow has gained since, up to the release that this package was compared with. TensorFlow
+# Text has gained none.
 OLDEST_SERVER = "2.20"
-_GRAPH_VERSION = 2288  # the GraphDef version of that release
+_GRAPH_VERSION = 2288
 _NEWER_OPERATIONS = {"DecodeJxl"}
-COVERED_TENSORFLOW = "2.21"
+COMPARED_TENSORFLOW = (2, 21)
 
 # They call the Python process that made the graph.
 _PYTHON_OPERATIONS = {"PyFunc", "PyFuncStateless", "EagerPyFunc", "NumpyFunction"}
@@ -43,6 +45,8 @@ CHECK_TIMEOUT = 1800.0  # seconds; XLA may have to compile many shapes
 
 def check_operations(version: pathlib.Path, *, allow_xla: bool = False) -> list[str]:
     """Checks the operations of a SavedModel, those in its functions included.
+
+    Warns where TensorFlow is too new to know what the oldest server lacks.
 
     Args:
         version: its folder.
@@ -80,6 +84,12 @@ def check_operations(version: pathlib.Path, *, allow_xla: bool = False) -> list[
             "the export has functions that XLA must compile, which a stock model server rejects; "
             "make the Translator without xla, or allow XLA"
         )
+    if tuple(map(int, tf.__version__.split(".")[:2])) > COMPARED_TENSORFLOW:
+        warnings.warn(
+            f"the export may need operations that TensorFlow {tf.__version__} has and TensorFlow "
+            f"Serving {OLDEST_SERVER} lacks; serve it with a release that is as new",
+            stacklevel=2,
+        )
     called = {function.signature.name for function in functions}
     return sorted(name for name in operations - called if not hasattr(tf.raw_ops, name))
 
@@ -102,7 +112,8 @@ def compare_answers(
         timeout: seconds that the process may take.
 
     Raises:
-        InputError: the process fails or takes too long, or its answers differ from Python's.
+        InputError: the process or Python cannot answer, the process takes too long, or its answers
+            differ from Python's.
     """
     with tempfile.TemporaryDirectory() as folder:
         answers = str(pathlib.Path(folder, "answers"))
@@ -150,8 +161,11 @@ def _replay(
     except subprocess.TimeoutExpired as error:
         raise InputError(
             f"a fresh process did not answer the export's warm-up requests within {timeout:g} "
-            "seconds; allow more (--check_timeout), give fewer or shorter sentences, or export "
-            "without the check"
+            "seconds; allow more (--check_timeout), or give fewer or shorter sentences"
+        ) from error
+    except tf.errors.OpError as error:
+        raise InputError(
+            f"the translator fails on the export's warm-up requests: {one_line(error)}"
         ) from error
     finally:
         process.kill()

@@ -1,5 +1,12 @@
 """Writes a translator as a SavedModel that a stock TensorFlow server serves, and loads it again.
 
+From model to published version, in `export`:
+
+1. `Translator.signatures` traces the functions to serve,
+2. they are written to a temporary folder with warm-up requests and a model card,
+3. `check_operations` and `compare_answers` verify what was written, the second in a fresh process,
+4. the folder is renamed to its version, which a server loads as soon as it is there.
+
 exports/mine/1/saved_model.pb                                 the graph, vocabularies included
 exports/mine/1/variables/                                     the weights
 exports/mine/1/assets.extra/model_card.json                   what the graph does not say
@@ -50,14 +57,12 @@ def export(
     sentences: Sequence[str] = (),
     batch_sizes: Sequence[int] = BATCH_SIZES,
     training: Sequence[Mapping[str, Any]] = (),
-    check_answers: bool = True,
     check_timeout: float = CHECK_TIMEOUT,
 ) -> pathlib.Path:
     """Writes `<folder>/<version>/` with the signatures of `Translator.signatures`; returns it.
 
-    A version is published when it has been checked: it is written to a temporary folder, a fresh
-    process must give the same answers from it, and then it is renamed. A server that polls the
-    folder never sees half of a version, nor one that it could not serve.
+    A server that polls the folder never sees half of a version, nor one that it could not serve: a
+    version is renamed into the folder after a fresh process gave the translator's answers from it.
 
     Args:
         translator: what to write.
@@ -70,9 +75,7 @@ def export(
         batch_sizes: sentences of the warm-up requests, at most what the batching parameters in the
             folder allow.
         training: for the model card, `describe_run` of each run whose weights these are.
-        check_answers: whether a fresh process answers the warm-up requests, to be compared with
-            the translator.
-        check_timeout: seconds that this process may take.
+        check_timeout: seconds that the fresh process may take.
 
     Raises:
         InputError: the version exists, is not positive, or cannot be written; the model's name
@@ -87,22 +90,18 @@ def export(
     name = base.resolve().name if name is None else name
     check_name(base, name)
 
-    # Trace the functions to serve, and prepare requests to them: the warm-up of servers and the
-    # check below.
     serving = translator.with_cached_projection()
     signatures = serving.signatures()
     requests = make_requests(serving, signatures, sentences, batch_sizes, most_sentences(base))
-    # Write a temporary folder beside the versions, check it, and rename it if nothing is raised.
     try:
-        with atomic_folder(published) as staging:
+        with atomic_folder(published) as staging:  # renamed at the end if nothing is raised
             tf.saved_model.save(serving, str(staging), signatures=signatures)
             operations = check_operations(staging, allow_xla=serving.xla is not None)
             write_requests(staging, requests, name)
             card = make_model_card(translator, signatures, operations, training)
             text = json.dumps(card, indent=2, ensure_ascii=False) + "\n"
             write_atomically(staging / MODEL_CARD, text)
-            if check_answers:
-                compare_answers(staging, requests, signatures, check_timeout)
+            compare_answers(staging, requests, signatures, check_timeout)
             write_server_files(base, name, max(request.size for request in requests))
     except (OSError, tf.errors.OpError) as error:
         reason = textwrap.shorten(str(error), 200)

@@ -54,7 +54,7 @@ def make_requests(
 ) -> list[Request]:
     """Returns requests to each signature with batches of each size, and to each compiled shape.
 
-    Each batch has sentences of all lengths; single sentences are the shortest, the median and the
+    A batch has sentences of all lengths; single sentences are the shortest, the median and the
     longest. XLA's programs, which all signatures share, are warmed up with ids, because the number
     of tokens in a text is not known in advance.
 
@@ -79,35 +79,30 @@ def make_requests(
     ids = source.encode(sentences, max_tokens=translator.search.max_source_length)
     by_length = sorted(range(len(ids)), key=lambda index: len(ids[index]))
 
-    def accepted(sizes: Sequence[int]) -> list[int]:
-        """Returns the sizes, larger ones cut to what the server accepts, each once."""
-        return sorted({min(size, most_sentences or size) for size in sizes})
-
     requests = []
-    for size in accepted(batch_sizes):
-        # All lengths in one batch; or the shortest, the median and the longest alone.
+    for size in _accepted(batch_sizes, most_sentences):
         places = np.linspace(0, len(ids) - 1, 3 if size == 1 else size).round().astype(int)
         for batch in np.split(places, 3) if size == 1 else [places]:
-            chosen = [by_length[place] for place in batch]
-            rows = [ids[index] for index in chosen]
-            texts = [sentences[index] for index in chosen]
-            targets = [_generate_text(target, len(row), generator) for row in rows]
-            content = {"text": texts, "source": texts, "target": targets}
-            columns = {name: _text_column(column) for name, column in content.items()}
+            rows = [ids[by_length[place]] for place in batch]
+            texts = _text_column([sentences[by_length[place]] for place in batch])
+            targets = _text_column([_generate_text(target, len(row), generator) for row in rows])
+            columns = {"text": texts, "source": texts, "target": targets}
             for name, function in signatures.items():
-                inputs = {
-                    key: columns[key] if key in columns else _as_exported(spec, size)
-                    for key, spec in signature_inputs(function).items()
-                }
                 if name == "tokens":
-                    inputs = {"source": _text_of_ids(rows)}
+                    inputs = {"source": _ids_column(rows)}
+                else:
+                    specs = signature_inputs(function).items()
+                    inputs = {
+                        key: columns[key] if key in columns else _as_exported(spec, size)
+                        for key, spec in specs
+                    }
                 requests.append(Request(name, inputs))
-    if translator.xla is not None and "tokens" in signatures:
+    if translator.xla is not None:
         known = list(_text_ids(source)) or [UNK_ID]
         sizes, widths = translator.xla
-        for size, width in itertools.product(accepted(sizes), widths):
-            rows = [generator.choices(known, k=width - 1) for _ in range(size)]
-            requests.append(Request("tokens", {"source": _text_of_ids(rows)}))
+        for size, width in itertools.product(_accepted(sizes, most_sentences), widths):
+            rows = [generator.choices(known, k=width - 1) for _ in range(size)]  # and EOS
+            requests.append(Request("tokens", {"source": _ids_column(rows)}))
     if len(requests) > _MOST_REQUESTS:
         raise InputError(
             f"{len(requests)} warm-up requests are more than the {_MOST_REQUESTS} that a model "
@@ -130,11 +125,16 @@ def write_requests(version: pathlib.Path, requests: Sequence[Request], model_nam
             writer.write(prediction_log_pb2.PredictionLog(predict_log=log).SerializeToString())
 
 
+def _accepted(sizes: Sequence[int], most_sentences: int | None) -> list[int]:
+    """Returns the sizes, larger ones cut to what the server accepts, each once."""
+    return sorted({min(size, most_sentences or size) for size in sizes})
+
+
 def _text_column(texts: Sequence[str]) -> np.ndarray[Any, Any]:
     return np.array([text.encode() for text in texts], object)
 
 
-def _text_of_ids(rows: list[list[int]]) -> np.ndarray[Any, Any]:
+def _ids_column(rows: Sequence[Sequence[int]]) -> np.ndarray[Any, Any]:
     """Returns rows of ids as the signature `tokens` takes them."""
     return _text_column([" ".join(map(str, row)) for row in rows])
 

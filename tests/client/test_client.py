@@ -9,21 +9,18 @@ import subprocess
 import sys
 import threading
 import time
-import types
 
 import numpy as np
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
-from fake_server import SERVE, FaultError, serve_grpc, serve_http, serve_rest, upper_case_model
+from fake_server import SERVE, FaultError, serve_http, upper_case_model
 
 import keras_transformer
 from keras_transformer import InputError
-from keras_transformer.client import Client, ServingError, Translation, rest, transport
-from keras_transformer.client.transport import RequestError
-
-PROTOCOLS = ("grpc", "rest")
+from keras_transformer.client import Client, ServingError, Translation
+from keras_transformer.client import client as client_module
 
 
 @pytest.fixture
@@ -31,7 +28,7 @@ def model():
     return upper_case_model()
 
 
-@pytest.fixture(params=PROTOCOLS)
+@pytest.fixture(params=list(SERVE))
 def serve(request, model):
     """Serves the model over each protocol; gives a function that makes clients of it."""
     with SERVE[request.param](model) as address:
@@ -50,7 +47,7 @@ def serve(request, model):
 @pytest.fixture
 def no_pause(monkeypatch):
     """Retries almost at once."""
-    monkeypatch.setattr(transport, "FIRST_PAUSE_S", 0.01)  # gRPC 1.85 may hang at 0.001
+    monkeypatch.setattr(client_module, "_FIRST_PAUSE_S", 0.001)
 
 
 def refusal(call, *arguments, kind=ServingError, **options):
@@ -127,18 +124,12 @@ def test_requests_in_flight_are_limited(serve, model):
 
 def test_client_is_thread_safe(serve):
     client = serve(batch_size=2)
-    answers = {}
-
-    def translate(number):
-        answers[number] = client.translate([f"a{number}", f"b{number}", f"c{number}"])
-
-    threads = [threading.Thread(target=translate, args=(number,)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for number in range(6):
-        assert [each[0].text for each in answers[number]] == [f"{x}{number}" for x in "ABC"]
+    outcomes = [
+        in_thread(client.translate, [f"{letter}{number}" for letter in "abc"])
+        for number in range(6)
+    ]
+    for number, outcome in enumerate(outcomes):
+        assert [each[0].text for each in outcome()] == [f"{letter}{number}" for letter in "ABC"]
 
 
 def test_options_reach_their_sentences(serve, model):
@@ -184,12 +175,23 @@ def test_list_of_phrases_is_for_all_sentences(serve, model, count):
         (dict(length_penalty="much"), "length_penalty must be a finite number, got 'much'"),
         (dict(prefix=3), "prefix must be text or a list of phrases, got 3"),
         (dict(prefix=["a", "\ud800"]), "prefix must be Unicode, got a lone surrogate"),
+        (dict(length_penalty=-0.5), "length_penalty must be at least 0, got -0.5"),
+        (dict(max_length=[None, -2]), "max_length must be at least 0, got -2"),
+        (dict(seed=1 << 40), "seed must fit into 32 bits, got 1099511627776"),
+        (dict(banned_phrases="a\n" * 257), "banned_phrases takes at most 256 phrases, got 257"),
     ],
 )
 def test_invalid_options_are_rejected(serve, model, options, message):
     with pytest.raises(InputError, match=message):
         serve().translate(["a", "b"], **options)
     assert model.requests == []
+
+
+def test_options_may_be_those_of_the_export(serve, model):
+    serve().translate(["a", "b"], length_penalty=[-1, None], max_length=-1)
+    (request,) = model.requests
+    assert request.inputs["length_penalty"] == [-1.0, -1.0]
+    assert request.inputs["max_length"] == [-1, -1]
 
 
 def test_model_without_options_rejects_them(serve, model):
@@ -206,9 +208,17 @@ def test_scores_have_no_padding(serve):
     assert "source and target must have as many sentences, got 1 and 0" in str(error)
 
 
-@pytest.mark.parametrize("sentences", ["one", [b"one"], ["\udfff"]], ids=repr)
-def test_only_lists_of_text_are_accepted(serve, model, sentences):
-    refusal(serve().translate, sentences, kind=InputError)
+def test_cut_translations_are_a_warning(serve, model):
+    answer = {"scores": [-1.0], "token_scores": [[-1.0]], "lengths": [1], "is_cut": [True]}
+    model.versions[1] = lambda *_: answer
+    with pytest.warns(UserWarning, match="1 of 1 translations are longer than the model") as found:
+        assert serve().score(["a"], ["b"])[0].is_cut
+    assert found[0].filename == __file__
+
+
+def test_only_lists_of_text_are_accepted(serve, model):
+    for sentences in ("one", [b"one"], ["\udfff"]):
+        refusal(serve().translate, sentences, kind=InputError)
     assert model.requests == []
 
 
@@ -251,7 +261,7 @@ def test_retries_are_limited(serve, model, no_pause):
 
 
 @pytest.mark.parametrize("code", ["INVALID_ARGUMENT", "INTERNAL", "FAILED_PRECONDITION"])
-def test_other_failures_are_not_retried(serve, model, no_pause, code):
+def test_other_failures_are_not_retried(serve, model, code):
     model.faults = [FaultError(code, 'it\'s "wrong": ' + "x" * 1000)] * 9
     error = refusal(serve().translate, ["a"])
     assert len(model.requests) == 1
@@ -260,7 +270,7 @@ def test_other_failures_are_not_retried(serve, model, no_pause, code):
     assert len(str(error)) < 500
 
 
-def test_requests_in_a_batch_with_a_malformed_one_are_retried(serve, model):
+def test_requests_batched_with_malformed_ones_are_retried(serve, model, no_pause):
     message = "Tensors from different tasks have different shapes and padding is turned off."
     model.faults = [FaultError("FAILED_PRECONDITION", message)] * 2
     assert serve(retries=2).translate(["a"])[0][0].text == "A"
@@ -273,37 +283,43 @@ def test_large_requests_are_retried(serve, model, no_pause):
     assert serve(retries=2).translate([text])[0][0].text == text.upper()
 
 
-def test_grpc_rejects_more_than_4_retries():
-    error = refusal(Client, "localhost:8500", retries=5, kind=InputError)
-    assert "over gRPC retries must be at most 4" in str(error) and "got 5" in str(error)
-    Client("localhost:8501", protocol="rest", retries=5).close()
+class _Clock:
+    """Replaces a client's time, which only its pauses move, and its event of being closed."""
+
+    def __init__(self, client, monkeypatch):
+        self.pauses = []
+        self.wait = self.pauses.append
+        client._is_closed = self
+        monkeypatch.setattr(client_module, "time", self)
+
+    def monotonic(self):
+        return sum(self.pauses)
+
+    def is_set(self):
+        return False
+
+    def set(self):
+        pass
 
 
-def test_rest_pauses_double_with_jitter():
-    with Client("localhost:8501", protocol="rest", retries=5000) as client:
-        policy = client._transport._retries
-    pauses = []
-    for _ in range(12):
-        policy = policy.increment(error=RequestError("UNAVAILABLE", "busy"))
-        pauses.append([policy.get_backoff_time() for _ in range(200)])
-    assert set(pauses[0]) == {0.0}
-    for retry, shortest in ((1, 0.4), (2, 0.8), (3, 1.6), (4, 3.2)):
-        assert shortest <= min(pauses[retry]) < max(pauses[retry]) <= shortest + 0.2
-        assert max(pauses[retry]) - min(pauses[retry]) > 0.1
-    assert set(pauses[-1]) == {5.0}
-
-
-def test_timeout_includes_retries_and_pauses(model, monkeypatch):
-    now = [0.0]
-    clock = types.SimpleNamespace(monotonic=lambda: now[0])
-    clock.sleep = lambda seconds: now.__setitem__(0, now[0] + seconds)
-    monkeypatch.setattr(rest, "time", clock)
+def test_pauses_double_up_to_a_limit(serve, model, monkeypatch):
     model.faults = [FaultError("UNAVAILABLE", "busy")] * 99
-    with serve_rest(model) as address:
-        client = Client(address, protocol="rest", timeout_s=1.0)
-        assert refusal(client.translate, ["a"]).code == "UNAVAILABLE"
-    assert len(model.requests) == 3  # after pauses of 0 and 0.4 to 0.6 s; the next exceeds 1 s
-    assert 0.4 <= now[0] <= 0.6
+    client = serve(retries=7, timeout_s=60)
+    clock = _Clock(client, monkeypatch)
+    refusal(client.translate, ["a"])
+    ratios = np.array(clock.pauses) / [0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
+    assert np.all((ratios >= 0.5) & (ratios <= 1.0))
+    assert len(set(ratios)) == 7  # at random
+
+
+def test_timeout_includes_pauses(serve, model, monkeypatch):
+    model.faults = [FaultError("UNAVAILABLE", "busy")] * 99
+    client = serve(retries=99, timeout_s=8.0)
+    clock = _Clock(client, monkeypatch)
+    error = refusal(client.translate, ["a"])
+    assert error.code == "UNAVAILABLE"
+    assert 3.0 < clock.monotonic() < 8.0
+    assert f"tried for {clock.monotonic():.1f} s" in str(error)
 
 
 def test_slow_server_exceeds_the_deadline(serve, model):
@@ -315,7 +331,7 @@ def test_slow_server_exceeds_the_deadline(serve, model):
     assert len(model.requests) == 1
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("protocol", list(SERVE))
 def test_server_that_is_down_is_named(free_ports, protocol):
     address = f"127.0.0.1:{free_ports(1)[0]}"
     with Client(address, protocol=protocol, retries=2, timeout_s=5) as client:
@@ -326,7 +342,7 @@ def test_server_that_is_down_is_named(free_ports, protocol):
             assert "tried for" in str(error) and "Is it running" in str(error)
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("protocol", list(SERVE))
 def test_retries_wait_for_a_starting_server(model, free_ports, protocol):
     (port,) = free_ports(1)
     with Client(f"127.0.0.1:{port}", protocol=protocol, retries=4) as client:
@@ -423,7 +439,7 @@ def http_server(*answers):
     return serve_http(Handler)
 
 
-def test_bad_gateway_is_retried():
+def test_bad_gateway_is_retried(no_pause):
     bad = (502, b"<html>Bad Gateway</html>")
     good = (200, b'{"outputs": {"translations": [["A"]], "scores": [[0.0]]}}')
     with http_server(bad, good) as address, Client(address, protocol="rest") as client:
@@ -457,22 +473,6 @@ def test_malformed_attention_is_rejected(serve, model, wrong):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (dict(length_penalty=-0.5), "length_penalty must be at least 0, got -0.5"),
-        (dict(max_length=[None, -2]), "max_length must be at least 0, got -2"),
-        (dict(seed=1 << 40), "seed must fit into 32 bits, got 1099511627776"),
-        (dict(banned_phrases="a\n" * 257), "banned_phrases takes at most 256 phrases, got 257"),
-    ],
-)
-def test_option_values_are_checked(serve, model, options, message):
-    error = refusal(serve().translate, ["a", "b"], **options, kind=InputError)
-    assert message in str(error)
-    assert not [request for request in model.requests if hasattr(request, "inputs")]
-    serve().translate(["a", "b"], length_penalty=[-1, None], max_length=-1)  # as exported
-
-
-@pytest.mark.parametrize(
     "answer",
     [(200, b"<html>hello</html>"), (200, b"[1]"), (404, b"<html>nothing here</html>"), (405, b""),
      (200, b'{"status": "ok"}'), (200, b'{"outputs": ' + b"[" * 200_000)],
@@ -485,16 +485,14 @@ def test_other_http_servers_are_recognized(answer):
         refusal(client.translate, ["a"])
 
 
-def test_port_of_other_protocol_is_recognized(model):
-    with serve_grpc(model) as address, Client(address, protocol="rest", retries=1) as client:
-        error = refusal(client.status)
-        assert "the protocol that it speaks" in str(error) or "the port of that" in str(error)
-    with serve_rest(model) as address, Client(address, protocol="grpc", retries=1) as client:
+@pytest.mark.parametrize(("protocol", "other"), [("rest", "grpc"), ("grpc", "rest")])
+def test_port_of_other_protocol_is_recognized(model, no_pause, protocol, other):
+    with SERVE[other](model) as address, Client(address, protocol=protocol, retries=1) as client:
         error = refusal(client.status)
         assert "the protocol that it speaks" in str(error) or "the port of that" in str(error)
 
 
-def test_broken_connections_are_retried():
+def test_broken_connections_are_retried(no_pause):
     answers = [
         b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{",
         b"",

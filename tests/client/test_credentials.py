@@ -198,9 +198,10 @@ def test_proxies_are_not_used_on_this_machine(protocol, model, monkeypatch):
             monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.getsockname()[1]}")
         for variable in ("no_proxy", "NO_PROXY", "no_grpc_proxy"):
             monkeypatch.delenv(variable, raising=False)
-        headers = {"authorization": "Bearer x"}
-        with Client(address, protocol=protocol, headers=headers, timeout_s=10) as client:
-            assert client.translate(["a"])[0][0].text == "A"
+        for host in (address, address.replace("127.0.0.1", "localhost")):
+            headers = {"authorization": "Bearer x"}
+            with Client(host, protocol=protocol, headers=headers, timeout_s=10) as client:
+                assert client.translate(["a"])[0][0].text == "A"
         with pytest.raises(BlockingIOError):
             proxy.accept()
 

@@ -23,12 +23,10 @@ def server(request, model):
         yield f"--server={address}", f"--protocol={request.param}"
 
 
-def test_standard_input_is_translated_line_by_line(call, server):
+def test_lines_of_input_are_translated_in_order(call, server, model, texts):
     result = call("serve_client.py", *server, stdin="two\n\nтри\r\n".encode())
     assert result == (0, "TWO\n\nТРИ\n", "")
-
-
-def test_files_are_translated_in_order(call, server, model, texts):
+    model.requests.clear()
     files = [texts / "dev.a", texts / "test.a"]
     result = call("serve_client.py", *server, "--batch_size=5", *files)
     assert (result.code, result.err) == (0, "")
@@ -41,15 +39,13 @@ def test_scores_come_with_line_numbers(call, server):
     assert result == (0, "1\t-3.0000\tTWO\n2\t-5.0000\tTHREE\n", "")
 
 
-def test_n_best_lists_always_have_scores(call, server, model):
-    model.versions[1] = lambda *_: {"translations": [["a", "b"]], "scores": [[-1.0, -2.0]]}
+def test_each_sentence_is_one_line(call, server, model):
+    text = "a\nb\tc\rd\x85e"
+    model.versions[1] = lambda *_: {"translations": [[text, text]], "scores": [[-1.0, -2.0]]}
     result = call("serve_client.py", *server, stdin=b"two\n")
-    assert result == (0, "1\t-1.0000\ta\n1\t-2.0000\tb\n", "")
-
-
-def test_control_characters_split_no_line(call, server, model):
-    model.versions[1] = lambda *_: {"translations": [["a\nb\tc"]], "scores": [[-1.0]]}
-    assert call("serve_client.py", *server, stdin=b"two\n") == (0, "a b c\n", "")
+    assert result == (0, "1\t-1.0000\ta b c d e\n1\t-2.0000\ta b c d e\n", "")
+    model.versions[1] = lambda *_: {"translations": [[text]], "scores": [[-1.0]]}
+    assert call("serve_client.py", *server, stdin=b"two\n") == (0, "a b c d e\n", "")
 
 
 def test_options_and_prefixes_are_sent(call, server, model, tmp_path):
@@ -130,7 +126,7 @@ def test_rest_does_not_load_tensorflow(run, model, tmp_path):
 
 
 def test_status_has_a_line_for_each_version(call, server, model):
-    model.states[2] = ("END", "no such file")
+    model.states[2] = ("END", "no such\nfile")
     result = call("serve_client.py", *server, "--status")
     assert result == (0, "1\tAVAILABLE\t\n2\tEND\tno such file\n", "")
 
@@ -187,16 +183,12 @@ def test_certificates_and_headers_are_read_from_files(
         os.close(reading)
 
 
+@pytest.mark.slow
 def test_grpc_writes_no_log(run, model, refused, certificates):
     files = (certificates / "server.pem", certificates / "server.key", None)
+    wrong = ("--tls", f"--root_certificates={certificates}/other.pem", "--retries=0", "--status")
     with SERVE["grpc"](model, tls=files) as address:
-        flags = (
-            "--tls",
-            f"--root_certificates={certificates}/other.pem",
-            "--retries=0",
-            "--status",
-        )
-        result = run("serve_client.py", f"--server={address}", *flags)
+        result = run("serve_client.py", f"--server={address}", *wrong)
     refused(result, "CERTIFICATE_VERIFY_FAILED")
 
 

@@ -96,6 +96,7 @@ def test_c_program_translates_as_python(exported, separate_translator, programs,
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list(_REQUESTS))
 def test_c_program_answers_every_signature(exported, served, programs, name):
+    assert set(served.signatures) == {"serving_default", *_REQUESTS}
     function, columns = served.signatures[name], dict(_REQUESTS[name])
     specs = function.structured_input_signature[1]
     for option, spec in specs.items():
@@ -117,19 +118,17 @@ def test_c_program_answers_every_signature(exported, served, programs, name):
 
 
 @pytest.mark.slow
-def test_every_signature_has_a_request(served):
-    assert set(served.signatures) == {"serving_default", *_REQUESTS}
-
-
-@pytest.mark.slow
 def test_c_program_runs_compiled_search(trained, programs, tmp_path):
-    search = SearchConfig(beam_size=2, num_translations=2, max_extra_length=3)
-    translator = Translator(*trained, search, xla=XlaShapes((1, 4), (4, 8)))
-    version = export(translator, tmp_path / "compiled", check_answers=False)
-    # Three together, one alone, and one that is too long for what is compiled.
-    texts = [b"hello two cat", b"sun", b"", b"cat " * 6, b"tree " * 20]
+    search = SearchConfig(
+        beam_size=2, num_translations=2, max_extra_length=3, banned_phrases=("Haus",),
+        required_phrases=("木",),
+    )  # fmt: skip
+    translator = Translator(*trained, search, xla=XlaShapes((2,), (4, 8)))
+    version = export(translator, tmp_path / "compiled", batch_sizes=[2])
+    # Two together, one alone, and one that is too long for what is compiled.
+    texts = [b"hello two cat", b"house", b"", b"cat " * 6, b"tree " * 20]
     signature = native_runtime.read_signature(version)
-    answer = native_runtime.answer(programs["answer"], signature, [[t] for t in texts], [3, 1])
+    answer = native_runtime.answer(programs["answer"], signature, [[t] for t in texts], [2, 1])
     plain = Translator(*trained, search)(tf.constant(texts))
     assert answer["translations"] == plain["translations"].numpy().tolist()
     scores = np.array(answer["scores"], np.float32)
@@ -145,7 +144,7 @@ def test_empty_batch_has_an_empty_answer(exported, programs):
 
 @pytest.mark.slow
 def test_load_changes_no_answer_and_needs_no_memory(exported, programs, monkeypatch, capsys):
-    arguments = [f"--export_dir={exported}", "--seconds=10", "--warm_up_seconds=2", "--threads=4"]
+    arguments = [f"--export_dir={exported}", "--seconds=5", "--warm_up_seconds=2", "--threads=4"]
     monkeypatch.setattr(sys, "argv", ["sustained_load.py", *arguments])
     monkeypatch.setattr(native_runtime, "build", lambda name, folder: programs[name])
     sustained_load.main()  # exits where anything is wrong
