@@ -270,7 +270,7 @@ def _open(path: pathlib.Path) -> Iterator[IO[bytes]]:
     """Opens a file for reading bytes, decompressed where it is gzip; faults are `InputError`."""
     check_text_file(path)
     try:
-        with path.open("rb", _BUFFER_BYTES) as file:
+        with io.BufferedReader(io.FileIO(path), _BUFFER_BYTES) as file:
             if path.suffix == ".gz" or file.peek(2).startswith(_GZIP_MAGIC):
                 # GzipFile finds the ends of lines in Python, a buffer around it does so in C.
                 with gzip.GzipFile(fileobj=file) as unpacked:

@@ -252,14 +252,9 @@ def test_lines_end_at_newlines_only(tmp_path):
     assert read_lines(tmp_path / "text") == ["a\u2028b\u0085c\x0cd\re", "\ufeffg\r", "last"]
 
 
-def test_blank_last_line_counts(tmp_path):
-    (tmp_path / "text").write_bytes(b"\none\n\n")
+def test_blank_lines_count_and_byte_order_mark_does_not(tmp_path):
+    (tmp_path / "text").write_bytes(b"\xef\xbb\xbf\none\n\n")
     assert read_lines(tmp_path / "text") == ["", "one", ""]
-
-
-def test_byte_order_mark_is_dropped(tmp_path):
-    (tmp_path / "text").write_bytes(b"\xef\xbb\xbfone\ntwo\n")
-    assert read_lines(tmp_path / "text") == ["one", "two"]
 
 
 @pytest.mark.parametrize(("name", "open_"), [("text", open), ("text.gz", gzip.open)])

@@ -148,20 +148,17 @@ def test_decoding_skips_pad_and_bos_and_stops_at_eos(tokenizer):
     assert tokenizer.vocabulary.decode([row]) == ["old"]
 
 
-@pytest.mark.parametrize("leading", [(), (3,), (2, 3), (2, 1, 3), (0,), (2, 0)])
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
-def test_detokenizing_keeps_any_leading_shape(tokenizer, leading, dtype):
+def test_detokenizing_keeps_any_leading_shape(tokenizer, dtype):
     [ids] = tokenizer.vocabulary.encode(["the old bridge"])
-    text = tokenizer.detokenize(np.full((*leading, len(ids)), ids, dtype))
-    assert text.shape == leading
-    assert set(np.ravel(text.numpy()).tolist()) <= {b"the old bridge"}
-
-
-@pytest.mark.parametrize("leading", [(2,), (2, 3), (0,)])
-def test_detokenizing_no_tokens_gives_empty_text(tokenizer, leading):
-    text = tokenizer.detokenize(tf.zeros((*leading, 0), tf.int32))
-    assert text.shape == leading
-    assert set(np.ravel(text.numpy()).tolist()) <= {b""}
+    for leading in ((), (3,), (2, 3), (2, 1, 3), (0,), (2, 0)):
+        text = tokenizer.detokenize(np.full((*leading, len(ids)), ids, dtype))
+        assert text.shape == leading
+        assert set(np.ravel(text.numpy()).tolist()) <= {b"the old bridge"}
+    for leading in ((2,), (2, 3), (0,)):
+        text = tokenizer.detokenize(np.zeros((*leading, 0), dtype))
+        assert text.shape == leading
+        assert set(np.ravel(text.numpy()).tolist()) <= {b""}
 
 
 def test_no_sentences_have_no_ids(tokenizer):
