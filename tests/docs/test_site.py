@@ -73,7 +73,7 @@ def test_every_public_name_has_an_entry(site):
     }
     assert len(public) > 100
     assert (homes | public) - documented == set()
-    assert {f"{command}.--help" for command in COMMANDS} <= inventory["std:cmdoption"].keys()
+    assert {f"{command}.--user_module" for command in COMMANDS} <= inventory["std:cmdoption"].keys()
 
 
 @pytest.mark.slow
