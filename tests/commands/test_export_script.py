@@ -16,7 +16,8 @@ def test_export_writes_version_and_model_card(call, trained, texts, tmp_path):
     folder = tmp_path / "letters"
     result = call(
         "export.py", f"--run_dir={trained}", f"--export_dir={folder}", "--model_version=3",
-        "--checkpoint=latest,20", "--precision=bfloat16",
+        "--checkpoint=latest,20", "--precision=bfloat16", "--beam_groups=2",
+        "--coverage_penalty=0.2", "--no_repeat_ngram=3", "--min_length=2",
     )  # fmt: skip
     assert (result.code, result.err) == (0, "")
     lines = result.out.splitlines()
@@ -25,6 +26,7 @@ def test_export_writes_version_and_model_card(call, trained, texts, tmp_path):
     assert _names(folder) == ["3", *_SERVER_FILES]
     card = json.loads((folder / "3" / "assets.extra" / "model_card.json").read_text())
     assert [run["checkpoint"] for run in card["training"]] == ["step-40", "step-20"]
+    assert card["search"]["beam_groups"] == 2
     assert card["precision"] == {"weights": ["bfloat16"], "computation": "bfloat16"}
     assert card["training"][0]["data"]["train_source"] == "train.a"
     assert str(tmp_path.parent) not in json.dumps(card)
@@ -52,9 +54,9 @@ def test_invalid_flags_write_nothing(call, trained, tmp_path, refused):
 
 
 @pytest.mark.slow
-def test_full_disk_leaves_nothing(run, trained, small_disk, refused):
+def test_full_disk_leaves_nothing(call, trained, small_disk, refused):
     folder = small_disk("100k")
-    result = run("export.py", f"--run_dir={trained}", f"--export_dir={folder}/letters")
+    result = call("export.py", f"--run_dir={trained}", f"--export_dir={folder}/letters")
     refused(result, f"cannot write the export to {folder}/letters/1")
     assert list(folder.iterdir()) == []
 
