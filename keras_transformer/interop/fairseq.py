@@ -1,6 +1,21 @@
-"""Reads a checkpoint of fairseq with the dictionaries beside it, dict.LANGUAGE.txt.
+"""Reads a checkpoint of fairseq and the dictionaries beside it, dict.LANGUAGE.txt.
 
-A checkpoint is a pickle with the options under "args" or "cfg" and the tensors under "model".
+Every format is imported in the same steps, of which fairseq's are the plainest:
+
+1. Read the file: a pickle with the options of training under "args" or "cfg" and the tensors under
+   "model". `read_pytorch` needs no PyTorch and runs nothing that the pickle names.
+2. Translate the options into fields of `TransformerConfig`. One error names all options that
+   this package does not support.
+3. Read the matrices that models share in different ways: embeddings, output projection, learned
+   positions. All other tensors are described by a `Layout`: their names by part of a layer.
+4. Read the dictionaries: the tokens in fairseq's order, and which ids are padding, end and so on.
+5. Make SentencePiece vocabularies whose ids are in this package's order: PAD, UNK, BOS, EOS, then
+   the other tokens in fairseq's order.
+6. Return all this as a `ForeignModel`. Its `to_model` builds the `Transformer` and fills it: rows
+   of embeddings get the new order, PyTorch's [out, in] matrices are transposed, query, key and
+   value are joined into one matrix, and a tensor that no layer used is an error.
+
+`import_run` then writes the model, the vocabularies and fairseq's search options as a run.
 """
 
 import pathlib

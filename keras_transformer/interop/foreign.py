@@ -11,10 +11,12 @@ Shapes: V tokens of a vocabulary, D model dimension, F inner dimension of the fe
 import dataclasses
 import fnmatch
 import functools
+import io
 import itertools
 import json
 import mmap
 import pathlib
+import reprlib
 import struct
 import zipfile
 import zlib
@@ -425,16 +427,20 @@ class Options:
         """Returns an option, the default if it is missing or None.
 
         Raises:
-            InputError: its type is not `kind`; a whole number is also a float and a bool.
+            InputError: its type is not `kind`, or it is a whole number of ten digits or more. A
+                whole number is also a float and a bool.
         """
         value = self._values.get(name)
         if value is None:
             return default
         widened: dict[Any, Any] = {float: (float, int), bool: (bool, int)}
         kinds = widened.get(kind, kind)
-        if not isinstance(value, kinds) or (type(value) is bool and kind in (int, float)):
+        is_kind = isinstance(value, kinds) and not (type(value) is bool and kind in (int, float))
+        if not is_kind or (type(value) is int and abs(value) >= 10**9):
+            # A damaged file may hold containers whose full text has no end.
+            shown = type(value).__name__ if type(value) is int else reprlib.repr(value)[:200]
             raise InputError(
-                f"option {name} {value!r} of {self._where} has an unexpected type for "
+                f"option {name} {shown} of {self._where} has an unexpected value for "
                 f"{self._format_name}; give the model as its toolkit wrote it"
             )
         return cast(_T, value if kind is object else kind(value))  # type: ignore[call-arg]
@@ -493,20 +499,21 @@ def read_json(path: pathlib.Path, kind: type = dict) -> Any:
     return values
 
 
-def read_member(archive: zipfile.ZipFile, name: str, size: int) -> bytes:
-    """Returns a member of a zip archive of `size` bytes.
+def open_zip(content: memoryview) -> zipfile.ZipFile:
+    """Returns a zip archive.
 
     Raises:
-        ValueError: there is none, or it unpacks to much more than weights would.
+        ValueError: all members together unpack to much more than weights would; or another error
+            of `DAMAGED`.
     """
-    if name not in archive.NameToInfo:
-        raise ValueError(f"it has no {name}")
-    member = archive.getinfo(name)
-    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise ValueError(f"{name} is compressed in an unknown way")
-    if member.file_size > 10 * size:
-        raise ValueError(f"{name} would unpack to {member.file_size:,} bytes, from {size:,}")
-    return archive.read(name)
+    archive = zipfile.ZipFile(io.BytesIO(content))
+    for member in archive.infolist():
+        if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise ValueError(f"{member.filename[:100]!r} is compressed in an unknown way")
+    size = sum(member.file_size for member in archive.infolist())
+    if size > 10 * len(content):
+        raise ValueError(f"it would unpack to {size:,} bytes, from {len(content):,}")
+    return archive
 
 
 def read_safetensors(path: pathlib.Path) -> Tensors:

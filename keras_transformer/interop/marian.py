@@ -7,7 +7,6 @@ YAML. A vocabulary may also be a SentencePiece model itself, whose ids are then 
 import io
 import pathlib
 import re
-import zipfile
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,8 +24,8 @@ from keras_transformer.interop.foreign import (
     Tensors,
     ids_to_tokens,
     map_file,
+    open_zip,
     read_json,
-    read_member,
     read_text,
     reject,
 )
@@ -211,10 +210,14 @@ def _number(options: Mapping[str, Any], name: str) -> float:
 def _read_yaml(text: str, where: str) -> dict[str, Any]:
     """Returns a mapping whose values are text, also on, no and yes, or lists of text.
 
-    Marian ends its options with NULs, which no YAML has.
+    Marian ends its options with NULs, which no YAML has. It writes no aliases, with which a short
+    text can stand for an endless one.
     """
+    text = text.replace("\0", "")
     try:
-        values = yaml.load(text.replace("\0", ""), _LOADER)
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, _LOADER)):
+            raise InputError(f"{where} has YAML aliases, which Marian does not write")
+        values = yaml.load(text, _LOADER)
     except (yaml.YAMLError, RecursionError) as error:
         problem = " ".join(str(error).split())
         raise InputError(f"{where} is not YAML, or damaged ({problem})") from error
@@ -261,9 +264,9 @@ def _read_npz(path: pathlib.Path) -> dict[str, Array]:
     """Returns the arrays of an .npz file by name, the model's options among them."""
     content = map_file(path)
     try:
-        archive = zipfile.ZipFile(io.BytesIO(content))
+        archive = open_zip(content)
         arrays = {
-            name.removesuffix(".npy"): _read_array(read_member(archive, name, len(content)))
+            name.removesuffix(".npy"): _read_array(archive.read(name))
             for name in archive.namelist()
         }
     except (*DAMAGED, SyntaxError) as error:  # the header of an array is a Python literal

@@ -110,9 +110,13 @@ def read_eole(folder: pathlib.Path, given: Given) -> ForeignModel:
     scalars = [name for name in tensors if name.endswith(".layer_scalar")]
     reject({"layer_scalar": any((tensors.get(name) != 1).any() for name in scalars)})
     tensors.ignore("*_emb.pe.pe")
-    tables = [f"{side}_emb.embeddings.weight" for side in ("src", "tgt")]
-    is_tied = config["model"].get("share_decoder_embeddings") is True
-    output = tables[1] if is_tied else "generator.weight"
+    tables = ["src_emb.embeddings.weight", "tgt_emb.embeddings.weight"]
+    output = "generator.weight"
+    # A matrix that several layers share is stored once.
+    if config["model"].get("share_embeddings") is True and tables[1] not in tensors:
+        tables[1] = tables[0]
+    if config["model"].get("share_decoder_embeddings") is True and output not in tensors:
+        output = tables[1]
     path = folder / "vocab.json"
     symbols = _symbols(read_json(path), str(path), "eole")
     return _model(options, tensors, Layout(names=_EOLE_NAMES), tables, output, symbols, given)

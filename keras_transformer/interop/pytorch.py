@@ -12,7 +12,6 @@ import math
 import pathlib
 import pickletools
 import struct
-import zipfile
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -20,7 +19,7 @@ import ml_dtypes
 import numpy as np
 
 from keras_transformer.errors import InputError
-from keras_transformer.interop.foreign import DAMAGED, Array, Tensors, map_file, read_member
+from keras_transformer.interop.foreign import DAMAGED, Array, Tensors, map_file, open_zip
 
 _LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 _DTYPES = {
@@ -79,22 +78,26 @@ def state_tensors(state: Any, path: pathlib.Path) -> Tensors:
         except DAMAGED as error:
             raise _damaged(path, error) from error
 
-    found = {str(name): value for name, value in state.items() if isinstance(value, Tensor)}
-    return Tensors(
-        {name: functools.partial(read, value) for name, value in found.items()}, str(path)
-    )
+    arrays = {
+        name: functools.partial(read, value)
+        for name, value in state.items()
+        if isinstance(name, str) and isinstance(value, Tensor)
+    }
+    return Tensors(arrays, str(path))
 
 
 def _read_zip(content: memoryview) -> Any:
-    archive = zipfile.ZipFile(io.BytesIO(content))
+    archive = open_zip(content)
     pickles = [name for name in archive.namelist() if name.endswith("data.pkl")]
     _require(len(pickles) == 1, f"it has {len(pickles)} files data.pkl")
     folder = pickles[0].removesuffix("data.pkl")
 
     def read(storage: _Storage) -> bytes:
-        return read_member(archive, f"{folder}data/{storage.key}", len(content))
+        name = f"{folder}data/{storage.key}"
+        _require(name in archive.NameToInfo, f"it has no {name[:100]}")
+        return archive.read(name)
 
-    return _PickleMachine(read).run(io.BytesIO(read_member(archive, pickles[0], len(content))))
+    return _PickleMachine(read).run(io.BytesIO(archive.read(pickles[0])))
 
 
 def _read_legacy(content: memoryview) -> Any:

@@ -9,6 +9,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from google.protobuf.message import DecodeError
 from sentencepiece import SentencePieceProcessor
 
 from keras_transformer.config import WORD_START
@@ -128,16 +129,16 @@ def word_vocabulary(symbols: Symbols, where: str) -> Vocabulary:
 def read_spm(path: pathlib.Path) -> Any:
     """Returns a SentencePiece model; `InputError` where the file is none."""
     content = bytes(map_file(path))
+    damaged = InputError(
+        f"{path} is not a SentencePiece model, or a damaged one; download it again"
+    )
     try:
         model = model_message().FromString(content)
-        is_text = all(type(piece.piece) is str for piece in model.pieces)  # else it is bytes
-        is_model = is_text and SentencePieceProcessor(model_proto=content).get_piece_size() > 0
-    except Exception:  # of no common class
-        is_model = False
-    if not is_model:
-        raise InputError(
-            f"{path} is not a SentencePiece model, or a damaged one; download it again"
-        )
+        SentencePieceProcessor(model_proto=content)
+    except (DecodeError, RuntimeError) as error:
+        raise damaged from error
+    if not model.pieces or any(type(piece.piece) is not str for piece in model.pieces):
+        raise damaged  # a piece of bytes is not UTF-8
     return model
 
 

@@ -110,7 +110,9 @@ def test_search_as_imported_finds_the_toolkits_best(name, beam_size, load):
     sentences = sample.sentences[: 4 if name == "fairseq_math" else None]  # long ones
     source = samples.pad(sample.our_ids("source")[: len(sentences)])
     vocabulary = sample.model.vocabularies[1]
-    run_search = tf.function(lambda ids: search_translations(model, ids, search, vocabulary))
+    run_search = tf.function(
+        lambda ids: search_translations(model, ids, search, vocabulary), autograph=False
+    )
     found = run_search(tf.constant(source, tf.int32))
     equal = finished = 0
     for row, ids, value, entry in zip(
@@ -230,19 +232,43 @@ def copy(sample_model, tmp_path):
     return lambda name: pathlib.Path(shutil.copytree(sample_model(name), tmp_path / name))
 
 
-def test_eole_shared_decoder_embeddings_have_no_generator(copy):
+def change_model(folder, **changes):
+    """Changes the section "model" of a JSON configuration."""
+    config = json.loads((folder / "config.json").read_text())
+    config["model"] |= changes
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize(
+    ("absent", "expected"),
+    [
+        (["generator.weight"], "target"),
+        (["tgt_emb.embeddings.weight"], "none"),
+        (["tgt_emb.embeddings.weight", "generator.weight"], "all"),
+    ],
+)
+def test_eole_shared_matrices_are_stored_once(absent, expected, copy):
     folder = copy("eole")
     tensors = load_file(folder / "model.00.safetensors")
-    del tensors["generator.weight"]
+    if expected != "target":  # one vocabulary, the source's
+        table = tensors["src_emb.embeddings.weight"]
+        tensors["generator.weight"] = 2 * table
+        tensors["generator.bias"] = tensors["generator.bias"][: len(table)]
+        vocabulary = json.loads((folder / "vocab.json").read_text())
+        (folder / "vocab.json").write_text(json.dumps(vocabulary | {"tgt": vocabulary["src"]}))
+    for name in absent:
+        del tensors[name]
     save_file(tensors, folder / "model.00.safetensors")
-    config = json.loads((folder / "config.json").read_text())
-    config["model"]["share_decoder_embeddings"] = True
-    (folder / "config.json").write_text(json.dumps(config))
+    change_model(
+        folder,
+        share_embeddings="tgt_emb.embeddings.weight" in absent,
+        share_decoder_embeddings="generator.weight" in absent,
+    )
+    table = tensors.get("tgt_emb.embeddings.weight", tensors["src_emb.embeddings.weight"])
     found = read_model(folder)
-    assert found.config.share_embeddings == "target"
-    table = found.to_model().target_embedding.table.numpy()
+    assert found.config.share_embeddings == expected
     np.testing.assert_array_equal(
-        table[1:], tensors["tgt_emb.embeddings.weight"][found.target.order[1:]]
+        found.to_model().target_embedding.table.numpy()[1:], table[found.target.order[1:]]
     )
 
 
@@ -252,9 +278,7 @@ def test_eole_shared_decoder_embeddings_have_no_generator(copy):
 )
 def test_eole_scaled_embeddings_are_rejected(changes, expected, copy):
     folder = copy("eole")
-    config = json.loads((folder / "config.json").read_text())
-    config["model"]["embeddings"] = config["model"].get("embeddings", {}) | changes
-    (folder / "config.json").write_text(json.dumps(config))
+    change_model(folder, embeddings=changes | {"position_encoding_type": "SinusoidalInterleaved"})
     with pytest.raises(InputError, match=expected):
         read_model(folder)
 

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from keras_transformer.errors import InputError
-from keras_transformer.interop import pytorch
+from keras_transformer.interop import marian, pytorch, vocabulary
+from keras_transformer.interop.foreign import Options
 from keras_transformer.interop.pytorch import read_pytorch, state_tensors
 
 Storage = collections.namedtuple("Storage", "kind key data")
@@ -195,12 +196,12 @@ def test_truncated_files_are_rejected(torch, tmp_path):
                 read_pytorch(path)
 
 
-def error_and_peak(path):
+def error_and_peak(path, read=read_pytorch):
     """Returns the error of reading a file, and the bytes that it took at most."""
     tracemalloc.start()
     try:
         with pytest.raises(InputError) as error:
-            read_pytorch(path)
+            read(path)
         return str(error.value), tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -226,7 +227,43 @@ def test_deflated_pickle_cannot_fill_the_memory(tmp_path):
     assert peak < 1_000_000
 
 
-def test_errors_of_our_own_code_are_not_damaged_files(torch, tmp_path, monkeypatch):
-    monkeypatch.setattr(pytorch._PickleMachine, "_execute", lambda *arguments: {}["absent"])
+def test_deflated_arrays_cannot_fill_the_memory(tmp_path):
+    """A hundred arrays, each ten times as large as the file."""
+    path = tmp_path / "model.npz"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for number in range(100):
+            archive.writestr(f"{number}.npy", bytes(1_000_000))
+    error, peak = error_and_peak(path, marian._read_npz)
+    assert "would unpack to 100,000,000 bytes" in error
+    assert peak < 2_000_000
+
+
+def test_yaml_aliases_are_rejected():
+    text = "a0: &a0 [x, x]\n" + "".join(
+        f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 60)
+    )
+    with pytest.raises(InputError, match="options has YAML aliases, which Marian does not write"):
+        marian._read_yaml(text, "options")
+
+
+def test_endless_options_have_short_errors():
+    nested = []
+    for _ in range(100):
+        nested = [nested, nested]
+    options = Options({"arch": nested, "layers": 10**5000}, "config", "fairseq")
+    for name, kind in (("arch", str), ("layers", int)):
+        with pytest.raises(InputError, match=f"option {name} .* has an unexpected value") as error:
+            options.get(name, kind, kind())
+        assert len(str(error.value)) < 500
+
+
+def test_errors_of_our_own_code_are_not_damaged_files(torch, tmp_path, monkeypatch, sample_model):
+    def fail(*arguments, **options):
+        return {}["absent"]
+
+    monkeypatch.setattr(pytorch._PickleMachine, "_execute", fail)
     with pytest.raises(KeyError):
         read_pytorch(write_zip(tmp_path / "model.pt", {"step": 7}))
+    monkeypatch.setattr(vocabulary, "SentencePieceProcessor", fail)
+    with pytest.raises(KeyError):
+        vocabulary.read_spm(sample_model("hf_marian") / "source.spm")

@@ -132,12 +132,12 @@ CASES = {
     "an option of another kind": (
         "hf_marian",
         lambda f: change_json(f / "config.json", activation_function=["relu"]),
-        "has an unexpected type for",
+        "has an unexpected value for",
     ),
     "a token that is no text": (
         "eole",
         lambda f: change_json(f / "vocab.json", decoder_start_token=[]),
-        "has an unexpected type for eole",
+        "has an unexpected value for eole",
     ),
     "a vocabulary of nothing": (
         "eole", lambda f: change_json(f / "vocab.json", src=[]), "lacks <unk>, </s>, <blank>, <s>"
