@@ -1,28 +1,29 @@
-"""Measures speed, beside that of other work on the same machine in the same minutes.
+"""Measures speed beside that of other toolkits on the same machine in the same minutes.
 
     python scripts/benchmark.py train
     python scripts/benchmark.py train --presets=tiny --precisions=float32 --batch=128x16 --json
     python scripts/benchmark.py train --check
     python scripts/benchmark.py decode --presets=tiny
-    python scripts/benchmark.py decode --presets= --run_dir=runs/multi30k
+    python scripts/benchmark.py decode --presets= --run_dir=runs/multi30k --sentences=test.en
     python scripts/benchmark.py plan --pairs=1000000000
     python scripts/benchmark.py layers --plot=layers.png
 
-train: real target tokens a second of whole training steps, ours and PyTorch's nn.Transformer
-or nn.LSTM, as people find it and with memory kept, where torch is installed.
-decode: sentences a second and latency of beam search with 4 hypotheses, our exports as a plain
-graph and with XLA, and CTranslate2 with the same weights, which is left out where it is not
-installed. Random weights translate random sentences to a forced length, or to the lengths of a test
-set; the model of a training run translates the test set. Each engine works as one worker with all
-cores and as workers with one core each.
-
-plan: time and memory to lay out and plan an epoch over made-up lengths, 16 bytes a pair on disk.
+train: real target tokens a second of whole training steps, ours and those of PyTorch's
+nn.Transformer or nn.LSTM (if torch is installed) in the same precisions: with default settings,
+with freed memory kept, and with torch.compile.
+decode: sentences a second and latency, from ids to ids, of beam search with 4 hypotheses: our
+exports as a plain graph, with XLA and with the default search, and CTranslate2 with the same
+weights in float32 and int8, if it is installed. Random weights translate random sentences to a
+forced length, or to the lengths of a test set; the model of a training run translates the test set.
+Each engine works as one worker with all cores and as workers with one core each.
+plan: time and memory of planning an epoch over made-up lengths, 16 bytes a pair on disk.
 layers: Table 1 of the paper: time, peak memory and operations of one layer over the length n, how
-they grow, sequential operations and path lengths as they are seen beside the table's, and from
-which n on self-attention is slower than recurrence.
+they grow, sequential operations and path lengths as measured beside the table's, and from which n
+on self-attention is slower than recurrence.
 
-The engines take turns, so that whatever else the machine does slows all of them. Minor page faults
-and system time are those of a training step or of a sentence.
+The engines take turns in a random order, so that whatever else the machine does slows all of them.
+Rates are medians of the turns, with the 95 % confidence interval from low to high. Minor page
+faults and system time are those of a training step or of a sentence.
 """
 
 import functools
@@ -36,8 +37,8 @@ from typing import Any
 
 from absl import flags
 
-from benchmarks import decoding, planning, report, training
-from benchmarks.engines import Row
+from benchmarks import decoding, training
+from benchmarks.engines import Row, Verdict, table
 from keras_transformer.commands import common
 from keras_transformer.commands.main import run
 from keras_transformer.config import ModelConfig
@@ -66,10 +67,10 @@ _VOCABULARY_SIZE = flags.DEFINE_integer(
     lower_bound=8,
 )
 _INPUT_PIPELINE = flags.DEFINE_boolean(
-    "input_pipeline", True, "Measure how fast real batches come that nothing is done with, too."
+    "input_pipeline", True, "Also measure how fast the input pipeline alone makes real batches."
 )
 _RUN_DIR = flags.DEFINE_string(
-    "run_dir", None, "Training run whose model translates --sentences, to decode."
+    "run_dir", None, "Training run whose model translates --sentences (decode)."
 )
 _CHECKPOINT = flags.DEFINE_string(
     "checkpoint", "auto", "Which checkpoint of --run_dir, as for translate.py; one only."
@@ -78,10 +79,13 @@ _SENTENCES = flags.DEFINE_string(
     "sentences", None, "Test set to decode, a sentence a line; random weights take its lengths."
 )
 _PAIRS = flags.DEFINE_integer("pairs", 10**7, "Sentence pairs to plan.", lower_bound=1)
-_WHOLE_EPOCH = flags.DEFINE_boolean("whole_epoch", False, "Plan all batches, not the first alone.")
-_ROUNDS = flags.DEFINE_integer("rounds", 7, "Turns of each engine.", lower_bound=1)
+_WHOLE_EPOCH = flags.DEFINE_boolean("whole_epoch", False, "Plan all batches, not only the first.")
+_ROUNDS = flags.DEFINE_integer("rounds", 10, "Turns of each engine.", lower_bound=1)
 _SECONDS = flags.DEFINE_float(
-    "round_seconds", 3.0, "About how long a turn of the slowest engine takes.", lower_bound=0
+    "round_seconds",
+    3.0,
+    "About how long a turn of the slowest engine takes, in seconds.",
+    lower_bound=0,
 )
 _THREADS = flags.DEFINE_integer(
     "threads", None, "Cores to use. Default: all that this process may use.", lower_bound=1
@@ -122,7 +126,9 @@ def main(arguments: list[str]) -> None:
     others = itertools.chain(*(own[name] for name in own if name != arguments[0]))
     for holder in others:
         if holder.present:
-            raise InputError(f"--{holder.name} has no use with {arguments[0]}; leave it out")
+            raise InputError(
+                f"--{holder.name} cannot be combined with {arguments[0]}; remove the flag"
+            )
     _check_choices(_PRESETS, list(ModelConfig.presets()))
     commands[arguments[0]]()
 
@@ -148,26 +154,24 @@ def _train() -> None:
             for (preset, batch), is_real in zip(cases, are_real, strict=True)
             if corpus is not None or not is_real
         )
-    _tell(report.check_training(rows, bfloat16=has_bfloat16()))
+    _report(training.check(rows, bfloat16=has_bfloat16()))
 
 
 def _decode() -> None:
     common.load_tensorflow()
-    from benchmarks.workloads import random_case, run_case
-
     real = None  # read first, so that a wrong run is reported at once
     if _RUN_DIR.value is None or _SENTENCES.value is None:
         print(
-            "Real sentences are left out: --run_dir names no trained model, or --sentences none.",
+            "Real sentences are skipped: --run_dir names no trained model, or --sentences none.",
             file=sys.stderr,
         )
     else:
-        real = run_case(_RUN_DIR.value, _CHECKPOINT.value, _SENTENCES.value)
+        real = decoding.run_case(_RUN_DIR.value, _CHECKPOINT.value, _SENTENCES.value)
 
     def groups() -> Iterator[list[Row]]:
         for preset in [*_PRESETS.value, "run"]:
             size, path = _VOCABULARY_SIZE.value, _SENTENCES.value
-            case = real if preset == "run" else random_case(preset, size, path)
+            case = real if preset == "run" else decoding.random_case(preset, size, path)
             if case is not None:
                 sentences, write = case
                 with tempfile.TemporaryDirectory() as folder:
@@ -175,14 +179,13 @@ def _decode() -> None:
                     options = {"cores": _cores(), **_rounds()}
                     yield list(decoding.measure(preset, sentences, models, **options))
 
-    _tell(report.check_decoding(_show(groups())))
+    _report(decoding.check(_show(groups())))
 
 
 def _plan() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        measured = planning.measure(pathlib.Path(folder), _PAIRS.value, _WHOLE_EPOCH.value)
-        for line in measured:
-            print(json.dumps(line._asdict()) if _JSON.value else line, flush=True)
+        plan = training.measure_plan(pathlib.Path(folder), _PAIRS.value, _WHOLE_EPOCH.value)
+        _show([list(plan)])
 
 
 def _layers() -> None:
@@ -196,7 +199,7 @@ def _layers() -> None:
     _show([list(layers.summarize(rows, *sizes)), list(layers.crossings(rows))])
     if _PLOT.value is not None:
         layers.plot(rows, _PLOT.value)
-    _tell(report.check_layers(rows))
+    _report(layers.check(rows))
 
 
 def _show(groups: Iterable[Sequence[Any]]) -> list[Any]:
@@ -207,7 +210,7 @@ def _show(groups: Iterable[Sequence[Any]]) -> list[Any]:
     shown: list[Any] = []
     for group in groups:
         values = [row if isinstance(row, dict) else row.to_dict() for row in group]
-        text = "\n".join(map(json.dumps, values)) if _JSON.value else report.table(values)
+        text = "\n".join(map(json.dumps, values)) if _JSON.value else table(values)
         print(text, end="\n" if _JSON.value else "\n\n", flush=True)
         shown += group
     return shown
@@ -230,8 +233,8 @@ def _rounds() -> dict[str, Any]:
     return {"rounds": _ROUNDS.value, "round_seconds": _SECONDS.value}
 
 
-def _tell(verdicts: Sequence[report.Verdict]) -> None:
-    """Prints which targets are met, and exits with 1 where one is missed or none was measured."""
+def _report(verdicts: Sequence[Verdict]) -> None:
+    """Prints which targets are met, and exits with 1 if one is missed or none was measured."""
     if not _CHECK.value:
         return
     print(*verdicts, sep="\n", file=sys.stderr if _JSON.value else sys.stdout)

@@ -1,7 +1,8 @@
-"""Measures decoding: engines take turns, each as one worker with all cores and as workers of one.
+"""Measures decoding: our exports in a session, as a model server runs them, and CTranslate2.
 
-A worker is a process that translates what its parent asks for: our export in a session, as a model
-server runs it, or CTranslate2.
+Each engine works as one worker with all cores and as workers with one core each. The clock runs
+from the ids of sentences to the ids of their translations: each engine turns ids into the text
+that it takes, and back. All processes keep freed memory.
 """
 
 import dataclasses
@@ -11,31 +12,274 @@ import json
 import pathlib
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.engines import Channel, Engine, Row, Turn, take_turns
+from benchmarks.engines import Channel, Engine, Row, Target, Turn, Verdict, take_turns
 from keras_transformer.commands import common
+from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, ModelConfig, SearchConfig
+from keras_transformer.errors import InputError
+from keras_transformer.host import keep_freed_memory
 
 if TYPE_CHECKING:
-    from benchmarks.workloads import Sentences
+    from keras_transformer.data import Shortlist
+    from keras_transformer.models import Seq2SeqModel, Transformer
+    from keras_transformer.text import Vocabulary
 
 # The environment of each engine. oneDNN prepares itself again for every shape, and these change
 # from step to step of the plain graph.
 ENGINES: dict[str, dict[str, str]] = {
     "ours": {"TF_ENABLE_ONEDNN_OPTS": "0"},
-    "ours_shortlist": {"TF_ENABLE_ONEDNN_OPTS": "0"},
     "ours_xla": {"XLA_FLAGS": "--xla_cpu_prefer_vector_width=512"},
+    "ours_default": {"TF_ENABLE_ONEDNN_OPTS": "0"},  # the search that users get
+    "ours_shortlist": {"TF_ENABLE_ONEDNN_OPTS": "0"},
     "ctranslate2": {},
+    "ctranslate2_int8": {},
     "ctranslate2_shortlist": {},
 }
+# The engine whose translations must equal another's, except for ties.
+_MATCHES = {
+    "ours": "ctranslate2", "ours_xla": "ctranslate2", "ctranslate2_int8": "ctranslate2",
+    "ours_shortlist": "ctranslate2_shortlist",
+}  # fmt: skip
+BEAM_SIZE = 4
+# Translations are ranked by their log-probability: each engine has another length penalty.
+LENGTH_PENALTY = 0.0
+_SEED = 1
+# Size of the vocabulary, length of sentences, batch size.
+_FORCED = {"tiny": (8000, 20, 64)}
+_FORCED |= dict.fromkeys(("small", "base", "big"), (37000, 24, 32))
+_RANDOM_BATCHES = 4  # of different sentences
+_TEST_SET_BATCH = 64
+_SHORTLIST = 50  # candidates of a source token
 _MOST_SINGLES, _FEWEST_SINGLES = 20, 3  # sentences of a round that are translated one at a time
 _REST_SECONDS = 0.25  # between turns, until threads that wait in a loop for work fall asleep
 
 Batches = Sequence[list[int]]  # numbers of sentences
+# From a folder, which it fills, to the model's own folder for each engine.
+Write = Callable[[str], dict[str, str]]
+
+# What is translated: sentences as ids, and one model in the formats of all engines
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sentences:
+    """Source sentences, the longest first.
+
+    Attributes:
+        name: in the table.
+        ids: of each sentence, without EOS.
+        batch_size: sentences of a batch, B.
+        forced: whether every translation must have as many tokens as its source, and all of a
+            batch as many as each other; else the model is trained, and translations end by
+            themselves.
+    """
+
+    name: str
+    ids: list[list[int]]
+    batch_size: int
+    forced: bool = False
+
+    @classmethod
+    def random(
+        cls, name: str, *, vocabulary_size: int, lengths: Sequence[int], batch_size: int
+    ) -> "Sentences":
+        """Makes sentences of random tokens, whose translations are to be as long as they are.
+
+        Args:
+            name: in the table.
+            vocabulary_size: V.
+            lengths: of sentences; each batch has one of them, spread evenly over these in order.
+            batch_size: B.
+        """
+        draw, falling = np.random.default_rng(_SEED), sorted(lengths, reverse=True)
+        quantiles = (np.arange(_RANDOM_BATCHES) + 0.5) / _RANDOM_BATCHES
+        ids: list[list[int]] = []
+        for place in quantiles:
+            shape = (batch_size, falling[int(place * len(falling))])
+            ids += draw.integers(EOS_ID + 1, vocabulary_size, shape).tolist()
+        return cls(name=name, ids=ids, batch_size=batch_size, forced=True)
+
+    @classmethod
+    def real(cls, name: str, ids: Sequence[list[int]], batch_size: int) -> "Sentences":
+        """Takes the sentences of a test set."""
+        return cls(name=name, ids=sorted(ids, key=len, reverse=True), batch_size=batch_size)
+
+    @property
+    def have_one_length(self) -> bool:
+        """Whether all are as long as each other, which those that people translate are not."""
+        return len(set(map(len, self.ids))) == 1
+
+    def batches(self) -> list[list[int]]:
+        """Returns the numbers of the sentences of each batch."""
+        numbers = list(range(len(self.ids)))
+        return [
+            numbers[first : first + self.batch_size]
+            for first in range(0, len(numbers), self.batch_size)
+        ]
+
+    def batches_of_round(self, count: int) -> list[list[int]]:
+        """Returns `count` batches of random sentences; a test set is translated as a whole."""
+        if not self.forced:
+            return self.batches()
+        return list(itertools.islice(itertools.cycle(self.batches()), count))
+
+    def singles_of_round(self, number: int, count: int) -> list[list[int]]:
+        """Returns `count` batches of one sentence each, different ones in each round."""
+        order = np.random.default_rng(_SEED).permutation(len(self.ids)).tolist()
+        taken = itertools.islice(itertools.cycle(order), number * count, (number + 1) * count)
+        return [[sentence] for sentence in taken]
+
+    def one_of_each_length(self) -> list[list[int]]:
+        """Returns batches of one sentence each, of all the lengths that there are."""
+        return [[number] for number in {len(ids): n for n, ids in enumerate(self.ids)}.values()]
+
+
+def random_case(
+    preset: str, vocabulary_size: int | None = None, path: str | None = None
+) -> tuple[Sentences, Write]:
+    """Returns random sentences and what writes a model with random weights.
+
+    Args:
+        preset: of the model; "rnn-tiny" is as large as "tiny".
+        vocabulary_size: of the model, if it is not to be that of the preset's table.
+        path: of a test set, whose lines in words are the lengths of a Transformer's sentences.
+    """
+    from keras_transformer.models import Transformer
+
+    default_size, length, batch_size = _FORCED[preset.rpartition("-")[2]]
+    model, vocabulary = random_model(preset, vocabulary_size or default_size)
+    name, lengths = f"{length} forced", [length]
+    if path is not None and isinstance(model, Transformer):
+        name, lengths = f"as {pathlib.Path(path).stem}", _line_lengths(path)
+    sentences = Sentences.random(
+        name, vocabulary_size=vocabulary.size, lengths=lengths, batch_size=batch_size
+    )
+    return sentences, functools.partial(
+        _write_models, model, vocabulary, vocabulary, sentences, None
+    )
+
+
+def run_case(run_dir: str, checkpoint: str, path: str) -> tuple[Sentences, Write]:
+    """Returns the sentences of a file and what writes the model of a training run.
+
+    Raises:
+        InputError: there is no such run or checkpoint, or the file has no sentences.
+    """
+    from keras_transformer.data import read_lines
+    from keras_transformer.training import RunDirectory
+    from keras_transformer.training.run import load_shortlist
+
+    run = RunDirectory(run_dir)
+    model = run.load_model(checkpoint)
+    source, target = run.vocabularies()
+    longest = SearchConfig().max_source_length
+    ids = [row[:longest] for row in source.encode(read_lines(path)) if row]
+    _check_not_empty(ids, path)
+    sentences = Sentences.real(pathlib.Path(path).stem, ids, _TEST_SET_BATCH)
+    try:
+        shortlist = load_shortlist(run)
+    except InputError as error:
+        print(f"Without a shortlist: {error}", file=sys.stderr)
+        shortlist = None
+    return sentences, functools.partial(_write_models, model, source, target, sentences, shortlist)
+
+
+def _line_lengths(path: str) -> list[int]:
+    from keras_transformer.data import read_lines
+
+    lengths = [len(line.split()) for line in read_lines(path) if line.strip()]
+    _check_not_empty(lengths, path)
+    return lengths
+
+
+def _check_not_empty(sentences: Sequence[object], path: str) -> None:
+    if not sentences:
+        raise InputError(f"{path} has no sentences; give --sentences a file with one on each line")
+
+
+def random_model(preset: str, vocabulary_size: int) -> "tuple[Seq2SeqModel, Vocabulary]":
+    """Makes a model with random weights.
+
+    A Transformer, like a trained one, never wants a reserved token: CTranslate2 could generate
+    padding, which our search leaves out; here neither of them does.
+    """
+    import keras
+
+    from keras_transformer.models import Transformer, build_model
+    from keras_transformer.text import learn_vocabulary
+
+    words = (f"w{number}" for number in range(vocabulary_size))
+    vocabulary = learn_vocabulary(words, size=vocabulary_size, kind="word")
+    keras.utils.set_random_seed(_SEED)
+    model = build_model(ModelConfig.preset(preset, vocabulary_size=vocabulary_size))
+    if not isinstance(model, Transformer):
+        return model, vocabulary
+    # Hidden states share a direction, and the embeddings of these tokens point the other way.
+    signs = np.random.default_rng(_SEED).choice([-1.0, 1.0], model.config.model_dim)
+    model.decoder.layers[-1].feed_forward_residual.norm.bias.assign(signs / 2)
+    table = np.array(model.target_embedding.table)
+    table[[PAD_ID, BOS_ID, EOS_ID]] = -signs * model.config.model_dim**-0.5
+    model.target_embedding.table.assign(table)
+    return model, vocabulary
+
+
+def _write_models(
+    model: "Transformer",
+    source: "Vocabulary",
+    target: "Vocabulary",
+    sentences: Sentences,
+    shortlist: "Shortlist | None",
+    folder: str,
+) -> dict[str, str]:
+    """Writes the model for each engine that is installed, and returns its folders by engine."""
+    import tensorflow as tf
+
+    from keras_transformer.inference import Translator, XlaShapes
+    from keras_transformer.interop.ctranslate2 import export_ctranslate2
+
+    forced: dict[str, Any] = {}
+    shapes = XlaShapes(batch_sizes=(1, sentences.batch_size))
+    if sentences.forced:
+        lengths = sorted(set(map(len, sentences.ids)))
+        forced = {"min_length": lengths[0], "max_length": lengths[-1], "max_extra_length": 0}
+        shapes = shapes._replace(lengths=tuple(length + 1 for length in lengths))  # and EOS
+    default = SearchConfig(**forced)
+    search = default.replace(beam_size=BEAM_SIZE, length_penalty=LENGTH_PENALTY)
+    translators = {
+        "ours": Translator(model, source, target, search),
+        "ours_xla": Translator(model, source, target, search, xla=shapes),
+        "ours_default": Translator(model, source, target, default),
+    }
+    if shortlist is not None:
+        search = search.replace(shortlist=_SHORTLIST)
+        translators["ours_shortlist"] = Translator(
+            model, source, target, search, shortlist=shortlist
+        )
+        shortlist = shortlist.first(_SHORTLIST)
+    folders = {name: f"{folder}/{name}" for name in translators}
+    for name, translator in translators.items():
+        # The graph of this signature is the same in an export of all of them.
+        translator = translator.with_cached_projection()
+        root = tf.Module()  # a translator as root would have its own function exported too
+        root.variables_to_save = translator.variables_to_save
+        tokens = translator.signature("tokens")
+        tf.saved_model.save(root, folders[name], signatures={"tokens": tokens})
+    rival = f"{folder}/ctranslate2"
+    try:
+        export_ctranslate2(model, source, target, rival, shortlist=shortlist)
+    except InputError as error:  # it is not installed, or does not support the model
+        print(f"CTranslate2 is skipped: {error}", file=sys.stderr)
+        return folders
+    rivals = ["ctranslate2", "ctranslate2_int8"]
+    rivals += ["ctranslate2_shortlist"] if shortlist is not None else []
+    return folders | dict.fromkeys(rivals, rival)
+
+
+# The measurement
 
 
 class Team:
@@ -49,7 +293,7 @@ class Team:
     """
 
     def __init__(self, engine: str, model: str, sentences: str, workers: int, threads: int) -> None:
-        # CTranslate2 has workers of its own, the others have a process for each.
+        # CTranslate2 has its own workers, of ours each is a process.
         self._at_once = workers if engine.startswith("ctranslate2") else 1
         self._num_processes = workers // self._at_once
         job = {"engine": engine, "model": model, "sentences": sentences,
@@ -63,7 +307,7 @@ class Team:
         self.translations: list[list[int]] = []
         self.close = self._engine.close
 
-    def warm_up(self, sentences: "Sentences") -> None:
+    def warm_up(self, sentences: Sentences) -> None:
         """Translates every shape of batch once in every worker."""
         batches, self._lengths = sentences.batches(), list(map(len, sentences.ids))
         first = self._engine.run(*[self._request(batches, with_ids=True)] * self._num_processes)
@@ -94,7 +338,7 @@ class Team:
 
 def measure(
     preset: str,
-    sentences: "Sentences",
+    sentences: Sentences,
     models: Mapping[str, str],
     *,
     cores: int,
@@ -131,14 +375,33 @@ def measure(
             team.close()
     rivals = {team.case["engine"]: team.translations for team in teams}
     for team, turns in zip(itertools.chain(*zip(teams, teams, strict=True)), results, strict=True):
-        batch = max(turns[0]["batch_sizes"])
-        case = {**team.case, "preset": preset, "sentences": sentences.name, "batch": batch,
-                "one_length": sentences.have_one_length}  # fmt: skip
-        yield _row(team, case, turns, rivals)
+        engine, translations = team.case["engine"], team.translations
+        equal, rival = None, rivals.get(_MATCHES.get(engine, ""))
+        if rival is not None:
+            equal = sum(a == b for a, b in zip(translations, rival, strict=True))
+        latencies = np.concatenate([turn["latencies"] for turn in turns])
+        yield Row.of(
+            "sentences",
+            team.case
+            | {
+                "preset": preset,
+                "sentences": sentences.name,
+                "batch": max(turns[0]["batch_sizes"]),
+                "one_length": sentences.have_one_length,
+            },
+            turns,
+            latency_p50_ms=1000 * float(np.percentile(latencies, 50)),
+            latency_p99_ms=1000 * float(np.percentile(latencies, 99)),
+            load_seconds=team.load_seconds,
+            first_seconds=team.first_seconds,
+            equal=equal,
+            compared=len(translations),
+            version=team.version,
+        )
 
 
 def _take_turns(
-    teams: Sequence[Team], sentences: "Sentences", rounds: int, round_seconds: float
+    teams: Sequence[Team], sentences: Sentences, rounds: int, round_seconds: float
 ) -> list[tuple[Turn, ...]]:
     """Returns the turns of each team in batches, followed by its turns one sentence at a time."""
     most_workers = max(team.case["workers"] for team in teams)
@@ -158,37 +421,52 @@ def _take_turns(
     return take_turns([functools.partial(kind, team) for team in teams for kind in kinds], rounds)
 
 
-def _row(
-    team: Team, case: dict[str, Any], turns: Sequence[Turn], rivals: dict[str, list[list[int]]]
-) -> Row:
-    latencies = np.concatenate([turn["latencies"] for turn in turns])
-    equal = None
-    rival = "ctranslate2_shortlist" if case["engine"].endswith("_shortlist") else "ctranslate2"
-    if rival in rivals:
-        equal = sum(a == b for a, b in zip(team.translations, rivals[rival], strict=True))
-    return Row.of(
-        "sentences",
-        case,
-        turns,
-        latency_p50_ms=1000 * float(np.percentile(latencies, 50)),
-        latency_p99_ms=1000 * float(np.percentile(latencies, 99)),
-        load_seconds=team.load_seconds,
-        first_seconds=team.first_seconds,
-        equal=equal,
-        compared=len(team.translations),
-        version=team.version,
-    )
+def check(rows: Sequence[Row]) -> list[Verdict]:
+    """Compares rows with the targets of decoding speed, for real sentences or their lengths."""
+    rows = [row for row in rows if not row.case["one_length"]]
+    ours, rival = ("ours", "ours_xla"), ("ctranslate2",)
+    shortlist, with_map = ("ours_shortlist",), ("ctranslate2_shortlist",)
+    many, one = "batches of 64 real sentences", "one real sentence at a time"
+    verdicts = []
+    for text, bound, engines, rivals, rival_name, preset, batch in (
+        (f"{many} against CTranslate2's float32", 1.0, ours, rival, "CTranslate2", "run", 64),
+        (f"{one} against CTranslate2's float32", 1.3, ours, rival, "CTranslate2", "run", 1),
+        (f"{many} with a shortlist against those without", 1.5, shortlist, ("ours",),
+         "a search of all tokens", "run", 64),
+        (f"{many} with a shortlist against CTranslate2's", 1.0, shortlist, with_map,
+         "CTranslate2 with a shortlist", "run", 64),
+        ("base, batches of 32 as long as a test set's", 1.0, ours, rival, "CTranslate2", "base",
+         32),
+        ("base, one sentence as long as a test set's", 1.3, ours, rival, "CTranslate2", "base", 1),
+    ):  # fmt: skip
+        case = {"preset": (preset,), "batch": (batch,)}
+        target = Target(
+            text=text,
+            bound=bound,
+            ours=case | {"engine": engines},
+            rival=case | {"engine": rivals},
+            rival_name=rival_name,
+            measure="times" if batch == 1 else "rates",
+        )
+        verdicts.append(target.verdict(rows))
+    name = "translations that are CTranslate2's, at least 95 % (ties are rounded)"
+    shares = [
+        (row.values["equal"] / row.values["compared"], row)
+        for row in rows
+        if row.matches({"engine": ours, "preset": ("run",)}) and row.values["equal"] is not None
+    ]
+    if not shares:
+        return [*verdicts, Verdict(None, f"{name}: not measured")]
+    share, row = min(shares, key=lambda pair: pair[0])
+    figures = f"{row.values['equal']} of {row.values['compared']} ({row.case['engine']})"
+    return [*verdicts, Verdict(share >= 0.95, f"{name}: {figures}")]
 
 
-# The worker
-
-BEAM_SIZE = 4
-# Translations are ranked by their log-probability: each engine has another length penalty.
-LENGTH_PENALTY = 0.0
+# The worker: a process that translates the batches that its parent asks for
 
 
 class SavedModel:
-    """A SavedModel in what a model server runs it in: a session, without Keras or eager Python."""
+    """A SavedModel in a session, which is how a model server runs it, without Keras."""
 
     def __init__(self, job: Mapping[str, Any], forced: bool) -> None:
         import tensorflow as tf
@@ -204,36 +482,35 @@ class SavedModel:
         with session.graph.as_default():
             loaded = v1.saved_model.load(session, ["serve"], job["model"])
         tokens = loaded.signature_def["tokens"]
-        self._names = list(tokens.outputs)
         # Other calls spend half a millisecond in Python, which no server does.
-        self.translate = session._make_callable_from_options(
+        self._run = session._make_callable_from_options(
             CallableOptions(
                 feed=[tokens.inputs["source"].name],
-                fetch=[tokens.outputs[name].name for name in self._names],
+                fetch=[tokens.outputs[name].name for name in ("ids", "lengths")],
             )
         )
 
-    def prepare(self, sentences: Sequence[list[int]]) -> Any:
-        """Returns the ids of each sentence as text [B]."""
-        return np.array([" ".join(map(str, ids)).encode() for ids in sentences], object)
-
-    def ids(self, inputs: Any, outputs: Any) -> list[list[int]]:
+    def translate(self, sentences: Sequence[list[int]]) -> list[list[int]]:
         """Returns the tokens of each best translation, without EOS."""
-        named = dict(zip(self._names, outputs, strict=True))
-        best = zip(named["ids"][:, 0], named["lengths"][:, 0], strict=True)
+        source = np.array([" ".join(map(str, ids)).encode() for ids in sentences], object)  # [B]
+        found, lengths = self._run(source)
+        best = zip(found[:, 0], lengths[:, 0], strict=True)
         return [row[: length - 1].tolist() for row, length in best]
+
+    translate_exactly = translate
 
 
 class CTranslate2:
-    """CTranslate2's translator in float32, which takes tokens as text."""
+    """CTranslate2's translator, which takes and returns tokens as text."""
 
     def __init__(self, job: Mapping[str, Any], forced: bool) -> None:
         import ctranslate2
 
+        keep_freed_memory()  # as ours does
         self.version = f"ctranslate2 {ctranslate2.__version__}"
         self._translator = ctranslate2.Translator(
             job["model"],
-            compute_type="float32",
+            compute_type="int8" if job["engine"].endswith("_int8") else "float32",
             inter_threads=job["at_once"],
             intra_threads=job["threads"],
         )
@@ -250,34 +527,40 @@ class CTranslate2:
         tokens: list[str] = json.loads(path.read_text(encoding="utf-8"))
         return tokens
 
-    def prepare(self, sentences: Sequence[list[int]]) -> Any:
+    def translate(self, sentences: Sequence[list[int]]) -> list[list[int]]:
+        """Returns the tokens of each best translation, without EOS."""
+        results = self._search(self._pieces(sentences))
+        return [[self._ids[token] for token in result.hypotheses[0]] for result in results]
+
+    def translate_exactly(self, sentences: Sequence[list[int]]) -> list[list[int]]:
+        """Returns what `translate` does, of forced lengths with EOS's probability in the ranking.
+
+        At the maximum length CTranslate2 stops without EOS and leaves out its probability, which
+        ours includes: its hypotheses are scored again, with EOS.
+        """
+        if not self._forced:
+            return self.translate(sentences)
+        pieces = self._pieces(sentences)
+        results = self._search(pieces, num_hypotheses=BEAM_SIZE)
+        sources = [source for source in pieces for _ in range(BEAM_SIZE)]
+        targets = [target for result in results for target in result.hypotheses]
+        scores = self._translator.score_batch(sources, targets)
+        totals = iter([sum(score.log_probs) for score in scores])
+        best = [max(result.hypotheses, key=lambda _: next(totals)) for result in results]
+        return [[self._ids[token] for token in tokens] for tokens in best]
+
+    def _pieces(self, sentences: Sequence[list[int]]) -> list[list[str]]:
         return [[self._source[id_] for id_ in ids] for ids in sentences]
 
-    def translate(self, inputs: Any, **options: Any) -> Any:
+    def _search(self, pieces: list[list[str]], **options: Any) -> Any:
         if self._forced:  # all of a batch are as long as each other
-            length = len(inputs[0])
+            length = len(pieces[0])
             options |= {"min_decoding_length": length, "max_decoding_length": length}
-        return self._translator.translate_batch(inputs, **(self._options | options))
-
-    def ids(self, inputs: Any, outputs: Any) -> list[list[int]]:
-        """Returns the tokens of each best translation.
-
-        At the maximum length CTranslate2 stops without EOS and leaves EOS's probability out of the
-        ranking, where ours includes it: forced hypotheses are therefore scored again, with EOS.
-        """
-        best = [result.hypotheses[0] for result in outputs]
-        if self._forced:
-            results = self.translate(inputs, num_hypotheses=BEAM_SIZE)
-            sources = [source for source in inputs for _ in range(BEAM_SIZE)]
-            targets = [target for result in results for target in result.hypotheses]
-            scores = self._translator.score_batch(sources, targets)
-            totals = iter([sum(score.log_probs) for score in scores])
-            best = [max(result.hypotheses, key=lambda _: next(totals)) for result in results]
-        return [[self._ids[token] for token in tokens] for tokens in best]
+        return self._translator.translate_batch(pieces, **(self._options | options))
 
 
 def main(job: Mapping[str, Any]) -> None:
-    """Translates what the parent asks for, and reports each batch's seconds, until it has gone."""
+    """Translates the batches of each request, and reports the seconds of each."""
     sentences = json.loads(pathlib.Path(job["sentences"]).read_text())
     kind: type[SavedModel | CTranslate2] = CTranslate2
     if not job["engine"].startswith("ctranslate2"):
@@ -287,28 +570,27 @@ def main(job: Mapping[str, Any]) -> None:
     engine = kind(job, sentences["forced"])
     channel = Channel(engine.version, load_seconds=time.perf_counter() - start)
 
-    def timed(inputs: Any) -> tuple[float, Any]:
+    def seconds_of(batch: list[list[int]]) -> float:
         start = time.perf_counter()
-        outputs = engine.translate(inputs)
-        return time.perf_counter() - start, outputs
+        engine.translate(batch)
+        return time.perf_counter() - start
 
     while request := channel.request():
         batches = [[sentences["ids"][number] for number in batch] for batch in request["batches"]]
-        inputs = list(map(engine.prepare, batches))
         with ThreadPoolExecutor(request["at_once"]) as pool:
             channel.start()
-            results = list(pool.map(timed, inputs))
+            latencies = list(pool.map(seconds_of, batches))
             usage = channel.stop()
         ids: list[list[int]] = []
         if request["with_ids"]:
-            for batch, (_, outputs) in zip(inputs, results, strict=True):
-                ids += engine.ids(batch, outputs)
+            for batch in batches:
+                ids += engine.translate_exactly(batch)
         sizes = list(map(len, batches))
         channel.answer(
             units=sum(sizes),
             count=sum(sizes),
             batch_sizes=sizes,
-            latencies=[seconds for seconds, _ in results],
+            latencies=latencies,
             ids=ids,
             **usage,
         )

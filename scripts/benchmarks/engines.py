@@ -1,21 +1,26 @@
-"""Engines in processes of their own that take turns, so that a slow minute slows all of them.
+"""Engines that are measured side by side: their processes, their turns, the table and the targets.
 
-A process answers each line of JSON that it is sent with another; in between it sleeps.
+Each engine runs in a process of its own. The engines take turns in a random order, so that a slow
+minute of the machine slows all of them. A process answers each line of JSON that it is sent with
+another line; in between it sleeps.
 """
 
 import dataclasses
 import json
+import math
 import os
 import pathlib
+import random
 import resource
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 _HERE = pathlib.Path(__file__).resolve().parent
+_SEED = 1
 
 # What a process did in a turn. "units": tokens or sentences; "count": steps or sentences;
 # "latencies": seconds of each batch; and what `Channel.stop` returns.
@@ -27,7 +32,7 @@ class Engine:
 
     Args:
         module: the file of this folder that they run.
-        job: what they are to do, as JSON has it.
+        job: what they do, as JSON has it.
         environment: variables that they need from the start.
         processes: how many.
 
@@ -85,7 +90,7 @@ class Engine:
 
 
 class Channel:
-    """The measuring process's end, with a clock that starts at each request."""
+    """The measured process's end, with a clock that starts at each request."""
 
     def __init__(self, version: str, **greeting: Any) -> None:
         self._out = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -93,13 +98,13 @@ class Channel:
         self.answer(version=version, **greeting)
 
     def request(self) -> Any:
-        """Waits for the parent; None means that it has gone."""
+        """Waits for the parent; None means that it has ended."""
         request = json.loads(sys.stdin.readline() or "null")
         self.start()
         return request
 
     def start(self) -> None:
-        """Starts the clock again, after what is not to be measured."""
+        """Starts the clock again, after work that is not measured."""
         self._usage, self._start = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
 
     def stop(self) -> dict[str, float]:
@@ -125,9 +130,40 @@ def _peak_megabytes() -> float:
     return peak / (2**20 if sys.platform == "darwin" else 2**10)
 
 
+def take_turns(tasks: Sequence[Callable[[int], Turn]], rounds: int) -> list[tuple[Turn, ...]]:
+    """Calls each task once a round, in an order that is random in each, and returns its turns.
+
+    Args:
+        tasks: are called with the round's number.
+        rounds: turns of each task.
+    """
+    order, generator = list(range(len(tasks))), random.Random(_SEED)
+    turns: list[list[Turn]] = [[] for _ in tasks]
+    for number in range(rounds):
+        generator.shuffle(order)
+        for place in order:
+            turns[place].append(tasks[place](number))
+    return list(map(tuple, turns))
+
+
+def confidence_interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """Returns the 95 % confidence interval of the median; None for fewer than six values.
+
+    It lies between two of the sorted values, whatever their distribution: the median exceeds the
+    k smallest of n with the probability that n fair coins show fewer than k heads.
+    """
+    n, outside = len(values), 0.0
+    for k in range(n // 2 + 1):
+        outside += 2 * math.comb(n, k) / 2**n
+        if outside > 0.05:
+            ordered = sorted(values)
+            return (ordered[k - 1], ordered[-k]) if k else None
+    return None
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Row:
-    """The turns of an engine with a workload. Turns of the same number ran after each other.
+    """The turns of an engine with a workload; turns of the same number are of one round.
 
     Attributes:
         unit: "tokens" or "sentences".
@@ -160,17 +196,96 @@ class Row:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the row as one JSON object."""
+        """Returns the row as one JSON object: the median rate, its confidence interval, ..."""
+        low, high = confidence_interval(self.rates) or (None, None)
         return {
             **self.case,
             f"{self.unit}_per_second": round(statistics.median(self.rates), 2),
-            f"{self.unit}_per_second_worst": round(min(self.rates), 2),
-            f"{self.unit}_per_second_best": round(max(self.rates), 2),
+            "low": low,
+            "high": high,
             **self.values,
             "rounds": self.rates,
         }
 
+    def matches(self, case: Mapping[str, tuple[Any, ...]]) -> bool:
+        """Whether the row's case has, for each name, one of the values."""
+        return all(self.case[name] in values for name, values in case.items())
 
-def take_turns(tasks: Sequence[Callable[[int], Turn]], rounds: int) -> list[tuple[Turn, ...]]:
-    """Calls each task once a round, with the round's number, and returns the turns of each."""
-    return list(zip(*[[task(number) for task in tasks] for number in range(rounds)], strict=True))
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Returns rows with the same keys as an aligned table: text left, numbers right."""
+    names = [name for name, value in rows[0].items() if not isinstance(value, tuple | list)]
+    lines = [[name.replace("_", " ") for name in names]]
+    lines += [[_format(row[name]) for name in names] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    is_text = [isinstance(rows[0][name], str) for name in names]
+    return "\n".join(
+        "  ".join(
+            text.ljust(width) if left else text.rjust(width)
+            for text, width, left in zip(line, widths, is_text, strict=True)
+        )
+        for line in lines
+    )
+
+
+def _format(value: Any) -> str:
+    if not isinstance(value, float):
+        return "-" if value is None else str(value)
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+class Verdict(NamedTuple):
+    """Whether a target was met; `met` is None if it was not measured."""
+
+    met: bool | None
+    text: str
+
+    def __str__(self) -> str:
+        word = {True: "ok", False: "MISSED", None: "skipped"}[self.met]
+        return f"{word:<8}{self.text}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Target:
+    """A bound on the ratio of the best of our rows to the best of a rival's.
+
+    Attributes:
+        text: what is compared.
+        bound: least ratio of the rates, or largest one of the times.
+        ours, rival: for each name the values that the rows' cases may have.
+        rival_name: for people to read.
+        measure: "rates" or "times".
+    """
+
+    text: str
+    bound: float
+    ours: Mapping[str, tuple[Any, ...]]
+    rival: Mapping[str, tuple[Any, ...]]
+    rival_name: str
+    measure: str = "rates"
+
+    def verdict(self, rows: Sequence[Row]) -> Verdict:
+        is_rate = self.measure == "rates"
+        name = f"{self.text}, at {'least' if is_rate else 'most'} {self.bound:g} times"
+        best = []
+        for case, engine in ((self.ours, "our side"), (self.rival, self.rival_name)):
+            found = [row for row in rows if row.matches(case)]
+            if not found:
+                return Verdict(None, f"{name}: {engine} was not measured")
+            choose = max if is_rate else min
+            best.append(
+                choose(found, key=lambda row: statistics.median(getattr(row, self.measure)))
+            )
+        # Turns of the same round are compared: a slow minute of the machine slows both.
+        ours, rival = (getattr(row, self.measure) for row in best)
+        ratios = [a / b for a, b in zip(ours, rival, strict=True)]
+        ratio, interval = statistics.median(ratios), confidence_interval(ratios)
+        met = ratio >= self.bound if is_rate else ratio <= self.bound
+        bounds = "" if interval is None else " [{:.2f}, {:.2f}]".format(*interval)
+        settings = " against ".join(map(_setting, best))
+        return Verdict(met, f"{name}: {ratio:.2f}{bounds} ({settings})")
+
+
+def _setting(row: Row) -> str:
+    names = ("engine", "precision", "setting")
+    return " ".join(str(row.case[name]) for name in names if name in row.case)

@@ -24,7 +24,7 @@ import numpy as np
 import tensorflow as tf
 from keras import ops
 
-from benchmarks.engines import Channel, Engine, take_turns
+from benchmarks.engines import Channel, Engine, Verdict, take_turns
 from keras_transformer.commands import common
 from keras_transformer.errors import InputError
 from keras_transformer.layers import SelfAttention, WindowedSelfAttention
@@ -281,6 +281,23 @@ def crossings(rows: Sequence[Figures]) -> Iterator[Figures]:
             for figure in ("operations", "forward_ms", "both_ms", "both_megabytes")
         }
         yield {"layer": f"{layer} > recurrent", **found}
+
+
+def check(rows: Sequence[Figures]) -> list[Verdict]:
+    """Compares rows with the targets of restricted self-attention, forward and backward."""
+    measured = {(row["layer"], row["n"]): row for row in rows}
+    verdicts = []
+    for layer in ("self-attention", "with projections"):
+        restricted = "restricted" if layer == "self-attention" else f"{layer}, restricted"
+        pair = [measured.get((name, 4096)) for name in (layer, restricted)]
+        for figure, text, bound in (("both_ms", "time", 8), ("both_megabytes", "memory", 10)):
+            name = f"{layer} at n = 4096 has at least {bound} times the {text} of a window's"
+            if pair[0] is None or pair[1] is None:
+                verdicts.append(Verdict(None, f"{name}: not measured"))
+                continue
+            ratio = pair[0][figure] / pair[1][figure]
+            verdicts.append(Verdict(ratio >= bound, f"{name}: {ratio:.1f}"))
+    return verdicts
 
 
 def plot(rows: Sequence[Figures], path: str) -> None:

@@ -1,41 +1,50 @@
-"""Measures training: ours as `scripts/train.py` does it, PyTorch's, and our batches alone.
+"""Measures training: whole steps of ours and PyTorch's, our batches alone, and planning an epoch.
 
-All get the same batches: "128x16" are so many rows of so many random tokens, without padding, and
-"multi30k:2048" is the corpus in batches of at most 2,048 tokens a side.
+All engines get the same batches: "128x16" are so many rows of so many random tokens, without
+padding, and "multi30k:2048" is the corpus in batches of at most 2,048 tokens a side.
 """
 
 import collections
+import dataclasses
 import functools
 import importlib.util
 import itertools
 import json
+import math
 import os
 import pathlib
 import re
+import shutil
 import sys
-from collections.abc import Iterator, Sequence
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from benchmarks.engines import Channel, Engine, Row, take_turns
+from benchmarks.engines import Channel, Engine, Row, Target, Verdict, take_turns
 from keras_transformer.commands import common
 from keras_transformer.config import EOS_ID, PAD_ID, ModelConfig, TrainingConfig
-from keras_transformer.data import Batch, TokenizedCorpus, training_batches
+from keras_transformer.data import Batch, BatchPlan, TokenizedCorpus, training_batches
+from keras_transformer.data.batches import count_lengths
 from keras_transformer.errors import InputError
 
 # The file that an engine runs and its environment. OpenMP's threads spin while they wait, which is
-# right where they have the cores to themselves; beside other programs PyTorch was twice as fast
-# with threads that sleep.
+# right if they have the cores to themselves; beside other programs PyTorch was twice as fast with
+# threads that sleep. "kept" and "compiled" keep freed memory, as ours does.
 ENGINES: dict[str, tuple[str, dict[str, str]]] = {
     "ours": ("training", {}),
     "pytorch": ("pytorch", {}),
-    "pytorch_kept": ("pytorch", {}),  # memory is kept, as in ours
+    "pytorch_kept": ("pytorch", {}),
     "pytorch_kept_sleep": ("pytorch", {"OMP_WAIT_POLICY": "PASSIVE"}),
+    "pytorch_compiled": ("pytorch", {}),  # torch.compile
     "input_pipeline": ("training", {}),
 }
-_IN_PYTORCH = ("transformer", "recurrent")  # architectures
+_PYTORCH = tuple(name for name, (module, _) in ENGINES.items() if module == "pytorch")
 _WARM_UP_STEPS = 3
+_MIN_STEPS = 30  # of an engine, in all of its turns
 _SEED = 1
 
 Job = dict[str, Any]  # engine, preset, precision, batch, vocabulary_size, corpus, threads
@@ -51,14 +60,12 @@ def jobs(
     corpus: str | None,
 ) -> list[Job]:
     """Returns what is to be run in turns with one model and batch."""
-    config = ModelConfig.preset(preset, vocabulary_size=vocabulary_size)
-    has_torch = config.architecture in _IN_PYTORCH and importlib.util.find_spec("torch") is not None
-    engines = [
-        (engine, precision)
-        for precision in precisions
-        for engine, (module, _) in ENGINES.items()
-        if engine != "input_pipeline" and (module != "pytorch" or has_torch)
-    ]
+    architecture = ModelConfig.preset(preset, vocabulary_size=vocabulary_size).architecture
+    rivals: list[str] = []
+    if architecture in ("transformer", "recurrent") and importlib.util.find_spec("torch"):
+        can_compile = architecture == "transformer" and (shutil.which("g++") or shutil.which("c++"))
+        rivals = [name for name in _PYTORCH if name != "pytorch_compiled" or can_compile]
+    engines = list(itertools.product(["ours", *rivals], precisions))
     if is_real(batch) and input_pipeline:
         engines.append(("input_pipeline", "-"))
     same: Job = {"preset": preset, "batch": batch, "corpus": corpus}
@@ -113,7 +120,8 @@ def real_tokens(batch: Batch) -> int:
 def measure(jobs: Sequence[Job], *, rounds: int, round_seconds: float) -> Iterator[Row]:
     """Has the engines of some jobs take turns, and yields the row of each.
 
-    Those that train make as many steps in a turn as each other, so that they see the same batches.
+    Those that train make as many steps in a turn as each other, so that they see the same batches,
+    and at least 30 in all turns.
     """
     engines: list[Engine] = []
     try:
@@ -126,7 +134,10 @@ def measure(jobs: Sequence[Job], *, rounds: int, round_seconds: float) -> Iterat
         trains = [job["engine"] != "input_pipeline" for job in jobs]
         slowest = max(itertools.compress(times, trains))
         steps = [
-            max(1, round(round_seconds / (slowest if training else own)))
+            max(
+                math.ceil(_MIN_STEPS / rounds),
+                round(round_seconds / (slowest if training else own)),
+            )
             for own, training in zip(times, trains, strict=True)
         ]
         tasks = [
@@ -150,8 +161,48 @@ def measure(jobs: Sequence[Job], *, rounds: int, round_seconds: float) -> Iterat
         )
 
 
+def check(rows: Sequence[Row], *, bfloat16: bool) -> list[Verdict]:
+    """Compares rows with the targets of training speed.
+
+    Ours must be as fast as PyTorch's best setting in the same precision, and 1.3 times as fast if
+    each uses its best precision.
+
+    Args:
+        rows: what was measured.
+        bfloat16: whether the processor computes in it; otherwise it is no target.
+    """
+    verdicts = []
+    for preset, batch in (
+        ("tiny", "128x16"), ("tiny", "multi30k:2048"), ("tiny", "multi30k:8192"),
+        ("base", "128x16"),
+    ):  # fmt: skip
+        case = {"preset": (preset,), "batch": (batch,)}
+        ours, theirs = case | {"engine": ("ours",)}, case | {"engine": _PYTORCH}
+        name = f"{preset} {batch}"
+        for precision in ("float32", "mixed_bfloat16")[: 1 + bfloat16]:
+            same = {"precision": (precision,)}
+            target = Target(
+                text=f"{name} in {precision}", bound=1.0, ours=ours | same, rival=theirs | same,
+                rival_name="PyTorch",
+            )  # fmt: skip
+            verdicts.append(target.verdict(rows))
+        target = Target(
+            text=f"{name}, each at its best", bound=1.3, ours=ours, rival=theirs,
+            rival_name="PyTorch",
+        )  # fmt: skip
+        verdicts.append(target.verdict(rows))
+        if is_real(batch):
+            pipeline = case | {"engine": ("input_pipeline",)}
+            target = Target(
+                text=f"{name}, the input pipeline alone", bound=10, ours=pipeline, rival=ours,
+                rival_name="training",
+            )  # fmt: skip
+            verdicts.append(target.verdict(rows))
+    return verdicts
+
+
 def report_steps(channel: Channel, steps: int, tokens: int) -> None:
-    """Answers that so many steps have been made since the request."""
+    """Answers that the steps of a request have been made."""
     usage = channel.stop()
     latencies = [usage["seconds"] / steps]
     channel.answer(units=tokens, count=steps, latencies=latencies, **usage)
@@ -196,7 +247,7 @@ def _train(job: Job, version: str) -> None:
             yield batch
 
     class Turns(keras.callbacks.Callback):
-        """Stops the clock, and `fit` with it, after as many steps as were asked for."""
+        """Stops the clock after as many steps as were requested, and `fit` at the last request."""
 
         channel = Channel(version)
 
@@ -223,12 +274,12 @@ def _train(job: Job, version: str) -> None:
 
 
 def prepare_corpus(folder: str, data_dir: str | None, vocabulary_size: int) -> str | None:
-    """Tokenizes Multi30k with a vocabulary of its own, and says so where it is absent."""
+    """Tokenizes Multi30k with its own vocabulary; prints why if there is none, and returns None."""
     paths = [pathlib.Path(data_dir or "", name) for name in ("train.en", "train.de")]
     missing = [f"{path} does not exist." for path in paths if not path.exists()]
     if data_dir is None or missing:
         reason = "--data_dir names no corpus." if data_dir is None else missing[0]
-        print(f"Real batches are left out: {reason}", file=sys.stderr)
+        print(f"Real batches are skipped: {reason}", file=sys.stderr)
         return None
     common.load_tensorflow()
     from keras_transformer.data import read_lines
@@ -242,6 +293,92 @@ def prepare_corpus(folder: str, data_dir: str | None, vocabulary_size: int) -> s
         path, **{name: value for name, value in corpus.items() if name.endswith(("ids", "offsets"))}
     )
     return path
+
+
+# Planning an epoch
+
+_BATCH_TOKENS = 25_000  # the paper's
+_CHUNK = 1 << 22
+_PLACE = 0.77  # share of the third epoch at which a run resumes
+
+
+def measure_plan(folder: pathlib.Path, pairs: int, whole_epoch: bool) -> Iterator[dict[str, Any]]:
+    """Yields the time and memory of each part of planning an epoch over made-up lengths.
+
+    Args:
+        folder: for the lengths, in files of 16 bytes a pair that are mapped into memory.
+        pairs: how many.
+        whole_epoch: whether to go through all batches too, to see that each pair occurs once.
+    """
+    source, target = _offsets(folder, pairs)
+    no_ids = np.zeros(0, np.uint16)
+    corpus = TokenizedCorpus(
+        source_ids=no_ids,
+        source_offsets=source,
+        target_ids=no_ids,
+        target_offsets=target,
+        part_offsets=np.array([0, pairs]),
+    )
+    counts, row = _timed("length counts (once, with the tokens)", count_lengths, corpus)
+    yield row | {"result": f"{np.count_nonzero(counts.pairs.sum((0, 1))):,} cells"}
+    corpus = dataclasses.replace(corpus, length_counts=counts)
+
+    def begin() -> BatchPlan:
+        plan = BatchPlan(corpus, batch_tokens=_BATCH_TOKENS)
+        next(plan.epoch(seed=_SEED))
+        return plan
+
+    plan, row = _timed("shapes, plan, first batch", begin)
+    batches = plan.batches_per_epoch
+    yield row | {
+        "result": f"{len(counts.pairs)} windows, {len(plan.shapes)} shapes, {batches:,} batches, "
+        f"{plan.real_share:.1%} real tokens"
+    }
+    place = int(_PLACE * batches)
+    _, row = _timed(
+        "place in a later epoch", lambda: next(plan.epoch(2, seed=_SEED, first_batch=place))
+    )
+    yield row | {"result": f"batch {place:,} of epoch 3"}
+    if whole_epoch:
+        times, row = _timed("whole epoch", _occurrences, plan, pairs)
+        once = bool((times == 1).all())
+        yield row | {"result": "every pair once" if once else "NOT every pair once"}
+
+
+def _offsets(folder: pathlib.Path, pairs: int) -> list[npt.NDArray[np.int64]]:
+    """Writes log-normal lengths, correlated like those of sentences and their translations."""
+    random = np.random.default_rng(0)
+    paths = [folder / "source", folder / "target"]
+    files = [np.memmap(path, np.int64, "w+", shape=(pairs + 1,)) for path in paths]
+    ends = [0, 0]
+    for first in range(0, pairs, _CHUNK):
+        count = min(_CHUNK, pairs - first)
+        source = np.exp(random.normal(3, 0.6, count))
+        target = source * np.exp(random.normal(0.05, 0.2, count))
+        for side, lengths in enumerate((source, target)):
+            offsets = ends[side] + np.cumsum(np.clip(lengths, 1, 250).astype(np.int64))
+            files[side][first + 1 : first + 1 + count] = offsets
+            ends[side] = int(offsets[-1])
+    return [np.asarray(np.memmap(path, np.int64, "r")) for path in paths]
+
+
+def _occurrences(plan: BatchPlan, pairs: int) -> npt.NDArray[np.uint8]:
+    times = np.zeros(pairs, np.uint8)
+    for batch in plan.epoch(seed=_SEED):
+        times[batch.pairs] += 1
+    return times
+
+
+def _timed(action: str, call: Callable[..., Any], *arguments: Any) -> tuple[Any, dict[str, Any]]:
+    tracemalloc.start()
+    start = time.perf_counter()
+    try:
+        result = call(*arguments)
+        seconds = time.perf_counter() - start
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    return result, {"action": action, "seconds": seconds, "megabytes": peak / 1e6}
 
 
 if __name__ == "__main__":

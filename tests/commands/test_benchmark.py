@@ -1,23 +1,27 @@
-"""scripts/benchmark.py: what it refuses, when it calls a target missed, and one small run."""
+"""scripts/benchmark.py train and plan: targets, statistics, PyTorch's model, and a small run."""
 
 import dataclasses
 import importlib.util
 import json
 import os
 import pathlib
+import random
 import re
 import subprocess
 import sys
+import types
 
 import numpy as np
 import pytest
+
+from keras_transformer.config import ModelConfig, TrainingConfig
 
 _SCRIPTS = pathlib.Path(__file__).resolve().parents[2] / "scripts"
 _GOOD = {
     ("ours", "tiny", "128x16"): 9_600,
     ("pytorch", "tiny", "128x16"): 6_000,
     ("ours", "base", "128x16"): 800,
-    ("pytorch", "base", "128x16"): 750,
+    ("pytorch", "base", "128x16"): 550,
     ("ours", "tiny", "multi30k:2048"): 10_500,
     ("pytorch", "tiny", "multi30k:2048"): 6_500,
     ("input_pipeline", "tiny", "multi30k:2048"): 200_000,
@@ -27,23 +31,22 @@ _GOOD = {
 }
 
 
-@pytest.fixture(scope="module")
-def report():
-    sys.path.append(str(_SCRIPTS))
-    try:
-        from benchmarks import report
-    finally:
-        sys.path.remove(str(_SCRIPTS))
-    return report
+@pytest.fixture
+def benchmarks(monkeypatch):
+    """The modules of scripts/benchmarks."""
+    monkeypatch.syspath_prepend(str(_SCRIPTS))
+    from benchmarks import engines, training
+
+    return types.SimpleNamespace(engines=engines, training=training)
 
 
 @pytest.fixture
-def rows(report):
+def rows(benchmarks):
     """Makes rows of three rounds around speeds by engine, preset and batch, in float32."""
 
     def make(speeds, precision="float32"):
         return [
-            report.Row(
+            benchmarks.engines.Row(
                 unit="tokens",
                 case=dict(zip(("engine", "preset", "batch"), model, strict=True))
                 | {"precision": precision},
@@ -57,83 +60,94 @@ def rows(report):
     return make
 
 
-def _met(report, rows, bfloat16=True):
-    return [verdict.met for verdict in report.check_training(rows, bfloat16=bfloat16)]
-
-
-@pytest.mark.parametrize("bfloat16", [True, False])
-def test_good_figures_meet_all_targets(report, rows, bfloat16):
-    assert _met(report, rows(_GOOD), bfloat16) == [True] * 6
+def test_good_figures_meet_all_targets(benchmarks, rows):
+    verdicts = benchmarks.training.check(rows(_GOOD), bfloat16=False)
+    assert [verdict.met for verdict in verdicts] == [True] * 10
+    assert verdicts[1].text == (
+        "tiny 128x16, each at its best, at least 1.3 times: 1.60 (ours float32 against pytorch "
+        "float32)"
+    )
 
 
 @pytest.mark.parametrize(
-    ("position", "row", "speed", "text"),
+    ("positions", "row", "speed", "text"),
     [
-        (0, ("ours", "tiny", "128x16"), 8_940, "1.49 (ours float32 against pytorch float32)"),
-        (0, ("pytorch", "tiny", "128x16"), 6_500, "1.48"),
-        (1, ("pytorch", "tiny", "multi30k:2048"), 7_100, "1.48"),
-        (2, ("input_pipeline", "tiny", "multi30k:2048"), 100_000, "multi30k:2048, at least 10"),
-        (2, ("input_pipeline", "tiny", "multi30k:2048"), 100_000, "9.52"),
-        (3, ("ours", "tiny", "multi30k:8192"), 9_600, "1.48"),
-        (4, ("input_pipeline", "tiny", "multi30k:8192"), 100_000, "multi30k:8192, at least 10"),
-        (5, ("ours", "base", "128x16"), 742, "0.99"),
+        ([0, 1], ("ours", "tiny", "128x16"), 5_900, "0.98 (ours float32 against pytorch float32)"),
+        ([1], ("pytorch", "tiny", "128x16"), 7_500, "1.28"),
+        ([3], ("pytorch_kept_sleep", "tiny", "multi30k:2048"), 8_100, "against pytorch_kept_sleep"),
+        ([4], ("input_pipeline", "tiny", "multi30k:2048"), 100_000, "multi30k:2048, the input"),
+        ([6], ("pytorch_compiled", "tiny", "multi30k:8192"), 8_100, "against pytorch_compiled"),
+        ([7], ("input_pipeline", "tiny", "multi30k:8192"), 100_000, "9.52"),
+        ([8, 9], ("ours", "base", "128x16"), 540, "0.98"),
     ],
 )
-def test_each_target_can_be_missed_alone(report, rows, position, row, speed, text):
-    verdicts = report.check_training(rows(_GOOD | {row: speed}), bfloat16=True)
-    assert [place for place, verdict in enumerate(verdicts) if not verdict.met] == [position]
-    assert str(verdicts[position]).startswith("MISSED ")
-    assert text in str(verdicts[position])
+def test_each_target_can_be_missed(benchmarks, rows, positions, row, speed, text):
+    verdicts = benchmarks.training.check(rows(_GOOD | {row: speed}), bfloat16=False)
+    assert [place for place, verdict in enumerate(verdicts) if not verdict.met] == positions
+    assert str(verdicts[positions[0]]).startswith("MISSED ")
+    assert text in verdicts[positions[0]].text
 
 
-def test_best_precision_of_each_side_counts(report, rows):
-    slow_rival, fast_rival = ({("pytorch", "tiny", "128x16"): speed} for speed in (4_000, 7_000))
-    others = {key: speed for key, speed in _GOOD.items() if key not in slow_rival}
-    both = rows(others) + rows(slow_rival) + rows(fast_rival, "mixed_bfloat16")
-    verdict = report.check_training(both, bfloat16=True)[0]
-    assert not verdict.met
-    assert "1.37 (ours float32 against pytorch mixed_bfloat16)" in verdict.text
-    ours = rows({("ours", "tiny", "128x16"): 10_600}, "mixed_bfloat16")
-    assert report.check_training(both + ours, bfloat16=True)[0].met
+def test_precisions_are_compared_alike_and_at_their_best(benchmarks, rows):
+    key = ("ours", "tiny", "128x16"), ("pytorch", "tiny", "128x16")
+    both = rows(dict(zip(key, (5_000, 4_000), strict=True)))
+    both += rows(dict(zip(key, (5_500, 6_000), strict=True)), "mixed_bfloat16")
+    single, half, best, *_ = benchmarks.training.check(both, bfloat16=True)
+    assert (single.met, half.met, best.met) == (True, False, False)
+    assert "mixed_bfloat16, at least 1 times: 0.92" in half.text
+    assert "0.92 (ours mixed_bfloat16 against pytorch mixed_bfloat16)" in best.text
 
 
-def test_without_bfloat16_instructions_float32_counts(report, rows):
-    verdicts = [
-        report.check_training(
-            rows(_GOOD | {("ours", "tiny", "128x16"): speed})
-            + rows({("ours", "tiny", "128x16"): 10_000}, "mixed_bfloat16"),
-            bfloat16=False,
-        )[0]
-        for speed in (7_140, 7_260)
-    ]
-    assert [verdict.met for verdict in verdicts] == [False, True]
-    assert "at least 1.2 times: 1.19 (ours float32" in verdicts[0].text
-
-
-@pytest.mark.parametrize("engine", ["pytorch_kept", "pytorch_kept_sleep"])
-def test_best_pytorch_setting_counts(report, rows, engine):
-    faster = rows(_GOOD) + rows({(engine, "tiny", "128x16"): 6_500})
-    verdict = report.check_training(faster, bfloat16=True)[0]
-    assert not verdict.met
-    assert f"1.48 (ours float32 against {engine} float32)" in verdict.text
-
-
-def test_slow_rounds_do_not_change_a_ratio(report, rows):
-    steady = rows(_GOOD)
+def test_slow_rounds_do_not_change_a_ratio(benchmarks, rows):
     disturbed = [
         dataclasses.replace(row, rates=(row.rates[0] / 5, row.rates[1] / 4, row.rates[2]))
-        for row in steady
+        for row in rows(_GOOD)
     ]
-    checked = [report.check_training(each, bfloat16=True) for each in (disturbed, steady)]
-    assert checked[0] == checked[1]
+    check = benchmarks.training.check
+    assert check(disturbed, bfloat16=True) == check(rows(_GOOD), bfloat16=True)
 
 
-def test_table_is_aligned(report):
+@pytest.mark.parametrize(
+    ("count", "expected"), [(5, None), (6, (0, 5)), (10, (1, 8)), (30, (9, 20)), (31, (9, 21))]
+)
+def test_confidence_interval_matches_published_ranks(benchmarks, count, expected):
+    """Of 10 values the second and ninth, of 30 the tenth and 21st (Conover 1999)."""
+    values = list(range(count))
+    random.Random(1).shuffle(values)
+    assert benchmarks.engines.confidence_interval(values) == expected
+
+
+def test_ratio_has_a_confidence_interval(benchmarks, rows):
+    ours, rival = (
+        dataclasses.replace(row, rates=tuple(row.rates[1] * (1 + n / 100) for n in counts))
+        for row, counts in zip(
+            rows({key: _GOOD[key] for key in list(_GOOD)[:2]}),
+            (range(10), [0] * 10),
+            strict=True,
+        )
+    )
+    verdict = benchmarks.training.check([ours, rival], bfloat16=False)[0]
+    assert "1.67 [1.62, 1.73]" in verdict.text
+    assert (ours.to_dict()["low"], ours.to_dict()["high"]) == (9_600 * 1.01, 9_600 * 1.08)
+
+
+def test_turns_are_in_random_order(benchmarks):
+    calls = []
+    tasks = [lambda number, task=task: calls.append((number, task)) or task for task in range(4)]
+    turns = benchmarks.engines.take_turns(tasks, 10)
+    assert turns == [(task,) * 10 for task in range(4)]
+    assert [number for number, _ in calls] == [number for number in range(10) for _ in range(4)]
+    orders = {tuple(task for number, task in calls if number == turn) for turn in range(10)}
+    assert len(orders) >= 6
+    assert all(sorted(order) == [0, 1, 2, 3] for order in orders)
+
+
+def test_table_is_aligned(benchmarks):
     rows = [
         {"engine": "ours", "tokens_per_second": 12345.6, "equal": None, "rounds": (1.0, 2.0)},
         {"engine": "pytorch", "tokens_per_second": 1.23456, "equal": 64, "rounds": (1.0, 2.0)},
     ]
-    assert report.table(rows).splitlines() == [
+    assert benchmarks.engines.table(rows).splitlines() == [
         "engine   tokens per second  equal",
         "ours                12,346      -",
         "pytorch              1.235     64",
@@ -142,23 +156,23 @@ def test_table_is_aligned(report):
 
 @pytest.mark.parametrize(("met", "code"), [(False, 1), (True, 0), (None, 1)])
 def test_exit_status_reports_missed_or_unmeasured_targets(
-    report, call, monkeypatch, tmp_path, met, code
+    benchmarks, call, monkeypatch, tmp_path, met, code
 ):
-    verdict = report.Verdict(met, "ten times as fast")
-    monkeypatch.setattr(report, "check_training", lambda rows, **options: [verdict])
+    verdict = benchmarks.engines.Verdict(met, "ten times as fast")
+    monkeypatch.setattr(benchmarks.training, "check", lambda rows, **options: [verdict])
     nothing = ["--batch=multi30k", f"--data_dir={tmp_path}"]
     result = call("benchmark.py", "train", *nothing, "--check")
     assert (result.code, result.out.splitlines()[-1]) == (code, str(verdict))
     assert call("benchmark.py", "train", *nothing).code == 0
 
 
-def test_unmeasured_targets_are_skipped_with_a_reason(report, rows):
+def test_unmeasured_targets_are_skipped_with_a_reason(benchmarks, rows):
     speeds = {key: speed for key, speed in _GOOD.items() if key[0] == "ours"}
-    verdicts = report.check_training(rows(speeds), bfloat16=True)
-    assert [verdict.met for verdict in verdicts] == [None] * 6
-    assert str(verdicts[0]).startswith("skipped ")
-    assert verdicts[0].text.endswith("PyTorch was not measured")
-    assert _met(report, []) == [None] * 6
+    for measured, rival in ((speeds, "PyTorch"), ({}, "our side")):
+        verdicts = benchmarks.training.check(rows(measured), bfloat16=True)
+        assert [verdict.met for verdict in verdicts] == [None] * 14
+        assert str(verdicts[0]).startswith("skipped ")
+        assert verdicts[0].text.endswith(f"{rival} was not measured")
 
 
 def test_processor_is_printed_above_the_table(call, tmp_path):
@@ -190,7 +204,95 @@ def test_wrong_arguments_fail_before_anything_loads(run, refused, tmp_path, argu
 def test_missing_corpus_skips_real_batches_with_a_message(run, tmp_path):
     result = run("benchmark.py", "train", "--batch=multi30k", f"--data_dir={tmp_path}", "--json")
     assert (result.code, result.out) == (0, "")
-    assert result.err == (f"Real batches are left out: {tmp_path / 'train.en'} does not exist.\n")
+    assert result.err == (f"Real batches are skipped: {tmp_path / 'train.en'} does not exist.\n")
+
+
+# In a process without TensorFlow, beside which PyTorch's optimizers cannot be imported.
+_PYTORCH_LOSSES = """
+import json, sys
+import numpy as np
+import torch
+from benchmarks import pytorch
+from keras_transformer.config import ModelConfig, TrainingConfig
+
+arrays = dict(np.load(sys.argv[1]))
+config = ModelConfig.from_dict(json.loads(sys.argv[2]))
+settings = TrainingConfig.from_dict(json.loads(sys.argv[3]))
+model = pytorch.TorchTransformer(config)
+used = set()
+
+def ours(*names):
+    used.update(names)
+    return np.concatenate([arrays[name] for name in names], axis=-1).T
+
+for name, parameter in model.named_parameters():
+    if name == "embedding.weight":
+        value = ours("source_embedding/table").T
+    else:
+        _, side, _, index, part, *rest = name.split(".")
+        layer = f"{side}/layer_{index}"
+        attention = {"self_attn": "self_attention", "multihead_attn": "cross_attention"}.get(part)
+        if part.startswith("norm"):
+            residuals = ["self_attention", "cross_attention", "feed_forward"]
+            residuals = residuals if side == "decoder" else residuals[::2]
+            kind = "gain" if rest == ["weight"] else "bias"
+            value = ours(f"{layer}/{residuals[int(part[-1]) - 1]}_residual/norm/{kind}")
+        elif rest == ["in_proj_weight"]:
+            names = ["query_key_value"] if part == "self_attn" else ["query", "key_value"]
+            value = ours(*(f"{layer}/{attention}/{each}/kernel" for each in names))
+        elif attention:
+            value = ours(f"{layer}/{attention}/output/kernel")
+        else:
+            linear = {"linear1": "inner", "linear2": "outer"}[part]
+            kind = "kernel" if rest == ["weight"] else "bias"
+            value = ours(f"{layer}/feed_forward/{linear}/{kind}")
+    with torch.no_grad():
+        parameter.copy_(torch.from_numpy(np.ascontiguousarray(value)))
+
+step = pytorch.make_step(model, settings)
+losses = [
+    step(({"source": source, "target": target}, labels))
+    for source, target, labels in zip(arrays["source"], arrays["target"], arrays["labels"])
+]
+unused = sorted(arrays.keys() - used - {"source", "target", "labels"})
+print(json.dumps([sum(each.numel() for each in model.parameters()), losses, unused]))
+"""
+
+
+def test_pytorch_has_our_parameters_and_losses(tmp_path):
+    """With equal weights, before and after updates."""
+    if importlib.util.find_spec("torch") is None:
+        pytest.skip("needs torch")
+    import keras
+
+    from keras_transformer.models import build_model
+    from keras_transformer.training import compile_for_training
+
+    keras.utils.set_random_seed(1)
+    config = ModelConfig.preset("tiny", vocabulary_size=50, num_layers=2, dropout=0.0)
+    training = TrainingConfig.preset("tiny", precision="float32", warmup_steps=10)
+    model = build_model(config)
+    weights = {each.path.partition("/")[2]: each.numpy() for each in model.weights}
+    source, target, labels = np.random.default_rng(1).integers(4, 50, (3, 4, 3, 6), np.int32)
+    labels[:, 1, 4:] = target[:, 1, 4:] = source[:, 2, 5:] = 0  # padding
+    path = tmp_path / "model.npz"
+    np.savez(path, **weights, source=source, target=target, labels=labels)
+    done = subprocess.run(
+        [sys.executable, "-c", _PYTORCH_LOSSES, str(path),
+         *(json.dumps(each.to_dict()) for each in (config, training))],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(_SCRIPTS), str(_SCRIPTS.parent)])},
+        text=True, capture_output=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    num_parameters, losses, unused = json.loads(done.stdout.splitlines()[-1])
+    assert (num_parameters, unused) == (model.count_params(), [])
+    compile_for_training(model, training)
+    for batch, loss in zip(zip(source, target, labels, strict=True), losses, strict=True):
+        inputs = dict(zip(("source", "target"), batch, strict=False))
+        model.reset_metrics()
+        found = model.train_on_batch(inputs, batch[2], return_dict=True)["loss"]
+        assert found == pytest.approx(loss, rel=2e-5)
+    assert losses[-1] != pytest.approx(losses[0], rel=0.01)
 
 
 _SMALL = ["--presets=tiny", "--precisions=float32", "--vocabulary_size=50", "--rounds=1",
@@ -202,40 +304,29 @@ def test_train_prints_a_row_per_installed_engine(run):
     result = run("benchmark.py", "train", *_SMALL, "--batch=2x4", "--json", "--check")
     assert result.code == 1, result.err  # no target is for such a batch
     rows = [json.loads(line) for line in result.out.splitlines()]
-    rivals = (
-        ["pytorch", "pytorch_kept", "pytorch_kept_sleep"]
-        if importlib.util.find_spec("torch")
-        else []
-    )
+    rivals = ["pytorch", "pytorch_kept", "pytorch_kept_sleep", "pytorch_compiled"]
+    rivals = rivals if importlib.util.find_spec("torch") else []
     assert [row["engine"] for row in rows] == ["ours", *rivals]
     for row in rows:
         assert (row["preset"], row["precision"], row["batch"]) == ("tiny", "float32", "2x4")
         assert row["tokens_per_second"] == pytest.approx(8 / row["seconds_per_step"], rel=0.01)
-        assert row["tokens_per_second_worst"] <= row["tokens_per_second_best"]
-        assert (row["steps"], row["threads"], len(row["rounds"])) == (1, 1, 1)
-        assert row["faults"] >= 0
-        assert row["system_seconds"] >= 0
+        assert (row["steps"], row["threads"], len(row["rounds"])) == (30, 1, 1)
         assert row["peak_megabytes"] > 10
         assert "tensorflow 2." in row["version"] or "torch 2." in row["version"]
-    assert [line.split()[0] for line in result.err.splitlines()] == ["skipped"] * 6
+    skipped = [line for line in result.err.splitlines() if line.startswith("skipped ")]
+    assert len(skipped) in (10, 14)
 
 
 def test_plan_has_every_pair_once(run):
     result = run("benchmark.py", "plan", "--pairs=30000", "--whole_epoch", "--json")
     lines = [json.loads(line) for line in result.out.splitlines()]
-    assert [line["action"].split()[0] for line in lines] == [
-        "length",
-        "shapes,",
-        "place",
-        "whole",
-    ]
+    actions = [line["action"].split()[0] for line in lines]
+    assert actions == ["length", "shapes,", "place", "whole"]
     assert "1 windows" in lines[1]["result"]
     assert lines[-1]["result"] == "every pair once"
 
 
-def test_process_memory_excludes_its_parent(report):
-    from benchmarks import engines
-
+def test_process_memory_excludes_its_parent(benchmarks):
     ballast = np.ones(2**27)  # 1 GiB
     program = "from benchmarks.engines import _peak_megabytes; print(_peak_megabytes())"
     path = os.pathsep.join([str(_SCRIPTS), str(_SCRIPTS.parent)])
@@ -243,4 +334,4 @@ def test_process_memory_excludes_its_parent(report):
         [sys.executable, "-c", program], env={"PYTHONPATH": path}, text=True, capture_output=True
     )
     assert done.returncode == 0, done.stderr
-    assert float(done.stdout) < 500 < ballast.nbytes / 2**20 < engines._peak_megabytes()
+    assert float(done.stdout) < 500 < ballast.nbytes / 2**20 < benchmarks.engines._peak_megabytes()

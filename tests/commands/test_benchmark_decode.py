@@ -26,25 +26,25 @@ _GOOD = {
 
 
 @pytest.fixture
-def modules(monkeypatch):
-    """The modules of scripts/benchmarks."""
+def decoding(monkeypatch):
+    """The module of scripts/benchmarks."""
     monkeypatch.syspath_prepend(str(_SCRIPTS))
-    from benchmarks import report, workloads
+    from benchmarks import decoding
 
-    return {"report": report, "workloads": workloads}
+    return decoding
 
 
 @pytest.fixture
-def verdicts(modules):
+def verdicts(decoding):
     """Gives the verdicts on figures such as `_GOOD`."""
 
     def verdicts(figures, change=lambda row: row):
-        return modules["report"].check_decoding([change(row) for row in _rows(modules, figures)])
+        return decoding.check([change(row) for row in _rows(decoding, figures)])
 
     return verdicts
 
 
-def _rows(modules, figures):
+def _rows(decoding, figures):
     """Makes two rows of three rounds for each engine and setting."""
     rows = []
     equal = 64 if any(engine == "ctranslate2" for engine, _ in figures) else None
@@ -57,7 +57,7 @@ def _rows(modules, figures):
         for batch, median, ms in ((64, speed, 64_000 / speed), (1, 1000 / latency, latency)):
             rates, times = ([value * part for part in (0.9, 1, 1.2)] for value in (median, ms))
             rows.append(
-                modules["report"].Row(
+                decoding.Row(
                     unit="sentences",
                     case=case | {"batch": batch},
                     rates=tuple(rates),
@@ -156,16 +156,16 @@ def test_random_base_has_its_own_targets(verdicts):
     assert "1.14 (ours_xla 2x1 against ctranslate2 2x1" in results[4].text
 
 
-def test_test_set_batches_hold_similar_lengths(modules):
+def test_test_set_batches_hold_similar_lengths(decoding):
     ids = [[7] * length for length in (3, 9, 1, 5, 4)]
-    sentences = modules["workloads"].Sentences.real("test", ids, batch_size=2)
+    sentences = decoding.Sentences.real("test", ids, batch_size=2)
     batches = sentences.batches_of_round(1)
     lengths = [[len(sentences.ids[number]) for number in batch] for batch in batches]
     assert lengths == [[9, 5], [4, 3], [1]]
 
 
-def test_random_sentences_have_the_forced_length(modules):
-    random = modules["workloads"].Sentences.random
+def test_random_sentences_have_the_forced_length(decoding):
+    random = decoding.Sentences.random
     sentences = random("6 forced", vocabulary_size=9, lengths=[6], batch_size=4)
     ids = np.array(sentences.ids)
     assert (ids.shape[1], sentences.forced, sentences.name) == (6, True, "6 forced")
@@ -174,24 +174,24 @@ def test_random_sentences_have_the_forced_length(modules):
     assert list(map(len, sentences.batches_of_round(7))) == [4] * 7
 
 
-def test_random_sentences_take_lengths_of_a_test_set(modules, tmp_path):
+def test_random_sentences_take_lengths_of_a_test_set(decoding, tmp_path):
     path = tmp_path / "test.en"
     path.write_text("".join("w " * length + "\n" for length in (3, 9, 0, 1, 5, 4, 8, 2, 7)))
-    sentences, _ = modules["workloads"].random_case("tiny", 20, str(path))
+    sentences, _ = decoding.random_case("tiny", 20, str(path))
     batches = [{len(sentences.ids[row]) for row in batch} for batch in sentences.batches()]
     assert (batches, sentences.name) == ([{8}, {5}, {3}, {1}], "as test")
     assert not sentences.have_one_length
 
 
-def test_rounds_take_turns_over_single_sentences(modules):
-    sentences = modules["workloads"].Sentences.real("test", [[5]] * 6, batch_size=4)
+def test_rounds_take_turns_over_single_sentences(decoding):
+    sentences = decoding.Sentences.real("test", [[5]] * 6, batch_size=4)
     taken = [sentences.singles_of_round(number, 2) for number in range(3)]
     assert sorted(number for batches in taken for (number,) in batches) == list(range(6))
 
 
-def test_engines_warm_up_with_each_length(modules):
+def test_engines_warm_up_with_each_length(decoding):
     ids = [[5] * length for length in (2, 7, 2, 3, 7, 3)]
-    sentences = modules["workloads"].Sentences.real("test", ids, batch_size=4)
+    sentences = decoding.Sentences.real("test", ids, batch_size=4)
     lengths = [len(sentences.ids[number]) for (number,) in sentences.one_of_each_length()]
     assert sorted(lengths) == [2, 3, 7]
 
@@ -200,8 +200,11 @@ def test_engines_warm_up_with_each_length(modules):
     ("arguments", "parts"),
     [
         (["decode", "--presets=tiny,huge"], ["--presets must be of ", "'huge'"]),
-        (["decode", "--batch=128x16"], ["--batch has no use with decode"]),
-        (["train", "--run_dir=runs/x"], ["--run_dir has no use with train"]),
+        (["decode", "--batch=128x16"], ["--batch cannot be combined with decode; remove the flag"]),
+        (
+            ["train", "--run_dir=runs/x"],
+            ["--run_dir cannot be combined with train; remove the flag"],
+        ),
     ],
 )
 def test_wrong_arguments_fail_before_anything_loads(run, refused, tmp_path, arguments, parts):
@@ -223,29 +226,25 @@ def test_missing_test_set_is_skipped_with_a_reason(call, flag):
     result = call("benchmark.py", "decode", "--presets=", flag, "--json")
     assert (result.code, result.out) == (0, "")
     reason = "--run_dir names no trained model, or --sentences none."
-    assert result.err == f"Real sentences are left out: {reason}\n"
+    assert result.err == f"Real sentences are skipped: {reason}\n"
 
 
-def test_random_model_never_prefers_reserved_tokens(modules):
+def test_random_model_never_prefers_reserved_tokens(decoding):
     import tensorflow as tf
 
-    from benchmarks.workloads import random_model
-
-    model, vocabulary = random_model("tiny", 100)
+    model, vocabulary = decoding.random_model("tiny", 100)
     assert vocabulary.size == 100
     ids = np.random.default_rng(1).integers(4, 100, (50, 20))
     best = tf.math.top_k(model({"source": ids, "target": ids}), 50).indices.numpy()
     assert not np.isin(best, [0, 2, 3]).any()
-    assert random_model("rnn-tiny", 100)[0].config.architecture == "recurrent"
+    assert decoding.random_model("rnn-tiny", 100)[0].config.architecture == "recurrent"
 
 
 @pytest.mark.slow
-def test_test_set_is_tokenized_as_in_the_run(modules, trained, tmp_path):
-    from benchmarks.workloads import run_case
-
+def test_test_set_is_tokenized_as_in_the_run(decoding, trained, tmp_path):
     path = tmp_path / "letters.a"
     path.write_text("p q\n\nr s t p\n" + "q " * 600 + "\n")
-    sentences, _ = run_case(str(trained), "auto", str(path))
+    sentences, _ = decoding.run_case(str(trained), "auto", str(path))
     assert (sentences.name, sentences.forced) == ("letters", False)
     assert [len(ids) for ids in sentences.ids] == [512, 4, 2]  # cut where a translator cuts
 
@@ -266,8 +265,10 @@ def test_decode_prints_rows_per_installed_engine(call, monkeypatch):
     monkeypatch.setitem(presets, "tiny", presets["tiny"] | {"num_layers": 1})
     result = call("benchmark.py", "decode", *_SMALL)
     rows = [json.loads(line) for line in result.out.splitlines()]
-    rivals = ["ctranslate2"] if importlib.util.find_spec("ctranslate2") else []
-    expected = [(engine, batch) for engine in ["ours", "ours_xla", *rivals] for batch in (64, 1)]
+    engines = ["ours", "ours_xla", "ours_default"]
+    if importlib.util.find_spec("ctranslate2"):
+        engines += ["ctranslate2", "ctranslate2_int8"]
+    expected = [(engine, batch) for engine in engines for batch in (64, 1)]
     assert [(row["engine"], row["batch"]) for row in rows] == expected, result.err
     for row in rows:
         assert (row["preset"], row["sentences"]) == ("tiny", "20 forced")
@@ -275,10 +276,8 @@ def test_decode_prints_rows_per_installed_engine(call, monkeypatch):
         assert 0 < row["latency_p50_ms"] <= row["latency_p99_ms"]
         assert row["load_seconds"] > 0
         assert row["peak_megabytes"] > 10
-        # But for ties of sums that each engine rounds in another way.
-        assert row["equal"] is None or row["equal"] >= 0.9 * row["compared"] > 0
-        assert row["faults"] >= 0
-        assert row["system_seconds"] >= 0
+        if row["engine"] in ("ours", "ours_xla") and len(engines) > 3:  # but for ties of sums
+            assert row["equal"] >= 0.9 * row["compared"] > 0
     # The targets are for real sentences, of which there are none here.
     assert [line.split()[0] for line in result.err.splitlines()[-3:]] == ["skipped"] * 3
     assert result.code == 1

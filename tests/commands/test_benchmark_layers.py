@@ -1,7 +1,6 @@
 """scripts/benchmark.py layers: what it counts and computes, and one small run; no times."""
 
 import pathlib
-import sys
 
 import pytest
 
@@ -13,14 +12,13 @@ NAMES = [
 N, D, R, K = 192, 128, 65, 3
 
 
-@pytest.fixture(scope="module")
-def benchmarks():
-    sys.path.append(str(_SCRIPTS))
-    try:
-        from benchmarks import layers, report
-    finally:
-        sys.path.remove(str(_SCRIPTS))
-    return layers, report
+@pytest.fixture
+def layers(monkeypatch):
+    """The module of scripts/benchmarks."""
+    monkeypatch.syspath_prepend(str(_SCRIPTS))
+    from benchmarks import layers
+
+    return layers
 
 
 @pytest.mark.parametrize(
@@ -36,29 +34,25 @@ def benchmarks():
         ("separable", K * N * D + N * D**2),
     ],
 )
-def test_layer_operations_match_table_1(benchmarks, name, operations):
-    layers, _ = benchmarks
+def test_layer_operations_match_table_1(layers, name, operations):
     assert layers.count_operations(name, N, D, R) == operations
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_gradient_path_lengths_match_table_1(benchmarks, name):
-    layers, _ = benchmarks
+def test_gradient_path_lengths_match_table_1(layers, name):
     kind = layers.LAYER_TYPES[name]
     for n, r in ((2, 3), (9, 5), (10, 5)):
         assert layers.longest_path(name, n, 4, r) == kind.path(n, r)
 
 
-def test_paths_match_table_1(benchmarks):
-    layers, _ = benchmarks
+def test_paths_match_table_1(layers):
     paths = [layers.LAYER_TYPES[name].path(28, 9) for name in NAMES]
     # 27 steps of (9 - 1) / 2 positions, of (3 - 1) / 2, and log_3 28 rounded up.
     assert paths == [1, 1, 7, 7, 1, 27, 4, 27]
     assert layers.LAYER_TYPES["dilated"].path(27, 9) == 3
 
 
-def test_exponent_is_the_slope_over_long_lengths(benchmarks):
-    layers, _ = benchmarks
+def test_exponent_is_the_slope_over_long_lengths(layers):
     rows = [{"n": n, "both_ms": 5 + 3e-3 * n**2, "flat": 7.0} for n in (64, 1024, 4096, 8192)]
     assert layers.exponent(rows, "both_ms", least=2048) == pytest.approx(2, abs=1e-3)
     assert layers.exponent(rows, "both_ms") < 1.95
@@ -66,8 +60,7 @@ def test_exponent_is_the_slope_over_long_lengths(benchmarks):
     assert layers.exponent(rows[:1], "flat") is None
 
 
-def test_crossing_is_interpolated_on_log_scale(benchmarks):
-    layers, _ = benchmarks
+def test_crossing_is_interpolated_on_log_scale(layers):
     rows = [
         {"layer": name, "n": n, "operations": value}
         for n in (128, 256, 1024, 2048)
@@ -78,8 +71,7 @@ def test_crossing_is_interpolated_on_log_scale(benchmarks):
     assert layers.crossing(rows[:4], "operations", "one", "other") is None
 
 
-def test_layer_targets_compare_one_run(benchmarks):
-    _, report = benchmarks
+def test_layer_targets_compare_one_run(layers):
     rows = [
         {"layer": layer, "n": 4096, "both_ms": ms, "both_megabytes": megabytes}
         for layer, ms, megabytes in (
@@ -87,7 +79,7 @@ def test_layer_targets_compare_one_run(benchmarks):
             ("with projections", 800.0, 1000.0),
         )
     ]  # fmt: skip
-    met = [verdict.met for verdict in report.check_layers(rows)]
+    met = [verdict.met for verdict in layers.check(rows)]
     assert met == [True, False, None, None]
 
 
@@ -106,8 +98,7 @@ def test_bad_setting_is_one_clear_line(run, flag, message):
 
 
 @pytest.mark.slow
-def test_layers_prints_all_figures_and_a_plot(benchmarks, tmp_path):
-    layers, _ = benchmarks
+def test_layers_prints_all_figures_and_a_plot(layers, tmp_path):
     names, sizes = ["self-attention", "recurrent"], (8, 5, 1)  # d, r, rounds
     rows = list(layers.measure(names, [16, 32], *sizes))
     assert [(row["n"], row["layer"]) for row in rows] == [
