@@ -40,6 +40,10 @@ class LSTM(Layer):
     Args:
         units: U.
         backwards: whether to read from the end of a sequence.
+
+    Example:
+        >>> LSTM(8)(np.ones((2, 5, 16), "float32")).shape
+        TensorShape([2, 5, 8])
     """
 
     def __init__(self, units: int, backwards: bool = False, **kwargs: Any) -> None:
@@ -160,6 +164,11 @@ class RecurrentEncoder(Layer):
         units: U, of each LSTM.
         bridge_activation: of the layers that make the decoder's first state.
         dropout: rate on the output of each layer.
+
+    Example:
+        >>> encoder = RecurrentEncoder(num_layers=1, units=8)
+        >>> encoder(np.ones((2, 5, 16), "float32"), mask=np.arange(5) < [[5], [3]]).shape
+        TensorShape([2, 5, 16])
     """
 
     def __init__(
@@ -242,6 +251,12 @@ class SingleHeadAttention(Layer):
         attention_type: the scores, "additive": v^T tanh(W1 H + W2 h + b) (Bahdanau et al. 2015,
             A.1.2), or "dot": h^T W1 H (Luong et al. 2015, eq. 8, "general").
         attention_dim: A; dot products use U.
+
+    Example:
+        >>> query, memory = np.ones((2, 5, 8), "float32"), np.ones((2, 7, 16), "float32")
+        >>> attention = SingleHeadAttention("additive", attention_dim=8)
+        >>> attention(query, memory, mask=np.arange(7) < [[7], [4]]).shape
+        TensorShape([2, 5, 16])
     """
 
     def __init__(self, attention_type: str, attention_dim: int, **kwargs: Any) -> None:
@@ -349,6 +364,16 @@ class RecurrentDecoder(Layer):
         input_feeding: whether the last context is an input beside each token (Luong et al. 2015,
             3.3).
         dropout: rate on the output of each layer, and on that of the decoder.
+
+    Example:
+        >>> encoder = RecurrentEncoder(num_layers=1, units=8)
+        >>> decoder = RecurrentDecoder(num_layers=1, units=8)
+        >>> decoder.build((None, None, 16))
+        >>> x, source = np.ones((2, 5, 16), "float32"), np.ones((2, 7, 16), "float32")
+        >>> mask = np.arange(7) < [[7], [4]]
+        >>> memory, state = decoder.start(*encoder.read(source, mask), mask)
+        >>> decoder(x, memory, state).shape
+        TensorShape([2, 5, 16])
     """
 
     def __init__(
@@ -391,14 +416,22 @@ class RecurrentDecoder(Layer):
         width = (3 + self.intra_decoder) * self.units
         self.output_projection = self._dense(model_dim, "output", (*batch, width))
 
-    def first_state(self, layers: tuple[LSTMState, ...], memory: RecurrentMemory) -> RecurrentState:
-        """Returns the state before the first token, from the LSTMs' states by the encoder."""
-        batch, length, width = ops.shape(memory.values)
-        return RecurrentState(
-            layers,
+    def start(
+        self, values: Tensor, states: tuple[LSTMState, ...], mask: Tensor
+    ) -> tuple[RecurrentMemory, RecurrentState]:
+        """Returns the memory, and the state before the first token.
+
+        Args:
+            values, states: from `RecurrentEncoder.read`.
+            mask: bool [B, S], True at real tokens of the source.
+        """
+        batch, length, width = ops.shape(values)
+        state = RecurrentState(
+            states,
             ops.zeros((batch, width), "float32") if self.input_feeding else (),
             ops.full((batch, length), NOTHING, "float32") if self.intra_temporal else (),
         )
+        return self.attention.project_memory(values, mask), state
 
     def call(
         self,
@@ -412,8 +445,7 @@ class RecurrentDecoder(Layer):
 
         Args:
             x: [B, T, D].
-            memory: see `SingleHeadAttention.project_memory`.
-            state: see `first_state`.
+            memory, state: from `start`.
             training: whether dropout is on.
             return_attention_scores: whether to return the weights too.
 

@@ -160,9 +160,7 @@ class RecurrentModel(Seq2SeqModel):
         """Returns the memory, and the decoder's state before the first token."""
         x = self.source_dropout(self.source_embedding(source), training=training)
         mask = padding_mask(source)
-        values, states = self.encoder.read(x, mask, training)
-        memory = self.decoder.attention.project_memory(values, mask)
-        return memory, self.decoder.first_state(states, memory)
+        return self.decoder.start(*self.encoder.read(x, mask, training), mask)
 
     def _decoder_inputs(
         self, inputs: dict[str, Tensor], training: bool | None
