@@ -286,6 +286,8 @@ class SelfAttention(ScaledDotProductAttention):
     ) -> tuple[Tensor, KeysValues]:
         """Reads one more token of each of W hypotheses of a sentence, or of each sequence (W = 1).
 
+        The layer must have been built, by a call or by `build`.
+
         Args:
             x: [B * W, D], the new tokens.
             kv_cache: keys [B, H, t * W, K] and values [B, H, t * W, U] of the tokens before them,
@@ -301,11 +303,12 @@ class SelfAttention(ScaledDotProductAttention):
         Example:
             >>> x = np.ones((2, 5, 16), "float32")
             >>> attention = SelfAttention(num_heads=4, key_dim=4, value_dim=4)
+            >>> full = attention(x, use_causal_mask=True)
             >>> kv_cache = attention.empty_kv_cache(batch=2)
             >>> for time in range(5):
             ...     y, kv_cache = attention.step(x[:, time], kv_cache, time)
-            >>> y.shape  # as attention(x, use_causal_mask=True)[:, 4]
-            TensorShape([2, 16])
+            >>> bool(np.allclose(y, full[:, 4], atol=1e-6))
+            True
         """
         if score_bias is None:
             score_bias = unbranched_bias(kv_cache, time)

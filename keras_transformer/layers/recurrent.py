@@ -368,7 +368,8 @@ class RecurrentDecoder(Layer):
     Example:
         >>> encoder = RecurrentEncoder(num_layers=1, units=8)
         >>> decoder = RecurrentDecoder(num_layers=1, units=8)
-        >>> decoder.build((None, None, 16))
+        >>> for layer in (encoder, decoder):
+        ...     layer.build((None, None, 16))
         >>> x, source = np.ones((2, 5, 16), "float32"), np.ones((2, 7, 16), "float32")
         >>> mask = np.arange(7) < [[7], [4]]
         >>> memory, state = decoder.start(*encoder.read(source, mask), mask)

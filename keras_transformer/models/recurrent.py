@@ -65,6 +65,8 @@ class RecurrentModel(Seq2SeqModel):
         self.build()
 
     def build(self, input_shape: Any = None) -> None:
+        if self.built:
+            return
         super().build(input_shape)
         self.encoder.build((None, None, self.config.model_dim))
         self.decoder.build((None, None, self.config.model_dim))

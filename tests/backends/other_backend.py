@@ -1,9 +1,11 @@
-"""A program for test_backends.py: calls, steps, trains and saves models without TensorFlow.
+"""Programs for test_backends.py: models and layers on another backend, without TensorFlow.
 
-    KERAS_BACKEND=jax python other_backend.py FOLDER MODEL [MODEL ...]
+    KERAS_BACKEND=jax python other_backend.py FOLDER PROGRAM
 
-FOLDER has MODEL.keras, written under TensorFlow, and batches.npz. Leaves the results of each model
-in MODEL.npz. The model "readme" is README.md's first example, example.py.
+FOLDER has batches.npz and what TensorFlow saved: NAME.keras of each model, and layers.keras. A
+program leaves its results in FOLDER/NAME.npz. "models" calls, steps and trains each model, runs
+README.md's first example, example.py, and calls and differentiates the layers; "distribution"
+trains with `keras.distribution` on eight virtual devices (JAX).
 """
 
 import os
@@ -14,7 +16,15 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_transformer import SmoothedCrossEntropy, build_model
+from keras_transformer import *  # noqa: F403 (which works on every backend)
+from keras_transformer import (
+    RecurrentConfig,
+    SmoothedCrossEntropy,
+    TransformerConfig,
+    UniversalConfig,
+    build_model,
+)
+from keras_transformer.layers import SelfAttention, WindowedSelfAttention
 
 Array = np.ndarray
 UPDATES = 20
@@ -32,6 +42,46 @@ def run_the_example() -> dict[str, Array]:
         "logits": names["model"].predict(inputs, verbose=0),
         "logits_read_back": again.predict(inputs, verbose=0),
     }
+
+
+def run_layers(batches: dict[str, Array]) -> dict[str, Array]:
+    """Calls the functional model of layers, and differentiates those with relative positions."""
+    model = keras.models.load_model("layers.keras")
+    outputs = model([batches["source"][:3], batches["target"][:3]])
+    results = {f"output_{i}": keras.ops.convert_to_numpy(y) for i, y in enumerate(outputs)}
+    for name, options in (("whole", {}), ("window", {"window": 5})):
+        for dtype in ("float32", "mixed_bfloat16"):
+            results |= {
+                f"{name}_{table}_{dtype}": gradient
+                for table, gradient in relative_gradients(dtype, **options).items()
+            }
+    return results
+
+
+def relative_gradients(dtype: str, **options: Any) -> dict[str, Array]:
+    """Returns the gradients of the tables: sums over 320 pairs of positions each."""
+    random = np.random.default_rng(0)
+    x = random.normal(size=(8, 40, 8)).astype("float32")
+    options |= dict(num_heads=2, key_dim=3, value_dim=5, dtype=dtype)
+    kind: Any = WindowedSelfAttention if "window" in options else SelfAttention
+    layer = kind(positions="relative", max_relative_distance=1, **options)
+    layer.build(x.shape)
+    layer.set_weights([random.normal(size=weight.shape) for weight in layer.weights])
+
+    def loss_of(output: Any) -> Any:
+        return keras.ops.sum(keras.ops.cast(output, "float32") ** 2)
+
+    places = [i for i, weight in enumerate(layer.weights) if "relative" in weight.name]
+    if keras.backend.backend() == "jax":
+        import jax
+
+        gradients: Any = jax.grad(lambda values: loss_of(layer.stateless_call(values, [], x)[0]))(
+            [weight.value for weight in layer.weights]
+        )
+    else:
+        loss_of(layer(x)).backward()
+        gradients = [weight.value.grad for weight in layer.weights]
+    return {layer.weights[i].name: keras.ops.convert_to_numpy(gradients[i]) for i in places}
 
 
 def steps(model: Any, step: Any, source: Array, target: Array, capacity: int | None) -> Array:
@@ -91,14 +141,64 @@ def train_with_dropout(model: Any, batches: dict[str, Array]) -> dict[str, Any]:
     }
 
 
-def main(folder: pathlib.Path, models: list[str]) -> None:
+SIZES = dict(vocabulary_size=32, model_dim=16, dropout=0.0)
+LAYERS = dict(num_heads=2, feed_forward_dim=24, **SIZES)
+DISTRIBUTED = {
+    "transformer": TransformerConfig(num_layers=1, **LAYERS),
+    "recurrent": RecurrentConfig(hidden_dim=16, **SIZES),
+    "universal": UniversalConfig(num_steps=2, **LAYERS),
+}
+
+
+def train_distributed(batches: dict[str, Array]) -> dict[str, dict[str, Any]]:
+    """Trains each architecture on one device, with data parallelism and with model parallelism."""
+    distribution = keras.distribution
+    devices = distribution.list_devices()
+    assert len(devices) == 8
+    data = distribution.DataParallel(device_mesh=distribution.DeviceMesh((8,), ["batch"], devices))
+    mesh = distribution.DeviceMesh((2, 4), ["batch", "model"], devices)
+    layout = distribution.LayoutMap(mesh)
+    layout[".*embedding/table"] = ("model", None)
+    layout[".*/(query|key_value|query_key_value|inner|projection|output|memory)/kernel"] = (
+        None,
+        "model",
+    )
+    model = distribution.ModelParallel(layout_map=layout, batch_dim_name="batch")
+    results: dict[str, dict[str, Any]] = {}
+    for name, config in DISTRIBUTED.items():
+        for way, chosen in (("one", None), ("data", data), ("model", model)):
+            distribution.set_distribution(chosen)
+            keras.utils.set_random_seed(1)
+            built = build_model(config)
+            start = built.get_weights()
+            built.compile(
+                keras.optimizers.SGD(0.3, momentum=0.9),
+                SmoothedCrossEntropy(),
+            )
+            inputs = {"source": batches["source"], "target": batches["target"]}
+            built.fit(inputs, batches["labels"], batch_size=8, shuffle=False, verbose=0)
+            weights = built.get_weights()
+            results[f"{name}-{way}"] = {
+                "weights": np.concatenate([weight.ravel() for weight in weights]),
+                "change": max(np.abs(a - b).max() for a, b in zip(weights, start, strict=True)),
+                "sharded": sum(not weight.value.is_fully_replicated for weight in built.weights),
+            }
+    return results
+
+
+def main(folder: pathlib.Path, program: str) -> None:
     os.chdir(folder)
     keras.utils.set_random_seed(1)
     batches = dict(np.load("batches.npz"))
-    for name in models:
-        results = run_the_example() if name == "readme" else run_model(name, batches)
-        np.savez(f"{name}.npz", backend=keras.backend.backend(), **results)
+    if program == "distribution":
+        results: dict[str, dict[str, Any]] = train_distributed(batches)
+    else:
+        names = [path.stem for path in pathlib.Path().glob("*.keras")]
+        results = {name: run_model(name, batches) for name in names if name != "layers"}
+        results |= {"layers": run_layers(batches), "readme": run_the_example()}
+    for name, values in results.items():
+        np.savez(f"{name}.npz", backend=keras.backend.backend(), **values)
 
 
 if __name__ == "__main__":
-    main(pathlib.Path(sys.argv[1]), sys.argv[2:])
+    main(pathlib.Path(sys.argv[1]), sys.argv[2])

@@ -1,6 +1,6 @@
 """Layers, models, loss, metrics and schedule on JAX and PyTorch, without TensorFlow.
 
-See other_backend.py: one process for each backend, in which `import tensorflow` fails.
+See other_backend.py, whose processes run beside this one; in them `import tensorflow` fails.
 """
 
 import importlib
@@ -8,6 +8,7 @@ import importlib.util
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 
@@ -27,14 +28,26 @@ from keras_transformer import (
     search,
 )
 from keras_transformer.errors import InputError
+from keras_transformer.layers import (
+    CrossAttention,
+    Decoder,
+    Encoder,
+    EncoderLayer,
+    MultiHeadAttention,
+    PositionalEncoding,
+    UniversalDecoder,
+    UniversalEncoder,
+    WindowedSelfAttention,
+)
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROGRAM = pathlib.Path(__file__).with_name("other_backend.py")
-UPDATES, ROWS = 20, 6
+BACKENDS = ("jax", "torch")
+UPDATES, ROWS = 20, 8
 SIZES = dict(vocabulary_size=30, model_dim=16, dropout=0.0)
 LAYERS = dict(num_heads=2, feed_forward_dim=24, **SIZES)
 CONFIGS = {
-    "transformer": TransformerConfig(num_layers=2, **LAYERS),
+    "transformer": TransformerConfig(num_layers=1, positions="relative", **LAYERS),
     "window": TransformerConfig(
         num_layers=1, encoder_attention_window=3, decoder_attention_window=3, positions="rotary",
         **LAYERS,
@@ -57,95 +70,159 @@ def make_batches() -> dict[str, np.ndarray]:
     return {"source": source, "target": target, "labels": labels}
 
 
+def make_layers() -> keras.Model:
+    """Layers in a functional model, with implicit masks of `Embedding`, and with scores."""
+    heads = dict(num_heads=2, key_dim=4, value_dim=6)
+    sizes = heads | dict(feed_forward_dim=12)
+    source, target = keras.Input((None,), dtype="int32"), keras.Input((None,), dtype="int32")
+    embed, positions = keras.layers.Embedding(30, 8, mask_zero=True), PositionalEncoding(8)
+    x, y = positions(embed(source)), positions(embed(target))
+    scores = dict(return_attention_scores=True)
+    memory, own = Encoder(num_layers=2, norm_position="pre", **sizes)(x, **scores)
+    outputs = [
+        memory,
+        own,
+        EncoderLayer(positions="relative", **sizes)(x, use_causal_mask=True),
+        WindowedSelfAttention(window=3, positions="rotary", **heads | {"key_dim": 4})(x),
+        CrossAttention(**heads)(y, memory, **scores),
+        Decoder(num_layers=2, attention_window=3, **sizes)(y, memory),
+        UniversalDecoder(num_steps=2, **sizes)(y, UniversalEncoder(num_steps=2, **sizes)(x)),
+        MultiHeadAttention(2, 4, value_dim=6)(y, x, use_causal_mask=False, **scores),
+    ]
+    return keras.Model([source, target], keras.tree.flatten(outputs))
+
+
 def flat_weights(model: keras.Model) -> np.ndarray:
     return np.concatenate([weight.ravel() for weight in model.get_weights()])
 
 
-@pytest.fixture(scope="module", params=["jax", "torch"])
-def backend(request) -> str:
-    if importlib.util.find_spec(request.param) is None:
-        pytest.skip(f"needs {request.param}, which is not installed")
-    return request.param
-
-
-@pytest.fixture(scope="module")
-def results(backend, tmp_path_factory) -> dict[str, dict[str, np.ndarray]]:
-    """The other backend's results by model, with TensorFlow's as "tensorflow_..."."""
-    folder = tmp_path_factory.mktemp(backend)
-    example = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.S)[1]
-    (folder / "example.py").write_text(example, encoding="utf-8")
-    (folder / "tensorflow.py").write_text("raise ModuleNotFoundError('tensorflow was imported')")
-    batches = make_batches()
-    np.savez(folder / "batches.npz", **batches)
-    models = {}
-    for name, config in CONFIGS.items():
-        keras.utils.set_random_seed(0)
-        models[name] = build_model(config)
-        # Adam would amplify the rounding of gradients near 0.
-        optimizer = keras.optimizers.SGD(InverseSquareRoot(1, warmup_steps=100), momentum=0.9)
-        metrics = [TokenAccuracy(), Perplexity()]
-        models[name].compile(optimizer, SmoothedCrossEntropy(), metrics=metrics)
-        models[name].optimizer.build(models[name].trainable_variables)
-        models[name].save(folder / f"{name}.keras")
-    path = [str(folder), str(ROOT), *sys.path]
-    process = subprocess.Popen(
-        [sys.executable, str(PROGRAM), str(folder), *models, "readme"],
-        env=os.environ | {"KERAS_BACKEND": backend, "PYTHONPATH": os.pathsep.join(path)},
+def start(backend: str, folder: pathlib.Path, program: str, **environment: str) -> subprocess.Popen:
+    path = os.pathsep.join([str(folder), str(ROOT), *sys.path])
+    return subprocess.Popen(
+        [sys.executable, str(PROGRAM), str(folder), program],
+        env=os.environ | {"KERAS_BACKEND": backend, "PYTHONPATH": path} | environment,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
     )
-    inputs = {name: batches[name] for name in ("source", "target")}
-    first = {name: rows[:3, :4] if name == "target" else rows[:3] for name, rows in inputs.items()}
-    expected = {}
-    for name, model in models.items():
-        start, call = flat_weights(model), np.asarray(model(first))
-        shown = model.fit(inputs, batches["labels"], batch_size=ROWS, shuffle=False, verbose=0)
-        expected[name] = {
-            "tensorflow_call": call,
-            "tensorflow_weights": flat_weights(model),
-            "tensorflow_metrics": [shown.history[key][0] for key in ("accuracy", "perplexity")],
-            "change": np.abs(flat_weights(model) - start).max(),
-        }
+
+
+def finish(process: subprocess.Popen) -> None:
     _, errors = process.communicate(timeout=1200)
     assert process.returncode == 0, errors
-    return {
-        name: dict(np.load(folder / f"{name}.npz")) | expected.get(name, {})
-        for name in (*models, "readme")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> dict[str, pathlib.Path]:
+    """A folder of results for each backend that is installed, and TensorFlow's."""
+    common = tmp_path_factory.mktemp("tensorflow")
+    example = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.S)[1]
+    (common / "example.py").write_text(example, encoding="utf-8")
+    (common / "tensorflow.py").write_text("raise ModuleNotFoundError('tensorflow was imported')")
+    batches = make_batches()
+    np.savez(common / "batches.npz", **batches)
+    keras.utils.set_random_seed(0)
+    layers = make_layers()
+    layers.save(common / "layers.keras")
+    models = {name: build_model(config) for name, config in CONFIGS.items()}
+    for name, model in models.items():
+        # Adam would amplify the rounding of gradients near 0.
+        optimizer = keras.optimizers.SGD(InverseSquareRoot(1, warmup_steps=100), momentum=0.9)
+        metrics = [TokenAccuracy(), Perplexity()]
+        model.compile(optimizer, SmoothedCrossEntropy(), metrics=metrics)
+        model.optimizer.build(model.trainable_variables)
+        model.save(common / f"{name}.keras")
+    installed = [name for name in BACKENDS if importlib.util.find_spec(name) is not None]
+    folders = {
+        name: pathlib.Path(shutil.copytree(common, tmp_path_factory.mktemp("others") / name))
+        for name in installed
     }
+    processes = [start(name, folder, "models") for name, folder in folders.items()]
+    if "jax" in installed:
+        flags = dict(XLA_FLAGS="--xla_force_host_platform_device_count=8", JAX_PLATFORMS="cpu")
+        processes.append(start("jax", folders["jax"], "distribution", **flags))
+    inputs = {name: batches[name] for name in ("source", "target")}
+    first = {name: rows[:3, :4] if name == "target" else rows[:3] for name, rows in inputs.items()}
+    outputs = layers([inputs["source"][:3], inputs["target"][:3]])
+    np.savez(common / "layers.npz", **{f"output_{i}": y for i, y in enumerate(outputs)})
+    for name, model in models.items():
+        weights, call = flat_weights(model), np.asarray(model(first))
+        shown = model.fit(inputs, batches["labels"], batch_size=ROWS, shuffle=False, verbose=0)
+        np.savez(
+            common / f"{name}.npz",
+            call=call,
+            weights=flat_weights(model),
+            metrics=[shown.history[key][0] for key in ("accuracy", "perplexity")],
+            change=np.abs(flat_weights(model) - weights).max(),
+        )
+    for process in processes:
+        finish(process)
+    return folders | {"tensorflow": common}
+
+
+@pytest.fixture(scope="module", params=BACKENDS)
+def results(request, folders):
+    """Gives the results of a name on another backend."""
+    if request.param not in folders:
+        pytest.skip(f"needs {request.param}, which is not installed")
+    return lambda name: dict(np.load(folders[request.param] / f"{name}.npz"))
+
+
+@pytest.fixture(scope="module")
+def expected(folders):
+    return lambda name: dict(np.load(folders["tensorflow"] / f"{name}.npz"))
 
 
 @pytest.mark.slow
-def test_readme_example_trains_saves_and_loads(results, backend):
-    example = results["readme"]
-    assert example["backend"] == backend
+def test_readme_example_trains_saves_and_loads(results):
+    example = results("readme")
+    assert example["backend"] in BACKENDS
     is_right = example["logits"].argmax(-1) == example["labels"]
     assert is_right.mean() > 0.8  # copying is easy: the model must have learned it
     np.testing.assert_array_equal(example["logits_read_back"], example["logits"])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CONFIGS)
-def test_call_and_steps_equal_tensorflow(results, name):
-    expected = results[name]["tensorflow_call"]
-    assert np.abs(expected).max() > 0.1
-    for found in ("call", "growing", "fixed"):
-        np.testing.assert_allclose(results[name][found], expected, rtol=0, atol=1e-5)
+def test_layers_of_a_functional_model_equal_tensorflow(results, expected):
+    found, outputs = results("layers"), expected("layers")
+    assert len(outputs) == 11
+    for name, output in outputs.items():
+        np.testing.assert_allclose(found[name], output, rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["whole", "window"])
+@pytest.mark.parametrize("table", ["relative_keys", "relative_values"])
+def test_bfloat16_gradients_of_positions_equal_float32(results, table, kind):
+    exact, found = (
+        results("layers")[f"{kind}_{table}_{dtype}"] for dtype in ("float32", "mixed_bfloat16")
+    )
+    assert np.abs(exact).max() > 1
+    np.testing.assert_allclose(found, exact, rtol=0, atol=0.02 * np.abs(exact).max())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
-def test_20_updates_equal_tensorflow(results, name):
-    result = results[name]
-    assert result["change"] > 0.005
-    np.testing.assert_allclose(result["weights"], result["tensorflow_weights"], rtol=0, atol=1e-5)
-    np.testing.assert_allclose(result["metrics"], result["tensorflow_metrics"], rtol=1e-5)
+def test_call_and_steps_equal_tensorflow(results, expected, name):
+    call = expected(name)["call"]
+    assert np.abs(call).max() > 0.1
+    for found in ("call", "growing", "fixed"):
+        np.testing.assert_allclose(results(name)[found], call, rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CONFIGS)
+def test_20_updates_equal_tensorflow(results, expected, name):
+    found, theirs = results(name), expected(name)
+    assert theirs["change"] > 0.005
+    np.testing.assert_allclose(found["weights"], theirs["weights"], rtol=0, atol=1e-5)
+    np.testing.assert_allclose(found["metrics"], theirs["metrics"], rtol=1e-5)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
 def test_attention_sums_to_1_or_0_for_padding(results, name):
-    sums = results[name]["attention_sums"]
+    sums = results(name)["attention_sums"]
     assert (np.minimum(abs(sums), abs(sums - 1)) < 1e-5).all()
     assert sums.max() > 0.5
 
@@ -153,10 +230,22 @@ def test_attention_sums_to_1_or_0_for_padding(results, name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
 def test_mixed_precision_trains_with_dropout(results, name):
-    result = results[name]
+    result = results(name)
     assert (result["computes_in"], result["stores"]) == ("bfloat16", "float32")
     first, *_, last = result["dropout_losses"]
     assert last < 0.95 * first
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["data", "model"])
+@pytest.mark.parametrize("name", ["transformer", "recurrent", "universal"])
+def test_20_distributed_updates_equal_one_device(folders, name, way):
+    if "jax" not in folders:
+        pytest.skip("needs jax, which is not installed")
+    one, found = (dict(np.load(folders["jax"] / f"{name}-{each}.npz")) for each in ("one", way))
+    assert one["change"] > 0.1
+    assert found["sharded"] >= 5 if way == "model" else found["sharded"] == 0
+    np.testing.assert_allclose(found["weights"], one["weights"], rtol=0, atol=1e-5)
 
 
 def test_search_on_another_backend_is_rejected(monkeypatch):

@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras import ops
 
 from keras_transformer.layers import CrossAttention, KeysValues, SelfAttention
-from keras_transformer.layers.attention import attention_weights, merge_heads, split_heads
+from keras_transformer.layers.attention import attention_weights
 from keras_transformer.layers.masks import ancestor_bias, attention_bias
 
 B, T, S, D, H, K, U = 2, 5, 4, 6, 3, 2, 4
@@ -119,32 +119,6 @@ def test_cross_attention_is_equation_1_in_every_head(use_bias):
     result = layer(x, memory, attention_mask=mask)
     expected = [multi_head(*each[:2], projections, each[2]) for each in zip(x, memory, mask)]  # noqa: B905
     np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-4)
-
-
-def test_fused_projection_holds_query_then_keys_then_values():
-    layer, _ = make_self_attention()
-    x = normal(B, T, D)
-    matrix = layer.projection.get_weights()[0]
-    assert matrix.shape == (D, 2 * H * K + H * U)
-    only_values = matrix.copy()
-    only_values[:, : 2 * H * K] = 0  # all scores are 0, so every weight is 1 / T
-    layer.projection.set_weights([only_values])
-    mean = (x.astype("float64") @ matrix[:, 2 * H * K :]).mean(axis=1, keepdims=True)
-    expected = np.repeat(mean @ layer.output_projection.get_weights()[0], T, axis=1)
-    np.testing.assert_allclose(layer(x), expected, rtol=1e-4, atol=1e-4)
-
-    # The query is worth nothing without keys: the same mean, if the second block is the keys.
-    no_keys = matrix.copy()
-    no_keys[:, H * K : 2 * H * K] = 0
-    layer.projection.set_weights([no_keys])
-    np.testing.assert_allclose(layer(x), expected, rtol=1e-4, atol=1e-4)
-
-
-def test_heads_are_consecutive_columns():
-    x = np.arange(2 * 3 * 4).reshape(2, 3, 4)  # two heads of two columns
-    heads = ops.convert_to_numpy(split_heads(ops.convert_to_tensor(x), 2))
-    np.testing.assert_array_equal(heads[:, 1], x[:, :, 2:])
-    np.testing.assert_array_equal(merge_heads(ops.convert_to_tensor(heads)), x)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

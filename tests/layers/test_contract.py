@@ -22,6 +22,7 @@ from keras_transformer.layers import (
     KeysValues,
     LayerNormalization,
     LSTMState,
+    MultiHeadAttention,
     PositionalEncoding,
     RecurrentDecoder,
     RecurrentEncoder,
@@ -119,6 +120,7 @@ CASES = [
     Case(SelfAttention, ATTENTION | {"positions": "rotary", "key_dim": 4}, (X, CAUSAL)),
     Case(CrossAttention, ATTENTION, (X, ENCODED), dict(padding_mask=MEMORY_PADDING)),
     Case(CrossAttention, ATTENTION, (X, MEMORY), dict(padding_mask=MEMORY_PADDING)),
+    Case(MultiHeadAttention, dict(num_heads=H, key_dim=K, dropout=0.2), (X, ENCODED)),
     Case(EncoderLayer, SUBLAYERS | WINDOWS, (X,), dict(padding_mask=PADDING)),
     Case(DecoderLayer, SUBLAYERS, (X, ENCODED), dict(attention_mask=CAUSAL, padding_mask=PADDING)),
     Case(LSTM, dict(units=K, backwards=True), (X, IDS != 0)),
@@ -222,10 +224,11 @@ def test_layer_is_registered_for_saving(case):
 def test_compute_output_shape_is_the_shape_of_the_output(case):
     layer = build(case)
     shape = tuple(case.inputs[0].shape)
+    others = [ENCODED.shape] if case.layer is MultiHeadAttention else []
     result = case.call(layer)
-    assert layer.compute_output_shape(shape) == tuple(result.shape)
+    assert layer.compute_output_shape(shape, *others) == tuple(result.shape)
     unknown = (None, None, *shape[2:])
-    assert layer.compute_output_shape(unknown) == (None, None, *result.shape[2:])
+    assert layer.compute_output_shape(unknown, *others) == (None, None, *result.shape[2:])
 
 
 def test_functional_model_equals_the_layer(case):

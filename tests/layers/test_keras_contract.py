@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras import ops
 
 import keras_transformer.layers
-from keras_transformer.config import TransformerConfig, UniversalConfig
+from keras_transformer.config import RecurrentConfig, TransformerConfig, UniversalConfig
 from keras_transformer.errors import InputError
 from keras_transformer.layers import (
     CrossAttention,
@@ -21,6 +21,7 @@ from keras_transformer.layers import (
     Encoder,
     EncoderLayer,
     LayerNormalization,
+    MultiHeadAttention,
     PositionalEncoding,
     SelfAttention,
     UniversalDecoder,
@@ -28,6 +29,7 @@ from keras_transformer.layers import (
     WindowedSelfAttention,
 )
 from keras_transformer.models import build_model
+from keras_transformer.search import beam_search
 
 B, T, S, D, H = 2, 5, 4, 8, 2
 HEADS = dict(num_heads=H, key_dim=3, value_dim=5)
@@ -187,6 +189,97 @@ def test_outputs_equal_those_of_keras(cross):
     np.testing.assert_allclose(scores, expected_scores, atol=1e-5)
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("options", [{}, dict(value_dim=5, use_bias=False, output_shape=7)])
+def test_multi_head_attention_replaces_that_of_keras(options, mode):
+    theirs, ours = (
+        layer(H, 4, **options) for layer in (keras.layers.MultiHeadAttention, MultiHeadAttention)
+    )
+    other = MEMORY[::-1].copy()  # keys that are not the values
+    mask = np.random.default_rng(0).random((B, T, S)) < 0.5
+    theirs(X, MEMORY, other)
+    ours.build(X.shape, MEMORY.shape, other.shape)
+    ours.set_weights(theirs.get_weights())
+    inputs = (X, MEMORY, other)
+    found = caller(mode, ours, *inputs, attention_mask=mask)(*inputs)
+    np.testing.assert_array_equal(found, theirs(*inputs, attention_mask=mask))
+
+
+@pytest.mark.parametrize("options", [{}, dict(value_dim=5, use_bias=False, output_shape=7)])
+@pytest.mark.parametrize("capacity", [0, T, T + 2])
+def test_cached_steps_equal_attention_of_keras(options, capacity):
+    theirs, ours = (
+        layer(H, 4, **options) for layer in (keras.layers.MultiHeadAttention, MultiHeadAttention)
+    )
+    expected = theirs(X, X, use_causal_mask=True)
+    ours.build(X.shape, X.shape)
+    ours.set_weights(theirs.get_weights())
+    np.testing.assert_allclose(steps_of(ours, capacity), expected, atol=1e-6)
+
+
+def test_steps_of_gated_attention_are_rejected():
+    layer = MultiHeadAttention(H, 4, use_gate=True)
+    layer(X, X)
+    with pytest.raises(InputError, match="`step` does not support use_gate=True; make the layer"):
+        layer.empty_kv_cache(B)
+
+
+def steps_of(layer, capacity, step=None):
+    """Returns the outputs [B, T, D] of steps that read X token by token."""
+    kv_cache, outputs = layer.empty_kv_cache(B, capacity), []
+    for time in range(T):
+        y, kv_cache = (step or layer.step)(X[:, time], kv_cache, time)
+        outputs.append(y)
+    return np.stack(outputs, axis=1)
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+@pytest.mark.parametrize("capacity", [0, T + 2])
+@pytest.mark.parametrize("positions", [None, "relative", "rotary"])
+@pytest.mark.parametrize("window", [None, 1, 3, 11])
+def test_steps_without_a_bias_equal_the_causal_pass(window, positions, capacity, mode):
+    options = HEADS | dict(positions=positions, key_dim=4)
+    layer = (
+        SelfAttention(**options)
+        if window is None
+        else WindowedSelfAttention(window=window, **options)
+    )
+    expected = layer(X, use_causal_mask=True)
+    step = layer.step
+    if mode == "graph":  # one graph for all steps if the cache is of fixed capacity
+        graph = tf.function(layer.step, autograph=False)
+
+        def step(x, kv_cache, time):
+            return graph(x, kv_cache, tf.constant(time) if capacity else time)
+
+    np.testing.assert_allclose(steps_of(layer, capacity, step), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_decoder_steps_without_a_bias_equal_call(name):
+    layer = DECODERS[name]()
+    expected = layer(X, MEMORY)
+    if name == "decoder layer":
+        memory = layer.cross_attention.project_memory(MEMORY)
+        kv_cache = layer.self_attention.empty_kv_cache(B)
+    else:
+        memory, kv_cache = layer.project_memory(MEMORY), layer.empty_kv_cache(B)
+    for time in range(T):
+        y, kv_cache, scores = layer.step(X[:, time], memory, kv_cache, time)
+        np.testing.assert_allclose(y, expected[:, time], atol=1e-5)
+        assert scores.shape == (B, H, 1, S)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", ["cross", *DECODERS])
+def test_a_memory_may_have_another_width(name, mode):
+    layer = CrossAttention(**HEADS) if name == "cross" else DECODERS[name]()
+    memory = np.concatenate([MEMORY, MEMORY[..., :3]], axis=-1)
+    call = caller(mode, layer, X, memory)
+    assert call(X, memory).shape == X.shape
+    assert np.abs(call(X, memory) - call(X, changed(memory, 1))).max() > 1e-3
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -244,12 +337,17 @@ def test_norm_gains_are_float32_in_mixed_precision():
     np.testing.assert_array_equal(layer(x), ops.cast(exact(ops.cast(x, "float32")), "bfloat16"))
 
 
-@pytest.mark.parametrize("config", [TransformerConfig, UniversalConfig])
-def test_build_does_nothing_to_a_built_model(config):
-    sizes = dict(num_layers=1) if config is TransformerConfig else dict(num_steps=2)
-    model = build_model(
-        config(vocabulary_size=13, model_dim=8, feed_forward_dim=12, num_heads=2, **sizes)
-    )
+SIZES = dict(vocabulary_size=13, model_dim=8)
+CONFIGS = {
+    "transformer": TransformerConfig(num_layers=1, feed_forward_dim=12, num_heads=2, **SIZES),
+    "recurrent": RecurrentConfig(hidden_dim=6, **SIZES),
+    "universal": UniversalConfig(num_steps=2, feed_forward_dim=12, num_heads=2, **SIZES),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_build_does_nothing_to_a_built_model(name):
+    model = build_model(CONFIGS[name])
     before = list(model.weights)
     model.build()
     model.build((None, 5))
@@ -257,17 +355,49 @@ def test_build_does_nothing_to_a_built_model(config):
     assert all(one is other for one, other in zip(before, model.weights, strict=True))
 
 
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_model_within_a_layer_is_saved_with_it(name, tmp_path):
+    @keras.saving.register_keras_serializable()
+    class Outer(keras.layers.Layer):
+        def __init__(self, inner, **kwargs):
+            super().__init__(**kwargs)
+            self.inner = inner
+
+        def call(self, ids):
+            return self.inner({"source": ids, "target": ids})
+
+        def get_config(self):
+            inner = keras.saving.serialize_keras_object(self.inner)
+            return super().get_config() | {"inner": inner}
+
+        @classmethod
+        def from_config(cls, config):
+            return cls(keras.saving.deserialize_keras_object(config.pop("inner")), **config)
+
+    ids = keras.Input((None,), dtype="int32")
+    model = keras.Model(ids, Outer(build_model(CONFIGS[name]))(ids))
+    model.save(tmp_path / "model.keras")
+    copy = keras.models.load_model(tmp_path / "model.keras")
+    array = np.array([[5, 6, 3]])
+    np.testing.assert_array_equal(copy(array), model(array))
+
+
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
-@pytest.mark.parametrize("config", [TransformerConfig, UniversalConfig])
-def test_numpy_ids_decode(config, dtype):
-    sizes = dict(num_layers=1) if config is TransformerConfig else dict(num_steps=2)
-    model = build_model(
-        config(vocabulary_size=13, model_dim=8, feed_forward_dim=12, num_heads=2, **sizes)
-    )
+@pytest.mark.parametrize("name", CONFIGS)
+def test_numpy_ids_decode(name, dtype):
+    model = build_model(CONFIGS[name])
     source, target = np.array([[5, 6, 3], [7, 3, 0]], dtype), np.array([[2], [2]], dtype)
     logits, _ = model.step(target, model.encode(source))
     expected = model({"source": source, "target": target})
     np.testing.assert_allclose(logits, expected, atol=1e-5)
+    found = beam_search(
+        model.step,
+        model.encode(source, num_hypotheses=2),
+        bos_ids=target[:, 0],
+        max_lengths=np.array([4, 4], dtype),
+        beam_size=2,
+    )
+    assert found.ids.shape[0] == 2
 
 
 def test_gradients_of_relative_positions_in_half_precision():
@@ -294,11 +424,12 @@ def test_gradients_of_relative_positions_in_half_precision():
     [
         each
         for each in vars(keras_transformer.layers).values()
-        if isinstance(each, type) and "Example:" in (each.__doc__ or "")
+        if isinstance(each, type) and issubclass(each, keras.layers.Layer)
     ],
 )
 def test_docstring_examples_run(layer):
     names = {"np": np, **vars(keras_transformer.layers)}
-    example = doctest.DocTestParser().get_doctest(layer.__doc__, names, layer.__name__, None, 0)
-    assert example.examples
-    assert doctest.DocTestRunner(verbose=False).run(example).failed == 0
+    examples = doctest.DocTestFinder(recurse=True).find(layer, layer.__name__, globs=names)
+    assert any(example.name == layer.__name__ and example.examples for example in examples)
+    for example in examples:
+        assert doctest.DocTestRunner(verbose=False).run(example).failed == 0

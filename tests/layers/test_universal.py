@@ -1,7 +1,6 @@
 """Adaptive computation time: the weights of the steps, how many are taken, and the remainders."""
 
 import numpy as np
-import pytest
 
 from keras_transformer.layers import universal
 
@@ -41,10 +40,3 @@ def test_halting_weights_of_a_token_sum_to_one():
     weights, end = run(probabilities)
     np.testing.assert_allclose(weights.sum(axis=0), 1.0, atol=1e-6)
     assert set(np.asarray(end.steps)) > {3, 4, 5, 6}
-
-
-@pytest.mark.parametrize(("logit", "steps"), [(20, 1), (-20, 5)])
-def test_certain_halting_unit_takes_one_step_or_all(logit, steps):
-    _, end = run(np.full((5, 3), 1 / (1 + np.exp(-logit))))
-    np.testing.assert_array_equal(end.steps, [steps] * 3)
-    np.testing.assert_allclose(end.remainders, 1.0, atol=1e-6)

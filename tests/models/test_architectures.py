@@ -187,6 +187,14 @@ def test_padding_and_other_sentences_change_nothing(model):
         np.testing.assert_allclose(together[row, : target.size], alone, rtol=1e-4, atol=1e-5)
 
 
+def test_future_tokens_do_not_change_earlier_logits(model):
+    other = TARGET.copy()
+    other[:, 2:] = [[9, 9], [4, 0], [7, 5]]
+    before, after = (logits_of(model, INPUTS | {"target": ids}) for ids in (TARGET, other))
+    np.testing.assert_allclose(before[:, :2], after[:, :2], atol=1e-6)
+    assert np.abs(before[:, 2:] - after[:, 2:]).max() > 1e-4
+
+
 def test_wide_beam_equals_enumeration(config):
     model = with_random_weights(config.replace(vocabulary_size=6))
     sentences = np.array([[4, 5, 3], [5, 3, 0]])

@@ -18,12 +18,11 @@ pytestmark = pytest.mark.slow
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 PROGRAM = pathlib.Path(__file__).with_name("train_on_devices.py")
 PROCESSES = [
-    ["1-1-plain-ours", "1-1-plain-keras", "1-2-plain-ours", "1-4-plain-ours", "1-1-xla-ours",
-     "2-1-plain-spoiled"],
+    ["1-1-plain-ours", "1-1-plain-keras", "1-2-plain-ours", "1-1-plain-ponder",
+     "1-1-plain-recurrent", "2-1-plain-spoiled"],
     ["2-1-plain-ours", "2-2-plain-ours", "2-1-xla-ours", "2-2-plain-keras"],
-    ["4-1-plain-ours"],
-    ["1-1-plain-ponder", "1-2-plain-ponder", "2-1-plain-ponder"],
-    ["1-1-plain-recurrent", "1-2-plain-recurrent", "2-1-plain-recurrent"],
+    ["2-2-plain-ponder"],
+    ["2-2-plain-recurrent"],
 ]  # fmt: skip
 WORKERS = "workers-1-plain-ours"
 WAYS = [way for process in PROCESSES for way in process if way != "2-1-plain-spoiled"]

@@ -7,7 +7,6 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras import ops
 
 from keras_transformer.config import TransformerConfig
 from keras_transformer.errors import InputError
@@ -60,7 +59,7 @@ WINDOWS = TransformerConfig(
     key_dim=3,
     value_dim=5,
 )
-ROTARY = TransformerConfig(**SMALL, positions="rotary", norm_position="pre")
+ROTARY = TransformerConfig(**SMALL, positions="rotary", norm_position="pre", norm_form="sigma")
 CONFIGS = {
     "windows": WINDOWS,
     "rotary": ROTARY,
@@ -112,30 +111,6 @@ def test_logits_are_those_of_the_paper_in_float64(model, numpy_logits):
         real = target[target != 0]
         expected = numpy_logits(model, source[source != 0], real)
         np.testing.assert_allclose(row[: len(real)], expected, rtol=1e-4, atol=1e-4)
-
-
-def test_future_tokens_do_not_change_earlier_logits(model):
-    before = logits_of(model, SOURCE, TARGET)
-    other = TARGET.copy()
-    other[:, 3:] = [[9, 9, 9], [4, 5, 6], [7, 0, 3]]
-    after = logits_of(model, SOURCE, other)
-    np.testing.assert_array_equal(before[:, :3], after[:, :3])
-    assert np.abs(before[:, 3:] - after[:, 3:]).max() > 1e-4
-
-
-def test_padding_of_the_source_changes_nothing(model):
-    longer = np.pad(SOURCE, ((0, 0), (0, 4)))
-    before, after = logits_of(model, SOURCE, TARGET), logits_of(model, longer, TARGET)
-    np.testing.assert_allclose(before, after, rtol=1e-4, atol=1e-5)
-
-
-def test_a_sentence_alone_gives_what_it_gives_in_a_batch(model):
-    together = logits_of(model, SOURCE, TARGET)
-    for sentence in range(len(SOURCE)):
-        source = SOURCE[sentence][SOURCE[sentence] != 0]
-        target = TARGET[sentence][TARGET[sentence] != 0]
-        alone = logits_of(model, source[None], target[None])[0]
-        np.testing.assert_allclose(together[sentence, : len(target)], alone, rtol=1e-4, atol=1e-5)
 
 
 def test_a_source_of_padding_alone_gives_finite_logits(model):
@@ -220,21 +195,6 @@ def test_attentions_in_a_graph_in_half_precision():
     assert not np.any(padding["cross"])
 
 
-@pytest.mark.slow
-def test_an_export_can_have_attentions_as_an_endpoint(tmp_path):
-    model = make_model(PAPER)
-    archive = keras.export.ExportArchive()
-    archive.track(model)
-    ids = tf.TensorSpec([None, None], tf.int32)
-    archive.add_endpoint("attentions", model.attentions, [{"source": ids, "target": ids}])
-    archive.write_out(tmp_path, verbose=False)
-    inputs = {"source": SOURCE.astype("int32"), "target": TARGET.astype("int32")}
-    exported = tf.saved_model.load(tmp_path)
-    found = exported.attentions(inputs)
-    for name, weights in model.attentions(inputs).items():
-        np.testing.assert_allclose(found[name], weights, atol=1e-6)
-
-
 # Size
 
 
@@ -307,32 +267,7 @@ def test_shared_embeddings_are_one_variable(share, matrices):
     assert (model.source_embedding is model.target_embedding) == (share == "all")
 
 
-def test_shared_matrix_reaches_source_target_and_logits():
-    model = make_model(PAPER)
-    table = model.source_embedding.table
-    changed = ops.convert_to_numpy(table).copy()
-    changed[11] += 1  # no sentence has token 11, so only its logit can change
-    before = logits_of(model, SOURCE, TARGET)
-    table.assign(changed)
-    after = logits_of(model, SOURCE, TARGET)
-    np.testing.assert_array_equal(np.delete(before, 11, -1), np.delete(after, 11, -1))
-    assert np.abs(before[..., 11] - after[..., 11]).min() > 0
-    changed[7] *= -1  # stands in the first source and in the second target
-    table.assign(changed)
-    again = np.delete(logits_of(model, SOURCE, TARGET), 7, -1)
-    different = np.abs(again - np.delete(after, 7, -1)).max(axis=(1, 2)) > 1e-5
-    np.testing.assert_array_equal(different, [True, True, False])
-
-
 # Decoding
-
-
-def test_cached_steps_equal_the_full_pass(model):
-    full = logits_of(model, SOURCE, TARGET)
-    state = model.encode(SOURCE)
-    for time in range(TARGET.shape[1]):
-        logits, state = model.step(TARGET[:, time : time + 1], state)
-        np.testing.assert_allclose(logits[:, 0], full[:, time], rtol=1e-4, atol=1e-4)
 
 
 def test_cached_steps_of_a_beam_equal_the_full_pass(model):
@@ -372,17 +307,16 @@ def test_decoding_runs_in_a_graph_whose_sizes_are_unknown():
 # Keras
 
 
-@pytest.mark.parametrize(
-    ("config", "policy"),
-    [*((config, "float32") for config in CONFIGS.values()), (PAPER, "mixed_bfloat16")],
-    ids=[*CONFIGS, "half"],
-)
-def test_saved_model_gives_the_same_outputs(config, policy, tmp_path):
-    model = make_model(config, dtype=policy, name="some_name")
+def test_saved_mixed_precision_model_gives_the_same(tmp_path):
+    model = make_model(PAPER, dtype="mixed_bfloat16", name="some_name")
     model.save(tmp_path / "model.keras")
     copy = keras.saving.load_model(tmp_path / "model.keras")
     assert type(copy) is Transformer
-    assert (copy.config, copy.name, copy.dtype_policy.name) == (config, "some_name", policy)
+    assert (copy.config, copy.name, copy.dtype_policy.name) == (
+        PAPER,
+        "some_name",
+        "mixed_bfloat16",
+    )
     np.testing.assert_array_equal(
         logits_of(copy, SOURCE, TARGET).astype("float32"),
         logits_of(model, SOURCE, TARGET).astype("float32"),
@@ -454,14 +388,6 @@ def test_frozen_part_survives_saving_with_its_optimizer(tmp_path):
         np.testing.assert_array_equal(ours, theirs)
 
 
-def test_weights_exist_before_the_first_batch(tmp_path):
-    model = make_model(PAPER)
-    model.save_weights(tmp_path / "some.weights.h5")
-    copy = Transformer(PAPER)
-    copy.load_weights(tmp_path / "some.weights.h5")
-    np.testing.assert_array_equal(logits_of(copy, SOURCE, TARGET), logits_of(model, SOURCE, TARGET))
-
-
 @pytest.mark.parametrize(
     ("name_inputs", "got"),
     [
@@ -493,34 +419,12 @@ def test_the_model_is_called_symbolically():
     np.testing.assert_allclose(result, logits_of(model, SOURCE, TARGET), rtol=1e-5, atol=1e-5)
 
 
-def test_compute_output_shape_is_the_shape_of_the_logits(model):
-    shapes = {"source": SOURCE.shape, "target": TARGET.shape}
-    assert model.compute_output_shape(shapes) == logits_of(model, SOURCE, TARGET).shape
-
-
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
 def test_float_ids_are_not_rounded(policy):
     model = Transformer(PAPER.replace(vocabulary_size=3000), dtype=policy)
     ids = np.array([[2051, 1001, 3]])
     exact = model({"source": ids, "target": ids})
     np.testing.assert_array_equal(model({"source": ids * 1.0, "target": ids * 1.0}), exact)
-
-
-@pytest.mark.parametrize(
-    ("policy", "tolerance"), [("mixed_bfloat16", 0.05), ("mixed_float16", 0.01)]
-)
-@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
-def test_half_precision_is_close_to_float32(config, policy, tolerance):
-    model = make_model(config)
-    half = Transformer(config, dtype=policy)
-    half.set_weights(model.get_weights())
-    expected = logits_of(model, SOURCE, TARGET)
-    result = logits_of(half, SOURCE, TARGET).astype("float32")
-    np.testing.assert_allclose(result, expected, atol=tolerance * np.abs(expected).max())
-    logits, _ = half.step(TARGET[:, :1], half.encode(SOURCE))
-    step = np.asarray(logits).astype("float32")[:, 0]
-    np.testing.assert_allclose(step, expected[:, 0], atol=tolerance * np.abs(expected).max())
-    assert {weight.dtype for weight in half.weights} == {"float32"}
 
 
 # Training

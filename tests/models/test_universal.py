@@ -252,35 +252,6 @@ def test_an_evaluation_has_the_cross_entropy_alone():
 # Whole and step by step, graph and XLA; the reference above reads one sentence at a time
 
 
-def test_future_tokens_do_not_change_earlier_logits(model):
-    other = TARGET.copy()
-    other[0, 3:] = [9, 9, 11]
-    before, after = (
-        np.asarray(model({"source": SOURCE, "target": ids})) for ids in (TARGET, other)
-    )
-    np.testing.assert_allclose(before[0, :3], after[0, :3], atol=1e-6)
-    assert np.abs(before[0, 3:] - after[0, 3:]).max() > 1e-5
-
-
-def test_cached_steps_of_a_beam_equal_the_full_pass(model):
-    beams, length = 2, 4
-    targets = np.random.default_rng(2).integers(3, 13, size=(len(SOURCE), beams, length))
-    targets[:, :, 0] = BOS
-    state = model.encode(SOURCE, num_hypotheses=beams, coverage=True)
-    steps = []
-    for time in range(length):
-        logits, state = model.step(targets[:, :, time], state)
-        steps.append(np.asarray(logits))
-    for beam in range(beams):
-        inputs = {"source": SOURCE, "target": targets[:, beam]}
-        found = np.stack([step[:, beam] for step in steps], axis=1)
-        np.testing.assert_allclose(found, model(inputs), atol=1e-5)
-        is_real = (SOURCE != 0)[:, None]
-        covered = np.sum(np.asarray(model.attention(inputs)) * is_real, axis=1)
-        found = np.where(SOURCE != 0, state.coverage[:, beam], 0)
-        np.testing.assert_allclose(found, covered, atol=1e-5)
-
-
 def test_branching_beams_have_full_pass_probabilities(model):
     state = model.encode(tf.constant(SOURCE), num_hypotheses=3)
     limits = {"bos_ids": np.full(3, BOS), "max_lengths": np.full(3, 6)}
