@@ -66,7 +66,7 @@ def relative_gradients(dtype: str, **options: Any) -> dict[str, Array]:
     kind: Any = WindowedSelfAttention if "window" in options else SelfAttention
     layer = kind(positions="relative", max_relative_distance=1, **options)
     layer.build(x.shape)
-    layer.set_weights([random.normal(size=weight.shape) for weight in layer.weights])
+    layer.set_weights([random.normal(scale=0.3, size=weight.shape) for weight in layer.weights])
 
     def loss_of(output: Any) -> Any:
         return keras.ops.sum(keras.ops.cast(output, "float32") ** 2)
