@@ -139,7 +139,7 @@ def test_a_loop_may_carry_a_nest_of_states_and_begin_at_the_end():
     assert state["seen"].numpy().tolist() == [[4.0, 3.0]]
 
 
-def test_the_encoders_last_states_come_through_a_layer_of_their_own_to_the_decoder():
+def test_bridges_turn_last_states_into_first_ones():
     encoder = RecurrentEncoder(2, units=3, bridge_activation="tanh")
     x = np.random.default_rng(1).normal(size=(2, 4, 5)).astype("float32")
     mask = mask_of([4, 2])
