@@ -229,9 +229,13 @@ class TransformerLayer(Layer):
         )
         self.feed_forward_residual = Residual(**residual, name="feed_forward_residual")
 
-    def build(self, input_shape: tuple[int | None, ...]) -> None:
+    def build(self, input_shape: tuple[int | None, ...], *memory_shape: Any) -> None:
         self.self_attention.build(input_shape)
         self.self_attention_residual.build(input_shape)
+        if self.has_cross_attention:
+            if not self.cross_attention.built:  # by `project_memory`
+                self.cross_attention.build(input_shape, *memory_shape)
+            self.cross_attention_residual.build(input_shape)
         self.feed_forward.build(input_shape)
         self.feed_forward_residual.build(input_shape)
 
@@ -305,10 +309,7 @@ class DecoderLayer(TransformerLayer):
     def build(
         self, x_shape: tuple[int | None, ...], memory_shape: tuple[int | None, ...] | None = None
     ) -> None:
-        super().build(x_shape)
-        if not self.cross_attention.built:  # by `project_memory`
-            self.cross_attention.build(x_shape, memory_shape)
-        self.cross_attention_residual.build(x_shape)
+        super().build(x_shape, memory_shape)
 
     def compute_output_shape(
         self, x_shape: tuple[int | None, ...], memory_shape: Any = None

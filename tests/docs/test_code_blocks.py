@@ -13,7 +13,7 @@ import pytest
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _PAGES = ["README.md", *sorted(
     page.relative_to(_ROOT).as_posix()
-    for folder in ("tutorials", "guides", "explanation")
+    for folder in ("tutorials", "guides", "explanation", "results")
     for page in (_ROOT / "docs" / folder).glob("*.md")
 )]  # fmt: skip
 _OF_OTHERS = {  # programs that are not ours
