@@ -20,10 +20,11 @@ together, cuts them into batches of at most `batch_tokens`, and shuffles the bat
 3. A corpus of more than two million pairs is planned window by window, in random order. A window
    takes every W-th of many short pieces of the corpus, so it is a sample of the whole.
 
-The number of batches of each window depends on lengths and weights alone: it is the same in every
-epoch and for any number of devices. A place in an epoch is found by adding up these W numbers and
-planning one window of n pairs, O(W + n log n); nothing is replayed. Counting the lengths of N pairs
-is O(N), once, and kept with the tokens; splitting C cells into K boxes is O(KWC).
+The number of batches of each window depends on lengths, weights and the bounds of a batch alone: it
+is the same in every epoch and for any number of devices. A place in an epoch is found by adding up
+these W numbers and planning one window of n pairs, O(W + n log n); nothing is replayed. Counting
+the lengths of N pairs is O(N), once, and kept with the tokens; splitting C cells into K boxes is
+O(KWC).
 
 Lengths count EOS.
 """
@@ -79,7 +80,7 @@ def training_batches(
         resample: subword regularization: samples segmentations of source and of target sentences
             from ids and a seed, as `SubwordSampler` does; None for a side that has only one.
             Samples that do not fit are discarded.
-        seed: at least 0; the order depends on it, the epoch and the corpus alone.
+        seed: at least 0; with the other arguments, the order depends on it and the epoch alone.
         first_step: batches to skip from the start of epoch 0, without making them.
         epochs: number of epochs, counted from epoch 0; None is endless.
         replicas: devices that share a batch, over all workers. Batches are padded with empty rows
@@ -330,7 +331,11 @@ class BatchPlan:
 
 
 def count_windows(part_offsets: Counts) -> int:
-    """Returns W, which is at least 1, from the first pair of each corpus, and N, [P + 1]."""
+    """Returns the number of windows W, at least 1.
+
+    Args:
+        part_offsets: [P + 1], index of the first pair of each corpus, then N.
+    """
     return max(1, -(-int(part_offsets[-1]) // WINDOW_PAIRS))
 
 
@@ -428,7 +433,7 @@ def _split_lengths(
             cells = left * longest_left.sum(1) + right * longest_right.sum(1)
             cells[np.diff(rungs[:, axis]) == 0] = np.inf
             for half, longest in ((left, longest_left), (right, longest_right)):
-                # Each box fills half a batch or more in every window.
+                # On average over the windows, each box fills at least half a batch.
                 cells[2 * half < windows * most_rows(longest.max(1))] = np.inf
             if len(cells) and whole - cells.min() > best[0]:
                 place = int(cells.argmin()) + 1

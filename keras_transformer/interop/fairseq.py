@@ -88,8 +88,8 @@ def read_fairseq(path: pathlib.Path, given: Given) -> ForeignModel:
         raise InputError(f"{path} has {len(checkpoints)} checkpoints; name one file")
     (file,) = checkpoints
     state = read_pytorch(file)
-    args = _arguments(state, file)
-    options = _options(args)
+    args = _training_options(state, file)
+    options = _config_fields(args)
     tensors = state_tensors(state.get("model"), file)
     tensors.ignore(*_IGNORED)
     target_table = tensors.get("decoder.embed_tokens.weight", (None, None))  # [V, D]
@@ -134,7 +134,7 @@ def _checkpoints(path: pathlib.Path) -> list[pathlib.Path]:
     return sorted(path.glob("*.pt"))
 
 
-def _arguments(state: Any, file: pathlib.Path) -> Options:
+def _training_options(state: Any, file: pathlib.Path) -> Options:
     """Returns the options that the model was trained with."""
     found = None
     if isinstance(state, dict):
@@ -149,7 +149,7 @@ def _arguments(state: Any, file: pathlib.Path) -> Options:
     return Options(found, str(file), "fairseq")
 
 
-def _options(args: Options) -> dict[str, Any]:
+def _config_fields(args: Options) -> dict[str, Any]:
     """Returns fields of `TransformerConfig`; `InputError` lists all that cannot be imported."""
     arch = args.get("arch", str, "") or args.get("_name", str, "transformer")
     activation = args.get("activation_fn", str, "relu")

@@ -1,8 +1,12 @@
 """Multi-head scaled dot-product attention (Vaswani et al. 2017, 3.2), full and cached.
 
 `call` attends to a whole sequence. `step` decodes: it reads one token of each hypothesis, and finds
-keys and values of the earlier tokens in a cache. `SelfAttention` and `CrossAttention` are the
-layers of the models; `MultiHeadAttention` is Keras's layer, with cached steps added.
+keys and values of the earlier tokens in a cache. All W hypotheses of a sentence share one cache, in
+which slot i * W + w holds token i of row w. The cache is never reordered: `score_bias` shows each
+hypothesis the slots of its own ancestors, see `masks.ancestor_bias`.
+
+`SelfAttention` and `CrossAttention` are the layers of the models; `MultiHeadAttention` is Keras's
+layer, with cached steps added.
 
 Shapes: B batch, T queries, S keys, D model dimension, H heads, K key dimension of a head,
 U value dimension of a head; while decoding, W hypotheses a sentence and t tokens read so far.
@@ -20,7 +24,7 @@ from keras_transformer.layers.base import Dropout, Layer
 from keras_transformer.layers.masks import attention_bias, combine_masks
 from keras_transformer.layers.positions import relative_scores, relative_values, rotate
 
-_FEW_QUERIES = 16  # the hypotheses of a beam
+_FEW_QUERIES = 16  # at most so many in a step with a usual beam
 
 
 class KeysValues(NamedTuple):
@@ -89,15 +93,15 @@ def append_slots(cache: Tensor, new: Tensor, time: Tensor, has_capacity: bool) -
 
 
 def unbranched_bias(kv_cache: KeysValues, time: Tensor | int, reach: int | None = None) -> Tensor:
-    """Returns the bias of a step whose rows are one sequence each (W = 1), see `step`.
+    """Returns the bias of a step without a beam (W = 1), which hides slots that are not filled yet.
 
     Args:
         kv_cache: of a layer, before the new tokens.
         time: tokens read before; an int if the cache grows.
-        reach: tokens that a window shows before the new one; None for all.
+        reach: how many tokens before the new one a window can see; None for all.
     """
     num_slots = kv_cache.keys.shape[2]
-    grows = num_slots is None
+    grows = num_slots is None  # a cache that grows has exactly the tokens read
     if isinstance(time, Integral):
         grows = num_slots == (time if reach is None else min(time, reach))
     if grows:
@@ -343,6 +347,7 @@ class SelfAttention(ScaledDotProductAttention):
         num_hypotheses, num_slots = score_bias.shape[2:]
         projected = self._project(x, time, num_hypotheses)
         query, key, value = (ops.swapaxes(each, 1, 2) for each in projected)  # [B, H, W, K or U]
+        # A cache that grows has fewer slots than the bias, which counts the new tokens already.
         has_capacity = num_slots is not None and (kv_cache.keys.shape[2] or 0) >= num_slots
         keys = append_slots(kv_cache.keys, key, time, has_capacity)
         values = append_slots(kv_cache.values, value, time, has_capacity)
@@ -393,8 +398,8 @@ class CrossAttention(ScaledDotProductAttention):
         self, x_shape: tuple[int | None, ...], memory_shape: tuple[int | None, ...] | None = None
     ) -> None:
         """Builds for queries and a memory of these widths; None for the same width."""
-        if memory_shape is None or not isinstance(memory_shape[-1], int):  # keys and values
-            memory_shape = x_shape
+        if memory_shape is None or not isinstance(memory_shape[-1], int):
+            memory_shape = x_shape  # the shapes of a `KeysValues` do not tell D
         keys, values = self.num_heads * self.key_dim, self.num_heads * self.value_dim
         self.query_projection = self._dense(keys, "query", x_shape)
         self.memory_projection = self._dense(keys + values, "key_value", memory_shape)
@@ -458,7 +463,13 @@ class CrossAttention(ScaledDotProductAttention):
     def step(
         self, x: Tensor, memory: KeysValues, score_bias: Tensor | None, num_hypotheses: int
     ) -> tuple[Tensor, Tensor]:
-        """Attends from the new tokens x [B * W, D] of W hypotheses to a projected memory.
+        """Attends from the new tokens of W hypotheses to a projected memory, without dropout.
+
+        Args:
+            x: [B * W, D].
+            memory: from `project_memory`, once for all steps.
+            score_bias: [B, 1, 1, S] or broadcastable, hides the memory's padding; None for none.
+            num_hypotheses: W.
 
         Returns:
             [B * W, D] and the attention weights [B, H, W, S].

@@ -165,7 +165,7 @@ class TransformerLayer(Layer):
     """The sub-layers of `EncoderLayer` and, with cross-attention, of `DecoderLayer`.
 
     Args:
-        num_heads, key_dim, value_dim, attention_dropout: see `MultiHeadAttention`.
+        num_heads, key_dim, value_dim: see `SelfAttention`. attention_dropout: its `dropout`.
         attention_bias: whether the projections of attention have a bias.
         attention_window: see `WindowedSelfAttention`; None for all positions.
         positions, max_relative_distance: see `SelfAttention`.
@@ -496,7 +496,7 @@ class Encoder(TransformerStack):
 
         Args: see `SelfAttention.call`.
         """
-        # One bias for all layers; a window applies the causal mask in its blocks.
+        # One bias for all layers. Windowed layers apply the causal mask themselves, block by block.
         masks = dict(attention_mask=attention_mask, padding_mask=padding_mask)
         bias = combine_masks(x, **masks, use_causal_mask=use_causal_mask and not self.has_windows)
         scores = []
@@ -578,7 +578,7 @@ class Decoder(TransformerStack):
 
         Args: see `DecoderLayer.call`.
         """
-        # One bias for all layers; a window applies the causal mask in its blocks.
+        # One bias for all layers. Windowed layers apply the causal mask themselves, block by block.
         bias = combine_masks(
             x,
             attention_mask=attention_mask,

@@ -3,8 +3,10 @@
 From model to published version, in `export`:
 
 1. `Translator.signatures` traces the functions to serve,
-2. they are written to a temporary folder with warm-up requests and a model card,
-3. `check_operations` and `compare_answers` verify what was written, the second in a fresh process,
+2. they are written to a temporary folder; `check_operations` verifies the graph, then warm-up
+   requests and a model card are added,
+3. `compare_answers` loads the folder in a fresh process and compares its answers; the server's
+   configuration files are written beside it,
 4. the folder is renamed to its version, which a server loads as soon as it is there.
 
 exports/mine/1/saved_model.pb                                 the graph, vocabularies included
@@ -72,8 +74,8 @@ def export(
             folder's name.
         sentences: typical text for the warm-up requests and the check; by default it is generated
             from the vocabulary.
-        batch_sizes: sentences of the warm-up requests, at most what the batching parameters in the
-            folder allow.
+        batch_sizes: how many sentences each warm-up request has; at most what the batching
+            parameters in the folder allow.
         training: for the model card, `describe_run` of each run whose weights these are.
         check_timeout: seconds that the fresh process may take.
 

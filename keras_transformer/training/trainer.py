@@ -237,7 +237,7 @@ class Trainer:
         training = self.training
         steps = self.checkpoints.to_average(training.average_last, training.average_best)
         if steps:
-            if training.lora_rank is not None:  # a model into which they are merged
+            if training.lora_rank is not None:  # the average has the LoRA matrices merged into it
                 self.model = build_model(self.configs.model, dtype=training.precision)
             self.checkpoints.average(self.model, steps)
             self._on_chief(lambda: self.checkpoints.save_weights(self.model))

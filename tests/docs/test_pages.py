@@ -44,12 +44,14 @@ def test_fine_tuning(trained, run_page):
 
 
 @slow
-def test_serving(trained, run_page, free_ports):
+def test_serving(trained, run_page, call, free_ports, monkeypatch):
     run_page("docs/guides/formats.md", trained)
+    monkeypatch.chdir(trained)
+    assert call("export.py", "--run_dir=runs/mine", "--export_dir=exports/served").code == 0
     grpc, rest = free_ports(2)
     server = subprocess.Popen(
         [sys.executable, "tests/serving/stand_in_server.py", f"--port={grpc}",
-         f"--rest_api_port={rest}", "--model_name=mine", "--model_base_path=exports/mine",
+         f"--rest_api_port={rest}", "--model_name=mine", "--model_base_path=exports/served",
          "--file_system_poll_wait_seconds=0.2"],
         cwd=trained,
     )  # fmt: skip
@@ -63,15 +65,15 @@ def test_serving(trained, run_page, free_ports):
 
 
 def _wait_for(port: int) -> None:
-    for _ in range(300):
+    """Waits until the server has loaded the model."""
+    for _ in range(600):
         try:
-            urllib.request.urlopen(f"http://localhost:{port}/v1/models/mine", timeout=1)
-        except (OSError, urllib.error.URLError) as error:
-            if isinstance(error, urllib.error.HTTPError):
+            url = f"http://localhost:{port}/v1/models/mine"
+            if b"AVAILABLE" in urllib.request.urlopen(url, timeout=1).read():
                 return
-            time.sleep(0.2)
-        else:
-            return
+        except OSError:
+            pass
+        time.sleep(0.2)
     raise AssertionError("the stand-in does not answer")
 
 
