@@ -5,7 +5,8 @@ encoder's outputs, its memory: `call` for whole sequences, as in training, `step
 token of each hypothesis.
 
 Shapes: B batch, S source length, T target length, W hypotheses of a sentence, R rows (B, or B * W
-while decoding), D model dimension, U units of an LSTM, A attention dimension.
+while decoding), D model dimension, U units of an LSTM, M width of the memory (2 U), A attention
+dimension.
 """
 
 from collections.abc import Callable

@@ -117,6 +117,7 @@ class RecurrentModel(Seq2SeqModel):
         if self.config.intra_decoder_attention:
             time, ancestors = ancestors_of(ids, state)
             is_newest = ops.equal(ops.arange(ops.shape(ancestors)[2]), time)
+            # A state does not attend to itself: -1 hides its slot.
             past_mask = ancestor_mask(ops.where(is_newest, -1, ancestors), num_hypotheses)
         x, weights, rows, history = self.decoder.step(
             self.target_embedding(ids),

@@ -7,10 +7,11 @@ strategy:
 
     tokens    = the real target tokens of the batch, summed over the replicas
     gradients = of the summed loss / tokens, added up over the parts of a replica's rows
-    gradients = summed over the replicas and clipped by their global norm
+    gradients = summed over the replicas, and clipped by their global norm if a limit is given
     update the weights, or skip the update where a gradient is not finite
 
-so that any number of devices and of parts gives the weights that one device gives.
+so that, but for dropout masks and rounding, any number of devices and of parts makes the update
+that one device makes.
 
 Shapes: B batch, T target length.
 """
@@ -292,7 +293,7 @@ def _is_overwritten(weight: Any) -> bool:
 
 
 def _clip(model: Any, gradients: list[Tensor]) -> list[Tensor]:
-    """Returns this replica's share of the batch's gradient, clipped to `clip_norm`."""
+    """Returns the batch's clipped gradient divided by the replicas, which the optimizer sums."""
     weights = model.trainable_weights
     scale = getattr(model.optimizer, "dynamic_scale", 1.0)  # of the loss, in float16
     learned = [
@@ -302,7 +303,6 @@ def _clip(model: Any, gradients: list[Tensor]) -> list[Tensor]:
     ]
     limit = model.clip_norm * tf.cast(scale, tf.float32)
     learned, _ = tf.clip_by_global_norm(_sum_over_replicas(learned), limit)
-    # The optimizer sums the replicas' gradients again.
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
     shares = iter([gradient / replicas for gradient in learned])
     pairs = zip(weights, gradients, strict=True)
@@ -326,13 +326,14 @@ def _apply_if_finite(model: Any, gradients: list[Tensor]) -> None:
         model.optimizer.apply_gradients(zip(gradients, model.trainable_weights, strict=True))
 
     if isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer):
-        # It skips bad updates itself, and lowers its scale, but it checks the first replica's
-        # gradients only, before they are summed. NaN tells it of another replica's.
+        # It skips bad updates itself and lowers its scale, but looks at the first replica's
+        # gradients only: on a bad step those of every replica become NaN.
         spoil = tf.where(is_good, 0.0, float("nan"))
         update([tf.convert_to_tensor(each) + tf.cast(spoil, each.dtype) for each in gradients])
         return
 
-    # tf.distribute has no branches in a replica's own context.
+    # Replicas wait for each other in `apply_gradients`, which tf.distribute forbids within a branch
+    # of one replica: the branch is taken for all of them.
     def update_all(strategy: Any, gradients: list[Tensor], is_good: Tensor) -> None:
         tf.cond(
             strategy.experimental_local_results(is_good)[0],

@@ -123,9 +123,9 @@ class Transformer(Seq2SeqModel):
         memory, _ = self._encode(source, padding_mask(source), 0, training=False)
         return DecodingState(
             projection=self.output_projection(),
-            # Not the bias: TensorFlow's oneDNN remapper, fusing the sum of a product and a tensor
-            # from outside of a loop, takes the wrong output of that tensor's Switch, and the whole
-            # search then returns empty tensors. A bias computed within the loop is safe.
+            # The source, from which `step` computes its padding bias. A bias from outside of the
+            # search's loop meets a bug of TensorFlow's oneDNN remapper: it takes the wrong output
+            # of that tensor's Switch, and the whole search returns empty tensors.
             context={"memory": self.decoder.project_memory(memory), "source": source},
             kv_cache=self.decoder.empty_kv_cache(batch, (capacity or 0) * num_hypotheses),
             coverage=start_coverage(source, num_hypotheses) if coverage else None,
@@ -134,6 +134,7 @@ class Transformer(Seq2SeqModel):
     def step(self, ids: Tensor, state: DecodingState) -> tuple[Tensor, DecodingState]:
         ids = ops.convert_to_tensor(ids, "int32")
         num_hypotheses = ids.shape[1]
+        # The cache has the tokens of all hypotheses; `ancestors` tells those of each.
         time, ancestors = ancestors_of(ids, state)
         time = ops.convert_to_tensor(time, "int32")
         # Rows [B * W, D]: products of two matrices are quicker than those of larger tensors.
@@ -194,7 +195,8 @@ class Transformer(Seq2SeqModel):
     def _source_positions(self, source: Tensor, offset: Tensor | int) -> Tensor | None:
         """Returns the positions of source ids [B, S]; None for 0 to S - 1.
 
-        Tokens without a position are all at 0, and the others count from 1 (Wu et al. 2021, 2.2).
+        The first `unpositioned_tokens` ids after the reserved ones, such as features, are all at 0,
+        and the others count from 1 (Wu et al. 2021, 2.2).
         """
         if not self.config.unpositioned_tokens:
             return shifted_positions(source, offset)
