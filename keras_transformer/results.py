@@ -308,12 +308,12 @@ class Alignment(NamedTuple):
 def read_alignments(answer: Mapping[str, Any]) -> list[Alignment]:
     """Returns the alignment of each sentence from the outputs of the signature `attention`."""
     return [
-        Alignment(align_words(*each), len(_words(each.source)), len(_words(each.target)))
+        Alignment(align_by_attention(*each), len(_words(each.source)), len(_words(each.target)))
         for each in read_attention(answer)
     ]
 
 
-def align_words(
+def align_by_attention(
     attention: "np.ndarray", source_pieces: Sequence[str], target_pieces: Sequence[str]
 ) -> list[tuple[int, int]]:
     """Returns for each target word the source word that it attends to most.

@@ -10,7 +10,7 @@ from keras_transformer.results import (
     Alignment,
     Score,
     Translation,
-    align_words,
+    align_by_attention,
     batches_by_length,
     in_row_order,
     in_words_of_texts,
@@ -49,7 +49,9 @@ def test_target_words_align_to_most_attended_words():
         [0.7, 0.2, 0.1],  # Katzen
         [0.0, 0.0, 1.0],
     ]
-    pairs = align_words(np.array(attention), ["▁cats", "▁two", EOS], ["▁zwei", "▁Katzen", EOS])
+    pairs = align_by_attention(
+        np.array(attention), ["▁cats", "▁two", EOS], ["▁zwei", "▁Katzen", EOS]
+    )
     assert pairs == [(1, 0), (0, 1)]
 
 
@@ -60,9 +62,11 @@ def test_attention_is_summed_over_a_words_tokens():
         [0.0, 0.1, 0.8, 0.1],  # froh: with "un" 0.35 and 0.6 in the mean
         [0.0, 0.0, 0.2, 0.8],
     ]
-    pairs = align_words(np.array(attention[:1]), ["▁un", "happy", "▁cat", EOS], ["▁un", EOS])
+    pairs = align_by_attention(np.array(attention[:1]), ["▁un", "happy", "▁cat", EOS], ["▁un", EOS])
     assert pairs == [(0, 0)]
-    both = align_words(np.array(attention), ["▁un", "happy", "▁cat", EOS], ["▁un", "froh", EOS])
+    both = align_by_attention(
+        np.array(attention), ["▁un", "happy", "▁cat", EOS], ["▁un", "froh", EOS]
+    )
     assert both == [(1, 0)]
 
 
@@ -72,28 +76,31 @@ def test_lone_space_token_begins_a_word():
     attention = np.zeros([6, 6])
     attention[[0, 1], [3, 4]] = 1.0  # x reads c
     attention[[2, 3, 4], [0, 1, 2]] = 1.0  # yz reads ab
-    assert align_words(attention, source, target) == [(1, 0), (0, 1)]
+    assert align_by_attention(attention, source, target) == [(1, 0), (0, 1)]
 
 
 def test_first_token_begins_a_word():
     attention = np.array([[0.1, 0.9, 0.0], [0.9, 0.1, 0.0], [0.0, 0.0, 1.0]])
-    assert align_words(attention, ["木", "▁sun", EOS], ["שמש", "▁eins", EOS]) == [(1, 0), (0, 1)]
+    assert align_by_attention(attention, ["木", "▁sun", EOS], ["שמש", "▁eins", EOS]) == [
+        (1, 0),
+        (0, 1),
+    ]
 
 
 def test_eos_is_not_aligned():
     attention = np.array([[0.2, 0.1, 0.7], [0.0, 0.3, 0.7], [0.9, 0.1, 0.0]])
-    assert align_words(attention, ["▁a", "▁b", EOS], ["▁x", "▁y", EOS]) == [(0, 0), (1, 1)]
+    assert align_by_attention(attention, ["▁a", "▁b", EOS], ["▁x", "▁y", EOS]) == [(0, 0), (1, 1)]
 
 
 def test_padding_is_not_aligned():
     attention = np.array([[0.2, 0.8, 0.0, 0.0, 0.0], *np.zeros([3, 5])])
-    pairs = align_words(attention, ["▁a", "▁b", EOS, "", ""], ["▁x", EOS, "", ""])
+    pairs = align_by_attention(attention, ["▁a", "▁b", EOS, "", ""], ["▁x", EOS, "", ""])
     assert pairs == [(1, 0)]
 
 
 def test_ties_go_to_the_first_word():
     attention = np.array([[0.4, 0.4, 0.2], [0.0, 0.0, 1.0]])
-    assert align_words(attention, ["▁a", "▁b", EOS], ["▁x", EOS]) == [(0, 0)]
+    assert align_by_attention(attention, ["▁a", "▁b", EOS], ["▁x", EOS]) == [(0, 0)]
 
 
 @pytest.mark.parametrize(
@@ -103,7 +110,7 @@ def test_ties_go_to_the_first_word():
 )
 def test_blank_sides_have_no_alignment(source, target):
     attention = np.full([len(target), len(source)], 0.5)
-    assert align_words(attention, source, target) == []
+    assert align_by_attention(attention, source, target) == []
 
 
 def test_words_of_texts_differ_from_words_of_the_vocabulary():

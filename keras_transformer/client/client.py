@@ -1,4 +1,4 @@
-"""A client of a model server that serves an exported translator.
+"""The client of a model server: batches, retries, and what to do about requests that fail.
 
 Over REST it needs urllib3; over gRPC tensorflow-serving-api, and with it TensorFlow.
 """

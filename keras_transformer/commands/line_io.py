@@ -27,8 +27,8 @@ _LINES_AT_ONCE = 10_000
 _PROMPT = "> "
 
 
-def define_flags() -> None:
-    """Defines the flags that say what to write for each line."""
+def define_line_flags() -> None:
+    """Defines the flags of what is given with each line and what is written for it."""
     flags.DEFINE_boolean(
         "scores",
         False,

@@ -42,7 +42,7 @@ _HEADERS_FILE = flags.DEFINE_string(
     "A file of HTTP headers or gRPC metadata to send, one a line, as in 'authorization: Bearer "
     "TOKEN'. On the command line, other users of the machine could read them.",
 )
-line_io.define_flags()
+line_io.define_line_flags()
 _STATUS = flags.DEFINE_boolean("status", False, "Only write the versions of the model.")
 
 # What may differ from sentence to sentence with an exported model.

@@ -30,7 +30,7 @@ _SAVED_MODEL = flags.DEFINE_string(
 )
 _CHECKPOINT = config_flags.define_checkpoint_flag()
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 64, "Sentences translated at once.", lower_bound=1)
-line_io.define_flags()
+line_io.define_line_flags()
 _REMOVE_BPE = flags.DEFINE_boolean(
     "remove_bpe",
     None,

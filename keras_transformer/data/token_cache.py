@@ -45,7 +45,7 @@ from keras_transformer.files import atomic_folder, write_atomically
 from keras_transformer.host import end_with_parent, num_cores
 from keras_transformer.text import Vocabulary
 
-Shard = list[ParallelText]  # the text of a shard, in chunks
+TextShard = list[ParallelText]  # the text of a shard, in chunks
 Progress = Callable[[int], None]  # called with the number of pairs so far
 
 _FORMAT = 3
@@ -149,7 +149,7 @@ def tokenize_share(
             if shards.name == _SHARDS + _inputs(sources, vocabularies, length_filter)[1]:
                 maker = ShardMaker(shards, vocabularies, length_filter, num_cores())
                 for part, text in enumerate(sources):
-                    maker.make_missing(part, read_shards(text), lambda num_pairs: None, worker)
+                    maker.make_missing(part, cut_into_shards(text), lambda num_pairs: None, worker)
                 return True
     return False
 
@@ -190,7 +190,7 @@ class ApacheBeamShards:
 
         def make(share: int) -> None:
             for part, source in enumerate(sources):
-                shards = read_shards(source)
+                shards = cut_into_shards(source)
                 maker.make_missing(part, shards, lambda num_pairs: None, (share, shares))
 
         with apache_beam.Pipeline(options=PipelineOptions(list(self.options))) as pipeline:
@@ -225,7 +225,7 @@ class ShardMaker(NamedTuple):
             worker: index of the share of the shards to make first, and number of shares; missing
                 shards of other shares follow.
         """
-        shards = read_shards(source)
+        shards = cut_into_shards(source)
         first, second = next(shards, []), next(shards, None)
         if second is None:
             sizes = itertools.accumulate(len(text.source) for text in first)
@@ -242,11 +242,11 @@ class ShardMaker(NamedTuple):
             count = self.make_missing(part, shards, progress, share)
             if all(self._shard_path(part, number).exists() for number in range(count)):
                 break
-            shards = read_shards(source)
+            shards = cut_into_shards(source)
         yield from (self._load(part, number) for number in range(count))
 
     def make_missing(
-        self, part: int, shards: Iterable[Shard], progress: Progress, worker: tuple[int, int]
+        self, part: int, shards: Iterable[TextShard], progress: Progress, worker: tuple[int, int]
     ) -> int:
         """Makes those of a worker's shards that are missing; returns the number of all shards."""
         pending: collections.deque[concurrent.futures.Future[int]] = collections.deque()
@@ -284,7 +284,7 @@ class ShardMaker(NamedTuple):
             ) from error
         return number + 1
 
-    def write(self, part: int, number: int, shard: Shard) -> int:
+    def write(self, part: int, number: int, shard: TextShard) -> int:
         """Tokenizes a shard into its file; returns its number of pairs."""
         chunks = list(self._ids(shard, num_threads=1))  # other processes have the other cores
         arrays: dict[str, Any] = {}
@@ -299,7 +299,7 @@ class ShardMaker(NamedTuple):
         write_atomically(self._shard_path(part, number), content.getvalue())
         return sum(len(text.source) for text in shard)
 
-    def _ids(self, shard: Shard, **options: Any) -> Iterator[TokenizedCorpus]:
+    def _ids(self, shard: TextShard, **options: Any) -> Iterator[TokenizedCorpus]:
         for text in shard:
             source, target = (
                 vocabulary.encode(sentences, **options)
@@ -323,7 +323,7 @@ class ShardMaker(NamedTuple):
         return self.folder / f"{part}-{number:06}.npz"
 
 
-def read_shards(source: PairSource) -> Iterator[Shard]:
+def cut_into_shards(source: PairSource) -> Iterator[TextShard]:
     """Yields the text of a corpus, a shard of 50,000 pairs at a time."""
     pairs = iter(source)
     while True:

@@ -414,11 +414,11 @@ def best_continuations(
     # The best tokens of each set: more than `count`, since forbidden ones may be among them.
     num_candidates = count + size * sum(ids.shape[2] for ids in constrained.forbidden_ids)
     width = min(num_candidates, size * (vocabulary_size or num_candidates))
-    groups, shift, log_sum = scoring.normalize(
-        constrained.logits, allowed, scoring.in_groups(allowed, width, size)
+    blocks, shift, log_sum = scoring.normalize(
+        constrained.logits, allowed, scoring.in_blocks(allowed, width, size)
     )
     offsets = log_probs - log_sum  # [B, W]
-    found = Candidates(*scoring.top_k_of_groups(groups, width, offsets, num_sets))
+    found = Candidates(*scoring.top_k_of_blocks(blocks, width, offsets, num_sets))
     if spec.subset is not None:
         places = tf.minimum(found.ids, tf.size(spec.subset.ids) - 1)  # padding of rows, at -inf
         found = found._replace(ids=tf.gather(spec.subset.ids, places))

@@ -127,7 +127,7 @@ class Checkpoints:
         return sorted(step for _, step in sorted(known, reverse=True)[:count])
 
     def is_stalled(self, step: int, metric: Metric, patience: int) -> bool:
-        """Whether a metric has not improved at the last `patience` checkpoints up to a step."""
+        """Whether a metric has not improved at the last `patience` checkpoints (early stopping)."""
         best, waited = -float("inf"), 0
         for other, metrics in self.metrics.read().items():
             # Metrics of later steps are left by a run whose newest checkpoint was damaged, those of

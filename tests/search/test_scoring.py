@@ -10,9 +10,9 @@ from keras_transformer.search.scoring import (
     coverage_penalty,
     final_scores,
     find_top_k,
-    in_groups,
+    in_blocks,
     length_penalty,
-    top_k_of_groups,
+    top_k_of_blocks,
 )
 
 
@@ -72,12 +72,12 @@ def test_top_k_takes_an_empty_batch():
 
 @pytest.mark.parametrize("width", [7, 2048, 8000])
 @pytest.mark.parametrize("num_sets", [1, 2, 4])
-def test_top_k_of_groups_adds_the_offset_of_each_row(width, num_sets):
+def test_top_k_of_blocks_adds_the_offset_of_each_row(width, num_sets):
     random = np.random.default_rng(width)
     rows = random.integers(-9, 9, (3, 4, width)).astype("f")
     offsets = random.integers(-3, 3, (3, 4)).astype("f")
     offsets[1, 2] = -np.inf
-    found = top_k_of_groups(in_groups(tf.constant(rows), 6), 6, tf.constant(offsets), num_sets)
+    found = top_k_of_blocks(in_blocks(tf.constant(rows), 6), 6, tf.constant(offsets), num_sets)
     sets = (rows + offsets[..., None]).reshape(3, num_sets, -1)
     order = np.argsort(-sets, axis=-1, kind="stable")[..., :6]
     np.testing.assert_array_equal(found[0], np.take_along_axis(sets, order, -1))
