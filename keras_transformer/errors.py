@@ -23,6 +23,10 @@ class InputError(ValueError):
         super().__init__("".join(c if c.isprintable() else repr(c)[1:-1] for c in message))
 
 
+class NotRegisteredError(InputError):
+    """An architecture or task that nothing has registered: its module has not been imported."""
+
+
 def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
     """Raises `InputError` unless an argument is one of the choices."""
     if value not in choices:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 from typing_extensions import Self
 
 from keras_transformer.config.base import JsonConfig, option
-from keras_transformer.errors import InputError, check_choice
+from keras_transformer.errors import InputError, NotRegisteredError, check_choice
 
 # The tokens that every vocabulary reserves.
 
@@ -24,10 +24,6 @@ WORD_START = "\u2581"  # SentencePiece writes it instead of a space
 
 
 Preset = Mapping[str, Any]
-
-
-class UnknownArchitectureError(InputError):
-    """A configuration of an architecture that nothing has registered."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -128,7 +124,7 @@ class ModelConfig(JsonConfig):
         if name is None:
             raise InputError(f"no architecture; give one of {', '.join(_ARCHITECTURES)}")
         if name != own and name not in _ARCHITECTURES:
-            raise UnknownArchitectureError(
+            raise NotRegisteredError(
                 f"architecture must be one of {', '.join(_ARCHITECTURES)}, got {name!r}; "
                 "import the module that registers it first (commands: --user_module)"
             )

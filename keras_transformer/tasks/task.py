@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from keras_transformer.config import DataConfig, JsonConfig, ModelConfig, SearchConfig, split_list
-from keras_transformer.errors import InputError, check_choice
+from keras_transformer.errors import InputError, NotRegisteredError, check_choice
 from keras_transformer.files import Path, read_lines
 
 if TYPE_CHECKING:  # tasks load without TensorFlow
@@ -378,7 +378,11 @@ def get_task(name: str) -> type[Task]:
     Raises:
         InputError: no task has that name.
     """
-    check_choice("task", name, registered_tasks())
+    if name not in _TASKS:
+        raise NotRegisteredError(
+            f"task must be one of {', '.join(_TASKS)}, got {name!r}; import the module that "
+            "registers it first (commands: --user_module)"
+        )
     return _TASKS[name]
 
 

@@ -25,7 +25,6 @@ from typing import Any
 from typing_extensions import Self
 
 from keras_transformer.config import TrainingConfig
-from keras_transformer.config.model import UnknownArchitectureError
 from keras_transformer.data import (
     ApacheBeamShards,
     ParallelText,
@@ -33,7 +32,7 @@ from keras_transformer.data import (
     TokenizedCorpus,
     tokenize_share,
 )
-from keras_transformer.errors import InputError, writing
+from keras_transformer.errors import InputError, NotRegisteredError, writing
 from keras_transformer.files import write_atomically
 from keras_transformer.models import Seq2SeqModel, build_model
 from keras_transformer.text import Vocabulary
@@ -468,7 +467,7 @@ class RunDirectory:
             )
         try:
             yield json.loads(path.read_text(encoding="utf-8"))
-        except UnknownArchitectureError as error:
+        except NotRegisteredError as error:
             raise InputError(f"{path}: {error}") from error
         except OSError as error:
             raise InputError(f"cannot read {path} ({error.strerror}); make it readable") from error

@@ -18,7 +18,8 @@ _PAGES = ["README.md", *sorted(
 )]  # fmt: skip
 _OF_OTHERS = {  # programs that are not ours
     "tensorflow_intra_op_parallelism", "tensorflow_inter_op_parallelism",
-    "xla_cpu_compilation_enabled", "xla_cpu_prefer_vector_width", "slow", "help", "version",
+    "xla_cpu_compilation_enabled", "xla_cpu_prefer_vector_width",
+    "model_config_file_poll_wait_seconds", "slow", "help", "version",
 }  # fmt: skip
 
 

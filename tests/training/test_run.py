@@ -260,10 +260,9 @@ def broken(*keys, value):
         broken("model", "num_layers", value=0),
         broken("model", "num_leyers", value=6),
         broken("training", "precision", value="float8"),
-        broken("task", "name", value="unknown"),
         broken("task", "bleu_tokenize", value="13b"),
     ],
-    ids=range(14),
+    ids=range(13),
 )
 def test_damaged_config_is_reported_in_one_line(run, content):
     (run.path / "config.json").write_bytes(content)
@@ -276,6 +275,16 @@ def test_missing_vocabulary_is_reported(run):
     (run.path / "source.model").unlink()
     with pytest.raises(InputError, match=r"cannot read the vocabulary .*source\.model"):
         run.vocabularies()
+
+
+def test_unregistered_task_of_a_run_names_user_module(run):
+    path = run.path / "config.json"
+    stored = json.loads(path.read_text())
+    stored["task"]["name"] = "own_task"
+    path.write_text(json.dumps(stored))
+    with pytest.raises(InputError, match=r"got 'own_task'; import .*--user_module") as caught:
+        run.configs()
+    assert "damaged" not in str(caught.value)
 
 
 @pytest.mark.parametrize("content", ["null", "{}", '{"source.model": {}}', '{"x": 1}'])
