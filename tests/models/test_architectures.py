@@ -312,6 +312,27 @@ def test_flops_grow_with_both_lengths(model):
     assert counted[2] > counted[0]
 
 
+@pytest.mark.filterwarnings("ignore:Layer .* does not have a `quantize` method")
+@pytest.mark.parametrize("mode", ["int8", "int4"])
+def test_translator_uses_the_quantized_weights(mode):
+    model, vocabulary = with_random_weights(CONFIGS["transformer"]), tiny_run.make_vocabulary()
+    full_precision = Translator(model, vocabulary, vocabulary, SEARCH)(tf.constant(["abc"]))
+    model.quantize(mode)
+    translator = Translator(model, vocabulary, vocabulary, SEARCH)
+    (source,) = vocabulary.encode(["abc"])
+    found = translator.signature("tokens")(tf.constant([" ".join(map(str, source))]))
+    ids = found["ids"][:, 0, : int(found["lengths"][0, 0])].numpy()
+    inputs = {
+        "source": np.array([[*source, EOS_ID]]),
+        "target": np.pad(ids[:, :-1], [(0, 0), (1, 0)], constant_values=BOS_ID),
+    }
+    scores = tf.nn.log_softmax(logits_of(model, inputs)).numpy()
+    score = np.take_along_axis(scores, ids[..., None], axis=2).sum()
+    score /= ((5 + ids.shape[1]) / 6) ** SEARCH.length_penalty
+    np.testing.assert_allclose(found["scores"][0, 0], score, rtol=1e-4)
+    assert not np.array_equal(found["scores"], full_precision["scores"])
+
+
 # A run and its export
 
 
