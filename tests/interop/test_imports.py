@@ -362,7 +362,7 @@ def test_fairseq_task_options_do_not_replace_model_options(tmp_path):
     model = {"_name": "transformer_iwslt_de_en", "encoder_layers": 2, "source_lang": None}
     task = {"_name": "translation", "source_lang": "de", "encoder_layers": 6}
     state = {"cfg": {"model": model, "task": task}}
-    options = fairseq._arguments(state, tmp_path / "checkpoint_best.pt")
+    options = fairseq._training_options(state, tmp_path / "checkpoint_best.pt")
     assert options.get("_name", str, "") == "transformer_iwslt_de_en"
     assert options.get("source_lang", str, "") == "de"
     assert options.get("encoder_layers", int, 0) == 2

@@ -320,6 +320,6 @@ FAIRSEQ = {
     ],
 )
 def test_unsupported_fairseq_options_are_named(changes, expected):
-    fairseq._options(options(FAIRSEQ))
+    fairseq._config_fields(options(FAIRSEQ))
     with pytest.raises(InputError, match=f"the model has {expected}, which"):
-        fairseq._options(options(FAIRSEQ | changes))
+        fairseq._config_fields(options(FAIRSEQ | changes))
