@@ -1,0 +1,1 @@
+"""The engines and measurements of `scripts/benchmark.py`."""
