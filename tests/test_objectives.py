@@ -1,4 +1,4 @@
-"""Label-smoothed cross-entropy: numbers by hand, and the definition once more in float64.
+"""Loss, metrics and learning rate, with numbers by hand; the loss also as defined, in float64.
 
 Shapes: B batch, T target length, V vocabulary.
 """
@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_transformer.objectives.losses import SmoothedCrossEntropy, log_normalizer
+from keras_transformer.errors import InputError
+from keras_transformer.objectives import (
+    InverseSquareRoot,
+    Padding,
+    Perplexity,
+    SmoothedCrossEntropy,
+    TargetTokens,
+    TokenAccuracy,
+    log_normalizer,
+)
 
 PAD = 0
 LABELS = np.array([[1, 3, 4], [2, PAD, PAD]])
@@ -196,3 +205,156 @@ def test_any_keras_model_compiles_with_it():
     assert history[-1] < 0.7 * history[0]
     expected = reference_loss(LABELS, model(ids).numpy(), 0.1)
     np.testing.assert_allclose(model.evaluate(ids, LABELS, verbose=0), expected, rtol=1e-5)
+
+
+# The labels have the probabilities 1/2, 1/4 and 1/8; only the first is the most probable.
+COUNTED = np.array([[1, 2, PAD], [3, PAD, PAD]])
+PROBABILITIES = np.array(
+    [
+        [[2, 4, 1, 1], [3, 2, 2, 1], [8, 0, 0, 0]],
+        [[1, 4, 2, 1], [0, 8, 0, 0], [2, 2, 2, 2]],
+    ]
+)
+COUNTED_LOGITS = np.log(PROBABILITIES + 1e-9).astype("float32")
+
+
+@pytest.mark.parametrize(
+    ("metric", "expected"),
+    [
+        (TokenAccuracy(), 1 / 3),
+        (Perplexity(), (1 / 2 * 1 / 4 * 1 / 8) ** (-1 / 3)),
+        (TargetTokens(), 3),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+class TestEveryMetric:
+    """What holds for each of them, padding being left out."""
+
+    def test_value_is_as_worked_out_by_hand(self, metric, expected):
+        metric.reset_state()
+        metric.update_state(COUNTED, COUNTED_LOGITS)
+        np.testing.assert_allclose(metric.result(), expected, rtol=1e-6)
+
+    def test_batches_count_by_real_tokens(self, metric, expected):
+        metric.reset_state()
+        for labels, logits in zip(COUNTED, COUNTED_LOGITS, strict=True):  # two tokens, then one
+            metric.update_state(labels[None], logits[None])
+        metric.update_state(np.zeros_like(COUNTED), COUNTED_LOGITS)
+        np.testing.assert_allclose(metric.result(), expected, rtol=1e-6)
+
+    def test_bfloat16_logits_are_close(self, metric, expected):
+        metric.reset_state()
+        metric.update_state(COUNTED, tf.cast(COUNTED_LOGITS, "bfloat16"))
+        assert metric.result().dtype == "float32"
+        np.testing.assert_allclose(metric.result(), expected, rtol=0.02)
+
+    def test_batch_of_padding_gives_a_number(self, metric, expected):
+        metric.reset_state()
+        metric.update_state(np.zeros_like(COUNTED), COUNTED_LOGITS)
+        assert metric.result() == (1 if isinstance(metric, Perplexity) else 0)
+
+    def test_config_round_trip(self, metric, expected):
+        again = keras.metrics.deserialize(keras.metrics.serialize(metric))
+        assert type(again) is type(metric)
+        assert again.name == metric.name
+
+
+def test_uniform_model_has_the_perplexity_of_its_vocabulary():
+    metric = Perplexity()
+    metric.update_state(COUNTED, np.full((2, 3, 50), -7.0, "float32"))
+    np.testing.assert_allclose(metric.result(), 50, rtol=1e-6)
+
+
+def test_perplexity_of_huge_logits_is_finite():
+    metric = Perplexity()
+    metric.update_state(np.array([[1, 2]]), np.array([[[0, 1e4, -1e4], [-1e4, 0, 40.0]]]))
+    np.testing.assert_allclose(metric.result(), 1)
+
+
+def test_ties_for_the_best_token_are_right():
+    metric = TokenAccuracy()
+    metric.update_state(np.array([[1, 2]]), np.zeros((1, 2, 4), "float32"))
+    assert metric.result() == 1
+
+
+def test_padding_counts_over_batches_of_any_shape():
+    metric = Padding()
+    metric.update_state(COUNTED, COUNTED_LOGITS)  # 3 of 6
+    metric.update_state(np.array([[1, PAD, PAD, PAD]]), None)  # 3 of 4
+    np.testing.assert_allclose(metric.result(), 0.6)
+    again = keras.metrics.deserialize(keras.metrics.serialize(metric))
+    assert (type(again), again.name) == (Padding, "padding")
+
+
+@pytest.mark.parametrize("weights", [[1.0, 0.0], [[1.0, 1.0, 1.0], [0.0, 0.0, 0.0]]])
+def test_sample_weights_apply_to_sentences_and_tokens(weights):
+    labels = np.array([[1, 2, 0], [3, 1, 1]])
+    logits = np.eye(4, dtype="float32")[[[1, 3, 0], [3, 1, 2]]] * 5  # right: 1 of 2, 2 of 3
+    for metric in (TokenAccuracy(), Perplexity()):
+        expected = type(metric)()
+        metric.update_state(labels, logits, sample_weight=np.array(weights))
+        expected.update_state(labels[:1], logits[:1])
+        assert float(metric.result()) == pytest.approx(float(expected.result()))
+
+
+PAPER = InverseSquareRoot(model_dim=512, warmup_steps=4000)
+
+
+def rate_at(schedule: InverseSquareRoot, step: int) -> float:
+    """Gives the rate of the update that the paper numbers `step`; Keras counts from 0."""
+    return float(schedule(step - 1))
+
+
+@pytest.mark.parametrize(
+    ("step", "rate"),
+    [
+        (1, 1.7469281e-07),  # 512^-0.5 * 4000^-1.5
+        (2, 3.4938562e-07),
+        (4_000, 6.9877124e-04),  # (512 * 4000)^-0.5
+        (16_000, 3.4938562e-04),  # half, at four times the steps
+        (100_000, 1.3975425e-04),  # 512^-0.5 * 100000^-0.5
+    ],
+)
+def test_rate_is_that_of_the_paper(step, rate):
+    np.testing.assert_allclose(rate_at(PAPER, step), rate, rtol=1e-6)
+
+
+def test_rate_grows_during_warm_up_and_then_falls():
+    rates = [rate_at(InverseSquareRoot(64, warmup_steps=10), step) for step in range(1, 30)]
+    assert int(np.argmax(rates)) + 1 == 10
+    assert np.all(np.diff(rates[:10]) > 0)
+    assert np.all(np.diff(rates[9:]) < 0)
+
+
+def test_with_peak_reaches_that_rate_after_warm_up():
+    schedule = InverseSquareRoot.with_peak(0.005, warmup_steps=2000)
+    np.testing.assert_allclose(rate_at(schedule, 2000), 0.005, rtol=1e-6)
+    np.testing.assert_allclose(rate_at(schedule, 500), 0.005 / 4, rtol=1e-6)
+    np.testing.assert_allclose(rate_at(schedule, 8000), 0.005 / 2, rtol=1e-6)
+    at_once = InverseSquareRoot.with_peak(0.1, warmup_steps=1)
+    np.testing.assert_allclose([rate_at(at_once, step) for step in (1, 4)], [0.1, 0.05], rtol=1e-6)
+
+
+def test_first_update_of_an_optimizer_is_step_1():
+    # With a constant gradient of 1 each update of Adam is as large as the rate.
+    schedule = InverseSquareRoot.with_peak(0.3, warmup_steps=3)
+    optimizer = keras.optimizers.Adam(schedule, epsilon=1e-9)
+    weight = keras.Variable(np.zeros(1, "float32"))
+    values = [0.0]
+    for _ in range(4):
+        optimizer.apply_gradients([(np.ones(1, "float32"), weight)])
+        values.append(float(weight[0]))
+    np.testing.assert_allclose(np.diff(values), [-0.1, -0.2, -0.3, -0.3 * 0.75**0.5], rtol=1e-4)
+
+
+def test_schedule_round_trips_in_an_optimizer_config():
+    optimizer = keras.optimizers.Adam(InverseSquareRoot(256, 100, scale=2.0))
+    again = keras.optimizers.deserialize(keras.optimizers.serialize(optimizer))
+    schedule = again._learning_rate
+    assert isinstance(schedule, InverseSquareRoot)
+    assert schedule.get_config() == {"model_dim": 256, "warmup_steps": 100, "scale": 2.0}
+
+
+def test_warm_up_needs_a_step():
+    with pytest.raises(InputError, match="warmup_steps must be at least 1, got 64 and 0"):
+        InverseSquareRoot(model_dim=64, warmup_steps=0)

@@ -1,0 +1,305 @@
+"""What training minimizes, measures and follows: loss, metrics, learning rate schedules.
+
+Cross-entropy with label smoothing (Vaswani et al. 2017, 5.4), metrics over the real target tokens,
+and the schedule of the paper (5.3) beside other decays, all in `keras.ops`.
+
+Shapes: B batch, T target length, V vocabulary.
+"""
+
+import math
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_transformer.config import PAD_ID
+from keras_transformer.decoding import Tensor
+from keras_transformer.errors import InputError, check_choice
+
+__all__ = [
+    "OF_TRAINING_ONLY",
+    "InverseSquareRoot",
+    "Padding",
+    "Perplexity",
+    "SmoothedCrossEntropy",
+    "TargetTokens",
+    "TokenAccuracy",
+    "WarmUp",
+]
+
+# Name prefix of metrics that a model updates in `call` during training only: evaluation does not
+# show them.
+OF_TRAINING_ONLY = "train_"
+
+
+def _flat_labels_and_logits(labels: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns labels [B, T] as int32 [N] and logits [B, T, V] as float32 [N, V], N = B * T.
+
+    Loss and metrics call this and the functions below alike, so that TensorFlow recognizes their
+    common passes over the logits and makes each once.
+    """
+    flat = ops.reshape(logits, (-1, ops.shape(logits)[-1]))
+    return ops.cast(ops.reshape(labels, (-1,)), "int32"), ops.cast(flat, "float32")
+
+
+def log_normalizer(logits: Tensor) -> Tensor:
+    """Returns log Z = log(sum(exp(logits))) [N] of float32 logits [N, V].
+
+    It is max(z) - log(max(softmax(z))): the softmax is one fused pass, which the gradient needs
+    anyway, and its largest entry is at least 1/V, so that its logarithm is exact.
+    """
+    return _best_logits(logits) - ops.log(ops.max(ops.softmax(logits), axis=-1))
+
+
+def _best_logits(logits: Tensor) -> Tensor:
+    """Returns the highest logit [N] of each row of [N, V]."""
+    return ops.max(logits, axis=-1)
+
+
+def _label_logits(labels: Tensor, logits: Tensor) -> Tensor:
+    """Returns the logits [N] of int32 labels [N], from logits [N, V]."""
+    return ops.squeeze(ops.take_along_axis(logits, labels[:, None], axis=-1), -1)
+
+
+def smoothed_cross_entropy(labels: Tensor, logits: Tensor, smoothing: float) -> Tensor:
+    """Returns the loss [N] of each token, for int32 labels [N] and float32 logits [N, V].
+
+    See `SmoothedCrossEntropy`. The gradient is written out, softmax(z) - smoothing / V, less
+    1 - smoothing at the label: the automatic one scatters into a zero matrix [N, V], which on a
+    CPU took a third of a whole training step.
+    """
+
+    @ops.custom_gradient
+    def with_gradient(logits: Tensor) -> tuple[Tensor, Any]:
+        # All from the argument: under JAX a custom gradient cannot close over values that depend
+        # on what is differentiated (UnexpectedTracerError).
+        count, size = ops.shape(logits)
+        labelled = (1.0 - smoothing) * _label_logits(labels, logits)
+        value = log_normalizer(logits) - labelled - smoothing * ops.mean(logits, axis=-1)
+
+        def gradient(*args: Tensor, upstream: Tensor | None = None) -> Tensor:
+            slope = (args[0] if upstream is None else upstream)[:, None]  # [N, 1]
+            others = (ops.softmax(logits) - smoothing / size) * slope  # [N, V]
+            own = ops.take_along_axis(others, labels[:, None], axis=-1) - (1 - smoothing) * slope
+            rows = ops.stack([ops.arange(count, dtype="int32"), labels], axis=-1)  # [N, 2]
+            return ops.scatter_update(others, rows, own[:, 0])
+
+        return value, gradient
+
+    return with_gradient(logits)
+
+
+def _real(labels: Tensor) -> Tensor:
+    """Returns 1 for the real tokens among labels, 0 for padding, in float32."""
+    return ops.cast(ops.not_equal(labels, PAD_ID), "float32")
+
+
+def _broadcast_sample_weights(given: Any, tokens: Tensor) -> Tensor:
+    """Returns sample weights, [B] or [B, T], as float32 that multiplies tokens [B, T]."""
+    given = ops.cast(given, "float32")
+    return given if len(given.shape) == len(tokens.shape) else given[..., None]
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class SmoothedCrossEntropy(keras.losses.Loss):
+    """Cross-entropy with label smoothing, averaged over the real target tokens.
+
+    The label's distribution is (1 - smoothing) * one_hot + smoothing / V (Szegedy et al. 2016,
+    section 7; Vaswani et al. 2017, 5.4). With log-probabilities log p = z - log Z this is
+        loss = log Z - (1 - smoothing) * z[label] - smoothing * mean(z).
+    Padding labels count nothing: the sum is divided by the number of the other labels. Sample
+    weights, [B] or [B, T], multiply the losses and do not change that number.
+
+    Args:
+        smoothing: the share of probability spread over the whole vocabulary; 0.1 in the paper.
+
+    Example:
+        >>> loss = SmoothedCrossEntropy(smoothing=0.0)
+        >>> float(loss(np.array([[1, 0]]), np.zeros((1, 2, 4))))  # log 4; padding does not count
+        1.3862943649291992
+    """
+
+    def __init__(self, smoothing: float = 0.1, name: str = "smoothed_cross_entropy") -> None:
+        if not 0 <= smoothing < 1:
+            raise InputError(f"smoothing must be at least 0 and below 1, got {smoothing}")
+        super().__init__(name=name, dtype="float32")  # represents the labels exactly
+        self.smoothing = smoothing
+
+    def __call__(self, y_true: Tensor, y_pred: Tensor, sample_weight: Any = None) -> Tensor:
+        real = _real(y_true)  # [B, T]
+        # Keras divides by the number of all tokens: weights whose sum is that number make the
+        # result a mean over the real ones.
+        weights = real * (ops.cast(ops.size(real), "float32") / ops.maximum(ops.sum(real), 1.0))
+        if sample_weight is not None:
+            weights *= _broadcast_sample_weights(sample_weight, real)
+        return super().__call__(y_true, y_pred, sample_weight=weights)
+
+    def call(self, y_true: Tensor, y_pred: Tensor) -> Tensor:
+        """Returns the loss of each token, [B, T], for labels [B, T] and logits [B, T, V]."""
+        losses = smoothed_cross_entropy(*_flat_labels_and_logits(y_true, y_pred), self.smoothing)
+        return ops.reshape(losses, ops.shape(y_true))
+
+    def get_config(self) -> dict[str, Any]:
+        return {"smoothing": self.smoothing, "name": self.name}
+
+
+def _weights(labels: Tensor, sample_weight: Any) -> Tensor:
+    """Returns the weight of each token of labels [B, T], 0 for padding: [B * T].
+
+    `sample_weight` is None, [B] or [B, T].
+    """
+    weights = _real(ops.convert_to_tensor(labels))
+    if sample_weight is not None:
+        weights *= _broadcast_sample_weights(sample_weight, weights)
+    return ops.reshape(weights, (-1,))
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class TokenAccuracy(keras.metrics.Mean):
+    """The share of real target tokens whose logit is the highest; a tie counts as right."""
+
+    def __init__(self, name: str = "accuracy", **kwargs: Any) -> None:
+        super().__init__(name=name, **kwargs)
+
+    def update_state(self, y_true: Tensor, y_pred: Tensor, sample_weight: Any = None) -> None:
+        labels, logits = _flat_labels_and_logits(y_true, y_pred)
+        is_best = ops.equal(_label_logits(labels, logits), _best_logits(logits))
+        super().update_state(ops.cast(is_best, "float32"), _weights(y_true, sample_weight))
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class Perplexity(keras.metrics.Mean):
+    """exp of the mean negative log-probability of the real target tokens, without smoothing."""
+
+    def __init__(self, name: str = "perplexity", **kwargs: Any) -> None:
+        super().__init__(name=name, **kwargs)
+
+    def update_state(self, y_true: Tensor, y_pred: Tensor, sample_weight: Any = None) -> None:
+        labels, logits = _flat_labels_and_logits(y_true, y_pred)
+        losses = log_normalizer(logits) - _label_logits(labels, logits)
+        super().update_state(losses, _weights(y_true, sample_weight))
+
+    def result(self) -> Tensor:
+        return ops.exp(super().result())
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class TargetTokens(keras.metrics.Sum):
+    """The number of real target tokens seen."""
+
+    def __init__(self, name: str = "target_tokens", **kwargs: Any) -> None:
+        super().__init__(name=name, **kwargs)
+
+    def update_state(self, y_true: Tensor, y_pred: Tensor, sample_weight: Any = None) -> None:
+        super().update_state(_real(ops.convert_to_tensor(y_true)))
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class Padding(keras.metrics.Mean):
+    """The share of padding among the target tokens of the batches."""
+
+    def __init__(self, name: str = "padding", **kwargs: Any) -> None:
+        super().__init__(name=name, **kwargs)
+
+    def update_state(self, y_true: Tensor, y_pred: Tensor, sample_weight: Any = None) -> None:
+        super().update_state(1.0 - _real(ops.reshape(ops.convert_to_tensor(y_true), (-1,))))
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class InverseSquareRoot(keras.optimizers.schedules.LearningRateSchedule):
+    """Linear warm-up, then decay with the inverse square root of the step.
+
+    Vaswani et al. 2017, 5.3, eq. 3:
+        lrate = scale * model_dim^-0.5 * min(step^-0.5, step * warmup_steps^-1.5)
+    The first update is step 1 (Keras counts from 0). At its peak, step = warmup_steps, the
+    rate is scale * (model_dim * warmup_steps)^-0.5.
+
+    Args:
+        model_dim: width of the model.
+        warmup_steps: updates until the peak; 4,000 in the paper.
+        scale: a factor; 1 in the paper.
+
+    Raises:
+        InputError: `model_dim` or `warmup_steps` is below 1.
+    """
+
+    def __init__(self, model_dim: int, warmup_steps: int = 4000, scale: float = 1.0) -> None:
+        super().__init__()
+        if model_dim < 1 or warmup_steps < 1:
+            raise InputError(
+                f"model_dim and warmup_steps must be at least 1, got {model_dim} and {warmup_steps}"
+            )
+        self.model_dim = model_dim
+        self.warmup_steps = warmup_steps
+        self.scale = scale
+
+    @classmethod
+    def with_peak(cls, peak: float, warmup_steps: int) -> "InverseSquareRoot":
+        """Returns the schedule whose highest rate is `peak`, at step `warmup_steps`."""
+        return cls(model_dim=1, warmup_steps=warmup_steps, scale=peak * warmup_steps**0.5)
+
+    def __call__(self, step: Tensor) -> Tensor:
+        step = ops.cast(step, "float32") + 1.0
+        rate = ops.minimum(ops.rsqrt(step), step * self.warmup_steps**-1.5)
+        return self.scale * self.model_dim**-0.5 * rate
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            "model_dim": self.model_dim,
+            "warmup_steps": self.warmup_steps,
+            "scale": self.scale,
+        }
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class WarmUp(keras.optimizers.schedules.LearningRateSchedule):
+    """Linear warm-up to a peak, then a constant rate or a decay to 0 just after the last update.
+
+    With p = (step - warmup_steps) / (train_steps + 1 - warmup_steps), the rate after warm-up is the
+    peak times 1 - p ("linear"), (1 + cos(pi p)) / 2 ("cosine", Loshchilov and Hutter 2017, eq. 5,
+    without restarts), or 1 ("constant"). The first update is step 1.
+
+    Args:
+        peak: the highest rate.
+        warmup_steps: updates until the peak; 1 means no warm-up.
+        train_steps: updates in total.
+        decay: "constant", "linear" or "cosine".
+
+    Example:
+        >>> schedule = WarmUp(1e-3, warmup_steps=100, train_steps=1000, decay="cosine")
+        >>> model.compile(keras.optimizers.Adam(schedule), SmoothedCrossEntropy())
+    """
+
+    def __init__(
+        self,
+        peak: float,
+        warmup_steps: int,
+        train_steps: int,
+        decay: str = "constant",
+    ) -> None:
+        super().__init__()
+        check_choice("decay", decay, ("constant", "linear", "cosine"))
+        if warmup_steps < 1 or train_steps < 1:
+            raise InputError(
+                f"warmup_steps and train_steps must be at least 1, got {warmup_steps} and "
+                f"{train_steps}"
+            )
+        self.peak = peak
+        self.warmup_steps = warmup_steps
+        self.train_steps = train_steps
+        self.decay = decay
+
+    def __call__(self, step: Tensor) -> Tensor:
+        step = ops.cast(step, "float32") + 1.0
+        decay_steps = max(self.train_steps + 1 - self.warmup_steps, 1)
+        progress = ops.clip((step - self.warmup_steps) / decay_steps, 0.0, 1.0)
+        factor = ops.ones_like(step)
+        if self.decay == "linear":
+            factor = 1.0 - progress
+        elif self.decay == "cosine":
+            factor = (1.0 + ops.cos(math.pi * progress)) / 2
+        return self.peak * ops.minimum(step / self.warmup_steps, factor)
+
+    def get_config(self) -> dict[str, Any]:
+        names = ("peak", "warmup_steps", "train_steps", "decay")
+        return {name: getattr(self, name) for name in names}
