@@ -10,8 +10,7 @@ from keras_transformer.layers.attention import (
     SelfAttention,
 )
 from keras_transformer.layers.base import Dropout
-from keras_transformer.layers.embedding import TokenEmbedding
-from keras_transformer.layers.positions import PositionalEncoding, sinusoids
+from keras_transformer.layers.embedding import PositionalEncoding, TokenEmbedding, sinusoids
 from keras_transformer.layers.recurrent import (
     LSTM,
     LSTMState,

@@ -21,8 +21,8 @@ from keras import ops
 from keras_transformer.decoding import Tensor
 from keras_transformer.errors import InputError, check_choice
 from keras_transformer.layers.base import Dropout, Layer
+from keras_transformer.layers.embedding import relative_scores, relative_values, rotate
 from keras_transformer.layers.masks import attention_bias, combine_masks
-from keras_transformer.layers.positions import relative_scores, relative_values, rotate
 
 _FEW_QUERIES = 16  # at most so many in a step with a usual beam
 
@@ -90,6 +90,25 @@ def append_slots(cache: Tensor, new: Tensor, time: Tensor, has_capacity: bool) -
     if not has_capacity:
         return ops.concatenate([cache, new], axis=2)
     return ops.slice_update(cache, (0, 0, time * new.shape[2], 0), new)
+
+
+def append_tokens(
+    kv_cache: KeysValues, new: KeysValues, time: Tensor, num_slots: int | None
+) -> tuple[KeysValues, bool]:
+    """Appends the keys and values of the W newest tokens to a cache, see `append_slots`.
+
+    Args:
+        kv_cache: of the tokens before.
+        new: keys [B, H, W, K] and values [B, H, W, U].
+        time: int32 [], t.
+        num_slots: of the step's `score_bias`, which counts the new tokens already; None if unknown.
+
+    Returns:
+        The cache, and whether it is of fixed capacity: one that grows has fewer slots than that.
+    """
+    has_capacity = num_slots is not None and (kv_cache.keys.shape[2] or 0) >= num_slots
+    pairs = zip(kv_cache, new, strict=True)
+    return KeysValues(*(append_slots(*pair, time, has_capacity) for pair in pairs)), has_capacity
 
 
 def unbranched_bias(kv_cache: KeysValues, time: Tensor | int, reach: int | None = None) -> Tensor:
@@ -347,11 +366,7 @@ class SelfAttention(ScaledDotProductAttention):
         num_hypotheses, num_slots = score_bias.shape[2:]
         projected = self._project(x, time, num_hypotheses)
         query, key, value = (ops.swapaxes(each, 1, 2) for each in projected)  # [B, H, W, K or U]
-        # A cache that grows has fewer slots than the bias, which counts the new tokens already.
-        has_capacity = num_slots is not None and (kv_cache.keys.shape[2] or 0) >= num_slots
-        keys = append_slots(kv_cache.keys, key, time, has_capacity)
-        values = append_slots(kv_cache.values, value, time, has_capacity)
-        return query, KeysValues(keys, values), has_capacity
+        return query, *append_tokens(kv_cache, KeysValues(key, value), time, num_slots)
 
     def _step_distances(
         self, score_bias: Tensor, num_hypotheses: int, time: Tensor, first: Tensor | int
@@ -511,21 +526,17 @@ class MultiHeadAttention(keras.layers.MultiHeadAttention):
             score_bias = unbranched_bias(kv_cache, time)
         num_hypotheses, num_slots = score_bias.shape[2:]
         query, key, value = (
-            ops.reshape(dense(x[:, None]), (-1, num_hypotheses, self.num_heads, width))
+            ops.swapaxes(
+                ops.reshape(dense(x[:, None]), (-1, num_hypotheses, self.num_heads, width)), 1, 2
+            )
             for dense, width in (
                 (self.query_dense, self.key_dim),
                 (self.key_dense, self.key_dim),
                 (self.value_dense, self.value_dim),
             )
-        )  # [B, W, H, K or U]
-        has_capacity = num_slots is not None and (kv_cache.keys.shape[2] or 0) >= num_slots
-        kv_cache = KeysValues(
-            *(
-                append_slots(cache, ops.swapaxes(new, 1, 2), time, has_capacity)
-                for cache, new in zip(kv_cache, (key, value), strict=True)
-            )
-        )
-        query = ops.swapaxes(query, 1, 2) * self.key_dim**-0.5
+        )  # [B, H, W, K or U]
+        kv_cache, _ = append_tokens(kv_cache, KeysValues(key, value), time, num_slots)
+        query = query * self.key_dim**-0.5
         weights = attention_weights(query, kv_cache.keys, score_bias)  # [B, H, W, S]
         heads = ops.swapaxes(ops.matmul(weights, kv_cache.values), 1, 2)  # [B, W, H, U]
         output = self.output_dense(heads)

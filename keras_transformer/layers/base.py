@@ -96,6 +96,24 @@ class Layer(Recomputed, keras.layers.Layer):
         return dense
 
 
+class ReadsMemory:
+    """Base of layers that are called with x and a memory, and return the shape of x.
+
+    Keras finds the shapes by the names of these arguments.
+    """
+
+    def build(
+        self, x_shape: tuple[int | None, ...], memory_shape: tuple[int | None, ...] | None = None
+    ) -> None:
+        parent: Any = super()
+        parent.build(x_shape, memory_shape)
+
+    def compute_output_shape(
+        self, x_shape: tuple[int | None, ...], memory_shape: Any = None
+    ) -> tuple[int | None, ...]:
+        return tuple(x_shape)
+
+
 def with_scores(result: Any) -> tuple[Any, ...]:
     """Returns a layer's output and its attention scores, or None if it was not asked for them."""
     return result if isinstance(result, tuple) else (result, None)

@@ -1,15 +1,18 @@
-"""Token embeddings (3.4).
+"""Token embeddings (3.4) and positions: encodings added to them (3.5), relative and rotary ones.
 
-Shapes: B batch, T length, D model dimension, V vocabulary.
+Shapes: B batch, T positions or queries, S keys, D model dimension, V vocabulary, K key and U value
+dimension of a head, k the largest relative distance that is distinguished.
 """
 
+import math
 from typing import Any
 
 import keras
 from keras import ops
 
 from keras_transformer.decoding import Tensor
-from keras_transformer.layers.base import Layer
+from keras_transformer.errors import InputError, check_choice
+from keras_transformer.layers.base import Layer, ReplicaSeeds
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -60,3 +63,195 @@ class TokenEmbedding(Layer):
 
     def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
         return (*input_shape, self.model_dim)
+
+
+def sinusoids(positions: Tensor, model_dim: int, layout: str = "sinusoidal") -> Tensor:
+    """Returns the sinusoidal encoding of positions [...] as float32 [..., D].
+
+    "sinusoidal" is Vaswani et al. 2017, 3.5, sine and cosine interleaved:
+        PE(pos, 2i)   = sin(pos / 10000^(2i / D))
+        PE(pos, 2i+1) = cos(pos / 10000^(2i / D))
+    "concatenated" is what tensor2tensor, OpenNMT and fairseq compute: all D/2 sines, then all
+    cosines, with wavelengths in a geometric progression from 2 pi to exactly 10000 * 2 pi.
+    "halves" are the rates of "sinusoidal" in that order, as in Hugging Face's MarianMTModel.
+
+    Raises:
+        InputError: there is no such layout.
+    """
+    check_choice("layout", layout, ("sinusoidal", "concatenated", "halves"))
+    num_rates = model_dim // 2
+    steps = max(num_rates - 1, 1) if layout == "concatenated" else num_rates
+    rates = ops.exp(ops.arange(num_rates, dtype="float32") * (-math.log(10000.0) / steps))
+    angles = ops.cast(positions, "float32")[..., None] * rates  # [..., D/2]
+    sines, cosines = ops.sin(angles), ops.cos(angles)
+    if layout != "sinusoidal":
+        return ops.concatenate([sines, cosines], axis=-1)
+    pairs = ops.stack([sines, cosines], axis=-1)  # [..., D/2, 2]
+    return ops.reshape(pairs, (*ops.shape(positions), model_dim))
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class PositionalEncoding(Layer):
+    """Adds an encoding of each position to embeddings (3.5).
+
+    Args:
+        model_dim: width of the embeddings, D.
+        kind: "sinusoidal", "concatenated", "halves" (see `sinusoids`) or "learned" (Table 3 row E).
+        first_position: position of the first token.
+        max_positions: rows of the table of learned positions.
+
+    Example:
+        >>> PositionalEncoding(16)(np.ones((2, 5, 16), "float32")).shape
+        TensorShape([2, 5, 16])
+    """
+
+    def __init__(
+        self,
+        model_dim: int,
+        kind: str = "sinusoidal",
+        first_position: int = 0,
+        max_positions: int = 1024,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        check_choice("kind", kind, ("sinusoidal", "concatenated", "halves", "learned"))
+        self.model_dim = model_dim
+        self.kind = kind
+        self.first_position = first_position
+        self.max_positions = max_positions
+        self.table = None
+
+    def build(self, input_shape: Any = None) -> None:
+        if self.kind == "learned":
+            self.table = self.add_weight(
+                name="table",
+                shape=(self.max_positions, self.model_dim),
+                initializer=keras.initializers.RandomNormal(stddev=self.model_dim**-0.5),
+                autocast=False,  # its gradient is summed over tokens, in float32
+            )
+
+    def call(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
+        """Returns embeddings x [B, T, D] plus the encodings of their positions.
+
+        Args:
+            x: the embeddings.
+            positions: int [T] or [B, T], counted from 0; None for 0 to T - 1.
+
+        Raises:
+            InputError: x is not [B, T, D], or longer than the table of learned positions.
+        """
+        if len(x.shape) != 3 or x.shape[-1] != self.model_dim:
+            raise InputError(
+                f"positions are added to embeddings [B, T, {self.model_dim}], got {x.shape}; use "
+                "`encode` for the encodings of positions"
+            )
+        if positions is None:
+            self._check_length(x.shape[1])
+            positions = ops.arange(ops.shape(x)[1])
+        return x + self.encode(positions)
+
+    def _check_length(self, length: int | None) -> None:
+        last = self.first_position + (length or 0) - 1
+        if self.kind == "learned" and last >= self.max_positions:
+            raise InputError(
+                f"positions up to {last} are beyond the table of max_positions="
+                f"{self.max_positions}; shorten the sequences"
+            )
+
+    def encode(self, positions: Tensor) -> Tensor:
+        """Returns the encodings [..., D] of integer positions [...], counted from 0."""
+        positions = positions + self.first_position
+        if self.kind == "learned":
+            vectors = ops.take(self.table, positions, axis=0)
+        else:
+            vectors = sinusoids(positions, self.model_dim, self.kind)
+        return ops.cast(vectors, self.compute_dtype)
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class RandomOffset(Layer):
+    """Draws the position of each sentence's first token in training.
+
+    A model trained with many offsets also knows positions beyond the ends of its sentences
+    (tensor2tensor's `position_start_index="random"`).
+
+    Args:
+        max_offset: the largest; 0 to `max_offset` are equally likely.
+        seed: of the random numbers.
+    """
+
+    def __init__(self, max_offset: int, seed: int | None = None, **kwargs: Any) -> None:
+        super().__init__(autocast=False, **kwargs)
+        self.max_offset = max_offset
+        self.seed = seed
+        self.seed_generator = keras.random.SeedGenerator(seed)
+        self.built = True  # `Model.quantize` requires it
+
+    def call(self, ids: Tensor, training: bool | None = None) -> Tensor:
+        """Returns offsets int32 [B, 1] for ids [B, T]; 0 unless training."""
+        first = ops.zeros_like(ids[:, :1], dtype="int32")
+        if not training:
+            return first
+        shape = ops.shape(first)
+        seeds = ReplicaSeeds(self.seed_generator)
+        return keras.random.randint(shape, 0, self.max_offset + 1, seed=seeds)
+
+    def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
+        return (input_shape[0], 1)
+
+
+def relative_scores(query: Tensor, table: Tensor, distances: Tensor) -> Tensor:
+    """Returns query a^K, float32 [..., T, S], to be added to query keys^T.
+
+    Shaw et al. 2018, 3.2, eq. 4: relative positions as vectors added to the keys.
+
+    Args:
+        query: [..., T, K].
+        table: [2k + 1, K], for distances from -k to k.
+        distances: int [T, S], or [S] for all queries alike: the key's position less the query's.
+    """
+    equation = "...tk,tsk->...ts" if len(distances.shape) == 2 else "...tk,sk->...ts"
+    return ops.cast(ops.einsum(equation, query, _rows(table, distances, query)), "float32")
+
+
+def relative_values(weights: Tensor, table: Tensor, distances: Tensor) -> Tensor:
+    """Returns weights a^V, [..., T, U], to be added to weights values (Shaw et al. 2018, eq. 3).
+
+    Args:
+        weights: [..., T, S].
+        table: [2k + 1, U], for distances from -k to k.
+        distances: as for `relative_scores`.
+    """
+    equation = "...ts,tsu->...tu" if len(distances.shape) == 2 else "...ts,su->...tu"
+    return ops.einsum(equation, weights, _rows(table, distances, weights))
+
+
+def _rows(table: Tensor, distances: Tensor, like: Tensor) -> Tensor:
+    largest = table.shape[0] // 2
+    numbers = ops.clip(distances, -largest, largest) + largest
+    # Cast after the lookup: the gradient of a row is a sum over many pairs of positions, which half
+    # precision rounds away.
+    return ops.cast(ops.take(table, numbers, axis=0), like.dtype)
+
+
+def rotate(x: Tensor, positions: Tensor) -> Tensor:
+    """Turns each pair of dimensions (2i, 2i + 1) by position * 10000^(-2i / K).
+
+    Su et al. 2021, 3.2.2, eq. 15: the product of a turned query and a turned key depends only on
+    their distance.
+
+    Args:
+        x: [..., K], K even.
+        positions: int, broadcasts to x.shape[:-1].
+
+    Returns:
+        [..., K], computed in float32 and rounded to x's dtype.
+    """
+    num_pairs = x.shape[-1] // 2
+    rates = ops.exp(ops.arange(num_pairs, dtype="float32") * (-math.log(10000.0) / num_pairs))
+    angles = ops.cast(positions, "float32")[..., None] * rates  # [..., K/2]
+    sines, cosines = ops.sin(angles), ops.cos(angles)
+    pairs = ops.reshape(ops.cast(x, "float32"), (*ops.shape(x)[:-1], num_pairs, 2))
+    first, second = pairs[..., 0], pairs[..., 1]
+    turned = [first * cosines - second * sines, first * sines + second * cosines]
+    return ops.cast(ops.reshape(ops.stack(turned, axis=-1), ops.shape(x)), x.dtype)

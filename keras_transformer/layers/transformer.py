@@ -15,7 +15,7 @@ from keras import ops
 from keras_transformer.decoding import Tensor
 from keras_transformer.errors import check_choice
 from keras_transformer.layers.attention import CrossAttention, KeysValues, SelfAttention
-from keras_transformer.layers.base import Dropout, Layer, with_scores
+from keras_transformer.layers.base import Dropout, Layer, ReadsMemory, with_scores
 from keras_transformer.layers.masks import combine_masks
 from keras_transformer.layers.windowed_attention import WindowedSelfAttention
 
@@ -292,7 +292,7 @@ class EncoderLayer(TransformerLayer):
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class DecoderLayer(TransformerLayer):
+class DecoderLayer(ReadsMemory, TransformerLayer):
     """Self-attention, cross-attention, feed-forward, each within a residual connection.
 
     Args: see `TransformerLayer`.
@@ -305,16 +305,6 @@ class DecoderLayer(TransformerLayer):
     """
 
     has_cross_attention = True
-
-    def build(
-        self, x_shape: tuple[int | None, ...], memory_shape: tuple[int | None, ...] | None = None
-    ) -> None:
-        super().build(x_shape, memory_shape)
-
-    def compute_output_shape(
-        self, x_shape: tuple[int | None, ...], memory_shape: Any = None
-    ) -> tuple[int | None, ...]:
-        return tuple(x_shape)
 
     def call(
         self,
@@ -525,7 +515,7 @@ class Encoder(TransformerStack):
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class Decoder(TransformerStack):
+class Decoder(ReadsMemory, TransformerStack):
     """A stack of `DecoderLayer`s.
 
     Args: see `TransformerStack`.
@@ -548,16 +538,6 @@ class Decoder(TransformerStack):
     """
 
     layer_class = DecoderLayer
-
-    def build(
-        self, x_shape: tuple[int | None, ...], memory_shape: tuple[int | None, ...] | None = None
-    ) -> None:
-        super().build(x_shape, memory_shape)
-
-    def compute_output_shape(
-        self, x_shape: tuple[int | None, ...], memory_shape: Any = None
-    ) -> tuple[int | None, ...]:
-        return tuple(x_shape)
 
     def call(
         self,

@@ -16,9 +16,9 @@ from keras import ops
 from keras_transformer.decoding import Tensor
 from keras_transformer.errors import check_choice
 from keras_transformer.layers.attention import KeysValues
-from keras_transformer.layers.base import Dense, Layer
+from keras_transformer.layers.base import Dense, Layer, ReadsMemory
+from keras_transformer.layers.embedding import sinusoids
 from keras_transformer.layers.masks import combine_masks
-from keras_transformer.layers.positions import sinusoids
 from keras_transformer.layers.transformer import DecoderLayer, EncoderLayer, final_norm
 
 
@@ -246,7 +246,7 @@ class UniversalEncoder(UniversalStack):
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class UniversalDecoder(UniversalStack):
+class UniversalDecoder(ReadsMemory, UniversalStack):
     """One `DecoderLayer`, applied until each token halts.
 
     Args: see `UniversalStack`.
@@ -261,16 +261,6 @@ class UniversalDecoder(UniversalStack):
     """
 
     layer_class = DecoderLayer
-
-    def build(
-        self, x_shape: tuple[int | None, ...], memory_shape: tuple[int | None, ...] | None = None
-    ) -> None:
-        super().build(x_shape, memory_shape)
-
-    def compute_output_shape(
-        self, x_shape: tuple[int | None, ...], memory_shape: Any = None
-    ) -> tuple[int | None, ...]:
-        return tuple(x_shape)
 
     def call(
         self,

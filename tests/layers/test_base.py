@@ -35,7 +35,7 @@ import tensorflow as tf
 cpu = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
 from keras_transformer.layers import Dropout
-from keras_transformer.layers.positions import RandomOffset
+from keras_transformer.layers.embedding import RandomOffset
 strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
 results = []
 with strategy.scope():

@@ -36,7 +36,7 @@ from keras_transformer.layers import (
     UniversalEncoder,
     WindowedSelfAttention,
 )
-from keras_transformer.layers.positions import sinusoids
+from keras_transformer.layers.embedding import sinusoids
 
 B, T, S, D, H, K, U = 2, 4, 3, 6, 2, 5, 3
 RANDOM = np.random.default_rng(4)

@@ -1,11 +1,14 @@
-"""Token embeddings and the projection that shares their matrix (3.4)."""
+"""Token embeddings and their projection (3.4); positional encodings against their formulas."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_transformer.layers import TokenEmbedding
+from keras_transformer.errors import InputError
+from keras_transformer.layers import PositionalEncoding, TokenEmbedding, sinusoids
+from keras_transformer.layers.embedding import RandomOffset
 
+D = 8
 TABLE = np.arange(20.0).reshape(5, 4) / 7
 
 
@@ -64,3 +67,149 @@ def test_half_precision_keeps_the_matrix_in_float32():
     assert layer.table.dtype == "float32"
     assert layer(np.array([1])).dtype == tf.bfloat16
     assert layer.project(tf.ones([1, 4], tf.bfloat16)).dtype == tf.bfloat16
+
+
+def interleaved(position, dim=D):
+    """Vaswani et al. 2017, 3.5, term by term."""
+    row = []
+    for i in range(dim // 2):
+        angle = position / 10000 ** (2 * i / dim)
+        row += [np.sin(angle), np.cos(angle)]
+    return row
+
+
+def concatenated(position, dim=D):
+    """Rates exp(-i ln(10000) / (dim/2 - 1)): all sines, then all cosines."""
+    angles = [position * np.exp(-i * np.log(10000) / (dim / 2 - 1)) for i in range(dim // 2)]
+    return [np.sin(a) for a in angles] + [np.cos(a) for a in angles]
+
+
+def halves(position, dim=D):
+    """The rates of 3.5: all sines, then all cosines."""
+    row = interleaved(position, dim)
+    return row[0::2] + row[1::2]
+
+
+def test_worked_values_of_the_papers_formula():
+    # D = 4: rates 1 and 10000^(-2/4) = 1/100. Position 1: sin 1, cos 1, sin 0.01, cos 0.01.
+    first, second = np.asarray(PositionalEncoding(4).encode(np.array([0, 1])))
+    np.testing.assert_array_equal(first, [0, 1, 0, 1])
+    expected = [0.8414709848, 0.5403023059, 0.0099998333, 0.9999500004]
+    np.testing.assert_allclose(second, expected, rtol=1e-6)
+
+
+def test_worked_values_of_the_concatenated_form():
+    # D = 4: rates 1 and exp(-ln(10000) / (2 - 1)) = 1/10000. Position 1: sin 1, sin 0.0001, then
+    # cos 1, cos 0.0001.
+    row = np.asarray(PositionalEncoding(4, "concatenated").encode(np.array([1])))[0]
+    expected = [0.8414709848, 0.0001, 0.5403023059, 1.0]
+    np.testing.assert_allclose(row, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dim", [4, 8, 32, 512])
+@pytest.mark.parametrize(
+    ("kind", "formula"),
+    [("sinusoidal", interleaved), ("concatenated", concatenated), ("halves", halves)],
+)
+def test_sinusoids_follow_their_formula(kind, formula, dim):
+    expected = [formula(position, dim) for position in range(100)]
+    result = PositionalEncoding(dim, kind).encode(np.arange(100))
+    np.testing.assert_allclose(result, expected, atol=2e-5)
+
+
+def test_one_concatenated_rate_is_1():
+    result = PositionalEncoding(2, "concatenated").encode(np.array([3]))
+    np.testing.assert_allclose(result, [[np.sin(3), np.cos(3)]], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "formula"), [("sinusoidal", interleaved), ("concatenated", concatenated)]
+)
+def test_sinusoids_of_any_length(kind, formula):
+    layer = PositionalEncoding(D, kind)
+    result = np.asarray(layer.encode(np.arange(5001)))
+    assert not layer.weights
+    # The float32 angle 5000 is exact to 2^-12, so sines and cosines are to about 5e-4.
+    np.testing.assert_allclose(result[[4999, 5000]], [formula(4999), formula(5000)], atol=6e-4)
+
+
+@pytest.mark.parametrize("kind", ["sinusoidal", "concatenated"])
+def test_the_first_position_can_be_one(kind):
+    result = PositionalEncoding(D, kind, first_position=1).encode(np.arange(4))
+    np.testing.assert_array_equal(result, PositionalEncoding(D, kind).encode(np.arange(1, 5)))
+
+
+def test_learned_positions_are_rows_of_a_table():
+    layer = PositionalEncoding(3, "learned", max_positions=4)
+    layer.build()
+    table = np.arange(12.0).reshape(4, 3)
+    layer.set_weights([table])
+    np.testing.assert_array_equal(layer.encode(np.array([2, 0])), table[[2, 0]])
+
+
+def test_encodings_are_added_to_embeddings():
+    x = np.random.default_rng(0).normal(size=(2, 5, D)).astype("float32")
+    layer = PositionalEncoding(D)
+    np.testing.assert_allclose(layer(x), x + layer.encode(np.arange(5)), rtol=1e-6)
+    positions = np.add([[3], [0]], np.arange(5))
+    expected = x + layer.encode(positions)
+    np.testing.assert_allclose(layer(x, positions), expected, rtol=1e-6)
+
+
+def test_ids_are_no_embeddings():
+    with pytest.raises(InputError, match=r"positions are added to embeddings \[B, T, 8\], got"):
+        PositionalEncoding(D)(np.array([[5, 6, 3]]))
+
+
+def test_positions_beyond_the_table_are_rejected():
+    layer = PositionalEncoding(D, "learned", first_position=1, max_positions=4)
+    assert layer(np.ones((1, 3, D), "float32")).shape == (1, 3, D)
+    with pytest.raises(
+        InputError, match="positions up to 4 are beyond the table of max_positions=4"
+    ):
+        layer(np.ones((1, 4, D), "float32"))
+
+
+def test_learned_positions_are_trained():
+    layer = PositionalEncoding(3, "learned", max_positions=4)
+    layer.build()
+    with tf.GradientTape() as tape:
+        total = tf.reduce_sum(layer.encode(np.array([1, 1, 2])))
+    gradient = tf.convert_to_tensor(tape.gradient(total, layer.trainable_variables[0].value))
+    np.testing.assert_array_equal(gradient, [[0] * 3, [2] * 3, [1] * 3, [0] * 3])
+
+
+@pytest.mark.parametrize("kind", ["sinusoidal", "concatenated", "learned"])
+def test_positions_of_any_shape_are_encoded(kind):
+    layer = PositionalEncoding(D, kind)
+    layer.build()
+    row = np.asarray(layer.encode(np.arange(6)))
+    matrix = layer.encode(np.arange(6).reshape(2, 3))
+    np.testing.assert_allclose(matrix, row.reshape(2, 3, D), atol=1e-6)
+    np.testing.assert_allclose(layer.encode(np.array(4)), row[4], atol=1e-6)
+
+
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+def test_half_precision_rounds_the_result_and_not_the_angles(policy):
+    # Position 301 is no bfloat16 number: rounded angles would give sin(302) instead.
+    result = np.asarray(
+        tf.cast(PositionalEncoding(D, dtype=policy).encode(np.array([301])), tf.float32)
+    )
+    np.testing.assert_allclose(result[0], interleaved(301), atol=4e-3)
+
+
+def test_sinusoids_of_different_positions_differ():
+    rows = np.asarray(sinusoids(np.arange(2000), 16))
+    assert len(np.unique(rows.round(4), axis=0)) == 2000
+
+
+def test_offsets_are_drawn_for_each_sentence_while_training_only():
+    layer = RandomOffset(3, seed=1)
+    ids = np.ones((200, 5), "int32")
+    np.testing.assert_array_equal(layer(ids), np.zeros((200, 1)))
+    first, second = (np.asarray(layer(ids, training=True)) for _ in range(2))
+    assert first.shape == (200, 1)
+    assert set(first.ravel()) == {0, 1, 2, 3}
+    assert (first != second).any()
+    copy = RandomOffset.from_config(layer.get_config())
+    np.testing.assert_array_equal(copy(ids, training=True), first)
