@@ -108,8 +108,8 @@ def _inspectors() -> "list[Inspector]":
 
 
 def _write(views: "list[View]") -> None:
-    from keras_transformer.explorer import figure, page
-    from keras_transformer.explorer import views as views_module
+    from keras_transformer.explorer.page import make_page, page_content
+    from keras_transformer.explorer.views import bertviz_attention, draw_attention
 
     if _PNG.value:  # first, since it may refuse
         kind = _ATTENTION.value
@@ -119,13 +119,13 @@ def _write(views: "list[View]") -> None:
         layer = num_layers if _LAYER.value is None else _LAYER.value
         if not 1 <= layer <= num_layers:
             raise InputError(f"--layer must be from 1 to {num_layers}, got {layer}")
-        drawn = figure.draw_attention(views[0], kind, layer - 1, _THRESHOLD.value)
+        drawn = draw_attention(views[0], kind, layer - 1, _THRESHOLD.value)
         drawn.savefig(_PNG.value, dpi=300, bbox_inches="tight")
     if _OUTPUT.value:
-        text = page.make_page(page.page_content(views))
+        text = make_page(page_content(views))
         pathlib.Path(_OUTPUT.value).write_text(text, encoding="utf-8")
     if _BERTVIZ.value:
-        data = views_module.bertviz_attention(views[0])
+        data = bertviz_attention(views[0])
         pathlib.Path(_BERTVIZ.value).write_text(json.dumps(data, ensure_ascii=False), "utf-8")
     for path in (_OUTPUT.value, _PNG.value, _BERTVIZ.value):
         if path:
@@ -133,7 +133,7 @@ def _write(views: "list[View]") -> None:
 
 
 def _serve(inspectors: "list[Inspector]") -> None:
-    from keras_transformer.explorer.server import ExplorerServer
+    from keras_transformer.explorer.page import ExplorerServer
 
     try:
         server = ExplorerServer(inspectors, _PORT.value)

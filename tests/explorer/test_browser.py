@@ -8,8 +8,7 @@ import threading
 import numpy as np
 import pytest
 
-from keras_transformer.explorer.page import make_page, page_content
-from keras_transformer.explorer.server import ExplorerServer
+from keras_transformer.explorer.page import ExplorerServer, make_page, page_content
 from keras_transformer.explorer.views import FoundTranslation, Node, SearchTree, View
 
 _BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
