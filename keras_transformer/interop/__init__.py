@@ -1,7 +1,6 @@
 """Models of other toolkits: tells the format, reads the model, writes a run directory of it.
 
-Each format has its reader in a file of its own, which describes the model as a `ForeignModel`
-(`foreign.py`). `ctranslate2.py` also writes its format.
+A toolkit's readers are in one file. They describe the model as a `ForeignModel` (`foreign.py`). `ctranslate2.py` also writes its format.
 """
 
 import pathlib
@@ -15,8 +14,14 @@ from keras_transformer.interop.ctranslate2 import is_ctranslate2, read_ctranslat
 from keras_transformer.interop.fairseq import is_fairseq, read_fairseq
 from keras_transformer.interop.foreign import ForeignModel, Given
 from keras_transformer.interop.marian import is_marian, read_marian
-from keras_transformer.interop.opennmt import is_eole, is_opennmt_py, read_eole, read_opennmt_py
-from keras_transformer.interop.opennmt_tf import is_opennmt_tf, read_opennmt_tf
+from keras_transformer.interop.opennmt import (
+    is_eole,
+    is_opennmt_py,
+    is_opennmt_tf,
+    read_eole,
+    read_opennmt_py,
+    read_opennmt_tf,
+)
 from keras_transformer.interop.transformers import is_transformers, read_transformers
 from keras_transformer.training import RunConfigs, RunDirectory
 

@@ -34,12 +34,12 @@ from keras_transformer.interop.foreign import (
     Layout,
     Symbols,
     Tensors,
+    make_vocabularies,
     map_file,
     read_json,
     read_text,
     reject,
 )
-from keras_transformer.interop.vocabulary import make_vocabularies
 from keras_transformer.layers import CrossAttention, SelfAttention, sinusoids
 from keras_transformer.models import Transformer
 from keras_transformer.text import Vocabulary

@@ -31,11 +31,11 @@ from keras_transformer.interop.foreign import (
     Symbols,
     Tensors,
     dropout_rate,
+    make_vocabularies,
     read_text,
     reject,
 )
 from keras_transformer.interop.pytorch import read_pytorch, state_tensors
-from keras_transformer.interop.vocabulary import make_vocabularies
 
 # {side} is encoder or decoder, {i} the layer from 0, {kind} "weight" or "bias".
 LAYER_NAMES = {

@@ -23,13 +23,14 @@ from keras_transformer.interop.foreign import (
     Symbols,
     Tensors,
     ids_to_tokens,
+    make_vocabularies,
     map_file,
     open_zip,
     read_json,
+    read_spm,
     read_text,
     reject,
 )
-from keras_transformer.interop.vocabulary import make_vocabularies, read_spm
 
 # {side} is encoder or decoder, {n} the layer from 1, {kind} W or b, or that of a norm.
 _NAMES = {

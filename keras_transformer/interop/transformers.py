@@ -25,12 +25,12 @@ from keras_transformer.interop.foreign import (
     Tensors,
     dropout_rate,
     ids_to_tokens,
+    make_vocabularies,
     read_json,
     read_safetensors,
     reject,
 )
 from keras_transformer.interop.pytorch import read_pytorch, state_tensors
-from keras_transformer.interop.vocabulary import make_vocabularies
 from keras_transformer.text import Vocabulary
 
 _ACTIVATIONS = {

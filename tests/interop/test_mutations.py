@@ -16,7 +16,6 @@ from keras_transformer.interop import (
     fairseq,
     marian,
     opennmt,
-    opennmt_tf,
     read_model,
     transformers,
 )
@@ -45,7 +44,7 @@ OTHERS = [
     ("opennmt_tf", "ckpt-130.data-00000-of-00001"),
     ("ct2_int8", "source_vocabulary.json"),
 ]
-READERS = (ctranslate2, fairseq, marian, opennmt, opennmt_tf, transformers)
+READERS = (ctranslate2, fairseq, marian, opennmt, transformers)
 
 
 def mutated(content, generator):

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from keras_transformer.errors import InputError
-from keras_transformer.interop import marian, pytorch, vocabulary
+from keras_transformer.interop import foreign, marian, pytorch
 from keras_transformer.interop.foreign import Options
 from keras_transformer.interop.pytorch import read_pytorch, state_tensors
 
@@ -264,6 +264,6 @@ def test_errors_of_our_own_code_are_not_damaged_files(torch, tmp_path, monkeypat
     monkeypatch.setattr(pytorch._PickleMachine, "_execute", fail)
     with pytest.raises(KeyError):
         read_pytorch(write_zip(tmp_path / "model.pt", {"step": 7}))
-    monkeypatch.setattr(vocabulary, "SentencePieceProcessor", fail)
+    monkeypatch.setattr(foreign, "SentencePieceProcessor", fail)
     with pytest.raises(KeyError):
-        vocabulary.read_spm(sample_model("hf_marian") / "source.spm")
+        foreign.read_spm(sample_model("hf_marian") / "source.spm")

@@ -6,8 +6,7 @@ import pytest
 import samples
 import tensorflow as tf
 
-from keras_transformer.interop.foreign import Symbols, ids_to_tokens
-from keras_transformer.interop.vocabulary import sentencepiece_vocabulary
+from keras_transformer.interop.foreign import Symbols, ids_to_tokens, sentencepiece_vocabulary
 from keras_transformer.text import Tokenizer
 
 
