@@ -10,17 +10,18 @@ from keras_transformer.data.batches import (
     to_dataset,
     training_batches,
 )
-from keras_transformer.data.corpus import TokenizedCorpus, pad_ids
-from keras_transformer.data.datasets import DatasetSplit
-from keras_transformer.data.shortlist import Shortlist
-from keras_transformer.data.sources import (
+from keras_transformer.data.corpus import (
     FilePair,
     PairSource,
     ParallelText,
+    TokenizedCorpus,
     TsvFile,
     learn_from_corpus,
+    pad_ids,
     read_parallel,
 )
+from keras_transformer.data.datasets import DatasetSplit
+from keras_transformer.data.shortlist import Shortlist
 from keras_transformer.data.token_cache import ApacheBeamShards, cached_corpus, tokenize_share
 from keras_transformer.files import iterate_lines, read_lines
 

@@ -38,8 +38,13 @@ import numpy as np
 import numpy.typing as npt
 
 from keras_transformer.data.batches import count_lengths, count_windows
-from keras_transformer.data.corpus import LengthCounts, TokenizedCorpus
-from keras_transformer.data.sources import LengthFilter, PairSource, ParallelText
+from keras_transformer.data.corpus import (
+    LengthCounts,
+    LengthFilter,
+    PairSource,
+    ParallelText,
+    TokenizedCorpus,
+)
 from keras_transformer.errors import InputError, needs_extra, writing
 from keras_transformer.files import atomic_folder, write_atomically
 from keras_transformer.host import end_with_parent, num_cores

@@ -1,11 +1,125 @@
-"""Packing token ids into flat arrays."""
+"""Parallel text from files, its filter by length, and its token ids in flat arrays."""
+
+import itertools
+import os
 
 import numpy as np
 import pytest
 
 from keras_transformer.config import EOS_ID
-from keras_transformer.data.corpus import TokenizedCorpus, gather_rows, pad_ids
+from keras_transformer.data.corpus import (
+    FilePair,
+    LengthFilter,
+    ParallelText,
+    TokenizedCorpus,
+    TsvFile,
+    gather_rows,
+    learn_from_corpus,
+    pad_ids,
+    read_parallel,
+)
 from keras_transformer.errors import InputError
+
+
+def test_parallel_files_keep_blank_lines_in_step(tmp_path):
+    (tmp_path / "en").write_text("one\n\nthree\n")
+    (tmp_path / "de").write_text("eins\nzwei\n\n")
+    text = read_parallel(tmp_path / "en", tmp_path / "de")
+    assert text.source == ["one", "", "three"]
+    assert text.target == ["eins", "zwei", ""]
+
+
+@pytest.mark.parametrize("lines", list(itertools.permutations((2, 3, 7), 2)))
+def test_files_of_different_length_are_an_error_with_counts(tmp_path, lines):
+    for name, count in zip(("en", "de"), lines, strict=True):
+        (tmp_path / name).write_text("line\n" * count)
+    with pytest.raises(InputError, match=rf"en has {lines[0]} and .*de has {lines[1]};"):
+        read_parallel(tmp_path / "en", tmp_path / "de")
+
+
+def test_tsv_file_has_both_sides_on_each_line(tmp_path):
+    (tmp_path / "text.tsv").write_bytes(b"one\teins\r\n\tzwei\nthree\t\n")
+    pairs = TsvFile(tmp_path / "text.tsv")
+    assert ParallelText.from_pairs(pairs) == (["one", "", "three"], ["eins", "zwei", ""])
+
+
+@pytest.mark.parametrize(("line", "tabs"), [("two zwei", 0), ("two\tzwei\tdeux", 2), ("", 0)])
+def test_line_without_exactly_one_tab_is_an_error(tmp_path, line, tabs):
+    (tmp_path / "text.tsv").write_text(f"one\teins\n{line}\n")
+    with pytest.raises(InputError, match=rf"text\.tsv, line 2: expected .* got {tabs} tabs; fix"):
+        list(TsvFile(tmp_path / "text.tsv"))
+
+
+def test_source_can_be_iterated_again(tmp_path):
+    (tmp_path / "text.tsv").write_text("one\teins\n")
+    pairs = TsvFile(tmp_path / "text.tsv")
+    assert list(pairs) == list(pairs) == [("one", "eins")]
+
+
+def test_identity_depends_on_content_only(tmp_path, monkeypatch):
+    for name, text in (("en", "one\n"), ("de", "eins\n"), ("copy", "one\n")):
+        (tmp_path / name).write_text(text)
+    pair = FilePair(tmp_path / "en", tmp_path / "de")
+    before = pair.identity
+    os.utime(tmp_path / "en", ns=(5, 6))
+    assert FilePair(tmp_path / "copy", tmp_path / "de").identity == pair.identity == before
+    assert FilePair(tmp_path / "de", tmp_path / "en").identity != before
+    monkeypatch.chdir(tmp_path)
+    assert FilePair("en", "de").identity == before
+    (tmp_path / "de").write_text("zwei\n")  # of the same size
+    assert pair.identity != before
+
+
+def test_pipe_is_an_error(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InputError, match="pipe is read several times; give a file on disk"):
+        TsvFile(tmp_path / "pipe").identity  # noqa: B018
+
+
+def test_vocabulary_from_pipe_is_an_error(tmp_path):
+    os.mkfifo(tmp_path / "pipe")  # without a writer, so that reading it would wait
+    (tmp_path / "file").write_text("one\n")
+    with pytest.raises(InputError, match="pipe is read several times; give a file on disk"):
+        learn_from_corpus([FilePair(tmp_path / "file", tmp_path / "pipe")], size=9)
+
+
+SOURCE = np.array([0, 4, 6, 2, 5, 0])
+TARGET = np.array([3, 4, 1, 5, 5, 0])
+
+
+def test_without_limits_only_empty_pairs_are_dropped():
+    keep, dropped = LengthFilter()(SOURCE, TARGET)
+    assert keep.tolist() == [False, True, True, True, True, False]
+    assert dropped == {"empty": 2, "too long": 0, "length ratio": 0}
+
+
+def test_length_limits_are_inclusive():
+    keep, _ = LengthFilter(max_length=6, max_length_ratio=6.0)(SOURCE, TARGET)
+    assert keep.tolist() == [False, True, True, True, True, False]
+    keep, dropped = LengthFilter(max_length=5, max_length_ratio=2.4)(SOURCE, TARGET)
+    assert keep.tolist() == [False, True, False, False, True, False]
+    assert dropped == {"empty": 2, "too long": 1, "length ratio": 1}
+
+
+def test_pair_is_counted_under_its_first_reason_only():
+    _, dropped = LengthFilter(max_length=4, max_length_ratio=2)(np.array([9]), np.array([1]))
+    assert dropped == {"empty": 0, "too long": 1, "length ratio": 0}
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        ({}, "no pair of sentences is left of 9 in x.tsv: 2 have an empty side"),
+        (
+            {"max_length": 5, "max_length_ratio": 1.5},
+            "no pair of sentences is left of 9 in x.tsv: 2 have an empty side, 3 are longer than "
+            "5 tokens, 4 have a length ratio above 1.5",
+        ),
+    ],
+)
+def test_error_for_empty_corpus_gives_reasons(limits, message):
+    dropped = {"empty": 2, "too long": 3, "length ratio": 4}
+    assert str(LengthFilter(**limits).nothing_left(dropped, "x.tsv")) == message
 
 
 def test_sources_get_eos_and_targets_do_not():

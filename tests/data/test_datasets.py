@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 
+from keras_transformer.data.corpus import ParallelText
 from keras_transformer.data.datasets import DatasetSplit
-from keras_transformer.data.sources import ParallelText
 from keras_transformer.errors import InputError
 
 tfds.disable_progress_bar()

@@ -18,7 +18,7 @@ import pytest
 from keras_transformer import files
 from keras_transformer.config import EOS_ID
 from keras_transformer.data import token_cache
-from keras_transformer.data.sources import FilePair, TsvFile
+from keras_transformer.data.corpus import FilePair, TsvFile
 from keras_transformer.data.token_cache import cached_corpus
 from keras_transformer.errors import InputError
 

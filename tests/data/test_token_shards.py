@@ -11,7 +11,7 @@ import pytest
 
 import keras_transformer
 from keras_transformer.data import ApacheBeamShards, cached_corpus, token_cache, tokenize_share
-from keras_transformer.data.sources import TsvFile
+from keras_transformer.data.corpus import TsvFile
 from keras_transformer.errors import InputError
 from keras_transformer.text import learn_vocabulary
 
@@ -22,7 +22,7 @@ ROOT = pathlib.Path(keras_transformer.__file__).parents[1]
 SCRIPT = f"""
 import sys, time
 from keras_transformer.data import cached_corpus, token_cache
-from keras_transformer.data.sources import TsvFile
+from keras_transformer.data.corpus import TsvFile
 from keras_transformer.text import Vocabulary
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from concurrent.futures.process import BrokenProcessPool
 import pytest
 
 from keras_transformer.config import DataConfig
-from keras_transformer.data import DatasetSplit, ParallelText, number_names, sources
+from keras_transformer.data import DatasetSplit, ParallelText, number_names
 from keras_transformer.errors import InputError
 from keras_transformer.tasks import TranslationTask
 from keras_transformer.text import learn_vocabulary
@@ -201,15 +201,18 @@ def processes(monkeypatch):
         started.append(method)
         return multiprocessing.get_context(method)
 
-    monkeypatch.setattr(sources, "_SMALL_CHARACTERS", 10)
-    monkeypatch.setattr(sources, "multiprocessing", types.SimpleNamespace(get_context=get_context))
+    monkeypatch.setattr("keras_transformer.data.corpus._SMALL_CHARACTERS", 10)
+    monkeypatch.setattr(
+        "keras_transformer.data.corpus.multiprocessing",
+        types.SimpleNamespace(get_context=get_context),
+    )
     return started
 
 
 def test_large_text_is_learned_in_another_process(two_lines, processes, monkeypatch):
     model = learn_vocabulary(["ein Haus", "a house", "ein Baum", "a tree"], size=50, kind="char")
     for limit in (10, 30):
-        monkeypatch.setattr(sources, "_SMALL_CHARACTERS", limit)
+        monkeypatch.setattr("keras_transformer.data.corpus._SMALL_CHARACTERS", limit)
         assert make_vocabularies(two_lines)[0].fingerprint == model.fingerprint
         assert processes == ["spawn"]  # once, for the first limit
 
