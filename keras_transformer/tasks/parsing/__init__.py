@@ -3,11 +3,10 @@
 A model reads a sentence and generates its tree from left to right, words as XX or as their part of
 speech: "(S (NP DT NN )NP (VP VBZ )VP )S". The way there and back:
 
-- trees.py reads bracketed trees and linearizes them,
-- constraint.py restricts a search to trees over the words of the sentence,
-- repair.py puts these words into the tree, in the exported graph, and makes a tree of any output:
-  "(S (NP (DT the) (NN dog)) (VP (VBZ barks)))",
-- evalb.py compares it with the reference; toy_grammar.py is a data set without a download.
+- trees.py reads bracketed trees, linearizes them, and compares them with a reference,
+- constraint.py restricts a search to trees over the words of the sentence, and in the exported graph
+  makes a tree of these words and any output: "(S (NP (DT the) (NN dog)) (VP (VBZ barks)))",
+- toy_grammar.py is a data set without a download.
 """
 
 import dataclasses
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from keras_transformer.config import WORD_START, DataConfig, option, split_list
 from keras_transformer.errors import InputError
 from keras_transformer.files import Path, iterate_lines
-from keras_transformer.tasks.parsing import evalb, trees
+from keras_transformer.tasks.parsing import trees
 from keras_transformer.tasks.task import Metric, Task, register_task
 
 if TYPE_CHECKING:  # tasks load without TensorFlow
@@ -115,10 +114,10 @@ class ParsingTask(Task):
         if self.copy_words:
             ids, labels, begins_word = copied_words(source, target)
             words = word_kinds(source, target)
-            return [CopiedWords(ids, words, labels, begins_word, evalb.PUNCTUATION_TAGS)]
+            return [CopiedWords(ids, words, labels, begins_word, trees.PUNCTUATION_TAGS)]
         tokens = [token.removeprefix(WORD_START) for token in target.pieces(range(target.size))]
         kinds = word_kinds(source, vocabularies[0])
-        return [BalancedBrackets(kinds, tokens, RESERVED_IDS, evalb.PUNCTUATION_TAGS)]
+        return [BalancedBrackets(kinds, tokens, RESERVED_IDS, trees.PUNCTUATION_TAGS)]
 
     def read_text(self, sources: Any) -> Any:
         """Returns texts with spaces for other white space, which vocabularies keep in words."""
@@ -128,7 +127,7 @@ class ParsingTask(Task):
 
     def finish(self, outputs: Any, sources: Any) -> Any:
         """Returns trees in brackets over the words of the sources; see `repair_trees`."""
-        from keras_transformer.tasks.parsing.repair import drop_words, repair_trees
+        from keras_transformer.tasks.parsing.constraint import drop_words, repair_trees
 
         return repair_trees(drop_words(outputs) if self.copy_words else outputs, sources)
 
@@ -157,17 +156,17 @@ class ParsingTask(Task):
         scores = self._scores(outputs, references)
         valid = [score for score in scores if score.status == "ok"]
         missed = [
-            evalb.score_tree(tree, tree).reference
+            trees.score_tree(tree, tree).reference
             for score, tree in zip(scores, map(trees.parse_tree, references), strict=True)
             if score.status != "ok"
         ]
         brackets = sum(score.reference + score.output for score in valid) + sum(missed)
         matched = sum(score.matched for score in valid)
-        short = [score for score in scores if score.length <= evalb.SHORT]
+        short = [score for score in scores if score.length <= trees.SHORT]
         return {
             "f1": 200 * matched / brackets if brackets else None,
-            "evalb": evalb.summarize(scores),
-            f"evalb_{evalb.SHORT}": evalb.summarize(short),
+            "evalb": trees.summarize(scores),
+            f"evalb_{trees.SHORT}": trees.summarize(short),
         }
 
     def evaluate_each(
@@ -178,7 +177,7 @@ class ParsingTask(Task):
 
     def report(self, results: Mapping[str, Any]) -> dict[str, str]:
         """Returns "f1", and EVALB's summaries of all and of short sentences side by side."""
-        every, short = results["evalb"], results[f"evalb_{evalb.SHORT}"]
+        every, short = results["evalb"], results[f"evalb_{trees.SHORT}"]
         f1 = "undefined" if results["f1"] is None else f"{results['f1']:.2f}"
         return {"F1, errors counted": f1, "EVALB, COLLINS.prm": "   all   <=40"} | {
             name.replace("_", " "): " ".join(
@@ -190,7 +189,7 @@ class ParsingTask(Task):
 
     def _scores(
         self, outputs: Sequence[str], references: Sequence[str]
-    ) -> list[evalb.SentenceScore]:
+    ) -> list[trees.SentenceScore]:
         scores = []
         for text, reference_text in zip(outputs, references, strict=True):
             output = trees.parse_tree(text) if text else []
@@ -199,7 +198,7 @@ class ParsingTask(Task):
                 output = trees.with_tags(output, reference)
             pair = (output, reference)
             output, reference = map(trees.with_comparable_root, pair, reversed(pair))
-            scores.append(evalb.score_tree(output, reference))
+            scores.append(trees.score_tree(output, reference))
         return scores
 
 
