@@ -7,6 +7,7 @@ from keras_transformer.search.beam import (
     kv_cache_capacities,
 )
 from keras_transformer.search.constraints import (
+    BannedPhrases,
     Constraint,
     ForbidUnknown,
     MinLength,
@@ -15,8 +16,8 @@ from keras_transformer.search.constraints import (
     Prefix,
     ProgressConstraint,
     RepetitionPenalty,
+    RequiredPhrases,
 )
-from keras_transformer.search.phrases import BannedPhrases, RequiredPhrases
 from keras_transformer.search.sampling import sample, sentence_seeds
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Views of a small trained model: its attention, its search tree, statistics of its heads, figures."""
+"""Views of a small trained model: attention, search tree, statistics of its heads, figures."""
 
 import collections
 

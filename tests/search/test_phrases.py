@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from keras_transformer.search import BannedPhrases, OpenHypotheses, RequiredPhrases
 from keras_transformer.search.beam import repeat_for_each_sentence
-from keras_transformer.search.phrases import phrase_progress
+from keras_transformer.search.constraints import phrase_progress
 
 PAD, EOS = 0, 3
 INF = np.inf

@@ -4,8 +4,8 @@ A model reads a sentence and generates its tree from left to right, words as XX 
 speech: "(S (NP DT NN )NP (VP VBZ )VP )S". The way there and back:
 
 - trees.py reads bracketed trees, linearizes them, and compares them with a reference,
-- constraint.py restricts a search to trees over the words of the sentence, and in the exported graph
-  makes a tree of these words and any output: "(S (NP (DT the) (NN dog)) (VP (VBZ barks)))",
+- constraint.py restricts a search to trees over the words of the sentence, and makes a tree of any
+  output and these words in the exported graph: "(S (NP (DT the) (NN dog)) (VP (VBZ barks)))",
 - toy_grammar.py is a data set without a download.
 """
 
