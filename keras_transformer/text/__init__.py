@@ -6,8 +6,7 @@ a fraction of the time that TensorFlow takes to load.
 
 from typing import TYPE_CHECKING, Any
 
-from keras_transformer.text.learning import learn_vocabulary
-from keras_transformer.text.vocabulary import SubwordSampler, Vocabulary
+from keras_transformer.text.vocabulary import SubwordSampler, Vocabulary, learn_vocabulary
 
 if TYPE_CHECKING:
     from keras_transformer.text.tokenizer import Tokenizer
