@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
-from keras_transformer.commands import common, config_flags
+from keras_transformer.commands import common
 from keras_transformer.config import SearchConfig, check_options
 from keras_transformer.errors import InputError
 from keras_transformer.files import replace_control_characters, write_atomically
@@ -35,7 +35,7 @@ _ANSWERS = flags.DEFINE_string(
 _TASK = flags.DEFINE_enum(
     "task", "translation", registered_tasks(), "Task of --answers; a run has its own."
 )
-_CHECKPOINT = config_flags.define_checkpoint_flag()
+_CHECKPOINT = common.define_checkpoint_flag()
 _SOURCE = flags.DEFINE_string(
     "source", None, "File to translate, plain or .gz, instead of the test set of the run."
 )
@@ -54,8 +54,8 @@ _EACH = flags.DEFINE_string(
 )
 _JSON = flags.DEFINE_boolean("json", False, "Print one JSON object.")
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 64, "Sentences translated at once.", lower_bound=1)
-config_flags.define_flags(SearchConfig)
-config_flags.define_task_options()
+common.define_flags(SearchConfig)
+common.define_task_options()
 
 
 def main(arguments: list[str]) -> None:
@@ -101,7 +101,7 @@ def _reject_unused_flags() -> None:
     if _ANSWERS.value is None:
         option, names = "run_dir", ["task"]
     else:
-        search_flags = config_flags.given_flags(SearchConfig)
+        search_flags = common.given_flags(SearchConfig)
         option, names = "answers", ["checkpoint", "split", "batch_size", *search_flags]
     for name in names:
         if flags.FLAGS[name].present:
@@ -110,7 +110,7 @@ def _reject_unused_flags() -> None:
 
 def _answer(run_dirs: str) -> "Evaluated":
     """Translates the test set with the models of runs."""
-    given = config_flags.given_flags(SearchConfig)
+    given = common.given_flags(SearchConfig)
     check_options(given)  # reports a wrong value before loading
     common.load_tensorflow(one_dnn=False)
     from keras_transformer.inference import Translator
@@ -118,7 +118,7 @@ def _answer(run_dirs: str) -> "Evaluated":
 
     found = common.find_checkpoints(run_dirs, _CHECKPOINT.value)
     configs = found[0][0].configs()
-    options = config_flags.given_task_options(type(configs.task))
+    options = common.given_task_options(type(configs.task))
     for name in options.keys() & set(configs.task.learned_options):
         raise InputError(
             f"--{name} is fixed at training; the run has {getattr(configs.task, name)}; remove it"
@@ -143,7 +143,7 @@ def _answer(run_dirs: str) -> "Evaluated":
 def _read_answers(path: str) -> "Evaluated":
     """Reads the outputs in a file, and their references."""
     options = get_task(_TASK.value)
-    task = options(**config_flags.given_task_options(options))
+    task = options(**common.given_task_options(options))
     text = _read_pairs(task)
     if text is None:
         raise InputError("--answers needs references: give --source and --target, or --file")

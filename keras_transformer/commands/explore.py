@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
-from keras_transformer.commands import common, config_flags
+from keras_transformer.commands import common
 from keras_transformer.config import SearchConfig
 from keras_transformer.errors import InputError
 
@@ -30,7 +30,7 @@ _SAVED_MODEL = flags.DEFINE_string(
     "An exported version, or several, with or without --run_dir. It shows only the mean of its "
     "last layer's heads.",
 )
-_CHECKPOINT = config_flags.define_checkpoint_flag()
+_CHECKPOINT = common.define_checkpoint_flag()
 _OUTPUT = flags.DEFINE_string("output", None, "Write a page, an .html file.")
 _PNG = flags.DEFINE_string("png", None, "Write a figure of one sentence and one model.")
 _BERTVIZ = flags.DEFINE_string(
@@ -55,7 +55,7 @@ _SERVE = flags.DEFINE_boolean("serve", False, "Serve the page on this machine's 
 _PORT = flags.DEFINE_integer(
     "port", 8600, "Port of --serve; 0 for any free one.", lower_bound=0, upper_bound=65535
 )
-config_flags.define_flags(SearchConfig)
+common.define_flags(SearchConfig)
 
 
 def main(arguments: list[str]) -> None:
@@ -92,7 +92,7 @@ def _inspectors() -> "list[Inspector]":
     from keras_transformer.serving.export import load_exported
 
     inspectors = []
-    search = config_flags.given_flags(SearchConfig)
+    search = common.given_flags(SearchConfig)
     run_dir = _RUN_DIR.value
     for run, checkpoint in common.find_checkpoints(run_dir, _CHECKPOINT.value) if run_dir else []:
         configs = run.configs()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
-from keras_transformer.commands import common, config_flags
+from keras_transformer.commands import common
 from keras_transformer.config import SearchConfig, check_options
 from keras_transformer.errors import InputError
 from keras_transformer.files import read_lines
@@ -70,13 +70,13 @@ _CHECK_TIMEOUT = flags.DEFINE_float(
     "Seconds that a fresh process may take to answer before the export fails.",
     lower_bound=0.0,
 )
-_CHECKPOINT = config_flags.define_checkpoint_flag()
-config_flags.define_flags(SearchConfig)
+_CHECKPOINT = common.define_checkpoint_flag()
+common.define_flags(SearchConfig)
 
 
 def main(arguments: list[str]) -> None:
     common.refuse_arguments(arguments)
-    given = config_flags.given_flags(SearchConfig)
+    given = common.given_flags(SearchConfig)
     check_options(given)  # reports a wrong value before loading
     _check_combinations(given)
     common.load_tensorflow()

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from absl import flags
 
 from keras_transformer import __version__
-from keras_transformer.commands.config_flags import define_standard_flags, parse_flags
+from keras_transformer.commands.common import define_standard_flags, parse_flags
 from keras_transformer.errors import InputError
 
 _WITHOUT_ONE_DNN = ("evaluate", "explore", "translate")  # see `load_tensorflow`

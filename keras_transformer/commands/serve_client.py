@@ -11,7 +11,7 @@ import re
 
 from absl import flags
 
-from keras_transformer.commands import common, config_flags, line_io
+from keras_transformer.commands import common, line_io
 from keras_transformer.config import FIXED_OPTIONS, SearchConfig, check_options
 from keras_transformer.errors import InputError
 
@@ -47,14 +47,14 @@ _STATUS = flags.DEFINE_boolean("status", False, "Only write the versions of the 
 
 # What may differ from sentence to sentence with an exported model.
 _OPTIONS = [name for name in SearchConfig.__dataclass_fields__ if name not in FIXED_OPTIONS]
-config_flags.define_flags(SearchConfig, _OPTIONS)
+common.define_flags(SearchConfig, _OPTIONS)
 for _name in _OPTIONS:
     _flag = flags.FLAGS[_name]
     _flag.help = re.sub(r" Default: \S+\.$", "", _flag.help) + " Default: as exported."
 
 
 def main(arguments: list[str]) -> None:
-    given = config_flags.given_flags(SearchConfig)
+    given = common.given_flags(SearchConfig)
     line_io.check_flags(given)
     check_options(given)  # so that a wrong value is reported at once
     headers = {} if _HEADERS_FILE.value is None else _read_headers(_HEADERS_FILE.value)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
-from keras_transformer.commands import common, config_flags
+from keras_transformer.commands import common
 from keras_transformer.config import (
     TRAINING_PRESETS,
     DataConfig,
@@ -91,13 +91,13 @@ def _define_model_flags() -> None:
     default = settings.DEFAULT_PRESET
     for config in sorted(architectures().values(), key=lambda each: default not in each.presets()):
         names = {name for name in config.__dataclass_fields__ if "vocabulary_size" not in name}
-        config_flags.define_flags(config, names - set(flags.FLAGS), config.presets())
+        common.define_flags(config, names - set(flags.FLAGS), config.presets())
 
 
 _define_model_flags()
-config_flags.define_flags(DataConfig)
-config_flags.define_task_options()
-config_flags.define_flags(TrainingConfig, presets=TRAINING_PRESETS)
+common.define_flags(DataConfig)
+common.define_task_options()
+common.define_flags(TrainingConfig, presets=TRAINING_PRESETS)
 
 
 def main(arguments: list[str]) -> None:

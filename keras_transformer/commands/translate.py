@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
-from keras_transformer.commands import common, config_flags, line_io
+from keras_transformer.commands import common, line_io
 from keras_transformer.config import FIXED_OPTIONS, SearchConfig, check_options
 from keras_transformer.errors import InputError
 from keras_transformer.serving.versions import check_version, read_model_card
@@ -28,7 +28,7 @@ _RUN_DIR = flags.DEFINE_string(
 _SAVED_MODEL = flags.DEFINE_string(
     "saved_model", None, "An exported version to translate with, instead of --run_dir."
 )
-_CHECKPOINT = config_flags.define_checkpoint_flag()
+_CHECKPOINT = common.define_checkpoint_flag()
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 64, "Sentences translated at once.", lower_bound=1)
 line_io.define_line_flags()
 _REMOVE_BPE = flags.DEFINE_boolean(
@@ -36,7 +36,7 @@ _REMOVE_BPE = flags.DEFINE_boolean(
     None,
     'Join pieces marked with "@@ " in the translations. Default: the run\'s remove_bpe.',
 )
-config_flags.define_flags(SearchConfig)
+common.define_flags(SearchConfig)
 
 
 def main(arguments: list[str]) -> None:
@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> None:
         raise InputError("give --run_dir or --saved_model, one of the two")
     if _SAVED_MODEL.value is not None and _CHECKPOINT.present:
         raise InputError("--checkpoint was chosen when the model was exported; remove it")
-    given = config_flags.given_flags(SearchConfig)
+    given = common.given_flags(SearchConfig)
     line_io.check_flags(given)
     version = pathlib.Path(_SAVED_MODEL.value or "")
     options, card = {}, {}
