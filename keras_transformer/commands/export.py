@@ -13,7 +13,7 @@ from keras_transformer.commands import common
 from keras_transformer.config import SearchConfig, check_options
 from keras_transformer.errors import InputError
 from keras_transformer.files import read_lines
-from keras_transformer.serving.versions import choose_version, read_model_card
+from keras_transformer.serving.model_folder import choose_version, read_model_card
 
 if TYPE_CHECKING:
     from keras_transformer.training import RunDirectory

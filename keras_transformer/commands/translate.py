@@ -14,7 +14,7 @@ from absl import flags
 from keras_transformer.commands import common, line_io
 from keras_transformer.config import FIXED_OPTIONS, SearchConfig, check_options
 from keras_transformer.errors import InputError
-from keras_transformer.serving.versions import check_version, read_model_card
+from keras_transformer.serving.model_folder import check_version, read_model_card
 from keras_transformer.tasks import Task, TranslationTask, get_task
 
 if TYPE_CHECKING:

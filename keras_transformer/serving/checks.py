@@ -5,6 +5,7 @@ TensorFlow and TensorFlow Text, and no Python.
 `compare_answers`: does it give the answers of Python in a fresh process?
 """
 
+import inspect
 import pathlib
 import subprocess
 import sys
@@ -21,7 +22,6 @@ from tensorflow.core.protobuf import saved_model_pb2
 
 from keras_transformer.config import PAD_ID
 from keras_transformer.errors import InputError, needs_extra, one_line
-from keras_transformer.serving import replay_warm_up
 from keras_transformer.serving.warm_up import Request
 
 with needs_extra("serving"):
@@ -143,8 +143,9 @@ def _replay(
     timeout: float,
 ) -> list[dict[str, Any]]:
     """Writes a fresh process's answers to the file `answers`, and returns those of Python."""
+    program = f"{inspect.getsource(_answer_alone)}\n_answer_alone()"
     process = subprocess.Popen(
-        [sys.executable, "-I", replay_warm_up.__file__, str(version), answers, *sys.path],
+        [sys.executable, "-I", "-c", program, str(version), answers, *sys.path],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -176,6 +177,53 @@ def _replay(
             f"a fresh process without keras_transformer cannot run the export: {reason}"
         )
     return expected
+
+
+def _answer_alone() -> None:
+    """The program of a fresh process, which answers warm-up requests as a model server would.
+
+    Its arguments are the folder of the version, the file for the answers, and where packages are.
+    It imports TensorFlow and TensorFlow Text, not this package, and loads the graph alone, as the
+    server does; `tf.saved_model.load` would rebuild Python objects. The answers are a TFRecord of
+    `PredictionLog`s, each request with its response.
+    """
+    import os
+    import pathlib
+    import sys
+
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    # The process that waits for this one holds the memory of the GPUs.
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    sys.modules["keras_transformer"] = None  # type: ignore[assignment]  # importing it fails
+    version, answers, *packages = sys.argv[1:]
+    sys.path += [path for path in packages if path not in sys.path]  # -I leaves some of them out
+    try:
+        import tensorflow as tf
+        import tensorflow_text  # noqa: F401  (loads its ops)
+        from tensorflow_serving.apis import prediction_log_pb2
+
+        path = pathlib.Path(version, "assets.extra", "tf_serving_warmup_requests")
+        records = [record.numpy() for record in tf.data.TFRecordDataset(str(path))]
+        logs = [prediction_log_pb2.PredictionLog.FromString(each).predict_log for each in records]
+        with tf.compat.v1.Session(graph=tf.Graph()) as session:
+            model = tf.compat.v1.saved_model.load(session, ["serve"], version)
+            for log in logs:
+                signature = model.signature_def[log.request.model_spec.signature_name]
+                values = session.run(
+                    {name: info.name for name, info in signature.outputs.items()},
+                    {
+                        signature.inputs[name].name: tf.make_ndarray(value)
+                        for name, value in log.request.inputs.items()
+                    },
+                )
+                for name, value in values.items():
+                    log.response.outputs[name].CopyFrom(tf.make_tensor_proto(value))
+        with tf.io.TFRecordWriter(answers) as writer:
+            for log in logs:
+                writer.write(prediction_log_pb2.PredictionLog(predict_log=log).SerializeToString())
+    except Exception as error:
+        print(f"{type(error).__name__}: {error}")
+        sys.exit(1)
 
 
 def _compare(signature: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> int:

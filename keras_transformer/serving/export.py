@@ -34,8 +34,14 @@ from keras_transformer.errors import InputError
 from keras_transformer.files import atomic_folder, write_atomically
 from keras_transformer.inference.translator import BatchTranslator, Translator, signature_inputs
 from keras_transformer.serving.checks import CHECK_TIMEOUT, check_operations, compare_answers
-from keras_transformer.serving.server_files import check_name, most_sentences, write_server_files
-from keras_transformer.serving.versions import MODEL_CARD, check_version, choose_version
+from keras_transformer.serving.model_folder import (
+    MODEL_CARD,
+    check_name,
+    check_version,
+    choose_version,
+    most_sentences,
+    write_server_files,
+)
 from keras_transformer.serving.warm_up import BATCH_SIZES, make_requests, write_requests
 from keras_transformer.text import Vocabulary
 from keras_transformer.training import RunDirectory

@@ -11,7 +11,7 @@ from tensorflow.core.protobuf import saved_model_pb2
 from tensorflow_serving.apis import prediction_log_pb2
 
 from keras_transformer.errors import InputError
-from keras_transformer.serving import checks, replay_warm_up, warm_up
+from keras_transformer.serving import checks, warm_up
 from keras_transformer.serving.checks import check_operations, compare_answers
 from keras_transformer.serving.warm_up import Request, write_requests
 
@@ -124,7 +124,7 @@ class _Replayed:
             outputs[name].CopyFrom(tf.make_tensor_proto(value))
 
     def __call__(self, command, **options):
-        with tf.io.TFRecordWriter(command[4]) as writer:
+        with tf.io.TFRecordWriter(command[5]) as writer:
             writer.write(self.log.SerializeToString())
         return self
 
@@ -206,10 +206,15 @@ def test_functions_that_fail_are_reported(tmp_path, monkeypatch):
         compare_answers(tmp_path, [Request("s", {})], {"s": fail})
 
 
+def _answer_alone():
+    """The program of a process that hangs."""
+    import time
+
+    time.sleep(600)
+
+
 def test_process_that_hangs_is_stopped(tmp_path, monkeypatch):
-    program = tmp_path / "hang.py"
-    program.write_text("import time; time.sleep(600)")
-    monkeypatch.setattr(replay_warm_up, "__file__", str(program))
+    monkeypatch.setattr(checks, "_answer_alone", _answer_alone)
     started = []
     popen = subprocess.Popen
 

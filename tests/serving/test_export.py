@@ -18,7 +18,7 @@ from keras_transformer.errors import InputError
 from keras_transformer.inference import Translator
 from keras_transformer.serving import export as export_module
 from keras_transformer.serving.export import export, load_exported
-from keras_transformer.serving.versions import choose_version, read_model_card
+from keras_transformer.serving.model_folder import choose_version, read_model_card
 
 _SERVER_FILES = ["batching_parameters.txt", "models.config", "monitoring.config"]
 

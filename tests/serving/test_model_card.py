@@ -7,7 +7,7 @@ import pytest
 from keras_transformer.config import DataConfig, TrainingConfig, TransformerConfig
 from keras_transformer.errors import InputError
 from keras_transformer.serving.export import describe_run
-from keras_transformer.serving.versions import read_model_card
+from keras_transformer.serving.model_folder import read_model_card
 from keras_transformer.text import learn_vocabulary
 from keras_transformer.training import RunConfigs, RunDirectory
 

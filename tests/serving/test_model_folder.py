@@ -1,4 +1,4 @@
-"""The model server's configuration files, read by its own parsers."""
+"""The server's configuration files in a model's folder, read by its own parsers."""
 
 import pytest
 from google.protobuf import (
@@ -11,7 +11,7 @@ from google.protobuf import (
 from tensorflow_serving.config import model_server_config_pb2
 
 from keras_transformer.errors import InputError
-from keras_transformer.serving.server_files import (
+from keras_transformer.serving.model_folder import (
     check_name,
     most_sentences,
     write_server_files,
