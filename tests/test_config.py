@@ -17,7 +17,7 @@ from keras_transformer.config import (
     UniversalConfig,
     check_options,
 )
-from keras_transformer.config.base import JsonConfig
+from keras_transformer.config.model import JsonConfig
 from keras_transformer.errors import InputError
 
 FILES = {"train_source": "train.en", "train_target": "train.de"}

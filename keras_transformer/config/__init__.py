@@ -4,7 +4,6 @@ One place lists every hyperparameter; layers take plain numbers and never see th
 `ModelConfig.preset("base")` gives the paper's settings, `to_json` and `from_json` a round trip.
 """
 
-from keras_transformer.config.base import JsonConfig, option
 from keras_transformer.config.data import (
     DEFAULT_VOCABULARY_SIZE,
     VOCABULARY_FIELDS,
@@ -18,12 +17,14 @@ from keras_transformer.config.model import (
     PAD_ID,
     UNK_ID,
     WORD_START,
+    JsonConfig,
     ModelConfig,
     RecurrentConfig,
     TransformerConfig,
     TransformerLayersConfig,
     UniversalConfig,
     architectures,
+    option,
 )
 from keras_transformer.config.search import (
     FIXED_OPTIONS,

@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
-from keras_transformer.config.base import JsonConfig, option
+from keras_transformer.config.model import JsonConfig, option
 from keras_transformer.errors import InputError
 
 VocabularyKind = Literal["bpe", "unigram", "char", "word"]

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from typing_extensions import Self
 
-from keras_transformer.config.base import JsonConfig, option
+from keras_transformer.config.model import JsonConfig, option
 from keras_transformer.errors import InputError, check_choice
 
 
