@@ -28,7 +28,6 @@ _LONGEST = (
 
 _SCRIPTS = pathlib.Path(__file__).resolve().parents[1] / "scripts"
 _DATA = pathlib.Path(__file__).resolve().parent / "data"
-_SHARED_DATA = pathlib.Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -46,7 +45,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 # Reasons to skip that no package would remove.
 _JUSTIFIED_SKIPS = (
-    "../shared/data", "tensorflow_model_server", "IPv6", "may not mount", "right to mount",
+    "tensorflow_model_server", "IPv6", "may not mount", "right to mount",
     "large pages", "at most one GPU", "only used with TensorFlow", "gRPC's tensors",
 )  # fmt: skip
 
@@ -83,19 +82,6 @@ def pytest_runtest_call(item: pytest.Item) -> None:
 
 
 @pytest.fixture(scope="session")
-def shared_data() -> Callable[[str], pathlib.Path]:
-    """Gives the folder of a real corpus by name, or skips the test where it is absent."""
-
-    def find(name: str) -> pathlib.Path:
-        folder = _SHARED_DATA / name
-        if not folder.is_dir():
-            pytest.skip(f"needs the corpus {name} in ../shared/data, which is not here")
-        return folder
-
-    return find
-
-
-@pytest.fixture(scope="session")
 def sample_model(tmp_path_factory) -> Callable[[str], pathlib.Path]:
     """Gives the folder of a model of another toolkit, see data/interop/README.md."""
     folder = tmp_path_factory.mktemp("interop")
@@ -121,6 +107,26 @@ def free_ports():
         return ports
 
     return free_ports
+
+
+@pytest.fixture(scope="session")
+def run_python():
+    """Runs Python in a fresh process that finds this package, and gives what it prints."""
+    found = {"PYTHONPATH": str(_SCRIPTS.parent), "TF_CPP_MIN_LOG_LEVEL": "3"}
+
+    def run_python(*arguments, stdin=None, **environment):
+        done = subprocess.run(
+            [sys.executable, *map(str, arguments)],
+            input=stdin,
+            env=os.environ | found | environment,
+            capture_output=True,
+            text=True,
+            timeout=1200,
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+        return done.stdout
+
+    return run_python
 
 
 Result = collections.namedtuple("Result", "code out err")

@@ -1,10 +1,6 @@
 """Dropout, on one device and on several."""
 
 import json
-import os
-import pathlib
-import subprocess
-import sys
 
 import keras
 import numpy as np
@@ -12,7 +8,6 @@ import pytest
 
 from keras_transformer.layers import Dropout
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 ONES = np.ones((3, 4, 50), "float32")
 
 
@@ -59,15 +54,8 @@ print(json.dumps([results, offsets]))
 """
 
 
-def test_dropout_masks_differ_between_replicas():
-    done = subprocess.run(
-        [sys.executable, "-c", ON_TWO_DEVICES],
-        env=os.environ | {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
-        text=True,
-        capture_output=True,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    results, offsets = json.loads(done.stdout.splitlines()[-1])
+def test_dropout_masks_differ_between_replicas(run_python):
+    results, offsets = json.loads(run_python("-c", ON_TWO_DEVICES).splitlines()[-1])
     assert offsets[0] != offsets[1]  # of positions, which replicas draw too
     results = np.array(results)  # [step, layer, replica, ...]
     assert results.shape == (4, 2, 2, *ONES.shape)

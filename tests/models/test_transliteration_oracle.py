@@ -45,11 +45,11 @@ class Oracle(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def oracle(shared_data) -> Oracle:
-    folder = shared_data("transliteration_aren")
+def oracle(sample_model) -> Oracle:
+    folder = sample_model("transliteration")
     items = json.loads((folder / "oracle.json").read_text("utf-8"))["items"]
-    source_letters = read_vocabulary(folder / "ctranslate2_float32" / "source_vocabulary.txt")
-    target_letters = read_vocabulary(folder / "ctranslate2_float32" / "target_vocabulary.txt")
+    source_letters = read_vocabulary(folder / "source_vocabulary.txt")
+    target_letters = read_vocabulary(folder / "target_vocabulary.txt")
     source = pad([[source_letters.index(letter) for letter in item["src"]] for item in items])
     model = Transformer(CONFIG)
     load_weights(model, dict(np.load(folder / "weights_float32.npz")))
