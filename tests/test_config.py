@@ -399,11 +399,33 @@ def test_training_config_errors(changes, message):
             {"early_stop": "first", "method": "sampling"},
             "early_stop cannot be combined with method samp",
         ),
+        ({"mbr_samples": 8}, "mbr_samples cannot be combined with method beam"),
+        ({"method": "mbr", "beam_groups": 2}, "beam_groups cannot be combined with method mbr"),
+        (
+            {"method": "mbr", "mbr_samples": 0, "top_k": 2},
+            "top_k cannot be combined with method mbr",
+        ),
+        (
+            {"method": "mbr", "mbr_samples": 1},
+            "method mbr chooses 1 of 1 candidates; raise mbr_samples to 2 or more",
+        ),
+        (
+            {"method": "mbr", "mbr_samples": 0, "num_translations": 6},
+            "method mbr chooses 6 of 4 candidates; raise beam_size to 6 or more",
+        ),
     ],
 )
 def test_search_config_errors(changes, message):
     with pytest.raises(InputError, match=message):
         SearchConfig(**changes)
+
+
+def test_candidates_of_minimum_bayes_risk_are_another_search():
+    search = SearchConfig(method="mbr", num_translations=2, top_p=0.9, seed=3)
+    samples = SearchConfig(method="sampling", num_translations=64, top_p=0.9, seed=3)
+    assert search.candidates == samples == samples.candidates
+    search = SearchConfig(method="mbr", mbr_samples=0, beam_size=6, early_stop="first")
+    assert search.candidates == SearchConfig(beam_size=6, num_translations=6, early_stop="first")
 
 
 def test_zero_diversity_penalty_needs_no_groups():
@@ -420,6 +442,8 @@ def test_zero_diversity_penalty_needs_no_groups():
         {"diversity_penalty": 0.7, "beam_size": 5},  # of a run with five groups
         {"top_k": 5},
         {"method": "sampling", "num_translations": 2000},
+        {"mbr_samples": 8, "temperature": 0.5},
+        {"method": "mbr", "mbr_samples": 0},
     ],
 )
 def test_check_options_assumes_missing_options_fit(options):

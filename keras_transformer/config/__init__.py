@@ -6,6 +6,7 @@ One place lists every hyperparameter; layers take plain numbers and never see th
 
 from keras_transformer.config.data import (
     DEFAULT_VOCABULARY_SIZE,
+    EXTEND,
     VOCABULARY_FIELDS,
     DataConfig,
     split_list,
@@ -39,6 +40,7 @@ __all__ = [
     "BOS_ID",
     "DEFAULT_VOCABULARY_SIZE",
     "EOS_ID",
+    "EXTEND",
     "FIXED_OPTIONS",
     "MOST_PHRASES",
     "NUM_RESERVED",

@@ -11,12 +11,13 @@ from keras_transformer.errors import InputError
 VocabularyKind = Literal["bpe", "unigram", "char", "word"]
 Normalization = Literal["nfkc", "nfc", "identity"]
 DEFAULT_VOCABULARY_SIZE = 8000
+EXTEND = "extend"  # a value of `DataConfig.vocabulary`
 
 # The fields that determine the vocabularies.
 VOCABULARY_FIELDS = (
-    "vocabulary", "target_vocabulary", "vocabulary_size", "vocabulary_kind", "source_level",
-    "target_level", "vocabulary_normalization", "character_coverage", "byte_fallback",
-    "share_vocabulary",
+    "vocabulary", "target_vocabulary", "add_tokens", "vocabulary_size", "vocabulary_kind",
+    "source_level", "target_level", "vocabulary_normalization", "character_coverage",
+    "byte_fallback", "share_vocabulary",
 )  # fmt: skip
 
 
@@ -64,9 +65,16 @@ class DataConfig(JsonConfig):
     vocabulary: str | None = option(
         None,
         "SentencePiece model to use instead of learning one; that of the source if "
-        "target_vocabulary is given.",
+        'target_vocabulary is given. In a run that starts from another one "extend": its '
+        "vocabularies, and after them the tokens that learned ones of the new text would have "
+        "besides.",
     )
     target_vocabulary: str | None = option(None, "SentencePiece model of the target.")
+    add_tokens: str | None = option(
+        None,
+        "Tokens to add to the vocabularies, separated by commas, for example <de>,<fr>: tags for "
+        "languages or domains, each one token wherever it occurs in text.",
+    )
     vocabulary_size: int | None = option(
         None,
         "Tokens of each learned vocabulary. Default: 8,000, or as many as the text supports if "
@@ -159,7 +167,11 @@ class DataConfig(JsonConfig):
         if self.vocabulary is None:
             if self.target_vocabulary is not None:
                 raise InputError("target_vocabulary needs vocabulary, that of the source, too")
-        elif self.target_vocabulary is None and len(set(self.kinds)) > 1:
+        elif (
+            self.vocabulary != EXTEND
+            and self.target_vocabulary is None
+            and len(set(self.kinds)) > 1
+        ):
             raise InputError(
                 f"vocabulary serves one kind of tokens, but the source has {self.kinds[0]} and the "
                 f"target {self.kinds[1]} tokens; give target_vocabulary too"
@@ -190,6 +202,11 @@ class DataConfig(JsonConfig):
         """Whether both sides have one vocabulary."""
         source, target = self.kinds
         return self.share_vocabulary and self.target_vocabulary is None and source == target
+
+    @property
+    def adds_tokens(self) -> bool:
+        """Whether the vocabularies get tokens besides those of the start, or learned ones."""
+        return self.vocabulary == EXTEND or self.add_tokens is not None
 
     @property
     def weights(self) -> tuple[float, ...] | None:

@@ -11,17 +11,15 @@ from keras_transformer.errors import InputError
 MOST_PHRASES = {"banned_phrases": 256, "required_phrases": 16}
 
 SAMPLING_OPTIONS = ("temperature", "top_k", "top_p", "seed")
+MBR_OPTIONS = ("mbr_samples", "mbr_utility")
 
 # Fixed when a model is exported; requests may set the other options for each sentence.
 FIXED_OPTIONS = (
     "method", "length_penalty_form", "forbid_unknown", "beam_size", "beam_groups", "early_stop",
-    "num_translations", "shortlist", "max_source_length",
+    "num_translations", "shortlist", "max_source_length", *MBR_OPTIONS,
 )  # fmt: skip
 
-UNUSED_OPTIONS = {  # options that a method does not read
-    "beam": SAMPLING_OPTIONS,
-    "sampling": ("beam_groups", "diversity_penalty", "early_stop"),
-}
+_MBR_SAMPLES = 64
 _DIVERSITY_PENALTY = 0.5
 # Tokens of a sentence or a translation: far beyond use, and their sums fit into 32 bits.
 _MAX_TOKENS = 100_000
@@ -31,12 +29,21 @@ _MINIMUM_DIVISOR = 1e-6  # keeps logits finite in float32
 _MAX_BEAM_SIZE = 1_000
 
 
+def unused_options(method: str, mbr_samples: int = _MBR_SAMPLES) -> tuple[str, ...]:
+    """Returns the options that a search method does not read."""
+    is_sampled = method == "sampling" or (method == "mbr" and mbr_samples > 0)
+    unused = ("beam_groups", "diversity_penalty", "early_stop") if is_sampled else SAMPLING_OPTIONS
+    return unused if method == "mbr" else (*unused, *MBR_OPTIONS)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SearchConfig(JsonConfig):
     """Options of beam search and sampling (Vaswani et al. 2017, section 6.1)."""
 
-    method: Literal["beam", "sampling"] = option(
-        "beam", "Beam search, or sampling from the distribution of the model."
+    method: Literal["beam", "sampling", "mbr"] = option(
+        "beam",
+        'Beam search; sampling from the distribution of the model; or "mbr", minimum Bayes risk: '
+        "among many samples the translation that is most like all others (Eikema and Aziz 2020).",
     )
     beam_size: int = option(
         4, "Hypotheses per sentence; 1 is greedy search, at most 1,000. Sampling ignores it."
@@ -86,6 +93,16 @@ class SearchConfig(JsonConfig):
         "rounding (about one in a thousand differs) and unless a shortlist is used, which a "
         "batch shares.",
     )
+    mbr_samples: int = option(
+        _MBR_SAMPLES,
+        "Samples among which method mbr chooses; 0 takes the beam_size translations of beam "
+        "search instead.",
+    )
+    mbr_utility: Literal["chrf", "metric"] = option(
+        "chrf",
+        "How method mbr compares two translations: sacreBLEU's chrF, or the metric of the task, "
+        "which is slower.",
+    )
     forbid_unknown: bool = option(False, "Never generate the unknown token, as in Marian.")
     max_extra_length: int = option(
         50, "A translation has at most this many tokens more than its source."
@@ -130,7 +147,7 @@ class SearchConfig(JsonConfig):
         self._check_at_least(1, "beam_size", "num_translations", "max_source_length", "beam_groups")
         self._check_at_least(0, "length_penalty", "coverage_penalty", "diversity_penalty")
         self._check_at_least(0, "max_extra_length", "max_length", "min_length")
-        self._check_at_least(0, "top_k", "no_repeat_ngram", "seed", "shortlist")
+        self._check_at_least(0, "top_k", "no_repeat_ngram", "seed", "shortlist", "mbr_samples")
         for name in ("max_source_length", "max_extra_length", "max_length", "min_length"):
             if getattr(self, name) > _MAX_TOKENS:
                 raise InputError(f"{name} must be at most {_MAX_TOKENS}, got {getattr(self, name)}")
@@ -150,16 +167,24 @@ class SearchConfig(JsonConfig):
                 f"min_length {self.min_length} is larger than max_length {self.max_length}"
             )
         self._check_beam()
+        unused = unused_options(self.method, self.mbr_samples)
         for field in dataclasses.fields(self):
-            if (
-                field.name in UNUSED_OPTIONS[self.method]
-                and getattr(self, field.name) != field.default
-            ):
+            if field.name in unused and getattr(self, field.name) != field.default:
                 raise InputError(
                     f"{field.name} cannot be combined with method {self.method}; remove it, or "
                     "change the method"
                 )
         self._check_phrases()
+
+    @property
+    def candidates(self) -> "SearchConfig":
+        """The search for the translations among which method mbr chooses; other methods: this."""
+        if self.method != "mbr":
+            return self
+        names = [each.name for each in dataclasses.fields(self) if each.name not in MBR_OPTIONS]
+        values = {name: getattr(self, name) for name in names}
+        values["method"] = "sampling" if self.mbr_samples else "beam"
+        return SearchConfig(**values | {"num_translations": self.mbr_samples or self.beam_size})
 
     def _check_phrases(self) -> None:
         for name, most in MOST_PHRASES.items():
@@ -188,6 +213,13 @@ class SearchConfig(JsonConfig):
                 f"num_translations {self.num_translations} is larger than beam_size "
                 f"{self.beam_size}; raise beam_size or ask for fewer"
             )
+        if self.method == "mbr":
+            name = "mbr_samples" if self.mbr_samples else "beam_size"
+            if getattr(self, name) < max(2, self.num_translations):
+                raise InputError(
+                    f"method mbr chooses {self.num_translations} of {getattr(self, name)} "
+                    f"candidates; raise {name} to {max(2, self.num_translations)} or more"
+                )
         if self.beam_size % self.beam_groups:
             raise InputError(
                 f"beam_groups {self.beam_groups} does not divide beam_size {self.beam_size}; "
@@ -206,15 +238,18 @@ def check_options(options: Mapping[str, Any]) -> None:
     fit.
     """
     fitting: dict[str, Any] = {}
-    if not options.keys().isdisjoint(SAMPLING_OPTIONS):
+    if not options.keys().isdisjoint(MBR_OPTIONS):
+        fitting = {"method": "mbr"}
+    elif not options.keys().isdisjoint(SAMPLING_OPTIONS):
         fitting = {"method": "sampling"}
     elif "diversity_penalty" in options:
         size = options.get("beam_size")
         fitting = {"beam_groups": size if isinstance(size, int) and size > 1 else 2}
     counts = [options.get(name, 1) for name in ("beam_groups", "num_translations")]
-    is_sampling = "sampling" in (fitting.get("method"), options.get("method"))
-    if not is_sampling and all(isinstance(count, int) and count > 0 for count in counts):
+    methods = (fitting.get("method"), options.get("method"))
+    if "sampling" not in methods and all(isinstance(count, int) and count > 0 for count in counts):
         # A beam that the groups divide and that holds all translations.
         groups = max(counts[0], fitting.get("beam_groups", 1))
-        fitting["beam_size"] = groups * -(-counts[1] // groups)
+        most = max(counts[1], 1 + ("mbr" in methods))  # which chooses between two or more
+        fitting["beam_size"] = groups * -(-most // groups)
     SearchConfig(**fitting | dict(options))

@@ -156,6 +156,43 @@ class Seq2SeqModel(Recomputed, TokenWeightedModel, abc.ABC):
         for layer, options in chosen.items():
             layer.enable_lora(**options)
 
+    def extended(self, source: Sequence[Sequence[int]], target: Sequence[Sequence[int]]) -> Self:
+        """Returns a copy with more tokens, whose ids follow the old ones.
+
+        The rows of a new token are the means of the rows of the old tokens that spell it: its
+        embeddings, its column of the projection and its output bias. Logits of old tokens stay
+        as they are; their probabilities shrink by the share that softmax gives to new ones.
+
+        Args:
+            source, target: the old ids that spell each new token of a vocabulary, see
+                `cut_new_tokens`; if the model has one vocabulary for both, `source` counts.
+
+        Raises:
+            InputError: the model has LoRA matrices or quantized layers.
+        """
+        if {"lora", "quantization"} & _layer_states(self).keys():
+            raise InputError(
+                "a model with LoRA matrices or quantized layers cannot get more tokens; add them "
+                "before `enable_lora` or `quantize`"
+            )
+        config = self.config
+        sizes = {"vocabulary_size": config.vocabulary_size + len(source)}
+        if config.target_vocabulary_size is None:
+            target = source
+        else:
+            sizes["target_vocabulary_size"] = config.target_vocabulary_size + len(target)
+        model = type(self)(config.replace(**sizes), dtype=self.dtype_policy)
+        for old, new in zip(self.weights, model.weights, strict=True):
+            new.trainable = old.trainable
+            values = np.asarray(ops.convert_to_numpy(old))
+            spelled = source if old is self.source_embedding.table else target
+            for axis, (size, new_size) in enumerate(zip(old.shape, new.shape, strict=True)):
+                if size != new_size:
+                    means = [np.mean(np.take(values, ids, axis), axis) for ids in spelled]
+                    values = np.concatenate([values, np.stack(means, axis)], axis)
+            new.assign(values)
+        return model
+
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Calls the model; raises `InputError` if the inputs are not named "source", "target"."""
         if not isinstance(inputs, Mapping) or not {"source", "target"} <= inputs.keys():

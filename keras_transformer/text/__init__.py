@@ -6,12 +6,13 @@ a fraction of the time that TensorFlow takes to load.
 
 from typing import TYPE_CHECKING, Any
 
+from keras_transformer.text.extension import extend_vocabulary
 from keras_transformer.text.vocabulary import SubwordSampler, Vocabulary, learn_vocabulary
 
 if TYPE_CHECKING:
     from keras_transformer.text.tokenizer import Tokenizer
 
-__all__ = ["SubwordSampler", "Tokenizer", "Vocabulary", "learn_vocabulary"]
+__all__ = ["SubwordSampler", "Tokenizer", "Vocabulary", "extend_vocabulary", "learn_vocabulary"]
 
 
 def __getattr__(name: str) -> Any:

@@ -309,6 +309,7 @@ def learn_vocabulary(
     max_sentences: int | None = None,
     seed: int = 0,
     symbols: Sequence[str] = (),
+    tokens: Sequence[str] = (),
 ) -> Vocabulary:
     """Learns a vocabulary; the same input gives the same bytes.
 
@@ -327,6 +328,7 @@ def learn_vocabulary(
         max_sentences: learn from a random sample of this many, which bounds the memory.
         seed: of that sample.
         symbols: words that are one token each, however rare.
+        tokens: other text that is one token each, and part of no other; not for "word".
 
     Raises:
         InputError: an option is out of range, there is no text, or the text cannot support `size`.
@@ -367,7 +369,7 @@ def learn_vocabulary(
                 eos_id=EOS_ID,
                 # A word's token includes the space before it, an unknown character's does not.
                 unk_surface=" ⁇" if kind == "word" else "⁇",
-                user_defined_symbols=[WORD_START + symbol for symbol in symbols],
+                user_defined_symbols=[*(WORD_START + symbol for symbol in symbols), *tokens],
                 max_sentence_length=_MAX_LINE_CHARACTERS * _MAX_BYTES_A_CHARACTER,
                 num_threads=_NUM_TRAINER_THREADS,
                 minloglevel=_ONLY_ERRORS,

@@ -4,7 +4,13 @@ import itertools
 import os
 from collections.abc import Callable, Sequence
 
-from keras_transformer.config import DEFAULT_VOCABULARY_SIZE, WORD_START, DataConfig
+from keras_transformer.config import (
+    DEFAULT_VOCABULARY_SIZE,
+    EXTEND,
+    WORD_START,
+    DataConfig,
+    split_list,
+)
 from keras_transformer.data import (
     ApacheBeamShards,
     PairSource,
@@ -15,7 +21,8 @@ from keras_transformer.data import (
 )
 from keras_transformer.errors import InputError
 from keras_transformer.tasks import Task, TranslationTask
-from keras_transformer.text import Vocabulary
+from keras_transformer.text import Vocabulary, extend_vocabulary
+from keras_transformer.text.extension import kind_of
 
 _TRANSLATION = TranslationTask()
 
@@ -87,15 +94,15 @@ def make_vocabularies(
 ) -> tuple[Vocabulary, Vocabulary]:
     """Loads or learns the vocabularies of source and target; one object if they share it.
 
-    They are learned from the text to train on; see `learn_from_corpus`. `say` is told if the text
-    supports fewer tokens than the default.
+    They are learned from the text to train on, see `learn_from_corpus`, and get `add_tokens`
+    besides. `say` is told if the text supports fewer tokens than the default.
     """
     if data.vocabulary is not None:
         source = Vocabulary.load(data.vocabulary)
         path = data.target_vocabulary
         vocabularies = source, source if path is None else Vocabulary.load(path)
         check_symbols(data, task, vocabularies)
-        return vocabularies
+        return extend_vocabularies(data, vocabularies, task)
     sources = task.pair_sources(data, "train")
     options = {
         "size": data.vocabulary_size,
@@ -116,7 +123,44 @@ def make_vocabularies(
         is_short = kind in ("bpe", "unigram") and size < DEFAULT_VOCABULARY_SIZE
         if data.vocabulary_size is None and is_short:
             say(f"The {kind} vocabulary has {size:,} tokens: the text supports no more.")
-    return source, target
+    return extend_vocabularies(data, (source, target), task)
+
+
+def extend_vocabularies(
+    data: DataConfig, vocabularies: tuple[Vocabulary, Vocabulary], task: Task = _TRANSLATION
+) -> tuple[Vocabulary, Vocabulary]:
+    """Returns the vocabularies with the tokens that a run adds; one object if they share it.
+
+    These are `add_tokens` and, if it extends the vocabularies, the tokens of vocabularies of the
+    same kinds that are learned from the text to train on.
+
+    Raises:
+        InputError: a vocabulary cannot be extended, see `extend_vocabulary`.
+    """
+    if not data.adds_tokens:
+        return vocabularies
+    tokens = split_list(data.add_tokens)
+
+    def extended(vocabulary: Vocabulary, sides: Sequence[int]) -> Vocabulary:
+        learned = None
+        if data.vocabulary == EXTEND:
+            kind = kind_of(vocabulary)
+            learned = learn_from_corpus(
+                task.pair_sources(data, "train"),
+                sides,
+                kind=kind,
+                size=data.vocabulary_size,
+                normalization=data.vocabulary_normalization,
+                character_coverage=data.character_coverage,
+                tokens=() if kind == "word" else tokens,
+            )
+        return extend_vocabulary(vocabulary, learned, tokens)
+
+    source, target = vocabularies
+    if source.fingerprint == target.fingerprint:
+        source = extended(source, (0, 1))
+        return source, source
+    return extended(source, (0,)), extended(target, (1,))
 
 
 def check_symbols(

@@ -36,6 +36,7 @@ from keras_transformer.errors import InputError, NotRegisteredError, writing
 from keras_transformer.files import write_atomically
 from keras_transformer.models import Seq2SeqModel, build_model
 from keras_transformer.text import Vocabulary
+from keras_transformer.text.extension import cut_new_tokens
 from keras_transformer.training.checkpoints import AVERAGE, START, Checkpoints
 from keras_transformer.training.distribution import (
     ONLY_WORKER,
@@ -47,6 +48,7 @@ from keras_transformer.training.distribution import (
 from keras_transformer.training.optimizer import freeze
 from keras_transformer.training.prepare import (
     check_symbols,
+    extend_vocabularies,
     make_vocabularies,
     read_validation_texts,
     training_corpus,
@@ -213,6 +215,18 @@ class RunDirectory:
                 weights = origin.load_model(checkpoint)
                 freeze(weights, configs.training.freeze)  # raises if there is no such part
                 vocabularies = origin.vocabularies()
+                if configs.corpora.adds_tokens:
+                    say("Extending the vocabulary ...")
+                    old = vocabularies
+                    vocabularies = extend_vocabularies(configs.corpora, old, configs.task)
+                    new, new_of_target = map(cut_new_tokens, old, vocabularies)
+                    weights = weights.extended(new, new_of_target)
+                    model = configs.model.replace(
+                        vocabulary_size=weights.config.vocabulary_size,
+                        target_vocabulary_size=weights.config.target_vocabulary_size,
+                    )
+                    configs = configs._replace(model=model)
+                    say(f"New tokens: {len(new):,} of source, {len(new_of_target):,} of target.")
                 check_symbols(configs.corpora, configs.task, vocabularies)
             else:
                 say("Preparing the vocabulary ...")

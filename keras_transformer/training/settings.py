@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from keras_transformer.config import (
     DEFAULT_VOCABULARY_SIZE,
+    EXTEND,
     TRAINING_PRESETS,
     VOCABULARY_FIELDS,
     DataConfig,
@@ -21,8 +22,9 @@ from keras_transformer.config import (
     SearchConfig,
     TrainingConfig,
     architectures,
+    split_list,
 )
-from keras_transformer.config.search import UNUSED_OPTIONS
+from keras_transformer.config.search import unused_options
 from keras_transformer.errors import InputError
 from keras_transformer.tasks import Task, TranslationTask, get_task, registered_tasks
 
@@ -80,7 +82,8 @@ class RunConfigs(NamedTuple):
         The run's options that the requested search method does not use are dropped.
         """
         changes = changes or {}
-        unused = UNUSED_OPTIONS.get(changes.get("method", ""), ())
+        given = {name: changes[name] for name in ("method", "mbr_samples") if name in changes}
+        unused = unused_options(**given) if "method" in given else ()
         kept = {name: value for name, value in self.search.items() if name not in unused}
         return self.task.search_config({**kept, **changes})
 
@@ -150,13 +153,18 @@ def new_configs(options: Options) -> RunConfigs:
     task = task_type(**task_options(task_type, options))
     data, training = _data(task, options), _training(task, options)
     _check_trains_random_weights(training.freeze, training.lora_rank)
+    if data.vocabulary == EXTEND:
+        raise InputError(
+            "--vocabulary=extend needs --start_from with the run whose vocabulary to extend; a "
+            "file of that name is ./extend"
+        )
     return RunConfigs(_model(task, data, options), data, training, task)
 
 
 def fine_tuning_configs(origin: RunConfigs, path: str, options: Options) -> RunConfigs:
     """Returns the configurations of a new run that starts from a checkpoint of another one.
 
-    Model and vocabularies are those of the other run, except for dropout rates.
+    Model and vocabularies are those of the other run, except for dropout rates and new tokens.
 
     Args:
         origin: the configurations of the other run.
@@ -169,7 +177,10 @@ def fine_tuning_configs(origin: RunConfigs, path: str, options: Options) -> RunC
     _check_names(options)
     if not names_data(options):
         raise InputError("--start_from needs text to train on; name it, as in --train_source")
-    if given := sorted(given_options(DataConfig, options).keys() & {*VOCABULARY_FIELDS}):
+    given_data = given_options(DataConfig, options)
+    is_extended = given_data.get("vocabulary") == EXTEND
+    own = {"add_tokens"} | ({"vocabulary", "vocabulary_size"} if is_extended else set())
+    if given := sorted(given_data.keys() & {*VOCABULARY_FIELDS} - own):
         raise InputError(
             f"--{given[0]} cannot be combined with --start_from: the vocabularies are those of "
             f"{path}; remove --{given[0]}"
@@ -194,13 +205,19 @@ def fine_tuning_configs(origin: RunConfigs, path: str, options: Options) -> RunC
     kept: dict[str, Any] = {}
     if origin.data is not None:
         kept = {name: getattr(origin.data, name) for name in VOCABULARY_FIELDS}
+        kept["add_tokens"] = None
+        if is_extended or origin.data.vocabulary == EXTEND:  # of text that is not this run's
+            kept |= {"vocabulary": None, "target_vocabulary": None, "vocabulary_size": None}
     rate = (origin.model.model_dim * _WARMUP_STEPS) ** -0.5
     if options.get("lora_rank") is None:
         rate *= _FINE_TUNING_RATE
+    data = _data(task, options, kept)
+    training = _training(task, options, {"learning_rate": float(f"{rate:.2g}")})
+    _check_trains_new_tokens(data, training)
     return origin._replace(
         model=origin.model.replace(**rates),
-        data=_data(task, options, kept),
-        training=_training(task, options, {"learning_rate": float(f"{rate:.2g}")}),
+        data=data,
+        training=training,
         task=task,
         origin={**origin.origin, "start_from": path},
     )
@@ -227,6 +244,8 @@ def changed_configs(configs: RunConfigs, options: Options) -> RunConfigs:
         _check_trains_random_weights(
             training_values.get("freeze"), training_values.get("lora_rank")
         )
+    else:
+        _check_trains_new_tokens(configs.corpora, training.replace(**training_values))
     if "preset" in options:
         name = type(model).preset_name(options["preset"])
         if "start_from" not in configs.origin:  # whose model is another run's
@@ -342,3 +361,16 @@ def _check_trains_random_weights(freeze: str | None, lora_rank: int | None) -> N
     for name, value in (("freeze", freeze), ("lora_rank", lora_rank)):
         if value is not None:
             raise InputError(f"--{name} would keep random weights; give --start_from too")
+
+
+def _check_trains_new_tokens(data: DataConfig, training: TrainingConfig) -> None:
+    """Raises `InputError` if a run adds tokens whose rows would stay as they start."""
+    tables = ("embeddings", "source_embedding", "target_embedding", "projection")
+    frozen = [f"freeze={part}" for part in split_list(training.freeze) if part in tables]
+    if training.lora_rank is not None:
+        frozen.append(f"lora_rank={training.lora_rank}")
+    if data.adds_tokens and frozen:
+        what = "vocabulary=extend" if data.vocabulary == EXTEND else "add_tokens"
+        raise InputError(
+            f"--{frozen[0]} would keep the rows of new tokens as they start; remove it, or --{what}"
+        )

@@ -295,6 +295,50 @@ def test_keras_file_round_trip(model, tmp_path):
     np.testing.assert_array_equal(logits_of(copy), logits_of(model))
 
 
+@pytest.mark.parametrize(
+    "sharing",
+    [
+        {},
+        {"share_embeddings": "target", "target_vocabulary_size": 10, "output_bias": True},
+        {"share_embeddings": "none", "output_bias": True},
+    ],
+)
+def test_extended_model_keeps_logits_and_begins_with_means(config, sharing):
+    config = config.replace(**sharing)
+    model = with_random_weights(config)
+    model.source_embedding.trainable = False
+    source, target = [[5], [6, 7, 7]], [[4, 9], [5, 5, 8], [6]]
+    extended = model.extended(source, target)
+    sizes = config.target_vocabulary_size
+    assert extended.config.vocabulary_size == config.vocabulary_size + 2
+    assert extended.config.target_vocabulary_size == (sizes and sizes + 3)
+    grown = 0
+    for old, new in zip(model.weights, extended.weights, strict=True):
+        paths = [each.path.partition("/")[2] for each in (old, new)]
+        assert (paths[0], old.trainable) == (paths[1], new.trainable)
+        old_rows, new_rows = np.array(old), np.array(new)
+        if old_rows.shape == new_rows.shape:
+            np.testing.assert_array_equal(new_rows, old_rows)
+            continue
+        grown += 1
+        if "projection" in paths[0]:
+            old_rows, new_rows = old_rows.T, new_rows.T
+        np.testing.assert_array_equal(new_rows[: len(old_rows)], old_rows)
+        spelled = source if "source" in paths[0] or sizes is None else target
+        for row, ids in zip(new_rows[len(old_rows) :], spelled, strict=True):
+            np.testing.assert_allclose(row, sum(old_rows[id_] for id_ in ids) / len(ids), rtol=1e-5)
+    assert grown == {"all": 1, "target": 3, "none": 4}[config.share_embeddings]
+    logits, more = logits_of(model), logits_of(extended)
+    np.testing.assert_array_equal(more[..., : logits.shape[-1]], logits)
+
+
+def test_adapted_model_cannot_get_more_tokens():
+    model = build_model(CONFIGS["transformer"])
+    model.enable_lora(2)
+    with pytest.raises(InputError, match="with LoRA matrices or quantized layers cannot get more"):
+        model.extended([[5]], [[5]])
+
+
 def test_ensemble_with_a_transformer_steps_as_it_calls(model):
     both = Ensemble([with_random_weights(CONFIGS["transformer"]), model])
     full = both.call(INPUTS)

@@ -1,0 +1,161 @@
+"""A run that starts from another one and adds tokens: new pieces of its text, and tags."""
+
+import numpy as np
+import pytest
+import tiny_run
+
+from keras_transformer.config import DataConfig
+from keras_transformer.errors import InputError
+from keras_transformer.inference import Translator
+from keras_transformer.models import build_model
+from keras_transformer.serving.export import export, load_exported
+from keras_transformer.text import learn_vocabulary
+from keras_transformer.training import RunDirectory, train
+from keras_transformer.training.settings import fine_tuning_configs, new_configs
+
+TAGS = ["<de>", "<fr>"]
+OPTIONS = {
+    "train_steps": 200, "checkpoint_steps": 200, "batch_tokens": 256, "dropout": 0.0,
+    "average_last": 1, "learning_rate": 0.02, "warmup_steps": 10,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def origin(tmp_path_factory) -> RunDirectory:
+    """A run of characters a to f, which nothing has trained."""
+    run = RunDirectory(tmp_path_factory.mktemp("origin") / "run")
+    configs = tiny_run.RunConfigs(
+        tiny_run.model_config(dropout=0.0),
+        tiny_run.DATA.replace(vocabulary_kind="char"),
+        tiny_run.training_config(),
+    )
+    vocabulary = tiny_run.make_vocabulary()
+    run.write(configs, vocabulary, vocabulary, build_model(configs.model))
+    return run
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> tuple[str, str]:
+    """Text whose target names the source's tag; source and target have a new letter."""
+    folder = tmp_path_factory.mktemp("text")
+    words = tiny_run.text(100, seed=5).source
+    tags = [TAGS[len(word) % 2] for word in words]
+    sources = [f"{tag} {word}Ж" for tag, word in zip(tags, words, strict=True)]
+    for name, lines in (("source", sources), ("target", [f"Ж{tag}" for tag in tags])):
+        (folder / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return str(folder / "source"), str(folder / "target")
+
+
+@pytest.fixture(scope="module")
+def tuned(origin, files, tmp_path_factory) -> RunDirectory:
+    run = RunDirectory.create(
+        tmp_path_factory.mktemp("tuned") / "run",
+        train=files,
+        start_from=origin.path,
+        vocabulary="extend",
+        add_tokens=",".join(TAGS),
+        **OPTIONS,
+    )
+    train(run, show=False)
+    return run
+
+
+def test_run_begins_with_old_rows_and_learns_the_tags(origin, tuned):
+    (old, _), (new, _) = origin.vocabularies(), tuned.vocabularies()
+    assert new.pieces(range(old.size, new.size)) == ["Ж", *TAGS]
+    words = tiny_run.text(20, seed=9).source
+    assert new.encode(words) == old.encode(words)
+    assert tuned.configs().model.vocabulary_size == new.size == old.size + 3
+
+    start, before = tuned.load_model("step-0"), origin.load_model()
+    table, rows = np.array(before.source_embedding.table), np.array(start.source_embedding.table)
+    np.testing.assert_array_equal(rows[: old.size], table)
+    assert np.array_equal(rows[old.size], table[1])  # the unknown token's
+    de = old.encode(["<de>"])[0][1:]
+    np.testing.assert_allclose(rows[old.size + 1], table[de].mean(axis=0), rtol=1e-5)
+    ids = np.array([[*old.encode(["abc"])[0], 3]])
+    inputs = {"source": ids, "target": ids}
+    np.testing.assert_array_equal(start(inputs)[..., : old.size], before(inputs))
+
+    translator = Translator(tuned.load_model(), *tuned.vocabularies())
+    found = translator.translate([f"{tag} {word}Ж" for word in words for tag in TAGS])
+    assert [each[0].text for each in found] == ["Ж<de>", "Ж<fr>"] * len(words)
+
+
+@pytest.mark.slow
+def test_tags_reach_the_export(tuned, tmp_path):
+    translator = Translator(tuned.load_model(), *tuned.vocabularies())
+    exported = load_exported(export(translator, tmp_path / "exports", batch_sizes=[1]))
+    found = exported.translate(["<fr> abcЖ", "<de> abcЖ"])
+    assert [each[0].text for each in found] == ["Ж<fr>", "Ж<de>"]
+
+
+def test_later_run_keeps_added_tokens_and_adds_none(origin, tuned, files, tmp_path):
+    again = RunDirectory.create(tmp_path / "again", train=files, start_from=tuned.path, **OPTIONS)
+    data = again.configs().corpora
+    assert (data.vocabulary, data.add_tokens, data.vocabulary_kind) == (None, None, "char")
+    assert again.vocabularies()[0].fingerprint == tuned.vocabularies()[0].fingerprint
+    more = RunDirectory.create(
+        tmp_path / "more", train=files, start_from=tuned.path, add_tokens="<nl>", **OPTIONS
+    )
+    assert more.vocabularies()[0].size == again.vocabularies()[0].size + 1
+
+
+def test_each_side_gets_the_tokens_of_its_text(origin, files, tmp_path):
+    source, target = (learn_vocabulary([text], size=50, kind="char") for text in ("abc", "abcdef"))
+    run = RunDirectory(tmp_path / "two")
+    model = tiny_run.model_config(
+        vocabulary_size=source.size, target_vocabulary_size=target.size, share_embeddings="target"
+    )
+    configs = origin.configs()._replace(model=model)
+    run.write(configs, source, target, build_model(model))
+    new = RunDirectory.create(
+        tmp_path / "new", train=files, start_from=run.path, vocabulary="extend", **OPTIONS
+    )
+    added = [
+        set(after.pieces(range(before.size, after.size)))
+        for before, after in zip((source, target), new.vocabularies(), strict=True)
+    ]
+    assert added == [set("<>rЖdef"), set("<>rЖ")]
+    model = new.configs().model
+    assert model.vocabulary_size == source.size + 7
+    assert model.target_vocabulary_size == target.size + 4
+
+
+def test_new_run_adds_tags_to_what_it_learns(files, tmp_path):
+    options = {"num_layers": 1, "model_dim": 16, "vocabulary_kind": "char", **OPTIONS}
+    run = RunDirectory.create(tmp_path / "run", train=files, add_tokens="<de>,<fr>", **options)
+    vocabulary, _ = run.vocabularies()
+    assert vocabulary.pieces([vocabulary.size - 2, vocabulary.size - 1]) == TAGS
+    assert run.configs().model.vocabulary_size == vocabulary.size
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"add_tokens": "<de>", "lora_rank": 4},
+            "--lora_rank=4 would keep the rows of new tokens as they start; remove it, or --add_to",
+        ),
+        (
+            {"vocabulary": "extend", "freeze": "encoder,target_embedding"},
+            "--freeze=target_embedding would keep the rows .* or --vocabulary=extend",
+        ),
+        (
+            {"vocabulary": "extend", "vocabulary_kind": "bpe"},
+            "--vocabulary_kind cannot be combined with --start_from",
+        ),
+        ({"vocabulary": "other.model"}, "--vocabulary cannot be combined with --start_from"),
+    ],
+)
+def test_options_that_contradict_new_tokens_are_rejected(origin, options, message):
+    text = {"train_source": "a", "train_target": "b"}
+    with pytest.raises(InputError, match=message):
+        fine_tuning_configs(origin.configs(), "origin", text | options)
+
+
+def test_only_a_start_can_be_extended():
+    with pytest.raises(InputError, match="--vocabulary=extend needs --start_from with the run"):
+        new_configs({"train_source": "a", "train_target": "b", "vocabulary": "extend"})
+    data = DataConfig(train_source="a", train_target="b", vocabulary="extend", source_level="char")
+    assert data.adds_tokens
