@@ -198,6 +198,34 @@ class Translation(NamedTuple):
     score: float
 
 
+class DetailedTranslation(NamedTuple):
+    """One translation of a sentence, how probable each of its tokens is, and what was cut.
+
+    Attributes:
+        text, score: as in `Translation`.
+        tokens: of the translation as text, T with EOS; none for a blank sentence.
+        token_scores: the log-probability of each token in the search, with its shortlist and its
+            repetition penalty; their sum is that of the translation.
+        source_cut: whether the sentence is longer than the model reads; its end is not translated.
+        output_cut: whether the translation has as many tokens as it may have: it had to end.
+        source_tokens: S with EOS; these and the next two are empty if the model has no attention.
+        attention: float32 [T, S]; row t is that from which token t was predicted, the mean of the
+            last layer's heads.
+        alignment: for each word of `text` the word of the source to which it attends most, in pairs
+            (source word, target word), as in `BatchTranslator.align`.
+    """
+
+    text: str
+    score: float
+    tokens: list[str]
+    token_scores: list[float]
+    source_cut: bool
+    output_cut: bool
+    source_tokens: list[str]
+    attention: "np.ndarray"
+    alignment: list[tuple[int, int]]
+
+
 class Score(NamedTuple):
     """The probability of a given translation.
 
@@ -240,6 +268,61 @@ def read_translations(answer: Mapping[str, Any]) -> list[list[Translation]]:
     if not all(rows):
         raise ValueError("expected a translation of each sentence")
     return [[first, *(each for each in rest if each.score > NO_SCORE)] for first, *rest in rows]
+
+
+def check_details(outputs: Iterable[str]) -> None:
+    """Raises `InputError` if these outputs of a signature have no details."""
+    if "token_scores" not in outputs:
+        raise InputError(
+            "the model was exported without details; export it again with --details, or do not ask "
+            "for them"
+        )
+
+
+def read_details(answer: Mapping[str, Any]) -> list[list[DetailedTranslation]]:
+    """Returns what `read_translations` does, with details; `with_alignments` adds alignments."""
+    import numpy as np  # other requests do without it
+
+    found = []
+    names = ("tokens", "token_scores", "output_cut", "attention")
+    for row, translations in enumerate(read_translations(answer)):
+        source = answer.get("source_tokens", [[]] * (row + 1))[row]
+        source = [_checked_text(piece) for piece in source if piece != ""]
+        found.append([])
+        for place, translation in enumerate(translations):
+            values = {name: answer[name][row][place] for name in names if name in answer}
+            tokens = [_checked_text(piece) for piece in values["tokens"] if piece != ""]
+            size = len(tokens)
+            weights = np.asarray(values.get("attention", [[]]), np.float32)[:size, : len(source)]
+            found[-1].append(
+                DetailedTranslation(
+                    *translation,
+                    tokens,
+                    [float(score) for score in values["token_scores"][:size]],
+                    bool(answer["source_cut"][row]),
+                    bool(values["output_cut"]),
+                    source,
+                    weights,
+                    [],
+                )
+            )
+    return found
+
+
+def with_alignments(
+    results: Sequence[Sequence[DetailedTranslation]], sentences: Sequence[str]
+) -> list[list[DetailedTranslation]]:
+    """Returns translations of sentences with their alignments."""
+
+    def aligned(each: DetailedTranslation, sentence: str) -> DetailedTranslation:
+        ends = (each.source_tokens, each.tokens)
+        counts = [len(_words(pieces)) for pieces in ends]
+        found = Alignment(align_by_attention(each.attention, *ends), *counts)
+        (pairs,) = in_words_of_texts([found], [sentence], [each.text])
+        return each._replace(alignment=pairs)
+
+    rows = zip(results, sentences, strict=True)
+    return [[aligned(each, sentence) for each in row] for row, sentence in rows]
 
 
 def read_scores(answer: Mapping[str, Any]) -> list[Score]:

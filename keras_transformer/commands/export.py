@@ -61,6 +61,12 @@ _XLA = flags.DEFINE_boolean(
     "sentence is faster, on CPUs no batch is, and each shape takes memory and seconds of warm-up. "
     "The stock server needs --xla_cpu_compilation_enabled for it.",
 )
+_DETAILS = flags.DEFINE_boolean(
+    "details",
+    False,
+    "The SavedModel returns with each translation its tokens, their log-probabilities and "
+    "attention, and whether the source or the translation was cut.",
+)
 _XLA_SHAPES = ("xla_batch_sizes", "xla_lengths")
 flags.DEFINE_list("xla_batch_sizes", ["1"], "Sentences of a batch; larger ones are not compiled.")
 flags.DEFINE_list("xla_lengths", ["16", "32", "64"], "Tokens of a source and EOS.")
@@ -96,11 +102,14 @@ def _check_combinations(search_flags: dict[str, object]) -> None:
     format = f"--format={_FORMAT.value}"
     useless = {"quantization": format}
     if _FORMAT.value == "ctranslate2":
-        names = ["name", "warm_up_file", "precision", "check_timeout", "xla", *_XLA_SHAPES]
+        names = ["name", "warm_up_file", "precision", "check_timeout", "details", "xla"]
+        names += _XLA_SHAPES
         names += [name for name in search_flags if name != "shortlist"]
         useless = dict.fromkeys(names, format)
     elif not _XLA.value:
         useless |= dict.fromkeys(_XLA_SHAPES, "--noxla")
+    elif _DETAILS.value:
+        useless["details"] = "--xla"
     for name, other in useless.items():
         if flags.FLAGS[name].present:
             raise InputError(f"--{name} cannot be combined with {other}; remove it")
@@ -119,7 +128,7 @@ def _export_saved_model(found: "Found", given: dict[str, Any]) -> pathlib.Path:
     model, source, target = common.load_translator(found)
     model = in_precision(model, _PRECISION.value)
     path = export(
-        Translator(model, source, target, search, xla, configs.task, shortlist),
+        Translator(model, source, target, search, xla, configs.task, shortlist, _DETAILS.value),
         _EXPORT_DIR.value,
         _VERSION.value,
         name=_NAME.value,

@@ -18,7 +18,7 @@ L their longest length.
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent import futures
-from typing import Any
+from typing import Any, Literal, overload
 
 import numpy as np
 import tensorflow as tf
@@ -49,20 +49,24 @@ from keras_transformer.inference.options import (
 )
 from keras_transformer.results import (
     Attention,
+    DetailedTranslation,
     InputValues,
     Score,
     Translation,
     batches_by_length,
+    check_details,
     in_row_order,
     in_words_of_texts,
     option_inputs,
     pair_inputs,
     read_alignments,
     read_attention,
+    read_details,
     read_scores,
     read_translations,
     text_input,
     warn_about_cut,
+    with_alignments,
 )
 from keras_transformer.search import (
     Constraint,
@@ -105,15 +109,42 @@ class BatchTranslator:
         self._function = functools.cache(signature)
         self._target = target
 
+    @overload
     def translate(
-        self, sentences: Sequence[str], batch_size: int = 64, **options: Any
-    ) -> list[list[Translation]]:
+        self,
+        sentences: Sequence[str],
+        batch_size: int = ...,
+        *,
+        details: Literal[False] = ...,
+        **options: Any,
+    ) -> list[list[Translation]]: ...
+
+    @overload
+    def translate(
+        self,
+        sentences: Sequence[str],
+        batch_size: int = ...,
+        *,
+        details: Literal[True],
+        **options: Any,
+    ) -> list[list[DetailedTranslation]]: ...
+
+    def translate(
+        self,
+        sentences: Sequence[str],
+        batch_size: int = 64,
+        *,
+        details: bool = False,
+        **options: Any,
+    ) -> Any:
         """Returns the translations of each sentence, best first.
 
         Args:
             sentences: any number of them.
             batch_size: the maximum number of sentences of a batch; batches of long sentences are
                 smaller.
+            details: whether to return each as a `DetailedTranslation`, with the log-probability of
+                each token, the alignment, and whether its source or itself was cut.
             **options: the fields of `SearchConfig` that may differ between sentences, see
                 `option_types`, and "prefix": one value for all sentences, or a list with one for
                 each, None for the translator's own. A list of phrases is for all sentences, a list
@@ -121,7 +152,8 @@ class BatchTranslator:
 
         Raises:
             InputError: an option is unknown or its value invalid; the vocabulary cannot spell a
-                prefix or phrase; `sentences` is a single string; `batch_size` is below 1.
+                prefix or phrase; `sentences` is a single string; `batch_size` is below 1; the model
+                was exported without details.
         """
         columns = {"text": text_input("text", sentences)}
         name = "serving_default"
@@ -137,7 +169,12 @@ class BatchTranslator:
                     encode_phrases(option, phrases, self._target)
         # A search step is too small for several cores to share: each core takes a batch.
         num_workers = min(_num_workers(), _MAX_BATCHES)
-        return self._run_in_batches(name, columns, batch_size, read_translations, num_workers)
+        read: Callable[[Mapping[str, Any]], list[Any]] = read_translations
+        if details:
+            check_details(self._find(name).structured_outputs)
+            read = read_details
+        found = self._run_in_batches(name, columns, batch_size, read, num_workers)
+        return with_alignments(found, columns["text"].values) if details else found
 
     def score(
         self, source: Sequence[str], target: Sequence[str], batch_size: int = 64
@@ -231,9 +268,11 @@ class Translator(tf.Module, BatchTranslator):
         xla: shapes for which XLA compiles the search of sentences without options.
         task: of the model; it may constrain searches and complete their outputs.
         shortlist: of the vocabularies, if the search uses one.
+        details: whether `signatures` and calls return what a `DetailedTranslation` has, too.
 
     Raises:
-        InputError: a coverage penalty needs attention, which the model lacks; see `make_lookup`.
+        InputError: a coverage penalty needs attention, which the model lacks; details cannot be
+            combined with XLA; see `make_lookup`.
 
     Example:
         >>> translator = Translator(run.load_model(), *run.vocabularies())
@@ -250,6 +289,7 @@ class Translator(tf.Module, BatchTranslator):
         xla: XlaShapes | None = None,
         task: Task | None = None,
         shortlist: Shortlist | None = None,
+        details: bool = False,
     ) -> None:
         tf.Module.__init__(self, name="translator")
         BatchTranslator.__init__(self, self.signature, target)
@@ -260,6 +300,9 @@ class Translator(tf.Module, BatchTranslator):
                 f"coverage_penalty={self.search.coverage_penalty} needs a model with attention; "
                 "set it to 0"
             )
+        if details and xla is not None:
+            raise InputError("details cannot be combined with XLA; remove one of them")
+        self.details = details
         self._shortlist = shortlist
         self._lookup = make_lookup(shortlist, self.search, target.size, xla is not None)
         self.source_tokenizer = Tokenizer(source)
@@ -271,6 +314,8 @@ class Translator(tf.Module, BatchTranslator):
         variables = [variable.value for variable in model.variables]
         self.variables_to_save = [*variables, *(self._lookup.variables if self._lookup else ())]
         self._get_model = lambda: model
+        parts = source, target, self.search, None, task, shortlist
+        self._detailed = functools.cache(lambda: Translator(model, *parts, details=True))
         self.xla = xla
         self._compiled = xla and CompiledSearch(self._search, xla, self.search.max_extra_length)
 
@@ -282,7 +327,13 @@ class Translator(tf.Module, BatchTranslator):
         """Returns a faster translator; functions of `signature` do not notice changed weights."""
         parts = self.source_tokenizer.vocabulary, self.target_tokenizer.vocabulary, self.search
         model = cache_projection(self.model)
-        return Translator(model, *parts, self.xla, self.task, self._shortlist)
+        return Translator(model, *parts, self.xla, self.task, self._shortlist, self.details)
+
+    def translate(self, sentences: Sequence[str], *arguments: Any, **options: Any) -> Any:
+        """Translates as `BatchTranslator.translate`; details need no other translator."""
+        if options.get("details") and not self.details:
+            return self._detailed().translate(sentences, *arguments, **options)
+        return super().translate(sentences, *arguments, **options)
 
     def signatures(self) -> dict[str, Any]:
         """Returns the functions to export by name, traced; see `signature`.
@@ -320,7 +371,12 @@ class Translator(tf.Module, BatchTranslator):
         return _columns(option_types(self.search))
 
     def __call__(self, text: Tensor) -> dict[str, Tensor]:
-        """Returns "translations", string [B, N], best first, and "scores" [B, N] of text [B]."""
+        """Returns "translations", string [B, N], best first, and "scores" [B, N] of text [B].
+
+        With details also "tokens", string [B, N, L], and "token_scores" [B, N, L] with EOS, then
+        padding; "source_cut", bool [B], and "output_cut", bool [B, N]; and, if the model has
+        attention, "source_tokens", string [B, S], and "attention" [B, N, L, S].
+        """
         if tf.executing_eagerly():
             refresh(self.model)
         return self._translate_text(text)
@@ -344,13 +400,26 @@ class Translator(tf.Module, BatchTranslator):
     ) -> dict[str, Tensor]:
         if self.task is not None:
             text = self.task.read_text(text)
-        tokens = self.source_tokenizer.tokenize(text, self.search.max_source_length)
+        limit = self.search.max_source_length
+        tokens = self.source_tokenizer.tokenize(text, limit + self.details)
+        details = {}
+        if self.details:  # one token more shows whether there is one
+            details["source_cut"] = tokens.row_lengths() > limit
+            tokens = tokens[:, :limit]
         hypotheses = self._search_tokens(tokens, options)
         translations = self.target_tokenizer.detokenize(hypotheses.ids)  # [B, N]
         if self.task is not None:
             translations = self.task.finish(translations, text)
         is_blank = (tokens.row_lengths() == 0)[:, None]  # [B, 1]
-        return {
+        if self.details:
+            ids = tf.where(is_blank[:, :, None], PAD_ID, hypotheses.ids)
+            details["tokens"] = self.target_tokenizer.pieces(ids)
+            for name, values in hypotheses.details.items():
+                blank = tf.reshape(is_blank, [-1, *[1] * (values.shape.rank - 1)])
+                details[name] = tf.where(blank, tf.zeros([], values.dtype), values)
+            if "attention" in details:
+                details["source_tokens"] = self.source_tokenizer.pieces(with_eos(tokens))
+        return details | {
             "translations": tf.where(is_blank, "", translations),
             "scores": tf.where(is_blank, 0.0, hypotheses.scores),
         }
@@ -393,6 +462,7 @@ class Translator(tf.Module, BatchTranslator):
             max_length_bound=longest,
             constraints=self.task.constraints(source, vocabularies) if self.task else (),
             shortlist=self._lookup,
+            details=self.details,
         )
 
     def _score(self, source: Tensor, target: Tensor) -> dict[str, Tensor]:
@@ -436,6 +506,7 @@ def search_translations(
     max_length_bound: int | None = None,
     constraints: Sequence[Constraint] = (),
     shortlist: ShortlistLookup | None = None,
+    details: bool = False,
 ) -> Hypotheses:
     """Returns translations of source ids [B, S], each with EOS, then PAD.
 
@@ -450,6 +521,8 @@ def search_translations(
             must be known before the graph runs, as for XLA.
         constraints: in addition to those of the configuration, for example a task's.
         shortlist: restricts the tokens of translations.
+        details: whether to return `Hypotheses.details`, and among them "output_cut", bool [B, N]:
+            whether a translation has as many tokens as it may have, after which EOS is forced.
     """
     lengths = tf.math.count_nonzero(source, axis=1, dtype=tf.int32) - 1  # [B], without EOS
     settings = read_config(search, target) | dict(options or {})
@@ -458,7 +531,7 @@ def search_translations(
         source,
         num_hypotheses=search.num_translations if is_sampled else search.beam_size,
         capacity=None if max_length_bound is None else kv_cache_capacities(max_length_bound)[0],
-        coverage="coverage_penalty" in settings,
+        coverage=details or "coverage_penalty" in settings,  # whose steps are the attention
     )
     forced = [settings[name] for name in ("prefix", "required_phrases") if name in settings]
     state, vocabulary = shortlist.restrict(state, source, forced) if shortlist else (state, None)
@@ -472,20 +545,26 @@ def search_translations(
         num_translations=search.num_translations,
         max_length_bound=max_length_bound,
         vocabulary=vocabulary,
+        details=details,
     )
     if is_sampled:
         settings["seed"] = sentence_seeds(settings["seed"], source)
         sampling = {name: settings[name] for name in SAMPLING_NUMBERS}
-        return sample(model.step, state, **arguments, **sampling)
-    return beam_search(
-        model.step,
-        state,
-        **arguments,
-        beam_size=search.beam_size,
-        beam_groups=search.beam_groups,
-        diversity_penalty=settings["diversity_penalty"],
-        early_stop=search.early_stop,
-    )
+        found = sample(model.step, state, **arguments, **sampling)
+    else:
+        found = beam_search(
+            model.step,
+            state,
+            **arguments,
+            beam_size=search.beam_size,
+            beam_groups=search.beam_groups,
+            diversity_penalty=settings["diversity_penalty"],
+            early_stop=search.early_stop,
+        )
+    if not details:
+        return found
+    output_cut = found.lengths > arguments["max_lengths"][:, None]  # EOS counts in lengths
+    return found._replace(details=found.details | {"output_cut": output_cut})
 
 
 def signature_inputs(function: Any) -> dict[str, tf.TensorSpec]:

@@ -50,12 +50,16 @@ class Hypotheses(NamedTuple):
         scores: float32 [B, N], log-probability divided by the length penalty; always finite.
         log_probs: float32 [B, N], natural logarithm of the probability; always finite.
         lengths: int32 [B, N], tokens of the translation, EOS included.
+        details: empty unless asked for. "token_scores", float32 [B, N, L], the log-probability of
+            each token; and, if the model's state has coverage, "attention", float32 [B, N, L, S],
+            what each token was predicted from. Both are 0 for padding.
     """
 
     ids: Tensor
     scores: Tensor
     log_probs: Tensor
     lengths: Tensor
+    details: Any = ()
 
 
 class SearchSpec(NamedTuple):
@@ -94,6 +98,7 @@ class Finished(NamedTuple):
     scores: Tensor  # float32 [B, N]
     log_probs: Tensor  # float32 [B, N]
     tokens: Tensor  # int32 [B, N, L], EOS included, then PAD
+    ancestors: Any = ()  # int32 [B, N, L], as in `State`; only with `State.history`
 
 
 class State(NamedTuple):
@@ -110,6 +115,7 @@ class State(NamedTuple):
     model: dict[str, Any]  # the changing parts of the model's `DecodingState`, by name
     constraints: tuple[Any, ...]  # the state of each constraint
     finished: tuple[Finished, ...]  # of each group
+    history: dict[str, Tensor]  # [B, L, W, ...], what `_read` notes of each step, for details
 
 
 class Candidates(NamedTuple):
@@ -141,6 +147,7 @@ def beam_search(
     constraints: Sequence[Constraint] = (),
     max_length_bound: int | None = None,
     vocabulary: VocabularySubset | None = None,
+    details: bool = False,
     eos_id: int = EOS_ID,
     pad_id: int = PAD_ID,
 ) -> Hypotheses:
@@ -187,6 +194,8 @@ def beam_search(
             1; otherwise it is the largest of `max_lengths` + 1.
         vocabulary: the tokens that `step` gives logits of, and that translations are made of, EOS
             among them; None for all. Probabilities are then over these.
+        details: whether to return `Hypotheses.details`, which takes memory for L * W * S numbers of
+            a sentence if there is coverage.
         eos_id, pad_id: the tokens that complete a translation and that follow it.
 
     Raises:
@@ -218,6 +227,7 @@ def beam_search(
         constraints=constraints,
         max_length_bound=max_length_bound,
         vocabulary=vocabulary,
+        details=details,
         eos_id=eos_id,
         pad_id=pad_id,
         options=options,
@@ -230,12 +240,14 @@ def beam_search(
     first = first._replace(
         # Each group starts with one empty hypothesis; the others do not exist yet.
         log_probs=tf.where(tf.range(beam_size) % size == 0, first.log_probs, IMPOSSIBLE),
-        finished=tuple(_no_translations(spec, inputs, num_finished) for _ in range(beam_groups)),
+        finished=tuple(
+            _no_translations(spec, inputs, num_finished, details) for _ in range(beam_groups)
+        ),
     )
     step_of_beam = functools.partial(_beam_step, early_stop=early_stop)
-    finished = _run_search(step_of_beam, spec, inputs, first)
+    finished, history = _run_search(step_of_beam, spec, inputs, first)
     finished = tf.nest.map_structure(lambda leaf: leaf[:, :share], finished)
-    return make_hypotheses(_best_of(finished, num_translations), spec)
+    return make_hypotheses(_best_of(finished, num_translations), spec, history)
 
 
 def _beam_step(spec: SearchSpec, inputs: SentenceInputs, state: State, early_stop: str) -> State:
@@ -313,7 +325,15 @@ def _read(spec: SearchSpec, inputs: SentenceInputs, state: State) -> tuple[Tenso
         logits = tf.pad(logits, [[0, 0], [0, 0], [0, 1]], constant_values=IMPOSSIBLE)
         logits = tf.gather(logits, spec.places, axis=2)
     model = {name: getattr(decoding_state, name) for name in state.model}
-    return logits, state._replace(ancestors=ancestors, model=model)
+    history = dict(state.history)
+    if history:
+        noted = {"log_probs": state.log_probs}  # without the next token's
+        if "attention" in history:
+            noted["attention"] = model["coverage"] - state.model["coverage"]
+        for name, new in noted.items():  # [B, W, ...]
+            is_row = tf.reshape(is_now, [-1, *[1] * (new.shape.rank - 1)])  # [L, 1, ...]
+            history[name] = tf.where(is_row, new[:, None], history[name])
+    return logits, state._replace(ancestors=ancestors, model=model, history=history)
 
 
 class ConstrainedLogits(NamedTuple):
@@ -520,14 +540,15 @@ def _finish(
         log_probs, state.time + 1, coverage, inputs.alpha, inputs.beta, spec.length_penalty_form
     )
     tokens = tf.where(spec.positions == state.time, spec.eos_id, tokens)  # [B, A, L]
-    return _best_of([old, Finished(scores, log_probs, tokens)], old.scores.shape[1])
+    ancestors = _of_parents(state.ancestors, parents) if state.history else ()
+    return _best_of([old, Finished(scores, log_probs, tokens, ancestors)], old.scores.shape[1])
 
 
 def _best_of(parts: Sequence[Finished], count: int) -> Finished:
     """Returns the `count` best translations of all parts; ties go to the earlier part."""
-    merged = Finished(*(tf.concat(fields, axis=1) for fields in zip(*parts, strict=True)))
+    merged = tf.nest.map_structure(lambda *fields: tf.concat(fields, axis=1), *parts)
     _, index = tf.math.top_k(merged.scores, count)  # [B, count]
-    return Finished(*(tf.gather(field, index, batch_dims=1) for field in merged))
+    return tf.nest.map_structure(lambda field: tf.gather(field, index, batch_dims=1), merged)
 
 
 def _keep_open(candidates: Candidates, size: int, spec: SearchSpec) -> Candidates:
@@ -608,12 +629,13 @@ def search_paths(
             tf.where(is_new, scores, old.scores),
             tf.where(is_new, log_probs, old.log_probs),
             tf.where(is_new[..., None], state.tokens, old.tokens),
+            old.ancestors,  # their own places
         )
         log_probs = tf.where(has_ended, IMPOSSIBLE, log_probs)
         return state._replace(log_probs=log_probs, finished=(new,))
 
-    (finished,) = _run_search(step, spec, inputs, state)
-    return make_hypotheses(_best_of([finished], spec.num_hypotheses), spec)
+    (finished,), history = _run_search(step, spec, inputs, state)
+    return make_hypotheses(_best_of([finished], spec.num_hypotheses), spec, history)
 
 
 def _most_probable(
@@ -641,6 +663,7 @@ def start_search(
     constraints: Sequence[Constraint] = (),
     max_length_bound: int | None = None,
     vocabulary: VocabularySubset | None = None,
+    details: bool = False,
     reads_logits: bool = False,
     eos_id: int = EOS_ID,
     pad_id: int = PAD_ID,
@@ -700,7 +723,13 @@ def start_search(
     model = {"recurrent_state": state.recurrent_state, "kv_cache": state.kv_cache}
     if state.coverage is not None:
         model["coverage"] = state.coverage
-    none = _no_translations(spec, inputs, num_hypotheses)
+    history = {}
+    if details:
+        noted = [tf.shape(bos_ids)[0], result_length, num_hypotheses]
+        history["log_probs"] = tf.zeros(noted)
+        if state.coverage is not None:
+            history["attention"] = tf.zeros([*noted, tf.shape(state.coverage)[2]])
+    none = _no_translations(spec, inputs, num_hypotheses, details)
     first = State(
         time=tf.constant(0),
         log_probs=none.log_probs,
@@ -713,6 +742,7 @@ def start_search(
             for constraint, its_inputs in zip(constraints, inputs.constraints, strict=True)
         ),
         finished=(none,),
+        history=history,
     )
     return spec, inputs, first
 
@@ -731,14 +761,19 @@ def repeat_for_each_sentence(values: Any, batch_size: Tensor) -> Any:
     return tf.nest.map_structure(repeat, values)
 
 
-def _no_translations(spec: SearchSpec, inputs: SentenceInputs, count: int) -> Finished:
+def _no_translations(
+    spec: SearchSpec, inputs: SentenceInputs, count: int, details: bool
+) -> Finished:
     """Returns N = `count` translations that do not exist."""
     shape = [tf.shape(inputs.max_lengths)[0], count]
     tokens = tf.fill([*shape, tf.size(spec.positions)], spec.pad_id)
+    tokens = tf.ensure_shape(tokens, [None, count, *spec.positions.shape])
     return Finished(
         scores=tf.fill(shape, IMPOSSIBLE),
         log_probs=tf.zeros(shape),
-        tokens=tf.ensure_shape(tokens, [None, count, *spec.positions.shape]),
+        tokens=tokens,
+        # For hypotheses that never branch; a beam replaces them.
+        ancestors=tf.zeros_like(tokens) + tf.range(count)[:, None] if details else (),
     )
 
 
@@ -746,10 +781,12 @@ def _no_translations(spec: SearchSpec, inputs: SentenceInputs, count: int) -> Fi
 Step = Callable[[SearchSpec, SentenceInputs, State], State]
 
 
-def _run_search(
-    step: Step, spec: SearchSpec, inputs: SentenceInputs, state: State
-) -> tuple[Finished, ...]:
-    """Runs steps until every sentence is done, and returns what is finished.
+# What is finished, of each group, and the history of all sentences.
+Results = tuple[tuple[Finished, ...], dict[str, Tensor]]
+
+
+def _run_search(step: Step, spec: SearchSpec, inputs: SentenceInputs, state: State) -> Results:
+    """Runs steps until every sentence is done.
 
     The batch shrinks: sentences that are done leave it and cost no more work.
     """
@@ -765,7 +802,7 @@ def _run_search(
         results = tf.nest.map_structure(
             lambda all_, some: tf.tensor_scatter_nd_update(all_, rows[:, None], some),
             results,
-            state.finished,
+            (state.finished, state.history),
         )
         open_rows = tf.where(_is_open(state))[:, 0]
         rows, inputs, state = tf.nest.map_structure(
@@ -774,7 +811,8 @@ def _run_search(
         )
         return rows, inputs, state, results
 
-    variables = (tf.range(tf.shape(state.ids)[0]), inputs, state, state.finished)
+    rows = tf.range(tf.shape(state.ids)[0])
+    variables = (rows, inputs, state, (state.finished, state.history))
     *_, results = tf.while_loop(
         lambda rows, inputs, state, _: (tf.shape(rows)[0] > 0) & (state.time < max_time),
         shrink_batch,
@@ -816,7 +854,9 @@ def _changing_shape(leaf: Tensor, first: Any = (None,)) -> tf.TensorShape:
     return tf.TensorShape(first).concatenate(rest)
 
 
-def make_hypotheses(finished: Finished, spec: SearchSpec) -> Hypotheses:
+def make_hypotheses(
+    finished: Finished, spec: SearchSpec, history: Mapping[str, Tensor]
+) -> Hypotheses:
     """Returns the result of a search, with finite scores for places without a translation."""
     exists = tf.math.is_finite(finished.scores)
     ids = tf.where(exists[..., None], finished.tokens, spec.pad_id)
@@ -825,7 +865,32 @@ def make_hypotheses(finished: Finished, spec: SearchSpec) -> Hypotheses:
         scores=tf.where(exists, finished.scores, NO_SCORE),
         log_probs=tf.where(exists, finished.log_probs, NO_SCORE),
         lengths=tf.math.count_nonzero(ids != spec.pad_id, axis=-1, dtype=tf.int32),
+        details=_trace(history, finished, ids != spec.pad_id) if history else (),
     )
+
+
+def _trace(
+    history: Mapping[str, Tensor], finished: Finished, is_token: Tensor
+) -> dict[str, Tensor]:
+    """Returns `Hypotheses.details`: what the steps noted of each translation's ancestors.
+
+    `is_token`, bool [B, N, L], is False for padding.
+    """
+    places = tf.maximum(finished.ancestors, 0)  # -1 after the end
+    places = tf.transpose(places, [0, 2, 1])  # [B, L, N]
+    traced = {
+        name: tf.transpose(
+            tf.gather(noted, places, batch_dims=2), [0, 2, 1, *range(3, noted.shape.rank)]
+        )
+        for name, noted in history.items()
+    }  # [B, N, L, ...]
+    # The steps noted sums: a token's log-probability is what the next step, or the end, has more.
+    before = tf.where(is_token, traced["log_probs"], finished.log_probs[..., None])
+    after = tf.concat([before[..., 1:], finished.log_probs[..., None]], axis=-1)
+    details = {"token_scores": tf.where(is_token, after - before, 0.0)}
+    if "attention" in traced:
+        details["attention"] = tf.where(is_token[..., None], traced["attention"], 0.0)
+    return details
 
 
 # XLA needs all shapes before the graph runs: the batch does not shrink, and the KV cache has a
@@ -850,9 +915,7 @@ def kv_cache_capacities(max_length_bound: int) -> tuple[int, ...]:
     return (*capacities, last)
 
 
-def _run_in_stages(
-    step: Step, spec: SearchSpec, inputs: SentenceInputs, state: State
-) -> tuple[Finished, ...]:
+def _run_in_stages(step: Step, spec: SearchSpec, inputs: SentenceInputs, state: State) -> Results:
     """Runs within the first capacity, and in the next ones while sentences are open.
 
     Work grows with the capacity, and most sentences finish before the largest is needed.
@@ -860,12 +923,12 @@ def _run_in_stages(
     capacity, *larger = spec.capacities
     state = _run_steps(functools.partial(step, spec, inputs), state, 0, capacity)
     if not larger:
-        return state.finished
+        return state.finished, state.history
     spec = spec._replace(capacities=tuple(larger))
     return tf.cond(
         tf.reduce_any(_is_open(state)),
         lambda: _run_in_stages(step, spec, inputs, _grow_cache(state, larger[0] - capacity)),
-        lambda: state.finished,
+        lambda: (state.finished, state.history),
     )
 
 

@@ -237,22 +237,16 @@ def _compare(signature: str, ours: Mapping[str, Any], theirs: Mapping[str, Any])
             f"{', '.join(sorted(ours))} in Python"
         )
     ties: set[int] = set()
+    # The outputs [B, N, ...] of a search have scores [B, N] beside them.
+    shape = np.shape(ours.get("scores", 0.0))
     for name, expected in ours.items():
         found = theirs[name]
-        if expected.dtype.kind == "f":
-            if not np.isfinite(expected).all():
-                raise InputError(f"output {name} of signature {signature} has infinite numbers")
-            is_same = expected.shape == found.shape and np.allclose(
-                found, expected, rtol=_TOLERANCE, atol=_TOLERANCE
-            )
-        else:
-            is_same = np.array_equal(found, expected)
-            # The outputs [B, N, ...] of a search have scores [B, N] beside them.
-            shape = np.shape(ours.get("scores", 0.0))
-            if len(shape) == 2 and found.shape[:2] == expected.shape[:2] == shape:
-                ties |= _differing_rows(found, expected)
-                is_same = True
-        if not is_same:
+        if expected.dtype.kind == "f" and not np.isfinite(expected).all():
+            raise InputError(f"output {name} of signature {signature} has infinite numbers")
+        is_of_search = len(shape) == 2 and name != "scores"
+        if is_of_search and found.shape[:2] == expected.shape[:2] == shape:
+            ties |= _differing_rows(found, expected)
+        elif found.shape != expected.shape or _differs(found, expected).any():
             raise InputError(
                 f"output {name} of signature {signature} changes when it is exported: "
                 + textwrap.shorten(f"{found!r} instead of {expected!r}", 300)
@@ -261,12 +255,24 @@ def _compare(signature: str, ours: Mapping[str, Any], theirs: Mapping[str, Any])
 
 
 def _differing_rows(found: Any, expected: Any) -> set[int]:
-    """Returns which rows differ; arrays [B, N, L] may differ in L, by padding."""
-    if expected.ndim == 3:
+    """Returns which rows differ; arrays [B, N, L, ...] may differ in L, by padding."""
+    if expected.ndim >= 3:
         length = max(found.shape[2], expected.shape[2])
+        padding = b"" if expected.dtype == object else PAD_ID
         found, expected = (
-            np.pad(each, [(0, 0), (0, 0), (0, length - each.shape[2])], constant_values=PAD_ID)
+            np.pad(
+                each,
+                [(0, length - size if axis == 2 else 0) for axis, size in enumerate(each.shape)],
+                constant_values=padding,
+            )
             for each in (found, expected)
         )
-    differs = (found != expected).reshape(len(expected), -1).any(axis=1)
+    differs = _differs(found, expected).reshape(len(expected), -1).any(axis=1)
     return set(np.flatnonzero(differs).tolist())
+
+
+def _differs(found: Any, expected: Any) -> Any:
+    """Returns where arrays differ, numbers by more than the tolerance."""
+    if expected.dtype.kind == "f":
+        return ~np.isclose(found, expected, rtol=_TOLERANCE, atol=_TOLERANCE)
+    return found != expected

@@ -13,7 +13,7 @@ exports/mine/1/saved_model.pb                                 the graph, vocabul
 exports/mine/1/variables/                                     the weights
 exports/mine/1/assets.extra/model_card.json                   what the graph does not say
 exports/mine/1/assets.extra/tf_serving_warmup_requests        see `warm_up`
-exports/mine/batching_parameters.txt, models.config, monitoring.config    see `server_files`
+exports/mine/*.config, batching_parameters.txt                see `model_folder`
 """
 
 import contextlib
@@ -138,7 +138,7 @@ def load_exported(version: str | os.PathLike[str]) -> BatchTranslator:
         reason = textwrap.shorten(str(error), 200)
         raise InputError(f"the SavedModel in {path} cannot be read ({reason})") from error
     serve = loaded.signatures.get("serving_default")
-    if serve is None or set(serve.structured_outputs) != {"translations", "scores"}:
+    if serve is None or not {"translations", "scores"} <= set(serve.structured_outputs):
         raise InputError(f"the SavedModel in {path} is not a translator that `export` wrote")
     # The functions of the signatures live as long as `loaded`.
     return BatchTranslator(lambda name: loaded.signatures[name])

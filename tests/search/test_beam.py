@@ -376,7 +376,7 @@ def test_results_without_a_translation_are_empty_and_finite():
     tokens = tf.constant([[[5, 8, 4, 3], [6, 7, 3, 0], [3, 0, 0, 0], [5, 5, 5, 5]]])
     scores = tf.constant([[-1.0, -2.0, -3.0, -np.inf]])
     finished = Finished(scores, 2 * scores, tokens)
-    found = make_hypotheses(finished, spec)
+    found = make_hypotheses(finished, spec, {})
     np.testing.assert_array_equal(found.ids[0, :3], tokens[0, :3])
     np.testing.assert_array_equal(found.ids[0, 3], [0, 0, 0, 0])
     np.testing.assert_array_equal(found.lengths[0], [4, 3, 1, 0])

@@ -1,6 +1,7 @@
 """The SavedModel: its signatures, where it runs, and how a version is published."""
 
 import functools
+import itertools
 import json
 import pathlib
 import shutil
@@ -286,3 +287,23 @@ def test_other_saved_models_are_rejected(tmp_path):
     for version in ("1", "2"):
         with pytest.raises(InputError, match=f"the SavedModel in .*{version} is not a translator"):
             load_exported(tmp_path / version)
+
+
+@pytest.mark.slow
+def test_exported_details_match_python(trained, exported, tmp_path):
+    search = SearchConfig(num_translations=2, max_source_length=4, max_extra_length=5)
+    translator = Translator(*trained, search, details=True)
+    loaded = load_exported(export(translator, tmp_path, batch_sizes=(1, 8)))
+    sentences = ["hello two cat", "", "two sun sun cat hello", "привет 木"]
+    assert loaded.translate(sentences) == translator.translate(sentences)
+    for options in ({}, {"max_length": 2}):
+        ours = translator.translate(sentences, details=True, **options)
+        theirs = loaded.translate(sentences, details=True, **options)
+        for left, right in zip(itertools.chain(*ours), itertools.chain(*theirs), strict=True):
+            numbers = ("score", "token_scores", "attention")
+            for name in numbers:
+                np.testing.assert_allclose(getattr(left, name), getattr(right, name), atol=1e-5)
+            rest = dict.fromkeys(numbers)
+            assert left._replace(**rest) == right._replace(**rest)
+    with pytest.raises(InputError, match="exported without details"):
+        load_exported(exported).translate(["sun"], details=True)

@@ -1,0 +1,156 @@
+"""Details of translations: token scores, alignments and what was cut, by search itself."""
+
+import collections
+
+import keras
+import numpy as np
+import pytest
+
+from keras_transformer.config import RecurrentConfig, SearchConfig, UniversalConfig
+from keras_transformer.data import Shortlist, TokenizedCorpus
+from keras_transformer.errors import InputError
+from keras_transformer.inference import Translator, XlaShapes
+from keras_transformer.models import Ensemble, build_model
+
+_SENTENCES = ["two house", "sun", "", "cat sun tree two", "hello", "tree hello cat", " "]
+_SEARCHES = {
+    "beam": dict(num_translations=4),
+    "greedy": dict(beam_size=1),
+    "groups": dict(beam_groups=2, num_translations=4),
+    "sampling": dict(method="sampling", num_translations=3, temperature=2.0),
+    "penalties": dict(coverage_penalty=0.4, length_penalty=1.0, no_repeat_ngram=2),
+}
+
+
+def _assert_as_given(translator, sentences, results):
+    """Compares details with the scores and the attention of the texts, given to the model."""
+    pairs = [
+        (sentence, each)
+        for sentence, row in zip(sentences, results, strict=True)
+        for each in row
+        if sentence.strip()
+    ]
+    sources, found = map(list, zip(*pairs, strict=True))
+    texts = [each.text for each in found]
+    scores = translator.score(sources, texts)
+    attention = translator.attention(sources, texts)
+    alignments = translator.align(sources, texts)
+    num_same = 0
+    for each, score, weights, pairs in zip(found, scores, attention, alignments, strict=True):
+        if each.tokens != weights.target:
+            continue  # text that the vocabulary would tokenize otherwise
+        num_same += 1
+        np.testing.assert_allclose(each.token_scores, score.token_scores, atol=2e-4)
+        assert sum(each.token_scores) == pytest.approx(score.score, abs=1e-3)
+        np.testing.assert_allclose(each.attention, weights.weights, atol=1e-4)
+        assert each.source_tokens == weights.source
+        assert each.alignment == pairs
+    assert num_same > len(found) / 2
+
+
+@pytest.mark.parametrize("name", _SEARCHES)
+def test_details_equal_score_and_attention(make_translator, name):
+    translator = make_translator(**_SEARCHES[name])
+    results = translator.translate(_SENTENCES, details=True)
+    plain = translator.translate(_SENTENCES)
+    assert [[each[:1] for each in row] for row in results] == [
+        [each[:1] for each in row] for row in plain
+    ]
+    for ours, theirs in zip(results, plain, strict=True):
+        np.testing.assert_allclose([x.score for x in ours], [x.score for x in theirs], rtol=1e-5)
+    _assert_as_given(translator, _SENTENCES, results)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["recurrent", "universal", "ensemble"])
+def test_details_of_other_models_equal_score_and_attention(trained, kind):
+    model, source, target = trained
+    sizes = dict(vocabulary_size=source.size, model_dim=16, dropout=0.0)
+    keras.utils.set_random_seed(3)
+    if kind == "ensemble":
+        other = type(model)(model.config)
+        other.set_weights([0.9 * each for each in model.get_weights()])
+        model = Ensemble([model, other])
+    elif kind == "recurrent":
+        model = build_model(RecurrentConfig(**sizes, num_layers=1, hidden_dim=16))
+    else:
+        model = build_model(UniversalConfig(**sizes, num_steps=3, num_heads=2, feed_forward_dim=16))
+    search = SearchConfig(max_source_length=12, max_extra_length=2, num_translations=2)
+    translator = Translator(model, source, target, search)
+    _assert_as_given(translator, _SENTENCES, translator.translate(_SENTENCES, details=True))
+
+
+def test_blank_sentences_have_no_details(translator):
+    ((blank,),) = translator.translate([" "], details=True)
+    assert (blank.text, blank.score, blank.tokens, blank.token_scores) == ("", 0.0, [], [])
+    assert not blank.source_cut and not blank.output_cut
+    assert blank.alignment == []
+    assert blank.attention.shape[0] == 0
+
+
+def test_tokens_end_with_eos_and_alignment_has_each_word(translator, words):
+    ((found,),) = translator.translate(["cat two sun"], details=True)
+    assert found.tokens == [*(f"▁{words[word]}" for word in ("cat", "two", "sun")), "</s>"]
+    assert found.source_tokens == ["▁cat", "▁two", "▁sun", "</s>"]
+    assert len(found.token_scores) == 4
+    assert found.attention.shape == (4, 4)
+    np.testing.assert_allclose(found.attention.sum(axis=1), 1.0, atol=1e-5)
+    assert [target for _, target in found.alignment] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("length, is_cut", [(11, False), (12, False), (13, True), (400, True)])
+def test_source_is_cut_beyond_its_limit(translator, length, is_cut):
+    other, cut = translator.translate(["sun", " ".join(["two"] * length)], details=True)
+    assert (other[0].source_cut, cut[0].source_cut) == (False, is_cut)
+    assert len(cut[0].source_tokens) == min(length, 12) + 1
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 4])
+def test_output_is_cut_at_its_limit(translator, limit):
+    ((found,),) = translator.translate(["cat two sun"], details=True, max_length=limit)
+    assert len(found.tokens) == min(limit, 3) + 1
+    assert found.output_cut == (limit <= 3)
+
+
+def test_limits_differ_from_row_to_row(translator):
+    results = translator.translate(["cat two sun"] * 3, details=True, max_length=[2, 9, None])
+    assert [best.output_cut for (best,) in results] == [True, False, False]
+
+
+def test_details_with_a_shortlist(trained):
+    model, source, target = trained
+    words = ["two sun", "cat hello tree house"]
+    texts = [best.text for best, *_ in Translator(*trained).translate(words)]
+    corpus = TokenizedCorpus.from_ids(source.encode(words), target.encode(texts))
+    shortlist = Shortlist.learn(corpus, source.size, target.size)
+    search = SearchConfig(shortlist=2, max_extra_length=5, length_penalty=0.0)
+    translator = Translator(model, source, target, search, shortlist=shortlist)
+    for (found,) in translator.translate(words, details=True):
+        assert sum(found.token_scores) == pytest.approx(found.score, abs=1e-5)
+        assert all(score <= 0 for score in found.token_scores)
+
+
+def test_details_cannot_be_combined_with_xla(trained):
+    with pytest.raises(InputError, match="details cannot be combined with XLA"):
+        Translator(*trained, xla=XlaShapes((1,), (8,)), details=True)
+
+
+def _operations(translator):
+    graph = translator.signature("serving_default").graph.as_graph_def()
+    nodes = [*graph.node, *(node for each in graph.library.function for node in each.node_def)]
+    return collections.Counter(node.op for node in nodes), [
+        len(node.input) for node in nodes if node.op in ("While", "StatelessWhile")
+    ]
+
+
+def test_graph_without_details_has_none_of_their_tensors(trained):
+    without, with_details = (
+        _operations(Translator(*trained, details=details)) for details in (False, True)
+    )
+    assert not without[0] - with_details[0]
+    # The history of log-probabilities and of attention, the ancestors of finished translations and
+    # coverage, some of them twice: as they are and as results.
+    assert all(few < many for few, many in zip(without[1], with_details[1], strict=True))
+    assert set(Translator(*trained).signature("serving_default").structured_outputs) == {
+        "translations", "scores",
+    }  # fmt: skip
