@@ -34,6 +34,7 @@ if TYPE_CHECKING:  # what the names below are, for type checkers and editors
     from keras_transformer.objectives import TargetTokens as TargetTokens
     from keras_transformer.objectives import TokenAccuracy as TokenAccuracy
     from keras_transformer.objectives import WarmUp as WarmUp
+    from keras_transformer.paragraphs import translate_paragraphs as translate_paragraphs
     from keras_transformer.search import Constraint as Constraint
     from keras_transformer.search import Hypotheses as Hypotheses
     from keras_transformer.search import beam_search as beam_search
@@ -95,10 +96,13 @@ _HOMES = {
     "XlaShapes": "inference",
     "export": "serving.export",
     "load_exported": "serving.export",
+    "translate_paragraphs": "paragraphs",
 }
 
 # Loaded on every Keras backend; the others need TensorFlow's.
-_ON_EVERY_BACKEND = ("client", "config", "errors", "host", "models", "objectives", "tasks")
+_ON_EVERY_BACKEND = (
+    "client", "config", "errors", "host", "models", "objectives", "paragraphs", "tasks",
+)  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,120 @@
+"""Paragraphs: cut into sentences, which models are trained on, and joined after translation.
+
+pysbd finds the sentences, by rules for each language (Sadvilkar and Neumann 2020).
+"""
+
+import itertools
+import unicodedata
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+from keras_transformer.errors import InputError, check_choice, needs_extra
+from keras_transformer.results import Translation, text_input
+
+
+class SentenceTranslator(Protocol):
+    """What translates sentences: a `BatchTranslator` or a `Client`."""
+
+    def translate(self, sentences: list[str], **options: Any) -> list[list[Translation]]: ...
+
+
+def translate_paragraphs(
+    translator: SentenceTranslator, paragraphs: Sequence[str], language: str, **options: Any
+) -> list[str]:
+    """Returns the translations of paragraphs, sentence by sentence, the spaces between them kept.
+
+    All sentences are translated in one call, in batches of similar length. A paragraph may be
+    longer than the model reads; a sentence may not.
+
+    Args:
+        translator: translates the sentences.
+        paragraphs: text of any number of sentences each.
+        language: of the paragraphs, as pysbd names it, such as "en".
+        **options: of `translator.translate`, each one value for all sentences.
+
+    Raises:
+        InputError: pysbd is not installed or does not know the language; or as in `translate`.
+
+    Example:
+        >>> translate_paragraphs(translator, ["Two hundred.  Dr. No has one."], "en")
+        ['Zweihundert.  Dr. No hat eine.']
+    """
+    split = SplitParagraphs(paragraphs, language)
+    results = translator.translate(split.sentences, **options)
+    return split.join([best.text for best, *_ in results])
+
+
+class SplitParagraphs:
+    """The sentences of paragraphs, and the way back.
+
+    Args:
+        paragraphs: as in `translate_paragraphs`.
+        language: as there.
+
+    Attributes:
+        sentences: of all paragraphs, none of them blank, without the spaces around them.
+        rows: the index of the paragraph of each sentence.
+    """
+
+    def __init__(self, paragraphs: Sequence[str], language: str) -> None:
+        with needs_extra("sentences"):
+            import pysbd
+            from pysbd.languages import LANGUAGE_CODES
+        check_choice("the language of sentences", language, sorted(LANGUAGE_CODES))
+        segmenter = pysbd.Segmenter(language=language, clean=False)
+        self._paragraphs = text_input("paragraphs", paragraphs).values
+        self._spans = [list(_find_spans(each, segmenter)) for each in self._paragraphs]
+        self.sentences: list[str] = []
+        self.rows: list[int] = []
+        for row, (paragraph, spans) in enumerate(zip(self._paragraphs, self._spans, strict=True)):
+            self.sentences += [paragraph[start:end] for start, end in spans]
+            self.rows += [row] * len(spans)
+
+    def join(self, translations: Sequence[str]) -> list[str]:
+        """Returns the paragraphs with the translation of each sentence in its place.
+
+        Between two sentences of a language without spaces there is none; translations into a
+        language that has them get one.
+        """
+        if len(translations) != len(self.sentences):
+            raise InputError(
+                f"expected a translation of each of {len(self.sentences)} sentences, got "
+                f"{len(translations)}"
+            )
+        remaining = iter(translations)
+        joined = []
+        for paragraph, spans in zip(self._paragraphs, self._spans, strict=True):
+            text, last_end = "", 0
+            for start, end in spans:
+                space = paragraph[last_end:start]
+                if text and not space and _is_wide(paragraph[last_end - 1]):
+                    space = "" if _is_wide(text[-1]) else " "
+                text += space + next(remaining)
+                last_end = end
+            joined.append(text + paragraph[last_end:])
+        return joined
+
+
+def _find_spans(paragraph: str, segmenter: Any) -> Iterator[tuple[int, int]]:
+    """Yields where each sentence of a paragraph starts and ends, without the spaces around it.
+
+    Sentences start where the library's do. It may lose or change some characters of them, so their
+    text is taken from the paragraph, all of it.
+    """
+    starts, end = [], 0
+    for sentence in map(str.strip, segmenter.segment(paragraph)):
+        start = paragraph.find(sentence, end)
+        if sentence and start >= 0:
+            starts.append(start)
+            end = start + len(sentence)
+    bounds = [0, *starts[1:], len(paragraph)]
+    for start, end in itertools.pairwise(bounds):
+        part = paragraph[start:end]
+        if part.strip():
+            start += len(part) - len(part.lstrip())
+            yield start, start + len(part.strip())
+
+
+def _is_wide(character: str) -> bool:
+    """Returns whether it belongs to Chinese or Japanese, which have no spaces."""
+    return unicodedata.east_asian_width(character) in "FW"

@@ -1,0 +1,149 @@
+"""Paragraphs are cut into sentences and joined: nothing but sentences changes."""
+
+import gzip
+import pathlib
+import re
+import sys
+
+import pytest
+
+from keras_transformer.errors import InputError
+from keras_transformer.paragraphs import SplitParagraphs, translate_paragraphs
+from keras_transformer.results import Translation
+
+pytest.importorskip("pysbd")
+
+_NEWS = pathlib.Path(__file__).parent / "data" / "text" / "newstest2014.gz"
+# As they are printed in books and papers.
+_SENTENCES = {
+    "en": [
+        "Mr. Bennet was among the earliest of those who waited on Mr. Bingley.",
+        "“What is his name?” he asked.",
+        "He paid £3.50 at 9.30 a.m. on Jan. 5, i.e. far too much!",
+        'Dr. Smith asked: "Is that so?"',
+    ],
+    "de": [
+        "Als Gregor Samsa eines Morgens erwachte, fand er sich verwandelt.",
+        "Der 3. Mai war z. B. ein Sonntag, sagte Dr. Huber.",
+        "„Was ist mit mir geschehen?“",
+        "Es war kein Traum.",
+    ],
+    "fr": [
+        "Longtemps, je me suis couché de bonne heure.",
+        "M. Swann dînait-il avec nous ?",
+        "Il était 3 h 30 environ !",
+    ],
+    "ru": ["Все счастливые семьи похожи друг на друга.", "Что делать?", "Он жил на ул. Ленина."],
+    "ja": ["吾輩は猫である。", "名前はまだ無い。", "どこで生れたかとんと見当がつかぬ。"],
+    "zh": ["你好吗？", "我很好。", "我们明天去北京！"],
+    "es": ["¿Qué hora es?", "Llegó el 5 de mayo con su perro.", "¡Qué bien!"],
+    "hi": ["यह एक किताब है।", "वह कहाँ है?"],
+    "ar": ["ما اسمك؟", "هذا كتاب جديد."],
+}
+
+
+class _Recorder:
+    """Translates each sentence into itself between brackets."""
+
+    def __init__(self):
+        self.sentences, self.options = [], {}
+
+    def translate(self, sentences, **options):
+        self.sentences, self.options = sentences, options
+        return [[Translation(f"[{sentence}]", -1.0)] for sentence in sentences]
+
+
+@pytest.fixture
+def recorder():
+    return _Recorder()
+
+
+def _news():
+    """The lines of each language: 400 German, French and English ones."""
+    lines = gzip.decompress(_NEWS.read_bytes()).decode().splitlines()
+    return {"de": lines[:400], "fr": lines[400:800], "en": lines[800:]}
+
+
+@pytest.mark.parametrize("language", _SENTENCES)
+def test_sentences_of_many_languages_are_found(language):
+    space = "" if language in ("ja", "zh") else " "
+    split = SplitParagraphs([space.join(_SENTENCES[language])], language)
+    assert split.sentences == _SENTENCES[language]
+
+
+@pytest.mark.parametrize("language", ["de", "en", "fr"])
+def test_news_keeps_every_character_and_line(recorder, language):
+    lines = _news()[language]
+    spaces = ["  ", " \t", " ", "\u00a0 "]
+    paragraphs = [
+        "".join(line + spaces[(first + place) % 4] for place, line in enumerate(lines[first:][:5]))
+        for first in range(0, 400, 5)
+    ]
+    paragraphs[7] = ""
+    paragraphs[9] = "  " + paragraphs[9]
+    split = SplitParagraphs(paragraphs, language)
+    assert split.join(split.sentences) == paragraphs
+    assert all(sentence == sentence.strip() != "" for sentence in split.sentences)
+    found = translate_paragraphs(recorder, paragraphs, language)
+    assert [re.sub(r"[][]", "", each) for each in found] == [
+        re.sub(r"[][]", "", each) for each in paragraphs
+    ]
+    # A headline, which has no stop, joins the next sentence.
+    ends = [line for line in lines if line.endswith((".", "?", "!"))]
+    whole = sum(any(each.endswith(line) for each in split.sentences) for line in ends)
+    assert whole > 0.9 * len(ends)
+
+
+def test_translations_stand_where_their_sentences_did(recorder):
+    paragraphs = ["  Hello.  How are\u00a0you? ", "", " \t", "I am fine."]
+    found = translate_paragraphs(recorder, paragraphs, "en", max_length=9)
+    assert found == ["  [Hello.]  [How are\u00a0you?] ", "", " \t", "[I am fine.]"]
+    assert recorder.sentences == ["Hello.", "How are\u00a0you?", "I am fine."]
+    assert recorder.options == {"max_length": 9}
+
+
+def test_equal_sentences_stay_apart(recorder):
+    found = translate_paragraphs(recorder, ["No.  No. No way. No."], "en")
+    assert found[0].replace("[", "").replace("]", "") == "No.  No. No way. No."
+    assert recorder.sentences.count("No way.") == 1
+
+
+def test_spaces_are_added_after_languages_without_them():
+    split = SplitParagraphs(["你好吗？我很好。"], "zh")
+    assert split.join(["How are you?", "Fine."]) == ["How are you? Fine."]
+    assert split.join(["お元気ですか？", "元気です。"]) == ["お元気ですか？元気です。"]
+
+
+def test_long_line_is_translated_to_its_end(translator, words):
+    sentences = ["two house.", "hello tree cat.", "sun!"] * 9  # 12 tokens are read of a line
+    line = " ".join(sentence.capitalize() for sentence in sentences)
+    (cut,), *_ = translator.translate([line.lower()])
+    assert len(cut.text.split()) < 20
+    (text,) = translate_paragraphs(_Lower(translator), [line], "en")
+    expected = " ".join(words[word] for word in re.findall(r"\w+", line.lower()))
+    assert text == expected
+
+
+class _Lower:
+    """Translates sentences of another case and with full stops, which its model never saw."""
+
+    def __init__(self, translator):
+        self.translate = lambda sentences, **options: translator.translate(
+            [sentence.lower().rstrip(".!") for sentence in sentences], **options
+        )
+
+
+def test_unknown_language_is_rejected():
+    with pytest.raises(InputError, match=r"must be one of am, ar, .* got 'xx'"):
+        SplitParagraphs(["One."], "xx")
+
+
+def test_wrong_number_of_translations_is_rejected():
+    with pytest.raises(InputError, match="each of 2 sentences, got 1"):
+        SplitParagraphs(["One is here. Two are not."], "en").join(["Eins."])
+
+
+def test_missing_library_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pysbd", None)
+    with pytest.raises(InputError, match=r"pip install 'keras_transformer\[sentences\]'"):
+        SplitParagraphs(["One."], "en")
