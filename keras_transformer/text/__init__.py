@@ -6,8 +6,12 @@ a fraction of the time that TensorFlow takes to load.
 
 from typing import TYPE_CHECKING, Any
 
-from keras_transformer.text.extension import extend_vocabulary
-from keras_transformer.text.vocabulary import SubwordSampler, Vocabulary, learn_vocabulary
+from keras_transformer.text.vocabulary import (
+    SubwordSampler,
+    Vocabulary,
+    extend_vocabulary,
+    learn_vocabulary,
+)
 
 if TYPE_CHECKING:
     from keras_transformer.text.tokenizer import Tokenizer

@@ -36,7 +36,7 @@ from keras_transformer.errors import InputError, NotRegisteredError, writing
 from keras_transformer.files import write_atomically
 from keras_transformer.models import Seq2SeqModel, build_model
 from keras_transformer.text import Vocabulary
-from keras_transformer.text.extension import cut_new_tokens
+from keras_transformer.text.vocabulary import cut_new_tokens
 from keras_transformer.training.checkpoints import AVERAGE, START, Checkpoints
 from keras_transformer.training.distribution import (
     ONLY_WORKER,

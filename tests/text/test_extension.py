@@ -12,8 +12,7 @@ from keras_transformer.text import (
     extend_vocabulary,
     learn_vocabulary,
 )
-from keras_transformer.text.extension import cut_new_tokens, kind_of
-from keras_transformer.text.vocabulary import UNUSED, model_message
+from keras_transformer.text.vocabulary import UNUSED, cut_new_tokens, kind_of, model_message
 
 KINDS = ["bpe", "unigram", "char", "word"]
 OLD = [
