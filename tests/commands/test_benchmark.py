@@ -259,7 +259,7 @@ print(json.dumps([sum(each.numel() for each in model.parameters()), losses, unus
 """
 
 
-def test_pytorch_has_our_parameters_and_losses(tmp_path):
+def test_pytorch_has_our_parameters_and_losses(tmp_path, run_python):
     """With equal weights, before and after updates."""
     if importlib.util.find_spec("torch") is None:
         pytest.skip("needs torch")
@@ -277,14 +277,10 @@ def test_pytorch_has_our_parameters_and_losses(tmp_path):
     labels[:, 1, 4:] = target[:, 1, 4:] = source[:, 2, 5:] = 0  # padding
     path = tmp_path / "model.npz"
     np.savez(path, **weights, source=source, target=target, labels=labels)
-    done = subprocess.run(
-        [sys.executable, "-c", _PYTORCH_LOSSES, str(path),
-         *(json.dumps(each.to_dict()) for each in (config, training))],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(_SCRIPTS), str(_SCRIPTS.parent)])},
-        text=True, capture_output=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    num_parameters, losses, unused = json.loads(done.stdout.splitlines()[-1])
+    configs = [json.dumps(each.to_dict()) for each in (config, training)]
+    paths = os.pathsep.join([str(_SCRIPTS), str(_SCRIPTS.parent)])
+    output = run_python("-c", _PYTORCH_LOSSES, path, *configs, PYTHONPATH=paths)
+    num_parameters, losses, unused = json.loads(output.splitlines()[-1])
     assert (num_parameters, unused) == (model.count_params(), [])
     compile_for_training(model, training)
     for batch, loss in zip(zip(source, target, labels, strict=True), losses, strict=True):

@@ -2,11 +2,8 @@
 
 import functools
 import json
-import os
 import pathlib
 import shutil
-import subprocess
-import sys
 
 import import_base
 import numpy as np
@@ -139,7 +136,7 @@ def test_language_codes_are_noted(load):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", samples.NAMES)
-def test_saved_models_translate_as_their_run(name, load, tmp_path, monkeypatch):
+def test_saved_models_translate_as_their_run(name, load, tmp_path, monkeypatch, run_python):
     # The process below answers other sentences, from `tf.saved_model.load`.
     monkeypatch.setattr("keras_transformer.serving.export.compare_answers", lambda *_: None)
     sample, _ = load(name)
@@ -148,12 +145,8 @@ def test_saved_models_translate_as_their_run(name, load, tmp_path, monkeypatch):
     search = run.configs().search_config({"max_extra_length": 10})
     translator = Translator(run.load_model(), *run.vocabularies(), search)
     folder = export(translator, tmp_path / "export", batch_sizes=[1])
-    done = subprocess.run(
-        [sys.executable, "-I", "-c", _EXPORTED, str(folder)],
-        input=json.dumps(texts), capture_output=True, text=True, cwd=tmp_path, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    found, scores = json.loads(done.stdout)
+    output = run_python("-I", "-c", _EXPORTED, folder, stdin=json.dumps(texts))
+    found, scores = json.loads(output)
     expected = [translations[0] for translations in translator.translate(texts)]
     assert found == [each.text for each in expected]
     np.testing.assert_allclose(scores, [each.score for each in expected], atol=1e-4, rtol=1e-5)
@@ -211,15 +204,8 @@ def test_fine_tuning_starts_at_the_toolkits_loss(sample_model, tmp_path):
 
 
 @pytest.mark.slow
-def test_importing_takes_three_times_the_weights_memory(tmp_path):
-    root = pathlib.Path(__file__).resolve().parents[2]
-    done = subprocess.run(
-        [sys.executable, import_base.__file__, str(tmp_path)],
-        env=os.environ | {"PYTHONPATH": str(root), "TF_CPP_MIN_LOG_LEVEL": "3"},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    found = json.loads(done.stdout.splitlines()[-1])
+def test_importing_takes_three_times_the_weights_memory(tmp_path, run_python):
+    found = json.loads(run_python(import_base.__file__, tmp_path).splitlines()[-1])
     assert 240 < found["weights_mb"] < 260
     assert found["peak_mb"] < 3 * found["weights_mb"]
 

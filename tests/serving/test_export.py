@@ -5,8 +5,6 @@ import itertools
 import json
 import pathlib
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -45,16 +43,11 @@ def _model(version):
 
 
 @pytest.mark.slow
-def test_process_without_package_matches_python(exported, separate_translator):
+def test_process_without_package_matches_python(exported, separate_translator, run_python):
     sentences = ["hello two cat", "", "привет 木", "😀 \t two\r\ncat\u2028sun", "two sun " * 15_000]
-    done = subprocess.run(
-        [sys.executable, "-I", "-c", _PROGRAM, exported],
-        input=json.dumps(sentences),
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
+    texts, scores = json.loads(
+        run_python("-I", "-c", _PROGRAM, exported, stdin=json.dumps(sentences))
     )
-    texts, scores = json.loads(done.stdout)
     ours = separate_translator(tf.constant(sentences))
     assert texts == [[text.decode() for text in row] for row in ours["translations"].numpy()]
     np.testing.assert_allclose(scores, ours["scores"], rtol=1e-6, atol=1e-6)

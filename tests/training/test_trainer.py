@@ -42,7 +42,8 @@ from keras_transformer.training.trainer import (
     report_out_of_memory,
 )
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+FOLDER = pathlib.Path(__file__).resolve().parent
+ROOT = FOLDER.parents[1]
 DEV = tiny_run.text(16, seed=1)
 
 
@@ -814,22 +815,13 @@ train(run, tiny_run.corpus(), tiny_run.text(16, seed=1), strategy=strategy, show
 """
 
 
-def train_in_process(program: str, run: pathlib.Path, **environment: str) -> str:
-    """Runs a program in another process, and returns what it printed."""
-    environment |= {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
-    command = [sys.executable, "-c", program, str(pathlib.Path(__file__).parent), str(run)]
-    done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
-
-
 @pytest.mark.slow
-def test_xla_compiles_each_shape_once_and_agrees(tmp_path):
+def test_xla_compiles_each_shape_once_and_agrees(tmp_path, run_python):
     plain, compiled = (tiny_run.create(tmp_path / name, dropout=0.0) for name in ("plain", "xla"))
     train(plain, tiny_run.corpus(), jit_compile=False, show=False)
     dump = tmp_path / "dump"
     flags = f"--xla_dump_to={dump} --xla_dump_hlo_as_text"
-    train_in_process(TRAIN_WITH_XLA, compiled.path, XLA_FLAGS=flags)
+    run_python("-c", TRAIN_WITH_XLA, FOLDER, compiled.path, XLA_FLAGS=flags)
     programs = [
         path.name
         for path in dump.iterdir()
@@ -842,7 +834,8 @@ def test_xla_compiles_each_shape_once_and_agrees(tmp_path):
 
 
 @pytest.mark.slow
-def test_mirrored_run_trains_on_two_devices(tmp_path):
-    assert "replicas 2" in train_in_process(TRAIN_ON_TWO_DEVICES, tmp_path / "run")
+def test_mirrored_run_trains_on_two_devices(tmp_path, run_python):
+    output = run_python("-c", TRAIN_ON_TWO_DEVICES, FOLDER, tmp_path / "run")
+    assert "replicas 2" in output
     names = {path.name for path in (tmp_path / "run" / "checkpoints").glob("*.index")}
     assert names == {"step-4.index", "step-8.index", "step-12.index", "average.index"}
