@@ -96,7 +96,7 @@ class SearchConfig(JsonConfig):
     mbr_samples: int = option(
         _MBR_SAMPLES,
         "Samples among which method mbr chooses; 0 takes the beam_size translations of beam "
-        "search instead.",
+        "search instead, which count by their probabilities.",
     )
     mbr_utility: Literal["chrf", "metric"] = option(
         "chrf",

@@ -73,7 +73,7 @@ def read_config(search: SearchConfig, target: Vocabulary) -> dict[str, Any]:
 def option_types(search: SearchConfig) -> dict[str, tf.DType]:
     """Returns the options that may differ between sentences, with the types of their columns."""
     method_numbers: dict[str, tf.DType] = {}
-    if search.method == "sampling":
+    if search.candidates.method == "sampling":
         method_numbers = SAMPLING_NUMBERS
     elif search.beam_groups > 1:
         method_numbers = BEAM_NUMBERS
