@@ -26,7 +26,7 @@ _MOST_SENTENCES = 64  # of a batch
 
 _FLAGS = (
     "--enable_batching --batching_parameters_file=<this file> "
-    "--tensorflow_intra_op_parallelism=1 --tensorflow_inter_op_parallelism=2"
+    "--tensorflow_session_config_file=<session.config>"
 )
 _BATCHING = """\
 # Requests that arrive at the same time are translated together. The values below suit two cores,
@@ -34,8 +34,7 @@ _BATCHING = """\
 #
 # {flags}
 #
-# Each core works on its own batch: set num_batch_threads and --tensorflow_inter_op_parallelism to
-# the number of cores.
+# Each core works on its own batch: set num_batch_threads to the number of cores.
 
 # The most sentences of a batch; larger requests are rejected. Larger batches need more memory and
 # save little time per sentence. Export again after lowering it: a server does not load a version
@@ -54,6 +53,19 @@ max_enqueued_batches {{ value: 64 }}
 
 # Do not set pad_variable_length_inputs: no signature needs it, and with it a request of wrong rank
 # crashes the server. Without it the requests of its batch fail, and the package's client retries.
+"""
+
+# For --tensorflow_session_config_file.
+SESSION_CONFIG = """\
+# For servers without a GPU. A step of the search is several hundred small operations; one thread
+# starts those of a request one after the other, which is faster than handing them to a pool. Other
+# requests have threads of their own.
+experimental { executor_type: "SINGLE_THREADED_EXECUTOR" }
+# Operations run in the thread of their request,
+inter_op_parallelism_threads: -1
+# and each in one thread. With the number of cores a request that is alone gets its answer sooner,
+# and a busy server answers fewer.
+intra_op_parallelism_threads: 1
 """
 
 # For --model_config_file.
@@ -197,6 +209,7 @@ def write_server_files(folder: pathlib.Path, name: str, largest_batch: int) -> N
         ),
         _MODELS_FILE: _MODELS.format(name=name),
         "monitoring.config": _MONITORING,
+        "session.config": SESSION_CONFIG,
     }
     for file, content in files.items():
         if not (folder / file).exists():

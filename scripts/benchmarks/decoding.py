@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 # from step to step of the plain graph.
 ENGINES: dict[str, dict[str, str]] = {
     "ours": {"TF_ENABLE_ONEDNN_OPTS": "0"},
+    "ours_session": {"TF_ENABLE_ONEDNN_OPTS": "0"},  # with the exported session.config
     "ours_xla": {"XLA_FLAGS": "--xla_cpu_prefer_vector_width=512"},
     "ours_default": {"TF_ENABLE_ONEDNN_OPTS": "0"},  # the search that users get
     "ours_shortlist": {"TF_ENABLE_ONEDNN_OPTS": "0"},
@@ -42,8 +43,8 @@ ENGINES: dict[str, dict[str, str]] = {
 }
 # The engine whose translations must equal another's, except for ties.
 _MATCHES = {
-    "ours": "ctranslate2", "ours_xla": "ctranslate2", "ctranslate2_int8": "ctranslate2",
-    "ours_shortlist": "ctranslate2_shortlist",
+    "ours": "ctranslate2", "ours_session": "ctranslate2", "ours_xla": "ctranslate2",
+    "ctranslate2_int8": "ctranslate2", "ours_shortlist": "ctranslate2_shortlist",
 }  # fmt: skip
 BEAM_SIZE = 4
 # Translations are ranked by their log-probability: each engine has another length penalty.
@@ -268,6 +269,7 @@ def _write_models(
         root.variables_to_save = translator.variables_to_save
         tokens = translator.signature("tokens")
         tf.saved_model.save(root, folders[name], signatures={"tokens": tokens})
+    folders["ours_session"] = folders["ours"]
     rival = f"{folder}/ctranslate2"
     try:
         export_ctranslate2(model, source, target, rival, shortlist=shortlist)
@@ -424,7 +426,7 @@ def _take_turns(
 def check(rows: Sequence[Row]) -> list[Verdict]:
     """Compares rows with the targets of decoding speed, for real sentences or their lengths."""
     rows = [row for row in rows if not row.case["one_length"]]
-    ours, rival = ("ours", "ours_xla"), ("ctranslate2",)
+    ours, rival = ("ours", "ours_session", "ours_xla"), ("ctranslate2",)
     shortlist, with_map = ("ours_shortlist",), ("ctranslate2_shortlist",)
     many, one = "batches of 64 real sentences", "one real sentence at a time"
     verdicts = []
@@ -470,14 +472,18 @@ class SavedModel:
 
     def __init__(self, job: Mapping[str, Any], forced: bool) -> None:
         import tensorflow as tf
+        from google.protobuf import text_format
         from tensorflow.core.protobuf.config_pb2 import CallableOptions
+
+        from keras_transformer.serving.model_folder import SESSION_CONFIG
 
         self.version = f"tensorflow {tf.__version__}"
         v1, threads = tf.compat.v1, job["threads"]
         v1.logging.set_verbosity(v1.logging.ERROR)  # its loader's advice is for eager code
-        config = v1.ConfigProto(
-            intra_op_parallelism_threads=threads, inter_op_parallelism_threads=threads
-        )
+        config = v1.ConfigProto(inter_op_parallelism_threads=threads)
+        if job["engine"] == "ours_session":
+            text_format.Parse(SESSION_CONFIG, config)
+        config.intra_op_parallelism_threads = threads
         session = v1.Session(graph=tf.Graph(), config=config)
         with session.graph.as_default():
             loaded = v1.saved_model.load(session, ["serve"], job["model"])

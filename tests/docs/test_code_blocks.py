@@ -17,9 +17,9 @@ _PAGES = ["README.md", *sorted(
     for page in (_ROOT / "docs" / folder).glob("*.md")
 )]  # fmt: skip
 _OF_OTHERS = {  # programs that are not ours
-    "tensorflow_intra_op_parallelism", "tensorflow_inter_op_parallelism",
+    "tensorflow_session_config_file",
     "xla_cpu_compilation_enabled", "xla_cpu_prefer_vector_width",
-    "model_config_file_poll_wait_seconds", "slow", "help", "version",
+    "model_config_file_poll_wait_seconds", "grpc_channel_arguments", "slow", "help", "version",
 }  # fmt: skip
 
 

@@ -28,6 +28,7 @@ def main() -> None:
     parser.add_argument("--file_system_poll_wait_seconds", type=float)
     parser.add_argument("--enable_batching")
     parser.add_argument("--batching_parameters_file", type=argparse.FileType())
+    parser.add_argument("--tensorflow_session_config_file", type=argparse.FileType())
     flags = parser.parse_args()
     model = Model({}, lambda signature, inputs: {}, flags.model_name)
     model.versions, model.states = {}, {}

@@ -44,7 +44,7 @@ def folder(tmp_path):
 
 
 def test_batching_file_names_the_flags_in_one_line(folder):
-    flags = "--tensorflow_intra_op_parallelism=1 --tensorflow_inter_op_parallelism=2"
+    flags = "--tensorflow_session_config_file=<session.config>"
     text = (folder / "batching_parameters.txt").read_text()
     (line,) = (line for line in text.splitlines() if flags in line)
     assert line.startswith("# --enable_batching --batching_parameters_file=")

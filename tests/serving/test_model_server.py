@@ -54,6 +54,7 @@ def server(program, exported, free_ports, tmp_path_factory):
         "--file_system_poll_wait_seconds=1",
         "--enable_batching=true",
         f"--batching_parameters_file={exported.parent / 'batching_parameters.txt'}",
+        f"--tensorflow_session_config_file={exported.parent / 'session.config'}",
     ]
     log = folder / "log"
     with log.open("w") as output:
