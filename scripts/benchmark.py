@@ -13,8 +13,9 @@ nn.Transformer or nn.LSTM (if torch is installed) in the same precisions: with d
 with freed memory kept, and with torch.compile.
 decode: sentences a second and latency, from ids to ids, of beam search with 4 hypotheses: our
 exports as a plain graph, with the session.config that is exported, with XLA and with the default
-search, and CTranslate2 with the same weights in float32 and int8, if it is installed. Random weights translate random sentences to a
-forced length, or to the lengths of a test set; the model of a training run translates the test set.
+search, and CTranslate2 with the same weights in float32 and int8, if it is installed. Random
+weights translate random sentences to a forced length, or to the lengths of a test set; the model of
+a training run translates the test set.
 Each engine works as one worker with all cores and as workers with one core each.
 plan: time and memory of planning an epoch over made-up lengths, 16 bytes a pair on disk.
 layers: Table 1 of the paper: time, peak memory and operations of one layer over the length n, how
