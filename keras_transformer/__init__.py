@@ -7,6 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what the names below are, for type checkers and editors
+    from keras_transformer.client import AsyncClient as AsyncClient
     from keras_transformer.client import Client as Client
     from keras_transformer.client import ServingError as ServingError
     from keras_transformer.config import DataConfig as DataConfig
@@ -89,6 +90,7 @@ _HOMES = {
     "beam_search": "search",
     "sample": "search",
     "sentence_seeds": "search",
+    "AsyncClient": "client",
     "Client": "client",
     "BatchTranslator": "inference",
     "ServingError": "client",

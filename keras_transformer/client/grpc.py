@@ -24,7 +24,9 @@ from keras_transformer.client.transport import (
 )
 from keras_transformer.results import InputValues
 
-_OPTIONS = [
+_ROUND_ROBIN = '{"loadBalancingConfig": [{"round_robin": {}}]}'
+_TOO_LARGE = "larger than max"
+_OPTIONS: list[tuple[str, Any]] = [
     # Messages of any size, as over REST.
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
@@ -43,17 +45,40 @@ class GrpcTransport:
         port: int,
         certificates: Certificates | None,
         headers: Mapping[str, str],
+        *,
+        resolver: str = "",
+        keep_alive_s: float | None = None,
     ) -> None:
+        """Makes a channel, which connects at the first request.
+
+        Args:
+            host, port: the server.
+            certificates: None for no TLS.
+            headers: metadata of every request.
+            resolver: the beginning of a target, such as "dns:///", whose addresses are used in
+                turn; empty for one that keeps to the first that answers.
+            keep_alive_s: seconds between pings of a connection without traffic.
+        """
         # Credentials may be sent in clear text to this machine, but not to a proxy.
         use_proxy = host not in LOOPBACK
-        address, options = f"{host}:{port}", [*_OPTIONS, ("grpc.enable_http_proxy", int(use_proxy))]
+        target = f"{resolver}{host}:{port}"
+        options = [*_OPTIONS, ("grpc.enable_http_proxy", int(use_proxy))]
+        if resolver:
+            options.append(("grpc.service_config", _ROUND_ROBIN))
+        if keep_alive_s is not None:
+            milliseconds = round(keep_alive_s * 1000)
+            options.append(("grpc.keepalive_time_ms", milliseconds))
+            options.append(("grpc.keepalive_permit_without_calls", 1))
+            options.append(("grpc.http2.max_pings_without_data", 0))  # any number
         if certificates is None:
-            self._channel = grpc.insecure_channel(address, options)
+            self._channel = grpc.insecure_channel(target, options)
         else:
             certificates.ssl_context()  # gRPC would report wrong files at the first request
             root, chain, key = certificates.contents()
             secrets = grpc.ssl_channel_credentials(root, key, chain)
-            self._channel = grpc.secure_channel(address, secrets, options)
+            if certificates.server_name is not None:
+                options.append(("grpc.ssl_target_name_override", certificates.server_name))
+            self._channel = grpc.secure_channel(target, secrets, options)
         self._metadata = tuple(headers.items())
         self._predictions = prediction_service_pb2_grpc.PredictionServiceStub(self._channel)
         self._models = model_service_pb2_grpc.ModelServiceStub(self._channel)
@@ -98,7 +123,10 @@ class GrpcTransport:
         try:
             return method(request, timeout=timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
-            raise RequestError(error.code().name, error.details() or "") from error
+            code, details = error.code().name, error.details() or ""
+            if code == "RESOURCE_EXHAUSTED" and _TOO_LARGE in details:
+                code = "INVALID_ARGUMENT"  # another attempt would be as large
+            raise RequestError(code, details) from error
         except ValueError as error:
             raise RequestError("CANCELLED", "the client is closed") from error
 

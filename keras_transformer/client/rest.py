@@ -17,6 +17,7 @@ _CODES = {
     401: "UNAUTHENTICATED",
     403: "PERMISSION_DENIED",
     404: "NOT_FOUND",
+    413: "INVALID_ARGUMENT",  # a proxy's, for a large body
     429: "RESOURCE_EXHAUSTED",
     500: "INTERNAL",
     502: "UNAVAILABLE",  # a proxy's, while the server restarts
@@ -24,7 +25,7 @@ _CODES = {
     504: "DEADLINE_EXCEEDED",
 }
 # Proxies answer with these too, without the server's JSON.
-_CODES_OF_PROXIES = (401, 403, 429, 500, 502, 503, 504)
+_CODES_OF_PROXIES = (401, 403, 413, 429, 500, 502, 503, 504)
 _CONNECT_TIMEOUT_S = 5.0
 _MAX_IDLE = 64  # connections that are kept open
 
@@ -44,16 +45,20 @@ class RestTransport:
         if certificates is None:
             self._pool = urllib3.HTTPConnectionPool(host, port, maxsize=_MAX_IDLE)
         else:
-            context = certificates.ssl_context()
             self._pool = urllib3.HTTPSConnectionPool(
-                host, port, maxsize=_MAX_IDLE, ssl_context=context
+                host,
+                port,
+                maxsize=_MAX_IDLE,
+                ssl_context=certificates.ssl_context(),
+                server_hostname=certificates.server_name,
             )
 
     def predict(
         self, model: ModelName, signature: str, inputs: Mapping[str, InputValues], timeout_s: float
     ) -> Mapping[str, Any]:
         values = {name: column.values for name, column in inputs.items()}
-        body = json.dumps({"signature_name": signature, "inputs": values}).encode()
+        request = {"signature_name": signature, "inputs": values}
+        body = json.dumps(request, ensure_ascii=False).encode()  # UTF-8, shorter than \u escapes
         outputs = self._request("POST", f"{_path(model)}:predict", timeout_s, body).get("outputs")
         # A signature with a single output answers with the tensor alone.
         return outputs if isinstance(outputs, dict) else {"outputs": outputs}

@@ -4,7 +4,7 @@ import os
 import pathlib
 import re
 import ssl
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from keras_transformer.errors import InputError
@@ -23,6 +23,22 @@ class ServingError(InputError):
     def __init__(self, message: str, code: str) -> None:
         super().__init__(message)
         self.code = code
+
+
+class FailedRowsError(ServingError):
+    """A model server rejected some rows of a call and answered the others.
+
+    Attributes:
+        results: what the call would return, with None for the rows that failed.
+        failures: the error of each of these, by its index.
+    """
+
+    def __init__(self, results: Sequence[Any], failures: Mapping[int, ServingError]) -> None:
+        row = min(failures)
+        rows = f"{len(failures)} of {len(results)} sentences failed; sentence {row + 1}"
+        super().__init__(f"{rows}: {failures[row]}", failures[row].code)
+        self.results = results
+        self.failures = failures
 
 
 class VersionStatus(NamedTuple):
@@ -83,17 +99,19 @@ class Transport(Protocol):
 
 
 class Certificates(NamedTuple):
-    """PEM files for TLS.
+    """PEM files for TLS, and whom to expect.
 
     Attributes:
         root_certificates: the certificate authorities to trust; None means the default ones.
         client_certificate: the certificate chain that identifies the client; None means none.
         client_key: its private key, not encrypted.
+        server_name: the name that the server's certificate must have; None means the host.
     """
 
     root_certificates: str | os.PathLike[str] | None = None
     client_certificate: str | os.PathLike[str] | None = None
     client_key: str | os.PathLike[str] | None = None
+    server_name: str | None = None
 
     def ssl_context(self) -> ssl.SSLContext:
         """Returns the settings of a TLS client.
@@ -120,7 +138,8 @@ class Certificates(NamedTuple):
 
     def contents(self) -> list[bytes | None]:
         """Returns the contents of the files, in the order of the attributes."""
-        return [None if path is None else pathlib.Path(path).read_bytes() for path in self]
+        files = (self.root_certificates, self.client_certificate, self.client_key)
+        return [None if path is None else pathlib.Path(path).read_bytes() for path in files]
 
 
 def check_headers(headers: Mapping[str, str], host: str, tls: bool) -> dict[str, str]:

@@ -1,19 +1,28 @@
 """Lines of text in, lines out: shared by `translate` and `serve_client`.
 
 Each line of the input is translated, or a given translation of it is scored; the results are
-written to standard output in the order of the input.
+written to standard output, or to a file (see `part_file`), in the order of the input.
 """
 
+import dataclasses
+import hashlib
 import itertools
+import json
 import os
+import pathlib
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 
 from absl import flags
 
+from keras_transformer.client import FailedRowsError
+from keras_transformer.commands import common
+from keras_transformer.commands.part_file import PartFile, Progress, open_part
 from keras_transformer.errors import InputError
 from keras_transformer.files import iterate_lines, replace_control_characters
+from keras_transformer.paragraphs import SplitParagraphs
+from keras_transformer.results import DetailedTranslation, Translation
 
 if TYPE_CHECKING:
     from keras_transformer.client import Client
@@ -24,6 +33,7 @@ flags.disclaim_key_flags()  # these are flags of the command that defines them t
 Postprocess: TypeAlias = Callable[[Sequence[str], Sequence[str]], list[str]]
 
 _LINES_AT_ONCE = 10_000
+_LINES_PER_STEP = 1_000  # of a job with --output, which loses the last step when it is killed
 _PROMPT = "> "
 
 
@@ -51,6 +61,48 @@ def define_line_flags() -> None:
         "source and target word, numbered from 0 in the lines as they are read and written, by "
         "the model's attention.",
     )
+    flags.DEFINE_boolean(
+        "details",
+        False,
+        "Write each translation as a line of JSON: number of its line, text, score, tokens and the "
+        "log-probability of each, word alignment, and whether source or output was cut. An export "
+        "needs the same flag.",
+    )
+    flags.DEFINE_string(
+        "split_sentences",
+        None,
+        "The language of the input, for example en: translate each sentence of a line by itself "
+        "and join the translations.",
+    )
+    flags.DEFINE_string(
+        "output",
+        None,
+        "Write to this file instead of standard output. It is complete when it appears; until then "
+        "it is FILE.part, from which the same command continues after the process was killed.",
+    )
+    flags.DEFINE_boolean("restart", False, "Start anew where FILE.part of --output exists.")
+
+
+def check_output() -> None:
+    """Raises `InputError`, before anything is loaded, where --output could not be written to."""
+    if flags.FLAGS.output is not None:
+        common.check_output(pathlib.Path(flags.FLAGS.output))
+    elif flags.FLAGS.restart:
+        raise InputError("--restart starts the job of --output anew; add --output, or remove it")
+
+
+def describe_job(module: str, model: Mapping[str, Any], without: Collection[str]) -> dict[str, Any]:
+    """Returns what the output of a command depends on beside its input, as JSON values.
+
+    Args:
+        module: that defines the flags.
+        model: identifies the model.
+        without: flags that make no difference.
+    """
+    own = flags.FLAGS.get_key_flags_for_module(module)
+    dropped = {"output", "restart", *without}
+    given = {f"--{each.name}": each.value for each in own if each.name not in dropped}
+    return {**{name: value for name, value in given.items() if value is not None}, **model}
 
 
 def check_flags(search_flags: Mapping[str, Any]) -> None:
@@ -60,6 +112,17 @@ def check_flags(search_flags: Mapping[str, Any]) -> None:
             "--references scores given translations and cannot be combined with search options; "
             "remove them"
         )
+    useless = {
+        "details": ["references", "scores", "alignments", "split_sentences"],
+        "split_sentences": ["references", "scores", "alignments", "prefixes", "num_translations"],
+    }
+    for name, others in useless.items():
+        for other in others:
+            is_given = other in flags.FLAGS and flags.FLAGS[other].present
+            if is_given and flags.FLAGS[name].value:
+                raise InputError(f"--{other} cannot be combined with --{name}; remove one of them")
+    if flags.FLAGS.split_sentences:
+        SplitParagraphs([], flags.FLAGS.split_sentences)  # reports a wrong language now
 
 
 def lines_at_once(paths: list[str]) -> int:
@@ -67,7 +130,7 @@ def lines_at_once(paths: list[str]) -> int:
     if not paths and sys.stdin and sys.stdin.isatty():
         print("Type sentences, one a line; Ctrl-D ends.", file=sys.stderr)
         return 1
-    return _LINES_AT_ONCE
+    return _LINES_AT_ONCE if flags.FLAGS.output is None else _LINES_PER_STEP
 
 
 def read_input(paths: list[str]) -> Iterator[str]:
@@ -109,10 +172,11 @@ def _as_is(outputs: Sequence[str], sources: Sequence[str]) -> list[str]:
 
 
 def answer_lines(
-    model: "BatchTranslator | Client",
+    model: Any,
     lines: Iterator[str],
     search_options: Mapping[str, Any],
     *,
+    job: Mapping[str, Any],
     at_once: int = _LINES_AT_ONCE,
     postprocess: Postprocess = _as_is,
     **options: Any,
@@ -120,71 +184,235 @@ def answer_lines(
     """Writes the translations of all lines, or the scores of references, in the lines' order.
 
     Args:
-        model: translates, scores and aligns.
+        model: a `BatchTranslator` or a `Client`, which translates, scores and aligns.
         lines: the input.
         search_options: for all sentences.
+        job: by `describe_job`.
         at_once: lines that are sorted by length together; their answers come out together.
         postprocess: what is done to translations before they are written, see `Task.postprocess`.
         **options: for each call of the model's methods.
+
+    Raises:
+        InputError: at the end where the model rejects lines, which are reported on standard error
+            and whose output is empty; at once for anything else that is wrong.
     """
+    if flags.FLAGS.split_sentences:
+        model = _OfSentences(model, flags.FLAGS.split_sentences)
+    arguments = (model, lines, search_options, at_once, postprocess, options)
+    if flags.FLAGS.output is None:
+        num_failed = _write_answers(None, *arguments)
+    else:
+        with open_part(flags.FLAGS.output, job, restart=flags.FLAGS.restart) as output:
+            num_failed = _write_answers(output, *arguments)
+    if num_failed:
+        raise InputError(f"{num_failed:,} lines failed and are empty in the output; see above")
+
+
+def _write_answers(
+    output: PartFile | None,
+    model: Any,
+    lines: Iterator[str],
+    search_options: Mapping[str, Any],
+    at_once: int,
+    postprocess: Postprocess,
+    options: Mapping[str, Any],
+) -> int:
+    """Does what `answer_lines` does; returns how many lines failed."""
     references, prefixes = flags.FLAGS.references, flags.FLAGS.prefixes
     if at_once == 1 and references is None:
         model.translate(["a"], **options, **search_options)  # the first search takes seconds more
-    has_scores = flags.FLAGS.scores
-    numbers = itertools.count(1)  # comes last in `zip`, which stops at the first that has ended
-    for sentences, partners in _read_together(lines, references or prefixes, at_once):
+    steps = _read_together(lines, references or prefixes, at_once)
+    stream, digest = sys.stdout, hashlib.sha256()
+    progress = Progress(has_scores=flags.FLAGS.scores)
+    if output is not None:
+        stream = output.stream
+        if output.progress.num_lines:
+            progress = dataclasses.replace(output.progress)
+            _skip_lines(steps, output, digest)
+    for sentences, partners in steps:
+        numbers = range(progress.num_lines + 1, progress.num_lines + 1 + len(sentences))
+        failed: set[int] = set()
         if references is not None:
-            found = model.score(sentences, partners, **options)
-            alignments = _alignments(model, sentences, partners, options, _as_is)
-            for each, alignment, number in zip(found, alignments, numbers, strict=False):
-                scores = [f"{score:.4f}" for score in (each.score, *each.token_scores)]
-                write_row(str(number), *scores, *alignment)
+            found = _attempt(failed, numbers, model.score, sentences, partners, **options)
+            scored = [
+                None if each is None else text for each, text in zip(found, partners, strict=True)
+            ]
+            alignments = _alignments(failed, numbers, model, sentences, scored, options, _as_is)
+            for each, alignment, number in zip(found, alignments, numbers, strict=True):
+                scores = [] if each is None else [each.score, *each.token_scores]
+                columns = [f"{score:.4f}" for score in scores]
+                write_row(str(number), *columns, *alignment, stream=stream)
         else:
             wanted = dict(search_options)
             if prefixes is not None:
                 wanted["prefix"] = partners
-            results = model.translate(sentences, **options, **wanted)
-            best = [first.text for first, *_ in results]
-            alignments = _alignments(model, sentences, best, options, postprocess)
+            if flags.FLAGS.details:
+                wanted["details"] = True
+            results = _attempt(failed, numbers, model.translate, sentences, **options, **wanted)
+            best = [None if each is None else each[0].text for each in results]
+            alignments = _alignments(failed, numbers, model, sentences, best, options, postprocess)
             # A sentence may have fewer translations than others, but rows have the same columns.
-            has_scores = has_scores or any(len(translations) > 1 for translations in results)
-            rows = zip(sentences, results, alignments, numbers, strict=False)
+            if any(each is not None and len(each) > 1 for each in results):
+                progress.has_scores = True
+            rows = zip(sentences, results, alignments, numbers, strict=True)
             for sentence, translations, alignment, number in rows:
+                if flags.FLAGS.details:
+                    for each in translations or [None]:
+                        write_row(_in_json(number, sentence, each, postprocess), stream=stream)
+                    continue
+                if translations is None:
+                    columns = [str(number), ""] if progress.has_scores else []
+                    write_row(*columns, "", stream=stream)
+                    continue
                 for text, score in translations:
-                    start = [str(number), f"{score:.4f}"] if has_scores else []
-                    write_row(*start, *postprocess([text], [sentence]), *alignment)
+                    columns = [str(number), f"{score:.4f}"] if progress.has_scores else []
+                    columns += postprocess([text], [sentence])
+                    write_row(*columns, *alignment, stream=stream)
                     alignment = []  # only the best translation has one
-        sys.stdout.flush()
+        progress.num_lines += len(sentences)
+        progress.num_failed += len(failed)
+        if output is None:
+            stream.flush()
+        else:
+            _add_lines(digest, sentences, partners)
+            progress.input_sha256 = digest.hexdigest()
+            output.end_step(dataclasses.replace(progress))
+    return progress.num_failed
 
 
-def write_row(*columns: str) -> None:
-    """Writes one line; control characters in the columns are replaced."""
-    sys.stdout.write("\t".join(map(replace_control_characters, columns)) + "\n")
+def _skip_lines(
+    steps: Iterator[tuple[list[str], list[str]]], output: PartFile, digest: "hashlib._Hash"
+) -> None:
+    """Skips the input whose output exists; raises `InputError` if it was another input."""
+    num_lines = 0
+    while num_lines < output.progress.num_lines and (step := next(steps, None)):
+        num_lines += len(step[0])
+        _add_lines(digest, *step)
+    if (num_lines, digest.hexdigest()) != (
+        output.progress.num_lines,
+        output.progress.input_sha256,
+    ):
+        raise InputError(
+            f"{output.path} was begun with another input; repeat the command that began it, or add "
+            "--restart to start anew"
+        )
+    print(f"Continuing {output.path} after {num_lines:,} lines.", file=sys.stderr)
+
+
+def _add_lines(digest: "hashlib._Hash", *columns: list[str]) -> None:
+    digest.update(json.dumps(columns).encode())
+
+
+def _attempt(
+    failed: set[int],
+    numbers: Sequence[int],
+    method: Callable[..., list[Any]],
+    *columns: Sequence[Any],
+    **options: Any,
+) -> list[Any]:
+    """Returns the answers of a model to rows, None for those that it rejects.
+
+    These are reported on standard error, and the numbers of their lines are added to `failed`.
+    """
+    try:
+        return method(*columns, **options)
+    except FailedRowsError as error:
+        for row, failure in error.failures.items():
+            print(f"line {numbers[row]}: {failure}", file=sys.stderr)
+            failed.add(numbers[row])
+        return list(error.results)
+
+
+def write_row(*columns: str, stream: TextIO | None = None) -> None:
+    """Writes one line, by default to standard output; control characters are replaced."""
+    row = "\t".join(map(replace_control_characters, columns)) + "\n"
+    (stream or sys.stdout).write(row)
 
 
 def _alignments(
+    failed: set[int],
+    numbers: Sequence[int],
     model: "BatchTranslator | Client",
     sentences: list[str],
-    translations: list[str],
+    translations: Sequence[str | None],
     options: Mapping[str, Any],
     postprocess: Postprocess,
 ) -> list[list[str]]:
     """Returns a column with the alignment of each translation, none unless it is asked for.
 
     Words are numbered as in the postprocessed translation: one that is joined from several has the
-    pairs of all of them, each pair once.
+    pairs of all of them, each pair once. The column is empty where there is no translation.
     """
     if not flags.FLAGS.alignments:
         return [[] for _ in sentences]
-    columns = []
-    found = model.align(sentences, translations, **options)
-    for sentence, translation, pairs in zip(sentences, translations, found, strict=True):
-        words, written = translation.split(), []
-        for source, target in pairs:
-            (so_far,) = postprocess([" ".join(words[: target + 1])], [sentence])
-            written.append(f"{source}-{max(len(so_far.split()) - 1, 0)}")
-        columns.append([" ".join(dict.fromkeys(written))])
+    columns = [[""] for _ in sentences]
+    rows = [row for row, text in enumerate(translations) if text is not None]
+    sources, targets = ([texts[row] for row in rows] for texts in (sentences, translations))
+    lines = [numbers[row] for row in rows]
+    found = _attempt(failed, lines, model.align, sources, targets, **options)
+    for row, sentence, translation, pairs in zip(rows, sources, targets, found, strict=True):
+        text = str(translation)
+        columns[row] = [_in_written_words(pairs or [], str(sentence), text, postprocess)]
     return columns
+
+
+def _in_written_words(
+    pairs: Sequence[tuple[int, int]], sentence: str, translation: str, postprocess: Postprocess
+) -> str:
+    """Returns an alignment with words numbered as in the postprocessed translation."""
+    words, written = translation.split(), []
+    for source, target in pairs:
+        (so_far,) = postprocess([" ".join(words[: target + 1])], [sentence])
+        written.append(f"{source}-{max(len(so_far.split()) - 1, 0)}")
+    return " ".join(dict.fromkeys(written))
+
+
+def _in_json(
+    number: int, sentence: str, translation: DetailedTranslation | None, postprocess: Postprocess
+) -> str:
+    """Returns a translation with its details, for a line of output; only the number if it failed.
+
+    The attention is left out: it has a number for each pair of tokens.
+    """
+    values: dict[str, Any] = {"line": number}
+    if translation is not None:
+        (text,) = postprocess([translation.text], [sentence])
+        alignment = _in_written_words(
+            translation.alignment, sentence, translation.text, postprocess
+        )
+        values |= translation._asdict() | {
+            "text": text,
+            "score": round(translation.score, 4),
+            "token_scores": [round(score, 4) for score in translation.token_scores],
+            "alignment": alignment,
+        }
+        del values["attention"]
+    return json.dumps(values, ensure_ascii=False)
+
+
+class _OfSentences:
+    """A model that translates the sentences of lines, for --split_sentences."""
+
+    def __init__(self, model: "BatchTranslator | Client", language: str) -> None:
+        self._model = model
+        self._language = language
+
+    def translate(self, lines: list[str], **options: Any) -> list[list[Translation]]:
+        """Returns one translation of each line, without a score."""
+        split = SplitParagraphs(lines, self._language)
+        failures: dict[int, Any] = {}
+        results: Sequence[Any]
+        try:
+            results = self._model.translate(split.sentences, **options)
+        except FailedRowsError as error:
+            results = error.results
+            failures = {split.rows[index]: each for index, each in error.failures.items()}
+        texts = split.join(["" if each is None else each[0].text for each in results])
+        found = [[Translation(text, 0.0)] for text in texts]
+        if failures:
+            answered = [None if row in failures else each for row, each in enumerate(found)]
+            raise FailedRowsError(answered, failures)
+        return found
 
 
 def _read_together(

@@ -1,12 +1,13 @@
-"""Translates files, or standard input, to standard output: one sentence a line, in order.
+"""Translates files, or standard input: one sentence a line, in order.
 
 echo "two hundred and five" | keras-transformer translate --run_dir=runs/numbers
 keras-transformer translate --saved_model=exports/numbers/1 input.en > output.de
 keras-transformer translate --run_dir=runs/numbers --references=output.de input.en > scores.tsv
+keras-transformer translate --run_dir=runs/numbers --output=output.de input.en
 """
 
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from absl import flags
@@ -14,6 +15,8 @@ from absl import flags
 from keras_transformer.commands import common, line_io
 from keras_transformer.config import FIXED_OPTIONS, SearchConfig, check_options
 from keras_transformer.errors import InputError
+from keras_transformer.files import file_identity
+from keras_transformer.paragraphs import SplitParagraphs
 from keras_transformer.serving.model_folder import check_version, read_model_card
 from keras_transformer.tasks import Task, TranslationTask, get_task
 
@@ -46,6 +49,7 @@ def main(arguments: list[str]) -> None:
         raise InputError("--checkpoint was chosen when the model was exported; remove it")
     given = common.given_flags(SearchConfig)
     line_io.check_flags(given)
+    line_io.check_output()
     version = pathlib.Path(_SAVED_MODEL.value or "")
     options, card = {}, {}
     if _RUN_DIR.value is not None:
@@ -60,34 +64,39 @@ def main(arguments: list[str]) -> None:
     common.load_tensorflow(one_dnn=bool(card) and card["precision"]["computation"] == "bfloat16")
     model: BatchTranslator | Translator
     if _RUN_DIR.value is not None:
-        model, task = _load_run(_RUN_DIR.value, given)
+        model, task, files = _load_run(_RUN_DIR.value, given)
         vocabulary = model.source_tokenizer.vocabulary
-        lines = common.report_truncated(
+        lines = _report_truncated(
             lines, model.search.max_source_length, lambda line: len(vocabulary.encode([line])[0])
         )
     else:
         from keras_transformer.serving.export import load_exported
 
         model, task = load_exported(version), _task_of(card)
+        # The second has checksums of the weights.
+        files = [version / "saved_model.pb", version / "variables" / "variables.index"]
         limit = card["search"]["max_source_length"]
         # The vocabulary is in the graph; a word has at least one token.
-        lines = common.report_truncated(
-            lines, limit, lambda line: len(line.split()), is_exact=False
-        )
+        lines = _report_truncated(lines, limit, lambda line: len(line.split()), is_exact=False)
     if _REMOVE_BPE.value is not None and hasattr(task, "remove_bpe"):
         task = task.replace(remove_bpe=_REMOVE_BPE.value)
+    is_resumable = flags.FLAGS.output is not None
+    hashes = {str(path): file_identity(path) for path in files if is_resumable and path.exists()}
     line_io.answer_lines(
         model,
         lines,
         options,
+        job=line_io.describe_job(__name__, {"weights of the model": hashes}, ["batch_size"]),
         at_once=line_io.lines_at_once(arguments),
         postprocess=task.postprocess,
         batch_size=_BATCH_SIZE.value,
     )
 
 
-def _load_run(run_dirs: str, given: dict[str, Any]) -> "tuple[Translator, Task]":
-    """Returns the translator of runs, and the task for which they were trained."""
+def _load_run(
+    run_dirs: str, given: dict[str, Any]
+) -> "tuple[Translator, Task, list[pathlib.Path]]":
+    """Returns the translator of runs, their task, and files with checksums of the weights."""
     from keras_transformer.inference import Translator
 
     found = common.find_checkpoints(run_dirs, _CHECKPOINT.value)
@@ -99,7 +108,25 @@ def _load_run(run_dirs: str, given: dict[str, Any]) -> "tuple[Translator, Task]"
         task=configs.task,
         shortlist=common.load_shortlist(found, search),
     )
-    return translator.with_cached_projection(), configs.task
+    files = [run.checkpoints().folder / f"{name}.index" for run, name in found]
+    return translator.with_cached_projection(), configs.task, files
+
+
+def _report_truncated(
+    lines: Iterator[str], limit: int, num_tokens: Callable[[str], int], is_exact: bool = True
+) -> Iterator[str]:
+    """Reports lines that are longer than a model reads or, with --split_sentences, sentences."""
+    language = flags.FLAGS.split_sentences
+    if not language:
+        return common.report_truncated(lines, limit, num_tokens, is_exact=is_exact)
+
+    def longest(line: str) -> int:
+        if num_tokens(line) <= limit:  # nor is any of its sentences longer
+            return 0
+        return max(map(num_tokens, SplitParagraphs([line], language).sentences), default=0)
+
+    what = "lines have sentences that"
+    return common.report_truncated(lines, limit, longest, is_exact=is_exact, what=what)
 
 
 def _task_of(card: Mapping[str, Any]) -> Task:

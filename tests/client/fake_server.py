@@ -185,7 +185,9 @@ def upper_case_model() -> Model:
 
 
 @contextlib.contextmanager
-def serve_grpc(model: Model, port: int = 0, tls: Any = None) -> Iterator[str]:
+def serve_grpc(
+    model: Model, port: int = 0, tls: Any = None, host: str = "127.0.0.1", options: Any = ()
+) -> Iterator[str]:
     """Serves a model over gRPC while the context lasts; gives the address.
 
     Args:
@@ -193,20 +195,22 @@ def serve_grpc(model: Model, port: int = 0, tls: Any = None) -> Iterator[str]:
         port: where; 0 means any free port.
         tls: server certificate, key and the authority that clients need a certificate of, or
             None; paths. Without them in clear text.
+        host: an address of this machine.
+        options: pairs of gRPC's options and their values.
     """
-    server = grpc.server(concurrent.futures.ThreadPoolExecutor(8))
+    server = grpc.server(concurrent.futures.ThreadPoolExecutor(8), options=options)
     service = _GrpcService(model)
     prediction_service_pb2_grpc.add_PredictionServiceServicer_to_server(service, server)
     model_service_pb2_grpc.add_ModelServiceServicer_to_server(service, server)
     if tls is None:
-        port = server.add_insecure_port(f"127.0.0.1:{port}")
+        port = server.add_insecure_port(f"{host}:{port}")
     else:
         chain, key, authority = (path and path.read_bytes() for path in tls)
         credentials = grpc.ssl_server_credentials([(key, chain)], authority, authority is not None)
-        port = server.add_secure_port(f"127.0.0.1:{port}", credentials)
+        port = server.add_secure_port(f"{host}:{port}", credentials)
     server.start()
     try:
-        yield f"127.0.0.1:{port}"
+        yield f"{host}:{port}"
     finally:
         server.stop(None).wait()
 

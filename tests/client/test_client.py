@@ -19,8 +19,8 @@ from fake_server import SERVE, FaultError, serve_http, upper_case_model
 
 import keras_transformer
 from keras_transformer import InputError
-from keras_transformer.client import Client, ServingError, Translation
-from keras_transformer.client import client as client_module
+from keras_transformer.client import Client, FailedRowsError, ServingError, Translation
+from keras_transformer.client import calls as calls_module
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def serve(request, model):
 @pytest.fixture
 def no_pause(monkeypatch):
     """Retries almost at once."""
-    monkeypatch.setattr(client_module, "_FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(calls_module, "_FIRST_PAUSE_S", 0.001)
 
 
 def refusal(call, *arguments, kind=ServingError, **options):
@@ -270,6 +270,105 @@ def test_other_failures_are_not_retried(serve, model, code):
     assert len(str(error)) < 500
 
 
+@pytest.fixture
+def poisoned(model):
+    """The model rejects every request with a sentence that holds "bad"; gives their sizes."""
+    answer, sizes = model.versions[1], []
+
+    def predict(signature, inputs):
+        texts = inputs["text"] if "text" in inputs else inputs["source"]
+        sizes.append(len(texts))
+        if bad := [text for text in texts if "bad" in text]:
+            raise FaultError("INVALID_ARGUMENT", f"{bad[0]} is bad")
+        return answer(signature, inputs)
+
+    model.versions[1] = predict
+    return sizes
+
+
+def test_rejected_rows_are_found_and_others_answered(serve, poisoned):
+    sentences = [f"sentence {number:02}" for number in range(40)]
+    sentences[3] = sentences[17] = "bad text 00"
+    error = refusal(serve(batch_size=16).translate, sentences, kind=FailedRowsError)
+    assert sorted(error.failures) == [3, 17]
+    assert str(error).startswith("2 of 40 sentences failed; sentence 4: the ")
+    assert "rejects this: bad text 00 is bad" in str(error.failures[17])
+    assert error.code == error.failures[3].code == "INVALID_ARGUMENT"
+    assert error.results[3] is error.results[17] is None
+    assert [each and each[0].text for each in error.results] == [
+        None if text.startswith("bad") else text.upper() for text in sentences
+    ]
+    # Two batches are halved down to one row each, which takes two requests per halving.
+    assert sorted(poisoned) == sorted([16, 8, 8, 4, 4, 2, 2, 1, 1] * 2 + [8])
+
+
+def test_rejected_pairs_are_found(serve, poisoned):
+    error = refusal(serve().score, ["a", "bad", "c"], ["x y", "x", "x"], kind=FailedRowsError)
+    assert [each and len(each.token_scores) for each in error.results] == [3, None, 2]
+    error = refusal(serve().align, ["a b", "bad"], ["c d", "x"], kind=FailedRowsError)
+    assert error.results == [[(1, 0), (0, 1)], None]
+
+
+def test_model_that_rejects_all_ends_the_call(serve, model, monkeypatch):
+    monkeypatch.setattr(calls_module, "_MOST_FAILED", 5)
+
+    def reject(signature, inputs):
+        raise FaultError("INTERNAL", "broken")
+
+    model.versions[1] = reject
+    error = refusal(serve(requests_in_flight=1).translate, ["a"] * 500)
+    assert not isinstance(error, FailedRowsError)
+    assert len(model.requests) < 60
+
+
+@pytest.mark.parametrize("code", ["UNAVAILABLE", "RESOURCE_EXHAUSTED", "UNAUTHENTICATED"])
+def test_failures_of_the_server_end_the_call(serve, model, code):
+    model.faults = [FaultError(code, "not now")] * 99
+    error = refusal(serve(retries=0, requests_in_flight=1).translate, ["a", "b", "c"])
+    assert not isinstance(error, FailedRowsError)
+    assert len(model.requests) == 1
+
+
+def test_batch_without_memory_is_halved(serve, model, no_pause):
+    answer = model.versions[1]
+
+    def predict(signature, inputs):
+        if len(inputs["text"]) > 2:
+            raise FaultError("RESOURCE_EXHAUSTED", "OOM when allocating tensor with shape[9]")
+        return answer(signature, inputs)
+
+    model.versions[1] = predict
+    assert len(serve(retries=1).translate(list("abcdefg"))) == 7
+
+
+def test_slow_batch_is_halved_and_slow_row_ends_the_call(serve, model):
+    answer = model.versions[1]
+
+    def predict(signature, inputs):
+        time.sleep(0.8 if len(inputs["text"]) > 1 or "slow" in inputs["text"] else 0.0)
+        return answer(signature, inputs)
+
+    model.versions[1] = predict
+    client = serve(timeout_s=0.4, requests_in_flight=1)
+    assert client.translate(["a", "b"]) == [[Translation("A", -1.0)], [Translation("B", -1.0)]]
+    assert refusal(client.translate, ["a", "slow"]).code == "DEADLINE_EXCEEDED"
+
+
+def test_requests_are_bounded_in_bytes(serve, model, monkeypatch):
+    monkeypatch.setattr(calls_module, "_REQUEST_BYTES", 1000)
+    sentences = ["ж" * 100] * 9 + ["z" * 5000] + ["short"] * 100
+    answers = serve(batch_size=64).translate(sentences)
+    assert [each[0].text for each in answers] == [text.upper() for text in sentences]
+    requests = [request.inputs["text"] for request in model.requests]
+    assert sum(map(len, requests)) == 110
+    sizes = [sum(len(text.encode()) for text in texts) for texts in requests]
+    assert sorted(sizes)[-1] == 5000 and sorted(sizes)[-2] <= 1000
+    # Both sides of a pair count.
+    model.requests.clear()
+    serve().score(["a"] * 4, ["x" * 300] * 4)
+    assert sorted(len(request.inputs["source"]) for request in model.requests) == [1, 3]
+
+
 def test_requests_batched_with_malformed_ones_are_retried(serve, model, no_pause):
     message = "Tensors from different tasks have different shapes and padding is turned off."
     model.faults = [FaultError("FAILED_PRECONDITION", message)] * 2
@@ -290,7 +389,7 @@ class _Clock:
         self.pauses = []
         self.wait = self.pauses.append
         client._is_closed = self
-        monkeypatch.setattr(client_module, "time", self)
+        monkeypatch.setattr(calls_module, "time", self)
 
     def monotonic(self):
         return sum(self.pauses)
@@ -545,11 +644,18 @@ def test_rest_connections_are_reused(model):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (dict(address="localhost"), "must be host:port, such as localhost:8500, got 'localhost'"),
+        (
+            dict(address="localhost"),
+            "must be host:port, such as localhost:8500, or over gRPC .* got 'localhost'",
+        ),
         (dict(address="http://localhost:8501"), "must be host:port"),
         (dict(address="localhost:99999"), "must be host:port"),
         (dict(address=":8500"), "must be host:port"),
         (dict(address="a b:8500", protocol="rest"), "must be host:port"),
+        (dict(address="dns:///localhost:8501", protocol="rest"), "are for gRPC; remove them"),
+        (dict(keep_alive_s=60, protocol="rest"), "are for gRPC; remove them"),
+        (dict(keep_alive_s=0), "keep_alive_s must be 1 to 86400 seconds, got 0"),
+        (dict(tls_server_name="a"), "certificates and a server's name need TLS"),
         (dict(protocol="http"), "protocol must be grpc or rest, got 'http'"),
         (dict(batch_size=0), "batch_size must be at least 1, got 0"),
         (dict(retries=-1), "retries must be at least 0, got -1"),

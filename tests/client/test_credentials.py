@@ -86,6 +86,15 @@ def test_certificate_of_other_host_is_rejected(serve, connect, model):
     assert model.requests == []
 
 
+def test_server_name_replaces_the_host(serve, connect, model):
+    with serve("elsewhere") as address:
+        with connect(address, tls_server_name="mt.example.org") as client:
+            assert client.translate(["a"])[0][0].text == "A"
+        model.requests.clear()
+        refusal(connect(address, tls_server_name="other.example.org"))
+    assert model.requests == []
+
+
 def test_mutual_tls(serve, connect, certificates, model):
     pair = {
         "client_certificate": certificates / "client.pem",
@@ -136,7 +145,7 @@ def test_invalid_certificate_files_are_rejected(certificates, protocol, tmp_path
     check("client.pem and", client_certificate=chain, client_key=server_key)
     encrypted = certificates / "encrypted.key"
     check("the key unencrypted", client_certificate=chain, client_key=encrypted)
-    with pytest.raises(InputError, match="certificates need TLS; add tls=True"):
+    with pytest.raises(InputError, match=r"certificates and .* need TLS; add tls=True"):
         Client("localhost:1", protocol=protocol, client_certificate=chain, client_key=key)
 
 

@@ -1,14 +1,20 @@
 """The command serve_client, against a model server in this process."""
 
+import fcntl
+import json
 import os
 import pathlib
+import random
 import sys
+import time
 
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "client"))
 
-from fake_server import SERVE, upper_case_model
+from fake_server import SERVE, FaultError, upper_case_model
+
+from keras_transformer.commands import line_io
 
 
 @pytest.fixture
@@ -56,11 +62,11 @@ def test_options_and_prefixes_are_sent(call, server, model, tmp_path):
     (request,) = model.requests
     assert request.signature == "translate_options"
     assert request.inputs == {
-        "text": ["four", "two"],
+        "text": ["two", "four"],  # as many bytes, prefixes included
         "length_penalty": [0.5, 0.5],
         "max_length": [7, 7],
         "seed": [-1, -1],
-        "prefix": ["", "Z"],
+        "prefix": ["Z", ""],
         "banned_phrases": ["", ""],
     }
 
@@ -199,3 +205,212 @@ def test_help_names_defaults_of_the_export(call):
     assert "--length_penalty:" in text
     assert text.count("Default: as exported.") >= 10
     assert "Default: 0.6" not in text
+
+
+# Long jobs
+
+
+@pytest.fixture
+def reject_bad(model):
+    """Makes the model reject requests with sentences that hold "bad"."""
+    answer = model.versions[1]
+
+    def predict(signature, inputs):
+        texts = inputs["text"] if "text" in inputs else inputs["source"]
+        if any("bad" in text for text in texts):
+            raise FaultError("INVALID_ARGUMENT", "it is bad")
+        return answer(signature, inputs)
+
+    model.versions[1] = predict
+
+
+def test_rejected_lines_are_reported_and_empty(call, server, reject_bad, tmp_path):
+    lines = b"one two\nbad\nthree four\nworse bad\n"
+    result = call("serve_client.py", *server, stdin=lines)
+    assert (result.code, result.out) == (1, "ONE TWO\n\nTHREE FOUR\n\n")
+    first, second, last = sorted(result.err.splitlines())
+    assert first.startswith("line 2: the ") and first.endswith("rejects this: it is bad")
+    assert second.startswith("line 4: the ")
+    assert last == "serve_client.py: 2 lines failed and are empty in the output; see above"
+    result = call("serve_client.py", *server, "--scores", "--alignments", stdin=lines)
+    assert result.code == 1
+    rows = ["1\t-7.0000\tONE TWO\t1-0 0-1", "2\t\t", "3\t-10.0000\tTHREE FOUR\t1-0 0-1", "4\t\t"]
+    assert result.out.splitlines() == rows
+    (tmp_path / "references").write_text("a\nb\nc\nd\n")
+    references = f"--references={tmp_path}/references"
+    result = call("serve_client.py", *server, references, stdin=lines)
+    assert result.out == "1\t-0.5000\t-0.2500\t-0.2500\n2\n3\t-0.5000\t-0.2500\t-0.2500\n4\n"
+
+
+def test_output_file_has_what_standard_output_has(call, server, texts, tmp_path):
+    command = ("serve_client.py", *server, "--scores", texts / "train.a")
+    (tmp_path / "out").write_text("an older file\n")
+    result = call(*command, f"--output={tmp_path}/out")
+    assert result == (0, "", "")
+    assert (tmp_path / "out").read_text() == call(*command).out
+    assert os.listdir(tmp_path) == ["out"]
+
+
+@pytest.fixture
+def interrupted(call, server, model, monkeypatch, tmp_path):
+    """A job of 7 lines, 2 at a time, that has ended after 4: its command, and its lines."""
+    monkeypatch.setattr(line_io, "_LINES_PER_STEP", 2)
+    lines = ["one", "two two", "three", "four", "five", "six six six", "seven"]
+    (tmp_path / "in").write_text("".join(f"{line}\n" for line in lines))
+    command = ("serve_client.py", *server, "--retries=0", f"--output={tmp_path}/out")
+    answer, answered = model.versions[1], []
+
+    def answer_twice(signature, inputs):
+        if len(answered) == 2:
+            raise FaultError("UNAVAILABLE", "the server has gone")
+        answered.append(inputs)
+        return answer(signature, inputs)
+
+    model.versions[1] = answer_twice
+    result = call(*command, tmp_path / "in")
+    assert result.code == 1 and "no answer from" in result.err
+    assert sorted(os.listdir(tmp_path)) == ["in", "out.part", "out.part.json"]
+    assert (tmp_path / "out.part").read_text() == "ONE\nTWO TWO\nTHREE\nFOUR\n"
+    model.versions[1] = answer
+    model.requests.clear()
+    return command, lines
+
+
+def test_interrupted_job_continues(call, interrupted, model, tmp_path):
+    command, lines = interrupted
+    with open(tmp_path / "out.part", "a") as part:
+        part.write("FIVE\nSIX S")  # written when the process was killed, and not recorded
+    result = call(*command, "--batch_size=1", stdin=(tmp_path / "in").read_bytes())
+    assert result == (0, "", f"Continuing {tmp_path}/out.part after 4 lines.\n")
+    assert (tmp_path / "out").read_text() == "".join(f"{line.upper()}\n" for line in lines)
+    assert sorted(os.listdir(tmp_path)) == ["in", "out"]
+    sent = [text for request in model.requests for text in request.inputs["text"]]
+    assert sorted(sent) == ["five", "seven", "six six six"]
+
+
+def test_other_jobs_do_not_continue_it(call, interrupted, refused, model, tmp_path):
+    command, lines = interrupted
+    before = (tmp_path / "out.part").read_bytes()
+    (tmp_path / "other").write_text("one\nother\n" + "\n".join(lines[2:]))
+    advice = "repeat the command that began it, or add --restart to start anew"
+    refused(call(*command, tmp_path / "other"), "part was begun with another input; ", advice)
+    shorter = "".join(f"{line}\n" for line in lines[:3]).encode()
+    refused(call(*command, stdin=shorter), "part was begun with another input; ", advice)
+    result = call(*command, "--scores", "--max_length=3", tmp_path / "in")
+    refused(result, "job with other values of --scores, --max_length; ", advice)
+    model.versions[2], model.states[2] = model.versions[1], ("AVAILABLE", "")
+    refused(call(*command, tmp_path / "in"), "values of versions of the model; ", advice)
+    assert (tmp_path / "out.part").read_bytes() == before
+    assert call(*command, "--scores", "--restart", tmp_path / "in") == (0, "", "")
+    assert (tmp_path / "out").read_text().startswith("1\t-3.0000\tONE\n2\t")
+
+
+def test_files_of_others_are_not_overwritten(call, interrupted, refused, tmp_path):
+    command = (*interrupted[0], tmp_path / "in")
+    part, record = tmp_path / "out.part", tmp_path / "out.part.json"
+    with open(part, "a") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        refused(call(*command), "out.part is written by another process; wait for it")
+    content = record.read_text()
+    record.write_text(content[:50])
+    refused(call(*command), "out.part.json is damaged; repeat")
+    record.write_text(content)
+    part.write_text("ONE\n")
+    refused(call(*command), "out.part is shorter than it was; repeat")
+    record.unlink()
+    refused(call(*command), "out.part has no out.part.json beside it; ")
+    assert part.read_text() == "ONE\n"
+    # Left behind by a process that was killed after the output had got its name.
+    part.unlink()
+    record.write_text(content)
+    assert call(*command) == (0, "", "")
+    refused(call(*command[:-2], "--output=/dev/null"), "/dev/null is no file; give the name of one")
+    refused(call(*command[:-2], f"--output={tmp_path}"), "is a folder; give the name of a file")
+    refused(call(*command[:-2], "--restart"), "add --output, or remove it")
+
+
+def test_failed_job_without_output_leaves_nothing(call, server, model, refused, tmp_path):
+    model.faults = [FaultError("UNAVAILABLE", "gone")] * 9
+    command = ("serve_client.py", *server, "--retries=0", f"--output={tmp_path}/out")
+    refused(call(*command, stdin=b"a\n"), "no answer from")
+    assert os.listdir(tmp_path) == []
+
+
+def test_columns_and_failures_are_kept_over_an_interruption(
+    call, server, model, reject_bad, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(line_io, "_LINES_PER_STEP", 1)
+    answer = model.versions[1]
+
+    def answer_some(signature, inputs):
+        if inputs["text"] == ["three"]:
+            raise FaultError("UNAVAILABLE", "the server has gone")
+        outputs = answer(signature, inputs)
+        if inputs["text"] == ["one"]:  # later sentences have a single translation
+            outputs = {"translations": [["ONE", "ONE!"]], "scores": [[-1.0, -2.0]]}
+        return outputs
+
+    model.versions[1] = answer_some
+    command = ("serve_client.py", *server, "--retries=0", f"--output={tmp_path}/out")
+    lines = b"one\nbad\nthree\n"
+    assert call(*command, stdin=lines).code == 1
+    model.versions[1] = answer
+    result = call(*command, stdin=lines)
+    assert result.code == 1
+    assert "1 lines failed and are empty in the output" in result.err
+    assert "line 2" not in result.err  # reported before
+    expected = "1\t-1.0000\tONE\n1\t-2.0000\tONE!\n2\t\t\n3\t-5.0000\tTHREE\n"
+    assert (tmp_path / "out").read_text() == expected
+
+
+def test_killed_jobs_write_the_same_bytes(start, run, call, model, tmp_path):
+    """The process is killed where requests are under way, and at two other moments."""
+    generator = random.Random(1)
+    lines = ["x" * generator.randint(0, 30) + str(number) for number in range(3500)]
+    (tmp_path / "in").write_text("".join(f"{line}\n" for line in lines))
+    answer = model.versions[1]
+
+    def pause_at(count):
+        """Lets requests wait once so many have been answered."""
+
+        def predict(signature, inputs):
+            if len(model.requests) >= count:
+                model.may_answer.clear()
+            return answer(signature, inputs)
+
+        model.requests.clear()
+        model.may_answer.set()
+        model.versions[1] = predict
+
+    record = tmp_path / "out.part.json"
+    with SERVE["rest"](model) as address:
+        command = ("serve_client.py", f"--server={address}", "--protocol=rest", "--scores",
+                   tmp_path / "in", f"--output={tmp_path}/out")  # fmt: skip
+        for count, expected in ((8, 0), (40, 2000), (8, 2000), (18, 3000)):
+            pause_at(count)
+            process = start(*command)
+            end = time.monotonic() + 120
+            while len(model.requests) < count or model.at_once < 4:
+                assert process.poll() is None and time.monotonic() < end
+                time.sleep(0.01)
+            process.kill()  # SIGKILL
+            assert process.wait(60) == -9
+            assert json.loads(record.read_text())["progress"]["num_lines"] == expected
+            assert not (tmp_path / "out").exists()
+        model.requests.clear()
+        model.may_answer.set()
+        model.versions[1] = answer
+        assert run(*command).code == 0
+        assert sum(len(request.inputs["text"]) for request in model.requests) == 500
+        assert (tmp_path / "out").read_text() == call(*command[:-1]).out
+    assert sorted(os.listdir(tmp_path)) == ["in", "out"]
+
+
+def test_client_reads_tls_name_and_pings(call, model, refused, certificates):
+    files = [certificates / "elsewhere.pem", certificates / "elsewhere.key", None]
+    with SERVE["grpc"](model, tls=files) as address:
+        command = ("serve_client.py", f"--server={address}", "--tls", "--keep_alive=400",
+                   f"--root_certificates={certificates}/ca.pem", "--retries=0")  # fmt: skip
+        result = call(*command, "--tls_server_name=mt.example.org", stdin=b"two\n")
+        assert result == (0, "TWO\n", "")
+        refused(call(*command, stdin=b"two\n"), "no answer from")

@@ -4,12 +4,15 @@ import functools
 import json
 import os
 import pty
+import random
 import select
 import shutil
+import time
 
 import pytest
 
 from keras_transformer.client import Translation
+from keras_transformer.commands import line_io
 from keras_transformer.inference import BatchTranslator
 from keras_transformer.serving import export as serving_export
 
@@ -356,3 +359,61 @@ def read_until_prompt(terminal) -> str:
         assert select.select([terminal], [], [], 120)[0], screen
         screen += os.read(terminal, 4096)
     return screen.decode()
+
+
+# Long jobs
+
+
+def test_output_continues_after_a_fault_in_the_input(call, trained, refused, monkeypatch, tmp_path):
+    monkeypatch.setattr(line_io, "_LINES_PER_STEP", 1)
+    copy = shutil.copytree(trained, tmp_path / "run")
+    command = ("translate.py", f"--run_dir={copy}", f"--output={tmp_path}/out", "--scores")
+    latest = (*command, "--checkpoint=latest")
+    expected = call(*command[:2], "--scores", "--checkpoint=latest", stdin=b"p q\nr s\nt u\n").out
+    result = call(*latest, stdin=b"p q\nr s\n\xff\n")
+    refused(result, "standard input, line 3 is not UTF-8")
+    assert (tmp_path / "out.part").read_text() == "".join(expected.splitlines(True)[:2])
+    beam = call(*latest, "--beam_size=2", stdin=b"p q\nr s\nt u\n")
+    refused(beam, "begun by a job with other values of --beam_size")
+    for file in (copy / "checkpoints").glob("step-20.*"):
+        shutil.copy(file, file.with_name(file.name.replace("step-20", "step-40")))
+    changed = call(*latest, stdin=b"p q\nr s\nt u\n")
+    refused(changed, "begun by a job with other values of weights of the model")
+    shutil.copytree(trained, copy, dirs_exist_ok=True)
+    result = call(*latest, "--batch_size=7", stdin=b"p q\nr s\nt u\n")
+    assert result == (0, "", f"Continuing {tmp_path}/out.part after 2 lines.\n")
+    assert (tmp_path / "out").read_text() == expected
+
+
+def test_output_is_checked_before_loading(run, refused, tmp_path):
+    result = run("translate.py", f"--run_dir={tmp_path}/absent", f"--output={tmp_path}/none/out")
+    refused(result, f"the folder {tmp_path}/none does not exist; make it first")
+
+
+@pytest.mark.slow
+def test_killed_translation_writes_the_same_bytes(start, run, trained, tmp_path):
+    generator = random.Random(1)
+    lines = (generator.choices("pqrstuvw", k=generator.randint(1, 9)) for _ in range(4200))
+    (tmp_path / "in").write_text("".join(" ".join(letters) + "\n" for letters in lines))
+    command = ("translate.py", f"--run_dir={trained}", "--scores", tmp_path / "in")
+    output, record = f"--output={tmp_path}/out", tmp_path / "out.part.json"
+
+    def num_done():
+        return json.loads(record.read_text())["progress"]["num_lines"] if record.exists() else 0
+
+    done = 0
+    for _ in range(2):
+        process = start(*command, output)
+        while num_done() <= done:
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.kill()  # SIGKILL
+        process.wait()
+        assert done < num_done() < 4200
+        done = num_done()
+    result = run(*command, output)
+    assert (result.code, result.err) == (
+        0,
+        f"Continuing {tmp_path}/out.part after {done:,} lines.\n",
+    )
+    assert (tmp_path / "out").read_text() == run(*command).out

@@ -58,6 +58,7 @@ def test_serving(trained, run_page, call, free_ports, monkeypatch):
     try:
         _wait_for(rest)
         run_page("docs/tutorials/serve.md", trained, replace=[(":8500", f":{grpc}")])
+        run_page("docs/guides/bulk.md", trained, replace=[(":8500", f":{grpc}")])
     finally:
         server.kill()
         server.wait()

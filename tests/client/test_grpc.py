@@ -1,0 +1,142 @@
+"""What only gRPC has: several addresses of a server, pings, sizes of messages."""
+
+import contextlib
+import pathlib
+import socket
+import struct
+import sys
+import threading
+import time
+
+import pytest
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+
+from fake_server import serve_grpc, upper_case_model
+
+from keras_transformer import InputError
+from keras_transformer.client import Client, FailedRowsError
+
+
+@contextlib.contextmanager
+def name_server(addresses):
+    """Serves DNS at the yielded address: every name has these IPv4 addresses (RFC 1035)."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as listening:
+        listening.bind(("127.0.0.1", 0))
+
+        def serve():
+            with contextlib.suppress(OSError):  # closed
+                while True:
+                    query, client = listening.recvfrom(512)
+                    end = query.index(b"\0", 12) + 5  # of the question: name, type, class
+                    (kind,) = struct.unpack(">H", query[end - 4 : end - 2])
+                    records = [
+                        # The name at byte 12, type A, class IN, 60 seconds, 4 bytes.
+                        struct.pack(">HHHIH", 0xC00C, 1, 1, 60, 4) + socket.inet_aton(address)
+                        for address in addresses
+                        if kind == 1
+                    ]
+                    header = struct.pack(">HHHHH", 0x8180, 1, len(records), 0, 0)
+                    answer = query[:2] + header + query[12:end] + b"".join(records)
+                    listening.sendto(answer, client)
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"127.0.0.1:{listening.getsockname()[1]}"
+
+
+def test_addresses_of_a_name_take_turns(free_ports):
+    models = [upper_case_model(), upper_case_model()]
+    hosts, (port,) = ["127.0.0.1", "127.0.0.2"], free_ports(1)
+    with contextlib.ExitStack() as stack:
+        for model, host in zip(models, hosts, strict=True):
+            stack.enter_context(serve_grpc(model, port, host=host))
+        resolver = stack.enter_context(name_server(hosts))
+        client = stack.enter_context(
+            Client(f"dns://{resolver}/models.example:{port}", batch_size=1, timeout_s=20)
+        )
+        end = time.monotonic() + 20
+        while not all(model.requests for model in models):  # until both are connected
+            client.translate(["a"])
+            assert time.monotonic() < end
+        for model in models:
+            model.requests.clear()
+        client.translate(["a"] * 20)
+        assert [len(model.requests) for model in models] == [10, 10]
+
+
+def test_host_by_dns_answers_on_this_machine():
+    with serve_grpc(upper_case_model()) as address:
+        target = address.replace("127.0.0.1", "dns:///localhost")
+        with Client(target, headers={"authorization": "Bearer x"}, timeout_s=20) as client:
+            assert client.translate(["a"])[0][0].text == "A"
+
+
+def test_other_name_servers_do_not_name_this_machine():
+    with pytest.raises(InputError, match=r"sent to dns://9\.9\.9\.9/localhost:1 in clear"):
+        Client("dns://9.9.9.9/localhost:1", headers={"authorization": "Bearer x"})
+
+
+@contextlib.contextmanager
+def proxy(address):
+    """Passes bytes on to a server; yields its address, and what clients have sent."""
+    host, _, port = address.rpartition(":")
+    sent = bytearray()
+
+    def pass_on(source, target, record):
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                record.extend(data)
+                target.sendall(data)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening, contextlib.ExitStack() as stack:
+
+        def serve():
+            with contextlib.suppress(OSError):
+                while True:
+                    client = stack.enter_context(listening.accept()[0])
+                    server = stack.enter_context(socket.create_connection((host, int(port))))
+                    for ends in ((client, server, sent), (server, client, bytearray())):
+                        threading.Thread(target=pass_on, args=ends, daemon=True).start()
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"127.0.0.1:{listening.getsockname()[1]}", sent
+
+
+_PING = bytes([0, 0, 8, 6, 0, 0, 0, 0, 0])  # the frame of a ping: RFC 9113, 4.1 and 6.7
+
+
+@pytest.mark.parametrize(
+    ("keep_alive_s", "is_permitted", "expected"),
+    [(None, True, range(1)), (1, True, range(2, 5)), (1, False, range(1, 5))],
+)
+def test_idle_connections_are_kept_by_pings(keep_alive_s, is_permitted, expected):
+    model = upper_case_model()
+    options = [
+        ("grpc.http2.min_ping_interval_without_data_ms", 10),
+        ("grpc.keepalive_permit_without_calls", 1),
+    ]
+    with contextlib.ExitStack() as stack:
+        address = stack.enter_context(serve_grpc(model, options=options if is_permitted else ()))
+        through, sent = stack.enter_context(proxy(address))
+        client = stack.enter_context(Client(through, keep_alive_s=keep_alive_s, timeout_s=20))
+        client.translate(["a"])
+        time.sleep(0.5)  # gRPC sends one to estimate the bandwidth
+        before = sent.count(_PING)
+        time.sleep(3.2)
+        pings = sent.count(_PING) - before
+        assert client.translate(["b"])[0][0].text == "B"
+    assert pings in expected
+
+
+def test_message_that_is_too_large_is_one_failed_row():
+    model = upper_case_model()
+    small = [("grpc.max_receive_message_length", 2_000_000)]
+    with (
+        serve_grpc(model, options=small) as address,
+        Client(address, timeout_s=20) as client,
+        pytest.raises(FailedRowsError) as caught,
+    ):
+        client.translate(["a", "b" * 3_000_000, "c"])
+    (failure,) = caught.value.failures.values()
+    assert "larger than max" in str(failure)
+    assert [each and each[0].text for each in caught.value.results] == ["A", None, "C"]
