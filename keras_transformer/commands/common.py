@@ -136,7 +136,12 @@ def load_shortlist(
 
 
 def report_truncated(
-    lines: Iterable[str], limit: int, num_tokens: Callable[[str], int], *, is_exact: bool = True
+    lines: Iterable[str],
+    limit: int,
+    num_tokens: Callable[[str], int],
+    *,
+    is_exact: bool = True,
+    what: str = "lines",
 ) -> Iterator[str]:
     """Yields lines, and then reports on standard error how many were longer than a model reads.
 
@@ -145,6 +150,7 @@ def report_truncated(
         limit: tokens of a sentence that the model reads.
         num_tokens: returns the tokens of a line, or the fewest that it can have.
         is_exact: which of the two.
+        what: has these tokens, if not the lines.
     """
     total = longer = 0
     for line in lines:
@@ -153,7 +159,7 @@ def report_truncated(
         yield line
     if longer:
         print(
-            f"{'' if is_exact else 'At least '}{longer:,} of {total:,} lines have more than "
+            f"{'' if is_exact else 'At least '}{longer:,} of {total:,} {what} have more than "
             f"{limit} tokens (--max_source_length); the rest of them was not read.",
             file=sys.stderr,
         )
