@@ -8,6 +8,7 @@ from keras_transformer.layers.attention import (
     KeysValues,
     MultiHeadAttention,
     SelfAttention,
+    WindowedSelfAttention,
 )
 from keras_transformer.layers.base import Dropout
 from keras_transformer.layers.embedding import PositionalEncoding, TokenEmbedding, sinusoids
@@ -30,7 +31,6 @@ from keras_transformer.layers.transformer import (
     Residual,
 )
 from keras_transformer.layers.universal import UniversalDecoder, UniversalEncoder
-from keras_transformer.layers.windowed_attention import WindowedSelfAttention
 
 __all__ = [
     "LSTM",

@@ -14,10 +14,14 @@ from keras import ops
 
 from keras_transformer.decoding import Tensor
 from keras_transformer.errors import check_choice
-from keras_transformer.layers.attention import CrossAttention, KeysValues, SelfAttention
+from keras_transformer.layers.attention import (
+    CrossAttention,
+    KeysValues,
+    SelfAttention,
+    WindowedSelfAttention,
+)
 from keras_transformer.layers.base import Dropout, Layer, ReadsMemory, with_scores
 from keras_transformer.layers.masks import combine_masks
-from keras_transformer.layers.windowed_attention import WindowedSelfAttention
 
 ACTIVATIONS = {
     "relu": ops.relu,

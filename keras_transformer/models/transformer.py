@@ -21,10 +21,10 @@ from keras_transformer.config import (
 )
 from keras_transformer.decoding import DecodingState, Tensor
 from keras_transformer.layers import Decoder, Encoder, LayerNormalization
+from keras_transformer.layers.attention import visible_ancestors
 from keras_transformer.layers.base import with_scores
 from keras_transformer.layers.embedding import PositionalEncoding, RandomOffset
 from keras_transformer.layers.masks import ancestor_bias, ancestors_of, padding_bias, padding_mask
-from keras_transformer.layers.windowed_attention import visible_ancestors
 from keras_transformer.models.seq2seq import (
     Seq2SeqModel,
     add_coverage,

@@ -12,8 +12,8 @@ from keras import ops
 
 from keras_transformer.errors import InputError
 from keras_transformer.layers import KeysValues, SelfAttention, WindowedSelfAttention
+from keras_transformer.layers.attention import band_bias, in_blocks, visible_ancestors
 from keras_transformer.layers.masks import ancestor_bias
-from keras_transformer.layers.windowed_attention import band_bias, in_blocks, visible_ancestors
 
 B, D, H, K, U = 3, 8, 2, 4, 6
 RANDOM = np.random.default_rng(1)
