@@ -248,7 +248,14 @@ class BatchTranslator:
                 name: tf.constant([column.values[row] for row in rows], inputs[name].dtype)
                 for name, column in columns.items()
             }
-            return read({name: _to_python(values) for name, values in function(**batch).items()})
+            try:
+                outputs = function(**batch)
+            except tf.errors.ResourceExhaustedError:  # no memory for a batch of this size
+                if len(rows) == 1:
+                    raise
+                middle = len(rows) // 2
+                return answer(rows[:middle]) + answer(rows[middle:])
+            return read({name: _to_python(values) for name, values in outputs.items()})
 
         texts = [columns[name].values for name in ("text", "source", "target") if name in columns]
         lengths = [sum(len(text.encode()) for text in row) for row in zip(*texts, strict=True)]

@@ -138,6 +138,20 @@ def test_error_in_a_parallel_batch_is_raised(functions, monkeypatch):
         BatchTranslator(functions.__getitem__).translate(_SENTENCES, 1)
 
 
+def test_batch_without_memory_is_halved(local, functions):
+    def translate_two(text):
+        if len(text) > 2 or "sun" in text:
+            raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
+        return translate(text)
+
+    functions["serving_default"].answer = translate_two
+    sentences = [text for text in _SENTENCES if text != "sun"]
+    translations = local.translate(sentences, 8)
+    assert [best.text for best, *_ in translations] == [text.upper() for text in sentences]
+    with pytest.raises(tf.errors.ResourceExhaustedError):
+        local.translate(["cat", "sun"])
+
+
 def test_no_sentences_call_no_signature(local, functions):
     assert local.translate([]) == local.translate([], max_length=3) == []
     assert local.score([], []) == local.align([], []) == []
