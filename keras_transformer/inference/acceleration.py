@@ -269,7 +269,7 @@ class CompiledSearch:
         """Translates sentences with the program of a shape that they fit into."""
         found = self._programs[size, length](_pad(source, size, length))
         num_sentences = tf.shape(source)[0]
-        found = Hypotheses(*(part[:num_sentences] for part in found))
+        found = tf.nest.map_structure(lambda part: part[:num_sentences], found)
         longest = tf.maximum(tf.reduce_max(found.lengths), 1)  # without the padding behind it
         ids = found.ids[:, :, :longest]  # [B, N, L]
         return found._replace(ids=tf.ensure_shape(ids, [None, ids.shape[1], None]))
