@@ -283,7 +283,7 @@ def read_details(answer: Mapping[str, Any]) -> list[list[DetailedTranslation]]:
     """Returns what `read_translations` does, with details; `with_alignments` adds alignments."""
     import numpy as np  # other requests do without it
 
-    found = []
+    found: list[list[DetailedTranslation]] = []
     names = ("tokens", "token_scores", "output_cut", "attention")
     for row, translations in enumerate(read_translations(answer)):
         source = answer.get("source_tokens", [[]] * (row + 1))[row]
