@@ -480,9 +480,11 @@ class SavedModel:
         self.version = f"tensorflow {tf.__version__}"
         v1, threads = tf.compat.v1, job["threads"]
         v1.logging.set_verbosity(v1.logging.ERROR)  # its loader's advice is for eager code
-        config = v1.ConfigProto(inter_op_parallelism_threads=threads)
+        config = v1.ConfigProto()
         if job["engine"] == "ours_session":
             text_format.Parse(SESSION_CONFIG, config)
+        else:
+            config.inter_op_parallelism_threads = threads
         config.intra_op_parallelism_threads = threads
         session = v1.Session(graph=tf.Graph(), config=config)
         with session.graph.as_default():
