@@ -2,6 +2,7 @@
 
 keras-transformer export --run_dir=runs/numbers --export_dir=exports/numbers
 keras-transformer export --run_dir=runs/numbers --export_dir=exports/ct2 --format=ctranslate2
+keras-transformer export --run_dir=runs/numbers --export_dir=exports/hf --format=transformers
 """
 
 import pathlib
@@ -36,8 +37,9 @@ _NAME = flags.DEFINE_string(
 _FORMAT = flags.DEFINE_enum(
     "format",
     "saved_model",
-    ["saved_model", "ctranslate2"],
-    "A SavedModel for TensorFlow Serving, or a folder for the CTranslate2 library.",
+    ["saved_model", "ctranslate2", "transformers"],
+    "A SavedModel for TensorFlow Serving, a folder for the CTranslate2 library, or one for Hugging "
+    "Face's transformers (MarianMTModel), which stores no search options.",
 )
 _QUANTIZATION = flags.DEFINE_string(
     "quantization", None, "How CTranslate2 stores weights, such as int8. Default: as float32."
@@ -90,6 +92,8 @@ def main(arguments: list[str]) -> None:
     found = common.find_checkpoints(_RUN_DIR.value, _CHECKPOINT.value)
     if _FORMAT.value == "ctranslate2":
         path = _export_ctranslate2(found, SearchConfig(**given))
+    elif _FORMAT.value == "transformers":
+        path = _export_transformers(found)
     else:
         path = _export_saved_model(found, given)
     size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
@@ -100,12 +104,13 @@ def main(arguments: list[str]) -> None:
 def _check_combinations(search_flags: dict[str, object]) -> None:
     """Raises `InputError` for a flag that another one makes useless."""
     format = f"--format={_FORMAT.value}"
-    useless = {"quantization": format}
-    if _FORMAT.value == "ctranslate2":
+    useless = {} if _FORMAT.value == "ctranslate2" else {"quantization": format}
+    if _FORMAT.value != "saved_model":
         names = ["name", "warm_up_file", "precision", "check_timeout", "details", "xla"]
-        names += _XLA_SHAPES
-        names += [name for name in search_flags if name != "shortlist"]
-        useless = dict.fromkeys(names, format)
+        names += [*_XLA_SHAPES, *search_flags]
+        if _FORMAT.value == "ctranslate2" and "shortlist" in search_flags:
+            names.remove("shortlist")
+        useless |= dict.fromkeys(names, format)
     elif not _XLA.value:
         useless |= dict.fromkeys(_XLA_SHAPES, "--noxla")
     elif _DETAILS.value:
@@ -154,6 +159,14 @@ def _export_ctranslate2(found: "Found", search: SearchConfig) -> pathlib.Path:
         quantization=_QUANTIZATION.value,
         shortlist=shortlist and shortlist.first(search.shortlist),
     )
+
+
+def _export_transformers(found: "Found") -> pathlib.Path:
+    from keras_transformer.interop.transformers import export_transformers
+
+    base = pathlib.Path(_EXPORT_DIR.value)
+    version = choose_version(base, _VERSION.value, "transformers")
+    return export_transformers(*common.load_translator(found), base / str(version))
 
 
 def _numbers(name: str) -> tuple[int, ...]:

@@ -23,7 +23,7 @@ COMMANDS = {
     "train": "train a model, or resume a run",
     "translate": "translate files or standard input with a run or an exported model",
     "evaluate": "translate a test set and compute its metrics",
-    "export": "export a model as a SavedModel, or for CTranslate2",
+    "export": "export a model as a SavedModel, for CTranslate2 or for transformers",
     "serve_client": "translate with a model server",
     "import_model": "make a run of a model that another toolkit trained",
     "average_checkpoints": "average the weights of a run's checkpoints",

@@ -34,6 +34,7 @@ from keras_transformer.interop.foreign import (
     Layout,
     Symbols,
     Tensors,
+    check_vocabulary_sizes,
     make_vocabularies,
     map_file,
     read_json,
@@ -144,13 +145,7 @@ def _check(model: Any, source: Vocabulary, target: Vocabulary) -> None:
         raise InputError(
             f"CTranslate2 does not support {', '.join(names)}; export the model as a SavedModel"
         )
-    sizes = (config.vocabulary_size, config.target_size)
-    for side, size, vocabulary in zip(("source", "target"), sizes, (source, target), strict=True):
-        if vocabulary.size != size:
-            raise InputError(
-                f"the model has {size} {side} tokens and the {side} vocabulary {vocabulary.size}; "
-                "give the vocabularies that it was trained with"
-            )
+    check_vocabulary_sizes(config, source, target)
 
 
 def _specification(model: Transformer, specs: Any) -> Any:

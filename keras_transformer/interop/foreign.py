@@ -625,6 +625,19 @@ def sentencepiece_vocabulary(
     return _vocabulary(model, pieces, num_tokens)
 
 
+def check_vocabulary_sizes(
+    config: TransformerConfig, source: Vocabulary, target: Vocabulary
+) -> None:
+    """Raises `InputError` if a vocabulary is not of the size that a model has."""
+    sizes = (config.vocabulary_size, config.target_size)
+    for side, size, vocabulary in zip(("source", "target"), sizes, (source, target), strict=True):
+        if vocabulary.size != size:
+            raise InputError(
+                f"the model has {size} {side} tokens and the {side} vocabulary {vocabulary.size}; "
+                "give the vocabularies that it was trained with"
+            )
+
+
 def make_vocabularies(
     sides: tuple[Symbols, Symbols], spms: Sequence[pathlib.Path], where: str
 ) -> tuple[Vocabulary, Vocabulary]:

@@ -1,19 +1,29 @@
-"""Reads the folder of a MarianMTModel of Hugging Face's transformers.
+"""Reads and writes the folder of a MarianMTModel of Hugging Face's transformers.
 
 config.json                     sizes and options
 model.safetensors               weights, or pytorch_model.bin
 source.spm, target.spm          SentencePiece models, which tokenize the text
 vocab.json, target_vocab.json   ids of the tokens; the second one if the sides do not share them
 generation_config.json          how it searches, if there is one
+tokenizer_config.json           options of MarianTokenizer, which the import does not read
+
+Shapes: D model dimension, V vocabulary.
 """
 
 import dataclasses
+import json
+import os
 import pathlib
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+from keras import ops
+from safetensors.numpy import save
 
-from keras_transformer.errors import InputError
+from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, WORD_START, SearchConfig
+from keras_transformer.errors import InputError, writing
+from keras_transformer.files import atomic_folder
 from keras_transformer.interop.fairseq import LAYER_NAMES  # whose model this one descends from
 from keras_transformer.interop.foreign import (
     Array,
@@ -23,6 +33,7 @@ from keras_transformer.interop.foreign import (
     Options,
     Symbols,
     Tensors,
+    check_vocabulary_sizes,
     dropout_rate,
     ids_to_tokens,
     make_vocabularies,
@@ -31,6 +42,7 @@ from keras_transformer.interop.foreign import (
     reject,
 )
 from keras_transformer.interop.pytorch import read_pytorch, state_tensors
+from keras_transformer.models import Transformer
 from keras_transformer.text import Vocabulary
 
 _ACTIVATIONS = {
@@ -207,7 +219,8 @@ def _search(
     for bad in options.get("bad_words_ids", list, []):
         if bad == [target.unk]:
             search["forbid_unknown"] = True
-        elif bad != [target.pad]:  # which is never generated
+        elif bad != [target.pad] and not (target.is_ours and bad == [target.start]):
+            # Neither is ever generated.
             ids = [our_ids.get(id_, 1) for id_ in bad] if isinstance(bad, list) else []
             text = vocabulary.decode([ids])[0]
             if ids and text.strip() and vocabulary.encode([text]) == [ids]:
@@ -228,3 +241,243 @@ def _language_codes(source: Symbols) -> list[str]:
         return []
     named = ", ".join(codes[:8]) + (f" and {len(codes) - 8} others" if len(codes) > 8 else "")
     return [f"Begin a sentence with the code of a language and a space: {named}."]
+
+
+# The export.
+
+_NORM_EPSILON = 1e-5  # of PyTorch's LayerNorm, which MarianMT does not change
+_MAX_POSITIONS = 1024  # rows of the table of positions, which transformers computes by itself
+_MAX_TOKENS = 512  # of a source that is truncated, and of a translation, the start token included
+
+
+def export_transformers(
+    model: Transformer,
+    source: Vocabulary,
+    target: Vocabulary,
+    folder: str | os.PathLike[str],
+) -> pathlib.Path:
+    """Writes the folder of a MarianMTModel atomically and returns its path; weights are float32.
+
+    Ids stay as they are. Interleaved sinusoids become those of transformers by a permutation of the
+    model dimension, in all weights. transformers normalizes with an epsilon of 1e-5; that of the
+    model may differ from it by as much, and moves log-probabilities in the fifth digit.
+
+    Args:
+        model: a single Transformer with `norm_position` "post", `positions` "sinusoidal" or
+            "halves" from 0 on, and keys and values of model_dim / num_heads; LoRA is merged.
+        source, target: the vocabularies.
+        folder: a path that does not exist.
+
+    Raises:
+        InputError: MarianMT cannot hold the model, for all the reasons that the message lists; a
+            vocabulary is not the model's; the folder exists or cannot be written.
+
+    Example:
+        >>> folder = export_transformers(model, source, target, "exports/en-de")
+        >>> tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        >>> marian = transformers.MarianMTModel.from_pretrained(folder)
+        >>> ids = marian.generate(**tokenizer(["two hundred"], return_tensors="pt"))
+        >>> tokenizer.batch_decode(ids, skip_special_tokens=True)
+        ['zweihundert']
+    """
+    if obstacles := _obstacles(model, source, target):
+        raise InputError(
+            f"MarianMT of transformers does not support {', '.join(obstacles)}; train a model with "
+            "default options, or export this one as a SavedModel"
+        )
+    check_vocabulary_sizes(model.config, source, target)
+    path = pathlib.Path(folder)
+    if path.exists():
+        raise InputError(f"export folder {path} exists already; give a path that does not")
+    is_shared, search = model.config.share_embeddings == "all", SearchConfig()
+    files: dict[str, Any] = {
+        "config.json": _marian_config(model),
+        "generation_config.json": {
+            "bad_words_ids": [[PAD_ID], [BOS_ID]],
+            "decoder_start_token_id": BOS_ID,
+            "eos_token_id": EOS_ID,
+            "forced_eos_token_id": EOS_ID,
+            "max_length": _MAX_TOKENS,
+            "min_new_tokens": search.min_length,
+            "num_beams": search.beam_size,
+            "pad_token_id": PAD_ID,
+        },
+        "tokenizer_config.json": {
+            "clean_up_tokenization_spaces": False,
+            "eos_token": "</s>",
+            "model_max_length": _MAX_TOKENS,
+            "pad_token": "<pad>",
+            "separate_vocabs": not is_shared,
+            "tokenizer_class": "MarianTokenizer",
+            "unk_token": "<unk>",
+        },
+        "vocab.json": {token: id_ for id_, token in enumerate(_tokens(source))},
+    }
+    if not is_shared:
+        files["target_vocab.json"] = {token: id_ for id_, token in enumerate(_tokens(target))}
+    with writing(f"the export to {path}"), atomic_folder(path) as aside:
+        for name, values in files.items():
+            text = json.dumps(values, ensure_ascii=False, indent=2)
+            (aside / name).write_text(text + "\n", encoding="utf-8")
+        # Without the format transformers rejects the file.
+        weights = save(_marian_tensors(model), metadata={"format": "pt"})
+        (aside / "model.safetensors").write_bytes(weights)
+        source.save(aside / "source.spm")
+        target.save(aside / "target.spm")
+    return path
+
+
+def _obstacles(model: Any, source: Vocabulary, target: Vocabulary) -> list[str]:
+    """Returns all that keeps a model from being a MarianMTModel."""
+    if not isinstance(model, Transformer):
+        return [f"a model of class {type(model).__name__}"]
+    config = model.config
+    head_dim = config.model_dim / config.num_heads
+    sides = {"source": _tokens(source), "target": _tokens(target)}
+    repeated = [side for side, tokens in sides.items() if len(set(tokens)) < len(tokens)]
+    is_shared = config.share_embeddings == "all"
+    found = {
+        f"norm_position {config.norm_position}": config.norm_position != "post",
+        f"norm_form {config.norm_form}": config.norm_form != "variance",
+        f"norm_epsilon {config.norm_epsilon}": config.norm_epsilon > 2 * _NORM_EPSILON,
+        f"positions {config.positions}": config.positions not in ("sinusoidal", "halves"),
+        f"first_position {config.first_position}": config.first_position,
+        f"unpositioned_tokens {config.unpositioned_tokens}": config.unpositioned_tokens,
+        f"key_dim {config.key_dim}": config.key_dim not in (None, head_dim),
+        f"value_dim {config.value_dim}": config.value_dim not in (None, head_dim),
+        f"encoder_attention_window {config.encoder_attention_window}": (
+            config.encoder_attention_window
+        ),
+        f"decoder_attention_window {config.decoder_attention_window}": (
+            config.decoder_attention_window
+        ),
+        "embedding_norm": config.embedding_norm,
+        "source_eos False": not config.source_eos,
+        "quantized layers": any(
+            getattr(layer, "quantization_mode", None) for layer in model._flatten_layers()
+        ),
+        "words without a SentencePiece model": source.cuts_words_apart or target.cuts_words_apart,
+        "one table for two vocabularies": is_shared and sides["source"] != sides["target"],
+        f"two tokens of one name in the vocabulary of {' and '.join(repeated)}": repeated,
+    }
+    return [name for name, is_there in found.items() if is_there]
+
+
+def _tokens(vocabulary: Vocabulary) -> list[str]:
+    """Returns the tokens by id, under the names that MarianTokenizer and the import look for."""
+    tokens = vocabulary.pieces(range(vocabulary.size))
+    for id_, token in enumerate(tokens):
+        code = token.removeprefix(WORD_START)
+        if code.startswith(">>") and code.endswith("<<"):  # of a language
+            tokens[id_] = code
+    tokens[: EOS_ID + 1] = ["<pad>", "<unk>", tokens[BOS_ID], "</s>"]
+    return tokens
+
+
+def _marian_config(model: Transformer) -> dict[str, Any]:
+    config = model.config
+    sizes: dict[str, Any] = {}
+    for side, layers in (("encoder", model.encoder.layers), ("decoder", model.decoder.layers)):
+        sizes |= {
+            f"{side}_attention_heads": config.num_heads,
+            f"{side}_ffn_dim": config.feed_forward_dim,
+            f"{side}_layerdrop": 0.0,
+            f"{side}_layers": len(layers),
+        }
+    return sizes | {
+        "activation_dropout": config.feed_forward_dropout,
+        "activation_function": next(
+            theirs for theirs, ours in _ACTIVATIONS.items() if ours == config.activation
+        ),
+        "architectures": ["MarianMTModel"],
+        "attention_dropout": config.attention_dropout,
+        "bos_token_id": None,
+        "d_model": config.model_dim,
+        "decoder_start_token_id": BOS_ID,
+        "decoder_vocab_size": config.target_size,
+        "dropout": config.dropout,
+        "dtype": "float32",
+        "eos_token_id": EOS_ID,
+        "forced_eos_token_id": EOS_ID,
+        "init_std": 0.02,
+        "is_encoder_decoder": True,
+        "max_position_embeddings": _MAX_POSITIONS,
+        "model_type": "marian",
+        "pad_token_id": PAD_ID,
+        "scale_embedding": config.scale_embeddings,
+        "share_encoder_decoder_embeddings": config.share_embeddings == "all",
+        "static_position_embeddings": True,
+        "tie_word_embeddings": config.share_embeddings != "none",
+        "use_cache": True,
+        "vocab_size": config.vocabulary_size,
+    }
+
+
+def _marian_tensors(model: Transformer) -> dict[str, Array]:
+    """Returns the weights under the names of transformers, matrices [out, in]."""
+    config = model.config
+    order = np.arange(config.model_dim)  # our dimension of each of theirs
+    if config.positions == "sinusoidal":
+        order = np.concatenate([order[::2], order[1::2]])  # sines first, then cosines
+    source, target = (
+        _numpy(embedding.table)[:, order]
+        for embedding in (model.source_embedding, model.target_embedding)
+    )
+    if config.share_embeddings == "all":
+        tensors = {"model.shared.weight": source}
+    else:
+        tensors = {
+            "model.encoder.embed_tokens.weight": source,
+            "model.decoder.embed_tokens.weight": target,
+        }
+    if model.projection is not None:
+        tensors["lm_head.weight"] = _numpy(model.projection.kernel)[order].T
+    bias = model.output_bias
+    bias = np.zeros(config.target_size, "float32") if bias is None else _numpy(bias)
+    tensors["final_logits_bias"] = bias[None]  # [1, V]
+    for side, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
+        for index, layer in enumerate(stack.layers):
+            for part, weight, bias in _layer_tensors(layer, order, side):
+                for kind, tensor in (("weight", weight), ("bias", bias)):
+                    name = LAYER_NAMES[part].format(side=side, i=index, kind=kind)
+                    tensors[f"model.{name}"] = tensor
+    return {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
+
+
+def _layer_tensors(layer: Any, order: Array, side: str) -> Iterator[tuple[str, Array, Array]]:
+    """Yields the parts of a layer by their names in `LAYER_NAMES`, each with weight and bias."""
+
+    def from_model_dim(dense: Any, *parts: str) -> Iterator[tuple[str, Array, Array]]:
+        kernels = np.split(_numpy(dense.kernel)[order], len(parts), axis=1)
+        for part, kernel, bias in zip(parts, kernels, np.split(_bias(dense), len(parts)),
+                                      strict=True):  # fmt: skip
+            yield part, kernel.T, bias
+
+    def to_model_dim(dense: Any, part: str) -> tuple[str, Array, Array]:
+        return part, _numpy(dense.kernel)[:, order].T, _bias(dense)[order]
+
+    def norm(residual: Any, part: str) -> tuple[str, Array, Array]:
+        return part, _numpy(residual.norm.gain)[order], _numpy(residual.norm.bias)[order]
+
+    attention = layer.self_attention
+    yield from from_model_dim(attention.projection, "self.query", "self.key", "self.value")
+    yield to_model_dim(attention.output_projection, "self.out")
+    yield norm(layer.self_attention_residual, "self.norm")
+    if side == "decoder":
+        attention = layer.cross_attention
+        yield from from_model_dim(attention.query_projection, "cross.query")
+        yield from from_model_dim(attention.memory_projection, "cross.key", "cross.value")
+        yield to_model_dim(attention.output_projection, "cross.out")
+        yield norm(layer.cross_attention_residual, "cross.norm")
+    yield from from_model_dim(layer.feed_forward.inner, "ffn.inner")
+    yield to_model_dim(layer.feed_forward.outer, "ffn.outer")
+    yield norm(layer.feed_forward_residual, "ffn.norm")
+
+
+def _bias(dense: Any) -> Array:
+    """Returns the bias of a linear layer, zeros if it has none."""
+    return _numpy(dense.bias) if dense.use_bias else np.zeros(dense.kernel.shape[1], "float32")
+
+
+def _numpy(variable: Any) -> Array:
+    return np.asarray(ops.convert_to_numpy(variable), "float32")

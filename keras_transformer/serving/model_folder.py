@@ -18,7 +18,11 @@ MODEL_CARD = pathlib.PurePath("assets.extra", "model_card.json")
 
 _SAVED_MODEL = "saved_model.pb"
 # The file that shows the format of a version.
-_FORMAT_FILES = {"SavedModel": _SAVED_MODEL, "CTranslate2": "model.bin"}
+_FORMAT_FILES = {
+    "SavedModel": _SAVED_MODEL,
+    "CTranslate2": "model.bin",
+    "transformers": "model.safetensors",
+}
 
 _BATCHING_FILE = "batching_parameters.txt"
 _MODELS_FILE = "models.config"
@@ -98,12 +102,14 @@ prometheus_config {
 
 
 def choose_version(
-    base: pathlib.Path, version: int | None, format: Literal["SavedModel", "CTranslate2"]
+    base: pathlib.Path,
+    version: int | None,
+    format: Literal["SavedModel", "CTranslate2", "transformers"],
 ) -> int:
     """Returns the number of the version to write: one more than the highest if it is None.
 
     Raises:
-        InputError: the version exists or is not positive, or the folder has models of the other
+        InputError: the version exists or is not positive, or the folder has models of another
             format, since a model server would load each new version.
     """
     for number, (other, file) in itertools.product(_versions_in(base), _FORMAT_FILES.items()):

@@ -50,6 +50,9 @@ def test_invalid_flags_write_nothing(call, trained, tmp_path, refused):
     ctranslate2 = (*export, "--format=ctranslate2")
     refused(call(*ctranslate2, "--precision=bfloat16"), "--precision cannot be combined with")
     refused(call(*ctranslate2, "--beam_size=1"), "--beam_size cannot be combined with")
+    transformers = (*export, "--format=transformers")
+    refused(call(*transformers, "--shortlist=50"), "--shortlist cannot be combined with --format")
+    refused(call(*transformers, "--quantization=int8"), "--quantization cannot be combined with")
     assert _names(tmp_path) == ["4"]
 
 
@@ -69,3 +72,13 @@ def test_ctranslate2_format_has_versions(call, trained, tmp_path):
     assert result.code == 0, result.err
     assert f"to {tmp_path}/1 (" in result.out
     assert "model.bin" in _names(tmp_path / "1")
+
+
+def test_transformers_format_has_versions(call, trained, tmp_path, refused):
+    export = ("export.py", f"--run_dir={trained}", f"--export_dir={tmp_path}")
+    for version in ("1", "2"):
+        result = call(*export, "--format=transformers")
+        assert result.code == 0, result.err
+        assert f"to {tmp_path}/{version} (" in result.out
+    assert {"config.json", "model.safetensors", "source.spm"} < set(_names(tmp_path / "2"))
+    refused(call(*export), "is a transformers model; give the SavedModel model another folder")

@@ -1,0 +1,276 @@
+"""The MarianMT folder: the import reads the same model, and transformers computes the same."""
+
+import importlib.util
+import json
+import pathlib
+import random
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from safetensors import safe_open
+
+from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, SearchConfig, TransformerConfig
+from keras_transformer.data import pad_ids
+from keras_transformer.errors import InputError
+from keras_transformer.inference import Translator
+from keras_transformer.interop import read_model
+from keras_transformer.interop.transformers import export_transformers
+from keras_transformer.models import Transformer
+from keras_transformer.text import learn_vocabulary
+
+SAMPLES = ("hf_marian", "hf_marian_bin", "hf_marian_separate")
+SMALL = TransformerConfig(
+    vocabulary_size=30, num_layers=2, model_dim=16, feed_forward_dim=24, num_heads=4,
+    norm_epsilon=1e-5,
+)  # fmt: skip
+CONFIGS = {
+    "as in the paper": SMALL,
+    "positions in halves": SMALL.replace(positions="halves"),
+    "shared target embedding": SMALL.replace(share_embeddings="target", activation="gelu"),
+    "nothing shared": SMALL.replace(share_embeddings="none", activation="gelu_tanh"),
+    "biases": SMALL.replace(attention_bias=True, output_bias=True, activation="swish"),
+    "one decoder layer": SMALL.replace(decoder_layers=1, activation="gelu_sigmoid"),
+    "embeddings are not scaled": SMALL.replace(scale_embeddings=False),
+    "default epsilon": SMALL.replace(norm_epsilon=1e-6),
+}
+_ASK = pathlib.Path(__file__).with_name("ask_transformers.py")
+FILES = {
+    "config.json", "generation_config.json", "model.safetensors", "source.spm", "target.spm",
+    "tokenizer_config.json", "vocab.json",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def vocabulary():
+    """30 tokens, all but the reserved ones single characters."""
+    generator = random.Random(1)
+    texts = ["".join(generator.choices("abcdefghijklmnopqrstuvwxyz ", k=30)) for _ in range(300)]
+    return learn_vocabulary(texts, size=30, kind="char")
+
+
+def make_model(config):
+    """Gives random weights, gains and biases included, whose log-probabilities are far apart."""
+    keras.utils.set_random_seed(3)
+    model = Transformer(config)
+    generator = np.random.default_rng(3)
+    for variable in model.weights:
+        value = variable.numpy()
+        if variable.name in ("kernel", "table"):
+            variable.assign(2 * value)
+        else:
+            variable.assign(value + generator.normal(size=value.shape, scale=0.3))
+    return model
+
+
+def some_ids(*lengths):
+    """Gives random tokens, none of them reserved."""
+    generator = np.random.default_rng(2)
+    return [generator.integers(EOS_ID + 1, 30, size=length).tolist() for length in lengths]
+
+
+SOURCE = pad_ids([[*ids, EOS_ID] for ids in some_ids(3, 20, 11, 1)])
+TARGET = pad_ids([[BOS_ID, *ids] for ids in some_ids(5, 25, 1, 9)])
+
+
+def log_probs_of(model):
+    return tf.nn.log_softmax(model({"source": SOURCE, "target": TARGET})).numpy()
+
+
+def shapes_of(folder):
+    """Gives the shape and type of each tensor in a folder."""
+    with safe_open(folder / "model.safetensors", "numpy") as file:
+        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+        return {name: (each.get_shape(), each.get_dtype()) for name, each in slices.items()}
+
+
+def export(translator, folder):
+    """Writes the model and vocabularies of one of our translators."""
+    source, target = translator.source_tokenizer, translator.target_tokenizer
+    return export_transformers(translator.model, source.vocabulary, target.vocabulary, folder)
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_models_of_transformers_come_back_unchanged(name, sample_model, tmp_path):
+    first = read_model(sample_model(name))
+    model = first.to_model()
+    folder = export_transformers(model, *first.vocabularies, tmp_path / "exported")
+    again = read_model(folder)
+    assert again.config == model.config
+    for found, expected in zip(again.to_model().weights, model.weights, strict=True):
+        np.testing.assert_array_equal(found, expected, err_msg=expected.path)
+    oracle = json.loads((sample_model(name) / "oracle.json").read_text())
+    for found, expected, side in zip(
+        again.vocabularies, first.vocabularies, ("source", "target"), strict=True
+    ):
+        texts = [entry[side] for entry in oracle["sentences"]] + [">>deu<< 漢 </s>"]
+        assert found.encode(texts) == expected.encode(texts)
+        assert found.pieces(range(found.size)) == expected.pieces(range(expected.size))
+
+
+@pytest.mark.parametrize("name", ["hf_marian", "hf_marian_separate"])
+def test_folder_is_like_one_that_transformers_wrote(name, sample_model, tmp_path):
+    sample, theirs = read_model(sample_model(name)), sample_model(name)
+    folder = export_transformers(sample.to_model(), *sample.vocabularies, tmp_path / "exported")
+    is_separate = name == "hf_marian_separate"
+    assert {path.name for path in folder.iterdir()} == (
+        FILES | ({"target_vocab.json"} if is_separate else set())
+    )
+    size = sample.config.vocabulary_size  # theirs, and a token that starts the translation
+    expected = {
+        name: ([size if length == size - 1 else length for length in shape], dtype)
+        for name, (shape, dtype) in shapes_of(theirs).items()
+    }
+    assert shapes_of(folder) == expected
+    found, expected = (json.loads((each / "config.json").read_text()) for each in (folder, theirs))
+    assert set(expected) - set(found) == {"is_decoder", "transformers_version"}
+    ids = {"decoder_start_token_id", "eos_token_id", "forced_eos_token_id", "pad_token_id"}
+    changed = {key for key in found if found[key] != expected[key]}
+    assert changed <= ids | {"vocab_size", "decoder_vocab_size", "max_position_embeddings"}
+    tokens = json.loads((folder / "vocab.json").read_text())
+    assert [tokens[token] for token in ("<pad>", "<unk>", "</s>")] == [PAD_ID, 1, EOS_ID]
+    assert {">>deu<<", ">>nld<<"} < set(tokens)
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_imported_exports_have_equal_log_probs(config, vocabulary, tmp_path):
+    model = make_model(config)
+    folder = export_transformers(model, vocabulary, vocabulary, tmp_path / "exported")
+    found, expected = log_probs_of(read_model(folder).to_model()), log_probs_of(model)
+    assert np.ptp(expected) > 5
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+    assert read_model(folder).search == {
+        "beam_size": 4, "length_penalty": 1.0, "length_penalty_form": "power", "max_length": 510,
+        "min_length": 1,
+    }  # fmt: skip
+
+
+def test_imported_exports_translate_as_before(separate_translator, words, tmp_path):
+    model = read_model(export(separate_translator, tmp_path / "exported"))
+    again = Translator(model.to_model(), *model.vocabularies, separate_translator.search)
+    for found, expected in zip(
+        again.translate([*words, "sun cat zebra", "two  two"]),
+        separate_translator.translate([*words, "sun cat zebra", "two  two"]),
+        strict=True,
+    ):
+        assert [each.text for each in found] == [each.text for each in expected]
+
+
+def test_lora_is_merged_into_exported_weights(vocabulary, tmp_path):
+    model = make_model(SMALL)
+    before = log_probs_of(model)
+    dense = model.encoder.layers[0].feed_forward.inner
+    dense.enable_lora(2)
+    dense.lora_kernel_b.assign(np.ones_like(dense.lora_kernel_b))
+    folder = export_transformers(model, vocabulary, vocabulary, tmp_path / "exported")
+    assert np.abs(log_probs_of(model) - before).max() > 0.1
+    np.testing.assert_allclose(
+        log_probs_of(read_model(folder).to_model()), log_probs_of(model), atol=1e-4
+    )
+
+
+def refuse(reason, model, vocabulary, folder):
+    """Exports, which must fail and leave nothing behind."""
+    with pytest.raises(InputError, match=reason):
+        export_transformers(model, vocabulary, vocabulary, folder)
+    assert not list(folder.parent.glob("*"))
+
+
+def test_all_obstacles_are_listed_in_one_line(vocabulary, tmp_path):
+    values = {
+        "norm_position": "pre", "norm_form": "sigma", "norm_epsilon": 0.01, "positions": "learned",
+        "first_position": 1, "unpositioned_tokens": 2, "key_dim": 8, "value_dim": 3,
+        "encoder_attention_window": 3, "decoder_attention_window": 5,
+    }  # fmt: skip
+    model = Transformer(SMALL.replace(**values, embedding_norm=True, source_eos=False))
+    listed = ", ".join(f"{name} {value}" for name, value in values.items())
+    listed += ", embedding_norm, source_eos False; train"
+    refuse(f"MarianMT of transformers does not support {listed}", model, vocabulary,
+           tmp_path / "a")  # fmt: skip
+    quantized = make_model(SMALL)
+    quantized.quantize("int8")
+    refuse("support quantized layers;", quantized, vocabulary, tmp_path / "a")
+    refuse("a model of class Sequential;", keras.Sequential(), vocabulary, tmp_path / "a")
+    for positions in ("concatenated", "relative", "rotary"):
+        model = Transformer(SMALL.replace(positions=positions))
+        refuse(f"support positions {positions};", model, vocabulary, tmp_path / "a")
+
+
+def test_other_vocabularies_and_folders_are_rejected(vocabulary, tmp_path):
+    larger = Transformer(SMALL.replace(vocabulary_size=31))
+    refuse("31 source tokens and the source vocabulary 30", larger, vocabulary, tmp_path / "a")
+    model, other = Transformer(SMALL), learn_vocabulary(["äöüß" * 9], size=30, kind="char")
+    with pytest.raises(InputError, match="support one table for two vocabularies;"):
+        export_transformers(model, vocabulary, other, tmp_path / "a")
+    with pytest.raises(InputError, match="exists already"):
+        export_transformers(model, vocabulary, vocabulary, tmp_path)
+
+
+# What transformers itself computes with the folder
+
+
+@pytest.fixture(scope="module")
+def ask(run_python):
+    """Puts questions to transformers in another process, where it gets along with TensorFlow."""
+    if importlib.util.find_spec("transformers") is None:
+        pytest.skip("needs the package transformers")
+
+    def ask(*questions):
+        output = run_python(_ASK, stdin=json.dumps(questions, default=str))
+        return json.loads(output.splitlines()[-1])
+
+    return ask
+
+
+@pytest.mark.slow
+def test_transformers_computes_our_log_probs(ask, vocabulary, tmp_path):
+    models = [make_model(config) for config in CONFIGS.values()]
+    for index, model in enumerate(models):
+        export_transformers(model, vocabulary, vocabulary, tmp_path / str(index))
+    is_real = TARGET != PAD_ID
+    ids = {"source": SOURCE.tolist(), "target": TARGET.tolist()}
+    answers = ask(*({"folder": tmp_path / str(index)} | ids for index in range(len(models))))
+    for answer, model, name in zip(answers, models, CONFIGS, strict=True):
+        assert answer["left_over"] == []
+        np.testing.assert_allclose(
+            np.array(answer["log_probs"])[is_real], log_probs_of(model)[is_real], atol=1e-4,
+            err_msg=name,
+        )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_transformers_repeats_its_own_log_probs(ask, sample_model, tmp_path):
+    questions, expected = [], []
+    for name in SAMPLES:
+        sample = read_model(sample_model(name))
+        folder = export_transformers(sample.to_model(), *sample.vocabularies, tmp_path / name)
+        oracle = json.loads((sample_model(name) / "oracle.json").read_text())["sentences"]
+        texts = {side: [entry[side] for entry in oracle] for side in ("source", "target")}
+        questions.append({"folder": folder} | texts)
+        expected += [entry["target_log_probs"] for entry in oracle]
+    found = [row for answer in ask(*questions) for row in answer["log_probs"]]
+    for row, log_probs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(row, log_probs, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_transformers_translates_as_we_do(ask, translator, separate_translator, words, tmp_path):
+    generator = random.Random(3)
+    texts = [" ".join(generator.choices([*words, "zebra"], k=1 + index % 4)) for index in range(24)]
+    questions, expected = [], []
+    for name, ours in {"shared": translator, "separate": separate_translator}.items():
+        folder = export(ours, tmp_path / name)
+        vocabularies = ours.source_tokenizer.vocabulary, ours.target_tokenizer.vocabulary
+        for num_beams in (1, 4):
+            search = {"num_beams": num_beams, "length_penalty": 0.0}
+            questions.append({"folder": folder, "source": texts, "search": search})
+            search = SearchConfig(beam_size=num_beams, length_penalty=0.0, max_extra_length=20)
+            translations = Translator(ours.model, *vocabularies, search).translate(texts)
+            expected.append((vocabularies[0].encode(texts), [best for best, *_ in translations]))
+    for answer, (source_ids, translations) in zip(ask(*questions), expected, strict=True):
+        assert [row[: row.index(EOS_ID)] for row in answer["source_ids"]] == source_ids
+        assert answer["texts"] == [best.text for best in translations]
+        if answer["scores"] is not None:
+            scores = [best.score for best in translations]
+            np.testing.assert_allclose(answer["scores"], scores, atol=1e-4)
