@@ -125,12 +125,17 @@ def check_flags(search_flags: Mapping[str, Any]) -> None:
         SplitParagraphs([], flags.FLAGS.split_sentences)  # reports a wrong language now
 
 
-def lines_at_once(paths: list[str]) -> int:
-    """Returns how many lines to answer together: one if a person types them."""
+def lines_at_once(paths: list[str], output: str | None = None) -> int:
+    """Returns how many lines to answer together: one if a person types them.
+
+    Args:
+        paths: of the input; none for standard input.
+        output: the file that a job writes; None for standard output.
+    """
     if not paths and sys.stdin and sys.stdin.isatty():
         print("Type sentences, one a line; Ctrl-D ends.", file=sys.stderr)
         return 1
-    return _LINES_AT_ONCE if flags.FLAGS.output is None else _LINES_PER_STEP
+    return _LINES_AT_ONCE if output is None else _LINES_PER_STEP
 
 
 def read_input(paths: list[str]) -> Iterator[str]:

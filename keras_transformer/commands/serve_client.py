@@ -115,7 +115,7 @@ def main(arguments: list[str]) -> None:
                 line_io.write_row(*map(str, entry))
         else:
             lines = line_io.read_input(arguments)
-            at_once = line_io.lines_at_once(arguments)
+            at_once = line_io.lines_at_once(arguments, flags.FLAGS.output)
             job = line_io.describe_job(__name__, _served_versions(client), _OF_CONNECTION)
             line_io.answer_lines(client, lines, given, job=job, at_once=at_once)
 

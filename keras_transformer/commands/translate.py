@@ -87,7 +87,7 @@ def main(arguments: list[str]) -> None:
         lines,
         options,
         job=line_io.describe_job(__name__, {"weights of the model": hashes}, ["batch_size"]),
-        at_once=line_io.lines_at_once(arguments),
+        at_once=line_io.lines_at_once(arguments, flags.FLAGS.output),
         postprocess=task.postprocess,
         batch_size=_BATCH_SIZE.value,
     )
