@@ -51,12 +51,6 @@ def test_presets_match_the_paper(name, sizes):
     assert TransformerConfig.preset(name, vocabulary_size=37_000, dropout=0.2) == changed
 
 
-def test_tiny_fast_has_one_decoder_layer():
-    tiny = TransformerConfig.preset("tiny", vocabulary_size=9)
-    fast = TransformerConfig.preset("tiny-fast", vocabulary_size=9)
-    assert fast == tiny.replace(num_layers=6, decoder_layers=1)
-
-
 def test_defaults_match_the_paper():
     config = TransformerConfig(vocabulary_size=37_000)
     assert config == TransformerConfig.preset("base", vocabulary_size=37_000)
@@ -77,9 +71,8 @@ def test_training_presets_match_the_paper():
 
 
 def test_every_model_preset_has_a_training_preset():
-    sizes = {name.rpartition("-")[2] for name in ModelConfig.presets()} - {"fast"}
-    assert sizes | {"tiny-fast"} == TRAINING_PRESETS.keys()
-    assert TrainingConfig.preset("tiny-fast") == TrainingConfig.preset("tiny")
+    sizes = {name.rpartition("-")[2] for name in ModelConfig.presets()}
+    assert sizes == TRAINING_PRESETS.keys()
     for name in ModelConfig.presets():
         assert TrainingConfig.preset(name).train_steps > 0
 

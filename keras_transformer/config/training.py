@@ -183,19 +183,13 @@ class TrainingConfig(JsonConfig):
     @classmethod
     def preset(cls, name: str, **changes: Any) -> Self:
         """Returns the training for a model preset of this name, "rnn-tiny" like "tiny"."""
-        return cls.from_dict(cls.preset_values(name) | changes)
-
-    @staticmethod
-    def preset_values(name: str) -> dict[str, Any]:
-        """Returns what the training for a model preset changes of the defaults."""
         name = name if name in TRAINING_PRESETS else name.rpartition("-")[2]
         check_choice("preset", name, tuple(TRAINING_PRESETS))
-        return TRAINING_PRESETS[name]
+        return cls.from_dict(TRAINING_PRESETS[name] | changes)
 
 
 TRAINING_PRESETS: dict[str, dict[str, Any]] = {
     "tiny": dict(train_steps=20_000, batch_tokens=2048, warmup_steps=1000, average_last=5),
-    "tiny-fast": dict(train_steps=20_000, batch_tokens=2048, warmup_steps=1000, average_last=5),
     "small": dict(train_steps=100_000, average_last=5),
     "base": dict(train_steps=100_000, average_last=5),
     "big": dict(train_steps=300_000, average_last=20),

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from keras_transformer.config import (
     DEFAULT_VOCABULARY_SIZE,
     EXTEND,
+    TRAINING_PRESETS,
     VOCABULARY_FIELDS,
     DataConfig,
     JsonConfig,
@@ -249,7 +250,7 @@ def changed_configs(configs: RunConfigs, options: Options) -> RunConfigs:
         name = type(model).preset_name(options["preset"])
         if "start_from" not in configs.origin:  # whose model is another run's
             model_values = {**type(model).presets()[name]} | model_values
-        training_values = TrainingConfig.preset_values(name) | training_values
+        training_values = TRAINING_PRESETS[name.rpartition("-")[2]] | training_values
     return configs._replace(
         model=model.replace(**model_values),
         data=configs.corpora.replace(**given_options(DataConfig, options)),

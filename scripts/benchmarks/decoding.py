@@ -51,7 +51,7 @@ BEAM_SIZE = 4
 LENGTH_PENALTY = 0.0
 _SEED = 1
 # Size of the vocabulary, length of sentences, batch size.
-_FORCED = {"tiny": (8000, 20, 64), "fast": (8000, 20, 64)}  # "fast" of "tiny-fast"
+_FORCED = {"tiny": (8000, 20, 64)}
 _FORCED |= dict.fromkeys(("small", "base", "big"), (37000, 24, 32))
 _RANDOM_BATCHES = 4  # of different sentences
 _TEST_SET_BATCH = 64
