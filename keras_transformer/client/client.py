@@ -1,22 +1,348 @@
 """The clients of a model server: one that blocks, and one for asyncio.
 
 Over REST they need urllib3; over gRPC tensorflow-serving-api, and with it TensorFlow.
+
+A call is a generator. It yields the futures of its requests, which run in threads, is sent their
+results, and returns its own: `Client` waits for the futures, `AsyncClient` awaits them.
 """
 
 import asyncio
 import concurrent.futures
 import contextlib
-from collections.abc import Sequence
-from typing import Any, Literal, overload
+import os
+import random
+import re
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any, Literal, TypeAlias, TypeVar, overload
 
 from typing_extensions import Self
 
-from keras_transformer.client.calls import Answer, Call, Calls
-from keras_transformer.client.transport import VersionStatus
-from keras_transformer.results import DetailedTranslation, Score, Translation, warn_about_cut
+from keras_transformer.client.transport import (
+    Certificates,
+    FailedRowsError,
+    ModelName,
+    RequestError,
+    ServingError,
+    Transport,
+    VersionStatus,
+    check_headers,
+)
+from keras_transformer.errors import InputError, needs_extra
+from keras_transformer.results import (
+    DetailedTranslation,
+    InputValues,
+    Score,
+    Translation,
+    batches_by_length,
+    check_details,
+    in_row_order,
+    in_words_of_texts,
+    option_inputs,
+    pair_inputs,
+    read_alignments,
+    read_details,
+    read_scores,
+    read_translations,
+    text_input,
+    warn_about_cut,
+    with_alignments,
+)
+
+Answer = TypeVar("Answer")
+Row = TypeVar("Row")
+Call: TypeAlias = Generator[list[concurrent.futures.Future[Any]], list[Any], Answer]
+
+# A model server takes more, but gRPC proxies take 4 MiB by default, and nginx 1 MiB over REST.
+_REQUEST_BYTES = 1_000_000
+# If so many rows fail and none succeeds in between, then not the rows are to blame.
+_MOST_FAILED = 100
+# The pause before a retry doubles from one to the next, minus up to half of it at random.
+_FIRST_PAUSE_S = 0.2
+_MAX_PAUSE_S = 5.0
+_RETRYABLE = ("UNAVAILABLE", "RESOURCE_EXHAUSTED")  # the server is starting, or its queue is full
+# Another client's request of wrong rank fails all requests that share its batch.
+_FAILED_BATCH = "padding is turned off"
+_OUT_OF_MEMORY = "OOM when allocating"  # TensorFlow's message where a batch is too large
+_EXPLAIN_TIMEOUT_S = 5.0  # for requests that look for the cause of a failure
+_MESSAGES = {
+    "UNAVAILABLE": "no answer from a {server}: {details}; tried for {seconds:.1f} s. Is it "
+    "running, and is this the port of that protocol {security}?",
+    "RESOURCE_EXHAUSTED": "the {server} is overloaded: {details}; tried for {seconds:.1f} s. Send "
+    "fewer requests at once, or try later",
+    "DEADLINE_EXCEEDED": "no answer from a {server} within the timeout; tried for {seconds:.1f} s. "
+    "Check that it is running. Raise the timeout (over REST that of the server too, "
+    "--rest_api_timeout_in_ms), or send fewer sentences at once",
+    "UNAUTHENTICATED": "the {server} does not accept the credentials: {details}",
+    "PERMISSION_DENIED": "the {server} does not allow that with these credentials: {details}",
+    "UNIMPLEMENTED": "the {server} is not a TensorFlow model server: {details}; give the address "
+    "of one, and the protocol that it speaks at this port {security}",
+}
 
 
-class Client(Calls):
+class _Calls:
+    """The calls of `Client` and `AsyncClient`, whose arguments it takes."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        model: str = "translator",
+        version: int | None = None,
+        label: str | None = None,
+        timeout_s: float = 60.0,
+        retries: int = 4,
+        protocol: str = "grpc",
+        batch_size: int = 64,
+        requests_in_flight: int = 4,
+        tls: bool = False,
+        root_certificates: str | os.PathLike[str] | None = None,
+        client_certificate: str | os.PathLike[str] | None = None,
+        client_key: str | os.PathLike[str] | None = None,
+        tls_server_name: str | None = None,
+        keep_alive_s: float | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        for name, value, minimum in (
+            ("retries", retries, 0),
+            ("batch_size", batch_size, 1),
+            ("requests_in_flight", requests_in_flight, 1),
+        ):
+            if value < minimum:
+                raise InputError(f"{name} must be at least {minimum}, got {value}")
+        if not 0 < timeout_s <= threading.TIMEOUT_MAX:
+            raise InputError(f"timeout_s must be a number of seconds, got {timeout_s}")
+        if keep_alive_s is not None and not 1 <= keep_alive_s <= 86_400:  # gRPC's minimum; a day
+            raise InputError(f"keep_alive_s must be 1 to 86400 seconds, got {keep_alive_s}")
+        self._model = _model_name(model, version, label)
+        self._timeout_s = timeout_s
+        self._retries = retries
+        self._batch_size = batch_size
+        self._server = f"{protocol} server at {address}"
+        self._tls = tls
+        certificates = Certificates(
+            root_certificates, client_certificate, client_key, tls_server_name
+        )
+        self._transport = _connect(
+            address, protocol, tls, certificates, headers or {}, keep_alive_s
+        )
+        self._num_failed = 0  # rows since the last that succeeded
+        self._is_closed = threading.Event()
+        self._threads = concurrent.futures.ThreadPoolExecutor(requests_in_flight, "requests")
+
+    def _translate(
+        self, sentences: Sequence[str], details: bool, options: Mapping[str, Any]
+    ) -> Call[Any]:
+        def read(answer: Mapping[str, Any], inputs: Mapping[str, InputValues]) -> list[Any]:
+            if not details:
+                return read_translations(answer)
+            check_details(answer)
+            return with_alignments(read_details(answer), inputs["text"].values)
+
+        columns = {"text": text_input("sentences", sentences)}
+        signature = "serving_default"
+        if options:
+            signature = "translate_options"
+            [inputs] = yield [
+                self._submit(
+                    self._request,
+                    lambda timeout_s: self._transport.signatures(self._model, timeout_s),
+                )
+            ]
+            known = inputs.get(signature, {})
+            columns |= option_inputs(options, known, len(columns["text"].values))
+        return (yield from self._rows(signature, columns, read))
+
+    def _score(self, source: Sequence[str], target: Sequence[str]) -> Call[list[Score]]:
+        columns = pair_inputs(source, target)
+        return (yield from self._rows("score", columns, lambda each, _: read_scores(each)))
+
+    def _align(
+        self, source: Sequence[str], target: Sequence[str]
+    ) -> Call[list[list[tuple[int, int]]]]:
+        def read(
+            answer: Mapping[str, Any], inputs: Mapping[str, InputValues]
+        ) -> list[list[tuple[int, int]]]:
+            texts = (inputs["source"].values, inputs["target"].values)
+            return in_words_of_texts(read_alignments(answer), *texts)
+
+        return (yield from self._rows("attention", pair_inputs(source, target), read))
+
+    def _status(self) -> list[VersionStatus]:
+        return self._request(
+            lambda timeout_s: self._transport.versions(self._model.name, timeout_s)
+        )
+
+    def _close(self) -> None:
+        self._is_closed.set()
+        self._transport.close()
+        self._threads.shutdown(cancel_futures=True)
+
+    def _submit(
+        self, function: Callable[..., Answer], *arguments: Any
+    ) -> concurrent.futures.Future[Answer]:
+        """Runs a function in one of the client's threads, as many as requests in flight."""
+        self._check_open()
+        return self._threads.submit(function, *arguments)
+
+    def _rows(
+        self,
+        signature: str,
+        columns: Mapping[str, InputValues],
+        read: Callable[[Mapping[str, Any], Mapping[str, InputValues]], list[Row]],
+    ) -> Call[list[Row]]:
+        """Returns the outputs of a signature for each row of its inputs, in their order.
+
+        Args:
+            signature: the one to request.
+            columns: its inputs.
+            read: returns the rows of an answer, given it and its inputs; raises as the functions
+                of `results` do.
+
+        Raises:
+            FailedRowsError: the server rejects some rows.
+            ServingError: the server gives no answer, or rejects all.
+        """
+        rows = zip(*(column.values for column in columns.values()), strict=True)
+        sizes = [sum(len(str(value).encode()) for value in row) for row in rows]
+        batches = batches_by_length(sizes, self._batch_size, _REQUEST_BYTES)
+
+        def answer(batch: list[int]) -> list[Row | ServingError]:
+            """Returns the outputs of some rows, or the error of a single one."""
+            inputs = {
+                name: InputValues([column.values[index] for index in batch], column.dtype)
+                for name, column in columns.items()
+            }
+            try:
+                found = self._predict(signature, inputs, read, len(batch))
+            except ServingError as error:
+                is_of_rows = isinstance(error, _RejectedError)
+                if len(batch) > 1 and (is_of_rows or error.code == "DEADLINE_EXCEEDED"):
+                    middle = len(batch) // 2
+                    return answer(batch[:middle]) + answer(batch[middle:])
+                self._num_failed += 1
+                if is_of_rows and self._num_failed < _MOST_FAILED:
+                    return [error]
+                raise
+            self._num_failed = 0
+            return list(found)
+
+        futures = [self._submit(answer, batch) for batch in batches]
+        try:
+            results = in_row_order(batches, (yield futures))
+        finally:
+            for future in futures:
+                future.cancel()
+        failures = {row: each for row, each in enumerate(results) if isinstance(each, ServingError)}
+        if failures:
+            answered = [None if row in failures else each for row, each in enumerate(results)]
+            raise FailedRowsError(answered, failures)
+        return results
+
+    def _predict(
+        self,
+        signature: str,
+        inputs: Mapping[str, InputValues],
+        read: Callable[[Mapping[str, Any], Mapping[str, InputValues]], list[Row]],
+        count: int,
+    ) -> list[Row]:
+        """Returns the outputs of one request of `count` rows."""
+        answer = self._request(
+            lambda timeout_s: self._transport.predict(self._model, signature, inputs, timeout_s),
+            signature,
+        )
+        try:
+            rows = read(answer, inputs)
+        except InputError:  # the answer lacks what only some exports have
+            raise
+        except (ArithmeticError, LookupError, TypeError, ValueError):
+            rows = []
+        if len(rows) != count:
+            raise ServingError(
+                f"the answer of signature {signature} of model {self._model.name!r} at the "
+                f"{self._server} is not that of a translator for {count} sentences: it "
+                f"has {', '.join(sorted(answer)) or 'nothing'}; is it one that `export` wrote?",
+                "DATA_LOSS",
+            )
+        return rows
+
+    def _request(self, send: Callable[[float], Answer], signature: str | None = None) -> Answer:
+        """Returns the answer to a request, retried within the timeout, or raises `ServingError`.
+
+        Args:
+            send: sends the request; takes the seconds that are left for it.
+            signature: the one that the request names, if any.
+        """
+        start = time.monotonic()
+        longest_pause_s = _FIRST_PAUSE_S
+        for retries_left in reversed(range(self._retries + 1)):
+            self._check_open()
+            try:
+                return send(self._timeout_s - (time.monotonic() - start))
+            except RequestError as error:
+                failure = error
+            is_transient = failure.code in _RETRYABLE or _FAILED_BATCH in failure.details
+            pause_s = longest_pause_s * random.uniform(0.5, 1.0)
+            seconds = time.monotonic() - start
+            if not (is_transient and retries_left and seconds + pause_s < self._timeout_s):
+                break
+            self._is_closed.wait(pause_s)
+            longest_pause_s = min(2 * longest_pause_s, _MAX_PAUSE_S)
+        self._check_open()
+        raise self._explained(failure, seconds, signature) from failure
+
+    def _explained(
+        self, failure: RequestError, seconds: float, signature: str | None
+    ) -> ServingError:
+        """Returns the error that tells why a request failed after some seconds, and how to fix it.
+
+        `signature` is the requested one; None where the request names none.
+        """
+        details = textwrap.shorten(failure.details, 300) or failure.code
+        if failure.code in _MESSAGES:
+            security = "over TLS with these certificates" if self._tls else "without TLS"
+            message = _MESSAGES[failure.code].format(
+                server=self._server, details=details, seconds=seconds, security=security
+            )
+            kind = _RejectedError if _OUT_OF_MEMORY in failure.details else ServingError
+            return kind(message, failure.code)
+        if cause := self._explain_model(failure.code, signature):
+            return ServingError(f"the {self._server} {cause}", failure.code)
+        return _RejectedError(f"the {self._server} rejects this: {details}", failure.code)
+
+    def _explain_model(self, code: str, signature: str | None) -> str | None:
+        """Returns what the server lacks of the requested model; None where it has all."""
+        name, version, _ = self._model
+        try:
+            versions = self._transport.versions(name, _EXPLAIN_TIMEOUT_S)
+            if code == "NOT_FOUND" or all(each.state != "AVAILABLE" for each in versions):
+                requested = "" if version is None else f" version {version} of"
+                states = "; ".join(
+                    f"version {number} is {state}{error and f' ({textwrap.shorten(error, 200)})'}"
+                    for number, state, error in versions
+                )
+                return f"does not serve{requested} model {name!r}: {states}"
+            if signature is None:
+                return None
+            known = self._transport.signatures(self._model, _EXPLAIN_TIMEOUT_S)
+        except RequestError as failure:
+            if failure.code != "NOT_FOUND":
+                return None
+            return f"has no model {name!r}; give the name that it was started with"
+        if signature in known:
+            return None
+        return (
+            f"has model {name!r} without signature {signature}; it has {', '.join(sorted(known))}"
+        )
+
+    def _check_open(self) -> None:
+        if self._is_closed.is_set():
+            raise InputError("the client is closed; make another one")
+
+
+class Client(_Calls):
     """Translates and scores sentences with a model server; thread-safe.
 
     Args:
@@ -149,7 +475,7 @@ class Client(Calls):
             raise
 
 
-class AsyncClient(Calls):
+class AsyncClient(_Calls):
     """The methods of `Client` as coroutines; arguments, results and errors are the same.
 
     Any number of coroutines may wait; `requests_in_flight` is the number of requests that run
@@ -216,3 +542,57 @@ class AsyncClient(Calls):
         except (asyncio.CancelledError, RuntimeError):  # maybe by `close`
             self._check_open()
             raise
+
+
+class _RejectedError(ServingError):
+    """The server rejects a request, though it has what the request asks for."""
+
+
+def _model_name(name: str, version: int | None, label: str | None) -> ModelName:
+    for field, text in (("model", name), ("label", label)):
+        if text is not None and not isinstance(text, str):
+            raise InputError(f"{field} must be text, got {text!r}")
+    if version is not None and (not isinstance(version, int) or not 0 < version < 1 << 63):
+        raise InputError(f"version must be a positive number of 64 bits, got {version!r}")
+    if version is not None and label is not None:
+        raise InputError(f"give version {version} or label {label!r}, not both")
+    return ModelName(name, version, label)
+
+
+def _connect(
+    address: str,
+    protocol: str,
+    tls: bool,
+    certificates: Certificates,
+    headers: Mapping[str, str],
+    keep_alive_s: float | None,
+) -> Transport:
+    """Returns a connection; a server that is down shows at the first request only."""
+    found = re.fullmatch(r"(dns://[^/\s]*/)?\[?([\w.:%-]+)\]?:(\d+)", address)
+    if found is None or not 0 < int(found[3]) < 65536:
+        raise InputError(
+            f"the address of a model server must be host:port, such as localhost:8500, or over "
+            f"gRPC dns:///host:port, got {address!r}"
+        )
+    host, port = f"[{found[2]}]" if ":" in found[2] else found[2], int(found[3])
+    if not tls and any(certificates):
+        raise InputError("certificates and a server's name need TLS; add tls=True, or remove them")
+    is_resolved_here = found[1] in (None, "dns:///")  # only then is localhost this machine
+    headers = check_headers(headers, host if is_resolved_here else address, tls)
+    connection = (host, port, certificates if tls else None, headers)
+    if protocol == "rest":
+        if found[1] or keep_alive_s is not None:
+            raise InputError("dns:/// and keep_alive_s are for gRPC; remove them, or use gRPC")
+        with needs_extra("client"):
+            from keras_transformer.client.rest import RestTransport
+        return RestTransport(*connection)
+    if protocol != "grpc":
+        raise InputError(f"protocol must be grpc or rest, got {protocol!r}")
+    try:
+        from keras_transformer.client.grpc import GrpcTransport
+    except ImportError as error:
+        raise InputError(
+            f"protocol grpc needs the package {error.name}; pip install "
+            "'keras_transformer[serving]', or use protocol rest"
+        ) from error
+    return GrpcTransport(*connection, resolver=found[1] or "", keep_alive_s=keep_alive_s)

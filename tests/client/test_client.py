@@ -20,7 +20,7 @@ from fake_server import SERVE, FaultError, serve_http, upper_case_model
 import keras_transformer
 from keras_transformer import InputError
 from keras_transformer.client import Client, FailedRowsError, ServingError, Translation
-from keras_transformer.client import calls as calls_module
+from keras_transformer.client import client as client_module
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def serve(request, model):
 @pytest.fixture
 def no_pause(monkeypatch):
     """Retries almost at once."""
-    monkeypatch.setattr(calls_module, "_FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(client_module, "_FIRST_PAUSE_S", 0.001)
 
 
 def refusal(call, *arguments, kind=ServingError, **options):
@@ -310,7 +310,7 @@ def test_rejected_pairs_are_found(serve, poisoned):
 
 
 def test_model_that_rejects_all_ends_the_call(serve, model, monkeypatch):
-    monkeypatch.setattr(calls_module, "_MOST_FAILED", 5)
+    monkeypatch.setattr(client_module, "_MOST_FAILED", 5)
 
     def reject(signature, inputs):
         raise FaultError("INTERNAL", "broken")
@@ -355,7 +355,7 @@ def test_slow_batch_is_halved_and_slow_row_ends_the_call(serve, model):
 
 
 def test_requests_are_bounded_in_bytes(serve, model, monkeypatch):
-    monkeypatch.setattr(calls_module, "_REQUEST_BYTES", 1000)
+    monkeypatch.setattr(client_module, "_REQUEST_BYTES", 1000)
     sentences = ["ж" * 100] * 9 + ["z" * 5000] + ["short"] * 100
     answers = serve(batch_size=64).translate(sentences)
     assert [each[0].text for each in answers] == [text.upper() for text in sentences]
@@ -389,7 +389,7 @@ class _Clock:
         self.pauses = []
         self.wait = self.pauses.append
         client._is_closed = self
-        monkeypatch.setattr(calls_module, "time", self)
+        monkeypatch.setattr(client_module, "time", self)
 
     def monotonic(self):
         return sum(self.pauses)
