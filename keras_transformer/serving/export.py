@@ -12,7 +12,7 @@ From model to published version, in `export`:
 exports/mine/1/saved_model.pb                                 the graph, vocabularies included
 exports/mine/1/variables/                                     the weights
 exports/mine/1/assets.extra/model_card.json                   what the graph does not say
-exports/mine/1/assets.extra/tf_serving_warmup_requests        see `warm_up`
+exports/mine/1/assets.extra/tf_serving_warmup_requests        see `checks`
 exports/mine/*.config, batching_parameters.txt                see `model_folder`
 """
 
@@ -33,7 +33,14 @@ from keras_transformer.config import split_list
 from keras_transformer.errors import InputError
 from keras_transformer.files import atomic_folder, write_atomically
 from keras_transformer.inference.translator import BatchTranslator, Translator, signature_inputs
-from keras_transformer.serving.checks import CHECK_TIMEOUT, check_operations, compare_answers
+from keras_transformer.serving.checks import (
+    BATCH_SIZES,
+    CHECK_TIMEOUT,
+    check_operations,
+    compare_answers,
+    make_requests,
+    write_requests,
+)
 from keras_transformer.serving.model_folder import (
     MODEL_CARD,
     check_name,
@@ -42,7 +49,6 @@ from keras_transformer.serving.model_folder import (
     most_sentences,
     write_server_files,
 )
-from keras_transformer.serving.warm_up import BATCH_SIZES, make_requests, write_requests
 from keras_transformer.text import Vocabulary
 from keras_transformer.training import RunDirectory
 from keras_transformer.training.checkpoints import AVERAGE

@@ -10,7 +10,7 @@ from tensorflow_serving.apis import prediction_log_pb2
 from keras_transformer.config import SearchConfig
 from keras_transformer.errors import InputError
 from keras_transformer.inference import XlaShapes
-from keras_transformer.serving.warm_up import make_requests, write_requests
+from keras_transformer.serving.checks import make_requests, write_requests
 from keras_transformer.text import learn_vocabulary
 
 _SENTENCES = ["a b c", "a", "a b c d e", "a b", "a b c d"]
