@@ -105,27 +105,29 @@ def proxy(address):
 _PING = bytes([0, 0, 8, 6, 0, 0, 0, 0, 0])  # the frame of a ping: RFC 9113, 4.1 and 6.7
 
 
-@pytest.mark.parametrize(
-    ("keep_alive_s", "is_permitted", "expected"),
-    [(None, True, range(1)), (1, True, range(2, 5)), (1, False, range(1, 5))],
-)
-def test_idle_connections_are_kept_by_pings(keep_alive_s, is_permitted, expected):
-    model = upper_case_model()
-    options = [
+def test_idle_connections_are_kept_by_pings():
+    # Without keep_alive_s, with 1 second, and where the server does not permit so many pings.
+    cases = [(None, True, range(1)), (1, True, range(2, 5)), (1, False, range(1, 5))]
+    permit = [
         ("grpc.http2.min_ping_interval_without_data_ms", 10),
         ("grpc.keepalive_permit_without_calls", 1),
     ]
+    clients, sent = [], []
     with contextlib.ExitStack() as stack:
-        address = stack.enter_context(serve_grpc(model, options=options if is_permitted else ()))
-        through, sent = stack.enter_context(proxy(address))
-        client = stack.enter_context(Client(through, keep_alive_s=keep_alive_s, timeout_s=20))
-        client.translate(["a"])
+        for keep_alive_s, is_permitted, _ in cases:
+            server = serve_grpc(upper_case_model(), options=permit if is_permitted else ())
+            through, bytes_sent = stack.enter_context(proxy(stack.enter_context(server)))
+            client = Client(through, keep_alive_s=keep_alive_s, timeout_s=20)
+            clients.append(stack.enter_context(client))
+            sent.append(bytes_sent)
+            client.translate(["a"])
         time.sleep(0.5)  # gRPC sends one to estimate the bandwidth
-        before = sent.count(_PING)
+        before = [each.count(_PING) for each in sent]
         time.sleep(3.2)
-        pings = sent.count(_PING) - before
-        assert client.translate(["b"])[0][0].text == "B"
-    assert pings in expected
+        pings = [each.count(_PING) - first for each, first in zip(sent, before, strict=True)]
+        assert [client.translate(["b"])[0][0].text for client in clients] == ["B"] * 3
+    for count, (*_, expected) in zip(pings, cases, strict=True):
+        assert count in expected, pings
 
 
 def test_message_that_is_too_large_is_one_failed_row():
