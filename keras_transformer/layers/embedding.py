@@ -210,8 +210,9 @@ def relative_scores(query: Tensor, table: Tensor, distances: Tensor) -> Tensor:
         table: [2k + 1, K], for distances from -k to k.
         distances: int [T, S], or [S] for all queries alike: the key's position less the query's.
     """
-    equation = "...tk,tsk->...ts" if len(distances.shape) == 2 else "...tk,sk->...ts"
-    return ops.cast(ops.einsum(equation, query, _rows(table, distances, query)), "float32")
+    outer, pairs = _labels(query, distances)
+    scores = ops.einsum(f"{outer}tk,{pairs}k->{outer}ts", query, _rows(table, distances, query))
+    return ops.cast(scores, "float32")
 
 
 def relative_values(weights: Tensor, table: Tensor, distances: Tensor) -> Tensor:
@@ -222,8 +223,17 @@ def relative_values(weights: Tensor, table: Tensor, distances: Tensor) -> Tensor
         table: [2k + 1, U], for distances from -k to k.
         distances: as for `relative_scores`.
     """
-    equation = "...ts,tsu->...tu" if len(distances.shape) == 2 else "...ts,su->...tu"
-    return ops.einsum(equation, weights, _rows(table, distances, weights))
+    outer, pairs = _labels(weights, distances)
+    return ops.einsum(f"{outer}ts,{pairs}u->{outer}tu", weights, _rows(table, distances, weights))
+
+
+def _labels(x: Tensor, distances: Tensor) -> tuple[str, str]:
+    """Returns einsum's labels of the outer axes of x and of the axes of distances.
+
+    Named, since TensorFlow broadcasts over an ellipsis: its gradient of a table has all outer axes
+    before they are summed, 6 GB for 128 rows of 150 tokens with 4 heads of 128.
+    """
+    return "abcdefgh"[: len(x.shape) - 2], "ts" if len(distances.shape) == 2 else "s"
 
 
 def _rows(table: Tensor, distances: Tensor, like: Tensor) -> Tensor:
