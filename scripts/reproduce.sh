@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
-# Reproduces one row of a table in docs/results: trains, evaluates, prints the figure.
-# Usage: bash scripts/reproduce.sh ROW DATA [SEED]
-#   bash scripts/reproduce.sh                          lists the rows
-#   bash scripts/reproduce.sh scan-simple-lstm data/scan
+# Reproduces one row of a table in docs/results: trains, plots, evaluates, prints the figure.
+# Usage: bash scripts/reproduce.sh ROW DATA [SEEDS]
+#   bash scripts/reproduce.sh                                lists the rows
+#   bash scripts/reproduce.sh scan-simple-lstm data/scan     trains with seed 1
+#   bash scripts/reproduce.sh g2p-geo data/g2p 1,2,3,4,5     also prints mean and spread over the
+#                                                            seeds, and the figure of the ensemble
 # DATA is the folder with the public files, plain or gzipped. A run that was stopped resumes with the
-# same command; runs lie in runs/ROW-SEED. DRY_RUN=1 prints the commands instead of running them.
+# same command; a run lies in runs/ROW-SEED, its curve there in curve.png. DRY_RUN=1 prints the
+# commands instead of running them.
 set -euo pipefail
-cd_to="$(cd "$(dirname "$0")/.." && pwd)"
 
 rows="scan-{simple,length}-{lstm,transformer,relative,rotary,universal,universal-fixed}
 inflection-{kat,got,ara}
@@ -14,22 +16,34 @@ g2p-{arm_e,dut,fre,geo,hbs_latn,hun,jpn_hira,vie_hanoi}
 cogs-{relative,sinusoidal}
 multi30k-{transformer,lstm,universal,fr}"
 if [ $# -lt 2 ]; then
-  printf 'usage: bash scripts/reproduce.sh ROW DATA [SEED]\nrows:\n%s\n' "$rows" >&2
+  printf 'usage: bash scripts/reproduce.sh ROW DATA [SEEDS]\nrows:\n%s\n' "$rows" >&2
   exit 2
 fi
-row="$1" data="$(cd "$2" && pwd)" seed="${3:-1}"
-cd "$cd_to"
+row="$1" seeds="${3:-1}"
+data="$(cd "$2" && pwd)"
+if ! [[ "$seeds" =~ ^[0-9]+(,[0-9]+)*$ ]]; then
+  echo "reproduce: SEEDS must be numbers separated by commas, such as 1,2,3; got $seeds" >&2
+  exit 2
+fi
+cd "$(dirname "$0")/.."
 
 file() {  # the file of that name in DATA, plain or gzipped
   if [ -e "$data/$1" ]; then echo "$data/$1"; elif [ -e "$data/$1.gz" ]; then echo "$data/$1.gz"
   else echo "reproduce: $data has neither $1 nor $1.gz" >&2; return 1; fi
 }
 
-task=() evaluate=()
+no_such_row() {
+  printf 'reproduce: no row %s; rows:\n%s\n' "$row" "$rows" >&2
+  exit 2
+}
+
+# Flags of train.py and evaluate.py, further files to evaluate on, and the figure of the table.
+task=() evaluate=() further=() metric="exact match"
 case "$row" in
   scan-*)  # Lake and Baroni 2018; positions and Universal Transformer as in Csordas et al. 2021
     IFS=- read -r _ split model <<< "$row"
-    train="$(file "tasks_train_$split.txt")" test="$(file "tasks_test_$split.txt")"
+    train="$(file "tasks_train_$split.txt")"
+    test="$(file "tasks_test_$split.txt")"
     task=(--task=semantic_parsing --train_file="$train" --test_file="$test" --label_smoothing=0
       --train_steps=3000 --checkpoint_steps=500 --average_last=1 --clip_norm=1)
     transformer=(--preset=tiny --num_layers=3 --feed_forward_dim=256 --num_heads=8 --dropout=0.1
@@ -45,12 +59,13 @@ case "$row" in
           --dropout=0.1 --batch_sentences=256 --batch_tokens=16384 --learning_rate=0.001
           --warmup_steps=400 --schedule=inverse_sqrt)
         [ "$model" = universal ] || task+=(--adaptive_steps=false) ;;
-      *) echo "reproduce: no model $model in row $row; rows: $rows" >&2; exit 2 ;;
+      *) no_such_row ;;
     esac ;;
   inflection-*)  # Wu, Cotterell and Hulden 2021; SIGMORPHON-UniMorph 2022
     language="${row#inflection-}"
     train="$(file "${language}_large.train")"
-    dev="$(file "$language.dev")" test="$(file "$language.test")"
+    dev="$(file "$language.dev")"
+    test="$(file "$language.test")"
     task=(--task=inflection --train_file="$train" --dev_file="$dev" --test_file="$test"
       --num_layers=4 --model_dim=256 --feed_forward_dim=1024 --num_heads=4 --dropout=0.3
       --attention_dropout=0.3 --feed_forward_dropout=0.3 --norm_position=pre --label_smoothing=0.1
@@ -60,23 +75,35 @@ case "$row" in
   g2p-*)  # SIGMORPHON 2021, task 1, medium
     language="${row#g2p-}"
     train="$(file "${language}_train.tsv")"
-    dev="$(file "${language}_dev.tsv")" test="$(file "${language}_test.tsv")"
-    task=(--task=pronunciation --train_file="$train" --dev_file="$dev" --test_file="$test") ;;
+    dev="$(file "${language}_dev.tsv")"
+    test="$(file "${language}_test.tsv")"
+    task=(--task=pronunciation --train_file="$train" --dev_file="$dev" --test_file="$test")
+    metric="word error rate" ;;
   cogs-*)  # Kim and Linzen 2020; settings of Csordas et al. 2021
-    train="$(file train.tsv)" dev="$(file dev.tsv)" test="$(file gen.tsv)"
+    train="$(file train.tsv)"
+    dev="$(file dev.tsv)"
+    in_distribution="$(file test.tsv)"
+    test="$(file gen.tsv)"
     task=(--task=semantic_parsing --train_file="$train" --dev_file="$dev" --test_file="$test"
       --num_layers=2 --model_dim=512 --feed_forward_dim=512 --num_heads=4 --dropout=0.1
       --batch_sentences=128 --batch_tokens=65536 --max_length=512 --learning_rate=0.0001
       --warmup_steps=1 --schedule=constant --clip_norm=1 --label_smoothing=0 --scale_embeddings=false
       --train_steps=20000 --checkpoint_steps=1000 --average_last=1 --validation_time_share=0)
-    case "${row#cogs-}" in relative|sinusoidal) task+=(--positions="${row#cogs-}") ;; esac
-    evaluate=(--categories_of="$test") ;;
+    case "${row#cogs-}" in
+      relative|sinusoidal) task+=(--positions="${row#cogs-}") ;;
+      *) no_such_row ;;
+    esac
+    evaluate=(--categories_of="$test")
+    further=("$dev" "$in_distribution") ;;
   multi30k-*)  # Wu et al. 2021: lower case, tokenized, joint BPE
     language=de
     [ "$row" = multi30k-fr ] && language=fr
-    train="$(file train.en)" train_target="$(file "train.$language")"
-    dev="$(file valid.en)" dev_target="$(file "valid.$language")"
-    test="$(file test.2016.en)" test_target="$(file "test.2016.$language")"
+    train="$(file train.en)"
+    train_target="$(file "train.$language")"
+    dev="$(file valid.en)"
+    dev_target="$(file "valid.$language")"
+    test="$(file test.2016.en)"
+    test_target="$(file "test.2016.$language")"
     task=(--train_source="$train" --train_target="$train_target" --dev_source="$dev"
       --dev_target="$dev_target" --test_source="$test" --test_target="$test_target"
       --vocabulary_kind=word --vocabulary_size=12000 --vocabulary_normalization=identity --remove_bpe
@@ -89,19 +116,51 @@ case "$row" in
         --batch_tokens=4096 --clip_norm=1 --train_steps=2000) ;;
       universal) task+=(--preset=universal-tiny --dropout=0.2 --learning_rate=0.002
         --warmup_steps=600 --batch_tokens=4096 --train_steps=2500 --precision=auto) ;;
-      *) echo "reproduce: no row $row; rows: $rows" >&2; exit 2 ;;
+      *) no_such_row ;;
     esac
-    evaluate=(--beam_size=5) ;;
-  *) printf 'reproduce: no row %s; rows:\n%s\n' "$row" "$rows" >&2; exit 2 ;;
+    evaluate=(--beam_size=5)
+    metric=sacreBLEU ;;
+  *) no_such_row ;;
 esac
 
-run="runs/$row-$seed"
-commands=("train.py --run_dir=$run --seed=$seed ${task[*]}" "evaluate.py --run_dir=$run ${evaluate[*]}")
-if [ -n "${DRY_RUN:-}" ]; then
-  printf 'python scripts/%s\n' "${commands[@]}"
-  exit
+run() {  # a script; with DRY_RUN its command is printed
+  if [ -z "${DRY_RUN:-}" ]; then
+    .venv/bin/python "scripts/$1" "${@:2}"
+  else
+    printf 'python scripts/%s' "$1"
+    printf ' %q' "${@:2}"
+    echo
+  fi
+}
+
+if [ -z "${DRY_RUN:-}" ]; then
+  . scripts/environment.sh
+  make_environment plot
 fi
-. scripts/environment.sh
-make_environment
-.venv/bin/python scripts/train.py --run_dir="$run" --seed="$seed" "${task[@]}"
-.venv/bin/python scripts/evaluate.py --run_dir="$run" "${evaluate[@]}"
+folders="" reports=""
+for seed in ${seeds//,/ }; do
+  folder="runs/$row-$seed"
+  folders+="${folders:+,}$folder"
+  run train.py --run_dir="$folder" --seed="$seed" "${task[@]}"
+  run plot_run.py "$folder" --output="$folder/curve.png"
+  # An empty array is an unset variable in the bash of macOS.
+  report="$(run evaluate.py --run_dir="$folder" ${evaluate[@]+"${evaluate[@]}"})"
+  printf '%s\n' "$report"
+  reports+="$report"$'\n'
+  for path in ${further[@]+"${further[@]}"}; do
+    run evaluate.py --run_dir="$folder" --file="$path"
+  done
+done
+[ "$seeds" != "$seed" ] || exit 0
+awk -F '  +' -v name="$metric" -v seeds="$seeds" '
+  $1 == name { figures[++count] = $2; mean += $2 }
+  END {
+    if (count < 2) exit
+    mean /= count
+    for (each in figures) squares += (figures[each] - mean) ^ 2
+    printf "%s, seeds %s: mean %.2f, standard deviation %.2f\n",
+      name, seeds, mean, sqrt(squares / (count - 1))
+  }' <<< "$reports"
+if [ "$metric" = "word error rate" ]; then  # the shared task's systems are ensembles
+  run evaluate.py --run_dir="$folders"
+fi

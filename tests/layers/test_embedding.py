@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from keras_transformer.errors import InputError
 from keras_transformer.layers import PositionalEncoding, TokenEmbedding, sinusoids
-from keras_transformer.layers.embedding import RandomOffset
+from keras_transformer.layers.embedding import RandomOffset, relative_scores, relative_values
 
 D = 8
 TABLE = np.arange(20.0).reshape(5, 4) / 7
@@ -213,3 +213,20 @@ def test_offsets_are_drawn_for_each_sentence_while_training_only():
     assert (first != second).any()
     copy = RandomOffset.from_config(layer.get_config())
     np.testing.assert_array_equal(copy(ids, training=True), first)
+
+
+def test_gradient_of_a_relative_table_needs_little_memory():
+    distances = tf.range(5)[None] - tf.range(5)[:, None]
+
+    @tf.function
+    def gradient(query, table):
+        with tf.GradientTape() as tape:
+            tape.watch(table)
+            scores = relative_scores(query, table, distances)
+            loss = tf.reduce_sum(relative_values(scores, table, distances))
+        return tf.convert_to_tensor(tape.gradient(loss, table))
+
+    specs = tf.TensorSpec([2, 3, 5, 7]), tf.TensorSpec([9, 7])
+    operations = gradient.get_concrete_function(*specs).graph.get_operations()
+    ranks = [output.shape.rank or 0 for each in operations for output in each.outputs]
+    assert max(ranks) == 4  # none of [batch, heads, queries, keys, dim]

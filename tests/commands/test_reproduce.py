@@ -1,0 +1,166 @@
+"""scripts/reproduce.sh: the commands of its rows, its figures over seeds, and a row by command."""
+
+import itertools
+import os
+import pathlib
+import random
+import re
+import shlex
+import shutil
+import subprocess
+
+import pytest
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+_SCAN = _ROOT / "tests" / "data" / "scan"
+# The files of all rows, for bash to expand.
+_FILES = (
+    "tasks_{train,test}_{simple,length}.txt {kat,got,ara}{_large.train,.dev,.test} "
+    "{arm_e,dut,fre,geo,hbs_latn,hun,jpn_hira,vie_hanoi}_{train,dev,test}.tsv "
+    "{train,dev,test,gen}.tsv {train,valid,test.2016}.{en,de,fr}"
+)
+
+
+def bash(*arguments, cwd=_ROOT, **environment):
+    command = ["bash", *map(str, arguments)]
+    environment = os.environ | environment
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
+
+
+def commands(row: str, data: pathlib.Path, *seeds: str) -> list[list[str]]:
+    """Returns script and arguments of each command of a row."""
+    done = bash("scripts/reproduce.sh", row, data, *seeds, DRY_RUN="1")
+    assert done.returncode == 0, done.stderr
+    return [shlex.split(line)[1:] for line in done.stdout.splitlines()]
+
+
+def reproduce(call, row: str, data: pathlib.Path, *train_flags: str) -> float:
+    """Runs the commands of a row in this process; returns the figure that the last one prints."""
+    for script, *arguments in commands(row, data):
+        name = pathlib.Path(script).name
+        result = call(name, *arguments, *(train_flags if name == "train.py" else ()))
+        assert result.code == 0, result.err
+    return float(re.search(r"^exact match +([\d.]+) %$", result.out, re.M)[1])
+
+
+def scan() -> dict[str, str]:
+    """Returns the actions of every command of SCAN (Lake and Baroni 2018, figures 6 and 7)."""
+    verbs = {verb: [f"I_{verb.upper()}"] for verb in ("walk", "look", "run", "jump")}
+    phrases = dict(verbs)
+    for verb, side in itertools.product(("turn", *verbs), ("left", "right")):
+        turn, act = [f"I_TURN_{side.upper()}"], verbs.get(verb, [])
+        phrases[f"{verb} {side}"] = turn + act
+        phrases[f"{verb} opposite {side}"] = 2 * turn + act
+        phrases[f"{verb} around {side}"] = 4 * (turn + act)
+    repeated = {
+        phrase + often: times * actions
+        for phrase, actions in phrases.items()
+        for often, times in (("", 1), (" twice", 2), (" thrice", 3))
+    }
+    found = dict(repeated)
+    for first, second in itertools.product(repeated, repeat=2):
+        found[f"{first} and {second}"] = repeated[first] + repeated[second]
+        found[f"{first} after {second}"] = repeated[second] + repeated[first]
+    return {command: " ".join(actions) for command, actions in found.items()}
+
+
+def lines(pairs) -> list[str]:
+    """Returns pairs of command and actions in the format of SCAN's files."""
+    return [f"IN: {command} OUT: {actions}\n" for command, actions in pairs]
+
+
+def test_grammar_gives_the_commands_of_scan():
+    generated = set(lines(scan().items()))
+    assert len(generated) == 20_910
+    for path in _SCAN.glob("*.txt"):
+        assert set(path.read_text().splitlines(keepends=True)) <= generated
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """A folder with the files of all rows, empty."""
+    folder = tmp_path_factory.mktemp("all data")
+    assert bash("-c", f"touch {_FILES}", cwd=folder).returncode == 0
+    return folder
+
+
+def test_settings_of_every_row_are_valid(call, data, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    usage = bash("scripts/reproduce.sh")
+    assert usage.returncode == 2
+    patterns = usage.stderr.partition("rows:")[2].split()
+    rows = bash("-c", f"echo {' '.join(patterns)}").stdout.split()
+    assert len(rows) == 29
+    for row in rows:
+        train, plot, evaluate, *_ = commands(row, data)
+        assert [each[0] for each in (train, plot, evaluate)] == [
+            "scripts/train.py", "scripts/plot_run.py", "scripts/evaluate.py",
+        ]  # fmt: skip
+        # All that is wrong is that the files are empty, and that there is no run.
+        assert "is empty; expected one sentence a line" in call("train.py", *train[1:]).err, row
+        assert f"no training run in runs/{row}-1" in call("evaluate.py", *evaluate[1:]).err, row
+
+
+def test_unknown_rows_seeds_and_files_are_reported(data, tmp_path):
+    for arguments, expected in (
+        (("scan-simple-gru", data), "no row scan-simple-gru; rows:\nscan-{simple,"),
+        (("cogs-absolute", data), "no row cogs-absolute; rows:"),
+        (("g2p-geo", data, "1 2"), "SEEDS must be numbers separated by commas"),
+        (("g2p-geo", tmp_path), f"{tmp_path} has neither geo_train.tsv nor geo_train.tsv.gz"),
+    ):
+        done = bash("scripts/reproduce.sh", *arguments, DRY_RUN="1")
+        assert done.returncode != 0
+        assert done.stdout == ""
+        assert expected in done.stderr
+
+
+def test_seeds_give_mean_spread_and_an_ensemble(data, tmp_path):
+    (tmp_path / "scripts").mkdir()
+    for name in ("reproduce.sh", "environment.sh"):
+        shutil.copy(_ROOT / "scripts" / name, tmp_path / "scripts")
+    python = tmp_path / ".venv" / "bin" / "python"  # answers like evaluate.py
+    python.parent.mkdir(parents=True)
+    python.write_text(
+        '#!/bin/sh\ncase "$*" in\n'
+        + "".join(
+            f'  *evaluate.py*-{runs}) printf "words  9\\nword error rate  {rate} %%\\n" ;;\n'
+            for runs, rate in (("[123],*", "1.50"), ("1", "2.00"), ("2", "4.00"), ("3", "3.00"))
+        )
+        + "esac\n"
+    )
+    python.chmod(0o755)
+    done = bash("scripts/reproduce.sh", "g2p-geo", data, "1,2,3", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = [line for line in done.stdout.splitlines() if line.startswith("word error rate")]
+    assert found == [
+        "word error rate  2.00 %",
+        "word error rate  4.00 %",
+        "word error rate  3.00 %",
+        "word error rate, seeds 1,2,3: mean 3.00, standard deviation 1.00",
+        "word error rate  1.50 %",
+    ]
+
+
+@pytest.mark.slow
+def test_row_is_reproduced_on_short_commands(call, monkeypatch, tmp_path):
+    pytest.importorskip("matplotlib", reason="needs matplotlib")
+    monkeypatch.chdir(tmp_path)
+    pairs = [pair for pair in scan().items() if len(pair[1].split()) <= 8]
+    random.Random(1).shuffle(pairs)
+    for split, part in (("train", pairs[300:]), ("test", pairs[:300])):
+        (tmp_path / f"tasks_{split}_simple.txt").write_text("".join(lines(part)))
+    steps = ("--train_steps=400", "--warmup_steps=100", "--batch_tokens=2048")
+    assert reproduce(call, "scan-simple-lstm", tmp_path, *steps) >= 90
+    curve = tmp_path / "runs" / "scan-simple-lstm-1" / "curve.png"
+    assert curve.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_row_is_reproduced_on_scan(call, monkeypatch, tmp_path):
+    if "REPRODUCE_DATA" not in os.environ:
+        pytest.skip("needs the files of SCAN in the folder that REPRODUCE_DATA names")
+    pytest.importorskip("matplotlib", reason="needs matplotlib")
+    monkeypatch.chdir(tmp_path)
+    published = 99.8  # Lake and Baroni 2018, experiment 1
+    path = pathlib.Path(os.environ["REPRODUCE_DATA"]).resolve()
+    assert reproduce(call, "scan-simple-lstm", path) >= published
