@@ -47,6 +47,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 _JUSTIFIED_SKIPS = (
     "tensorflow_model_server", "IPv6", "may not mount", "right to mount",
     "large pages", "at most one GPU", "only used with TensorFlow", "gRPC's tensors",
+    "REPRODUCE_DATA",
 )  # fmt: skip
 
 
