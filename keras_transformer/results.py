@@ -209,8 +209,8 @@ class DetailedTranslation(NamedTuple):
         source_cut: whether the sentence is longer than the model reads; its end is not translated.
         output_cut: whether the translation has as many tokens as it may have: it had to end.
         source_tokens: S with EOS; these and the next two are empty if the model has no attention.
-        attention: float32 [T, S]; row t is that from which token t was predicted, the mean of the
-            last layer's heads.
+        attention: float32 [T, S]; row t is that from which token t was predicted: the mean of the
+            last layer's heads, or that of the model's `alignment_head`.
         alignment: for each word of `text` the word of the source to which it attends most, in pairs
             (source word, target word), as in `BatchTranslator.align`.
     """
@@ -434,7 +434,7 @@ def in_words_of_texts(
     """
     found: list[list[tuple[int, int]]] = []
     for (pairs, *counts), *texts in zip(alignments, sources, targets, strict=True):
-        source, target = map(_word_indices, texts, counts)
+        source, target = map(word_indices, texts, counts)
         if not source or not target:
             pairs = []
         found.append(list(dict.fromkeys((source[i], target[j]) for i, j in pairs)))
@@ -451,7 +451,7 @@ def _words(pieces: Sequence[str]) -> list[list[int]]:
     return words
 
 
-def _word_indices(text: str, count: int) -> list[int]:
+def word_indices(text: str, count: int) -> list[int]:
     """Returns the index in a text of each of `count` words that a vocabulary makes of it.
 
     They are fewer than the text's where it is truncated. Where they are more, the list is empty.

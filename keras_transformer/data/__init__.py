@@ -22,7 +22,12 @@ from keras_transformer.data.corpus import (
 )
 from keras_transformer.data.datasets import DatasetSplit
 from keras_transformer.data.shortlist import Shortlist
-from keras_transformer.data.token_cache import ApacheBeamShards, cached_corpus, tokenize_share
+from keras_transformer.data.token_cache import (
+    ApacheBeamShards,
+    cached_alignment,
+    cached_corpus,
+    tokenize_share,
+)
 from keras_transformer.files import iterate_lines, read_lines
 
 __all__ = [
@@ -39,6 +44,7 @@ __all__ = [
     "Shortlist",
     "TokenizedCorpus",
     "TsvFile",
+    "cached_alignment",
     "cached_corpus",
     "evaluation_batches",
     "iterate_lines",

@@ -5,7 +5,9 @@ A batch is what Keras calls (x, y), all int32, with R rows of source length S an
     ({"source": [R, S], "target": [R, T]}, labels [R, T])
 
 `source` ends in EOS_ID; `target` is BOS_ID and the translation; `labels` is the translation and
-EOS_ID, so that labels[:, t] follows target[:, t]. The rest is PAD_ID, sometimes in whole rows.
+EOS_ID, so that labels[:, t] follows target[:, t]. The rest is PAD_ID, sometimes in whole rows. A
+corpus with an alignment adds "alignment" [R, T] to x: 1 + the place in `source` of the token that
+labels[:, t] translates, or 0.
 
 XLA compiles a program for each shape (R, S, T), and padding is wasted arithmetic. `BatchPlan` keeps
 both small. Like most toolkits it takes a large window of the corpus, brings pairs of similar length
@@ -132,14 +134,16 @@ def evaluation_batches(
     return (_make_batch(corpus, batch, replicas, shard) for batch in planned)
 
 
-def to_dataset(batches: Callable[[], Iterator[Batch]]) -> Any:
+def to_dataset(batches: Callable[[], Iterator[Batch]], *, has_alignment: bool = False) -> Any:
     """Wraps batches in a `tf.data.Dataset` that prefetches them.
 
     Args:
         batches: called at the start of each iteration over the dataset.
+        has_alignment: whether their corpus has an alignment.
 
     Returns:
-        A dataset of ({"source": [None, None], "target": [None, None]}, [None, None]), int32.
+        A dataset of ({"source": [None, None], "target": [None, None]}, [None, None]), int32, with
+        "alignment" [None, None] beside "target" if there is one.
 
     Example:
         >>> corpus = TokenizedCorpus.from_ids([[5, 6]], [[7]])
@@ -148,7 +152,8 @@ def to_dataset(batches: Callable[[], Iterator[Batch]]) -> Any:
     import tensorflow as tf  # slow to import, and needed here only
 
     ids = tf.TensorSpec([None, None], tf.int32)
-    signature = ({"source": ids, "target": ids}, ids)
+    names = ("source", "target", "alignment")[: 2 + has_alignment]
+    signature = (dict.fromkeys(names, ids), ids)
     dataset = tf.data.Dataset.from_generator(batches, output_signature=signature)
     return dataset.prefetch(tf.data.AUTOTUNE)
 
@@ -609,8 +614,12 @@ def _make_batch(
     target = np.full_like(labels, PAD_ID)
     target[: len(pairs), 0] = BOS_ID
     target[:, 1:] = np.where(labels[:, :-1] == EOS_ID, PAD_ID, labels[:, :-1])
+    inputs = {"source": source, "target": target}
+    if corpus.alignment is not None:
+        shape = (last - first, target_length)
+        inputs["alignment"] = gather_rows(corpus.alignment, corpus.target_offsets, pairs, shape)
     kept = slice(index * own - first, (index + 1) * own - first)
-    return {"source": source[kept], "target": target[kept]}, labels[kept]
+    return {name: rows[kept] for name, rows in inputs.items()}, labels[kept]
 
 
 def _resample_rows(matrix: Ids, resample: Resample, first_row: int, key: tuple[int, ...]) -> None:

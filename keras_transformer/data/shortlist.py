@@ -104,7 +104,9 @@ def lexical_probabilities(
         Source tokens, target tokens and the probability of the target token given the source
         token, [K], sorted by the tokens.
     """
-    keys, group_sizes = _token_pairs(corpus, target_size)  # [E], [target tokens]
+    num_entries = int((corpus.source_lengths * np.diff(corpus.target_offsets)).sum())
+    sample = np.arange(0, len(corpus), max(1, -(-num_entries // _MOST_ENTRIES)))
+    keys, group_sizes = token_pairs(corpus, target_size, sample)  # [E], [target tokens]
     pairs, index = np.unique(keys, return_inverse=True)  # [K], [E]
     index = index.astype(np.int32)
     sources = (pairs // target_size).astype(np.int32)
@@ -119,17 +121,18 @@ def lexical_probabilities(
     return sources, (pairs % target_size).astype(np.int32), probabilities
 
 
-def _token_pairs(
-    corpus: TokenizedCorpus, target_size: int
+def token_pairs(
+    corpus: TokenizedCorpus, target_size: int, pairs: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Returns the keys of all token pairs, source * `target_size` + target, [E], grouped by the
-    target tokens, and the size of each group, [target tokens].
+    """Returns the keys of all token pairs of some sentence pairs, grouped by the target tokens.
+
+    Returns:
+        Keys source * `target_size` + target, int64 [E], where PAD, the null token, is the last
+        source token; and the size of each group, int64 [target tokens].
     """
-    source_lengths = np.diff(corpus.source_offsets)  # with EOS, which the null token replaces
-    target_lengths = np.diff(corpus.target_offsets)
-    num_entries = int((source_lengths * target_lengths).sum())
-    pairs = np.arange(0, len(corpus), max(1, -(-num_entries // _MOST_ENTRIES)))
-    source_lengths, target_lengths = source_lengths[pairs], target_lengths[pairs]
+    # With EOS, which the null token replaces.
+    source_lengths = corpus.source_offsets[pairs + 1] - corpus.source_offsets[pairs]
+    target_lengths = corpus.target_offsets[pairs + 1] - corpus.target_offsets[pairs]
     # Each target token, and where its sentence's source tokens begin.
     targets = _positions(corpus.target_offsets[pairs], target_lengths)
     group_sizes = np.repeat(source_lengths, target_lengths)

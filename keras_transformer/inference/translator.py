@@ -194,7 +194,7 @@ class BatchTranslator:
     def attention(
         self, source: Sequence[str], target: Sequence[str], batch_size: int = 64
     ) -> list[Attention]:
-        """Returns the mean attention of the last layer's heads, from which `align` takes words.
+        """Returns the attention from which `align` takes words, see `Transformer.attention`.
 
         Raises:
             InputError: as in `align`.

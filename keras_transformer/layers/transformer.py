@@ -602,16 +602,17 @@ class Decoder(ReadsMemory, TransformerStack):
         time: Tensor | int,
         score_bias: Tensor | None = None,
         memory_score_bias: Tensor | None = None,
-    ) -> tuple[Tensor, list[KeysValues], Tensor]:
-        """Returns [B * W, D] for new tokens x [B * W, D], the KV caches with them added, and the
-        last layer's attention to the memory [B, H, W, S]; arguments as in `DecoderLayer.step`.
+    ) -> tuple[Tensor, list[KeysValues], list[Tensor]]:
+        """Returns [B * W, D] for new tokens x [B * W, D], the KV caches with them added, and each
+        layer's attention to the memory [B, H, W, S]; arguments as in `DecoderLayer.step`.
         """
-        grown = []
+        grown, scores = [], []
         for layer, layer_memory, layer_cache in zip(self.layers, memory, kv_cache, strict=True):
-            x, layer_cache, scores = layer.step(
+            x, layer_cache, layer_scores = layer.step(
                 x, layer_memory, layer_cache, time, score_bias, memory_score_bias
             )
             grown.append(layer_cache)
+            scores.append(layer_scores)
         return (x if self.final_norm is None else self.final_norm(x)), grown, scores
 
     def empty_kv_cache(self, batch: int | Tensor, num_slots: int = 0) -> list[KeysValues]:

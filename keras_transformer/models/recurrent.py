@@ -17,6 +17,7 @@ from keras_transformer.layers import (
     RecurrentMemory,
     RecurrentState,
 )
+from keras_transformer.layers.base import with_scores
 from keras_transformer.layers.masks import ancestor_mask, ancestors_of, padding_mask
 from keras_transformer.models.seq2seq import (
     Seq2SeqModel,
@@ -72,7 +73,17 @@ class RecurrentModel(Seq2SeqModel):
         self.decoder.build((None, None, self.config.model_dim))
 
     def call(self, inputs: dict[str, Tensor], training: bool | None = None) -> Tensor:
-        return self.logits(self.decoder(*self._decoder_inputs(inputs, training), training=training))
+        is_guided = bool(training) and "alignment" in inputs
+        x, *scores = with_scores(
+            self.decoder(
+                *self._decoder_inputs(inputs, training),
+                training=training,
+                return_attention_scores=is_guided,
+            )
+        )
+        if is_guided:
+            self.add_alignment_loss(scores[0], inputs)
+        return self.logits(x)
 
     def attention(self, inputs: dict[str, Tensor]) -> Tensor:
         """Returns the attention of the target's tokens to the source's, float32 [B, T, S].

@@ -27,6 +27,7 @@ from keras_transformer.decoding import (
     StepFunction,
     Tensor,
     VocabularySubset,
+    newest_attention,
 )
 from keras_transformer.errors import InputError, check_choice
 from keras_transformer.search import scoring
@@ -318,7 +319,8 @@ def _read(spec: SearchSpec, inputs: SentenceInputs, state: State) -> tuple[Tenso
         ancestors=ancestors[:, :, : spec.capacities[0] if spec.capacities else state.time + 1],
         **state.model,
     )
-    logits, decoding_state = spec.step(state.ids, decoding_state)
+    before = decoding_state
+    logits, decoding_state = spec.step(state.ids, before)
     logits.set_shape([None, spec.num_hypotheses, None])
     logits = tf.cast(logits, tf.float32)
     if spec.places is not None:  # tokens outside the subset are impossible
@@ -329,7 +331,7 @@ def _read(spec: SearchSpec, inputs: SentenceInputs, state: State) -> tuple[Tenso
     if history:
         noted = {"log_probs": state.log_probs}  # without the next token's
         if "attention" in history:
-            noted["attention"] = model["coverage"] - state.model["coverage"]
+            noted["attention"] = newest_attention(before, decoding_state)
         for name, new in noted.items():  # [B, W, ...]
             is_row = tf.reshape(is_now, [-1, *[1] * (new.shape.rank - 1)])  # [L, 1, ...]
             history[name] = tf.where(is_row, new[:, None], history[name])

@@ -1,5 +1,6 @@
 """From text to vocabularies and token ids, as a task reads the files that a `DataConfig` names."""
 
+import dataclasses
 import itertools
 import os
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from keras_transformer.data import (
     PairSource,
     ParallelText,
     TokenizedCorpus,
+    cached_alignment,
     cached_corpus,
     learn_from_corpus,
 )
@@ -38,18 +40,27 @@ def training_corpus(
     beam: ApacheBeamShards | None = None,
     task: Task = _TRANSLATION,
 ) -> TokenizedCorpus:
-    """Returns the corpora to train on as ids, tokenized before or now; see `cached_corpus`."""
-    return cached_corpus(
+    """Returns the corpora to train on as ids, tokenized before or now; see `cached_corpus`.
+
+    With `guided_alignment` they have an alignment, see `cached_alignment`.
+    """
+    sources = task.pair_sources(data, "train")
+    limits = dict(max_length=data.max_length, max_length_ratio=data.max_length_ratio)
+    corpus = cached_corpus(
         cache_folder,
-        task.pair_sources(data, "train"),
+        sources,
         vocabularies,
-        max_length=data.max_length,
-        max_length_ratio=data.max_length_ratio,
+        **limits,
         progress=progress,
         keep_others=keep_others,
         worker=worker,
         make_shards=beam,
     )
+    if data.guided_alignment is None:
+        return corpus
+    arguments = data.guided_alignment, corpus, sources, vocabularies
+    alignment = cached_alignment(cache_folder, *arguments, **limits)
+    return dataclasses.replace(corpus, alignment=alignment)
 
 
 def read_validation_texts(data: DataConfig, task: Task = _TRANSLATION) -> list[ParallelText]:

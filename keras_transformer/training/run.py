@@ -526,9 +526,8 @@ def load_shortlist(
             if not folder.exists():  # they are elsewhere; a second copy would not be kept
                 temporary = tempfile.TemporaryDirectory(dir=run.path, prefix=".tokens-")
                 folder = pathlib.Path(stack.enter_context(temporary))
-            corpus = training_corpus(
-                configs.data, vocabularies, folder, progress, task=configs.task
-            )
+            data = configs.data.replace(guided_alignment=None)
+            corpus = training_corpus(data, vocabularies, folder, progress, task=configs.task)
             sizes = (vocabulary.size for vocabulary in vocabularies)
             Shortlist.learn(corpus, *sizes).save(path)
     return Shortlist.load(path)

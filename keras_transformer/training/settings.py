@@ -158,7 +158,7 @@ def new_configs(options: Options) -> RunConfigs:
             "--vocabulary=extend needs --start_from with the run whose vocabulary to extend; a "
             "file of that name is ./extend"
         )
-    return RunConfigs(_model(task, data, options), data, training, task)
+    return RunConfigs(_guided(_model(task, data, options), data), data, training, task)
 
 
 def fine_tuning_configs(origin: RunConfigs, path: str, options: Options) -> RunConfigs:
@@ -215,7 +215,7 @@ def fine_tuning_configs(origin: RunConfigs, path: str, options: Options) -> RunC
     training = _training(task, options, {"learning_rate": float(f"{rate:.2g}")})
     _check_trains_new_tokens(data, training)
     return origin._replace(
-        model=origin.model.replace(**rates),
+        model=_guided(origin.model.replace(**rates), data),
         data=data,
         training=training,
         task=task,
@@ -296,6 +296,18 @@ def _model(task: Task, data: DataConfig, options: Options) -> ModelConfig:
     preset = options.get("preset", DEFAULT_PRESET)
     _check_options_of(type(config.preset(preset, vocabulary_size=size)), options)
     return config.preset(preset, **values)
+
+
+def _guided(model: ModelConfig, data: DataConfig) -> ModelConfig:
+    """Returns the configuration of a model that trains with the `guided_alignment` of the data."""
+    if data.guided_alignment is None:
+        return model
+    if not model.can_be_guided:
+        raise InputError(
+            f"--guided_alignment trains a head of attention, which architecture "
+            f"{model.architecture} cannot; remove it, or choose another --architecture"
+        )
+    return model.replace(alignment_head=True) if hasattr(model, "alignment_head") else model
 
 
 def option_names() -> set[str]:

@@ -6,7 +6,12 @@ import keras
 import numpy as np
 import pytest
 
-from keras_transformer.config import RecurrentConfig, SearchConfig, UniversalConfig
+from keras_transformer.config import (
+    RecurrentConfig,
+    SearchConfig,
+    TransformerConfig,
+    UniversalConfig,
+)
 from keras_transformer.data import Shortlist, TokenizedCorpus
 from keras_transformer.errors import InputError
 from keras_transformer.inference import Translator, XlaShapes
@@ -49,8 +54,8 @@ def _assert_as_given(translator, sentences, results):
 
 
 @pytest.mark.parametrize("name", _SEARCHES)
-def test_details_equal_score_and_attention(make_translator, name):
-    translator = make_translator(**_SEARCHES[name])
+def test_details_equal_score_and_attention(make_translator, translator, name):
+    judge, translator = translator, make_translator(**_SEARCHES[name])
     results = translator.translate(_SENTENCES, details=True)
     plain = translator.translate(_SENTENCES)
     assert [[each[:1] for each in row] for row in results] == [
@@ -58,11 +63,11 @@ def test_details_equal_score_and_attention(make_translator, name):
     ]
     for ours, theirs in zip(results, plain, strict=True):
         np.testing.assert_allclose([x.score for x in ours], [x.score for x in theirs], rtol=1e-5)
-    _assert_as_given(translator, _SENTENCES, results)
+    _assert_as_given(judge, _SENTENCES, results)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["recurrent", "universal", "ensemble"])
+@pytest.mark.parametrize("kind", ["recurrent", "universal", "ensemble", "aligned"])
 def test_details_of_other_models_equal_score_and_attention(trained, kind):
     model, source, target = trained
     sizes = dict(vocabulary_size=source.size, model_dim=16, dropout=0.0)
@@ -71,6 +76,10 @@ def test_details_of_other_models_equal_score_and_attention(trained, kind):
         other = type(model)(model.config)
         other.set_weights([0.9 * each for each in model.get_weights()])
         model = Ensemble([model, other])
+    elif kind == "aligned":
+        heads = dict(**sizes, num_heads=2, feed_forward_dim=16, alignment_head=True)
+        configs = TransformerConfig(**heads, num_layers=3), UniversalConfig(**heads, num_steps=2)
+        model = Ensemble(list(map(build_model, configs)))
     elif kind == "recurrent":
         model = build_model(RecurrentConfig(**sizes, num_layers=1, hidden_dim=16))
     else:

@@ -258,4 +258,5 @@ def test_cached_steps_of_a_beam_equal_the_full_pass(norm_position, attention_bia
         row = np.asarray(row).reshape(B, beams, D)
         for beam, (outputs, _, cross_scores) in enumerate(full):
             assert_close(row[:, beam], outputs[:, time])
-            assert_close(scores[:, :, beam], cross_scores[-1][:, :, time])
+            for layer, expected in zip(scores, cross_scores, strict=True):
+                assert_close(layer[:, :, beam], expected[:, :, time])
