@@ -32,6 +32,7 @@ from keras_transformer.files import (
     sync,
     write_atomically,
 )
+from keras_transformer.markup import SplitMarkup
 from keras_transformer.paragraphs import SplitParagraphs
 from keras_transformer.results import DetailedTranslation, Translation
 
@@ -85,6 +86,13 @@ def define_line_flags() -> None:
         "The language of the input, for example en: translate each sentence of a line by itself "
         "and join the translations.",
     )
+    flags.DEFINE_enum(
+        "markup",
+        None,
+        ["html"],
+        "The input has HTML tags and entities, and placeholders such as {name} or %s: translate "
+        "the text without them, and put them back by the model's attention.",
+    )
     flags.DEFINE_string(
         "output",
         None,
@@ -124,7 +132,8 @@ def check_flags(search_flags: Mapping[str, Any]) -> None:
             "remove them"
         )
     useless = {
-        "details": ["references", "scores", "alignments", "split_sentences"],
+        "details": ["references", "scores", "alignments", "split_sentences", "markup"],
+        "markup": ["references", "scores", "alignments", "num_translations"],
         "split_sentences": ["references", "scores", "alignments", "prefixes", "num_translations"],
     }
     for name, others in useless.items():
@@ -132,8 +141,15 @@ def check_flags(search_flags: Mapping[str, Any]) -> None:
             is_given = other in flags.FLAGS and flags.FLAGS[other].present
             if is_given and flags.FLAGS[name].value:
                 raise InputError(f"--{other} cannot be combined with --{name}; remove one of them")
-    if flags.FLAGS.split_sentences:
-        SplitParagraphs([], flags.FLAGS.split_sentences)  # reports a wrong language now
+    split_lines([])  # reports a wrong language now
+
+
+def split_lines(lines: Sequence[str]) -> SplitMarkup | SplitParagraphs | None:
+    """Returns the sentences that are translated for lines with --markup or --split_sentences."""
+    language = flags.FLAGS.split_sentences
+    if flags.FLAGS.markup:
+        return SplitMarkup(lines, language)
+    return SplitParagraphs(lines, language) if language else None
 
 
 def lines_at_once(paths: list[str], output: str | None = None) -> int:
@@ -212,8 +228,8 @@ def answer_lines(
         InputError: at the end where the model rejects lines, which are reported on standard error
             and whose output is empty; at once for anything else that is wrong.
     """
-    if flags.FLAGS.split_sentences:
-        model = _OfSentences(model, flags.FLAGS.split_sentences)
+    if split_lines([]) is not None:
+        model = _OfSentences(model)
     arguments = (model, lines, search_options, at_once, postprocess, options)
     if flags.FLAGS.output is None:
         num_failed = _write_answers(None, *arguments)
@@ -407,24 +423,30 @@ def _in_json(
 
 
 class _OfSentences:
-    """A model that translates the sentences of lines, for --split_sentences."""
+    """A model that translates the sentences of lines, for --markup and --split_sentences."""
 
-    def __init__(self, model: "BatchTranslator | Client", language: str) -> None:
+    def __init__(self, model: "BatchTranslator | Client") -> None:
         self._model = model
-        self._language = language
 
     def translate(self, lines: list[str], **options: Any) -> list[list[Translation]]:
         """Returns one translation of each line, without a score."""
-        split = SplitParagraphs(lines, self._language)
+        split: Any = split_lines(lines)
         failures: dict[int, Any] = {}
-        results: Sequence[Any]
-        try:
-            results = self._model.translate(split.sentences, **options)
-        except FailedRowsError as error:
-            results = error.results
-            failures = {split.rows[index]: each for index, each in error.failures.items()}
-        texts = split.join(["" if each is None else each[0].text for each in results])
-        found = [[Translation(text, 0.0)] for text in texts]
+
+        def answers(method: Callable[..., Any], *columns: Sequence[str], **options: Any) -> Any:
+            try:
+                return method(*columns, **options)
+            except FailedRowsError as error:
+                failures.update({split.rows[i]: each for i, each in error.failures.items()})
+                return error.results
+
+        results = answers(self._model.translate, split.sentences, **options)
+        columns = [["" if each is None else each[0].text for each in results]]
+        if flags.FLAGS.markup:
+            batch_size = {name: options[name] for name in ("batch_size",) if name in options}
+            links = answers(self._model.align, split.sentences, *columns, **batch_size)
+            columns.append([each or [] for each in links])
+        found = [[Translation(text, 0.0)] for text in split.join(*columns)]
         if failures:
             answered = [None if row in failures else each for row, each in enumerate(found)]
             raise FailedRowsError(answered, failures)

@@ -16,7 +16,6 @@ from keras_transformer.commands import common, line_io
 from keras_transformer.config import FIXED_OPTIONS, SearchConfig, check_options
 from keras_transformer.errors import InputError
 from keras_transformer.files import file_identity
-from keras_transformer.paragraphs import SplitParagraphs
 from keras_transformer.serving.model_folder import check_version, read_model_card
 from keras_transformer.tasks import Task, TranslationTask, get_task
 
@@ -116,16 +115,14 @@ def _report_truncated(
     lines: Iterator[str], limit: int, num_tokens: Callable[[str], int], is_exact: bool = True
 ) -> Iterator[str]:
     """Reports lines that are longer than a model reads or, with --split_sentences, sentences."""
-    language = flags.FLAGS.split_sentences
-    if not language:
-        return common.report_truncated(lines, limit, num_tokens, is_exact=is_exact)
 
     def longest(line: str) -> int:
-        if num_tokens(line) <= limit:  # nor is any of its sentences longer
-            return 0
-        return max(map(num_tokens, SplitParagraphs([line], language).sentences), default=0)
+        length = num_tokens(line)
+        if length > limit and (split := line_io.split_lines([line])) is not None:
+            return max(map(num_tokens, split.sentences), default=0)
+        return length
 
-    what = "lines have sentences that"
+    what = "lines have sentences that" if flags.FLAGS.split_sentences else "lines"
     return common.report_truncated(lines, limit, longest, is_exact=is_exact, what=what)
 
 

@@ -94,7 +94,7 @@ def test_own_modules(trained, run_page, guide):
 
 
 @slow
-@pytest.mark.parametrize("guide", ["data", "memory"])
+@pytest.mark.parametrize("guide", ["data", "memory", "alignments"])
 def test_guides_that_train(trained, run_page, guide):
     run_page(f"docs/guides/{guide}.md", trained, short=_SMALL_AND_SHORT)
 
