@@ -723,8 +723,9 @@ def out_of_blocks(heads: Tensor, length: int | Tensor) -> Tensor:
 def _cut(x: Tensor, size: int | Tensor, fill: float = 0.0) -> Tensor:
     """Turns [B, T, H, K] into blocks [N, B, H, b, K], the last one filled up."""
     batch, length, num_heads, width = ops.shape(x)
-    x = ops.pad(x, ((0, 0), (0, -length % size), (0, 0), (0, 0)), constant_values=fill)
     num_blocks = (length + size - 1) // size
+    missing = num_blocks * size - length
+    x = ops.pad(x, ((0, 0), (0, missing), (0, 0), (0, 0)), constant_values=fill)
     blocks = ops.reshape(x, (batch, num_blocks, size, num_heads, width))
     return ops.transpose(blocks, (1, 0, 3, 2, 4))
 

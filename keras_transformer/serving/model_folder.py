@@ -22,6 +22,7 @@ _FORMAT_FILES = {
     "SavedModel": _SAVED_MODEL,
     "CTranslate2": "model.bin",
     "transformers": "model.safetensors",
+    "ONNX": "decoder_step.onnx",
 }
 
 _BATCHING_FILE = "batching_parameters.txt"
@@ -104,7 +105,7 @@ prometheus_config {
 def choose_version(
     base: pathlib.Path,
     version: int | None,
-    format: Literal["SavedModel", "CTranslate2", "transformers"],
+    format: Literal["SavedModel", "CTranslate2", "transformers", "ONNX"],
 ) -> int:
     """Returns the number of the version to write: one more than the highest if it is None.
 
@@ -114,8 +115,10 @@ def choose_version(
     """
     for number, (other, file) in itertools.product(_versions_in(base), _FORMAT_FILES.items()):
         if other != format and (base / str(number) / file).exists():
+            article = "an" if other == "ONNX" else "a"
             raise InputError(
-                f"{base / str(number)} is a {other} model; give the {format} model another folder"
+                f"{base / str(number)} is {article} {other} model; give the {format} model another "
+                "folder"
             )
     if version is None:
         version = max(_versions_in(base), default=0) + 1
