@@ -2,6 +2,7 @@
 
 import collections
 import functools
+import gc
 import io
 import os
 import pathlib
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Callable
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -33,6 +35,23 @@ _DATA = pathlib.Path(__file__).resolve().parent / "data"
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Puts the files that take longest first."""
     items.sort(key=lambda item: item.path.stem not in _LONGEST)
+
+
+# Folders whose files share expensive fixtures, a run and an export, and so run in one process.
+_TOGETHER = {"commands": "commands", "inference": "serving", "serving": "serving"}
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Distributes folders that share fixtures, and else files."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return _TOGETHER.get(pathlib.PurePath(file).parent.name, file)
+
+    return Scheduling(config, log)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -80,6 +99,17 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef) -> None:
 def pytest_runtest_call(item: pytest.Item) -> None:
     """Seeds what each test draws, its fixtures aside."""
     random.seed(item.nodeid)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def frozen_garbage():
+    """Collects garbage once a module, and leaves what is alive out of later collections.
+
+    Keras collects garbage for each variable that `quantize` replaces, which takes a second among
+    all objects of TensorFlow.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
@@ -242,8 +272,8 @@ def trained():
 
 @pytest.fixture(scope="session")
 def make_translator(trained):
-    """Makes a translator with that model and some search of its own."""
-    return lambda **changes: _translator(trained, **changes)
+    """Gives a translator with that model and some search of its own, traced once."""
+    return functools.cache(lambda **changes: _translator(trained, **changes))
 
 
 @pytest.fixture(scope="session")
@@ -263,7 +293,7 @@ def exported(separate_translator, tmp_path_factory):
     """The second translator as a SavedModel: the folder of version 1."""
     from keras_transformer.serving.export import export
 
-    return export(separate_translator, tmp_path_factory.mktemp("exports"))
+    return export(separate_translator, tmp_path_factory.mktemp("exports"), batch_sizes=(1, 8))
 
 
 _HERE = "IP:127.0.0.1,DNS:localhost"
