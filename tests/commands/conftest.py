@@ -1,6 +1,7 @@
 """Commands and benchmarks, run through scripts/: in a process of their own or, faster, in this."""
 
 import collections
+import functools
 import os
 import pathlib
 import random
@@ -97,6 +98,41 @@ def trained(run, train_flags, tmp_path_factory):
     return run_dir
 
 
+@pytest.fixture(scope="session")
+def traced():
+    """The translators of `translate` and `evaluate`, by checkpoints and settings."""
+    return {}
+
+
+@pytest.fixture
+def share_translators(monkeypatch, traced):
+    """Has the commands trace the graph of one checkpoint and search once."""
+    from keras_transformer import inference
+    from keras_transformer.commands import common
+
+    load, make = common.load_translator, inference.Translator
+
+    def load_once(found):
+        stored = [path for run, name in found
+                  for path in sorted(run.checkpoints().folder.glob(f"{name}.*"))]  # fmt: skip
+        key = tuple((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in stored)
+        if key not in traced:
+            traced[key] = load(found)
+        return traced[key]
+
+    def make_once(model, source, target, search, *, task, shortlist):
+        key = (id(model), search, task)
+        if shortlist is not None:
+            return make(model, source, target, search, task=task, shortlist=shortlist)
+        if key not in traced:
+            traced[key] = made = make(model, source, target, search, task=task)
+            made.with_cached_projection = functools.cache(made.with_cached_projection)
+        return traced[key]
+
+    monkeypatch.setattr(common, "load_translator", load_once)
+    monkeypatch.setattr(inference, "Translator", make_once)
+
+
 @pytest.fixture
 def small_disk(tmp_path):
     """Gives a folder on a disk of its own with so many bytes, where mounting is permitted."""
@@ -118,6 +154,12 @@ def small_disk(tmp_path):
     yield mount
     for folder in mounted:
         subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.fixture
+def translate(call, trained, share_translators):
+    """Runs translate with the trained run."""
+    return functools.partial(call, "translate.py", f"--run_dir={trained}")
 
 
 @pytest.fixture(scope="session")

@@ -28,13 +28,7 @@ def exported(run, trained, tmp_path_factory):
 
 
 @pytest.fixture
-def translate(call, trained):
-    """Runs translate with the trained run."""
-    return functools.partial(call, "translate.py", f"--run_dir={trained}")
-
-
-@pytest.fixture
-def evaluate(call, trained):
+def evaluate(call, trained, share_translators):
     """Runs evaluate with the trained run."""
     return functools.partial(call, "evaluate.py", f"--run_dir={trained}")
 
