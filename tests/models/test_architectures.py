@@ -77,6 +77,9 @@ CONFIGS = {
     ),
     "toy": ToyConfig(**SIZES | dict(model_dim=24)),
 }
+# Of each architecture the one with most weights and the largest state.
+VARIANT_NAMES = ["transformer, window", "recurrent, all", "universal, all", "toy"]
+VARIANTS = [CONFIGS[name] for name in VARIANT_NAMES]
 STEPS = {"train_steps": 30, "checkpoint_steps": 10, "learning_rate": 0.02}
 SEARCH = SearchConfig(beam_size=3, max_source_length=8, max_extra_length=4, num_translations=2)
 KILLED_AT_STEP_14 = (
@@ -98,13 +101,6 @@ def with_random_weights(config, dtype=None):
 
 def logits_of(model, inputs=INPUTS):
     return np.asarray(ops.cast(model(inputs), "float32"))
-
-
-def contents(run: RunDirectory, checkpoint: str) -> dict[str, np.ndarray]:
-    """Gives all that a checkpoint holds, by name."""
-    stored = tf.train.load_checkpoint(str(run.path / "checkpoints" / checkpoint))
-    names = set(stored.get_variable_to_shape_map()) - {"_CHECKPOINTABLE_OBJECT_GRAPH"}
-    return {name: stored.get_tensor(name) for name in names}
 
 
 def scores_of(translations):
@@ -195,6 +191,7 @@ def test_future_tokens_do_not_change_earlier_logits(model):
     assert np.abs(before[:, 2:] - after[:, 2:]).max() > 1e-4
 
 
+@pytest.mark.parametrize("config", VARIANTS, indirect=True, ids=VARIANT_NAMES)
 def test_wide_beam_equals_enumeration(config):
     model = with_random_weights(config.replace(vocabulary_size=6))
     sentences = np.array([[4, 5, 3], [5, 3, 0]])
@@ -295,6 +292,7 @@ def test_keras_file_round_trip(model, tmp_path):
     np.testing.assert_array_equal(logits_of(copy), logits_of(model))
 
 
+@pytest.mark.parametrize("config", VARIANTS, indirect=True, ids=VARIANT_NAMES)
 @pytest.mark.parametrize(
     "sharing",
     [
@@ -407,7 +405,9 @@ def test_trained_model_translates_by_steps_as_it_scores(trained, translator):
 
 @pytest.mark.slow
 def test_average_is_the_mean_of_the_last_checkpoints(trained):
-    averaged, *last = (contents(trained, name) for name in ("average", "step-20", "step-30"))
+    averaged, *last = (
+        tiny_run.contents(trained, name) for name in ("average", "step-20", "step-30")
+    )
     names = [name for name in averaged if name.startswith("weights/")]
     assert len(names) == len(trained.load_model().weights)
     for name in names:
@@ -434,10 +434,7 @@ def test_killed_run_resumes_to_the_same_weights(created, trained, tmp_path):
     assert run.checkpoints().steps() == [10]
     train(run, tiny_run.corpus(), tiny_run.text(16, seed=1), show=False)
     for name in ("step-30", "average"):
-        expected, found = contents(trained, name), contents(run, name)
-        assert expected.keys() == found.keys()
-        for key, value in expected.items():
-            np.testing.assert_array_equal(found[key], value, err_msg=f"{name}: {key}")
+        tiny_run.assert_same_checkpoint(trained, run, name)
 
 
 @pytest.mark.slow

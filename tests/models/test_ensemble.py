@@ -36,19 +36,6 @@ def test_probabilities_are_the_mean_of_the_models(models):
     np.testing.assert_allclose(np.exp(Ensemble(models).call(INPUTS)), expected, rtol=1e-4)
 
 
-def test_steps_equal_the_full_pass(models):
-    ensemble = Ensemble(models)
-    full = ensemble.call(INPUTS)
-    attention = ensemble.attention(INPUTS)
-    state = ensemble.encode(SOURCE, num_hypotheses=2, coverage=True)
-    for time in range(TARGET.shape[1]):
-        ids = np.repeat(TARGET[:, time : time + 1], 2, axis=1)
-        logits, state = ensemble.step(ids, state)
-        np.testing.assert_allclose(logits[:, 1], full[:, time], rtol=1e-3, atol=1e-4)
-    expected = np.sum(attention, axis=1) + (SOURCE == 0)
-    np.testing.assert_allclose(state.coverage[:, 0], expected, rtol=1e-4, atol=1e-5)
-
-
 def test_ensemble_of_one_model_is_that_model(models):
     alone = softmax(models[1](INPUTS))
     np.testing.assert_allclose(np.exp(Ensemble(models[1:]).call(INPUTS)), alone, rtol=1e-4)

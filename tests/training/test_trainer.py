@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tiny_run
+from tiny_run import assert_same_checkpoint, contents
 
 from keras_transformer.errors import InputError
 from keras_transformer.models import Transformer, build_model
@@ -45,20 +46,6 @@ from keras_transformer.training.trainer import (
 FOLDER = pathlib.Path(__file__).resolve().parent
 ROOT = FOLDER.parents[1]
 DEV = tiny_run.text(16, seed=1)
-
-
-def contents(run: RunDirectory, checkpoint: str) -> dict[str, np.ndarray]:
-    """Gives all that a checkpoint holds, by name."""
-    stored = tf.train.load_checkpoint(str(run.path / "checkpoints" / checkpoint))
-    names = set(stored.get_variable_to_shape_map()) - {"_CHECKPOINTABLE_OBJECT_GRAPH"}
-    return {name: stored.get_tensor(name) for name in names}
-
-
-def assert_same_checkpoint(first: RunDirectory, second: RunDirectory, name: str) -> None:
-    expected, found = contents(first, name), contents(second, name)
-    assert expected.keys() == found.keys()
-    for key, value in expected.items():
-        np.testing.assert_array_equal(found[key], value, err_msg=f"{name}: {key}")
 
 
 def metrics(run: RunDirectory) -> list[dict[str, float]]:
@@ -272,11 +259,9 @@ def test_float16_overflows_count_as_steps(tmp_path, monkeypatch):
 
 
 def weights_of(run, name, group="weights"):
-    stored = tf.train.load_checkpoint(str(run.path / "checkpoints" / name))
-    names = stored.get_variable_to_shape_map()
     return {
-        each.removeprefix(f"{group}/"): stored.get_tensor(each)
-        for each in names
+        each.removeprefix(f"{group}/"): value
+        for each, value in contents(run, name).items()
         if each.startswith(f"{group}/")
     }
 

@@ -13,6 +13,9 @@ import signal
 import sys
 from typing import Any
 
+import numpy as np
+import tensorflow as tf
+
 from keras_transformer.config import DataConfig, TrainingConfig, TransformerConfig
 from keras_transformer.data import ParallelText, TokenizedCorpus
 from keras_transformer.text import Vocabulary, learn_vocabulary
@@ -63,6 +66,20 @@ def create(path: pathlib.Path, *, dropout: float = 0.2, **changes: Any) -> RunDi
     configs = RunConfigs(model_config(dropout=dropout), DATA, training_config(**changes))
     run.write(configs, vocabulary, vocabulary)
     return run
+
+
+def contents(run: RunDirectory, checkpoint: str) -> dict[str, np.ndarray]:
+    """Gives all that a checkpoint holds, by name."""
+    stored = tf.train.load_checkpoint(str(run.path / "checkpoints" / checkpoint))
+    names = set(stored.get_variable_to_shape_map()) - {"_CHECKPOINTABLE_OBJECT_GRAPH"}
+    return {name: stored.get_tensor(name) for name in names}
+
+
+def assert_same_checkpoint(first: RunDirectory, second: RunDirectory, name: str) -> None:
+    expected, found = contents(first, name), contents(second, name)
+    assert expected.keys() == found.keys()
+    for key, value in expected.items():
+        np.testing.assert_array_equal(found[key], value, err_msg=f"{name}: {key}")
 
 
 def train_until_killed(path: str, batches: int, name: str = "SIGKILL") -> None:
