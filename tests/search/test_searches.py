@@ -294,16 +294,17 @@ def run(search, model, ids, is_masked, **options):
     return graph()
 
 
-@pytest.mark.parametrize("num_tokens", [12, 150, SIZE])
 @pytest.mark.parametrize(
-    "options",
+    ("num_tokens", "options"),
     [
-        dict(),
-        dict(beam_groups=2),
-        dict(constraints=[Prefix([[5, 9], [0, 0], [9, 0]])]),
-        dict(constraints=[RequiredPhrases([[[9, 8]]])]),
+        (12, dict()),
+        (150, dict()),
+        (SIZE, dict(beam_groups=2)),
+        (12, dict(beam_groups=2)),
+        (150, dict(constraints=[Prefix([[5, 9], [0, 0], [9, 0]])])),
+        (12, dict(constraints=[RequiredPhrases([[[9, 8]]])])),
     ],
-    ids=["beam", "groups", "prefix", "phrase"],
+    ids=["beam, 12", "beam, 150", "groups, all", "groups, 12", "prefix", "phrase"],
 )
 def test_subset_equals_masking_all_other_tokens(table_model, num_tokens, options):
     model = table_model(sentences=3, vocabulary_size=SIZE, seed=num_tokens, end_bias=4.0)
