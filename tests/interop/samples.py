@@ -1,13 +1,15 @@
-"""Models that other toolkits wrote, and what these compute with them."""
+"""Models that other toolkits wrote, and what these compute with them; models of random weights."""
 
 import json
 import pathlib
 from typing import Any, NamedTuple
 
+import keras
 import numpy as np
 
 from keras_transformer.interop import read_model
 from keras_transformer.interop.foreign import ForeignModel, Given
+from keras_transformer.models import Transformer
 
 FORMATS = {
     "hf_marian": "transformers", "hf_marian_bin": "transformers",
@@ -64,3 +66,23 @@ def pad(rows: list[list[int]]) -> np.ndarray:
     """Returns an array of rows of any length."""
     width = max(map(len, rows))
     return np.array([row + [0] * (width - len(row)) for row in rows])
+
+
+def make_model(config, *, seed=3, scale=2.0, noise=0.3, **options):
+    """Gives random weights, gains and biases included, whose log-probabilities are far apart."""
+    keras.utils.set_random_seed(seed)
+    model = Transformer(config, **options)
+    generator = np.random.default_rng(seed)
+    for variable in model.weights:
+        value = variable.numpy()
+        if variable.name in ("kernel", "table"):
+            variable.assign(scale * value)
+        else:
+            variable.assign(value + generator.normal(size=value.shape, scale=noise))
+    return model
+
+
+def some_ids(*lengths):
+    """Gives random tokens, none of them reserved."""
+    generator = np.random.default_rng(2)
+    return [generator.integers(EOS + 1, 30, size=length).tolist() for length in lengths]

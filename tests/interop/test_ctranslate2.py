@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import sentencepiece
 import tensorflow as tf
+from samples import make_model, some_ids
 
 from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, SearchConfig, TransformerConfig
 from keras_transformer.data import Shortlist, pad_ids
@@ -15,7 +16,6 @@ from keras_transformer.errors import InputError
 from keras_transformer.inference import Translator
 from keras_transformer.interop.ctranslate2 import export_ctranslate2
 from keras_transformer.models import Transformer
-from keras_transformer.text import learn_vocabulary
 
 ctranslate2 = pytest.importorskip("ctranslate2", reason="needs the package ctranslate2")
 
@@ -62,14 +62,6 @@ CONFIGS = {
 }
 
 
-@pytest.fixture(scope="module")
-def vocabulary():
-    """30 tokens, all but the reserved ones single characters."""
-    generator = random.Random(1)
-    texts = ["".join(generator.choices("abcdefghijklmnopqrstuvwxyz ", k=30)) for _ in range(300)]
-    return learn_vocabulary(texts, size=30, kind="char")
-
-
 @pytest.fixture
 def load(tmp_path):
     """Exports a model and gives CTranslate2's translator."""
@@ -79,26 +71,6 @@ def load(tmp_path):
         return ctranslate2.Translator(str(folder), intra_threads=1)
 
     return load
-
-
-def make_model(config, *, seed=3, scale=2.0, noise=0.3, **options):
-    """Gives random weights, gains and biases included, whose log-probabilities are far apart."""
-    keras.utils.set_random_seed(seed)
-    model = Transformer(config, **options)
-    generator = np.random.default_rng(seed)
-    for variable in model.weights:
-        value = variable.numpy()
-        if variable.name in ("kernel", "table"):
-            variable.assign(scale * value)
-        else:
-            variable.assign(value + generator.normal(size=value.shape, scale=noise))
-    return model
-
-
-def some_ids(*lengths):
-    """Gives random tokens, none of them reserved."""
-    generator = np.random.default_rng(2)
-    return [generator.integers(EOS_ID + 1, 30, size=length).tolist() for length in lengths]
 
 
 def forced_log_probs(model, source, target):
@@ -285,8 +257,9 @@ def test_quantized_model_is_smaller_and_translates(
         np.testing.assert_array_equal(old, new)
 
 
-def test_attention_is_the_mean_of_the_last_heads(load, vocabulary):
-    model = make_model(SMALL)
+@pytest.mark.parametrize("changes", [{}, {"alignment_head": True, "num_layers": 3}])
+def test_attention_is_the_mean_or_the_head_that_aligns(load, vocabulary, changes):
+    model = make_model(SMALL.replace(**changes))
     (ids,) = some_ids(6)
     (result,) = load(model, vocabulary).translate_batch(
         [vocabulary.pieces(ids)], beam_size=1, return_attention=True, max_decoding_length=1

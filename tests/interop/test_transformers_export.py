@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from safetensors import safe_open
+from samples import make_model, some_ids
 
 from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, SearchConfig, TransformerConfig
 from keras_transformer.data import pad_ids
@@ -40,34 +41,6 @@ FILES = {
     "config.json", "generation_config.json", "model.safetensors", "source.spm", "target.spm",
     "tokenizer_config.json", "vocab.json",
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def vocabulary():
-    """30 tokens, all but the reserved ones single characters."""
-    generator = random.Random(1)
-    texts = ["".join(generator.choices("abcdefghijklmnopqrstuvwxyz ", k=30)) for _ in range(300)]
-    return learn_vocabulary(texts, size=30, kind="char")
-
-
-def make_model(config):
-    """Gives random weights, gains and biases included, whose log-probabilities are far apart."""
-    keras.utils.set_random_seed(3)
-    model = Transformer(config)
-    generator = np.random.default_rng(3)
-    for variable in model.weights:
-        value = variable.numpy()
-        if variable.name in ("kernel", "table"):
-            variable.assign(2 * value)
-        else:
-            variable.assign(value + generator.normal(size=value.shape, scale=0.3))
-    return model
-
-
-def some_ids(*lengths):
-    """Gives random tokens, none of them reserved."""
-    generator = np.random.default_rng(2)
-    return [generator.integers(EOS_ID + 1, 30, size=length).tolist() for length in lengths]
 
 
 SOURCE = pad_ids([[*ids, EOS_ID] for ids in some_ids(3, 20, 11, 1)])
