@@ -91,8 +91,8 @@ def test_layer_targets_compare_one_run(layers):
         ("--presets=tinny", "presets must be of"),
     ],
 )
-def test_bad_setting_is_one_clear_line(run, flag, message):
-    result = run("benchmark.py", "layers", flag)
+def test_bad_setting_is_one_clear_line(call, flag, message):
+    result = call("benchmark.py", "layers", flag)
     assert result.code == 1
     assert message in result.err.splitlines()[-1]
 
