@@ -19,6 +19,8 @@ import tensorflow as tf
 from keras_transformer.client import Client, ServingError
 from keras_transformer.results import text_input
 
+pytestmark = pytest.mark.slow
+
 STAND_IN = pathlib.Path(__file__).with_name("stand_in_server.py")
 START_S = 180
 SENTENCES = ["hello tree", "", "sun", "cat cat two house", "unknown words", "two"] * 5
@@ -113,14 +115,12 @@ def same(ours, theirs):
     assert [each.score for row in ours for each in row] == pytest.approx(scores, abs=1e-4)
 
 
-@pytest.mark.slow
 def test_server_translates_as_python(connect, separate_translator):
     expected = separate_translator.translate(SENTENCES)
     for batch_size in (1, 7, 64):
         same(connect(batch_size=batch_size).translate(SENTENCES), expected)
 
 
-@pytest.mark.slow
 def test_server_options_match_python(connect, separate_translator, words):
     constraints = {
         "max_length": [1 + number % 3 for number in range(len(SENTENCES))],
@@ -138,7 +138,6 @@ def test_server_aligns_as_python(connect, separate_translator):
     assert connect(batch_size=7).align(SENTENCES, target) == expected
 
 
-@pytest.mark.slow
 def test_server_scores_as_python(connect, separate_translator):
     target = [row[-1].text for row in separate_translator.translate(SENTENCES)]
     score = separate_translator.signatures()["score"]
@@ -186,7 +185,6 @@ def test_missing_signature_is_reported(connect):
         client._wait(client._rows("tell", {"text": text_input("text", ["sun"])}, lambda *_: []))
 
 
-@pytest.mark.slow
 def test_new_version_takes_over_without_failures(server, connect):
     client = connect(batch_size=2)
     folder = server[1]
