@@ -58,13 +58,12 @@ def test_guided_attention_aligns_better(files, tmp_path):
     test = make_text(100, seed=2)
     rates = {}
     for name, guide in {"none": None, "file": files[2], "ibm1": "ibm1"}.items():
-        steps = dict(train_steps=400, checkpoint_steps=400, guided_alignment=guide)
-        run = create(tmp_path / name, files, **steps)
+        steps = dict(train_steps=400, checkpoint_steps=400, guided_alignment_weight=1.0)
+        run = create(tmp_path / name, files, guided_alignment=guide, **steps)
         translator = Translator(train(run, show=False), *run.vocabularies())
         rates[name] = error_rate(translator, *test)
     print(rates)
-    assert rates["file"] < 0.05 and rates["ibm1"] < 0.05
-    assert rates["none"] > rates["file"] + 0.2
+    assert rates["none"] > 2 * max(rates["file"], rates["ibm1"])
     # An export aligns as Python does.
     exported = load_exported(export(translator, tmp_path / "exports"))
     assert exported.align(*test[:2]) == translator.align(*test[:2])
