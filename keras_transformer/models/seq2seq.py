@@ -25,7 +25,7 @@ from keras_transformer.decoding import DecodingState, Tensor
 from keras_transformer.errors import InputError
 from keras_transformer.layers import TokenEmbedding
 from keras_transformer.layers.base import Dense, Dropout, Recomputed
-from keras_transformer.layers.masks import padding_mask
+from keras_transformer.layers.masks import padding_mask, predicting_mask
 from keras_transformer.models.train_step import TokenWeightedModel
 
 
@@ -299,7 +299,7 @@ class Seq2SeqModel(Recomputed, TokenWeightedModel, abc.ABC):
         losses = ops.where(inputs["alignment"] > 0, -ops.log(weights + 1e-7), 0.0)
         # A row that only fills a batch has no source.
         is_filled = ops.any(padding_mask(inputs["source"]), axis=1, keepdims=True)
-        is_real = padding_mask(inputs["target"]) & is_filled
+        is_real = predicting_mask(inputs["target"]) & is_filled
         num_targets = ops.maximum(ops.sum(ops.cast(is_real, "float32")), 1.0)
         self.add_loss(self.guided_alignment_weight * ops.sum(losses) / num_targets)
 
