@@ -79,7 +79,9 @@ def newest_attention(before: DecodingState, after: DecodingState) -> Tensor:
     Args:
         before, after: the states before and after the step, with coverage.
     """
-    return after.coverage - before.coverage if after.attention is None else after.attention
+    if after.attention is not None:
+        return after.attention
+    return after.coverage - before.coverage  # type: ignore[operator]  # both keep it
 
 
 class StepFunction(Protocol):

@@ -45,12 +45,12 @@ def training_corpus(
     With `guided_alignment` they have an alignment, see `cached_alignment`.
     """
     sources = task.pair_sources(data, "train")
-    limits = dict(max_length=data.max_length, max_length_ratio=data.max_length_ratio)
     corpus = cached_corpus(
         cache_folder,
         sources,
         vocabularies,
-        **limits,
+        max_length=data.max_length,
+        max_length_ratio=data.max_length_ratio,
         progress=progress,
         keep_others=keep_others,
         worker=worker,
@@ -58,8 +58,15 @@ def training_corpus(
     )
     if data.guided_alignment is None:
         return corpus
-    arguments = data.guided_alignment, corpus, sources, vocabularies
-    alignment = cached_alignment(cache_folder, *arguments, **limits)
+    alignment = cached_alignment(
+        cache_folder,
+        data.guided_alignment,
+        corpus,
+        sources,
+        vocabularies,
+        max_length=data.max_length,
+        max_length_ratio=data.max_length_ratio,
+    )
     return dataclasses.replace(corpus, alignment=alignment)
 
 
