@@ -176,6 +176,6 @@ def _align_tokens(
     """Returns 1 + the position of the source token of each target token, given their words."""
     first_token = {word: len(sources) - place for place, word in enumerate(reversed(sources))}
     source_word = {target: source for source, target in reversed(links)}
-    linked = [source_word[word] if word in source_word else None for word in targets]
+    linked = [source_word.get(word) for word in targets]
     positions = [0 if word is None else first_token.get(word, 0) for word in linked]
     return np.array(positions, np.int32)
