@@ -51,7 +51,13 @@ def test_nothing_is_added_without_a_reference_or_training(model):
     assert not any(map(float, model.losses))
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "transformer",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in CONFIGS if name != "transformer"),
+    ],
+)
 def test_guided_head_learns_the_links(name):
     keras.utils.set_random_seed(1)
     model = build_model(CONFIGS[name])

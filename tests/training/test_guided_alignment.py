@@ -97,6 +97,7 @@ def test_guided_run_has_a_head_and_keeps_its_links(files, tmp_path):
         create(tmp_path / "other", files, guided_alignment=files[0])
 
 
+@pytest.mark.slow
 def test_tuned_run_gets_a_head(files, tmp_path):
     origin = create(tmp_path / "origin", files, train_steps=1, checkpoint_steps=1)
     train(origin, show=False)
