@@ -120,12 +120,12 @@ def share_translators(monkeypatch, traced):
             traced[key] = load(found)
         return traced[key]
 
-    def make_once(model, source, target, search, *, task, shortlist):
-        key = (id(model), search, task)
-        if shortlist is not None:
-            return make(model, source, target, search, task=task, shortlist=shortlist)
+    def make_once(model, source, target, search, *others, **options):
+        if others or options.keys() != {"task", "shortlist"} or options["shortlist"] is not None:
+            return make(model, source, target, search, *others, **options)  # for an export, say
+        key = (id(model), search, options["task"])
         if key not in traced:
-            traced[key] = made = make(model, source, target, search, task=task)
+            traced[key] = made = make(model, source, target, search, **options)
             made.with_cached_projection = functools.cache(made.with_cached_projection)
         return traced[key]
 
