@@ -18,6 +18,7 @@ from keras_transformer.config import (
     check_options,
 )
 from keras_transformer.config.model import JsonConfig
+from keras_transformer.config.training import preset_size
 from keras_transformer.errors import InputError
 
 FILES = {"train_source": "train.en", "train_target": "train.de"}
@@ -71,7 +72,7 @@ def test_training_presets_match_the_paper():
 
 
 def test_every_model_preset_has_a_training_preset():
-    sizes = {name.rpartition("-")[2] for name in ModelConfig.presets()}
+    sizes = {preset_size(name) for name in ModelConfig.presets()}
     assert sizes == TRAINING_PRESETS.keys()
     for name in ModelConfig.presets():
         assert TrainingConfig.preset(name).train_steps > 0

@@ -238,9 +238,13 @@ def _heading(config: type, name: str) -> str:
 
 def _default_help(field: dataclasses.Field[Any], presets: Mapping[str, Mapping[str, Any]]) -> str:
     """Returns the default of a field, or one for each preset, as a sentence."""
-    values = {name: preset.get(field.name, field.default) for name, preset in presets.items()}
-    if len(set(values.values())) > 1:
-        return f" Default: {', '.join(f'{value} in {name}' for name, value in values.items())}."
+    having: dict[Any, list[str]] = {}
+    for name, preset in presets.items():
+        having.setdefault(preset.get(field.name, field.default), []).append(name)
+    if len(having) > 1:
+        having.pop(None, None)  # whose meaning the help text tells
+        parts = [f"{value} in {' and '.join(names)}" for value, names in having.items()]
+        return f" Default: {', '.join(parts)}."
     if field.default in (None, (), dataclasses.MISSING):
         return ""
     return f" Default: {field.default}."

@@ -401,15 +401,25 @@ class TransformerConfig(TransformerLayersConfig):
     """Hyperparameters of `Transformer` (Vaswani et al. 2017, section 3 and Table 3)."""
 
     architecture = "transformer"
-    # "tiny" is the encoder and decoder that Wu et al. 2021 trained on Multi30k.
+    # "tiny" is the encoder and decoder that Wu et al. 2021 trained on Multi30k. "tiny-fast" has a
+    # shallow decoder (Kasai et al. 2021): one layer a step instead of four.
     PRESETS = {  # noqa: RUF012 (a ClassVar of the base)
         "tiny": dict(num_layers=4, model_dim=128, feed_forward_dim=256, num_heads=4, dropout=0.3),
         "base": dict(num_layers=6, model_dim=512, feed_forward_dim=2048, num_heads=8, dropout=0.1),
         "big": dict(num_layers=6, model_dim=1024, feed_forward_dim=4096, num_heads=16, dropout=0.3),
+        "tiny-fast": dict(
+            num_layers=6,
+            decoder_layers=1,
+            model_dim=128,
+            feed_forward_dim=256,
+            num_heads=4,
+            dropout=0.3,
+            norm_position="pre",
+        ),
     }
 
     num_layers: int = option(6, "Layers of the encoder, and of the decoder, N.")
-    decoder_layers: int | None = option(None, "Layers of the decoder. Default: num_layers.")
+    decoder_layers: int | None = option(None, "Layers of the decoder; num_layers if not given.")
     embedding_norm: bool = option(
         False, "Normalize the input of encoder and decoder, embedding plus position."
     )

@@ -185,10 +185,10 @@ class TrainingConfig(JsonConfig):
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> Self:
-        """Returns the training for a model preset of this name, "rnn-tiny" like "tiny"."""
-        name = name if name in TRAINING_PRESETS else name.rpartition("-")[2]
-        check_choice("preset", name, tuple(TRAINING_PRESETS))
-        return cls.from_dict(TRAINING_PRESETS[name] | changes)
+        """Returns the training for a model preset of this name: that of its `preset_size`."""
+        size = preset_size(name)
+        check_choice("preset", size, tuple(TRAINING_PRESETS))
+        return cls.from_dict(TRAINING_PRESETS[size] | changes)
 
 
 TRAINING_PRESETS: dict[str, dict[str, Any]] = {
@@ -197,3 +197,8 @@ TRAINING_PRESETS: dict[str, dict[str, Any]] = {
     "base": dict(train_steps=100_000, average_last=5),
     "big": dict(train_steps=300_000, average_last=20),
 }
+
+
+def preset_size(name: str) -> str:
+    """Returns the size in the name of a model preset: "tiny" for "rnn-tiny" and "tiny-fast"."""
+    return next((part for part in name.split("-") if part in TRAINING_PRESETS), name)

@@ -25,6 +25,7 @@ from keras_transformer.config import (
     split_list,
 )
 from keras_transformer.config.search import unused_options
+from keras_transformer.config.training import preset_size
 from keras_transformer.errors import InputError
 from keras_transformer.tasks import Task, TranslationTask, get_task, registered_tasks
 
@@ -250,7 +251,7 @@ def changed_configs(configs: RunConfigs, options: Options) -> RunConfigs:
         name = type(model).preset_name(options["preset"])
         if "start_from" not in configs.origin:  # whose model is another run's
             model_values = {**type(model).presets()[name]} | model_values
-        training_values = TRAINING_PRESETS[name.rpartition("-")[2]] | training_values
+        training_values = TRAINING_PRESETS[preset_size(name)] | training_values
     return configs._replace(
         model=model.replace(**model_values),
         data=configs.corpora.replace(**given_options(DataConfig, options)),

@@ -21,6 +21,7 @@ import numpy as np
 from benchmarks.engines import Channel, Engine, Row, Target, Turn, Verdict, take_turns
 from keras_transformer.commands import common
 from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, ModelConfig, SearchConfig
+from keras_transformer.config.training import preset_size
 from keras_transformer.errors import InputError
 from keras_transformer.host import keep_freed_memory
 
@@ -145,13 +146,13 @@ def random_case(
     """Returns random sentences and what writes a model with random weights.
 
     Args:
-        preset: of the model; "rnn-tiny" is as large as "tiny".
+        preset: of the model; see `preset_size`.
         vocabulary_size: of the model, if it is not to be that of the preset's table.
         path: of a test set, whose lines in words are the lengths of a Transformer's sentences.
     """
     from keras_transformer.models import Transformer
 
-    default_size, length, batch_size = _FORCED[preset.rpartition("-")[2]]
+    default_size, length, batch_size = _FORCED[preset_size(preset)]
     model, vocabulary = random_model(preset, vocabulary_size or default_size)
     name, lengths = f"{length} forced", [length]
     if path is not None and isinstance(model, Transformer):
@@ -221,7 +222,8 @@ def random_model(preset: str, vocabulary_size: int) -> "tuple[Seq2SeqModel, Voca
         return model, vocabulary
     # Hidden states share a direction, and the embeddings of these tokens point the other way.
     signs = np.random.default_rng(_SEED).choice([-1.0, 1.0], model.config.model_dim)
-    model.decoder.layers[-1].feed_forward_residual.norm.bias.assign(signs / 2)
+    last_norm = model.decoder.final_norm or model.decoder.layers[-1].feed_forward_residual.norm
+    last_norm.bias.assign(signs / 2)
     table = np.array(model.target_embedding.table)
     table[[PAD_ID, BOS_ID, EOS_ID]] = -signs * model.config.model_dim**-0.5
     model.target_embedding.table.assign(table)

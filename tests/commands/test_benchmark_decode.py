@@ -229,14 +229,18 @@ def test_missing_test_set_is_skipped_with_a_reason(call, flag):
     assert result.err == f"Real sentences are skipped: {reason}\n"
 
 
-def test_random_model_never_prefers_reserved_tokens(decoding):
+@pytest.mark.parametrize("preset", ["tiny", "tiny-fast"])
+def test_random_model_never_prefers_reserved_tokens(decoding, preset):
     import tensorflow as tf
 
-    model, vocabulary = decoding.random_model("tiny", 100)
+    model, vocabulary = decoding.random_model(preset, 100)
     assert vocabulary.size == 100
     ids = np.random.default_rng(1).integers(4, 100, (50, 20))
     best = tf.math.top_k(model({"source": ids, "target": ids}), 50).indices.numpy()
     assert not np.isin(best, [0, 2, 3]).any()
+
+
+def test_random_model_may_be_recurrent(decoding):
     assert decoding.random_model("rnn-tiny", 100)[0].config.architecture == "recurrent"
 
 

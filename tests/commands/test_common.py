@@ -84,8 +84,9 @@ def test_help_groups_flags_by_subject(call):
 
 def test_help_lists_defaults_per_preset(call):
     text = " ".join(call("train.py", "--help").out.split())
-    assert "Default: 128 in tiny, 512 in base, 1024 in big." in text
-    assert "Default: 2048 in tiny, 25000 in small, 25000 in base, 25000 in big." in text
+    assert "Default: 128 in tiny and tiny-fast, 512 in base, 1024 in big." in text
+    assert "Default: 2048 in tiny, 25000 in small and base and big." in text
+    assert "num_layers if not given. Default: 1 in tiny-fast." in text
     assert "Default: model_dim / num_heads." in text
 
 

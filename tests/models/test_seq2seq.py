@@ -109,7 +109,7 @@ def test_config_without_architecture_is_rejected():
 
 
 def test_presets_of_all_architectures_are_found(conv_config):
-    assert set(ModelConfig.presets()) == {"tiny", "base", "big", "conv-tiny"}
+    assert set(ModelConfig.presets()) == {"tiny", "base", "big", "tiny-fast", "conv-tiny"}
     expected = conv_config(vocabulary_size=9, model_dim=32, num_blocks=3)
     assert ModelConfig.preset("conv-tiny", vocabulary_size=9) == expected
     assert conv_config.preset("tiny", vocabulary_size=9) == expected
