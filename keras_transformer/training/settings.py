@@ -7,6 +7,7 @@ TensorFlow, so that a command can report a wrong option at once.
 
 import dataclasses
 import difflib
+import os
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -46,6 +47,11 @@ _MAY_CHANGE = {
 }  # fmt: skip
 # What else may change before the first checkpoint, beside all of TrainingConfig.
 _NOT_OF_THE_VOCABULARY = {"max_length", "max_length_ratio", "mix_weights", "subword_sampling"}
+# Fields with one path or several. A path may be written in another way, or from another folder.
+_PATHS = {
+    "train_source", "train_target", "train_file", "dev_source", "dev_target", "dev_file",
+    "vocabulary", "target_vocabulary", "guided_alignment",
+}  # fmt: skip
 
 
 class RunConfigs(NamedTuple):
@@ -133,7 +139,7 @@ class RunConfigs(NamedTuple):
         return [
             f"{name} is {before.get(name)!r} there and {value!r} here"
             for name, value in asked._flat().items()
-            if value != before.get(name) and name not in may_change
+            if name not in may_change and not _are_same(name, value, before.get(name))
         ]
 
     def _flat(self) -> dict[str, Any]:
@@ -141,6 +147,13 @@ class RunConfigs(NamedTuple):
         for config in (self.model, self.corpora, self.training, self.task):
             values |= config.to_dict()
         return values
+
+
+def _are_same(name: str, value: Any, before: Any) -> bool:
+    """Whether two values of a setting are equal; paths are if they lead to the same files."""
+    if name in _PATHS and value and before:
+        value, before = (list(map(os.path.realpath, split_list(each))) for each in (value, before))
+    return bool(value == before)
 
 
 def new_configs(options: Options) -> RunConfigs:

@@ -49,6 +49,14 @@ def test_finished_run_is_reported_and_unchanged(call, copy, train_flags):
     assert after == before
 
 
+def test_paths_may_be_written_in_another_way(call, copy, texts, refused):
+    flag = f"--train_source={texts}/../{texts.name}/train.a"
+    result = call("train.py", f"--run_dir={copy}", flag)
+    assert (result.code, result.err) == (0, "")
+    flag = f"--train_source={texts}/dev.a"
+    refused(call("train.py", f"--run_dir={copy}", flag), "train_source is ", "dev.a' here")
+
+
 def test_differing_flags_are_rejected_by_name(call, copy, train_flags, refused):
     before = _contents(copy)
     for flags, differences in (
