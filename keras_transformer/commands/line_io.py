@@ -254,6 +254,7 @@ def _write_answers(
     if at_once == 1 and references is None:
         model.translate(["a"], **options, **search_options)  # the first search takes seconds more
     steps = _read_together(lines, references or prefixes, at_once)
+    is_split = isinstance(model, _OfSentences)
     stream, digest = sys.stdout, hashlib.sha256()
     progress = Progress(has_scores=flags.FLAGS.scores)
     if output is not None:
@@ -299,6 +300,8 @@ def _write_answers(
                 for text, score in translations:
                     columns = [str(number), f"{score:.4f}"] if progress.has_scores else []
                     columns += postprocess([text], [sentence])
+                    if is_split:  # the only column; a tab is a space between sentences
+                        columns = columns[0].split("\t")
                     write_row(*columns, *alignment, stream=stream)
                     alignment = []  # only the best translation has one
         progress.num_lines += len(sentences)

@@ -73,6 +73,13 @@ def test_sentences_are_translated_by_themselves(translate):
     assert result.out == f"  {single[0]} {single[1]}  \n\n \n{single[2]}\n"
 
 
+def test_tabs_between_sentences_are_kept(translate):
+    pytest.importorskip("pysbd")
+    single = translate(stdin=b"Pp qq.\nRr ss.\n").out.splitlines()
+    result = translate("--split_sentences=en", stdin=b"\tPp qq.\tRr ss.\n")
+    assert result.out == f"\t{single[0]}\t{single[1]}\n"
+
+
 def test_long_lines_are_read_whole_in_sentences(translate):
     pytest.importorskip("pysbd")
     line = " ".join(["P q r s."] * 5) + "\n"
