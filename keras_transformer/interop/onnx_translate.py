@@ -186,17 +186,33 @@ class Model:
         return list(zip(best, scores.tolist(), strict=True))
 
 
+def _count(text: str) -> int:
+    """Returns the number that an argument has to be."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number from 1 on, got {text!r}")
+    return int(text)
+
+
+def _read_lines(parser: argparse.ArgumentParser) -> list[str]:
+    lines = []
+    for number, line in enumerate(sys.stdin.buffer, start=1):
+        try:
+            lines.append(line.decode("utf-8").removesuffix("\n").removesuffix("\r"))
+        except UnicodeDecodeError as error:
+            parser.error(f"line {number} is not UTF-8: {error.reason}; convert it first")
+    return lines
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Translates standard input, one sentence a line.")
-    parser.add_argument("--beam_size", type=int, help="Hypotheses; 1 is greedy search.")
+    parser.add_argument("--beam_size", type=_count, help="Hypotheses; 1 is greedy search.")
     parser.add_argument("--length_penalty", type=float, help="alpha of the length penalty.")
-    parser.add_argument("--batch_size", type=int, default=32, help="Sentences of a batch.")
+    parser.add_argument("--batch_size", type=_count, default=32, help="Sentences of a batch.")
     parser.add_argument("--scores", action="store_true", help="Print a score and a tab first.")
     given = vars(parser.parse_args())
     has_scores = given.pop("scores")
     options = {name: value for name, value in given.items() if value is not None}
-    sys.stdin.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
-    sentences = [line.rstrip("\n") for line in sys.stdin]
+    sentences = _read_lines(parser)
     for text, score in Model(pathlib.Path(__file__).parent).translate(sentences, **options):
         text = " ".join(text.splitlines())  # a vocabulary of bytes can generate a newline
         print(f"{score:.4f}\t{text}" if has_scores else text)

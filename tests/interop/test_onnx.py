@@ -1,8 +1,10 @@
 """The ONNX folder: onnxruntime computes what the model does, and translate.py searches as we do."""
 
+import io
 import random
 import subprocess
 import sys
+import types
 
 import keras
 import numpy as np
@@ -212,6 +214,23 @@ def test_program_translates_without_tensorflow(separate_translator, words, tmp_p
     assert [text for _, text in found] == [each.text for each in expected]
     scores = [float(score) for score, _ in found]
     np.testing.assert_allclose(scores, [each.score for each in expected], atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text", "message"),
+    [
+        (["--beam_size=0"], b"a", "--beam_size: expected a whole number from 1 on, got '0'"),
+        (["--batch_size=x"], b"a", "--batch_size: expected a whole number from 1 on, got 'x'"),
+        ([], b"a\nb\xff\n", "line 2 is not UTF-8: invalid start byte; convert it first"),
+    ],
+)
+def test_program_reports_wrong_input(arguments, text, message, monkeypatch, capsys):
+    stdin = types.SimpleNamespace(buffer=io.BytesIO(text))
+    monkeypatch.setattr(onnx_translate.sys, "stdin", stdin)
+    monkeypatch.setattr(onnx_translate.sys, "argv", ["translate.py", *arguments])
+    with pytest.raises(SystemExit, match="2"):
+        onnx_translate.main()
+    assert capsys.readouterr().err.endswith(f"{message}\n")
 
 
 @pytest.mark.slow
