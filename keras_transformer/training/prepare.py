@@ -3,11 +3,13 @@
 import dataclasses
 import itertools
 import os
+import pathlib
 from collections.abc import Callable, Sequence
 
 from keras_transformer.config import (
     DEFAULT_VOCABULARY_SIZE,
     EXTEND,
+    IBM_MODEL_1,
     WORD_START,
     DataConfig,
     split_list,
@@ -22,6 +24,7 @@ from keras_transformer.data import (
     learn_from_corpus,
 )
 from keras_transformer.errors import InputError
+from keras_transformer.files import check_text_file
 from keras_transformer.tasks import Task, TranslationTask
 from keras_transformer.text import Vocabulary, extend_vocabulary
 from keras_transformer.text.vocabulary import kind_of
@@ -68,6 +71,13 @@ def training_corpus(
         max_length_ratio=data.max_length_ratio,
     )
     return dataclasses.replace(corpus, alignment=alignment)
+
+
+def check_alignment_files(data: DataConfig) -> None:
+    """Raises `InputError` where a file of `guided_alignment`, which is read last, is missing."""
+    if data.guided_alignment not in (None, IBM_MODEL_1):
+        for path in split_list(data.guided_alignment):
+            check_text_file(pathlib.Path(path))
 
 
 def read_validation_texts(data: DataConfig, task: Task = _TRANSLATION) -> list[ParallelText]:

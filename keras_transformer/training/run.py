@@ -47,6 +47,7 @@ from keras_transformer.training.distribution import (
 )
 from keras_transformer.training.optimizer import freeze
 from keras_transformer.training.prepare import (
+    check_alignment_files,
     check_symbols,
     extend_vocabularies,
     make_vocabularies,
@@ -172,6 +173,7 @@ class RunDirectory:
             InputError: the text cannot be used, the run was created with other settings, or the
                 directory cannot be written.
         """
+        check_alignment_files(configs.corpora)
         is_new = False
 
         def report(pairs: int) -> None:

@@ -172,7 +172,8 @@ def new_configs(options: Options) -> RunConfigs:
             "--vocabulary=extend needs --start_from with the run whose vocabulary to extend; a "
             "file of that name is ./extend"
         )
-    return RunConfigs(_guided(_model(task, data, options), data), data, training, task)
+    model = _guided(_model(task, data, options), data, training)
+    return RunConfigs(model, data, training, task)
 
 
 def fine_tuning_configs(origin: RunConfigs, path: str, options: Options) -> RunConfigs:
@@ -195,9 +196,10 @@ def fine_tuning_configs(origin: RunConfigs, path: str, options: Options) -> RunC
     is_extended = given_data.get("vocabulary") == EXTEND
     own = {"add_tokens"} | ({"vocabulary", "vocabulary_size"} if is_extended else set())
     if given := sorted(given_data.keys() & {*VOCABULARY_FIELDS} - own):
+        grow = ", or add tokens with --vocabulary=extend" if given[0] == "vocabulary" else ""
         raise InputError(
             f"--{given[0]} cannot be combined with --start_from: the vocabularies are those of "
-            f"{path}; remove --{given[0]}"
+            f"{path}; remove --{given[0]}{grow}"
         )
     values, theirs = _given_model(options), origin.model.to_dict()
     if "architecture" in options:
@@ -229,7 +231,7 @@ def fine_tuning_configs(origin: RunConfigs, path: str, options: Options) -> RunC
     training = _training(task, options, {"learning_rate": float(f"{rate:.2g}")})
     _check_trains_new_tokens(data, training)
     return origin._replace(
-        model=_guided(origin.model.replace(**rates), data),
+        model=_guided(origin.model.replace(**rates), data, training),
         data=data,
         training=training,
         task=task,
@@ -312,9 +314,15 @@ def _model(task: Task, data: DataConfig, options: Options) -> ModelConfig:
     return config.preset(preset, **values)
 
 
-def _guided(model: ModelConfig, data: DataConfig) -> ModelConfig:
+def _guided(model: ModelConfig, data: DataConfig, training: TrainingConfig) -> ModelConfig:
     """Returns the configuration of a model that trains with the `guided_alignment` of the data."""
     if data.guided_alignment is None:
+        weight = training.guided_alignment_weight
+        if weight != TrainingConfig().guided_alignment_weight:
+            raise InputError(
+                f"--guided_alignment_weight={weight} needs a reference to align by; add "
+                "--guided_alignment=ibm1 or a file of links, or remove it"
+            )
         return model
     if not model.can_be_guided:
         raise InputError(

@@ -58,8 +58,9 @@ def test_guided_attention_aligns_better(files, tmp_path):
     test = make_text(100, seed=2)
     rates = {}
     for name, guide in {"none": None, "file": files[2], "ibm1": "ibm1"}.items():
-        steps = dict(train_steps=400, checkpoint_steps=400, guided_alignment_weight=1.0)
-        run = create(tmp_path / name, files, guided_alignment=guide, **steps)
+        weight = dict(guided_alignment_weight=1.0) if guide else {}
+        steps = dict(train_steps=400, checkpoint_steps=400)
+        run = create(tmp_path / name, files, guided_alignment=guide, **steps, **weight)
         translator = Translator(train(run, show=False), *run.vocabularies())
         rates[name] = error_rate(translator, *test)
     print(rates)
@@ -115,6 +116,18 @@ def test_tuned_run_gets_a_head(files, tmp_path):
         origin.load_model().weights, tuned.load_model("step-0").weights, strict=True
     ):
         np.testing.assert_array_equal(old, new)
+
+
+def test_weight_without_a_reference_is_rejected():
+    options = {"train_file": "text.tsv", "guided_alignment_weight": 0.3}
+    with pytest.raises(InputError, match=r"weight=0\.3 needs a reference to align by; add --g"):
+        new_configs(options)
+
+
+def test_missing_file_of_links_is_reported_before_the_text_is_tokenized(files, tmp_path):
+    with pytest.raises(InputError, match="absent does not exist; expected a text file"):
+        create(tmp_path / "run", files, guided_alignment=f"{files[2]},{tmp_path}/absent")
+    assert not (tmp_path / "run").exists()
 
 
 def test_architecture_without_attention_is_rejected():
