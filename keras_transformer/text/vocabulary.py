@@ -592,7 +592,10 @@ def _normal_pieces(vocabulary: Vocabulary | None) -> list[Any]:
 def _check_token(vocabulary: Vocabulary, token: str) -> None:
     """Raises `InputError` unless a text with this token still has it after normalization."""
     if not token or WORD_START in token or len(token.split()) != 1 or token != token.strip():
-        raise InputError(f"a token to add must be text without spaces, got {token!r}; change it")
+        raise InputError(
+            f"a token to add must be text without spaces, got {token!r}; change add_tokens, in "
+            "which commas separate tokens"
+        )
     if (normalized := vocabulary.normalize(token)) != token:
         raise InputError(
             f"the token {token!r} would never be found: normalization turns it into "

@@ -145,7 +145,10 @@ def test_new_run_adds_tags_to_what_it_learns(files, tmp_path):
             {"vocabulary": "extend", "vocabulary_kind": "bpe"},
             "--vocabulary_kind cannot be combined with --start_from",
         ),
-        ({"vocabulary": "other.model"}, "--vocabulary cannot be combined with --start_from"),
+        (
+            {"vocabulary": "other.model"},
+            "--vocabulary cannot be combined with --start_from.* or add tokens with --vocab",
+        ),
     ],
 )
 def test_options_that_contradict_new_tokens_are_rejected(origin, options, message):
