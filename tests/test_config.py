@@ -404,7 +404,7 @@ def test_training_config_errors(changes, message):
         ({"method": "mbr", "beam_groups": 2}, "beam_groups cannot be combined with method mbr"),
         (
             {"method": "mbr", "mbr_samples": 0, "top_k": 2},
-            "top_k cannot be combined with method mbr",
+            "top_k cannot be combined with method mbr and mbr_samples 0; remove it, or raise mbr_",
         ),
         (
             {"method": "mbr", "mbr_samples": 1},

@@ -576,13 +576,14 @@ def _connect(
         )
     host, port = f"[{found[2]}]" if ":" in found[2] else found[2], int(found[3])
     if not tls and any(certificates):
-        raise InputError("certificates and a server's name need TLS; add tls=True, or remove them")
+        raise InputError("certificates and tls_server_name need TLS; turn on tls, or remove them")
     is_resolved_here = found[1] in (None, "dns:///")  # only then is localhost this machine
     headers = check_headers(headers, host if is_resolved_here else address, tls)
     connection = (host, port, certificates if tls else None, headers)
     if protocol == "rest":
         if found[1] or keep_alive_s is not None:
-            raise InputError("dns:/// and keep_alive_s are for gRPC; remove them, or use gRPC")
+            what = f"the address {address}" if found[1] else f"keep_alive {keep_alive_s}"
+            raise InputError(f"{what} is for gRPC, and protocol is rest; change one of them")
         with needs_extra("client"):
             from keras_transformer.client.rest import RestTransport
         return RestTransport(*connection)

@@ -161,6 +161,6 @@ def check_headers(headers: Mapping[str, str], host: str, tls: bool) -> dict[str,
         checked[name.lower()] = value
     if "authorization" in checked and not tls and host not in LOOPBACK:
         raise InputError(
-            f"the header authorization would be sent to {host} in clear text; use TLS (tls=True)"
+            f"the header authorization would be sent to {host} in clear text; use TLS: turn on tls"
         )
     return checked

@@ -176,9 +176,11 @@ class SearchConfig(JsonConfig):
         unused = unused_options(self.method, self.mbr_samples)
         for field in dataclasses.fields(self):
             if field.name in unused and getattr(self, field.name) != field.default:
+                method, fix = str(self.method), "change the method"
+                if field.name not in unused_options(self.method):  # samples would read it
+                    method, fix = f"{method} and mbr_samples 0", "raise mbr_samples"
                 raise InputError(
-                    f"{field.name} cannot be combined with method {self.method}; remove it, or "
-                    "change the method"
+                    f"{field.name} cannot be combined with method {method}; remove it, or {fix}"
                 )
         self._check_phrases()
 

@@ -145,7 +145,7 @@ def test_invalid_certificate_files_are_rejected(certificates, protocol, tmp_path
     check("client.pem and", client_certificate=chain, client_key=server_key)
     encrypted = certificates / "encrypted.key"
     check("the key unencrypted", client_certificate=chain, client_key=encrypted)
-    with pytest.raises(InputError, match=r"certificates and .* need TLS; add tls=True"):
+    with pytest.raises(InputError, match=r"certificates and .* need TLS; turn on tls"):
         Client("localhost:1", protocol=protocol, client_certificate=chain, client_key=key)
 
 
