@@ -28,9 +28,13 @@ _PLACEHOLDER = (
     r"\{\{[^{}]*\}\}|\$?\{[\w.:!\[\]-]*\}|%\(\w+\)[a-z]"
     r"|(?<![\w%])%(?:\d+\$)?[-+#0]*\d*(?:\.\d+)?[sdifgexucop@](?!\w)"
 )
+# Text of Chinese, Japanese or Korean touches an address without a space.
+_WIDE_MARK = "\u3000-\u303f\uff00-\uff0f\uff1a-\uff20\uff3b-\uff40\uff5b-\uff65"
+_NARROW = r"(?![\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff\uff00-\uffef])"
 _ADDRESS = (
-    r"""(?:\b(?:https?|ftp)://|\bwww\.)[^\s<>"]*[^\s<>".,;:!?')\]}»”]"""
-    r"|[\w.+-]+@[\w-]+(?:\.[\w-]+)+"
+    rf"""(?<![a-z0-9_])(?:(?:https?|ftp)://|www\.)[^\s<>"{_WIDE_MARK}]*"""
+    rf"""[^\s<>".,;:!?')\]}}»”{_WIDE_MARK}]"""
+    rf"|(?<!{_NARROW}[\w.+-])(?:{_NARROW}[\w.+-])+@(?:{_NARROW}[\w-])+(?:\.(?:{_NARROW}[\w-])+)+"
 )
 _MARKUP = re.compile(
     f"(?P<word>{_CODE}|{_PLACEHOLDER}|{_ADDRESS})|{_TAG}", re.IGNORECASE | re.DOTALL

@@ -6,6 +6,7 @@ import html
 import pathlib
 import re
 import sys
+import time
 from html.parser import HTMLParser
 
 import numpy as np
@@ -77,6 +78,9 @@ def test_elements_follow_their_words(text, expected):
         ("see <b>{x}</b> there", "see there", "SEE <b>{x}</b> THERE"),
         ("see https://a.org/b?c=d&e=f.", "see.", "SEE https://a.org/b?c=d&e=f."),
         ("write to me@a.org, please", "write to, please", "WRITE TO me@a.org, PLEASE"),
+        ("见https://a.org/b?c=d。请看", "见。请看", "见https://a.org/b?c=d。请看"),
+        ("写信到me@a.org。", "写信到。", "写信到me@a.org。"),
+        ("see git+https://a.org/b", "see git+", "SEE GIT+https://a.org/b"),
         ("100% sure and 50%d", "100% sure and 50%d", "100% SURE AND 50%D"),
         ("run <code>a &lt; b</code> twice", "run twice", "RUN <code>a &lt; b</code> TWICE"),
         ("one<br/>two", "one two", "ONE<br/> TWO"),
@@ -96,6 +100,12 @@ def test_markup_keeps_its_place(text, plain, expected):
     (found,) = translate_markup(translator, [text])
     assert translator.sentences == [plain]
     assert re.sub(" +", " ", found) == expected
+
+
+def test_long_words_are_searched_in_linear_time():
+    started = time.monotonic()
+    SplitMarkup(["a" * 100_000, "a.b-" * 25_000 + "@"])
+    assert time.monotonic() - started < 5  # minutes where the time grows with the square
 
 
 class _Checker(HTMLParser):
