@@ -25,7 +25,8 @@ _FORMAT_FILES = {
     "ONNX": "decoder_step.onnx",
 }
 
-_BATCHING_FILE = "batching_parameters.txt"
+BATCHING_FILE = "batching_parameters.txt"
+SESSION_FILE = "session.config"
 _MODELS_FILE = "models.config"
 _MOST_SENTENCES = 64  # of a batch
 
@@ -164,6 +165,22 @@ def read_model_card(version: str | os.PathLike[str]) -> dict[str, Any]:
     return card
 
 
+def newest_version(base: pathlib.Path) -> pathlib.Path:
+    """Returns the folder of the highest SavedModel, which is the one that a model server serves.
+
+    Raises:
+        InputError: there is none.
+    """
+    numbers = [
+        number for number in _versions_in(base) if (base / str(number) / _SAVED_MODEL).exists()
+    ]
+    if not numbers:
+        raise InputError(
+            f"no version of a SavedModel in {base}; give the --export_dir of an export"
+        )
+    return base / str(max(numbers))
+
+
 def _versions_in(folder: pathlib.Path) -> list[int]:
     """Returns the numbers of the versions in a model's folder."""
     if not folder.is_dir():
@@ -196,9 +213,13 @@ def most_sentences(folder: pathlib.Path) -> int | None:
 
     None where that file is absent or does not set it.
     """
-    text = _read(folder / _BATCHING_FILE)
-    found = re.search(r"^\s*max_batch_size\s*:?\s*\{\s*value:\s*(\d+)", text, re.M)
-    return int(found[1]) if found else None
+    return read_batching(folder).get("max_batch_size")
+
+
+def read_batching(folder: pathlib.Path) -> dict[str, int]:
+    """Returns the numbers of the batching file of a model's folder, by name."""
+    found = re.findall(r"^\s*(\w+)\s*:?\s*\{\s*value:\s*(\d+)", _read(folder / BATCHING_FILE), re.M)
+    return {name: int(value) for name, value in found}
 
 
 def write_server_files(folder: pathlib.Path, name: str, largest_batch: int) -> None:
@@ -213,12 +234,12 @@ def write_server_files(folder: pathlib.Path, name: str, largest_batch: int) -> N
         OSError: they cannot be written.
     """
     files = {
-        _BATCHING_FILE: _BATCHING.format(
+        BATCHING_FILE: _BATCHING.format(
             flags=_FLAGS, most_sentences=max(largest_batch, _MOST_SENTENCES)
         ),
         _MODELS_FILE: _MODELS.format(name=name),
         "monitoring.config": _MONITORING,
-        "session.config": SESSION_CONFIG,
+        SESSION_FILE: SESSION_CONFIG,
     }
     for file, content in files.items():
         if not (folder / file).exists():

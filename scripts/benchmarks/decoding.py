@@ -180,7 +180,7 @@ def run_case(run_dir: str, checkpoint: str, path: str) -> tuple[Sentences, Write
     source, target = run.vocabularies()
     longest = SearchConfig().max_source_length
     ids = [row[:longest] for row in source.encode(read_lines(path)) if row]
-    _check_not_empty(ids, path)
+    check_not_empty(ids, path)
     sentences = Sentences.real(pathlib.Path(path).stem, ids, _TEST_SET_BATCH)
     try:
         shortlist = load_shortlist(run)
@@ -194,11 +194,11 @@ def _line_lengths(path: str) -> list[int]:
     from keras_transformer.data import read_lines
 
     lengths = [len(line.split()) for line in read_lines(path) if line.strip()]
-    _check_not_empty(lengths, path)
+    check_not_empty(lengths, path)
     return lengths
 
 
-def _check_not_empty(sentences: Sequence[object], path: str) -> None:
+def check_not_empty(sentences: Sequence[object], path: str) -> None:
     if not sentences:
         raise InputError(f"{path} has no sentences; give --sentences a file with one on each line")
 
@@ -469,36 +469,52 @@ def check(rows: Sequence[Row]) -> list[Verdict]:
 # The worker: a process that translates the batches that its parent asks for
 
 
+def open_signature(
+    model: str, signature: str, source: str, outputs: Sequence[str], config: Any
+) -> Callable[[Any], Sequence[Any]]:
+    """Loads a SavedModel into a session; returns a function from an input array to the outputs.
+
+    Args:
+        model: the folder of a version.
+        signature: its name.
+        source: the input's name.
+        outputs: names of the outputs to return.
+        config: the session's `ConfigProto`.
+    """
+    import tensorflow as tf
+    from tensorflow.core.protobuf.config_pb2 import CallableOptions
+
+    v1 = tf.compat.v1
+    v1.logging.set_verbosity(v1.logging.ERROR)  # its loader's advice is for eager code
+    session = v1.Session(graph=tf.Graph(), config=config)
+    with session.graph.as_default():
+        loaded = v1.saved_model.load(session, ["serve"], model).signature_def[signature]
+    # Other calls spend half a millisecond in Python, which no server does.
+    options = CallableOptions(
+        feed=[loaded.inputs[source].name],
+        fetch=[loaded.outputs[name].name for name in outputs],
+    )
+    run: Callable[[Any], Sequence[Any]] = session._make_callable_from_options(options)
+    return run
+
+
 class SavedModel:
     """A SavedModel in a session, which is how a model server runs it, without Keras."""
 
     def __init__(self, job: Mapping[str, Any], forced: bool) -> None:
         import tensorflow as tf
         from google.protobuf import text_format
-        from tensorflow.core.protobuf.config_pb2 import CallableOptions
 
         from keras_transformer.serving.model_folder import SESSION_CONFIG
 
         self.version = f"tensorflow {tf.__version__}"
-        v1, threads = tf.compat.v1, job["threads"]
-        v1.logging.set_verbosity(v1.logging.ERROR)  # its loader's advice is for eager code
-        config = v1.ConfigProto()
+        config, threads = tf.compat.v1.ConfigProto(), job["threads"]
         if job["engine"] == "ours_session":
             text_format.Parse(SESSION_CONFIG, config)
         else:
             config.inter_op_parallelism_threads = threads
         config.intra_op_parallelism_threads = threads
-        session = v1.Session(graph=tf.Graph(), config=config)
-        with session.graph.as_default():
-            loaded = v1.saved_model.load(session, ["serve"], job["model"])
-        tokens = loaded.signature_def["tokens"]
-        # Other calls spend half a millisecond in Python, which no server does.
-        self._run = session._make_callable_from_options(
-            CallableOptions(
-                feed=[tokens.inputs["source"].name],
-                fetch=[tokens.outputs[name].name for name in ("ids", "lengths")],
-            )
-        )
+        self._run = open_signature(job["model"], "tokens", "source", ("ids", "lengths"), config)
 
     def translate(self, sentences: Sequence[list[int]]) -> list[list[int]]:
         """Returns the tokens of each best translation, without EOS."""

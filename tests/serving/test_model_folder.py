@@ -14,6 +14,8 @@ from keras_transformer.errors import InputError
 from keras_transformer.serving.model_folder import (
     check_name,
     most_sentences,
+    newest_version,
+    read_batching,
     write_server_files,
 )
 
@@ -94,6 +96,26 @@ def test_batches_hold_the_largest_warm_up_request(folder, tmp_path):
     assert most_sentences(folder) == 32
     (folder / "batching_parameters.txt").write_text("num_batch_threads { value: 4 }")
     assert most_sentences(folder) is None
+
+
+def test_numbers_of_the_batching_file_are_read(folder, tmp_path):
+    assert read_batching(folder) == {
+        "max_batch_size": 64,
+        "batch_timeout_micros": 2000,
+        "num_batch_threads": 2,
+        "max_enqueued_batches": 64,
+    }
+    assert read_batching(tmp_path / "absent") == {}
+
+
+def test_newest_version_is_the_highest_saved_model(tmp_path):
+    for number in ("2", "10", "11", "old"):
+        (tmp_path / number).mkdir()
+    with pytest.raises(InputError, match=f"no version of a SavedModel in {tmp_path}; give the"):
+        newest_version(tmp_path)
+    for number in ("2", "10", "old"):
+        (tmp_path / number / "saved_model.pb").touch()
+    assert newest_version(tmp_path) == tmp_path / "10"
 
 
 def test_name_must_match_models_config(folder, tmp_path_factory):
