@@ -169,9 +169,9 @@ def check(rows: Sequence[Row]) -> list[Verdict]:
             measure="times" if count == 1 else "rates",
         ).verdict(rows)
         for count, bound, rival, name in (
-            (1, 1.3, default, "the server's default"),
-            (16, 2.0, default, "the server's default"),
-            (16, 1.5, alone, "no batching"),
+            (1, 1.0, default, "the server's default"),
+            (16, 1.6, default, "the server's default"),
+            (16, 1.4, alone, "no batching"),
             (64, 2.0, default, "the server's default"),
             (16, 0.9, exported | {"batching": tuple(others)}, "other values"),
             (64, 0.9, exported | {"batching": tuple(others)}, "other values"),
