@@ -47,9 +47,10 @@ _BATCHING = """\
 # whose warm-up requests are larger.
 max_batch_size {{ value: {most_sentences} }}
 
-# How long the first request waits for others, in microseconds. A batch takes tens of
-# milliseconds, so the wait costs little; set it to 0 where single requests are the rule.
-batch_timeout_micros {{ value: 2000 }}
+# How long the first request waits for others, in microseconds. Not at all: requests that arrive
+# while the threads are busy wait anyway, and are merged. A longer wait delays single requests, and
+# gathers all waiting requests in one thread while the others have nothing to do.
+batch_timeout_micros {{ value: 0 }}
 
 # Batches that are translated at the same time: the number of cores, or of GPUs.
 num_batch_threads {{ value: 2 }}

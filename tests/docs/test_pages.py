@@ -119,6 +119,15 @@ def test_number_names_has_the_flags_of_the_quickstart(pages):
     assert of_script == of_page
 
 
+def test_server_command_of_the_readme_is_one_line_of_the_tutorial(pages):
+    (short,), (long,) = (
+        re.findall(r"^docker run .*$", pages[page].read_text("utf-8"), re.M)
+        for page in ("README.md", "docs/tutorials/serve.md")
+    )
+    assert long.startswith(short)
+    assert not long.endswith("\\")
+
+
 @slow
 def test_other_tasks(run_page, tmp_path):
     for split in ("train", "dev", "test"):

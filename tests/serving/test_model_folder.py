@@ -64,6 +64,7 @@ def test_server_parses_batching_parameters(folder):
     text_format.Parse((folder / "batching_parameters.txt").read_text(), parameters)
     assert parameters.max_batch_size.value == 64
     assert parameters.num_batch_threads.value >= 1
+    assert parameters.batch_timeout_micros.value == 0
     assert not parameters.pad_variable_length_inputs  # the server crashes on unequal ranks
 
 
@@ -101,7 +102,7 @@ def test_batches_hold_the_largest_warm_up_request(folder, tmp_path):
 def test_numbers_of_the_batching_file_are_read(folder, tmp_path):
     assert read_batching(folder) == {
         "max_batch_size": 64,
-        "batch_timeout_micros": 2000,
+        "batch_timeout_micros": 0,
         "num_batch_threads": 2,
         "max_enqueued_batches": 64,
     }
