@@ -185,9 +185,9 @@ def test_processor_is_printed_above_the_table(call, tmp_path):
     [
         (
             [],
-            ["before the flags, one of train, decode, plan, layers; got nothing"],
+            ["before the flags, one of train, decode, clients, plan, layers; got nothing"],
         ),
-        (["fly"], ["one of train, decode, plan, layers; got fly"]),
+        (["fly"], ["one of train, decode, clients, plan, layers; got fly"]),
         (["train", "--presets=tiny,huge"], ["--presets must be of ", "'huge'"]),
         (["train", "--precisions=int8"], ["--precisions must be of float32", "'int8'"]),
         (["train", "--batch=128"], ["rows x length, such as 128x16", "'128'"]),
