@@ -47,12 +47,6 @@ _FORMAT = flags.DEFINE_enum(
 _QUANTIZATION = flags.DEFINE_string(
     "quantization", None, "How CTranslate2 stores weights, such as int8. Default: as float32."
 )
-_PRECISION = flags.DEFINE_enum(
-    "precision",
-    "float32",
-    ["float32", "bfloat16"],
-    "How a SavedModel stores weights and computes.",
-)
 _WARM_UP_FILE = flags.DEFINE_string(
     "warm_up_file",
     None,
@@ -113,7 +107,7 @@ def _check_combinations(search_flags: dict[str, object]) -> None:
     format = f"--format={_FORMAT.value}"
     useless = {} if _FORMAT.value == "ctranslate2" else {"quantization": format}
     if _FORMAT.value != "saved_model":
-        names = ["name", "warm_up_file", "precision", "check_timeout", "details", "xla"]
+        names = ["name", "warm_up_file", "check_timeout", "details", "xla"]
         stored = _STORED_OPTIONS.get(_FORMAT.value, ())
         names += [*_XLA_SHAPES, *(name for name in search_flags if name not in stored)]
         useless |= dict.fromkeys(names, format)
@@ -128,7 +122,6 @@ def _check_combinations(search_flags: dict[str, object]) -> None:
 
 def _export_saved_model(found: "Found", given: dict[str, Any]) -> pathlib.Path:
     from keras_transformer.inference import Translator, XlaShapes
-    from keras_transformer.inference.acceleration import in_precision
     from keras_transformer.serving.export import describe_run, export
 
     configs = found[0][0].configs()
@@ -137,7 +130,6 @@ def _export_saved_model(found: "Found", given: dict[str, Any]) -> pathlib.Path:
     xla = XlaShapes(*map(_numbers, _XLA_SHAPES)) if _XLA.value else None
     shortlist = common.load_shortlist(found, search)
     model, source, target = common.load_translator(found)
-    model = in_precision(model, _PRECISION.value)
     path = export(
         Translator(model, source, target, search, xla, configs.task, shortlist, _DETAILS.value),
         _EXPORT_DIR.value,

@@ -59,8 +59,7 @@ def main(arguments: list[str]) -> None:
         _check_options(given, card)
         options = given
     lines = line_io.read_input(arguments)  # opened now, for the same reason
-    # An export in bfloat16 is slow without oneDNN; all else is faster without it.
-    common.load_tensorflow(one_dnn=bool(card) and card["precision"]["computation"] == "bfloat16")
+    common.load_tensorflow(one_dnn=False)
     model: BatchTranslator | Translator
     if _RUN_DIR.value is not None:
         model, task, files = _load_run(_RUN_DIR.value, given)

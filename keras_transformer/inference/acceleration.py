@@ -1,4 +1,4 @@
-"""What makes translating faster: bfloat16, a stored output projection, a shortlist, and XLA.
+"""What makes translating faster: a stored output projection, a shortlist, and XLA.
 
 Shapes: B sentences, S source length, U source vocabulary, M candidates of a token, V target
 vocabulary, C tokens chosen, N translations a sentence, L their longest length.
@@ -16,31 +16,9 @@ import tensorflow as tf
 from keras_transformer.config import EOS_ID, PAD_ID, SearchConfig
 from keras_transformer.data import Shortlist
 from keras_transformer.decoding import DecodingState, Tensor, TranslationModel, VocabularySubset
-from keras_transformer.errors import InputError, check_choice
+from keras_transformer.errors import InputError
 from keras_transformer.models import Ensemble
 from keras_transformer.search import Hypotheses
-
-
-def in_precision(model: Any, precision: str) -> Any:
-    """Returns a model that stores its weights, and computes, in another precision.
-
-    bfloat16 takes half the space, and is faster on processors with instructions for it.
-
-    Args:
-        model: in float32; one model, or an ensemble.
-        precision: "float32" or "bfloat16".
-
-    Raises:
-        InputError: there is no such precision.
-    """
-    check_choice("precision", precision, ("float32", "bfloat16"))
-    if precision == "float32":
-        return model
-    if isinstance(model, Ensemble):
-        return Ensemble([in_precision(each, precision) for each in model.models])
-    rounded = type(model)(model.config, dtype=precision)
-    rounded.set_weights(model.get_weights())
-    return rounded
 
 
 def cache_projection(model: TranslationModel) -> Any:

@@ -16,7 +16,7 @@ def test_export_writes_version_and_model_card(call, trained, texts, tmp_path):
     folder = tmp_path / "letters"
     result = call(
         "export.py", f"--run_dir={trained}", f"--export_dir={folder}", "--model_version=3",
-        "--checkpoint=latest,20", "--precision=bfloat16", "--beam_groups=2",
+        "--checkpoint=latest,20", "--beam_groups=2",
         "--coverage_penalty=0.2", "--no_repeat_ngram=3", "--min_length=2",
     )  # fmt: skip
     assert (result.code, result.err) == (0, "")
@@ -27,7 +27,7 @@ def test_export_writes_version_and_model_card(call, trained, texts, tmp_path):
     card = json.loads((folder / "3" / "assets.extra" / "model_card.json").read_text())
     assert [run["checkpoint"] for run in card["training"]] == ["step-40", "step-20"]
     assert card["search"]["beam_groups"] == 2
-    assert card["precision"] == {"weights": ["bfloat16"], "computation": "bfloat16"}
+    assert card["precision"] == {"weights": ["float32"], "computation": "float32"}
     assert card["training"][0]["data"]["train_source"] == "train.a"
     assert str(tmp_path.parent) not in json.dumps(card)
     warm_up = (folder / "3" / "assets.extra" / "tf_serving_warmup_requests").read_bytes()
@@ -48,7 +48,7 @@ def test_invalid_flags_write_nothing(call, trained, tmp_path, refused):
     refused(call(*export, "--quantization=int8"), "--quantization cannot be combined with --format")
     refused(call(*export, "--xla_lengths=8"), "--xla_lengths cannot be combined with --noxla")
     ctranslate2 = (*export, "--format=ctranslate2")
-    refused(call(*ctranslate2, "--precision=bfloat16"), "--precision cannot be combined with")
+    refused(call(*ctranslate2, "--check_timeout=9"), "--check_timeout cannot be combined with")
     refused(call(*ctranslate2, "--beam_size=1"), "--beam_size cannot be combined with")
     transformers = (*export, "--format=transformers")
     refused(call(*transformers, "--shortlist=50"), "--shortlist cannot be combined with --format")
