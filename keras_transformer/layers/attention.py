@@ -299,8 +299,7 @@ class SelfAttention(ScaledDotProductAttention):
         )
         positions = ops.arange(ops.shape(x)[1])
         distances = positions[None, :] - positions[:, None]
-        projected = self._project(x, positions[:, None])
-        query, keys, values = (ops.swapaxes(each, 1, 2) for each in projected)  # [B, H, T, K or U]
+        query, keys, values = self._project(x, positions)
         heads, weights = self._attend_at(distances, query, keys, values, bias, training)
         output = self.output_projection(merge_heads(heads))
         return (output, weights) if return_attention_scores else output
@@ -351,13 +350,15 @@ class SelfAttention(ScaledDotProductAttention):
         return empty_kv_cache(self, batch, num_slots)
 
     def _project(self, x: Tensor, positions: Tensor, length: int | None = None) -> list[Tensor]:
-        """Returns query, keys and values [B, T, H, K or U]; rows x [B * T, D] have T = `length`."""
-        keys_end = 2 * self.num_heads * self.key_dim
-        parts = ops.split(self.projection(x), [keys_end // 2, keys_end], axis=-1)
-        rows = (-1, ops.shape(x)[1] if length is None else length, self.num_heads)
-        query, keys, values = (
-            ops.reshape(part, (*rows, part.shape[-1] // self.num_heads)) for part in parts
-        )
+        """Returns query, keys and values [B, H, T, K or U]; rows x [B * T, D] have T = `length`."""
+        projected = self.projection(x)
+        if self.key_dim == self.value_dim:  # the heads of all three at once
+            heads = split_heads(projected, 3 * self.num_heads, length)
+            query, keys, values = ops.split(heads, 3, axis=1)
+        else:
+            keys_end = 2 * self.num_heads * self.key_dim
+            parts = ops.split(projected, [keys_end // 2, keys_end], axis=-1)
+            query, keys, values = (split_heads(part, self.num_heads, length) for part in parts)
         if self.positions == "rotary":
             query, keys = rotate(query, positions), rotate(keys, positions)
         return [query, keys, values]
@@ -369,8 +370,7 @@ class SelfAttention(ScaledDotProductAttention):
         is of fixed capacity; arguments as in `step`.
         """
         num_hypotheses, num_slots = score_bias.shape[2:]
-        projected = self._project(x, time, num_hypotheses)
-        query, key, value = (ops.swapaxes(each, 1, 2) for each in projected)  # [B, H, W, K or U]
+        query, key, value = self._project(x, time, num_hypotheses)
         return query, *append_tokens(kv_cache, KeysValues(key, value), time, num_slots)
 
     def _step_distances(
@@ -615,9 +615,9 @@ class WindowedSelfAttention(SelfAttention):
                 training=training,
                 return_attention_scores=return_attention_scores,
             )
-        projected = self._project(x, ops.arange(length)[:, None])  # [B, T, H, K or U] each
+        projected = self._project(x, ops.arange(length))  # [B, H, T, K or U] each
         num_parts = self.num_heads // math.gcd(self.num_heads, _HEADS_AT_ONCE)
-        parts = [ops.split(each, num_parts, axis=2) for each in projected]
+        parts = [ops.split(each, num_parts, axis=1) for each in projected]
         heads = []
         for query, keys, values in zip(*parts, strict=True):
             blocks = in_blocks(query, keys, values, bias, self.reach, use_causal_mask)
@@ -689,19 +689,19 @@ def in_blocks(
     """Cuts a sequence into blocks, each with all the keys that its queries may see.
 
     Args:
-        query, keys: [B, T, H, K].
-        values: [B, T, H, U].
+        query, keys: [B, H, T, K].
+        values: [B, H, T, U].
         bias: [B or 1, 1, 1, T], hides padding; or None.
         reach, causal: see `in_band`.
     """
-    length = ops.shape(query)[1]
+    length = ops.shape(query)[2]
     # A block as long as the edges it sees is the best trade of their copies against its products.
     size = max(reach if causal else 2 * reach, _MIN_BLOCK)
     size = min(size, length) if isinstance(length, int) else ops.minimum(size, length)
     edge = min(reach, size) if isinstance(size, int) else ops.minimum(reach, size)
     if bias is None:
         bias = ops.zeros((1, 1, 1, length), "float32")
-    hidden = _cut(ops.transpose(ops.cast(bias, "float32"), (0, 3, 1, 2)), size, MASKED)
+    hidden = _cut(ops.swapaxes(ops.cast(bias, "float32"), 2, 3), size, MASKED)
     hidden = _with_edges(hidden, size, edge, causal, MASKED)  # [N, B or 1, 1, c, 1]
     keys, values = (_with_edges(_cut(each, size), size, edge, causal) for each in (keys, values))
     places = ops.arange(ops.shape(keys)[3]) - edge  # of keys: those of the block itself from 0
@@ -721,13 +721,13 @@ def out_of_blocks(heads: Tensor, length: int | Tensor) -> Tensor:
 
 
 def _cut(x: Tensor, size: int | Tensor, fill: float = 0.0) -> Tensor:
-    """Turns [B, T, H, K] into blocks [N, B, H, b, K], the last one filled up."""
-    batch, length, num_heads, width = ops.shape(x)
+    """Turns [B, H, T, K] into blocks [N, B, H, b, K], the last one filled up."""
+    batch, num_heads, length, width = ops.shape(x)
     num_blocks = (length + size - 1) // size
     missing = num_blocks * size - length
-    x = ops.pad(x, ((0, 0), (0, missing), (0, 0), (0, 0)), constant_values=fill)
-    blocks = ops.reshape(x, (batch, num_blocks, size, num_heads, width))
-    return ops.transpose(blocks, (1, 0, 3, 2, 4))
+    x = ops.pad(x, ((0, 0), (0, 0), (0, missing), (0, 0)), constant_values=fill)
+    blocks = ops.reshape(x, (batch, num_heads, num_blocks, size, width))
+    return ops.transpose(blocks, (2, 0, 1, 3, 4))
 
 
 def _with_edges(

@@ -125,7 +125,7 @@ def test_half_precision_is_finite_and_near(dtype):
 
 
 def test_blocks_grow_linearly_with_length():
-    spec = [tf.TensorSpec((1, length, H, K)) for length in (1000, 2000)]
+    spec = [tf.TensorSpec((1, H, length, K)) for length in (1000, 2000)]
     sizes = [[np.prod(part.shape) for part in ops_of(spec_of_length)] for spec_of_length in spec]
     ratios = np.divide(*sizes[::-1])
     assert 1 <= ratios.min() <= ratios.max() < 2.1
