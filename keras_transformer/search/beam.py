@@ -77,7 +77,6 @@ class SearchSpec(NamedTuple):
     constraints: tuple[Constraint, ...]  # in the order in which they are asked
     eos_id: int
     pad_id: int
-    length_penalty_form: str
 
 
 class SentenceInputs(NamedTuple):
@@ -86,9 +85,9 @@ class SentenceInputs(NamedTuple):
     context: Any  # the part of the model's state that belongs to the source sentences
     forbidden_ids: Tensor  # int32 [B, 1, 2], never generated: PAD and BOS (unless BOS is EOS)
     max_lengths: Tensor  # int32 [B], tokens before EOS, 0 or more
-    alpha: Tensor  # float32 [B, 1], exponent of the length penalty
+    length_penalties: Tensor  # float32 [B, L + 2, 1], of translations with 0, 1, 2 ... tokens
+    largest_penalties: Tensor  # the same; of the longest translation where that is larger
     beta: Tensor  # float32 [B, 1], weight of the coverage penalty
-    largest_penalty: Tensor  # float32 [B, 1], length penalty of the longest translation
     constraints: tuple[Any, ...]  # the inputs of each constraint
     options: dict[str, Tensor]  # parameters of one kind of search only, each [B]
 
@@ -273,8 +272,9 @@ def _beam_step(spec: SearchSpec, inputs: SentenceInputs, state: State, early_sto
     kept: list[Candidates] = []
     for old, candidates in zip(state.finished, by_group, strict=True):
         best = _best_of_group(Candidates(*candidates), 2 * size, kept, spec, inputs, state)
-        finished.append(_finish(old, best, size, spec, inputs, state))  # [B, N]
-        kept.append(_keep_open(best, size, spec))  # [B, A]
+        has_ended = best.ids == spec.eos_id  # [B, 2A]
+        finished.append(_finish(old, best, has_ended, size, spec, inputs, state))  # [B, N]
+        kept.append(_keep_open(best, has_ended, size))  # [B, A]
     log_probs, parents, ids = (tf.concat(parts, axis=1) for parts in zip(*kept, strict=True))
 
     # 4. A sentence is done if no open hypothesis can get among its best finished ones, or, with
@@ -285,10 +285,7 @@ def _beam_step(spec: SearchSpec, inputs: SentenceInputs, state: State, early_sto
         # A log-probability, at most 0, only falls, and the coverage penalty is at most 0, so a
         # score to come is at most the log-probability divided by the largest length penalty: that
         # of one more token and EOS, or of the longest translation, by the sign of alpha.
-        largest_penalty = tf.maximum(
-            scoring.length_penalty(state.time + 2, inputs.alpha, spec.length_penalty_form),
-            inputs.largest_penalty,
-        )  # [B, 1]
+        largest_penalty = tf.gather(inputs.largest_penalties, state.time + 2, axis=1)  # [B, 1]
         may_improve = [
             tf.reduce_max(opened.log_probs, axis=1, keepdims=True) / largest_penalty
             > each.scores[:, -1:]
@@ -507,6 +504,7 @@ def _best_of_group(
     value = candidates.log_probs
     for chosen in earlier:
         is_taken = tf.equal(candidates.ids[..., None], chosen.ids[:, None])  # [B, C, A]
+        is_taken &= chosen.log_probs[:, None] > IMPOSSIBLE
         times = tf.math.count_nonzero(is_taken, axis=-1, dtype=tf.float32)
         value -= inputs.options["diversity_penalty"][:, None] * times
     banks = []
@@ -529,18 +527,20 @@ def _best_of_group(
 def _finish(
     old: Finished,
     candidates: Candidates,
+    has_ended: Tensor,
     size: int,
     spec: SearchSpec,
     inputs: SentenceInputs,
     state: State,
 ) -> Finished:
-    """Returns the best of the old finished hypotheses and the first `size` candidates with EOS."""
-    log_probs, parents, ids = (part[:, :size] for part in candidates)  # [B, A]
-    log_probs = tf.where(ids == spec.eos_id, log_probs, IMPOSSIBLE)
+    """Returns the best of the old finished hypotheses and of the first `size` candidates, where
+    they have ended.
+    """
+    log_probs = tf.where(has_ended, candidates.log_probs, IMPOSSIBLE)[:, :size]  # [B, A]
+    parents = candidates.parents[:, :size]
     coverage, tokens = _of_parents((state.model.get("coverage"), state.tokens), parents)
-    scores = scoring.final_scores(
-        log_probs, state.time + 1, coverage, inputs.alpha, inputs.beta, spec.length_penalty_form
-    )
+    penalty = tf.gather(inputs.length_penalties, state.time + 1, axis=1)  # [B, 1]
+    scores = scoring.final_scores(log_probs, penalty, coverage, inputs.beta)
     tokens = tf.where(spec.positions == state.time, spec.eos_id, tokens)  # [B, A, L]
     ancestors = _of_parents(state.ancestors, parents) if state.history else ()
     return _best_of([old, Finished(scores, log_probs, tokens, ancestors)], old.scores.shape[1])
@@ -553,19 +553,15 @@ def _best_of(parts: Sequence[Finished], count: int) -> Finished:
     return tf.nest.map_structure(lambda field: tf.gather(field, index, batch_dims=1), merged)
 
 
-def _keep_open(candidates: Candidates, size: int, spec: SearchSpec) -> Candidates:
-    """Returns the first A = `size` of 2A candidates that do not end.
+def _keep_open(candidates: Candidates, has_ended: Tensor, size: int) -> Candidates:
+    """Returns the first A = `size` of 2A candidates that have not ended.
 
-    At most one continuation of each hypothesis ends, so at least A do not. Impossible ones get PAD,
-    which no group chooses.
+    At most one possible continuation of each hypothesis ends, so at least A have not, or are
+    impossible.
     """
-    is_open = (candidates.ids != spec.eos_id) & (candidates.log_probs > IMPOSSIBLE)
-    candidates = candidates._replace(
-        log_probs=tf.where(is_open, candidates.log_probs, IMPOSSIBLE),
-        ids=tf.where(is_open, candidates.ids, spec.pad_id),
-    )
-    order = tf.where(is_open, -tf.range(2 * size), -2 * size)
-    return candidates.take(tf.math.top_k(order, size).indices)
+    log_probs = tf.where(has_ended, IMPOSSIBLE, candidates.log_probs)
+    order = tf.where(has_ended, -2 * size, -tf.range(2 * size))
+    return candidates._replace(log_probs=log_probs).take(tf.math.top_k(order, size).indices)
 
 
 def _of_parents(nest: Any, parents: Tensor) -> Any:
@@ -622,9 +618,11 @@ def search_paths(
         log_probs = state.log_probs + gains
         has_ended = ids == spec.eos_id
         scores = scoring.final_scores(
-            tf.where(has_ended, log_probs, IMPOSSIBLE), state.time, state.model.get("coverage"),
-            inputs.alpha, inputs.beta, spec.length_penalty_form,
-        )  # fmt: skip
+            tf.where(has_ended, log_probs, IMPOSSIBLE),
+            tf.gather(inputs.length_penalties, state.time, axis=1),
+            state.model.get("coverage"),
+            inputs.beta,
+        )
         (old,) = state.finished
         is_new = scores > old.scores  # those that ended before are at -inf now
         new = Finished(
@@ -690,16 +688,21 @@ def start_search(
         repeat_for_each_sentence(tf.cast(each, tf.float32), batch_size)[:, None]
         for each in (length_penalty, coverage_penalty)
     )
-    longest = max_lengths[:, None] + 1
+    # All that a step looks up. A power of each length in the loop would be several operations.
+    lengths, longest = tf.range(result_length + 2), max_lengths[:, None] + 1
+    penalties, largest = (
+        scoring.length_penalty(each, alpha, length_penalty_form)[..., None]
+        for each in (lengths, longest)
+    )
     # Some models start with EOS, and EOS must remain allowed.
     forbidden_bos = tf.where(bos_ids == eos_id, pad_id, bos_ids)
     inputs = SentenceInputs(
         context=state.context,
         forbidden_ids=tf.stack([tf.fill([batch_size], pad_id), forbidden_bos], axis=1)[:, None],
         max_lengths=max_lengths,
-        alpha=alpha,
+        length_penalties=penalties,
+        largest_penalties=tf.maximum(penalties, largest),
         beta=beta,
-        largest_penalty=scoring.length_penalty(longest, alpha, length_penalty_form),
         constraints=repeat_for_each_sentence(
             tuple(each.inputs for each in constraints), batch_size
         ),
@@ -720,7 +723,6 @@ def start_search(
         constraints=tuple(constraints),
         eos_id=eos_id,
         pad_id=pad_id,
-        length_penalty_form=length_penalty_form,
     )
     model = {"recurrent_state": state.recurrent_state, "kv_cache": state.kv_cache}
     if state.coverage is not None:
@@ -798,9 +800,7 @@ def _run_search(step: Step, spec: SearchSpec, inputs: SentenceInputs, state: Sta
 
     def shrink_batch(rows: Tensor, inputs: Any, state: State, results: Any) -> Any:
         # Dropping sentences copies the others, so it waits until a quarter are done.
-        size = tf.shape(rows)[0]
-        min_open = size - (size + 3) // 4
-        state = _run_steps(functools.partial(step, spec, inputs), state, min_open, max_time)
+        state = _run_steps(functools.partial(step, spec, inputs), state, 0.75, max_time)
         results = tf.nest.map_structure(
             lambda all_, some: tf.tensor_scatter_nd_update(all_, rows[:, None], some),
             results,
@@ -830,17 +830,16 @@ def _is_open(state: State) -> Tensor:
 
 
 def _run_steps(
-    step: Callable[[State], State], state: State, min_open: Tensor, max_time: Tensor
+    step: Callable[[State], State], state: State, share: float, max_time: Tensor
 ) -> State:
-    """Runs steps while more than `min_open` sentences are open, up to `max_time`."""
-
-    def should_continue(state: State) -> Tensor:
-        num_open = tf.math.count_nonzero(_is_open(state), dtype=tf.int32)
-        return (num_open > min_open) & (state.time < max_time)
-
+    """Runs steps while more than this share of the sentences are open, up to `max_time`."""
     shapes = tf.nest.map_structure(lambda leaf: _changing_shape(leaf, leaf.shape[:1]), state)
     (state,) = tf.while_loop(
-        should_continue, lambda state: (step(state),), (state,), shape_invariants=(shapes,)
+        lambda state: tf.reduce_mean(tf.cast(_is_open(state), tf.float32)) > share,
+        lambda state: (step(state),),
+        (state,),
+        shape_invariants=(shapes,),
+        maximum_iterations=max_time - state.time,
     )
     return state
 
@@ -923,7 +922,7 @@ def _run_in_stages(step: Step, spec: SearchSpec, inputs: SentenceInputs, state: 
     Work grows with the capacity, and most sentences finish before the largest is needed.
     """
     capacity, *larger = spec.capacities
-    state = _run_steps(functools.partial(step, spec, inputs), state, 0, capacity)
+    state = _run_steps(functools.partial(step, spec, inputs), state, 0.0, capacity)
     if not larger:
         return state.finished, state.history
     spec = spec._replace(capacities=tuple(larger))

@@ -14,7 +14,7 @@ _SMALLEST = 2.0**-126  # the smallest normal float32: its logarithm is finite, -
 
 
 def length_penalty(lengths: Tensor, alpha: Tensor, form: str = "gnmt") -> Tensor:
-    """Returns ((5 + length) / 6) ** alpha in float32 (Wu et al. 2016, eq. 14).
+    """Returns ((5 + length) / 6) ** alpha in float32, always finite (Wu et al. 2016, eq. 14).
 
     Args:
         lengths: integers of any shape: tokens of the hypothesis, EOS included.
@@ -27,7 +27,8 @@ def length_penalty(lengths: Tensor, alpha: Tensor, form: str = "gnmt") -> Tensor
     """
     check_choice("length_penalty_form", form, ("gnmt", "power"))
     numbers = tf.cast(lengths, tf.float32)
-    return (numbers if form == "power" else (5.0 + numbers) / 6.0) ** alpha
+    penalty = (numbers if form == "power" else (5.0 + numbers) / 6.0) ** alpha
+    return tf.minimum(penalty, tf.float32.max)  # -inf divided by infinity would be NaN
 
 
 def coverage_penalty(coverage: Tensor, beta: Tensor) -> Tensor:
@@ -49,24 +50,16 @@ def coverage_penalty(coverage: Tensor, beta: Tensor) -> Tensor:
 
 
 def final_scores(
-    log_probs: Tensor,
-    lengths: Tensor,
-    coverage: Tensor | None,
-    alpha: Tensor,
-    beta: Tensor,
-    form: str = "gnmt",
+    log_probs: Tensor, penalty: Tensor, coverage: Tensor | None, beta: Tensor
 ) -> Tensor:
     """Returns log P(Y) / length penalty + coverage penalty (Wu et al. 2016, eq. 14).
 
     Args:
         log_probs: float32 [B, N], of complete translations; -inf for those that do not exist.
-        lengths: int32 [B, N] or [], EOS included.
+        penalty: float32 [B, 1], finite, the length penalty of their length, EOS included.
         coverage: float32 [B, N, S], see `DecodingState`; None without a coverage penalty.
-        alpha, beta: float32 [B, 1], of the length and the coverage penalty.
-        form: of the length penalty.
+        beta: float32 [B, 1], weight of the coverage penalty.
     """
-    # -inf divided by an infinite length penalty would be NaN.
-    penalty = tf.minimum(length_penalty(lengths, alpha, form), tf.float32.max)
     scores = log_probs / penalty
     return scores if coverage is None else scores + coverage_penalty(coverage, beta)
 

@@ -25,8 +25,8 @@ def test_length_penalty_equals_worked_numbers():
 
 def test_impossible_scores_stay_impossible_with_a_huge_penalty():
     log_probs = tf.constant([[-1.0, -np.inf]])
-    alpha, beta = tf.constant([[1e6]]), tf.constant([[0.0]])
-    scores = final_scores(log_probs, tf.constant(9), None, alpha, beta)
+    penalty = length_penalty(tf.constant(9), tf.constant([[1e6]]))
+    scores = final_scores(log_probs, penalty, None, tf.constant([[0.0]]))
     np.testing.assert_allclose(scores, [[0.0, -np.inf]], atol=1e-30)
 
 
