@@ -11,10 +11,10 @@
 set -euo pipefail
 
 rows="scan-{simple,length}-{lstm,transformer,relative,rotary,universal,universal-fixed}
-inflection-{kat,got,ara}
+inflection-{kat,got,ara} inflection-short-{kat,got,ara}
 g2p-{arm_e,dut,fre,geo,hbs_latn,hun,jpn_hira,vie_hanoi}
 cogs-{relative,sinusoidal}
-multi30k-{transformer,lstm,universal,fr}"
+multi30k-{transformer,fast,lstm,universal,fr}"
 if [ $# -lt 2 ]; then
   printf 'usage: bash scripts/reproduce.sh ROW DATA [SEEDS]\nrows:\n%s\n' "$rows" >&2
   exit 2
@@ -61,16 +61,24 @@ case "$row" in
         [ "$model" = universal ] || task+=(--adaptive_steps=false) ;;
       *) no_such_row ;;
     esac ;;
-  inflection-*)  # Wu, Cotterell and Hulden 2021; SIGMORPHON-UniMorph 2022
-    language="${row#inflection-}"
+  inflection-*)  # SIGMORPHON-UniMorph 2022; the settings of Wu, Cotterell and Hulden 2021, or a tenth
+    language="${row##*-}"
     train="$(file "${language}_large.train")"
     dev="$(file "$language.dev")"
     test="$(file "$language.test")"
     task=(--task=inflection --train_file="$train" --dev_file="$dev" --test_file="$test"
       --num_layers=4 --model_dim=256 --feed_forward_dim=1024 --num_heads=4 --dropout=0.3
-      --attention_dropout=0.3 --feed_forward_dropout=0.3 --norm_position=pre --label_smoothing=0.1
-      --learning_rate=0.001 --warmup_steps=4000 --schedule=inverse_sqrt --batch_sentences=400
-      --batch_tokens=20000 --train_steps=20000 --checkpoint_steps=500 --average_best=1)
+      --norm_position=pre --label_smoothing=0.1 --learning_rate=0.001 --schedule=inverse_sqrt
+      --batch_tokens=20000)
+    case "$row" in
+      "inflection-$language") task+=(--attention_dropout=0.3 --feed_forward_dropout=0.3
+        --warmup_steps=4000 --batch_sentences=400 --train_steps=20000 --checkpoint_steps=500
+        --average_best=1) ;;
+      "inflection-short-$language") task+=(--attention_dropout=0.1 --feed_forward_dropout=0.1
+        --warmup_steps=500 --batch_sentences=200 --train_steps=2000 --checkpoint_steps=250
+        --average_last=4 --precision=mixed_bfloat16) ;;
+      *) no_such_row ;;
+    esac
     evaluate=(--overlap_with="$train") ;;
   g2p-*)  # SIGMORPHON 2021, task 1, medium
     language="${row#g2p-}"
@@ -110,8 +118,10 @@ case "$row" in
       --bleu_tokenize=none --bleu_lowercase --checkpoint_steps=100 --keep_checkpoints=30
       --average_last=10 --validation_time_share=0.03)
     case "${row#multi30k-}" in
-      transformer|fr) task+=(--preset=tiny --dropout=0.3 --learning_rate=0.005 --warmup_steps=2000
-        --batch_tokens=8192 --train_steps=8000 --precision=mixed_bfloat16) ;;
+      transformer|fast|fr)
+        task+=(--dropout=0.3 --learning_rate=0.005 --warmup_steps=2000 --batch_tokens=8192
+          --train_steps=8000 --precision=mixed_bfloat16)
+        if [ "$row" = multi30k-fast ]; then task+=(--preset=tiny-fast); else task+=(--preset=tiny); fi ;;
       lstm) task+=(--preset=rnn-tiny --dropout=0.3 --learning_rate=0.002 --warmup_steps=400
         --batch_tokens=4096 --clip_norm=1 --train_steps=2000) ;;
       universal) task+=(--preset=universal-tiny --dropout=0.2 --learning_rate=0.002

@@ -90,7 +90,7 @@ def test_settings_of_every_row_are_valid(call, data, monkeypatch, tmp_path):
     assert usage.returncode == 2
     patterns = usage.stderr.partition("rows:")[2].split()
     rows = bash("-c", f"echo {' '.join(patterns)}").stdout.split()
-    assert len(rows) == 29
+    assert len(rows) == 33
     for row in rows:
         train, plot, evaluate, *_ = commands(row, data)
         assert [each[0] for each in (train, plot, evaluate)] == [
