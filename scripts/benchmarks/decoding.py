@@ -431,24 +431,29 @@ def check(rows: Sequence[Row]) -> list[Verdict]:
     ours, rival = ("ours", "ours_session", "ours_xla"), ("ctranslate2",)
     shortlist, with_map = ("ours_shortlist",), ("ctranslate2_shortlist",)
     many, one = "batches of 64 real sentences", "one real sentence at a time"
+    fast = "as long as a test set's, tiny-fast against tiny"
     verdicts = []
-    for text, bound, engines, rivals, rival_name, preset, batch in (
-        (f"{many} against CTranslate2's float32", 1.0, ours, rival, "CTranslate2", "run", 64),
-        (f"{one} against CTranslate2's float32", 1.3, ours, rival, "CTranslate2", "run", 1),
-        (f"{many} with a shortlist against those without", 1.5, shortlist, ("ours",),
-         "a search of all tokens", "run", 64),
-        (f"{many} with a shortlist against CTranslate2's", 1.0, shortlist, with_map,
-         "CTranslate2 with a shortlist", "run", 64),
-        ("base, batches of 32 as long as a test set's", 1.0, ours, rival, "CTranslate2", "base",
-         32),
-        ("base, one sentence as long as a test set's", 1.3, ours, rival, "CTranslate2", "base", 1),
+    for text, bound, (engines, preset), (rivals, rival_preset), rival_name, batch in (
+        (f"{many} against CTranslate2's float32", 1.0, (ours, "run"), (rival, "run"),
+         "CTranslate2", 64),
+        (f"{one} against CTranslate2's float32", 1.3, (ours, "run"), (rival, "run"),
+         "CTranslate2", 1),
+        (f"{many} with a shortlist against those without", 1.5, (shortlist, "run"),
+         (("ours",), "run"), "a search of all tokens", 64),
+        (f"{many} with a shortlist against CTranslate2's", 1.0, (shortlist, "run"),
+         (with_map, "run"), "CTranslate2 with a shortlist", 64),
+        ("base, batches of 32 as long as a test set's", 1.0, (ours, "base"), (rival, "base"),
+         "CTranslate2", 32),
+        ("base, one sentence as long as a test set's", 1.3, (ours, "base"), (rival, "base"),
+         "CTranslate2", 1),
+        (f"one sentence {fast}", 0.6, (ours, "tiny-fast"), (ours, "tiny"), "tiny", 1),
+        (f"batches of 64 {fast}", 1.2, (ours, "tiny-fast"), (ours, "tiny"), "tiny", 64),
     ):  # fmt: skip
-        case = {"preset": (preset,), "batch": (batch,)}
         target = Target(
             text=text,
             bound=bound,
-            ours=case | {"engine": engines},
-            rival=case | {"engine": rivals},
+            ours={"preset": (preset,), "batch": (batch,), "engine": engines},
+            rival={"preset": (rival_preset,), "batch": (batch,), "engine": rivals},
             rival_name=rival_name,
             measure="times" if batch == 1 else "rates",
         )

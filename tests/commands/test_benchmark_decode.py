@@ -79,7 +79,7 @@ def _with(row, **changes):
 
 def test_good_figures_meet_all_targets(verdicts):
     results = verdicts(_GOOD)
-    assert [verdict.met for verdict in results] == [True] * 4 + [None] * 2 + [True]
+    assert [verdict.met for verdict in results] == [True] * 4 + [None] * 4 + [True]
     assert "1.14 (ours_xla 2x1 against ctranslate2 2x1" in results[0].text
     assert "0.92 (ours_xla 1x2 against ctranslate2 2x1" in results[1].text
 
@@ -135,16 +135,16 @@ def test_slow_rounds_do_not_change_a_ratio(verdicts):
 def test_unmeasured_targets_are_skipped_with_a_reason(verdicts):
     ours = {key: figures for key, figures in _GOOD.items() if key[0].startswith("ours")}
     results = verdicts(ours)
-    assert [verdict.met for verdict in results] == [None, None, True, *[None] * 4]
+    assert [verdict.met for verdict in results] == [None, None, True, *[None] * 6]
     assert results[0].text.endswith("CTranslate2 was not measured")
     rivals = {key: figures for key, figures in _GOOD.items() if key[0] == "ctranslate2"}
-    assert [verdict.met for verdict in verdicts(rivals)] == [None] * 7
+    assert [verdict.met for verdict in verdicts(rivals)] == [None] * 9
 
 
 @pytest.mark.parametrize("changes", [{"preset": "tiny"}, {"one_length": True}])
 def test_equal_lengths_do_not_count_for_targets(verdicts, changes):
     results = verdicts(_GOOD, lambda row: _with(row, **changes))
-    assert [verdict.met for verdict in results] == [None] * 7
+    assert [verdict.met for verdict in results] == [None] * 9
 
 
 def test_random_base_has_its_own_targets(verdicts):
@@ -152,8 +152,20 @@ def test_random_base_has_its_own_targets(verdicts):
         return _with(row, preset="base", sentences="as test", batch=min(row.case["batch"], 32))
 
     results = verdicts(_GOOD, base)
-    assert [verdict.met for verdict in results] == [None] * 4 + [True, True, None]
+    assert [verdict.met for verdict in results] == [None] * 4 + [True, True, None, None, None]
     assert "1.14 (ours_xla 2x1 against ctranslate2 2x1" in results[4].text
+
+
+@pytest.mark.parametrize(("ratio", "are_met"), [(0.5, True), (0.9, False)])
+def test_shallow_decoder_is_compared_with_tiny(decoding, ratio, are_met):
+    rows = _rows(decoding, {("ours", "1x2"): (400, 10)})
+    faster = _rows(decoding, {("ours", "1x2"): (400 / ratio, 10 * ratio)})
+    results = decoding.check(
+        [_with(row, preset="tiny") for row in rows]
+        + [_with(row, preset="tiny-fast") for row in faster]
+    )
+    assert [verdict.met for verdict in results[6:8]] == [are_met] * 2
+    assert f"{ratio:.2f} (ours 1x2 against ours 1x2)" in results[6].text
 
 
 def test_test_set_batches_hold_similar_lengths(decoding):
