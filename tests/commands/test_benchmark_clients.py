@@ -124,25 +124,27 @@ def test_folder_without_a_version_is_rejected(run, refused, tmp_path):
     refused(run("benchmark.py", "clients", *flags), f"no version of a SavedModel in {tmp_path}")
 
 
-@pytest.mark.parametrize("largest", [4, 16])
-def test_waiting_requests_are_merged_and_each_gets_its_own_answer(clients, largest):
-    waiting, sizes = threading.Event(), []
+@pytest.mark.parametrize(("largest", "expected"), [(4, [1, 4, 4]), (16, [1, 8])])
+def test_waiting_requests_are_merged_and_each_gets_its_own_answer(clients, largest, expected):
+    has_begun, may_end, sizes = threading.Event(), threading.Event(), []
 
     def model(texts):
         sizes.append(len(texts))
-        waiting.wait(30)  # until all clients have sent a request
+        has_begun.set()
+        may_end.wait(30)
         return np.stack([texts, texts], axis=1), np.zeros([len(texts), 2], np.float32)
 
     run, close = clients.merged(model, clients.Batching(largest, 0, 1), clients=9)
-    threading.Timer(1, waiting.set).start()
     texts = [f"größe {number}".encode() for number in range(9)]
     with ThreadPoolExecutor(len(texts)) as pool:
-        answers = list(pool.map(lambda text: run(np.array([text], object)), texts))
+        asked = [pool.submit(run, np.array(texts[:1], object))]
+        assert has_begun.wait(30)  # the only thread is busy: the others wait in the queue
+        asked += [pool.submit(run, np.array([text], object)) for text in texts[1:]]
+        threading.Timer(3, may_end.set).start()  # when all are in the queue
+        answers = [each.result() for each in asked]
     close()
     assert [translations.tolist() for translations, _ in answers] == [[[t, t]] for t in texts]
-    # The first batch leaves as soon as its thread is free; the others wait meanwhile.
-    assert sum(sizes) == len(texts)
-    assert max(sizes) == min(largest, len(texts) - sizes[0])
+    assert sizes == expected
 
 
 @pytest.mark.slow
