@@ -80,12 +80,15 @@ case "$row" in
       *) no_such_row ;;
     esac
     evaluate=(--overlap_with="$train") ;;
-  g2p-*)  # SIGMORPHON 2021, task 1, medium
+  g2p-*)  # SIGMORPHON 2021, task 1, medium; one setting for all languages
     language="${row#g2p-}"
     train="$(file "${language}_train.tsv")"
     dev="$(file "${language}_dev.tsv")"
     test="$(file "${language}_test.tsv")"
-    task=(--task=pronunciation --train_file="$train" --dev_file="$dev" --test_file="$test")
+    task=(--task=pronunciation --train_file="$train" --dev_file="$dev" --test_file="$test"
+      --preset=rnn-tiny --learning_rate=0.004 --schedule=cosine --warmup_steps=60
+      --batch_tokens=1024 --train_steps=600 --checkpoint_steps=200 --average_last=1 --clip_norm=1
+      --precision=float32)
     metric="word error rate" ;;
   cogs-*)  # Kim and Linzen 2020; settings of Csordas et al. 2021
     train="$(file train.tsv)"

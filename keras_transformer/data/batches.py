@@ -50,6 +50,7 @@ Counts: TypeAlias = npt.NDArray[np.int64]
 Batch: TypeAlias = tuple[dict[str, Ids], Ids]
 Resample: TypeAlias = Callable[[Sequence[Sequence[int]], int], Sequence[Sequence[int]]]
 
+_PREFETCHED_BATCHES = 8  # enough to hide the making of batches, which takes milliseconds
 _MAX_SHAPES = 96
 _ENOUGH_SHARE = 0.93  # of a batch's entries are tokens; no more shapes are added then
 WINDOW_PAIRS = 1 << 21
@@ -155,7 +156,11 @@ def to_dataset(batches: Callable[[], Iterator[Batch]], *, has_alignment: bool = 
     names = ("source", "target", "alignment")[: 2 + has_alignment]
     signature = (dict.fromkeys(names, ids), ids)
     dataset = tf.data.Dataset.from_generator(batches, output_signature=signature)
-    return dataset.prefetch(tf.data.AUTOTUNE)
+    # With autotuning an iterator is only deleted when its tuner wakes up, which after minutes is
+    # once a minute: training would end with half a minute of waiting.
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return dataset.prefetch(_PREFETCHED_BATCHES).with_options(options)
 
 
 class BatchShape(NamedTuple):

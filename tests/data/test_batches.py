@@ -539,3 +539,10 @@ def test_dataset_gives_the_same_batches_each_time():
     expected = as_lists(training_batches(corpus, batch_tokens=128, epochs=1))
     for _ in range(2):
         assert as_lists(dataset.as_numpy_iterator()) == expected
+
+
+def test_deleting_an_iterator_does_not_wait_for_autotuning():
+    corpus, _, _ = a_corpus(pairs=3)
+    dataset = to_dataset(lambda: training_batches(corpus, batch_tokens=128, epochs=1))
+    # The wait itself takes minutes of training to show: tf.data wakes its tuner ever more seldom.
+    assert dataset.options().autotune.enabled is False
