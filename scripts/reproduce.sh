@@ -20,6 +20,10 @@ if [ $# -lt 2 ]; then
   exit 2
 fi
 row="$1" seeds="${3:-1}"
+if ! [ -d "$2" ]; then
+  echo "reproduce: no folder $2; DATA is the folder with the public files" >&2
+  exit 2
+fi
 data="$(cd "$2" && pwd)"
 if ! [[ "$seeds" =~ ^[0-9]+(,[0-9]+)*$ ]]; then
   echo "reproduce: SEEDS must be numbers separated by commas, such as 1,2,3; got $seeds" >&2

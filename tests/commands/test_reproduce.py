@@ -106,6 +106,7 @@ def test_unknown_rows_seeds_and_files_are_reported(data, tmp_path):
         (("scan-simple-gru", data), "no row scan-simple-gru; rows:\nscan-{simple,"),
         (("cogs-absolute", data), "no row cogs-absolute; rows:"),
         (("g2p-geo", data, "1 2"), "SEEDS must be numbers separated by commas"),
+        (("g2p-geo", tmp_path / "none"), f"reproduce: no folder {tmp_path / 'none'}; DATA is"),
         (("g2p-geo", tmp_path), f"{tmp_path} has neither geo_train.tsv nor geo_train.tsv.gz"),
     ):
         done = bash("scripts/reproduce.sh", *arguments, DRY_RUN="1")
