@@ -202,8 +202,10 @@ def test_multi_head_attention_replaces_that_of_keras(options, mode):
     ours.build(X.shape, MEMORY.shape, other.shape)
     ours.set_weights(theirs.get_weights())
     inputs = (X, MEMORY, other)
-    found = caller(mode, ours, *inputs, attention_mask=mask)(*inputs)
-    np.testing.assert_array_equal(found, theirs(*inputs, attention_mask=mask))
+    found, expected = (
+        caller(mode, layer, *inputs, attention_mask=mask)(*inputs) for layer in (ours, theirs)
+    )
+    np.testing.assert_allclose(found, expected, atol=1e-6)  # the order of sums is the processor's
 
 
 @pytest.mark.parametrize("options", [{}, dict(value_dim=5, use_bias=False, output_shape=7)])
@@ -401,7 +403,9 @@ def test_numpy_ids_decode(name, dtype):
 
 
 def test_gradients_of_relative_positions_in_half_precision():
-    # Each row is the sum over 40 * 8 pairs of positions, which bfloat16 would round to 8 bits.
+    # Each row is the sum over 8 * 1,600 pairs of positions. The products in bfloat16 leave errors of
+    # 1 to 2.6 % of the largest gradient; a running sum in bfloat16 would stop at its 256th term.
+    keras.utils.set_random_seed(0)
     x = np.random.default_rng(0).normal(size=(8, 40, D)).astype("float32")
     layers = [
         SelfAttention(**HEADS, positions="relative", max_relative_distance=1, dtype=dtype)
@@ -416,7 +420,7 @@ def test_gradients_of_relative_positions_in_half_precision():
         tables = [layer.relative_keys.value, layer.relative_values.value]
         gradients.append([tf.convert_to_tensor(each) for each in tape.gradient(loss, tables)])
     for exact, found in zip(*gradients, strict=True):
-        np.testing.assert_allclose(found, exact, atol=0.02 * np.abs(exact).max())
+        np.testing.assert_allclose(found, exact, atol=0.05 * np.abs(exact).max())
 
 
 @pytest.mark.parametrize(
