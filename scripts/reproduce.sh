@@ -90,8 +90,8 @@ case "$row" in
     dev="$(file "${language}_dev.tsv")"
     test="$(file "${language}_test.tsv")"
     task=(--task=pronunciation --train_file="$train" --dev_file="$dev" --test_file="$test"
-      --preset=rnn-tiny --learning_rate=0.004 --schedule=cosine --warmup_steps=60
-      --batch_tokens=1024 --train_steps=600 --checkpoint_steps=200 --average_last=1 --clip_norm=1
+      --preset=rnn-tiny --dropout=0 --learning_rate=0.004 --schedule=cosine --warmup_steps=150
+      --batch_tokens=512 --train_steps=1500 --checkpoint_steps=500 --average_last=1 --clip_norm=1
       --precision=float32)
     metric="word error rate" ;;
   cogs-*)  # Kim and Linzen 2020; settings of Csordas et al. 2021

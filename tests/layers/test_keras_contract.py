@@ -403,8 +403,8 @@ def test_numpy_ids_decode(name, dtype):
 
 
 def test_gradients_of_relative_positions_in_half_precision():
-    # Each row is the sum over 8 * 1,600 pairs of positions. The products in bfloat16 leave errors of
-    # 1 to 2.6 % of the largest gradient; a running sum in bfloat16 would stop at its 256th term.
+    # Each row is the sum over 8 * 1,600 pairs of positions. The products in bfloat16 leave errors
+    # of 1 to 2.6 % of the largest gradient; a running sum in bfloat16 would stop at its 256th term.
     keras.utils.set_random_seed(0)
     x = np.random.default_rng(0).normal(size=(8, 40, D)).astype("float32")
     layers = [
