@@ -20,6 +20,10 @@ from unittest import mock
 import pytest
 from absl import flags
 
+# A process for each core runs tests: further threads of OpenMP (PyTorch, CTranslate2) would spend the
+# others' time waiting in loops.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # Files that take longest, by their names: begun last, one of them would keep everyone waiting.
 _LONGEST = (
     "test_fit", "test_devices", "test_backends", "test_pages", "test_train",

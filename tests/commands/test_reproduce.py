@@ -150,7 +150,7 @@ def test_row_is_reproduced_on_short_commands(call, monkeypatch, tmp_path):
     random.Random(1).shuffle(pairs)
     for split, part in (("train", pairs[300:]), ("test", pairs[:300])):
         (tmp_path / f"tasks_{split}_simple.txt").write_text("".join(lines(part)))
-    steps = ("--train_steps=400", "--warmup_steps=100", "--batch_tokens=2048")
+    steps = ("--train_steps=300", "--warmup_steps=60", "--batch_tokens=1024")
     assert reproduce(call, "scan-simple-lstm", tmp_path, *steps) >= 90
     curve = tmp_path / "runs" / "scan-simple-lstm-1" / "curve.png"
     assert curve.read_bytes().startswith(b"\x89PNG")

@@ -10,7 +10,7 @@ from keras_transformer.training import RunDirectory, train
 from keras_transformer.training.settings import new_configs
 
 OPTIONS = dict(
-    preset="tiny", num_layers=3, model_dim=32, num_heads=4, feed_forward_dim=64, dropout=0.1,
+    preset="tiny", num_layers=2, model_dim=32, num_heads=4, feed_forward_dim=64, dropout=0.1,
     vocabulary_kind="word", batch_tokens=600, warmup_steps=100, average_last=1,
 )  # fmt: skip
 
@@ -59,7 +59,7 @@ def test_guided_attention_aligns_better(files, tmp_path):
     rates = {}
     for name, guide in {"none": None, "file": files[2], "ibm1": "ibm1"}.items():
         weight = dict(guided_alignment_weight=1.0) if guide else {}
-        steps = dict(train_steps=400, checkpoint_steps=400)
+        steps = dict(train_steps=300, checkpoint_steps=300)
         run = create(tmp_path / name, files, guided_alignment=guide, **steps, **weight)
         translator = Translator(train(run, show=False), *run.vocabularies())
         rates[name] = error_rate(translator, *test)
