@@ -52,8 +52,8 @@ def pages() -> dict[str, pathlib.Path]:
 def run_page(monkeypatch, call, capsys):
     """Runs the blocks of a page in this process, which has loaded TensorFlow already.
 
-    `short` is flags for each training, which also shorten its evaluations, `replace` pairs of text and what replaces it. A block whose
-    first line is `# NAME.py` is saved under that name.
+    `short` is flags for each training, and shortens evaluations too; `replace` is pairs of text and
+    what replaces it. A block whose first line is `# NAME.py` is saved under that name.
     """
 
     def run_page(name: str, folder: pathlib.Path, short: str = "", replace=()) -> None:
