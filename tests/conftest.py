@@ -20,8 +20,8 @@ from unittest import mock
 import pytest
 from absl import flags
 
-# A process for each core runs tests: further threads of OpenMP (PyTorch, CTranslate2) wait in loops,
-# which took five sixths of the processor time of the models on PyTorch.
+# A process for each core runs tests: further threads of OpenMP (PyTorch, CTranslate2) wait in
+# loops, which took five sixths of the processor time of the models on PyTorch.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Files that take longest, by their names: begun last, one of them would keep everyone waiting.
