@@ -28,11 +28,13 @@ SEARCHED = sorted(set(samples.NAMES) - {"marian_pre_relu"})  # whose own decoder
 _EXPORTED = """
 import json, sys
 import tensorflow as tf, tensorflow_text
-serve = tf.saved_model.load(sys.argv[1]).signatures["serving_default"]
-found = serve(text=tf.constant(json.load(sys.stdin)))
+answers = {}
+for name, (folder, sentences) in json.load(sys.stdin).items():
+    found = tf.saved_model.load(folder).signatures["serving_default"](text=tf.constant(sentences))
+    texts = [text.decode() for text in found["translations"][:, 0].numpy()]
+    answers[name] = texts, found["scores"][:, 0].numpy().tolist()
 assert "keras_transformer" not in sys.modules
-texts = [text.decode() for text in found["translations"][:, 0].numpy()]
-print(json.dumps([texts, found["scores"][:, 0].numpy().tolist()]))
+print(json.dumps(answers))
 """
 
 
@@ -134,21 +136,31 @@ def test_language_codes_are_noted(load):
     )
 
 
+@pytest.fixture(scope="module")
+def exported(load, tmp_path_factory, run_python):
+    """What each sample's SavedModel answers in one fresh process, and its run's translations."""
+    folder, expected, requests = tmp_path_factory.mktemp("exported"), {}, {}
+    with pytest.MonkeyPatch.context() as patch:
+        # The process below answers other sentences, from `tf.saved_model.load`.
+        patch.setattr("keras_transformer.serving.export.compare_answers", lambda *_: None)
+        for name in samples.NAMES:
+            sample, _ = load(name)
+            run = import_run(sample.model, folder / name, {"format": samples.FORMATS[name]})
+            texts = [entry["source"] for entry in sample.sentences]
+            search = run.configs().search_config({"max_extra_length": 10})
+            translator = Translator(run.load_model(), *run.vocabularies(), search)
+            saved = export(translator, folder / f"{name}-export", batch_sizes=[1])
+            requests[name] = (str(saved), texts)
+            expected[name] = [translations[0] for translations in translator.translate(texts)]
+    found = json.loads(run_python("-I", "-c", _EXPORTED, stdin=json.dumps(requests)))
+    return {name: (found[name], expected[name]) for name in samples.NAMES}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", samples.NAMES)
-def test_saved_models_translate_as_their_run(name, load, tmp_path, monkeypatch, run_python):
-    # The process below answers other sentences, from `tf.saved_model.load`.
-    monkeypatch.setattr("keras_transformer.serving.export.compare_answers", lambda *_: None)
-    sample, _ = load(name)
-    run = import_run(sample.model, tmp_path / "run", {"format": samples.FORMATS[name]})
-    texts = [entry["source"] for entry in sample.sentences]
-    search = run.configs().search_config({"max_extra_length": 10})
-    translator = Translator(run.load_model(), *run.vocabularies(), search)
-    folder = export(translator, tmp_path / "export", batch_sizes=[1])
-    output = run_python("-I", "-c", _EXPORTED, folder, stdin=json.dumps(texts))
-    found, scores = json.loads(output)
-    expected = [translations[0] for translations in translator.translate(texts)]
-    assert found == [each.text for each in expected]
+def test_saved_models_translate_as_their_run(name, exported):
+    (texts, scores), expected = exported[name]
+    assert texts == [each.text for each in expected]
     np.testing.assert_allclose(scores, [each.score for each in expected], atol=1e-4, rtol=1e-5)
 
 
