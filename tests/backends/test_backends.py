@@ -98,11 +98,14 @@ def flat_weights(model: keras.Model) -> np.ndarray:
 
 def start(backend: str, folder: pathlib.Path, program: str, **environment: str) -> subprocess.Popen:
     path = os.pathsep.join([str(folder), str(ROOT), *sys.path])
-    environment |= {"KERAS_BACKEND": backend, "PYTHONPATH": path}
-    environment["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # compiling takes longer than running
+    always = {
+        "KERAS_BACKEND": backend,
+        "PYTHONPATH": path,
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",  # compiling takes longer than running
+    }
     return subprocess.Popen(
         [sys.executable, str(PROGRAM), str(folder), program],
-        env=os.environ | environment,
+        env=os.environ | always | environment,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
