@@ -22,18 +22,29 @@ def num_cores() -> int:
 
 def cpu_flags() -> frozenset[str]:
     """Returns the processor's features as Linux names them, such as "avx2"; elsewhere none."""
+    return _cpuinfo("flags", "Features")  # of x86 and Arm
+
+
+def _cpuinfo(*names: str) -> frozenset[str]:
     try:
         lines = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return frozenset()
-    names = ("flags", "Features")  # of x86 and Arm
-    flags = (line.partition(":")[2].split() for line in lines if line.startswith(names))
-    return frozenset(next(flags, ()))
+    return frozenset(
+        next((line.partition(":")[2].split() for line in lines if line.startswith(names)), ())
+    )
 
 
 def has_bfloat16() -> bool:
-    """Whether the processor computes in bfloat16; the others convert to float32 and back."""
-    return not cpu_flags().isdisjoint({"avx512_bf16", "amx_bf16", "bf16"})
+    """Whether the processor is faster in bfloat16 than in float32, by its instructions.
+
+    Training `tiny`, AMD processors with AVX512_BF16 have 1.1 to 1.3 times the rate of float32 and
+    an Intel one with AMX 1.17 times, but an Intel one with AVX512_BF16 alone has 0.63 times.
+    """
+    fast = {"amx_bf16", "bf16"}
+    if "AuthenticAMD" in _cpuinfo("vendor_id"):
+        fast.add("avx512_bf16")
+    return not cpu_flags().isdisjoint(fast)
 
 
 def end_with_parent() -> None:

@@ -103,13 +103,14 @@ def test_keep_freed_memory_without_glibc_does_nothing(monkeypatch):
     ("line", "result"),
     [
         ("flags\t\t: fpu avx2 avx512f", False),
-        ("flags\t\t: fpu avx2 avx512f avx512_bf16", True),
+        ("vendor_id\t: AuthenticAMD\nflags\t\t: fpu avx2 avx512f avx512_bf16", True),
+        ("vendor_id\t: GenuineIntel\nflags\t\t: fpu avx2 avx512f avx512_bf16", False),
         ("flags\t\t: fpu avx512f amx_bf16 amx_tile", True),
         ("Features\t: fp asimd bf16", True),
         ("Hardware\t: unknown", False),
     ],
 )
-def test_has_bfloat16_needs_cpu_instructions(monkeypatch, tmp_path, line, result):
+def test_has_bfloat16_needs_fast_cpu_instructions(monkeypatch, tmp_path, line, result):
     (tmp_path / "cpuinfo").write_text(f"processor\t: 0\n{line}\nprocessor\t: 1\n{line}\n")
     monkeypatch.setattr(host.pathlib, "Path", lambda _: tmp_path / "cpuinfo")
     assert host.has_bfloat16() is result

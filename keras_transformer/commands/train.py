@@ -138,8 +138,8 @@ def main(arguments: list[str]) -> None:
     is_bfloat16 = run.configs().training.precision == "mixed_bfloat16"
     if is_bfloat16 and not distribution.computes_in_bfloat16():
         print(
-            "This processor has no instructions for bfloat16, and trains slower in it than in "
-            "float32: at 0.7 of the rate with AVX2. For a new run --precision=auto chooses."
+            "This processor has no fast instructions for bfloat16, and trains slower in it than "
+            "in float32: at 0.7 of the rate with AVX2. For a new run --precision=auto chooses."
         )
     steps = run.checkpoints().steps()
     _say(

@@ -95,8 +95,8 @@ class TrainingConfig(JsonConfig):
     )
     precision: Literal["float32", "mixed_bfloat16", "mixed_float16", "auto"] = option(
         "float32",
-        "Keras dtype policy; auto is mixed_bfloat16 on GPUs and on CPUs with instructions for "
-        "it, else float32. A run keeps what auto chose.",
+        "Keras dtype policy; auto is mixed_bfloat16 on GPUs and on CPUs with fast instructions "
+        "for it (AMD's AVX512_BF16, AMX, Arm's BF16), else float32. A run keeps what auto chose.",
     )
     freeze: str | None = option(
         None,
