@@ -132,6 +132,8 @@ class SmoothedCrossEntropy(keras.losses.Loss):
         weights = real * (ops.cast(ops.size(real), "float32") / ops.maximum(ops.sum(real), 1.0))
         if sample_weight is not None:
             weights *= _broadcast_sample_weights(sample_weight, real)
+        if getattr(y_pred, "_keras_mask", None) is not None:
+            y_pred = ops.copy(y_pred)  # without the mask, by which Keras would divide once more
         return super().__call__(y_true, y_pred, sample_weight=weights)
 
     def call(self, y_true: Tensor, y_pred: Tensor) -> Tensor:

@@ -196,9 +196,12 @@ def test_graph_mode_works_for_any_length():
         np.testing.assert_allclose(compiled(labels, logits)[1], gradient, atol=1e-7)
 
 
-def test_any_keras_model_compiles_with_it():
+@pytest.mark.parametrize("mask_zero", [False, True])
+def test_any_keras_model_compiles_with_it(mask_zero):
     keras.utils.set_random_seed(1)
-    model = keras.Sequential([keras.layers.Embedding(5, 8), keras.layers.Dense(5)])
+    model = keras.Sequential(
+        [keras.layers.Embedding(5, 8, mask_zero=mask_zero), keras.layers.Dense(5)]
+    )
     model.compile(optimizer=keras.optimizers.Adam(0.05), loss=SmoothedCrossEntropy())
     ids = np.array([[2, 4, 3], [1, 0, 0]])
     history = model.fit(ids, LABELS, epochs=8, verbose=0).history["loss"]

@@ -30,7 +30,7 @@ from keras_transformer.client.transport import (
     VersionStatus,
     check_headers,
 )
-from keras_transformer.errors import InputError, needs_extra
+from keras_transformer.errors import InputError, check_unicode, needs_extra
 from keras_transformer.results import (
     DetailedTranslation,
     InputValues,
@@ -128,7 +128,6 @@ class _Calls:
         self._transport = _connect(
             address, protocol, tls, certificates, headers or {}, keep_alive_s
         )
-        self._num_failed = 0  # rows since the last that succeeded
         self._is_closed = threading.Event()
         self._threads = concurrent.futures.ThreadPoolExecutor(requests_in_flight, "requests")
 
@@ -208,31 +207,35 @@ class _Calls:
         rows = zip(*(column.values for column in columns.values()), strict=True)
         sizes = [sum(len(str(value).encode()) for value in row) for row in rows]
         batches = batches_by_length(sizes, self._batch_size, _REQUEST_BYTES)
+        has_ended = threading.Event()  # this call, by an answer, an error or a cancellation
+        num_failed = 0  # rows since the last that succeeded
 
         def answer(batch: list[int]) -> list[Row | ServingError]:
             """Returns the outputs of some rows, or the error of a single one."""
+            nonlocal num_failed
             inputs = {
                 name: InputValues([column.values[index] for index in batch], column.dtype)
                 for name, column in columns.items()
             }
             try:
-                found = self._predict(signature, inputs, read, len(batch))
+                found = self._predict(signature, inputs, read, len(batch), has_ended)
             except ServingError as error:
                 is_of_rows = isinstance(error, _RejectedError)
                 if len(batch) > 1 and (is_of_rows or error.code == "DEADLINE_EXCEEDED"):
                     middle = len(batch) // 2
                     return answer(batch[:middle]) + answer(batch[middle:])
-                self._num_failed += 1
-                if is_of_rows and self._num_failed < _MOST_FAILED:
+                num_failed += is_of_rows
+                if is_of_rows and num_failed < _MOST_FAILED:
                     return [error]
                 raise
-            self._num_failed = 0
+            num_failed = 0
             return list(found)
 
         futures = [self._submit(answer, batch) for batch in batches]
         try:
             results = in_row_order(batches, (yield futures))
         finally:
+            has_ended.set()
             for future in futures:
                 future.cancel()
         failures = {row: each for row, each in enumerate(results) if isinstance(each, ServingError)}
@@ -247,11 +250,13 @@ class _Calls:
         inputs: Mapping[str, InputValues],
         read: Callable[[Mapping[str, Any], Mapping[str, InputValues]], list[Row]],
         count: int,
+        has_ended: threading.Event,
     ) -> list[Row]:
-        """Returns the outputs of one request of `count` rows."""
+        """Returns the outputs of one request of `count` rows, of a call that may have ended."""
         answer = self._request(
             lambda timeout_s: self._transport.predict(self._model, signature, inputs, timeout_s),
             signature,
+            has_ended,
         )
         try:
             rows = read(answer, inputs)
@@ -268,17 +273,25 @@ class _Calls:
             )
         return rows
 
-    def _request(self, send: Callable[[float], Answer], signature: str | None = None) -> Answer:
+    def _request(
+        self,
+        send: Callable[[float], Answer],
+        signature: str | None = None,
+        has_ended: threading.Event | None = None,
+    ) -> Answer:
         """Returns the answer to a request, retried within the timeout, or raises `ServingError`.
 
         Args:
             send: sends the request; takes the seconds that are left for it.
             signature: the one that the request names, if any.
+            has_ended: set when nobody waits for the answer any more.
         """
         start = time.monotonic()
         longest_pause_s = _FIRST_PAUSE_S
         for retries_left in reversed(range(self._retries + 1)):
             self._check_open()
+            if has_ended is not None and has_ended.is_set():
+                raise concurrent.futures.CancelledError
             try:
                 return send(self._timeout_s - (time.monotonic() - start))
             except RequestError as error:
@@ -518,7 +531,12 @@ class AsyncClient(_Calls):
 
     async def status(self) -> list[VersionStatus]:
         """See `Client.status`."""
-        return await asyncio.wrap_future(self._submit(self._status))
+
+        def call() -> Call[list[VersionStatus]]:
+            [versions] = yield [self._submit(self._status)]
+            return versions
+
+        return await self._wait(call())
 
     async def close(self) -> None:
         """See `Client.close`."""
@@ -540,7 +558,9 @@ class AsyncClient(_Calls):
         except StopIteration as end:
             return end.value
         except (asyncio.CancelledError, RuntimeError):  # maybe by `close`
-            self._check_open()
+            task = asyncio.current_task()
+            if task is None or not getattr(task, "cancelling", int)():  # from Python 3.11 on
+                self._check_open()
             raise
 
 
@@ -550,8 +570,10 @@ class _RejectedError(ServingError):
 
 def _model_name(name: str, version: int | None, label: str | None) -> ModelName:
     for field, text in (("model", name), ("label", label)):
-        if text is not None and not isinstance(text, str):
-            raise InputError(f"{field} must be text, got {text!r}")
+        if text is not None:
+            if not isinstance(text, str):
+                raise InputError(f"{field} must be text, got {text!r}")
+            check_unicode(field, text)
     if version is not None and (not isinstance(version, int) or not 0 < version < 1 << 63):
         raise InputError(f"version must be a positive number of 64 bits, got {version!r}")
     if version is not None and label is not None:

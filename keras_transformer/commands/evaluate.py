@@ -46,7 +46,9 @@ _FILE = flags.DEFINE_string(
     "One file with both sides, as --test_file of train, instead of --source and --target.",
 )
 _SPLIT = flags.DEFINE_string(
-    "split", "test", "Split of the data set to translate if the run names no test files."
+    "split",
+    "test",
+    "What of the run to translate: test, validation, train, or another split of its data set.",
 )
 _OUTPUT = flags.DEFINE_string("output", None, "Write the translations to this file.")
 _EACH = flags.DEFINE_string(
@@ -98,6 +100,11 @@ def main(arguments: list[str]) -> None:
 
 def _reject_unused_flags() -> None:
     """Raises `InputError` for a flag that --run_dir or --answers does not read."""
+    if flags.FLAGS["split"].present and (_FILE.value or _SOURCE.value):
+        raise InputError(
+            f"--split is of the run's own text and cannot be combined with "
+            f"--{'file' if _FILE.value else 'source'}; remove one"
+        )
     if _ANSWERS.value is None:
         option, names = "run_dir", ["task"]
     else:
@@ -160,5 +167,11 @@ def _read_pairs(task: Task) -> "ParallelText | None":
     from keras_transformer.data import ParallelText, read_parallel
 
     if _SOURCE.value is not None and _TARGET.value is not None:
-        return read_parallel(_SOURCE.value, _TARGET.value)
-    return None if _FILE.value is None else ParallelText.from_pairs(task.read_file(_FILE.value))
+        text, names = read_parallel(_SOURCE.value, _TARGET.value), _SOURCE.value
+    elif _FILE.value is not None:
+        text, names = ParallelText.from_pairs(task.read_file(_FILE.value)), _FILE.value
+    else:
+        return None
+    if not text.source:
+        raise InputError(f"there is no sentence to evaluate on in {names}; give a larger text")
+    return text

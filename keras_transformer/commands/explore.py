@@ -8,6 +8,7 @@ The page is one file that loads nothing else. With --serve it translates sentenc
 until Ctrl-C.
 """
 
+import io
 import json
 import pathlib
 from typing import TYPE_CHECKING
@@ -16,7 +17,8 @@ from absl import flags
 
 from keras_transformer.commands import common
 from keras_transformer.config import SearchConfig
-from keras_transformer.errors import InputError
+from keras_transformer.errors import InputError, check_unicode
+from keras_transformer.files import write_atomically
 
 if TYPE_CHECKING:
     from keras_transformer.explorer.views import Inspector, View
@@ -72,6 +74,10 @@ def main(arguments: list[str]) -> None:
             raise InputError(f"--{name} needs --png; give that too, or remove --{name}")
     for output in outputs:
         common.check_output(output)
+    if _PNG.value and _figure_format() not in ("png", "pdf", "svg"):
+        raise InputError(f"--png must be a .png, .pdf or .svg file, got {_PNG.value}")
+    for sentence in arguments:
+        check_unicode("a sentence", sentence)
     if _PNG.value:
         common.load_matplotlib()
     if flags.FLAGS["shortlist"].present:
@@ -85,6 +91,10 @@ def main(arguments: list[str]) -> None:
         return
     views = [inspect(sentence) for sentence in dict.fromkeys(arguments) for inspect in inspectors]
     _write(views)
+
+
+def _figure_format() -> str:
+    return pathlib.Path(_PNG.value or "").suffix.lower().removeprefix(".")
 
 
 def _inspectors() -> "list[Inspector]":
@@ -120,13 +130,14 @@ def _write(views: "list[View]") -> None:
         if not 1 <= layer <= num_layers:
             raise InputError(f"--layer must be from 1 to {num_layers}, got {layer}")
         drawn = draw_attention(views[0], kind, layer - 1, _THRESHOLD.value)
-        drawn.savefig(_PNG.value, dpi=300, bbox_inches="tight")
+        image = io.BytesIO()
+        drawn.savefig(image, format=_figure_format(), dpi=300, bbox_inches="tight")
+        write_atomically(_PNG.value, image.getvalue())
     if _OUTPUT.value:
-        text = make_page(page_content(views))
-        pathlib.Path(_OUTPUT.value).write_text(text, encoding="utf-8")
+        write_atomically(_OUTPUT.value, make_page(page_content(views)))
     if _BERTVIZ.value:
         data = bertviz_attention(views[0])
-        pathlib.Path(_BERTVIZ.value).write_text(json.dumps(data, ensure_ascii=False), "utf-8")
+        write_atomically(_BERTVIZ.value, json.dumps(data, ensure_ascii=False))
     for path in (_OUTPUT.value, _PNG.value, _BERTVIZ.value):
         if path:
             print(f"Wrote {path}.")

@@ -210,6 +210,7 @@ def answer_lines(
     *,
     job: Mapping[str, Any],
     at_once: int = _LINES_AT_ONCE,
+    num_translations: int = 1,
     postprocess: Postprocess = _as_is,
     **options: Any,
 ) -> None:
@@ -221,6 +222,7 @@ def answer_lines(
         search_options: for all sentences.
         job: by `describe_job`.
         at_once: lines that are sorted by length together; their answers come out together.
+        num_translations: as many as the model returns of a line, if that is known.
         postprocess: what is done to translations before they are written, see `Task.postprocess`.
         **options: for each call of the model's methods.
 
@@ -230,7 +232,8 @@ def answer_lines(
     """
     if split_lines([]) is not None:
         model = _OfSentences(model)
-    arguments = (model, lines, search_options, at_once, postprocess, options)
+    has_scores = flags.FLAGS.scores or num_translations > 1
+    arguments = (model, lines, search_options, at_once, has_scores, postprocess, options)
     if flags.FLAGS.output is None:
         num_failed = _write_answers(None, *arguments)
     else:
@@ -246,6 +249,7 @@ def _write_answers(
     lines: Iterator[str],
     search_options: Mapping[str, Any],
     at_once: int,
+    has_scores: bool,
     postprocess: Postprocess,
     options: Mapping[str, Any],
 ) -> int:
@@ -256,7 +260,7 @@ def _write_answers(
     steps = _read_together(lines, references or prefixes, at_once)
     is_split = isinstance(model, _OfSentences)
     stream, digest = sys.stdout, hashlib.sha256()
-    progress = Progress(has_scores=flags.FLAGS.scores)
+    progress = Progress(has_scores=has_scores)
     if output is not None:
         stream = output.stream
         if output.progress.num_lines:

@@ -64,6 +64,7 @@ def main(arguments: list[str]) -> None:
     if _RUN_DIR.value is not None:
         model, task, files = _load_run(_RUN_DIR.value, given)
         vocabulary = model.source_tokenizer.vocabulary
+        num_translations = model.search.num_translations
         lines = _report_truncated(
             lines, model.search.max_source_length, lambda line: len(vocabulary.encode([line])[0])
         )
@@ -74,9 +75,12 @@ def main(arguments: list[str]) -> None:
         # The second has checksums of the weights.
         files = [version / "saved_model.pb", version / "variables" / "variables.index"]
         limit = card["search"]["max_source_length"]
+        num_translations = card["search"].get("num_translations", 1)
         # The vocabulary is in the graph; a word has at least one token.
         lines = _report_truncated(lines, limit, lambda line: len(line.split()), is_exact=False)
-    if _REMOVE_BPE.value is not None and hasattr(task, "remove_bpe"):
+    if _REMOVE_BPE.value is not None:
+        if not hasattr(task, "remove_bpe"):
+            raise InputError(f"--remove_bpe is for translation, not for {task.name}; remove it")
         task = task.replace(remove_bpe=_REMOVE_BPE.value)
     is_resumable = flags.FLAGS.output is not None
     hashes = {str(path): file_identity(path) for path in files if is_resumable and path.exists()}
@@ -86,6 +90,7 @@ def main(arguments: list[str]) -> None:
         options,
         job=line_io.describe_job(__name__, {"weights of the model": hashes}, ["batch_size"]),
         at_once=line_io.lines_at_once(arguments, flags.FLAGS.output),
+        num_translations=num_translations,
         postprocess=task.postprocess,
         batch_size=_BATCH_SIZE.value,
     )

@@ -102,7 +102,7 @@ class SearchConfig(JsonConfig):
     mbr_samples: int = option(
         _MBR_SAMPLES,
         "Samples among which method mbr chooses; 0 takes the beam_size translations of beam "
-        "search instead, which count by their probabilities.",
+        "search instead, which count by the exponential of their score.",
     )
     mbr_utility: Literal["chrf", "metric"] = option(
         "chrf",
@@ -118,7 +118,7 @@ class SearchConfig(JsonConfig):
     )
     min_length: int = option(
         1,
-        "A translation has at least this many tokens before EOS, the last of which is not a mere "
+        "A translation has at least this many tokens before EOS, one of which is not a mere "
         "space; 0 allows empty ones. Blank sentences always have the empty translation.",
     )
     shortlist: int = option(

@@ -25,7 +25,10 @@ def cache_projection(model: TranslationModel) -> Any:
     """Returns a model that shares this one's weights, see `CachedOutputProjection`."""
     if isinstance(model, Ensemble):
         return Ensemble([cache_projection(each) for each in model.models])
-    return model if isinstance(model, CachedOutputProjection) else CachedOutputProjection(model)
+    if isinstance(model, CachedOutputProjection):
+        model.refresh()
+        return model
+    return CachedOutputProjection(model)
 
 
 def refresh(model: TranslationModel) -> None:

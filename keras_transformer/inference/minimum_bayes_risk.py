@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from keras_transformer.decoding import NO_SCORE
 from keras_transformer.results import DetailedTranslation, Translation
 from keras_transformer.tasks import Task
 
@@ -35,8 +36,9 @@ def choose(
     """Returns the translations of highest mean utility over all candidates, best first.
 
     Candidates of the same text are one translation that counts as often as it occurs. Samples count
-    alike: the model has drawn probable ones more often. Those of an n-best list count by their
-    probability. Of equally good translations the first candidate wins.
+    alike: the model has drawn probable ones more often. Those of an n-best list count by the
+    exponential of their score. Of equally good translations the first candidate wins. A sentence
+    for which the search found nothing keeps its one candidate, of score `NO_SCORE`.
 
     Args:
         candidates: of one sentence, at least one.
@@ -50,6 +52,8 @@ def choose(
     first: dict[str, AnyTranslation] = {}
     weight_of: dict[str, float] = collections.defaultdict(float)
     highest = max(candidate.score for candidate in candidates)
+    if highest <= NO_SCORE:
+        return list(candidates[:1])
     for candidate in candidates:
         first.setdefault(candidate.text, candidate)
         weight_of[candidate.text] += math.exp(candidate.score - highest) if is_n_best else 1.0

@@ -224,6 +224,8 @@ class BatchTranslator:
         try:
             return self._function(name)
         except KeyError as error:
+            if error.args != (name,):  # of the model or the task
+                raise
             raise InputError(
                 f"the model has no signature {name!r}; export it again, or remove the option that "
                 "needs it"

@@ -248,6 +248,10 @@ class SelfAttention(ScaledDotProductAttention):
         super().__init__(num_heads=num_heads, key_dim=key_dim, value_dim=value_dim, **kwargs)
         if positions is not None:
             check_choice("positions", positions, ("relative", "rotary"))
+        if positions == "rotary" and key_dim % 2:
+            raise InputError(
+                f"rotary positions turn pairs of dimensions and need an even key_dim, got {key_dim}"
+            )
         self.positions = positions
         self.max_relative_distance = max_relative_distance
 
@@ -435,6 +439,11 @@ class CrossAttention(ScaledDotProductAttention):
 
         A layer that is not built yet gets queries of the memory's width.
         """
+        if isinstance(memory, keras.KerasTensor):
+            raise InputError(
+                "project_memory is for tensors: in a functional model call the layer with the "
+                "memory itself"
+            )
         if not self.built:
             self.build(memory.shape)
         projected = self.memory_projection(memory)
@@ -691,7 +700,7 @@ def in_blocks(
     Args:
         query, keys: [B, H, T, K].
         values: [B, H, T, U].
-        bias: [B or 1, 1, 1, T], hides padding; or None.
+        bias: [B or 1, 1, 1, T or 1], hides padding; or None.
         reach, causal: see `in_band`.
     """
     length = ops.shape(query)[2]
@@ -700,7 +709,8 @@ def in_blocks(
     size = min(size, length) if isinstance(length, int) else ops.minimum(size, length)
     edge = min(reach, size) if isinstance(size, int) else ops.minimum(reach, size)
     if bias is None:
-        bias = ops.zeros((1, 1, 1, length), "float32")
+        bias = ops.zeros((1, 1, 1, 1), "float32")
+    bias = ops.broadcast_to(bias, (ops.shape(bias)[0], 1, 1, length))
     hidden = _cut(ops.swapaxes(ops.cast(bias, "float32"), 2, 3), size, MASKED)
     hidden = _with_edges(hidden, size, edge, causal, MASKED)  # [N, B or 1, 1, c, 1]
     keys, values = (_with_edges(_cut(each, size), size, edge, causal) for each in (keys, values))

@@ -46,8 +46,13 @@ class TokenEmbedding(Layer):
             initializer=keras.initializers.RandomNormal(stddev=self.model_dim**-0.5),
         )
 
-    def call(self, ids: Tensor) -> Tensor:
-        """Returns the vectors [..., D] of ids [...], times sqrt(D) if `scale` is set (3.4)."""
+    def call(self, ids: Tensor, reverse: bool = False) -> Tensor:
+        """Returns the vectors [..., D] of ids [...], times sqrt(D) if `scale` is set (3.4).
+
+        With `reverse` the logits of vectors, see `project`.
+        """
+        if reverse:
+            return ops.matmul(ids, self.projection())
         # Under a strategy Keras builds the model's metrics with float ids.
         vectors = ops.take(self.table, ops.cast(ids, "int32"), axis=0)
         vectors = ops.cast(vectors, self.compute_dtype)
@@ -55,7 +60,10 @@ class TokenEmbedding(Layer):
 
     def project(self, x: Tensor) -> Tensor:
         """Returns logits [..., V]: vectors x [..., D] times the transposed matrix."""
-        return ops.matmul(x, self.projection())
+        # In a functional model the layer is the operation: a product with the matrix would keep
+        # the matrix as it is now.
+        is_functional = isinstance(x, keras.KerasTensor)
+        return self(x, reverse=True) if is_functional else self.call(x, reverse=True)
 
     def projection(self) -> Tensor:
         """Returns the transposed matrix [D, V]."""
@@ -63,6 +71,10 @@ class TokenEmbedding(Layer):
 
     def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
         return (*input_shape, self.model_dim)
+
+    def compute_output_spec(self, ids: Any, reverse: bool = False) -> Any:
+        shape = (*ids.shape[:-1], self.vocabulary_size) if reverse else (*ids.shape, self.model_dim)
+        return keras.KerasTensor(shape, self.compute_dtype)
 
 
 def sinusoids(positions: Tensor, model_dim: int, layout: str = "sinusoidal") -> Tensor:
@@ -115,6 +127,11 @@ class PositionalEncoding(Layer):
     ) -> None:
         super().__init__(**kwargs)
         check_choice("kind", kind, ("sinusoidal", "concatenated", "halves", "learned"))
+        if kind != "learned" and model_dim % 2:
+            raise InputError(
+                f"{kind} positions are pairs of a sine and a cosine and need an even model_dim, "
+                f"got {model_dim}; change it, or take learned positions"
+            )
         self.model_dim = model_dim
         self.kind = kind
         self.first_position = first_position
@@ -159,10 +176,14 @@ class PositionalEncoding(Layer):
             )
 
     def encode(self, positions: Tensor) -> Tensor:
-        """Returns the encodings [..., D] of integer positions [...], counted from 0."""
+        """Returns the encodings [..., D] of integer positions [...], counted from 0.
+
+        Positions beyond a learned table have its last row, as in CTranslate2: a sentence too long
+        for it must not fail those that share its batch.
+        """
         positions = positions + self.first_position
         if self.kind == "learned":
-            vectors = ops.take(self.table, positions, axis=0)
+            vectors = ops.take(self.table, ops.minimum(positions, self.max_positions - 1), axis=0)
         else:
             vectors = sinusoids(positions, self.model_dim, self.kind)
         return ops.cast(vectors, self.compute_dtype)

@@ -65,7 +65,7 @@ def combine_masks(
             dimension may be 1.
         padding_mask: bool [B, S], True at real tokens.
         use_causal_mask: whether to hide later positions.
-        score_bias: float bias to add to all that.
+        score_bias: float bias to add to all that. Layers in half precision get it rounded to that.
 
     Raises:
         InputError: `score_bias` is a mask, or a mask is a float bias.
@@ -75,6 +75,8 @@ def combine_masks(
             f"score_bias is added to the scores and must be float, got {score_bias.dtype}; pass a "
             "boolean mask as attention_mask or padding_mask"
         )
+    if score_bias is not None and keras.backend.standardize_dtype(score_bias.dtype) == "float16":
+        score_bias = ops.maximum(score_bias, MASKED)  # -1e9 is -inf there, and a row of it NaN
     if padding_mask is None and score_bias is None:
         padding_mask = getattr(keys, "_keras_mask", None)
     masks = []

@@ -157,10 +157,18 @@ class Residual(Layer):
 
     def pre_norm(self, x: Tensor) -> Tensor:
         """Returns the sub-layer's input for x [B, T, D]: normalized if norm_position is "pre"."""
-        return self.norm(x) if self.norm_position == "pre" else x
+        if self.norm_position == "post":
+            return x
+        # A functional model saves the weights of its layers, which the norm is not.
+        return self(x) if isinstance(x, keras.KerasTensor) else self.norm(x)
 
-    def call(self, x: Tensor, output: Tensor, training: bool | None = None) -> Tensor:
-        """Returns the next x [B, T, D] from x and the sub-layer's output."""
+    def call(self, x: Tensor, output: Tensor | None = None, training: bool | None = None) -> Tensor:
+        """Returns the next x [B, T, D] from x and the sub-layer's output.
+
+        Without an output it returns `pre_norm` of x.
+        """
+        if output is None:
+            return self.pre_norm(x)
         x = x + self.dropout(output, training=training)
         return x if self.norm_position == "pre" else self.norm(x)
 

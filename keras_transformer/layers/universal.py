@@ -138,6 +138,9 @@ class UniversalStack(Layer):
             if layer is not None:
                 layer.build(input_shape)
 
+    def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
+        return keras.Operation.compute_output_spec(self, *args, **kwargs)  # traces `call`
+
     def repeat_layer(
         self,
         x: Tensor,
@@ -240,7 +243,7 @@ class UniversalEncoder(UniversalStack):
                 entering, score_bias=bias, training=training, return_attention_scores=True
             )
 
-        is_active = _all_true(x) if padding_mask is None else padding_mask
+        is_active = _all_true(x) if padding_mask is None else ops.cast(padding_mask, "bool")
         output, steps = self.repeat_layer(x, positions, is_active, apply)
         return (output, steps) if return_steps else output
 
@@ -291,7 +294,7 @@ class UniversalDecoder(ReadsMemory, UniversalStack):
         if padding_mask is None:
             padding_mask = getattr(x, "_keras_mask", None)
         if is_active is None:
-            is_active = _all_true(x) if padding_mask is None else padding_mask
+            is_active = _all_true(x) if padding_mask is None else ops.cast(padding_mask, "bool")
         bias = combine_masks(
             x,
             attention_mask=attention_mask,

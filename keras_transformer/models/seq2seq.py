@@ -101,7 +101,12 @@ class Seq2SeqModel(Recomputed, TokenWeightedModel, abc.ABC):
         Args:
             rank: of the matrices, r.
             lora_alpha: their factor is `lora_alpha / rank`; None means `rank`.
+
+        Raises:
+            InputError: the model has such matrices already, or no `Dense` layer.
         """
+        if "lora" in _layer_states(self):
+            raise InputError("the model has LoRA matrices already; enable_lora adds them once")
         options = {"rank": rank, "lora_alpha": lora_alpha}
         layers = _layers(self).items()
         dense = [path for path, layer in layers if isinstance(layer, keras.layers.Dense)]
@@ -138,6 +143,7 @@ class Seq2SeqModel(Recomputed, TokenWeightedModel, abc.ABC):
                 weights = {path: file.get_tensor(path) for path in file.keys()}  # noqa: SIM118
             own = _layer_states(self).get("lora")
             if own is None:
+                _check_lora_sizes(_layers(self), layers, weights)
                 self._add_lora(layers)
             elif own != layers:
                 raise ValueError("layers, ranks or alphas differ from those of the model")
@@ -488,10 +494,26 @@ def _restore_layer_states(model: keras.Model, states: dict[str, Any]) -> None:
         weights[path].trainable = False
 
 
+def _check_lora_sizes(
+    layers: Mapping[str, Any], states: Mapping[str, Any], weights: Mapping[str, Any]
+) -> None:
+    for path, options in states.items():
+        rows, columns = layers[path].kernel.shape
+        for name, shape in (("a", (rows, options["rank"])), ("b", (options["rank"], columns))):
+            found = weights[f"{path}/lora_kernel_{name}"].shape
+            if found != shape:
+                raise ValueError(f"lora_kernel_{name} of {path} is {found}, not {shape}")
+
+
 def _layers(model: keras.Model) -> dict[str, Any]:
     layers = model._flatten_layers(include_self=False)
-    return {layer.path.partition("/")[2]: layer for layer in layers if layer.path is not None}
+    return {_path_below(model, layer.path): layer for layer in layers if layer.path is not None}
 
 
 def _weights(model: keras.Model) -> dict[str, Any]:
-    return {weight.path.partition("/")[2]: weight for weight in model.weights}
+    return {_path_below(model, weight.path): weight for weight in model.weights}
+
+
+def _path_below(model: keras.Model, path: str) -> str:
+    """Returns a path without the model's name and those of layers that the model was built in."""
+    return f"/{path}".partition(f"/{model.name}/")[2] or path.partition("/")[2]

@@ -280,6 +280,12 @@ def _loss_and_metrics(model: Any, data: Any, training: bool) -> Tensor:
 
 def _count_tokens(labels: Tensor) -> Tensor:
     """Returns the number of real tokens of labels [B, T], float32."""
+    if labels is None or isinstance(labels, dict | list | tuple):
+        raise InputError(
+            "the labels of a batch must be one array of ids [B, T], got "
+            f"{'none' if labels is None else type(labels).__name__}; give `fit` the inputs and "
+            "the labels"
+        )
     return tf.reduce_sum(tf.cast(tf.not_equal(labels, PAD_ID), tf.float32))
 
 
@@ -295,7 +301,9 @@ def _is_overwritten(weight: Any) -> bool:
 def _clip(model: Any, gradients: list[Tensor]) -> list[Tensor]:
     """Returns the batch's clipped gradient divided by the replicas, which the optimizer sums."""
     weights = model.trainable_weights
-    scale = getattr(model.optimizer, "dynamic_scale", 1.0)  # of the loss, in float16
+    optimizer = model.optimizer
+    scale = getattr(optimizer, "dynamic_scale", None)  # of the loss, in float16
+    scale = optimizer.loss_scale_factor or 1.0 if scale is None else scale
     learned = [
         tf.convert_to_tensor(gradient)
         for weight, gradient in zip(weights, gradients, strict=True)
@@ -382,3 +390,40 @@ def _maximum_over_replicas(value: Tensor) -> Tensor:
         return value
     values = tf.distribute.get_replica_context().all_gather(value[None], axis=0)
     return tf.reduce_max(values, axis=0)
+
+
+if ON_TENSORFLOW:
+
+    @keras.saving.register_keras_serializable(package="keras_transformer")
+    class FusedAdam(keras.optimizers.Adam):
+        """`keras.optimizers.Adam` (Kingma and Ba 2015) with one operation per weight.
+
+        Keras composes each weight's update from a dozen operations, a thousand per step in a small
+        model, which take 5 to 8% of the time of `tiny`. TensorFlow has one kernel for the update.
+        The variables are the same.
+        """
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            if self.amsgrad:
+                raise ValueError("FusedAdam has no amsgrad; use keras.optimizers.Adam")
+
+        def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+            """Updates a variable and its moments."""
+            index = self._get_variable_index(variable)
+            step = keras.ops.cast(self.iterations + 1, "float32")
+            tf.raw_ops.ResourceApplyAdam(
+                var=_handle(variable),
+                m=_handle(self._momentums[index]),
+                v=_handle(self._velocities[index]),
+                beta1_power=keras.ops.power(self.beta_1, step),
+                beta2_power=keras.ops.power(self.beta_2, step),
+                lr=keras.ops.cast(learning_rate, "float32"),
+                beta1=self.beta_1,
+                beta2=self.beta_2,
+                epsilon=self.epsilon,
+                grad=tf.convert_to_tensor(gradient),
+            )
+
+    def _handle(variable: Any) -> tf.Tensor:
+        return (variable.value if isinstance(variable, keras.Variable) else variable).handle

@@ -298,7 +298,9 @@ def _replay(
             for name, inputs in requests:
                 outputs = signatures[name](**{key: tf.constant(inputs[key]) for key in inputs})
                 expected.append({key: value.numpy() for key, value in outputs.items()})
-        output, _ = process.communicate(timeout=max(deadline - time.monotonic(), 0.0))
+        has_ended = process.poll() is not None  # in time, though this process took longer
+        seconds_left = max(deadline - time.monotonic(), 0.0)
+        output, _ = process.communicate(timeout=None if has_ended else seconds_left)
     except subprocess.TimeoutExpired as error:
         raise InputError(
             f"a fresh process did not answer the export's warm-up requests within {timeout:g} "

@@ -46,7 +46,7 @@ from keras_transformer.serving.model_folder import (
     check_name,
     check_version,
     choose_version,
-    most_sentences,
+    read_batching,
     write_server_files,
 )
 from keras_transformer.text import Vocabulary
@@ -106,7 +106,8 @@ def export(
 
     serving = translator.with_cached_projection()
     signatures = serving.signatures()
-    requests = make_requests(serving, signatures, sentences, batch_sizes, most_sentences(base))
+    most_sentences = read_batching(base).get("max_batch_size")
+    requests = make_requests(serving, signatures, sentences, batch_sizes, most_sentences)
     try:
         with atomic_folder(published) as staging:  # renamed at the end if nothing is raised
             tf.saved_model.save(serving, str(staging), signatures=signatures)

@@ -159,8 +159,13 @@ def read_model_card(version: str | os.PathLike[str]) -> dict[str, Any]:
             f"no model card at {path} ({error}); give the folder of an exported version"
         ) from error
     kinds = {"training": list, "search": dict, "signatures": dict, "precision": dict}
-    if not isinstance(card, dict) or any(
-        not isinstance(card.get(name), kind) for name, kind in kinds.items()
+    is_card = isinstance(card, dict) and all(
+        isinstance(card.get(name), kind) for name, kind in kinds.items()
+    )
+    if not (
+        is_card
+        and all(isinstance(run, dict) and "task" in run for run in card["training"])
+        and {"max_source_length", "max_extra_length"} <= set(card["search"])
     ):
         raise InputError(f"{path} is not a model card of this release; export the model again")
     return card
@@ -209,14 +214,6 @@ def check_name(folder: pathlib.Path, name: str) -> None:
         )
 
 
-def most_sentences(folder: pathlib.Path) -> int | None:
-    """Returns the most sentences of a request by the batching parameters of a model's folder.
-
-    None where that file is absent or does not set it.
-    """
-    return read_batching(folder).get("max_batch_size")
-
-
 def read_batching(folder: pathlib.Path) -> dict[str, int]:
     """Returns the numbers of the batching file of a model's folder, by name."""
     found = re.findall(r"^\s*(\w+)\s*:?\s*\{\s*value:\s*(\d+)", _read(folder / BATCHING_FILE), re.M)
@@ -248,4 +245,5 @@ def write_server_files(folder: pathlib.Path, name: str, largest_batch: int) -> N
 
 
 def _read(path: pathlib.Path) -> str:
-    return path.read_text(encoding="utf-8") if path.is_file() else ""
+    # Operators edit these files; what is read of them is ASCII.
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""

@@ -8,10 +8,17 @@ and generates "Hundes"; a user may also write "Hund", a tab and "N;GEN;SG", as t
 import dataclasses
 import itertools
 import re
+import unicodedata
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from keras_transformer.config import NUM_RESERVED, ModelConfig, TransformerConfig, option
+from keras_transformer.config import (
+    NUM_RESERVED,
+    DataConfig,
+    ModelConfig,
+    TransformerConfig,
+    option,
+)
 from keras_transformer.errors import InputError
 from keras_transformer.files import PairFile, Path, iterate_lines
 from keras_transformer.tasks.task import ExactMatchTask, register_task
@@ -43,6 +50,14 @@ class InflectionTask(ExactMatchTask):
     default_search = {"beam_size": 1}  # noqa: RUF012
     default_data = {"vocabulary_kind": "char", "vocabulary_normalization": "identity"}  # noqa: RUF012
 
+    def check_data(self, data: DataConfig) -> None:
+        if not data.shares_vocabulary:
+            raise InputError(
+                "inflection needs one vocabulary for both sides, in which each feature is a token: "
+                "give source_level and target_level the same value, and no target_vocabulary or "
+                "noshare_vocabulary"
+            )
+
     def read_file(self, path: Path) -> "PairSource":
         """Returns the pairs of a file of lemmas, forms and features."""
         return InflectionFile(path)
@@ -66,7 +81,12 @@ class InflectionTask(ExactMatchTask):
         """Returns texts in the form that the model reads."""
         import tensorflow as tf
 
-        return tf.strings.regex_replace(sources, r"[\s;]*[\t;][\s;]*", " ;")
+        texts = tf.strings.regex_replace(sources, r"[\s;]*[\t;][\s;]*", " ;")
+        return tf.strings.regex_replace(texts, r"[\s;]+$", "")
+
+    def normalize(self, text: str) -> str:
+        """Returns the text in Unicode's form C, as the script of the shared task compares it."""
+        return unicodedata.normalize("NFC", text.strip())
 
     def categories(self, sources: Sequence[str]) -> list[str]:
         """Returns "both", "lemma", "feats" or "unseen", by overlap with the training file.
@@ -87,14 +107,16 @@ class InflectionTask(ExactMatchTask):
 
 
 def split_source(source: str) -> tuple[str, str]:
-    """Returns the lemma and the features of what a model reads.
+    """Returns the lemma and the features of what a model or a user writes.
 
     Example:
         >>> split_source("Hund ;N ;GEN ;SG")
         ('Hund', 'N;GEN;SG')
+        >>> split_source("Hund\\tN;GEN;SG")
+        ('Hund', 'N;GEN;SG')
     """
-    lemma, _, features = source.partition(" ;")
-    return lemma, features.replace(" ;", ";")
+    lemma, *features = filter(None, re.split(r"\s*[\t;]\s*", source))
+    return lemma, ";".join(features)
 
 
 class InflectionFile(PairFile):
@@ -110,10 +132,11 @@ class InflectionFile(PairFile):
         for number, line in enumerate(iterate_lines(self.path), start=1):
             if not line.strip():
                 continue
-            lemma, form, features = [*line.split("\t"), "", ""][:3]
+            columns = map(str.strip, line.split("\t"))
+            lemma, form, features = [*columns, "", ""][:3]
             if not (lemma and form and features) or line.count("\t") != 2 or ";" in lemma:
                 raise InputError(
                     f"{self.path}, line {number}: expected lemma, tab, form, tab and features "
                     f"with semicolons between them, got {line[:60]!r}"
                 )
-            yield " ;".join([lemma, *re.split(r"\s*;\s*", features.strip())]), form
+            yield " ;".join([lemma, *filter(None, re.split(r"\s*;\s*", features))]), form

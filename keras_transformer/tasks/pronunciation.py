@@ -108,10 +108,16 @@ class PronunciationTask(Task):
         self, n_best: Sequence[Sequence[str]], references: Sequence[str], sources: Sequence[str]
     ) -> dict[str, Any]:
         """Returns the error rates of the best answer for each word among several."""
-        answers = dict(zip(sources, n_best, strict=True))
+
+        def normal(text: str) -> str:  # references of parallel files are not
+            return normalize_phones(text, self.keep_stress)
+
+        answers = {
+            source: list(map(normal, each)) for source, each in zip(sources, n_best, strict=True)
+        }
         variants: dict[str, list[str]] = {}
         for word, reference in zip(sources, references, strict=True):
-            variants.setdefault(word, []).append(reference)
+            variants.setdefault(word, []).append(normal(reference))
         nearest = [_compare(answers[word], variants[word]) for word in variants]
         edits, phones = zip(*nearest, strict=True)
         return {

@@ -151,6 +151,8 @@ class Task(JsonConfig, abc.ABC):
         source, target, both = (
             getattr(data, f"{prefix}_{name}") for name in ("source", "target", "file")
         )
+        if source is not None or both is not None:
+            check_choice("split", split, ("train", "validation", "test"))
         if source is not None:
             pairs = zip(split_list(source), split_list(target), strict=True)
             return [FilePair(*pair) for pair in pairs]
@@ -315,11 +317,15 @@ class ExactMatchTask(Task):
     def categories(self, sources: Sequence[str]) -> list[str]:
         """Returns the category of each source text; none for an evaluation without categories."""
 
+    def normalize(self, text: str) -> str:
+        """Returns the form in which an answer and its reference are compared."""
+        return text
+
     def evaluate(
         self, outputs: Sequence[str], references: Sequence[str], sources: Sequence[str]
     ) -> dict[str, Any]:
         """Returns "exact_match" in 0..100, and that of each category; see `Task.evaluate`."""
-        is_right = [a == b for a, b in zip(outputs, references, strict=True)]
+        is_right = self._are_right([[output] for output in outputs], references)
         by_category: dict[str, list[bool]] = collections.defaultdict(list)
         for name, each in zip(self.categories(sources), is_right, strict=False):
             by_category[name].append(each)
@@ -335,8 +341,26 @@ class ExactMatchTask(Task):
         self, n_best: Sequence[Sequence[str]], references: Sequence[str], sources: Sequence[str]
     ) -> dict[str, Any]:
         """Returns how many lists contain the reference, in 0..100."""
-        pairs = zip(n_best, references, strict=True)
-        return {"exact_match": _percent([reference in answers for answers, reference in pairs])}
+        return {"exact_match": _percent(self._are_right(n_best, references))}
+
+    def evaluate_each(
+        self, outputs: Sequence[str], references: Sequence[str], sources: Sequence[str]
+    ) -> list[dict[str, Any]]:
+        normal = (list(map(self.normalize, texts)) for texts in (outputs, references))
+        return super().evaluate_each(*normal, sources)
+
+    def measure(
+        self, outputs: Sequence[str], references: Sequence[str], sources: Sequence[str]
+    ) -> float:
+        """Returns the share that is right, in 0..100; training needs no categories."""
+        answers = self.postprocess(outputs, sources)
+        return _percent(self._are_right([[answer] for answer in answers], references))
+
+    def _are_right(self, n_best: Sequence[Sequence[str]], references: Sequence[str]) -> list[bool]:
+        return [
+            self.normalize(reference) in map(self.normalize, answers)
+            for answers, reference in zip(n_best, references, strict=True)
+        ]
 
     def report(self, results: Mapping[str, Any]) -> dict[str, str]:
         """Returns the share of all, and of each category with its size, by label."""

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from keras_transformer.config import option
+from keras_transformer.files import Path
 from keras_transformer.tasks.task import Metric, Task, register_task, share_equal
 
 
@@ -30,6 +31,20 @@ class TranslationTask(Task):
     def postprocess(self, outputs: Sequence[str], sources: Sequence[str]) -> list[str]:
         """Returns the outputs, with their pieces joined if `remove_bpe`."""
         return [join_pieces(text) for text in outputs] if self.remove_bpe else list(outputs)
+
+    def read_answers(self, path: Path) -> list[str]:
+        """Returns the lines of a file, with their pieces joined if `remove_bpe`."""
+        return self.postprocess(super().read_answers(path), ())
+
+    def evaluate_each(
+        self, outputs: Sequence[str], references: Sequence[str], sources: Sequence[str]
+    ) -> list[dict[str, Any]]:
+        return super().evaluate_each(outputs, self.postprocess(references, sources), sources)
+
+    def evaluate_n_best(
+        self, n_best: Sequence[Sequence[str]], references: Sequence[str], sources: Sequence[str]
+    ) -> dict[str, Any]:
+        return super().evaluate_n_best(n_best, self.postprocess(references, sources), sources)
 
     def evaluate(
         self, outputs: Sequence[str], references: Sequence[str], sources: Sequence[str]

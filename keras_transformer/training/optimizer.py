@@ -3,12 +3,11 @@
 from typing import Any, Literal
 
 import keras
-import tensorflow as tf
-from keras import ops
 
 from keras_transformer.config import TrainingConfig, split_list
 from keras_transformer.errors import InputError, check_choice
 from keras_transformer.models import Seq2SeqModel
+from keras_transformer.models.train_step import FusedAdam
 from keras_transformer.objectives import (
     InverseSquareRoot,
     Padding,
@@ -91,39 +90,3 @@ def freeze(model: Seq2SeqModel, parts: str | None) -> None:
             weight.trainable = False
     if not model.trainable_weights:
         raise InputError(f"freeze {parts} leaves no weights to train; name fewer parts")
-
-
-@keras.saving.register_keras_serializable(package="keras_transformer")
-class FusedAdam(keras.optimizers.Adam):
-    """`keras.optimizers.Adam` (Kingma and Ba 2015) with one operation per weight.
-
-    Keras composes each weight's update from a dozen operations, a thousand per step in a small
-    model, which take 5 to 8% of the time of `tiny`. TensorFlow has one kernel for the update. The
-    variables are the same.
-    """
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        if self.amsgrad:
-            raise ValueError("FusedAdam has no amsgrad; use keras.optimizers.Adam")
-
-    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        """Updates a variable and its moments."""
-        index = self._get_variable_index(variable)
-        step = ops.cast(self.iterations + 1, "float32")
-        tf.raw_ops.ResourceApplyAdam(
-            var=_handle(variable),
-            m=_handle(self._momentums[index]),
-            v=_handle(self._velocities[index]),
-            beta1_power=ops.power(self.beta_1, step),
-            beta2_power=ops.power(self.beta_2, step),
-            lr=ops.cast(learning_rate, "float32"),
-            beta1=self.beta_1,
-            beta2=self.beta_2,
-            epsilon=self.epsilon,
-            grad=tf.convert_to_tensor(gradient),
-        )
-
-
-def _handle(variable: Any) -> tf.Tensor:
-    return (variable.value if isinstance(variable, keras.Variable) else variable).handle

@@ -172,6 +172,7 @@ def extend_vocabularies(
     def extended(vocabulary: Vocabulary, sides: Sequence[int]) -> Vocabulary:
         learned = None
         if data.vocabulary == EXTEND:
+            extend_vocabulary(vocabulary, tokens=tokens)  # reports a wrong token before learning
             kind = kind_of(vocabulary)
             learned = learn_from_corpus(
                 task.pair_sources(data, "train"),

@@ -116,6 +116,32 @@ def test_cancelled_call_sends_no_further_requests(run, model):
     assert [request.inputs["text"] for request in model.requests] == [["a"], ["z"]]
 
 
+def test_cancelled_call_halves_no_further_batches(run, model):
+    answer, sizes = model.versions[1], []
+
+    def predict(signature, inputs):
+        sizes.append(len(inputs["text"]))
+        if "bad" in inputs["text"]:
+            raise FaultError("INVALID_ARGUMENT", "no")
+        return answer(signature, inputs)
+
+    model.versions[1] = predict
+    model.may_answer.clear()
+
+    async def cancel(client):
+        call = asyncio.create_task(client.translate(["bad", *"abcdefg"]))
+        while not model.requests:
+            await asyncio.sleep(0.01)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        model.may_answer.set()
+        await client.translate(["z"])
+
+    run(cancel, requests_in_flight=1)
+    assert sizes == [8, 1]
+
+
 def test_closed_client_rejects_calls(run):
     async def close(client):
         await client.close()
@@ -134,11 +160,30 @@ def test_close_ends_waiting_calls(run, model):
         call = asyncio.create_task(client.translate(list("abc")))
         while not model.requests:
             await asyncio.sleep(0.01)
+        status = asyncio.create_task(client.status())
         closing = asyncio.create_task(client.close())
         await asyncio.sleep(0.1)
         model.may_answer.set()
         await closing
-        with pytest.raises(InputError, match="the client is closed"):
-            await call
+        for each in (call, status):
+            with pytest.raises(InputError, match="the client is closed"):
+                await each
 
     run(close, batch_size=1, requests_in_flight=1)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="tasks tell from Python 3.11 on")
+def test_cancellation_while_the_client_closes_is_one(run, model):
+    model.may_answer.clear()
+
+    async def close(client):
+        call = asyncio.create_task(client.translate(["a"]))
+        while not model.requests:
+            await asyncio.sleep(0.01)
+        call.cancel()
+        client._is_closed.set()  # before the call learns that it was cancelled
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        model.may_answer.set()
+
+    run(close)

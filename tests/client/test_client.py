@@ -173,6 +173,7 @@ def test_list_of_phrases_is_for_all_sentences(serve, model, count):
         (dict(seed=2**63), "seed must be a whole number of 64 bits"),
         (dict(length_penalty=float("nan")), "length_penalty must be a finite number, got nan"),
         (dict(length_penalty="much"), "length_penalty must be a finite number, got 'much'"),
+        (dict(length_penalty=10**400), "length_penalty must be a finite number, got 1000"),
         (dict(prefix=3), "prefix must be text or a list of phrases, got 3"),
         (dict(prefix=["a", "\ud800"]), "prefix must be Unicode, got a lone surrogate"),
         (dict(length_penalty=-0.5), "length_penalty must be at least 0, got -0.5"),
@@ -307,6 +308,42 @@ def test_rejected_pairs_are_found(serve, poisoned):
     assert [each and len(each.token_scores) for each in error.results] == [3, None, 2]
     error = refusal(serve().align, ["a b", "bad"], ["c d", "x"], kind=FailedRowsError)
     assert error.results == [[(1, 0), (0, 1)], None]
+
+
+def test_failures_of_former_calls_do_not_count(serve, model, poisoned, monkeypatch):
+    monkeypatch.setattr(client_module, "_MOST_FAILED", 3)
+    client = serve(retries=0, requests_in_flight=1)
+    model.faults = [FaultError("UNAVAILABLE", "not now")] * 5
+    for _ in range(5):
+        refusal(client.translate, ["a"])
+    for _ in range(3):
+        refusal(client.translate, ["bad"], kind=FailedRowsError)
+    error = refusal(client.translate, ["a", "bad text", "c"], kind=FailedRowsError)
+    assert [each and each[0].text for each in error.results] == ["A", None, "C"]
+
+
+def test_failed_call_sends_no_further_requests(serve, model):
+    """The first of two batches fails; the other one, in halves by then, ends."""
+    answer, sizes = model.versions[1], []
+    has_failed = threading.Event()
+
+    def predict(signature, inputs):
+        sizes.append(len(inputs["text"]))
+        if inputs["text"][0] == "long":
+            while len(sizes) < 3:  # until the other batch is halved
+                time.sleep(0.01)
+            raise FaultError("UNAUTHENTICATED", "who are you")
+        if len(inputs["text"]) < 8:
+            has_failed.wait(20)
+        raise FaultError("INVALID_ARGUMENT", "no")
+
+    model.versions[1] = predict
+    client = serve(batch_size=8, requests_in_flight=2)
+    assert refusal(client.translate, ["long"] * 8 + ["a"] * 8).code == "UNAUTHENTICATED"
+    has_failed.set()
+    model.versions[1] = answer
+    client.translate(["a"] * 20)  # takes both threads, so after what was left of the first call
+    assert sorted(sizes) == [4, 8, 8]
 
 
 def test_model_that_rejects_all_ends_the_call(serve, model, monkeypatch):
@@ -670,6 +707,7 @@ def test_rest_connections_are_reused(model):
         (dict(version="1"), "version must be a positive number of 64 bits, got '1'"),
         (dict(model=3), "model must be text, got 3"),
         (dict(label=1), "label must be text, got 1"),
+        (dict(model="\udcff"), "model must be Unicode, got a lone surrogate"),
         (dict(version=1, label="a"), "give version 1 or label 'a', not both"),
     ],
 )

@@ -75,5 +75,6 @@ def test_explore_rejects_wrong_arguments(call, refused, tmp_path, monkeypatch, a
 def test_explore_rejects_impossible_figures(call, refused, trained, tmp_path):
     explore = ("explore.py", f"--run_dir={trained}", f"--png={tmp_path / 'a.png'}")
     refused(call(*explore, "--layer=2", "p q"), "--layer must be from 1 to 1, got 2")
+    refused(call(*explore[:2], f"--png={tmp_path / 'a.foo'}", "p"), "must be a .png, .pdf or .svg")
     refused(call(*explore, "p q", "r"), "take one sentence and one model")
     refused(call(*explore, "--checkpoint=20,40", "p q"), "take one sentence and one model")

@@ -305,6 +305,15 @@ def test_evaluate_writes_json_and_translations(translate, evaluate, texts, tmp_p
     assert translate(*options).out == translations
 
 
+def test_evaluate_takes_a_split_of_its_own_text_only(evaluate, refused, texts, tmp_path):
+    files = (f"--source={texts}/dev.a", f"--target={texts}/dev.b")
+    refused(evaluate(*files, "--split=test"), "--split is of the run's own text", "--source")
+    refused(evaluate("--split=dev"), "split must be one of train, validation, test, got 'dev'")
+    (tmp_path / "empty").write_text("")
+    files = (f"--source={tmp_path}/empty", f"--target={tmp_path}/empty")
+    refused(evaluate(*files), "there is no sentence to evaluate on in", "empty")
+
+
 def test_evaluate_checks_its_output_first(run, refused, tmp_path):
     # There is no run either: the output is looked at first, and TensorFlow not at all.
     run_dir = f"--run_dir={tmp_path}/absent"

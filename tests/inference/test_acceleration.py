@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_transformer.config import SearchConfig
+from keras_transformer.config import SearchConfig, TransformerConfig
 from keras_transformer.data import Shortlist
 from keras_transformer.errors import InputError
 from keras_transformer.inference import Translator, XlaShapes
@@ -14,7 +14,7 @@ from keras_transformer.inference.acceleration import (
     cache_projection,
     refresh,
 )
-from keras_transformer.models import Ensemble
+from keras_transformer.models import Ensemble, Transformer
 from keras_transformer.search import kv_cache_capacities
 
 SENTENCES = ["hello two cat", "sun", "tree house tree sun", ""]
@@ -58,6 +58,16 @@ def test_projection_is_recomputed_only_after_a_change(trained, monkeypatch):
         CachedOutputProjection, "_compute", lambda self: pytest.fail("computed again")
     )
     refresh(cached)
+
+
+def test_caching_again_follows_changed_weights():
+    model = Transformer(TransformerConfig.preset("tiny", vocabulary_size=9, num_layers=1))
+    cached = cache_projection(model)
+    table = model.target_embedding.table
+    table.assign(2 * table.value)
+    ids = tf.constant([[5, 6, 3]])
+    found, expected = (each.encode(ids).projection[0] for each in (cache_projection(cached), model))
+    np.testing.assert_array_equal(found, expected)
 
 
 def test_only_weights_of_the_projection_are_watched(trained):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from sacrebleu.metrics.chrf import CHRF
 
+from keras_transformer.decoding import NO_SCORE
 from keras_transformer.errors import InputError
 from keras_transformer.inference.minimum_bayes_risk import choose, chrf, utility_of
 from keras_transformer.results import Translation
@@ -48,7 +49,11 @@ def test_candidate_counts_as_often_as_it_was_sampled():
     ]
 
 
-def test_candidates_of_an_n_best_list_count_by_their_probability():
+def test_sentence_without_translation_keeps_its_score():
+    assert choose([Translation("", NO_SCORE)], chrf) == [Translation("", NO_SCORE)]
+
+
+def test_candidates_of_an_n_best_list_count_by_the_exponential_of_their_score():
     found = [Translation("a b", math.log(0.6)), Translation("c", math.log(0.3))]
     found.append(Translation("c", math.log(0.1)))
     utility = lambda texts: np.array([[2.0, 1.0], [0.0, 5.0]])  # noqa: E731

@@ -11,6 +11,7 @@ from keras_transformer.inference import Translator
 from keras_transformer.inference.acceleration import cache_projection
 from keras_transformer.inference.translator import signature_inputs
 from keras_transformer.models import Ensemble, Transformer
+from keras_transformer.tasks import TranslationTask
 
 _SOURCE = ["two house", "", "cat sun tree two", "hello"]
 _AS_EXPORTED = {tf.string: "", tf.int32: -1, tf.float32: -1.0}
@@ -213,3 +214,17 @@ def test_attention_needs_all_models_to_have_it(separate_translator, wrap):
         translator.align(["two"], ["दो"])
     names = ["serving_default", "translate_options", "score", "tokens"]
     assert list(translator.signatures()) == names
+
+
+def test_key_error_of_a_task_is_its_own(separate_translator):
+    class Lookup(TranslationTask):
+        def read_text(self, sources):
+            return {}["of the task"]
+
+    vocabularies = [
+        each.vocabulary
+        for each in (separate_translator.source_tokenizer, separate_translator.target_tokenizer)
+    ]
+    translator = Translator(separate_translator.model, *vocabularies, task=Lookup())
+    with pytest.raises(KeyError, match="of the task"):
+        translator.translate(["two"])

@@ -1,5 +1,6 @@
 """Token embeddings and their projection (3.4); positional encodings against their formulas."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -46,6 +47,24 @@ def test_embedding_and_projection_train_one_matrix():
     gradient = tf.convert_to_tensor(tape.gradient(total, variable.value))
     # Token 2 was embedded: sqrt(4) = 2 in each entry. Token 1 was projected on: x in its row.
     np.testing.assert_array_equal(gradient, [[0] * 4, [1] * 4, [2] * 4, [0] * 4, [0] * 4])
+
+
+def test_projection_of_a_functional_model_trains_the_matrix(tmp_path):
+    layer, ids = TokenEmbedding(6, 4), keras.Input((None,), dtype="int32")
+    hidden = keras.layers.Dense(4)(layer(ids))
+    model = keras.Model(ids, [hidden, layer.project(hidden)])
+    layer.table.assign(2 * layer.table.value)  # as training would
+    model.save(tmp_path / "model.keras")
+    x = np.array([[5, 2, 4]])
+    for each in (model, keras.saving.load_model(tmp_path / "model.keras")):
+        found, logits = each(x)
+        expected = np.asarray(found) @ np.transpose(np.asarray(layer.table.value))
+        np.testing.assert_allclose(logits, expected, rtol=1e-5)
+    assert model.output_shape[1] == (None, None, 6)
+    with tf.GradientTape() as tape:
+        total = tf.reduce_sum(model(x)[1][..., 1])
+    gradient = tf.convert_to_tensor(tape.gradient(total, layer.table.value))
+    assert np.abs(gradient[1]).min() > 0  # no token of x, but projected on
 
 
 def test_new_vectors_have_variance_1_beside_the_sinusoids():
@@ -168,6 +187,20 @@ def test_positions_beyond_the_table_are_rejected():
         InputError, match="positions up to 4 are beyond the table of max_positions=4"
     ):
         layer(np.ones((1, 4, D), "float32"))
+
+
+def test_unknown_lengths_beyond_the_table_have_its_last_row():
+    layer = PositionalEncoding(D, "learned", first_position=1, max_positions=4)
+    layer.build()
+    add = tf.function(layer, input_signature=[tf.TensorSpec([None, None, D])])
+    found = add(tf.zeros([1, 5, D]))[0]
+    np.testing.assert_array_equal(found, layer.table.numpy()[[1, 2, 3, 3, 3]])
+
+
+@pytest.mark.parametrize("kind", ["sinusoidal", "concatenated", "halves"])
+def test_sinusoids_need_an_even_width(kind):
+    with pytest.raises(InputError, match=f"{kind} positions are .* even model_dim, got 7"):
+        PositionalEncoding(7, kind)
 
 
 def test_learned_positions_are_trained():

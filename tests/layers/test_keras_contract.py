@@ -20,9 +20,11 @@ from keras_transformer.layers import (
     DecoderLayer,
     Encoder,
     EncoderLayer,
+    FeedForward,
     LayerNormalization,
     MultiHeadAttention,
     PositionalEncoding,
+    Residual,
     SelfAttention,
     UniversalDecoder,
     UniversalEncoder,
@@ -295,6 +297,53 @@ def test_a_memory_may_have_another_width(name, mode):
 def test_masks_and_biases_are_not_confused(options, message):
     with pytest.raises(InputError, match=message):
         SelfAttention(**HEADS)(X, **options)
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+def test_bias_that_hides_a_whole_row_is_finite_in_half_precision(policy):
+    bias = np.zeros((1, 1, T, T), "float32")
+    bias[:, :, 2] = -1e9
+    output = SelfAttention(**HEADS, dtype=policy)(X, score_bias=bias)
+    assert np.isfinite(ops.convert_to_numpy(ops.cast(output, "float32"))).all()
+
+
+@pytest.mark.parametrize(("cls", "count"), [(UniversalEncoder, 1), (UniversalDecoder, 2)])
+def test_steps_are_returned_by_functional_models(cls, count):
+    layer = cls(**SUBLAYERS, num_steps=2)
+    inputs = [keras.Input((None, D)), keras.Input((None, D))][:count]
+    output, steps = layer(*inputs, return_steps=True)
+    arrays = [X, MEMORY][:count]
+    expected, taken = layer(*arrays, return_steps=True)
+    found = keras.Model(inputs, [output, steps.halting.steps])(arrays)
+    for one, other in zip(found, (expected, taken.halting.steps), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)
+
+
+def test_padding_may_be_a_mask_of_numbers():
+    layer = UniversalEncoder(**SUBLAYERS, num_steps=2)
+    expected = layer(X, padding_mask=PADDING)
+    np.testing.assert_array_equal(layer(X, padding_mask=PADDING.astype("int32")), expected)
+
+
+def test_pre_norm_in_a_functional_model_survives_a_file(tmp_path):
+    inputs, sublayer = keras.Input((None, D)), FeedForward(12)
+    residual = Residual(norm_position="pre")
+    model = keras.Model(inputs, residual(inputs, sublayer(residual.pre_norm(inputs))))
+    residual.norm.gain.assign(np.arange(D))
+    np.testing.assert_allclose(model(X), X + sublayer(residual.norm(X)), atol=1e-6)
+    model.save(tmp_path / "model.keras")
+    copy = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(copy(X), model(X))
+
+
+def test_project_memory_takes_no_functional_input():
+    with pytest.raises(InputError, match="in a functional model call the layer with the memory"):
+        CrossAttention(**HEADS).project_memory(keras.Input((None, D)))
+
+
+def test_rotary_positions_need_an_even_key_dim():
+    with pytest.raises(InputError, match="need an even key_dim, got 3"):
+        SelfAttention(**HEADS, positions="rotary")
 
 
 @pytest.mark.parametrize("name", [name for name in LAYERS if "universal" not in name])

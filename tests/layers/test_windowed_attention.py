@@ -124,6 +124,16 @@ def test_half_precision_is_finite_and_near(dtype):
     np.testing.assert_allclose(result[mask], expected, atol=0.2)
 
 
+@pytest.mark.parametrize("shape", [(B, 1, 1), (1, 1, 1, 1), (B, 1, 1, 1)], ids=str)
+def test_a_mask_may_be_the_same_for_all_keys(shape):
+    layer, x = make_layer(7), normal(B, 40, D)
+    expected = layer(x)
+    np.testing.assert_allclose(layer(x, attention_mask=np.ones(shape, bool)), expected, atol=1e-6)
+    if len(shape) == 4:
+        bias = np.zeros(shape, "float32")
+        np.testing.assert_allclose(layer(x, score_bias=bias), expected, atol=1e-6)
+
+
 def test_blocks_grow_linearly_with_length():
     spec = [tf.TensorSpec((1, H, length, K)) for length in (1000, 2000)]
     sizes = [[np.prod(part.shape) for part in ops_of(spec_of_length)] for spec_of_length in spec]

@@ -194,11 +194,34 @@ def test_lora_weights_load_onto_the_base_model(name, tmp_path):
     ]
     base.load_lora_weights(tmp_path / "lora")  # once more
     other = build_model(CONFIGS[name].replace(model_dim=4))
+    num_trainable = len(other.trainable_weights)
     with pytest.raises(InputError, match="cannot load the LoRA weights in"):
         other.load_lora_weights(tmp_path / "lora")
+    with pytest.raises(InputError, match="the model has LoRA matrices already"):
+        tuned.enable_lora(2)
+    assert len(other.trainable_weights) == num_trainable  # neither froze anything more
+    assert len(tuned.trainable_weights) == len(base.trainable_weights) > 0
     (tmp_path / "text").write_text("no weights")
     with pytest.raises(InputError, match="give a file of save_lora_weights"):
         base.load_lora_weights(tmp_path / "text")
+
+
+def test_lora_of_a_model_made_by_an_outer_layer(tmp_path):
+    class Outer(keras.layers.Layer):
+        def build(self, shape):
+            self.inner = build_model(CONFIGS["transformer"])
+            self.inner.enable_lora(2)
+
+        def call(self, ids):
+            return self.inner({"source": ids, "target": ids})
+
+    outer = Outer()
+    outer(LABELS)
+    outer.inner.save(tmp_path / "inner.keras")
+    copy = keras.saving.load_model(tmp_path / "inner.keras")
+    np.testing.assert_array_equal(copy(INPUTS), outer.inner(INPUTS))
+    outer.inner.save_lora_weights(tmp_path / "lora")
+    build_model(CONFIGS["transformer"]).load_lora_weights(tmp_path / "lora")
 
 
 @pytest.mark.slow

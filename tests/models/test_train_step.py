@@ -80,6 +80,25 @@ def test_clipping_scales_the_gradient_to_the_norm(model):
             np.testing.assert_allclose(result, factor * expected, atol=1e-6)
 
 
+def test_clipping_leaves_out_the_scale_of_the_loss(model):
+    start = model.get_weights()
+    for factor in (None, 1024.0):
+        model.set_weights(start)
+        optimizer = keras.optimizers.SGD(1.0, loss_scale_factor=factor)
+        model.compile(optimizer, SmoothedCrossEntropy(), clip_norm=0.1, run_eagerly=True)
+        model.train_on_batch(INPUTS, LABELS)
+        changes = [new - old for new, old in zip(model.get_weights(), start, strict=True)]
+        norm = np.sqrt(sum((change**2).sum() for change in changes))
+        assert norm == pytest.approx(0.1, rel=1e-4)
+
+
+@pytest.mark.parametrize(("labels", "name"), [(None, "none"), ({"ids": LABELS}, "dict")])
+def test_labels_must_be_one_array(model, labels, name):
+    model.compile("sgd", SmoothedCrossEntropy(), run_eagerly=True)
+    with pytest.raises(InputError, match=f"one array of ids .* got {name}; give `fit` the inputs"):
+        model.fit(INPUTS, labels, verbose=0)
+
+
 @pytest.mark.parametrize("options", [dict(accumulation_steps=0), dict(clip_norm=0.0)], ids=str)
 def test_options_out_of_range_are_rejected(model, options):
     with pytest.raises(InputError, match="at least 1 and clip_norm above 0, got"):

@@ -98,7 +98,8 @@ def test_missing_or_invalid_card_is_rejected(tmp_path):
         read_model_card(tmp_path)
     path = tmp_path / "assets.extra" / "model_card.json"
     path.parent.mkdir()
-    for text in ("[]", '{"training": null}', '{"training": []}'):
+    of_older = '{"training": [{}], "search": {}, "signatures": {}, "precision": {}}'
+    for text in ("[]", '{"training": null}', '{"training": []}', of_older):
         path.write_text(text)
         with pytest.raises(
             InputError, match="not a model card of this release; export the model again"

@@ -13,7 +13,6 @@ from tensorflow_serving.config import model_server_config_pb2
 from keras_transformer.errors import InputError
 from keras_transformer.serving.model_folder import (
     check_name,
-    most_sentences,
     newest_version,
     read_batching,
     write_server_files,
@@ -88,15 +87,10 @@ def test_models_config_fits_the_docker_image(folder):
 
 
 def test_batches_hold_the_largest_warm_up_request(folder, tmp_path):
-    assert most_sentences(folder) == 64
+    assert read_batching(folder)["max_batch_size"] == 64
     (folder / "batching_parameters.txt").unlink()
-    assert most_sentences(folder) is None
     write_server_files(folder, "words", largest_batch=200)
-    assert most_sentences(folder) == 200
-    (folder / "batching_parameters.txt").write_text("max_batch_size: { value: 32 }")
-    assert most_sentences(folder) == 32
-    (folder / "batching_parameters.txt").write_text("num_batch_threads { value: 4 }")
-    assert most_sentences(folder) is None
+    assert read_batching(folder)["max_batch_size"] == 200
 
 
 def test_numbers_of_the_batching_file_are_read(folder, tmp_path):
@@ -107,6 +101,9 @@ def test_numbers_of_the_batching_file_are_read(folder, tmp_path):
         "max_enqueued_batches": 64,
     }
     assert read_batching(tmp_path / "absent") == {}
+    edited = "# größer\nmax_batch_size: { value: 32 }"
+    (folder / "batching_parameters.txt").write_text(edited, encoding="latin-1")
+    assert read_batching(folder) == {"max_batch_size": 32}
 
 
 def test_newest_version_is_the_highest_saved_model(tmp_path):

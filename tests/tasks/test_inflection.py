@@ -73,6 +73,28 @@ def test_read_text_accepts_the_columns_of_a_file():
     texts = ["go out\tV;PST", "go out ;V ;PST", "go out\t V ; PST"]
     found = InflectionTask().read_text(tf.constant(texts)).numpy().tolist()
     assert found == [b"go out ;V ;PST"] * 3
+    texts = ["go\t;V;;PST;", "go ;V ; ;PST ;"]
+    found = InflectionTask().read_text(tf.constant(texts)).numpy().tolist()
+    assert found == [b"go ;V ;PST"] * 2
+
+
+def test_columns_are_read_without_spaces_and_empty_features(tmp_path):
+    (tmp_path / "file").write_text(" Hund \t Hundes \tN;;SG;\n")
+    assert list(InflectionFile(tmp_path / "file")) == [("Hund ;N ;SG", "Hundes")]
+
+
+def test_forms_are_compared_as_the_shared_task_does():
+    task, composed, decomposed = InflectionTask(), "\u00e9t\u00e9", "e\u0301te\u0301"
+    pair = ([composed], [decomposed], ["a ;N"])
+    assert task.evaluate(*pair)["exact_match"] == task.measure(*pair) == 100
+    assert task.evaluate_each(*pair)[0]["exact_match"] == 1
+    assert task.evaluate_n_best([["x", composed]], *pair[1:]) == {"exact_match": 100}
+
+
+@pytest.mark.parametrize("values", [{"share_vocabulary": False}, {"target_level": "bpe"}], ids=str)
+def test_inflection_needs_one_vocabulary(values):
+    with pytest.raises(InputError, match="one vocabulary for both sides, in which each feature"):
+        InflectionTask().check_data(DataConfig(**InflectionTask.default_data | values))
 
 
 def test_exact_match_by_overlap(tmp_path):
@@ -93,6 +115,8 @@ def test_exact_match_by_overlap(tmp_path):
         },
     }
     assert task.report(results)["  unseen"] == "50.00 % of 2"
+    as_written = [source.replace(" ;", "\t", 1).replace(" ;", ";") for source in sources]
+    assert task.categories(as_written) == task.categories(sources)
     assert InflectionTask().evaluate(["a"], ["a"], ["a ;N"])["categories"] == {}
 
 

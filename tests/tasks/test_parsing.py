@@ -123,6 +123,8 @@ def test_treebank_root_is_not_a_missing_bracket(root):
     assert reference != TREE
     assert evaluate(ANSWER, reference)["f1"] == 100
     assert evaluate(reference, reference)["f1"] == 100
+    failed = ParsingTask().evaluate([ANSWER, ""], [reference] * 2, ["The dog barks ."] * 2)
+    assert failed["f1"] == pytest.approx(200 * 3 / (3 + 3 + 3))
 
 
 def test_parser_failure_is_an_empty_answer(tmp_path):

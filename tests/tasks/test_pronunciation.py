@@ -41,6 +41,12 @@ def test_error_rates_count_the_nearest_reference():
     }  # fmt: skip
 
 
+def test_references_of_parallel_files_are_normalized():
+    task = PronunciationTask(keep_stress=False)
+    assert task.evaluate(["K AE T"], ["K  AE1 T"], ["cat"])["wer"] == 0
+    assert PronunciationTask().evaluate(["K AE T"], ["K AE1 T"], ["cat"])["wer"] == 100
+
+
 def test_n_best_lists_count_their_best_answer():
     n_best = [["a b", "a c"], ["a", "b d"]]
     rates = PronunciationTask().evaluate_n_best(n_best, ["a c", "b c"], ["x", "y"])

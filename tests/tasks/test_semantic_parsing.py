@@ -58,6 +58,7 @@ def test_exact_match_by_category():
     }
     with pytest.raises(InputError, match=r"gen\.tsv has no category of 'a b'"):
         task.evaluate(["c"], ["c"], ["a b"])
+    assert task.measure(["c", "d"], ["c", "e"], ["a b", "c d"]) == 50  # in training
 
 
 @pytest.mark.slow

@@ -59,3 +59,12 @@ def test_remove_bpe_joins_both_sides():
     pieces = (["an un@@ happy dog ran"], ["an unhap@@ py dog ran"])
     assert evaluate(*pieces, remove_bpe=True)["bleu"] == pytest.approx(100)
     assert evaluate(*pieces)["exact_match"] == 0
+
+
+def test_remove_bpe_joins_answers_of_files_and_all_references(tmp_path):
+    task = TranslationTask(remove_bpe=True)
+    (tmp_path / "answers").write_text("an un@@ happy dog\n")
+    assert task.read_answers(tmp_path / "answers") == ["an unhappy dog"]
+    pairs = (["an unhappy dog"], ["an unhap@@ py dog"], ["x"])
+    assert task.evaluate_each(*pairs)[0]["exact_match"] == 1
+    assert task.evaluate_n_best([["a", *pairs[0]]], *pairs[1:]) == {"exact_match": 1}

@@ -142,6 +142,10 @@ def test_new_run_adds_tags_to_what_it_learns(files, tmp_path):
             "--freeze=target_embedding would keep the rows .* or --vocabulary=extend",
         ),
         (
+            {"vocabulary": "extend", "add_tokens": "<de>,<de>"},
+            "'<de>' is a token of the vocabulary already; do not add it again",
+        ),
+        (
             {"vocabulary": "extend", "vocabulary_kind": "bpe"},
             "--vocabulary_kind cannot be combined with --start_from",
         ),

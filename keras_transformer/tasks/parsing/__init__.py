@@ -155,11 +155,11 @@ class ParsingTask(Task):
         """
         scores = self._scores(outputs, references)
         valid = [score for score in scores if score.status == "ok"]
-        missed = [
-            trees.score_tree(tree, tree).reference
-            for score, tree in zip(scores, map(trees.parse_tree, references), strict=True)
-            if score.status != "ok"
-        ]
+        missed = []
+        for score, text in zip(scores, references, strict=True):
+            if score.status != "ok":  # a treebank's root is no bracket here either
+                tree = trees.with_comparable_root(trees.parse_tree(text), [f"({trees.ROOT}"])
+                missed.append(trees.score_tree(tree, tree).reference)
         brackets = sum(score.reference + score.output for score in valid) + sum(missed)
         matched = sum(score.matched for score in valid)
         short = [score for score in scores if score.length <= trees.SHORT]
