@@ -6,8 +6,9 @@ same inputs, in the same batches, and read the same outputs.
 Shapes: S source tokens, T target tokens, both with EOS.
 """
 
+import contextlib
+import math
 import numbers
-import sys
 import unicodedata
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -132,8 +133,9 @@ def _as_sent(name: str, dtype: str, value: Any) -> Any:
             return value
         rule = "text or a list of phrases"
     elif dtype == "DT_FLOAT":
-        if isinstance(value, numbers.Real) and abs(value) <= sys.float_info.max:
-            return float(value)
+        with contextlib.suppress(OverflowError):  # of a whole number
+            if isinstance(value, numbers.Real) and math.isfinite(value):
+                return float(value)
         rule = "a finite number"
     else:
         bits = int(dtype.removeprefix("DT_INT"))

@@ -80,6 +80,10 @@ def main(arguments: list[str]) -> None:
         check_unicode("a sentence", sentence)
     if _PNG.value:
         common.load_matplotlib()
+    if _RUN_DIR.value is None:
+        for name in ("checkpoint", *common.given_flags(SearchConfig)):
+            if flags.FLAGS[name].present:
+                raise InputError(f"--{name} was fixed when the model was exported; remove it")
     if flags.FLAGS["shortlist"].present:
         raise InputError("--shortlist cannot be combined with explore, which shows all tokens")
     common.load_tensorflow(one_dnn=False)

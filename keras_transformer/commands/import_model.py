@@ -58,6 +58,14 @@ _SOURCE_EOS = flags.DEFINE_enum(
 )
 
 
+# The formats that read a flag; for others it would change nothing.
+_READ_BY = {
+    "source_vocabulary": ("fairseq", "marian", "opennmt_tf"),
+    "num_heads": ("opennmt_tf",),
+    "positions": ("transformers", "ctranslate2"),
+}
+
+
 def main(arguments: list[str]) -> None:
     common.refuse_arguments(arguments)
     run_dir = pathlib.Path(_RUN_DIR.value)
@@ -71,6 +79,12 @@ def main(arguments: list[str]) -> None:
 
     path = pathlib.Path(_MODEL.value)
     format_name = _FORMAT.value or find_format(path)
+    for name, formats in _READ_BY.items():
+        if flags.FLAGS[name].present and format_name not in formats:
+            raise InputError(
+                f"--{name} is for {', '.join(formats)}; a model of {format_name} has its own: "
+                "remove it"
+            )
     given = Given(vocabularies, spms, _NUM_HEADS.value, _POSITIONS.value)
     model = read_model(path, format_name, given)
     if _SOURCE_EOS.value != "auto":

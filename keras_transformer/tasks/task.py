@@ -346,8 +346,8 @@ class ExactMatchTask(Task):
     def evaluate_each(
         self, outputs: Sequence[str], references: Sequence[str], sources: Sequence[str]
     ) -> list[dict[str, Any]]:
-        normal = (list(map(self.normalize, texts)) for texts in (outputs, references))
-        return super().evaluate_each(*normal, sources)
+        outputs, references = (list(map(self.normalize, texts)) for texts in (outputs, references))
+        return super().evaluate_each(outputs, references, sources)
 
     def measure(
         self, outputs: Sequence[str], references: Sequence[str], sources: Sequence[str]

@@ -60,6 +60,11 @@ def test_explore_reports_a_taken_port(call, refused, trained):
         (["--run_dir=runs/mine", "--serve", "p"], "or --serve alone"),
         (["--run_dir=runs/mine", "--output=none/a.html", "p"], "the folder none does not exist"),
         (["--run_dir=runs/mine", "--output=a.html", "p"], "runs/mine"),
+        (["--saved_model=a/1", "--output=a.html", "--beam_size=2", "p"], "--beam_size was fixed"),
+        (
+            ["--saved_model=a/1", "--output=a.html", "--checkpoint=20", "p"],
+            "--checkpoint was fixed",
+        ),
         (
             ["--run_dir=runs/mine", "--output=a.html", "--shortlist=9", "p"],
             "--shortlist cannot be combined with explore",

@@ -309,9 +309,13 @@ def test_evaluate_takes_a_split_of_its_own_text_only(evaluate, refused, texts, t
     files = (f"--source={texts}/dev.a", f"--target={texts}/dev.b")
     refused(evaluate(*files, "--split=test"), "--split is of the run's own text", "--source")
     refused(evaluate("--split=dev"), "split must be one of train, validation, test, got 'dev'")
-    (tmp_path / "empty").write_text("")
-    files = (f"--source={tmp_path}/empty", f"--target={tmp_path}/empty")
-    refused(evaluate(*files), "there is no sentence to evaluate on in", "empty")
+
+
+def test_evaluate_needs_sentences(call, refused, tmp_path):
+    (tmp_path / "blank").write_text("\n")
+    answers, file = f"--answers={tmp_path}/blank", f"--file={tmp_path}/blank"
+    result = call("evaluate.py", "--task=inflection", answers, file)
+    refused(result, "there is no sentence to evaluate on in", "blank")
 
 
 def test_evaluate_checks_its_output_first(run, refused, tmp_path):

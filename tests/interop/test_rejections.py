@@ -168,6 +168,16 @@ def test_rejected_folders_leave_no_run(case, copy, call, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {name}
 
 
+@pytest.mark.parametrize(
+    "flag", ["--num_heads=4", "--positions=marian", "--source_vocabulary=a --target_vocabulary=b"]
+)
+def test_flags_that_change_nothing_are_rejected(flag, copy, call, tmp_path):
+    flags = (f"--model={copy('eole')}", f"--run_dir={tmp_path}/run", *flag.split())
+    name = flag.partition("=")[0]
+    assert f"{name} is for " in (error := call("import_model.py", *flags).err)
+    assert "a model of eole has its own: remove it" in error
+
+
 def test_absent_folder_is_rejected(call, tmp_path):
     result = call("import_model.py", f"--model={tmp_path}/x", f"--run_dir={tmp_path}/run")
     assert "x does not exist; give the folder of a model, or its file" in result.err

@@ -94,7 +94,9 @@ def test_forms_are_compared_as_the_shared_task_does():
 @pytest.mark.parametrize("values", [{"share_vocabulary": False}, {"target_level": "bpe"}], ids=str)
 def test_inflection_needs_one_vocabulary(values):
     with pytest.raises(InputError, match="one vocabulary for both sides, in which each feature"):
-        InflectionTask().check_data(DataConfig(**InflectionTask.default_data | values))
+        InflectionTask().check_data(
+            DataConfig(train_file="a", **InflectionTask.default_data | values)
+        )
 
 
 def test_exact_match_by_overlap(tmp_path):

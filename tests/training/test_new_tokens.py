@@ -11,6 +11,7 @@ from keras_transformer.models import build_model
 from keras_transformer.serving.export import export, load_exported
 from keras_transformer.text import learn_vocabulary
 from keras_transformer.training import RunDirectory, train
+from keras_transformer.training.prepare import extend_vocabularies
 from keras_transformer.training.settings import fine_tuning_configs, new_configs
 
 TAGS = ["<de>", "<fr>"]
@@ -142,10 +143,6 @@ def test_new_run_adds_tags_to_what_it_learns(files, tmp_path):
             "--freeze=target_embedding would keep the rows .* or --vocabulary=extend",
         ),
         (
-            {"vocabulary": "extend", "add_tokens": "<de>,<de>"},
-            "'<de>' is a token of the vocabulary already; do not add it again",
-        ),
-        (
             {"vocabulary": "extend", "vocabulary_kind": "bpe"},
             "--vocabulary_kind cannot be combined with --start_from",
         ),
@@ -159,6 +156,17 @@ def test_options_that_contradict_new_tokens_are_rejected(origin, options, messag
     text = {"train_source": "a", "train_target": "b"}
     with pytest.raises(InputError, match=message):
         fine_tuning_configs(origin.configs(), "origin", text | options)
+
+
+@pytest.mark.parametrize("tokens", ["<de>,<de>", "<unk>"])
+def test_tokens_that_are_there_are_rejected(files, tokens):
+    source, target = files
+    vocabulary = learn_vocabulary(["abc abd"], size=10, kind="char")
+    data = DataConfig(
+        train_source=source, train_target=target, vocabulary="extend", add_tokens=tokens
+    )
+    with pytest.raises(InputError, match="is a token of the vocabulary already; do not add it"):
+        extend_vocabularies(data, (vocabulary, vocabulary))
 
 
 def test_only_a_start_can_be_extended():
