@@ -22,18 +22,22 @@ Span = tuple[int, int]
 
 _CODE = r"<(?P<code>code|kbd|samp|script|style|math|svg)\b[^>]*>.*?</(?P=code)\s*>"
 _TAG = (
-    r"""<!--.*?-->|<[!?][^>]*>|<(?P<slash>/?)(?P<name>[a-z][^\s/>]*)(?:"[^"]*"|'[^']*'|[^"'>])*>"""
+    r"<!--.*?-->|<[!?][^>]*>"
+    r"""|<(?P<slash>/?)(?P<name>[a-z][^\s/>]*)(?=[\s/>])(?:"[^"]*"|'[^']*'|[^"'>])*>"""
 )
+_BRACES = r"\{\{[^{}]*\}\}|\$?\{[\w.:!\[\]-]*\}|%\(\w+\)[a-z]"
+_PERCENT = r"%(?:\d+\$)?[-+#0]*\d*(?:\.\d+)?[sdifgexucop@](?!\w)"
 _PLACEHOLDER = (
-    r"\{\{[^{}]*\}\}|\$?\{[\w.:!\[\]-]*\}|%\(\w+\)[a-z]"
-    r"|(?<![\w%])%(?:\d+\$)?[-+#0]*\d*(?:\.\d+)?[sdifgexucop@](?!\w)"
+    rf"(?:{_BRACES}|(?<![\w%]){_PERCENT})(?:{_BRACES}|{_PERCENT}|%%)*"  # some touch each other
 )
 # Text of Chinese, Japanese or Korean touches an address without a space.
 _WIDE_MARK = "\u3000-\u303f\uff00-\uff0f\uff1a-\uff20\uff3b-\uff40\uff5b-\uff65"
 _NARROW = r"(?![\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff\uff00-\uffef])"
+_IN_ADDRESS = r"\{[^\s<>{}]*\}"  # a placeholder
 _ADDRESS = (
-    rf"""(?<![a-z0-9_])(?:(?:https?|ftp)://|www\.)[^\s<>"{_WIDE_MARK}]*"""
-    rf"""[^\s<>".,;:!?')\]}}»”{_WIDE_MARK}]"""
+    rf"""(?<![a-z0-9_])(?:(?:https?|ftp)://|www\.)"""
+    rf"""(?:[^\s<>"{{}}{_WIDE_MARK}]|{_IN_ADDRESS})*"""
+    rf"""(?:[^\s<>"{{}}.,;:!?')\]»”{_WIDE_MARK}]|{_IN_ADDRESS})"""
     rf"|(?<!{_NARROW}[\w.+-])(?:{_NARROW}[\w.+-])+@(?:{_NARROW}[\w-])+(?:\.(?:{_NARROW}[\w-])+)+"
 )
 _MARKUP = re.compile(
@@ -120,16 +124,37 @@ class SplitMarkup:
         if self._paragraphs is not None:
             texts = self._paragraphs.join(translations)
         links: list[list[tuple[int, int]]] = [[] for _ in self._texts]
-        ends = [(0, 0) for _ in self._texts]
+        sides = [_Words(text.plain) for text in self._texts], [_Words(text) for text in texts]
         parts = zip(self.rows, self.sentences, translations, alignments, strict=True)
         for row, sentence, translation, pairs in parts:
-            source, target = ends[row]
-            counts = len(sentence.split()), len(translation.split())
-            for i, j in pairs or _diagonal(*counts):
-                links[row].append((source + i, target + j))
-            ends[row] = source + counts[0], target + counts[1]
-        columns = zip(self._texts, texts, links, strict=True)
-        return [marked.with_markup(text, pairs) for marked, text, pairs in columns]
+            sources, targets = sides[0][row].add(sentence), sides[1][row].add(translation)
+            for i, j in pairs or _diagonal(len(sources), len(targets)):
+                links[row].append((sources[i], targets[j]))
+        columns = zip(self._texts, texts, links, *sides, strict=True)
+        return [
+            marked.with_markup(text, pairs, sources.spans, targets.spans)
+            for marked, text, pairs, sources, targets in columns
+        ]
+
+
+class _Words:
+    """The words of a text, sentence by sentence: between two there may be no space.
+
+    Attributes:
+        spans: the characters of each word so far.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self.spans: list[Span] = []
+
+    def add(self, sentence: str) -> range:
+        """Adds the words of the next sentence, and returns their numbers."""
+        count, end = len(self.spans), self.spans[-1][1] if self.spans else 0
+        first = self._text.index(sentence, end)
+        words = re.finditer(r"\S+", sentence)
+        self.spans += [(first + word.start(), first + word.end()) for word in words]
+        return range(count, len(self.spans))
 
 
 def _diagonal(num_source: int, num_target: int) -> list[tuple[int, int]]:
@@ -187,7 +212,6 @@ class _MarkedUp:
         self._nodes = [_Node("", " ", 0)]  # the first is the root
         self.plain = ""
         self._parse()
-        self._words = _words(self.plain)
 
     def _parse(self) -> None:
         """Finds the plain text and the tree."""
@@ -246,16 +270,19 @@ class _MarkedUp:
             text = f" {text}"
         self.plain += text
 
-    def with_markup(self, translation: str, links: Links) -> str:
+    def with_markup(
+        self, translation: str, links: Links, sources: list[Span], targets: list[Span]
+    ) -> str:
         """Returns the translation with all markup.
 
         Args:
             translation: of the plain text.
             links: pairs (source word, target word).
+            sources, targets: the words of the plain text and of the translation.
         """
         if not self.plain.strip():
             return self._text
-        return _Placement(self, translation, links).text
+        return _Placement(self, translation, links, sources, targets).text
 
 
 class _Placement:
@@ -265,9 +292,16 @@ class _Placement:
         text: the translation with markup.
     """
 
-    def __init__(self, marked: _MarkedUp, translation: str, links: Links) -> None:
-        self._plain, self._sources = marked.plain, marked._words
-        self._translation, self._targets = translation, _words(translation)
+    def __init__(
+        self,
+        marked: _MarkedUp,
+        translation: str,
+        links: Links,
+        sources: list[Span],
+        targets: list[Span],
+    ) -> None:
+        self._plain, self._sources = marked.plain, sources
+        self._translation, self._targets = translation, targets
         self._aligned: list[set[int]] = [set() for _ in self._targets]
         for source, target in links:
             if target < len(self._targets):
@@ -426,10 +460,6 @@ class _Placement:
         if place < last and (place == first or is_of_next):
             return self._targets[place][0]
         return self._targets[place - 1][1] if place > first else 0
-
-
-def _words(text: str) -> list[Span]:
-    return [found.span() for found in re.finditer(r"\S+", text)]
 
 
 def _marks(word: str) -> str:

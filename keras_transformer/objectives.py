@@ -132,8 +132,10 @@ class SmoothedCrossEntropy(keras.losses.Loss):
         weights = real * (ops.cast(ops.size(real), "float32") / ops.maximum(ops.sum(real), 1.0))
         if sample_weight is not None:
             weights *= _broadcast_sample_weights(sample_weight, real)
-        if getattr(y_pred, "_keras_mask", None) is not None:
-            y_pred = ops.copy(y_pred)  # without the mask, by which Keras would divide once more
+        # Keras would divide by the mask of the logits once more; a copy has none. On JAX it does
+        # not show.
+        if getattr(y_pred, "_keras_mask", None) is not None or keras.backend.backend() == "jax":
+            y_pred = ops.copy(y_pred)
         return super().__call__(y_true, y_pred, sample_weight=weights)
 
     def call(self, y_true: Tensor, y_pred: Tensor) -> Tensor:

@@ -22,15 +22,15 @@ METHODS = {
     # models/train_step.py: overridden, for several workers and uneven batches
     (keras.Model, "_maybe_symbolic_build"): ("iterator", "data_batch"),
     (keras.Model, "_symbolic_build"): ("data_batch",),
-    # training/optimizer.py: which moments belong to a weight
+    # models/train_step.py: which moments belong to a weight
     (keras.optimizers.Optimizer, "_get_variable_index"): ("variable",),
 }
 # Private attributes of objects.
 ATTRIBUTES = {
     "_loss_tracker": "model",  # models/train_step.py
     "_distribute_strategy": "model",  # models/train_step.py
-    "_momentums": "optimizer",  # training/optimizer.py
-    "_velocities": "optimizer",  # training/optimizer.py
+    "_momentums": "optimizer",  # models/train_step.py
+    "_velocities": "optimizer",  # models/train_step.py
     "_trainable_variables": "optimizer",  # training/checkpoints.py: weights in the moments' order
 }
 

@@ -104,7 +104,7 @@ def test_markup_keeps_its_place(text, plain, expected):
 
 def test_long_words_are_searched_in_linear_time():
     started = time.monotonic()
-    SplitMarkup(["a" * 100_000, "a.b-" * 25_000 + "@"])
+    SplitMarkup(["a" * 100_000, "a.b-" * 25_000 + "@", "<" + "a" * 100_000])
     assert time.monotonic() - started < 5  # minutes where the time grows with the square
 
 
@@ -241,6 +241,34 @@ def test_sentences_of_a_text_are_translated_alone():
     assert translator.sentences == ["Dr. No left.", "Who stays?", "I do."]
     assert _Checker(found).tags == _Checker(text).tags
     assert found == "<p><b>LEFT.</b> NO DR. STAYS? WHO</p> {x} DO. I"
+
+
+def test_sentences_without_spaces_between_them_keep_their_elements():
+    pytest.importorskip("pysbd")
+    split = SplitMarkup(["我爱你。<b>他来了。</b>", "我爱你。他 <b>来了</b>。再见"], "zh")
+    assert split.sentences == ["我爱你。", "他来了。", "我爱你。", "他 来了。", "再见"]
+    links = [[(0, 0), (0, 1), (0, 2)], [(0, 0), (0, 1)]]
+    links += [links[0], [(0, 0), (1, 1)], [(0, 0)]]
+    translations = ["I love you.", "He came."] * 2 + ["Bye"]
+    assert split.join(translations, links) == [
+        "I love you. <b>He came.</b>", "I love you. He <b>came</b>. Bye"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("Copied %s%s now", "Copied now"),
+        ("{first}{last} came", "came"),
+        ("You are %d%% done", "You are done"),
+        ("Open https://a.org/u/{id} now", "Open now"),
+        ("Open https://a.org/{x}/b, then", "Open, then"),
+    ],
+)
+def test_placeholders_that_touch_are_one_word(text, sentence):
+    split = SplitMarkup([text])
+    assert split.sentences == [sentence]
+    assert split.join([sentence], [[]]) == [text]
 
 
 def test_wrong_inputs_are_reported():

@@ -34,7 +34,9 @@ _SAVED_MODEL = flags.DEFINE_string(
 )
 _CHECKPOINT = common.define_checkpoint_flag()
 _OUTPUT = flags.DEFINE_string("output", None, "Write a page, an .html file.")
-_PNG = flags.DEFINE_string("png", None, "Write a figure of one sentence and one model.")
+_PNG = flags.DEFINE_string(
+    "png", None, "Write a figure of one sentence and one model, a .png, .pdf or .svg file."
+)
 _BERTVIZ = flags.DEFINE_string(
     "bertviz", None, "Write BertViz's attn_data, a .json file, of one sentence and one model."
 )

@@ -172,6 +172,13 @@ def _export_onnx(found: "Found", given: dict[str, Any]) -> pathlib.Path:
 
     version = choose_version(pathlib.Path(_EXPORT_DIR.value), _VERSION.value, "ONNX")
     search = found[0][0].configs().search_config(given)
+    missing = [
+        name
+        for name, value in search.to_dict().items()
+        if name not in PORTABLE_OPTIONS and value != getattr(SearchConfig(), name)
+    ]
+    if missing:
+        print(f"translate.py searches without {', '.join(missing)} of this run's search.")
     path = pathlib.Path(_EXPORT_DIR.value) / str(version)
     return export_onnx(*common.load_translator(found), path, search=search)
 

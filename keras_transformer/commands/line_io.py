@@ -232,7 +232,9 @@ def answer_lines(
     """
     if split_lines([]) is not None:
         model = _OfSentences(model)
-    has_scores = flags.FLAGS.scores or num_translations > 1
+    # A paragraph or a text with markup is made of the best translations of its sentences.
+    is_whole = not isinstance(model, _OfSentences)
+    has_scores = is_whole and (flags.FLAGS.scores or num_translations > 1)
     arguments = (model, lines, search_options, at_once, has_scores, postprocess, options)
     if flags.FLAGS.output is None:
         num_failed = _write_answers(None, *arguments)

@@ -141,6 +141,11 @@ def _check(model: Any, source: Vocabulary, target: Vocabulary) -> None:
         "positions": config.attention_positions,
         "unpositioned_tokens": config.unpositioned_tokens or None,
     }
+    if any(getattr(layer, "quantization_mode", None) for layer in model._flatten_layers()):
+        raise InputError(
+            "CTranslate2 quantizes by itself: export the model before `quantize`, with a "
+            "quantization such as int8"
+        )
     if names := [f"{name} {value}" for name, value in unsupported.items() if value is not None]:
         raise InputError(
             f"CTranslate2 does not support {', '.join(names)}; export the model as a SavedModel"

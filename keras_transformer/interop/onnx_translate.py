@@ -59,7 +59,8 @@ class Model:
             batch_size: sentences that are searched together.
             **options: those of "search" in config.json.
         """
-        rows = [self.tokenize(sentence) for sentence in sentences]
+        limit = options.get("max_source_length", self.config["search"]["max_source_length"])
+        rows = [self.tokenize(sentence)[:limit] for sentence in sentences]
         found: list[tuple[list[int], float]] = [([], 0.0)] * len(rows)
         order = sorted(filter(rows.__getitem__, range(len(rows))), key=lambda row: len(rows[row]))
         for start in range(0, len(order), batch_size):
@@ -89,6 +90,8 @@ class Model:
             sentences: one or more lists of source ids, none of them empty, without EOS.
             **options: those of "search" in config.json.
         """
+        if unknown := sorted(options.keys() - self.config["search"].keys()):
+            raise ValueError(f"there is no option {unknown[0]}; config.json lists them")
         search = self.config["search"] | options
         alpha, beam_size, min_length = (
             search[name] for name in ("length_penalty", "beam_size", "min_length")

@@ -62,8 +62,9 @@ class TokenEmbedding(Layer):
         """Returns logits [..., V]: vectors x [..., D] times the transposed matrix."""
         # In a functional model the layer is the operation: a product with the matrix would keep
         # the matrix as it is now.
-        is_functional = isinstance(x, keras.KerasTensor)
-        return self(x, reverse=True) if is_functional else self.call(x, reverse=True)
+        if isinstance(x, keras.KerasTensor):
+            return self(x, reverse=True)
+        return ops.matmul(x, self.projection())
 
     def projection(self) -> Tensor:
         """Returns the transposed matrix [D, V]."""

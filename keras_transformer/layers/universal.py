@@ -138,8 +138,13 @@ class UniversalStack(Layer):
             if layer is not None:
                 layer.build(input_shape)
 
-    def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
-        return keras.Operation.compute_output_spec(self, *args, **kwargs)  # traces `call`
+    def compute_output_spec(
+        self, x: Any, *args: Any, return_steps: bool = False, **kwargs: Any
+    ) -> Any:
+        if not return_steps:
+            return keras.KerasTensor(x.shape, self.compute_dtype)
+        # Traces `call`, for which JAX needs to know the length.
+        return keras.Operation.compute_output_spec(self, x, *args, return_steps=True, **kwargs)
 
     def repeat_layer(
         self,

@@ -280,12 +280,14 @@ def _loss_and_metrics(model: Any, data: Any, training: bool) -> Tensor:
 
 def _count_tokens(labels: Tensor) -> Tensor:
     """Returns the number of real tokens of labels [B, T], float32."""
-    if labels is None or isinstance(labels, dict | list | tuple):
+    leaves = [] if isinstance(labels, dict) else keras.tree.flatten(labels)
+    if len(leaves) != 1 or leaves[0] is None:
         raise InputError(
             "the labels of a batch must be one array of ids [B, T], got "
-            f"{'none' if labels is None else type(labels).__name__}; give `fit` the inputs and "
-            "the labels"
+            f"{'none' if labels is None else f'a {type(labels).__name__}'}; give `fit` the inputs "
+            "and the labels"
         )
+    labels = leaves[0]
     return tf.reduce_sum(tf.cast(tf.not_equal(labels, PAD_ID), tf.float32))
 
 
@@ -302,8 +304,9 @@ def _clip(model: Any, gradients: list[Tensor]) -> list[Tensor]:
     """Returns the batch's clipped gradient divided by the replicas, which the optimizer sums."""
     weights = model.trainable_weights
     optimizer = model.optimizer
-    scale = getattr(optimizer, "dynamic_scale", None)  # of the loss, in float16
-    scale = optimizer.loss_scale_factor or 1.0 if scale is None else scale
+    scale = optimizer.loss_scale_factor or 1.0
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):  # in float16
+        scale = optimizer.dynamic_scale if optimizer.built else optimizer.initial_scale
     learned = [
         tf.convert_to_tensor(gradient)
         for weight, gradient in zip(weights, gradients, strict=True)

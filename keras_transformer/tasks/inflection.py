@@ -115,7 +115,7 @@ def split_source(source: str) -> tuple[str, str]:
         >>> split_source("Hund\\tN;GEN;SG")
         ('Hund', 'N;GEN;SG')
     """
-    lemma, *features = filter(None, re.split(r"\s*[\t;]\s*", source))
+    lemma, *features = [*filter(None, re.split(r"\s*[\t;]\s*", source.strip()))] or [""]
     return lemma, ";".join(features)
 
 

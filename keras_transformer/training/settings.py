@@ -166,6 +166,14 @@ def new_configs(options: Options) -> RunConfigs:
     task_type = get_task(options.get("task", DEFAULT_TASK))
     task = task_type(**task_options(task_type, options))
     data, training = _data(task, options), _training(task, options)
+    if data.vocabulary not in (None, EXTEND):
+        for name in ("vocabulary_size", "vocabulary_normalization", "character_coverage",
+                     "byte_fallback"):  # fmt: skip
+            if options.get(name) is not None:
+                raise InputError(
+                    f"--{name} is for a vocabulary that is learned, and --vocabulary names one: "
+                    "remove one of them"
+                )
     _check_trains_random_weights(training.freeze, training.lora_rank)
     if data.vocabulary == EXTEND:
         raise InputError(
@@ -173,6 +181,8 @@ def new_configs(options: Options) -> RunConfigs:
             "file of that name is ./extend"
         )
     model = _guided(_model(task, data, options), data, training)
+    if data.guided_alignment is not None and options.get("alignment_head") is False:
+        raise InputError("--guided_alignment trains the alignment head; remove --noalignment_head")
     return RunConfigs(model, data, training, task)
 
 
@@ -256,6 +266,8 @@ def changed_configs(configs: RunConfigs, options: Options) -> RunConfigs:
             )
     _check_options_of(type(model), options)
     model_values, training_values = _given_model(options), given_options(TrainingConfig, options)
+    if training_values.get("stop_metric") is not None:
+        task.find_metric(training_values["stop_metric"])
     if "start_from" not in configs.origin:
         _check_trains_random_weights(
             training_values.get("freeze"), training_values.get("lora_rank")

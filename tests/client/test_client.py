@@ -325,15 +325,20 @@ def test_failures_of_former_calls_do_not_count(serve, model, poisoned, monkeypat
 def test_failed_call_sends_no_further_requests(serve, model):
     """The first of two batches fails; the other one, in halves by then, ends."""
     answer, sizes = model.versions[1], []
-    has_failed = threading.Event()
+    is_halved, has_failed = threading.Event(), threading.Event()
+    both_are_free = threading.Barrier(2, timeout=20)
 
     def predict(signature, inputs):
-        sizes.append(len(inputs["text"]))
-        if inputs["text"][0] == "long":
-            while len(sizes) < 3:  # until the other batch is halved
-                time.sleep(0.01)
+        texts = inputs["text"]
+        if "last" in texts:
+            both_are_free.wait()
+            return answer(signature, inputs)
+        sizes.append(len(texts))
+        if "long" in texts:
+            is_halved.wait(20)
             raise FaultError("UNAUTHENTICATED", "who are you")
-        if len(inputs["text"]) < 8:
+        if len(texts) < 8:
+            is_halved.set()
             has_failed.wait(20)
         raise FaultError("INVALID_ARGUMENT", "no")
 
@@ -341,8 +346,7 @@ def test_failed_call_sends_no_further_requests(serve, model):
     client = serve(batch_size=8, requests_in_flight=2)
     assert refusal(client.translate, ["long"] * 8 + ["a"] * 8).code == "UNAUTHENTICATED"
     has_failed.set()
-    model.versions[1] = answer
-    client.translate(["a"] * 20)  # takes both threads, so after what was left of the first call
+    client.translate(["last"] * 16)  # in both threads, so after what was left of the first call
     assert sorted(sizes) == [4, 8, 8]
 
 

@@ -139,7 +139,7 @@ def test_translations_are_aligned(translate):
 def fake_export(monkeypatch, tmp_path):
     """Makes the flag of an export that gives one translation to all sentences."""
 
-    def fake_export(translation, *, remove_bpe=False):
+    def fake_export(translation, *, remove_bpe=False, num_translations=1):
         class Model:
             """Aligns each word of the translation with the one at half its place."""
 
@@ -151,7 +151,11 @@ def fake_export(monkeypatch, tmp_path):
 
         card = {
             "training": [{"task": {"name": "translation", "remove_bpe": remove_bpe}}],
-            "search": {"max_extra_length": 50, "max_source_length": 512},
+            "search": {
+                "max_extra_length": 50,
+                "max_source_length": 512,
+                "num_translations": num_translations,
+            },
             "signatures": {},
             "precision": {"computation": "float32"},
         }
@@ -163,6 +167,13 @@ def fake_export(monkeypatch, tmp_path):
         return f"--saved_model={tmp_path}"
 
     return fake_export
+
+
+def test_several_translations_of_an_export_have_scores(call, fake_export):
+    export = fake_export("x y", num_translations=2)
+    assert call("translate.py", export, stdin=b"a\n").out == "1\t-1.0000\tx y\n"
+    markup = call("translate.py", export, "--markup=html", stdin=b"<b>a</b>\n")
+    assert markup.out == "<b>x y</b>\n"  # of the best ones
 
 
 @pytest.mark.parametrize("joins", [True, False])

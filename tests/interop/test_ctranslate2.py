@@ -284,6 +284,9 @@ def test_inexpressible_models_are_rejected(vocabulary, tmp_path):
     for name, value in {"positions": "rotary", "decoder_attention_window": 3}.items():
         model = Transformer(SMALL.replace(**{name: value}))
         refuse(f"not support {name} {value}; export", model, vocabulary, tmp_path / "model")
+    model = make_model(SMALL)
+    model.quantize("int8")
+    refuse("export the model before `quantize`", model, vocabulary, tmp_path / "model")
     model = keras.Sequential()
     refuse("single Transformer, got Sequential", model, vocabulary, tmp_path / "model")
 

@@ -92,11 +92,18 @@ def test_clipping_leaves_out_the_scale_of_the_loss(model):
         assert norm == pytest.approx(0.1, rel=1e-4)
 
 
-@pytest.mark.parametrize(("labels", "name"), [(None, "none"), ({"ids": LABELS}, "dict")])
+def test_first_clipped_update_in_half_precision():
+    model = Transformer(CONFIG, dtype="mixed_float16")
+    changes = updates(model, clip_norm=0.1)
+    assert np.sqrt(sum((change**2).sum() for change in changes)) == pytest.approx(0.1, rel=0.01)
+
+
+@pytest.mark.parametrize(("labels", "name"), [(None, "none"), ({"ids": LABELS}, "a dict")])
 def test_labels_must_be_one_array(model, labels, name):
     model.compile("sgd", SmoothedCrossEntropy(), run_eagerly=True)
     with pytest.raises(InputError, match=f"one array of ids .* got {name}; give `fit` the inputs"):
         model.fit(INPUTS, labels, verbose=0)
+    model.fit(INPUTS, [LABELS], verbose=0)  # which Keras takes too
 
 
 @pytest.mark.parametrize("options", [dict(accumulation_steps=0), dict(clip_norm=0.0)], ids=str)

@@ -119,6 +119,7 @@ def test_exact_match_by_overlap(tmp_path):
     assert task.report(results)["  unseen"] == "50.00 % of 2"
     as_written = [source.replace(" ;", "\t", 1).replace(" ;", ";") for source in sources]
     assert task.categories(as_written) == task.categories(sources)
+    assert task.categories(["", " go\tV;PST "]) == ["unseen", "feats"]
     assert InflectionTask().evaluate(["a"], ["a"], ["a ;N"])["categories"] == {}
 
 

@@ -23,6 +23,7 @@ from keras_transformer.training import (
 )
 from keras_transformer.training import run as run_module
 from keras_transformer.training.metrics import read_metrics
+from keras_transformer.training.settings import changed_configs, new_configs
 from keras_transformer.training.trainer import is_finished
 
 
@@ -331,6 +332,31 @@ def test_extra_target_vocabulary_is_rejected(run):
     tiny_run.make_vocabulary("xyz").save(run.path / "target.model")
     with pytest.raises(InputError, match=r"target\.model does not belong .*; remove it$"):
         run.vocabularies()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(vocabulary_size=9), "--vocabulary_size is for a vocabulary that is learned"),
+        (dict(byte_fallback=True), "--byte_fallback is for a vocabulary that is learned"),
+    ],
+)
+def test_options_of_learning_contradict_a_vocabulary(options, message):
+    text = {"train_source": "a", "train_target": "b", "vocabulary": "some.model"}
+    with pytest.raises(InputError, match=message):
+        new_configs(text | options)
+
+
+def test_guided_alignment_needs_its_head():
+    text = {"train_source": "a", "train_target": "b", "guided_alignment": "ibm1"}
+    with pytest.raises(InputError, match="remove --noalignment_head"):
+        new_configs(text | {"alignment_head": False})
+
+
+def test_changed_stop_metric_must_exist():
+    configs = new_configs({"train_source": "a", "train_target": "b"})
+    with pytest.raises(InputError, match="stop_metric must be one of"):
+        changed_configs(configs, {"stop_metric": "foo"})
 
 
 # Precision
