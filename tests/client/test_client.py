@@ -642,8 +642,11 @@ def test_broken_connections_are_retried(no_pause):
     def serve(listening):
         for answer in answers:
             connection, _ = listening.accept()
-            with connection:
-                connection.recv(10_000)
+            with connection, connection.makefile("rb") as request:
+                # All of it: closing a connection with unread bytes resets it.
+                headers = dict(line.split(b": ") for line in iter(request.readline, b"\r\n")
+                               if b": " in line)  # fmt: skip
+                request.read(int(headers[b"Content-Length"]))
                 connection.sendall(answer)
 
     with socket.create_server(("127.0.0.1", 0)) as listening:
