@@ -99,17 +99,22 @@ def test_errors_are_those_of_the_blocking_client(run, model):
     assert [each and each[0].text for each in caught.value.results] == ["A", None, "C"]
 
 
+async def cancel_in_flight(client, model, sentences):
+    """Cancels a call during its first request, which then gets its answer."""
+    call = asyncio.create_task(client.translate(sentences))
+    while not model.requests:
+        await asyncio.sleep(0.01)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    model.may_answer.set()
+
+
 def test_cancelled_call_sends_no_further_requests(run, model):
     model.may_answer.clear()
 
     async def cancel(client):
-        call = asyncio.create_task(client.translate(list("abcdefgh")))
-        while not model.requests:
-            await asyncio.sleep(0.01)
-        call.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await call
-        model.may_answer.set()
+        await cancel_in_flight(client, model, list("abcdefgh"))
         return await client.translate(["z"])
 
     assert run(cancel, batch_size=1, requests_in_flight=1)[0][0].text == "Z"
@@ -129,13 +134,7 @@ def test_cancelled_call_halves_no_further_batches(run, model):
     model.may_answer.clear()
 
     async def cancel(client):
-        call = asyncio.create_task(client.translate(["bad", *"abcdefg"]))
-        while not model.requests:
-            await asyncio.sleep(0.01)
-        call.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await call
-        model.may_answer.set()
+        await cancel_in_flight(client, model, ["bad", *"abcdefg"])
         await client.translate(["z"])
 
     run(cancel, requests_in_flight=1)

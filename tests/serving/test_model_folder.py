@@ -89,8 +89,13 @@ def test_models_config_fits_the_docker_image(folder):
 def test_batches_hold_the_largest_warm_up_request(folder, tmp_path):
     assert read_batching(folder)["max_batch_size"] == 64
     (folder / "batching_parameters.txt").unlink()
+    assert "max_batch_size" not in read_batching(folder)
     write_server_files(folder, "words", largest_batch=200)
     assert read_batching(folder)["max_batch_size"] == 200
+    (folder / "batching_parameters.txt").write_text("max_batch_size: { value: 32 }")
+    assert read_batching(folder)["max_batch_size"] == 32
+    (folder / "batching_parameters.txt").write_text("num_batch_threads { value: 4 }")
+    assert "max_batch_size" not in read_batching(folder)
 
 
 def test_numbers_of_the_batching_file_are_read(folder, tmp_path):
