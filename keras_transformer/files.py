@@ -128,7 +128,8 @@ def temporary_folder(parent: pathlib.Path) -> Iterator[pathlib.Path]:
             continue
         with contextlib.suppress(OSError), _open_lock(abandoned) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails where it is being written
-            shutil.rmtree(abandoned, ignore_errors=True)
+            if _is_lock_of(lock, abandoned):
+                shutil.rmtree(abandoned, ignore_errors=True)
     while True:
         aside = parent / f"{_ASIDE}{uuid.uuid4().hex}"
         aside.mkdir()
@@ -138,7 +139,7 @@ def temporary_folder(parent: pathlib.Path) -> Iterator[pathlib.Path]:
             continue  # another process found the folder before it was locked, and removed it
         with contextlib.suppress(OSError):  # a file system without locks
             fcntl.flock(lock, fcntl.LOCK_EX)
-        if (aside / _LOCK).exists():
+        if _is_lock_of(lock, aside):
             break
         lock.close()  # removed meanwhile, for the same reason
     with lock:
@@ -152,6 +153,14 @@ def _open_lock(folder: pathlib.Path) -> IO[bytes]:
     """Opens a folder's lock, made if missing; never follows a link or waits for a pipe."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
     return open(os.open(folder / _LOCK, flags, 0o666), "r+b", buffering=0)
+
+
+def _is_lock_of(lock: IO[bytes], folder: pathlib.Path) -> bool:
+    """Returns whether a lock protects a folder: another process may have replaced its file."""
+    try:
+        return os.path.samestat(os.fstat(lock.fileno()), (folder / _LOCK).lstat())
+    except FileNotFoundError:
+        return False
 
 
 def sync(path: Path) -> None:

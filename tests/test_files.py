@@ -1,5 +1,6 @@
 """Files and folders that are whole or not there, and lines of text files."""
 
+import fcntl
 import gzip
 import itertools
 import multiprocessing
@@ -145,6 +146,26 @@ def test_concurrent_writers_leave_whole_content(tmp_path, kind):
     assert names_in(tmp_path) == ["file"]
     if kind is not threading.Thread:
         assert [writer.exitcode for writer in writers] == [0] * 4
+
+
+def test_folder_whose_lock_was_replaced_meanwhile_stays(tmp_path, monkeypatch):
+    """Its owner made a new lock between a second writer's opening of the old one and locking it."""
+    folder = tmp_path / ".writing-0"
+    folder.mkdir()
+    (folder / "lock").touch()
+    lock_file = fcntl.flock
+
+    def replace_lock_first(*arguments):
+        (tmp_path / "new").touch()
+        (tmp_path / "new").replace(folder / "lock")
+        return lock_file(*arguments)
+
+    monkeypatch.setattr(fcntl, "flock", replace_lock_first)
+    write_atomically(tmp_path / "file", "text")
+    assert names_in(tmp_path) == [".writing-0", "file"]
+    monkeypatch.undo()
+    write_atomically(tmp_path / "file", "text")
+    assert names_in(tmp_path) == ["file"]
 
 
 def write_often(path, digit):
