@@ -20,10 +20,14 @@ from keras_transformer.results import Translation, text_input
 Links = Sequence[tuple[int, int]]
 Span = tuple[int, int]
 
-_CODE = r"<(?P<code>code|kbd|samp|script|style|math|svg)\b[^>]*>.*?</(?P=code)\s*>"
+# What is never closed ends where the next of its kind begins, so that the time stays linear.
+_CODE = (
+    r"<(?P<code>code|kbd|samp|script|style|math|svg)\b[^<>]*>"
+    r"(?:(?!<(?P=code)\b).)*?</(?P=code)\s*>"
+)
 _TAG = (
-    r"<!--.*?-->|<[!?][^>]*>"
-    r"""|<(?P<slash>/?)(?P<name>[a-z][^\s/>]*)(?=[\s/>])(?:"[^"]*"|'[^']*'|[^"'>])*>"""
+    r"<!--.*?(?:-->|\Z)|<[!?][^<>]*>"
+    r"""|<(?P<slash>/?)(?P<name>[a-z][^\s/<>]*)(?=[\s/>])(?:"[^"]*"|'[^']*'|[^"'<>])*>"""
 )
 _BRACES = r"\{\{[^{}]*\}\}|\$?\{[\w.:!\[\]-]*\}|%\(\w+\)[a-z]"
 _PERCENT = r"%(?:\d+\$)?[-+#0]*\d*(?:\.\d+)?[sdifgexucop@](?!\w)"

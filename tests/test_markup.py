@@ -93,6 +93,9 @@ def test_elements_follow_their_words(text, expected):
         ("<b>a <i>b</b> c</i>", "a b c", "<b>A <i>B</b> C</i>"),
         ("a </b> <u>b", "a  b", "A </b> <u>B"),
         ("a &amp;amp; <b>b</b>", "a &amp; b", "A &amp;AMP; <b>B</b>"),
+        ("a <!-- b <i>c", "a ", "A <!-- b <i>c "),
+        ("a <b <i>c</i>", "a <b c", "A &lt;B <i>C</i>"),
+        ("a <code>b <code>c</code> d", "a b d", "A <code>B <code>c</code> D"),
     ],
 )
 def test_markup_keeps_its_place(text, plain, expected):
@@ -105,6 +108,8 @@ def test_markup_keeps_its_place(text, plain, expected):
 def test_long_words_are_searched_in_linear_time():
     started = time.monotonic()
     SplitMarkup(["a" * 100_000, "a.b-" * 25_000 + "@", "<" + "a" * 100_000])
+    for opening in ("<!--", "<! ", "<a", "<a ", '<a "', "<code>"):
+        SplitMarkup([opening * 25_000])
     assert time.monotonic() - started < 5  # minutes where the time grows with the square
 
 
