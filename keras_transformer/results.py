@@ -7,6 +7,7 @@ Shapes: S source tokens, T target tokens, both with EOS.
 """
 
 import contextlib
+import itertools
 import math
 import numbers
 import unicodedata
@@ -456,11 +457,16 @@ def _words(pieces: Sequence[str]) -> list[list[int]]:
 def word_indices(text: str, count: int) -> list[int]:
     """Returns the index in a text of each of `count` words that a vocabulary makes of it.
 
-    They are fewer than the text's where it is truncated. Where they are more, the list is empty.
+    They are fewer than the text's where it is truncated, or where the vocabulary keeps other spaces
+    than " " in words, such as no-break ones; the first of the text's words then stands for such a
+    word. Where they are more, the list is empty.
     """
     words = text.split()
     if len(words) == count:
         return list(range(count))
+    kept = [len(word.split()) for word in text.split(" ") if word]
+    if len(kept) == count and all(kept):
+        return [0, *itertools.accumulate(kept)][:-1]
     parts = [len(unicodedata.normalize("NFKC", word).split()) for word in words]
     indices = [index for index, number in enumerate(parts) for _ in range(number)]
     return indices[:count] if len(indices) >= count else []

@@ -125,6 +125,12 @@ def test_words_of_texts_differ_from_words_of_the_vocabulary():
     assert in_words_of("that is a dog", "c\u00b4est un chien") == pairs
     # Words that are cut off have no number.
     assert in_words_of("a dog barks", "ein Hund bellt", count=2) == [(0, 0), (1, 1)]
+    # One that is not normalized by NFKC keeps a no-break space in its word.
+    pairs = [(0, 0), (2, 1), (3, 2)]
+    assert in_words_of("100\u00a0km weit weg", "a b c", count=3) == pairs
+    assert in_words_of("a b c", "voil\u00e0\u00a0! ici l\u00e0", count=3) == [
+        (left, right) for right, left in pairs
+    ]
     # A vocabulary that reads still other words: no pairs are better than wrong ones.
     assert in_words_of("a dog", "das ist ein Hund") == []
 

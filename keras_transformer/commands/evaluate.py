@@ -17,6 +17,7 @@ from keras_transformer.config import SearchConfig, check_options
 from keras_transformer.errors import InputError
 from keras_transformer.files import replace_control_characters, write_atomically
 from keras_transformer.tasks import Task, get_task, registered_tasks
+from keras_transformer.tasks.task import ExactMatchTask
 
 if TYPE_CHECKING:
     from keras_transformer.data import ParallelText
@@ -92,7 +93,8 @@ def main(arguments: list[str]) -> None:
         print(json.dumps({**metrics, **n_best_scores, "sentences": len(outputs), **details}))
         return
     shown = {**details, "sentences": f"{len(outputs):,}", **task.report(metrics)}
-    shown |= {name: f"{value:.4g}" for name, value in n_best_scores.items()}
+    for name, value in n_best_scores.items():
+        shown[name] = "undefined" if value is None else f"{value:.4g}"
     width = max(map(len, shown))
     for label, value in shown.items():
         print(f"{label:{width}}  {value}")
@@ -132,6 +134,8 @@ def _answer(run_dirs: str) -> "Evaluated":
         )
     task = configs.task.replace(**options)
     text = _read_pairs(task) or read_test_text(configs.corpora, _SPLIT.value, task)
+    if isinstance(task, ExactMatchTask):
+        task.categories(text.source)  # reports a wrong file before translating
     search = configs._replace(task=task).search_config(given)
     shortlist = common.load_shortlist(found, search)
     translator = Translator(*common.load_translator(found), search, task=task, shortlist=shortlist)

@@ -88,6 +88,8 @@ def main(arguments: list[str]) -> None:
                 raise InputError(f"--{name} was fixed when the model was exported; remove it")
     if flags.FLAGS["shortlist"].present:
         raise InputError("--shortlist cannot be combined with explore, which shows all tokens")
+    if flags.FLAGS["method"].value == "mbr":
+        raise InputError("--method=mbr cannot be combined with explore, which shows one search")
     common.load_tensorflow(one_dnn=False)
     inspectors = _inspectors()
     if len(set(arguments)) * len(inspectors) > 1 and (_PNG.value or _BERTVIZ.value):

@@ -84,6 +84,8 @@ def main(arguments: list[str]) -> None:
     runs = {
         name: read_metrics(path / "metrics.jsonl") for name, path in _by_name(arguments).items()
     }
+    if not any("loss" in row for rows in runs.values() for row in rows):
+        raise InputError(f"{', '.join(runs)}: no loss yet; plot a run that has trained for a while")
     for name, rows in runs.items():
         if not any(_X.value in row for row in rows):
             raise InputError(

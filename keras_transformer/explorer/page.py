@@ -35,12 +35,12 @@ def make_page(content: Mapping[str, Any] | None, is_live: bool = False) -> str:
     """
     scripts = "\n".join(_read(name) for name in _SCRIPTS)
     # "<" could end the script element.
-    data = json.dumps(content, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+    data = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     page = _read("page.html")
     parts = {
         "sources": "'self'" if is_live else "'none'",
         "style": _read("page.css"),
-        "data": data,
+        "data": data.replace("<", "\\u003c"),
         "script": scripts,
     }
     return re.sub(r"{{(\w+)}}", lambda found: parts[found[1]], page)

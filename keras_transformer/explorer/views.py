@@ -234,6 +234,8 @@ def make_tree(steps: Sequence[SearchStep], found: Hypotheses, target: Vocabulary
     for step, next_step in zip(steps, [*steps[1:], None], strict=True):
         kept = set(next_step.prefixes) if next_step else set()
         for prefix, log_probs in zip(step.prefixes, step.log_probs, strict=True):
+            if prefix not in index:  # it is forbidden, and stands where the beam had room
+                continue
             for token in _candidates(prefix, log_probs, kept | finished.keys()):
                 child = (*prefix, token)
                 outcome = "kept" if child in kept else "dropped"
@@ -259,7 +261,7 @@ def _candidates(prefix: Prefix, log_probs: np.ndarray, chosen: set[Any]) -> list
     return [
         int(token)
         for place, token in enumerate(best)
-        if token in own or (place < _NUM_CANDIDATES and log_probs[token] > -np.inf)
+        if log_probs[token] > -np.inf and (token in own or place < _NUM_CANDIDATES)
     ]
 
 

@@ -88,6 +88,11 @@ class InflectionTask(ExactMatchTask):
         """Returns the text in Unicode's form C, as the script of the shared task compares it."""
         return unicodedata.normalize("NFC", text.strip())
 
+    def read_answers(self, path: Path) -> list[str]:
+        """Returns the forms of a file: one a line, or beside lemma and features as in its data."""
+        rows = [line.split("\t") for line in super().read_answers(path)]
+        return [row[1] if len(row) == 3 else "\t".join(row) for row in rows]
+
     def categories(self, sources: Sequence[str]) -> list[str]:
         """Returns "both", "lemma", "feats" or "unseen", by overlap with the training file.
 
@@ -134,7 +139,13 @@ class InflectionFile(PairFile):
                 continue
             columns = map(str.strip, line.split("\t"))
             lemma, form, features = [*columns, "", ""][:3]
-            if not (lemma and form and features) or line.count("\t") != 2 or ";" in lemma:
+            is_form_last = ";" in form and ";" not in features  # as in the files of 2023
+            if (
+                not (lemma and form and features)
+                or line.count("\t") != 2
+                or ";" in lemma
+                or is_form_last
+            ):
                 raise InputError(
                     f"{self.path}, line {number}: expected lemma, tab, form, tab and features "
                     f"with semicolons between them, got {line[:60]!r}"

@@ -6,6 +6,7 @@ dictionary gives.
 
 import dataclasses
 import hashlib
+import itertools
 import re
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
@@ -93,6 +94,10 @@ class PronunciationTask(Task):
         """Returns the words and phones of a dictionary."""
         return PronunciationDictionary(path=path, keep_stress=self.keep_stress)
 
+    def learned_text(self, reference: str) -> str:
+        """Returns the phones as a dictionary has them; parallel files can have others."""
+        return normalize_phones(reference, self.keep_stress)
+
     def evaluate(
         self, outputs: Sequence[str], references: Sequence[str], sources: Sequence[str]
     ) -> dict[str, Any]:
@@ -108,23 +113,51 @@ class PronunciationTask(Task):
         self, n_best: Sequence[Sequence[str]], references: Sequence[str], sources: Sequence[str]
     ) -> dict[str, Any]:
         """Returns the error rates of the best answer for each word among several."""
-
-        def normal(text: str) -> str:  # references of parallel files are not
-            return normalize_phones(text, self.keep_stress)
-
-        answers = {
-            source: list(map(normal, each)) for source, each in zip(sources, n_best, strict=True)
-        }
-        variants: dict[str, list[str]] = {}
-        for word, reference in zip(sources, references, strict=True):
-            variants.setdefault(word, []).append(normal(reference))
-        nearest = [_compare(answers[word], variants[word]) for word in variants]
+        answers = dict(zip(sources, n_best, strict=True))
+        variants = self._variants(references, sources)
+        nearest = [self._compare(answers[word], variants[word]) for word in variants]
         edits, phones = zip(*nearest, strict=True)
         return {
             "wer": 100 * sum(map(bool, edits)) / len(variants),
             "per": 100 * sum(edits) / sum(phones),
             "words": len(variants),
         }
+
+    def evaluate_each(
+        self, outputs: Sequence[str], references: Sequence[str], sources: Sequence[str]
+    ) -> list[dict[str, Any]]:
+        """Returns each answer's edits and phones, counted as in `evaluate`."""
+        variants = self._variants(references, sources)
+        rows = []
+        for output, reference, word in zip(outputs, references, sources, strict=True):
+            edits, phones = self._compare([output], variants[word])
+            row = {"exact_match": int(not edits), "edits": edits, "phones": phones}
+            rows.append(row | {"output": output, "reference": reference})
+        return rows
+
+    @staticmethod
+    def _variants(references: Sequence[str], sources: Sequence[str]) -> dict[str, list[str]]:
+        """Returns the references of each word."""
+        variants: dict[str, list[str]] = {}
+        for word, reference in zip(sources, references, strict=True):
+            variants.setdefault(word, []).append(reference)
+        return variants
+
+    def _compare(self, answers: Sequence[str], references: Sequence[str]) -> tuple[int, int]:
+        """Returns the fewest edits between an answer and a reference, and this reference's phones.
+
+        Of several nearest references the longest counts.
+        """
+        from rapidfuzz.distance import Levenshtein
+
+        found, known = (
+            [normalize_phones(text, self.keep_stress).split() for text in texts]
+            for texts in (answers, references)
+        )
+        edits, negative_length = min(
+            (Levenshtein.distance(*pair), -len(pair[1])) for pair in itertools.product(found, known)
+        )
+        return edits, -negative_length
 
     def report(self, results: Mapping[str, Any]) -> dict[str, str]:
         """Returns the error rates by label."""
@@ -133,18 +166,6 @@ class PronunciationTask(Task):
             "word error rate": f"{results['wer']:.2f} %",
             "phone error rate": f"{results['per']:.2f} %",
         }
-
-
-def _compare(answers: Sequence[str], references: Sequence[str]) -> tuple[int, int]:
-    """Returns the fewest edits between an answer and a reference, and this reference's phones.
-
-    Of several nearest references the longest counts.
-    """
-    from rapidfuzz.distance import Levenshtein
-
-    pairs = [(answer.split(), reference.split()) for answer in answers for reference in references]
-    edits, negative_length = min((Levenshtein.distance(*pair), -len(pair[1])) for pair in pairs)
-    return edits, -negative_length
 
 
 _COMMENT = ";;;"
@@ -184,7 +205,7 @@ class PronunciationDictionary(PairFile):
             if not line.strip() or line.startswith(_COMMENT):
                 continue
             word, phones = self._split(unicodedata.normalize("NFC", line))
-            if not word or not phones:
+            if not word or not phones or line.count("\t") > 1:
                 raise InputError(
                     f"{self.path}, line {number}: expected a word, a tab or spaces, and its "
                     f"phones between spaces, got {line[:60]!r}; fix the line"

@@ -4,7 +4,7 @@ import abc
 import collections
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from keras_transformer.config import DataConfig, JsonConfig, ModelConfig, SearchConfig, split_list
@@ -159,6 +159,17 @@ class Task(JsonConfig, abc.ABC):
         if both is not None:
             return [self.read_file(path) for path in split_list(both)]
         return [each for each in sets[:1] if not is_dev or each.has_split()]
+
+    def train_sources(self, data: DataConfig) -> "list[PairSource]":
+        """Returns the sources of the training pairs, their targets as `learned_text` writes them.
+
+        Args:
+            data: names files and data sets.
+        """
+        sources = self.pair_sources(data, "train")
+        if type(self).learned_text is Task.learned_text:
+            return sources
+        return [_LearnedPairs(each, self) for each in sources]
 
     def read_file(self, path: Path) -> "PairSource":
         """Returns the pairs of a file with both sides; by default source, tab, target."""
@@ -372,6 +383,25 @@ class ExactMatchTask(Task):
 
 def _percent(is_right: Sequence[bool]) -> float:
     return 100 * sum(is_right) / len(is_right)
+
+
+@dataclasses.dataclass(frozen=True)
+class _LearnedPairs:
+    """Pairs of a source text and the text that a model learns to generate for it."""
+
+    pairs: "PairSource"
+    task: Task
+
+    def __str__(self) -> str:
+        return str(self.pairs)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        return self.pairs.identity | {"task": self.task.to_dict()}
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        for source, reference in self.pairs:
+            yield source, self.task.learned_text(reference)
 
 
 AnyTask = TypeVar("AnyTask", bound=type[Task])

@@ -47,7 +47,7 @@ def training_corpus(
 
     With `guided_alignment` they have an alignment, see `cached_alignment`.
     """
-    sources = task.pair_sources(data, "train")
+    sources = task.train_sources(data)
     corpus = cached_corpus(
         cache_folder,
         sources,
@@ -131,7 +131,7 @@ def make_vocabularies(
         vocabularies = source, source if path is None else Vocabulary.load(path)
         check_symbols(data, task, vocabularies)
         return extend_vocabularies(data, vocabularies, task)
-    sources = task.pair_sources(data, "train")
+    sources = task.train_sources(data)
     options = {
         "size": data.vocabulary_size,
         "normalization": data.vocabulary_normalization,
@@ -175,7 +175,7 @@ def extend_vocabularies(
             extend_vocabulary(vocabulary, tokens=tokens)  # reports a wrong token before learning
             kind = kind_of(vocabulary)
             learned = learn_from_corpus(
-                task.pair_sources(data, "train"),
+                task.train_sources(data),
                 sides,
                 kind=kind,
                 size=data.vocabulary_size,
@@ -200,7 +200,7 @@ def check_symbols(
     if source.fingerprint != target.fingerprint:
         return
     known = set(source.pieces(range(source.size)))
-    symbols = task.symbols(task.pair_sources(data, "train"))
+    symbols = task.symbols(task.train_sources(data))
     if missing := [symbol for symbol in symbols if WORD_START + symbol not in known]:
         raise InputError(
             f"{len(missing):,} symbols of this text, such as {missing[0]!r}, are not tokens of the "

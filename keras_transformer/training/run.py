@@ -451,7 +451,7 @@ class RunDirectory:
             nonlocal has_helped
             has_helped = has_helped or tokenize_share(
                 self._tokens(cache_dir),
-                configs.task.pair_sources(configs.corpora, "train"),
+                configs.task.train_sources(configs.corpora),
                 worker=(worker.index, worker.count),
                 max_length=configs.corpora.max_length,
                 max_length_ratio=configs.corpora.max_length_ratio,

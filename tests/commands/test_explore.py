@@ -69,6 +69,7 @@ def test_explore_reports_a_taken_port(call, refused, trained):
             ["--run_dir=runs/mine", "--output=a.html", "--shortlist=9", "p"],
             "--shortlist cannot be combined with explore",
         ),
+        (["--run_dir=runs/mine", "--output=a.html", "--method=mbr", "p"], "--method=mbr cannot be"),
     ],
     ids=str,
 )

@@ -131,4 +131,7 @@ def test_unusable_inputs_are_one_clear_line(call, make_run, tmp_path, refused):
     refused(
         call("plot_run.py", make_run("e"), by_time, output), "have no sustained_flops; choose a"
     )
+    begun = make_run("begun", rows=0)
+    (begun / "metrics.jsonl").write_text('{"step": 0, "val_loss": 3.2, "bleu": 11.2}\n')
+    refused(call("plot_run.py", begun, output), "begun: no loss yet; plot a run that has trained")
     assert not (tmp_path / "plot.png").exists()

@@ -9,7 +9,7 @@ import tensorflow as tf
 from keras_transformer.config.model import UniversalConfig
 from keras_transformer.errors import InputError
 from keras_transformer.explorer import views
-from keras_transformer.explorer.page import page_content
+from keras_transformer.explorer.page import make_page, page_content
 from keras_transformer.explorer.views import (
     bertviz_attention,
     draw_attention,
@@ -175,6 +175,15 @@ def test_tree_has_no_forbidden_candidates(make_inspector, words, beam_size):
     assert banned not in tree.translations[0].text
     assert f"▁{banned}" not in [node.token for node in tree.nodes]
     assert {"</s>", "<pad>"} & {node.token for node in tree.nodes} == {"</s>"}
+
+
+def test_forbidden_rows_of_a_beam_are_not_in_the_tree(make_inspector, words):
+    """Where fewer tokens are allowed than the beam has places, rows of -inf fill it."""
+    phrase = " ".join([words["cat"]] * 3)
+    view = make_inspector(beam_size=4, max_length=3, required_phrases=(phrase,))("hello two cat")
+    assert phrase in view.translation
+    assert all(np.isfinite(node.log_prob) for node in view.tree.nodes)
+    assert "Infinity" not in make_page(page_content([view]))
 
 
 def test_tree_of_samples(make_inspector, make_translator):

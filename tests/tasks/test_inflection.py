@@ -27,7 +27,8 @@ def test_file_gives_lemmas_with_features_and_forms(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "line", ["Hund\tHundes", "Hund Hundes N", "a\t\tN", "a\tb\tN\tX", "a;\tb\tN"]
+    "line",
+    ["Hund\tHundes", "Hund Hundes N", "a\t\tN", "a\tb\tN\tX", "a;\tb\tN", "Hund\tN;GEN;SG\tHundes"],
 )
 def test_malformed_line_is_reported(tmp_path, line):
     path = tmp_path / "file"
@@ -89,6 +90,11 @@ def test_forms_are_compared_as_the_shared_task_does():
     assert task.evaluate(*pair)["exact_match"] == task.measure(*pair) == 100
     assert task.evaluate_each(*pair)[0]["exact_match"] == 1
     assert task.evaluate_n_best([["x", composed]], *pair[1:]) == {"exact_match": 100}
+
+
+def test_answers_are_read_from_a_file_like_the_data(tmp_path):
+    (tmp_path / "answers").write_text("Hund\tHundes\tN;GEN\nHunde\n\n")
+    assert InflectionTask().read_answers(tmp_path / "answers") == ["Hundes", "Hunde", ""]
 
 
 @pytest.mark.parametrize("values", [{"share_vocabulary": False}, {"target_level": "bpe"}], ids=str)

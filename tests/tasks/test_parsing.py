@@ -40,12 +40,13 @@ def test_model_learns_linearized_trees(tree_file):
     ):
         task = ParsingTask(**options)
         assert options.keys() <= set(task.learned_options)
-        (train,), (dev,) = task.pair_sources(data, "train"), task.pair_sources(data, "validation")
+        (train,), (dev,) = task.train_sources(data), task.pair_sources(data, "validation")
         assert list(train) == [("The dog barks .", text)]
         assert list(dev) == [("The dog barks .", TREE)]
         assert task.learned_text(TREE) == text
-    (other,) = ParsingTask(pos_tags=False).pair_sources(data, "train")
-    assert other.identity != ParsingTask().pair_sources(data, "train")[0].identity
+    (other,) = ParsingTask(pos_tags=False).train_sources(data)
+    assert other.identity != ParsingTask().train_sources(data)[0].identity
+    assert list(*ParsingTask().pair_sources(data, "train")) == [("The dog barks .", TREE)]
 
 
 def test_copied_words_have_the_sentences_tokens(tmp_path):
@@ -62,7 +63,7 @@ def test_copied_words_have_the_sentences_tokens(tmp_path):
     task.check_data(data)
     vocabulary, target = make_vocabularies(data, task)
     assert target is vocabulary
-    (pairs,) = task.pair_sources(data, "train")
+    (pairs,) = task.train_sources(data)
     sentence, learned = next(iter(pairs))
     source, output = vocabulary.encode([sentence, learned])
     _, tokens, begins_word = copied_words(tf.constant([source]), vocabulary)
@@ -143,6 +144,14 @@ def test_without_pos_tags_the_references_are_used():
     output = re.sub(r"\((\S+) (?=[^(])", "(XX ", ANSWER)
     assert evaluate(output)["evalb"]["errors"] == 1
     assert evaluate(output, pos_tags=False)["f1"] == 100
+    assert evaluate(TREE, pos_tags=False)["f1"] == 100
+
+
+def test_n_best_lists_count_their_best_tree():
+    half = ANSWER.replace("VP", "NP")
+    n_best = [["", half, ANSWER], [half]]
+    found = ParsingTask().evaluate_n_best(n_best, [TREE] * 2, ["The dog barks ."] * 2)
+    assert found == {"f1": pytest.approx(200 * (3 + 2) / 12)}
 
 
 @pytest.mark.parametrize(

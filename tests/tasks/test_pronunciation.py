@@ -47,6 +47,28 @@ def test_references_of_parallel_files_are_normalized():
     assert PronunciationTask().evaluate(["K AE T"], ["K AE1 T"], ["cat"])["wer"] == 100
 
 
+def test_parallel_training_files_are_normalized_too(tmp_path):
+    (tmp_path / "words").write_text("cat\n")
+    (tmp_path / "phones").write_text("K  AE1 T\n")
+    source, target = str(tmp_path / "words"), str(tmp_path / "phones")
+    data = DataConfig(
+        train_source=source, train_target=target, dev_source=source, dev_target=target
+    )
+    for keeps, phones in ((True, "K AE1 T"), (False, "K AE T")):
+        (pairs,) = PronunciationTask(keep_stress=keeps).train_sources(data)
+        assert list(pairs) == [("cat", phones)]
+
+
+def test_each_answer_is_compared_with_all_references_of_its_word():
+    task = PronunciationTask(keep_stress=False)
+    rows = task.evaluate_each(
+        ["R IY D", "R IY D", "K A"], ["R IY1 D", "R EH1 D", "K AE1 T"], ["read", "read", "cat"]
+    )
+    assert [(row["exact_match"], row["edits"], row["phones"]) for row in rows] == [
+        (1, 0, 3), (1, 0, 3), (0, 2, 3),
+    ]  # fmt: skip
+
+
 def test_n_best_lists_count_their_best_answer():
     n_best = [["a b", "a c"], ["a", "b d"]]
     rates = PronunciationTask().evaluate_n_best(n_best, ["a c", "b c"], ["x", "y"])
@@ -160,7 +182,7 @@ def test_dictionary_composes_characters(make):
     assert list(make(unicodedata.normalize("NFD", text))) == [("été", "e t ã")]
 
 
-@pytest.mark.parametrize("line", ["word", "word\t", "\tw ɜ d", "word # w ɜ d"])
+@pytest.mark.parametrize("line", ["word", "word\t", "\tw ɜ d", "word # w ɜ d", "word\t0.9\tw ɜ d"])
 def test_dictionary_reports_incomplete_lines(make, line):
     with pytest.raises(InputError, match=r"dictionary, line 2: expected a word, a tab or spaces"):
         list(make(f"a\tb\n{line}\n"))

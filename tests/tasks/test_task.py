@@ -141,6 +141,21 @@ def fit(run: RunDirectory, **options: Any) -> None:
     train(run, corpus, read_validation_texts(data, task)[0], **options)
 
 
+def test_model_learns_what_learned_text_returns(tmp_path, data):
+    class Capitals(Reversal):
+        name = "capitals"
+
+        def learned_text(self, reference):
+            return reference.upper()
+
+    task = Capitals()
+    source, target = make_vocabularies(data, task)
+    corpus = training_corpus(data, (source, target), tmp_path / "tokens", task=task)
+    (learned,) = target.decode([corpus.target_ids[: corpus.target_offsets[1]].tolist()])
+    first = pathlib.Path(data.train_source).read_text().splitlines()[0]
+    assert learned == " ".join(reversed(first.split())).upper()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS, ids=operator.attrgetter("name"))
 def test_custom_task_is_trained_stopped_and_evaluated(tmp_path, data, task, capsys):

@@ -11,7 +11,7 @@ speech: "(S (NP DT NN )NP (VP VBZ )VP )S". The way there and back:
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from keras_transformer.config import WORD_START, DataConfig, option, split_list
@@ -76,11 +76,10 @@ class ParsingTask(Task):
             )
 
     def pair_sources(self, data: DataConfig, split: str) -> "list[PairSource]":
-        """Returns pairs of a sentence and its tree; for training as `learned_text` writes it."""
+        """Returns pairs of a sentence and its tree."""
         if "toy_grammar" in split_list(data.dataset):
             from keras_transformer.tasks.parsing import toy_grammar  # noqa: F401 (registers itself)
-        pairs = super().pair_sources(data, split)
-        return [_LearnedPairs(each, self) for each in pairs] if split == "train" else pairs
+        return super().pair_sources(data, split)
 
     def read_file(self, path: Path) -> "PairSource":
         """Returns the sentences and trees of a file of bracketed trees."""
@@ -175,6 +174,20 @@ class ParsingTask(Task):
         """Returns what EVALB prints of each sentence."""
         return [score._asdict() for score in self._scores(outputs, references)]
 
+    def evaluate_n_best(
+        self, n_best: Sequence[Sequence[str]], references: Sequence[str], sources: Sequence[str]
+    ) -> dict[str, Any]:
+        """Returns what `evaluate` does of the tree in each list with the best F1."""
+
+        def f1(score: trees.SentenceScore) -> float:
+            return 2 * score.matched / max(1, score.reference + score.output)
+
+        best = []
+        for answers, reference in zip(n_best, references, strict=True):
+            scores = self._scores(answers, [reference] * len(answers))
+            best.append(answers[max(range(len(answers)), key=lambda i: f1(scores[i]))])
+        return {"f1": self.evaluate(best, references, sources)["f1"]}
+
     def report(self, results: Mapping[str, Any]) -> dict[str, str]:
         """Returns "f1", and EVALB's summaries of all and of short sentences side by side."""
         every, short = results["evalb"], results[f"evalb_{trees.SHORT}"]
@@ -200,22 +213,3 @@ class ParsingTask(Task):
             output, reference = map(trees.with_comparable_root, pair, reversed(pair))
             scores.append(trees.score_tree(output, reference))
         return scores
-
-
-@dataclasses.dataclass(frozen=True)
-class _LearnedPairs:
-    """Pairs of a sentence and the text that a model learns to generate for it."""
-
-    pairs: "PairSource"
-    task: ParsingTask
-
-    def __str__(self) -> str:
-        return str(self.pairs)
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        return self.pairs.identity | {"task": self.task.to_dict()}
-
-    def __iter__(self) -> Iterator[tuple[str, str]]:
-        for sentence, tree in self.pairs:
-            yield sentence, self.task.learned_text(tree)

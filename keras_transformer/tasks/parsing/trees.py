@@ -222,7 +222,10 @@ def with_tags(tree: Tree, reference: Tree) -> Tree:
     if len(tags) != len(words_of(tree)):
         return tree
     remaining = iter(tags)
-    return [Word(next(remaining), item.text) if isinstance(item, Word) else item for item in tree]
+    return [
+        Word(next(remaining), item.text) if isinstance(item, Word) and item.tag != TRACE else item
+        for item in tree
+    ]
 
 
 class SentenceScore(NamedTuple):
@@ -253,7 +256,7 @@ def score_tree(output: Tree, reference: Tree) -> SentenceScore:
     """Compares a tree with its reference."""
     words, brackets = _spans(reference)
     output_words, output_brackets = _spans(output)
-    length = sum(isinstance(item, Word) and item.tag != TRACE for item in reference)
+    length = len(words_of(reference))
     if not output_words:
         return SentenceScore("skip", length)
     if [word.text for word in words] != [word.text for word in output_words]:
