@@ -286,8 +286,8 @@ def test_unusual_models_are_valid(changes):
         ),
         (FILES | {"mix_weights": "-1"}, "mix_weights must be one positive number per corpus"),
         (FILES | {"mix_weights": "much"}, "mix_weights must be one positive number per corpus"),
-        (FILES | {"character_coverage": 1.1}, "character_coverage must be above 0 and at most 1"),
-        (FILES | {"character_coverage": 0.0}, "character_coverage must be above 0 and at most 1"),
+        (FILES | {"character_coverage": 1.1}, "character_coverage must be from 0.98 to 1, got 1.1"),
+        (FILES | {"character_coverage": 0.9}, "character_coverage must be from 0.98 to 1, got 0.9"),
         (FILES | {"subword_sampling": 1.0}, "subword_sampling must be at least 0 and below 1"),
         (
             FILES | {"subword_sampling": 0.1, "vocabulary_kind": "word"},

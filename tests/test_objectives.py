@@ -16,6 +16,7 @@ from keras_transformer.objectives import (
     SmoothedCrossEntropy,
     TargetTokens,
     TokenAccuracy,
+    WarmUp,
     log_normalizer,
 )
 
@@ -361,3 +362,6 @@ def test_schedule_round_trips_in_an_optimizer_config():
 def test_warm_up_needs_a_step():
     with pytest.raises(InputError, match="warmup_steps must be at least 1, got 64 and 0"):
         InverseSquareRoot(model_dim=64, warmup_steps=0)
+    with pytest.raises(InputError, match="decay linear needs steps after the warm-up, got warmup"):
+        WarmUp(0.1, warmup_steps=5, train_steps=5, decay="linear")
+    WarmUp(0.1, warmup_steps=5, train_steps=5)

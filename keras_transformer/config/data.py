@@ -11,6 +11,7 @@ from keras_transformer.errors import InputError
 VocabularyKind = Literal["bpe", "unigram", "char", "word"]
 Normalization = Literal["nfkc", "nfc", "identity"]
 DEFAULT_VOCABULARY_SIZE = 8000
+LEAST_COVERAGE = 0.98  # of SentencePiece
 EXTEND = "extend"  # a value of `DataConfig.vocabulary`
 IBM_MODEL_1 = "ibm1"  # a value of `DataConfig.guided_alignment`
 
@@ -46,8 +47,8 @@ class DataConfig(JsonConfig):
     mix_weights: str | None = option(
         None,
         "Share of sentence pairs from each corpus, for example 3,1: file pairs first, then files "
-        "of both sides, then data sets. Default: proportional to their sizes, each pair once per "
-        "epoch.",
+        "of both sides, then data sets. A corpus gives an epoch at least one pair of each length, "
+        "however small its share. Default: proportional to their sizes, each pair once per epoch.",
     )
     dev_source: str | None = option(
         None,
@@ -98,7 +99,9 @@ class DataConfig(JsonConfig):
         'letters and marks, "identity" leaves preprocessed text alone.',
     )
     character_coverage: float = option(
-        1.0, "Share of all characters that a learned vocabulary covers; the rarest become unknown."
+        1.0,
+        "Share of all characters that a learned vocabulary covers, from 0.98; the rarest become "
+        "unknown.",
     )
     byte_fallback: bool = option(
         False, "Spell unknown characters as UTF-8 bytes; adds 256 tokens to a learned vocabulary."
@@ -168,9 +171,10 @@ class DataConfig(JsonConfig):
             )
 
     def _check_vocabularies(self) -> None:
-        if not 0 < self.character_coverage <= 1:
+        if not LEAST_COVERAGE <= self.character_coverage <= 1:
             raise InputError(
-                f"character_coverage must be above 0 and at most 1, got {self.character_coverage}"
+                f"character_coverage must be from {LEAST_COVERAGE} to 1, got "
+                f"{self.character_coverage}"
             )
         if not 0 <= self.subword_sampling < 1:
             raise InputError(

@@ -85,7 +85,8 @@ class TrainingConfig(JsonConfig):
     validation_time_share: float = option(
         0.1,
         "Largest share of the time spent on searching the dev set for the metric of the task; "
-        "limits how many of its sentences are used. 0 turns it off.",
+        "limits how many of its sentences are used. 0 turns it off. Time is estimated for full "
+        "batches of batch_tokens: with a small batch_sentences, give a lower share.",
     )
     log_steps: int = option(100, "Updates between lines of metrics.jsonl.")
     sustained_tflops: float | None = option(
@@ -147,6 +148,11 @@ class TrainingConfig(JsonConfig):
         if self.schedule == "inverse_sqrt" and self.learning_rate is None:
             raise InputError(
                 "schedule inverse_sqrt needs learning_rate, its peak; schedule paper computes it"
+            )
+        if self.schedule in ("cosine", "linear") and self.warmup_steps >= self.train_steps:
+            raise InputError(
+                f"schedule {self.schedule} needs steps after its warm-up, but warmup_steps is "
+                f"{self.warmup_steps:,} of {self.train_steps:,} train_steps; lower it"
             )
         if self.lora_rank is not None and self.freeze is not None:
             raise InputError(

@@ -352,7 +352,8 @@ def learn_from_corpus(
             return Vocabulary(process.submit(_learn, sources, sides, options).result())
     except BrokenProcessPool as error:
         raise InputError(
-            "the process that learns the vocabulary died, perhaps for lack of memory; learn one "
+            "the process that learns the vocabulary died: if a script of yours started it, put "
+            'the call under `if __name__ == "__main__":`; if memory was short, learn a vocabulary '
             "from fewer sentences with keras-transformer learn_vocabulary --max_sentences and name "
             "it with --vocabulary"
         ) from error

@@ -326,7 +326,8 @@ class ShardMaker(NamedTuple):
                 collect(0)
         except BrokenProcessPool as error:
             raise InputError(
-                "a process that tokenizes died, perhaps for lack of memory; start again with fewer "
+                "a process that tokenizes died: if a script of yours started it, put the call "
+                'under `if __name__ == "__main__":`; if memory was short, start again with fewer '
                 "cores (taskset): finished shards are kept"
             ) from error
         return number + 1

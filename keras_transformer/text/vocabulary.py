@@ -4,6 +4,7 @@
 Richardson 2018) does the work; TensorFlow is not needed here, `Tokenizer` does the same in a graph.
 """
 
+import collections
 import contextlib
 import functools
 import hashlib
@@ -31,11 +32,13 @@ from keras_transformer.config import (
     UNK_ID,
     WORD_START,
 )
-from keras_transformer.config.data import Normalization, VocabularyKind
+from keras_transformer.config.data import LEAST_COVERAGE, Normalization, VocabularyKind
 from keras_transformer.errors import InputError, check_choice, check_unicode, writing
 from keras_transformer.files import replace_control_characters, write_atomically
 
 RESERVED_IDS = (PAD_ID, UNK_ID, BOS_ID, EOS_ID)
+_RESERVED_TOKENS = ("<pad>", "<unk>", "<s>", "</s>")  # SentencePiece's names
+_MOST_TOKENS = 2**31 - 1  # SentencePiece's integers
 # SentencePiece has one seed for the whole process: it is set and used by one thread at a time.
 _SEED_IN_USE = threading.Lock()
 
@@ -323,7 +326,8 @@ def learn_vocabulary(
         normalization: "nfkc" is Unicode NFKC that also drops control characters, "nfc" composes
             characters only, see `nfc_rules`, "identity" leaves them alone. All turn runs of spaces
             into one and trim the ends.
-        character_coverage: share of all characters that get a token; the rarest become unknown.
+        character_coverage: share of all characters that get a token, from 0.98 to 1; the rarest
+            become unknown.
         byte_fallback: spells unknown characters as UTF-8 bytes (256 more tokens).
         max_sentences: learn from a random sample of this many, which bounds the memory.
         seed: of that sample.
@@ -343,10 +347,18 @@ def learn_vocabulary(
         raise InputError(
             f"size must be more than the {num_reserved} reserved tokens, got {size}; raise it"
         )
-    if not 0 < character_coverage <= 1:
+    if size > _MOST_TOKENS:
+        raise InputError(f"size must be at most {_MOST_TOKENS:,}, got {size:,}; lower it")
+    if not LEAST_COVERAGE <= character_coverage <= 1:
         raise InputError(
-            f"character_coverage must be above 0 and at most 1, got {character_coverage}"
+            f"character_coverage must be from {LEAST_COVERAGE} to 1, got {character_coverage}"
         )
+    own = [*(WORD_START + symbol for symbol in symbols), *tokens]
+    for token, count in collections.Counter(own).items():
+        if count > 1 or token in _RESERVED_TOKENS:
+            raise InputError(
+                f"{token!r} is {'given twice' if count > 1 else 'a reserved token'}; remove it"
+            )
     if max_sentences is not None:
         if max_sentences < 1:
             raise InputError(f"max_sentences must be at least 1, got {max_sentences}")
@@ -369,7 +381,7 @@ def learn_vocabulary(
                 eos_id=EOS_ID,
                 # A word's token includes the space before it, an unknown character's does not.
                 unk_surface=" ⁇" if kind == "word" else "⁇",
-                user_defined_symbols=[*(WORD_START + symbol for symbol in symbols), *tokens],
+                user_defined_symbols=own,
                 max_sentence_length=_MAX_LINE_CHARACTERS * _MAX_BYTES_A_CHARACTER,
                 num_threads=_NUM_TRAINER_THREADS,
                 minloglevel=_ONLY_ERRORS,
@@ -483,7 +495,7 @@ def _advice(trainer_message: str) -> str | None:
     if match := re.search(r"smaller than required_chars\. \d+ vs (\d+)", trainer_message):
         return (
             f"the characters of this text need at least {match[1]}; use {match[1]} or more, or "
-            "lower character_coverage"
+            f"lower character_coverage (to {LEAST_COVERAGE} at least)"
         )
     if "sentences_.empty()" in trainer_message or "all_chars_count" in trainer_message:
         return "there is no text to learn from; give at least one sentence"

@@ -91,6 +91,9 @@ class RunDirectory:
     ) -> Self:
         """Creates a run from text: learns vocabularies, tokenizes, and writes its configuration.
 
+        For long text it starts processes, so a script must call this under
+        `if __name__ == "__main__":`.
+
         Args:
             path: the directory, which holds no run yet.
             train, dev, test: files of source and target sentences, or a file with both sides.

@@ -47,7 +47,7 @@ _MAY_CHANGE = {
 }  # fmt: skip
 # What else may change before the first checkpoint, beside all of TrainingConfig.
 _NOT_OF_THE_VOCABULARY = {"max_length", "max_length_ratio", "mix_weights", "subword_sampling"}
-# Fields with one path or several. A path may be written in another way, or from another folder.
+# Fields with one path or several. A path may be written in another way.
 _PATHS = {
     "train_source", "train_target", "train_file", "dev_source", "dev_target", "dev_file",
     "vocabulary", "target_vocabulary", "guided_alignment",

@@ -225,7 +225,11 @@ def test_text_without_characters_is_an_error(kind, sentences):
         ({"size": 260, "byte_fallback": True}, "more than the 260 reserved tokens"),
         ({"kind": "wordpiece"}, "kind must be one of bpe, unigram, char, word, got 'wordpiece'"),
         ({"normalization": "nfd"}, "normalization must be one of nfkc, nfc, identity, got 'nfd'"),
-        ({"character_coverage": 1.5}, "above 0 and at most 1, got 1.5"),
+        ({"character_coverage": 1.5}, "character_coverage must be from 0.98 to 1, got 1.5"),
+        ({"character_coverage": 0.5}, "character_coverage must be from 0.98 to 1, got 0.5"),
+        ({"size": 1 << 31}, "size must be at most 2,147,483,647, got 2,147,483,648"),
+        ({"symbols": ["A", "A"]}, "'▁A' is given twice; remove it"),
+        ({"tokens": ["<s>"]}, "'<s>' is a reserved token; remove it"),
         ({"max_sentences": 0}, "max_sentences must be at least 1, got 0"),
     ],
 )

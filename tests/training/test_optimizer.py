@@ -111,6 +111,10 @@ def test_schedules_share_their_peak_and_decay():
 
 
 def test_optimizer_options_are_checked():
+    for schedule in ("cosine", "linear"):
+        with pytest.raises(InputError, match=f"{schedule} needs steps after its warm-up, but warm"):
+            tiny_run.training_config(schedule=schedule, warmup_steps=9, train_steps=9)
+        tiny_run.training_config(schedule=schedule, warmup_steps=8, train_steps=9)
     with pytest.raises(InputError, match="adamw needs weight_decay above 0, for example"):
         tiny_run.training_config(optimizer="adamw")
     with pytest.raises(InputError, match="schedule inverse_sqrt needs learning_rate, its peak"):
