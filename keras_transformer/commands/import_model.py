@@ -103,6 +103,8 @@ def _pair(name: str, source: str | None, target: str | None) -> tuple[pathlib.Pa
 
 def _summarize(model: "ForeignModel", format_name: str) -> None:
     """Prints what was found."""
+    from keras_transformer.text.vocabulary import kind_of
+
     config = model.config
     values = config.to_dict()
     defaults = {field.name: field.default for field in dataclasses.fields(config)}
@@ -113,3 +115,8 @@ def _summarize(model: "ForeignModel", format_name: str) -> None:
         print(f"{label}: {', '.join(f'{name} {value}' for name, value in found.items())}")
     for note in model.notes:
         print(note)
+    if kind_of(model.vocabularies[0]) == "word":
+        print(
+            "The text must be tokenized as for the model's training, with spaces between tokens; "
+            "where they are pieces such as un@@, translate with --remove_bpe."
+        )

@@ -431,25 +431,38 @@ def _option(tensors: Tensors, name: str, default: float) -> float:
     return float(tensors.get(name, (1,))[0]) if name in tensors else default
 
 
+def _embedding_scale(tensors: Tensors, name: str, model_dim: int) -> float:
+    """Returns what embeddings are multiplied by: integers are a flag, other numbers the factor."""
+    value = _option(tensors, name, 1)
+    if name in tensors and not tensors.is_integer(name):
+        return value
+    return math.sqrt(model_dim) if value else 1.0
+
+
 def _options(tensors: Tensors, config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns fields of `TransformerConfig`; `InputError` lists all that cannot be imported."""
     both = {
         name: [_option(tensors, f"{side}/{name}", default) for side in ("encoder", "decoder")]
         for name, default in {
-            "num_heads": 0, "pre_norm": 1, "activation": 0, "scale_embeddings": 1
+            "num_heads": 0, "pre_norm": 1, "activation": 0
         }.items()
     }  # fmt: skip
+    model_dim = tensors.get("decoder/embeddings/weight", (None, None)).shape[1]
+    both["scale_embeddings"] = [
+        _embedding_scale(tensors, f"{side}/scale_embeddings", model_dim)
+        for side in ("encoder", "decoder")
+    ]
     num_heads, pre_norm, activation, scale = (values[0] for values in both.values())
     activations = {number: name for name, number in _ACTIVATIONS.items()}
-    model_dim = tensors.get("decoder/embeddings/weight", (None, None)).shape[1]
     query_scales = (_option(tensors, name, 0) for name in tensors if name.endswith("queries_scale"))
     usual_scale = math.sqrt(max(num_heads, 1) / model_dim)
     reject(
         {f"{name} {one:g} and {other:g}": one != other for name, (one, other) in both.items()}
         | {f"activation {activation:g}": activation not in activations}
         | {
-            f"scale_embeddings {scale:g}": scale not in (0, 1)
-            and not math.isclose(scale, math.sqrt(model_dim), rel_tol=1e-4),
+            f"scale_embeddings {scale:g}": not any(
+                math.isclose(scale, usual, rel_tol=1e-4) for usual in (1, math.sqrt(model_dim))
+            ),
             "queries_scale of another head_dim": not all(
                 math.isclose(scale, usual_scale, rel_tol=1e-4) for scale in query_scales
             ),
@@ -472,7 +485,7 @@ def _options(tensors: Tensors, config: Mapping[str, Any]) -> dict[str, Any]:
         "norm_position": "pre" if pre_norm else "post",
         "norm_epsilon": config.get("layer_norm_epsilon") or 1e-5,
         "embedding_norm": "encoder/layernorm_embedding/gamma" in tensors,
-        "scale_embeddings": scale != 0,
+        "scale_embeddings": not math.isclose(scale, 1, rel_tol=1e-4),
         "source_eos": bool(adds_eos),
     }
 
@@ -505,6 +518,14 @@ def _symbols(
         config.get(f"{name}_token", default)
         for name, default in (("unk", "<unk>"), ("decoder_start", "<s>"), ("eos", "</s>"))
     )
+    needed = {"unk_token": unk, "eos_token": eos}
+    if not starts_from_zero:
+        needed["decoder_start_token"] = start
+    if missing := [name for name, value in needed.items() if not isinstance(value, str)]:
+        raise InputError(
+            f"{folder / 'config.json'} names no {', '.join(missing)}; such a model cannot be "
+            "imported: translate with CTranslate2"
+        )
 
     def read(side: str, *, is_decoder: bool) -> Symbols | None:
         for path in (folder / f"{side}_vocabulary.json", folder / f"{side}_vocabulary.txt"):

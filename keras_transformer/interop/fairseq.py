@@ -19,6 +19,7 @@ Every format is imported in the same steps, of which fairseq's are the plainest:
 """
 
 import pathlib
+import re
 from typing import Any
 
 from keras_transformer.errors import InputError
@@ -92,6 +93,9 @@ def read_fairseq(path: pathlib.Path, given: Given) -> ForeignModel:
     options = _config_fields(args)
     tensors = state_tensors(state.get("model"), file)
     tensors.ignore(*_IGNORED)
+    for name in [*tensors]:  # in older files one matrix makes queries, keys and values
+        if match := re.fullmatch(r"(.+_attn)\.in_proj_(weight|bias)", name):
+            tensors.split(name, [f"{match[1]}.{part}_proj.{match[2]}" for part in "qkv"])
     target_table = tensors.get("decoder.embed_tokens.weight", (None, None))  # [V, D]
     source_table = tensors.get("encoder.embed_tokens.weight", (None, None))
     if args.get("share_all_embeddings", bool, False):

@@ -205,6 +205,24 @@ class Tensors:
             )
         return array
 
+    def is_integer(self, name: str) -> bool:
+        """Returns whether a tensor is stored as integers."""
+        found = self._arrays[name]
+        return np.asarray(found() if callable(found) else found).dtype.kind in "iu"
+
+    def split(self, name: str, parts: Sequence[str]) -> None:
+        """Replaces a tensor by the equal parts of its first axis, under their names."""
+
+        def read(index: int) -> Array:
+            whole = np.asarray(found() if callable(found) else found)
+            return np.array_split(whole, len(parts))[index]
+
+        found = self._arrays[name]
+        others = {each: array for each, array in self._arrays.items() if each != name}
+        self._arrays = others | {
+            part: functools.partial(read, index) for index, part in enumerate(parts)
+        }
+
     def find(self, name: str, shape: tuple[int | None, ...]) -> Array | None:
         """Returns a tensor as `get` does, or None if the file has none of this name."""
         return self.get(name, shape) if name in self else None
@@ -667,6 +685,11 @@ def word_vocabulary(symbols: Symbols, where: str) -> Vocabulary:
     Raises:
         InputError: the tokens are pieces of a SentencePiece model, which is not given.
     """
+    if any(token.startswith("Ġ") for token in symbols.others):  # a space of GPT-2's
+        raise InputError(
+            f"the tokens of {where} are pairs of bytes, which this package does not support; "
+            "translate with the model's own toolkit"
+        )
     if any(token.startswith(WORD_START) for token in symbols.others):
         raise InputError(
             f"the tokens of {where} are pieces of a SentencePiece model, and there is none beside "

@@ -241,6 +241,9 @@ def _files(
     decoders = [path] if path.suffix == ".yml" else sorted(folder.glob("*decoder.yml"))
     models = [path] if path.suffix == ".npz" else sorted(folder.glob("*.npz"))
     options = _read_yaml(read_text(decoders[0]), str(decoders[0])) if decoders else {}
+    for key in ("models", "vocabs"):
+        if not isinstance(options.get(key) or [], list):
+            raise InputError(f"{key} of {decoders[0]} is not a list of files; write one as [file]")
     named = {
         key: [folder / pathlib.Path(str(name)).name for name in options.get(key) or []]
         for key in ("models", "vocabs")

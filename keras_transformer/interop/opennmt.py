@@ -9,7 +9,7 @@ import math
 import pathlib
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
@@ -63,9 +63,13 @@ _EOLE_NAMES = _ATTENTION | {
     "ffn.outer": "{side}.transformer_layers.{i}.mlp.down_proj.{kind}",
     "ffn.norm": "{side}.transformer_layers.{i}.post_attention_layernorm.{kind}",
 }
+_T = TypeVar("_T")
 _ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "silu": "swish", "fast_gelu": "gelu_tanh"}
 _COMMON = {"norm_position": "pre", "positions": "sinusoidal", "source_eos": False}
-_SEARCH = {"beam_size": 5, "length_penalty": 0.0, "min_length": 0}  # the toolkits' defaults
+# The defaults of OpenNMT-py and eole, whose length penalty "avg" divides by the length.
+_SEARCH = {
+    "beam_size": 5, "length_penalty": 1.0, "length_penalty_form": "power", "min_length": 0,
+}  # fmt: skip
 _EOLE_WEIGHTS = "model.00.safetensors"
 _TF_NAMES = {
     "self.query": "model/{side}/layers/{i}/self_attention/layer/linear_queries/{kind}",
@@ -196,6 +200,7 @@ def opennmt_py_fields(opt: Options) -> dict[str, Any]:
             "generator_function sparsemax": opt.get("generator_function", str, "") == "sparsemax",
             "no position_encoding": not opt.is_set("position_encoding"),
             "layer_norm rms": opt.get("layer_norm", str, "") == "rms",
+            "sliding_window": opt.is_set("sliding_window"),
             "features": opt.is_set("feat_merge_size") or opt.is_set("n_src_feats"),
         }
         | {name: opt.is_set(name) for name in ("multiquery", "parallel_residual", "copy_attn")}
@@ -221,7 +226,19 @@ def eole_fields(config: Mapping[str, Any], where: str) -> dict[str, Any]:
         Options(options.get(part, dict, {}), where, "eole")
         for part in ("encoder", "decoder", "embeddings")
     )
-    activation = options.get("mlp_activation_fn", str, "relu")
+
+    def both(name: str, kind: type[_T], default: _T) -> tuple[_T, _T]:
+        """Returns an option of encoder and decoder, which may be that of the whole model."""
+        default = options.get(name, kind, default)
+        return encoder.get(name, kind, default), decoder.get(name, kind, default)
+
+    options_of_sides: dict[str, tuple[Any, Any]] = {
+        "mlp_activation_fn": both("mlp_activation_fn", str, "relu"),
+        "heads": both("heads", int, 8),
+        "norm_eps": both("norm_eps", float, 1e-5),
+        "layer_norm": both("layer_norm", str, "standard"),
+    }
+    activation, heads, norm_eps, norm = (one for one, _ in options_of_sides.values())
     position = options.get("position_encoding_type", str, "") or embeddings.get(
         "position_encoding_type", str, "None"
     )
@@ -229,32 +246,36 @@ def eole_fields(config: Mapping[str, Any], where: str) -> dict[str, Any]:
         "encoder_type": encoder.get("encoder_type", str, "None"),
         "decoder_type": decoder.get("decoder_type", str, "None"),
     }
-    heads, scale = options.get("heads", int, 8), embeddings.get("embed_scale", float, 1.0)
+    scale = embeddings.get("embed_scale", float, 1.0)
     reject(
         {f"{name} {value}": value != "transformer" for name, value in types.items()}
+        | {f"{name} {one} and {two}": one != two for name, (one, two) in options_of_sides.items()}
+        | {
+            name: any(part.is_set(name) for part in (options, encoder, decoder))
+            for name in ("parallel_residual", "sliding_window", "attn_scaling")
+        }
         | {
             f"mlp_activation_fn {activation}": activation not in _ACTIVATIONS,
             f"position_encoding_type {position}": position != "SinusoidalInterleaved",
             # Both multiply the sum of embedding and position.
             "embeddings.normalize": embeddings.is_set("normalize"),
             f"embeddings.embed_scale {scale:g}": scale != 1,
-            "layer_norm rms": options.get("layer_norm", str, "standard") != "standard",
-            "parallel_residual": options.is_set("parallel_residual"),
+            f"layer_norm {norm}": norm not in ("standard", "standardFP32"),
             "generator_function sparsemax": options.get("generator_function", str, "")
             == "sparsemax",
-            "heads_kv": options.get("heads_kv", int, heads) != heads,
+            "heads_kv": {number or heads for number in both("heads_kv", int, 0)} != {heads},
         }
     )
-    layers = options.get("layers", int, 0)
+    num_layers, decoder_layers = both("layers", int, 2)
     return _COMMON | {
-        "num_layers": encoder.get("layers", int, layers),
-        "decoder_layers": decoder.get("layers", int, layers),
+        "num_layers": num_layers,
+        "decoder_layers": decoder_layers,
         "num_heads": heads,
         "activation": _ACTIVATIONS[activation],
         "dropout": _dropout(
             Options(Options(config, where, "eole").get("training", dict, {}), where, "eole")
         ),
-        "norm_epsilon": options.get("norm_eps", float, 1e-5),
+        "norm_epsilon": norm_eps,
     }
 
 
@@ -329,7 +350,7 @@ def read_opennmt_tf(path: pathlib.Path, given: Given) -> ForeignModel:
         source=source,
         target=target,
         vocabularies=make_vocabularies((source, target), given.spms, str(path)),
-        search={"length_penalty": 0.2, "beam_size": 4, "min_length": 0},
+        search={"length_penalty": 0.0, "beam_size": 4, "min_length": 0},
     )
 
 

@@ -81,6 +81,11 @@ def read_transformers(folder: pathlib.Path, given: Given) -> ForeignModel:
     if (folder / "pytorch_model.bin").exists() and not path.exists():
         path = folder / "pytorch_model.bin"
         tensors = state_tensors(read_pytorch(path), path)
+    elif not path.exists() and (folder / f"{path.name}.index.json").exists():
+        raise InputError(
+            f"{folder} has its weights in several files; join them with transformers: "
+            "MarianMTModel.from_pretrained(folder).save_pretrained(new, max_shard_size='100GB')"
+        )
     else:
         tensors = read_safetensors(path)
     source_table, target_table, projection, notes = _tables(tensors, config)
@@ -221,7 +226,8 @@ def _search(
             search["forbid_unknown"] = True
         elif bad != [target.pad] and not (target.is_ours and bad == [target.start]):
             # Neither is ever generated.
-            ids = [our_ids.get(id_, 1) for id_ in bad] if isinstance(bad, list) else []
+            are_ids = isinstance(bad, list) and all(isinstance(id_, int) for id_ in bad)
+            ids = [our_ids.get(id_, 1) for id_ in bad] if are_ids else []
             text = vocabulary.decode([ids])[0]
             if ids and text.strip() and vocabulary.encode([text]) == [ids]:
                 banned.append(text)

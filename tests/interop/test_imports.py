@@ -270,6 +270,64 @@ def test_eole_shared_matrices_are_stored_once(absent, expected, copy):
     )
 
 
+def test_eole_options_are_those_of_the_sides_first(copy):
+    folder = copy("eole")
+    options = json.loads((folder / "config.json").read_text())["model"]
+    known = read_model(folder).config
+
+    def read(decoder, **changes):
+        sides = {"encoder": options["encoder"] | own, "decoder": options["decoder"] | own | decoder}
+        change_model(folder, **sides, **changes)
+        return read_model(folder).config
+
+    own = {"heads": known.num_heads, "mlp_activation_fn": "gelu", "norm_eps": 1e-3}
+    found = read({}, heads=16, layer_norm="standardFP32")
+    assert (found.num_heads, found.activation, found.norm_epsilon) == (
+        known.num_heads,
+        "gelu",
+        1e-3,
+    )
+    for changes, expected in (
+        ({"heads": 2}, f"heads {known.num_heads} and 2"),
+        ({"sliding_window": 4}, "sliding_window"),
+        ({"attn_scaling": 1.0}, "attn_scaling"),
+    ):
+        with pytest.raises(InputError, match=f"the model has {expected}, which"):
+            read(changes)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("opennmt_py", {"length_penalty": 1.0, "length_penalty_form": "power", "beam_size": 5}),
+        ("eole", {"length_penalty": 1.0, "length_penalty_form": "power", "beam_size": 5}),
+        ("opennmt_tf", {"length_penalty": 0.0, "beam_size": 4}),
+    ],
+)
+def test_search_of_opennmt_is_the_toolkits_default(name, expected, sample_model):
+    model = samples.read_sample(sample_model, name).model
+    assert model.search.items() >= expected.items()
+
+
+def test_fairseq_joined_projections_are_split(sample_model, monkeypatch):
+    read = fairseq.read_pytorch
+    expected = samples.read_sample(sample_model, "fairseq_pre_gelu").model.to_model().get_weights()
+
+    def read_joined(file):
+        state = read(file)
+        model = state["model"]
+        for name in [name for name in model if "_attn.q_proj." in name]:
+            parts = [model.pop(name.replace("q_proj", f"{part}_proj")).read() for part in "qkv"]
+            joined = functools.partial(np.concatenate, parts)
+            model[name.replace("q_proj.", "in_proj_")] = pytorch.Tensor(joined)
+        return state
+
+    monkeypatch.setattr(fairseq, "read_pytorch", read_joined)
+    found = samples.read_sample(sample_model, "fairseq_pre_gelu").model.to_model().get_weights()
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [({"normalize": True}, "embeddings.normalize"), ({"embed_scale": 2.0}, "embed_scale 2")],
@@ -336,6 +394,7 @@ def test_marian_learned_positions_leave_embeddings_unscaled(copy):
         ({"forced_bos_token_id": 3, "typical_p": 0.9}, {}, "forced_bos_token_id 3, typical_p 0.9"),
         ({"bad_words_ids": [[719], [1]]}, {"forbid_unknown": True}, ""),
         ({"bad_words_ids": [[12, 1]]}, {}, "bad_words_ids [12, 1]"),
+        ({"bad_words_ids": [[[1]]]}, {}, "bad_words_ids [[1]]"),
     ],
 )  # fmt: skip
 def test_generation_options_are_taken_over_or_listed(generation, search, ignored, copy):

@@ -16,7 +16,7 @@ from keras_transformer.interop import (
     read_model,
     transformers,
 )
-from keras_transformer.interop.foreign import Given, Options, Tensors
+from keras_transformer.interop.foreign import Given, Options, Symbols, Tensors, word_vocabulary
 from keras_transformer.interop.marian import model_fields
 
 
@@ -266,6 +266,7 @@ OPENNMT = {
         ({"self_attn_type": "average"}, "self_attn_type average"),
         ({"position_encoding": False}, "no position_encoding"),
         ({"layer_norm": "rms"}, "layer_norm rms"),
+        ({"sliding_window": 2}, "sliding_window"),
         ({"pos_ffn_activation_fn": "gated-silu"}, "pos_ffn_activation_fn gated-silu"),
     ],
 )
@@ -295,6 +296,55 @@ def test_unsupported_ctranslate2_options_are_named(tensors, config, expected):
     ctranslate2._options(Tensors(known, "model.bin"), {})
     with pytest.raises(InputError, match=f"the model has {expected}, which"):
         ctranslate2._options(Tensors(known | tensors, "model.bin"), config)
+
+
+@pytest.mark.parametrize(
+    ("scale", "is_scaled"),
+    [
+        (None, True),
+        (np.int8(1), True),
+        (np.int8(0), False),
+        (np.float32(8**0.5), True),
+        (np.float32(1), False),
+    ],
+)
+def test_embedding_scale_of_ctranslate2_is_a_flag_or_the_factor(scale, is_scaled):
+    known = {
+        "decoder/embeddings/weight": np.zeros([5, 8], np.float32),
+        **{f"{side}/num_heads": np.int32(2) for side in ("encoder", "decoder")},
+    }
+    if scale is not None:
+        known |= {f"{side}/scale_embeddings": scale for side in ("encoder", "decoder")}
+    found = ctranslate2._options(Tensors(known, "model.bin"), {})
+    assert found["scale_embeddings"] is is_scaled
+    if scale is not None and is_scaled:
+        known["decoder/scale_embeddings"] = np.float32(3)
+        with pytest.raises(InputError, match=r"scale_embeddings 2.82843 and 3"):
+            ctranslate2._options(Tensors(known, "model.bin"), {})
+
+
+def test_ctranslate2_without_a_start_token_is_rejected(copy):
+    folder = copy("ct2_int8")
+    change_json(folder / "config.json", decoder_start_token=None, unk_token=None)
+    with pytest.raises(InputError, match=r"config.json names no unk_token, decoder_start_t"):
+        read_model(folder)
+
+
+def test_vocabulary_of_pairs_of_bytes_is_rejected():
+    symbols = Symbols(["<s>", "<pad>", "</s>", "<unk>", "the", "Ġdog"], unk=3, eos=2)
+    with pytest.raises(InputError, match="the tokens of here are pairs of bytes, which this pack"):
+        word_vocabulary(symbols, "here")
+
+
+def test_models_of_several_files_are_reported(copy):
+    folder = copy("hf_marian")
+    (folder / "model.safetensors").rename(folder / "model.safetensors.index.json")
+    with pytest.raises(InputError, match="its weights in several files; join them with transform"):
+        read_model(folder)
+    folder = copy("marian_pre_relu")
+    (folder / "decoder.yml").write_text("models: model.npz\n")
+    with pytest.raises(InputError, match=r"models of .*decoder.yml is not a list of files; write"):
+        read_model(folder)
 
 
 @pytest.mark.parametrize(("given", "start"), [({}, 2), ({"decoder_start_token_id": 0}, 0)])

@@ -222,9 +222,7 @@ def test_killed_vocabulary_process_is_reported(two_lines, processes, monkeypatch
         raise BrokenProcessPool("killed")
 
     monkeypatch.setattr(concurrent.futures, "ProcessPoolExecutor", die)
-    with pytest.raises(
-        InputError, match=r"died: if a script of yours .* learn a vocabula"
-    ):
+    with pytest.raises(InputError, match=r"died: if a script of yours .* learn a vocabula"):
         make_vocabularies(two_lines)
 
 
