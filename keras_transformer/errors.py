@@ -19,6 +19,8 @@ class InputError(ValueError):
             names taken from files, are escaped.
     """
 
+    _keras_call_info_injected = True  # Keras adds no lines of arguments to it
+
     def __init__(self, message: str) -> None:
         super().__init__("".join(c if c.isprintable() else repr(c)[1:-1] for c in message))
 
@@ -73,7 +75,8 @@ def needs_extra(extra: str) -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         raise InputError(
-            f"this needs the package {error.name}; pip install 'keras_transformer[{extra}]'"
+            f"this needs the package {error.name}; run pip install '.[{extra}]' in the clone of "
+            "keras_transformer"
         ) from error
 
 

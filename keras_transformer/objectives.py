@@ -42,6 +42,21 @@ def _flat_labels_and_logits(labels: Tensor, logits: Tensor) -> tuple[Tensor, Ten
     return ops.cast(ops.reshape(labels, (-1,)), "int32"), ops.cast(flat, "float32")
 
 
+def _check_shapes(labels: Tensor, logits: Tensor) -> None:
+    """Raises `InputError` where it is known before the computation that labels are not [B, T]."""
+    if not (hasattr(labels, "shape") and hasattr(logits, "shape")):  # lists
+        return
+    known, expected = list(labels.shape), list(logits.shape[:-1])
+    if known[-1:] == [1] and len(known) == len(expected) + 1:
+        known.pop()
+    pairs = zip(known, expected, strict=False)
+    if len(known) != len(expected) or any(a != b for a, b in pairs if None not in (a, b)):
+        raise InputError(
+            f"labels must be ids [B, T] for logits [B, T, V], got {tuple(labels.shape)} and "
+            f"{tuple(logits.shape)}; the target is as long as the labels and begins with BOS"
+        )
+
+
 def log_normalizer(logits: Tensor) -> Tensor:
     """Returns log Z = log(sum(exp(logits))) [N] of float32 logits [N, V].
 
@@ -126,6 +141,7 @@ class SmoothedCrossEntropy(keras.losses.Loss):
         self.smoothing = smoothing
 
     def __call__(self, y_true: Tensor, y_pred: Tensor, sample_weight: Any = None) -> Tensor:
+        _check_shapes(y_true, y_pred)
         real = _real(y_true)  # [B, T]
         # Keras divides by the number of all tokens: weights whose sum is that number make the
         # result a mean over the real ones.

@@ -359,6 +359,14 @@ def test_schedule_round_trips_in_an_optimizer_config():
     assert schedule.get_config() == {"model_dim": 256, "warmup_steps": 100, "scale": 2.0}
 
 
+@pytest.mark.parametrize("shape", [(2, 4), (2,), (2, 5, 7)])
+def test_labels_of_another_shape_are_one_clear_error(shape):
+    message = r"labels must be ids \[B, T\] for logits \[B, T, V\], got .* and \(2, 5, 7\); the t"
+    with pytest.raises(InputError, match=message):
+        SmoothedCrossEntropy()(np.ones(shape, "int32"), np.zeros((2, 5, 7), "float32"))
+    SmoothedCrossEntropy()(np.ones((2, 5, 1), "int32"), np.zeros((2, 5, 7), "float32"))
+
+
 def test_warm_up_needs_a_step():
     with pytest.raises(InputError, match="warmup_steps must be at least 1, got 64 and 0"):
         InverseSquareRoot(model_dim=64, warmup_steps=0)

@@ -145,5 +145,5 @@ def test_wrong_number_of_translations_is_rejected():
 
 def test_missing_library_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "pysbd", None)
-    with pytest.raises(InputError, match=r"pip install 'keras_transformer\[sentences\]'"):
+    with pytest.raises(InputError, match=r"run pip install '.\[sentences\]' in"):
         SplitParagraphs(["One."], "en")

@@ -615,7 +615,7 @@ def _connect(
         from keras_transformer.client.grpc import GrpcTransport
     except ImportError as error:
         raise InputError(
-            f"protocol grpc needs the package {error.name}; pip install "
-            "'keras_transformer[serving]', or use protocol rest"
+            f"protocol grpc needs the package {error.name}; run pip install '.[serving]' in the "
+            "clone of keras_transformer, or use protocol rest"
         ) from error
     return GrpcTransport(*connection, resolver=found[1] or "", keep_alive_s=keep_alive_s)

@@ -26,7 +26,7 @@ from keras_transformer.config import (
     TrainingConfig,
     architectures,
 )
-from keras_transformer.errors import InputError, needs_extra
+from keras_transformer.errors import InputError, check_backend, needs_extra
 from keras_transformer.host import keep_freed_memory
 from keras_transformer.tasks import Task, get_task, registered_tasks
 from keras_transformer.training.settings import given_options, task_options
@@ -42,7 +42,7 @@ _HEADINGS = {DataConfig: "Data", TrainingConfig: "Training", SearchConfig: "Sear
 _groups: dict[str, dict[str, None]] = {}
 
 
-def load_tensorflow(*, one_dnn: bool = True) -> bool:
+def load_tensorflow(*, one_dnn: bool = True, with_keras: bool = True) -> bool:
     """Imports TensorFlow without the lines about the machine that it prints at start.
 
     Its errors are raised as exceptions too, so that nothing is lost with its log. Before that,
@@ -52,7 +52,13 @@ def load_tensorflow(*, one_dnn: bool = True) -> bool:
         one_dnn: whether it uses oneDNN on CPUs, unless the environment says. oneDNN sets up its
             kernels again for every shape, and the shapes of decoding change from step to step:
             decoding in float32 takes a third longer with it.
+        with_keras: whether the command uses Keras, whose backend must then be TensorFlow.
+
+    Raises:
+        InputError: Keras has another backend.
     """
+    if with_keras and os.environ.get("KERAS_BACKEND", "tensorflow") != "tensorflow":
+        check_backend()  # first, since PyTorch crashes when it is imported after TensorFlow
     keeps_memory = keep_freed_memory()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     if not one_dnn:
@@ -180,8 +186,17 @@ def refuse_arguments(arguments: list[str]) -> None:
         )
 
 
-def check_output(path: pathlib.Path) -> None:
-    """Raises `InputError`, before long work, where its result could not be written to a file."""
+def check_output(path: pathlib.Path, inputs: Iterable[str | None] = ()) -> None:
+    """Raises `InputError`, before long work, where its result could not be written to a file.
+
+    Args:
+        path: of the file.
+        inputs: files that the command reads, None for one that is not given; the result may not
+            replace them.
+    """
+    read = {os.path.realpath(each) for each in inputs if each}
+    if path.is_file() and os.path.realpath(path) in read:
+        raise InputError(f"{path} is read and would be replaced; give another path to write to")
     if path.is_dir():
         raise InputError(f"{path} is a folder; give the name of a file in it")
     if not path.parent.is_dir():

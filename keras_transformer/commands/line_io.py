@@ -102,10 +102,15 @@ def define_line_flags() -> None:
     flags.DEFINE_boolean("restart", False, "Start anew where FILE.part of --output exists.")
 
 
-def check_output() -> None:
-    """Raises `InputError`, before anything is loaded, where --output could not be written to."""
+def check_output(inputs: Sequence[str]) -> None:
+    """Raises `InputError`, before anything is loaded, where --output could not be written to.
+
+    Args:
+        inputs: the files to translate.
+    """
     if flags.FLAGS.output is not None:
-        common.check_output(pathlib.Path(flags.FLAGS.output))
+        inputs = [*inputs, flags.FLAGS.references, flags.FLAGS.prefixes]
+        common.check_output(pathlib.Path(flags.FLAGS.output), inputs)
     elif flags.FLAGS.restart:
         raise InputError("--restart starts the job of --output anew; add --output, or remove it")
 

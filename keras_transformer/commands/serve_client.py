@@ -83,12 +83,12 @@ for _name in _OPTIONS:
 def main(arguments: list[str]) -> None:
     given = common.given_flags(SearchConfig)
     line_io.check_flags(given)
-    line_io.check_output()
+    line_io.check_output(arguments)
     check_options(given)  # so that a wrong value is reported at once
     headers = {} if _HEADERS_FILE.value is None else _read_headers(_HEADERS_FILE.value)
     if _PROTOCOL.value == "grpc":
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its errors are in the exceptions
-        common.load_tensorflow()
+        common.load_tensorflow(with_keras=False)
     from keras_transformer.client import Client
 
     with Client(

@@ -123,17 +123,14 @@ def main(arguments: list[str]) -> None:
         say=_say,
     )
     if distribution.value_of_chief(strategy, trainer.is_finished(run)):  # for all workers
-        step, end = run.checkpoints().steps()[-1], configs.training.train_steps
-        if step < end:
-            print(
-                f"Nothing to do: {configs.training.stop_metric} stopped the run early, at step "
-                f"{step:,} of {end:,}; raise --stop_patience to train on."
+        print(
+            "Nothing to do: "
+            + (
+                _early_stop(run)
+                or f"the run has reached its last step, {configs.training.train_steps:,}; give "
+                "more --train_steps to train on."
             )
-        else:
-            print(
-                f"Nothing to do: the run has reached its last step, {step:,}; give more "
-                "--train_steps to train on."
-            )
+        )
         return
     is_bfloat16 = run.configs().training.precision == "mixed_bfloat16"
     if is_bfloat16 and not distribution.computes_in_bfloat16():
@@ -171,7 +168,20 @@ def main(arguments: list[str]) -> None:
 
         for line in cost_summary(read_metrics(run.metrics_path)[-1], run.configs().training):
             print(line)
+        if text := _early_stop(run):
+            print(text)
         print(f"The checkpoints, and their average, are in {run.path / 'checkpoints'}.")
+
+
+def _early_stop(run: "RunDirectory") -> str:
+    """Returns what stopped a run before its last step; empty for another run."""
+    training, step = run.configs().training, run.checkpoints().steps()[-1]
+    if step >= training.train_steps:
+        return ""
+    return (
+        f"{training.stop_metric} stopped the run early, at step {step:,} of "
+        f"{training.train_steps:,}; raise --stop_patience to train on."
+    )
 
 
 def _given_options() -> dict[str, Any]:

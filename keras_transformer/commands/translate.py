@@ -48,7 +48,7 @@ def main(arguments: list[str]) -> None:
         raise InputError("--checkpoint was chosen when the model was exported; remove it")
     given = common.given_flags(SearchConfig)
     line_io.check_flags(given)
-    line_io.check_output()
+    line_io.check_output(arguments)
     version = pathlib.Path(_SAVED_MODEL.value or "")
     options, card = {}, {}
     if _RUN_DIR.value is not None:

@@ -160,8 +160,8 @@ class PositionalEncoding(Layer):
         """
         if len(x.shape) != 3 or x.shape[-1] != self.model_dim:
             raise InputError(
-                f"positions are added to embeddings [B, T, {self.model_dim}], got {x.shape}; use "
-                "`encode` for the encodings of positions"
+                f"positions are added to embeddings [B, T, {self.model_dim}], got {x.shape}; give "
+                "a model batches of ids [B, T], and use `encode` for the encodings of positions"
             )
         if positions is None:
             self._check_length(x.shape[1])

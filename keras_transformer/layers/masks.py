@@ -100,8 +100,8 @@ def _is_float(x: Tensor) -> bool:
 def _as_bool(mask: Tensor, name: str) -> Tensor:
     if _is_float(mask):
         raise InputError(
-            f"{name} must be boolean, True where a query may attend, got {mask.dtype}; pass a "
-            "float bias of the scores as score_bias"
+            f"{name} must be boolean, True where a query may attend, got {mask.dtype}; cast 0 and "
+            "1 to bool; attention layers take a bias of the scores as score_bias"
         )
     return ops.cast(mask, "bool")
 

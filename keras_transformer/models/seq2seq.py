@@ -17,12 +17,13 @@ import keras
 import numpy as np
 from keras import ops
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 from typing_extensions import Self
 
 from keras_transformer.config import PAD_ID, ModelConfig
 from keras_transformer.decoding import DecodingState, Tensor
 from keras_transformer.errors import InputError
+from keras_transformer.files import write_atomically
 from keras_transformer.layers import TokenEmbedding
 from keras_transformer.layers.base import Dense, Dropout, Recomputed
 from keras_transformer.layers.masks import padding_mask, predicting_mask
@@ -127,7 +128,7 @@ class Seq2SeqModel(Recomputed, TokenWeightedModel, abc.ABC):
             for path, weight in _weights(self).items()
             if path.endswith(("/lora_kernel_a", "/lora_kernel_b"))
         }
-        save_file(weights, filepath, metadata={"layers": json.dumps(layers)})
+        write_atomically(filepath, save(weights, metadata={"layers": json.dumps(layers)}))
 
     def load_lora_weights(self, filepath: str | os.PathLike[str]) -> None:
         """Reads a file of `save_lora_weights` onto the model that the matrices were trained for.

@@ -162,6 +162,8 @@ class Checkpoints:
         step = which.removeprefix("step-")
         if step.isdecimal():
             return f"step-{step}"
+        if not candidates:
+            raise InputError(f"no checkpoint in {self.folder} yet; train the run first")
         known = ": give auto, latest, best"
         if which == "best":
             label = "metric" if self.metric is None else self.metric.label

@@ -7,7 +7,6 @@ import keras
 from keras_transformer.config import TrainingConfig, split_list
 from keras_transformer.errors import InputError, check_choice
 from keras_transformer.models import Seq2SeqModel
-from keras_transformer.models.train_step import FusedAdam
 from keras_transformer.objectives import (
     InverseSquareRoot,
     Padding,
@@ -69,6 +68,8 @@ def _optimizer(training: TrainingConfig, schedule: Any) -> keras.optimizers.Opti
     if training.optimizer == "muon":
         # Vectors and embeddings are updated by its Adam.
         return keras.optimizers.Muon(schedule, weight_decay=decay, adam_weight_decay=decay)
+    from keras_transformer.models.train_step import FusedAdam  # on TensorFlow alone
+
     return FusedAdam(schedule, beta_1=0.9, beta_2=0.98, epsilon=1e-9, weight_decay=decay)
 
 

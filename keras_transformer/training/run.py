@@ -491,6 +491,11 @@ class RunDirectory:
         except OSError as error:
             raise InputError(f"cannot read {path} ({error.strerror}); make it readable") from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
+            if any(self.path.glob("*.safetensors")) or any(self.path.glob("*.bin")):
+                raise InputError(
+                    f"{self.path} is no run but a model of another toolkit; make a run of it with "
+                    "keras-transformer import_model"
+                ) from error
             raise InputError(
                 f"{path} is damaged ({type(error).__name__}: {error}); restore it from a copy, or "
                 "start another run"

@@ -253,6 +253,27 @@ def test_20_distributed_updates_equal_one_device(folders, name, way):
     np.testing.assert_allclose(found["weights"], one["weights"], rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("command", ["train", "export", "average_checkpoints", "translate"])
+def test_commands_name_the_backend_that_they_need(backend, command, tmp_path):
+    if importlib.util.find_spec(backend) is None:
+        pytest.skip(f"needs {backend}, which is not installed")
+    required = [f"--{name}={tmp_path}/{name}" for name in ("run_dir", "export_dir")]
+    flags = required if command == "export" else required[:1]
+    if command == "train":
+        flags.append("--dataset=number_names/en-de")
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / f"{command}.py"), *flags],
+        env=os.environ | {"KERAS_BACKEND": backend},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert f"need Keras's TensorFlow backend, got '{backend}'; set KERAS_BA" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_search_on_another_backend_is_rejected(monkeypatch):
     monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
     with pytest.raises(InputError, match="need Keras's TensorFlow backend, got 'jax'; set KERAS"):

@@ -115,7 +115,7 @@ def test_run_that_is_being_written_is_plotted(call, make_run, figure, tmp_path):
 
 def test_missing_matplotlib_is_one_clear_line(call, make_run, monkeypatch, refused):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    refused(call("plot_run.py", make_run("a")), "pip install 'keras_transformer[plot]'")
+    refused(call("plot_run.py", make_run("a")), "run pip install '.[plot]' in the clone")
 
 
 def test_unusable_inputs_are_one_clear_line(call, make_run, tmp_path, refused):

@@ -39,6 +39,15 @@ def test_train_leaves_a_complete_run_directory(trained):
     assert all({"val_loss", "bleu"} < row.keys() for row in rows)
 
 
+def test_early_stop_is_said_when_it_happens_and_afterwards(call, tmp_path, train_flags):
+    stop = ("--stop_metric=val_loss", "--stop_patience=1", "--checkpoint_steps=1")
+    steps = ("--train_steps=9", "--warmup_steps=1", "--learning_rate=9")  # diverges
+    for start in ("\n", "Nothing to do: "):
+        result = call("train.py", f"--run_dir={tmp_path}/run", *train_flags, *stop, *steps)
+        assert (result.code, result.err) == (0, "")
+        assert f"{start}val_loss stopped the run early, at step " in result.out
+
+
 def test_finished_run_is_reported_and_unchanged(call, copy, train_flags):
     before = _contents(copy)
     result = call("train.py", f"--run_dir={copy}", *train_flags)

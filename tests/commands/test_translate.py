@@ -280,6 +280,25 @@ def test_byte_order_mark_is_removed(translate):
     assert marked.out == plain.out
 
 
+def test_output_that_is_read_too_is_refused(call, trained, tmp_path, refused):
+    text = tmp_path / "text"
+    text.write_text("hello\n")
+    run = f"--run_dir={trained}"
+    refused(call("translate.py", run, f"--output={text}", text), "text is read and would be repl")
+    read = f"--prefixes={text}"
+    refused(call("translate.py", run, read, f"--output={text}"), "is read and would be replaced")
+    files = [f"--source={text}", f"--target={text}"]
+    refused(call("evaluate.py", run, f"--each={text}", *files), "is read and would be replaced")
+    assert text.read_text() == "hello\n"
+
+
+def test_model_of_another_toolkit_is_no_run(call, tmp_path, refused):
+    (tmp_path / "config.json").write_text('{"model_type": "marian"}')
+    (tmp_path / "model.safetensors").touch()
+    result = call("translate.py", f"--run_dir={tmp_path}")
+    refused(result, "is no run but a model of another toolkit; make a run of it with keras-transf")
+
+
 def test_missing_and_damaged_checkpoints_are_reported(call, trained, tmp_path, refused):
     copy = shutil.copytree(trained, tmp_path / "copy")
     for data in (copy / "checkpoints").glob("*.data*"):
@@ -288,7 +307,9 @@ def test_missing_and_damaged_checkpoints_are_reported(call, trained, tmp_path, r
     damaged = [f"{name} is damaged" for name in names]
     refused(call("translate.py", f"--run_dir={copy}"), "is whole", *damaged)
     shutil.rmtree(copy / "checkpoints")
-    refused(call("translate.py", f"--run_dir={copy}"), "no checkpoint 'auto'", "there is none")
+    refused(
+        call("translate.py", f"--run_dir={copy}"), "no checkpoint in", "yet; train the run first"
+    )
 
 
 def test_evaluate_scores_the_test_files(evaluate):

@@ -315,5 +315,5 @@ def test_unusable_folder_is_rejected(vocabulary, tmp_path):
 def test_missing_package_error_says_how_to_install_it(vocabulary, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
     monkeypatch.setitem(sys.modules, "ctranslate2.specs", None)
-    reason = r"pip install 'keras_transformer\[ctranslate2\]'"
+    reason = r"run pip install '.\[ctranslate2\]' in"
     refuse(reason, Transformer(SMALL), vocabulary, tmp_path / "model")

@@ -187,6 +187,8 @@ def test_lora_weights_load_onto_the_base_model(name, tmp_path):
     for weight in tuned.trainable_weights:
         weight.assign(generator.normal(size=weight.shape))
     tuned.save_lora_weights(tmp_path / "lora")
+    (tmp_path / "any").touch()
+    assert (tmp_path / "lora").stat().st_mode == (tmp_path / "any").stat().st_mode
     base.load_lora_weights(tmp_path / "lora")
     np.testing.assert_array_equal(base(INPUTS), tuned(INPUTS))
     assert [w.path.partition("/")[2] for w in base.trainable_weights] == [

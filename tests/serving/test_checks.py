@@ -247,6 +247,6 @@ def test_missing_serving_package_is_named(monkeypatch):
     for name in [name for name in sys.modules if name.startswith("tensorflow_serving")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "tensorflow_serving", None)
-    message = r"needs the package tensorflow_serving.*; pip install 'keras_transformer\[serving\]'"
+    message = r"needs the package tensorflow_serving.*; run pip install '.\[serving\]' in"
     with pytest.raises(InputError, match=message):
         importlib.reload(checks)

@@ -337,9 +337,16 @@ def test_auto_is_average_unless_outdated(checkpoints):
     assert checkpoints.find("1200") == checkpoints.find("step-1200") == "step-1200"
 
 
-@pytest.mark.parametrize("which", ["auto", "latest", "best", "newest", "", "-5", "step-", "step-x"])
+@pytest.mark.parametrize("which", ["auto", "latest", "best", "newest"])
+def test_run_without_a_checkpoint_is_reported(checkpoints, which):
+    with pytest.raises(InputError, match=r"no checkpoint in .* yet; train the run first$"):
+        checkpoints.find(which)
+
+
+@pytest.mark.parametrize("which", ["best", "newest", "", "-5", "step-", "step-x"])
 def test_unknown_checkpoint_name_is_rejected(checkpoints, which):
-    with pytest.raises(InputError, match=r"give auto, latest.*or a step; there is none$"):
+    checkpoints.save(make_model(seed=1), 11)
+    with pytest.raises(InputError, match=r"give auto, latest.*or a step; there is step-11$"):
         checkpoints.find(which)
 
 

@@ -394,7 +394,7 @@ def test_resumed_run_keeps_precision_of_auto(tmp_path, monkeypatch, has_checkpoi
 
 def test_load_model_gives_float32_weights(tmp_path):
     run = tiny_run.create(tmp_path, precision="mixed_bfloat16")
-    with pytest.raises(InputError, match=r"no checkpoint 'auto' in .*there is none"):
+    with pytest.raises(InputError, match=r"no checkpoint in .* yet; train the run first"):
         run.load_model()
     model = Transformer(tiny_run.model_config(), dtype="mixed_bfloat16")
     compile_for_training(model, run.configs().training)
