@@ -70,8 +70,8 @@ def main(arguments: list[str]) -> None:
     if None not in (_SOURCE.value, _FILE.value):
         raise InputError("--file cannot be combined with --source and --target; remove one")
     _reject_unused_flags()
+    inputs = (_SOURCE.value, _TARGET.value, _FILE.value, _ANSWERS.value)
     for path in filter(None, (_OUTPUT.value, _EACH.value)):
-        inputs = (_SOURCE.value, _TARGET.value, _FILE.value, _ANSWERS.value)
         common.check_output(pathlib.Path(path), inputs)
     evaluated = _read_answers(_ANSWERS.value) if _ANSWERS.value else _answer(_RUN_DIR.value or "")
     task, text, n_best, details = evaluated

@@ -123,14 +123,11 @@ def main(arguments: list[str]) -> None:
         say=_say,
     )
     if distribution.value_of_chief(strategy, trainer.is_finished(run)):  # for all workers
-        print(
-            "Nothing to do: "
-            + (
-                _early_stop(run)
-                or f"the run has reached its last step, {configs.training.train_steps:,}; give "
-                "more --train_steps to train on."
-            )
+        step = run.checkpoints().steps()[-1]
+        reason = _early_stop(run) or (
+            f"the run has reached its last step, {step:,}; give more --train_steps to train on."
         )
+        print(f"Nothing to do: {reason}")
         return
     is_bfloat16 = run.configs().training.precision == "mixed_bfloat16"
     if is_bfloat16 and not distribution.computes_in_bfloat16():

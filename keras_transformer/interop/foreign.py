@@ -186,8 +186,7 @@ class Tensors:
                 f"{self.where} lacks the tensor {name}; give the whole model, after training"
             )
         self._used.add(name)
-        found = self._arrays[name]
-        array = np.asarray(found() if callable(found) else found).astype(np.float32, copy=False)
+        array = _as_stored(self._arrays[name]).astype(np.float32, copy=False)
         if shape is not None:
             if array.ndim != len(shape):
                 array = array.reshape([size for size in array.shape if size != 1] or [1])
@@ -207,17 +206,15 @@ class Tensors:
 
     def is_integer(self, name: str) -> bool:
         """Returns whether a tensor is stored as integers."""
-        found = self._arrays[name]
-        return np.asarray(found() if callable(found) else found).dtype.kind in "iu"
+        return _as_stored(self._arrays[name]).dtype.kind in "iu"
 
     def split(self, name: str, parts: Sequence[str]) -> None:
         """Replaces a tensor by the equal parts of its first axis, under their names."""
 
         def read(index: int) -> Array:
-            whole = np.asarray(found() if callable(found) else found)
-            return np.array_split(whole, len(parts))[index]
+            return np.array_split(_as_stored(whole), len(parts))[index]
 
-        found = self._arrays[name]
+        whole = self._arrays[name]
         others = {each: array for each, array in self._arrays.items() if each != name}
         self._arrays = others | {
             part: functools.partial(read, index) for index, part in enumerate(parts)
@@ -244,6 +241,11 @@ class Tensors:
                 f"{self.where} has tensors that this package does not support: "
                 f"{', '.join(left[:3])}{more}; such a model cannot be imported"
             )
+
+
+def _as_stored(tensor: Array | Callable[[], Array]) -> Array:
+    """Returns a tensor, or what a function reads, in its own type."""
+    return np.asarray(tensor() if callable(tensor) else tensor)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
