@@ -54,12 +54,12 @@ def sdist(tmp_path_factory):
 
 
 def test_every_extra_that_a_message_names_exists():
-    extras = importlib.metadata.metadata("keras_transformer").get_all("Provides-Extra")
+    extras = importlib.metadata.metadata("keras-seq2seq").get_all("Provides-Extra")
     sources = [path.read_text(encoding="utf-8") for path in _ROOT.glob("keras_transformer/**/*.py")]
     named = {
         name
         for text in sources
-        for name in re.findall(r"(?:needs_extra\(\"|keras_transformer\[)(\w+)[\"\]]", text)
+        for name in re.findall(r"(?:needs_extra\(\"|keras-seq2seq\[)(\w+)[\"\]]", text)
     }
     assert {"client", "serving", "datasets", "beam", "ctranslate2", "plot"} <= named
     assert named <= set(extras)
@@ -70,7 +70,7 @@ def test_wheel_from_the_sdist_works_in_a_new_environment(sdist, tmp_path):
     pip = [sys.executable, "-m", "pip", "--quiet"]
     _run(*pip, "wheel", "--no-deps", "--wheel-dir", tmp_path, sdist, cwd=tmp_path)
     (wheel,) = tmp_path.glob("*.whl")
-    assert wheel.name == f"keras_transformer-{keras_transformer.__version__}-py3-none-any.whl"
+    assert wheel.name == f"keras_seq2seq-{keras_transformer.__version__}-py3-none-any.whl"
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         (path,) = (name for name in names if name.endswith("/METADATA"))
@@ -131,7 +131,7 @@ def test_client_alone_installs_and_translates_without_tensorflow(sdist, tmp_path
     _run(*pip, "--quiet", "install", sdist, cwd=tmp_path, **variable)
     packages = json.loads(_run(*pip, "list", "--format=json", cwd=tmp_path))
     names = {package["name"].replace("-", "_") for package in packages}
-    required = {"absl_py", "keras_transformer", "typing_extensions", "urllib3"}
+    required = {"absl_py", "keras_seq2seq", "typing_extensions", "urllib3"}
     assert names - {"pip", "setuptools"} == required
     with http.server.HTTPServer(("127.0.0.1", 0), _Server) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
