@@ -38,6 +38,33 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _BUFFER_BYTES = 1 << 18
 
 
+def local_path(path: Path) -> pathlib.Path:
+    """Returns a path of this machine with the home folder for "~".
+
+    Raises:
+        InputError: it is the address of a store, such as gs://bucket/run, or begins with "~" and
+            the name of no user.
+    """
+    return pathlib.Path(_expanded(os.fspath(path)))
+
+
+def local_paths(text: str) -> str:
+    """Returns a comma-separated list with each path as `local_path` has it."""
+    return ",".join(_expanded(entry.strip()) for entry in text.split(","))
+
+
+def _expanded(path: str) -> str:
+    if re.match("[A-Za-z][A-Za-z0-9+.-]+:/", path):
+        raise InputError(f"{path} is not on this machine; give a local or mounted path")
+    expanded = os.path.expanduser(path)
+    if expanded.startswith("~"):
+        name = expanded.partition("/")[0]
+        raise InputError(
+            f"there is no user {name[1:]!r} for {path}; a file of that name is ./{path}"
+        )
+    return expanded
+
+
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Writes a file such that at any moment its path has the old content or all of the new one.
 
@@ -52,7 +79,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     Raises:
         OSError: it cannot be written; the old content stays.
     """
-    path = pathlib.Path(path)
+    path = local_path(path)
     data = content.encode("utf-8") if isinstance(content, str) else content
     is_open = os.path.abspath(path).startswith(("/dev/fd/", "/dev/std", "/proc/"))
     if path.exists() and (is_open or not path.is_file()):
@@ -205,7 +232,8 @@ def iterate_lines(path: Path) -> Iterator[str]:
     Raises:
         InputError: the file is missing, a folder, empty, damaged, or not UTF-8.
     """
-    with _open(pathlib.Path(path)) as file:
+    path = local_path(path)
+    with _open(path) as file:
         first = file.readline().removeprefix(_BYTE_ORDER_MARK)
         if not first:
             raise InputError(f"{path} is empty; expected one sentence a line")
@@ -244,7 +272,7 @@ def file_identity(path: Path) -> dict[str, Any]:
     Raises:
         InputError: there is no such file, or it cannot be read more than once, like a pipe.
     """
-    path = pathlib.Path(path)
+    path = local_path(path)
     check_text_file(path)
     if not path.is_file():
         raise InputError(f"{path} is read several times; give a file on disk instead of a pipe")

@@ -17,11 +17,49 @@ import tracemalloc
 import pytest
 
 from keras_transformer.errors import InputError
-from keras_transformer.files import atomic_folder, iterate_lines, read_lines, write_atomically
+from keras_transformer.files import (
+    atomic_folder,
+    iterate_lines,
+    local_path,
+    local_paths,
+    read_lines,
+    write_atomically,
+)
 
 
 def names_in(folder):
     return sorted(path.name for path in folder.iterdir())
+
+
+# Paths
+
+
+def test_home_folder_stands_for_a_tilde(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert local_path("~/runs/mine") == tmp_path / "runs/mine"
+    assert local_path(pathlib.Path("~")) == tmp_path
+    assert local_paths("~/a, ./b,/c") == f"{tmp_path}/a,./b,/c"
+    write_atomically("~/file", "text\n")
+    assert read_lines("~/file") == ["text"]
+    assert names_in(tmp_path) == ["file"]  # and no folder called "~"
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("gs://bucket/run", "^gs://bucket/run is not on this machine; give a local or mounted pa"),
+        (pathlib.Path("s3://bucket/run"), "^s3:/bucket/run is not on this machine"),
+        ("~nobody.here/run", "^there is no user 'nobody.here' for .*; a file of that name is ./~n"),
+    ],
+)
+def test_paths_that_are_not_on_this_machine_are_rejected(path, message):
+    for use in (local_path, read_lines, lambda path: write_atomically(path, "text")):
+        with pytest.raises(InputError, match=message):
+            use(path)
+
+
+# Files
 
 
 def test_text_is_written_as_utf_8(tmp_path):
