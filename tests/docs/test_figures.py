@@ -1,0 +1,77 @@
+"""Figures of the pages are those of their logs (scripts/results.py)."""
+
+import gzip
+import importlib.util
+import json
+import pathlib
+
+import pytest
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+_PAGES = [_ROOT / "README.md", *sorted((_ROOT / "docs" / "results").glob("*.md"))]
+
+
+@pytest.fixture(scope="module")
+def results():
+    spec = importlib.util.spec_from_file_location("results", _ROOT / "scripts" / "results.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def logs(tmp_path):
+    for seed, wer in enumerate([0.0695, 0.0715], 1):
+        folder = tmp_path / f"g2p-{seed}"
+        folder.mkdir()
+        (folder / "score.json").write_text(json.dumps({"wer": wer, "versions": {"keras": 3}}))
+    rows = [{"step": 100, "loss": 3.25}, {"step": 200, "loss": 2.5, "target_tokens": 1281803}]
+    content = "".join(json.dumps(row) + "\n" for row in rows)
+    (tmp_path / "metrics.jsonl.gz").write_bytes(gzip.compress(content.encode()))
+    return tmp_path
+
+
+@pytest.mark.parametrize("path", _PAGES, ids=lambda path: path.stem)
+def test_figures_of_pages_are_those_of_their_logs(results, path):
+    _, faults = results.update_page(path.read_text(), _ROOT / "docs" / "results" / "logs")
+    assert not faults
+
+
+@pytest.mark.parametrize(
+    ("figure", "comment", "found"),
+    [
+        ("**7.00**", "g2p-1/score.json wer *100", "**6.95**"),
+        ("1", "g2p-*/score.json mean:wer *100", "7"),
+        ("0.0", "g2p-*/score.json std:wer *100", "0.1"),
+        ("3.3", "metrics.jsonl.gz step=100:loss", "3.2"),
+        ("1,000", "metrics.jsonl.gz target_tokens", "1,281,803"),
+        ("2", "g2p-2/score.json versions.keras", "3"),
+    ],
+)
+def test_figure_becomes_that_of_its_log(results, logs, figure, comment, found):
+    page, faults = results.update_page(f"| WER | {figure}<!-- {comment} --> |", logs)
+    assert page == f"| WER | {found}<!-- {comment} --> |" and len(faults) == 1
+    assert results.update_page(page, logs) == (page, [])
+
+
+@pytest.mark.parametrize(
+    ("comment", "fault"),
+    [
+        ("other.json wer", "no log other.json"),
+        ("g2p-1/score.json bleu", "score.json has no bleu"),
+        ("metrics.jsonl.gz step=300:loss", "has no step=300:loss"),
+        ("g2p-*/score.json wer", "names 2 logs; take their mean: or std:"),
+    ],
+)
+def test_figure_without_its_log_is_reported(results, logs, comment, fault):
+    page = f"7.0<!-- {comment} -->"
+    assert results.update_page(page, logs)[0] == page
+    assert fault in results.update_page(page, logs)[1][0]
+
+
+def test_rows_without_a_log_are_listed(results):
+    logged = "| a | 7.0<!-- x.json wer --> |"
+    page = (
+        f"{logged}\n| b | 9.1 |\n\n<!-- not measured here: settings -->\n| c | 512 |\n\n| d | 1 |"
+    )
+    assert results.figures_without_log(page) == ["| b | 9.1 |", "| d | 1 |"]
