@@ -52,8 +52,6 @@ class DecodingState(NamedTuple):
         coverage: float32 [B, W, S], attention of a hypothesis to each source token, summed over
             its steps, and 1 for padding; None if it was not asked for or the model has no
             attention. Search reorders it.
-        attention: float32 [B, W, S], set by a step that keeps coverage: the attention of its tokens
-            from which translations are aligned, if that is not what it adds to the coverage.
         time: int32 [], tokens read before the newest one; search sets it before each step. Outside
             a search it is None at first, and a model that needs it counts by itself.
         ancestors: int32 [B, W, t], set by search before each step: the place, from 0 to W - 1, of
@@ -68,7 +66,6 @@ class DecodingState(NamedTuple):
     recurrent_state: Any = ()
     kv_cache: Any = ()
     coverage: Tensor | None = None
-    attention: Tensor | None = None
     time: Tensor | None = None
     ancestors: Tensor | None = None
 
@@ -79,8 +76,6 @@ def newest_attention(before: DecodingState, after: DecodingState) -> Tensor:
     Args:
         before, after: the states before and after the step, with coverage.
     """
-    if after.attention is not None:
-        return after.attention
     return after.coverage - before.coverage  # type: ignore[operator]  # both keep it
 
 

@@ -213,7 +213,7 @@ class DetailedTranslation(NamedTuple):
         output_cut: whether the translation has as many tokens as it may have: it had to end.
         source_tokens: S with EOS; these and the next two are empty if the model has no attention.
         attention: float32 [T, S]; row t is that from which token t was predicted: the mean of the
-            last layer's heads, or that of the model's `alignment_head`.
+            last layer's heads.
         alignment: for each word of `text` the word of the source to which it attends most, in pairs
             (source word, target word), as in `BatchTranslator.align`.
     """

@@ -7,7 +7,6 @@ One place lists every hyperparameter; layers take plain numbers and never see th
 from keras_transformer.config.data import (
     DEFAULT_VOCABULARY_SIZE,
     EXTEND,
-    IBM_MODEL_1,
     VOCABULARY_FIELDS,
     DataConfig,
     split_list,
@@ -43,7 +42,6 @@ __all__ = [
     "EOS_ID",
     "EXTEND",
     "FIXED_OPTIONS",
-    "IBM_MODEL_1",
     "MOST_PHRASES",
     "NUM_RESERVED",
     "PAD_ID",

@@ -13,7 +13,6 @@ Normalization = Literal["nfkc", "nfc", "identity"]
 DEFAULT_VOCABULARY_SIZE = 8000
 LEAST_COVERAGE = 0.98  # of SentencePiece
 EXTEND = "extend"  # a value of `DataConfig.vocabulary`
-IBM_MODEL_1 = "ibm1"  # a value of `DataConfig.guided_alignment`
 
 # The fields that determine the vocabularies.
 VOCABULARY_FIELDS = (
@@ -121,27 +120,12 @@ class DataConfig(JsonConfig):
         "(Provilkov et al. 2020), exponent of the probabilities for unigram pieces; 0 turns it "
         "off.",
     )
-    guided_alignment: str | None = option(
-        None,
-        "Train a head of cross-attention to align words (Garg et al. 2019), by a file with a line "
-        "of links i-j for each training pair: word j of the target translates word i of the "
-        "source, words between spaces, numbered from 0. Separate several files by commas; they are "
-        'read one after the other. "ibm1" makes links by IBM model 1 of the training text.',
-    )
 
     def __post_init__(self) -> None:
         self._check_types()
         self._check_at_least(1, "vocabulary_size", "max_length", "max_length_ratio")
         self._check_corpora()
         self._check_vocabularies()
-        self._check_alignment()
-
-    def _check_alignment(self) -> None:
-        if self.guided_alignment is not None and self.subword_sampling:
-            raise InputError(
-                "guided_alignment cannot be combined with subword_sampling, which changes the "
-                "tokens that are aligned; remove one"
-            )
 
     def _check_corpora(self) -> None:
         self._check_same_count("train_source", "train_target")

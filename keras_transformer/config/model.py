@@ -133,7 +133,6 @@ class ModelConfig(JsonConfig):
     """
 
     architecture: ClassVar[str]
-    can_be_guided: ClassVar[bool] = False  # whether the model trains with `guided_alignment`
     PRESETS: ClassVar[Mapping[str, Preset]] = {}
 
     vocabulary_size: int = option(MISSING, "Tokens of the source vocabulary, V.")
@@ -302,8 +301,6 @@ Positions = Literal["sinusoidal", "concatenated", "halves", "learned", "relative
 class TransformerLayersConfig(ModelConfig):
     """Abstract base: hyperparameters of models whose layers are a Transformer's."""
 
-    can_be_guided = True
-
     feed_forward_dim: int = option(2048, "Inner width of the feed-forward layers, d_ff.")
     num_heads: int = option(8, "Attention heads, h.")
     key_dim: int | None = option(
@@ -349,12 +346,6 @@ class TransformerLayersConfig(ModelConfig):
     )
     attention_bias: bool = option(
         False, "Give the projections of attention a bias; the paper has none."
-    )
-    alignment_head: bool = option(
-        False,
-        "Take alignments from the first head of the decoder's last layer but one (of the shared "
-        "layer in a Universal Transformer) instead of the mean of the last layer's heads; "
-        "guided_alignment, which trains that head, sets it.",
     )
 
     def __post_init__(self) -> None:
@@ -534,7 +525,6 @@ class RecurrentConfig(ModelConfig):
     """Hyperparameters of `RecurrentModel`: a bidirectional LSTM encoder, an LSTM with attention."""
 
     architecture = "recurrent"
-    can_be_guided = True
     PRESETS = {  # noqa: RUF012 (a ClassVar of the base)
         "rnn-tiny": dict(num_layers=1, model_dim=128, hidden_dim=256, dropout=0.3),
         "rnn-base": dict(num_layers=2, model_dim=512, hidden_dim=512, dropout=0.2),

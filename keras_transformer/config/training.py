@@ -38,9 +38,6 @@ class TrainingConfig(JsonConfig):
     )
     warmup_steps: int = option(4000, "Updates of linear warm-up.")
     label_smoothing: float = option(0.1, "Probability spread over the whole vocabulary (5.4).")
-    guided_alignment_weight: float = option(
-        0.05, "Weight of the cross-entropy of guided_alignment in the loss."
-    )
     accumulation_steps: int = option(
         1,
         "Split each batch into this many parts to save memory; the update is that of the whole "
@@ -127,7 +124,7 @@ class TrainingConfig(JsonConfig):
                 f"clip_norm must be above 0, got {self.clip_norm}; None turns clipping off"
             )
         self._check_at_least(
-            0, "label_smoothing", "guided_alignment_weight", "learning_rate", "seed",
+            0, "label_smoothing", "learning_rate", "seed",
             "weight_decay", "keep_best", "validation_time_share", "sustained_tflops",
         )  # fmt: skip
         if self.ema_decay is not None and not 0 < self.ema_decay < 1:

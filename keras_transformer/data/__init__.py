@@ -24,7 +24,6 @@ from keras_transformer.data.datasets import DatasetSplit
 from keras_transformer.data.shortlist import Shortlist
 from keras_transformer.data.token_cache import (
     ApacheBeamShards,
-    cached_alignment,
     cached_corpus,
     tokenize_share,
 )
@@ -44,7 +43,6 @@ __all__ = [
     "Shortlist",
     "TokenizedCorpus",
     "TsvFile",
-    "cached_alignment",
     "cached_corpus",
     "evaluation_batches",
     "iterate_lines",

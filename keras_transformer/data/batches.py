@@ -5,9 +5,7 @@ A batch is what Keras calls (x, y), all int32, with R rows of source length S an
     ({"source": [R, S], "target": [R, T]}, labels [R, T])
 
 `source` ends in EOS_ID; `target` is BOS_ID and the translation; `labels` is the translation and
-EOS_ID, so that labels[:, t] follows target[:, t]. The rest is PAD_ID, sometimes in whole rows. A
-corpus with an alignment adds "alignment" [R, T] to x: 1 + the place in `source` of the token that
-labels[:, t] translates, or 0.
+EOS_ID, so that labels[:, t] follows target[:, t]. The rest is PAD_ID, sometimes in whole rows.
 
 XLA compiles a program for each shape (R, S, T), and padding is wasted arithmetic. `BatchPlan` keeps
 both small. Like most toolkits it takes a large window of the corpus, brings pairs of similar length
@@ -135,16 +133,14 @@ def evaluation_batches(
     return (_make_batch(corpus, batch, replicas, shard) for batch in planned)
 
 
-def to_dataset(batches: Callable[[], Iterator[Batch]], *, has_alignment: bool = False) -> Any:
+def to_dataset(batches: Callable[[], Iterator[Batch]]) -> Any:
     """Wraps batches in a `tf.data.Dataset` that prefetches them.
 
     Args:
         batches: called at the start of each iteration over the dataset.
-        has_alignment: whether their corpus has an alignment.
 
     Returns:
-        A dataset of ({"source": [None, None], "target": [None, None]}, [None, None]), int32, with
-        "alignment" [None, None] beside "target" if there is one.
+        A dataset of ({"source": [None, None], "target": [None, None]}, [None, None]), int32.
 
     Example:
         >>> corpus = TokenizedCorpus.from_ids([[5, 6]], [[7]])
@@ -153,8 +149,7 @@ def to_dataset(batches: Callable[[], Iterator[Batch]], *, has_alignment: bool = 
     import tensorflow as tf  # slow to import, and needed here only
 
     ids = tf.TensorSpec([None, None], tf.int32)
-    names = ("source", "target", "alignment")[: 2 + has_alignment]
-    signature = (dict.fromkeys(names, ids), ids)
+    signature = ({"source": ids, "target": ids}, ids)
     dataset = tf.data.Dataset.from_generator(batches, output_signature=signature)
     # With autotuning an iterator is only deleted when its tuner wakes up, which after minutes is
     # once a minute: training would end with half a minute of waiting.
@@ -620,9 +615,6 @@ def _make_batch(
     target[: len(pairs), 0] = BOS_ID
     target[:, 1:] = np.where(labels[:, :-1] == EOS_ID, PAD_ID, labels[:, :-1])
     inputs = {"source": source, "target": target}
-    if corpus.alignment is not None:
-        shape = (last - first, target_length)
-        inputs["alignment"] = gather_rows(corpus.alignment, corpus.target_offsets, pairs, shape)
     kept = slice(index * own - first, (index + 1) * own - first)
     return {name: rows[kept] for name, rows in inputs.items()}, labels[kept]
 

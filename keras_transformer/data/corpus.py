@@ -200,8 +200,6 @@ class TokenizedCorpus:
             EOS, which batches add.
         target_offsets: int64 [N + 1], where each begins.
         part_offsets: int64 [P + 1]: pairs part_offsets[p]:part_offsets[p + 1] are of corpus p.
-        alignment: int32, for each target token 1 + the position of its source token within the
-            sentence, 0 for none; None without guided alignment.
         length_counts: of the pairs, if they are stored with the ids.
         dropped: number of dropped pairs by reason.
 
@@ -216,7 +214,6 @@ class TokenizedCorpus:
     target_ids: npt.NDArray[np.integer]
     target_offsets: npt.NDArray[np.int64]
     part_offsets: npt.NDArray[np.int64]
-    alignment: npt.NDArray[np.int32] | None = None
     length_counts: LengthCounts | None = None
     dropped: dict[str, int] = dataclasses.field(default_factory=dict)
 

@@ -6,7 +6,6 @@ A cache folder belongs to one run, or is shared by several. In it:
         manifest.json     inputs, type and length of each array, counts of dropped pairs
         source_ids, source_offsets, target_ids, target_offsets, ladder, length_counts
                           the arrays of `TokenizedCorpus`, little-endian, memory-mapped to be read
-        alignment-<hash>  another one, of guided alignment with the files or method of the hash
     shards-<hash>/        while a large text is tokenized: finished shards
         0-000001.npz      shard 1 of corpus 0: the ids of 50,000 pairs
         source.model, target.model      the vocabularies, for other workers
@@ -38,8 +37,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from keras_transformer.config import IBM_MODEL_1, split_list
-from keras_transformer.data.alignments import learn_alignment, read_alignment
 from keras_transformer.data.batches import count_lengths, count_windows
 from keras_transformer.data.corpus import (
     LengthCounts,
@@ -49,7 +46,7 @@ from keras_transformer.data.corpus import (
     TokenizedCorpus,
 )
 from keras_transformer.errors import InputError, needs_extra, writing
-from keras_transformer.files import atomic_folder, file_identity, write_atomically
+from keras_transformer.files import atomic_folder, write_atomically
 from keras_transformer.host import end_with_parent, num_cores
 from keras_transformer.text import Vocabulary
 
@@ -57,7 +54,7 @@ TextShard = list[ParallelText]  # the text of a shard, in chunks
 Progress = Callable[[int], None]  # called with the number of pairs so far
 
 _FORMAT = 3
-_TOKENS, _SHARDS, _ALIGNMENT = "tokens-", "shards-", "alignment-"
+_TOKENS, _SHARDS = "tokens-", "shards-"
 _MANIFEST = "manifest.json"
 _VOCABULARIES = ("source.model", "target.model")
 _SIDES = ("source", "target")
@@ -132,45 +129,6 @@ def cached_corpus(
     if (corpus := open_corpus(path)) is None:
         raise InputError(f"{path} cannot be read just after it was written; check that disk")
     return corpus
-
-
-def cached_alignment(
-    folder: str | os.PathLike[str],
-    guided_alignment: str,
-    corpus: TokenizedCorpus,
-    sources: Sequence[PairSource],
-    vocabularies: tuple[Vocabulary, Vocabulary],
-    *,
-    max_length: int | None = None,
-    max_length_ratio: float | None = None,
-) -> npt.NDArray[np.int32]:
-    """Returns the alignment of a corpus, see `TokenizedCorpus`; made first if there is none yet.
-
-    Args:
-        folder, sources, vocabularies, max_length, max_length_ratio: as `cached_corpus` got them.
-        guided_alignment: see `DataConfig`.
-        corpus: that it returned.
-
-    Raises:
-        InputError: as in `read_alignment`, or the folder cannot be written.
-    """
-    length_filter = LengthFilter(max_length=max_length, max_length_ratio=max_length_ratio)
-    _, name = _inputs(sources, vocabularies, length_filter)
-    is_learned = guided_alignment == IBM_MODEL_1
-    files = [] if is_learned else split_list(guided_alignment)
-    content = json.dumps([guided_alignment if is_learned else "", *map(file_identity, files)])
-    hashed = hashlib.sha256(content.encode()).hexdigest()[:16]
-    path = pathlib.Path(folder) / f"{_TOKENS}{name}" / f"{_ALIGNMENT}{hashed}"
-    size = len(corpus.target_ids)
-    with contextlib.suppress(OSError, ValueError):
-        return _map(path, "<i4", size)
-    if is_learned:
-        found = learn_alignment(corpus, vocabularies[1].size)
-    else:
-        found = read_alignment(files, sources, vocabularies, length_filter)
-    with writing(f"the alignment to {os.fspath(folder)}"):
-        write_atomically(path, found.astype("<i4").tobytes())
-    return _map(path, "<i4", size)
 
 
 def tokenize_share(

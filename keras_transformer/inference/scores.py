@@ -59,8 +59,8 @@ def attention(model: Any, source: Tensor, target: Tensor, labels: Tensor) -> Ten
     """Returns the attention of translations to their sources, float32 [B, T, S].
 
     Row t has the weights with which the decoder reads the source to predict label t: the mean of
-    the last layer's heads, or those of the model's `alignment_head`. They sum to 1, or to 0 for
-    padding. Arguments as in `score`; the model has `attention`.
+    the last layer's heads. They sum to 1, or to 0 for padding. Arguments as in `score`; the model
+    has `attention`.
     """
 
     def weights(source: Tensor, target: Tensor, labels: Tensor) -> Tensor:  # [R, T, S]

@@ -168,9 +168,9 @@ def _specification(model: Transformer, specs: Any) -> Any:
     decoder = specs.TransformerDecoderSpec(
         config.decoder_layers or config.num_layers,
         config.num_heads,
-        # Attention on request is the mean of the last layer's heads, or that of `alignment_head`.
-        alignment_layer=model.alignment_layer,
-        alignment_heads=1 if config.alignment_head else config.num_heads,
+        # Attention on request is the mean of the last layer's heads.
+        alignment_layer=-1,
+        alignment_heads=config.num_heads,
         **options,
     )
     encoder.scale_embeddings = decoder.scale_embeddings = config.scale_embeddings

@@ -9,12 +9,7 @@ from typing import Any
 
 from keras import ops
 
-from keras_transformer.decoding import (
-    DecodingState,
-    Tensor,
-    TranslationModel,
-    newest_attention,
-)
+from keras_transformer.decoding import DecodingState, Tensor, TranslationModel
 from keras_transformer.errors import InputError
 
 # The fields of a state of which an ensemble keeps a tuple, one entry for each model.
@@ -90,20 +85,16 @@ class Ensemble:
         logits, states = [], []
         for index, model in enumerate(self.models):
             own = {name: getattr(state, name)[index] for name in _PER_MODEL}
-            # Not all models set `attention`: without this it would be that of the step before.
-            model_logits, model_state = model.step(ids, state._replace(**own, attention=None))
+            model_logits, model_state = model.step(ids, state._replace(**own))
             logits.append(model_logits)
             states.append(model_state)
-        coverage = attention = None
+        coverage = None
         if state.coverage is not None:  # each model has added its attention to the same sum
             coverage = sum(each.coverage for each in states) / len(states)
-            newest = [newest_attention(state, each) for each in states]
-            attention = sum(newest) / len(states)
         return _log_mean(logits), state._replace(
             recurrent_state=tuple(each.recurrent_state for each in states),
             kv_cache=tuple(each.kv_cache for each in states),
             coverage=coverage,
-            attention=attention,
             # Without a search, of the first model that counts.
             time=next((each.time for each in states if each.time is not state.time), None),
         )

@@ -17,7 +17,6 @@ from keras_transformer.layers import (
     RecurrentMemory,
     RecurrentState,
 )
-from keras_transformer.layers.base import with_scores
 from keras_transformer.layers.masks import ancestor_mask, ancestors_of, padding_mask
 from keras_transformer.models.seq2seq import (
     Seq2SeqModel,
@@ -73,16 +72,7 @@ class RecurrentModel(Seq2SeqModel):
         self.decoder.build((None, None, self.config.model_dim))
 
     def call(self, inputs: dict[str, Tensor], training: bool | None = None) -> Tensor:
-        is_guided = bool(training) and "alignment" in inputs
-        x, *scores = with_scores(
-            self.decoder(
-                *self._decoder_inputs(inputs, training),
-                training=training,
-                return_attention_scores=is_guided,
-            )
-        )
-        if is_guided:
-            self.add_alignment_loss(scores[0], inputs)
+        x = self.decoder(*self._decoder_inputs(inputs, training), training=training)
         return self.logits(x)
 
     def attention(self, inputs: dict[str, Tensor]) -> Tensor:

@@ -26,7 +26,7 @@ from keras_transformer.errors import InputError
 from keras_transformer.files import write_atomically
 from keras_transformer.layers import TokenEmbedding
 from keras_transformer.layers.base import Dense, Dropout, Recomputed
-from keras_transformer.layers.masks import padding_mask, predicting_mask
+from keras_transformer.layers.masks import padding_mask
 from keras_transformer.models.train_step import TokenWeightedModel
 
 
@@ -41,8 +41,7 @@ class Seq2SeqModel(Recomputed, TokenWeightedModel, abc.ABC):
     Optional methods: `attention_weights` for an architecture with attention; `attention`, as in
     `Transformer`, if its decoder attends to the source, and then `encode` keeps
     `DecodingState.coverage` on request; `token_values`, as in `UniversalTransformer`, for other
-    values of each token, which the signature `attention` of an export answers with. An architecture
-    whose configuration `can_be_guided` calls `add_alignment_loss`.
+    values of each token, which the signature `attention` of an export answers with.
 
     Args:
         config: the hyperparameters.
@@ -53,10 +52,7 @@ class Seq2SeqModel(Recomputed, TokenWeightedModel, abc.ABC):
         source_dropout, target_dropout: for the inputs of encoder and decoder.
         projection: a `Dense` layer without bias, or None if the target embedding projects.
         output_bias: [V], or None.
-        guided_alignment_weight: see `add_alignment_loss`.
     """
-
-    guided_alignment_weight = 0.05
 
     def __init__(self, config: ModelConfig, **kwargs: Any) -> None:
         super().__init__(autocast=False, **kwargs)  # which would round token ids
@@ -222,8 +218,7 @@ class Seq2SeqModel(Recomputed, TokenWeightedModel, abc.ABC):
 
         Args:
             inputs: "source" ids [B, S], and "target" ids [B, T] shifted right, which start with
-                BOS. Padding is 0. In training also "alignment", see `add_alignment_loss`, if
-                attention is to learn it.
+                BOS. Padding is 0.
             training: whether dropout is on.
 
         Returns:
@@ -286,29 +281,6 @@ class Seq2SeqModel(Recomputed, TokenWeightedModel, abc.ABC):
             is_real = queries[:, None, :, None] & keys[:, None, None, :]  # [B, 1, T, S]
             weights[name] = ops.where(is_real, ops.cast(ops.stack(layers), "float32"), 0.0)
         return weights
-
-    def add_alignment_loss(self, attention: Tensor, inputs: dict[str, Tensor]) -> None:
-        """Adds the cross-entropy of attention to its reference, which trains it to align.
-
-        Garg et al. 2019, 4.2, in one pass, which sees the target before token t only, as Marian
-        does. It is `guided_alignment_weight` times the sum of -log attention[t, s] over the links
-        of tokens, divided by the number of target tokens. The training step weights the loss of
-        each part of a batch by these: it becomes a sum over the whole batch.
-
-        Args:
-            attention: [B, T, S], which predicts alignments.
-            inputs: as in `call`, with "alignment", int32 [B, T]: 1 + the position of the source
-                token that the t-th label translates, 0 for none.
-        """
-        positions = ops.arange(ops.shape(attention)[2], dtype="int32")
-        is_link = ops.equal(positions, inputs["alignment"][:, :, None] - 1)  # [B, T, S]
-        weights = ops.sum(ops.where(is_link, ops.cast(attention, "float32"), 0.0), axis=2)
-        losses = ops.where(inputs["alignment"] > 0, -ops.log(weights + 1e-7), 0.0)
-        # A row that only fills a batch has no source.
-        is_filled = ops.any(padding_mask(inputs["source"]), axis=1, keepdims=True)
-        is_real = predicting_mask(inputs["target"]) & is_filled
-        num_targets = ops.maximum(ops.sum(ops.cast(is_real, "float32")), 1.0)
-        self.add_loss(self.guided_alignment_weight * ops.sum(losses) / num_targets)
 
     def visible_source(self, source: Tensor) -> Tensor:
         """Returns the source ids [B, S] with PAD for tokens that the encoder does not read."""

@@ -92,31 +92,20 @@ class Transformer(Seq2SeqModel):
         self.encoder.build(hidden)
         self.decoder.build(hidden)
 
-    @property
-    def alignment_layer(self) -> int:
-        """Index of the decoder's layer that aligns: -1, the last one, without `alignment_head`."""
-        return max(len(self.decoder.layers) - 2, 0) if self.config.alignment_head else -1
-
     def call(self, inputs: dict[str, Tensor], training: bool | None = None) -> Tensor:
-        is_guided = bool(training) and "alignment" in inputs
-        x, weights = self._run(inputs, training, scores=is_guided)
-        if is_guided:
-            self.add_alignment_loss(self._aligned(weights["cross"]), inputs)
-        return self.logits(x)
+        return self.logits(self._run(inputs, training)[0])
 
     def attention(self, inputs: dict[str, Tensor], head: int | None = None) -> Tensor:
         """Returns the attention of target tokens to source tokens, from which words are aligned.
 
         Args:
             inputs: as in `call`.
-            head: index of a head of the last layer; None for the mean of all, or for the
-                `alignment_head` if the model has one.
+            head: index of a head of the last layer; None for the mean of all.
 
         Returns:
             float32 [B, T, S]; each row is a distribution over the real source tokens.
         """
-        cross = self.attention_weights(inputs)["cross"]
-        return self._aligned(cross) if head is None else select_head(cross[-1], head)
+        return select_head(self.attention_weights(inputs)["cross"][-1], head)
 
     def attention_weights(self, inputs: dict[str, Tensor]) -> dict[str, list[Tensor]]:
         return self._run(inputs, training=False, scores=True)[1]
@@ -166,10 +155,7 @@ class Transformer(Seq2SeqModel):
         coverage = add_coverage(state.coverage, attention[-1])
         logits = self.logits(x, state.projection)
         logits = ops.reshape(logits, (-1, num_hypotheses, ops.shape(logits)[-1]))
-        state = state._replace(kv_cache=kv_cache, coverage=coverage, time=time + 1)
-        if coverage is not None and self.config.alignment_head:
-            state = state._replace(attention=self._aligned(attention))
-        return logits, state
+        return logits, state._replace(kv_cache=kv_cache, coverage=coverage, time=time + 1)
 
     def visible_source(self, source: Tensor) -> Tensor:
         return source if self.config.source_eos else ops.where(source == EOS_ID, PAD_ID, source)
@@ -193,11 +179,6 @@ class Transformer(Seq2SeqModel):
             encodings.append(self.target_positions)
         positions = [getattr(encoding, "table", None) for encoding in encodings]
         return tables + [table for table in positions if table is not None]
-
-    def _aligned(self, cross: list[Tensor]) -> Tensor:
-        """Returns the attention that aligns, float32 [B, T, S], of that of all layers."""
-        head = 0 if self.config.alignment_head else None
-        return select_head(cross[self.alignment_layer], head)
 
     def _embed(
         self, side: str, ids: Tensor, positions: Tensor | None, training: bool | None = None

@@ -92,8 +92,6 @@ class UniversalTransformer(Seq2SeqModel):
         x, encoder_steps, decoder_steps = self._run(inputs, training)
         if training and self.config.adaptive_steps:
             self._ponder(inputs, encoder_steps.halting, decoder_steps.halting)
-        if training and "alignment" in inputs:
-            self.add_alignment_loss(self._aligned(decoder_steps), inputs)
         return self.logits(x)
 
     def attention(self, inputs: dict[str, Tensor], head: int | None = None) -> Tensor:
@@ -102,13 +100,14 @@ class UniversalTransformer(Seq2SeqModel):
 
         Args:
             inputs: as in `call`.
-            head: index of a head; None for the mean of all, or for the `alignment_head` if the
-                model has one.
+            head: index of a head; None for the mean of all.
 
         Returns:
             float32 [B, T, S]; each row is a distribution over the real source tokens.
         """
-        return self._aligned(self._run(inputs, training=False)[2], head)
+        _, _, steps = self._run(inputs, training=False)
+        cross = [weights for _, weights in steps.outputs]
+        return select_head(mix_attention(cross, steps.weights), head)
 
     def attention_weights(self, inputs: dict[str, Tensor]) -> dict[str, list[Tensor]]:
         _, encoder_steps, decoder_steps = self._run(inputs, training=False)
@@ -169,10 +168,7 @@ class UniversalTransformer(Seq2SeqModel):
         coverage = add_coverage(state.coverage, attention)
         logits = self.logits(x, state.projection)  # [B * W, V]
         logits = ops.reshape(logits, (-1, num_hypotheses, ops.shape(logits)[-1]))
-        state = state._replace(kv_cache=kv_cache, coverage=coverage)
-        if coverage is not None and self.config.alignment_head:
-            state = state._replace(attention=select_head(attention, 0))
-        return logits, state
+        return logits, state._replace(kv_cache=kv_cache, coverage=coverage)
 
     def count_flops(self, source_length: Any, target_length: Any) -> Any:
         """Returns the operations of a forward pass, see `Seq2SeqModel.count_flops`.
@@ -191,13 +187,6 @@ class UniversalTransformer(Seq2SeqModel):
         tables = super().embedding_tables()
         table = getattr(self.positions, "table", None)
         return tables if table is None else [*tables, table]
-
-    def _aligned(self, steps: Steps, head: int | None = None) -> Tensor:
-        """Returns the attention that aligns, float32 [B, T, S], of the decoder's steps."""
-        if head is None and self.config.alignment_head:
-            head = 0
-        cross = [weights for _, weights in steps.outputs]
-        return select_head(mix_attention(cross, steps.weights), head)
 
     def _position_signals(self, positions: Tensor) -> Tensor:
         """Returns [..., D] for positions [...]; zeros [1] if self-attention has positions."""

@@ -36,7 +36,6 @@ def compile_for_training(
         vectors = [weight for weight in model.trainable_weights if len(weight.shape) < 2]
         optimizer.exclude_from_weight_decay(var_list=vectors)
     model.flops_metric = TrainingFlops(model)
-    model.guided_alignment_weight = training.guided_alignment_weight
     model.compile(
         optimizer=optimizer,
         loss=SmoothedCrossEntropy(training.label_smoothing),

@@ -1,15 +1,12 @@
 """From text to vocabularies and token ids, as a task reads the files that a `DataConfig` names."""
 
-import dataclasses
 import itertools
 import os
-import pathlib
 from collections.abc import Callable, Sequence
 
 from keras_transformer.config import (
     DEFAULT_VOCABULARY_SIZE,
     EXTEND,
-    IBM_MODEL_1,
     WORD_START,
     DataConfig,
     split_list,
@@ -19,12 +16,10 @@ from keras_transformer.data import (
     PairSource,
     ParallelText,
     TokenizedCorpus,
-    cached_alignment,
     cached_corpus,
     learn_from_corpus,
 )
 from keras_transformer.errors import InputError
-from keras_transformer.files import check_text_file
 from keras_transformer.tasks import Task, TranslationTask
 from keras_transformer.text import Vocabulary, extend_vocabulary
 from keras_transformer.text.vocabulary import kind_of
@@ -43,12 +38,9 @@ def training_corpus(
     beam: ApacheBeamShards | None = None,
     task: Task = _TRANSLATION,
 ) -> TokenizedCorpus:
-    """Returns the corpora to train on as ids, tokenized before or now; see `cached_corpus`.
-
-    With `guided_alignment` they have an alignment, see `cached_alignment`.
-    """
+    """Returns the corpora to train on as ids, tokenized before or now; see `cached_corpus`."""
     sources = task.train_sources(data)
-    corpus = cached_corpus(
+    return cached_corpus(
         cache_folder,
         sources,
         vocabularies,
@@ -59,25 +51,6 @@ def training_corpus(
         worker=worker,
         make_shards=beam,
     )
-    if data.guided_alignment is None:
-        return corpus
-    alignment = cached_alignment(
-        cache_folder,
-        data.guided_alignment,
-        corpus,
-        sources,
-        vocabularies,
-        max_length=data.max_length,
-        max_length_ratio=data.max_length_ratio,
-    )
-    return dataclasses.replace(corpus, alignment=alignment)
-
-
-def check_alignment_files(data: DataConfig) -> None:
-    """Raises `InputError` where a file of `guided_alignment`, which is read last, is missing."""
-    if data.guided_alignment not in (None, IBM_MODEL_1):
-        for path in split_list(data.guided_alignment):
-            check_text_file(pathlib.Path(path))
 
 
 def read_validation_texts(data: DataConfig, task: Task = _TRANSLATION) -> list[ParallelText]:

@@ -47,7 +47,6 @@ from keras_transformer.training.distribution import (
 )
 from keras_transformer.training.optimizer import freeze
 from keras_transformer.training.prepare import (
-    check_alignment_files,
     check_symbols,
     extend_vocabularies,
     make_vocabularies,
@@ -176,7 +175,6 @@ class RunDirectory:
             InputError: the text cannot be used, the run was created with other settings, or the
                 directory cannot be written.
         """
-        check_alignment_files(configs.corpora)
         is_new = False
 
         def report(pairs: int) -> None:
@@ -536,8 +534,9 @@ def load_shortlist(
             if not folder.exists():  # they are elsewhere; a second copy would not be kept
                 temporary = tempfile.TemporaryDirectory(dir=run.path, prefix=".tokens-")
                 folder = pathlib.Path(stack.enter_context(temporary))
-            data = configs.data.replace(guided_alignment=None)
-            corpus = training_corpus(data, vocabularies, folder, progress, task=configs.task)
+            corpus = training_corpus(
+                configs.data, vocabularies, folder, progress, task=configs.task
+            )
             sizes = (vocabulary.size for vocabulary in vocabularies)
             Shortlist.learn(corpus, *sizes).save(path)
     return Shortlist.load(path)

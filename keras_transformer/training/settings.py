@@ -50,7 +50,7 @@ _NOT_OF_THE_VOCABULARY = {"max_length", "max_length_ratio", "mix_weights", "subw
 # Fields with one path or several. A path may be written in another way.
 _PATHS = {
     "train_source", "train_target", "train_file", "dev_source", "dev_target", "dev_file",
-    "vocabulary", "target_vocabulary", "guided_alignment",
+    "vocabulary", "target_vocabulary",
 }  # fmt: skip
 
 
@@ -180,10 +180,7 @@ def new_configs(options: Options) -> RunConfigs:
             "--vocabulary=extend needs --start_from with the run whose vocabulary to extend; a "
             "file of that name is ./extend"
         )
-    model = _guided(_model(task, data, options), data, training)
-    if data.guided_alignment is not None and options.get("alignment_head") is False:
-        raise InputError("--guided_alignment trains the alignment head; remove --noalignment_head")
-    return RunConfigs(model, data, training, task)
+    return RunConfigs(_model(task, data, options), data, training, task)
 
 
 def fine_tuning_configs(origin: RunConfigs, path: str, options: Options) -> RunConfigs:
@@ -241,7 +238,7 @@ def fine_tuning_configs(origin: RunConfigs, path: str, options: Options) -> RunC
     training = _training(task, options, {"learning_rate": float(f"{rate:.2g}")})
     _check_trains_new_tokens(data, training)
     return origin._replace(
-        model=_guided(origin.model.replace(**rates), data, training),
+        model=origin.model.replace(**rates),
         data=data,
         training=training,
         task=task,
@@ -324,24 +321,6 @@ def _model(task: Task, data: DataConfig, options: Options) -> ModelConfig:
     preset = options.get("preset", DEFAULT_PRESET)
     _check_options_of(type(config.preset(preset, vocabulary_size=size)), options)
     return config.preset(preset, **values)
-
-
-def _guided(model: ModelConfig, data: DataConfig, training: TrainingConfig) -> ModelConfig:
-    """Returns the configuration of a model that trains with the `guided_alignment` of the data."""
-    if data.guided_alignment is None:
-        weight = training.guided_alignment_weight
-        if weight != TrainingConfig().guided_alignment_weight:
-            raise InputError(
-                f"--guided_alignment_weight={weight} needs a reference to align by; add "
-                "--guided_alignment=ibm1 or a file of links, or remove it"
-            )
-        return model
-    if not model.can_be_guided:
-        raise InputError(
-            f"--guided_alignment trains a head of attention, which architecture "
-            f"{model.architecture} cannot; remove it, or choose another --architecture"
-        )
-    return model.replace(alignment_head=True) if hasattr(model, "alignment_head") else model
 
 
 def option_names() -> set[str]:

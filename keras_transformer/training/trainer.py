@@ -550,8 +550,7 @@ def distributed(
     worker = worker_of(strategy)
     shard, replicas = (worker.index, worker.count), strategy.num_replicas_in_sync
     dataset = to_dataset(
-        functools.partial(make_batches, corpus, shard=shard, replicas=replicas, **options),
-        has_alignment=corpus.alignment is not None,
+        functools.partial(make_batches, corpus, shard=shard, replicas=replicas, **options)
     )
     if worker.count > 1:
         return strategy.distribute_datasets_from_function(lambda context: dataset)

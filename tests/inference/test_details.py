@@ -9,7 +9,6 @@ import pytest
 from keras_transformer.config import (
     RecurrentConfig,
     SearchConfig,
-    TransformerConfig,
     UniversalConfig,
 )
 from keras_transformer.data import Shortlist, TokenizedCorpus
@@ -67,7 +66,7 @@ def test_details_equal_score_and_attention(make_translator, translator, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["recurrent", "universal", "ensemble", "aligned"])
+@pytest.mark.parametrize("kind", ["recurrent", "universal", "ensemble"])
 def test_details_of_other_models_equal_score_and_attention(trained, kind):
     model, source, target = trained
     sizes = dict(vocabulary_size=source.size, model_dim=16, dropout=0.0)
@@ -76,10 +75,6 @@ def test_details_of_other_models_equal_score_and_attention(trained, kind):
         other = type(model)(model.config)
         other.set_weights([0.9 * each for each in model.get_weights()])
         model = Ensemble([model, other])
-    elif kind == "aligned":
-        heads = dict(**sizes, num_heads=2, feed_forward_dim=16, alignment_head=True)
-        configs = TransformerConfig(**heads, num_layers=3), UniversalConfig(**heads, num_steps=2)
-        model = Ensemble(list(map(build_model, configs)))
     elif kind == "recurrent":
         model = build_model(RecurrentConfig(**sizes, num_layers=1, hidden_dim=16))
     else:

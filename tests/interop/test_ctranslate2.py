@@ -257,9 +257,8 @@ def test_quantized_model_is_smaller_and_translates(
         np.testing.assert_array_equal(old, new)
 
 
-@pytest.mark.parametrize("changes", [{}, {"alignment_head": True, "num_layers": 3}])
-def test_attention_is_the_mean_or_the_head_that_aligns(load, vocabulary, changes):
-    model = make_model(SMALL.replace(**changes))
+def test_attention_is_the_mean_of_the_last_layers_heads(load, vocabulary):
+    model = make_model(SMALL)
     (ids,) = some_ids(6)
     (result,) = load(model, vocabulary).translate_batch(
         [vocabulary.pieces(ids)], beam_size=1, return_attention=True, max_decoding_length=1

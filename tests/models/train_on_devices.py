@@ -4,7 +4,7 @@
 
 A way is DEVICES-PARTS-COMPILER-LOSS, such as 2-1-plain-ours: mirrored replicas ("workers" for those
 of TF_CONFIG), accumulated parts of a batch, plain or xla, ours, keras, ponder: ours and the cost of
-a Universal Transformer, guided: ours and that of guided alignment, recurrent: ours of a recurrent
+a Universal Transformer, recurrent: ours of a recurrent
 model, by gradient descent, or spoiled: ours in float16, with one sentence whose loss is infinite.
 Each leaves its weights and its metrics in FOLDER/WAY.npz. Devices can be split only before
 TensorFlow starts, and a process remembers the collective operations of one number of replicas and
@@ -30,7 +30,6 @@ UPDATES, ROWS = 20, 8
 SIZES = dict(vocabulary_size=11, model_dim=16, feed_forward_dim=32, num_heads=2, dropout=0.0)
 CONFIG = TransformerConfig(**SIZES, num_layers=1)
 CONFIGS = {
-    "guided": TransformerConfig(**SIZES, num_layers=2, alignment_head=True),
     "ponder": UniversalConfig(**SIZES, num_steps=3, halting_bias=0.0, ponder_weight=0.1),
     "recurrent": RecurrentConfig(vocabulary_size=11, model_dim=16, hidden_dim=12, dropout=0.0),
 }
@@ -44,11 +43,10 @@ class SpoiledLoss(SmoothedCrossEntropy):
         return super().call(y_true, y_pred) * tf.where(is_spoiled, float("inf"), 1.0)
 
 
-def batches(is_guided: bool = False) -> Iterator[Any]:
+def batches() -> Iterator[Any]:
     """Yields sentences of 1 to 9 tokens; the last batch fills the first two of eight rows.
 
-    Each token is aligned with one of the first five of the source, if it is to be. The last row of
-    the batch in the middle is nine times the token 4.
+    The last row of the batch in the middle is nine times the token 4.
     """
     random = np.random.default_rng(1)
     for update in range(UPDATES):
@@ -61,17 +59,13 @@ def batches(is_guided: bool = False) -> Iterator[Any]:
             labels[-1], lengths[-1] = 4, 9
         source = np.where(lengths > 0, random.integers(3, 11, size=(ROWS, 6)), 0)
         target = np.pad(labels[:, :-1], ((0, 0), (1, 0)), constant_values=2)
-        inputs = {"source": source, "target": target}
-        if is_guided:
-            inputs["alignment"] = np.where(labels > EOS_ID, 1 + labels % 5, 0)
-        yield inputs, labels
+        yield {"source": source, "target": target}, labels
 
 
-def dataset(strategy: tf.distribute.Strategy, is_guided: bool) -> Any:
+def dataset(strategy: tf.distribute.Strategy) -> Any:
     ids = tf.TensorSpec([None, None], tf.int32)
-    names = ["source", "target", *["alignment"] * is_guided]
     whole = tf.data.Dataset.from_generator(
-        lambda: batches(is_guided), output_signature=(dict.fromkeys(names, ids), ids)
+        batches, output_signature=({"source": ids, "target": ids}, ids)
     )
     if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         return whole
@@ -132,7 +126,7 @@ def train(way: str, workers: tf.distribute.Strategy | None) -> dict[str, Any]:
         on_train_batch_end=lambda batch, logs: shown.append([logs["loss"], logs["accuracy"]])
     )
     history = model.fit(
-        dataset(strategy, loss == "guided"),
+        dataset(strategy),
         steps_per_epoch=UPDATES,
         shuffle=False,
         verbose=0,

@@ -347,12 +347,6 @@ def test_options_of_learning_contradict_a_vocabulary(options, message):
         new_configs(text | options)
 
 
-def test_guided_alignment_needs_its_head():
-    text = {"train_source": "a", "train_target": "b", "guided_alignment": "ibm1"}
-    with pytest.raises(InputError, match="remove --noalignment_head"):
-        new_configs(text | {"alignment_head": False})
-
-
 def test_changed_stop_metric_must_exist():
     configs = new_configs({"train_source": "a", "train_target": "b"})
     with pytest.raises(InputError, match="stop_metric must be one of"):
