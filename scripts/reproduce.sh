@@ -42,12 +42,13 @@ no_such_row() {
 }
 
 # Flags of train.py and evaluate.py, further files to evaluate on, and the figure of the table.
-task=() evaluate=() further=() metric="exact match"
+module=() task=() evaluate=() further=() metric="exact match"
 case "$row" in
   scan-*)  # Lake and Baroni 2018; positions and Universal Transformer as in Csordas et al. 2021
     IFS=- read -r _ split model <<< "$row"
     train="$(file "tasks_train_$split.txt")"
     test="$(file "tasks_test_$split.txt")"
+    module=(--user_module=examples/semantic_parsing.py)
     task=(--task=semantic_parsing --train_file="$train" --test_file="$test" --label_smoothing=0
       --train_steps=3000 --checkpoint_steps=500 --average_last=1 --clip_norm=1)
     transformer=(--preset=tiny --num_layers=3 --feed_forward_dim=256 --num_heads=8 --dropout=0.1
@@ -70,6 +71,7 @@ case "$row" in
     train="$(file "${language}_large.train")"
     dev="$(file "$language.dev")"
     test="$(file "$language.test")"
+    module=(--user_module=examples/inflection.py)
     task=(--task=inflection --train_file="$train" --dev_file="$dev" --test_file="$test"
       --num_layers=4 --model_dim=256 --feed_forward_dim=1024 --num_heads=4 --dropout=0.3
       --norm_position=pre --label_smoothing=0.1 --learning_rate=0.001 --schedule=inverse_sqrt
@@ -99,6 +101,7 @@ case "$row" in
     dev="$(file dev.tsv)"
     in_distribution="$(file test.tsv)"
     test="$(file gen.tsv)"
+    module=(--user_module=examples/semantic_parsing.py)
     task=(--task=semantic_parsing --train_file="$train" --dev_file="$dev" --test_file="$test"
       --num_layers=2 --model_dim=512 --feed_forward_dim=512 --num_heads=4 --dropout=0.1
       --batch_sentences=128 --batch_tokens=65536 --max_length=512 --learning_rate=0.0001
@@ -141,6 +144,7 @@ case "$row" in
 esac
 
 run() {  # a script; with DRY_RUN its command is printed
+  set -- "$@" ${module[@]+"${module[@]}"}  # an empty array is an unset variable in macOS's bash
   if [ -z "${DRY_RUN:-}" ]; then
     .venv/bin/python "scripts/$1" "${@:2}"
   else
@@ -160,7 +164,6 @@ for seed in ${seeds//,/ }; do
   folders+="${folders:+,}$folder"
   run train.py --run_dir="$folder" --seed="$seed" "${task[@]}"
   run plot_run.py "$folder" --output="$folder/curve.png"
-  # An empty array is an unset variable in the bash of macOS.
   report="$(run evaluate.py --run_dir="$folder" ${evaluate[@]+"${evaluate[@]}"})"
   printf '%s\n' "$report"
   reports+="$report"$'\n'

@@ -197,7 +197,7 @@ MINIMA = {
         4: "vocabulary_size target_vocabulary_size",
         1: "num_layers decoder_layers model_dim feed_forward_dim num_heads key_dim value_dim "
         "max_positions max_relative_distance encoder_attention_window decoder_attention_window",
-        0: "first_position max_position_offset norm_epsilon unpositioned_tokens",
+        0: "first_position max_position_offset norm_epsilon",
     },
     RecurrentConfig: {1: "num_layers hidden_dim attention_dim"},
     UniversalConfig: {1: "num_steps", 0: "ponder_weight"},

@@ -17,7 +17,6 @@ from keras_transformer.config import SearchConfig, check_options
 from keras_transformer.errors import InputError
 from keras_transformer.files import replace_control_characters, write_atomically
 from keras_transformer.tasks import Task, get_task, registered_tasks
-from keras_transformer.tasks.task import ExactMatchTask
 
 if TYPE_CHECKING:
     from keras_transformer.data import ParallelText
@@ -135,8 +134,6 @@ def _answer(run_dirs: str) -> "Evaluated":
         )
     task = configs.task.replace(**options)
     text = _read_pairs(task) or read_test_text(configs.corpora, _SPLIT.value, task)
-    if isinstance(task, ExactMatchTask):
-        task.categories(text.source)  # reports a wrong file before translating
     search = configs._replace(task=task).search_config(given)
     shortlist = common.load_shortlist(found, search)
     translator = Translator(*common.load_translator(found), search, task=task, shortlist=shortlist)

@@ -420,11 +420,6 @@ class TransformerConfig(TransformerLayersConfig):
         "as in fairseq.",
     )
     source_eos: bool = option(True, "Let the encoder read the EOS that ends each source.")
-    unpositioned_tokens: int = option(
-        0,
-        "Tokens without a position among those of the source: the first so many of its vocabulary "
-        "after the reserved ones. A task sets it, for example inflection for its features.",
-    )
     encoder_attention_window: int | None = option(
         None, "Tokens that a source token attends to, itself in the middle; odd. Default: all."
     )
@@ -440,12 +435,6 @@ class TransformerConfig(TransformerLayersConfig):
             1, "num_layers", "decoder_layers", "encoder_attention_window",
             "decoder_attention_window",
         )  # fmt: skip
-        self._check_at_least(0, "unpositioned_tokens")
-        if self.unpositioned_tokens and self.attention_positions is not None:
-            raise InputError(
-                f"unpositioned_tokens cannot be combined with {self.positions} positions, which "
-                "are distances; set it to 0"
-            )
         if not self.share_positions and self.positions != "learned":
             raise InputError(
                 f"share_positions False needs positions learned, got {self.positions}; remove it"

@@ -139,7 +139,6 @@ def _check(model: Any, source: Vocabulary, target: Vocabulary) -> None:
         "encoder_attention_window": config.encoder_attention_window,
         "decoder_attention_window": config.decoder_attention_window,
         "positions": config.attention_positions,
-        "unpositioned_tokens": config.unpositioned_tokens or None,
     }
     if any(getattr(layer, "quantization_mode", None) for layer in model._flatten_layers()):
         raise InputError(

@@ -348,7 +348,6 @@ def _obstacles(model: Any, source: Vocabulary, target: Vocabulary) -> list[str]:
         f"norm_epsilon {config.norm_epsilon}": config.norm_epsilon > 2 * _NORM_EPSILON,
         f"positions {config.positions}": config.positions not in ("sinusoidal", "halves"),
         f"first_position {config.first_position}": config.first_position,
-        f"unpositioned_tokens {config.unpositioned_tokens}": config.unpositioned_tokens,
         f"key_dim {config.key_dim}": config.key_dim not in (None, head_dim),
         f"value_dim {config.value_dim}": config.value_dim not in (None, head_dim),
         f"encoder_attention_window {config.encoder_attention_window}": (

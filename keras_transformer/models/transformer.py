@@ -14,7 +14,6 @@ from keras import ops
 
 from keras_transformer.config import (
     EOS_ID,
-    NUM_RESERVED,
     PAD_ID,
     TransformerConfig,
     TransformerLayersConfig,
@@ -192,19 +191,6 @@ class Transformer(Seq2SeqModel):
             x = getattr(self, f"{side}_norm")(x)
         return getattr(self, f"{side}_dropout")(x, training=training)
 
-    def _source_positions(self, source: Tensor, offset: Tensor | int) -> Tensor | None:
-        """Returns the positions of source ids [B, S]; None for 0 to S - 1.
-
-        The first `unpositioned_tokens` ids after the reserved ones, such as features, are all at 0,
-        and the others count from 1 (Wu et al. 2021, 2.2).
-        """
-        if not self.config.unpositioned_tokens:
-            return shifted_positions(source, offset)
-        end = NUM_RESERVED + self.config.unpositioned_tokens
-        has_position = (source < NUM_RESERVED) | (source >= end)
-        positions = ops.cumsum(ops.cast(has_position, "int32"), axis=1)
-        return ops.where(has_position, positions, 0) + offset
-
     def _encode(
         self,
         source: Tensor,
@@ -214,7 +200,7 @@ class Transformer(Seq2SeqModel):
         scores: bool = False,
     ) -> tuple[Tensor, list[Tensor] | None]:
         """Returns the memory [B, S, D] and, if asked for, each layer's attention [B, H, S, S]."""
-        x = self._embed("source", source, self._source_positions(source, offset), training)
+        x = self._embed("source", source, shifted_positions(source, offset), training)
         options = dict(training=training, return_attention_scores=scores)
         memory, weights = with_scores(self.encoder(x, padding_mask=source_mask, **options))
         return memory, weights

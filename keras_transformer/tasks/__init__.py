@@ -3,10 +3,8 @@
 A new task is a subclass of `Task` in its own file, with the decorator `register_task`.
 """
 
-from keras_transformer.tasks.inflection import InflectionTask
 from keras_transformer.tasks.parsing import ParsingTask
 from keras_transformer.tasks.pronunciation import PronunciationTask
-from keras_transformer.tasks.semantic_parsing import SemanticParsingTask
 from keras_transformer.tasks.task import (
     VALIDATION_METRICS,
     Metric,
@@ -19,11 +17,9 @@ from keras_transformer.tasks.translation import TranslationTask
 
 __all__ = [
     "VALIDATION_METRICS",
-    "InflectionTask",
     "Metric",
     "ParsingTask",
     "PronunciationTask",
-    "SemanticParsingTask",
     "Task",
     "TranslationTask",
     "get_task",

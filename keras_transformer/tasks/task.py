@@ -1,13 +1,12 @@
 """The contract between a task and the rest of the package, and the registry of tasks."""
 
 import abc
-import collections
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from keras_transformer.config import DataConfig, JsonConfig, ModelConfig, SearchConfig, split_list
+from keras_transformer.config import DataConfig, JsonConfig, SearchConfig, split_list
 from keras_transformer.errors import InputError, NotRegisteredError, check_choice
 from keras_transformer.files import Path, read_lines
 
@@ -193,10 +192,6 @@ class Task(JsonConfig, abc.ABC):
         """
         return []
 
-    def model_config(self, config: ModelConfig, source: "Vocabulary") -> ModelConfig:
-        """Returns the configuration of a new model, where it depends on the vocabulary."""
-        return config
-
     # Searching
 
     def search_config(self, changes: Mapping[str, Any] | None = None) -> SearchConfig:
@@ -316,73 +311,6 @@ def share_equal(outputs: Sequence[str], references: Sequence[str]) -> float:
     """Returns the share of outputs that equal their references, in 0..1."""
     pairs = zip(outputs, references, strict=True)
     return sum(output == reference for output, reference in pairs) / len(outputs)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ExactMatchTask(Task):
-    """A task whose answers are right or wrong: the share that is right, also by category."""
-
-    metric = Metric("exact_match", "exact match")
-
-    @abc.abstractmethod
-    def categories(self, sources: Sequence[str]) -> list[str]:
-        """Returns the category of each source text; none for an evaluation without categories."""
-
-    def normalize(self, text: str) -> str:
-        """Returns the form in which an answer and its reference are compared."""
-        return text
-
-    def evaluate(
-        self, outputs: Sequence[str], references: Sequence[str], sources: Sequence[str]
-    ) -> dict[str, Any]:
-        """Returns "exact_match" in 0..100, and that of each category; see `Task.evaluate`."""
-        is_right = self._are_right([[output] for output in outputs], references)
-        by_category: dict[str, list[bool]] = collections.defaultdict(list)
-        for name, each in zip(self.categories(sources), is_right, strict=False):
-            by_category[name].append(each)
-        return {
-            "exact_match": _percent(is_right),
-            "categories": {
-                name: {"exact_match": _percent(some), "count": len(some)}
-                for name, some in sorted(by_category.items())
-            },
-        }
-
-    def evaluate_n_best(
-        self, n_best: Sequence[Sequence[str]], references: Sequence[str], sources: Sequence[str]
-    ) -> dict[str, Any]:
-        """Returns how many lists contain the reference, in 0..100."""
-        return {"exact_match": _percent(self._are_right(n_best, references))}
-
-    def evaluate_each(
-        self, outputs: Sequence[str], references: Sequence[str], sources: Sequence[str]
-    ) -> list[dict[str, Any]]:
-        outputs, references = (list(map(self.normalize, texts)) for texts in (outputs, references))
-        return super().evaluate_each(outputs, references, sources)
-
-    def measure(
-        self, outputs: Sequence[str], references: Sequence[str], sources: Sequence[str]
-    ) -> float:
-        """Returns the share that is right, in 0..100; training needs no categories."""
-        answers = self.postprocess(outputs, sources)
-        return _percent(self._are_right([[answer] for answer in answers], references))
-
-    def _are_right(self, n_best: Sequence[Sequence[str]], references: Sequence[str]) -> list[bool]:
-        return [
-            self.normalize(reference) in map(self.normalize, answers)
-            for answers, reference in zip(n_best, references, strict=True)
-        ]
-
-    def report(self, results: Mapping[str, Any]) -> dict[str, str]:
-        """Returns the share of all, and of each category with its size, by label."""
-        return {"exact match": f"{results['exact_match']:.2f} %"} | {
-            f"  {name}": f"{part['exact_match']:.2f} % of {part['count']:,}"
-            for name, part in results["categories"].items()
-        }
-
-
-def _percent(is_right: Sequence[bool]) -> float:
-    return 100 * sum(is_right) / len(is_right)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -235,8 +235,6 @@ class RunDirectory:
                 say("Preparing the vocabulary ...")
                 vocabularies = make_vocabularies(configs.corpora, configs.task, say)
                 configs = configs.with_vocabulary_sizes(*(each.size for each in vocabularies))
-                model = configs.task.model_config(configs.model, vocabularies[0])
-                configs = configs._replace(model=model)
             corpus = tokenized(*vocabularies)
             self.write(configs, *vocabularies, weights)
             return corpus

@@ -8,8 +8,11 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 
 import pytest
+
+from keras_transformer.tasks import task
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _SCAN = _ROOT / "tests" / "data" / "scan"
@@ -19,6 +22,17 @@ _FILES = (
     "{arm_e,dut,fre,geo,hbs_latn,hun,jpn_hira,vie_hanoi}_{train,dev,test}.tsv "
     "{train,dev,test,gen}.tsv {train,valid,test.2016}.{en,de,fr}"
 )
+
+
+@pytest.fixture(autouse=True)
+def tasks_of_examples(monkeypatch, tmp_path):
+    """The tasks that a row loads are gone after a test, which runs beside a link to them."""
+    monkeypatch.setattr(task, "_TASKS", dict(task._TASKS))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "examples").symlink_to(_ROOT / "examples")
+    yield
+    for path in (_ROOT / "examples").glob("*.py"):
+        sys.modules.pop(path.stem, None)
 
 
 def bash(*arguments, cwd=_ROOT, **environment):

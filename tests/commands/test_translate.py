@@ -346,7 +346,7 @@ def test_evaluate_takes_a_split_of_its_own_text_only(evaluate, refused, texts, t
 def test_evaluate_needs_sentences(call, refused, tmp_path):
     (tmp_path / "blank").write_text("\n")
     answers, file = f"--answers={tmp_path}/blank", f"--file={tmp_path}/blank"
-    result = call("evaluate.py", "--task=inflection", answers, file)
+    result = call("evaluate.py", "--task=pronunciation", answers, file)
     refused(result, "there is no sentence to evaluate on in", "blank")
 
 

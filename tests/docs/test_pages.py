@@ -139,7 +139,7 @@ def test_other_tasks(run_page, tmp_path):
         trees = (f"(S (NP (NNS {noun.replace(' ', ') (NNS ')})))\n" for noun in nouns)
         (tmp_path / f"{split}.mrg").write_text("".join(trees), encoding="utf-8")
         (tmp_path / f"{split}.txt").write_text("\n".join(nouns) + "\n", encoding="utf-8")
-    for guide in ("pronunciation", "parsing", "inflection"):
+    for guide in ("pronunciation", "parsing"):
         run_page(f"docs/guides/{guide}.md", tmp_path, short=_ONE_LAYER_AND_SHORT)
     assert len((tmp_path / "test.tsv").read_text().splitlines()) == 1 + 4
 

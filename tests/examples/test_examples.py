@@ -2,10 +2,8 @@
 
 import itertools
 import json
-import os
 import pathlib
 import runpy
-import subprocess
 import sys
 
 import pytest
@@ -49,24 +47,3 @@ def test_python_alone_trains_and_exports(run, tmp_path):
     output = run("train_and_export", tmp_path / "work")
     assert "a small red tree -> ein kleiner roter Baum (" in output
     assert (tmp_path / "work" / "export" / "1" / "saved_model.pb").is_file()
-
-
-def test_own_task_trains_by_its_own_metric(tmp_path):
-    def call(*arguments, stdin=""):  # in processes of their own, where the task registers itself
-        command = [sys.executable, *map(str, arguments)]
-        options = dict(cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(_EXAMPLES.parent)})
-        done = subprocess.run(command, input=stdin, capture_output=True, text=True, **options)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    module, scripts = _EXAMPLES / "reverse_words.py", _EXAMPLES.parent / "scripts"
-    call(module, "lines.tsv")
-    trained = call(
-        scripts / "train.py", "--run_dir=run", f"--user_module={module}", "--task=reverse_words",
-        "--preset=rnn-tiny", "--train_file=lines.tsv", "--dev_file=lines.tsv",
-        "--learning_rate=0.003", "--warmup_steps=20", "--train_steps=40", "--checkpoint_steps=20",
-    )  # fmt: skip
-    assert "words in place" in trained
-    answer = call(scripts / "translate.py", "--run_dir=run", f"--user_module={module}",
-                  stdin="one two\n")  # fmt: skip
-    assert len(answer.splitlines()) == 1

@@ -155,7 +155,7 @@ def refuse(reason, model, vocabulary, folder):
 def test_all_obstacles_are_listed_in_one_line(vocabulary, tmp_path):
     values = {
         "norm_position": "pre", "norm_form": "sigma", "norm_epsilon": 0.01, "positions": "learned",
-        "first_position": 1, "unpositioned_tokens": 2, "key_dim": 8, "value_dim": 3,
+        "first_position": 1, "key_dim": 8, "value_dim": 3,
         "encoder_attention_window": 3, "decoder_attention_window": 5,
     }  # fmt: skip
     model = Transformer(SMALL.replace(**values, embedding_norm=True, source_eos=False))

@@ -1,0 +1,130 @@
+"""Tasks of one file: they read their files, count by category, train and answer by command."""
+
+import importlib
+import json
+import pathlib
+import sys
+
+import pytest
+import tensorflow as tf
+
+from keras_transformer.config import DataConfig
+from keras_transformer.errors import InputError
+from keras_transformer.tasks import task as task_module
+from keras_transformer.training.prepare import make_vocabularies
+
+_EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
+_DATA = pathlib.Path(__file__).parents[1] / "data"
+_SIZES = ("--num_layers=1", "--model_dim=32", "--feed_forward_dim=64", "--num_heads=2",
+          "--train_steps=20", "--checkpoint_steps=20", "--warmup_steps=5",
+          "--batch_tokens=500")  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def path_to_examples(monkeypatch):
+    """The tasks that a test loads are gone afterwards."""
+    monkeypatch.setattr(task_module, "_TASKS", dict(task_module._TASKS))
+    monkeypatch.setattr(sys, "path", [*sys.path, str(_EXAMPLES)])
+    yield
+    for name in ("inflection", "semantic_parsing"):
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def inflection(path_to_examples):
+    return importlib.import_module("inflection")
+
+
+@pytest.fixture
+def semantic_parsing(path_to_examples):
+    return importlib.import_module("semantic_parsing")
+
+
+def test_inflection_reads_lemmas_features_and_forms(inflection, tmp_path):
+    (tmp_path / "deu").write_text(" Hund \t Hundes \tN;;SG;\n\ngo out\twent out\tV;PST\n")
+    assert list(inflection.InflectionFile(tmp_path / "deu")) == [
+        ("Hund ;N ;SG", "Hundes"), ("go out ;V ;PST", "went out"),
+    ]  # fmt: skip
+    texts = ["go out\tV;PST", "go out\t V ; PST", "go out ;V ; ;PST ;"]
+    found = inflection.Inflection().read_text(tf.constant(texts)).numpy().tolist()
+    assert found == [b"go out ;V ;PST"] * 3
+    (tmp_path / "answers").write_text("Hund\tHundes\tN;GEN\nHunde\n\n")
+    answers = inflection.Inflection().read_answers(tmp_path / "answers")
+    assert answers == ["Hundes", "Hunde", ""]
+
+
+def test_tokens_are_characters_and_features(inflection):
+    task = inflection.Inflection()
+    data = DataConfig(train_file=str(_DATA / "inflection" / "kat.train"), **task.default_data)
+    source, target = make_vocabularies(data, task)
+    assert source is target
+    (ids,) = source.encode(["სუფლე ;N ;ERG ;SG"])
+    assert source.pieces(ids) == [*"▁სუფლე", "▁;N", "▁;ERG", "▁;SG"]
+    with pytest.raises(InputError, match="one vocabulary for both sides, in which each feature"):
+        task.check_data(data.replace(target_level="bpe"))
+
+
+def test_forms_are_counted_by_overlap_as_the_shared_task_does(inflection, tmp_path):
+    (tmp_path / "train").write_text("walk\twalked\tV;PST\nsing\tsings\tV;SG;3\n")
+    task = inflection.Inflection(overlap_with=str(tmp_path / "train"))
+    sources = ["walk ;V ;SG ;3", "walk ;V ;PTCP", "go\tV;PST", "go ;N ;PL", ""]
+    results = task.evaluate(
+        ["\u00e9t\u00e9", "x", "went", "goes", "x"],
+        ["e\u0301te\u0301", "walking", "went", "goes", "sees"], sources,
+    )  # fmt: skip
+    categories = {"both": 1.0, "feats": 1.0, "lemma": 0.0, "unseen": 0.5}
+    assert results == {"exact_match": 0.6, "categories": categories}
+    assert task.report(results)["unseen"] == "50.00 %"
+    assert inflection.Inflection().evaluate(["a"], ["a"], ["a ;N"])["categories"] == {}
+
+
+def test_commands_and_logical_forms_are_counted_by_category(semantic_parsing):
+    scan = list(semantic_parsing.SemanticParsingFile(_DATA / "scan" / "simple.train.txt"))
+    assert ("walk", "I_WALK") in scan
+    path = _DATA / "cogs" / "gen.tsv"
+    sources, references, names = zip(*semantic_parsing.read_columns(path), strict=True)
+    task = semantic_parsing.SemanticParsing(categories_of=str(path))
+    results = task.evaluate(["", *references[1:]], references, sources)
+    assert results["exact_match"] == pytest.approx(41 / 42)
+    assert results["categories"].pop(names[0]) == 0.5
+    assert set(results["categories"].values()) == {1.0}
+
+
+@pytest.mark.parametrize(
+    ("module", "reader", "line"),
+    [
+        *(("inflection", "InflectionFile", line) for line in
+          ("Hund\tHundes", "a\t\tN", "a\tb\tN\tX", "a;\tb\tN", "Hund\tN;GEN;SG\tHundes")),
+        *(("semantic_parsing", "SemanticParsingFile", line) for line in
+          ("IN: walk", "walk\tWALK", "a\t\tb")),
+    ],
+)  # fmt: skip
+def test_malformed_line_is_reported(request, tmp_path, module, reader, line):
+    (tmp_path / "file").write_text(f"\n{line}\n")
+    with pytest.raises(InputError, match="line 2: expected ") as caught:
+        list(getattr(request.getfixturevalue(module), reader)(tmp_path / "file"))
+    assert f"got {line!r}" in str(caught.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "train", "test", "option", "source"),
+    [
+        ("inflection", "inflection/kat.train", "inflection/kat.test", "overlap_with",
+         "სუფლე\tN;ERG;SG\n"),
+        ("semantic_parsing", "cogs/gen.tsv", "cogs/gen.tsv", "categories_of", "A dog slept .\n"),
+    ],
+)  # fmt: skip
+def test_task_of_one_file_works_by_command(call, tmp_path, name, train, test, option, source):
+    own = (f"--run_dir={tmp_path}/run", f"--user_module={_EXAMPLES / name}.py")
+    files = (f"--train_file={_DATA / train}", *(f"--{split}_file={_DATA / test}"
+                                                for split in ("dev", "test")))  # fmt: skip
+    result = call("train.py", *own, f"--task={name}", *files, *_SIZES)
+    assert result.code == 0, result.err
+    assert "exact match" in result.out
+    result = call(
+        "evaluate.py", *own, f"--{option}={_DATA / train}", "--json", "--max_extra_length=9"
+    )
+    assert 0 <= json.loads(result.out)["exact_match"] <= 1
+    assert json.loads(result.out)["categories"]
+    assert len(call("translate.py", *own, stdin=source.encode()).out.splitlines()) == 1
