@@ -5,7 +5,6 @@
     python scripts/benchmark.py train --check
     python scripts/benchmark.py decode --presets=tiny
     python scripts/benchmark.py decode --presets= --run_dir=runs/multi30k --sentences=test.en
-    python scripts/benchmark.py clients --exports=exports/mine --sentences=test.en
     python scripts/benchmark.py plan --pairs=1000000000
     python scripts/benchmark.py layers --plot=layers.png
 
@@ -13,14 +12,10 @@ train: real target tokens a second of whole training steps, ours and those of Py
 nn.Transformer or nn.LSTM (if torch is installed) in the same precisions: with default settings,
 with freed memory kept, and with torch.compile.
 decode: sentences a second and latency, from ids to ids, of beam search with 4 hypotheses: our
-exports as a plain graph, with the session.config that is exported, with XLA and with the default
-search, and CTranslate2 with the same weights in float32 and int8, if it is installed. Random
-weights translate random sentences to a forced length, or to the lengths of a test set; the model of
-a training run translates the test set.
+exports as a plain graph, with XLA and with the default search, and CTranslate2 with the same
+weights in float32 and int8, if it is installed. Random weights translate random sentences to a
+forced length, or to the lengths of a test set; the model of a training run translates the test set.
 Each engine works as one worker with all cores and as workers with one core each.
-clients: sentences a second and latency of clients that send single sentences to an export at the
-same time, in a plain session and with its session.config, without batching and with that of
-TensorFlow Serving's scheduler.
 plan: time and memory of planning an epoch over made-up lengths, 16 bytes a pair on disk.
 layers: Table 1 of the paper: time, peak memory and operations of one layer over the length n, how
 they grow, sequential operations and path lengths as measured beside the table's, and from which n
@@ -42,7 +37,7 @@ from typing import Any
 
 from absl import flags
 
-from benchmarks import clients, decoding, training
+from benchmarks import decoding, training
 from benchmarks.engines import Row, Verdict, table
 from keras_transformer.commands import common
 from keras_transformer.commands.main import run
@@ -83,21 +78,6 @@ _CHECKPOINT = flags.DEFINE_string(
 _SENTENCES = flags.DEFINE_string(
     "sentences", None, "Test set to decode, a sentence a line; random weights take its lengths."
 )
-_EXPORTS = flags.DEFINE_list("exports", None, "Folders of exported models (clients).")
-_SESSIONS = flags.DEFINE_list(
-    "sessions",
-    list(clients.SESSIONS),
-    "How the model runs: plain, as a server does by default, or with the export's session.config.",
-)
-_BATCHING = flags.DEFINE_list(
-    "batching",
-    ["none", "file"],
-    "How requests are merged: none; file, as the export's batching_parameters.txt has it; or "
-    "64x2000x2, which is max_batch_size x batch_timeout_micros x num_batch_threads.",
-)
-_CLIENTS = flags.DEFINE_list(
-    "clients", ["1", "2", "4", "8", "16", "32", "64"], "How many clients at the same time."
-)
 _PAIRS = flags.DEFINE_integer("pairs", 10**7, "Sentence pairs to plan.", lower_bound=1)
 _WHOLE_EPOCH = flags.DEFINE_boolean("whole_epoch", False, "Plan all batches, not only the first.")
 _ROUNDS = flags.DEFINE_integer("rounds", 10, "Turns of each engine.", lower_bound=1)
@@ -129,7 +109,6 @@ def main(arguments: list[str]) -> None:
     commands: dict[str, Callable[[], None]] = {
         "train": _train,
         "decode": _decode,
-        "clients": _clients,
         "plan": _plan,
         "layers": _layers,
     }
@@ -141,7 +120,6 @@ def main(arguments: list[str]) -> None:
     own = {
         "train": (_PRECISIONS, _BATCHES, _DATA_DIR, _INPUT_PIPELINE),
         "decode": (_RUN_DIR, _CHECKPOINT, _SENTENCES),
-        "clients": (_EXPORTS, _SESSIONS, _BATCHING, _CLIENTS, _SENTENCES),
         "plan": (_PAIRS, _WHOLE_EPOCH),
         "layers": (_LENGTHS, _DIM, _WINDOW, _PLOT),
     }
@@ -203,19 +181,6 @@ def _decode() -> None:
                     yield list(decoding.measure(preset, sentences, models, **options))
 
     _report(decoding.check(_show(groups())))
-
-
-def _clients() -> None:
-    if not _EXPORTS.value or _SENTENCES.value is None:
-        raise InputError("clients needs --exports, folders of export, and --sentences, a file")
-    for text in _CLIENTS.value:
-        if not text.isdecimal() or int(text) < 1:
-            raise InputError(f"--clients must be positive numbers, got {text!r}; use 1,16,64")
-    _check_choices(_SESSIONS, clients.SESSIONS)
-    counts = [int(text) for text in _CLIENTS.value]
-    cases = (_EXPORTS.value, _SESSIONS.value, _BATCHING.value, counts)
-    group = clients.measure(*cases, _SENTENCES.value, cores=_cores(), **_rounds())
-    _report(clients.check(_show([list(group)])))
 
 
 def _plan() -> None:

@@ -26,19 +26,14 @@ _FORMAT_FILES = {
 }
 
 BATCHING_FILE = "batching_parameters.txt"
-SESSION_FILE = "session.config"
 _MODELS_FILE = "models.config"
 _MOST_SENTENCES = 64  # of a batch
 
-_FLAGS = (
-    "--enable_batching --batching_parameters_file=<this file> "
-    "--tensorflow_session_config_file=<session.config>"
-)
 _BATCHING = """\
 # Requests that arrive at the same time are translated together. The values below suit two cores,
 # in a server that is started with TF_ENABLE_ONEDNN_OPTS=0 in its environment and the flags
 #
-# {flags}
+# --enable_batching --batching_parameters_file=<this file>
 #
 # Each core works on its own batch: set num_batch_threads to the number of cores.
 
@@ -60,19 +55,6 @@ max_enqueued_batches {{ value: 64 }}
 
 # Do not set pad_variable_length_inputs: no signature needs it, and with it a request of wrong rank
 # crashes the server. Without it the requests of its batch fail, and the package's client retries.
-"""
-
-# For --tensorflow_session_config_file.
-SESSION_CONFIG = """\
-# For servers without a GPU. A step of the search is several hundred small operations; one thread
-# starts those of a request one after the other, which is faster than handing them to a pool. Other
-# requests have threads of their own.
-experimental { executor_type: "SINGLE_THREADED_EXECUTOR" }
-# Operations run in the thread of their request,
-inter_op_parallelism_threads: -1
-# and each in one thread. With the number of cores a request that is alone gets its answer sooner,
-# and a busy server answers fewer.
-intra_op_parallelism_threads: 1
 """
 
 # For --model_config_file.
@@ -232,12 +214,9 @@ def write_server_files(folder: pathlib.Path, name: str, largest_batch: int) -> N
         OSError: they cannot be written.
     """
     files = {
-        BATCHING_FILE: _BATCHING.format(
-            flags=_FLAGS, most_sentences=max(largest_batch, _MOST_SENTENCES)
-        ),
+        BATCHING_FILE: _BATCHING.format(most_sentences=max(largest_batch, _MOST_SENTENCES)),
         _MODELS_FILE: _MODELS.format(name=name),
         "monitoring.config": _MONITORING,
-        SESSION_FILE: SESSION_CONFIG,
     }
     for file, content in files.items():
         if not (folder / file).exists():

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 # from step to step of the plain graph.
 ENGINES: dict[str, dict[str, str]] = {
     "ours": {"TF_ENABLE_ONEDNN_OPTS": "0"},
-    "ours_session": {"TF_ENABLE_ONEDNN_OPTS": "0"},  # with the exported session.config
     "ours_xla": {"XLA_FLAGS": "--xla_cpu_prefer_vector_width=512"},
     "ours_default": {"TF_ENABLE_ONEDNN_OPTS": "0"},  # the search that users get
     "ours_shortlist": {"TF_ENABLE_ONEDNN_OPTS": "0"},
@@ -44,7 +43,7 @@ ENGINES: dict[str, dict[str, str]] = {
 }
 # The engine whose translations must equal another's, except for ties.
 _MATCHES = {
-    "ours": "ctranslate2", "ours_session": "ctranslate2", "ours_xla": "ctranslate2",
+    "ours": "ctranslate2", "ours_xla": "ctranslate2",
     "ctranslate2_int8": "ctranslate2", "ours_shortlist": "ctranslate2_shortlist",
 }  # fmt: skip
 BEAM_SIZE = 4
@@ -271,7 +270,6 @@ def _write_models(
         root.variables_to_save = translator.variables_to_save
         tokens = translator.signature("tokens")
         tf.saved_model.save(root, folders[name], signatures={"tokens": tokens})
-    folders["ours_session"] = folders["ours"]
     rival = f"{folder}/ctranslate2"
     try:
         export_ctranslate2(model, source, target, rival, shortlist=shortlist)
@@ -428,7 +426,7 @@ def _take_turns(
 def check(rows: Sequence[Row]) -> list[Verdict]:
     """Compares rows with the targets of decoding speed, for real sentences or their lengths."""
     rows = [row for row in rows if not row.case["one_length"]]
-    ours, rival = ("ours", "ours_session", "ours_xla"), ("ctranslate2",)
+    ours, rival = ("ours", "ours_xla"), ("ctranslate2",)
     shortlist, with_map = ("ours_shortlist",), ("ctranslate2_shortlist",)
     many, one = "batches of 64 real sentences", "one real sentence at a time"
     fast = "as long as a test set's, tiny-fast against tiny"
@@ -508,16 +506,10 @@ class SavedModel:
 
     def __init__(self, job: Mapping[str, Any], forced: bool) -> None:
         import tensorflow as tf
-        from google.protobuf import text_format
-
-        from keras_transformer.serving.model_folder import SESSION_CONFIG
 
         self.version = f"tensorflow {tf.__version__}"
         config, threads = tf.compat.v1.ConfigProto(), job["threads"]
-        if job["engine"] == "ours_session":
-            text_format.Parse(SESSION_CONFIG, config)
-        else:
-            config.inter_op_parallelism_threads = threads
+        config.inter_op_parallelism_threads = threads
         config.intra_op_parallelism_threads = threads
         self._run = open_signature(job["model"], "tokens", "source", ("ids", "lengths"), config)
 

@@ -186,7 +186,12 @@ def upper_case_model() -> Model:
 
 @contextlib.contextmanager
 def serve_grpc(
-    model: Model, port: int = 0, tls: Any = None, host: str = "127.0.0.1", options: Any = ()
+    model: Model,
+    port: int = 0,
+    tls: Any = None,
+    host: str = "127.0.0.1",
+    options: Any = (),
+    threads: int = 8,
 ) -> Iterator[str]:
     """Serves a model over gRPC while the context lasts; gives the address.
 
@@ -197,8 +202,9 @@ def serve_grpc(
             None; paths. Without them in clear text.
         host: an address of this machine.
         options: pairs of gRPC's options and their values.
+        threads: how many requests are answered at the same time.
     """
-    server = grpc.server(concurrent.futures.ThreadPoolExecutor(8), options=options)
+    server = grpc.server(concurrent.futures.ThreadPoolExecutor(threads), options=options)
     service = _GrpcService(model)
     prediction_service_pb2_grpc.add_PredictionServiceServicer_to_server(service, server)
     model_service_pb2_grpc.add_ModelServiceServicer_to_server(service, server)

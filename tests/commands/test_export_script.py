@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-_SERVER_FILES = ["batching_parameters.txt", "models.config", "monitoring.config", "session.config"]
+_SERVER_FILES = ["batching_parameters.txt", "models.config", "monitoring.config"]
 
 
 def _names(folder):

@@ -17,7 +17,8 @@ _PAGES = ["README.md", *sorted(
     for page in (_ROOT / "docs" / folder).glob("*.md")
 )]  # fmt: skip
 _OF_OTHERS = {  # programs that are not ours
-    "tensorflow_session_config_file", "grpc_max_threads", "rest_api_num_threads",
+    "tensorflow_session_config_file", "tensorflow_inter_op_parallelism", "grpc_max_threads",
+    "rest_api_num_threads",
     "xla_cpu_compilation_enabled", "xla_cpu_prefer_vector_width",
     "model_config_file_poll_wait_seconds", "grpc_channel_arguments", "slow", "help", "version",
     "overlap_with", "categories_of",  # of tasks in examples/

@@ -5,12 +5,10 @@ import itertools
 import json
 import pathlib
 import shutil
-from concurrent import futures
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from google.protobuf import text_format
 from tensorflow.core.framework import tensor_shape_pb2
 from tensorflow.core.protobuf import saved_model_pb2
 
@@ -21,7 +19,7 @@ from keras_transformer.serving import export as export_module
 from keras_transformer.serving.export import export, load_exported
 from keras_transformer.serving.model_folder import choose_version, read_model_card
 
-_SERVER_FILES = ["batching_parameters.txt", "models.config", "monitoring.config", "session.config"]
+_SERVER_FILES = ["batching_parameters.txt", "models.config", "monitoring.config"]
 
 # Runs where this package cannot be imported, as on a server.
 _PROGRAM = """
@@ -53,27 +51,6 @@ def test_process_without_package_matches_python(exported, separate_translator, r
     ours = separate_translator(tf.constant(sentences))
     assert texts == [[text.decode() for text in row] for row in ours["translations"].numpy()]
     np.testing.assert_allclose(scores, ours["scores"], rtol=1e-6, atol=1e-6)
-
-
-def test_session_config_answers_many_clients_alike(exported, separate_translator):
-    config = tf.compat.v1.ConfigProto()
-    text_format.Parse((exported.parent / "session.config").read_text(), config)
-    assert config.experimental.executor_type == "SINGLE_THREADED_EXECUTOR"
-    batches = [["hello two cat"], ["tree house", "", "sun"], ["two two sun cat"], ["木 cat"]] * 8
-    with tf.compat.v1.Session(graph=tf.Graph(), config=config) as session:
-        loaded = tf.compat.v1.saved_model.load(session, ["serve"], str(exported))
-        signature = loaded.signature_def["serving_default"]
-        fetched = signature.outputs["translations"].name
-
-        def answer(batch):
-            return session.run(fetched, {signature.inputs["text"].name: batch}).tolist()
-
-        with futures.ThreadPoolExecutor(8) as pool:
-            found = list(pool.map(answer, batches, timeout=120))
-    expected = [
-        separate_translator(tf.constant(batch))["translations"].numpy() for batch in batches
-    ]
-    assert found == [each.tolist() for each in expected]
 
 
 def test_runtime_rejects_inputs_of_wrong_rank(exported, tmp_path):

@@ -1,5 +1,8 @@
 """The server's configuration files in a model's folder, read by its own parsers."""
 
+import pathlib
+import re
+
 import pytest
 from google.protobuf import (
     descriptor_pb2,
@@ -18,6 +21,7 @@ from keras_transformer.serving.model_folder import (
     write_server_files,
 )
 
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
 _FIELD = descriptor_pb2.FieldDescriptorProto
 _INT64 = (_FIELD.TYPE_MESSAGE, ".google.protobuf.Int64Value")
 
@@ -42,13 +46,6 @@ def _message(name, **fields):
 def folder(tmp_path):
     write_server_files(tmp_path, "words", largest_batch=8)
     return tmp_path
-
-
-def test_batching_file_names_the_flags_in_one_line(folder):
-    flags = "--tensorflow_session_config_file=<session.config>"
-    text = (folder / "batching_parameters.txt").read_text()
-    (line,) = (line for line in text.splitlines() if flags in line)
-    assert line.startswith("# --enable_batching --batching_parameters_file=")
 
 
 def test_server_parses_batching_parameters(folder):
@@ -144,6 +141,18 @@ def test_existing_files_are_kept(folder):
     write_server_files(folder, "others", largest_batch=8)
     assert (folder / "batching_parameters.txt").read_text() == "max_batch_size { value: 8 }\n"
     assert '"/models/others"' in (folder / "models.config").read_text()
+
+
+def test_documented_commands_are_the_readmes_with_more_flags():
+    # test_model_server.py starts servers with the README's.
+    pages = [_ROOT / "README.md", *(_ROOT / "docs").rglob("*.md")]
+    found = [
+        re.split(r"tensorflow/serving:\S+ ", line)[1]
+        for page in pages
+        for line in re.findall(r"^docker run .*$", page.read_text(), re.M)
+    ]
+    assert len(found) > 1
+    assert all(flags.startswith(found[0]) for flags in found)
 
 
 @pytest.mark.parametrize("name", ["words", "en-de", "v1.2_größe"])

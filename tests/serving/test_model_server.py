@@ -7,6 +7,7 @@ the client works with an export, and proves nothing about the server.
 
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -18,10 +19,12 @@ import tensorflow as tf
 
 from keras_transformer.client import Client, ServingError
 from keras_transformer.results import text_input
+from keras_transformer.serving.model_folder import write_server_files
 
 pytestmark = pytest.mark.slow
 
 STAND_IN = pathlib.Path(__file__).with_name("stand_in_server.py")
+README = pathlib.Path(__file__).resolve().parents[2] / "README.md"
 START_S = 180
 SENTENCES = ["hello tree", "", "sun", "cat cat two house", "unknown words", "two"] * 5
 
@@ -41,30 +44,40 @@ def program(request):
     return [found]
 
 
+def readme_command():
+    """Gives the environment and the flags of the server in the README's docker command."""
+    (line,) = re.findall(r"^docker run .*$", README.read_text(), re.M)
+    flags = re.split(r"tensorflow/serving:\S+", line)[1].split()
+    environment = dict(each.split("=", 1) for each in re.findall(r" -e (\S+)", line))
+    return environment, flags
+
+
 @pytest.fixture(scope="module")
 def server(program, exported, free_ports, tmp_path_factory):
-    """A server with batching of the exported model; gives its ports and the model's folder."""
-    folder = tmp_path_factory.mktemp("server")
-    shutil.copytree(exported, folder / "models" / "1")
+    """A server of the exported model, started as the README has it; gives ports and folder."""
+    folder = tmp_path_factory.mktemp("server") / "mine"
+    shutil.copytree(exported, folder / "1")
+    write_server_files(folder, "translator", largest_batch=8)
+    models = folder / "models.config"
+    models.write_text(models.read_text().replace("/models/translator", str(folder)))
     ports = dict(zip(("grpc", "rest"), free_ports(2), strict=True))
+    environment, flags = readme_command()
     command = [
         *program,
-        f"--port={ports['grpc']}",
+        f"--port={ports['grpc']}",  # these two are the image's
         f"--rest_api_port={ports['rest']}",
-        "--model_name=translator",
-        f"--model_base_path={folder / 'models'}",
+        *(flag.replace("/models/mine", str(folder)) for flag in flags),
         "--file_system_poll_wait_seconds=1",
-        "--enable_batching=true",
-        f"--batching_parameters_file={exported.parent / 'batching_parameters.txt'}",
-        f"--tensorflow_session_config_file={exported.parent / 'session.config'}",
     ]
-    log = folder / "log"
+    log = folder.parent / "log"
     with log.open("w") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            command, env=os.environ | environment, stdout=output, stderr=subprocess.STDOUT
+        )
     try:
         with Client(f"127.0.0.1:{ports['rest']}", protocol="rest") as client:
             wait_for(lambda: states(client).get(1) == "AVAILABLE", process, log)
-        yield ports, folder / "models"
+        yield ports, folder
     finally:
         process.terminate()
         try:
@@ -150,20 +163,11 @@ def test_server_scores_as_python(connect, separate_translator):
     )
 
 
-def test_concurrent_requests_get_the_same_answers(connect, separate_translator):
+@pytest.mark.parametrize("num_clients", [1, 2, 8, 64])
+def test_clients_at_the_same_time_get_their_answers(connect, separate_translator, num_clients):
     expected = separate_translator.translate(SENTENCES)
-    client = connect(batch_size=1, requests_in_flight=8)
-    answers = [[] for _ in range(4)]
-    threads = [
-        threading.Thread(target=lambda rows=rows: rows.extend(client.translate(SENTENCES)))
-        for rows in answers
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for rows in answers:
-        same(rows, expected)
+    client = connect(batch_size=1, requests_in_flight=num_clients, timeout_s=120)
+    same(client.translate(SENTENCES * 4), expected * 4)
 
 
 @pytest.mark.parametrize(
