@@ -1,16 +1,45 @@
-"""The machine that this process runs on: cores, instructions, and how malloc treats memory."""
+"""The machine that this process runs on: cores, instructions, package versions, and how malloc
+treats memory."""
 
+import contextlib
 import ctypes
+import importlib.metadata
 import multiprocessing.connection
 import os
 import pathlib
+import platform
 import threading
+
+from keras_transformer import __version__
 
 # For mallopt (malloc.h): blocks come from the heap and never from mmap, the heap never shrinks, and
 # all threads share it, since other arenas map what is larger than 64 MiB. M_MMAP_THRESHOLD would
 # not do: TensorFlow's library sets it to 128 KiB when it is loaded.
 _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
 _KEEP = {_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: -1, _M_ARENA_MAX: 1}
+
+
+_PACKAGES = ("tensorflow", "tensorflow-text", "keras", "sentencepiece", "sacrebleu")
+
+
+def package_versions() -> dict[str, str]:
+    """Returns the versions of Python, this package and those that decide what it computes."""
+    versions = {"python": platform.python_version(), "keras_transformer": __version__}
+    for name in _PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # on the path only
+            versions[name] = importlib.metadata.version(name)
+    return versions
+
+
+def machine() -> str:
+    """Returns the processor and how many of its cores this process may use, in words."""
+    try:
+        lines = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    fast = sorted(cpu_flags() & {"avx2", "avx512f", "avx512_bf16", "amx_bf16", "bf16"})
+    return f"{num_cores()} cores of {(names or [platform.machine()])[0]} ({', '.join(fast)})"
 
 
 def num_cores() -> int:

@@ -6,8 +6,11 @@ keras-transformer evaluate --run_dir=runs/mine --source=test.en --target=test.de
 keras-transformer evaluate --task=parsing --answers=parsed.mrg --file=gold.mrg
 """
 
+import dataclasses
+import hashlib
 import json
 import pathlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from absl import flags
@@ -16,13 +19,14 @@ from keras_transformer.commands import common
 from keras_transformer.config import SearchConfig, check_options
 from keras_transformer.errors import InputError
 from keras_transformer.files import replace_control_characters, write_atomically
+from keras_transformer.host import machine, package_versions
 from keras_transformer.tasks import Task, get_task, registered_tasks
 
 if TYPE_CHECKING:
     from keras_transformer.data import ParallelText
 
-    # Task, test set, n-best list of each sentence, and further values to print.
-    Evaluated = tuple[Task, ParallelText, list[list[str]], dict[str, str]]
+    # Task, test set, n-best list of each sentence, and what made them, for --json.
+    Evaluated = tuple[Task, ParallelText, list[list[str]], dict[str, Any]]
 
 _RUN_DIR = flags.DEFINE_string(
     "run_dir",
@@ -54,7 +58,12 @@ _OUTPUT = flags.DEFINE_string("output", None, "Write the translations to this fi
 _EACH = flags.DEFINE_string(
     "each", None, "Write the scores of each sentence to this file, tab-separated."
 )
-_JSON = flags.DEFINE_boolean("json", False, "Print one JSON object.")
+_JSON = flags.DEFINE_boolean(
+    "json",
+    False,
+    "Print one JSON object: metrics, and what they are of: digests of checkpoint and test set, "
+    "search options, versions, machine.",
+)
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 64, "Sentences translated at once.", lower_bound=1)
 common.define_flags(SearchConfig)
 common.define_task_options()
@@ -73,7 +82,7 @@ def main(arguments: list[str]) -> None:
     for path in filter(None, (_OUTPUT.value, _EACH.value)):
         common.check_output(pathlib.Path(path), inputs)
     evaluated = _read_answers(_ANSWERS.value) if _ANSWERS.value else _answer(_RUN_DIR.value or "")
-    task, text, n_best, details = evaluated
+    task, text, n_best, made_by = evaluated
     outputs = [best for best, *_ in n_best]
     if _OUTPUT.value is not None:
         write_atomically(
@@ -90,9 +99,11 @@ def main(arguments: list[str]) -> None:
         values = task.evaluate_n_best(n_best, text.target, text.source)
         n_best_scores = {f"n_best_{name}": value for name, value in values.items()}
     if _JSON.value:
-        print(json.dumps({**metrics, **n_best_scores, "sentences": len(outputs), **details}))
+        record = {**metrics, **n_best_scores, "sentences": len(outputs), **made_by}
+        print(json.dumps(record | {"test_set_sha256": _digest(text.source, text.target)}))
         return
-    shown = {**details, "sentences": f"{len(outputs):,}", **task.report(metrics)}
+    checkpoint = {"checkpoint": made_by["checkpoint"]} if made_by else {}
+    shown = {**checkpoint, "sentences": f"{len(outputs):,}", **task.report(metrics)}
     for name, value in n_best_scores.items():
         shown[name] = "undefined" if value is None else f"{value:.4g}"
     width = max(map(len, shown))
@@ -146,7 +157,20 @@ def _answer(run_dirs: str) -> "Evaluated":
         task.postprocess([each.text for each in answers], [source] * len(answers))
         for answers, source in zip(results, text.source, strict=True)
     ]
-    return task, text, n_best, {"checkpoint": ",".join(name for _, name in found)}
+    made_by = {
+        "checkpoint": ",".join(name for _, name in found),
+        "checkpoint_sha256": [run.checkpoints().digest(name) for run, name in found],
+        "search": dataclasses.asdict(search),
+        "versions": package_versions(),
+        "machine": machine(),
+    }
+    return task, text, n_best, made_by
+
+
+def _digest(*sides: Sequence[str]) -> str:
+    """Returns the SHA-256 of a test set's sentences and references, a line each."""
+    lines = "".join(f"{line}\n" for side in sides for line in side)
+    return hashlib.sha256(lines.encode()).hexdigest()
 
 
 def _read_answers(path: str) -> "Evaluated":

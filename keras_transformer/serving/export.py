@@ -16,12 +16,9 @@ exports/mine/1/assets.extra/tf_serving_warmup_requests        see `checks`
 exports/mine/*.config, batching_parameters.txt                see `model_folder`
 """
 
-import contextlib
-import importlib.metadata
 import json
 import os
 import pathlib
-import platform
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -32,6 +29,7 @@ import tensorflow_text  # noqa: F401  (loads the tokenizer's ops, which the Save
 from keras_transformer.config import split_list
 from keras_transformer.errors import InputError
 from keras_transformer.files import atomic_folder, write_atomically
+from keras_transformer.host import package_versions
 from keras_transformer.inference.translator import BatchTranslator, Translator, signature_inputs
 from keras_transformer.serving.checks import (
     BATCH_SIZES,
@@ -54,8 +52,7 @@ from keras_transformer.training import RunDirectory
 from keras_transformer.training.checkpoints import AVERAGE
 from keras_transformer.training.metrics import TOTALS, read_metrics
 
-# What the model card lists: packages by their versions, and files without their folders.
-_PACKAGES = ("keras_transformer", "tensorflow", "tensorflow-text", "keras", "sentencepiece")
+# Files that the model card lists without their folders.
 _PATHS = (
     "train_source", "train_target", "train_file", "dev_source", "dev_target", "dev_file",
     "test_source", "test_target", "test_file", "vocabulary", "target_vocabulary",
@@ -192,7 +189,7 @@ def make_model_card(
             for name, function in signatures.items()
         },
         "operations_of_tensorflow_text": operations,
-        "packages": _package_versions(),
+        "packages": package_versions(),
     }
 
 
@@ -253,10 +250,3 @@ def _describe_tensors(tensors: Mapping[str, Any]) -> dict[str, Any]:
         for name, tensor in tensors.items()
     }
 
-
-def _package_versions() -> dict[str, str]:
-    versions = {"python": platform.python_version()}
-    for name in _PACKAGES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # on the path only
-            versions[name] = importlib.metadata.version(name)
-    return versions

@@ -13,6 +13,7 @@ which checkpoints are kept nor their average.
 
 import collections
 import contextlib
+import hashlib
 import json
 import pathlib
 import re
@@ -172,6 +173,15 @@ class Checkpoints:
             f"no checkpoint {which!r} in {self.folder}{known}, average or a step; "
             f"there is {self.listing()}"
         )
+
+    def digest(self, name: str) -> str:
+        """Returns the SHA-256 of a checkpoint's files."""
+        digest = hashlib.sha256()
+        for path in sorted(self.folder.glob(f"{name}.*")):
+            with path.open("rb") as file:
+                while block := file.read(1 << 20):
+                    digest.update(block)
+        return digest.hexdigest()
 
     def listing(self, without: str | None = None) -> str:
         """Returns the names of all checkpoints, or of all but one, for messages."""

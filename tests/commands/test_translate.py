@@ -1,6 +1,7 @@
 """The commands translate and evaluate: lines in and out, scores, invalid input."""
 
 import functools
+import hashlib
 import json
 import os
 import pty
@@ -332,6 +333,12 @@ def test_evaluate_writes_json_and_translations(translate, evaluate, texts, tmp_p
     assert scores["checkpoint"] == "step-20"
     assert scores["sentences"] == 10
     assert {"bleu", "bleu_signature", "chrf", "chrf_signature", "exact_match"} <= set(scores)
+    assert scores["search"]["beam_size"] == 4 and {"keras", "tensorflow"} <= set(scores["versions"])
+    lines = (texts / "dev.a").read_text("utf-8") + (texts / "dev.b").read_text("utf-8")
+    assert scores["test_set_sha256"] == hashlib.sha256(lines.encode()).hexdigest()
+    other = json.loads(evaluate(*files[:2], "--json").out)
+    assert other["test_set_sha256"] == scores["test_set_sha256"]
+    assert other["checkpoint_sha256"] != scores["checkpoint_sha256"]
     translations = (tmp_path / "out").read_text(encoding="utf-8")
     options = ("--checkpoint=20", texts / "dev.a")
     assert translate(*options).out == translations
