@@ -8,8 +8,8 @@ every step: `recurrent_state`, which search reorders when hypotheses branch or a
 Transformer only appends keys and values: `kv_cache`, which search never reorders; `ancestors` says
 which of its entries a hypothesis descends from.
 
-Shapes: B sentences, W hypotheses (beams) of a sentence, S source length, V vocabulary, C tokens of
-a subset of it, t tokens read so far, the newest included (or the capacity, see `ancestors`).
+Shapes: B sentences, W hypotheses (beams) of a sentence, S source length, V vocabulary, t tokens
+read so far, the newest included (or the capacity, see `ancestors`).
 """
 
 from typing import Any, NamedTuple, Protocol
@@ -20,18 +20,6 @@ IMPOSSIBLE = -float("inf")  # logit, log-probability or score of what cannot be 
 NO_SCORE = -1e9  # marks an empty place in an n-best list; finite, since JSON has no infinity
 
 
-class VocabularySubset(NamedTuple):
-    """The only tokens that `step` returns logits of.
-
-    Attributes:
-        ids: int32 [C], ascending.
-        places: int32 [V], the index of a token in `ids`; C if it is not there.
-    """
-
-    ids: Tensor
-    places: Tensor
-
-
 class DecodingState(NamedTuple):
     """All that a decoder remembers between two tokens.
 
@@ -40,7 +28,7 @@ class DecodingState(NamedTuple):
     Attributes:
         shared: nest of tensors of any shape that serve all sentences and never change.
         projection: nest of tensors [..., V] that serve all sentences and make logits, laid out for
-            decoding; or only those of some tokens, [..., C]: `step` then returns logits [B, W, C].
+            decoding.
         context: nest of tensors [B, ...] of the source sentence that never change (encoder keys
             and values, masks). All hypotheses of a sentence share them.
         recurrent_state: nest of tensors [B, W, ...] of the hypotheses. Search reorders them along

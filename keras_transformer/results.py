@@ -207,7 +207,7 @@ class DetailedTranslation(NamedTuple):
     Attributes:
         text, score: as in `Translation`.
         tokens: of the translation as text, T with EOS; none for a blank sentence.
-        token_scores: the log-probability of each token in the search, with its shortlist and its
+        token_scores: the log-probability of each token in the search, with its
             repetition penalty; their sum is that of the translation.
         source_cut: whether the sentence is longer than the model reads; its end is not translated.
         output_cut: whether the translation has as many tokens as it may have: it had to end.

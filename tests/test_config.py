@@ -212,7 +212,7 @@ MINIMA = {
     SearchConfig: {
         1: "beam_size num_translations max_source_length beam_groups",
         0: "length_penalty coverage_penalty diversity_penalty max_extra_length max_length "
-        "min_length top_k no_repeat_ngram seed shortlist",
+        "min_length top_k no_repeat_ngram seed",
     },
 }
 

@@ -32,7 +32,6 @@ from keras_transformer.tasks import Task, get_task, registered_tasks
 from keras_transformer.training.settings import given_options, task_options
 
 if TYPE_CHECKING:
-    from keras_transformer.data import Shortlist
     from keras_transformer.training import RunDirectory
 
 flags.disclaim_key_flags()  # these are flags of the command that defines them through here
@@ -125,20 +124,6 @@ def load_translator(found: "Sequence[tuple[RunDirectory, str]]") -> "tuple[Any, 
             )
     models = [run.load_model(name) for run, name in found]
     return (models[0] if len(models) == 1 else Ensemble(models)), source, target
-
-
-def load_shortlist(
-    found: "Sequence[tuple[RunDirectory, str]]", search: SearchConfig
-) -> "Shortlist | None":
-    """Returns the shortlist of the first run, learned now if need be; None where none is wanted."""
-    if not search.shortlist:
-        return None
-    from keras_transformer.training.run import load_shortlist
-
-    def report(pairs: int) -> None:
-        print(f"Tokenizing for the shortlist: {pairs:,} pairs ...", file=sys.stderr, flush=True)
-
-    return load_shortlist(found[0][0], report)
 
 
 def report_truncated(

@@ -146,8 +146,7 @@ def _answer(run_dirs: str) -> "Evaluated":
     task = configs.task.replace(**options)
     text = _read_pairs(task) or read_test_text(configs.corpora, _SPLIT.value, task)
     search = configs._replace(task=task).search_config(given)
-    shortlist = common.load_shortlist(found, search)
-    translator = Translator(*common.load_translator(found), search, task=task, shortlist=shortlist)
+    translator = Translator(*common.load_translator(found), search, task=task)
     tokenize = translator.source_tokenizer.vocabulary.encode
     sources = common.report_truncated(
         text.source, search.max_source_length, lambda line: len(tokenize([line])[0])

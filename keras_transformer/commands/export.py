@@ -68,7 +68,7 @@ _DETAILS = flags.DEFINE_boolean(
 )
 _XLA_SHAPES = ("xla_batch_sizes", "xla_lengths")
 # The search options that other formats than SavedModel store.
-_STORED_OPTIONS = {"ctranslate2": ("shortlist",), "onnx": PORTABLE_OPTIONS}
+_STORED_OPTIONS = {"onnx": PORTABLE_OPTIONS}
 flags.DEFINE_list("xla_batch_sizes", ["1"], "Sentences of a batch; larger ones are not compiled.")
 flags.DEFINE_list("xla_lengths", ["16", "32", "64"], "Tokens of a source and EOS.")
 _CHECK_TIMEOUT = flags.DEFINE_float(
@@ -90,7 +90,7 @@ def main(arguments: list[str]) -> None:
 
     found = common.find_checkpoints(_RUN_DIR.value, _CHECKPOINT.value)
     if _FORMAT.value == "ctranslate2":
-        path = _export_ctranslate2(found, SearchConfig(**given))
+        path = _export_ctranslate2(found)
     elif _FORMAT.value == "transformers":
         path = _export_transformers(found)
     elif _FORMAT.value == "onnx":
@@ -128,10 +128,9 @@ def _export_saved_model(found: "Found", given: dict[str, Any]) -> pathlib.Path:
     search = configs.search_config(given)
     sentences = [] if _WARM_UP_FILE.value is None else read_lines(_WARM_UP_FILE.value)
     xla = XlaShapes(*map(_numbers, _XLA_SHAPES)) if _XLA.value else None
-    shortlist = common.load_shortlist(found, search)
     model, source, target = common.load_translator(found)
     path = export(
-        Translator(model, source, target, search, xla, configs.task, shortlist, _DETAILS.value),
+        Translator(model, source, target, search, xla, configs.task, _DETAILS.value),
         _EXPORT_DIR.value,
         _VERSION.value,
         name=_NAME.value,
@@ -145,17 +144,15 @@ def _export_saved_model(found: "Found", given: dict[str, Any]) -> pathlib.Path:
     return path
 
 
-def _export_ctranslate2(found: "Found", search: SearchConfig) -> pathlib.Path:
+def _export_ctranslate2(found: "Found") -> pathlib.Path:
     from keras_transformer.interop.ctranslate2 import export_ctranslate2
 
     base = pathlib.Path(_EXPORT_DIR.value)
     version = choose_version(base, _VERSION.value, "CTranslate2")
-    shortlist = common.load_shortlist(found, search)
     return export_ctranslate2(
         *common.load_translator(found),
         base / str(version),
         quantization=_QUANTIZATION.value,
-        shortlist=shortlist and shortlist.first(search.shortlist),
     )
 
 

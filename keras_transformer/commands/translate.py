@@ -105,12 +105,7 @@ def _load_run(
     found = common.find_checkpoints(run_dirs, _CHECKPOINT.value)
     configs = found[0][0].configs()
     search = configs.search_config(given)
-    translator = Translator(
-        *common.load_translator(found),
-        search,
-        task=configs.task,
-        shortlist=common.load_shortlist(found, search),
-    )
+    translator = Translator(*common.load_translator(found), search, task=configs.task)
     files = [run.checkpoints().folder / f"{name}.index" for run, name in found]
     return translator.with_cached_projection(), configs.task, files
 

@@ -16,7 +16,7 @@ MBR_OPTIONS = ("mbr_samples", "mbr_utility")
 # Fixed when a model is exported; requests may set the other options for each sentence.
 FIXED_OPTIONS = (
     "method", "length_penalty_form", "forbid_unknown", "beam_size", "beam_groups", "early_stop",
-    "num_translations", "shortlist", "max_source_length", *MBR_OPTIONS,
+    "num_translations", "max_source_length", *MBR_OPTIONS,
 )  # fmt: skip
 
 # Those that the search in NumPy of an export to ONNX has.
@@ -96,8 +96,7 @@ class SearchConfig(JsonConfig):
     seed: int = option(
         0,
         "Seed for sampling, at least 0. A sentence gets the same samples in any batch, up to "
-        "rounding (about one in a thousand differs) and unless a shortlist is used, which a "
-        "batch shares.",
+        "rounding (about one in a thousand differs).",
     )
     mbr_samples: int = option(
         _MBR_SAMPLES,
@@ -120,11 +119,6 @@ class SearchConfig(JsonConfig):
         1,
         "A translation has at least this many tokens before EOS, one of which is not a mere "
         "space; 0 allows empty ones. Blank sentences always have the empty translation.",
-    )
-    shortlist: int = option(
-        0,
-        "Limit a batch to the most frequent target tokens and this many candidates for each "
-        "source token, learned from the training text; 0 uses the whole vocabulary.",
     )
     max_source_length: int = option(
         512,
@@ -153,7 +147,7 @@ class SearchConfig(JsonConfig):
         self._check_at_least(1, "beam_size", "num_translations", "max_source_length", "beam_groups")
         self._check_at_least(0, "length_penalty", "coverage_penalty", "diversity_penalty")
         self._check_at_least(0, "max_extra_length", "max_length", "min_length")
-        self._check_at_least(0, "top_k", "no_repeat_ngram", "seed", "shortlist", "mbr_samples")
+        self._check_at_least(0, "top_k", "no_repeat_ngram", "seed", "mbr_samples")
         for name in ("max_source_length", "max_extra_length", "max_length", "min_length"):
             if getattr(self, name) > _MAX_TOKENS:
                 raise InputError(f"{name} must be at most {_MAX_TOKENS}, got {getattr(self, name)}")

@@ -21,7 +21,6 @@ from keras_transformer.data.corpus import (
     read_parallel,
 )
 from keras_transformer.data.datasets import DatasetSplit
-from keras_transformer.data.shortlist import Shortlist
 from keras_transformer.data.token_cache import (
     ApacheBeamShards,
     cached_corpus,
@@ -40,7 +39,6 @@ __all__ = [
     "ParallelText",
     "PlannedBatch",
     "Resample",
-    "Shortlist",
     "TokenizedCorpus",
     "TsvFile",
     "cached_corpus",

@@ -2,7 +2,7 @@
 
 Start with translator.py, which shows the way of a sentence; options.py makes the settings of its
 search. Beside it stand scores.py (given translations), minimum_bayes_risk.py (the choice among many
-translations) and acceleration.py (a stored projection, a shortlist, XLA).
+translations) and acceleration.py (a stored projection, XLA).
 """
 
 from keras_transformer.inference.acceleration import XlaShapes

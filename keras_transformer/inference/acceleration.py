@@ -1,7 +1,6 @@
-"""What makes translating faster: a stored output projection, a shortlist, and XLA.
+"""What makes translating faster: a stored output projection, and XLA.
 
-Shapes: B sentences, S source length, U source vocabulary, M candidates of a token, V target
-vocabulary, C tokens chosen, N translations a sentence, L their longest length.
+Shapes: B sentences, S source length, N translations a sentence, L their longest length.
 """
 
 import functools
@@ -13,9 +12,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_transformer.config import EOS_ID, PAD_ID, SearchConfig
-from keras_transformer.data import Shortlist
-from keras_transformer.decoding import DecodingState, Tensor, TranslationModel, VocabularySubset
+from keras_transformer.config import EOS_ID, PAD_ID
+from keras_transformer.decoding import DecodingState, Tensor, TranslationModel
 from keras_transformer.errors import InputError
 from keras_transformer.models import Ensemble
 from keras_transformer.search import Hypotheses
@@ -110,63 +108,6 @@ def _are_equal(value: np.ndarray[Any, Any], kept: np.ndarray[Any, Any]) -> bool:
     reading is kept: a change makes a copy, so the same address means the same values.
     """
     return value.ctypes.data == kept.ctypes.data or np.array_equal(value, kept)
-
-
-class ShortlistLookup(tf.Module):
-    """A shortlist as variables, which an export saves.
-
-    Args:
-        shortlist: for a model's vocabularies.
-        target_size: V.
-    """
-
-    def __init__(self, shortlist: Shortlist, target_size: int) -> None:
-        super().__init__(name="shortlist")
-        self.candidates = tf.Variable(shortlist.candidates, trainable=False)  # [U, M]
-        is_common = np.isin(np.arange(target_size), shortlist.common)
-        self.is_common = tf.Variable(is_common, trainable=False)  # [V]
-
-    def restrict(
-        self, state: DecodingState, source: Tensor, forced: Sequence[Tensor]
-    ) -> tuple[DecodingState, VocabularySubset]:
-        """Returns a state whose steps give logits of the subset's C tokens only, and the subset."""
-        subset = self.subset(source, forced)
-        projection = tf.nest.map_structure(
-            lambda leaf: tf.gather(leaf, subset.ids, axis=-1), state.projection
-        )
-        return state._replace(projection=projection), subset
-
-    def subset(self, source: Tensor, forced: Sequence[Tensor] = ()) -> VocabularySubset:
-        """Returns the tokens that any of the sentences may have.
-
-        Args:
-            source: int32 [B, S].
-            forced: more of them, int32 of any shape.
-        """
-        ids = [tf.gather(self.candidates, source), *forced]
-        ids = tf.concat([tf.reshape(each, [-1]) for each in ids], axis=0)
-        is_chosen = tf.tensor_scatter_nd_update(
-            tf.convert_to_tensor(self.is_common), ids[:, None], tf.ones_like(ids, tf.bool)
-        )  # [V]
-        chosen = tf.cast(tf.where(is_chosen)[:, 0], tf.int32)  # [C]
-        places = tf.cumsum(tf.cast(is_chosen, tf.int32), exclusive=True)
-        return VocabularySubset(chosen, tf.where(is_chosen, places, tf.size(chosen)))
-
-
-def make_lookup(
-    shortlist: Shortlist | None, search: SearchConfig, target_size: int, has_xla: bool
-) -> ShortlistLookup | None:
-    """Returns the lookup that a search needs, None if it uses no shortlist.
-
-    Raises:
-        InputError: the shortlist is missing, or cannot be combined with XLA's fixed shapes.
-    """
-    if not search.shortlist:
-        return None
-    if shortlist is None or has_xla:
-        problem = "cannot be combined with XLA" if has_xla else "needs a learned shortlist"
-        raise InputError(f"shortlist={search.shortlist} {problem}; set it to 0")
-    return ShortlistLookup(shortlist.first(search.shortlist), target_size)
 
 
 # Takes source ids [B, S] and the maximum length of a translation before EOS (None where shapes may

@@ -24,17 +24,14 @@ import numpy as np
 import tensorflow as tf
 
 from keras_transformer.config import BOS_ID, PAD_ID, SearchConfig
-from keras_transformer.data import Shortlist
 from keras_transformer.decoding import Tensor, TranslationModel
 from keras_transformer.errors import InputError
 from keras_transformer.host import num_cores
 from keras_transformer.inference import scores
 from keras_transformer.inference.acceleration import (
     CompiledSearch,
-    ShortlistLookup,
     XlaShapes,
     cache_projection,
-    make_lookup,
     refresh,
 )
 from keras_transformer.inference.minimum_bayes_risk import choose, utility_of
@@ -277,12 +274,11 @@ class Translator(tf.Module, BatchTranslator):
         search: how to search; by default the task's own search, or the paper's.
         xla: shapes for which XLA compiles the search of sentences without options.
         task: of the model; it may constrain searches and complete their outputs.
-        shortlist: of the vocabularies, if the search uses one.
         details: whether `signatures` and calls return what a `DetailedTranslation` has, too.
 
     Raises:
         InputError: a coverage penalty needs attention, which the model lacks; details cannot be
-            combined with XLA; see `make_lookup`.
+            combined with XLA.
 
     Example:
         >>> translator = Translator(run.load_model(), *run.vocabularies())
@@ -298,7 +294,6 @@ class Translator(tf.Module, BatchTranslator):
         search: SearchConfig | None = None,
         xla: XlaShapes | None = None,
         task: Task | None = None,
-        shortlist: Shortlist | None = None,
         details: bool = False,
     ) -> None:
         tf.Module.__init__(self, name="translator")
@@ -313,18 +308,15 @@ class Translator(tf.Module, BatchTranslator):
         if details and xla is not None:
             raise InputError("details cannot be combined with XLA; remove one of them")
         self.details = details
-        self._shortlist = shortlist
-        self._lookup = make_lookup(shortlist, self.search, target.size, xla is not None)
         self.source_tokenizer = Tokenizer(source)
         self.target_tokenizer = self.source_tokenizer
         if target.fingerprint != source.fingerprint:
             self.target_tokenizer = Tokenizer(target)
         # A SavedModel that tracks a Keras model loads in Python and fails in the C++ server: the
         # module tracks the variables, and reaches the model through a function, never tracked.
-        variables = [variable.value for variable in model.variables]
-        self.variables_to_save = [*variables, *(self._lookup.variables if self._lookup else ())]
+        self.variables_to_save = [variable.value for variable in model.variables]
         self._get_model = lambda: model
-        parts = source, target, self.search, None, task, shortlist
+        parts = source, target, self.search, None, task
         self._detailed = functools.cache(lambda: Translator(model, *parts, details=True))
         self.xla = xla
         self._compiled = xla and CompiledSearch(self._search, xla, self.search.max_extra_length)
@@ -337,7 +329,7 @@ class Translator(tf.Module, BatchTranslator):
         """Returns a faster translator; functions of `signature` do not notice changed weights."""
         parts = self.source_tokenizer.vocabulary, self.target_tokenizer.vocabulary, self.search
         model = cache_projection(self.model)
-        return Translator(model, *parts, self.xla, self.task, self._shortlist, self.details)
+        return Translator(model, *parts, self.xla, self.task, self.details)
 
     def translate(self, sentences: Sequence[str], batch_size: int = 64, **options: Any) -> Any:
         """Translates as `BatchTranslator.translate`; details need no other translator.
@@ -496,7 +488,6 @@ class Translator(tf.Module, BatchTranslator):
             options,
             max_length_bound=longest,
             constraints=self.task.constraints(source, vocabularies) if self.task else (),
-            shortlist=self._lookup,
             details=self.details,
         )
 
@@ -548,7 +539,6 @@ def search_translations(
     options: Mapping[str, Tensor] | None = None,
     max_length_bound: int | None = None,
     constraints: Sequence[Constraint] = (),
-    shortlist: ShortlistLookup | None = None,
     details: bool = False,
 ) -> Hypotheses:
     """Returns translations of source ids [B, S], each with EOS, then PAD.
@@ -563,7 +553,6 @@ def search_translations(
         max_length_bound: the most tokens that any translation may have before EOS, where shapes
             must be known before the graph runs, as for XLA.
         constraints: in addition to those of the configuration, for example a task's.
-        shortlist: restricts the tokens of translations.
         details: whether to return `Hypotheses.details`, and among them "output_cut", bool [B, N]:
             whether a translation has as many tokens as it may have, after which EOS is forced.
     """
@@ -577,8 +566,6 @@ def search_translations(
         capacity=None if max_length_bound is None else kv_cache_capacities(max_length_bound)[0],
         coverage=details or "coverage_penalty" in settings,  # whose steps are the attention
     )
-    forced = [settings[name] for name in ("prefix", "required_phrases") if name in settings]
-    state, vocabulary = shortlist.restrict(state, source, forced) if shortlist else (state, None)
     arguments = dict(
         bos_ids=tf.fill(tf.shape(lengths), BOS_ID),
         max_lengths=max_lengths(settings, lengths),
@@ -588,7 +575,6 @@ def search_translations(
         constraints=[*make_constraints(settings, search, target), *constraints],
         num_translations=search.num_translations,
         max_length_bound=max_length_bound,
-        vocabulary=vocabulary,
         details=details,
     )
     if is_sampled:

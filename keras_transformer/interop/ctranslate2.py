@@ -5,7 +5,6 @@ float32. It writes
 
     model.bin, config.json         weights and tokens, as CTranslate2's Translator loads them
     shared_vocabulary.json         the pieces, or source_ and target_vocabulary.json
-    vmap.txt                       the candidates of each source piece, if there is a shortlist
     source.model, target.model     SentencePiece models that turn text into pieces and back
 
 Shapes: D model dimension, H heads, K and U key and value dimension of a head, P positions.
@@ -23,8 +22,7 @@ import ml_dtypes
 import numpy as np
 from keras import ops
 
-from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID, TransformerConfig
-from keras_transformer.data import Shortlist
+from keras_transformer.config import BOS_ID, EOS_ID, UNK_ID, TransformerConfig
 from keras_transformer.errors import InputError, needs_extra, writing
 from keras_transformer.files import atomic_folder
 from keras_transformer.interop.foreign import (
@@ -61,7 +59,6 @@ def export_ctranslate2(
     folder: str | os.PathLike[str],
     *,
     quantization: str | None = None,
-    shortlist: Shortlist | None = None,
 ) -> pathlib.Path:
     """Writes the folder atomically and returns its path.
 
@@ -76,7 +73,6 @@ def export_ctranslate2(
         folder: a path that does not exist.
         quantization: how weights are stored: None or "float32" as they are, or "int8", "int16",
             "float16", "bfloat16" (which needs PyTorch), "int8_float16" and their like.
-        shortlist: is written as vmap.txt, which `translate_batch(use_vmap=True)` reads.
 
     Raises:
         InputError: ctranslate2 is not installed, cannot express the model, or does not know the
@@ -113,18 +109,7 @@ def export_ctranslate2(
         spec.save(str(aside))
         source.save(aside / "source.model")
         target.save(aside / "target.model")
-        if shortlist is not None:
-            text = _vocabulary_map(shortlist, source, target)
-            (aside / "vmap.txt").write_text(text, encoding="utf-8")
     return path
-
-
-def _vocabulary_map(shortlist: Shortlist, source: Vocabulary, target: Vocabulary) -> str:
-    """Returns a line for each source token, and at first one without a token for all sentences."""
-    lines = [("", shortlist.common.tolist())]
-    for token, ids in zip(source.pieces(range(source.size)), shortlist.candidates, strict=True):
-        lines.append((token, ids[ids != PAD_ID].tolist()))
-    return "".join(f"{token}\t{' '.join(target.pieces(ids))}\n" for token, ids in lines if ids)
 
 
 def _check(model: Any, source: Vocabulary, target: Vocabulary) -> None:

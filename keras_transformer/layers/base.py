@@ -1,7 +1,5 @@
 """The base class of all layers, and dropout (5.4) for models that train on several devices."""
 
-import threading
-from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -9,63 +7,8 @@ from keras import ops
 
 from keras_transformer.decoding import Tensor
 
-_SEEDS = threading.local()  # replicas run in threads; `draw` draws the seed of a generator
 
-
-class Recomputed:
-    """Base of layers whose gradients are exact in a `keras.RematScope`, dropout included.
-
-    Keras computes a layer again there in the backward pass: seed generators would return other
-    seeds, and TensorFlow's graphs take no keyword arguments.
-    """
-
-    def rematerialized_call(self, layer_call: Any, *args: Any, **kwargs: Any) -> Any:
-        """Returns a function of the same arguments, whose backward pass computes it again."""
-        leaves = keras.tree.flatten((args, kwargs))
-        places = [  # of the arguments that have gradients
-            place
-            for place, leaf in enumerate(leaves)
-            if ops.is_tensor(leaf) and keras.backend.is_float_dtype(leaf.dtype)
-        ]
-        tensors = [leaves[place] for place in places]
-
-        def call(*tensors: Tensor) -> Any:
-            own = dict(zip(places, tensors, strict=True))
-            given = [own.get(place, leaf) for place, leaf in enumerate(leaves)]
-            own_args, own_kwargs = keras.tree.pack_sequence_as((args, kwargs), given)
-            return layer_call(*own_args, **own_kwargs)
-
-        parent: Any = super()
-        recomputed = parent.rematerialized_call(replay_seeds(call), *args, **kwargs)
-        return lambda *args, **kwargs: recomputed(*tensors)
-
-
-def replay_seeds(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function that uses the seeds of its first call in every call."""
-    seeds: list[Tensor] = []
-    is_recorded = False
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        nonlocal is_recorded
-        outer, recorded = getattr(_SEEDS, "draw", None), iter(seeds if is_recorded else [])
-
-        def draw(generator: keras.random.SeedGenerator) -> Tensor:
-            if is_recorded:
-                return next(recorded)
-            seeds.append(generator.next() if outer is None else outer(generator))
-            return seeds[-1]
-
-        _SEEDS.draw = draw
-        try:
-            return function(*args, **kwargs)
-        finally:
-            _SEEDS.draw = outer
-            is_recorded = True
-
-    return call
-
-
-class Layer(Recomputed, keras.layers.Layer):
+class Layer(keras.layers.Layer):
     """A Keras layer whose output has the shape and the Keras mask of its first input.
 
     Keras makes a layer's configuration from the arguments of its constructor if they are numbers,
@@ -133,14 +76,12 @@ class ReplicaSeeds(keras.random.SeedGenerator):
         self._generator = generator  # the only state: `super().__init__` would add another
 
     def next(self, ordered: bool = True) -> Tensor:
-        draw = getattr(_SEEDS, "draw", None)
-        seed = self._generator.next(ordered) if draw is None else draw(self._generator)
-        replica = _replica()
+        seed, replica = self._generator.next(ordered), _replica()
         return seed if replica is None else seed + ops.cast(ops.stack([replica, 0]), seed.dtype)
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class Dropout(Recomputed, keras.layers.Dropout):
+class Dropout(keras.layers.Dropout):
     """Keras's dropout, with different masks on each replica of a `tf.distribute` strategy.
 
     Example:
@@ -174,7 +115,7 @@ else:
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class Dense(Recomputed, keras.layers.Dense):
+class Dense(keras.layers.Dense):
     """Keras's Dense, whose files keep the weights of `enable_lora` beside the kernel.
 
     Keras's own files have the merged kernel, and weights of 0 that cannot be trained any more.

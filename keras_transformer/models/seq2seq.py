@@ -25,12 +25,12 @@ from keras_transformer.decoding import DecodingState, Tensor
 from keras_transformer.errors import InputError
 from keras_transformer.files import write_atomically
 from keras_transformer.layers import TokenEmbedding
-from keras_transformer.layers.base import Dense, Dropout, Recomputed
+from keras_transformer.layers.base import Dense, Dropout
 from keras_transformer.layers.masks import padding_mask
 from keras_transformer.models.train_step import TokenWeightedModel
 
 
-class Seq2SeqModel(Recomputed, TokenWeightedModel, abc.ABC):
+class Seq2SeqModel(TokenWeightedModel, abc.ABC):
     """Base of the models: embeddings, output projection and serialization.
 
     An architecture adds its layers in `__init__`, which ends with `self.build()`, builds them in

@@ -26,7 +26,6 @@ from keras_transformer.decoding import (
     DecodingState,
     StepFunction,
     Tensor,
-    VocabularySubset,
     newest_attention,
 )
 from keras_transformer.errors import InputError, check_choice
@@ -69,8 +68,6 @@ class SearchSpec(NamedTuple):
     step: StepFunction
     shared: Any  # the part of the model's state that serves all sentences,
     projection: Any  # and this one
-    subset: VocabularySubset | None  # the tokens that model and search choose among; None for all
-    places: Tensor | None  # `VocabularySubset.places` if only the model is limited to a subset
     num_hypotheses: int  # W
     positions: Tensor  # int32 [L], 0 to L - 1; L is the largest of the max lengths, plus EOS
     capacities: tuple[int, ...]  # of the KV cache, now and later; empty if it grows at every step
@@ -146,7 +143,6 @@ def beam_search(
     early_stop: Literal["exact", "first"] = "exact",
     constraints: Sequence[Constraint] = (),
     max_length_bound: int | None = None,
-    vocabulary: VocabularySubset | None = None,
     details: bool = False,
     eos_id: int = EOS_ID,
     pad_id: int = PAD_ID,
@@ -192,8 +188,6 @@ def beam_search(
         max_length_bound: the largest value of `max_lengths` (larger ones are cut to it), where
             shapes must be known before the graph runs, as for XLA. L is then `max_length_bound` +
             1; otherwise it is the largest of `max_lengths` + 1.
-        vocabulary: the tokens that `step` gives logits of, and that translations are made of, EOS
-            among them; None for all. Probabilities are then over these.
         details: whether to return `Hypotheses.details`, which takes memory for L * W * S numbers of
             a sentence if there is coverage.
         eos_id, pad_id: the tokens that complete a translation and that follow it.
@@ -226,7 +220,6 @@ def beam_search(
         coverage_penalty=coverage_penalty,
         constraints=constraints,
         max_length_bound=max_length_bound,
-        vocabulary=vocabulary,
         details=details,
         eos_id=eos_id,
         pad_id=pad_id,
@@ -303,8 +296,7 @@ def _read(spec: SearchSpec, inputs: SentenceInputs, state: State) -> tuple[Tenso
     """Runs the model on the newest tokens.
 
     Returns:
-        float32 logits [B, W, V] of the next tokens, or of those of `spec.subset`; and the state
-        after reading.
+        float32 logits [B, W, V] of the next tokens, and the state after reading.
     """
     is_now = spec.positions == state.time  # [L]
     ancestors = tf.where(is_now, tf.range(spec.num_hypotheses)[:, None], state.ancestors)
@@ -320,9 +312,6 @@ def _read(spec: SearchSpec, inputs: SentenceInputs, state: State) -> tuple[Tenso
     logits, decoding_state = spec.step(state.ids, before)
     logits.set_shape([None, spec.num_hypotheses, None])
     logits = tf.cast(logits, tf.float32)
-    if spec.places is not None:  # tokens outside the subset are impossible
-        logits = tf.pad(logits, [[0, 0], [0, 0], [0, 1]], constant_values=IMPOSSIBLE)
-        logits = tf.gather(logits, spec.places, axis=2)
     model = {name: getattr(decoding_state, name) for name in state.model}
     history = dict(state.history)
     if history:
@@ -438,9 +427,6 @@ def best_continuations(
     )
     offsets = log_probs - log_sum  # [B, W]
     found = Candidates(*scoring.top_k_of_blocks(blocks, width, offsets, num_sets))
-    if spec.subset is not None:
-        places = tf.minimum(found.ids, tf.size(spec.subset.ids) - 1)  # padding of rows, at -inf
-        found = found._replace(ids=tf.gather(spec.subset.ids, places))
     parents = tf.reshape(tf.range(num_hypotheses), [num_sets, size])
     if extra_ids is not None:  # and those that a constraint asks for, unless they are there
         index = tf.range(tf.shape(extra_ids)[2])  # [P]
@@ -455,7 +441,7 @@ def best_continuations(
     is_forced = constrained.is_forced[:, None, None]
     is_forbidden = is_forced | constrained.is_forbidden(found.ids, found.parents)
     found = found._replace(log_probs=tf.where(is_forbidden, IMPOSSIBLE, found.log_probs))
-    forced = _logits_of(constrained.forced_ids, constrained.logits, spec) - shift + offsets
+    forced = _logits_of(constrained.forced_ids, constrained.logits) - shift + offsets
     forced = tf.where(is_forced, tf.reshape(forced, [-1, num_sets, size]), IMPOSSIBLE)
     forced_ids = tf.reshape(constrained.forced_ids, [-1, 1, 1])
     forced_parts = (tf.broadcast_to(each, tf.shape(forced)) for each in (parents, forced_ids))
@@ -471,14 +457,9 @@ def _join(*parts: Candidates) -> Candidates:
     return Candidates(*(tf.concat(fields, axis=-1) for fields in zip(*parts, strict=True)))
 
 
-def _logits_of(ids: Tensor, logits: Tensor, spec: SearchSpec) -> Tensor:
+def _logits_of(ids: Tensor, logits: Tensor) -> Tensor:
     """Returns the logits [B, W] of one token in each sentence, ids int32 [B] or []."""
-    rank = ids.shape.rank
-    if spec.subset is None:
-        return tf.gather(logits, ids, axis=2, batch_dims=rank)
-    place, size = tf.gather(spec.subset.places, ids), tf.size(spec.subset.ids)
-    found = tf.gather(logits, tf.minimum(place, size - 1), axis=2, batch_dims=rank)
-    return tf.where((place < size)[..., None], found, IMPOSSIBLE)
+    return tf.gather(logits, ids, axis=2, batch_dims=ids.shape.rank)
 
 
 def _in_groups(part: Tensor, num_groups: int) -> list[Tensor]:
@@ -662,17 +643,14 @@ def start_search(
     coverage_penalty: Tensor = 0.0,
     constraints: Sequence[Constraint] = (),
     max_length_bound: int | None = None,
-    vocabulary: VocabularySubset | None = None,
     details: bool = False,
-    reads_logits: bool = False,
     eos_id: int = EOS_ID,
     pad_id: int = PAD_ID,
     options: Mapping[str, Tensor] | None = None,
 ) -> tuple[SearchSpec, SentenceInputs, State]:
     """Returns what a search's loop needs; the state has W empty hypotheses, all open.
 
-    `options` are parameters of one kind of search only, and `reads_logits` says whether it reads
-    the logits of all tokens; for the others see `beam_search`.
+    `options` are parameters of one kind of search only; for the others see `beam_search`.
     """
     if eos_id == pad_id:
         raise InputError(f"eos_id and pad_id must differ, both are {eos_id}; give PAD its own id")
@@ -708,15 +686,10 @@ def start_search(
         ),
         options=repeat_for_each_sentence(dict(options or {}), batch_size),
     )
-    subset, places = vocabulary, None
-    if subset is not None and (reads_logits or any(each.reads_logits for each in constraints)):
-        places, subset = subset.places, None
     spec = SearchSpec(
         step=step,
         shared=state.shared,
         projection=state.projection,
-        subset=subset,
-        places=places,
         num_hypotheses=num_hypotheses,
         positions=tf.range(result_length),
         capacities=() if max_length_bound is None else kv_cache_capacities(max_length_bound),

@@ -63,12 +63,9 @@ class Constraint(Protocol):
         inputs: nest of tensors [B, ...], what the constraint is for each sentence. Leaves of shape
             [] or [1, ...] hold for all sentences. A search drops the rows of finished sentences,
             so methods must read the inputs that they are given and never these.
-        reads_logits: whether it defines `adjust`, `restrict` or `next_ids`. A search then passes it
-            logits of all tokens: where the model gives those of a subset, the others are -inf.
     """
 
     inputs: Any
-    reads_logits: bool = True
 
     def initial_state(self, inputs: Any, num_hypotheses: int) -> Any:
         """Returns what the constraint remembers of empty hypotheses, nest of tensors [B, W, ...].
@@ -178,8 +175,6 @@ class MinLength(Constraint):
             have another token; otherwise it would have no text.
     """
 
-    reads_logits = False
-
     def __init__(self, lengths: Tensor, space_ids: Sequence[int] = ()) -> None:
         self.inputs = tf.cast(lengths, tf.int32)
         self._space_ids = list(space_ids)
@@ -198,7 +193,6 @@ class ForbidUnknown(Constraint):
     """Translations have no unknown token, except in a prefix."""
 
     inputs = ()
-    reads_logits = False
 
     def forbidden_ids(self, hypotheses: OpenHypotheses) -> Tensor:
         return tf.constant([[[UNK_ID]]])
@@ -211,8 +205,6 @@ class Prefix(Constraint):
         ids: int32 [B, P], each prefix followed by PAD; only PAD is neutral. A prefix must not be
             longer than the maximum length.
     """
-
-    reads_logits = False
 
     def __init__(self, ids: Tensor) -> None:
         self.inputs = tf.cast(ids, tf.int32)

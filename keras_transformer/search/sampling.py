@@ -56,7 +56,7 @@ def sample(
         length_penalty: as in `beam_search`, but 0 by default.
         **arguments: as in `beam_search`: `bos_ids` and `max_lengths`, and optionally
             `length_penalty_form`, `coverage_penalty`, `constraints`, `max_length_bound`,
-            `vocabulary`, `eos_id` and `pad_id`.
+            `eos_id` and `pad_id`.
 
     Raises:
         InputError: `num_translations` is below 1, or EOS = PAD.
@@ -75,7 +75,6 @@ def sample(
             state,
             num_translations,
             length_penalty=length_penalty,
-            reads_logits=True,
             options=options,
             **arguments,
         ),

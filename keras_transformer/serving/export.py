@@ -249,4 +249,3 @@ def _describe_tensors(tensors: Mapping[str, Any]) -> dict[str, Any]:
         name: {"type": tensor.dtype.name, "shape": tensor.shape.as_list()}
         for name, tensor in tensors.items()
     }
-

@@ -6,7 +6,6 @@ target.model        the target's vocabulary, if it has its own
 checkpoints/        see `checkpoints.py`
 lock                held by the process that trains the run
 tokens/             the tokenized text, see `data/token_cache.py`
-shortlist.npz       see `data/shortlist.py`, once it was asked for
 metrics.jsonl       one JSON object every `log_steps` updates and at each checkpoint
 tensorboard/        on request
 """
@@ -18,7 +17,6 @@ import json
 import os
 import pathlib
 import shlex
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -28,7 +26,6 @@ from keras_transformer.config import TrainingConfig
 from keras_transformer.data import (
     ApacheBeamShards,
     ParallelText,
-    Shortlist,
     TokenizedCorpus,
     tokenize_share,
 )
@@ -504,40 +501,6 @@ class RunDirectory:
 def absolute(path: str | os.PathLike[str]) -> str:
     """Returns the path of what a run starts from as config.json has it."""
     return str(pathlib.Path(path).resolve())
-
-
-def load_shortlist(
-    run: RunDirectory, progress: Callable[[int], None] = lambda num_pairs: None
-) -> Shortlist:
-    """Returns the candidates of each source token, learned once and kept in the run directory.
-
-    Args:
-        run: trained on a corpus.
-        progress: is called now and then while this is tokenized, see `cached_corpus`.
-
-    Raises:
-        InputError: they have to be learned, and the text that the run was trained on is not there,
-            or the directory cannot be written to.
-    """
-    path = run.path / "shortlist.npz"
-    if not path.exists():
-        configs, vocabularies = run.configs(), run.vocabularies()
-        if configs.data is None:
-            raise InputError(
-                f"{run.path} was imported, without a text to learn a shortlist from; remove "
-                "--shortlist, or train the run further with train --start_from"
-            )
-        folder = run.path / "tokens"
-        with writing(str(path)), contextlib.ExitStack() as stack:
-            if not folder.exists():  # they are elsewhere; a second copy would not be kept
-                temporary = tempfile.TemporaryDirectory(dir=run.path, prefix=".tokens-")
-                folder = pathlib.Path(stack.enter_context(temporary))
-            corpus = training_corpus(
-                configs.data, vocabularies, folder, progress, task=configs.task
-            )
-            sizes = (vocabulary.size for vocabulary in vocabularies)
-            Shortlist.learn(corpus, *sizes).save(path)
-    return Shortlist.load(path)
 
 
 def _record(content: bytes) -> dict[str, Any]:

@@ -26,7 +26,6 @@ from keras_transformer.errors import InputError
 from keras_transformer.host import keep_freed_memory
 
 if TYPE_CHECKING:
-    from keras_transformer.data import Shortlist
     from keras_transformer.models import Seq2SeqModel, Transformer
     from keras_transformer.text import Vocabulary
 
@@ -36,15 +35,13 @@ ENGINES: dict[str, dict[str, str]] = {
     "ours": {"TF_ENABLE_ONEDNN_OPTS": "0"},
     "ours_xla": {"XLA_FLAGS": "--xla_cpu_prefer_vector_width=512"},
     "ours_default": {"TF_ENABLE_ONEDNN_OPTS": "0"},  # the search that users get
-    "ours_shortlist": {"TF_ENABLE_ONEDNN_OPTS": "0"},
     "ctranslate2": {},
     "ctranslate2_int8": {},
-    "ctranslate2_shortlist": {},
 }
 # The engine whose translations must equal another's, except for ties.
 _MATCHES = {
     "ours": "ctranslate2", "ours_xla": "ctranslate2",
-    "ctranslate2_int8": "ctranslate2", "ours_shortlist": "ctranslate2_shortlist",
+    "ctranslate2_int8": "ctranslate2",
 }  # fmt: skip
 BEAM_SIZE = 4
 # Translations are ranked by their log-probability: each engine has another length penalty.
@@ -55,7 +52,6 @@ _FORCED = {"tiny": (8000, 20, 64)}
 _FORCED |= dict.fromkeys(("small", "base", "big"), (37000, 24, 32))
 _RANDOM_BATCHES = 4  # of different sentences
 _TEST_SET_BATCH = 64
-_SHORTLIST = 50  # candidates of a source token
 _MOST_SINGLES, _FEWEST_SINGLES = 20, 3  # sentences of a round that are translated one at a time
 _REST_SECONDS = 0.25  # between turns, until threads that wait in a loop for work fall asleep
 
@@ -159,9 +155,7 @@ def random_case(
     sentences = Sentences.random(
         name, vocabulary_size=vocabulary.size, lengths=lengths, batch_size=batch_size
     )
-    return sentences, functools.partial(
-        _write_models, model, vocabulary, vocabulary, sentences, None
-    )
+    return sentences, functools.partial(_write_models, model, vocabulary, vocabulary, sentences)
 
 
 def run_case(run_dir: str, checkpoint: str, path: str) -> tuple[Sentences, Write]:
@@ -172,7 +166,6 @@ def run_case(run_dir: str, checkpoint: str, path: str) -> tuple[Sentences, Write
     """
     from keras_transformer.data import read_lines
     from keras_transformer.training import RunDirectory
-    from keras_transformer.training.run import load_shortlist
 
     run = RunDirectory(run_dir)
     model = run.load_model(checkpoint)
@@ -181,12 +174,7 @@ def run_case(run_dir: str, checkpoint: str, path: str) -> tuple[Sentences, Write
     ids = [row[:longest] for row in source.encode(read_lines(path)) if row]
     check_not_empty(ids, path)
     sentences = Sentences.real(pathlib.Path(path).stem, ids, _TEST_SET_BATCH)
-    try:
-        shortlist = load_shortlist(run)
-    except InputError as error:
-        print(f"Without a shortlist: {error}", file=sys.stderr)
-        shortlist = None
-    return sentences, functools.partial(_write_models, model, source, target, sentences, shortlist)
+    return sentences, functools.partial(_write_models, model, source, target, sentences)
 
 
 def _line_lengths(path: str) -> list[int]:
@@ -234,7 +222,6 @@ def _write_models(
     source: "Vocabulary",
     target: "Vocabulary",
     sentences: Sentences,
-    shortlist: "Shortlist | None",
     folder: str,
 ) -> dict[str, str]:
     """Writes the model for each engine that is installed, and returns its folders by engine."""
@@ -256,12 +243,6 @@ def _write_models(
         "ours_xla": Translator(model, source, target, search, xla=shapes),
         "ours_default": Translator(model, source, target, default),
     }
-    if shortlist is not None:
-        search = search.replace(shortlist=_SHORTLIST)
-        translators["ours_shortlist"] = Translator(
-            model, source, target, search, shortlist=shortlist
-        )
-        shortlist = shortlist.first(_SHORTLIST)
     folders = {name: f"{folder}/{name}" for name in translators}
     for name, translator in translators.items():
         # The graph of this signature is the same in an export of all of them.
@@ -272,13 +253,11 @@ def _write_models(
         tf.saved_model.save(root, folders[name], signatures={"tokens": tokens})
     rival = f"{folder}/ctranslate2"
     try:
-        export_ctranslate2(model, source, target, rival, shortlist=shortlist)
+        export_ctranslate2(model, source, target, rival)
     except InputError as error:  # it is not installed, or does not support the model
         print(f"CTranslate2 is skipped: {error}", file=sys.stderr)
         return folders
-    rivals = ["ctranslate2", "ctranslate2_int8"]
-    rivals += ["ctranslate2_shortlist"] if shortlist is not None else []
-    return folders | dict.fromkeys(rivals, rival)
+    return folders | dict.fromkeys(["ctranslate2", "ctranslate2_int8"], rival)
 
 
 # The measurement
@@ -427,7 +406,6 @@ def check(rows: Sequence[Row]) -> list[Verdict]:
     """Compares rows with the targets of decoding speed, for real sentences or their lengths."""
     rows = [row for row in rows if not row.case["one_length"]]
     ours, rival = ("ours", "ours_xla"), ("ctranslate2",)
-    shortlist, with_map = ("ours_shortlist",), ("ctranslate2_shortlist",)
     many, one = "batches of 64 real sentences", "one real sentence at a time"
     fast = "as long as a test set's, tiny-fast against tiny"
     verdicts = []
@@ -436,10 +414,6 @@ def check(rows: Sequence[Row]) -> list[Verdict]:
          "CTranslate2", 64),
         (f"{one} against CTranslate2's float32", 1.3, (ours, "run"), (rival, "run"),
          "CTranslate2", 1),
-        (f"{many} with a shortlist against those without", 1.5, (shortlist, "run"),
-         (("ours",), "run"), "a search of all tokens", 64),
-        (f"{many} with a shortlist against CTranslate2's", 1.0, (shortlist, "run"),
-         (with_map, "run"), "CTranslate2 with a shortlist", 64),
         ("base, batches of 32 as long as a test set's", 1.0, (ours, "base"), (rival, "base"),
          "CTranslate2", 32),
         ("base, one sentence as long as a test set's", 1.3, (ours, "base"), (rival, "base"),
@@ -541,7 +515,6 @@ class CTranslate2:
         self._ids = {token: number for number, token in enumerate(target)}
         self._forced = forced
         self._options: dict[str, Any] = {"beam_size": BEAM_SIZE, "length_penalty": LENGTH_PENALTY}
-        self._options["use_vmap"] = job["engine"].endswith("_shortlist")
 
     @staticmethod
     def _tokens(folder: str, side: str) -> list[str]:

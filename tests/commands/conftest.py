@@ -121,7 +121,7 @@ def share_translators(monkeypatch, traced):
         return traced[key]
 
     def make_once(model, source, target, search, *others, **options):
-        if others or options.keys() != {"task", "shortlist"} or options["shortlist"] is not None:
+        if others or options.keys() != {"task"}:
             return make(model, source, target, search, *others, **options)  # for an export, say
         key = (id(model), search, options["task"])
         if key not in traced:

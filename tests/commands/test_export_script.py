@@ -51,7 +51,6 @@ def test_invalid_flags_write_nothing(call, trained, tmp_path, refused):
     refused(call(*ctranslate2, "--check_timeout=9"), "--check_timeout cannot be combined with")
     refused(call(*ctranslate2, "--beam_size=1"), "--beam_size cannot be combined with")
     transformers = (*export, "--format=transformers")
-    refused(call(*transformers, "--shortlist=50"), "--shortlist cannot be combined with --format")
     refused(call(*transformers, "--quantization=int8"), "--quantization cannot be combined with")
     onnx = (*export, "--format=onnx")
     refused(call(*onnx, "--repetition_penalty=2"), "--repetition_penalty cannot be combined with")

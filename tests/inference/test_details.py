@@ -11,7 +11,6 @@ from keras_transformer.config import (
     SearchConfig,
     UniversalConfig,
 )
-from keras_transformer.data import Shortlist, TokenizedCorpus
 from keras_transformer.errors import InputError
 from keras_transformer.inference import Translator, XlaShapes
 from keras_transformer.models import Ensemble, build_model
@@ -119,19 +118,6 @@ def test_output_is_cut_at_its_limit(translator, limit):
 def test_limits_differ_from_row_to_row(translator):
     results = translator.translate(["cat two sun"] * 3, details=True, max_length=[2, 9, None])
     assert [best.output_cut for (best,) in results] == [True, False, False]
-
-
-def test_details_with_a_shortlist(trained):
-    model, source, target = trained
-    words = ["two sun", "cat hello tree house"]
-    texts = [best.text for best, *_ in Translator(*trained).translate(words)]
-    corpus = TokenizedCorpus.from_ids(source.encode(words), target.encode(texts))
-    shortlist = Shortlist.learn(corpus, source.size, target.size)
-    search = SearchConfig(shortlist=2, max_extra_length=5, length_penalty=0.0)
-    translator = Translator(model, source, target, search, shortlist=shortlist)
-    for (found,) in translator.translate(words, details=True):
-        assert sum(found.token_scores) == pytest.approx(found.score, abs=1e-5)
-        assert all(score <= 0 for score in found.token_scores)
 
 
 def test_details_cannot_be_combined_with_xla(trained):

@@ -11,7 +11,7 @@ import tensorflow as tf
 from samples import make_model, some_ids
 
 from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, SearchConfig, TransformerConfig
-from keras_transformer.data import Shortlist, pad_ids
+from keras_transformer.data import pad_ids
 from keras_transformer.errors import InputError
 from keras_transformer.inference import Translator
 from keras_transformer.interop.ctranslate2 import export_ctranslate2
@@ -213,33 +213,6 @@ def test_unknown_words_translate_as_in_translator(make_translator, tmp_path):
     theirs = translate_with_ctranslate2(folder, texts, beam_size=1, max_decoding_length=8)
     ours = [best.text for best, *_ in translator.translate(texts)]
     assert [text for text, *_ in theirs] == ours
-
-
-def test_shortlist_limits_translations(separate_translator, words, tmp_path):
-    source, target = (
-        tokenizer.vocabulary
-        for tokenizer in (
-            separate_translator.source_tokenizer,
-            separate_translator.target_tokenizer,
-        )
-    )
-    (sun,), (cat,) = source.encode(["sun", "cat"])
-    ((tree,),) = target.encode([words["tree"]])
-    candidates = np.full((source.size, 2), PAD_ID, np.int32)
-    candidates[sun, 0] = target.encode([words["sun"]])[0][0]
-    candidates[cat] = [tree, EOS_ID]  # no cat
-    shortlist = Shortlist(common=np.arange(4, dtype=np.int32), candidates=candidates)
-    folder = export(separate_translator, tmp_path / "model", shortlist=shortlist)
-    common, *lines = (folder / "vmap.txt").read_text().splitlines()
-    assert common == "\t" + " ".join(target.pieces(range(4)))
-    assert sorted(lines) == sorted(
-        "\t".join([*source.pieces([token]), " ".join(target.pieces([id_ for id_ in ids if id_]))])
-        for token, ids in ((sun, candidates[sun]), (cat, candidates[cat]))
-    )
-    options = dict(beam_size=4, use_vmap=True, disable_unk=True)
-    ((text, *_),) = translate_with_ctranslate2(folder, ["sun cat"], **options)
-    assert set(text.split()) <= {words["sun"], words["tree"]}
-    assert words["sun"] in text
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int16", "float16"])

@@ -7,7 +7,6 @@ import pathlib
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from keras_transformer.config import (
     ModelConfig,
@@ -223,24 +222,3 @@ def test_lora_of_a_model_made_by_an_outer_layer(tmp_path):
     np.testing.assert_array_equal(copy(INPUTS), outer.inner(INPUTS))
     outer.inner.save_lora_weights(tmp_path / "lora")
     build_model(CONFIGS["transformer"]).load_lora_weights(tmp_path / "lora")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("in_graph", [False, True], ids=["eager", "graph"])
-@pytest.mark.parametrize("name", CONFIGS)
-def test_recomputed_gradients_have_the_same_dropout(name, in_graph):
-    def loss_and_gradients(mode):
-        keras.utils.set_random_seed(1)
-        with keras.RematScope(mode):
-            built = build_model(CONFIGS[name].replace(dropout=0.3))
-
-        def compute():
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean(built(INPUTS, training=True) ** 2)
-            return [loss, *tape.gradient(loss, built.trainable_weights)]
-
-        values = (tf.function(compute, autograph=False) if in_graph else compute)()
-        return [np.asarray(tf.convert_to_tensor(value)) for value in values]
-
-    for expected, found in zip(loss_and_gradients(None), loss_and_gradients("full"), strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
