@@ -18,7 +18,6 @@ from absl import flags
 
 from keras_transformer import __version__
 from keras_transformer.config import (
-    VOCABULARY_FIELDS,
     DataConfig,
     JsonConfig,
     ModelConfig,
@@ -222,11 +221,11 @@ def define_flags(
         _groups.setdefault(_heading(config, field.name), {})[field.name] = None
 
 
-def _heading(config: type, name: str) -> str:
+def _heading(config: type[JsonConfig], name: str) -> str:
     """Returns the heading of --help under which a field stands."""
     if issubclass(config, Task):
         return f"Task {config.name}"
-    if config is DataConfig and name in VOCABULARY_FIELDS:
+    if name in config.fields_with(of_vocabulary=True):
         return "Vocabulary"
     if not issubclass(config, ModelConfig):
         return next(heading for kind, heading in _HEADINGS.items() if issubclass(config, kind))

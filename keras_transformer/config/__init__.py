@@ -7,7 +7,6 @@ One place lists every hyperparameter; layers take plain numbers and never see th
 from keras_transformer.config.data import (
     DEFAULT_VOCABULARY_SIZE,
     EXTEND,
-    VOCABULARY_FIELDS,
     DataConfig,
     split_list,
 )
@@ -18,15 +17,14 @@ from keras_transformer.config.model import (
     PAD_ID,
     UNK_ID,
     WORD_START,
-    JsonConfig,
     ModelConfig,
     RecurrentConfig,
     TransformerConfig,
     TransformerLayersConfig,
     UniversalConfig,
     architectures,
-    option,
 )
+from keras_transformer.config.options import JsonConfig, option
 from keras_transformer.config.search import (
     FIXED_OPTIONS,
     MOST_PHRASES,
@@ -48,7 +46,6 @@ __all__ = [
     "SAMPLING_OPTIONS",
     "TRAINING_PRESETS",
     "UNK_ID",
-    "VOCABULARY_FIELDS",
     "WORD_START",
     "DataConfig",
     "JsonConfig",

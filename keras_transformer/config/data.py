@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
-from keras_transformer.config.model import JsonConfig, option
+from keras_transformer.config.options import JsonConfig, option
 from keras_transformer.errors import InputError
 
 VocabularyKind = Literal["bpe", "unigram", "char", "word"]
@@ -13,13 +13,6 @@ Normalization = Literal["nfkc", "nfc", "identity"]
 DEFAULT_VOCABULARY_SIZE = 8000
 LEAST_COVERAGE = 0.98  # of SentencePiece
 EXTEND = "extend"  # a value of `DataConfig.vocabulary`
-
-# The fields that determine the vocabularies.
-VOCABULARY_FIELDS = (
-    "vocabulary", "target_vocabulary", "add_tokens", "vocabulary_size", "vocabulary_kind",
-    "source_level", "target_level", "vocabulary_normalization", "character_coverage",
-    "byte_fallback", "share_vocabulary",
-)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,33 +28,51 @@ class DataConfig(JsonConfig):
     train_source: str | None = option(
         None,
         "Training text, one sentence per line, plain or .gz; separate several files by commas.",
+        is_path=True,
     )
-    train_target: str | None = option(None, "As many files with the translations, line by line.")
+    train_target: str | None = option(
+        None, "As many files with the translations, line by line.", is_path=True
+    )
     train_file: str | None = option(
         None,
         "Files that hold both sides in the format of the task, plain or .gz, separated by "
         'commas; for translation one "source TAB target" per line. Can be combined with file '
         "pairs and data sets.",
+        is_path=True,
     )
     mix_weights: str | None = option(
         None,
         "Share of sentence pairs from each corpus, for example 3,1: file pairs first, then files "
         "of both sides, then data sets. A corpus gives an epoch at least one pair of each length, "
         "however small its share. Default: proportional to their sizes, each pair once per epoch.",
+        may_change="until_trained",
     )
     dev_source: str | None = option(
         None,
         "Source side of the dev set; its loss and the metric of the task are measured at each "
         "checkpoint. Further files, separated by commas, are scored with the metric only.",
+        is_path=True,
     )
-    dev_target: str | None = option(None, "As many files with the translations, line by line.")
+    dev_target: str | None = option(
+        None, "As many files with the translations, line by line.", is_path=True
+    )
     dev_file: str | None = option(
-        None, "One file with both sides, instead of dev_source and dev_target."
+        None, "One file with both sides, instead of dev_source and dev_target.", is_path=True
     )
-    test_source: str | None = option(None, "Source sentences that the command evaluate translates.")
-    test_target: str | None = option(None, "Their translations, line by line.")
+    test_source: str | None = option(
+        None,
+        "Source sentences that the command evaluate translates.",
+        is_path=True,
+        may_change="always",
+    )
+    test_target: str | None = option(
+        None, "Their translations, line by line.", is_path=True, may_change="always"
+    )
     test_file: str | None = option(
-        None, "One file with both sides, instead of test_source and test_target."
+        None,
+        "One file with both sides, instead of test_source and test_target.",
+        is_path=True,
+        may_change="always",
     )
     vocabulary: str | None = option(
         None,
@@ -69,61 +80,86 @@ class DataConfig(JsonConfig):
         'target_vocabulary is given. In a run that starts from another one "extend": its '
         "vocabularies, and after them the tokens that learned ones of the new text would have "
         "besides.",
+        is_path=True,
+        of_vocabulary=True,
     )
-    target_vocabulary: str | None = option(None, "SentencePiece model of the target.")
+    target_vocabulary: str | None = option(
+        None, "SentencePiece model of the target.", is_path=True, of_vocabulary=True
+    )
     add_tokens: str | None = option(
         None,
         "Tokens to add to the vocabularies, separated by commas, for example <de>,<fr>: tags for "
         "languages or domains, each one token wherever it occurs in text.",
+        of_vocabulary=True,
     )
     vocabulary_size: int | None = option(
         None,
         "Tokens of each learned vocabulary. Default: 8,000, or as many as the text supports if "
         "these are fewer.",
+        minimum=1,
+        of_vocabulary=True,
     )
     vocabulary_kind: VocabularyKind = option(
-        "bpe", "Kind of tokens: byte-pair or unigram pieces, characters, or words."
+        "bpe",
+        "Kind of tokens: byte-pair or unigram pieces, characters, or words.",
+        of_vocabulary=True,
     )
     source_level: VocabularyKind | None = option(
-        None, "Kind of tokens of the source. Default: vocabulary_kind."
+        None, "Kind of tokens of the source. Default: vocabulary_kind.", of_vocabulary=True
     )
     target_level: VocabularyKind | None = option(
         None,
         "Kind of tokens of the target. Sides that differ get one vocabulary each. Default: "
         "vocabulary_kind.",
+        of_vocabulary=True,
     )
     vocabulary_normalization: Normalization = option(
         "nfkc",
         'Unicode normalization: "nfkc" unifies compatible characters, "nfc" only composes '
         'letters and marks, "identity" leaves preprocessed text alone.',
+        of_vocabulary=True,
     )
     character_coverage: float = option(
         1.0,
         "Share of all characters that a learned vocabulary covers, from 0.98; the rarest become "
         "unknown.",
+        minimum=LEAST_COVERAGE,
+        maximum=1,
+        of_vocabulary=True,
     )
     byte_fallback: bool = option(
-        False, "Spell unknown characters as UTF-8 bytes; adds 256 tokens to a learned vocabulary."
+        False,
+        "Spell unknown characters as UTF-8 bytes; adds 256 tokens to a learned vocabulary.",
+        of_vocabulary=True,
     )
-    share_vocabulary: bool = option(True, "Learn one vocabulary for both sides.")
+    share_vocabulary: bool = option(
+        True, "Learn one vocabulary for both sides.", of_vocabulary=True
+    )
     max_length: int = option(
-        256, "Drop pairs with more tokens on a side from training and from the dev loss."
+        256,
+        "Drop pairs with more tokens on a side from training and from the dev loss.",
+        minimum=1,
+        may_change="until_trained",
     )
     max_length_ratio: float | None = option(
         None,
         "Drop training pairs whose longer side has more than this many times the tokens of the "
         "shorter side. Default: no limit.",
+        minimum=1,
+        may_change="until_trained",
     )
     subword_sampling: float = option(
         0.0,
         "Subword regularization (Kudo 2018): dropout rate of merges for byte-pair pieces "
         "(Provilkov et al. 2020), exponent of the probabilities for unigram pieces; 0 turns it "
         "off.",
+        minimum=0,
+        below=1,
+        may_change="until_trained",
     )
 
     def __post_init__(self) -> None:
-        self._check_types()
-        self._check_at_least(1, "vocabulary_size", "max_length", "max_length_ratio")
+        super().__post_init__()
         self._check_corpora()
         self._check_vocabularies()
 
@@ -155,15 +191,6 @@ class DataConfig(JsonConfig):
             )
 
     def _check_vocabularies(self) -> None:
-        if not LEAST_COVERAGE <= self.character_coverage <= 1:
-            raise InputError(
-                f"character_coverage must be from {LEAST_COVERAGE} to 1, got "
-                f"{self.character_coverage}"
-            )
-        if not 0 <= self.subword_sampling < 1:
-            raise InputError(
-                f"subword_sampling must be at least 0 and below 1, got {self.subword_sampling}"
-            )
         if self.subword_sampling and not any(self.has_subwords):
             raise InputError(
                 f"subword_sampling needs vocabulary_kind bpe or unigram, got {self.vocabulary_kind}"

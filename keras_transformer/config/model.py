@@ -1,19 +1,17 @@
-"""Configurations of models, and what all configurations share: type and range checks, and JSON.
+"""Configurations of models.
 
 A registry finds the configuration of an architecture by name. Neither Keras nor TensorFlow is
 imported here: command lines make their flags of these classes.
 """
 
 import dataclasses
-import json
-import math
 from collections.abc import Mapping
 from dataclasses import MISSING
-from types import NoneType, UnionType
-from typing import Any, ClassVar, Literal, Union, get_args, get_origin
+from typing import Any, ClassVar, Literal
 
 from typing_extensions import Self
 
+from keras_transformer.config.options import JsonConfig, option
 from keras_transformer.errors import InputError, NotRegisteredError, check_choice
 
 # The tokens that every vocabulary reserves.
@@ -24,98 +22,6 @@ BOS_ID = 2
 EOS_ID = 3
 NUM_RESERVED = 4  # their number; the ids of other tokens follow
 WORD_START = "\u2581"  # SentencePiece writes it instead of a space
-
-
-def option(default: Any, help: str) -> Any:
-    """Returns a dataclass field with a help text, which its command-line flag shows.
-
-    Args:
-        default: of the field, or `dataclasses.MISSING` for one that must be given.
-        help: what the value means, in sentences.
-    """
-    return dataclasses.field(default=default, metadata={"help": help})
-
-
-class JsonConfig:
-    """JSON round trip and validation shared by the frozen dataclasses of this folder."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the fields as the plain Python values that JSON has."""
-        values = dataclasses.asdict(self)  # type: ignore[call-overload]
-        return {
-            name: list(value) if isinstance(value, tuple) else value
-            for name, value in values.items()
-        }
-
-    def to_json(self) -> str:
-        """Returns the fields as indented JSON text."""
-        return json.dumps(self.to_dict(), indent=2) + "\n"
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Self:
-        """Builds the configuration; an unknown field raises `InputError`."""
-        known = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
-        unknown = sorted(set(values) - set(known))
-        if unknown:
-            raise InputError(
-                f"{cls.__name__} has no field {', '.join(unknown)}; it has {', '.join(known)}"
-            )
-        return cls(**values)
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Builds the configuration from the text that `to_json` wrote."""
-        return cls.from_dict(json.loads(text))
-
-    def replace(self, **changes: Any) -> Self:
-        """Returns a copy with some fields changed, checked like any other."""
-        return type(self).from_dict(self.to_dict() | changes)
-
-    def _check_types(self) -> None:
-        for field in dataclasses.fields(self):  # type: ignore[arg-type]
-            value = getattr(self, field.name)
-            if isinstance(value, list) and get_origin(field.type) is tuple:  # read from JSON
-                value = tuple(value)
-                object.__setattr__(self, field.name, value)
-            if (expected := _expected(field.type, value)) is not None:
-                raise InputError(f"{field.name} must be {expected}, got {value!r}")
-
-    def _check_at_least(self, minimum: float, *names: str) -> None:
-        for name in names:
-            value = getattr(self, name)
-            if value is not None and value < minimum:
-                raise InputError(f"{name} must be at least {minimum}, got {value}")
-
-
-_NAMES = {
-    bool: "True or False",
-    int: "a whole number",
-    float: "a finite number",
-    str: "a string",
-}
-
-
-def _expected(kind: Any, value: Any) -> str | None:
-    """Returns in words what a value of a type is, None where `value` is one.
-
-    A bool is no number, and a whole number is also a float.
-    """
-    origin, arguments = get_origin(kind), get_args(kind)
-    if origin in (Union, UnionType):
-        mismatches = [_expected(option, value) for option in arguments if option is not NoneType]
-        fits = None in mismatches or (value is None and NoneType in arguments)
-        return None if fits else " or ".join(filter(None, mismatches))
-    if origin is Literal:
-        fits = any(type(value) is type(choice) and value == choice for choice in arguments)
-        return None if fits else f"one of {', '.join(map(str, arguments))}"
-    if origin is tuple:
-        fits = type(value) is tuple and all(_expected(arguments[0], each) is None for each in value)
-        return None if fits else f"a sequence, each entry {_expected(arguments[0], object())}"
-    if kind is float:
-        fits = type(value) is int or (isinstance(value, float) and math.isfinite(value))
-    else:
-        fits = isinstance(value, origin or kind) and (kind is bool or type(value) is not bool)
-    return None if fits else _NAMES.get(kind, f"of type {kind}")
 
 
 Preset = Mapping[str, Any]
@@ -135,16 +41,24 @@ class ModelConfig(JsonConfig):
     architecture: ClassVar[str]
     PRESETS: ClassVar[Mapping[str, Preset]] = {}
 
-    vocabulary_size: int = option(MISSING, "Tokens of the source vocabulary, V.")
-    target_vocabulary_size: int | None = option(
-        None, "Tokens of the target vocabulary. Default: the same vocabulary."
+    vocabulary_size: int = option(
+        MISSING, "Tokens of the source vocabulary, V.", minimum=NUM_RESERVED
     )
-    model_dim: int = option(512, "Width of embeddings and hidden states, d_model.")
+    target_vocabulary_size: int | None = option(
+        None, "Tokens of the target vocabulary. Default: the same vocabulary.", minimum=NUM_RESERVED
+    )
+    model_dim: int = option(512, "Width of embeddings and hidden states, d_model.", minimum=1)
     dropout: float = option(
-        0.1, "Dropout rate of the output of each sub-layer, before the residual sum (5.4)."
+        0.1,
+        "Dropout rate of the output of each sub-layer, before the residual sum (5.4).",
+        minimum=0,
+        below=1,
     )
     embedding_dropout: float | None = option(
-        None, "Dropout rate of the input of encoder and decoder. Default: dropout, as in the paper."
+        None,
+        "Dropout rate of the input of encoder and decoder. Default: dropout, as in the paper.",
+        minimum=0,
+        below=1,
     )
     share_embeddings: Literal["all", "target", "none"] = option(
         "all",
@@ -181,11 +95,7 @@ class ModelConfig(JsonConfig):
                 f"{type(self).__name__} has no architecture; make the configuration of one of "
                 f"{', '.join(architectures())}, or use ModelConfig.preset"
             )
-        self._check_types()
-        self._check_at_least(1, "model_dim")
-        # PAD, UNK, BOS and EOS are among the tokens.
-        self._check_at_least(EOS_ID + 1, "vocabulary_size", "target_vocabulary_size")
-        self._check_rates("dropout", "embedding_dropout")
+        super().__post_init__()
         if self.share_embeddings == "all" and self.target_vocabulary_size is not None:
             raise InputError(
                 "share_embeddings 'all' needs one vocabulary for both sides, but "
@@ -271,12 +181,6 @@ class ModelConfig(JsonConfig):
         found = next(each for each in _ARCHITECTURES.values() if name in _own_presets(each))
         return cls.from_dict({"architecture": found.architecture} | {**known[name]} | changes)
 
-    def _check_rates(self, *names: str) -> None:
-        for name in names:
-            rate = getattr(self, name)
-            if rate is not None and not 0 <= rate < 1:
-                raise InputError(f"{name} must be at least 0 and below 1, got {rate}")
-
 
 _ARCHITECTURES: dict[str, type[ModelConfig]] = {}
 
@@ -301,22 +205,29 @@ Positions = Literal["sinusoidal", "concatenated", "halves", "learned", "relative
 class TransformerLayersConfig(ModelConfig):
     """Abstract base: hyperparameters of models whose layers are a Transformer's."""
 
-    feed_forward_dim: int = option(2048, "Inner width of the feed-forward layers, d_ff.")
-    num_heads: int = option(8, "Attention heads, h.")
+    feed_forward_dim: int = option(2048, "Inner width of the feed-forward layers, d_ff.", minimum=1)
+    num_heads: int = option(8, "Attention heads, h.", minimum=1)
     key_dim: int | None = option(
-        None, "Width of the queries and keys of a head, d_k. Default: model_dim / num_heads."
+        None,
+        "Width of the queries and keys of a head, d_k. Default: model_dim / num_heads.",
+        minimum=1,
     )
     value_dim: int | None = option(
-        None, "Width of the values of a head, d_v. Default: model_dim / num_heads."
+        None, "Width of the values of a head, d_v. Default: model_dim / num_heads.", minimum=1
     )
     activation: Literal["relu", "swish", "gelu", "gelu_tanh", "gelu_sigmoid"] = option(
         "relu",
         'Activation of the feed-forward layers: "relu" as in the paper, "swish", "gelu" (exact), '
         '"gelu_tanh" or "gelu_sigmoid" (approximations).',
     )
-    attention_dropout: float = option(0.0, "Dropout rate of the attention weights; 0 in the paper.")
+    attention_dropout: float = option(
+        0.0, "Dropout rate of the attention weights; 0 in the paper.", minimum=0, below=1
+    )
     feed_forward_dropout: float = option(
-        0.0, "Dropout rate after the activation of the feed-forward layers; 0 in the paper."
+        0.0,
+        "Dropout rate after the activation of the feed-forward layers; 0 in the paper.",
+        minimum=0,
+        below=1,
     )
     norm_position: Literal["post", "pre"] = option(
         "post",
@@ -328,7 +239,7 @@ class TransformerLayersConfig(ModelConfig):
         '"variance" is (x - mean) / sqrt(variance + epsilon), "sigma" is (x - mean) / (sigma + '
         "epsilon).",
     )
-    norm_epsilon: float = option(1e-6, "Epsilon of layer normalization.")
+    norm_epsilon: float = option(1e-6, "Epsilon of layer normalization.", minimum=0)
     positions: Positions = option(
         "sinusoidal",
         '"sinusoidal" interleaves sine and cosine (3.5); "concatenated" puts all sines before '
@@ -336,13 +247,16 @@ class TransformerLayersConfig(ModelConfig):
         'frequencies of 3.5 (Hugging Face); "learned" is Table 3, row E; "relative" (Shaw et al. '
         '2018) and "rotary" (Su et al. 2021) give distances to self-attention instead.',
     )
-    max_relative_distance: int = option(16, "Largest distance that relative positions tell apart.")
-    first_position: int = option(0, "Number of the first position.")
-    max_positions: int = option(1024, "Rows of the table of learned positions.")
+    max_relative_distance: int = option(
+        16, "Largest distance that relative positions tell apart.", minimum=1
+    )
+    first_position: int = option(0, "Number of the first position.", minimum=0)
+    max_positions: int = option(1024, "Rows of the table of learned positions.", minimum=1)
     max_position_offset: int = option(
         0,
         "In training, count positions from a random number up to this, so that the model sees "
         "positions beyond its sentences.",
+        minimum=0,
     )
     attention_bias: bool = option(
         False, "Give the projections of attention a bias; the paper has none."
@@ -350,12 +264,6 @@ class TransformerLayersConfig(ModelConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_at_least(
-            1, "feed_forward_dim", "num_heads", "key_dim", "value_dim",
-            "max_positions", "max_relative_distance",
-        )  # fmt: skip
-        self._check_at_least(0, "first_position", "max_position_offset", "norm_epsilon")
-        self._check_rates("attention_dropout", "feed_forward_dropout")
         if self.model_dim % self.num_heads and (self.key_dim is None or self.value_dim is None):
             raise InputError(
                 f"model_dim {self.model_dim} is not divisible by num_heads {self.num_heads}; "
@@ -409,8 +317,10 @@ class TransformerConfig(TransformerLayersConfig):
         ),
     }
 
-    num_layers: int = option(6, "Layers of the encoder, and of the decoder, N.")
-    decoder_layers: int | None = option(None, "Layers of the decoder; num_layers if not given.")
+    num_layers: int = option(6, "Layers of the encoder, and of the decoder, N.", minimum=1)
+    decoder_layers: int | None = option(
+        None, "Layers of the decoder; num_layers if not given.", minimum=1
+    )
     embedding_norm: bool = option(
         False, "Normalize the input of encoder and decoder, embedding plus position."
     )
@@ -421,31 +331,25 @@ class TransformerConfig(TransformerLayersConfig):
     )
     source_eos: bool = option(True, "Let the encoder read the EOS that ends each source.")
     encoder_attention_window: int | None = option(
-        None, "Tokens that a source token attends to, itself in the middle; odd. Default: all."
+        None,
+        "Tokens that a source token attends to, itself in the middle; odd. Default: all.",
+        minimum=1,
+        is_odd=True,
     )
     decoder_attention_window: int | None = option(
         None,
         "Odd r: a target token attends to itself and the (r - 1) / 2 tokens before it. Default: "
         "all.",
+        minimum=1,
+        is_odd=True,
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_at_least(
-            1, "num_layers", "decoder_layers", "encoder_attention_window",
-            "decoder_attention_window",
-        )  # fmt: skip
         if not self.share_positions and self.positions != "learned":
             raise InputError(
                 f"share_positions False needs positions learned, got {self.positions}; remove it"
             )
-        for side in ("encoder", "decoder"):
-            window = getattr(self, f"{side}_attention_window")
-            if window is not None and window % 2 == 0:
-                raise InputError(
-                    f"{side}_attention_window must be odd, the token itself and as many on both "
-                    f"sides, got {window}; give {window + 1}"
-                )
 
 
 # The form and size of a Universal Transformer.
@@ -470,7 +374,9 @@ class UniversalConfig(TransformerLayersConfig):
     }
 
     num_steps: int = option(
-        6, "Times that the shared layer is applied; with adaptive steps, the most a token may take."
+        6,
+        "Times that the shared layer is applied; with adaptive steps, the most a token may take.",
+        minimum=1,
     )
     adaptive_steps: bool = option(
         True,
@@ -485,25 +391,26 @@ class UniversalConfig(TransformerLayersConfig):
         "tensor2tensor).",
     )
     halting_epsilon: float = option(
-        0.01, "A token halts once its halting probabilities sum to more than 1 - epsilon."
+        0.01,
+        "A token halts once its halting probabilities sum to more than 1 - epsilon.",
+        above=0,
+        below=1,
     )
     halting_bias: float = option(1.0, "Initial bias of the halting units; lower values halt later.")
     ponder_weight: float = option(
-        0.01, "Weight of the ponder cost in the loss: steps plus remainder of each token."
+        0.01,
+        "Weight of the ponder cost in the loss: steps plus remainder of each token.",
+        minimum=0,
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_at_least(1, "num_steps")
-        self._check_at_least(0, "ponder_weight")
         if self.model_dim % 2:
             raise InputError(
                 f"model_dim must be even for the sinusoidal step signals, got {self.model_dim}"
             )
         if self.norm_epsilon == 0:  # what halting gives padding is zero, which is not normalized
             raise InputError("norm_epsilon must be above 0 in a Universal Transformer, got 0")
-        if not 0 < self.halting_epsilon < 1:
-            raise InputError(f"halting_epsilon must be between 0 and 1, got {self.halting_epsilon}")
 
 
 # The form and size of a recurrent model.
@@ -519,9 +426,11 @@ class RecurrentConfig(ModelConfig):
         "rnn-base": dict(num_layers=2, model_dim=512, hidden_dim=512, dropout=0.2),
     }
 
-    num_layers: int = option(1, "Layers of the encoder, and of the decoder.")
+    num_layers: int = option(1, "Layers of the encoder, and of the decoder.", minimum=1)
     hidden_dim: int = option(
-        512, "Units of an LSTM, U; a layer of the encoder has two, one for each direction."
+        512,
+        "Units of an LSTM, U; a layer of the encoder has two, one for each direction.",
+        minimum=1,
     )
     attention_type: Literal["additive", "dot"] = option(
         "additive",
@@ -529,7 +438,7 @@ class RecurrentConfig(ModelConfig):
         'H (Luong et al. 2015, "general").',
     )
     attention_dim: int | None = option(
-        None, "Width of W1 H and W2 h in additive attention. Default: hidden_dim."
+        None, "Width of W1 H and W2 h in additive attention. Default: hidden_dim.", minimum=1
     )
     intra_temporal_attention: bool = option(
         False,
@@ -550,7 +459,6 @@ class RecurrentConfig(ModelConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_at_least(1, "num_layers", "hidden_dim", "attention_dim")
         if self.attention_dim is not None and self.attention_type == "dot":
             raise InputError(
                 f"attention_dim {self.attention_dim} cannot be combined with attention_type "

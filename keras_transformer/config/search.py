@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from keras_transformer.config.model import JsonConfig, option
+from keras_transformer.config.options import JsonConfig, option
 from keras_transformer.errors import InputError
 
 # Phrases per sentence, limited so that no request can exhaust the memory.

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from typing_extensions import Self
 
-from keras_transformer.config.model import JsonConfig, option
+from keras_transformer.config.options import JsonConfig, option
 from keras_transformer.errors import InputError, check_choice
 
 
@@ -13,12 +13,14 @@ from keras_transformer.errors import InputError, check_choice
 class TrainingConfig(JsonConfig):
     """How a model is trained (Vaswani et al. 2017, section 5)."""
 
-    train_steps: int = option(100_000, "Updates in total.")
+    train_steps: int = option(100_000, "Updates in total.", minimum=1, may_change="always")
     batch_tokens: int = option(
-        25_000, "Source tokens per batch, and target tokens per batch, at most, padding included."
+        25_000,
+        "Source tokens per batch, and target tokens per batch, at most, padding included.",
+        minimum=1,
     )
     batch_sentences: int | None = option(
-        None, "Sentence pairs per batch, at most; batch_tokens is a bound as well."
+        None, "Sentence pairs per batch, at most; batch_tokens is a bound as well.", minimum=1
     )
     optimizer: Literal["adam", "adamw", "adafactor", "lion", "muon"] = option(
         "adam",
@@ -35,61 +37,98 @@ class TrainingConfig(JsonConfig):
         None,
         "Peak rate, reached after warmup_steps. Default: (model_dim * warmup_steps) ** -0.5, as "
         "in the paper (5.3).",
+        minimum=0,
     )
-    warmup_steps: int = option(4000, "Updates of linear warm-up.")
-    label_smoothing: float = option(0.1, "Probability spread over the whole vocabulary (5.4).")
+    warmup_steps: int = option(4000, "Updates of linear warm-up.", minimum=1)
+    label_smoothing: float = option(
+        0.1, "Probability spread over the whole vocabulary (5.4).", minimum=0, below=1
+    )
     accumulation_steps: int = option(
         1,
         "Split each batch into this many parts to save memory; the update is that of the whole "
         "batch.",
+        minimum=1,
+        may_change="always",
     )
     clip_norm: float | None = option(
-        None, "Largest global norm of a gradient. Default: no clipping."
+        None, "Largest global norm of a gradient. Default: no clipping.", above=0
     )
     weight_decay: float = option(
         0.0,
         "Decoupled weight decay of matrices, times the learning rate (Loshchilov and Hutter 2019).",
+        minimum=0,
     )
     ema_decay: float | None = option(
         None,
         "Decay of an exponential moving average of the weights, which is then validated, "
         "averaged and translated with. Default: no moving average.",
+        above=0,
+        below=1,
     )
     max_bad_steps: int = option(
-        20, "Stop after this many consecutive updates that were skipped for a non-finite gradient."
+        20,
+        "Stop after this many consecutive updates that were skipped for a non-finite gradient.",
+        minimum=1,
+        may_change="always",
     )
-    checkpoint_steps: int = option(1000, "Updates between checkpoints.")
+    checkpoint_steps: int = option(1000, "Updates between checkpoints.", minimum=1)
     validation_steps: int | None = option(
         None,
         "Updates between validations: a divisor or a multiple of checkpoint_steps; the end is "
         "validated too. Only validated checkpoints count for selection and early stopping. "
         "Default: checkpoint_steps.",
+        minimum=1,
     )
-    keep_checkpoints: int = option(20, "Newest checkpoints to keep.")
-    keep_best: int = option(1, "Further checkpoints to keep, those with the best dev metric.")
-    average_last: int = option(5, "Newest checkpoints whose weights are averaged at the end (6.1).")
+    keep_checkpoints: int = option(
+        20, "Newest checkpoints to keep.", minimum=1, may_change="always"
+    )
+    keep_best: int = option(
+        1,
+        "Further checkpoints to keep, those with the best dev metric.",
+        minimum=0,
+        may_change="always",
+    )
+    average_last: int = option(
+        5,
+        "Newest checkpoints whose weights are averaged at the end (6.1).",
+        minimum=1,
+        may_change="always",
+    )
     average_best: int | None = option(
-        None, "Average this many of the best checkpoints, by the dev metric, instead of the newest."
+        None,
+        "Average this many of the best checkpoints, by the dev metric, instead of the newest.",
+        minimum=1,
+        may_change="always",
     )
     stop_metric: str | None = option(
         None,
         "Stop early by val_loss, val_perplexity, val_accuracy or the metric of the task, for "
         "example bleu. Default: no early stopping.",
+        may_change="always",
     )
     stop_patience: int = option(
-        10, "Validations without a better stop_metric before training stops."
+        10,
+        "Validations without a better stop_metric before training stops.",
+        minimum=1,
+        may_change="always",
     )
     validation_time_share: float = option(
         0.1,
         "Largest share of the time spent on searching the dev set for the metric of the task; "
         "limits how many of its sentences are used. 0 turns it off. Time is estimated for full "
         "batches of batch_tokens: with a small batch_sentences, give a lower share.",
+        minimum=0,
+        maximum=1,
     )
-    log_steps: int = option(100, "Updates between lines of metrics.jsonl.")
+    log_steps: int = option(
+        100, "Updates between lines of metrics.jsonl.", minimum=1, may_change="always"
+    )
     sustained_tflops: float | None = option(
         None,
         "TFLOP/s that a device sustains, to estimate the cost by time as in the paper (6.1): 2.8 "
         "for K80, 3.7 for K40, 6.0 for M40, 9.5 for P100. Default: no estimate.",
+        minimum=0,
+        may_change="always",
     )
     precision: Literal["float32", "mixed_bfloat16", "mixed_float16", "auto"] = option(
         "float32",
@@ -107,32 +146,14 @@ class TrainingConfig(JsonConfig):
         "Train pairs of matrices of this rank beside those of the dense layers, and nothing else "
         "(LoRA, Hu et al. 2022). Checkpoints then hold the pairs only, a few MB; they are merged "
         "into the model when it translates or is exported. Default: train the weights themselves.",
+        minimum=1,
     )
-    seed: int = option(1, "Seed of initial weights, dropout and data order.")
+    seed: int = option(
+        1, "Seed of initial weights, dropout and data order.", minimum=0, below=1 << 32
+    )
 
     def __post_init__(self) -> None:
-        self._check_types()
-        self._check_at_least(
-            1, "train_steps", "batch_tokens", "batch_sentences", "warmup_steps", "checkpoint_steps",
-            "keep_checkpoints", "average_last", "average_best", "accumulation_steps",
-            "max_bad_steps", "stop_patience", "log_steps", "validation_steps", "lora_rank",
-        )  # fmt: skip
-        if self.seed >= 1 << 32:
-            raise InputError(f"seed must fit into 32 bits, got {self.seed}")
-        if self.clip_norm is not None and self.clip_norm <= 0:
-            raise InputError(
-                f"clip_norm must be above 0, got {self.clip_norm}; None turns clipping off"
-            )
-        self._check_at_least(
-            0, "label_smoothing", "learning_rate", "seed",
-            "weight_decay", "keep_best", "validation_time_share", "sustained_tflops",
-        )  # fmt: skip
-        if self.ema_decay is not None and not 0 < self.ema_decay < 1:
-            raise InputError(f"ema_decay must be between 0 and 1, got {self.ema_decay}")
-        if self.validation_time_share > 1:
-            raise InputError(
-                f"validation_time_share must be at most 1, got {self.validation_time_share}"
-            )
+        super().__post_init__()
         # Any other name is that of the task's metric, which takes a search; see `Task.find_metric`.
         stops_by_search = self.stop_metric is not None and not self.stop_metric.startswith("val_")
         if not self.validation_time_share and (stops_by_search or self.average_best is not None):
@@ -162,8 +183,6 @@ class TrainingConfig(JsonConfig):
                 f"validation_steps {self.validation_steps} must divide checkpoint_steps "
                 f"{self.checkpoint_steps} or be a multiple of it"
             )
-        if self.label_smoothing >= 1:
-            raise InputError(f"label_smoothing must be below 1, got {self.label_smoothing}")
 
     def _check_averages(self) -> None:
         if self.average_best is not None and self.average_best > self.keep_best:

@@ -26,7 +26,7 @@ from typing import Any
 import tensorflow as tf
 import tensorflow_text  # noqa: F401  (loads the tokenizer's ops, which the SavedModel calls)
 
-from keras_transformer.config import split_list
+from keras_transformer.config import DataConfig, split_list
 from keras_transformer.errors import InputError
 from keras_transformer.files import atomic_folder, write_atomically
 from keras_transformer.host import package_versions
@@ -51,12 +51,6 @@ from keras_transformer.text import Vocabulary
 from keras_transformer.training import RunDirectory
 from keras_transformer.training.checkpoints import AVERAGE
 from keras_transformer.training.metrics import TOTALS, read_metrics
-
-# Files that the model card lists without their folders.
-_PATHS = (
-    "train_source", "train_target", "train_file", "dev_source", "dev_target", "dev_file",
-    "test_source", "test_target", "test_file", "vocabulary", "target_vocabulary",
-)  # fmt: skip
 
 
 def export(
@@ -208,7 +202,7 @@ def describe_run(run: RunDirectory, checkpoint: str) -> dict[str, Any]:
     """
     configs = run.configs()
     values = {} if configs.data is None else configs.data.to_dict()
-    for name in _PATHS:
+    for name in DataConfig.fields_with(is_path=True):  # without their folders
         if values.get(name) is not None:
             values[name] = ",".join(map(os.path.basename, split_list(values[name])))
     metrics = {f"step-{step}": each for step, each in run.checkpoints().metrics.read().items()}

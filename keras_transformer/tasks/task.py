@@ -115,9 +115,6 @@ class Task(JsonConfig, abc.ABC):
     built_in_data: ClassVar[Mapping[str, Any]] = {}
     learned_options: ClassVar[tuple[str, ...]] = ()
 
-    def __post_init__(self) -> None:
-        self._check_types()
-
     # Reading
 
     def check_data(self, data: DataConfig) -> None:

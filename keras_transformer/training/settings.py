@@ -5,7 +5,6 @@ architecture, or a task. "preset", "architecture" and "task" choose defaults. No
 TensorFlow, so that a command can report a wrong option at once.
 """
 
-import dataclasses
 import difflib
 import os
 import re
@@ -16,7 +15,6 @@ from keras_transformer.config import (
     DEFAULT_VOCABULARY_SIZE,
     EXTEND,
     TRAINING_PRESETS,
-    VOCABULARY_FIELDS,
     DataConfig,
     JsonConfig,
     ModelConfig,
@@ -38,20 +36,6 @@ DEFAULT_TASK = "translation"
 # with LoRA the whole of it.
 _FINE_TUNING_RATE = 0.1
 _WARMUP_STEPS = 4000
-
-# What a later run of the same command may change: none of it affects an update.
-_MAY_CHANGE = {
-    "train_steps", "accumulation_steps", "keep_checkpoints", "keep_best", "average_last",
-    "average_best", "stop_metric", "stop_patience", "max_bad_steps", "log_steps",
-    "sustained_tflops", "test_source", "test_target", "test_file",
-}  # fmt: skip
-# What else may change before the first checkpoint, beside all of TrainingConfig.
-_NOT_OF_THE_VOCABULARY = {"max_length", "max_length_ratio", "mix_weights", "subword_sampling"}
-# Fields with one path or several. A path may be written in another way.
-_PATHS = {
-    "train_source", "train_target", "train_file", "dev_source", "dev_target", "dev_file",
-    "vocabulary", "target_vocabulary",
-}  # fmt: skip
 
 
 class RunConfigs(NamedTuple):
@@ -130,9 +114,11 @@ class RunConfigs(NamedTuple):
 
         Before the first checkpoint everything about training may change: nothing is lost then.
         """
-        may_change = set(_MAY_CHANGE)
+        kinds = (DataConfig, TrainingConfig)
+        may_change = {name for kind in kinds for name in kind.fields_with(may_change="always")}
         if not has_checkpoint:
-            may_change |= asked.training.to_dict().keys() | _NOT_OF_THE_VOCABULARY
+            may_change |= {*TrainingConfig.fields_with()}
+            may_change |= {*DataConfig.fields_with(may_change="until_trained")}
         elif self.training.schedule in ("cosine", "linear"):  # which end at the last step
             may_change.discard("train_steps")
         before = self._flat()  # another architecture or task has other fields
@@ -151,7 +137,7 @@ class RunConfigs(NamedTuple):
 
 def _are_same(name: str, value: Any, before: Any) -> bool:
     """Whether two values of a setting are equal; paths are if they lead to the same files."""
-    if name in _PATHS and value and before:
+    if name in DataConfig.fields_with(is_path=True) and value and before:
         value, before = (list(map(os.path.realpath, split_list(each))) for each in (value, before))
     return bool(value == before)
 
@@ -200,9 +186,10 @@ def fine_tuning_configs(origin: RunConfigs, path: str, options: Options) -> RunC
     if not names_data(options):
         raise InputError("--start_from needs text to train on; name it, as in --train_source")
     given_data = given_options(DataConfig, options)
+    of_vocabulary = DataConfig.fields_with(of_vocabulary=True)
     is_extended = given_data.get("vocabulary") == EXTEND
     own = {"add_tokens"} | ({"vocabulary", "vocabulary_size"} if is_extended else set())
-    if given := sorted(given_data.keys() & {*VOCABULARY_FIELDS} - own):
+    if given := sorted(given_data.keys() & {*of_vocabulary} - own):
         grow = ", or add tokens with --vocabulary=extend" if given[0] == "vocabulary" else ""
         raise InputError(
             f"--{given[0]} cannot be combined with --start_from: the vocabularies are those of "
@@ -227,7 +214,7 @@ def fine_tuning_configs(origin: RunConfigs, path: str, options: Options) -> RunC
     task = origin.task.replace(**changes) if is_same else task_type(**changes)
     kept: dict[str, Any] = {}
     if origin.data is not None:
-        kept = {name: getattr(origin.data, name) for name in VOCABULARY_FIELDS}
+        kept = {name: getattr(origin.data, name) for name in of_vocabulary}
         kept["add_tokens"] = None
         if is_extended or origin.data.vocabulary == EXTEND:  # of text that is not this run's
             kept |= {"vocabulary": None, "target_vocabulary": None, "vocabulary_size": None}
@@ -325,9 +312,9 @@ def _model(task: Task, data: DataConfig, options: Options) -> ModelConfig:
 
 def option_names() -> set[str]:
     """Returns the names of all options."""
-    configs = [DataConfig, TrainingConfig, *architectures().values()]
+    configs: list[type[JsonConfig]] = [DataConfig, TrainingConfig, *architectures().values()]
     configs += map(get_task, registered_tasks())
-    fields = {field for config in configs for field in _fields(config)}
+    fields = {field for config in configs for field in config.fields_with()}
     return fields | {"preset", "architecture", "task"}
 
 
@@ -343,8 +330,8 @@ def _check_names(options: Options) -> None:
 def _check_options_of(config: type[ModelConfig], options: Options) -> None:
     """Raises `InputError` for an option that only other architectures have."""
     for name in _given_model(options):
-        if name not in _fields(config):
-            others = [each for each in architectures().values() if name in _fields(each)]
+        if name not in config.fields_with():
+            others = [each for each in architectures().values() if name in each.fields_with()]
             names = " and ".join(each.architecture for each in others)
             raise InputError(
                 f"--{name} is a setting of architecture {names}, and this run's is "
@@ -375,11 +362,8 @@ def _given_model(options: Options) -> dict[str, Any]:
 
 def given_options(config: type[JsonConfig], options: Options) -> dict[str, Any]:
     """Returns the options that are fields of a configuration and not None."""
-    return {name: options[name] for name in _fields(config) if options.get(name) is not None}
-
-
-def _fields(config: type[JsonConfig]) -> list[str]:
-    return [field.name for field in dataclasses.fields(config)]  # type: ignore[arg-type]
+    names = config.fields_with()
+    return {name: options[name] for name in names if options.get(name) is not None}
 
 
 def _check_trains_random_weights(freeze: str | None, lora_rank: int | None) -> None:

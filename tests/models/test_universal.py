@@ -371,7 +371,7 @@ def test_flops_project_the_memory_once():
     [
         (dict(num_steps=0), "num_steps must be at least 1, got 0"),
         (dict(ponder_weight=-1.0), "ponder_weight must be at least 0, got -1.0"),
-        (dict(halting_epsilon=1.0), "halting_epsilon must be between 0 and 1, got 1.0"),
+        (dict(halting_epsilon=1.0), "halting_epsilon must be below 1, got 1.0"),
         (dict(halting_output="mean"), "halting_output must be one of sum, blend, got 'mean'"),
         (dict(max_position_offset=-1), "max_position_offset must be at least 0, got -1"),
         (dict(norm_epsilon=0.0), "norm_epsilon must be above 0 in a Universal Transformer, got 0"),

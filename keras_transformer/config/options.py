@@ -1,0 +1,186 @@
+"""What all configurations share: fields that declare their rules, their checks, and JSON.
+
+A field is made by `option`, which declares once what the value means, which values it may have and
+who may set it. Checks, command-line flags and what a run keeps are derived from that.
+"""
+
+import dataclasses
+import json
+import math
+import operator
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+from typing_extensions import Self
+
+from keras_transformer.errors import InputError
+from keras_transformer.files import local_paths
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    minimum: float | None = None,
+    maximum: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+    is_odd: bool = False,
+    is_path: bool = False,
+    of_vocabulary: bool = False,
+    may_change: Literal["never", "until_trained", "always"] = "never",
+    per_sentence: bool = False,
+    method: str | None = None,
+    neutral: float | None = None,
+) -> Any:
+    """Returns a field of a configuration.
+
+    Args:
+        default: of the field, or `dataclasses.MISSING` for one that must be given.
+        help: what the value means, in sentences; the help of its command-line flag.
+        minimum, maximum, above, below: bounds of a number, or of the length of a sequence.
+        is_odd: whether the number must be odd.
+        is_path: whether the text is a path on this machine, or several separated by commas.
+        of_vocabulary: whether it determines the vocabularies of a run.
+        may_change: when a later command for the same run may change it: "until_trained" means
+            before its first checkpoint.
+        per_sentence: whether each sentence of a request may set it.
+        method: the only search method that reads it; None means all.
+        neutral: the value that has no effect, so that a graph needs no operations for it.
+
+    Example:
+        >>> @dataclasses.dataclass(frozen=True, kw_only=True)
+        ... class Windows(JsonConfig):
+        ...     window: int = option(3, "Tokens that a token attends to.", minimum=1, is_odd=True)
+        >>> Windows(window=4)
+        InputError: window must be odd, got 4; use 3 or 5
+    """
+    declared = {name: value for name, value in locals().items() if name != "default"}
+    return dataclasses.field(default=default, metadata=declared)
+
+
+class JsonConfig:
+    """Base of configurations: frozen dataclasses that check their fields, with a JSON round trip.
+
+    A subclass that has rules for several fields together checks them in its `__post_init__`, after
+    that of this class.
+    """
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            if isinstance(value, list) and get_origin(field.type) is tuple:  # read from JSON
+                value = tuple(value)
+            if (expected := _expected(field.type, value)) is not None:
+                raise InputError(f"{field.name} must be {expected}, got {value!r}")
+            if value is not None:
+                if field.metadata.get("is_path"):
+                    value = local_paths(value)
+                _check_range(field, value)
+            object.__setattr__(self, field.name, value)
+
+    @classmethod
+    def fields_with(cls, **declared: Any) -> tuple[str, ...]:
+        """Returns the names of the fields that declare all of these, all fields for none.
+
+        Example:
+            >>> SearchConfig.fields_with(method="sampling")
+            ('temperature', 'top_k', 'top_p', 'seed')
+        """
+        return tuple(
+            field.name
+            for field in dataclasses.fields(cls)  # type: ignore[arg-type]
+            if declared.items() <= field.metadata.items()
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the fields as the plain Python values that JSON has."""
+        values = dataclasses.asdict(self)  # type: ignore[call-overload]
+        return {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in values.items()
+        }
+
+    def to_json(self) -> str:
+        """Returns the fields as indented JSON text."""
+        return json.dumps(self.to_dict(), indent=2) + "\n"
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        """Builds the configuration; an unknown field raises `InputError`."""
+        known = cls.fields_with()
+        if unknown := sorted(set(values) - set(known)):
+            raise InputError(
+                f"{cls.__name__} has no field {', '.join(unknown)}; it has {', '.join(known)}"
+            )
+        return cls(**values)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Builds the configuration from the text that `to_json` wrote."""
+        return cls.from_dict(json.loads(text))
+
+    def replace(self, **changes: Any) -> Self:
+        """Returns a copy with some fields changed, checked like any other."""
+        return type(self).from_dict(self.to_dict() | changes)
+
+    # TODO: config/search.py still calls these two.
+    def _check_types(self) -> None:
+        JsonConfig.__post_init__(self)
+
+    def _check_at_least(self, minimum: float, *names: str) -> None:
+        for name in names:
+            if getattr(self, name) < minimum:
+                raise InputError(f"{name} must be at least {minimum}, got {getattr(self, name)}")
+
+
+_BOUNDS = {
+    "minimum": ("at least", operator.ge),
+    "above": ("above", operator.gt),
+    "maximum": ("at most", operator.le),
+    "below": ("below", operator.lt),
+}
+
+
+def _check_range(field: dataclasses.Field[Any], value: Any) -> None:
+    """Raises `InputError` unless a value keeps the bounds that its field declares."""
+    number, what = value, f"{field.name} must be"
+    if isinstance(value, tuple):
+        number, what = len(value), f"the number of {field.name} must be"
+    for name, (words, is_within) in _BOUNDS.items():
+        bound = field.metadata.get(name)
+        if bound is not None and not is_within(number, bound):
+            raise InputError(f"{what} {words} {bound}, got {number}")
+    if field.metadata.get("is_odd") and number % 2 == 0:
+        raise InputError(f"{what} odd, got {number}; use {number - 1} or {number + 1}")
+
+
+_NAMES = {
+    bool: "True or False",
+    int: "a whole number",
+    float: "a finite number",
+    str: "a string",
+}
+
+
+def _expected(kind: Any, value: Any) -> str | None:
+    """Returns in words what a value of a type is, None where `value` is one.
+
+    A bool is no number, and a whole number is also a float.
+    """
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        mismatches = [_expected(option, value) for option in arguments if option is not NoneType]
+        fits = None in mismatches or (value is None and NoneType in arguments)
+        return None if fits else " or ".join(filter(None, mismatches))
+    if origin is Literal:
+        fits = any(type(value) is type(choice) and value == choice for choice in arguments)
+        return None if fits else f"one of {', '.join(map(str, arguments))}"
+    if origin is tuple:
+        fits = type(value) is tuple and all(_expected(arguments[0], each) is None for each in value)
+        return None if fits else f"a sequence, each entry {_expected(arguments[0], object())}"
+    if kind is float:
+        fits = type(value) is int or (isinstance(value, float) and math.isfinite(value))
+    else:
+        fits = isinstance(value, origin or kind) and (kind is bool or type(value) is not bool)
+    return None if fits else _NAMES.get(kind, f"of type {kind}")
