@@ -29,7 +29,7 @@ _LONGEST = (
     "test_fit", "test_devices", "test_backends", "test_pages", "test_train",
     "test_benchmark_decode", "test_fuzz", "test_native_runtime", "test_model_server",
     "test_translate", "test_export_script",
-    "test_signatures", "test_search_options", "test_transformer", "test_ctranslate2", "test_onnx",
+    "test_signatures", "test_search_options", "test_transformer", "test_ctranslate2",
 )  # fmt: skip
 
 _SCRIPTS = pathlib.Path(__file__).resolve().parents[1] / "scripts"

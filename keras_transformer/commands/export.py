@@ -3,7 +3,6 @@
 keras-transformer export --run_dir=runs/numbers --export_dir=exports/numbers
 keras-transformer export --run_dir=runs/numbers --export_dir=exports/ct2 --format=ctranslate2
 keras-transformer export --run_dir=runs/numbers --export_dir=exports/hf --format=transformers
-keras-transformer export --run_dir=runs/numbers --export_dir=exports/onnx --format=onnx
 """
 
 import pathlib
@@ -13,7 +12,6 @@ from absl import flags
 
 from keras_transformer.commands import common
 from keras_transformer.config import SearchConfig, check_options
-from keras_transformer.config.search import PORTABLE_OPTIONS
 from keras_transformer.errors import InputError
 from keras_transformer.files import read_lines
 from keras_transformer.serving.model_folder import choose_version, read_model_card
@@ -39,10 +37,9 @@ _NAME = flags.DEFINE_string(
 _FORMAT = flags.DEFINE_enum(
     "format",
     "saved_model",
-    ["saved_model", "ctranslate2", "transformers", "onnx"],
-    "A SavedModel for TensorFlow Serving; a folder for the CTranslate2 library; one for Hugging "
-    "Face's transformers (MarianMTModel), which stores no search options; or encoder and decoder "
-    "step as ONNX, with a program that searches.",
+    ["saved_model", "ctranslate2", "transformers"],
+    "A SavedModel for TensorFlow Serving; a folder for the CTranslate2 library; or one for Hugging "
+    "Face's transformers (MarianMTModel). The latter two store no search options.",
 )
 _QUANTIZATION = flags.DEFINE_string(
     "quantization", None, "How CTranslate2 stores weights, such as int8. Default: as float32."
@@ -67,8 +64,6 @@ _DETAILS = flags.DEFINE_boolean(
     "attention, and whether the source or the translation was cut.",
 )
 _XLA_SHAPES = ("xla_batch_sizes", "xla_lengths")
-# The search options that other formats than SavedModel store.
-_STORED_OPTIONS = {"onnx": PORTABLE_OPTIONS}
 flags.DEFINE_list("xla_batch_sizes", ["1"], "Sentences of a batch; larger ones are not compiled.")
 flags.DEFINE_list("xla_lengths", ["16", "32", "64"], "Tokens of a source and EOS.")
 _CHECK_TIMEOUT = flags.DEFINE_float(
@@ -93,8 +88,6 @@ def main(arguments: list[str]) -> None:
         path = _export_ctranslate2(found)
     elif _FORMAT.value == "transformers":
         path = _export_transformers(found)
-    elif _FORMAT.value == "onnx":
-        path = _export_onnx(found, given)
     else:
         path = _export_saved_model(found, given)
     size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
@@ -108,8 +101,7 @@ def _check_combinations(search_flags: dict[str, object]) -> None:
     useless = {} if _FORMAT.value == "ctranslate2" else {"quantization": format}
     if _FORMAT.value != "saved_model":
         names = ["name", "warm_up_file", "check_timeout", "details", "xla"]
-        stored = _STORED_OPTIONS.get(_FORMAT.value, ())
-        names += [*_XLA_SHAPES, *(name for name in search_flags if name not in stored)]
+        names += [*_XLA_SHAPES, *search_flags]
         useless |= dict.fromkeys(names, format)
     elif not _XLA.value:
         useless |= dict.fromkeys(_XLA_SHAPES, "--noxla")
@@ -162,22 +154,6 @@ def _export_transformers(found: "Found") -> pathlib.Path:
     base = pathlib.Path(_EXPORT_DIR.value)
     version = choose_version(base, _VERSION.value, "transformers")
     return export_transformers(*common.load_translator(found), base / str(version))
-
-
-def _export_onnx(found: "Found", given: dict[str, Any]) -> pathlib.Path:
-    from keras_transformer.interop.onnx import export_onnx
-
-    version = choose_version(pathlib.Path(_EXPORT_DIR.value), _VERSION.value, "ONNX")
-    search = found[0][0].configs().search_config(given)
-    missing = [
-        name
-        for name, value in search.to_dict().items()
-        if name not in PORTABLE_OPTIONS and value != getattr(SearchConfig(), name)
-    ]
-    if missing:
-        print(f"translate.py searches without {', '.join(missing)} of this run's search.")
-    path = pathlib.Path(_EXPORT_DIR.value) / str(version)
-    return export_onnx(*common.load_translator(found), path, search=search)
 
 
 def _numbers(name: str) -> tuple[int, ...]:

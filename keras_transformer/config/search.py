@@ -19,12 +19,6 @@ FIXED_OPTIONS = (
     "num_translations", "max_source_length", *MBR_OPTIONS,
 )  # fmt: skip
 
-# Those that the search in NumPy of an export to ONNX has.
-PORTABLE_OPTIONS = (
-    "beam_size", "length_penalty", "length_penalty_form", "min_length", "max_length",
-    "max_extra_length", "max_source_length",
-)  # fmt: skip
-
 _MBR_SAMPLES = 64
 _DIVERSITY_PENALTY = 0.5
 # Tokens of a sentence or a translation: far beyond use, and their sums fit into 32 bits.

@@ -1,7 +1,7 @@
 """Models of other toolkits: tells the format, reads the model, writes a run directory of it.
 
 A toolkit's readers are in one file, and describe the model as a `ForeignModel` (`foreign.py`).
-`ctranslate2.py` and `transformers.py` also write their format; `onnx.py` writes only.
+`ctranslate2.py` and `transformers.py` also write their format.
 """
 
 import pathlib

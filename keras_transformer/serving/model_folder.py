@@ -22,7 +22,6 @@ _FORMAT_FILES = {
     "SavedModel": _SAVED_MODEL,
     "CTranslate2": "model.bin",
     "transformers": "model.safetensors",
-    "ONNX": "decoder_step.onnx",
 }
 
 BATCHING_FILE = "batching_parameters.txt"
@@ -89,7 +88,7 @@ prometheus_config {
 def choose_version(
     base: pathlib.Path,
     version: int | None,
-    format: Literal["SavedModel", "CTranslate2", "transformers", "ONNX"],
+    format: Literal["SavedModel", "CTranslate2", "transformers"],
 ) -> int:
     """Returns the number of the version to write: one more than the highest if it is None.
 
@@ -99,10 +98,8 @@ def choose_version(
     """
     for number, (other, file) in itertools.product(_versions_in(base), _FORMAT_FILES.items()):
         if other != format and (base / str(number) / file).exists():
-            article = "an" if other == "ONNX" else "a"
             raise InputError(
-                f"{base / str(number)} is {article} {other} model; give the {format} model another "
-                "folder"
+                f"{base / str(number)} is a {other} model; give the {format} model another folder"
             )
     if version is None:
         version = max(_versions_in(base), default=0) + 1

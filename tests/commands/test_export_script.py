@@ -52,9 +52,6 @@ def test_invalid_flags_write_nothing(call, trained, tmp_path, refused):
     refused(call(*ctranslate2, "--beam_size=1"), "--beam_size cannot be combined with")
     transformers = (*export, "--format=transformers")
     refused(call(*transformers, "--quantization=int8"), "--quantization cannot be combined with")
-    onnx = (*export, "--format=onnx")
-    refused(call(*onnx, "--repetition_penalty=2"), "--repetition_penalty cannot be combined with")
-    refused(call(*onnx, "--quantization=int8"), "--quantization cannot be combined with --format")
     assert _names(tmp_path) == ["4"]
 
 
@@ -84,20 +81,3 @@ def test_transformers_format_has_versions(call, trained, tmp_path, refused):
         assert f"to {tmp_path}/{version} (" in result.out
     assert {"config.json", "model.safetensors", "source.spm"} < set(_names(tmp_path / "2"))
     refused(call(*export), "is a transformers model; give the SavedModel model another folder")
-
-
-@pytest.mark.slow
-def test_onnx_format_stores_options_of_the_search(call, trained, tmp_path, refused):
-    pytest.importorskip("tf2onnx", reason="needs the package tf2onnx")
-    pytest.importorskip("onnxruntime", reason="needs the package onnxruntime")
-    export = ("export.py", f"--run_dir={trained}", f"--export_dir={tmp_path}")
-    result = call(*export, "--format=onnx", "--beam_size=2", "--length_penalty=1")
-    assert (result.code, result.err) == (0, "")
-    assert f"to {tmp_path}/1 (" in result.out
-    assert _names(tmp_path / "1") == [
-        "config.json", "decoder_step.onnx", "encoder.onnx", "source.model", "target.model",
-        "translate.py",
-    ]  # fmt: skip
-    search = json.loads((tmp_path / "1" / "config.json").read_text())["search"]
-    assert (search["beam_size"], search["length_penalty"]) == (2, 1.0)
-    refused(call(*export), "is an ONNX model; give the SavedModel model another folder")
