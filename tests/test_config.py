@@ -386,35 +386,16 @@ def test_corpora_are_counted_and_weighted_in_order():
         ({"method": "sampling", "temperature": 1e-46}, "temperature must be at least 1e-06"),
         ({"temperature": 0.5}, "temperature cannot be combined with method beam"),
         ({"seed": 1}, "seed cannot be combined with method beam"),
-        (
-            {"method": "sampling", "beam_groups": 2},
-            "beam_groups cannot be combined with method sampling",
-        ),
         ({"seed": 1 << 31}, "seed must fit into 32 bits, got 2147483648"),
         ({"seed": -1, "method": "sampling"}, "seed must be at least 0, got -1"),
-        ({"diversity_penalty": 1.0}, "diversity_penalty needs beam_groups of 2 or more"),
         ({"max_extra_length": 100_001}, "max_extra_length must be at most 100000, got 100001"),
         ({"max_source_length": 1 << 30}, "max_source_length must be at most 100000"),
-        ({"required_phrases": ["a"] * 17}, "required_phrases takes at most 16 phrases, got 17"),
+        ({"banned_phrases": ["a"] * 257}, "banned_phrases takes at most 256 phrases, got 257"),
         ({"beam_size": 5000}, "beam_size must be at most 1000, got 5000; translations do not"),
         ({"early_stop": "never"}, "early_stop must be one of exact, first, got 'never'"),
         (
             {"early_stop": "first", "method": "sampling"},
             "early_stop cannot be combined with method samp",
-        ),
-        ({"mbr_samples": 8}, "mbr_samples cannot be combined with method beam"),
-        ({"method": "mbr", "beam_groups": 2}, "beam_groups cannot be combined with method mbr"),
-        (
-            {"method": "mbr", "mbr_samples": 0, "top_k": 2},
-            "top_k cannot be combined with method mbr and mbr_samples 0; remove it, or raise mbr_",
-        ),
-        (
-            {"method": "mbr", "mbr_samples": 1},
-            "method mbr chooses 1 of 1 candidates; raise mbr_samples to 2 or more",
-        ),
-        (
-            {"method": "mbr", "mbr_samples": 0, "num_translations": 6},
-            "method mbr chooses 6 of 4 candidates; raise beam_size to 6 or more",
         ),
     ],
 )
@@ -423,30 +404,12 @@ def test_search_config_errors(changes, message):
         SearchConfig(**changes)
 
 
-def test_candidates_of_minimum_bayes_risk_are_another_search():
-    search = SearchConfig(method="mbr", num_translations=2, top_p=0.9, seed=3)
-    samples = SearchConfig(method="sampling", num_translations=64, top_p=0.9, seed=3)
-    assert search.candidates == samples == samples.candidates
-    search = SearchConfig(method="mbr", mbr_samples=0, beam_size=6, early_stop="first")
-    assert search.candidates == SearchConfig(beam_size=6, num_translations=6, early_stop="first")
-
-
-def test_zero_diversity_penalty_needs_no_groups():
-    assert SearchConfig(diversity_penalty=0.0).beam_groups == 1
-
-
 @pytest.mark.parametrize(
     "options",
     [
         {"num_translations": 10},  # of a run whose beam is larger than the default
-        {"beam_groups": 7},
-        {"beam_groups": 3, "num_translations": 10},
-        {"diversity_penalty": 0.7, "num_translations": 5},
-        {"diversity_penalty": 0.7, "beam_size": 5},  # of a run with five groups
         {"top_k": 5},
         {"method": "sampling", "num_translations": 2000},
-        {"mbr_samples": 8, "temperature": 0.5},
-        {"method": "mbr", "mbr_samples": 0},
     ],
 )
 def test_check_options_assumes_missing_options_fit(options):
@@ -458,7 +421,7 @@ def test_check_options_assumes_missing_options_fit(options):
     [
         ({"num_translations": 10, "beam_size": 4}, "num_translations 10 is larger than beam_size"),
         ({"num_translations": 0}, "num_translations must be at least 1"),
-        ({"beam_groups": "two"}, "beam_groups must be a whole number"),
+        ({"beam_size": "two"}, "beam_size must be a whole number"),
         ({"num_translations": 2000}, "beam_size must be at most 1000"),
         ({"top_k": 5, "early_stop": "first"}, "early_stop cannot be combined with method sampling"),
     ],

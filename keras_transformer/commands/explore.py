@@ -86,8 +86,6 @@ def main(arguments: list[str]) -> None:
         for name in ("checkpoint", *common.given_flags(SearchConfig)):
             if flags.FLAGS[name].present:
                 raise InputError(f"--{name} was fixed when the model was exported; remove it")
-    if flags.FLAGS["method"].value == "mbr":
-        raise InputError("--method=mbr cannot be combined with explore, which shows one search")
     common.load_tensorflow(one_dnn=False)
     inspectors = _inspectors()
     if len(set(arguments)) * len(inspectors) > 1 and (_PNG.value or _BERTVIZ.value):

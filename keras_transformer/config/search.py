@@ -7,20 +7,16 @@ from typing import Any, Literal
 from keras_transformer.config.options import JsonConfig, option
 from keras_transformer.errors import InputError
 
-# Phrases per sentence, limited so that no request can exhaust the memory.
-MOST_PHRASES = {"banned_phrases": 256, "required_phrases": 16}
+MOST_PHRASES = 256  # of a sentence, so that no request can exhaust the memory
 
 SAMPLING_OPTIONS = ("temperature", "top_k", "top_p", "seed")
-MBR_OPTIONS = ("mbr_samples", "mbr_utility")
 
 # Fixed when a model is exported; requests may set the other options for each sentence.
 FIXED_OPTIONS = (
-    "method", "length_penalty_form", "forbid_unknown", "beam_size", "beam_groups", "early_stop",
-    "num_translations", "max_source_length", *MBR_OPTIONS,
+    "method", "length_penalty_form", "forbid_unknown", "beam_size", "early_stop",
+    "num_translations", "max_source_length",
 )  # fmt: skip
 
-_MBR_SAMPLES = 64
-_DIVERSITY_PENALTY = 0.5
 # Tokens of a sentence or a translation: far beyond use, and their sums fit into 32 bits.
 _MAX_TOKENS = 100_000
 _MINIMUM_DIVISOR = 1e-6  # keeps logits finite in float32
@@ -29,21 +25,17 @@ _MINIMUM_DIVISOR = 1e-6  # keeps logits finite in float32
 _MAX_BEAM_SIZE = 1_000
 
 
-def unused_options(method: str, mbr_samples: int = _MBR_SAMPLES) -> tuple[str, ...]:
+def unused_options(method: str) -> tuple[str, ...]:
     """Returns the options that a search method does not read."""
-    is_sampled = method == "sampling" or (method == "mbr" and mbr_samples > 0)
-    unused = ("beam_groups", "diversity_penalty", "early_stop") if is_sampled else SAMPLING_OPTIONS
-    return unused if method == "mbr" else (*unused, *MBR_OPTIONS)
+    return ("early_stop",) if method == "sampling" else SAMPLING_OPTIONS
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SearchConfig(JsonConfig):
     """Options of beam search and sampling (Vaswani et al. 2017, section 6.1)."""
 
-    method: Literal["beam", "sampling", "mbr"] = option(
-        "beam",
-        'Beam search; sampling from the distribution of the model; or "mbr", minimum Bayes risk: '
-        "among many samples the translation that is most like all others (Eikema and Aziz 2020).",
+    method: Literal["beam", "sampling"] = option(
+        "beam", "Beam search, or sampling from the distribution of the model."
     )
     beam_size: int = option(
         4, "Hypotheses per sentence; 1 is greedy search, at most 1,000. Sampling ignores it."
@@ -69,16 +61,6 @@ class SearchConfig(JsonConfig):
         "beta of the coverage penalty (Wu et al. 2016, eq. 14) for source tokens without "
         "attention; 0 turns it off.",
     )
-    beam_groups: int = option(
-        1,
-        "Groups of diverse beam search (Vijayakumar et al. 2018); 1 is an ordinary beam. Two "
-        "groups may still find the same translation.",
-    )
-    diversity_penalty: float = option(
-        _DIVERSITY_PENALTY,
-        "Log-probability that a token loses for each time an earlier group chose it at the same "
-        "step.",
-    )
     num_translations: int = option(
         1, "Translations returned per sentence, best first; at most beam_size in beam search."
     )
@@ -91,16 +73,6 @@ class SearchConfig(JsonConfig):
         0,
         "Seed for sampling, at least 0. A sentence gets the same samples in any batch, up to "
         "rounding (about one in a thousand differs).",
-    )
-    mbr_samples: int = option(
-        _MBR_SAMPLES,
-        "Samples among which method mbr chooses; 0 takes the beam_size translations of beam "
-        "search instead, which count by the exponential of their score.",
-    )
-    mbr_utility: Literal["chrf", "metric"] = option(
-        "chrf",
-        "How method mbr compares two translations: sacreBLEU's chrF, or the metric of the task, "
-        "which is slower.",
     )
     forbid_unknown: bool = option(False, "Never generate the unknown token, as in Marian.")
     max_extra_length: int = option(
@@ -131,17 +103,13 @@ class SearchConfig(JsonConfig):
         "Phrases that translations never contain, as the vocabulary tokenizes them; other tokens "
         "may spell the same text. At most 256.",
     )
-    required_phrases: tuple[str, ...] = option(
-        (),
-        "Phrases that every translation contains, in any order (Post and Vilar 2018). At most 16.",
-    )
 
     def __post_init__(self) -> None:
         self._check_types()
-        self._check_at_least(1, "beam_size", "num_translations", "max_source_length", "beam_groups")
-        self._check_at_least(0, "length_penalty", "coverage_penalty", "diversity_penalty")
+        self._check_at_least(1, "beam_size", "num_translations", "max_source_length")
+        self._check_at_least(0, "length_penalty", "coverage_penalty")
         self._check_at_least(0, "max_extra_length", "max_length", "min_length")
-        self._check_at_least(0, "top_k", "no_repeat_ngram", "seed", "mbr_samples")
+        self._check_at_least(0, "top_k", "no_repeat_ngram", "seed")
         for name in ("max_source_length", "max_extra_length", "max_length", "min_length"):
             if getattr(self, name) > _MAX_TOKENS:
                 raise InputError(f"{name} must be at most {_MAX_TOKENS}, got {getattr(self, name)}")
@@ -161,42 +129,20 @@ class SearchConfig(JsonConfig):
                 f"min_length {self.min_length} is larger than max_length {self.max_length}"
             )
         self._check_beam()
-        unused = unused_options(self.method, self.mbr_samples)
+        unused = unused_options(self.method)
         for field in dataclasses.fields(self):
             if field.name in unused and getattr(self, field.name) != field.default:
-                method, fix = str(self.method), "change the method"
-                if field.name not in unused_options(self.method):  # samples would read it
-                    method, fix = f"{method} and mbr_samples 0", "raise mbr_samples"
                 raise InputError(
-                    f"{field.name} cannot be combined with method {method}; remove it, or {fix}"
+                    f"{field.name} cannot be combined with method {self.method}; remove it, or "
+                    "change the method"
                 )
-        self._check_phrases()
-
-    @property
-    def candidates(self) -> "SearchConfig":
-        """The search for the translations among which method mbr chooses; other methods: this."""
-        if self.method != "mbr":
-            return self
-        names = [each.name for each in dataclasses.fields(self) if each.name not in MBR_OPTIONS]
-        values = {name: getattr(self, name) for name in names}
-        values["method"] = "sampling" if self.mbr_samples else "beam"
-        return SearchConfig(**values | {"num_translations": self.mbr_samples or self.beam_size})
-
-    def _check_phrases(self) -> None:
-        for name, most in MOST_PHRASES.items():
-            phrases = getattr(self, name)
-            if not all(phrase.strip() for phrase in phrases):
-                raise InputError(f"{name} must not be blank, got {phrases!r}")
-            if len(phrases) > most:
-                raise InputError(f"{name} takes at most {most} phrases, got {len(phrases)}")
-        for required in self.required_phrases:
-            words = f" {' '.join(required.split())} "
-            for banned in self.banned_phrases:
-                if f" {' '.join(banned.split())} " in words:
-                    raise InputError(
-                        f"required phrase {required!r} contains banned phrase {banned!r}; remove "
-                        "one of them"
-                    )
+        if not all(phrase.strip() for phrase in self.banned_phrases):
+            raise InputError(f"banned_phrases must not be blank, got {self.banned_phrases!r}")
+        if len(self.banned_phrases) > MOST_PHRASES:
+            raise InputError(
+                f"banned_phrases takes at most {MOST_PHRASES} phrases, got "
+                f"{len(self.banned_phrases)}"
+            )
 
     def _check_beam(self) -> None:
         if self.beam_size > _MAX_BEAM_SIZE:
@@ -209,22 +155,6 @@ class SearchConfig(JsonConfig):
                 f"num_translations {self.num_translations} is larger than beam_size "
                 f"{self.beam_size}; raise beam_size or ask for fewer"
             )
-        if self.method == "mbr":
-            name = "mbr_samples" if self.mbr_samples else "beam_size"
-            if getattr(self, name) < max(2, self.num_translations):
-                raise InputError(
-                    f"method mbr chooses {self.num_translations} of {getattr(self, name)} "
-                    f"candidates; raise {name} to {max(2, self.num_translations)} or more"
-                )
-        if self.beam_size % self.beam_groups:
-            raise InputError(
-                f"beam_groups {self.beam_groups} does not divide beam_size {self.beam_size}; "
-                f"for example, beam_size {self.beam_groups * 2} gives each group two hypotheses"
-            )
-        if self.beam_groups == 1 and self.diversity_penalty not in (0.0, _DIVERSITY_PENALTY):
-            raise InputError(
-                "diversity_penalty needs beam_groups of 2 or more; give both, or remove it"
-            )
 
 
 def check_options(options: Mapping[str, Any]) -> None:
@@ -234,18 +164,8 @@ def check_options(options: Mapping[str, Any]) -> None:
     fit.
     """
     fitting: dict[str, Any] = {}
-    if not options.keys().isdisjoint(MBR_OPTIONS):
-        fitting = {"method": "mbr"}
-    elif not options.keys().isdisjoint(SAMPLING_OPTIONS):
-        fitting = {"method": "sampling"}
-    elif "diversity_penalty" in options:
-        size = options.get("beam_size")
-        fitting = {"beam_groups": size if isinstance(size, int) and size > 1 else 2}
-    counts = [options.get(name, 1) for name in ("beam_groups", "num_translations")]
-    methods = (fitting.get("method"), options.get("method"))
-    if "sampling" not in methods and all(isinstance(count, int) and count > 0 for count in counts):
-        # A beam that the groups divide and that holds all translations.
-        groups = max(counts[0], fitting.get("beam_groups", 1))
-        most = max(counts[1], 1 + ("mbr" in methods))  # which chooses between two or more
-        fitting["beam_size"] = groups * -(-most // groups)
+    if not options.keys().isdisjoint(SAMPLING_OPTIONS):
+        fitting["method"] = "sampling"
+    elif options.get("method") != "sampling" and isinstance(options.get("num_translations"), int):
+        fitting["beam_size"] = max(1, options["num_translations"])
     SearchConfig(**fitting | dict(options))

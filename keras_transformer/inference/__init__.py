@@ -1,8 +1,8 @@
 """Text to text in Python: translations of sentences, and the scores and alignments of given ones.
 
 Start with translator.py, which shows the way of a sentence; options.py makes the settings of its
-search. Beside it stand scores.py (given translations), minimum_bayes_risk.py (the choice among many
-translations) and acceleration.py (a stored projection, XLA).
+search. Beside it stand scores.py (given translations) and acceleration.py (a stored projection,
+XLA).
 """
 
 from keras_transformer.inference.acceleration import XlaShapes

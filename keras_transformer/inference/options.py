@@ -22,7 +22,6 @@ from keras_transformer.search import (
     NoRepeatNgram,
     Prefix,
     RepetitionPenalty,
-    RequiredPhrases,
 )
 from keras_transformer.text import Tokenizer, Vocabulary
 
@@ -40,15 +39,13 @@ NUMBERS: dict[str, tf.DType] = {
     "max_length": tf.int32,
     "max_extra_length": tf.int32,
 }
-BEAM_NUMBERS: dict[str, tf.DType] = {"diversity_penalty": tf.float32}
 SAMPLING_NUMBERS: dict[str, tf.DType] = {
     "temperature": tf.float32,
     "top_k": tf.int32,
     "top_p": tf.float32,
     "seed": tf.int32,
 }
-PHRASES = ("banned_phrases", "required_phrases")
-TEXTS = ("prefix", *PHRASES)
+TEXTS = ("prefix", "banned_phrases")
 
 # The values at which an option has no effect.
 _NEUTRAL = {"coverage_penalty": 0, "repetition_penalty": 1, "no_repeat_ngram": 0, "min_length": 0}
@@ -56,28 +53,23 @@ _NEUTRAL = {"coverage_penalty": 0, "repetition_penalty": 1, "no_repeat_ngram": 0
 
 def read_config(search: SearchConfig, target: Vocabulary) -> dict[str, Any]:
     """Returns the settings of a configuration that belong in the graph."""
-    always = ("length_penalty", "max_extra_length", "max_length", *BEAM_NUMBERS, *SAMPLING_NUMBERS)
+    always = ("length_penalty", "max_extra_length", "max_length", *SAMPLING_NUMBERS)
     settings: dict[str, Any] = {name: getattr(search, name) for name in always}
     for name, neutral in _NEUTRAL.items():
         if (value := getattr(search, name)) != neutral:
             settings[name] = tf.constant(value, NUMBERS[name])
-    for name in PHRASES:
-        if phrases := getattr(search, name):
-            ids = encode_phrases(name, phrases, target)
-            # Padded in Python: XLA cannot compile ragged tensors. [1, P, M], one for all sentences.
-            padded = [*itertools.zip_longest(*ids, fillvalue=PAD_ID)]
-            settings[name] = tf.transpose(tf.constant(padded, tf.int32))[None]
+    if search.banned_phrases:
+        ids = encode_phrases("banned_phrases", search.banned_phrases, target)
+        # Padded in Python: XLA cannot compile ragged tensors. [1, P, M], one for all sentences.
+        padded = [*itertools.zip_longest(*ids, fillvalue=PAD_ID)]
+        settings["banned_phrases"] = tf.transpose(tf.constant(padded, tf.int32))[None]
     return settings
 
 
 def option_types(search: SearchConfig) -> dict[str, tf.DType]:
     """Returns the options that may differ between sentences, with the types of their columns."""
-    method_numbers: dict[str, tf.DType] = {}
-    if search.candidates.method == "sampling":
-        method_numbers = SAMPLING_NUMBERS
-    elif search.beam_groups > 1:
-        method_numbers = BEAM_NUMBERS
-    return NUMBERS | method_numbers | dict.fromkeys(TEXTS, tf.string)
+    sampling = SAMPLING_NUMBERS if search.method == "sampling" else {}
+    return NUMBERS | sampling | dict.fromkeys(TEXTS, tf.string)
 
 
 def read_options(
@@ -106,11 +98,10 @@ def read_options(
     settings["max_extra_length"] = tf.minimum(settings["max_extra_length"], limit)
     prefix = tokenizer.tokenize(columns["prefix"], search.max_source_length + limit)
     settings["prefix"] = prefix.to_tensor(PAD_ID)
-    for name in PHRASES:
-        lines = columns[name]
-        if configured := getattr(search, name):
-            lines = tf.where(tf.strings.strip(lines) == "", "\n".join(configured), lines)
-        settings[name] = read_phrases(lines, tokenizer, MOST_PHRASES[name])
+    lines = columns["banned_phrases"]
+    if search.banned_phrases:
+        lines = tf.where(tf.strings.strip(lines) == "", "\n".join(search.banned_phrases), lines)
+    settings["banned_phrases"] = read_phrases(lines, tokenizer, MOST_PHRASES)
     return settings
 
 
@@ -162,7 +153,6 @@ def make_constraints(
         "repetition_penalty": RepetitionPenalty,
         "no_repeat_ngram": NoRepeatNgram,
         "banned_phrases": BannedPhrases,
-        "required_phrases": RequiredPhrases,
     }
     found = [make(settings[name]) for name, make in makers.items() if name in settings]
     return found + [ForbidUnknown()] * search.forbid_unknown

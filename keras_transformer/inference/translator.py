@@ -34,7 +34,6 @@ from keras_transformer.inference.acceleration import (
     cache_projection,
     refresh,
 )
-from keras_transformer.inference.minimum_bayes_risk import choose, utility_of
 from keras_transformer.inference.options import (
     SAMPLING_NUMBERS,
     TEXTS,
@@ -74,7 +73,7 @@ from keras_transformer.search import (
     sample,
     sentence_seeds,
 )
-from keras_transformer.tasks import Task, TranslationTask
+from keras_transformer.tasks import Task
 from keras_transformer.text import Tokenizer, Vocabulary
 from keras_transformer.text.tokenizer import with_eos
 
@@ -332,30 +331,10 @@ class Translator(tf.Module, BatchTranslator):
         return Translator(model, *parts, self.xla, self.task, self.details)
 
     def translate(self, sentences: Sequence[str], batch_size: int = 64, **options: Any) -> Any:
-        """Translates as `BatchTranslator.translate`; details need no other translator.
-
-        With method "mbr" a translation's score is its mean utility, and a batch has as many
-        hypotheses as in beam search, so fewer sentences.
-        """
+        """Translates as `BatchTranslator.translate`; details need no other translator."""
         if options.get("details") and not self.details:
             return self._detailed().translate(sentences, batch_size, **options)
-        search = self.search
-        if search.method != "mbr":
-            return super().translate(sentences, batch_size, **options)
-        if batch_size > 1:
-            size = batch_size * search.beam_size // search.candidates.num_translations
-            batch_size = max(size, 1)
-        found = super().translate(sentences, batch_size, **options)
-        task = self.task or TranslationTask()
-        return [
-            choose(
-                each,
-                utility_of(search.mbr_utility, task, sentence),
-                search.num_translations,
-                is_n_best=search.mbr_samples == 0,
-            )
-            for each, sentence in zip(found, sentences, strict=True)
-        ]
+        return super().translate(sentences, batch_size, **options)
 
     def signatures(self) -> dict[str, Any]:
         """Returns the functions to export by name, traced; see `signature`.
@@ -367,11 +346,7 @@ class Translator(tf.Module, BatchTranslator):
         attention           text and a translation to the attention between them, if there is any
 
         The translator, which tracks the variables, must be the root of a SavedModel of them.
-
-        Raises:
-            InputError: the search method is mbr.
         """
-        self._check_graph()
         names = ["serving_default", "translate_options", "score", "tokens"]
         names += ["attention"] * hasattr(self.model, "attention")
         return {name: self.signature(name) for name in names}
@@ -403,7 +378,6 @@ class Translator(tf.Module, BatchTranslator):
         padding; "source_cut", bool [B], and "output_cut", bool [B, N]; and, if the model has
         attention, "source_tokens", string [B, S], and "attention" [B, N, L, S].
         """
-        self._check_graph()
         if tf.executing_eagerly():
             refresh(self.model)
         return self._translate_text(text)
@@ -522,14 +496,6 @@ class Translator(tf.Module, BatchTranslator):
         refresh(self.model)
         return super()._find(name)
 
-    def _check_graph(self) -> None:
-        """Raises `InputError` if the method has a step that a graph cannot have."""
-        if self.search.method == "mbr":
-            raise InputError(
-                "method mbr compares translations in Python and cannot be in an export: choose "
-                "--method=beam or sampling for it, or translate with --run_dir"
-            )
-
 
 def search_translations(
     model: TranslationModel,
@@ -558,7 +524,6 @@ def search_translations(
     """
     lengths = tf.math.count_nonzero(source, axis=1, dtype=tf.int32) - 1  # [B], without EOS
     settings = read_config(search, target) | dict(options or {})
-    search = search.candidates
     is_sampled = search.method == "sampling"
     state = model.encode(
         source,
@@ -587,8 +552,6 @@ def search_translations(
             state,
             **arguments,
             beam_size=search.beam_size,
-            beam_groups=search.beam_groups,
-            diversity_penalty=settings["diversity_penalty"],
             early_stop=search.early_stop,
         )
     if not details:

@@ -59,9 +59,9 @@ _ACTIVATIONS = {
 _OTHER_GENERATION_OPTIONS = {
     "encoder_no_repeat_ngram_size": 0, "encoder_repetition_penalty": 1.0, "epsilon_cutoff": 0.0,
     "eta_cutoff": 0.0, "exponential_decay_length_penalty": None, "force_words_ids": None,
-    "forced_bos_token_id": None, "guidance_scale": None, "min_p": None, "penalty_alpha": None,
-    "sequence_bias": None, "suppress_tokens": None, "begin_suppress_tokens": None,
-    "typical_p": 1.0,
+    "forced_bos_token_id": None, "guidance_scale": None, "min_p": None, "num_beam_groups": 1,
+    "penalty_alpha": None, "sequence_bias": None, "suppress_tokens": None,
+    "begin_suppress_tokens": None, "typical_p": 1.0,
 }  # fmt: skip
 
 
@@ -211,9 +211,6 @@ def _search(
     else:
         if options.get("early_stopping", object, False) is True:
             search["early_stop"] = "first"
-        if options.get("num_beam_groups", int, 1) > 1:
-            search["beam_groups"] = options.get("num_beam_groups", int, 1)
-            search["diversity_penalty"] = options.get("diversity_penalty", float, 0.0)
     ignored = [
         f"{name} {options.get(name, object, neutral)}"
         for name, neutral in _OTHER_GENERATION_OPTIONS.items()

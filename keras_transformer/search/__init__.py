@@ -14,9 +14,7 @@ from keras_transformer.search.constraints import (
     NoRepeatNgram,
     OpenHypotheses,
     Prefix,
-    ProgressConstraint,
     RepetitionPenalty,
-    RequiredPhrases,
 )
 from keras_transformer.search.sampling import sample, sentence_seeds
 
@@ -29,9 +27,7 @@ __all__ = [
     "NoRepeatNgram",
     "OpenHypotheses",
     "Prefix",
-    "ProgressConstraint",
     "RepetitionPenalty",
-    "RequiredPhrases",
     "beam_search",
     "kv_cache_capacities",
     "sample",

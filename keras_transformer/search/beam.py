@@ -1,4 +1,4 @@
-"""Beam search over a step function, with length and coverage penalties and diverse groups.
+"""Beam search over a step function, with length and coverage penalties.
 
 `beam_search` is the contract, and `_beam_step` is one step of the algorithm. The functions that it
 calls follow in the order of the calls, then the step of greedy search and sampling
@@ -8,8 +8,8 @@ calls follow in the order of the calls, then the step of greedy search and sampl
 
 Vaswani et al. 2017, section 6.1; Wu et al. 2016, section 7.
 
-Shapes: B sentences, W hypotheses ("beams") of a sentence, G groups of A = W / G hypotheses, K
-continuations, N translations of a sentence, L longest result, S source length, V vocabulary.
+Shapes: B sentences, W hypotheses ("beams") of a sentence, K continuations, N translations of a
+sentence, L longest result, S source length, V vocabulary.
 """
 
 import functools
@@ -30,12 +30,7 @@ from keras_transformer.decoding import (
 )
 from keras_transformer.errors import InputError, check_choice
 from keras_transformer.search import scoring
-from keras_transformer.search.constraints import (
-    Constraint,
-    OpenHypotheses,
-    ProgressConstraint,
-    spread_over_banks,
-)
+from keras_transformer.search.constraints import Constraint, OpenHypotheses
 
 
 class Hypotheses(NamedTuple):
@@ -111,7 +106,7 @@ class State(NamedTuple):
     ancestors: Tensor  # int32 [B, W, L], see `DecodingState`; -1 where there is no token yet
     model: dict[str, Any]  # the changing parts of the model's `DecodingState`, by name
     constraints: tuple[Any, ...]  # the state of each constraint
-    finished: tuple[Finished, ...]  # of each group
+    finished: Finished
     history: dict[str, Tensor]  # [B, L, W, ...], what `_read` notes of each step, for details
 
 
@@ -138,8 +133,6 @@ def beam_search(
     length_penalty: Tensor = 0.6,
     length_penalty_form: Literal["gnmt", "power"] = "gnmt",
     coverage_penalty: Tensor = 0.0,
-    beam_groups: int = 1,
-    diversity_penalty: Tensor = 0.5,
     early_stop: Literal["exact", "first"] = "exact",
     constraints: Sequence[Constraint] = (),
     max_length_bound: int | None = None,
@@ -158,10 +151,6 @@ def beam_search(
     complete. A sentence that is done no longer changes, so it gets the same translation in any
     batch.
 
-    With several groups (Vijayakumar et al. 2018), each searches like this with its share of the
-    beam, in order. What a group chooses at a step counts as less probable for later groups at that
-    step; scores are not affected. Each group finishes its share of the N hypotheses.
-
     Probabilities are over the whole vocabulary, although PAD and BOS are never generated. Scores
     are float32. Ties go to the lower beam, then to the lower id. With `beam_size` 1 this is greedy
     search: the most probable token at every step, up to the first EOS.
@@ -177,13 +166,10 @@ def beam_search(
         length_penalty: alpha, a number or float [B].
         length_penalty_form: "gnmt" for the quotient above, "power" for |Y| ** alpha.
         coverage_penalty: beta, a number or float [B].
-        beam_groups: G, a divisor of `beam_size`.
-        diversity_penalty: what a token's log-probability loses for each beam of an earlier group
-            that takes it at the same step; a number or float [B]. Ignored without groups.
         early_stop: when a sentence is done. "exact": when no open hypothesis can beat its N best
             finished ones, so the result is that of a search to the last step. "first": as soon as
-            `beam_size` hypotheses have finished (in each group, its share), as in fairseq and
-            CTranslate2: fewer steps, but longer translations may be missed.
+            `beam_size` hypotheses have finished, as in fairseq and CTranslate2: fewer steps, but
+            longer translations may be missed.
         constraints: on the translations, see `Constraint`.
         max_length_bound: the largest value of `max_lengths` (larger ones are cut to it), where
             shapes must be known before the graph runs, as for XLA. L is then `max_length_bound` +
@@ -193,22 +179,15 @@ def beam_search(
         eos_id, pad_id: the tokens that complete a translation and that follow it.
 
     Raises:
-        InputError: `beam_size` below 1, `num_translations` not in 1 to `beam_size`, groups of
-            unequal size, an unknown `early_stop`, or EOS = PAD.
+        InputError: `beam_size` below 1, `num_translations` not in 1 to `beam_size`, an unknown
+            `early_stop`, or EOS = PAD.
     """
     if not 1 <= num_translations <= beam_size:
         raise InputError(
             f"num_translations must be from 1 to beam_size, got {num_translations} with beam_size "
             f"{beam_size}; raise beam_size or ask for fewer"
         )
-    if beam_groups < 1 or beam_size % beam_groups:
-        raise InputError(
-            f"beam_groups must divide beam_size, got {beam_groups} with beam_size {beam_size}"
-        )
     check_choice("early_stop", early_stop, ("exact", "first"))
-    options = {}
-    if beam_groups > 1:
-        options["diversity_penalty"] = tf.cast(diversity_penalty, tf.float32)
     spec, inputs, first = start_search(
         step,
         state,
@@ -223,72 +202,53 @@ def beam_search(
         details=details,
         eos_id=eos_id,
         pad_id=pad_id,
-        options=options,
     )
     if beam_size == 1:
         return search_paths(spec, inputs, first, _most_probable)
-    size = beam_size // beam_groups  # A
-    share = -(-num_translations // beam_groups)
-    num_finished = size if early_stop == "first" else share  # kept by each group
+    num_finished = beam_size if early_stop == "first" else num_translations
     first = first._replace(
-        # Each group starts with one empty hypothesis; the others do not exist yet.
-        log_probs=tf.where(tf.range(beam_size) % size == 0, first.log_probs, IMPOSSIBLE),
-        finished=tuple(
-            _no_translations(spec, inputs, num_finished, details) for _ in range(beam_groups)
-        ),
+        # One empty hypothesis; the others do not exist yet.
+        log_probs=tf.where(tf.range(beam_size) == 0, first.log_probs, IMPOSSIBLE),
+        finished=_no_translations(spec, inputs, num_finished, details),
     )
     step_of_beam = functools.partial(_beam_step, early_stop=early_stop)
     finished, history = _run_search(step_of_beam, spec, inputs, first)
-    finished = tf.nest.map_structure(lambda leaf: leaf[:, :share], finished)
-    return make_hypotheses(_best_of(finished, num_translations), spec, history)
+    return make_hypotheses(_best_of([finished], num_translations), spec, history)
 
 
 def _beam_step(spec: SearchSpec, inputs: SentenceInputs, state: State, early_stop: str) -> State:
     """Replaces the open hypotheses with their best continuations by one token."""
-    num_groups = len(state.finished)
-    size = spec.num_hypotheses // num_groups  # A
+    size = spec.num_hypotheses
 
     # 1. The model reads the newest tokens; constraints change or forbid the next ones.
     logits, state = _read(spec, inputs, state)  # [B, W, V]
     constrained = constrain(logits, spec, inputs, state)
 
-    # 2. The most probable continuations, found for all hypotheses of a group together. 2A of them
-    # are enough, and as many more as earlier groups may take. If constraints try tokens of their
-    # own, they may prefer any continuation of one hypothesis to all of another: each gets its own.
-    num_sets = num_groups if constrained.extra_ids is None else spec.num_hypotheses
-    count = 2 * size + spec.num_hypotheses // num_sets * (spec.num_hypotheses - size)
-    found = best_continuations(constrained, state.log_probs, num_sets, count, spec)
-    by_group = zip(*(_in_groups(part, num_groups) for part in found), strict=True)  # [B, C] each
+    # 2. The 2W most probable continuations of all hypotheses, best first.
+    found = best_continuations(constrained, state.log_probs, 1, 2 * size, spec)  # [B, 1, K]
+    found = Candidates(*(tf.squeeze(part, 1) for part in found))
+    best = found.take(tf.math.top_k(found.log_probs, 2 * size).indices)
 
-    # 3. In each group, EOS among the A best finishes a hypothesis, and the A best others stay open.
-    finished: list[Finished] = []
-    kept: list[Candidates] = []
-    for old, candidates in zip(state.finished, by_group, strict=True):
-        best = _best_of_group(Candidates(*candidates), 2 * size, kept, spec, inputs, state)
-        has_ended = best.ids == spec.eos_id  # [B, 2A]
-        finished.append(_finish(old, best, has_ended, size, spec, inputs, state))  # [B, N]
-        kept.append(_keep_open(best, has_ended, size))  # [B, A]
-    log_probs, parents, ids = (tf.concat(parts, axis=1) for parts in zip(*kept, strict=True))
+    # 3. EOS among the W best finishes a hypothesis, and the W best others stay open.
+    has_ended = best.ids == spec.eos_id  # [B, 2W]
+    finished = _finish(best, has_ended, spec, inputs, state)  # [B, N]
+    opened = _keep_open(best, has_ended, size)  # [B, W]
 
     # 4. A sentence is done if no open hypothesis can get among its best finished ones, or, with
-    # "first", if there are enough of these. Its groups stop together, since each affects the next.
+    # "first", if there are enough of these.
     if early_stop == "first":
-        may_improve = [each.scores[:, -1:] == IMPOSSIBLE for each in finished]  # [B, 1] each
+        is_open = finished.scores[:, -1:] == IMPOSSIBLE  # [B, 1]
     else:
         # A log-probability, at most 0, only falls, and the coverage penalty is at most 0, so a
         # score to come is at most the log-probability divided by the largest length penalty: that
         # of one more token and EOS, or of the longest translation, by the sign of alpha.
         largest_penalty = tf.gather(inputs.largest_penalties, state.time + 2, axis=1)  # [B, 1]
-        may_improve = [
-            tf.reduce_max(opened.log_probs, axis=1, keepdims=True) / largest_penalty
-            > each.scores[:, -1:]
-            for opened, each in zip(kept, finished, strict=True)
-        ]
-    is_open = functools.reduce(operator.or_, may_improve)
+        highest = tf.reduce_max(opened.log_probs, axis=1, keepdims=True) / largest_penalty
+        is_open = highest > finished.scores[:, -1:]
 
     # 5. The hypotheses that stay open become the next beam.
-    return _extend(spec, inputs, state, ids, parents)._replace(
-        log_probs=tf.where(is_open, log_probs, IMPOSSIBLE), finished=tuple(finished)
+    return _extend(spec, inputs, state, opened.ids, opened.parents)._replace(
+        log_probs=tf.where(is_open, opened.log_probs, IMPOSSIBLE), finished=finished
     )
 
 
@@ -332,7 +292,6 @@ class ConstrainedLogits(NamedTuple):
     forbidden_ids: tuple[Tensor, ...]  # more of them, int32 [B, W, any] or [B or 1, 1, any] each
     forced_ids: Tensor  # int32 [B] or [], the only token that may come next, where `is_forced`
     is_forced: Tensor  # bool [B]
-    extra_ids: Tensor | None  # int32 [B, W, any], tried however improbable; PAD stands for none
 
     def is_forbidden(self, ids: Tensor, parents: Tensor | None = None) -> Tensor:
         """Returns whether ids are among `forbidden_ids`, a bool of their shape or [B, W, any].
@@ -365,7 +324,7 @@ def constrain(
         logits = constraint.adjust(logits, hypotheses)
     allowed = logits
     forbidden = [inputs.forbidden_ids]
-    forced, extra = None, []
+    forced = None
     for constraint, hypotheses in asked:
         hypotheses = hypotheses._replace(logits=logits)
         allowed = constraint.restrict(allowed, hypotheses)
@@ -373,16 +332,13 @@ def constrain(
             forbidden.append(ids)
         if (ids := constraint.forced_ids(hypotheses)) is not None:
             forced = ids if forced is None else tf.where(forced == spec.pad_id, ids, forced)
-        if isinstance(constraint, ProgressConstraint):
-            extra.append(constraint.next_ids(hypotheses))
     must_end = state.time >= inputs.max_lengths  # [B]
     if forced is None:
         forced, is_forced = tf.constant(spec.eos_id), must_end
     else:
         forced = tf.where(must_end, spec.eos_id, forced)
         is_forced = forced != spec.pad_id
-    extra_ids = tf.concat(extra, axis=-1) if extra else None
-    return ConstrainedLogits(logits, allowed, tuple(forbidden), forced, is_forced, extra_ids)
+    return ConstrainedLogits(logits, allowed, tuple(forbidden), forced, is_forced)
 
 
 def _each_constraint(
@@ -407,16 +363,15 @@ def best_continuations(
     Args:
         constrained: the logits.
         log_probs: float32 [B, W], of the hypotheses.
-        num_sets: each set has W / `num_sets` consecutive hypotheses; W where there are `extra_ids`.
+        num_sets: each set has W / `num_sets` consecutive hypotheses.
         count: how many continuations of each set.
         spec: of the search.
 
     Returns:
-        Candidates, each part [B, `num_sets`, K]: first the most probable ones in order, then
-        `extra_ids`, then the forced token of each hypothesis. Those that are not allowed have
-        log-probability -inf.
+        Candidates, each part [B, `num_sets`, K]: first the most probable ones in order, then the
+        forced token of each hypothesis. Those that are not allowed have log-probability -inf.
     """
-    allowed, extra_ids = constrained.allowed, constrained.extra_ids
+    allowed = constrained.allowed
     num_hypotheses, vocabulary_size = allowed.shape[1:]
     size = num_hypotheses // num_sets
     # The best tokens of each set: more than `count`, since forbidden ones may be among them.
@@ -428,15 +383,6 @@ def best_continuations(
     offsets = log_probs - log_sum  # [B, W]
     found = Candidates(*scoring.top_k_of_blocks(blocks, width, offsets, num_sets))
     parents = tf.reshape(tf.range(num_hypotheses), [num_sets, size])
-    if extra_ids is not None:  # and those that a constraint asks for, unless they are there
-        index = tf.range(tf.shape(extra_ids)[2])  # [P]
-        is_same = extra_ids[..., None] == extra_ids[:, :, None]  # [B, W, P, P]
-        is_old = tf.reduce_any(is_same & (index < index[:, None]), axis=-1)
-        is_old |= tf.reduce_any(extra_ids[..., None] == found.ids[:, :, None], axis=-1)
-        extra_ids = tf.where(is_old, spec.pad_id, extra_ids)  # [B, W, P]
-        logits = tf.gather(allowed, extra_ids, batch_dims=2) - shift[..., None]
-        extra = (logits + offsets[..., None], parents + tf.zeros_like(extra_ids), extra_ids)
-        found = _join(found, Candidates(*extra))
     # Forbidden tokens are impossible, and all but the forced one where there is one.
     is_forced = constrained.is_forced[:, None, None]
     is_forbidden = is_forced | constrained.is_forbidden(found.ids, found.parents)
@@ -462,67 +408,21 @@ def _logits_of(ids: Tensor, logits: Tensor) -> Tensor:
     return tf.gather(logits, ids, axis=2, batch_dims=ids.shape.rank)
 
 
-def _in_groups(part: Tensor, num_groups: int) -> list[Tensor]:
-    """Returns the parts [B, C] of all groups, of one or several consecutive sets each."""
-    if part.shape[1] != num_groups:
-        width = part.shape[1] // num_groups * tf.shape(part)[2]
-        part = tf.reshape(part, [-1, num_groups, width])
-    return tf.unstack(part, axis=1)
-
-
-def _best_of_group(
-    candidates: Candidates,
-    count: int,
-    earlier: Sequence[Candidates],
-    spec: SearchSpec,
-    inputs: SentenceInputs,
-    state: State,
-) -> Candidates:
-    """Returns the `count` best candidates of a group, [B, count], best first.
-
-    `earlier` has what earlier groups keep open after this step.
-    """
-    value = candidates.log_probs
-    for chosen in earlier:
-        is_taken = tf.equal(candidates.ids[..., None], chosen.ids[:, None])  # [B, C, A]
-        is_taken &= chosen.log_probs[:, None] > IMPOSSIBLE
-        times = tf.math.count_nonzero(is_taken, axis=-1, dtype=tf.float32)
-        value -= inputs.options["diversity_penalty"][:, None] * times
-    banks = []
-    for constraint, its_inputs, its_state in _each_constraint(spec, inputs, state):
-        if isinstance(constraint, ProgressConstraint):
-            its_state = _of_parents(its_state, candidates.parents)
-            its_state = constraint.update(its_state, candidates.ids, its_inputs)
-            banks.append(constraint.bank(its_state, its_inputs))
-
-    def most_probable() -> Tensor:
-        return tf.math.top_k(value, count).indices
-
-    if not banks:
-        return candidates.take(most_probable())
-    bank = tf.add_n(banks)
-    spread = functools.partial(spread_over_banks, value, bank, count)
-    return candidates.take(tf.cond(tf.reduce_any(bank > 0), spread, most_probable))
-
-
 def _finish(
-    old: Finished,
     candidates: Candidates,
     has_ended: Tensor,
-    size: int,
     spec: SearchSpec,
     inputs: SentenceInputs,
     state: State,
 ) -> Finished:
-    """Returns the best of the old finished hypotheses and of the first `size` candidates, where
-    they have ended.
-    """
-    log_probs = tf.where(has_ended, candidates.log_probs, IMPOSSIBLE)[:, :size]  # [B, A]
+    """Returns the best of the finished hypotheses and of the first W candidates that have ended."""
+    size, old = spec.num_hypotheses, state.finished
+    log_probs = tf.where(has_ended, candidates.log_probs, IMPOSSIBLE)[:, :size]  # [B, W]
     parents = candidates.parents[:, :size]
     coverage, tokens = _of_parents((state.model.get("coverage"), state.tokens), parents)
     penalty = tf.gather(inputs.length_penalties, state.time + 1, axis=1)  # [B, 1]
     scores = scoring.final_scores(log_probs, penalty, coverage, inputs.beta)
-    tokens = tf.where(spec.positions == state.time, spec.eos_id, tokens)  # [B, A, L]
+    tokens = tf.where(spec.positions == state.time, spec.eos_id, tokens)  # [B, W, L]
     ancestors = _of_parents(state.ancestors, parents) if state.history else ()
     return _best_of([old, Finished(scores, log_probs, tokens, ancestors)], old.scores.shape[1])
 
@@ -535,9 +435,9 @@ def _best_of(parts: Sequence[Finished], count: int) -> Finished:
 
 
 def _keep_open(candidates: Candidates, has_ended: Tensor, size: int) -> Candidates:
-    """Returns the first A = `size` of 2A candidates that have not ended.
+    """Returns the first W = `size` of 2W candidates that have not ended.
 
-    At most one possible continuation of each hypothesis ends, so at least A have not, or are
+    At most one possible continuation of each hypothesis ends, so at least W have not, or are
     impossible.
     """
     log_probs = tf.where(has_ended, IMPOSSIBLE, candidates.log_probs)
@@ -604,7 +504,7 @@ def search_paths(
             state.model.get("coverage"),
             inputs.beta,
         )
-        (old,) = state.finished
+        old = state.finished
         is_new = scores > old.scores  # those that ended before are at -inf now
         new = Finished(
             tf.where(is_new, scores, old.scores),
@@ -613,9 +513,9 @@ def search_paths(
             old.ancestors,  # their own places
         )
         log_probs = tf.where(has_ended, IMPOSSIBLE, log_probs)
-        return state._replace(log_probs=log_probs, finished=(new,))
+        return state._replace(log_probs=log_probs, finished=new)
 
-    (finished,), history = _run_search(step, spec, inputs, state)
+    finished, history = _run_search(step, spec, inputs, state)
     return make_hypotheses(_best_of([finished], spec.num_hypotheses), spec, history)
 
 
@@ -718,7 +618,7 @@ def start_search(
             constraint.initial_state(its_inputs, num_hypotheses)
             for constraint, its_inputs in zip(constraints, inputs.constraints, strict=True)
         ),
-        finished=(none,),
+        finished=none,
         history=history,
     )
     return spec, inputs, first
@@ -758,8 +658,8 @@ def _no_translations(
 Step = Callable[[SearchSpec, SentenceInputs, State], State]
 
 
-# What is finished, of each group, and the history of all sentences.
-Results = tuple[tuple[Finished, ...], dict[str, Tensor]]
+# What is finished, and the history, of all sentences.
+Results = tuple[Finished, dict[str, Tensor]]
 
 
 def _run_search(step: Step, spec: SearchSpec, inputs: SentenceInputs, state: State) -> Results:

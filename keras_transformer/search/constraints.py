@@ -25,7 +25,7 @@ sentence, M tokens of the longest phrase. W and V are static.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
 
@@ -114,51 +114,6 @@ class Constraint(Protocol):
         It counts at its true probability. The first constraint that forces a token decides.
         """
         return None
-
-
-@runtime_checkable
-class ProgressConstraint(Constraint, Protocol):
-    """A constraint that hypotheses fulfil token by token, with the help of beam search.
-
-    The beam keeps hypotheses of every degree of progress ("banks", Post and Vilar 2018), so that
-    those on their way are not lost to more probable ones that put it off.
-    """
-
-    def next_ids(self, hypotheses: OpenHypotheses) -> Tensor:
-        """Returns tokens to try however improbable, int32 [B, W, N]; PAD stands for none."""
-        ...
-
-    def bank(self, state: Any, inputs: Any) -> Tensor:
-        """Returns the progress of hypotheses with this state, int32 [B, W], 0 or more."""
-        ...
-
-
-def spread_over_banks(log_probs: Tensor, banks: Tensor, count: int) -> Tensor:
-    """Chooses candidates so that every bank gets its share of the beam.
-
-    The best candidates of all banks come first, then the second best of all banks, and so on
-    (the vectorized allocation of Hu et al. 2019); among these the higher bank first. Of equally
-    probable candidates the first is the better one. Impossible ones come last.
-
-    Args:
-        log_probs: float32 [B, C], -inf where impossible.
-        banks: int32 [B, C], 0 or more.
-        count: how many to choose, at most C.
-
-    Returns:
-        int32 [B, count], indices of the chosen candidates.
-    """
-    banks = tf.where(log_probs > IMPOSSIBLE, banks, -1)
-    order = tf.argsort(log_probs, direction="DESCENDING", stable=True)
-    by_bank = tf.argsort(tf.gather(banks, order, batch_dims=1), stable=True)
-    order = tf.gather(order, by_bank, batch_dims=1)  # by bank, the best of each first
-    banks = tf.gather(banks, order, batch_dims=1)
-    # Ranks beyond `count` are never chosen; the clip keeps the product below within 32 bits.
-    rank = tf.range(tf.shape(banks)[1]) - tf.searchsorted(banks, banks, side="left")
-    num_banks = tf.reduce_max(banks, axis=-1, keepdims=True) + 1
-    merit = banks - tf.minimum(rank, count) * num_banks  # a rank weighs more than any bank
-    merit = tf.where(banks >= 0, merit, tf.int32.min)
-    return tf.gather(order, tf.math.top_k(merit, count).indices, batch_dims=1)
 
 
 # The built-in constraints. Each parameter has an entry for each sentence, or one for all, and a
@@ -293,10 +248,10 @@ def recent_tokens(tokens: Tensor, time: Tensor, pad_id: int) -> Tensor:
     return tf.gather(padded, tf.maximum(tf.range(length) + time - length + 1, 0), axis=2)
 
 
-# Phrases that a translation must not contain, and phrases that it must contain. Each hypothesis
-# goes through every phrase with the automaton of Knuth, Morris and Pratt 1977: one number a phrase,
-# whatever the length of the hypothesis. Phrases are int32 [B, P, M], or [1, P, M] if they are the
-# same for all sentences, each followed by PAD; a phrase of only PAD is neutral.
+# Phrases that a translation must not contain. Each hypothesis goes through every phrase with the
+# automaton of Knuth, Morris and Pratt 1977: one number a phrase, whatever its length. Phrases are
+# int32 [B, P, M], or [1, P, M] if they are the same for all sentences, each followed by PAD; a
+# phrase of only PAD is neutral.
 
 
 class BannedPhrases(Constraint):
@@ -311,11 +266,14 @@ class BannedPhrases(Constraint):
         self.inputs = _make_automata(phrases, pad_id)
 
     def initial_state(self, inputs: "Phrases", num_hypotheses: int) -> Tensor:
-        return _zeros(inputs, num_hypotheses)
+        return tf.repeat(tf.zeros_like(inputs.lengths)[:, None], num_hypotheses, axis=1)
 
     def update(self, state: Tensor, ids: Tensor, inputs: "Phrases") -> Tensor:
         def advanced() -> Tensor:
-            return _advance(inputs, state, ids[..., None])[1]
+            matched = _match(inputs, state, ids[..., None])
+            is_complete = (matched == inputs.lengths[:, None]) & (matched > 0)
+            fallback = _look_up(inputs.fallbacks, inputs, matched)
+            return tf.where(is_complete, fallback, matched)
 
         return if_any(inputs.lengths > 0, advanced, state)
 
@@ -328,94 +286,6 @@ class BannedPhrases(Constraint):
             return forbid(allowed, _look_up(phrases.ids, phrases, partial), is_last)
 
         return if_any(phrases.lengths > 0, restricted, allowed)
-
-
-class PhraseState(NamedTuple):
-    """How far hypotheses are with each required phrase."""
-
-    met: Tensor  # bool [B, W, P], whether they have it anywhere; True where it is empty
-    # int32 [B, W, P], how many of its tokens they end with: the longest suffix that begins the
-    # phrase but does not complete it
-    partial: Tensor
-
-
-class RequiredPhrases(ProgressConstraint):
-    """Every translation contains all phrases, in any order (Post and Vilar 2018; Hu et al. 2019).
-
-    This holds if the maximum length is at least the sum of their lengths and no other constraint
-    forbids their tokens. One occurrence is enough, also for a phrase that is given twice or is part
-    of another one.
-
-    Args:
-        phrases: int32 [B, P, M].
-        pad_id: the token that follows a phrase.
-    """
-
-    def __init__(self, phrases: Tensor, pad_id: int = PAD_ID) -> None:
-        self.inputs = _make_automata(phrases, pad_id)
-
-    def initial_state(self, inputs: "Phrases", num_hypotheses: int) -> PhraseState:
-        zeros = _zeros(inputs, num_hypotheses)
-        return PhraseState((zeros == 0) & (inputs.lengths == 0)[:, None], zeros)
-
-    def update(self, state: PhraseState, ids: Tensor, inputs: "Phrases") -> PhraseState:
-        def advanced() -> PhraseState:
-            is_complete, partial = _advance(inputs, state.partial, ids[..., None])
-            return PhraseState(state.met | is_complete, partial)
-
-        return if_any(inputs.lengths > 0, advanced, state)
-
-    def bank(self, state: PhraseState, inputs: "Phrases") -> Tensor:
-        return phrase_progress(state, inputs).bank
-
-    def next_ids(self, hypotheses: OpenHypotheses) -> Tensor:
-        met, partial = hypotheses.state
-        ids = _look_up(hypotheses.inputs.ids, hypotheses.inputs, partial)
-        return tf.where(met, hypotheses.pad_id, ids)
-
-    def restrict(self, allowed: Tensor, hypotheses: OpenHypotheses) -> Tensor:
-        """Forbids tokens after which a phrase could no longer be written.
-
-        EOS is forbidden while a phrase is not met. If too few tokens are left to begin the furthest
-        phrase again, only its next token is allowed. A hypothesis of the maximum length may end in
-        any case.
-        """
-        met, partial = hypotheses.state
-        left = (hypotheses.max_lengths - hypotheses.time)[:, None]  # [B, 1]
-        is_unmet = tf.reduce_any(~met, axis=-1) & (left > 0)  # [B, W]
-
-        def restricted() -> Tensor:
-            best, _, needed = phrase_progress(hypotheses.state, hypotheses.inputs)
-            # Any other token takes one of those left, and may lose the `best` that are written.
-            must_continue = is_unmet & (left <= needed + best)
-            is_best = ~met & (partial == best[..., None])  # [B, W, P]
-            eos_ids = tf.fill(tf.shape(is_unmet[..., None]), hypotheses.eos_id)
-            return tf.where(
-                must_continue[..., None],
-                keep_only(allowed, self.next_ids(hypotheses), is_best),
-                forbid(allowed, eos_ids, is_unmet[..., None]),
-            )
-
-        return if_any(is_unmet, restricted, allowed)
-
-
-class Progress(NamedTuple):
-    """What follows from a `PhraseState`."""
-
-    best_partial: Tensor  # int32 [B, W], the largest `partial` of a phrase that is not met
-    bank: Tensor  # int32 [B, W], tokens that are done: of phrases that are met, and `best_partial`
-    # int32 [B, W], tokens that complete all phrases, written one after the other, beginning with
-    # that of the largest `partial`. Phrases that overlap may take fewer.
-    needed: Tensor
-
-
-def phrase_progress(state: PhraseState, phrases: "Phrases") -> Progress:
-    """Returns how far hypotheses are with all phrases together."""
-    lengths = phrases.lengths[:, None]  # [B, 1, P]
-    done = tf.reduce_sum(tf.where(state.met, lengths, 0), axis=-1)
-    best = tf.reduce_max(tf.where(state.met, 0, state.partial), axis=-1)
-    best = tf.maximum(best, 0)  # also where P = 0
-    return Progress(best, done + best, tf.reduce_sum(lengths, axis=-1) - done - best)
 
 
 class Phrases(NamedTuple):
@@ -465,15 +335,6 @@ def _make_automata(phrases: Tensor, pad_id: int) -> Phrases:
     return make(fallbacks)
 
 
-def _advance(phrases: Phrases, partial: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns which phrases [B, W, P] the tokens [B, W, 1] complete, and the states after them."""
-    matched = _match(phrases, partial, tokens)
-    is_complete = (matched == phrases.lengths[:, None]) & (matched > 0)
-    return is_complete, tf.where(
-        is_complete, _look_up(phrases.fallbacks, phrases, matched), matched
-    )
-
-
 def _match(phrases: Phrases, partial: Tensor, tokens: Tensor) -> Tensor:
     """Returns how many tokens of each phrase match after one more, int32 [B, W, P].
 
@@ -505,10 +366,6 @@ def _match(phrases: Phrases, partial: Tensor, tokens: Tensor) -> Tensor:
 def _look_up(table: Tensor, phrases: Phrases, states: Tensor) -> Tensor:
     """Returns the entries of `ids` or `fallbacks` for states [B, W, P]."""
     return tf.gather(table, phrases.first[:, None] + states, batch_dims=1)
-
-
-def _zeros(phrases: Phrases, num_hypotheses: int) -> Tensor:
-    return tf.repeat(tf.zeros_like(phrases.lengths)[:, None], num_hypotheses, axis=1)
 
 
 # What constraints do with logits.

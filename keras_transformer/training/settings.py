@@ -73,8 +73,7 @@ class RunConfigs(NamedTuple):
         The run's options that the requested search method does not use are dropped.
         """
         changes = changes or {}
-        given = {name: changes[name] for name in ("method", "mbr_samples") if name in changes}
-        unused = unused_options(**given) if "method" in given else ()
+        unused = unused_options(changes["method"]) if "method" in changes else ()
         kept = {name: value for name, value in self.search.items() if name not in unused}
         return self.task.search_config({**kept, **changes})
 

@@ -116,11 +116,6 @@ def test_help_lists_defaults_per_preset(call):
             ["--run_dir=x", "--num_steps=3"],
             ["--num_steps is a setting of architecture universal, and this run's is transformer"],
         ),
-        (
-            "translate",
-            ["--run_dir=x", "--required_phrases=ein Hund", "--banned_phrases=Hund"],
-            ["required phrase 'ein Hund' contains banned phrase 'Hund'; remove"],
-        ),
         ("train", ["--run_dir=x", "more"], ["unexpected argument 'more'", "--name=value"]),
         (
             "train",

@@ -65,7 +65,6 @@ def test_explore_reports_a_taken_port(call, refused, trained):
             ["--saved_model=a/1", "--output=a.html", "--checkpoint=20", "p"],
             "--checkpoint was fixed",
         ),
-        (["--run_dir=runs/mine", "--output=a.html", "--method=mbr", "p"], "--method=mbr cannot be"),
     ],
     ids=str,
 )

@@ -16,7 +16,7 @@ def test_export_writes_version_and_model_card(call, trained, texts, tmp_path):
     folder = tmp_path / "letters"
     result = call(
         "export.py", f"--run_dir={trained}", f"--export_dir={folder}", "--model_version=3",
-        "--checkpoint=latest,20", "--beam_groups=2",
+        "--checkpoint=latest,20", "--beam_size=2",
         "--coverage_penalty=0.2", "--no_repeat_ngram=3", "--min_length=2",
     )  # fmt: skip
     assert (result.code, result.err) == (0, "")
@@ -26,7 +26,7 @@ def test_export_writes_version_and_model_card(call, trained, texts, tmp_path):
     assert _names(folder) == ["3", *_SERVER_FILES]
     card = json.loads((folder / "3" / "assets.extra" / "model_card.json").read_text())
     assert [run["checkpoint"] for run in card["training"]] == ["step-40", "step-20"]
-    assert card["search"]["beam_groups"] == 2
+    assert card["search"]["beam_size"] == 2
     assert card["precision"] == {"weights": ["float32"], "computation": "float32"}
     assert card["training"][0]["data"]["train_source"] == "train.a"
     assert str(tmp_path.parent) not in json.dumps(card)

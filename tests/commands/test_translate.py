@@ -92,9 +92,9 @@ def test_export_has_options_and_fixed_settings(call, exported, refused):
 @pytest.mark.slow
 def test_phrases_and_prefixes_are_kept(call, trained, tmp_path):
     run_dir = f"--run_dir={trained}"
-    phrases = ("--required_phrases=f e", "--required_phrases=c a", "--banned_phrases=b")
-    (line,) = call("translate.py", run_dir, *phrases, stdin=b"p q r s\n").out.splitlines()
-    assert "f e" in line and "c a" in line and "b" not in line
+    banned = ("--banned_phrases=b", "--banned_phrases=d")
+    (line,) = call("translate.py", run_dir, *banned, stdin=b"p q r s\n").out.splitlines()
+    assert line and not {"b", "d"} & set(line)
     (tmp_path / "prefixes").write_text("\nd e\n")
     options = (f"--prefixes={tmp_path}/prefixes", "--min_length=3")
     plain, begun = call("translate.py", run_dir, *options, stdin=b"p q\nr s\n").out.splitlines()

@@ -82,7 +82,7 @@ def _wait_for(port: int) -> None:
 @slow
 @pytest.mark.parametrize(
     "guide",
-    ["search", "constraints", "attention", "training", "minimum_bayes_risk", "new_words"],
+    ["search", "constraints", "attention", "training", "new_words"],
 )
 def test_guides_to_a_trained_run(trained, run_page, guide):
     run_page(f"docs/guides/{guide}.md", trained)

@@ -148,7 +148,7 @@ def test_other_searches_can_be_compiled(trained, kind):
     if kind == "samples":
         search = SEARCH.replace(method="sampling", temperature=3.0, top_k=6, seed=2)
     elif kind == "phrases":
-        search = SEARCH.replace(banned_phrases=("Haus", "木 Haus"), required_phrases=("木",))
+        search = SEARCH.replace(banned_phrases=("Haus", "木 Haus"))
     else:
         model = Ensemble([model, model])
     found, expected = (

@@ -274,8 +274,8 @@ def test_unknown_words_are_aligned(separate_translator):
 def test_phrase_with_unknown_characters_is_rejected(separate_translator):
     with pytest.raises(InputError, match="prefix: the vocabulary cannot spell 'q😀'; use char"):
         separate_translator.translate(["sun", "cat"], prefix=["", "q😀"])
-    with pytest.raises(InputError, match="required_phrases: the vocabulary cannot spell 'q😀'"):
-        separate_translator.translate(["sun", "cat"], required_phrases=[None, ["木", "q😀"]])
+    with pytest.raises(InputError, match="banned_phrases: the vocabulary cannot spell 'q😀'"):
+        separate_translator.translate(["sun", "cat"], banned_phrases=[None, ["木", "q😀"]])
     assert separate_translator.translate(["sun"], prefix=" ") == separate_translator.translate(
         ["sun"], prefix=""
     )

@@ -19,7 +19,6 @@ _SENTENCES = ["two house", "sun", "", "cat sun tree two", "hello", "tree hello c
 _SEARCHES = {
     "beam": dict(num_translations=4),
     "greedy": dict(beam_size=1),
-    "groups": dict(beam_groups=2, num_translations=4),
     "sampling": dict(method="sampling", num_translations=3, temperature=2.0),
     "penalties": dict(coverage_penalty=0.4, length_penalty=1.0, no_repeat_ngram=2),
 }

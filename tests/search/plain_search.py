@@ -5,7 +5,6 @@ They share no code with the package, and run to the last step unless `early_stop
 searches from a batch of them.
 """
 
-import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -22,7 +21,6 @@ from keras_transformer.search import (
     NoRepeatNgram,
     Prefix,
     RepetitionPenalty,
-    RequiredPhrases,
 )
 
 Tokens = tuple[int, ...]
@@ -35,13 +33,11 @@ class Request(NamedTuple):
     limit: int
     alpha: float = 0.6
     beta: float = 0.0
-    diversity: float = 0.0
     min_length: int = 0
     prefix: Tokens = ()
     repetition_penalty: float = 1.0
     no_repeat_ngram: int = 0
     banned: tuple[Tokens, ...] = ()
-    required: tuple[Tokens, ...] = ()
     allows: Callable[[Tokens, int], bool] = lambda tokens, token: True  # a constraint of a test's
 
 
@@ -52,7 +48,6 @@ CONSTRAINTS = {
     "repetition_penalty": (RepetitionPenalty, 0),
     "no_repeat_ngram": (NoRepeatNgram, 0),
     "banned": (BannedPhrases, 2),
-    "required": (RequiredPhrases, 2),
 }
 
 
@@ -62,15 +57,6 @@ class Translation(NamedTuple):
     score: float
     log_prob: float
     tokens: Tokens
-
-
-class Progress(NamedTuple):
-    """How far a hypothesis is with its required phrases, see `phrases.Progress`."""
-
-    bank: int  # tokens that are done
-    needed: int  # tokens that are not
-    begun: int  # tokens of the furthest phrase that is not met
-    next_tokens: set[int]  # of the furthest phrases; empty where all are met
 
 
 def columns(requests: Sequence[Request], *, everything: bool = False) -> dict[str, Any]:
@@ -122,11 +108,8 @@ def next_log_probs(model: Any, sentence: int, tokens: Tokens, request: Request) 
     elif time < len(request.prefix):
         allowed = {request.prefix[time]}
     else:
-        progress = phrase_progress(tokens, request.required)
-        if time < request.min_length or progress.next_tokens:
+        if time < request.min_length:
             allowed.discard(EOS_ID)
-        if progress.next_tokens and request.limit - time <= progress.needed + progress.begun:
-            allowed &= progress.next_tokens
         allowed = {
             token
             for token in allowed
@@ -145,22 +128,6 @@ def is_barred(tokens: Tokens, request: Request) -> bool:
 def occurs(phrase: Tokens, tokens: Tokens) -> bool:
     starts = range(len(tokens) - len(phrase) + 1)
     return any(tokens[start : start + len(phrase)] == phrase for start in starts)
-
-
-def phrase_progress(tokens: Tokens, required: tuple[Tokens, ...]) -> Progress:
-    done = sum(len(phrase) for phrase in required if occurs(phrase, tokens))
-    begun = {
-        phrase: max(k for k in range(len(phrase)) if tokens[len(tokens) - k :] == phrase[:k])
-        for phrase in required
-        if not occurs(phrase, tokens)
-    }
-    furthest = max(begun.values(), default=0)
-    return Progress(
-        bank=done + furthest,
-        needed=sum(map(len, required)) - done - furthest,
-        begun=furthest,
-        next_tokens={phrase[k] for phrase, k in begun.items() if k == furthest},
-    )
 
 
 def complete(
@@ -194,49 +161,30 @@ def narrow_beam(
     request: Request,
     beam_size: int,
     *,
-    groups: int = 1,
-    share: int = 99,
     early_stop: str = "exact",
 ) -> list[Translation]:
-    """Returns what beam search finds, best first: of each group the best `share`.
+    """Returns what beam search finds, best first.
 
-    With the early stop "first" it ends when every group has finished as many as it holds.
+    With the early stop "first" it ends when `beam_size` hypotheses have finished.
     """
-    size = beam_size // groups
-    found: list[list[Translation]] = [[] for _ in range(groups)]
-    beams: list[list[tuple[Tokens, float]]] = [[((), 0.0)] for _ in range(groups)]
+    found: list[Translation] = []
+    beam: list[tuple[Tokens, float]] = [((), 0.0)]
     for _ in range(request.limit + 1):
-        taken: list[int] = []  # by earlier groups at this step
-        for group in range(groups):
-            candidates = [
-                ((*tokens, token), so_far + gain)
-                for tokens, so_far in beams[group]
-                for token, gain in next_log_probs(model, sentence, tokens, request).items()
-            ]
-            values = [p - request.diversity * taken.count(s[-1]) for s, p in candidates]
-            banks = [phrase_progress(s, request.required).bank for s, _ in candidates]
-            candidates = [candidates[i] for i in ordered(values, banks)[: 2 * size]]
-            found[group] += [
-                complete(model, sentence, tokens, log_prob, request)
-                for tokens, log_prob in candidates[:size]
-                if tokens[-1] == EOS_ID
-            ]
-            beams[group] = [each for each in candidates if each[0][-1] != EOS_ID][:size]
-            taken += [tokens[-1] for tokens, _ in beams[group]]
-        if early_stop == "first" and min(map(len, found)) >= size:
+        candidates = [
+            ((*tokens, token), so_far + gain)
+            for tokens, so_far in beam
+            for token, gain in next_log_probs(model, sentence, tokens, request).items()
+        ]
+        candidates = sorted(candidates, key=lambda each: -each[1])[: 2 * beam_size]
+        found += [
+            complete(model, sentence, tokens, log_prob, request)
+            for tokens, log_prob in candidates[:beam_size]
+            if tokens[-1] == EOS_ID
+        ]
+        beam = [each for each in candidates if each[0][-1] != EOS_ID][:beam_size]
+        if early_stop == "first" and len(found) >= beam_size:
             break
-    best = [sorted(each, reverse=True)[:share] for each in found]
-    return sorted(itertools.chain(*best), reverse=True)
-
-
-def ordered(values: list[float], banks: list[int]) -> list[int]:
-    """Returns indices: the best of each bank, then the second best ..., higher banks first."""
-    queues = {
-        bank: sorted((i for i in range(len(banks)) if banks[i] == bank), key=lambda i: -values[i])
-        for bank in sorted(set(banks), reverse=True)
-    }
-    steps = itertools.zip_longest(*queues.values())
-    return [place for places in steps for place in places if place is not None]
+    return sorted(found, reverse=True)
 
 
 def greedy(model: Any, sentence: int, request: Request) -> Translation | None:

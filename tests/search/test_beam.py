@@ -6,7 +6,6 @@ import tensorflow as tf
 from plain_search import (
     NEVER,
     Request,
-    arguments,
     assert_found,
     every_translation,
     greedy,
@@ -179,8 +178,6 @@ def test_static_sizes_of_the_state_stay_static_in_the_loop():
         (dict(beam_size=2, num_translations=3), "got 3 with beam_size 2"),
         (dict(beam_size=4, num_translations=0), "got 0 with beam_size 4"),
         (dict(beam_size=0), "got 1 with beam_size 0"),
-        (dict(beam_size=4, beam_groups=0), "got 0 with beam_size 4"),
-        (dict(beam_size=4, beam_groups=3), "got 3 with beam_size 4"),
         (dict(beam_size=2, early_stop="last"), "must be one of exact, first, got 'last'"),
         (dict(beam_size=2, pad_id=3), "eos_id and pad_id must differ, both are 3"),
     ],
@@ -242,73 +239,6 @@ def test_greedy_search_stops_with_the_last_open_sentence(table_model):
         max_lengths=tf.fill([3], 50), beam_size=1,
     )  # fmt: skip
     assert len(model.calls) == longest == int(tf.reduce_max(found.lengths)) < 50
-
-
-# Diverse groups (Vijayakumar et al. 2018)
-
-
-def search_groups(model, requests, beam_size, beam_groups, num_translations=None, **options):
-    return beam_search(
-        model.step, model.state(range(len(requests)), beam_size), beam_size=beam_size,
-        beam_groups=beam_groups, num_translations=num_translations or beam_size,
-        diversity_penalty=[each.diversity for each in requests], **arguments(requests), **options,
-    )  # fmt: skip
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("beam_size", "beam_groups"), [(4, 2), (6, 3), (3, 3)])
-@pytest.mark.parametrize("end_bias", [-2.0, 3.0])
-def test_groups_equal_plain_search(table_model, beam_size, beam_groups, end_bias):
-    model = table_model(sentences=24, vocabulary_size=13, seed=1, end_bias=end_bias)
-    asked = zip([9, 0, 8, 7, 1, 5] * 4, [0.5, 1.0, 0.0, 0.5, 2.0, 9.0] * 4, strict=True)
-    requests = [Request(limit, diversity=penalty) for limit, penalty in asked]
-    found = search_groups(model, requests, beam_size, beam_groups)
-    share = beam_size // beam_groups
-    for row, each in enumerate(requests):
-        expected = narrow_beam(model, row, each, beam_size, groups=beam_groups, share=share)
-        assert_found(expected, found, row)
-
-
-@pytest.mark.parametrize("num_translations", [1, 3, 5])
-def test_each_group_gives_its_share_of_translations(table_model, num_translations):
-    model = table_model(sentences=3, vocabulary_size=13, seed=2, end_bias=1.0)
-    requests = [Request(8, diversity=0.7)] * 3
-    found = search_groups(model, requests, 6, 3, num_translations)
-    share = -(-num_translations // 3)
-    for row, each in enumerate(requests):
-        expected = narrow_beam(model, row, each, 6, groups=3, share=share)[:num_translations]
-        assert_found(expected, found, row)
-
-
-@pytest.mark.parametrize(
-    "rule",
-    [
-        dict(min_length=3, repetition_penalty=1.4),
-        dict(required=((5, 6), (4,)), beta=0.4),
-        dict(banned=((4,), (5, 6)), no_repeat_ngram=2, prefix=(7,)),
-        dict(alpha=-2.0, beta=0.4),
-        dict(alpha=8.0),
-    ],
-    ids=str,
-)
-def test_groups_follow_constraints(table_model, rule):
-    model = table_model(sentences=4, vocabulary_size=8, seed=3, end_bias=1.0, source_length=4)
-    requests = [Request(limit, diversity=0.6, **rule) for limit in (8, 3, 10, 6)]
-    found = search_groups(model, requests, 4, 2)
-    for row, each in enumerate(requests):
-        expected = narrow_beam(model, row, each, 4, groups=2, share=2)
-        assert_found(expected, found, row)
-
-
-def test_groups_with_early_stop_first_stop_together(table_model):
-    model = table_model(sentences=24, vocabulary_size=13, seed=6, end_bias=1.0)
-    requests = [Request(limit, diversity=0.5) for limit in [9, 0, 8, 7, 1, 5] * 4]
-    found = search_groups(model, requests, 6, 2, 4, early_stop="first")
-    for row, each in enumerate(requests):
-        expected = narrow_beam(model, row, each, 6, groups=2, share=99, early_stop="first")
-        by_group = narrow_beam(model, row, each, 6, groups=2, share=2, early_stop="first")
-        assert set(by_group) <= set(expected)
-        assert_found(by_group, found, row)
 
 
 # Parts of a step

@@ -28,7 +28,6 @@ from keras_transformer.search import (
     beam_search,
     sample,
 )
-from keras_transformer.search.constraints import spread_over_banks
 
 PAD, EOS = 0, 3
 INF = np.inf
@@ -100,12 +99,8 @@ RULES = {
     "no token twice": dict(no_repeat_ngram=1),
     "no pair twice": dict(no_repeat_ngram=2),
     "banned": dict(banned=((4,), (5, 5), (1, 5, 1))),
-    "required tokens": dict(required=((4,), (1,))),
-    "required phrase": dict(required=((5, 4),)),
     "coverage": dict(beta=0.8),
-    "several": dict(
-        min_length=2, repetition_penalty=1.3, banned=((4, 4),), required=((5,),), beta=0.3
-    ),
+    "several": dict(min_length=2, repetition_penalty=1.3, banned=((4, 4),), beta=0.3),
     "others": dict(prefix=(4,), no_repeat_ngram=2, banned=((4, 1),), alpha=1.5),
 }
 every_rule = pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
@@ -120,7 +115,7 @@ def search(model, requests, beam_size, *, rows=None, everything=False, **options
 @pytest.mark.parametrize(
     ("limit", "beam_size", "rules"),
     [
-        (3, 36, [rule for rule in RULES.values() if "required" not in rule]),
+        (3, 36, list(RULES.values())),
         (2, 12, list(RULES.values())),
     ],
     ids=["long", "all rules"],
@@ -145,23 +140,14 @@ def test_narrow_beam_with_constraint_equals_plain_search(table_model, rule, end_
         assert_found(narrow_beam(model, row, each, 3), found, row)
 
 
-def test_required_tokens_are_tried_however_improbable(table_model):
-    # The vocabulary is so large that they are rarely among the best continuations.
-    model = table_model(sentences=6, vocabulary_size=80, seed=10, end_bias=4.0)
-    requests = [Request(limit, required=((9,), (17,))) for limit in (8, 2, 5, 9, 1, 6)]
-    found = search(model, requests, 3, num_translations=3)
-    for row, each in enumerate(requests):
-        assert_found(narrow_beam(model, row, each, 3), found, row)
-
-
 def random_request(seed):
     """Returns any of the rules together; they may leave no translation at all."""
     random = np.random.default_rng(seed)
 
     def phrases(chance):
-        count = random.integers(0, 3) if random.random() < chance else 0
+        count = random.integers(0, 6) if random.random() < chance else 0
         return tuple(
-            tuple(random.choice([1, 4, 5, 6, 7], random.integers(1, 4)).tolist())
+            tuple(random.choice([1, 4, 5, 6, 7], random.integers(1, 3)).tolist())
             for _ in range(count)
         )
 
@@ -176,7 +162,6 @@ def random_request(seed):
         repetition_penalty=float(random.choice([1.0, 1.0, 0.7, 1.5])),
         no_repeat_ngram=int(random.choice([0, 0, 1, 2, 3])),
         banned=phrases(0.5),
-        required=phrases(0.5),
     )
 
 
@@ -193,14 +178,14 @@ def test_random_constraints_together_equal_plain_search(table_model, beam_size):
             expected = narrow_beam(model, row, each, beam_size)
         assert_found(expected, found, row)
         num_found += bool(expected)
-    assert 25 < num_found < 40  # some contradict themselves
+    assert num_found > 25  # some contradict themselves
 
 
-@pytest.mark.parametrize(("beam_size", "beam_groups"), [(1, 1), (4, 1), (4, 2)])
-def test_neutral_constraints_change_nothing(table_model, beam_size, beam_groups):
+@pytest.mark.parametrize("beam_size", [1, 4])
+def test_neutral_constraints_change_nothing(table_model, beam_size):
     model = table_model(sentences=4, vocabulary_size=30, seed=5, end_bias=2.0)
     neutral = [Request(6)] * 4
-    options = dict(num_translations=beam_size, beam_groups=beam_groups, diversity_penalty=0.5)
+    options = dict(num_translations=beam_size)
     expected = search(model, neutral, beam_size, **options)
     found = search(model, neutral, beam_size, everything=True, **options)
     for row in range(4):
@@ -216,10 +201,9 @@ def test_prefix_overrides_other_constraints(table_model):
     requests = [
         Request(4, prefix=(5, 5, 5), no_repeat_ngram=1),
         Request(4, prefix=(5, 6, 7), banned=((5,), (6, 7))),
-        Request(3, prefix=(5, 6, 7), required=((4, 4),)),
         Request(2, prefix=(5, 6, 7), min_length=3),
     ]
-    found = search(model, requests, 3, rows=[0] * 4)
+    found = search(model, requests, 3, rows=[0] * 3)
     for row, each in enumerate(requests):
         assert tokens_of(found, row, 0)[: min(3, each.limit)] == each.prefix[: each.limit]
         assert_found(narrow_beam(model, 0, each, 3), found, row)
@@ -284,7 +268,7 @@ def test_eos_may_be_0_and_pad_another_token(table_model, search):
         dict(min_length=3, repetition_penalty=1.7, no_repeat_ngram=1),
         dict(prefix=(5, 1), no_repeat_ngram=2),
         dict(banned=((4,), (5, 5)), min_length=5),
-        dict(required=((5, 4),)),
+        dict(no_repeat_ngram=2, repetition_penalty=0.6),
     ]
     tensors = columns([Request(6, **rule) for rule in rules])
     run, options = {
@@ -299,7 +283,7 @@ def test_eos_may_be_0_and_pad_another_token(table_model, search):
         return tf.gather(logits, swap, axis=2), state
 
     expected = run(model.step, model.state(range(4), width), **options, **with_constraints(tensors))
-    for name in ("prefix", "banned", "required"):
+    for name in ("prefix", "banned"):
         tensors[name] = tf.gather(swap, tensors[name])
     swapped = with_constraints(tensors, pad_id=3) | dict(eos_id=0, pad_id=3)
     found = run(swapped_step, model.state(range(4), width), **options, **swapped)
@@ -312,14 +296,11 @@ def test_contradictory_constraints_give_no_translation(table_model, beam_size):
     model = table_model(sentences=1, vocabulary_size=6, seed=7)
     requests = [
         Request(9, min_length=5, no_repeat_ngram=1),  # there are three tokens
-        Request(3, required=((4, 5),), banned=((5,),)),
         Request(3),
     ]
-    found = search(model, requests, beam_size, rows=[0] * 3)
+    found = search(model, requests, beam_size, rows=[0] * 2)
     assert_found([], found, 0)
-    # At the limit a translation ends in any case, but 4 has nothing to go on with before.
-    assert_found([], found, 1)
-    assert int(found.lengths[2, 0]) > 0
+    assert int(found.lengths[1, 0]) > 0
 
 
 @pytest.mark.parametrize("alpha", [-3.0, -0.5, 0.6, 2.0, 20.0])
@@ -342,30 +323,3 @@ def test_greedy_search_follows_every_constraint(table_model):
         assert_found([greedy(model, row, each)], found, row)
     assert np.all(found.ids.numpy().max(axis=(1, 2)) >= EOS_ID)
     assert found.ids.dtype == tf.int32
-
-
-# Banks
-
-
-def spread(log_probs, banks, count):
-    found = spread_over_banks(
-        tf.constant([log_probs], tf.float32), tf.constant([banks], tf.int32), count
-    )
-    assert found.dtype == tf.int32
-    return found.numpy()[0].tolist()
-
-
-@pytest.mark.parametrize(
-    "log_probs, banks, count, expected",
-    [
-        # The best of banks 2, 1 and 0, then the second best of 2 and 0.
-        ([-1, -2, -3, -4, -5], [0, 0, 1, 2, 2], 5, [3, 2, 0, 4, 1]),
-        ([-1, -2, -3, -4, -5], [0, 0, 1, 2, 2], 2, [3, 2]),
-        ([-3, -1, -2], [0, 0, 0], 3, [1, 2, 0]),
-        ([-1, -1, -1], [0, 0, 0], 3, [0, 1, 2]),  # the first among equals
-        ([-INF, -9, -1, -INF], [5, 0, 0, 5], 4, [2, 1, 0, 3]),  # impossible ones last
-        ([-INF, -9, -1, -INF], [5, 0, 0, 5], 2, [2, 1]),
-    ],
-)
-def test_every_bank_gets_its_share_of_the_beam(log_probs, banks, count, expected):
-    assert spread(log_probs, banks, count) == expected

@@ -81,7 +81,7 @@ def assert_distributed(counts, probabilities):
         (dict(temperature=1.5, top_k=3, top_p=0.8), {}),
         ({}, dict(min_length=1, repetition_penalty=1.5, banned=((4, 4),))),
         (dict(top_k=2), dict(prefix=(5,), no_repeat_ngram=1)),
-        ({}, dict(required=((4,),))),
+        ({}, dict(banned=((4,),))),
     ],
     ids=str,
 )

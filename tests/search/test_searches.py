@@ -16,16 +16,13 @@ from plain_search import (
 )
 
 from keras_transformer.decoding import DecodingState
-from keras_transformer.search import BannedPhrases, RequiredPhrases, beam_search, sample
+from keras_transformer.search import BannedPhrases, beam_search, sample
 
 SENTENCES = 60
 
 SEARCHES = {
     "greedy": functools.partial(beam_search, beam_size=1),
     "beam": functools.partial(beam_search, beam_size=4, num_translations=4),
-    "groups": functools.partial(
-        beam_search, beam_size=4, num_translations=4, beam_groups=2, diversity_penalty=0.8
-    ),
     "sampling": functools.partial(
         sample, num_translations=4, temperature=1.3, top_k=9, top_p=0.95, seed=5
     ),
@@ -56,30 +53,6 @@ def random_phrases(random, count, first, last):
 
 
 @every_search
-def test_required_phrases_are_in_every_translation(table_model, search):
-    random = np.random.default_rng(2)
-    requests = []
-    for _ in range(SENTENCES):
-        required = random_phrases(random, 3, 4, 6)  # few tokens: phrases overlap
-        prefix = tuple(random.integers(4, 12, random.integers(0, 3)).tolist())
-        room = len(prefix) + sum(map(len, required)) + int(random.integers(0, 6))
-        requests.append(Request(room, prefix=prefix, required=required))
-    num_phrases = 0
-    best = {}
-    for each, tokens in translations(table_model, search, requests):
-        best.setdefault(each, tokens)
-        if tokens is None:  # the beam may find fewer, but never none
-            continue
-        assert tokens[: len(each.prefix)] == each.prefix
-        assert len(tokens) <= each.limit
-        for phrase in each.required:
-            assert occurs(phrase, tokens)
-            num_phrases += 1
-    assert None not in best.values()
-    assert num_phrases > SENTENCES
-
-
-@every_search
 def test_forbidden_content_is_in_no_translation(table_model, search):
     random = np.random.default_rng(3)
     requests = [
@@ -89,7 +62,6 @@ def test_forbidden_content_is_in_no_translation(table_model, search):
             no_repeat_ngram=int(random.integers(0, 4)),
             repetition_penalty=float(random.choice([0.5, 1.0, 2.0])),
             banned=random_phrases(random, 4, 4, 11),
-            required=random_phrases(random, 1, 4, 11),
         )
         for _ in range(SENTENCES)
     ]
@@ -103,8 +75,6 @@ def test_forbidden_content_is_in_no_translation(table_model, search):
         size = each.no_repeat_ngram
         ngrams = [tokens[i : i + size] for i in range(len(tokens) - size + 1)] if size else []
         assert len(set(ngrams)) == len(ngrams)
-        if sum(map(len, each.required)) <= each.limit:
-            assert all(occurs(phrase, tokens) for phrase in each.required)
     assert num_found > SENTENCES // 2
 
 
@@ -138,7 +108,7 @@ def test_finished_sentences_leave_the_batch(table_model, search):
     limits = [12, 0, 2, 1, 0, 8, 3, 1]
     model = table_model(sentences=8, vocabulary_size=12, seed=4, end_bias=-4.0, source_length=3)
     width = width_of(search)
-    requests = [Request(limit, beta=0.2, no_repeat_ngram=4, required=((4, 5),)) for limit in limits]
+    requests = [Request(limit, beta=0.2, no_repeat_ngram=4, banned=((4, 5),)) for limit in limits]
     together = search(model.step, model.state(range(8), width), **arguments(requests))
     sizes = [rows for rows, _ in model.calls]
     assert sizes[0] == 8 and sizes[-1] <= 2
@@ -171,7 +141,7 @@ def test_nan_logits_end_the_search_without_a_translation(method, max_length_boun
 # Graphs
 
 REQUESTS = [
-    Request(7, beta=0.3, min_length=3, banned=((4,), (5, 6)), required=((7, 4), (5,))),
+    Request(7, beta=0.3, min_length=3, banned=((4,), (5, 6))),
     Request(0),
     Request(9, prefix=(5, 6), repetition_penalty=1.5, no_repeat_ngram=2),
 ]
@@ -201,7 +171,7 @@ def test_graph_of_unknown_sizes_equals_eager_search(table_model, search):
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["groups", pytest.param("sampling", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["beam", pytest.param("sampling", marks=pytest.mark.slow)])
 def test_xla_compiles_a_search_with_every_constraint(table_model, name):
     search, width = SEARCHES[name], 4
     model = table_model(sentences=3, vocabulary_size=9, seed=2)
@@ -244,7 +214,7 @@ def test_memory_of_phrases_grows_with_the_candidates(table_model):
 
         return beam_search(
             step, DecodingState(), bos_ids=rows, max_lengths=rows + 90, max_length_bound=99,
-            beam_size=beam_size, constraints=[RequiredPhrases(listed), BannedPhrases(listed)],
+            beam_size=beam_size, constraints=[BannedPhrases(listed)],
         )  # fmt: skip
 
     function = tf.function(translate, autograph=False)

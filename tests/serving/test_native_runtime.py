@@ -54,7 +54,6 @@ _REQUESTS = {
         "no_repeat_ngram": [-1, -1, -1, 1, -1],
         "prefix": ["", "木", "木", "", "Haus\\ \n"],
         "banned_phrases": ["привет\nदो", "", "", "", "γάτα"],
-        "required_phrases": ["", "", "", "木\n\nHaus", ""],
     },
     "score": _PAIR,
     "attention": _PAIR,
@@ -121,7 +120,6 @@ def test_c_program_answers_every_signature(exported, served, programs, name):
 def test_c_program_runs_compiled_search(trained, programs, tmp_path):
     search = SearchConfig(
         beam_size=2, num_translations=2, max_extra_length=3, banned_phrases=("Haus",),
-        required_phrases=("木",),
     )  # fmt: skip
     translator = Translator(*trained, search, xla=XlaShapes((2,), (4, 8)))
     version = export(translator, tmp_path / "compiled", batch_sizes=[2])

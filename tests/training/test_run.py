@@ -100,10 +100,6 @@ def test_search_config_drops_options_of_other_method():
     assert imported.search_config().early_stop == "first"
     sampling = imported.search_config({"method": "sampling"})
     assert (sampling.method, sampling.max_extra_length) == ("sampling", 7)
-    mbr = imported.search_config({"method": "mbr"})
-    assert (mbr.candidates.method, mbr.early_stop) == ("sampling", "exact")
-    of_beam = imported.search_config({"method": "mbr", "mbr_samples": 0})
-    assert (of_beam.candidates.method, of_beam.early_stop) == ("beam", "first")
     with pytest.raises(InputError, match="early_stop cannot be combined with method sampling"):
         imported.search_config({"method": "sampling", "early_stop": "first"})
 
