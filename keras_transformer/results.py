@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from keras_transformer.config import MOST_PHRASES, WORD_START, SearchConfig, check_options
+from keras_transformer.config import WORD_START, SearchConfig, check_options
 from keras_transformer.decoding import NO_SCORE
 from keras_transformer.errors import InputError, check_unicode
 
@@ -112,7 +112,7 @@ def _spread(name: str, value: Any, count: int) -> list[Any]:
     if value is None or isinstance(value, str | numbers.Real) or not isinstance(value, Iterable):
         return [value] * count
     values = list(value)
-    if name in MOST_PHRASES and all(isinstance(each, str) for each in values):
+    if name == "banned_phrases" and all(isinstance(each, str) for each in values):
         return [values] * count
     if len(values) != count:
         raise InputError(

@@ -27,7 +27,6 @@ from keras_transformer.config.model import (
 from keras_transformer.config.options import JsonConfig, option
 from keras_transformer.config.search import (
     FIXED_OPTIONS,
-    MOST_PHRASES,
     SAMPLING_OPTIONS,
     SearchConfig,
     check_options,
@@ -40,7 +39,6 @@ __all__ = [
     "EOS_ID",
     "EXTEND",
     "FIXED_OPTIONS",
-    "MOST_PHRASES",
     "NUM_RESERVED",
     "PAD_ID",
     "SAMPLING_OPTIONS",

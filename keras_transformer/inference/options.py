@@ -11,7 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_transformer.config import MOST_PHRASES, PAD_ID, UNK_ID, SearchConfig
+from keras_transformer.config import PAD_ID, UNK_ID, SearchConfig
+from keras_transformer.config.search import MOST_PHRASES
 from keras_transformer.decoding import Tensor
 from keras_transformer.errors import InputError
 from keras_transformer.search import (
