@@ -17,7 +17,7 @@ from keras_transformer.decoding import Tensor
 from keras_transformer.errors import InputError, check_choice
 
 __all__ = [
-    "OF_TRAINING_ONLY",
+    "TRAINING_PREFIX",
     "InverseSquareRoot",
     "Padding",
     "Perplexity",
@@ -29,7 +29,7 @@ __all__ = [
 
 # Name prefix of metrics that a model updates in `call` during training only: evaluation does not
 # show them.
-OF_TRAINING_ONLY = "train_"
+TRAINING_PREFIX = "train_"
 
 
 def _flat_labels_and_logits(labels: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:

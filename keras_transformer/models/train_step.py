@@ -25,7 +25,7 @@ import keras
 from keras_transformer.config import PAD_ID
 from keras_transformer.decoding import Tensor
 from keras_transformer.errors import InputError
-from keras_transformer.objectives import OF_TRAINING_ONLY
+from keras_transformer.objectives import TRAINING_PREFIX
 
 ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
 if ON_TENSORFLOW:
@@ -139,7 +139,7 @@ class TokenWeightedModel(keras.Model):
             """Evaluates one replica's rows of a batch."""
             _loss_and_metrics(self, data, training=False)
             values = _metrics_of_all_replicas(self).items()
-            return {name: value for name, value in values if not name.startswith(OF_TRAINING_ONLY)}
+            return {name: value for name, value in values if not name.startswith(TRAINING_PREFIX)}
 
         def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
             """Builds metrics and loss under a strategy, from one replica's rows of a batch.

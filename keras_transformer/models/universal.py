@@ -36,7 +36,7 @@ from keras_transformer.models.transformer import (
     make_positions,
     select_head,
 )
-from keras_transformer.objectives import OF_TRAINING_ONLY
+from keras_transformer.objectives import TRAINING_PREFIX
 
 
 @register_architecture(UniversalConfig)
@@ -72,7 +72,7 @@ class UniversalTransformer(Seq2SeqModel):
         # Under JAX a model cannot update metrics inside `call`.
         has_metrics = config.adaptive_steps and keras.backend.backend() != "jax"
         self.ponder_metrics = {
-            f"{side}_{name}": keras.metrics.Mean(f"{OF_TRAINING_ONLY}{side}_{name}")
+            f"{side}_{name}": keras.metrics.Mean(f"{TRAINING_PREFIX}{side}_{name}")
             for side in ("source", "target")
             for name in (("steps", "remainders") if has_metrics else ())
         }

@@ -1,7 +1,8 @@
-"""What a run measures of its training: rows of numbers, and where they are shown.
+"""What a run measures of its training: rows of numbers, and the files that they go to.
 
 A row covers the batches since the row before it: `log_steps` of them, or fewer up to a checkpoint
-or validation. It goes to metrics.jsonl, to the terminal and, if wanted, to TensorBoard.
+or validation. It goes to metrics.jsonl, to the terminal (see `progress.py`) and, if wanted, to
+TensorBoard.
 
 step               batches of the run so far
 seconds            time spent training so far, by all processes of a resumed run, without
@@ -21,14 +22,14 @@ val_loss, val_perplexity, val_accuracy, and the metric of the task, for example 
                    also has a row of step 0 with nothing else
 """
 
+import contextlib
 import json
 import math
 import pathlib
-import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TextIO
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -36,9 +37,9 @@ from keras import ops
 
 from keras_transformer.config import PAD_ID, TrainingConfig
 from keras_transformer.decoding import Tensor
-from keras_transformer.errors import InputError
+from keras_transformer.errors import InputError, one_line
 from keras_transformer.models import Seq2SeqModel
-from keras_transformer.objectives import OF_TRAINING_ONLY
+from keras_transformer.objectives import TRAINING_PREFIX
 from keras_transformer.tasks import VALIDATION_METRICS, Metric
 from keras_transformer.tasks.task import TRAINING_VALUES
 
@@ -47,7 +48,6 @@ Row = dict[str, float]
 _MEANS = ("loss", "perplexity", "accuracy", "padding")
 _COUNTED = ("target_tokens", "flops", "padded_flops")  # by the model, since the row before
 TOTALS = ("seconds", *_COUNTED, "sustained_flops")  # these add up over a run
-_OF_TRAINING = TRAINING_VALUES.difference(_MEANS)
 
 
 class TrainingMeter:
@@ -103,7 +103,11 @@ class TrainingMeter:
         return {
             "step": step,
             **{name: self._so_far[name] + new[name] for name in TOTALS if name in new},
-            **{name: metrics[name] for name in metrics if _is_mean(name)},
+            **{
+                name: value
+                for name, value in metrics.items()
+                if name in _MEANS or name.startswith(TRAINING_PREFIX)
+            },
             "learning_rate": float(self._model.optimizer.learning_rate),
             "tokens_per_second": new["target_tokens"] / seconds,
             "skipped_steps": self._skipped_before + int(self._model.bad_steps.numpy()),
@@ -133,13 +137,8 @@ def dev_values(row: Row) -> Row:
     return {
         name: value
         for name, value in row.items()
-        if name not in _OF_TRAINING and not _is_mean(name)
+        if name not in TRAINING_VALUES and not name.startswith(TRAINING_PREFIX)
     }
-
-
-def _is_mean(name: str) -> bool:
-    """Whether a value is the mean of a metric over the batches of a row."""
-    return name in _MEANS or name.startswith(OF_TRAINING_ONLY)
 
 
 class TrainingFlops(keras.metrics.Metric):
@@ -242,6 +241,10 @@ class MetricsFile:
         except OSError as error:
             raise self._cannot_write(error) from error
 
+    def rows(self) -> list[Row]:
+        """Returns all rows."""
+        return [row for row, _ in _rows(self.path)]
+
     def _cannot_write(self, error: OSError) -> InputError:
         return InputError(
             f"cannot write {self.path} ({error.strerror}); free some space, or make it writable, "
@@ -302,15 +305,23 @@ def _short(value: float) -> float | None:
 class TensorBoardLog:
     """Writes rows as two TensorBoard runs, "train" and "dev", which share their charts.
 
+    What earlier processes wrote there is replaced by the rows of metrics.jsonl: some of it may be
+    of updates after the checkpoint that the run resumes from. A disk that is full ends the log, and
+    not the training.
+
     Args:
         folder: where to.
-        step: where the run resumes; TensorBoard hides what an earlier process wrote beyond it.
+        rows: those of the run so far.
     """
 
-    def __init__(self, folder: pathlib.Path, step: int = 0) -> None:
+    def __init__(self, folder: pathlib.Path, rows: Iterable[Row] = ()) -> None:
         self._folder = folder
-        self._step = step
-        self._writers: dict[str, Any] = {}
+        self._writers: dict[str, Any] | None = {}
+        for path in folder.glob("*/events.out.tfevents.*"):
+            with contextlib.suppress(OSError):  # `write` will say so
+                path.unlink()
+        for row in rows:
+            self.write(row)
 
     def write(self, row: Row) -> None:
         """Writes one row; its values of the dev set go to the run "dev"."""
@@ -318,192 +329,23 @@ class TensorBoardLog:
         dev = {name.removeprefix("val_"): value for name, value in of_dev.items()}
         # TensorBoard's x-axes show steps and seconds already.
         train = {name: row[name] for name in row.keys() - of_dev.keys() - {"step", "seconds"}}
-        for run, scalars in (("train", train), ("dev", dev)):
-            if scalars:
-                values = [
-                    tf.compat.v1.Summary.Value(tag=name, simple_value=value)
-                    for name, value in scalars.items()
-                ]
-                writer = self._writer(run)
-                writer.add_summary(tf.compat.v1.Summary(value=values), int(row["step"]))
-                writer.flush()
+        try:
+            self._write("train", train, row["step"])
+            self._write("dev", dev, row["step"])
+        except (OSError, tf.errors.OpError) as error:
+            self._writers = None
+            print(
+                f"Cannot write TensorBoard logs to {self._folder} ({one_line(error)}); the next "
+                "run of this command writes them again.",
+                file=sys.stderr,
+            )
 
-    def _writer(self, run: str) -> Any:
+    def _write(self, run: str, values: Row, step: float) -> None:
+        if self._writers is None or not values:
+            return
         if run not in self._writers:
-            # The writer of `tf.summary` cannot mark a restart; this one needs a graph to be made.
-            with tf.Graph().as_default():
-                # The suffix tells apart files of the same second.
-                writer = tf.compat.v1.summary.FileWriter(
-                    str(self._folder / run), filename_suffix=f".{self._step}"
-                )
-            start = tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.START)
-            writer.add_session_log(start, self._step + 1)
-            self._writers[run] = writer
-        return self._writers[run]
-
-
-# The progress of a run on a terminal or in a log, for example:
-#
-# 300/20,000  loss 5.412  ppl 148.2  acc 24.1%  lr 3.0e-4  5.21k tok/s  4.61T FLOP  left 1h05m
-# 1,000/20,000  loss 3.947  ppl 19.67  acc 45.9%  BLEU 12.31  on the dev set
-
-_SECONDS_BETWEEN_DRAWINGS = 0.5
-
-
-class Progress:
-    """Writes lines of at most 100 columns, up to a million steps.
-
-    A log file gets a line for each row. On a terminal one line is overwritten at most every half
-    second, and only lines about the dev set stay.
-
-    Args:
-        meter: measures the batches that are not in a row yet.
-        metrics: of the task, to show beside those of validation.
-        train_steps: batches of the whole run.
-        stream: where to write; None means standard output.
-        live: whether it is a terminal; None means to ask it.
-    """
-
-    def __init__(
-        self,
-        meter: TrainingMeter,
-        metrics: Sequence[Metric],
-        train_steps: int,
-        stream: TextIO | None = None,
-        live: bool | None = None,
-    ) -> None:
-        self._meter = meter
-        self._metrics = metrics
-        self._train_steps = train_steps
-        self._stream = stream or sys.stdout
-        self._live = self._stream.isatty() if live is None else live
-        self._row: Row | None = None
-        self._skipped = 0.0
-        self._first: tuple[int, float] | None = None  # step, and the time when it was done
-        self._drawn = -math.inf  # the time of the last drawing
-        self._is_open = False  # whether the line that changes is on the terminal
-
-    def end_batch(self, step: int) -> None:
-        """Redraws the line of a terminal now and then."""
-        now = time.perf_counter()
-        if self._first is None:  # the first batch is slow: its graph is built and compiled
-            self._first = step, now
-        if self._live and now - self._drawn >= _SECONDS_BETWEEN_DRAWINGS:
-            self._drawn = now
-            # Once there is a whole row, its values are steadier than those of a few batches.
-            self._draw(self._row or self._meter.row_so_far(step), step)
-
-    def show(self, row: Row) -> None:
-        """Shows a row."""
-        step = int(row["step"])
-        if "loss" in row:  # before the first update there is none
-            self._row = row
-            if self._live:
-                self._draw(row, step)
-            else:
-                self._write(self._training_line(row, step))
-        if row["skipped_steps"] > self._skipped:
-            self._skipped = row["skipped_steps"]
-            text = f"{self._skipped:,} updates skipped so far: gradient not finite"
-            self._write(f"{self._steps(step)}  {text}")
-        if dev_values(row):
-            self._write(self._dev_line(row))
-
-    def finish(self) -> None:
-        """Ends the line that changes, so that other text starts on a new line."""
-        if self._is_open:
-            self._is_open = False
-            self._stream.write("\n")
-            self._stream.flush()
-
-    def _draw(self, row: Row, step: int) -> None:
-        """Overwrites the line that changes."""
-        line = self._training_line(row, step)
-        columns = shutil.get_terminal_size().columns - 1
-        self._stream.write("\r" + line[:columns].ljust(columns))
-        self._stream.flush()
-        self._is_open = True
-
-    def _write(self, line: str) -> None:
-        self.finish()
-        self._stream.write(line + "\n")
-        self._stream.flush()
-
-    def _training_line(self, row: Row, step: int) -> str:
-        parts = [
-            self._steps(step),
-            *_quality(row),
-            f"lr {_scientific(row['learning_rate'])}",
-            f"{_thousands(row['tokens_per_second'])} tok/s",
-            f"{_thousands(row['flops'])} FLOP",
-        ]
-        seconds_left = self._seconds_left(step)
-        if seconds_left is not None:
-            parts.append(f"left {_duration(seconds_left)}")
-        return "  ".join(parts)
-
-    def _dev_line(self, row: Row) -> str:
-        dev = {name.removeprefix("val_"): row[name] for name in row if name.startswith("val_")}
-        parts = [self._steps(row["step"]), *_quality(dev)]
-        for metric in self._metrics:
-            if metric.name in row:
-                parts.append(f"{metric.label} {row[metric.name]:.2f}")
-        return "  ".join([*parts, "on the dev set"])
-
-    def _steps(self, step: float) -> str:
-        total = f"{self._train_steps:,}"
-        return f"{step:{len(total)},}/{total}"
-
-    def _seconds_left(self, step: int) -> float | None:
-        """Returns how long the rest of the run takes, checkpoints and all, at the pace so far."""
-        if self._first is None or step == self._first[0]:
-            return None
-        seconds = time.perf_counter() - self._first[1]
-        return (self._train_steps - step) * seconds / (step - self._first[0])
-
-
-def _quality(row: Mapping[str, float]) -> list[str]:
-    parts = []
-    if "loss" in row:
-        parts.append(f"loss {_five_columns(row['loss'])}")
-    if "perplexity" in row:
-        parts.append(f"ppl {_five_columns(row['perplexity'])}")
-    if "accuracy" in row:
-        parts.append(f"acc {row['accuracy']:5.1%}")
-    return parts
-
-
-def _five_columns(value: float) -> str:
-    """Returns 1.234, 12.34, 123.4, 1234 or 1e+07."""
-    if not math.isfinite(value) or value >= 99999.5:
-        return f"{value:5.0e}"
-    digits = 3 - (value >= 9.9995) - (value >= 99.995) - (value >= 999.95)
-    return f"{value:5.{digits}f}"
-
-
-def _thousands(value: float) -> str:
-    """Returns three digits and a unit: 987, 9.87k, 98.7k, 987k or 9.87M, in five columns."""
-    for unit in ("", "k", "M", "G", "T", "P", "E", "Z"):
-        if value < 999.5 or unit == "Z":
-            break
-        value /= 1000
-    digits = 0 if not unit else 2 - (value >= 9.995) - (value >= 99.95)
-    return f"{value:.{digits}f}{unit}".rjust(5)
-
-
-def _scientific(value: float) -> str:
-    """Returns 7.0e-4, which Python writes as 7.0e-04."""
-    mantissa, exponent = f"{value:.1e}".split("e")
-    return f"{mantissa}e{int(exponent)}"
-
-
-def _duration(seconds: float) -> str:
-    """Returns 45s, 3m20s, 1h05m or 2d07h."""
-    minutes, hours = round(seconds) // 60, round(seconds) // 3600
-    if minutes == 0:
-        return f"{seconds:.0f}s"
-    if hours == 0:
-        return f"{minutes}m{round(seconds) % 60:02}s"
-    if hours < 24:
-        return f"{hours}h{minutes % 60:02}m"
-    return f"{hours // 24}d{hours % 24:02}h"
+            self._writers[run] = tf.summary.create_file_writer(str(self._folder / run))
+        with self._writers[run].as_default(step=int(step)):
+            for name, value in values.items():
+                tf.summary.scalar(name, value)
+        self._writers[run].flush()

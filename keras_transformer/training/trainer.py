@@ -32,7 +32,6 @@ from keras_transformer.training.checkpoints import by_name
 from keras_transformer.training.distribution import sum_over_workers, value_of_chief, worker_of
 from keras_transformer.training.metrics import (
     MetricsFile,
-    Progress,
     Row,
     TensorBoardLog,
     TrainingMeter,
@@ -41,6 +40,7 @@ from keras_transformer.training.metrics import (
 )
 from keras_transformer.training.optimizer import compile_for_training, freeze
 from keras_transformer.training.prepare import tokenize
+from keras_transformer.training.progress import Progress
 from keras_transformer.training.run import RunDirectory
 from keras_transformer.training.validation import DevMetric, check_validation
 
@@ -268,7 +268,8 @@ class Trainer:
             meter = TrainingMeter(self.model, file.last, rate)
             listeners.append(file.append)
             if tensorboard:
-                listeners.append(TensorBoardLog(self.run.path / "tensorboard", self.step).write)
+                folder = self.run.path / "tensorboard"
+                listeners.append(TensorBoardLog(folder, file.rows()).write)
             if show:
                 progress = Progress(meter, metrics, self.training.train_steps)
                 listeners.append(progress.show)
