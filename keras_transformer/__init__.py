@@ -7,7 +7,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what the names below are, for type checkers and editors
-    from keras_transformer.client import AsyncClient as AsyncClient
     from keras_transformer.client import Client as Client
     from keras_transformer.client import ServingError as ServingError
     from keras_transformer.config import DataConfig as DataConfig
@@ -22,7 +21,6 @@ if TYPE_CHECKING:  # what the names below are, for type checkers and editors
     from keras_transformer.inference import BatchTranslator as BatchTranslator
     from keras_transformer.inference import Translator as Translator
     from keras_transformer.inference import XlaShapes as XlaShapes
-    from keras_transformer.markup import translate_markup as translate_markup
     from keras_transformer.models import Ensemble as Ensemble
     from keras_transformer.models import RecurrentModel as RecurrentModel
     from keras_transformer.models import Seq2SeqModel as Seq2SeqModel
@@ -91,7 +89,6 @@ _HOMES = {
     "beam_search": "search",
     "sample": "search",
     "sentence_seeds": "search",
-    "AsyncClient": "client",
     "Client": "client",
     "BatchTranslator": "inference",
     "ServingError": "client",
@@ -99,13 +96,12 @@ _HOMES = {
     "XlaShapes": "inference",
     "export": "serving.export",
     "load_exported": "serving.export",
-    "translate_markup": "markup",
     "translate_paragraphs": "paragraphs",
 }
 
 # Loaded on every Keras backend; the others need TensorFlow's.
 _ON_EVERY_BACKEND = (
-    "client", "config", "errors", "host", "markup", "models", "objectives", "paragraphs", "tasks",
+    "client", "config", "errors", "host", "models", "objectives", "paragraphs", "tasks",
 )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import tarfile
+import tempfile
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -27,7 +28,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Files that take longest, by their names: begun last, one of them would keep everyone waiting.
 _LONGEST = (
     "test_fit", "test_devices", "test_backends", "test_pages", "test_train",
-    "test_benchmark_decode", "test_fuzz", "test_native_runtime", "test_model_server",
+    "test_benchmark", "test_fuzz", "test_native_runtime", "test_model_server",
     "test_translate", "test_export_script",
     "test_signatures", "test_search_options", "test_transformer", "test_ctranslate2",
 )  # fmt: skip
@@ -167,6 +168,14 @@ def run_python():
 Result = collections.namedtuple("Result", "code out err")
 
 
+def _file_of(content):
+    """Returns an open file with a content: what a shell gives as standard input."""
+    file = tempfile.TemporaryFile()  # noqa: SIM115  (it outlives this call)
+    file.write(content)
+    file.seek(0)
+    return io.TextIOWrapper(file)
+
+
 @pytest.fixture
 def call(monkeypatch, capsys):
     """Runs a script in this process, which has loaded TensorFlow already.
@@ -178,7 +187,7 @@ def call(monkeypatch, capsys):
     def call(script, *arguments, stdin=b""):
         path = str(_SCRIPTS / script)
         monkeypatch.setattr(sys, "argv", [path, *map(str, arguments)])
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        monkeypatch.setattr(sys, "stdin", _file_of(stdin))
         others = set(flags.FLAGS)
         capsys.readouterr()
         code = 0

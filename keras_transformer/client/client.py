@@ -1,28 +1,22 @@
-"""The clients of a model server: one that blocks, and one for asyncio.
+"""The client of a model server: connect, translate, score.
 
-Over REST they need urllib3; over gRPC tensorflow-serving-api, and with it TensorFlow.
-
-A call is a generator. It yields the futures of its requests, which run in threads, is sent their
-results, and returns its own: `Client` waits for the futures, `AsyncClient` awaits them.
+Over REST it needs urllib3; over gRPC tensorflow-serving-api, and with it TensorFlow.
 """
 
-import asyncio
 import concurrent.futures
-import contextlib
 import os
 import random
 import re
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any, Literal, TypeAlias, TypeVar, overload
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TypeVar, overload
 
 from typing_extensions import Self
 
 from keras_transformer.client.transport import (
     Certificates,
-    FailedRowsError,
     ModelName,
     RequestError,
     ServingError,
@@ -53,20 +47,16 @@ from keras_transformer.results import (
 
 Answer = TypeVar("Answer")
 Row = TypeVar("Row")
-Call: TypeAlias = Generator[list[concurrent.futures.Future[Any]], list[Any], Answer]
 
 # A model server takes more, but gRPC proxies take 4 MiB by default, and nginx 1 MiB over REST.
 _REQUEST_BYTES = 1_000_000
-# If so many rows fail and none succeeds in between, then not the rows are to blame.
-_MOST_FAILED = 100
 # The pause before a retry doubles from one to the next, minus up to half of it at random.
 _FIRST_PAUSE_S = 0.2
 _MAX_PAUSE_S = 5.0
 _RETRYABLE = ("UNAVAILABLE", "RESOURCE_EXHAUSTED")  # the server is starting, or its queue is full
 # Another client's request of wrong rank fails all requests that share its batch.
 _FAILED_BATCH = "padding is turned off"
-_OUT_OF_MEMORY = "OOM when allocating"  # TensorFlow's message where a batch is too large
-_EXPLAIN_TIMEOUT_S = 5.0  # for requests that look for the cause of a failure
+_STATUS_TIMEOUT_S = 5.0  # of the question about the model after a failure
 _MESSAGES = {
     "UNAVAILABLE": "no answer from a {server}: {details}; tried for {seconds:.1f} s. Is it "
     "running, and is this the port of that protocol {security}?",
@@ -82,8 +72,45 @@ _MESSAGES = {
 }
 
 
-class _Calls:
-    """The calls of `Client` and `AsyncClient`, whose arguments it takes."""
+class Client:
+    """Translates and scores sentences with a model server; thread-safe.
+
+    Args:
+        address: the server's "host:port". The stock server listens on port 8500 for gRPC and on
+            8501 for REST. Over gRPC, "dns:///host:port" sends requests to all addresses of the
+            host in turn.
+        model: the name under which the server has the model.
+        version: the version to use; None means the latest that is served.
+        label: a label of a version, such as "canary", instead of its number.
+        timeout_s: seconds for a request, until the last byte of its answer has come in, retries
+            and the pauses between them included. The first request that fails ends a call.
+        retries: how often a request is retried while the server is unreachable or overloaded,
+            after pauses that double from 0.2 s up to 5 s. No other failure is retried.
+        protocol: "grpc" or "rest".
+        batch_size: sentences in one request, which are of similar length. Requests have at most
+            1 MB; a sentence that is longer goes alone.
+        requests_in_flight: requests that run concurrently.
+        tls: whether to connect by TLS, which verifies the server's certificate and host name.
+        root_certificates: a PEM file of the certificate authorities to trust; None means the
+            system's over REST and those that come with gRPC.
+        client_certificate: a PEM file with the client's certificate chain, for mutual TLS.
+        client_key: a PEM file with its private key, unencrypted.
+        tls_server_name: the name that the server's certificate must have; None means the host.
+        keep_alive_s: seconds after which a gRPC connection without traffic is tested by a ping, so
+            that firewalls keep it and a dead one is noticed; None for no pings. Servers must permit
+            such pings, or they close the connection.
+        headers: HTTP headers, or gRPC metadata, of every request, such as
+            {"authorization": "Bearer ..."}, which is sent by TLS or to this machine only; others
+            may cross the network in clear text.
+
+    Raises:
+        InputError: an argument is invalid, or a certificate cannot be read.
+
+    Example:
+        >>> with Client("localhost:8500", model="mine") as client:
+        ...     client.translate(["two hundred"])[0][0].text
+        'zweihundert'
+    """
 
     def __init__(
         self,
@@ -131,269 +158,6 @@ class _Calls:
         self._is_closed = threading.Event()
         self._threads = concurrent.futures.ThreadPoolExecutor(requests_in_flight, "requests")
 
-    def _translate(
-        self, sentences: Sequence[str], details: bool, options: Mapping[str, Any]
-    ) -> Call[Any]:
-        def read(answer: Mapping[str, Any], inputs: Mapping[str, InputValues]) -> list[Any]:
-            if not details:
-                return read_translations(answer)
-            check_details(answer)
-            return with_alignments(read_details(answer), inputs["text"].values)
-
-        columns = {"text": text_input("sentences", sentences)}
-        signature = "serving_default"
-        if options:
-            signature = "translate_options"
-            [inputs] = yield [
-                self._submit(
-                    self._request,
-                    lambda timeout_s: self._transport.signatures(self._model, timeout_s),
-                )
-            ]
-            known = inputs.get(signature, {})
-            columns |= option_inputs(options, known, len(columns["text"].values))
-        return (yield from self._rows(signature, columns, read))
-
-    def _score(self, source: Sequence[str], target: Sequence[str]) -> Call[list[Score]]:
-        columns = pair_inputs(source, target)
-        return (yield from self._rows("score", columns, lambda each, _: read_scores(each)))
-
-    def _align(
-        self, source: Sequence[str], target: Sequence[str]
-    ) -> Call[list[list[tuple[int, int]]]]:
-        def read(
-            answer: Mapping[str, Any], inputs: Mapping[str, InputValues]
-        ) -> list[list[tuple[int, int]]]:
-            texts = (inputs["source"].values, inputs["target"].values)
-            return in_words_of_texts(read_alignments(answer), *texts)
-
-        return (yield from self._rows("attention", pair_inputs(source, target), read))
-
-    def _status(self) -> list[VersionStatus]:
-        return self._request(
-            lambda timeout_s: self._transport.versions(self._model.name, timeout_s)
-        )
-
-    def _close(self) -> None:
-        self._is_closed.set()
-        self._transport.close()
-        self._threads.shutdown(cancel_futures=True)
-
-    def _submit(
-        self, function: Callable[..., Answer], *arguments: Any
-    ) -> concurrent.futures.Future[Answer]:
-        """Runs a function in one of the client's threads, as many as requests in flight."""
-        self._check_open()
-        return self._threads.submit(function, *arguments)
-
-    def _rows(
-        self,
-        signature: str,
-        columns: Mapping[str, InputValues],
-        read: Callable[[Mapping[str, Any], Mapping[str, InputValues]], list[Row]],
-    ) -> Call[list[Row]]:
-        """Returns the outputs of a signature for each row of its inputs, in their order.
-
-        Args:
-            signature: the one to request.
-            columns: its inputs.
-            read: returns the rows of an answer, given it and its inputs; raises as the functions
-                of `results` do.
-
-        Raises:
-            FailedRowsError: the server rejects some rows.
-            ServingError: the server gives no answer, or rejects all.
-        """
-        rows = zip(*(column.values for column in columns.values()), strict=True)
-        sizes = [sum(len(str(value).encode()) for value in row) for row in rows]
-        batches = batches_by_length(sizes, self._batch_size, _REQUEST_BYTES)
-        has_ended = threading.Event()  # this call, by an answer, an error or a cancellation
-        num_failed = 0  # rows since the last that succeeded
-
-        def answer(batch: list[int]) -> list[Row | ServingError]:
-            """Returns the outputs of some rows, or the error of a single one."""
-            nonlocal num_failed
-            inputs = {
-                name: InputValues([column.values[index] for index in batch], column.dtype)
-                for name, column in columns.items()
-            }
-            try:
-                found = self._predict(signature, inputs, read, len(batch), has_ended)
-            except ServingError as error:
-                is_of_rows = isinstance(error, _RejectedError)
-                if len(batch) > 1 and (is_of_rows or error.code == "DEADLINE_EXCEEDED"):
-                    middle = len(batch) // 2
-                    return answer(batch[:middle]) + answer(batch[middle:])
-                num_failed += is_of_rows
-                if is_of_rows and num_failed < _MOST_FAILED:
-                    return [error]
-                raise
-            num_failed = 0
-            return list(found)
-
-        futures = [self._submit(answer, batch) for batch in batches]
-        try:
-            results = in_row_order(batches, (yield futures))
-        finally:
-            has_ended.set()
-            for future in futures:
-                future.cancel()
-        failures = {row: each for row, each in enumerate(results) if isinstance(each, ServingError)}
-        if failures:
-            answered = [None if row in failures else each for row, each in enumerate(results)]
-            raise FailedRowsError(answered, failures)
-        return results
-
-    def _predict(
-        self,
-        signature: str,
-        inputs: Mapping[str, InputValues],
-        read: Callable[[Mapping[str, Any], Mapping[str, InputValues]], list[Row]],
-        count: int,
-        has_ended: threading.Event,
-    ) -> list[Row]:
-        """Returns the outputs of one request of `count` rows, of a call that may have ended."""
-        answer = self._request(
-            lambda timeout_s: self._transport.predict(self._model, signature, inputs, timeout_s),
-            signature,
-            has_ended,
-        )
-        try:
-            rows = read(answer, inputs)
-        except InputError:  # the answer lacks what only some exports have
-            raise
-        except (ArithmeticError, LookupError, TypeError, ValueError):
-            rows = []
-        if len(rows) != count:
-            raise ServingError(
-                f"the answer of signature {signature} of model {self._model.name!r} at the "
-                f"{self._server} is not that of a translator for {count} sentences: it "
-                f"has {', '.join(sorted(answer)) or 'nothing'}; is it one that `export` wrote?",
-                "DATA_LOSS",
-            )
-        return rows
-
-    def _request(
-        self,
-        send: Callable[[float], Answer],
-        signature: str | None = None,
-        has_ended: threading.Event | None = None,
-    ) -> Answer:
-        """Returns the answer to a request, retried within the timeout, or raises `ServingError`.
-
-        Args:
-            send: sends the request; takes the seconds that are left for it.
-            signature: the one that the request names, if any.
-            has_ended: set when nobody waits for the answer any more.
-        """
-        start = time.monotonic()
-        longest_pause_s = _FIRST_PAUSE_S
-        for retries_left in reversed(range(self._retries + 1)):
-            self._check_open()
-            if has_ended is not None and has_ended.is_set():
-                raise concurrent.futures.CancelledError
-            try:
-                return send(self._timeout_s - (time.monotonic() - start))
-            except RequestError as error:
-                failure = error
-            is_transient = failure.code in _RETRYABLE or _FAILED_BATCH in failure.details
-            pause_s = longest_pause_s * random.uniform(0.5, 1.0)
-            seconds = time.monotonic() - start
-            if not (is_transient and retries_left and seconds + pause_s < self._timeout_s):
-                break
-            self._is_closed.wait(pause_s)
-            longest_pause_s = min(2 * longest_pause_s, _MAX_PAUSE_S)
-        self._check_open()
-        raise self._explained(failure, seconds, signature) from failure
-
-    def _explained(
-        self, failure: RequestError, seconds: float, signature: str | None
-    ) -> ServingError:
-        """Returns the error that tells why a request failed after some seconds, and how to fix it.
-
-        `signature` is the requested one; None where the request names none.
-        """
-        details = textwrap.shorten(failure.details, 300) or failure.code
-        if failure.code in _MESSAGES:
-            security = "over TLS with these certificates" if self._tls else "without TLS"
-            message = _MESSAGES[failure.code].format(
-                server=self._server, details=details, seconds=seconds, security=security
-            )
-            kind = _RejectedError if _OUT_OF_MEMORY in failure.details else ServingError
-            return kind(message, failure.code)
-        if cause := self._explain_model(failure.code, signature):
-            return ServingError(f"the {self._server} {cause}", failure.code)
-        return _RejectedError(f"the {self._server} rejects this: {details}", failure.code)
-
-    def _explain_model(self, code: str, signature: str | None) -> str | None:
-        """Returns what the server lacks of the requested model; None where it has all."""
-        name, version, _ = self._model
-        try:
-            versions = self._transport.versions(name, _EXPLAIN_TIMEOUT_S)
-            if code == "NOT_FOUND" or all(each.state != "AVAILABLE" for each in versions):
-                requested = "" if version is None else f" version {version} of"
-                states = "; ".join(
-                    f"version {number} is {state}{error and f' ({textwrap.shorten(error, 200)})'}"
-                    for number, state, error in versions
-                )
-                return f"does not serve{requested} model {name!r}: {states}"
-            if signature is None:
-                return None
-            known = self._transport.signatures(self._model, _EXPLAIN_TIMEOUT_S)
-        except RequestError as failure:
-            if failure.code != "NOT_FOUND":
-                return None
-            return f"has no model {name!r}; give the name that it was started with"
-        if signature in known:
-            return None
-        return (
-            f"has model {name!r} without signature {signature}; it has {', '.join(sorted(known))}"
-        )
-
-    def _check_open(self) -> None:
-        if self._is_closed.is_set():
-            raise InputError("the client is closed; make another one")
-
-
-class Client(_Calls):
-    """Translates and scores sentences with a model server; thread-safe.
-
-    Args:
-        address: the server's "host:port". The stock server listens on port 8500 for gRPC and on
-            8501 for REST. Over gRPC, "dns:///host:port" sends requests to all addresses of the
-            host in turn.
-        model: the name under which the server has the model.
-        version: the version to use; None means the latest that is served.
-        label: a label of a version, such as "canary", instead of its number.
-        timeout_s: seconds for one request, retries and the pauses between them included.
-        retries: how often a request is retried while the server is unreachable or overloaded,
-            after pauses that double from 0.2 s up to 5 s. No other failure is retried.
-        protocol: "grpc" or "rest".
-        batch_size: sentences in one request, which are of similar length. Requests have at most
-            1 MB; a sentence that is longer goes alone.
-        requests_in_flight: requests that run concurrently.
-        tls: whether to connect by TLS, which verifies the server's certificate and host name.
-        root_certificates: a PEM file of the certificate authorities to trust; None means the
-            system's over REST and those that come with gRPC.
-        client_certificate: a PEM file with the client's certificate chain, for mutual TLS.
-        client_key: a PEM file with its private key, unencrypted.
-        tls_server_name: the name that the server's certificate must have; None means the host.
-        keep_alive_s: seconds after which a gRPC connection without traffic is tested by a ping, so
-            that firewalls keep it and a dead one is noticed; None for no pings. Servers must permit
-            such pings, or they close the connection.
-        headers: HTTP headers, or gRPC metadata, of every request, such as
-            {"authorization": "Bearer ..."}, which is sent by TLS or to this machine only; others
-            may cross the network in clear text.
-
-    Raises:
-        InputError: an argument is invalid, or a certificate cannot be read.
-
-    Example:
-        >>> with Client("localhost:8500", model="mine") as client:
-        ...     client.translate(["two hundred"])[0][0].text
-        'zweihundert'
-    """
-
     @overload
     def translate(
         self, sentences: Sequence[str], *, details: Literal[False] = ..., **options: Any
@@ -422,12 +186,26 @@ class Client(_Calls):
 
         Raises:
             InputError: a sentence or an option cannot be sent, or the model has no details.
-            FailedRowsError: the server rejects some sentences. A request that it rejects is sent
-                again in halves until the sentence is found; the error has the translations of the
-                others.
-            ServingError: the server gives no answer.
+            ServingError: the server gives no answer, or rejects a request; the error has its
+                sentences.
         """
-        return self._wait(self._translate(sentences, details, options))
+
+        def read(answer: Mapping[str, Any], inputs: Mapping[str, InputValues]) -> list[Any]:
+            if not details:
+                return read_translations(answer)
+            check_details(answer)
+            return with_alignments(read_details(answer), inputs["text"].values)
+
+        columns = {"text": text_input("sentences", sentences)}
+        signature = "serving_default"
+        if options:
+            signature = "translate_options"
+            signatures = self._ask(
+                lambda timeout_s: self._transport.signatures(self._model, timeout_s)
+            )
+            known = signatures.get(signature, {})
+            columns |= option_inputs(options, known, len(columns["text"].values))
+        return self._rows(signature, columns, read)
 
     def score(self, source: Sequence[str], target: Sequence[str]) -> list[Score]:
         """Returns how probable the model finds given translations.
@@ -442,7 +220,8 @@ class Client(_Calls):
             InputError: there are not as many of one as of the other, or they cannot be sent.
             ServingError: as in `translate`.
         """
-        scores = self._wait(self._score(source, target))
+        columns = pair_inputs(source, target)
+        scores = self._rows("score", columns, lambda answer, _: read_scores(answer))
         warn_about_cut(scores)
         return scores
 
@@ -451,7 +230,14 @@ class Client(_Calls):
 
         See `BatchTranslator.align`; errors are those of `score`.
         """
-        return self._wait(self._align(source, target))
+
+        def read(
+            answer: Mapping[str, Any], inputs: Mapping[str, InputValues]
+        ) -> list[list[tuple[int, int]]]:
+            texts = (inputs["source"].values, inputs["target"].values)
+            return in_words_of_texts(read_alignments(answer), *texts)
+
+        return self._rows("attention", pair_inputs(source, target), read)
 
     def status(self) -> list[VersionStatus]:
         """Returns the versions of the model that the server knows, and the state of each.
@@ -459,14 +245,16 @@ class Client(_Calls):
         Raises:
             ServingError: the server gives no answer, or has no such model.
         """
-        return self._status()
+        return self._ask(lambda timeout_s: self._transport.versions(self._model.name, timeout_s))
 
     def close(self) -> None:
         """Closes all connections and threads.
 
         Requests in flight are aborted over gRPC and finished over REST; other calls fail.
         """
-        self._close()
+        self._is_closed.set()
+        self._transport.close()
+        self._threads.shutdown()
 
     def __enter__(self) -> Self:
         return self
@@ -474,98 +262,163 @@ class Client(_Calls):
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _wait(self, call: Call[Answer]) -> Answer:
-        """Runs a call until it returns."""
+    def _rows(
+        self,
+        signature: str,
+        columns: Mapping[str, InputValues],
+        read: Callable[[Mapping[str, Any], Mapping[str, InputValues]], list[Row]],
+    ) -> list[Row]:
+        """Returns the outputs of a signature for each row of its inputs, in their order.
+
+        Args:
+            signature: the one to request.
+            columns: its inputs.
+            read: returns the rows of an answer, given it and its inputs; raises as the functions
+                of `results` do.
+
+        Raises:
+            ServingError: the server rejects a request, or gives no answer; none is sent after it.
+        """
+        rows = zip(*(column.values for column in columns.values()), strict=True)
+        sizes = [sum(len(str(value).encode()) for value in row) for row in rows]
+        batches = batches_by_length(sizes, self._batch_size, _REQUEST_BYTES)
+        has_ended = threading.Event()  # this call
+
+        def answer(batch: list[int]) -> list[Row]:
+            if has_ended.is_set():
+                return []  # which nobody reads
+            inputs = {
+                name: InputValues([column.values[index] for index in batch], column.dtype)
+                for name, column in columns.items()
+            }
+            try:
+                outputs = self._request(
+                    lambda timeout_s: self._transport.predict(
+                        self._model, signature, inputs, timeout_s
+                    ),
+                    has_ended,
+                )
+                return self._read(signature, read, outputs, inputs, len(batch))
+            except BaseException:
+                has_ended.set()
+                raise
+
+        self._check_open()
         try:
-            with contextlib.closing(call):
-                futures = next(call)
-                while True:
-                    futures = call.send([future.result() for future in futures])
-        except StopIteration as end:
-            return end.value
-        except (concurrent.futures.CancelledError, RuntimeError):  # by `close`
+            futures = {self._threads.submit(answer, batch): batch for batch in batches}
+        except RuntimeError:  # closed by another thread
             self._check_open()
             raise
-
-
-class AsyncClient(_Calls):
-    """The methods of `Client` as coroutines; arguments, results and errors are the same.
-
-    Any number of coroutines may wait; `requests_in_flight` is the number of requests that run
-    concurrently, each in a thread. A coroutine that is cancelled sends no further requests.
-
-    Example:
-        >>> async with AsyncClient("localhost:8500", model="mine") as client:
-        ...     results = await asyncio.gather(
-        ...         client.translate(["two hundred"]), client.translate(["three"])
-        ...     )
-    """
-
-    @overload
-    async def translate(
-        self, sentences: Sequence[str], *, details: Literal[False] = ..., **options: Any
-    ) -> list[list[Translation]]: ...
-
-    @overload
-    async def translate(
-        self, sentences: Sequence[str], *, details: Literal[True], **options: Any
-    ) -> list[list[DetailedTranslation]]: ...
-
-    async def translate(
-        self, sentences: Sequence[str], *, details: bool = False, **options: Any
-    ) -> Any:
-        """See `Client.translate`."""
-        return await self._wait(self._translate(sentences, details, options))
-
-    async def score(self, source: Sequence[str], target: Sequence[str]) -> list[Score]:
-        """See `Client.score`."""
-        scores = await self._wait(self._score(source, target))
-        warn_about_cut(scores)
-        return scores
-
-    async def align(
-        self, source: Sequence[str], target: Sequence[str]
-    ) -> list[list[tuple[int, int]]]:
-        """See `Client.align`."""
-        return await self._wait(self._align(source, target))
-
-    async def status(self) -> list[VersionStatus]:
-        """See `Client.status`."""
-
-        def call() -> Call[list[VersionStatus]]:
-            [versions] = yield [self._submit(self._status)]
-            return versions
-
-        return await self._wait(call())
-
-    async def close(self) -> None:
-        """See `Client.close`."""
-        await asyncio.to_thread(self._close)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await self.close()
-
-    async def _wait(self, call: Call[Answer]) -> Answer:
-        """Runs a call until it returns."""
         try:
-            with contextlib.closing(call):
-                futures = next(call)
-                while True:
-                    futures = call.send(await asyncio.gather(*map(asyncio.wrap_future, futures)))
-        except StopIteration as end:
-            return end.value
-        except (asyncio.CancelledError, RuntimeError):  # maybe by `close`
-            task = asyncio.current_task()
-            if task is None or not getattr(task, "cancelling", int)():  # from Python 3.11 on
-                self._check_open()
+            done, _ = concurrent.futures.wait(futures, return_when="FIRST_EXCEPTION")
+        finally:
+            has_ended.set()
+            for future in futures:
+                future.cancel()
+        self._check_open()
+        for future in done:
+            try:
+                future.result()
+            except RequestError as error:
+                raise self._explained(error, sorted(futures[future])) from error
+        return in_row_order(batches, [future.result() for future in futures])
+
+    def _read(
+        self,
+        signature: str,
+        read: Callable[[Mapping[str, Any], Mapping[str, InputValues]], list[Row]],
+        answer: Mapping[str, Any],
+        inputs: Mapping[str, InputValues],
+        count: int,
+    ) -> list[Row]:
+        """Returns the `count` rows of an answer; raises `ServingError` for another model's."""
+        try:
+            rows = read(answer, inputs)
+        except InputError:  # the answer lacks what only some exports have
             raise
+        except (ArithmeticError, LookupError, TypeError, ValueError):
+            rows = []
+        if len(rows) != count:
+            raise ServingError(
+                f"the answer of signature {signature} of model {self._model.name!r} at the "
+                f"{self._server} is not that of a translator for {count} sentences: it "
+                f"has {', '.join(sorted(answer)) or 'nothing'}; is it one that `export` wrote?",
+                "DATA_LOSS",
+            )
+        return rows
 
+    def _ask(self, send: Callable[[float], Answer]) -> Answer:
+        """Returns the answer to a request that has no sentences; raises `ServingError`."""
+        try:
+            return self._request(send, threading.Event())
+        except RequestError as error:
+            self._check_open()
+            raise self._explained(error) from error
 
-class _RejectedError(ServingError):
-    """The server rejects a request, though it has what the request asks for."""
+    def _request(self, send: Callable[[float], Answer], has_ended: threading.Event) -> Answer:
+        """Returns the answer to a request, which is retried within the timeout.
+
+        Args:
+            send: sends the request; takes the seconds that are left for it.
+            has_ended: set when nobody waits for the answer any more.
+
+        Raises:
+            RequestError: there is none.
+        """
+        start = time.monotonic()
+        longest_pause_s = _FIRST_PAUSE_S
+        for retries_left in reversed(range(self._retries + 1)):
+            self._check_open()
+            try:
+                return send(self._timeout_s - (time.monotonic() - start))
+            except RequestError as error:
+                failure = error
+            is_transient = failure.code in _RETRYABLE or _FAILED_BATCH in failure.details
+            pause_s = longest_pause_s * random.uniform(0.5, 1.0)
+            failure.seconds = time.monotonic() - start
+            in_time = failure.seconds + pause_s < self._timeout_s
+            if not (is_transient and retries_left and in_time) or has_ended.is_set():
+                break
+            self._is_closed.wait(pause_s)
+            longest_pause_s = min(2 * longest_pause_s, _MAX_PAUSE_S)
+        raise failure
+
+    def _explained(self, failure: RequestError, rows: Sequence[int] = ()) -> ServingError:
+        """Returns the error that tells why a request of some rows failed, and how to fix it."""
+        details = textwrap.shorten(failure.details, 300) or failure.code
+        if failure.code in _MESSAGES:
+            security = "over TLS with these certificates" if self._tls else "without TLS"
+            message = _MESSAGES[failure.code].format(
+                server=self._server, details=details, seconds=failure.seconds, security=security
+            )
+        elif cause := self._explain_model(failure.code):
+            return ServingError(f"the {self._server} {cause}", failure.code)
+        else:
+            count = f"a request of {len(rows)} sentence{'s' * (len(rows) > 1)}" if rows else "this"
+            message = f"the {self._server} rejects {count}: {details}"
+        return ServingError(message, failure.code, rows)
+
+    def _explain_model(self, code: str) -> str | None:
+        """Returns what the server lacks of the requested model; None where it has all."""
+        name, version, _ = self._model
+        try:
+            versions = self._transport.versions(name, _STATUS_TIMEOUT_S)
+        except RequestError as failure:
+            if failure.code != "NOT_FOUND":
+                return None
+            return f"has no model {name!r}; give the name that it was started with"
+        if code != "NOT_FOUND" and any(each.state == "AVAILABLE" for each in versions):
+            return None
+        requested = "" if version is None else f" version {version} of"
+        states = "; ".join(
+            f"version {number} is {state}{error and f' ({textwrap.shorten(error, 200)})'}"
+            for number, state, error in versions
+        )
+        return f"does not serve{requested} model {name!r}: {states}"
+
+    def _check_open(self) -> None:
+        if self._is_closed.is_set():
+            raise InputError("the client is closed; make another one")
 
 
 def _model_name(name: str, version: int | None, label: str | None) -> ModelName:

@@ -1,9 +1,13 @@
 """Requests to a model server over REST; needs urllib3 and no TensorFlow."""
 
+import contextlib
 import json
 import re
+import socket
+import threading
+import time
 import urllib.parse
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import urllib3
@@ -44,6 +48,7 @@ class RestTransport:
         self._pool: urllib3.HTTPConnectionPool
         if certificates is None:
             self._pool = urllib3.HTTPConnectionPool(host, port, maxsize=_MAX_IDLE)
+            self._pool.ConnectionCls = _HttpConnection
         else:
             self._pool = urllib3.HTTPSConnectionPool(
                 host,
@@ -52,6 +57,7 @@ class RestTransport:
                 ssl_context=certificates.ssl_context(),
                 server_hostname=certificates.server_name,
             )
+            self._pool.ConnectionCls = _HttpsConnection
 
     def predict(
         self, model: ModelName, signature: str, inputs: Mapping[str, InputValues], timeout_s: float
@@ -92,6 +98,7 @@ class RestTransport:
         self, method: str, path: str, timeout_s: float, body: bytes | None = None
     ) -> dict[str, Any]:
         timeout = urllib3.Timeout(connect=_CONNECT_TIMEOUT_S, total=max(timeout_s, 1e-3))
+        end = time.monotonic() + timeout_s
         try:
             response = self._pool.urlopen(
                 method, path, body, self._headers, retries=False, redirect=False, timeout=timeout
@@ -101,6 +108,8 @@ class RestTransport:
         except urllib3.exceptions.ClosedPoolError as error:
             raise RequestError("CANCELLED", "the client is closed") from error
         except urllib3.exceptions.HTTPError as error:
+            if time.monotonic() >= end:
+                raise RequestError("DEADLINE_EXCEEDED", "") from error
             causes = [
                 each for each in (*error.args, error.__cause__) if isinstance(each, Exception)
             ]
@@ -108,6 +117,39 @@ class RestTransport:
             details = getattr(cause, "strerror", None) or str(cause)
             raise RequestError("UNAVAILABLE", details) from error
         return _parse(response.status, response.data)
+
+
+class _HttpConnection(urllib3.connection.HTTPConnection):
+    def getresponse(self) -> Any:
+        with _deadline(self):
+            return super().getresponse()
+
+
+class _HttpsConnection(urllib3.connection.HTTPSConnection):
+    def getresponse(self) -> Any:
+        with _deadline(self):
+            return super().getresponse()
+
+
+@contextlib.contextmanager
+def _deadline(connection: Any) -> Iterator[None]:
+    """Ends a connection if the block, which reads a whole answer, takes longer than its timeout.
+
+    urllib3's timeout is that of each read: a server that sends a byte from time to time never
+    exceeds it.
+    """
+    timer = threading.Timer(connection.timeout, _shut_down, [connection.sock])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _shut_down(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # it has ended meanwhile
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def _path(model: ModelName) -> str:

@@ -18,27 +18,14 @@ class ServingError(InputError):
 
     Attributes:
         code: the name of a gRPC status, such as UNAVAILABLE, DEADLINE_EXCEEDED or NOT_FOUND.
+        rows: the sentences of the request that failed, by their index in the call; none where it is
+            not about sentences.
     """
 
-    def __init__(self, message: str, code: str) -> None:
+    def __init__(self, message: str, code: str, rows: Sequence[int] = ()) -> None:
         super().__init__(message)
         self.code = code
-
-
-class FailedRowsError(ServingError):
-    """A model server rejected some rows of a call and answered the others.
-
-    Attributes:
-        results: what the call would return, with None for the rows that failed.
-        failures: the error of each of these, by its index.
-    """
-
-    def __init__(self, results: Sequence[Any], failures: Mapping[int, ServingError]) -> None:
-        row = min(failures)
-        rows = f"{len(failures)} of {len(results)} sentences failed; sentence {row + 1}"
-        super().__init__(f"{rows}: {failures[row]}", failures[row].code)
-        self.results = results
-        self.failures = failures
+        self.rows = tuple(rows)
 
 
 class VersionStatus(NamedTuple):
@@ -69,12 +56,14 @@ class RequestError(Exception):
     Attributes:
         code: the name of a gRPC status; UNIMPLEMENTED where the peer is not a model server.
         details: the message of the server or of the network stack.
+        seconds: how long it was tried.
     """
 
     def __init__(self, code: str, details: str) -> None:
         super().__init__(code, details)
         self.code = code
         self.details = details
+        self.seconds = 0.0
 
 
 class Transport(Protocol):

@@ -3,7 +3,10 @@
 Flags are made from configurations, grouped in --help, and explained when wrong.
 """
 
+import contextlib
 import dataclasses
+import difflib
+import json
 import os
 import pathlib
 import re
@@ -11,7 +14,7 @@ import sys
 import tempfile
 import textwrap
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from absl import flags
@@ -27,6 +30,7 @@ from keras_transformer.config import (
 )
 from keras_transformer.errors import InputError, check_backend, needs_extra
 from keras_transformer.host import keep_freed_memory
+from keras_transformer.paragraphs import SplitParagraphs
 from keras_transformer.tasks import Task, get_task, registered_tasks
 from keras_transformer.training.settings import given_options, task_options
 
@@ -126,31 +130,38 @@ def load_translator(found: "Sequence[tuple[RunDirectory, str]]") -> "tuple[Any, 
 
 
 def report_truncated(
-    lines: Iterable[str],
+    groups: Iterable[list[str]],
     limit: int,
     num_tokens: Callable[[str], int],
     *,
     is_exact: bool = True,
-    what: str = "lines",
-) -> Iterator[str]:
-    """Yields lines, and then reports on standard error how many were longer than a model reads.
+    language: str | None = None,
+) -> Iterator[list[str]]:
+    """Yields groups of lines, and then reports on standard error how many the model cuts.
 
     Args:
-        lines: sentences.
+        groups: lines of text.
         limit: tokens of a sentence that the model reads.
         num_tokens: returns the tokens of a line, or the fewest that it can have.
         is_exact: which of the two.
-        what: has these tokens, if not the lines.
+        language: if lines are translated sentence by sentence.
     """
+
+    def is_longer(line: str) -> bool:
+        if num_tokens(line) <= limit or language is None:
+            return num_tokens(line) > limit
+        return any(num_tokens(each) > limit for each in SplitParagraphs([line], language).sentences)
+
     total = longer = 0
-    for line in lines:
-        total += 1
-        longer += num_tokens(line) > limit
-        yield line
+    for lines in groups:
+        total += len(lines)
+        longer += sum(map(is_longer, lines))
+        yield lines
     if longer:
         print(
-            f"{'' if is_exact else 'At least '}{longer:,} of {total:,} {what} have more than "
-            f"{limit} tokens (--max_source_length); the rest of them was not read.",
+            f"{'' if is_exact else 'At least '}{longer:,} of {total:,} lines have "
+            f"{'sentences that have ' * (language is not None)}more than {limit} tokens "
+            "(--max_source_length); the rest of them was not read.",
             file=sys.stderr,
         )
 
@@ -170,23 +181,90 @@ def refuse_arguments(arguments: list[str]) -> None:
         )
 
 
-def check_output(path: pathlib.Path, inputs: Iterable[str | None] = ()) -> None:
-    """Raises `InputError`, before long work, where its result could not be written to a file.
+def check_outputs(
+    outputs: Sequence["flags.FlagHolder[Any]"],
+    arguments: Sequence[str] = (),
+    *,
+    are_jobs: bool = False,
+) -> None:
+    """Raises `InputError`, before long work, where a result could not be written.
+
+    Nor may it replace another result or what the command reads: every file that a flag or an
+    argument names, the files of runs, and standard input.
 
     Args:
-        path: of the file.
-        inputs: files that the command reads, None for one that is not given; the result may not
-            replace them.
+        outputs: flags that name the files to write, None for those that are not written.
+        arguments: positional arguments.
+        are_jobs: whether they are jobs of `part_file`, which write two more files.
     """
-    read = {os.path.realpath(each) for each in inputs if each}
-    if path.is_file() and os.path.realpath(path) in read:
-        raise InputError(f"{path} is read and would be replaced; give another path to write to")
+    read = {_identity(path): path for path in _read_paths(outputs, arguments) if path.exists()}
+    if sys.stdin is not None:
+        with contextlib.suppress(OSError, ValueError):  # it is no file
+            read[_identity(sys.stdin.fileno())] = pathlib.Path("standard input")
+    written: dict[str, str] = {}
+    for holder in outputs:
+        if not holder.value:
+            continue
+        path = pathlib.Path(holder.value)
+        check_output(path)
+        parts = [path, *(pathlib.Path(f"{path}.part{end}") for end in ("", ".json") if are_jobs)]
+        for part in parts:
+            if part.is_file() and _identity(part) in read:
+                raise InputError(
+                    f"{part} is read and would be replaced; give another path to write to"
+                )
+        other = written.setdefault(os.path.realpath(path), holder.name)
+        if other != holder.name:
+            raise InputError(f"--{other} and --{holder.name} are one file; give another path")
+
+
+def check_output(path: pathlib.Path) -> None:
+    """Raises `InputError` where a file could not be written."""
     if path.is_dir():
         raise InputError(f"{path} is a folder; give the name of a file in it")
     if not path.parent.is_dir():
         raise InputError(f"the folder {path.parent} does not exist; make it first")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise InputError(f"{path} may not be written to; give another path")
+
+
+def _identity(file: pathlib.Path | int) -> tuple[int, int]:
+    """Returns what is the same for all names of a file."""
+    status = os.stat(file)
+    return status.st_dev, status.st_ino
+
+
+def _read_paths(
+    outputs: Sequence["flags.FlagHolder[Any]"], arguments: Sequence[str]
+) -> Iterator[pathlib.Path]:
+    """Yields what the flags and arguments of the command name, and the files of its runs."""
+    given = {name for name in flags.FLAGS if flags.FLAGS[name].present}
+    values = [flags.FLAGS[name].value for name in given - {holder.name for holder in outputs}]
+    for path in _paths_in([*arguments, *values]):
+        yield path
+        yield from _files_of_run(path)
+
+
+def _files_of_run(folder: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Yields the files of a run, and those that it was made of; none for another path."""
+    try:
+        config = json.loads((folder / "config.json").read_bytes())
+    except (OSError, ValueError):
+        return
+    for pattern in ("*.json*", "*.model", "checkpoints/*", "tokens/**/*"):
+        yield from folder.glob(pattern)
+    yield from _paths_in([config])
+
+
+def _paths_in(values: list[Any]) -> Iterator[pathlib.Path]:
+    """Yields each text in values, lists and dictionaries as a path, and each part of a list."""
+    remaining = list(values)
+    while remaining:
+        value = remaining.pop()
+        if isinstance(value, str):
+            yield from map(pathlib.Path, {value, *value.split(",")})
+        elif isinstance(value, dict | list | tuple):
+            remaining += value.values() if isinstance(value, dict) else value
 
 
 def define_flags(
@@ -272,6 +350,17 @@ def given_flags(config: type[JsonConfig]) -> dict[str, Any]:
     return given_options(config, flags.FLAGS.flag_values_dict())
 
 
+def flag_values(module: str, without: Collection[str]) -> dict[str, Any]:
+    """Returns the values of a command's flags by their names, such as "--seed".
+
+    Args:
+        module: of the command.
+        without: flags to leave out.
+    """
+    own = [each for each in flags.FLAGS.get_key_flags_for_module(module) if each.value is not None]
+    return {f"--{each.name}": each.value for each in own if each.name not in without}
+
+
 def given_task_options(task: type[Task]) -> dict[str, Any]:
     """Returns the options of a task that were given as flags; raises as `task_options` does."""
     return task_options(task, flags.FLAGS.flag_values_dict())
@@ -342,29 +431,27 @@ def parse_flags(argv: list[str]) -> list[str]:
     try:
         arguments = flags.FLAGS(argv)[1:]
     except flags.Error as error:
-        raise InputError(f"{_explain(str(error))}; --help lists the flags") from error
+        raise InputError(f"{_explain(error)}; --help lists the flags") from error
     for name in flags.FLAGS:
         if flags.FLAGS[name].present and flags.FLAGS[name].value == "":  # as in an unset variable
             raise InputError(f"--{name} is empty; give it a value, or remove it")
     return arguments
 
 
-def _explain(message: str) -> str:
-    """Returns absl's message in plain words: which flag, what it takes, what it got."""
-    if missing := re.findall(r"Flag (--\w+) must have a value other than None", message):
+def _explain(error: "flags.Error") -> str:
+    """Returns an error of absl in plain words: which flag, what it takes, what it got."""
+    if isinstance(error, flags.UnrecognizedFlagError):
+        close = difflib.get_close_matches(error.flagname, flags.FLAGS, 1)
+        return f"unknown flag --{error.flagname}" + "".join(f"; did you mean --{x}?" for x in close)
+    # Neither the flags that are missing nor the one that is wrong are attributes of the exception.
+    if missing := re.findall(r"Flag (--\w+) must have a value other than None", str(error)):
         return f"{' and '.join(missing)} must be given"
-    if wrong := re.match(r"flag --(\w+)=(.*?): ", message, re.S):
+    if wrong := re.match(r"flag --(\w+)=(.*?): ", str(error), re.S):
         name, value = wrong.groups()
         flag = flags.FLAGS[name]
-        choices = getattr(flag.parser, "enum_values", None)
-        if choices:
+        if choices := getattr(flag.parser, "enum_values", None):
             expected = f"one of {', '.join(choices)}"
         else:  # for example "a positive integer"
             expected = "true or false" if flag.boolean else flag.parser.syntactic_help
         return f"--{name} must be {expected}, got {value!r}"
-    if unknown := re.match(
-        r"Unknown command line flag '(\w*)'(?:\. Did you mean: (\w+))?", message
-    ):
-        name, similar = unknown.groups()
-        return f"unknown flag --{name}" + (f"; did you mean --{similar}?" if similar else "")
-    return "; ".join(line.strip(" .") for line in message.splitlines() if line)
+    return "; ".join(line.strip(" .") for line in str(error).splitlines() if line)

@@ -9,7 +9,6 @@ keras-transformer evaluate --task=parsing --answers=parsed.mrg --file=gold.mrg
 import dataclasses
 import hashlib
 import json
-import pathlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -78,9 +77,7 @@ def main(arguments: list[str]) -> None:
     if None not in (_SOURCE.value, _FILE.value):
         raise InputError("--file cannot be combined with --source and --target; remove one")
     _reject_unused_flags()
-    inputs = (_SOURCE.value, _TARGET.value, _FILE.value, _ANSWERS.value)
-    for path in filter(None, (_OUTPUT.value, _EACH.value)):
-        common.check_output(pathlib.Path(path), inputs)
+    common.check_outputs([_OUTPUT, _EACH])
     evaluated = _read_answers(_ANSWERS.value) if _ANSWERS.value else _answer(_RUN_DIR.value or "")
     task, text, n_best, made_by = evaluated
     outputs = [best for best, *_ in n_best]
@@ -148,10 +145,10 @@ def _answer(run_dirs: str) -> "Evaluated":
     search = configs._replace(task=task).search_config(given)
     translator = Translator(*common.load_translator(found), search, task=task)
     tokenize = translator.source_tokenizer.vocabulary.encode
-    sources = common.report_truncated(
-        text.source, search.max_source_length, lambda line: len(tokenize([line])[0])
+    (sources,) = common.report_truncated(
+        [text.source], search.max_source_length, lambda line: len(tokenize([line])[0])
     )
-    results = translator.with_cached_projection().translate(list(sources), _BATCH_SIZE.value)
+    results = translator.with_cached_projection().translate(sources, _BATCH_SIZE.value)
     n_best = [
         task.postprocess([each.text for each in answers], [source] * len(answers))
         for answers, source in zip(results, text.source, strict=True)

@@ -63,7 +63,7 @@ common.define_flags(SearchConfig)
 
 
 def main(arguments: list[str]) -> None:
-    outputs = [pathlib.Path(each) for each in (_OUTPUT.value, _PNG.value, _BERTVIZ.value) if each]
+    outputs = [each for each in (_OUTPUT.value, _PNG.value, _BERTVIZ.value) if each]
     if _RUN_DIR.value is None and _SAVED_MODEL.value is None:
         raise InputError("give --run_dir or --saved_model")
     if _SERVE.value == bool(outputs) or _SERVE.value == bool(arguments):
@@ -74,8 +74,7 @@ def main(arguments: list[str]) -> None:
     for name in ("attention", "layer", "threshold"):
         if flags.FLAGS[name].present and not _PNG.value:
             raise InputError(f"--{name} needs --png; give that too, or remove --{name}")
-    for output in outputs:
-        common.check_output(output)
+    common.check_outputs([_OUTPUT, _PNG, _BERTVIZ])
     if _PNG.value and _figure_format() not in ("png", "pdf", "svg"):
         raise InputError(f"--png must be a .png, .pdf or .svg file, got {_PNG.value}")
     for sentence in arguments:

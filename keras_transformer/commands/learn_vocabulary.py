@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> None:
     output = pathlib.Path(_OUTPUT.value)
     if output.exists():
         raise InputError(f"{output} already exists; choose another --output, or remove it")
-    common.check_output(output)
+    common.check_outputs([_OUTPUT], arguments)
     common.load_tensorflow()
     from keras_transformer.text import learn_vocabulary
 

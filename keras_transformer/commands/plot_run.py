@@ -76,7 +76,7 @@ def main(arguments: list[str]) -> None:
         raise InputError(f"--output must be a .png file, got {_OUTPUT.value!r}")
     if _PUBLISHED.value is not None and not str(_X.value).endswith("flops"):
         raise InputError("--published needs FLOPs to compare; add --x=flops or --x=sustained_flops")
-    common.check_output(output)
+    common.check_outputs([_OUTPUT], arguments)
     common.load_matplotlib()
     common.load_tensorflow()
     from keras_transformer.training.metrics import read_metrics

@@ -9,13 +9,15 @@ keras-transformer serve_client --server=dns:///mt.example.org:8500 --output=outp
 
 import os
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
 from keras_transformer.commands import common, line_io
 from keras_transformer.config import FIXED_OPTIONS, SearchConfig, check_options
+from keras_transformer.config.search import SAMPLING_OPTIONS
 from keras_transformer.errors import InputError
+from keras_transformer.files import iterate_lines
 
 if TYPE_CHECKING:
     from keras_transformer.client import Client
@@ -31,7 +33,7 @@ _PROTOCOL = flags.DEFINE_enum("protocol", "grpc", ["grpc", "rest"], "The protoco
 _MODEL = flags.DEFINE_string("model", "translator", "The model's name on the server.")
 _VERSION = flags.DEFINE_integer("model_version", None, "Its version. Default: the latest.")
 _LABEL = flags.DEFINE_string("label", None, "A label of a version, instead of its number.")
-_TIMEOUT = flags.DEFINE_float("timeout", 60.0, "Seconds for one request, retries included.")
+_TIMEOUT = flags.DEFINE_float("timeout", 60.0, "Seconds for a request, retries included.")
 _RETRIES = flags.DEFINE_integer(
     "retries",
     4,
@@ -62,12 +64,12 @@ _HEADERS_FILE = flags.DEFINE_string(
     "A file of HTTP headers or gRPC metadata to send, one a line, as in 'authorization: Bearer "
     "TOKEN'. On the command line, other users of the machine could read them.",
 )
-line_io.define_line_flags()
+_LINE_FLAGS = line_io.define_line_flags()
 _STATUS = flags.DEFINE_boolean("status", False, "Only write the versions of the model.")
 
 # Flags that make no difference to the output.
 _OF_CONNECTION = (
-    "server", "protocol", "timeout", "retries", "batch_size", "requests_in_flight", "tls",
+    "server", "protocol", "timeout", "retries", "requests_in_flight", "tls",
     "root_certificates", "client_certificate", "client_key", "tls_server_name", "keep_alive",
     "headers_file",
 )  # fmt: skip
@@ -82,8 +84,9 @@ for _name in _OPTIONS:
 
 def main(arguments: list[str]) -> None:
     given = common.given_flags(SearchConfig)
-    line_io.check_flags(given)
-    line_io.check_output(arguments)
+    values = {name: holder.value for name, holder in _LINE_FLAGS.items()}
+    job = line_io.Job(inputs=arguments, search=given, **values)
+    common.check_outputs([_LINE_FLAGS["output"]], arguments, are_jobs=True)
     check_options(given)  # so that a wrong value is reported at once
     headers = {} if _HEADERS_FILE.value is None else _read_headers(_HEADERS_FILE.value)
     if _PROTOCOL.value == "grpc":
@@ -114,26 +117,32 @@ def main(arguments: list[str]) -> None:
             for entry in client.status():
                 line_io.write_row(*map(str, entry))
         else:
-            lines = line_io.read_input(arguments)
-            at_once = line_io.lines_at_once(arguments, flags.FLAGS.output)
-            job = line_io.describe_job(__name__, _served_versions(client), _OF_CONNECTION)
-            line_io.answer_lines(client, lines, given, job=job, at_once=at_once)
+            identity = _identity(client, given) if job.output is not None else {}
+            line_io.answer_lines(job, client, job.groups(), identity=identity)
 
 
-def _served_versions(client: "Client") -> dict[str, list[int]]:
-    """Returns the versions that may answer; none for standard output, which does not need them."""
-    if flags.FLAGS.output is None or _VERSION.value is not None:
-        return {}
-    states = client.status()
-    return {"versions of the model": [each.version for each in states if each.state == "AVAILABLE"]}
+def _identity(client: "Client", search: dict[str, Any]) -> dict[str, Any]:
+    """Returns what the output depends on beside the input: flags, and versions of the model."""
+    same_output = [*_OF_CONNECTION, "output", "restart"]
+    if not search.keys() & set(SAMPLING_OPTIONS):  # samples may depend on the batch
+        same_output.append("batch_size")
+    identity = common.flag_values(__name__, without=same_output)
+    if _VERSION.value is None:
+        states = client.status()
+        identity["versions of the model"] = [
+            each.version for each in states if each.state == "AVAILABLE"
+        ]
+    return identity
 
 
 def _read_headers(path: str) -> dict[str, str]:
     """Returns the headers in a file; errors do not contain their values."""
+    if not os.path.exists(path):
+        raise InputError(f"--headers_file: the file {path} does not exist")
     headers = {}
     if os.path.isfile(path) and not os.path.getsize(path):  # the size of a pipe is always 0
         raise InputError(f"{path} is empty; expected headers, one a line, name: value")
-    for number, line in enumerate(line_io.read_input([path]), start=1):
+    for number, line in enumerate(iterate_lines(path), start=1):
         name, colon, value = line.partition(":")
         if line.strip() and not colon:
             raise InputError(f"{path}, line {number} must be name: value")

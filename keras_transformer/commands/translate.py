@@ -6,8 +6,9 @@ keras-transformer translate --run_dir=runs/numbers --references=output.de input.
 keras-transformer translate --run_dir=runs/numbers --output=output.de input.en
 """
 
+import dataclasses
 import pathlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from absl import flags
@@ -32,7 +33,7 @@ _SAVED_MODEL = flags.DEFINE_string(
 )
 _CHECKPOINT = common.define_checkpoint_flag()
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 64, "Sentences translated at once.", lower_bound=1)
-line_io.define_line_flags()
+_LINE_FLAGS = line_io.define_line_flags()
 _REMOVE_BPE = flags.DEFINE_boolean(
     "remove_bpe",
     None,
@@ -47,53 +48,65 @@ def main(arguments: list[str]) -> None:
     if _SAVED_MODEL.value is not None and _CHECKPOINT.present:
         raise InputError("--checkpoint was chosen when the model was exported; remove it")
     given = common.given_flags(SearchConfig)
-    line_io.check_flags(given)
-    line_io.check_output(arguments)
+    values = {name: holder.value for name, holder in _LINE_FLAGS.items()}
+    job = line_io.Job(inputs=arguments, search=given, **values)
+    common.check_outputs([_LINE_FLAGS["output"]], arguments, are_jobs=True)
     version = pathlib.Path(_SAVED_MODEL.value or "")
-    options, card = {}, {}
+    card: dict[str, Any] = {}
     if _RUN_DIR.value is not None:
         check_options(given)  # reports a wrong value before loading
     else:
         check_version(version)
         card = read_model_card(version)
         _check_options(given, card)
-        options = given
-    lines = line_io.read_input(arguments)  # opened now, for the same reason
     common.load_tensorflow(one_dnn=False)
     model: BatchTranslator | Translator
     if _RUN_DIR.value is not None:
         model, task, files = _load_run(_RUN_DIR.value, given)
+        job = dataclasses.replace(job, search={})  # which the translator has
+        search = model.search.to_dict()
         vocabulary = model.source_tokenizer.vocabulary
-        num_translations = model.search.num_translations
-        lines = _report_truncated(
-            lines, model.search.max_source_length, lambda line: len(vocabulary.encode([line])[0])
-        )
+        num_tokens = lambda line: len(vocabulary.encode([line])[0])  # noqa: E731
     else:
         from keras_transformer.serving.export import load_exported
 
         model, task = load_exported(version), _task_of(card)
         # The second has checksums of the weights.
         files = [version / "saved_model.pb", version / "variables" / "variables.index"]
-        limit = card["search"]["max_source_length"]
-        num_translations = card["search"].get("num_translations", 1)
+        search = card["search"]
         # The vocabulary is in the graph; a word has at least one token.
-        lines = _report_truncated(lines, limit, lambda line: len(line.split()), is_exact=False)
+        num_tokens = lambda line: len(line.split())  # noqa: E731
     if _REMOVE_BPE.value is not None:
         if not hasattr(task, "remove_bpe"):
             raise InputError(f"--remove_bpe is for translation, not for {task.name}; remove it")
         task = task.replace(remove_bpe=_REMOVE_BPE.value)
-    is_resumable = flags.FLAGS.output is not None
-    hashes = {str(path): file_identity(path) for path in files if is_resumable and path.exists()}
+    groups = common.report_truncated(
+        job.groups(),
+        search["max_source_length"],
+        num_tokens,
+        is_exact=_RUN_DIR.value is not None,
+        language=job.split_sentences,
+    )
     line_io.answer_lines(
+        job,
         model,
-        lines,
-        options,
-        job=line_io.describe_job(__name__, {"weights of the model": hashes}, ["batch_size"]),
-        at_once=line_io.lines_at_once(arguments, flags.FLAGS.output),
-        num_translations=num_translations,
+        groups,
+        identity=_identity(files, search) if job.output is not None else {},
+        num_translations=search.get("num_translations", 1),
         postprocess=task.postprocess,
         batch_size=_BATCH_SIZE.value,
     )
+
+
+def _identity(files: Iterable[pathlib.Path], search: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what the output depends on beside the input: flags, and the model's weights."""
+    # Samples may depend on the batch, translations of beam search do not.
+    same_output = [] if search.get("method") == "sampling" else ["batch_size"]
+    hashes = {str(path): file_identity(path) for path in files if path.exists()}
+    return {
+        **common.flag_values(__name__, without=["output", "restart", *same_output]),
+        "weights of the model": hashes,
+    }
 
 
 def _load_run(
@@ -108,21 +121,6 @@ def _load_run(
     translator = Translator(*common.load_translator(found), search, task=configs.task)
     files = [run.checkpoints().folder / f"{name}.index" for run, name in found]
     return translator.with_cached_projection(), configs.task, files
-
-
-def _report_truncated(
-    lines: Iterator[str], limit: int, num_tokens: Callable[[str], int], is_exact: bool = True
-) -> Iterator[str]:
-    """Reports lines that are longer than a model reads or, with --split_sentences, sentences."""
-
-    def longest(line: str) -> int:
-        length = num_tokens(line)
-        if length > limit and (split := line_io.split_lines([line])) is not None:
-            return max(map(num_tokens, split.sentences), default=0)
-        return length
-
-    what = "lines have sentences that" if flags.FLAGS.split_sentences else "lines"
-    return common.report_truncated(lines, limit, longest, is_exact=is_exact, what=what)
 
 
 def _task_of(card: Mapping[str, Any]) -> Task:

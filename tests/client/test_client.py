@@ -1,5 +1,6 @@
 """The client, against model servers in this process that answer, fail or are slow."""
 
+import contextlib
 import http.server
 import os
 import pathlib
@@ -19,7 +20,7 @@ from fake_server import SERVE, FaultError, serve_http, upper_case_model
 
 import keras_transformer
 from keras_transformer import InputError
-from keras_transformer.client import Client, FailedRowsError, ServingError, Translation
+from keras_transformer.client import Client, ServingError, Translation
 from keras_transformer.client import client as client_module
 
 
@@ -266,133 +267,92 @@ def test_other_failures_are_not_retried(serve, model, code):
     model.faults = [FaultError(code, 'it\'s "wrong": ' + "x" * 1000)] * 9
     error = refusal(serve().translate, ["a"])
     assert len(model.requests) == 1
-    assert f"the {serve.protocol} server at {serve.address} rejects this: it" in str(error)
+    assert (
+        f"the {serve.protocol} server at {serve.address} rejects a request of 1 sentence: it"
+        in str(error)
+    )
     assert '"wrong"' in str(error)
     assert len(str(error)) < 500
 
 
-@pytest.fixture
-def poisoned(model):
-    """The model rejects every request with a sentence that holds "bad"; gives their sizes."""
-    answer, sizes = model.versions[1], []
+@pytest.mark.parametrize("code", ["INVALID_ARGUMENT", "RESOURCE_EXHAUSTED"])
+def test_rejected_request_ends_the_call_with_its_rows(serve, model, no_pause, code):
+    answer = model.versions[1]
 
     def predict(signature, inputs):
         texts = inputs["text"] if "text" in inputs else inputs["source"]
-        sizes.append(len(texts))
-        if bad := [text for text in texts if "bad" in text]:
-            raise FaultError("INVALID_ARGUMENT", f"{bad[0]} is bad")
+        if "bad" in texts:
+            raise FaultError(code, "it is bad")
         return answer(signature, inputs)
 
     model.versions[1] = predict
-    return sizes
-
-
-def test_rejected_rows_are_found_and_others_answered(serve, poisoned):
-    sentences = [f"sentence {number:02}" for number in range(40)]
-    sentences[3] = sentences[17] = "bad text 00"
-    error = refusal(serve(batch_size=16).translate, sentences, kind=FailedRowsError)
-    assert sorted(error.failures) == [3, 17]
-    assert str(error).startswith("2 of 40 sentences failed; sentence 4: the ")
-    assert "rejects this: bad text 00 is bad" in str(error.failures[17])
-    assert error.code == error.failures[3].code == "INVALID_ARGUMENT"
-    assert error.results[3] is error.results[17] is None
-    assert [each and each[0].text for each in error.results] == [
-        None if text.startswith("bad") else text.upper() for text in sentences
-    ]
-    # Two batches are halved down to one row each, which takes two requests per halving.
-    assert sorted(poisoned) == sorted([16, 8, 8, 4, 4, 2, 2, 1, 1] * 2 + [8])
-
-
-def test_rejected_pairs_are_found(serve, poisoned):
-    error = refusal(serve().score, ["a", "bad", "c"], ["x y", "x", "x"], kind=FailedRowsError)
-    assert [each and len(each.token_scores) for each in error.results] == [3, None, 2]
-    error = refusal(serve().align, ["a b", "bad"], ["c d", "x"], kind=FailedRowsError)
-    assert error.results == [[(1, 0), (0, 1)], None]
-
-
-def test_failures_of_former_calls_do_not_count(serve, model, poisoned, monkeypatch):
-    monkeypatch.setattr(client_module, "_MOST_FAILED", 3)
-    client = serve(retries=0, requests_in_flight=1)
-    model.faults = [FaultError("UNAVAILABLE", "not now")] * 5
-    for _ in range(5):
-        refusal(client.translate, ["a"])
-    for _ in range(3):
-        refusal(client.translate, ["bad"], kind=FailedRowsError)
-    error = refusal(client.translate, ["a", "bad text", "c"], kind=FailedRowsError)
-    assert [each and each[0].text for each in error.results] == ["A", None, "C"]
-
-
-def test_failed_call_sends_no_further_requests(serve, model):
-    """The first of two batches fails; the other one, in halves by then, ends."""
-    answer, sizes = model.versions[1], []
-    is_halved, has_failed = threading.Event(), threading.Event()
-    both_are_free = threading.Barrier(2, timeout=20)
-
-    def predict(signature, inputs):
-        texts = inputs["text"]
-        if "last" in texts:
-            both_are_free.wait()
-            return answer(signature, inputs)
-        sizes.append(len(texts))
-        if "long" in texts:
-            is_halved.wait(20)
-            raise FaultError("UNAUTHENTICATED", "who are you")
-        if len(texts) < 8:
-            is_halved.set()
-            has_failed.wait(20)
-        raise FaultError("INVALID_ARGUMENT", "no")
-
-    model.versions[1] = predict
-    client = serve(batch_size=8, requests_in_flight=2)
-    assert refusal(client.translate, ["long"] * 8 + ["a"] * 8).code == "UNAUTHENTICATED"
-    has_failed.set()
-    client.translate(["last"] * 16)  # in both threads, so after what was left of the first call
-    assert sorted(sizes) == [4, 8, 8]
-
-
-def test_model_that_rejects_all_ends_the_call(serve, model, monkeypatch):
-    monkeypatch.setattr(client_module, "_MOST_FAILED", 5)
-
-    def reject(signature, inputs):
-        raise FaultError("INTERNAL", "broken")
-
-    model.versions[1] = reject
-    error = refusal(serve(requests_in_flight=1).translate, ["a"] * 500)
-    assert not isinstance(error, FailedRowsError)
-    assert len(model.requests) < 60
-
-
-@pytest.mark.parametrize("code", ["UNAVAILABLE", "RESOURCE_EXHAUSTED", "UNAUTHENTICATED"])
-def test_failures_of_the_server_end_the_call(serve, model, code):
-    model.faults = [FaultError(code, "not now")] * 99
-    error = refusal(serve(retries=0, requests_in_flight=1).translate, ["a", "b", "c"])
-    assert not isinstance(error, FailedRowsError)
+    client = serve(batch_size=4, requests_in_flight=1, retries=0)
+    error = refusal(client.translate, ["a", "longer", "bad", "b", "c", "d", "e", "f", "longest"])
+    assert (error.code, error.rows) == (code, (0, 1, 2, 8))
+    assert ("rejects a request of 4 sentences: it is bad" in str(error)) == (code[0] == "I")
     assert len(model.requests) == 1
+    for call in (client.score, client.align):
+        assert refusal(call, ["a", "bad"], ["x", "y"]).rows == (0, 1)
 
 
-def test_batch_without_memory_is_halved(serve, model, no_pause):
-    answer = model.versions[1]
+def test_failed_call_asks_once_about_the_model(serve, model, monkeypatch):
+    """A mistyped label: a request for each in flight, one question, and the error."""
+    client = serve(label="canry", batch_size=1, requests_in_flight=2)
+    asked, versions = [], client._transport.versions
+    monkeypatch.setattr(
+        client._transport, "versions", lambda *each: asked.append(each) or versions(*each)
+    )
+    sent, predict = [], client._transport.predict
+    monkeypatch.setattr(
+        client._transport, "predict", lambda *each: sent.append(each) or predict(*each)
+    )
+    assert "version label: canry" in str(refusal(client.translate, list("abcdefgh")))
+    assert (len(asked), len(sent) <= 4) == (1, True)
+
+
+def test_call_ends_with_its_first_failure(serve, model):
+    """The second request fails while the first one waits, which nobody does any more."""
+    answer, may_answer = model.versions[1], threading.Event()
 
     def predict(signature, inputs):
-        if len(inputs["text"]) > 2:
-            raise FaultError("RESOURCE_EXHAUSTED", "OOM when allocating tensor with shape[9]")
+        if "bad" in inputs["text"]:
+            raise FaultError("INVALID_ARGUMENT", "it is bad")
+        may_answer.wait(20)
         return answer(signature, inputs)
 
     model.versions[1] = predict
-    assert len(serve(retries=1).translate(list("abcdefg"))) == 7
+    client = serve(batch_size=1, requests_in_flight=2, timeout_s=20)
+    assert refusal(client.translate, ["longest", "bad", "c", "d"]).rows == (1,)
+    may_answer.set()
+    wait_until(lambda: not model.at_once)
+    assert len(model.requests) <= 3
 
 
-def test_slow_batch_is_halved_and_slow_row_ends_the_call(serve, model):
-    answer = model.versions[1]
+@pytest.mark.parametrize("part", ["headers", "body"])
+def test_deadline_holds_for_answers_byte_by_byte(part):
+    """A server that keeps sending never exceeds a timeout of single reads."""
 
-    def predict(signature, inputs):
-        time.sleep(0.8 if len(inputs["text"]) > 1 or "slow" in inputs["text"] else 0.0)
-        return answer(signature, inputs)
+    def drip(connection):
+        with contextlib.suppress(OSError), connection:
+            if part == "body":
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n")
+            while True:
+                connection.sendall(b"H")
+                time.sleep(0.05)
 
-    model.versions[1] = predict
-    client = serve(timeout_s=0.4, requests_in_flight=1)
-    assert client.translate(["a", "b"]) == [[Translation("A", -1.0)], [Translation("B", -1.0)]]
-    assert refusal(client.translate, ["a", "slow"]).code == "DEADLINE_EXCEEDED"
+    def serve(listening):
+        with contextlib.suppress(OSError):
+            while True:
+                threading.Thread(target=drip, args=listening.accept()[:1], daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=serve, args=(listening,), daemon=True).start()
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+        with Client(address, protocol="rest", timeout_s=0.3, batch_size=8) as client:
+            start = time.monotonic()
+            error = refusal(client.translate, list("abcdefgh"))
+            assert time.monotonic() - start < 2
+    assert (error.code, len(error.rows)) == ("DEADLINE_EXCEEDED", 8)
 
 
 def test_requests_are_bounded_in_bytes(serve, model, monkeypatch):
@@ -521,10 +481,10 @@ def test_missing_label_is_reported(serve):
     assert "version label: canary" in str(refusal(serve(label="canary").translate, ["a"]))
 
 
-def test_missing_signature_is_reported_with_others(serve, model):
+def test_missing_signature_is_reported(serve, model):
     del model.signatures["score"]
     error = refusal(serve().score, ["a"], ["b"])
-    assert "has model 'translator' without signature score; it has attention, " in str(error)
+    assert 'rejects a request of 1 sentence: Serving signature name: "score"' in str(error)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 from fake_server import serve_grpc, upper_case_model
 
 from keras_transformer import InputError
-from keras_transformer.client import Client, FailedRowsError
+from keras_transformer.client import Client, ServingError
 
 
 @contextlib.contextmanager
@@ -130,15 +130,15 @@ def test_idle_connections_are_kept_by_pings():
         assert count in expected, pings
 
 
-def test_message_that_is_too_large_is_one_failed_row():
+def test_message_that_is_too_large_is_not_retried():
     model = upper_case_model()
     small = [("grpc.max_receive_message_length", 2_000_000)]
     with (
         serve_grpc(model, options=small) as address,
         Client(address, timeout_s=20) as client,
-        pytest.raises(FailedRowsError) as caught,
+        pytest.raises(
+            ServingError, match=r"rejects a request of 1 sentence: .*larger than max"
+        ) as e,
     ):
         client.translate(["a", "b" * 3_000_000, "c"])
-    (failure,) = caught.value.failures.values()
-    assert "larger than max" in str(failure)
-    assert [each and each[0].text for each in caught.value.results] == ["A", None, "C"]
+    assert e.value.rows == (1,)

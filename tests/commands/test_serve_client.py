@@ -224,22 +224,26 @@ def reject_bad(model):
     model.versions[1] = predict
 
 
-def test_rejected_lines_are_reported_and_empty(call, server, reject_bad, tmp_path):
-    lines = b"one two\nbad\nthree four\nworse bad\n"
-    result = call("serve_client.py", *server, stdin=lines)
-    assert (result.code, result.out) == (1, "ONE TWO\n\nTHREE FOUR\n\n")
-    first, second, last = sorted(result.err.splitlines())
-    assert first.startswith("line 2: the ") and first.endswith("rejects this: it is bad")
-    assert second.startswith("line 4: the ")
-    assert last == "serve_client.py: 2 lines failed and are empty in the output; see above"
-    result = call("serve_client.py", *server, "--scores", "--alignments", stdin=lines)
-    assert result.code == 1
-    rows = ["1\t-7.0000\tONE TWO\t1-0 0-1", "2\t\t", "3\t-10.0000\tTHREE FOUR\t1-0 0-1", "4\t\t"]
-    assert result.out.splitlines() == rows
-    (tmp_path / "references").write_text("a\nb\nc\nd\n")
+def test_rejected_lines_end_the_job_with_their_numbers(call, server, reject_bad, refused, tmp_path):
+    """What was answered before is kept, and an older file is not replaced."""
+    (tmp_path / "out").write_text("an older file\n")
+    command = ("serve_client.py", *server, "--batch_size=3")
+    output = f"--output={tmp_path}/out"
+    result = call(*command, output, stdin=b"one\nbad\nsix\nno\n")
+    refused(result, "line 1, 2, 3: the ", "rejects a request of 3 sentences: it is bad")
+    assert (tmp_path / "out").read_text() == "an older file\n"
+    (tmp_path / "references").write_text("a\nb\n")
     references = f"--references={tmp_path}/references"
-    result = call("serve_client.py", *server, references, stdin=lines)
-    assert result.out == "1\t-0.5000\t-0.2500\t-0.2500\n2\n3\t-0.5000\t-0.2500\t-0.2500\n4\n"
+    refused(call(*command, references, stdin=b"a\nbad\n"), "line 1, 2: the ")
+
+
+def test_mistyped_label_keeps_the_old_file(call, server, refused, tmp_path):
+    (tmp_path / "out").write_text("an older file\n")
+    output = f"--output={tmp_path}/out"
+    result = call("serve_client.py", *server, "--label=canry", output, stdin=b"one\n")
+    refused(result, "version label: canry")
+    assert (tmp_path / "out").read_text() == "an older file\n"
+    assert os.listdir(tmp_path) == ["out"]
 
 
 def test_output_file_has_what_standard_output_has(call, server, texts, tmp_path):
@@ -336,30 +340,21 @@ def test_failed_job_without_output_leaves_nothing(call, server, model, refused, 
     assert os.listdir(tmp_path) == []
 
 
-def test_columns_and_failures_are_kept_over_an_interruption(
-    call, server, model, reject_bad, monkeypatch, tmp_path
-):
+def test_columns_are_kept_over_an_interruption(call, server, model, monkeypatch, tmp_path):
     monkeypatch.setattr(line_io, "_LINES_PER_STEP", 1)
     answer = model.versions[1]
 
     def answer_some(signature, inputs):
         if inputs["text"] == ["three"]:
             raise FaultError("UNAVAILABLE", "the server has gone")
-        outputs = answer(signature, inputs)
-        if inputs["text"] == ["one"]:  # later sentences have a single translation
-            outputs = {"translations": [["ONE", "ONE!"]], "scores": [[-1.0, -2.0]]}
-        return outputs
+        return {"translations": [["ONE", "ONE!"]], "scores": [[-1.0, -2.0]]}
 
     model.versions[1] = answer_some
     command = ("serve_client.py", *server, "--retries=0", f"--output={tmp_path}/out")
-    lines = b"one\nbad\nthree\n"
-    assert call(*command, stdin=lines).code == 1
-    model.versions[1] = answer
-    result = call(*command, stdin=lines)
-    assert result.code == 1
-    assert "1 lines failed and are empty in the output" in result.err
-    assert "line 2" not in result.err  # reported before
-    expected = "1\t-1.0000\tONE\n1\t-2.0000\tONE!\n2\t\t\n3\t-5.0000\tTHREE\n"
+    assert call(*command, stdin=b"one\nthree\n").code == 1
+    model.versions[1] = answer  # later sentences have a single translation
+    assert call(*command, stdin=b"one\nthree\n").code == 0
+    expected = "1\t-1.0000\tONE\n1\t-2.0000\tONE!\n2\t-5.0000\tTHREE\n"
     assert (tmp_path / "out").read_text() == expected
 
 

@@ -173,8 +173,6 @@ def fake_export(monkeypatch, tmp_path):
 def test_several_translations_of_an_export_have_scores(call, fake_export):
     export = fake_export("x y", num_translations=2)
     assert call("translate.py", export, stdin=b"a\n").out == "1\t-1.0000\tx y\n"
-    markup = call("translate.py", export, "--markup=html", stdin=b"<b>a</b>\n")
-    assert markup.out == "<b>x y</b>\n"  # of the best ones
 
 
 @pytest.mark.parametrize("joins", [True, False])

@@ -1,4 +1,4 @@
-"""translate and serve_client with --details, --split_sentences and --markup."""
+"""translate and serve_client with --details and --split_sentences."""
 
 import json
 
@@ -39,7 +39,7 @@ def test_n_best_details_are_one_line_each(translate):
 
 
 @pytest.mark.parametrize("other", ["--scores", "--alignments", "--references=x"])
-@pytest.mark.parametrize("flag", ["--details", "--split_sentences=en", "--markup=html"])
+@pytest.mark.parametrize("flag", ["--details", "--split_sentences=en"])
 def test_flags_that_exclude_each_other(translate, refused, flag, other):
     refused(translate(flag, other, stdin=b"p\n"), "cannot be combined", other.partition("=")[0])
 
@@ -115,59 +115,5 @@ def test_client_reports_the_line_of_a_failed_sentence(call):
         result = call(
             "serve_client.py", *flags, stdin=b"One is. Two are.\nFine. A bad one.\nYes.\n"
         )
-    assert result.out == "ONE IS. TWO ARE.\n\nYES.\n"
-    assert result.code == 1
-    assert "line 2: " in result.err
-
-
-# Markup.
-
-
-def test_markup_is_put_back_around_the_words(translate):
-    lines = "<b>p q</b> r {n}\n\n<i></i>\ns &amp; t\n"
-    result = translate("--markup=html", stdin=lines.encode())
-    assert (result.code, result.err) == (0, "")
-    first, *others = result.out.splitlines()
-    (plain, *_) = translate(stdin=b"p q r\n").out.splitlines()
-    assert [first.count(part) for part in ("<b>", "</b>", "{n}")] == [1, 1, 1]
-    text = first.replace("<b>", "").replace("</b>", "").replace("{n}", "")
-    assert text.split() == plain.split()
-    assert others[:2] == ["", "<i></i>"]
-
-
-def test_long_tags_are_not_read(translate):
-    line = b"<a href='p q r s t u v w'>p</a>\n"
-    assert "more than 3 tokens" in translate("--max_source_length=3", stdin=line).err
-    assert translate("--max_source_length=3", "--markup=html", stdin=line).err == ""
-
-
-def test_client_puts_markup_back_and_reports_failed_lines(call):
-    model = upper_case_model()
-    answer = model.versions[1]
-
-    def predict(signature, inputs):
-        if any("bad" in text for text in inputs.get("text", [])):
-            raise FaultError("INVALID_ARGUMENT", "no bad words")
-        return answer(signature, inputs)
-
-    model.versions[1] = predict
-    lines = b"<b>one</b> two\na <i>bad</i>\n<u>a b</u>{x}\n"
-    with serve_grpc(model) as address:
-        flags = (f"--server={address}", "--markup=html")
-        result = call("serve_client.py", *flags, stdin=lines)
-        # Each of two words attends to the other.
-        assert result.out == "ONE <b>TWO</b>\n\n<u>A B</u> {x}\n"
-        assert result.code == 1
-        assert "line 2: " in result.err
-        del model.signatures["attention"]
-        result = call("serve_client.py", *flags, stdin=b"<b>one</b> two\n")
     assert (result.code, result.out) == (1, "")
-    assert "without signature attention" in result.err
-
-
-def test_markup_of_sentences_is_put_back(call):
-    pytest.importorskip("pysbd")
-    with serve_grpc(upper_case_model()) as address:
-        flags = (f"--server={address}", "--markup=html", "--split_sentences=en")
-        result = call("serve_client.py", *flags, stdin=b"<p>One is. <b>Two are.</b></p>\n")
-    assert result == (0, "<p>ONE IS. <b>TWO ARE.</b></p>\n", "")
+    assert "line 1, 2, 3: the grpc server" in result.err
