@@ -138,8 +138,7 @@ def main(arguments: list[str]) -> None:
     steps = run.checkpoints().steps()
     _say(
         f"Training on {_devices(strategy)}{', malloc trimming disabled,' * keeps_memory} with "
-        f"{len(corpus):,} pairs in {trainer.num_shapes(run, corpus)} shapes of batches, from step "
-        f"{steps[-1] if steps else 0:,} on ..."
+        f"{len(corpus):,} pairs, from step {steps[-1] if steps else 0:,} on ..."
     )
     jit_compile: Any = {"true": True, "false": False}.get(str(_JIT_COMPILE.value), "auto")
     try:

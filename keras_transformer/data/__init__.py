@@ -1,6 +1,8 @@
 """Sentence pairs from files or TensorFlow Datasets, and batches of their ids."""
 
 from keras_transformer.data.batches import (
+    MAX_COMPILED_SHAPES,
+    MAX_SHAPES,
     Batch,
     BatchPlan,
     BatchShape,
@@ -29,6 +31,8 @@ from keras_transformer.data.token_cache import (
 from keras_transformer.files import iterate_lines, read_lines
 
 __all__ = [
+    "MAX_COMPILED_SHAPES",
+    "MAX_SHAPES",
     "ApacheBeamShards",
     "Batch",
     "BatchPlan",

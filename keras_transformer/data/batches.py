@@ -7,29 +7,24 @@ A batch is what Keras calls (x, y), all int32, with R rows of source length S an
 `source` ends in EOS_ID; `target` is BOS_ID and the translation; `labels` is the translation and
 EOS_ID, so that labels[:, t] follows target[:, t]. The rest is PAD_ID, sometimes in whole rows.
 
-XLA compiles a program for each shape (R, S, T), and padding is wasted arithmetic. `BatchPlan` keeps
-both small. Like most toolkits it takes a large window of the corpus, brings pairs of similar length
-together, cuts them into batches of at most `batch_tokens`, and shuffles the batches:
+Padding is wasted arithmetic, and XLA compiles a program for each shape (R, S, T). As in most
+toolkits pairs of similar length share a batch:
 
-1. Lengths are rounded up to a ladder (1, 2, ... 32, 34, ... 64, 68, ...), and pairs are counted by
-   source and target rung. All these cells begin as one box. The box whose split saves the most
-   padding is split in two, again and again, until 93 % of a batch's entries are tokens. Each box
-   is a shape. (A short ladder for both sides takes three times as many shapes for that.)
-2. In each epoch the pairs of a box are shuffled and cut evenly into batches; then the batches are
-   shuffled.
+1. Pairs are ordered by the rung of their longer side on a ladder of lengths (1, 2, ... 32, 34, ...
+   64, 68, ...), then by which side is longer. Cuts in this order make at most `max_shapes` buckets,
+   those with the least padding, found by dynamic programming. Each bucket is a shape.
+2. In each epoch the pairs of a bucket are shuffled and spread evenly over as few batches as hold
+   them; then the batches are shuffled.
 3. A corpus of more than two million pairs is planned window by window, in random order. A window
    takes every W-th of many short pieces of the corpus, so it is a sample of the whole.
 
-The number of batches of each window depends on lengths, weights and the bounds of a batch alone: it
-is the same in every epoch and for any number of devices. A place in an epoch is found by adding up
-these W numbers and planning one window of n pairs, O(W + n log n); nothing is replayed. Counting
-the lengths of N pairs is O(N), once, and kept with the tokens; splitting C cells into K boxes is
-O(KWC).
+How many batches a window has depends on lengths, weights and the bounds of a batch alone: it is the
+same in every epoch and for any number of devices. So a place in an epoch is found by adding up W
+numbers and planning one window of n pairs, O(W + n log n); nothing is replayed. Lengths count EOS.
 
-Lengths count EOS.
+Shapes: P corpora in W windows, C cells of the order, K buckets.
 """
 
-import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -40,22 +35,24 @@ import numpy.typing as npt
 
 from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID
 from keras_transformer.config.data import check_mix_weights
-from keras_transformer.data.corpus import LengthCounts, TokenizedCorpus, gather_rows
+from keras_transformer.data.corpus import TokenizedCorpus, gather_rows
 from keras_transformer.errors import InputError
 
 Ids: TypeAlias = npt.NDArray[np.int32]
-Counts: TypeAlias = npt.NDArray[np.int64]
+Integers: TypeAlias = npt.NDArray[np.int64]
 Batch: TypeAlias = tuple[dict[str, Ids], Ids]
 Resample: TypeAlias = Callable[[Sequence[Sequence[int]], int], Sequence[Sequence[int]]]
 
-_PREFETCHED_BATCHES = 8  # enough to hide the making of batches, which takes milliseconds
-_MAX_SHAPES = 96
-_ENOUGH_SHARE = 0.93  # of a batch's entries are tokens; no more shapes are added then
+MAX_SHAPES = 96  # where a shape costs nothing
+MAX_COMPILED_SHAPES = 8  # where XLA compiles a program for each, which takes up to a minute
 WINDOW_PAIRS = 1 << 21
+_ENOUGH_SHARE = 0.93  # of a batch's entries are tokens; no more shapes are added then
 _PIECES = 16  # of each corpus, in a window
 _ROWS_STEP = 8  # divides evenly over 2, 4 or 8 devices, and suits vector units
-# Large groups are fast, as each starts threads in SentencePiece; workers that share one repeat it.
-_GROUP_ROWS = 32
+_MAX_CELLS = 1024  # for sentences of up to 10 million tokens
+_PREFETCHED_BATCHES = 8  # enough to hide the making of batches, which takes milliseconds
+# What random numbers are for: no two purposes share a stream.
+_WINDOW_ORDER, _BATCH_ORDER, _DRAWS, _SEGMENTATION = range(4)
 
 
 def training_batches(
@@ -63,6 +60,7 @@ def training_batches(
     *,
     batch_tokens: int,
     batch_sentences: int | None = None,
+    max_shapes: int = MAX_SHAPES,
     mix_weights: Sequence[float] | None = None,
     resample: tuple[Resample | None, Resample | None] | None = None,
     seed: int = 0,
@@ -77,7 +75,7 @@ def training_batches(
 
     Args:
         corpus: the pairs to train on.
-        batch_tokens, batch_sentences, mix_weights: see `BatchPlan`.
+        batch_tokens, batch_sentences, max_shapes, mix_weights: see `BatchPlan`.
         resample: subword regularization: samples segmentations of source and of target sentences
             from ids and a seed, as `SubwordSampler` does; None for a side that has only one.
             Samples that do not fit are discarded.
@@ -97,13 +95,19 @@ def training_batches(
         >>> inputs["source"].tolist(), inputs["target"].tolist(), labels.tolist()
         ([[5, 6, 3]], [[2, 7]], [[7, 3]])
     """
+    index, workers = shard
+    if not 0 <= index < workers or replicas < 1 or replicas % workers:
+        raise InputError(
+            "shard must be the index of a worker, from 0, and the number of workers, which must "
+            f"divide the number of replicas; got {shard} and {replicas} replicas"
+        )
     if seed < 0 or first_step < 0:
         raise InputError(f"seed and first_step must be at least 0, got {seed} and {first_step}")
-    _check_shard(replicas, shard)
     plan = BatchPlan(
         corpus,
         batch_tokens=batch_tokens,
         batch_sentences=batch_sentences,
+        max_shapes=max_shapes,
         mix_weights=mix_weights,
     )
     first_epoch, first_batch = divmod(first_step, plan.batches_per_epoch)
@@ -113,24 +117,15 @@ def training_batches(
         for epoch in itertools.count(first_epoch) if epochs is None else range(first_epoch, epochs):
             planned = plan.epoch(epoch, seed=seed, first_batch=skipped)
             for number, batch in enumerate(planned, skipped):
-                key = (seed, epoch, number)
-                yield _make_batch(corpus, batch, replicas, shard, resample, key)
+                yield _make_batch(corpus, batch, replicas, shard, resample, (seed, epoch, number))
             skipped = 0
 
     return generate()  # a separate generator, so that wrong arguments raise at the call
 
 
-def evaluation_batches(
-    corpus: TokenizedCorpus,
-    *,
-    batch_tokens: int,
-    replicas: int = 1,
-    shard: tuple[int, int] = (0, 1),
-) -> Iterator[Batch]:
-    """Yields every pair once, in a fixed order; arguments and errors as in `training_batches`."""
-    _check_shard(replicas, shard)
-    planned = BatchPlan(corpus, batch_tokens=batch_tokens).epoch()
-    return (_make_batch(corpus, batch, replicas, shard) for batch in planned)
+def evaluation_batches(corpus: TokenizedCorpus, **options: Any) -> Iterator[Batch]:
+    """Yields every pair once, always in the same order; options as in `training_batches`."""
+    return training_batches(corpus, epochs=1, **options)
 
 
 def to_dataset(batches: Callable[[], Iterator[Batch]]) -> Any:
@@ -156,6 +151,9 @@ def to_dataset(batches: Callable[[], Iterator[Batch]]) -> Any:
     options = tf.data.Options()
     options.autotune.enabled = False
     return dataset.prefetch(_PREFETCHED_BATCHES).with_options(options)
+
+
+# The plan of an epoch.
 
 
 class BatchShape(NamedTuple):
@@ -186,23 +184,22 @@ class PlannedBatch(NamedTuple):
     """A batch to be made: its shape, and the indices of its pairs, at most `shape.rows`."""
 
     shape: BatchShape
-    pairs: Counts
+    pairs: Integers
 
 
 class BatchPlan:
     """The batches of every epoch, as a pure function of lengths, seed and epoch number.
 
-    Shapes: P corpora in W windows, K boxes, R rungs of the ladder of lengths.
-
     Args:
         corpus: the pairs; only their lengths are read.
         batch_tokens: bound on rows * max(source_length, target_length) of a batch.
         batch_sentences: bound on the rows of a batch.
+        max_shapes: bound on the number of shapes.
         mix_weights: [P], share of an epoch's pairs that each corpus gives, on any scale; None means
             that an epoch has every pair once.
 
     Attributes:
-        shapes: ordered by length.
+        shapes: of the K buckets, ordered by length.
         batches_per_epoch: the same for every seed and epoch.
         real_share: share of an epoch's cells that hold tokens, not padding.
 
@@ -213,7 +210,7 @@ class BatchPlan:
     Example:
         >>> plan = BatchPlan(TokenizedCorpus.from_ids([[5, 6]], [[7]]), batch_tokens=8)
         >>> plan.shapes, plan.batches_per_epoch
-        ((BatchShape(rows=2, source_length=3, target_length=2),), 1)
+        ((BatchShape(rows=1, source_length=3, target_length=2),), 1)
     """
 
     def __init__(
@@ -222,120 +219,90 @@ class BatchPlan:
         *,
         batch_tokens: int,
         batch_sentences: int | None = None,
+        max_shapes: int = MAX_SHAPES,
         mix_weights: Sequence[float] | None = None,
     ) -> None:
         self._corpus = corpus
-        ladder, counts = corpus.length_counts or count_lengths(corpus)
-        longest = int(ladder[-1])
-        if longest > batch_tokens:
+        counts, longest = _count_lengths(corpus)  # [W, P, C], [C, 2]
+        if longest.max() > batch_tokens:
             raise InputError(
-                f"batch_tokens {batch_tokens} has no room for the longest sentence ({longest} "
-                "tokens); raise batch_tokens or drop such sentences with max_length"
+                f"batch_tokens {batch_tokens} has no room for the longest sentence "
+                f"({longest.max()} tokens); raise batch_tokens or drop such sentences with "
+                "max_length"
             )
-        self._rung_of_length = np.searchsorted(ladder, np.arange(longest + 1))
         parts = corpus.part_offsets
-        sizes = np.diff(parts)  # [P]
-        repeats = _repeats(sizes, mix_weights)  # of each corpus's pairs, in an epoch
-        part_tokens = np.diff(corpus.source_offsets[parts] + corpus.target_offsets[parts]) + sizes
+        part_tokens = np.diff(corpus.source_offsets[parts] + corpus.target_offsets[parts])
+        repeats = _repeats(np.diff(parts), mix_weights)  # of each corpus's pairs, in an epoch
         tokens = float(repeats @ part_tokens)
 
-        # The boxes: as few as pad little enough, or those of at most `_MAX_SHAPES` that pad least.
-        most_rows = functools.partial(_most_rows, batch_tokens, batch_sentences)
-        expected = np.tensordot(counts, repeats, (1, 0))  # [W, R, R], pairs of an epoch
-        splits = _split_lengths(expected, ladder, most_rows)
-        fewest_cells = np.inf
-        for boxes in itertools.islice(splits, _MAX_SHAPES):
-            pairs = np.ceil([box.sum_of(expected) for box in boxes]).astype(np.int64).T  # [W, K]
-            if (cells := _lay_out(boxes, pairs, most_rows).cells()) < fewest_cells:
-                fewest_cells, chosen = cells, boxes
-            if tokens >= _ENOUGH_SHARE * cells:
-                break
+        # The buckets: as few as pad little enough, or those of at most `max_shapes` that pad least.
+        pairs = np.tensordot(counts, repeats, (1, 0))  # [W, C], of an epoch
+        bounds = batch_tokens, batch_sentences
+        starts = _cut_into_buckets(pairs, longest, bounds, max_shapes, tokens / _ENOUGH_SHARE)
+        self._bucket_of_cell = np.searchsorted(starts, np.arange(len(longest)), "right") - 1
 
-        # How many pairs of each box an epoch has, and the batches that these fill.
-        self._box_of_rungs = np.zeros(counts.shape[2:], np.int16)  # [R, R]
-        for number, box in enumerate(chosen):
-            self._box_of_rungs[box.source_rungs, box.target_rungs] = number
-        stock = np.stack([box.sum_of(counts) for box in chosen], 2)  # [W, P, K], pairs
-        self._draws = _round_to_whole(stock, repeats)
-        self._layout = _lay_out(chosen, self._draws.sum(1), most_rows)
-        used = self._layout.batches.sum(0)
-        self.shapes = tuple(itertools.compress(self._layout.shapes, used.tolist()))
-        self.batches_per_epoch = int(used.sum())
-        self.real_share = tokens / self._layout.cells()
+        # How many pairs of each bucket an epoch has, and the batches that these fill.
+        stock = np.add.reduceat(counts, starts, axis=2)
+        draws = np.maximum(np.rint(stock * repeats[:, None]), stock > 0)
+        self._draws = draws.astype(int)  # [W, P, K], pairs
+        longest = np.maximum.reduceat(longest, starts)  # [K, 2]
+        batches, rows = _spread(self._draws.sum(1), longest, bounds)
+        self._batches = batches  # [W, K]
+        shapes = np.column_stack([rows.max(0), longest])
+        self.shapes = tuple(BatchShape(*shape) for shape in shapes.tolist())
+        self.batches_per_epoch = int(batches.sum())
+        cells = [shape.cells for shape in self.shapes]
+        self.real_share = tokens / float(batches.sum(0) @ cells)
 
     def epoch(
-        self, epoch: int = 0, *, seed: int | None = None, first_batch: int = 0
+        self, epoch: int = 0, *, seed: int = 0, first_batch: int = 0
     ) -> Iterator[PlannedBatch]:
-        """Yields the batches of an epoch in order.
+        """Yields the batches of an epoch in order; the first one needs the most memory, so that
+        training runs out of memory at once or never.
 
         Args:
             epoch: index of the epoch, from 0; each has another order.
-            seed: at least 0; the same seed (and NumPy) gives the same order. The first batch needs
-                the most memory, so that training runs out of memory at once or never. None does
-                not shuffle: batches come in the order of windows and shapes, pairs in that of the
-                corpus.
+            seed: at least 0; the same seed (and NumPy) gives the same order.
             first_batch: batches to skip; windows that hold no others are not planned.
         """
-        batches, shapes = self._layout.batches, self._layout.shapes
-        windows = np.arange(len(batches))
-        if seed is not None:
-            # The spawn key distinguishes this generator from those of windows and boxes.
-            random = np.random.default_rng(np.random.SeedSequence([seed, 0, 1], spawn_key=(epoch,)))
-            random.shuffle(windows)
-            memory = (batches[windows] > 0) * [shape.memory for shape in shapes]
-            windows = np.roll(windows, -int(memory.max(1).argmax()))
-        for window in windows.tolist():
-            num_batches = int(batches[window].sum())
+        windows = _random(_WINDOW_ORDER, seed, epoch).permutation(len(self._batches))
+        memory = (self._batches[windows] > 0) * [shape.memory for shape in self.shapes]
+        for window in np.roll(windows, -memory.max(1).argmax()).tolist():
+            num_batches = int(self._batches[window].sum())
             if first_batch < num_batches:
                 yield from self._plan_window(window, epoch, seed)[first_batch:]
             first_batch = max(0, first_batch - num_batches)
 
-    def _plan_window(self, window: int, epoch: int, seed: int | None) -> list[PlannedBatch]:
-        """Returns the batches of a window: the pairs of each box, drawn, shuffled and cut.
-
-        If there is a seed, the batches are shuffled, and one that needs the most memory is first.
-        """
-        pairs_of_box: list[list[Counts]] = [[] for _ in self._layout.shapes]
+    def _plan_window(self, window: int, epoch: int, seed: int) -> list[PlannedBatch]:
+        """Returns the batches of a window: the pairs of each bucket, drawn, shuffled and cut."""
+        drawn: list[list[Integers]] = [[] for _ in self.shapes]
         for part, draws in enumerate(self._draws[window]):
-            pairs, boxes = self._pairs_and_boxes(window, part)
-            sizes = np.bincount(boxes, minlength=len(pairs_of_box))
-            in_boxes = np.split(pairs[np.argsort(boxes, kind="stable")], np.cumsum(sizes)[:-1])
-            for box, drawn in enumerate(in_boxes):
-                if seed is not None:
-                    key = (seed, window, part, box)
-                    drawn = draw_pairs(drawn, int(draws[box]), epoch, key)
-                pairs_of_box[box].append(drawn)
-        random = np.random.default_rng(None if seed is None else [seed, window, epoch])
-        planned, layout = [], self._layout
-        for box, shape in enumerate(layout.shapes):
-            pairs = np.concatenate(pairs_of_box[box])
-            if seed is not None:
-                random.shuffle(pairs)
-            pairs, leftover = np.split(pairs, [layout.kept[window, box]])
-            pairs_of_box[layout.larger[box]].append(leftover)
-            if len(pairs):
-                cut = np.array_split(pairs, layout.batches[window, box])
-                planned += [PlannedBatch(shape, some) for some in cut]
-        if seed is None:
-            return planned
+            pairs = pairs_of_window(window, part, self._corpus.part_offsets)
+            buckets = self._bucket_of_cell[_cells_of(*self._corpus.lengths(pairs))]
+            ends = np.bincount(buckets, minlength=len(draws)).cumsum()
+            stocks = np.split(pairs[np.argsort(buckets, kind="stable")], ends[:-1])
+            for bucket, stock in enumerate(stocks):
+                key = (_DRAWS, seed, window, part, bucket)
+                drawn[bucket].append(draw_pairs(stock, int(draws[bucket]), epoch, key))
+        random = _random(_BATCH_ORDER, seed, window, epoch)
+        planned = []
+        for shape, parts, batches in zip(self.shapes, drawn, self._batches[window], strict=True):
+            pairs = random.permutation(np.concatenate(parts))
+            cuts = np.array_split(pairs, batches) if batches else []
+            planned += [PlannedBatch(shape, pairs) for pairs in cuts]
         shuffled = [planned[index] for index in random.permutation(len(planned))]
         first = max(range(len(shuffled)), key=lambda index: shuffled[index].shape.memory)
         return [shuffled.pop(first), *shuffled]
 
-    def _pairs_and_boxes(self, window: int, part: int) -> tuple[Counts, npt.NDArray[np.int16]]:
-        """Returns the pairs of a corpus in a window, and the box of each."""
-        pairs, boxes = [np.zeros(0, np.int64)], [np.zeros(0, np.int16)]
-        for piece in pieces_of(window, part, self._corpus.part_offsets):
-            source, target = (self._rung_of_length[each] for each in _lengths(self._corpus, piece))
-            pairs.append(np.arange(piece.start, piece.stop))
-            boxes.append(self._box_of_rungs[source, target])
-        return np.concatenate(pairs), np.concatenate(boxes)
+
+def _random(*key: int) -> np.random.Generator:
+    return np.random.default_rng(key)
 
 
 # Windows, and how many of their pairs have which lengths.
 
 
-def count_windows(part_offsets: Counts) -> int:
+def count_windows(part_offsets: Integers) -> int:
     """Returns the number of windows W, at least 1.
 
     Args:
@@ -344,189 +311,126 @@ def count_windows(part_offsets: Counts) -> int:
     return max(1, -(-int(part_offsets[-1]) // WINDOW_PAIRS))
 
 
-def pieces_of(window: int, part: int, part_offsets: Counts) -> list[slice]:
-    """Returns which pairs of a corpus are in a window, as slices in order."""
+def pairs_of_window(window: int, part: int, part_offsets: Integers) -> Integers:
+    """Returns the pairs of a corpus in a window: some pieces, spread over the whole corpus."""
     windows = count_windows(part_offsets)
     first, last = part_offsets[part : part + 2].tolist()
-    count = windows * _PIECES
-    edges = [first + (last - first) * piece // count for piece in range(count + 1)]
-    pieces = [slice(*edges[n : n + 2]) for n in range(window, count, windows)]
-    return [piece for piece in pieces if piece.start < piece.stop]
+    count = _PIECES * windows
+    edges = (
+        (first + (last - first) * piece // count, first + (last - first) * (piece + 1) // count)
+        for piece in range(window, count, windows)
+    )
+    return np.concatenate([np.arange(*edge) for edge in edges])
 
 
-def count_lengths(corpus: TokenizedCorpus) -> LengthCounts:
-    """Counts the pairs of a corpus by their lengths, a piece of it at a time."""
-    windows, parts = count_windows(corpus.part_offsets), len(corpus.part_offsets) - 1
-    places = [
-        (window, part, piece)
-        for window, part in np.ndindex(windows, parts)
-        for piece in pieces_of(window, part, corpus.part_offsets)
-    ]
-    longest = max(int(side.max()) for *_, piece in places for side in _lengths(corpus, piece))
-    ladder = _ladder(longest)
-    rungs = len(ladder)
-    rung_of_length = np.searchsorted(ladder, np.arange(longest + 1))
-    counts = np.zeros((windows, parts, rungs, rungs), np.int32)
-    for window, part, piece in places:
-        source, target = (rung_of_length[side] for side in _lengths(corpus, piece))
-        found = np.bincount(source * rungs + target, minlength=rungs * rungs)
-        counts[window, part] += found.reshape(rungs, rungs).astype(np.int32)
-    return LengthCounts(ladder, counts)
+def _count_lengths(corpus: TokenizedCorpus) -> tuple[Integers, Integers]:
+    """Counts the pairs of a corpus by their cells, a window at a time.
 
-
-def _lengths(corpus: TokenizedCorpus, pairs: slice) -> tuple[Counts, Counts]:
-    ends = slice(pairs.start, pairs.stop + 1)
-    return np.diff(corpus.source_offsets[ends]), np.diff(corpus.target_offsets[ends]) + 1
-
-
-def _ladder(longest: int) -> Counts:
-    """Returns ascending lengths up to the longest, in steps of at most 1/16 of each from 32 on."""
-    rungs = [1]
-    while rungs[-1] < longest:
-        rungs.append(rungs[-1] + max(1, 1 << rungs[-1].bit_length() >> 5))
-    return np.array([*rungs[:-1], longest])
-
-
-# Boxes of lengths.
-
-
-class _Box(NamedTuple):
-    """Cells of the ladder that share a shape.
-
-    Attributes:
-        source_rungs, target_rungs: [C], of each cell that has pairs.
-        source_length, target_length: the longest.
+    Returns:
+        int64 [W, P, C], pairs by window, corpus and cell; and int64 [C, 2], the longest source and
+        target of each cell.
     """
+    windows, parts = count_windows(corpus.part_offsets), len(corpus.part_offsets) - 1
+    counts = np.zeros((windows, parts, _MAX_CELLS), np.int64)
+    longest = np.zeros((_MAX_CELLS, 2), np.int64)
+    for window, part in np.ndindex(windows, parts):
+        lengths = corpus.lengths(pairs_of_window(window, part, corpus.part_offsets))
+        cells = _cells_of(*lengths)
+        counts[window, part] = np.bincount(cells, minlength=_MAX_CELLS)
+        for side in (0, 1):
+            np.maximum.at(longest[:, side], cells, lengths[side])
+    used = int(np.flatnonzero(counts.any((0, 1)))[-1]) + 1
+    return counts[..., :used], longest[:used]
 
-    source_rungs: Counts
-    target_rungs: Counts
-    source_length: int
-    target_length: int
 
-    def sum_of(self, counts: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Returns the sum [...] of counts [..., R, R] over the box."""
-        return np.asarray(counts[..., self.source_rungs, self.target_rungs].sum(-1))
+def _cells_of(source: Integers, target: Integers) -> Integers:
+    """Returns the place of pairs of these lengths in the order, of which each rung has three.
+
+    First come pairs whose source is longer by three rungs or more, last those whose target is.
+    """
+    source, target = _rungs_of(source), _rungs_of(target)
+    which = (target - source > 2).astype(int) - (source - target > 2)
+    return 3 * np.maximum(source, target) + 1 + which
 
 
-def _split_lengths(
-    counts: npt.NDArray[np.float64], ladder: Counts, most_rows: Callable[[Any], Any]
-) -> Iterator[list[_Box]]:
-    """Yields 1, 2, 3, ... boxes; each time the split that saves the most padding is made.
+def _rungs_of(lengths: Integers) -> Integers:
+    """Returns the rungs of lengths on a ladder with steps of at most 1/16 of each from 32 on."""
+    steps = np.maximum(np.frexp(lengths - 1)[1] - 5, 0)  # log2 of the step between rungs
+    return ((lengths - 1) >> steps) + 16 * steps
+
+
+# Buckets of lengths.
+
+
+def _cut_into_buckets(
+    pairs: npt.NDArray[np.float64],
+    longest: Integers,
+    bounds: tuple[int, int | None],
+    max_shapes: int,
+    enough: float,
+) -> list[int]:
+    """Returns the first cell of each bucket, [K]: the cuts that leave the least padding.
+
+    Each bucket, if there are several, fills at least half a batch in an average window.
 
     Args:
-        counts: [W, R, R], pairs of an epoch by window, source rung and target rung.
-        ladder: [R], the length of each rung.
-        most_rows: of a batch, from the longest sentence.
+        pairs: [W, C], of an epoch.
+        longest: [C, 2], source and target.
+        bounds: on the tokens and rows of a batch.
+        max_shapes: bound on K.
+        enough: entries of an epoch's batches; no more buckets are made than reach it.
     """
-    windows, counts = len(counts), counts.sum(0)
+    # Of a bucket from cell i to cell j, [C, C]; it needs i <= j.
+    count = len(longest)
+    is_bucket = np.triu(np.ones((count, count), bool))
+    longest = np.maximum.accumulate(np.where(is_bucket[..., None], longest, 0), axis=1)
+    ends = np.cumsum(pairs, axis=1)  # [W, C]
+    starts = ends - pairs
+    is_bucket &= 2 * (ends.mean(0) - starts.mean(0)[:, None]) >= _most_rows(longest, bounds)
+    is_bucket[0, -1] = True
+    batches, rows = np.zeros((2, count, count), int)
+    for start, end in zip(starts, ends, strict=True):
+        in_window, fullest = _spread(end - start[:, None], longest, bounds)
+        batches, rows = batches + in_window, np.maximum(rows, fullest)
+    entries = np.where(is_bucket, batches * rows * longest.sum(2), np.inf)
 
-    def box_of(rungs: Counts) -> _Box:
-        return _Box(*rungs.T, *ladder[rungs.max(0)].tolist())
-
-    def best_split(box: _Box) -> tuple[float, list[_Box]]:
-        """Returns the cells that the best split saves, and the two boxes."""
-        best: tuple[float, list[_Box]] = 0.0, []
-        whole = float(box.sum_of(counts)) * (box.source_length + box.target_length)
-        for axis in (0, 1):
-            rungs = np.stack(box[:2], 1)  # [C, 2]
-            rungs = rungs[np.argsort(rungs[:, axis], kind="stable")]
-            pairs = counts[rungs[:, 0], rungs[:, 1]]  # [C]
-            # For a split after each place: the pairs of both halves, and their longest sentences.
-            left, right = np.cumsum(pairs)[:-1], np.cumsum(pairs[::-1])[-2::-1]  # [C - 1]
-            longest_left = ladder[np.maximum.accumulate(rungs)[:-1]]  # [C - 1, 2]
-            longest_right = ladder[np.maximum.accumulate(rungs[::-1])[-2::-1]]
-            cells = left * longest_left.sum(1) + right * longest_right.sum(1)
-            cells[np.diff(rungs[:, axis]) == 0] = np.inf
-            for half, longest in ((left, longest_left), (right, longest_right)):
-                # On average over the windows, each box fills at least half a batch.
-                cells[2 * half < windows * most_rows(longest.max(1))] = np.inf
-            if len(cells) and whole - cells.min() > best[0]:
-                place = int(cells.argmin()) + 1
-                best = whole - float(cells.min()), [box_of(rungs[:place]), box_of(rungs[place:])]
-        return best
-
-    boxes = [box_of(np.argwhere(counts))]
-    splits = [best_split(boxes[0])]
-    while True:
-        yield sorted(boxes, key=lambda box: (box.source_length + box.target_length, *box[2:]))
-        number = max(range(len(splits)), key=lambda index: splits[index][0])
-        saved, halves = splits[number]
-        if not saved:
-            return
-        boxes[number : number + 1] = halves
-        splits[number : number + 1] = map(best_split, halves)
+    # Of the cells up to j in 1, 2, 3, ... buckets: the fewest entries, and where the last begins.
+    fewest, begins = [entries[0]], [np.zeros(count, int)]
+    while fewest[-1][-1] > enough and len(fewest) < min(max_shapes, count):
+        options = fewest[-1][:-1, None] + entries[1:]  # [C - 1, C]
+        fewest.append(options.min(0))
+        begins.append(options.argmin(0) + 1)
+    best = int(np.argmin([each[-1] for each in fewest]))
+    cuts: list[int] = []
+    for of_last in reversed(begins[: best + 1]):
+        cuts.insert(0, int(of_last[cuts[0] - 1 if cuts else -1]))
+    return cuts
 
 
-def _most_rows(batch_tokens: int, batch_sentences: int | None, longest: Any) -> Any:
-    """Returns the rows of a batch by its longest sentence; multiples of 8 where 8 rows fit."""
-    rows = batch_tokens // longest
+def _spread(
+    pairs: npt.NDArray[Any], longest: Integers, bounds: tuple[int, int | None]
+) -> tuple[Integers, Integers]:
+    """Returns over how many batches pairs are spread evenly, and the rows of the fullest one."""
+    most = _most_rows(longest, bounds)
+    batches = np.ceil(pairs / most).astype(int)
+    rows = np.ceil(pairs / np.maximum(batches, 1) / _ROWS_STEP).astype(int) * _ROWS_STEP
+    return batches, np.minimum(rows, most)
+
+
+def _most_rows(longest: Integers, bounds: tuple[int, int | None]) -> Integers:
+    """Returns the rows of a batch by its longest pair, [..., 2]; multiples of 8 if 8 rows fit."""
+    tokens, sentences = bounds
+    rows = np.maximum(tokens // np.maximum(longest.max(-1), 1), 1)
     rows = np.where(rows < _ROWS_STEP, rows, rows - rows % _ROWS_STEP)
-    return np.minimum(rows, batch_sentences or batch_tokens)
-
-
-class _Layout(NamedTuple):
-    """How an epoch's pairs fill batches.
-
-    Attributes:
-        shapes: [K].
-        batches: int64 [W, K].
-        kept: int64 [W, K], pairs that a box keeps; those left over move to a larger box.
-        larger: [K], index of that box; the last one, which keeps all, has its own.
-    """
-
-    shapes: tuple[BatchShape, ...]
-    batches: Counts
-    kept: Counts
-    larger: list[int]
-
-    def cells(self) -> float:
-        """Returns the cells of all batches of an epoch."""
-        return float(self.batches.sum(0) @ [shape.cells for shape in self.shapes])
-
-
-def _lay_out(boxes: Sequence[_Box], pairs: Counts, most_rows: Callable[[Any], Any]) -> _Layout:
-    """Lays out the pairs of each window and box, [W, K], over batches.
-
-    The pairs of a box are spread evenly over as few batches as possible, with as few rows as they
-    need. Leftover pairs, which would not fill a batch, move to the next larger box if that takes
-    fewer cells.
-    """
-    kept, batches = pairs.copy(), np.zeros_like(pairs)
-    larger: list[int] = []
-    shapes: list[BatchShape] = []
-    for number, (*_, source, target) in enumerate(boxes):
-        limit = int(most_rows(max(source, target)))
-
-        def spread(pairs: Counts, limit: int = limit) -> tuple[Counts, int]:
-            """Returns the number of batches in each window, and the rows of the fullest."""
-            batches = -(-pairs // limit)
-            fullest = (pairs / np.maximum(batches, 1)).max()
-            return batches, min(limit, math.ceil(fullest / _ROWS_STEP) * _ROWS_STEP)
-
-        holders = (
-            index
-            for index, box in enumerate(boxes[number + 1 :], number + 1)
-            if box.source_length >= source and box.target_length >= target
-        )
-        larger.append(next(holders, number))
-        batches[:, number], rows = spread(kept[:, number])
-        leftover = kept[:, number] % limit
-        full, full_rows = spread(kept[:, number] - leftover)
-        saved = (batches[:, number].sum() * rows - full.sum() * full_rows) * (source + target)
-        if larger[-1] > number and leftover.sum() * sum(boxes[larger[-1]][2:]) < saved:
-            batches[:, number], rows = full, full_rows
-            kept[:, number] -= leftover
-            kept[:, larger[-1]] += leftover
-        shapes.append(BatchShape(rows, source, target))
-    return _Layout(tuple(shapes), batches, kept, larger)
+    return np.minimum(rows, sentences or tokens)
 
 
 # Mixing corpora. With weights an epoch has as many pairs as all corpora together, but samples a
-# corpus in part or more than once. Each corpus contributes the same number of pairs of each box
-# and window to every epoch, so that every epoch has the same number of batches.
+# corpus in part or more than once. Each corpus contributes the same number of pairs of each bucket
+# and window to every epoch, at least one: every epoch has the same number of batches.
 
 
-def _repeats(sizes: Counts, weights: Sequence[float] | None) -> npt.NDArray[np.float64]:
+def _repeats(sizes: Integers, weights: Sequence[float] | None) -> npt.NDArray[np.float64]:
     """Returns how often an epoch has a pair of each corpus, on average, [P]."""
     if weights is None:
         return np.ones(len(sizes))
@@ -540,18 +444,7 @@ def _repeats(sizes: Counts, weights: Sequence[float] | None) -> npt.NDArray[np.f
     return np.asarray(sizes.sum() * shares / sizes)
 
 
-def _round_to_whole(stock: Counts, repeats: npt.NDArray[np.float64]) -> Counts:
-    """Returns the pairs of an epoch by window, corpus and box, [W, P, K], from those there are.
-
-    What rounding takes from one box the next one gets; each that has pairs gives one or more.
-    """
-    by_part = stock.swapaxes(0, 1) * repeats[:, None, None]  # [P, W, K]
-    ends = np.rint(by_part.reshape(len(repeats), -1).cumsum(1)).astype(np.int64)
-    draws = np.diff(ends, prepend=0).reshape(by_part.shape).swapaxes(0, 1)
-    return np.maximum(draws, stock > 0)
-
-
-def draw_pairs(pairs: Counts, count: int, epoch: int, key: Sequence[int]) -> Counts:
+def draw_pairs(pairs: Integers, count: int, epoch: int, key: Sequence[int]) -> Integers:
     """Returns `count` of these pairs for an epoch, in random order.
 
     They are read from an endless stream of shuffled passes, whose place is computed: over the
@@ -567,10 +460,7 @@ def draw_pairs(pairs: Counts, count: int, epoch: int, key: Sequence[int]) -> Cou
         return pairs[:0]
     begin = epoch * count
     first, last = begin // len(pairs), (begin + count - 1) // len(pairs)
-    passes = [
-        np.random.default_rng([*key, number]).permutation(pairs)
-        for number in range(first, last + 1)
-    ]
+    passes = [_random(*key, number).permutation(pairs) for number in range(first, last + 1)]
     begin -= first * len(pairs)
     return np.concatenate(passes)[begin : begin + count]
 
@@ -583,70 +473,42 @@ def _make_batch(
     batch: PlannedBatch,
     replicas: int,
     shard: tuple[int, int],
-    resample: tuple[Resample | None, Resample | None] | None = None,
-    key: tuple[int, ...] = (),
+    resample: tuple[Resample | None, Resample | None] | None,
+    key: tuple[int, ...],
 ) -> Batch:
     """Makes one worker's rows of a planned batch; rows without a pair are all PAD_ID.
 
     Arguments as in `training_batches`; `key` is the seed and the indices that identify the batch.
     """
     (rows, source_length, target_length), pairs = batch
-    index, count = shard
-    own = math.ceil(rows / replicas) * replicas // count
-    # Rows that share a seed are sampled together, whichever worker keeps them.
-    first = index * own // _GROUP_ROWS * _GROUP_ROWS
-    last = math.ceil((index + 1) * own / _GROUP_ROWS) * _GROUP_ROWS
-    pairs = pairs[first:last]
-    source, labels = (
-        gather_rows(ids, offsets, pairs, (last - first, length))
-        for ids, offsets, length in (
-            (corpus.source_ids, corpus.source_offsets, source_length),
-            (corpus.target_ids, corpus.target_offsets, target_length),
-        )
-    )
-    ends = corpus.target_offsets[pairs + 1] - corpus.target_offsets[pairs]
-    labels[np.arange(len(pairs)), ends] = EOS_ID
-    for side, (matrix, sample) in enumerate(
-        zip((source, labels), resample or (None, None), strict=True)
-    ):
+    rows = math.ceil(rows / replicas) * replicas
+    source = gather_rows(corpus.source_ids, corpus.source_offsets, pairs, (rows, source_length))
+    labels = gather_rows(corpus.target_ids, corpus.target_offsets, pairs, (rows, target_length))
+    for side, sample in enumerate(resample or ()):
         if sample is not None:
-            _resample_rows(matrix[: len(pairs)], sample, first, (*key, side))
+            random = _random(_SEGMENTATION, *key, side)
+            _resample_rows((source, labels)[side][: len(pairs)], sample, random)
     target = np.full_like(labels, PAD_ID)
     target[: len(pairs), 0] = BOS_ID
     target[:, 1:] = np.where(labels[:, :-1] == EOS_ID, PAD_ID, labels[:, :-1])
-    inputs = {"source": source, "target": target}
-    kept = slice(index * own - first, (index + 1) * own - first)
-    return {name: rows[kept] for name, rows in inputs.items()}, labels[kept]
+    index, workers = shard
+    own = slice(index * rows // workers, (index + 1) * rows // workers)
+    return {"source": source[own], "target": target[own]}, labels[own]
 
 
-def _resample_rows(matrix: Ids, resample: Resample, first_row: int, key: tuple[int, ...]) -> None:
+def _resample_rows(matrix: Ids, resample: Resample, random: np.random.Generator) -> None:
     """Replaces sentences in place by sampled segmentations, except where one does not fit.
-
-    Each group of rows has its own seed, so workers that make different rows of a batch sample what
-    a single worker would sample for all.
 
     Args:
         matrix: [rows, length], sentences ended by EOS_ID and padded with PAD_ID.
         resample: samples segmentations from sentences without EOS_ID and a seed below 2**31.
-        first_row: index of the first row in its batch, a multiple of `_GROUP_ROWS`.
-        key: the seed and the indices that identify the batch and side among those with this seed.
+        random: gives the seed.
     """
-    lengths = (np.count_nonzero(matrix, axis=1) - 1).tolist()
-    for start in range(0, len(matrix), _GROUP_ROWS):
-        group = range(start, min(start + _GROUP_ROWS, len(matrix)))
-        state = np.random.SeedSequence([*key, (first_row + start) // _GROUP_ROWS]).generate_state(1)
-        sentences = [matrix[row, : lengths[row]].tolist() for row in group]
-        for row, ids in zip(group, resample(sentences, int(state[0]) >> 1), strict=True):
-            if len(ids) < matrix.shape[1]:
-                matrix[row] = PAD_ID
-                matrix[row, : len(ids)] = ids
-                matrix[row, len(ids)] = EOS_ID
-
-
-def _check_shard(replicas: int, shard: tuple[int, int]) -> None:
-    index, count = shard
-    if not 0 <= index < count or replicas < 1 or replicas % count:
-        raise InputError(
-            "shard must be the index of a worker, from 0, and the number of workers, which must "
-            f"divide the number of replicas; got {shard} and {replicas} replicas"
-        )
+    lengths = np.count_nonzero(matrix, axis=1) - 1
+    sentences = [row[:length].tolist() for row, length in zip(matrix, lengths, strict=True)]
+    sampled = resample(sentences, int(random.integers(1 << 31)))
+    for row, ids in zip(matrix, sampled, strict=True):
+        if len(ids) < len(row):
+            row[:] = PAD_ID
+            row[: len(ids)] = ids
+            row[len(ids)] = EOS_ID

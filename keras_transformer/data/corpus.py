@@ -6,7 +6,7 @@ memory. The token ids are in four flat arrays: with offsets they hold half a bil
 are sliced without a Python object for each sentence, and can be memory-mapped files (see
 `token_cache.py`).
 
-Shapes: N pairs of sentences from P corpora, W windows, R rungs of the ladder of lengths.
+Shapes: N pairs of sentences from P corpora.
 """
 
 import concurrent.futures
@@ -16,7 +16,7 @@ import multiprocessing
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,8 @@ from keras_transformer.errors import InputError
 from keras_transformer.files import PairFile, Path, file_identity, iterate_lines
 from keras_transformer.host import end_with_parent
 from keras_transformer.text import Vocabulary, learn_vocabulary
+
+Integers: TypeAlias = npt.NDArray[np.int64]
 
 # A sample of this size gives nearly the tokens that all sentences would, in about 1 GB.
 _MAX_SENTENCES = 1_000_000
@@ -175,32 +177,15 @@ class LengthFilter:
         )
 
 
-class LengthCounts(NamedTuple):
-    """How many pairs of a corpus have which lengths, rounded up to the rungs of a ladder.
-
-    Attributes:
-        ladder: int64 [R], ascending; the last rung is the longest sentence of either side.
-        pairs: int32 [W, P, R, R], pairs by window, corpus, source rung and target rung; see
-            `count_lengths` in `batches.py`.
-    """
-
-    ladder: npt.NDArray[np.int64]
-    pairs: npt.NDArray[np.int32]
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class TokenizedCorpus:
     """Pairs of token sequences: pair n has source_ids[source_offsets[n]:source_offsets[n + 1]].
 
     Attributes:
-        source_ids: int32, or uint16 in files; all source sentences concatenated, each ended by
-            EOS_ID.
-        source_offsets: int64 [N + 1], where each begins.
-        target_ids: int32, or uint16 in files; all target sentences concatenated, without BOS and
-            EOS, which batches add.
-        target_offsets: int64 [N + 1], where each begins.
+        source_ids, target_ids: int32, or uint16 in files; all sentences of a side concatenated,
+            each ended by EOS_ID.
+        source_offsets, target_offsets: int64 [N + 1], where each sentence begins.
         part_offsets: int64 [P + 1]: pairs part_offsets[p]:part_offsets[p + 1] are of corpus p.
-        length_counts: of the pairs, if they are stored with the ids.
         dropped: number of dropped pairs by reason.
 
     Example:
@@ -214,7 +199,6 @@ class TokenizedCorpus:
     target_ids: npt.NDArray[np.integer]
     target_offsets: npt.NDArray[np.int64]
     part_offsets: npt.NDArray[np.int64]
-    length_counts: LengthCounts | None = None
     dropped: dict[str, int] = dataclasses.field(default_factory=dict)
 
     @classmethod
@@ -247,19 +231,14 @@ class TokenizedCorpus:
         keep, dropped = length_filter(source_lengths, target_lengths)
         if not keep.any() and not may_be_empty:
             raise length_filter.nothing_left(dropped)
-        source_offsets = np.cumsum([0, *(source_lengths[keep] + 1)])
-        target_offsets = np.cumsum([0, *target_lengths[keep]])
-        ends = source_offsets[1:] - 1
-        source_ids = np.full(source_offsets[-1], EOS_ID, np.int32)
-        tokens = np.ones(len(source_ids), bool)
-        tokens[ends] = False
-        source_ids[tokens] = _flatten(itertools.compress(source, keep), len(tokens) - len(ends))
+        source_ids, source_offsets = _concatenate(itertools.compress(source, keep))
+        target_ids, target_offsets = _concatenate(itertools.compress(target, keep))
         return cls(
             source_ids=source_ids,
             source_offsets=source_offsets,
-            target_ids=_flatten(itertools.compress(target, keep), target_offsets[-1]),
+            target_ids=target_ids,
             target_offsets=target_offsets,
-            part_offsets=np.array([0, len(ends)]),
+            part_offsets=np.array([0, np.count_nonzero(keep)]),
             dropped=dropped,
         )
 
@@ -267,15 +246,10 @@ class TokenizedCorpus:
         """Returns the number of pairs, N."""
         return len(self.source_offsets) - 1
 
-    @property
-    def source_lengths(self) -> npt.NDArray[np.int64]:
-        """Source tokens of each pair, int64 [N], EOS included."""
-        return np.diff(self.source_offsets)
-
-    @property
-    def target_lengths(self) -> npt.NDArray[np.int64]:
-        """Target tokens of each pair, int64 [N], EOS included."""
-        return np.diff(self.target_offsets) + 1
+    def lengths(self, pairs: Any = slice(None)) -> tuple[Integers, Integers]:
+        """Returns the source and target tokens of some pairs, by default all, EOS included."""
+        source, target = self.source_offsets, self.target_offsets
+        return source[1:][pairs] - source[:-1][pairs], target[1:][pairs] - target[:-1][pairs]
 
 
 def pad_ids(ids: Sequence[Sequence[int]]) -> npt.NDArray[np.int32]:
@@ -313,6 +287,13 @@ def gather_rows(
 
 def _lengths(sentences: Sequence[Sequence[int]]) -> npt.NDArray[np.int64]:
     return np.fromiter(map(len, sentences), np.int64, len(sentences))
+
+
+def _concatenate(sentences: Iterable[Sequence[int]]) -> tuple[npt.NDArray[np.int32], Integers]:
+    """Returns the ids of sentences, each ended by EOS_ID, and where each begins."""
+    ended = [[*sentence, EOS_ID] for sentence in sentences]
+    offsets = np.cumsum([0, *map(len, ended)])
+    return _flatten(ended, offsets[-1]), offsets
 
 
 def _flatten(sentences: Iterable[Sequence[int]], count: int) -> npt.NDArray[np.int32]:

@@ -4,7 +4,7 @@ A cache folder belongs to one run, or is shared by several. In it:
 
     tokens-<hash>/        a corpus; the hash is of all inputs: text, vocabularies and filters
         manifest.json     inputs, type and length of each array, counts of dropped pairs
-        source_ids, source_offsets, target_ids, target_offsets, ladder, length_counts
+        source_ids, source_offsets, target_ids, target_offsets
                           the arrays of `TokenizedCorpus`, little-endian, memory-mapped to be read
     shards-<hash>/        while a large text is tokenized: finished shards
         0-000001.npz      shard 1 of corpus 0: the ids of 50,000 pairs
@@ -37,9 +37,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from keras_transformer.data.batches import count_lengths, count_windows
 from keras_transformer.data.corpus import (
-    LengthCounts,
     LengthFilter,
     PairSource,
     ParallelText,
@@ -53,7 +51,7 @@ from keras_transformer.text import Vocabulary
 TextShard = list[ParallelText]  # the text of a shard, in chunks
 Progress = Callable[[int], None]  # called with the number of pairs so far
 
-_FORMAT = 3
+_FORMAT = 4
 _TOKENS, _SHARDS = "tokens-", "shards-"
 _MANIFEST = "manifest.json"
 _VOCABULARIES = ("source.model", "target.model")
@@ -349,14 +347,7 @@ def open_corpus(path: pathlib.Path) -> TokenizedCorpus | None:
         manifest = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
         arrays = {name: _map(path / name, *array) for name, array in manifest["arrays"].items()}
         part_offsets = np.array(manifest["part_offsets"], np.int64)
-        ladder, counts = arrays.pop("ladder"), arrays.pop("length_counts")
-        shape = count_windows(part_offsets), len(part_offsets) - 1, len(ladder), len(ladder)
-        return TokenizedCorpus(
-            **arrays,
-            part_offsets=part_offsets,
-            length_counts=LengthCounts(ladder, counts.reshape(shape)),
-            dropped=manifest["dropped"],
-        )
+        return TokenizedCorpus(**arrays, part_offsets=part_offsets, dropped=manifest["dropped"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
@@ -403,16 +394,9 @@ def write_corpus(
             if part_offsets[-1] == part_offsets[-2]:
                 raise maker.length_filter.nothing_left(_sum_counts(dropped), str(source))
             all_dropped += dropped
-    arrays = {name: (types[name], lengths[name]) for name in types}
-    mapped: dict[str, Any] = {name: _map(folder / name, *arrays[name]) for name in arrays}
-    corpus = TokenizedCorpus(**mapped, part_offsets=np.array(part_offsets))
-    ladder, counts = count_lengths(corpus)
-    for name, values in (("ladder", ladder), ("length_counts", counts)):
-        (folder / name).write_bytes(values.astype(values.dtype.newbyteorder("<")).tobytes())
-        arrays[name] = values.dtype.newbyteorder("<").str, values.size
     manifest = {
         "inputs": inputs,
-        "arrays": arrays,
+        "arrays": {name: (types[name], lengths[name]) for name in types},
         "part_offsets": part_offsets,
         "dropped": _sum_counts(all_dropped),
     }

@@ -17,6 +17,8 @@ import tensorflow as tf
 from typing_extensions import Self
 
 from keras_transformer.data import (
+    MAX_COMPILED_SHAPES,
+    MAX_SHAPES,
     Batch,
     BatchPlan,
     ParallelText,
@@ -242,6 +244,11 @@ class Trainer:
             self.checkpoints.average(self.model, steps)
             self._on_chief(lambda: self.checkpoints.save_weights(self.model))
 
+    @property
+    def max_shapes(self) -> int:
+        """How many shapes batches may have: few where XLA compiles a program for each."""
+        return MAX_COMPILED_SHAPES if self.model.uses_xla else MAX_SHAPES
+
     def averaged_weights(self) -> contextlib.AbstractContextManager[Any]:
         """Returns a context in which the model has the moving averages, if the run keeps any."""
         return self.weight_average.applied() if self.weight_average else contextlib.nullcontext()
@@ -376,6 +383,7 @@ class Trainer:
             corpus,
             batch_tokens=self.training.batch_tokens,
             batch_sentences=self.training.batch_sentences,
+            max_shapes=self.max_shapes,
             seed=self.training.seed,
             first_step=self.step,
             mix_weights=data.weights,
@@ -412,10 +420,11 @@ class Validation:
         corpus = tokenize(learned, vocabularies, trainer.configs.corpora.max_length)
         # As large as a part of a training batch, which is known to fit in memory, but with room
         # for the longest sentence.
-        longest = int(max(corpus.source_lengths.max(), corpus.target_lengths.max()))
+        longest = max(int(lengths.max()) for lengths in corpus.lengths())
         size = max(training.batch_tokens // training.accumulation_steps, longest)
-        self.num_batches = BatchPlan(corpus, batch_tokens=size).batches_per_epoch
-        self.batches = distributed(trainer.strategy, evaluation_batches, corpus, batch_tokens=size)
+        bounds: Any = {"batch_tokens": size, "max_shapes": trainer.max_shapes}
+        self.num_batches = BatchPlan(corpus, **bounds).batches_per_epoch
+        self.batches = distributed(trainer.strategy, evaluation_batches, corpus, **bounds)
         self._model.make_test_function()
 
     def __call__(self) -> dict[str, float]:
@@ -559,16 +568,3 @@ def distributed(
     # A strategy is to cut up the batches and not the files that they come from.
     policy.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     return strategy.experimental_distribute_dataset(dataset.with_options(policy))
-
-
-def num_shapes(run: RunDirectory, corpus: TokenizedCorpus) -> int:
-    """Returns how many shapes the batches have; XLA compiles a program for each."""
-    configs = run.configs()
-    data, training = configs.corpora, configs.training
-    plan = BatchPlan(
-        corpus,
-        batch_tokens=training.batch_tokens,
-        batch_sentences=training.batch_sentences,
-        mix_weights=data.weights,
-    )
-    return len(plan.shapes)

@@ -5,7 +5,6 @@ padding, and "multi30k:2048" is the corpus in batches of at most 2,048 tokens a 
 """
 
 import collections
-import dataclasses
 import functools
 import importlib.util
 import itertools
@@ -27,8 +26,14 @@ import numpy.typing as npt
 from benchmarks.engines import Channel, Engine, Row, Target, Verdict, take_turns
 from keras_transformer.commands import common
 from keras_transformer.config import EOS_ID, PAD_ID, ModelConfig, TrainingConfig
-from keras_transformer.data import Batch, BatchPlan, TokenizedCorpus, training_batches
-from keras_transformer.data.batches import count_lengths
+from keras_transformer.data import (
+    MAX_COMPILED_SHAPES,
+    MAX_SHAPES,
+    Batch,
+    BatchPlan,
+    TokenizedCorpus,
+    training_batches,
+)
 from keras_transformer.errors import InputError
 
 # The file that an engine runs and its environment. OpenMP's threads spin while they wait, which is
@@ -319,21 +324,20 @@ def measure_plan(folder: pathlib.Path, pairs: int, whole_epoch: bool) -> Iterato
         target_offsets=target,
         part_offsets=np.array([0, pairs]),
     )
-    counts, row = _timed("length counts (once, with the tokens)", count_lengths, corpus)
-    yield row | {"result": f"{np.count_nonzero(counts.pairs.sum((0, 1))):,} cells"}
-    corpus = dataclasses.replace(corpus, length_counts=counts)
 
-    def begin() -> BatchPlan:
-        plan = BatchPlan(corpus, batch_tokens=_BATCH_TOKENS)
+    def begin(max_shapes: int) -> BatchPlan:
+        plan = BatchPlan(corpus, batch_tokens=_BATCH_TOKENS, max_shapes=max_shapes)
         next(plan.epoch(seed=_SEED))
         return plan
 
-    plan, row = _timed("shapes, plan, first batch", begin)
-    batches = plan.batches_per_epoch
-    yield row | {
-        "result": f"{len(counts.pairs)} windows, {len(plan.shapes)} shapes, {batches:,} batches, "
-        f"{plan.real_share:.1%} real tokens"
-    }
+    for max_shapes in (MAX_COMPILED_SHAPES, MAX_SHAPES):
+        action = f"plan in at most {max_shapes} shapes, first batch"
+        plan, row = _timed(action, begin, max_shapes)
+        batches = plan.batches_per_epoch
+        yield row | {
+            "result": f"{len(plan.shapes)} shapes, {batches:,} batches, "
+            f"{plan.real_share:.1%} real tokens"
+        }
     place = int(_PLACE * batches)
     _, row = _timed(
         "place in a later epoch", lambda: next(plan.epoch(2, seed=_SEED, first_batch=place))

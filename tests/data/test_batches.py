@@ -10,13 +10,14 @@ import pytest
 from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID
 from keras_transformer.data import batches as module
 from keras_transformer.data.batches import (
+    MAX_COMPILED_SHAPES,
+    MAX_SHAPES,
     BatchPlan,
     BatchShape,
-    count_lengths,
     count_windows,
     draw_pairs,
     evaluation_batches,
-    pieces_of,
+    pairs_of_window,
     to_dataset,
     training_batches,
 )
@@ -28,7 +29,7 @@ DATA = pathlib.Path(__file__).parent / "text"
 
 def corpus_of(source, target, parts=()):
     """A corpus of the given lengths, EOS included, with made-up ids."""
-    source, target = (np.cumsum([0, *side]) for side in (source, np.subtract(target, 1)))
+    source, target = (np.cumsum([0, *side]) for side in (source, target))
     return TokenizedCorpus(
         source_ids=np.full(source[-1], 5, np.uint16),
         source_offsets=source,
@@ -62,8 +63,27 @@ def test_two_lengths_get_two_exact_shapes():
     lengths = np.array([4] * 16 + [8] * 8)
     plan = BatchPlan(corpus_of(lengths, lengths), batch_tokens=64)
     assert plan.shapes == (BatchShape(16, 4, 4), BatchShape(8, 8, 8))
-    assert [batch.pairs.tolist() for batch in plan.epoch()] == [[*range(16)], [*range(16, 24)]]
+    found = {batch.shape.rows: sorted(batch.pairs.tolist()) for batch in plan.epoch()}
+    assert found == {16: [*range(16)], 8: [*range(16, 24)]}
     assert plan.real_share == 1.0
+
+
+def test_buckets_are_cut_where_the_least_is_padded():
+    """The order is (2, 2), (9, 3), (9, 9), (3, 9): 32 pairs of the first and 8 of each other."""
+    source, target = (np.repeat(side, [32, 8, 8, 8]) for side in ([2, 9, 9, 3], [2, 3, 9, 9]))
+    corpus = corpus_of(source, target)
+    tokens = int(source.sum() + target.sum())
+    shapes = {
+        1: [(8, 9, 9)],
+        2: [(32, 2, 2), (8, 9, 9)],
+        3: [(32, 2, 2), (8, 9, 3), (8, 9, 9)],  # or (8, 3, 9) instead of (8, 9, 3)
+        4: [(32, 2, 2), (8, 9, 3), (8, 9, 9), (8, 3, 9)],
+    }
+    entries = {1: 7 * 8 * 18, 2: 32 * 4 + 24 * 18, 3: 32 * 4 + 8 * 12 + 16 * 18, 4: tokens}
+    for max_shapes, expected in shapes.items():
+        plan = BatchPlan(corpus, batch_tokens=72, max_shapes=max_shapes)
+        assert list(plan.shapes) == expected
+        assert plan.real_share == tokens / entries[max_shapes]
 
 
 @pytest.mark.parametrize("limits", [{}, {"batch_sentences": 20}])
@@ -80,7 +100,7 @@ def test_batches_counted_in_sentences_are_full():
     plan = BatchPlan(corpus_of(*lengths), batch_tokens=10**6, batch_sentences=32)
     sizes = [len(batch.pairs) for batch in plan.epoch(seed=1)]
     assert max(sizes) == 32
-    assert np.mean(sizes) > 31
+    assert np.mean(sizes) > 30.5
     batches = training_batches(
         corpus_of(*lengths), batch_tokens=10**6, batch_sentences=32, epochs=1
     )
@@ -110,6 +130,12 @@ def test_single_pair_makes_a_batch():
     assert plan.batches_per_epoch == 1
 
 
+def test_few_long_sentences_share_a_shape_with_shorter_ones():
+    lengths = np.array([10] * 99 + [50])
+    plan = BatchPlan(corpus_of(lengths, lengths), batch_tokens=200)
+    assert min(len(batch.pairs) for batch in plan.epoch()) > 1
+
+
 def test_long_sentences_get_exact_length_bound():
     plan = BatchPlan(corpus_of([251, 3], [9, 4]), batch_tokens=251)
     assert max(shape.source_length for shape in plan.shapes) == 251
@@ -121,29 +147,27 @@ def test_memory_grows_with_rows_logits_and_attention():
     assert BatchShape(16, 9, 9).memory == 2 * BatchShape(8, 9, 9).memory
 
 
-def test_number_of_shapes_is_limited_and_no_more_than_needed(monkeypatch):
-    corpus = corpus_of(*log_normal_lengths())
-    plan = BatchPlan(corpus, batch_tokens=2048)
-    assert plan.real_share >= 0.92
-    assert len(plan.shapes) <= 96
-    monkeypatch.setattr(module, "_ENOUGH_SHARE", 0.8)
-    few = BatchPlan(corpus, batch_tokens=2048)
-    assert 0.8 <= few.real_share < 0.88
-    assert len(few.shapes) < len(plan.shapes)
-    monkeypatch.setattr(module, "_MAX_SHAPES", 5)
-    assert len(BatchPlan(corpus, batch_tokens=2048).shapes) <= 5
-
-
 @pytest.mark.parametrize("batch_tokens", [2048, 8192, 25_000])
 @pytest.mark.parametrize("corpus", ["multi30k_bpe", "tatoeba_ende", "canlaws_enfr"])
 def test_real_corpora_waste_little_on_padding(corpus, batch_tokens):
     with np.load(DATA / "sentence_lengths.npz") as lengths:
         source, target, count = lengths[corpus].astype(np.int64)
-    plan = BatchPlan(
-        corpus_of(source.repeat(count), target.repeat(count)), batch_tokens=batch_tokens
-    )
-    assert plan.real_share >= 0.92
-    assert len(plan.shapes) <= 96
+    pairs = corpus_of(source.repeat(count), target.repeat(count))
+    fine = BatchPlan(pairs, batch_tokens=batch_tokens)
+    few = BatchPlan(pairs, batch_tokens=batch_tokens, max_shapes=MAX_COMPILED_SHAPES)
+    assert fine.real_share >= 0.92
+    assert len(fine.shapes) <= MAX_SHAPES
+    # The law texts have sentences of 2 to 256 tokens, for which 8 shapes are few.
+    assert few.real_share >= (0.75 if corpus == "canlaws_enfr" else 0.85)
+    assert len(few.shapes) <= MAX_COMPILED_SHAPES == 8
+    assert few.batches_per_epoch < 1.3 * fine.batches_per_epoch
+
+
+def test_no_more_shapes_than_needed():
+    lengths = np.arange(2, 42).repeat(500)
+    shapes = BatchPlan(corpus_of(lengths, lengths), batch_tokens=512).shapes
+    assert 0.93 <= BatchPlan(corpus_of(lengths, lengths), batch_tokens=512).real_share < 0.95
+    assert len(shapes) < 15
 
 
 def test_sentence_longer_than_batch_tokens_is_rejected():
@@ -170,8 +194,8 @@ def plan(request, monkeypatch):
 
 def test_every_pair_occurs_once_and_fits_its_batch(plan):
     source, target = correlated_lengths(sum(SIZES))
-    assert plan.real_share > 0.9
-    for seed in (None, 0, 1):
+    assert plan.real_share > (0.9 if len(plan._batches) == 1 else 0.85)  # windows are tiny here
+    for seed in (0, 1):
         planned = list(plan.epoch(2, seed=seed))
         assert len(planned) == plan.batches_per_epoch
         assert {shape for shape, _ in planned} == set(plan.shapes)
@@ -206,19 +230,20 @@ def test_largest_shape_comes_first_and_shapes_are_mixed(plan):
         assert abs(cells[:half].mean() - cells[half:].mean()) < 0.2 * cells.mean()
 
 
-def test_without_seed_order_is_fixed(plan):
-    assert order(plan.epoch()).tolist() == order(plan.epoch(3)).tolist()
-
-
 @pytest.mark.parametrize("place", [0, 1, 300, -1])
 def test_place_is_found_by_planning_one_window(plan, monkeypatch, place):
     whole = list(plan.epoch(3, seed=1))
     place %= len(whole)
-    looked_at, look = [], module._lengths
-    monkeypatch.setattr(module, "_lengths", lambda *args: looked_at.append(args) or look(*args))
+    looked_at = []
+
+    def look(*window_and_part):
+        looked_at.append(window_and_part[0])
+        return pairs_of_window(*window_and_part)
+
+    monkeypatch.setattr(module, "pairs_of_window", look)
     first = next(plan.epoch(3, seed=1, first_batch=place))
     assert first.pairs.tolist() == whole[place].pairs.tolist()
-    assert len(looked_at) == 2 * 16  # the pieces of one window
+    assert len(looked_at) == 2 and looked_at[0] == looked_at[1]  # both corpora of one window
     rest = order(plan.epoch(3, seed=1, first_batch=place)).tolist()
     assert rest == order(whole[place:]).tolist()
 
@@ -234,31 +259,21 @@ def test_windows_partition_each_corpus_and_spread_over_it(monkeypatch):
     monkeypatch.setattr(module, "WINDOW_PAIRS", 2048)
     offsets = np.cumsum([0, *SIZES])
     for part, size in enumerate(SIZES):
-        found = [pieces_of(window, part, offsets) for window in range(5)]
-        pairs = [sum(piece.stop - piece.start for piece in pieces) for pieces in found]
-        assert max(pairs) - min(pairs) <= 16
-        everything = np.concatenate([np.r_[tuple(pieces)] for pieces in found])
+        windows = [pairs_of_window(window, part, offsets) for window in range(5)]
+        assert max(map(len, windows)) - min(map(len, windows)) <= 16
+        everything = np.concatenate(windows)
         assert sorted(everything.tolist()) == list(range(offsets[part], offsets[part] + size))
-        assert np.diff([piece.start for piece in found[3]]).max() < 1.1 * size / 16
+        assert np.diff(windows[3]).max() < 1.1 * size / 16
 
 
-def test_length_counts_hold_every_pair():
-    source, target = correlated_lengths(sum(SIZES))
-    ladder, counts = count_lengths(corpus_of(source, target, SIZES))
-    assert counts.shape == (1, 2, len(ladder), len(ladder))
-    assert counts.sum((0, 2, 3)).tolist() == list(SIZES)
-    rungs = np.searchsorted(ladder, source[:7000]), np.searchsorted(ladder, target[:7000])
-    expected = np.zeros(counts.shape[2:], int)
-    np.add.at(expected, rungs, 1)
-    np.testing.assert_array_equal(counts[0, 0], expected)
-
-
-def test_ladder_is_fine_and_ends_at_the_longest():
-    ladder = module._ladder(1000)
-    assert ladder[:32].tolist() == list(range(1, 33))
-    assert ladder[-1] == 1000
-    assert (np.diff(ladder)[31:] <= ladder[31:-1] / 16).all()
-    assert len(ladder) < 120
+def test_ladder_has_steps_of_a_sixteenth():
+    rungs = module._rungs_of(np.arange(1, 1001))
+    assert rungs[:32].tolist() == list(range(32))
+    ends = 1 + np.flatnonzero(np.diff(rungs, append=rungs[-1] + 1))  # the longest of each rung
+    assert (np.diff(rungs) <= 1).all()
+    assert (np.diff(ends)[31:] <= ends[31:-1] / 16).all()
+    assert len(ends) < 120
+    assert module._cells_of(*np.full((2, 1), 10_000_000))[0] < module._MAX_CELLS
 
 
 def test_planning_work_does_not_grow_with_pairs(count_lines):
@@ -348,9 +363,11 @@ def as_lists(batches):
 def test_batch_worked_by_hand():
     corpus = TokenizedCorpus.from_ids([[5, 6], [7]], [[8], [9, 10]])
     ((inputs, labels),) = evaluation_batches(corpus, batch_tokens=6)
-    assert inputs["source"].tolist() == [[5, 6, EOS_ID], [7, EOS_ID, PAD_ID]]
-    assert inputs["target"].tolist() == [[BOS_ID, 8, PAD_ID], [BOS_ID, 9, 10]]
-    assert labels.tolist() == [[8, EOS_ID, PAD_ID], [9, 10, EOS_ID]]
+    rows = zip(*(ids.tolist() for ids in (inputs["source"], inputs["target"], labels)), strict=True)
+    assert sorted(rows) == [
+        ([5, 6, EOS_ID], [BOS_ID, 8, PAD_ID], [8, EOS_ID, PAD_ID]),
+        ([7, EOS_ID, PAD_ID], [BOS_ID, 9, 10], [9, 10, EOS_ID]),
+    ]
     assert {array.dtype for array in (*inputs.values(), labels)} == {np.dtype(np.int32)}
 
 
@@ -512,7 +529,7 @@ def test_training_is_endless_and_evaluation_keeps_one_order():
     first, second = (as_lists(evaluation_batches(corpus, batch_tokens=128)) for _ in range(2))
     assert first == second
     real = sum(np.count_nonzero(labels) for _, _, labels in first)
-    assert real == corpus.target_lengths.sum()
+    assert real == corpus.lengths()[1].sum()
 
 
 @pytest.mark.parametrize(

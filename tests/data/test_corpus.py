@@ -122,15 +122,15 @@ def test_error_for_empty_corpus_gives_reasons(limits, message):
     assert str(LengthFilter(**limits).nothing_left(dropped, "x.tsv")) == message
 
 
-def test_sources_get_eos_and_targets_do_not():
+def test_both_sides_end_in_eos():
     corpus = TokenizedCorpus.from_ids([[5, 6], [7]], [[8], [9, 10, 11]])
     assert corpus.source_ids.tolist() == [5, 6, EOS_ID, 7, EOS_ID]
     assert corpus.source_offsets.tolist() == [0, 3, 5]
-    assert corpus.target_ids.tolist() == [8, 9, 10, 11]
-    assert corpus.target_offsets.tolist() == [0, 1, 4]
+    assert corpus.target_ids.tolist() == [8, EOS_ID, 9, 10, 11, EOS_ID]
+    assert corpus.target_offsets.tolist() == [0, 2, 6]
     assert corpus.source_ids.dtype == corpus.target_ids.dtype == np.int32
-    assert corpus.source_lengths.tolist() == [3, 2]  # with EOS on both sides
-    assert corpus.target_lengths.tolist() == [2, 4]
+    assert [side.tolist() for side in corpus.lengths()] == [[3, 2], [2, 4]]
+    assert [side.tolist() for side in corpus.lengths(np.array([1, 0]))] == [[2, 3], [4, 2]]
     assert corpus.part_offsets.tolist() == [0, 2]
     assert len(corpus) == 2
 
@@ -141,7 +141,7 @@ def test_empty_and_long_pairs_are_dropped_and_counted():
     )
     assert corpus.dropped == {"empty": 3, "too long": 1, "length ratio": 0}
     assert corpus.source_ids.tolist() == [5, EOS_ID, 6, 6, EOS_ID]
-    assert corpus.target_ids.tolist() == [5, 6, 6]
+    assert corpus.target_ids.tolist() == [5, EOS_ID, 6, 6, EOS_ID]
 
 
 def test_pairs_of_very_different_length_are_dropped_on_request():

@@ -251,7 +251,7 @@ def test_each_side_is_encoded_with_its_vocabulary(two_lines, tmp_path):
     source, target = (model.encode(side) for model, side in zip(models, TEXT, strict=True))
     for corpus in (tokenize(TEXT, models), training_corpus(two_lines, models, tmp_path / "tokens")):
         assert corpus.source_ids.tolist() == [*source[0], 3, *source[1], 3]
-        assert corpus.target_ids.tolist() == [*target[0], *target[1]]
+        assert corpus.target_ids.tolist() == [*target[0], 3, *target[1], 3]
 
 
 def test_training_corpus_applies_both_length_limits(two_lines, tmp_path):

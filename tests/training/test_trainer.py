@@ -20,6 +20,7 @@ import tensorflow as tf
 import tiny_run
 from tiny_run import assert_same_checkpoint, contents
 
+from keras_transformer.data import MAX_COMPILED_SHAPES, MAX_SHAPES, BatchPlan
 from keras_transformer.errors import InputError
 from keras_transformer.models import Transformer, build_model
 from keras_transformer.tasks import Metric, TranslationTask
@@ -39,7 +40,6 @@ from keras_transformer.training.trainer import (
     Trainer,
     WeightAverage,
     is_finished,
-    num_shapes,
     report_out_of_memory,
 )
 
@@ -652,6 +652,7 @@ def test_workers_that_resume_differently_stop(tmp_path, monkeypatch, can_read):
 
 RESUME = """
 import sys
+from keras_transformer.data import MAX_COMPILED_SHAPES, MAX_SHAPES, BatchPlan
 from keras_transformer.errors import InputError
 from keras_transformer.training import RunDirectory, make_strategy
 from keras_transformer.training.trainer import Trainer
@@ -781,7 +782,7 @@ import sys
 sys.path.insert(0, sys.argv[1])
 import tiny_run
 from keras_transformer.training import RunDirectory, train
-train(RunDirectory(sys.argv[2]), tiny_run.corpus(), jit_compile=True)
+train(RunDirectory(sys.argv[2]), tiny_run.corpus(300, longest=40), jit_compile=True)
 """
 TRAIN_ON_TWO_DEVICES = """
 import pathlib
@@ -801,9 +802,15 @@ train(run, tiny_run.corpus(), tiny_run.text(16, seed=1), strategy=strategy, show
 
 
 @pytest.mark.slow
-def test_xla_compiles_each_shape_once_and_agrees(tmp_path, run_python):
-    plain, compiled = (tiny_run.create(tmp_path / name, dropout=0.0) for name in ("plain", "xla"))
-    train(plain, tiny_run.corpus(), jit_compile=False, show=False)
+def test_xla_compiles_each_of_few_shapes_once_and_agrees(tmp_path, run_python):
+    corpus = tiny_run.corpus(300, longest=40)
+    fine, few = (
+        BatchPlan(corpus, batch_tokens=256, max_shapes=number)
+        for number in (MAX_SHAPES, MAX_COMPILED_SHAPES)
+    )
+    assert len(fine.shapes) > 8 >= len(few.shapes) > 5
+    options = dict(dropout=0.0, batch_tokens=256, train_steps=few.batches_per_epoch)
+    compiled = tiny_run.create(tmp_path / "xla", **options)
     dump = tmp_path / "dump"
     flags = f"--xla_dump_to={dump} --xla_dump_hlo_as_text"
     run_python("-c", TRAIN_WITH_XLA, FOLDER, compiled.path, XLA_FLAGS=flags)
@@ -812,8 +819,12 @@ def test_xla_compiles_each_shape_once_and_agrees(tmp_path, run_python):
         for path in dump.iterdir()
         if re.search(r"forward_and_backward.*before_optimizations\.txt$", path.name)
     ]
-    assert len(programs) == num_shapes(compiled, tiny_run.corpus()) > 1
-    expected, found = (run.load_model("step-12").get_weights() for run in (plain, compiled))
+    assert len(programs) == len(few.shapes)
+    plain = tiny_run.create(tmp_path / "plain", **options)
+    with pytest.MonkeyPatch.context() as patch:  # the same batches without XLA
+        patch.setattr(trainer, "MAX_SHAPES", MAX_COMPILED_SHAPES)
+        train(plain, corpus, jit_compile=False, show=False)
+    expected, found = (run.load_model().get_weights() for run in (plain, compiled))
     for one, other in zip(expected, found, strict=True):
         np.testing.assert_allclose(other, one, atol=1e-4)
 

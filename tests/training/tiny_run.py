@@ -26,10 +26,11 @@ LETTERS = "abcdef"
 DATA = DataConfig(train_source="forwards.txt", train_target="backwards.txt")
 
 
-def text(count: int, seed: int) -> ParallelText:
+def text(count: int, seed: int, longest: int = 5) -> ParallelText:
     """Gives strings of 2 to 5 letters, and the same read backwards."""
     generator = random.Random(seed)
-    words = ["".join(generator.choices(LETTERS, k=generator.randint(2, 5))) for _ in range(count)]
+    lengths = [generator.randint(2, longest) for _ in range(count)]
+    words = ["".join(generator.choices(LETTERS, k=length)) for length in lengths]
     return ParallelText(words, [word[::-1] for word in words])
 
 
@@ -37,9 +38,9 @@ def make_vocabulary(letters: str = LETTERS) -> Vocabulary:
     return learn_vocabulary([letters], size=100, kind="char")
 
 
-def corpus(count: int = 48, seed: int = 0) -> TokenizedCorpus:
+def corpus(count: int = 48, seed: int = 0, longest: int = 5) -> TokenizedCorpus:
     vocabulary = make_vocabulary()
-    return tokenize(text(count, seed), (vocabulary, vocabulary))
+    return tokenize(text(count, seed, longest), (vocabulary, vocabulary))
 
 
 def model_config(**changes: Any) -> TransformerConfig:
