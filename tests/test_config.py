@@ -132,6 +132,7 @@ def test_replace_checks_values():
 
 
 def test_fields_are_found_by_what_they_declare():
+    assert SearchConfig.fields_with(method="sampling") == ("temperature", "top_k", "top_p", "seed")
     assert DataConfig.fields_with(is_path=True, of_vocabulary=True) == (
         "vocabulary",
         "target_vocabulary",
@@ -197,7 +198,7 @@ def test_values_outside_the_declared_range_are_rejected(values, message):
         Ranges(**values)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in SMALLEST if kind is not SearchConfig])
+@pytest.mark.parametrize("kind", SMALLEST)
 def test_every_number_declares_a_range(kind):
     free = {"halting_bias"}  # any number
     for field in dataclasses.fields(kind):
@@ -381,22 +382,12 @@ def test_corpora_are_counted_and_weighted_in_order():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"length_penalty": "0.6"}, "length_penalty must be a finite number, got '0.6'"),
         ({"num_translations": 5}, "num_translations 5 is larger than beam_size 4"),
-        ({"method": "sampling", "temperature": 1e-46}, "temperature must be at least 1e-06"),
         ({"temperature": 0.5}, "temperature cannot be combined with method beam"),
-        ({"seed": 1}, "seed cannot be combined with method beam"),
-        ({"seed": 1 << 31}, "seed must fit into 32 bits, got 2147483648"),
-        ({"seed": -1, "method": "sampling"}, "seed must be at least 0, got -1"),
-        ({"max_extra_length": 100_001}, "max_extra_length must be at most 100000, got 100001"),
-        ({"max_source_length": 1 << 30}, "max_source_length must be at most 100000"),
-        ({"banned_phrases": ["a"] * 257}, "banned_phrases takes at most 256 phrases, got 257"),
-        ({"beam_size": 5000}, "beam_size must be at most 1000, got 5000; translations do not"),
-        ({"early_stop": "never"}, "early_stop must be one of exact, first, got 'never'"),
-        (
-            {"early_stop": "first", "method": "sampling"},
-            "early_stop cannot be combined with method samp",
-        ),
+        ({"method": "sampling", "early_stop": "first"}, "early_stop cannot be combined with meth"),
+        ({"min_length": 9, "max_length": 8}, "min_length 9 is larger than max_length 8"),
+        ({"banned_phrases": ["a", " "]}, r"banned_phrases must not be blank, got \('a', ' '\)"),
+        ({"banned_phrases": ["a"] * 257}, "the number of banned_phrases must be at most 256, got"),
     ],
 )
 def test_search_config_errors(changes, message):

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 from absl import flags
 
 from keras_transformer.commands import common, line_io
-from keras_transformer.config import FIXED_OPTIONS, SearchConfig, check_options
-from keras_transformer.config.search import SAMPLING_OPTIONS
+from keras_transformer.config import SearchConfig, check_options
 from keras_transformer.errors import InputError
 from keras_transformer.files import iterate_lines
 
@@ -75,7 +74,7 @@ _OF_CONNECTION = (
 )  # fmt: skip
 
 # What may differ from sentence to sentence with an exported model.
-_OPTIONS = [name for name in SearchConfig.__dataclass_fields__ if name not in FIXED_OPTIONS]
+_OPTIONS = SearchConfig.fields_with(per_sentence=True)
 common.define_flags(SearchConfig, _OPTIONS)
 for _name in _OPTIONS:
     _flag = flags.FLAGS[_name]
@@ -124,7 +123,9 @@ def main(arguments: list[str]) -> None:
 def _identity(client: "Client", search: dict[str, Any]) -> dict[str, Any]:
     """Returns what the output depends on beside the input: flags, and versions of the model."""
     same_output = [*_OF_CONNECTION, "output", "restart"]
-    if not search.keys() & set(SAMPLING_OPTIONS):  # samples may depend on the batch
+    if search.keys().isdisjoint(
+        SearchConfig.fields_with(method="sampling")
+    ):  # samples may depend on the batch
         same_output.append("batch_size")
     identity = common.flag_values(__name__, without=same_output)
     if _VERSION.value is None:

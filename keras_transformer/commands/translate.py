@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from absl import flags
 
 from keras_transformer.commands import common, line_io
-from keras_transformer.config import FIXED_OPTIONS, SearchConfig, check_options
+from keras_transformer.config import SearchConfig, check_options
 from keras_transformer.errors import InputError
 from keras_transformer.files import file_identity
 from keras_transformer.serving.model_folder import check_version, read_model_card
@@ -133,7 +133,7 @@ def _task_of(card: Mapping[str, Any]) -> Task:
 
 def _check_options(given: dict[str, Any], card: Mapping[str, Any]) -> None:
     """Checks search flags by an export's model card."""
-    if fixed := sorted(given.keys() & FIXED_OPTIONS):
+    if fixed := sorted(given.keys() - {*SearchConfig.fields_with(per_sentence=True)}):
         raise InputError(
             f"--{fixed[0]} was fixed when {_SAVED_MODEL.value} was exported; remove it, or "
             "translate with --run_dir"

@@ -26,8 +26,6 @@ from keras_transformer.config.model import (
 )
 from keras_transformer.config.options import JsonConfig, option
 from keras_transformer.config.search import (
-    FIXED_OPTIONS,
-    SAMPLING_OPTIONS,
     SearchConfig,
     check_options,
 )
@@ -38,10 +36,8 @@ __all__ = [
     "DEFAULT_VOCABULARY_SIZE",
     "EOS_ID",
     "EXTEND",
-    "FIXED_OPTIONS",
     "NUM_RESERVED",
     "PAD_ID",
-    "SAMPLING_OPTIONS",
     "TRAINING_PRESETS",
     "UNK_ID",
     "WORD_START",

@@ -124,15 +124,6 @@ class JsonConfig:
         """Returns a copy with some fields changed, checked like any other."""
         return type(self).from_dict(self.to_dict() | changes)
 
-    # TODO: config/search.py still calls these two.
-    def _check_types(self) -> None:
-        JsonConfig.__post_init__(self)
-
-    def _check_at_least(self, minimum: float, *names: str) -> None:
-        for name in names:
-            if getattr(self, name) < minimum:
-                raise InputError(f"{name} must be at least {minimum}, got {getattr(self, name)}")
-
 
 _BOUNDS = {
     "minimum": ("at least", operator.ge),

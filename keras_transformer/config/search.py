@@ -9,25 +9,13 @@ from keras_transformer.errors import InputError
 
 MOST_PHRASES = 256  # of a sentence, so that no request can exhaust the memory
 
-SAMPLING_OPTIONS = ("temperature", "top_k", "top_p", "seed")
-
-# Fixed when a model is exported; requests may set the other options for each sentence.
-FIXED_OPTIONS = (
-    "method", "length_penalty_form", "forbid_unknown", "beam_size", "early_stop",
-    "num_translations", "max_source_length",
-)  # fmt: skip
-
 # Tokens of a sentence or a translation: far beyond use, and their sums fit into 32 bits.
 _MAX_TOKENS = 100_000
+_MAX_INT = (1 << 31) - 1  # of 32 bits
 _MINIMUM_DIVISOR = 1e-6  # keeps logits finite in float32
 # The largest that Koehn and Knowles 2017 (3.6) measured; BLEU falls beyond a few dozen hypotheses,
 # and time and memory grow with the square.
 _MAX_BEAM_SIZE = 1_000
-
-
-def unused_options(method: str) -> tuple[str, ...]:
-    """Returns the options that a search method does not read."""
-    return ("early_stop",) if method == "sampling" else SAMPLING_OPTIONS
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,18 +26,24 @@ class SearchConfig(JsonConfig):
         "beam", "Beam search, or sampling from the distribution of the model."
     )
     beam_size: int = option(
-        4, "Hypotheses per sentence; 1 is greedy search, at most 1,000. Sampling ignores it."
+        4,
+        "Hypotheses per sentence; 1 is greedy search, at most 1,000. Sampling ignores it.",
+        minimum=1,
+        maximum=_MAX_BEAM_SIZE,
     )
     early_stop: Literal["exact", "first"] = option(
         "exact",
         'When a sentence is done. "exact": when no open hypothesis can win any more. "first": '
         "when beam_size hypotheses have finished, as in fairseq and CTranslate2; faster, and may "
         "miss longer translations.",
+        method="beam",
     )
     length_penalty: float = option(
         0.6,
         "alpha of ((5 + length) / 6) ** alpha, which divides log-probabilities (Wu et al. 2016, "
         "eq. 14); the length counts EOS.",
+        minimum=0,
+        per_sentence=True,
     )
     length_penalty_form: Literal["gnmt", "power"] = option(
         "gnmt",
@@ -60,76 +54,114 @@ class SearchConfig(JsonConfig):
         0.0,
         "beta of the coverage penalty (Wu et al. 2016, eq. 14) for source tokens without "
         "attention; 0 turns it off.",
+        minimum=0,
+        per_sentence=True,
+        neutral=0,
     )
     num_translations: int = option(
-        1, "Translations returned per sentence, best first; at most beam_size in beam search."
+        1,
+        "Translations returned per sentence, best first; at most beam_size in beam search.",
+        minimum=1,
+        maximum=_MAX_INT,
     )
-    temperature: float = option(1.0, "Divides the logits before sampling.")
-    top_k: int = option(0, "Sample from the k most probable tokens; 0 means all.")
+    temperature: float = option(
+        1.0,
+        "Divides the logits before sampling.",
+        minimum=_MINIMUM_DIVISOR,
+        per_sentence=True,
+        method="sampling",
+    )
+    top_k: int = option(
+        0,
+        "Sample from the k most probable tokens; 0 means all.",
+        minimum=0,
+        maximum=_MAX_INT,
+        per_sentence=True,
+        method="sampling",
+    )
     top_p: float = option(
-        1.0, "Sample from the fewest tokens whose probabilities sum to at least this; 1 means all."
+        1.0,
+        "Sample from the fewest tokens whose probabilities sum to at least this; 1 means all.",
+        minimum=_MINIMUM_DIVISOR,
+        maximum=1,
+        per_sentence=True,
+        method="sampling",
     )
     seed: int = option(
         0,
         "Seed for sampling, at least 0. A sentence gets the same samples in any batch, up to "
         "rounding (about one in a thousand differs).",
+        minimum=0,
+        maximum=_MAX_INT,
+        per_sentence=True,
+        method="sampling",
     )
     forbid_unknown: bool = option(False, "Never generate the unknown token, as in Marian.")
     max_extra_length: int = option(
-        50, "A translation has at most this many tokens more than its source."
+        50,
+        "A translation has at most this many tokens more than its source.",
+        minimum=0,
+        maximum=_MAX_TOKENS,
+        per_sentence=True,
     )
     max_length: int = option(
-        0, "A translation has at most this many tokens; 0 means no such limit."
+        0,
+        "A translation has at most this many tokens; 0 means no such limit.",
+        minimum=0,
+        maximum=_MAX_TOKENS,
+        per_sentence=True,
     )
     min_length: int = option(
         1,
         "A translation has at least this many tokens before EOS, one of which is not a mere "
         "space; 0 allows empty ones. Blank sentences always have the empty translation.",
+        minimum=0,
+        maximum=_MAX_TOKENS,
+        per_sentence=True,
+        neutral=0,
     )
     max_source_length: int = option(
         512,
         "Tokens of a sentence that are read; the rest is cut off. Bounds the memory of a batch.",
+        minimum=1,
+        maximum=_MAX_TOKENS,
     )
     repetition_penalty: float = option(
         1.0,
         "Divides positive logits, and multiplies negative ones, of tokens that the translation "
         "already contains (Keskar et al. 2019, 4.1); 1 turns it off.",
+        minimum=_MINIMUM_DIVISOR,
+        per_sentence=True,
+        neutral=1,
     )
     no_repeat_ngram: int = option(
-        0, "No sequence of this many tokens occurs twice in a translation; 0 turns it off."
+        0,
+        "No sequence of this many tokens occurs twice in a translation; 0 turns it off.",
+        minimum=0,
+        maximum=_MAX_INT,
+        per_sentence=True,
+        neutral=0,
     )
     banned_phrases: tuple[str, ...] = option(
         (),
         "Phrases that translations never contain, as the vocabulary tokenizes them; other tokens "
         "may spell the same text. At most 256.",
+        maximum=MOST_PHRASES,
+        per_sentence=True,
     )
 
     def __post_init__(self) -> None:
-        self._check_types()
-        self._check_at_least(1, "beam_size", "num_translations", "max_source_length")
-        self._check_at_least(0, "length_penalty", "coverage_penalty")
-        self._check_at_least(0, "max_extra_length", "max_length", "min_length")
-        self._check_at_least(0, "top_k", "no_repeat_ngram", "seed")
-        for name in ("max_source_length", "max_extra_length", "max_length", "min_length"):
-            if getattr(self, name) > _MAX_TOKENS:
-                raise InputError(f"{name} must be at most {_MAX_TOKENS}, got {getattr(self, name)}")
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, int) and abs(value) >= 1 << 31:
-                raise InputError(f"{field.name} must fit into 32 bits, got {value}")
-        for name in ("temperature", "repetition_penalty", "top_p"):
-            if not getattr(self, name) >= _MINIMUM_DIVISOR:
-                raise InputError(
-                    f"{name} must be at least {_MINIMUM_DIVISOR}, got {getattr(self, name)}"
-                )
-        if self.top_p > 1:
-            raise InputError(f"top_p is a probability, at most 1, got {self.top_p}")
+        super().__post_init__()
         if 0 < self.max_length < self.min_length:
             raise InputError(
                 f"min_length {self.min_length} is larger than max_length {self.max_length}"
             )
-        self._check_beam()
-        unused = unused_options(self.method)
+        if self.method == "beam" and self.num_translations > self.beam_size:
+            raise InputError(
+                f"num_translations {self.num_translations} is larger than beam_size "
+                f"{self.beam_size}; raise beam_size or ask for fewer"
+            )
+        unused = self.unused_by(self.method)
         for field in dataclasses.fields(self):
             if field.name in unused and getattr(self, field.name) != field.default:
                 raise InputError(
@@ -138,23 +170,12 @@ class SearchConfig(JsonConfig):
                 )
         if not all(phrase.strip() for phrase in self.banned_phrases):
             raise InputError(f"banned_phrases must not be blank, got {self.banned_phrases!r}")
-        if len(self.banned_phrases) > MOST_PHRASES:
-            raise InputError(
-                f"banned_phrases takes at most {MOST_PHRASES} phrases, got "
-                f"{len(self.banned_phrases)}"
-            )
 
-    def _check_beam(self) -> None:
-        if self.beam_size > _MAX_BEAM_SIZE:
-            raise InputError(
-                f"beam_size must be at most {_MAX_BEAM_SIZE}, got {self.beam_size}; translations "
-                "do not get better beyond a few dozen"
-            )
-        if self.method == "beam" and self.num_translations > self.beam_size:
-            raise InputError(
-                f"num_translations {self.num_translations} is larger than beam_size "
-                f"{self.beam_size}; raise beam_size or ask for fewer"
-            )
+    @classmethod
+    def unused_by(cls, method: str) -> list[str]:
+        """Returns the options that a search method does not read."""
+        fields = dataclasses.fields(cls)
+        return [each.name for each in fields if each.metadata["method"] not in (None, method)]
 
 
 def check_options(options: Mapping[str, Any]) -> None:
@@ -164,7 +185,7 @@ def check_options(options: Mapping[str, Any]) -> None:
     fit.
     """
     fitting: dict[str, Any] = {}
-    if not options.keys().isdisjoint(SAMPLING_OPTIONS):
+    if not options.keys().isdisjoint(SearchConfig.fields_with(method="sampling")):
         fitting["method"] = "sampling"
     elif options.get("method") != "sampling" and isinstance(options.get("num_translations"), int):
         fitting["beam_size"] = max(1, options["num_translations"])

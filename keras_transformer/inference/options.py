@@ -5,6 +5,7 @@ What the configuration leaves neutral is not in the graph at all, unless sentenc
 Shapes: B sentences, P phrases of a sentence, M tokens of the longest one.
 """
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -29,36 +30,23 @@ from keras_transformer.text import Tokenizer, Vocabulary
 MAX_PHRASE_LENGTH = 64  # tokens that are read of a phrase, so that no request exhausts the memory
 _MAX_FLOAT = 1e6  # of float options: far beyond useful values, and nothing made of it is NaN
 
-# The options that may differ between sentences, with their types. A negative number in a request
-# stands for the configuration's value.
-NUMBERS: dict[str, tf.DType] = {
-    "length_penalty": tf.float32,
-    "coverage_penalty": tf.float32,
-    "repetition_penalty": tf.float32,
-    "no_repeat_ngram": tf.int32,
-    "min_length": tf.int32,
-    "max_length": tf.int32,
-    "max_extra_length": tf.int32,
+# Types of the columns of a request, by those of the fields.
+_COLUMN_TYPES: dict[Any, tf.DType] = {
+    float: tf.float32,
+    int: tf.int32,
+    tuple[str, ...]: tf.string,
 }
-SAMPLING_NUMBERS: dict[str, tf.DType] = {
-    "temperature": tf.float32,
-    "top_k": tf.int32,
-    "top_p": tf.float32,
-    "seed": tf.int32,
-}
-TEXTS = ("prefix", "banned_phrases")
-
-# The values at which an option has no effect.
-_NEUTRAL = {"coverage_penalty": 0, "repetition_penalty": 1, "no_repeat_ngram": 0, "min_length": 0}
 
 
 def read_config(search: SearchConfig, target: Vocabulary) -> dict[str, Any]:
     """Returns the settings of a configuration that belong in the graph."""
-    always = ("length_penalty", "max_extra_length", "max_length", *SAMPLING_NUMBERS)
-    settings: dict[str, Any] = {name: getattr(search, name) for name in always}
-    for name, neutral in _NEUTRAL.items():
-        if (value := getattr(search, name)) != neutral:
-            settings[name] = tf.constant(value, NUMBERS[name])
+    settings: dict[str, Any] = {}
+    for field in dataclasses.fields(search):
+        value, neutral = getattr(search, field.name), field.metadata["neutral"]
+        if field.metadata["per_sentence"] and field.type in (int, float) and value != neutral:
+            settings[field.name] = (
+                value if neutral is None else tf.constant(value, _COLUMN_TYPES[field.type])
+            )
     if search.banned_phrases:
         ids = encode_phrases("banned_phrases", search.banned_phrases, target)
         # Padded in Python: XLA cannot compile ragged tensors. [1, P, M], one for all sentences.
@@ -69,8 +57,13 @@ def read_config(search: SearchConfig, target: Vocabulary) -> dict[str, Any]:
 
 def option_types(search: SearchConfig) -> dict[str, tf.DType]:
     """Returns the options that may differ between sentences, with the types of their columns."""
-    sampling = SAMPLING_NUMBERS if search.method == "sampling" else {}
-    return NUMBERS | sampling | dict.fromkeys(TEXTS, tf.string)
+    unused = search.unused_by(search.method)
+    types = {
+        field.name: _COLUMN_TYPES[field.type]
+        for field in dataclasses.fields(search)
+        if field.metadata["per_sentence"] and field.name not in unused
+    }
+    return types | {"prefix": tf.string}
 
 
 def read_options(
@@ -88,7 +81,7 @@ def read_options(
     """
     settings: dict[str, Tensor] = {}
     for name, values in columns.items():
-        if name in TEXTS:
+        if values.dtype == tf.string:
             continue
         default = tf.constant(getattr(search, name), values.dtype)
         settings[name] = tf.where(values >= 0, values, default)  # False for NaN

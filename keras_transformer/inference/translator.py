@@ -35,8 +35,6 @@ from keras_transformer.inference.acceleration import (
     refresh,
 )
 from keras_transformer.inference.options import (
-    SAMPLING_NUMBERS,
-    TEXTS,
     encode_phrases,
     make_constraints,
     max_lengths,
@@ -160,7 +158,7 @@ class BatchTranslator:
             types = {key: _TYPES[spec.dtype] for key, spec in inputs.items()}
             columns |= option_inputs(options, types, len(columns["text"].values))
             if self._target is not None:
-                for option in TEXTS:
+                for option in ("prefix", "banned_phrases"):
                     lines = {line for text in columns[option].values for line in text.split("\n")}
                     phrases = sorted(filter(str.strip, lines))
                     encode_phrases(option, phrases, self._target)
@@ -544,7 +542,7 @@ def search_translations(
     )
     if is_sampled:
         settings["seed"] = sentence_seeds(settings["seed"], source)
-        sampling = {name: settings[name] for name in SAMPLING_NUMBERS}
+        sampling = {name: settings[name] for name in SearchConfig.fields_with(method="sampling")}
         found = sample(model.step, state, **arguments, **sampling)
     else:
         found = beam_search(

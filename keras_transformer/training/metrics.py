@@ -37,7 +37,7 @@ from keras import ops
 
 from keras_transformer.config import PAD_ID, TrainingConfig
 from keras_transformer.decoding import Tensor
-from keras_transformer.errors import InputError, one_line
+from keras_transformer.errors import InputError, needs_extra, one_line
 from keras_transformer.models import Seq2SeqModel
 from keras_transformer.objectives import TRAINING_PREFIX
 from keras_transformer.tasks import VALIDATION_METRICS, Metric
@@ -317,6 +317,8 @@ class TensorBoardLog:
     def __init__(self, folder: pathlib.Path, rows: Iterable[Row] = ()) -> None:
         self._folder = folder
         self._writers: dict[str, Any] | None = {}
+        with needs_extra("tensorboard"):  # without it tf.summary has no scalar
+            import tensorboard  # noqa: F401
         for path in folder.glob("*/events.out.tfevents.*"):
             with contextlib.suppress(OSError):  # `write` will say so
                 path.unlink()

@@ -23,7 +23,6 @@ from keras_transformer.config import (
     architectures,
     split_list,
 )
-from keras_transformer.config.search import unused_options
 from keras_transformer.config.training import preset_size
 from keras_transformer.errors import InputError
 from keras_transformer.tasks import Task, TranslationTask, get_task, registered_tasks
@@ -73,7 +72,7 @@ class RunConfigs(NamedTuple):
         The run's options that the requested search method does not use are dropped.
         """
         changes = changes or {}
-        unused = unused_options(changes["method"]) if "method" in changes else ()
+        unused = SearchConfig.unused_by(changes["method"]) if "method" in changes else ()
         kept = {name: value for name, value in self.search.items() if name not in unused}
         return self.task.search_config({**kept, **changes})
 

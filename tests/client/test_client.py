@@ -179,8 +179,8 @@ def test_list_of_phrases_is_for_all_sentences(serve, model, count):
         (dict(prefix=["a", "\ud800"]), "prefix must be Unicode, got a lone surrogate"),
         (dict(length_penalty=-0.5), "length_penalty must be at least 0, got -0.5"),
         (dict(max_length=[None, -2]), "max_length must be at least 0, got -2"),
-        (dict(seed=1 << 40), "seed must fit into 32 bits, got 1099511627776"),
-        (dict(banned_phrases="a\n" * 257), "banned_phrases takes at most 256 phrases, got 257"),
+        (dict(seed=1 << 40), "seed must be at most 2147483647, got 1099511627776"),
+        (dict(banned_phrases="a\n" * 257), "number of banned_phrases must be at most 256, got 257"),
     ],
 )
 def test_invalid_options_are_rejected(serve, model, options, message):

@@ -80,7 +80,7 @@ def test_unknown_option_is_reported(call, server, refused):
     ("option", "message"),
     [
         ("--length_penalty=-1", "length_penalty must be at least 0, got -1.0"),
-        ("--top_p=2", "top_p is a probability, at most 1, got 2.0"),
+        ("--top_p=2", "top_p must be at most 1, got 2.0"),
         ("--banned_phrases= ", "banned_phrases must not be blank"),
         ("--max_length=two", "--max_length must be an integer, got 'two'"),
         ("--beam_size=2", "unknown flag --beam_size"),

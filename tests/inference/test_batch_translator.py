@@ -186,7 +186,7 @@ def test_options_can_differ_between_sentences(local, functions):
     [
         (dict(beam_size=2), "no option beam_size that can change .* it has banned_phrases, length"),
         (dict(max_length=2.5), "max_length must be a whole number of 32 bits, got 2.5"),
-        (dict(banned_phrases="a\n" * 257), "banned_phrases takes at most 256 phrases, got 257"),
+        (dict(banned_phrases="a\n" * 257), "number of banned_phrases must be at most 256, got 257"),
     ],
 )  # more of them in tests/client/test_client.py
 def test_invalid_options_are_rejected(local, functions, options, message):
