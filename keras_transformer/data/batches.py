@@ -277,7 +277,8 @@ class BatchPlan:
         """Returns the batches of a window: the pairs of each bucket, drawn, shuffled and cut."""
         drawn: list[list[Integers]] = [[] for _ in self.shapes]
         for part, draws in enumerate(self._draws[window]):
-            pairs = pairs_of_window(window, part, self._corpus.part_offsets)
+            pieces = pieces_of(window, part, self._corpus.part_offsets)
+            pairs = np.concatenate([np.arange(piece.start, piece.stop) for piece in pieces])
             buckets = self._bucket_of_cell[_cells_of(*self._corpus.lengths(pairs))]
             ends = np.bincount(buckets, minlength=len(draws)).cumsum()
             stocks = np.split(pairs[np.argsort(buckets, kind="stable")], ends[:-1])
@@ -311,20 +312,17 @@ def count_windows(part_offsets: Integers) -> int:
     return max(1, -(-int(part_offsets[-1]) // WINDOW_PAIRS))
 
 
-def pairs_of_window(window: int, part: int, part_offsets: Integers) -> Integers:
-    """Returns the pairs of a corpus in a window: some pieces, spread over the whole corpus."""
+def pieces_of(window: int, part: int, part_offsets: Integers) -> list[slice]:
+    """Returns which pairs of a corpus are in a window: slices, spread over the whole corpus."""
     windows = count_windows(part_offsets)
     first, last = part_offsets[part : part + 2].tolist()
     count = _PIECES * windows
-    edges = (
-        (first + (last - first) * piece // count, first + (last - first) * (piece + 1) // count)
-        for piece in range(window, count, windows)
-    )
-    return np.concatenate([np.arange(*edge) for edge in edges])
+    edges = [first + (last - first) * piece // count for piece in range(count + 1)]
+    return [slice(*edges[piece : piece + 2]) for piece in range(window, count, windows)]
 
 
 def _count_lengths(corpus: TokenizedCorpus) -> tuple[Integers, Integers]:
-    """Counts the pairs of a corpus by their cells, a window at a time.
+    """Counts the pairs of a corpus by their cells, a piece at a time.
 
     Returns:
         int64 [W, P, C], pairs by window, corpus and cell; and int64 [C, 2], the longest source and
@@ -334,11 +332,12 @@ def _count_lengths(corpus: TokenizedCorpus) -> tuple[Integers, Integers]:
     counts = np.zeros((windows, parts, _MAX_CELLS), np.int64)
     longest = np.zeros((_MAX_CELLS, 2), np.int64)
     for window, part in np.ndindex(windows, parts):
-        lengths = corpus.lengths(pairs_of_window(window, part, corpus.part_offsets))
-        cells = _cells_of(*lengths)
-        counts[window, part] = np.bincount(cells, minlength=_MAX_CELLS)
-        for side in (0, 1):
-            np.maximum.at(longest[:, side], cells, lengths[side])
+        for piece in pieces_of(window, part, corpus.part_offsets):
+            lengths = corpus.lengths(piece)
+            cells = _cells_of(*lengths)
+            counts[window, part] += np.bincount(cells, minlength=_MAX_CELLS)
+            for side in (0, 1):
+                np.maximum.at(longest[:, side], cells, lengths[side])
     used = int(np.flatnonzero(counts.any((0, 1)))[-1]) + 1
     return counts[..., :used], longest[:used]
 

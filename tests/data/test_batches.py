@@ -17,7 +17,7 @@ from keras_transformer.data.batches import (
     count_windows,
     draw_pairs,
     evaluation_batches,
-    pairs_of_window,
+    pieces_of,
     to_dataset,
     training_batches,
 )
@@ -238,9 +238,9 @@ def test_place_is_found_by_planning_one_window(plan, monkeypatch, place):
 
     def look(*window_and_part):
         looked_at.append(window_and_part[0])
-        return pairs_of_window(*window_and_part)
+        return pieces_of(*window_and_part)
 
-    monkeypatch.setattr(module, "pairs_of_window", look)
+    monkeypatch.setattr(module, "pieces_of", look)
     first = next(plan.epoch(3, seed=1, first_batch=place))
     assert first.pairs.tolist() == whole[place].pairs.tolist()
     assert len(looked_at) == 2 and looked_at[0] == looked_at[1]  # both corpora of one window
@@ -259,7 +259,7 @@ def test_windows_partition_each_corpus_and_spread_over_it(monkeypatch):
     monkeypatch.setattr(module, "WINDOW_PAIRS", 2048)
     offsets = np.cumsum([0, *SIZES])
     for part, size in enumerate(SIZES):
-        windows = [pairs_of_window(window, part, offsets) for window in range(5)]
+        windows = [np.r_[tuple(pieces_of(window, part, offsets))] for window in range(5)]
         assert max(map(len, windows)) - min(map(len, windows)) <= 16
         everything = np.concatenate(windows)
         assert sorted(everything.tolist()) == list(range(offsets[part], offsets[part] + size))
