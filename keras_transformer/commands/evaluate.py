@@ -9,6 +9,8 @@ keras-transformer evaluate --task=parsing --answers=parsed.mrg --file=gold.mrg
 import dataclasses
 import hashlib
 import json
+import sys
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,10 +21,12 @@ from keras_transformer.config import SearchConfig, check_options
 from keras_transformer.errors import InputError
 from keras_transformer.files import replace_control_characters, write_atomically
 from keras_transformer.host import machine, package_versions
+from keras_transformer.results import Translation, batches_by_length, in_row_order
 from keras_transformer.tasks import Task, get_task, registered_tasks
 
 if TYPE_CHECKING:
     from keras_transformer.data import ParallelText
+    from keras_transformer.inference import Translator
 
     # Task, test set, n-best list of each sentence, and what made them, for --json.
     Evaluated = tuple[Task, ParallelText, list[list[str]], dict[str, Any]]
@@ -63,7 +67,14 @@ _JSON = flags.DEFINE_boolean(
     "Print one JSON object: metrics, and what they are of: digests of checkpoint and test set, "
     "search options, versions, machine.",
 )
-_BATCH_SIZE = flags.DEFINE_integer("batch_size", 64, "Sentences translated at once.", lower_bound=1)
+_BATCH_SIZE = flags.DEFINE_integer(
+    "batch_size",
+    64,
+    "Sentences translated at once; fewer with more than 4 hypotheses a sentence, so that memory is "
+    "about the same.",
+    lower_bound=1,
+)
+_SECONDS_BETWEEN_REPORTS = 10.0  # of progress
 common.define_flags(SearchConfig)
 common.define_task_options()
 
@@ -148,7 +159,7 @@ def _answer(run_dirs: str) -> "Evaluated":
     (sources,) = common.report_truncated(
         [text.source], search.max_source_length, lambda line: len(tokenize([line])[0])
     )
-    results = translator.with_cached_projection().translate(sources, _BATCH_SIZE.value)
+    results = _translate(translator.with_cached_projection(), list(sources))
     n_best = [
         task.postprocess([each.text for each in answers], [source] * len(answers))
         for answers, source in zip(results, text.source, strict=True)
@@ -167,6 +178,29 @@ def _digest(*sides: Sequence[str]) -> str:
     """Returns the SHA-256 of a test set's sentences and references, a line each."""
     lines = "".join(f"{line}\n" for side in sides for line in side)
     return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def _translate(translator: "Translator", sentences: list[str]) -> list[list[Translation]]:
+    """Translates batches of similar length, the longest first, and reports progress."""
+    batch_size = max(
+        1, min(_BATCH_SIZE.value, 4 * _BATCH_SIZE.value // translator.search.beam_size)
+    )
+    lengths = [len(sentence.encode()) for sentence in sentences]
+    batches = batches_by_length(lengths, batch_size)
+    found: list[list[list[Translation]]] = []
+    start = last_report = time.monotonic()
+    num_done = length_done = 0
+    for batch in batches:
+        found.append(translator.translate([sentences[row] for row in batch], batch_size))
+        num_done += len(batch)
+        length_done += sum(lengths[row] for row in batch)
+        now = time.monotonic()
+        if now - last_report >= _SECONDS_BETWEEN_REPORTS and num_done < len(sentences):
+            last_report = now
+            seconds_left = (now - start) * (sum(lengths) / max(length_done, 1) - 1)
+            progress = f"Translated {num_done:,} of {len(sentences):,} sentences"
+            print(f"{progress}; about {seconds_left:.0f} s left", file=sys.stderr)
+    return in_row_order(batches, found)
 
 
 def _read_answers(path: str) -> "Evaluated":

@@ -184,6 +184,30 @@ def test_open_brackets_are_limited(monkeypatch, model):
             assert max(depths) <= 2
 
 
+def test_hopeless_search_ends_after_a_few_brackets_a_word():
+    """A model that always prefers to open brackets may not do so up to the longest length."""
+
+    def step(ids, state):
+        is_opening = tf.constant([text.startswith("(") for text in TOKENS], tf.float32)
+        return tf.tile((9 * is_opening)[None, None], [*ids.shape, 1]), state
+
+    found = beam_search(
+        step, DecodingState(context=tf.range(2)), beam_size=3, bos_ids=tf.fill([2], 2),
+        max_lengths=tf.fill([2], 300), constraints=[make_constraint([[1, 1, 1], [1, 0, 0]])],
+    )  # fmt: skip
+    tokens = [tokens_of(found, row, 0) for row in range(2)]
+    num_opened = [sum(TOKENS[token].startswith("(") for token in each) for each in tokens]
+    assert num_opened == [2 * 3 + 5, 2 * 1 + 5]
+    assert [len(each) for each in tokens] == [3 + 2 * 11 + 1, 1 + 2 * 7 + 1]
+
+
+def test_trees_of_a_treebank_have_fewer_brackets_than_allowed():
+    lines = read_lines(DATA / "gum_test.mrg.gz")
+    for tree in (trees.clean(tree) for _, tree in trees.read_trees(lines, "GUM")):
+        num_brackets = sum(isinstance(item, str) for item in tree) // 2
+        assert num_brackets <= 1.5 * len(trees.words_of(tree)) + 3
+
+
 # Of copied words: 4, 7 and 9 begin words, 8 continues one.
 COPIES = ["", "", "", "", "(A", ")A", "X", "", "", ""]
 BEGINS = [number in (4, 7, 9) for number in range(len(COPIES))]

@@ -19,6 +19,9 @@ from keras_transformer.search.constraints import Constraint, OpenHypotheses
 from keras_transformer.text.vocabulary import Vocabulary
 
 MOST_OPEN_BRACKETS = 100  # D
+# Brackets of a tree over n words: at most 2 n + 5, so that a model that has learned little does not
+# open them up to the longest length. Trees of the GUM corpus have at most 1.5 n + 3.
+BRACKETS_PER_WORD, FURTHER_BRACKETS = 2, 5
 # Kinds of words, by their characters; 0 pads. `ANY_WORD` could be either of the others.
 ANY_WORD, ALPHANUMERIC, PUNCTUATION = 1, 2, 3
 _PUNCTUATION = set(',.;:?!"“”…—')
@@ -30,12 +33,14 @@ class OpenBrackets(NamedTuple):
     Attributes:
         stack: int32 [B, W, D], the tokens of the open brackets, then 0.
         depth: int32 [B, W], the number of open brackets.
+        num_brackets: int32 [B, W], open and closed ones.
         is_empty: bool [B, W], whether the innermost one is still empty.
         words_left: int32 [B, W], words of the sentence that must still come.
     """
 
     stack: Tensor
     depth: Tensor
+    num_brackets: Tensor
     is_empty: Tensor
     words_left: Tensor
 
@@ -85,7 +90,7 @@ class BalancedBrackets(Constraint):
         words_left = tf.repeat(num_words, num_hypotheses, axis=1)  # [B, W]
         none = tf.zeros_like(words_left)
         stack = tf.zeros([*tf.unstack(tf.shape(none)), MOST_OPEN_BRACKETS], tf.int32)
-        return OpenBrackets(stack, depth=none, is_empty=none > 0, words_left=words_left)
+        return OpenBrackets(stack, none, none, is_empty=none > 0, words_left=words_left)
 
     def update(self, state: Any, ids: Tensor, inputs: Any) -> Any:
         opens = tf.gather(tf.constant(self._opened), ids) > 0  # [B, W]
@@ -96,6 +101,7 @@ class BalancedBrackets(Constraint):
             # Only the first `depth` entries mean anything: closed brackets are overwritten.
             stack=tf.where(is_next & opens[..., None], ids[..., None], state.stack),
             depth=state.depth + tf.cast(opens, tf.int32) - tf.cast(closes, tf.int32),
+            num_brackets=state.num_brackets + tf.cast(opens, tf.int32),
             is_empty=opens,
             words_left=state.words_left - tf.cast(stands_for_word, tf.int32),
         )
@@ -115,12 +121,14 @@ class BalancedBrackets(Constraint):
             tokens_left: int32 [B, W], tokens other than brackets that must still come.
             may_read: bool [B, W, V], which tokens may stand for the next word.
         """
-        stack, depth, is_empty, words_left = hypotheses.state
+        stack, depth, num_brackets, is_empty, words_left = hypotheses.state
         is_top = tf.range(MOST_OPEN_BRACKETS) == depth[..., None] - 1
         top = tf.reduce_sum(tf.where(is_top, stack, 0), axis=-1)  # [B, W]; 0 where none is open
         has_words, is_open = words_left > 0, depth > 0
         room = hypotheses.max_lengths[:, None] - hypotheses.time
+        num_words = tf.math.count_nonzero(hypotheses.inputs, 1, dtype=tf.int32, keepdims=True)
         may_open = has_words & (depth < MOST_OPEN_BRACKETS) & (room >= depth + tokens_left + 2)
+        may_open &= num_brackets < BRACKETS_PER_WORD * num_words + FURTHER_BRACKETS
         may_open &= is_open | (hypotheses.time == 0)
         may_close = ~is_empty & ((depth > 1) | ~has_words)
         closed = tf.constant(self._closed)
