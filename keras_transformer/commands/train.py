@@ -109,19 +109,20 @@ def main(arguments: list[str]) -> None:
         _check_data(options)
     keeps_memory = common.load_tensorflow()
     from keras_transformer.training import RunDirectory, distribution, trainer
+    from keras_transformer.training.run import TextPreparation, prepare_run
 
     strategy = distribution.make_strategy(_STRATEGY.value)  # the first thing that TensorFlow does
     worker = distribution.worker_of(strategy)
     run = RunDirectory(_RUN_DIR.value)
     configs = _find_configs(run, options)
     devs = _read_texts(configs)
-    corpus = run.prepare(
-        configs,
+    text = TextPreparation(
         worker=worker,
         cache_dir=_CACHE_DIR.value,
         beam_options=_BEAM_OPTIONS.value,
         say=_say,
     )
+    corpus = prepare_run(run, configs, text)
     if distribution.value_of_chief(strategy, trainer.is_finished(run)):  # for all workers
         step = run.checkpoints().steps()[-1]
         reason = _early_stop(run) or (

@@ -227,8 +227,9 @@ class Checkpoints:
         kept = {step, *regular[-self.keep :], *self.best(self.keep_best, regular)}
         if any(map(_is_lora, contents["weights"])):
             kept.add(0)  # has the other weights
-        for name in [AVERAGE, *(f"step-{other}" for other in steps if other not in kept)]:
-            self.drop(name)
+        for other in steps:
+            if other not in kept:
+                self.drop(f"step-{other}")
         for path in self.folder.glob("step-*.data-*"):  # left by a process that was killed
             if not self._exists(path.stem):
                 path.unlink(missing_ok=True)
@@ -342,7 +343,8 @@ class Checkpoints:
                 paths = sorted(aside.glob(f"{name}.*"))  # "data" before "index"
                 for path in paths:
                     sync(path)
-                self.drop(name)
+                for replaced in (AVERAGE, name):  # no average is older than the newest checkpoint
+                    self.drop(replaced)
                 for path in paths:
                     path.replace(self.folder / path.name)
                     sync(self.folder)

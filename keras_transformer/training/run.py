@@ -11,7 +11,9 @@ tensorboard/        on request
 """
 
 import contextlib
+import dataclasses
 import fcntl
+import functools
 import hashlib
 import json
 import os
@@ -30,7 +32,7 @@ from keras_transformer.data import (
     tokenize_share,
 )
 from keras_transformer.errors import InputError, NotRegisteredError, writing
-from keras_transformer.files import write_atomically
+from keras_transformer.files import Path, local_path, write_atomically
 from keras_transformer.models import Seq2SeqModel, build_model
 from keras_transformer.text import Vocabulary
 from keras_transformer.text.vocabulary import cut_new_tokens
@@ -58,7 +60,7 @@ from keras_transformer.training.settings import (
 )
 
 # Files of source and of target sentences, or one file with both sides.
-TextFiles = str | os.PathLike[str] | tuple[str | os.PathLike[str], str | os.PathLike[str]]
+TextFiles = Path | tuple[Path, Path]
 
 
 class RunDirectory:
@@ -68,21 +70,21 @@ class RunDirectory:
         path: the directory.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: Path) -> None:
         if not os.fspath(path):
             raise InputError("the path of the run directory is empty; give that of a folder")
-        self.path = pathlib.Path(path)
+        self.path = local_path(path)
         self._config_path = self.path / "config.json"
 
     @classmethod
     def create(
         cls,
-        path: str | os.PathLike[str],
+        path: Path,
         *,
         train: TextFiles | None = None,
         dev: TextFiles | None = None,
         test: TextFiles | None = None,
-        start_from: str | os.PathLike[str] | None = None,
+        start_from: Path | None = None,
         **options: Any,
     ) -> Self:
         """Creates a run from text: learns vocabularies, tokenizes, and writes its configuration.
@@ -109,28 +111,26 @@ class RunDirectory:
             >>> Translator(model, *run.vocabularies()).translate(["Hello"])
         """
         run = cls(path)
-        run._check_is_new()
+        run.check_is_new()
         for split, files in (("train", train), ("dev", dev), ("test", test)):
             if isinstance(files, tuple):
                 options[f"{split}_source"], options[f"{split}_target"] = map(str, files)
             elif files is not None:
                 options[f"{split}_file"] = str(files)
-        run.prepare(run.new_configs(options, start_from))
+        create_run(run, run.new_configs(options, start_from))
         return run
 
     @classmethod
-    def of_checkpoint(cls, path: str | os.PathLike[str]) -> tuple[Self, str]:
+    def of_checkpoint(cls, path: Path) -> tuple[Self, str]:
         """Returns the run and checkpoint that a path names: "auto" for the path of a run."""
-        where = pathlib.Path(path)
+        where = local_path(path)
         *_, folder, name = ("", "", *where.parts)
         if folder == "checkpoints" and not (where / "config.json").is_file():
             return cls(where.parents[1]), name.removesuffix(".index")
         return cls(path), "auto"
 
     @classmethod
-    def new_configs(
-        cls, options: Mapping[str, Any], start_from: str | os.PathLike[str] | None = None
-    ) -> RunConfigs:
+    def new_configs(cls, options: Mapping[str, Any], start_from: Path | None = None) -> RunConfigs:
         """Returns the configurations of a new run, see `create`."""
         if start_from is None:
             return new_configs(options)
@@ -146,95 +146,19 @@ class RunDirectory:
             )
         return self._config_path.is_file()
 
-    def prepare(
-        self,
-        configs: RunConfigs,
-        *,
-        worker: Worker = ONLY_WORKER,
-        cache_dir: str | None = None,
-        beam_options: str | None = None,
-        say: Callable[[str], None] = lambda line: None,
-    ) -> TokenizedCorpus:
-        """Creates the run, or checks that it may be resumed, and returns its tokenized text.
-
-        Of several workers the first one does so; the others wait for it, and meanwhile tokenize
-        their share of a large text.
-
-        Args:
-            configs: from now on.
-            worker: this one.
-            cache_dir: folder for the tokenized text, which runs may share; None means one in the
-                run directory.
-            beam_options: of an Apache Beam pipeline that tokenizes; None means no pipeline.
-            say: receives lines about the progress.
-
-        Raises:
-            InputError: the text cannot be used, the run was created with other settings, or the
-                directory cannot be written.
-        """
-        is_new = False
-
-        def report(pairs: int) -> None:
-            nonlocal is_new
-            is_new = True
-            say(f"Tokenizing: {pairs:,} pairs ...")
-
-        def tokenized(source: Vocabulary, target: Vocabulary) -> TokenizedCorpus:
-            corpus = training_corpus(
-                configs.corpora,
-                (source, target),
-                self._tokens(cache_dir),
-                report,
-                keep_others=cache_dir is not None,
-                worker=(worker.index, worker.count),
-                beam=ApacheBeamShards(shlex.split(beam_options)) if beam_options else None,
-                task=configs.task,
+    def check_is_new(self) -> None:
+        """Raises `InputError` if a run is here, or what is left of one without its config.json."""
+        if self.exists:
+            raise InputError(f"{self.path} holds a run already; resume it, or give another path")
+        checkpoints = self.checkpoints()
+        left = [f"checkpoint step-{step}" for step in checkpoints.steps() if step][-1:]
+        left += ["the average"] * checkpoints.has_average()
+        left += [self.metrics_path.name] * self.metrics_path.exists()
+        if left:
+            raise InputError(
+                f"{self.path} has {', '.join(left)} of a run, but no {self._config_path.name}; "
+                "restore it from a copy, or give another --run_dir"
             )
-            for reason, count in corpus.dropped.items():
-                if count:
-                    say(f"Dropped {count:,} pairs: {reason}.")
-            return corpus
-
-        if not worker.is_chief:
-            self._wait_for_first_worker(configs, worker, cache_dir)
-            return tokenized(*self.vocabularies())
-        with heartbeat(self.path) if worker.count > 1 else contextlib.nullcontext():
-            if self.exists:
-                self.continue_with(configs)
-                corpus = tokenized(*self.vocabularies())
-                steps = self.checkpoints().steps()
-                if steps and is_new:
-                    say(
-                        "The text was not in the cache: if it has changed since the run began, "
-                        f"the run resumes at step {steps[-1]:,} with the text as it is now."
-                    )
-                return corpus
-            weights = None
-            if start_from := configs.origin.get("start_from"):
-                origin, checkpoint = self.of_checkpoint(start_from)
-                weights = origin.load_model(checkpoint)
-                freeze(weights, configs.training.freeze)  # raises if there is no such part
-                vocabularies = origin.vocabularies()
-                if configs.corpora.adds_tokens:
-                    say("Extending the vocabulary ...")
-                    old = vocabularies
-                    vocabularies = extend_vocabularies(configs.corpora, old, configs.task)
-                    new, new_of_target = map(cut_new_tokens, old, vocabularies)
-                    weights = weights.extended(new, new_of_target)
-                    model = configs.model.replace(
-                        vocabulary_size=weights.config.vocabulary_size,
-                        target_vocabulary_size=weights.config.target_vocabulary_size,
-                    )
-                    configs = configs._replace(model=model)
-                    say(f"New tokens: {len(new):,} of source, {len(new_of_target):,} of target.")
-                check_symbols(configs.corpora, configs.task, vocabularies)
-            else:
-                say("Preparing the vocabulary ...")
-                vocabularies = make_vocabularies(configs.corpora, configs.task, say)
-                configs = configs.with_vocabulary_sizes(*(each.size for each in vocabularies))
-            corpus = tokenized(*vocabularies)
-            self.write(configs, *vocabularies, weights)
-            return corpus
 
     def write(
         self,
@@ -253,7 +177,7 @@ class RunDirectory:
         Raises:
             InputError: the directory holds a run already, or it cannot be written.
         """
-        self._check_is_new()
+        self.check_is_new()
         with self._writing():
             self.path.mkdir(parents=True, exist_ok=True)
             self._target_path.unlink(missing_ok=True)  # of an attempt that was interrupted here
@@ -302,9 +226,11 @@ class RunDirectory:
         asked = asked._replace(training=self.resolved(asked.training))
         has_checkpoint = any(self.checkpoints().steps())
         if found := configs.differences(asked, has_checkpoint=has_checkpoint):
+            advice = "remove these options to resume it, or give another --run_dir"
+            if asked.training.batch_tokens < configs.training.batch_tokens:
+                advice += "; --accumulation_steps needs less memory and may change"
             raise InputError(
-                f"run directory {self.path} holds another run: {'; '.join(found)}; "
-                "remove these options to resume it, or give another --run_dir"
+                f"run directory {self.path} holds another run: {'; '.join(found)}; {advice}"
             )
         last, train_steps = max(self.checkpoints().steps(), default=0), asked.training.train_steps
         if train_steps != configs.training.train_steps and train_steps < last:
@@ -338,19 +264,27 @@ class RunDirectory:
             InputError: another one does so already, there is no run, or it cannot be written to.
         """
         self.configs()  # raises if there is none
-        with self._writing():
-            lock = open(self.path / "lock", "ab")  # noqa: SIM115 (closed below)
-        with lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise InputError(
-                    f"another process trains the run in {self.path} now; wait for its end, stop "
-                    "it, or give another --run_dir"
-                ) from error
-            except OSError:  # a file system without locks
-                pass
+        with self._locked():
             yield
+
+    @contextlib.contextmanager
+    def creation(self) -> Iterator[None]:
+        """Keeps other processes from creating the run while the block creates it.
+
+        Raises:
+            InputError: another one does so already, the run is not new, or cannot be written.
+        """
+        with self._writing():
+            self.path.mkdir(parents=True, exist_ok=True)
+        with self._locked():
+            try:
+                self.check_is_new()
+                yield
+            finally:
+                if not self.exists:
+                    (self.path / "lock").unlink(missing_ok=True)
+                    with contextlib.suppress(OSError):  # not empty: tokens are kept, for example
+                        self.path.rmdir()
 
     def vocabularies(self) -> tuple[Vocabulary, Vocabulary]:
         """Returns the vocabularies of source and target; one object if they share it.
@@ -409,7 +343,7 @@ class RunDirectory:
         """Returns the text that the run trains on, from its token cache or tokenized now."""
         configs = self.configs()
         return training_corpus(
-            configs.corpora, self.vocabularies(), self._tokens(), task=configs.task
+            configs.corpora, self.vocabularies(), self.path / "tokens", task=configs.task
         )
 
     def dev_sets(self) -> list[ParallelText]:
@@ -429,32 +363,6 @@ class RunDirectory:
     @property
     def _target_path(self) -> pathlib.Path:
         return self.path / "target.model"
-
-    def _tokens(self, cache_dir: str | None = None) -> pathlib.Path:
-        return pathlib.Path(cache_dir) if cache_dir else self.path / "tokens"
-
-    def _check_is_new(self) -> None:
-        if self.exists:
-            raise InputError(f"{self.path} holds a run already; resume it, or give another path")
-
-    def _wait_for_first_worker(
-        self, configs: RunConfigs, worker: Worker, cache_dir: str | None
-    ) -> None:
-        """Waits until the first worker has prepared the run; tokenizes a share of its text."""
-        has_helped = False
-
-        def is_prepared() -> bool:
-            nonlocal has_helped
-            has_helped = has_helped or tokenize_share(
-                self._tokens(cache_dir),
-                configs.task.train_sources(configs.corpora),
-                worker=(worker.index, worker.count),
-                max_length=configs.corpora.max_length,
-                max_length_ratio=configs.corpora.max_length_ratio,
-            )
-            return self.exists and self.configs().training == self.resolved(configs.training)
-
-        wait_for_first_worker(self.path, is_prepared)
 
     def _vocabulary_records(self) -> dict[str, dict[str, Any]]:
         with self._config() as values:
@@ -494,13 +402,164 @@ class RunDirectory:
                 "start another run"
             ) from error
 
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        with self._writing():
+            lock = open(self.path / "lock", "ab")  # noqa: SIM115 (closed below)
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise InputError(
+                    f"another process creates or trains the run in {self.path} now; wait for its "
+                    "end, stop it, or give another --run_dir"
+                ) from error
+            except OSError:  # a file system without locks
+                pass
+            yield
+
     def _writing(self) -> contextlib.AbstractContextManager[None]:
         return writing(f"run directory {self.path}")
 
 
-def absolute(path: str | os.PathLike[str]) -> str:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TextPreparation:
+    """How the text of a run is tokenized.
+
+    Attributes:
+        worker: this one. The first worker prepares a run; the others wait for it, and meanwhile
+            tokenize their share of a large text.
+        cache_dir: folder for the tokenized text, which runs may share; None means one in the run
+            directory.
+        beam_options: of an Apache Beam pipeline that tokenizes; None means no pipeline.
+        say: receives lines about the progress.
+    """
+
+    worker: Worker = ONLY_WORKER
+    cache_dir: Path | None = None
+    beam_options: str | None = None
+    say: Callable[[str], None] = lambda line: None
+
+    def tokens(self, run: RunDirectory) -> pathlib.Path:
+        """Returns the folder of the tokenized text."""
+        return run.path / "tokens" if self.cache_dir is None else local_path(self.cache_dir)
+
+    def tokenized(
+        self, run: RunDirectory, configs: RunConfigs, vocabularies: tuple[Vocabulary, Vocabulary]
+    ) -> TokenizedCorpus:
+        """Returns the text of a run, tokenized before or now."""
+        corpus = training_corpus(
+            configs.corpora,
+            vocabularies,
+            self.tokens(run),
+            lambda pairs: self.say(f"Tokenizing: {pairs:,} pairs ..."),
+            keep_others=self.cache_dir is not None,
+            worker=(self.worker.index, self.worker.count),
+            beam=ApacheBeamShards(shlex.split(self.beam_options)) if self.beam_options else None,
+            task=configs.task,
+        )
+        for reason, count in corpus.dropped.items():
+            if count:
+                self.say(f"Dropped {count:,} pairs: {reason}.")
+        return corpus
+
+
+def prepare_run(run: RunDirectory, configs: RunConfigs, text: TextPreparation) -> TokenizedCorpus:
+    """Creates the run, or checks that it may be resumed, and returns its tokenized text.
+
+    Args:
+        run: exists or not.
+        configs: from now on.
+        text: how its text is tokenized, and by which worker.
+
+    Raises:
+        InputError: the text cannot be used, the run was created with other settings, or the
+            directory cannot be written.
+    """
+    if not text.worker.is_chief:
+        return wait_for_run(run, configs, text)
+    with heartbeat(run.path) if text.worker.count > 1 else contextlib.nullcontext():
+        prepare = resume_run if run.exists else create_run
+        return prepare(run, configs, text)
+
+
+def create_run(
+    run: RunDirectory, configs: RunConfigs, text: TextPreparation = TextPreparation()
+) -> TokenizedCorpus:
+    """Makes the vocabularies of a new run, tokenizes its text, and writes its files."""
+    with run.creation():
+        start = None
+        if configs.origin.get("start_from"):
+            configs, vocabularies, start = _begin_from_another_run(configs, text.say)
+        else:
+            text.say("Preparing the vocabulary ...")
+            vocabularies = make_vocabularies(configs.corpora, configs.task, text.say)
+            configs = configs.with_vocabulary_sizes(*(each.size for each in vocabularies))
+        corpus = text.tokenized(run, configs, vocabularies)
+        run.write(configs, *vocabularies, start)
+    return corpus
+
+
+def resume_run(run: RunDirectory, configs: RunConfigs, text: TextPreparation) -> TokenizedCorpus:
+    """Changes the settings of a run to those asked for, and returns its text."""
+    run.continue_with(configs)
+    tokens, steps = text.tokens(run), run.checkpoints().steps()
+    had_tokens = set(tokens.glob("*"))
+    corpus = text.tokenized(run, configs, run.vocabularies())
+    if steps and not had_tokens.issuperset(tokens.glob("*")):
+        text.say(
+            "The text was not in the cache: if it has changed since the run began, the run resumes "
+            f"at step {steps[-1]:,} with the text as it is now."
+        )
+    return corpus
+
+
+def wait_for_run(run: RunDirectory, configs: RunConfigs, text: TextPreparation) -> TokenizedCorpus:
+    """Waits until the first worker has prepared a run, and returns its text."""
+    share = functools.partial(
+        tokenize_share,
+        text.tokens(run),
+        configs.task.train_sources(configs.corpora),
+        worker=(text.worker.index, text.worker.count),
+        max_length=configs.corpora.max_length,
+        max_length_ratio=configs.corpora.max_length_ratio,
+    )
+    attempts = iter(share, True)  # until there was something to tokenize
+
+    def is_prepared() -> bool:
+        next(attempts, None)
+        return run.exists and run.configs().training == run.resolved(configs.training)
+
+    wait_for_first_worker(run.path, is_prepared)
+    return text.tokenized(run, configs, run.vocabularies())
+
+
+def _begin_from_another_run(
+    configs: RunConfigs, say: Callable[[str], None]
+) -> tuple[RunConfigs, tuple[Vocabulary, Vocabulary], Seq2SeqModel]:
+    """Returns the settings, vocabularies and weights of a run that starts from another one."""
+    origin, checkpoint = RunDirectory.of_checkpoint(configs.origin["start_from"])
+    start, vocabularies = origin.load_model(checkpoint), origin.vocabularies()
+    freeze(start, configs.training.freeze)  # raises if there is no such part
+    if configs.corpora.adds_tokens:
+        say("Extending the vocabulary ...")
+        old = vocabularies
+        vocabularies = extend_vocabularies(configs.corpora, old, configs.task)
+        new, new_of_target = map(cut_new_tokens, old, vocabularies)
+        start = start.extended(new, new_of_target)
+        model = configs.model.replace(
+            vocabulary_size=start.config.vocabulary_size,
+            target_vocabulary_size=start.config.target_vocabulary_size,
+        )
+        configs = configs._replace(model=model)
+        say(f"New tokens: {len(new):,} of source, {len(new_of_target):,} of target.")
+    check_symbols(configs.corpora, configs.task, vocabularies)
+    return configs, vocabularies, start
+
+
+def absolute(path: Path) -> str:
     """Returns the path of what a run starts from as config.json has it."""
-    return str(pathlib.Path(path).resolve())
+    return str(local_path(path).resolve())
 
 
 def _record(content: bytes) -> dict[str, Any]:

@@ -601,7 +601,8 @@ def test_newest_checkpoint_is_whole_after_any_kill(tmp_path, monkeypatch):
             for variable in model.variables:
                 variable.assign(variable * 0 + step)
             saving.save(model, step, metrics={"bleu": -step})
-    litter = 0
+            saving.save_weights(model)  # as at the end of a run, which is then extended
+    litter, averages = 0, 0
     for moment in [*moments, folder]:
         checkpoints, said = Checkpoints(moment, **options), []
         step = checkpoints.resume(model, say=said.append)
@@ -609,12 +610,19 @@ def test_newest_checkpoint_is_whole_after_any_kill(tmp_path, monkeypatch):
         assert step == checkpoints.steps()[-1] > 0
         assert all(np.all(value == step) for value in values(model.variables))
         assert max(checkpoints.metrics.read()) in (step, step + 1)
-        wanted = {f"step-{n}.{end}" for n in checkpoints.steps() for end in (DATA, INDEX)}
-        litter += names_in(moment) != wanted | {"checkpoint_metrics.json"}
+        if checkpoints.has_average():  # it is never an older one
+            averages += 1
+            checkpoints.restore(averaged := make_model(), "average")
+            assert np.all(averaged.weights[0] == step)
+        litter += names_in(moment) != wanted_in(checkpoints)
         checkpoints.save(model, step + 1, metrics={"bleu": 0.0})
-        wanted = {f"step-{n}.{end}" for n in checkpoints.steps() for end in (DATA, INDEX)}
-        assert names_in(moment) == wanted | {"checkpoint_metrics.json"}
-    assert litter > 10  # the moments were in the middle of things
+        assert names_in(moment) == wanted_in(checkpoints)
+    assert min(litter, averages) > 10  # the moments were in the middle of things
+
+
+def wanted_in(checkpoints: Checkpoints) -> set[str]:
+    names = {f"step-{step}.{end}" for step in checkpoints.steps() for end in (DATA, INDEX)}
+    return names | {"checkpoint_metrics.json"}
 
 
 def test_checkpoints_are_tensorflow_checkpoints(checkpoints):

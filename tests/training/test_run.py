@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tiny_run
 
+from keras_transformer.config import DataConfig
 from keras_transformer.errors import InputError
 from keras_transformer.inference import Translator
 from keras_transformer.models import Transformer
@@ -23,6 +24,7 @@ from keras_transformer.training import (
 )
 from keras_transformer.training import run as run_module
 from keras_transformer.training.metrics import read_metrics
+from keras_transformer.training.run import create_run
 from keras_transformer.training.settings import changed_configs, new_configs
 from keras_transformer.training.trainer import is_finished
 
@@ -35,6 +37,17 @@ def run(tmp_path) -> RunDirectory:
 def configs(**changes):
     training = tiny_run.training_config(**changes)
     return RunConfigs(tiny_run.model_config(), tiny_run.DATA, training)
+
+
+@pytest.fixture
+def text_files(tmp_path) -> RunConfigs:
+    """Gives the configurations of a run whose text lies in files."""
+    paths = {}
+    for side, lines in tiny_run.text(60, seed=3)._asdict().items():
+        paths[f"train_{side}"] = str(tmp_path / side)
+        (tmp_path / side).write_text("".join(f"{line}\n" for line in lines))
+    data = DataConfig(**paths, vocabulary_kind="char", vocabulary_size=50)
+    return configs()._replace(data=data)
 
 
 # From text
@@ -84,6 +97,53 @@ def test_create_rejects_unknown_options_and_existing_runs(tmp_path, run):
 
 
 # Creating and opening
+
+
+@pytest.mark.parametrize(
+    ("left", "message"),
+    [
+        (["checkpoints/step-3.index", "checkpoints/step-2.index"], "has checkpoint step-3 of a r"),
+        (["checkpoints/average.index", "metrics.jsonl"], "has the average, metrics.jsonl of a run"),
+    ],
+)
+def test_run_that_lost_its_config_is_not_taken_for_a_new_one(tmp_path, left, message):
+    for name in left:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    with pytest.raises(InputError, match=rf"{message}.*no config\.json; restore it from a copy"):
+        create_run(RunDirectory(tmp_path), configs())
+    with pytest.raises(InputError, match=message):
+        tiny_run.create(tmp_path)
+    assert not (tmp_path / "config.json").exists()
+
+
+def test_run_is_created_by_one_process_at_a_time(tmp_path, text_files):
+    run = RunDirectory(tmp_path / "run")
+    busy = pytest.raises(InputError, match="another process creates or trains the run")
+    with run.creation(), busy:
+        create_run(run, text_files)
+    assert not run.path.exists()  # since the block created nothing
+    create_run(run, text_files)
+    with pytest.raises(InputError, match="holds a run already"):
+        create_run(run, text_files)
+
+
+def test_failed_creation_leaves_no_folder(tmp_path, text_files):
+    absent = text_files.corpora.replace(train_source=str(tmp_path / "absent"))
+    run = RunDirectory(tmp_path / "run")
+    with pytest.raises(InputError, match="absent does not exist"):
+        create_run(run, text_files._replace(data=absent))
+    assert not run.path.exists()
+
+
+def test_home_folder_and_addresses_in_paths_of_runs(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    tiny_run.create("~/run")
+    assert RunDirectory(tmp_path / "run").exists
+    assert RunDirectory.of_checkpoint("~/run/checkpoints/step-3")[0].path == tmp_path / "run"
+    with pytest.raises(InputError, match="gs://bucket/run is not on this machine"):
+        RunDirectory("gs://bucket/run")
 
 
 def test_run_exists_once_written(tmp_path):
@@ -175,12 +235,12 @@ def test_training_can_change_before_first_checkpoint(run, monkeypatch):
     monkeypatch.setattr(Checkpoints, "steps", lambda self: [4])
     run.continue_with(configs(batch_tokens=999, seed=2, accumulation_steps=4))
     assert run.configs().training.accumulation_steps == 4
-    with pytest.raises(InputError, match="batch_tokens is 999 there"):
+    with pytest.raises(InputError, match=r"batch_tokens is 999 there.* --accumulation_steps needs"):
         run.continue_with(configs(seed=2))
 
 
 def test_locked_run_keeps_its_configs(run):
-    with run.lock(), pytest.raises(InputError, match="another process trains the run"):
+    with run.lock(), pytest.raises(InputError, match="another process creates or trains"):
         run.continue_with(configs(train_steps=5000))
     assert run.configs() == configs()
     with pytest.raises(InputError, match="no training run in"), RunDirectory("nowhere").lock():

@@ -151,7 +151,7 @@ def test_finished_run_makes_another_average(undisturbed, tmp_path):
 
 def test_locked_run_is_rejected_and_unchanged(undisturbed, tmp_path):
     run = copy_of(undisturbed[0], tmp_path / "run", until_step=4)
-    with run.lock(), pytest.raises(InputError, match="another process trains the run"):
+    with run.lock(), pytest.raises(InputError, match="another process creates or trains"):
         train(run, tiny_run.corpus(), show=False)
     assert run.checkpoints().steps() == [4]
     assert metrics(run) == metrics(undisturbed[0])
