@@ -6,7 +6,10 @@ and the schedule of the paper (5.3) beside other decays, all in `keras.ops`.
 Shapes: B batch, T target length, V vocabulary.
 """
 
+import contextlib
+import contextvars
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -32,6 +35,46 @@ __all__ = [
 TRAINING_PREFIX = "train_"
 
 
+# Whether XLA makes one pass over the logits of all that reads them alike.
+_IS_FUSED = contextvars.ContextVar("is_fused", default=keras.backend.backend() == "jax")
+
+
+@contextlib.contextmanager
+def fused(is_fused: bool = True) -> Iterator[None]:
+    """Has loss and metrics computed in passes that XLA fuses, within the block.
+
+    Without XLA each operation is a pass over the logits: then ready-made kernels (softmax, gather,
+    scatter) take fewer of them.
+    """
+    token = _IS_FUSED.set(is_fused)
+    try:
+        yield
+    finally:
+        _IS_FUSED.reset(token)
+
+
+def check_ids(name: str, ids: Tensor, size: int | None) -> None:
+    """Raises an error for ids outside a vocabulary of this size, under TensorFlow.
+
+    It is an `InputError` where the ids are known, `tf.errors.InvalidArgumentError` when a graph
+    runs; a program that XLA compiles has no such check.
+    """
+    if keras.backend.backend() != "tensorflow" or size is None:
+        return
+    import tensorflow as tf
+
+    largest = tf.reduce_max(tf.bitcast(tf.cast(ids, tf.int32), tf.uint32))  # negative ones too
+    message = (
+        f"{name} has an id outside of the vocabulary of {size} tokens; ids are 0 to {size - 1}, "
+        "and padding is PAD, 0 (not -100)"
+    )
+    if tf.executing_eagerly():
+        if int(largest) >= size:
+            raise InputError(message)
+    else:
+        tf.debugging.Assert(largest < tf.constant(size, tf.uint32), [message])
+
+
 def _flat_labels_and_logits(labels: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
     """Returns labels [B, T] as int32 [N] and logits [B, T, V] as float32 [N, V], N = B * T.
 
@@ -42,28 +85,35 @@ def _flat_labels_and_logits(labels: Tensor, logits: Tensor) -> tuple[Tensor, Ten
     return ops.cast(ops.reshape(labels, (-1,)), "int32"), ops.cast(flat, "float32")
 
 
-def _check_shapes(labels: Tensor, logits: Tensor) -> None:
-    """Raises `InputError` where it is known before the computation that labels are not [B, T]."""
-    if not (hasattr(labels, "shape") and hasattr(logits, "shape")):  # lists
-        return
+def _matching_labels(labels: Tensor, logits: Tensor) -> Tensor:
+    """Returns labels whose shape is [B, T], also for labels [B, T, 1], which Keras takes.
+
+    Raises `InputError` where it is known before the computation that they are not.
+    """
+    labels, logits = ops.convert_to_tensor(labels), ops.convert_to_tensor(logits)
     known, expected = list(labels.shape), list(logits.shape[:-1])
     if known[-1:] == [1] and len(known) == len(expected) + 1:
         known.pop()
+        labels = ops.squeeze(labels, -1)
     pairs = zip(known, expected, strict=False)
     if len(known) != len(expected) or any(a != b for a, b in pairs if None not in (a, b)):
         raise InputError(
             f"labels must be ids [B, T] for logits [B, T, V], got {tuple(labels.shape)} and "
             f"{tuple(logits.shape)}; the target is as long as the labels and begins with BOS"
         )
+    return labels
 
 
 def log_normalizer(logits: Tensor) -> Tensor:
     """Returns log Z = log(sum(exp(logits))) [N] of float32 logits [N, V].
 
-    It is max(z) - log(max(softmax(z))): the softmax is one fused pass, which the gradient needs
-    anyway, and its largest entry is at least 1/V, so that its logarithm is exact.
+    Without XLA it is max(z) - log(max(softmax(z))): the softmax is one fused pass, which the
+    gradient needs anyway, and its largest entry is at least 1/V, so that its logarithm is exact.
     """
-    return _best_logits(logits) - ops.log(ops.max(ops.softmax(logits), axis=-1))
+    best = _best_logits(logits)
+    if _IS_FUSED.get():
+        return best + ops.log(ops.sum(ops.exp(logits - best[:, None]), axis=-1))
+    return best - ops.log(ops.max(ops.softmax(logits), axis=-1))
 
 
 def _best_logits(logits: Tensor) -> Tensor:
@@ -73,7 +123,14 @@ def _best_logits(logits: Tensor) -> Tensor:
 
 def _label_logits(labels: Tensor, logits: Tensor) -> Tensor:
     """Returns the logits [N] of int32 labels [N], from logits [N, V]."""
+    if _IS_FUSED.get():
+        return ops.sum(ops.where(_is_label(labels, logits), logits, 0.0), axis=-1)
     return ops.squeeze(ops.take_along_axis(logits, labels[:, None], axis=-1), -1)
+
+
+def _is_label(labels: Tensor, logits: Tensor) -> Tensor:
+    """Returns which entry of logits [N, V] is that of the label: bool [N, V]."""
+    return ops.equal(ops.arange(ops.shape(logits)[-1], dtype="int32"), labels[:, None])
 
 
 def smoothed_cross_entropy(labels: Tensor, logits: Tensor, smoothing: float) -> Tensor:
@@ -91,9 +148,15 @@ def smoothed_cross_entropy(labels: Tensor, logits: Tensor, smoothing: float) -> 
         count, size = ops.shape(logits)
         labelled = (1.0 - smoothing) * _label_logits(labels, logits)
         value = log_normalizer(logits) - labelled - smoothing * ops.mean(logits, axis=-1)
+        is_fused = _IS_FUSED.get()
 
         def gradient(*args: Tensor, upstream: Tensor | None = None) -> Tensor:
             slope = (args[0] if upstream is None else upstream)[:, None]  # [N, 1]
+            if is_fused:
+                with fused():
+                    normalizer = log_normalizer(logits)[:, None]
+                expected = ops.where(_is_label(labels, logits), 1.0 - smoothing, 0.0)
+                return (ops.exp(logits - normalizer) - smoothing / size - expected) * slope
             others = (ops.softmax(logits) - smoothing / size) * slope  # [N, V]
             own = ops.take_along_axis(others, labels[:, None], axis=-1) - (1 - smoothing) * slope
             rows = ops.stack([ops.arange(count, dtype="int32"), labels], axis=-1)  # [N, 2]
@@ -101,7 +164,10 @@ def smoothed_cross_entropy(labels: Tensor, logits: Tensor, smoothing: float) -> 
 
         return value, gradient
 
-    return with_gradient(logits)
+    losses = with_gradient(logits)
+    # Where nothing has checked the labels, a wrong one shows itself.
+    is_known = ops.logical_and(labels >= 0, labels < ops.shape(logits)[-1])
+    return ops.where(is_known, losses, float("nan"))
 
 
 def _real(labels: Tensor) -> Tensor:
@@ -141,7 +207,8 @@ class SmoothedCrossEntropy(keras.losses.Loss):
         self.smoothing = smoothing
 
     def __call__(self, y_true: Tensor, y_pred: Tensor, sample_weight: Any = None) -> Tensor:
-        _check_shapes(y_true, y_pred)
+        y_true = _matching_labels(y_true, y_pred)
+        check_ids("labels", y_true, y_pred.shape[-1])
         real = _real(y_true)  # [B, T]
         # Keras divides by the number of all tokens: weights whose sum is that number make the
         # result a mean over the real ones.
@@ -163,12 +230,12 @@ class SmoothedCrossEntropy(keras.losses.Loss):
         return {"smoothing": self.smoothing, "name": self.name}
 
 
-def _weights(labels: Tensor, sample_weight: Any) -> Tensor:
+def _weights(labels: Tensor, logits: Tensor, sample_weight: Any) -> Tensor:
     """Returns the weight of each token of labels [B, T], 0 for padding: [B * T].
 
     `sample_weight` is None, [B] or [B, T].
     """
-    weights = _real(ops.convert_to_tensor(labels))
+    weights = _real(_matching_labels(labels, logits))
     if sample_weight is not None:
         weights *= _broadcast_sample_weights(sample_weight, weights)
     return ops.reshape(weights, (-1,))
@@ -180,11 +247,12 @@ class TokenAccuracy(keras.metrics.Mean):
 
     def __init__(self, name: str = "accuracy", **kwargs: Any) -> None:
         super().__init__(name=name, **kwargs)
+        self._direction = "up"  # for `EarlyStopping` and `ModelCheckpoint`
 
     def update_state(self, y_true: Tensor, y_pred: Tensor, sample_weight: Any = None) -> None:
         labels, logits = _flat_labels_and_logits(y_true, y_pred)
         is_best = ops.equal(_label_logits(labels, logits), _best_logits(logits))
-        super().update_state(ops.cast(is_best, "float32"), _weights(y_true, sample_weight))
+        super().update_state(ops.cast(is_best, "float32"), _weights(y_true, y_pred, sample_weight))
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -193,11 +261,12 @@ class Perplexity(keras.metrics.Mean):
 
     def __init__(self, name: str = "perplexity", **kwargs: Any) -> None:
         super().__init__(name=name, **kwargs)
+        self._direction = "down"
 
     def update_state(self, y_true: Tensor, y_pred: Tensor, sample_weight: Any = None) -> None:
         labels, logits = _flat_labels_and_logits(y_true, y_pred)
         losses = log_normalizer(logits) - _label_logits(labels, logits)
-        super().update_state(losses, _weights(y_true, sample_weight))
+        super().update_state(losses, _weights(y_true, y_pred, sample_weight))
 
     def result(self) -> Tensor:
         return ops.exp(super().result())

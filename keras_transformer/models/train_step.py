@@ -11,12 +11,15 @@ strategy:
     update the weights, or skip the update where a gradient is not finite
 
 so that, but for dropout masks and rounding, any number of devices and of parts makes the update
-that one device makes.
+that one device makes. XLA compiles all of it into one program on one device. Several replicas
+synchronize between gradients and update, so that it compiles the gradients alone.
 
 Shapes: B batch, T target length.
 """
 
-import inspect
+import functools
+import itertools
+import types
 import warnings
 from typing import Any, Literal
 
@@ -25,7 +28,7 @@ import keras
 from keras_transformer.config import PAD_ID
 from keras_transformer.decoding import Tensor
 from keras_transformer.errors import InputError
-from keras_transformer.objectives import TRAINING_PREFIX
+from keras_transformer.objectives import OF_TRAINING_ONLY, check_ids, fused
 
 ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
 if ON_TENSORFLOW:
@@ -40,9 +43,11 @@ class TokenWeightedModel(keras.Model):
     `SmoothedCrossEntropy`, gives the same update there, but the loss shown over several batches
     weights them by rows, and only float16's loss scaling skips updates.
 
+    `class_weight` of Keras's `fit` is for one label a row; sequences take `sample_weight`.
+
     Attributes:
         accumulation_steps, clip_norm: see `compile`.
-        uses_xla: whether XLA compiles the forward and backward pass.
+        uses_xla: whether XLA compiles the update.
         flops_metric: a metric or None; its `update_state` gets the ids of each batch, source and
             labels.
         bad_steps, bad_steps_in_a_row: int32 variables (TensorFlow): the updates skipped since
@@ -71,9 +76,8 @@ class TokenWeightedModel(keras.Model):
                 of the whole batch if the loss is a mean over the labels that are not 0, such as
                 `SmoothedCrossEntropy`.
             clip_norm: the largest global norm of a gradient; None does not clip.
-            jit_compile: whether XLA compiles the forward and backward pass, once for each shape
-                of a batch; "auto" compiles on a GPU (on a CPU XLA is slower). `run_eagerly`
-                turns it off.
+            jit_compile: whether XLA compiles the update, once for each shape of a batch; "auto"
+                compiles on a GPU (on a CPU XLA is slower). `run_eagerly` turns it off.
 
         Raises:
             InputError: a number is out of range; the batch is cut and the loss is not a mean; or
@@ -105,41 +109,53 @@ class TokenWeightedModel(keras.Model):
             with self.distribute_strategy.scope():
                 self.bad_steps = _counter("bad_steps")
                 self.bad_steps_in_a_row = _counter("bad_steps_in_a_row")
+            # By replica; in a namespace, which Keras does not export with the model.
+            self._programs = types.SimpleNamespace(of_replica={})
         super().compile(*args, jit_compile=jit_compile, **kwargs)
+        if ON_TENSORFLOW and self.distribute_strategy.num_replicas_in_sync > 1:
+            # `_update` sums the gradients, once, and the optimizer's sum would be another.
+            optimizer = getattr(self.optimizer, "inner_optimizer", self.optimizer)
+            optimizer._all_reduce_sum_gradients = lambda grads_and_vars: grads_and_vars
         self.accumulation_steps = accumulation_steps
         self.clip_norm = clip_norm
         self._jit_compile_asked = asked
 
-    def fit(self, *args: Any, **kwargs: Any) -> Any:
-        """Trains as `keras.Model.fit` does; raises `InputError` if `class_weight` is given."""
-        _reject_class_weight(super().fit, args, kwargs)
-        return super().fit(*args, **kwargs)
-
-    def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
-        """Trains as `keras.Model.train_on_batch` does; `InputError` as in `fit`."""
-        _reject_class_weight(super().train_on_batch, args, kwargs)
-        return super().train_on_batch(*args, **kwargs)
-
     if ON_TENSORFLOW:
 
+        def update(self, data: Any) -> dict[str, Tensor]:
+            """Makes one update from one replica's rows of a batch.
+
+            Returns:
+                The metrics so far; of several replicas none, see `metrics_of_all_replicas`.
+            """
+            _check_data(self, data)
+            return _program(self, _update, is_compiled=_num_replicas() == 1)(data)
+
+        def metrics_of_all_replicas(self) -> dict[str, Tensor]:
+            """Returns the metrics so far; Keras would average those of the replicas."""
+            if _num_replicas() == 1:
+                return self.get_metrics_result()
+            metrics = self.metrics
+            states = [[tf.convert_to_tensor(v) for v in metric.variables] for metric in metrics]
+            results: dict[str, Tensor] = {}
+            for metric, state in zip(metrics, _sum_over_replicas(states), strict=True):
+                result = metric.stateless_result(state)
+                results |= result if isinstance(result, dict) else {metric.name: result}
+            if isinstance(self.distribute_strategy, tf.distribute.MultiWorkerMirroredStrategy):
+                # Keras takes the mean over the first axis of what the workers return.
+                return {name: tf.reshape(value, [1]) for name, value in results.items()}
+            return results
+
         def train_step(self, data: Any) -> dict[str, Tensor]:
-            """Runs one update on one replica's rows of a batch."""
-            _, labels, _ = keras.utils.unpack_x_y_sample_weight(data)
-            tokens = tf.maximum(_sum_over_replicas(_count_tokens(labels)), 1.0)
-            gradients = _accumulate(self, data, tokens)
-            if not gradients:
-                warnings.warn("The model has no trainable weights.", stacklevel=2)
-                return _metrics_of_all_replicas(self)
-            if self.clip_norm is not None:
-                gradients = _clip(self, gradients)
-            _apply_if_finite(self, gradients)
-            return _metrics_of_all_replicas(self)
+            """Makes one update from one replica's rows of a batch, for `fit`."""
+            return self.update(data) or self.metrics_of_all_replicas()
 
         def test_step(self, data: Any) -> dict[str, Tensor]:
             """Evaluates one replica's rows of a batch."""
+            _check_data(self, data)
             _loss_and_metrics(self, data, training=False)
-            values = _metrics_of_all_replicas(self).items()
-            return {name: value for name, value in values if not name.startswith(TRAINING_PREFIX)}
+            values = self.metrics_of_all_replicas().items()
+            return {name: value for name, value in values if not name.startswith(OF_TRAINING_ONLY)}
 
         def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
             """Builds metrics and loss under a strategy, from one replica's rows of a batch.
@@ -187,15 +203,6 @@ class TokenWeightedModel(keras.Model):
             self.optimizer.build(self.trainable_variables)
 
 
-def _reject_class_weight(method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    given = inspect.signature(method).bind_partial(*args, **kwargs).arguments
-    if given.get("class_weight") is not None:
-        raise InputError(
-            "class_weight is not for sequences: Keras would weight each sentence by one of its "
-            "labels; give sample_weight, [B] or [B, T], instead"
-        )
-
-
 def _counter(name: str) -> Any:
     # Not a Keras variable: it is a weight neither of the model nor of the optimizer.
     return tf.Variable(
@@ -207,62 +214,121 @@ def _counter(name: str) -> Any:
     )
 
 
-# The parts of `train_step` under TensorFlow, in their order. Each runs on one replica.
+# The parts of an update under TensorFlow, in their order. Each runs on one replica.
 
 
-def _accumulate(model: Any, data: Any, tokens: Tensor) -> list[Tensor]:
-    """Returns the gradients of the loss summed over these rows, divided by `tokens`."""
+def _check_data(model: Any, data: Any) -> None:
+    """Raises an error for labels that are not one array, or ids beyond the vocabulary."""
+    x, labels, _ = keras.utils.unpack_x_y_sample_weight(data)
+    leaves = [] if isinstance(labels, dict) else keras.tree.flatten(labels)
+    if len(leaves) != 1 or leaves[0] is None:
+        raise InputError(
+            "the labels of a batch must be one array of ids [B, T], got "
+            f"{'none' if labels is None else f'a {type(labels).__name__}'}; give `fit` the inputs "
+            "and the labels"
+        )
+    with tf.device("CPU:0"):  # where the batch comes from: a GPU need not wait
+        check_ids("source", x["source"], model.config.vocabulary_size)
+        check_ids("target", x["target"], model.config.target_size)
+        check_ids("labels", leaves[0], model.config.target_size)
+
+
+def _program(model: Any, function: Any, is_compiled: bool) -> Any:
+    """Returns `function(model, ...)` as a function of the rest, compiled if the model uses XLA.
+
+    It is traced once for all batches of a data set, and compiled once for each shape. Several
+    replicas synchronize outside of their programs.
+    """
+    call = functools.partial(function, model)
+    if not (is_compiled and _uses_xla(model)):
+        return call
+    replica = int(tf.distribute.get_replica_context().replica_id_in_sync_group)
+    programs = model._programs.of_replica
+    if replica not in programs:
+        programs[replica] = tf.function(call, jit_compile=True, autograph=False)
+    return programs[replica]
+
+
+def _uses_xla(model: Any) -> bool:
+    return bool(model.uses_xla and not model.run_eagerly)
+
+
+def _update(model: Any, data: Any) -> dict[str, Tensor]:
+    """Makes an update; returns the metrics so far on one device, {} on several."""
+    weights = model.trainable_weights
+    _, labels, _ = keras.utils.unpack_x_y_sample_weight(data)
+    tokens = tf.maximum(_sum_over_replicas(_count_tokens(labels)), 1.0)
+    gradients = _accumulate(model, data, tokens)
+    if weights:
+        is_learned = [
+            gradient is not None and not _is_overwritten(weight)
+            for weight, gradient in zip(weights, gradients, strict=True)
+        ]
+        learned, norm = _sum_and_clip(model, list(itertools.compress(gradients, is_learned)))
+        sums = iter(learned)
+        gradients = [
+            next(sums) if learns else _maximum_over_replicas(gradient)
+            for learns, gradient in zip(is_learned, gradients, strict=True)
+        ]
+        _apply_if(tf.math.is_finite(norm), model, gradients)
+    else:
+        warnings.warn("The model has no trainable weights.", stacklevel=2)
+    return model.get_metrics_result() if _num_replicas() == 1 else {}
+
+
+def _accumulate(model: Any, data: Any, tokens: Tensor) -> list[Tensor | None]:
+    """Returns the gradients of the loss summed over these rows, divided by `tokens`.
+
+    They are None for weights that the loss does not reach.
+    """
+    find_gradients = _program(model, _gradients, is_compiled=_num_replicas() > 1)
     parts = model.accumulation_steps
     if parts == 1:
-        return _gradients(model, data, tokens)
+        return find_gradients(data, tokens)
     rows = tf.shape(keras.tree.flatten(data)[0])[0]
     size = tf.maximum(-(-rows // parts), 1)
     parts = -(-rows // size)  # so that no part is empty
 
-    def pad(tensor: Tensor | None) -> Tensor | None:
-        """Adds rows of padding, which count nothing: all parts have one shape, one XLA program."""
+    def cut(tensor: Tensor | None) -> Tensor | None:
+        """Returns [parts, size, ...]: rows of padding, which count nothing, fill the last part."""
         if tensor is None:
             return None
-        return tf.pad(tensor, [[0, parts * size - rows], *[[0, 0]] * (len(tensor.shape) - 1)])
+        padding = [[0, parts * size - rows], *[[0, 0]] * (len(tensor.shape) - 1)]
+        shape = tf.concat([[parts, size], tf.shape(tensor)[1:]], axis=0)
+        return tf.reshape(tf.pad(tensor, padding), shape)
 
-    data = keras.tree.map_structure(pad, data)
+    data = keras.tree.map_structure(cut, data)
+    weights, is_reached = model.trainable_weights, []
 
     def add_part(part: Tensor, sums: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        rows_of_part = keras.tree.map_structure(
-            lambda tensor: None if tensor is None else tensor[part * size : (part + 1) * size],
-            data,
-        )
-        gradients = map(tf.convert_to_tensor, _gradients(model, rows_of_part, tokens))
-        terms = zip(model.trainable_weights, sums, gradients, strict=True)
+        rows_of_part = keras.tree.map_structure(lambda x: None if x is None else x[part], data)
+        gradients = find_gradients(rows_of_part, tokens)
+        is_reached[:] = [gradient is not None for gradient in gradients]
         return part + 1, [
-            tf.maximum(total, new) if _is_overwritten(weight) else total + new
-            for weight, total, new in terms
+            total
+            if new is None
+            else tf.maximum(total, new)
+            if _is_overwritten(weight)
+            else total + new
+            for weight, total, new in zip(weights, sums, gradients, strict=True)
         ]
 
-    zeros = [tf.zeros(weight.shape, weight.dtype) for weight in model.trainable_weights]
+    zeros = [tf.zeros(weight.shape, weight.dtype) for weight in weights]
     _, sums = tf.while_loop(
         lambda part, _: part < parts, add_part, (0, zeros), parallel_iterations=1
     )
-    return sums
+    return [each if reached else None for each, reached in zip(sums, is_reached, strict=True)]
 
 
-def _gradients(model: Any, data: Any, tokens: Tensor) -> list[Tensor]:
-    weights = model.trainable_weights
-    uses_xla = model.uses_xla and not model.run_eagerly
-
-    def forward_and_backward(data: Any, tokens: Tensor) -> list[Tensor]:
-        with tf.GradientTape() as tape:
-            loss = _loss_and_metrics(model, data, training=True)
-            scaled = model.optimizer.scale_loss(loss / tokens)
-        gradients = tape.gradient(scaled, weights, unconnected_gradients="zero")
-        # XLA has no sparse gradients, which those of embeddings are.
-        return [tf.convert_to_tensor(each) for each in gradients] if uses_xla else gradients
-
-    if not uses_xla:
-        return forward_and_backward(data, tokens)
-    # XLA compiles no more than this: outside of it, replicas synchronize.
-    compiled = tf.function(forward_and_backward, jit_compile=True, autograph=False)
-    return compiled(data, tokens)
+def _gradients(model: Any, data: Any, tokens: Tensor) -> list[Tensor | None]:
+    with tf.GradientTape() as tape, fused(_uses_xla(model)):
+        loss = _loss_and_metrics(model, data, training=True)
+        scaled = model.optimizer.scale_loss(loss / tokens)
+    # Those of embeddings are sparse, which XLA, `while_loop` and some optimizers do not take.
+    return [
+        None if gradient is None else tf.convert_to_tensor(gradient)
+        for gradient in tape.gradient(scaled, model.trainable_weights)
+    ]
 
 
 def _loss_and_metrics(model: Any, data: Any, training: bool) -> Tensor:
@@ -271,23 +337,16 @@ def _loss_and_metrics(model: Any, data: Any, training: bool) -> Tensor:
     logits = model(x, training=training)
     loss = model.compute_loss(x=x, y=labels, y_pred=logits, sample_weight=weight, training=training)
     # Keras has divided by the number of replicas, for its mean of means.
-    loss *= tf.cast(tf.distribute.get_strategy().num_replicas_in_sync, loss.dtype)
+    loss *= tf.cast(_num_replicas(), loss.dtype)
     own_tokens = _count_tokens(labels)
     model._loss_tracker.update_state(loss, sample_weight=own_tokens)
     model.compute_metrics(x, labels, logits, weight)
-    return loss * own_tokens
+    return tf.cast(loss, tf.float32) * own_tokens
 
 
-def _count_tokens(labels: Tensor) -> Tensor:
+def _count_tokens(labels: Any) -> Tensor:
     """Returns the number of real tokens of labels [B, T], float32."""
-    leaves = [] if isinstance(labels, dict) else keras.tree.flatten(labels)
-    if len(leaves) != 1 or leaves[0] is None:
-        raise InputError(
-            "the labels of a batch must be one array of ids [B, T], got "
-            f"{'none' if labels is None else f'a {type(labels).__name__}'}; give `fit` the inputs "
-            "and the labels"
-        )
-    labels = leaves[0]
+    (labels,) = keras.tree.flatten(labels)
     return tf.reduce_sum(tf.cast(tf.not_equal(labels, PAD_ID), tf.float32))
 
 
@@ -300,52 +359,39 @@ def _is_overwritten(weight: Any) -> bool:
     return getattr(weight, "overwrite_with_gradient", False)
 
 
-def _clip(model: Any, gradients: list[Tensor]) -> list[Tensor]:
-    """Returns the batch's clipped gradient divided by the replicas, which the optimizer sums."""
-    weights = model.trainable_weights
+def _sum_and_clip(model: Any, gradients: list[Tensor]) -> tuple[list[Tensor], Tensor]:
+    """Returns the batch's gradients, clipped, and their global norm before, float32."""
+    gradients = _sum_over_replicas(gradients)
+    halves = [
+        tf.nn.l2_loss(each if each.dtype == tf.float64 else tf.cast(each, tf.float32))
+        for each in gradients
+    ]
+    norm = tf.sqrt(2.0 * tf.add_n([tf.cast(half, tf.float32) for half in halves]))
+    if model.clip_norm is None:
+        return gradients, norm
     optimizer = model.optimizer
     scale = optimizer.loss_scale_factor or 1.0
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):  # in float16
         scale = optimizer.dynamic_scale if optimizer.built else optimizer.initial_scale
-    learned = [
-        tf.convert_to_tensor(gradient)
-        for weight, gradient in zip(weights, gradients, strict=True)
-        if not _is_overwritten(weight)
-    ]
-    limit = model.clip_norm * tf.cast(scale, tf.float32)
-    learned, _ = tf.clip_by_global_norm(_sum_over_replicas(learned), limit)
-    replicas = tf.distribute.get_strategy().num_replicas_in_sync
-    shares = iter([gradient / replicas for gradient in learned])
-    pairs = zip(weights, gradients, strict=True)
-    return [gradient if _is_overwritten(weight) else next(shares) for weight, gradient in pairs]
+    factor = tf.minimum(1.0, model.clip_norm * tf.cast(scale, tf.float32) / norm)
+    return [each * tf.cast(factor, each.dtype) for each in gradients], norm
 
 
-def _apply_if_finite(model: Any, gradients: list[Tensor]) -> None:
-    """Has the optimizer sum the replicas' gradients and update, if all of them are finite."""
-    is_finite = tf.cast(tf.math.is_finite(tf.linalg.global_norm(gradients)), tf.float32)
-    replicas = tf.distribute.get_strategy().num_replicas_in_sync
-    is_good = tf.equal(_sum_over_replicas(is_finite), replicas)
+def _apply_if(is_good: Tensor, model: Any, gradients: list[Tensor | None]) -> None:
+    """Has the optimizer update, or skips and counts the update."""
     model.bad_steps.assign_add(tf.cast(~is_good, tf.int32))
     model.bad_steps_in_a_row.assign(tf.where(is_good, 0, model.bad_steps_in_a_row + 1))
 
-    gradients = [
-        _maximum_over_replicas(gradient) if _is_overwritten(weight) else gradient
-        for weight, gradient in zip(model.trainable_weights, gradients, strict=True)
-    ]
-
-    def update(gradients: list[Tensor]) -> None:
+    def update(gradients: list[Tensor | None]) -> None:
         model.optimizer.apply_gradients(zip(gradients, model.trainable_weights, strict=True))
 
     if isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer):
-        # It skips bad updates itself and lowers its scale, but looks at the first replica's
-        # gradients only: on a bad step those of every replica become NaN.
-        spoil = tf.where(is_good, 0.0, float("nan"))
-        update([tf.convert_to_tensor(each) + tf.cast(spoil, each.dtype) for each in gradients])
+        update(gradients)  # skips bad updates itself, and lowers its scale
         return
 
     # Replicas wait for each other in `apply_gradients`, which tf.distribute forbids within a branch
     # of one replica: the branch is taken for all of them.
-    def update_all(strategy: Any, gradients: list[Tensor], is_good: Tensor) -> None:
+    def update_all(strategy: Any, gradients: list[Tensor | None], is_good: Tensor) -> None:
         tf.cond(
             strategy.experimental_local_results(is_good)[0],
             lambda: strategy.extended.call_for_each_replica(update, args=(gradients,)),
@@ -355,26 +401,13 @@ def _apply_if_finite(model: Any, gradients: list[Tensor]) -> None:
     tf.distribute.get_replica_context().merge_call(update_all, args=(gradients, is_good))
 
 
-def _metrics_of_all_replicas(model: Any) -> dict[str, Tensor]:
-    """Returns the metrics of the whole batch; Keras would average those of the replicas."""
-    strategy = tf.distribute.get_strategy()
-    if strategy.num_replicas_in_sync == 1:
-        return model.get_metrics_result()
-    metrics = model.metrics
-    states = [[tf.convert_to_tensor(v) for v in metric.variables] for metric in metrics]
-    results: dict[str, Tensor] = {}
-    for metric, state in zip(metrics, _sum_over_replicas(states), strict=True):
-        result = metric.stateless_result(state)
-        results |= result if isinstance(result, dict) else {metric.name: result}
-    if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
-        # Keras takes the mean over the first axis of what the workers return.
-        return {name: tf.reshape(value, [1]) for name, value in results.items()}
-    return results
+def _num_replicas() -> int:
+    return int(tf.distribute.get_strategy().num_replicas_in_sync)
 
 
 def _sum_over_replicas(values: Any) -> Any:
     """Returns a nest of tensors, each summed over the replicas."""
-    if tf.distribute.get_strategy().num_replicas_in_sync == 1:
+    if _num_replicas() == 1:
         return values
     context = tf.distribute.get_replica_context()
     # Several workers can reduce only tensors that are on a device, which some are not yet.
@@ -388,45 +421,8 @@ def _sum_over_replicas(values: Any) -> Any:
     return keras.tree.pack_sequence_as(values, flat)
 
 
-def _maximum_over_replicas(value: Tensor) -> Tensor:
-    if tf.distribute.get_strategy().num_replicas_in_sync == 1:
+def _maximum_over_replicas(value: Tensor | None) -> Tensor | None:
+    if value is None or _num_replicas() == 1:
         return value
     values = tf.distribute.get_replica_context().all_gather(value[None], axis=0)
     return tf.reduce_max(values, axis=0)
-
-
-if ON_TENSORFLOW:
-
-    @keras.saving.register_keras_serializable(package="keras_transformer")
-    class FusedAdam(keras.optimizers.Adam):
-        """`keras.optimizers.Adam` (Kingma and Ba 2015) with one operation per weight.
-
-        Keras composes each weight's update from a dozen operations, a thousand per step in a small
-        model, which take 5 to 8% of the time of `tiny`. TensorFlow has one kernel for the update.
-        The variables are the same.
-        """
-
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            if self.amsgrad:
-                raise ValueError("FusedAdam has no amsgrad; use keras.optimizers.Adam")
-
-        def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-            """Updates a variable and its moments."""
-            index = self._get_variable_index(variable)
-            step = keras.ops.cast(self.iterations + 1, "float32")
-            tf.raw_ops.ResourceApplyAdam(
-                var=_handle(variable),
-                m=_handle(self._momentums[index]),
-                v=_handle(self._velocities[index]),
-                beta1_power=keras.ops.power(self.beta_1, step),
-                beta2_power=keras.ops.power(self.beta_2, step),
-                lr=keras.ops.cast(learning_rate, "float32"),
-                beta1=self.beta_1,
-                beta2=self.beta_2,
-                epsilon=self.epsilon,
-                grad=tf.convert_to_tensor(gradient),
-            )
-
-    def _handle(variable: Any) -> tf.Tensor:
-        return (variable.value if isinstance(variable, keras.Variable) else variable).handle

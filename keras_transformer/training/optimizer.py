@@ -1,8 +1,9 @@
-"""What a run trains with: optimizer, schedule, loss and metrics, and which weights are frozen."""
+"""What a run trains with: optimizer, schedule, loss, metrics, and which weights are frozen."""
 
 from typing import Any, Literal
 
 import keras
+import tensorflow as tf
 
 from keras_transformer.config import TrainingConfig, split_list
 from keras_transformer.errors import InputError, check_choice
@@ -67,8 +68,6 @@ def _optimizer(training: TrainingConfig, schedule: Any) -> keras.optimizers.Opti
     if training.optimizer == "muon":
         # Vectors and embeddings are updated by its Adam.
         return keras.optimizers.Muon(schedule, weight_decay=decay, adam_weight_decay=decay)
-    from keras_transformer.models.train_step import FusedAdam  # on TensorFlow alone
-
     return FusedAdam(schedule, beta_1=0.9, beta_2=0.98, epsilon=1e-9, weight_decay=decay)
 
 
@@ -90,3 +89,42 @@ def freeze(model: Seq2SeqModel, parts: str | None) -> None:
             weight.trainable = False
     if not model.trainable_weights:
         raise InputError(f"freeze {parts} leaves no weights to train; name fewer parts")
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class FusedAdam(keras.optimizers.Adam):
+    """`keras.optimizers.Adam` (Kingma and Ba 2015) with one operation per weight.
+
+    Keras composes each weight's update from a dozen operations, a thousand per step in a small
+    model, which take 5 to 8% of the time of `tiny`. TensorFlow has one kernel for the update.
+    The variables are the same.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if self.amsgrad:
+            raise ValueError("FusedAdam has no amsgrad; use keras.optimizers.Adam")
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        """Updates a variable and its moments."""
+        index, dtype = self._get_variable_index(variable), variable.dtype
+        step = tf.cast(self.iterations + 1, tf.float32)
+        numbers = {
+            "beta1_power": tf.pow(self.beta_1, step),
+            "beta2_power": tf.pow(self.beta_2, step),
+            "lr": learning_rate,
+            "beta1": self.beta_1,
+            "beta2": self.beta_2,
+            "epsilon": self.epsilon,
+        }
+        tf.raw_ops.ResourceApplyAdam(
+            var=_handle(variable),
+            m=_handle(self._momentums[index]),
+            v=_handle(self._velocities[index]),
+            grad=tf.cast(tf.convert_to_tensor(gradient), dtype),
+            **{name: tf.cast(value, dtype) for name, value in numbers.items()},
+        )
+
+
+def _handle(variable: Any) -> tf.Tensor:
+    return (variable.value if isinstance(variable, keras.Variable) else variable).handle

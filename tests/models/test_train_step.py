@@ -209,14 +209,6 @@ def test_model_from_a_file_stays_uncompiled(tmp_path):
     assert not keras.models.load_model(tmp_path / "model.keras").compiled
 
 
-def test_class_weight_is_rejected(model):
-    model.compile("sgd", SmoothedCrossEntropy(), run_eagerly=True)
-    with pytest.raises(InputError, match=r"class_weight is not for sequences: .* sample_weight"):
-        model.fit(INPUTS, LABELS, class_weight={3: 2.0}, verbose=0)
-    with pytest.raises(InputError, match="class_weight is not for sequences"):
-        model.train_on_batch(INPUTS, LABELS, None, {3: 2.0})
-
-
 def test_run_eagerly_turns_xla_off(model, monkeypatch):
     seen = []
 
