@@ -22,15 +22,15 @@ METHODS = {
     # models/train_step.py: overridden, for several workers and uneven batches
     (keras.Model, "_maybe_symbolic_build"): ("iterator", "data_batch"),
     (keras.Model, "_symbolic_build"): ("data_batch",),
-    # models/train_step.py: which moments belong to a weight
+    # training/optimizer.py: which moments belong to a weight
     (keras.optimizers.Optimizer, "_get_variable_index"): ("variable",),
 }
 # Private attributes of objects.
 ATTRIBUTES = {
     "_loss_tracker": "model",  # models/train_step.py
     "_distribute_strategy": "model",  # models/train_step.py
-    "_momentums": "optimizer",  # models/train_step.py
-    "_velocities": "optimizer",  # models/train_step.py
+    "_momentums": "optimizer",  # training/optimizer.py
+    "_velocities": "optimizer",  # training/optimizer.py
     "_trainable_variables": "optimizer",  # training/checkpoints.py: weights in the moments' order
 }
 
@@ -69,6 +69,13 @@ def test_private_methods_take_our_arguments(kind, name):
 @pytest.mark.parametrize("name", ATTRIBUTES)
 def test_private_attributes_exist(objects, name):
     assert hasattr(objects[ATTRIBUTES[name]], name)
+
+
+@needs_tensorflow
+def test_optimizers_sum_gradients_in_a_method_and_metrics_know_their_direction():
+    # models/train_step.py replaces the method, objectives.py gives its metrics the attribute.
+    assert callable(keras.optimizers.Adam()._all_reduce_sum_gradients)
+    assert keras.metrics.MeanSquaredError()._direction == "down"
 
 
 def test_optimizer_moments_are_named_by_weight_path(objects):
@@ -124,7 +131,7 @@ def names_used(tree: ast.Module) -> set[str]:
         method.name
         for node in ast.walk(tree)
         if isinstance(node, ast.ClassDef)
-        for method in node.body
+        for method in ast.walk(node)
         if isinstance(method, ast.FunctionDef)
     }
     return (read - own) | methods

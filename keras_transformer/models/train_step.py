@@ -109,7 +109,7 @@ class TokenWeightedModel(keras.Model):
             with self.distribute_strategy.scope():
                 self.bad_steps = _counter("bad_steps")
                 self.bad_steps_in_a_row = _counter("bad_steps_in_a_row")
-            # By replica; in a namespace, which Keras does not export with the model.
+            # In a namespace, which Keras does not export with the model.
             self._programs = types.SimpleNamespace(of_replica={})
         super().compile(*args, jit_compile=jit_compile, **kwargs)
         if ON_TENSORFLOW and self.distribute_strategy.num_replicas_in_sync > 1:
@@ -131,6 +131,13 @@ class TokenWeightedModel(keras.Model):
             _check_data(self, data)
             return _program(self, _update, is_compiled=_num_replicas() == 1)(data)
 
+        def rehearse(self, data: Any) -> None:
+            """Runs all that XLA compiles for rows of this shape; what it leaves is of no use."""
+            if _num_replicas() == 1:
+                self.update(data)
+            else:
+                _accumulate(self, data, tf.constant(1.0))
+
         def metrics_of_all_replicas(self) -> dict[str, Tensor]:
             """Returns the metrics so far; Keras would average those of the replicas."""
             if _num_replicas() == 1:
@@ -141,20 +148,17 @@ class TokenWeightedModel(keras.Model):
             for metric, state in zip(metrics, _sum_over_replicas(states), strict=True):
                 result = metric.stateless_result(state)
                 results |= result if isinstance(result, dict) else {metric.name: result}
-            if isinstance(self.distribute_strategy, tf.distribute.MultiWorkerMirroredStrategy):
-                # Keras takes the mean over the first axis of what the workers return.
-                return {name: tf.reshape(value, [1]) for name, value in results.items()}
             return results
 
         def train_step(self, data: Any) -> dict[str, Tensor]:
             """Makes one update from one replica's rows of a batch, for `fit`."""
-            return self.update(data) or self.metrics_of_all_replicas()
+            return self.update(data) or _for_keras(self.metrics_of_all_replicas())
 
         def test_step(self, data: Any) -> dict[str, Tensor]:
             """Evaluates one replica's rows of a batch."""
             _check_data(self, data)
             _loss_and_metrics(self, data, training=False)
-            values = self.metrics_of_all_replicas().items()
+            values = _for_keras(self.metrics_of_all_replicas()).items()
             return {name: value for name, value in values if not name.startswith(OF_TRAINING_ONLY)}
 
         def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
@@ -242,11 +246,11 @@ def _program(model: Any, function: Any, is_compiled: bool) -> Any:
     call = functools.partial(function, model)
     if not (is_compiled and _uses_xla(model)):
         return call
-    replica = int(tf.distribute.get_replica_context().replica_id_in_sync_group)
+    replica = tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group)
     programs = model._programs.of_replica
-    if replica not in programs:
-        programs[replica] = tf.function(call, jit_compile=True, autograph=False)
-    return programs[replica]
+    if int(replica) not in programs:
+        programs[int(replica)] = tf.function(call, jit_compile=True, autograph=False)
+    return programs[int(replica)]
 
 
 def _uses_xla(model: Any) -> bool:
@@ -399,6 +403,13 @@ def _apply_if(is_good: Tensor, model: Any, gradients: list[Tensor | None]) -> No
         )
 
     tf.distribute.get_replica_context().merge_call(update_all, args=(gradients, is_good))
+
+
+def _for_keras(values: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Returns values of several workers as Keras takes the mean of them: over their first axis."""
+    if isinstance(tf.distribute.get_strategy(), tf.distribute.MultiWorkerMirroredStrategy):
+        return {name: tf.reshape(value, [1]) for name, value in values.items()}
+    return values
 
 
 def _num_replicas() -> int:

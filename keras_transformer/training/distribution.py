@@ -15,6 +15,7 @@ import tensorflow as tf
 from keras_transformer.errors import InputError, check_choice, writing
 from keras_transformer.host import has_bfloat16
 
+_DRIVER = pathlib.Path("/proc/driver/nvidia/version")
 STRATEGIES = ("auto", "none", "mirrored", "multi_worker")
 
 
@@ -64,12 +65,43 @@ def make_strategy(name: str = "auto") -> tf.distribute.Strategy:
     return tf.distribute.MirroredStrategy([device.name for device in devices])
 
 
-def computes_in_bfloat16() -> bool:
-    """Whether this machine has a GPU, or a processor with fast instructions for bfloat16.
+def auto_precision() -> str:
+    """Returns the policy that `precision=auto` means here: the fastest that trains as well.
 
-    Without them it is slower than float32: 0.7 of its rate on a processor with AVX2.
+    On GPUs it follows from the compute capability of the oldest one: bfloat16 from 8.0 on, float16,
+    with loss scaling, for 7.x, else float32. Processors without instructions for bfloat16 are
+    slower in it than in float32: 0.7 of its rate with AVX2.
     """
-    return bool(tf.config.list_physical_devices("GPU")) or has_bfloat16()
+    gpus = tf.config.list_physical_devices("GPU")
+    if not gpus:
+        return "mixed_bfloat16" if has_bfloat16() else "float32"
+    details = map(tf.config.experimental.get_device_details, gpus)
+    major, _ = min(each.get("compute_capability", (0, 0)) for each in details)
+    return "mixed_bfloat16" if major >= 8 else "mixed_float16" if major == 7 else "float32"
+
+
+def describe_devices(strategy: tf.distribute.Strategy) -> str:
+    """Returns what a strategy trains on: "the CPU", "the GPU (NVIDIA H100)", "2 CPUs"."""
+    replicas, kind, names = strategy.num_replicas_in_sync, "CPU", set()
+    for gpu in tf.config.list_physical_devices("GPU"):
+        kind = "GPU"
+        names.add(tf.config.experimental.get_device_details(gpu).get("device_name", "unknown"))
+    card = f" ({', '.join(sorted(names))})" if names else ""
+    return (f"{replicas} {kind}s" if replicas > 1 else f"the {kind}") + card
+
+
+def why_no_gpu() -> str:
+    """Returns a line to show where an NVIDIA driver is, but TensorFlow sees no GPU; else ""."""
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    if hidden or not _DRIVER.exists() or tf.config.list_physical_devices("GPU"):
+        return ""
+    reason = "does not find its CUDA libraries"
+    if not tf.test.is_built_with_cuda():
+        reason = "is built without CUDA"
+    return (
+        f"This machine has an NVIDIA driver, but TensorFlow {reason} and uses the CPU; for the GPU "
+        'run: pip install "tensorflow[and-cuda]"'
+    )
 
 
 def worker_of(strategy: tf.distribute.Strategy) -> Worker:

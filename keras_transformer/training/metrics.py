@@ -81,6 +81,11 @@ class TrainingMeter:
         """Whether there are batches that no row covers."""
         return self._begin is not None
 
+    @property
+    def has_values(self) -> bool:
+        """Whether the metrics of any batch are known: of several devices, only for each row."""
+        return bool(self._logs)
+
     def begin_batch(self) -> None:
         """Notes that a batch begins; the first one after a row resets the model's metrics."""
         if self._begin is None:

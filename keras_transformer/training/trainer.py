@@ -4,23 +4,27 @@
 that is killed and resumed ends with the weights of one that was not.
 """
 
+import concurrent.futures
 import contextlib
 import functools
+import re
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType, TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import keras
 import tensorflow as tf
 from typing_extensions import Self
 
+from keras_transformer.config import TrainingConfig
 from keras_transformer.data import (
     MAX_COMPILED_SHAPES,
     MAX_SHAPES,
     Batch,
     BatchPlan,
+    BatchShape,
     ParallelText,
     TokenizedCorpus,
     evaluation_batches,
@@ -28,6 +32,7 @@ from keras_transformer.data import (
     training_batches,
 )
 from keras_transformer.errors import InputError, one_line
+from keras_transformer.host import num_cores
 from keras_transformer.models import Seq2SeqModel, build_model
 from keras_transformer.text import SubwordSampler
 from keras_transformer.training.checkpoints import by_name
@@ -108,6 +113,38 @@ def is_finished(run: RunDirectory) -> bool:
     return (step >= training.train_steps or is_stalled) and checkpoints.has_average()
 
 
+class Due(NamedTuple):
+    """What follows an update, in this order.
+
+    Attributes:
+        check: read the number of skipped updates, for which a GPU must wait: twice in
+            `max_bad_steps` updates.
+        log: write a row of metrics.
+        validate: measure the dev sets.
+        save: write a checkpoint.
+        ask: ask the other workers whether one of them was stopped.
+    """
+
+    check: bool
+    log: bool
+    validate: bool
+    save: bool
+    ask: bool
+
+    @classmethod
+    def after(cls, step: int, training: TrainingConfig) -> Self:
+        """Returns what is due after so many updates of a run."""
+        validate = training.is_validated(step)
+        save = step % training.checkpoint_steps == 0 or step == training.train_steps
+        return cls(
+            check=step % max(1, training.max_bad_steps // 2) == 0,
+            log=validate or save or step % training.log_steps == 0,
+            validate=validate,
+            save=save,
+            ask=validate or save or step % _STEPS_BETWEEN_QUESTIONS == 0,
+        )
+
+
 class Stopped(Exception):  # noqa: N818  # it is no error
     """Training was stopped by a signal, and a checkpoint of its state was written.
 
@@ -157,6 +194,9 @@ class Trainer:
             self.weight_average = None
             if self.training.ema_decay is not None:
                 self.weight_average = WeightAverage(self.model, self.training.ema_decay)
+        self._summed_metrics = tf.function(
+            lambda: strategy.run(self.model.metrics_of_all_replicas), autograph=False
+        )
         self.step = self._resume()
         # A run that starts from another one's weights is first validated with them.
         is_measured = self.checkpoints.steps() != [0] or 0 in self.checkpoints.metrics.read()
@@ -175,56 +215,62 @@ class Trainer:
         check_validation(training, self.task, devs[0] if devs else None)
         if self.step >= training.train_steps or self._is_stalled():
             return
-        batches = self._training_batches(corpus)
-        # Builds metrics and loss, from the first batch of a stream that is not used any further.
-        model._maybe_symbolic_build(iterator=[(0, 0, iter(batches))])
-        model.make_train_function()
+        stream = iter(self._training_batches(corpus))
         validate = Validation(self, devs) if devs else None
+
+        @tf.function(autograph=False)
+        def update(stream: Any) -> Any:
+            return self.strategy.run(model.update, args=(next(stream),))
 
         with contextlib.ExitStack() as stack:
             signals = stack.enter_context(StopSignals())
             meter, progress, log = self._open_log(stack, validate, tensorboard, show)
             stack.enter_context(report_out_of_memory())
+            if model.uses_xla:
+                self._compile(corpus, show and self.worker.is_chief)
 
             if validate and not self.is_measured:
                 values = validate()
                 log(first_row(), values)
                 self._on_chief(lambda: checkpoints.metrics.write(0, self._decisive(values)))
 
-            stream = iter(batches)
             while self.step < training.train_steps:
                 # One update. The host only waits for the device in the check for bad steps.
                 meter.begin_batch()
-                logs = model.train_function(stream)
+                logs = update(stream)
                 self.step += 1
                 if self.weight_average:
                     self.weight_average.update(self.step)
-                meter.end_batch(logs)
-                if progress:
+                due = Due.after(self.step, training)
+                if due.log and not logs:
+                    logs = self._sum_metrics()
+                if logs:
+                    meter.end_batch(logs)
+                if progress and meter.has_values:
                     progress.end_batch(self.step)
-                self._check_bad_steps()
+                if due.check:
+                    self._check_bad_steps()
 
                 # Log, validate, save: the row of a checkpoint is written before it, since a
                 # resumed run drops rows beyond its checkpoint.
-                is_validated = training.is_validated(self.step)
-                is_regular = checkpoints.is_regular(self.step)
                 values = {}
-                if is_validated or is_regular or self.step % training.log_steps == 0:
+                if due.log:
                     row = meter.end_row(self.step)
-                    if is_validated and validate:
+                    if due.validate and validate:
                         values = validate()
                     log(row, values)
-                if is_regular:
+                if due.save:
                     self.save(values)
 
                 # Stop. On a signal a checkpoint is written first if there is none of this step.
-                if received := self._signal_to_any(signals, at_once=is_validated or is_regular):
+                if received := self._signal_to_any(signals, due):
                     if meter.has_new_batches:
+                        meter.end_batch(logs or self._sum_metrics())
                         log(meter.end_row(self.step), {})
-                    if not is_regular:
+                    if not due.save:
                         self.save()
                     raise Stopped(received, self.step)
-                if is_regular and self._is_stalled():
+                if due.save and self._is_stalled():
                     return
 
     def save(self, dev_values: Mapping[str, float] | None = None) -> None:
@@ -294,30 +340,26 @@ class Trainer:
         return {name: dev_values[name] for name in dev_values if name in names}
 
     def _check_bad_steps(self) -> None:
-        """Raises `InputError` if update after update is skipped, since no gradient is finite.
-
-        Reading the model's count makes a GPU wait, so it is read twice in `max_bad_steps` steps.
-        """
-        if self.step % max(1, self.training.max_bad_steps // 2):
-            return
+        """Raises `InputError` if update after update is skipped, since no gradient is finite."""
         bad_steps = int(self.model.bad_steps_in_a_row.numpy())
-        if bad_steps >= self.training.max_bad_steps:
-            steps = self.checkpoints.steps()
-            last = f"the last good checkpoint is step-{steps[-1]}" if steps else "no checkpoint yet"
-            raise InputError(
-                f"no gradient was finite in the {bad_steps} updates up to step {self.step}, and "
-                f"{last}; train another run with a lower learning_rate or clip_norm, or raise "
-                "max_bad_steps"
-            )
+        if bad_steps < self.training.max_bad_steps:
+            return
+        steps = self.checkpoints.steps()
+        last = f"the last good checkpoint is step-{steps[-1]}" if steps else "no checkpoint yet"
+        raise InputError(
+            f"no gradient was finite in the {bad_steps} updates up to step {self.step}, and "
+            f"{last}; train another run with a lower learning_rate or clip_norm, or raise "
+            "max_bad_steps"
+        )
 
-    def _signal_to_any(self, signals: "StopSignals", at_once: bool) -> signal.Signals | None:
+    def _signal_to_any(self, signals: "StopSignals", due: Due) -> signal.Signals | None:
         """Returns the signal to heed: this worker's, or SIGTERM for that of another worker.
 
         All workers must stop after the same step, so they ask each other every few steps.
         """
         if self.worker.count == 1:
             return signals.received
-        if not at_once and self.step % _STEPS_BETWEEN_QUESTIONS:
+        if not due.ask:
             return None
         if sum_over_workers(self.strategy, float(signals.received is not None)) > 0:
             return signals.received or signal.SIGTERM
@@ -365,8 +407,60 @@ class Trainer:
         if self.worker.count > 1:
             sum_over_workers(self.strategy, 0.0)  # they wait for each other
 
+    def _compile(self, corpus: TokenizedCorpus, show: bool) -> None:
+        """Compiles the program of each shape of batches, side by side, before the first update.
+
+        Padding runs through each of them once; what that changes is put back.
+        """
+        model, strategy = self.model, self.strategy
+        ids = tf.TensorSpec([None, None], tf.int32)
+
+        @tf.function(input_signature=[ids, ids], autograph=False)
+        def rehearse(source: tf.Tensor, target: tf.Tensor) -> None:
+            batch = {"source": source, "target": target}, target
+            strategy.run(model.rehearse, args=(batch,))
+
+        def compile_shape(shape: BatchShape) -> None:
+            rows = -(-shape.rows // strategy.num_replicas_in_sync)
+            rehearse(*(tf.zeros([rows, length], tf.int32) for length in shape[1:]))
+
+        def report(count: int) -> None:
+            if show:
+                print(f"Compiling {len(shapes)} programs: {count} done", flush=True)
+
+        shapes = BatchPlan(corpus, **self._plan_options()).shapes
+        report(0)
+        variables = [*model.variables, *model.optimizer.variables]
+        variables += [model.bad_steps, model.bad_steps_in_a_row]
+        values = [variable.numpy() for variable in variables]
+        rehearse.get_concrete_function()  # threads would trace it at the same time
+        with concurrent.futures.ThreadPoolExecutor(num_cores()) as pool:
+            futures = [pool.submit(compile_shape, shape) for shape in shapes]
+            for count, future in enumerate(concurrent.futures.as_completed(futures), start=1):
+                future.result()
+                report(count)
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(value)
+
+    def _sum_metrics(self) -> dict[str, tf.Tensor]:
+        """Returns the metrics of several replicas, which each update would have to wait for."""
+        sums = self._summed_metrics()
+        return {
+            name: self.strategy.experimental_local_results(each)[0] for name, each in sums.items()
+        }
+
+    def _plan_options(self) -> dict[str, Any]:
+        """Returns what the batches of training follow from, besides the corpus."""
+        return {
+            "batch_tokens": self.training.batch_tokens,
+            "batch_sentences": self.training.batch_sentences,
+            "max_shapes": self.max_shapes,
+            "mix_weights": self.configs.corpora.weights,
+        }
+
     def _training_batches(self, corpus: TokenizedCorpus) -> Any:
         """Returns the run's endless stream of batches from this step on."""
+        BatchPlan(corpus, **self._plan_options())  # raises in this thread if it is impossible
         data = self.configs.corpora
         resample = None
         if data.subword_sampling:
@@ -381,12 +475,9 @@ class Trainer:
             self.strategy,
             training_batches,
             corpus,
-            batch_tokens=self.training.batch_tokens,
-            batch_sentences=self.training.batch_sentences,
-            max_shapes=self.max_shapes,
+            **self._plan_options(),
             seed=self.training.seed,
             first_step=self.step,
-            mix_weights=data.weights,
             resample=resample,
         )
 
@@ -469,7 +560,8 @@ class WeightAverage:
                 for weight in self._weights
             ]
         self.variables = dict(zip(by_name(model, self._weights), averages, strict=True))
-        self._update = tf.function(self._update_all, autograph=False)
+        is_compiled = model.uses_xla and self._strategy.num_replicas_in_sync == 1
+        self._update = tf.function(self._update_all, autograph=False, jit_compile=is_compiled)
 
     def update(self, step: int) -> None:
         """Takes in the weights after a step."""
@@ -532,21 +624,23 @@ class StopSignals:
         self.received = signal.Signals(number)
 
 
+# How libraries beneath TensorFlow report a lack of memory, as an internal error.
+_LACKS_MEMORY = re.compile(r"out.of.memory|(cublas|cudnn).*(not.initialized|handle)", re.IGNORECASE)
+
+
 @contextlib.contextmanager
 def report_out_of_memory() -> Iterator[None]:
     """Raises `InputError`, with the flags to change, if memory runs out."""
     try:
         yield
     except (MemoryError, tf.errors.OpError) as error:
-        # Libraries beneath TensorFlow report it as an internal error.
-        if not isinstance(
-            error, MemoryError | tf.errors.ResourceExhaustedError
-        ) and "out of memory" not in str(error).lower().replace("_", " "):
+        is_known = isinstance(error, MemoryError | tf.errors.ResourceExhaustedError)
+        if not is_known and not _LACKS_MEMORY.search(str(error)):
             raise
         raise InputError(
-            f"out of memory with a batch ({one_line(error)}); raise --accumulation_steps, which "
-            "makes the batches of training and of the dev set smaller, or lower --batch_tokens in "
-            "another --run_dir"
+            f"out of memory with a batch ({one_line(error)}); end other programs on this GPU if "
+            "there are any, raise --accumulation_steps, which makes the batches of training and of "
+            "the dev set smaller, or lower --batch_tokens in another --run_dir"
         ) from error
 
 

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import threading
-import types
 
 import keras
 import numpy as np
@@ -34,8 +33,9 @@ from keras_transformer.training import (
     trainer,
 )
 from keras_transformer.training.checkpoints import by_name
-from keras_transformer.training.distribution import ONLY_WORKER, Worker
+from keras_transformer.training.distribution import Worker
 from keras_transformer.training.trainer import (
+    Due,
     StopSignals,
     Trainer,
     WeightAverage,
@@ -53,7 +53,9 @@ def metrics(run: RunDirectory) -> list[dict[str, float]]:
 
 
 # What a run can carry from step to step beside the weights.
-LIVELY = {"ema_decay": 0.8, "weight_decay": 0.01, "clip_norm": 1.0, "keep_best": 2}
+LIVELY = {
+    "ema_decay": 0.8, "weight_decay": 0.01, "clip_norm": 1.0, "keep_best": 2, "validation_steps": 8
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -92,10 +94,11 @@ def test_run_leaves_checkpoints_average_and_metrics(undisturbed):
     assert [row["step"] for row in rows] == [3, 4, 6, 8, 9, 12]
     for row in rows:
         assert {"loss", "accuracy", "perplexity", "padding", "target_tokens"} < row.keys()
-        assert ("bleu" in row) == ("val_loss" in row) == (row["step"] % 4 == 0)
+        assert ("bleu" in row) == ("val_loss" in row) == (row["step"] in (8, 12))
         assert ("bleu_2" in row) == ("bleu" in row)
         assert np.all(np.isfinite(list(row.values())))
     assert [row["target_tokens"] for row in rows] == sorted(row["target_tokens"] for row in rows)
+    assert run.checkpoints().metrics.read().keys() == {8, 12}
 
 
 def test_training_and_dev_loss_decrease(undisturbed):
@@ -406,85 +409,63 @@ def test_start_of_interrupted_attempt_is_dropped(create, start):
     assert run.checkpoints().steps() == []
 
 
-# The loop, with a model that does nothing
-
-
-class Loop(Trainer):
-    """A trainer of 12 steps, 4 an interval, whose model calls an action at each step.
-
-    Attributes:
-        saved, validated: the steps at which it saved and validated.
-    """
-
-    def __init__(self, folder, actions=None, step=0, **changes):
-        changes = {"log_steps": 100} | changes
-        self.actions, self.saved, self.validated, self.step = actions or {}, [], [], step
-        self.run = types.SimpleNamespace(metrics_path=folder / "metrics.jsonl", path=folder)
-        self.strategy, self.worker = tf.distribute.get_strategy(), ONLY_WORKER
-        self.task, self.training = TranslationTask(), tiny_run.training_config(**changes)
-        every, end = self.training.checkpoint_steps, self.training.train_steps
-        self.checkpoints = Checkpoints(folder, every=every, end=end, metric=self.task.metric)
-        self.weight_average, self.is_measured, self.bad_counts = None, True, {}
-        number = lambda get: types.SimpleNamespace(numpy=get)  # noqa: E731
-        self.model = types.SimpleNamespace(
-            train_function=self.update,
-            optimizer=types.SimpleNamespace(learning_rate=0.1),
-            bad_steps=number(lambda: 0),
-            bad_steps_in_a_row=number(lambda: self.bad_counts[self.step]),
-            **dict.fromkeys(
-                ("_maybe_symbolic_build", "make_train_function", "reset_metrics"),
-                lambda **_: None,
-            ),
-        )
-
-    def update(self, stream):
-        if action := self.actions.get(self.step + 1):
-            action()
-        return {"loss": 1.0, "target_tokens": 1.0, "flops": 1.0, "padded_flops": 1.0}
-
-    def save(self, dev_values=None):
-        self.saved.append(self.step)
-        if dev_values:
-            self.checkpoints.metrics.write(self.step, self._decisive(dev_values))
-
-    def _training_batches(self, corpus):
-        return []
-
-    def _check_bad_steps(self):
-        if self.bad_counts:
-            super()._check_bad_steps()
-
-    def rows(self):
-        lines = self.run.metrics_path.read_text().splitlines()
-        return [json.loads(line)["step"] for line in lines]
-
-
-class LoopValidation:
-    dev_metrics = ()
-
-    def __init__(self, loop, devs):
-        self.loop = loop
-
-    def __call__(self):
-        self.loop.validated.append(self.loop.step)
-        return {"val_loss": 1.0 / self.loop.step}
+# What follows an update, and what ends a run
 
 
 @pytest.mark.parametrize(
-    ("validation_steps", "validated"), [(2, [2, 4, 6, 8, 10]), (4, [4, 8, 10]), (8, [8, 10])]
-)
-def test_validation_steps_differ_from_checkpoint_steps(
-    tmp_path, monkeypatch, validation_steps, validated
-):
-    monkeypatch.setattr(trainer, "Validation", LoopValidation)
-    changes = {"validation_steps": validation_steps, "stop_metric": "val_loss"}
-    loop = Loop(tmp_path, train_steps=10, **changes)
-    loop.train(None, [DEV], show=False)
-    assert (loop.saved, loop.validated) == ([4, 8, 10], validated)
-    rows = [json.loads(line) for line in loop.run.metrics_path.read_text().splitlines()]
-    assert [row["step"] for row in rows if "val_loss" in row] == validated
-    expected = {step: {"val_loss": 1.0 / step} for step in loop.saved if step in validated}
-    assert loop.checkpoints.metrics.read() == expected
+    ("changes", "checks", "logs", "validates", "saves"),
+    [
+        ({}, [10], [3, 4, 6, 8, 9, 10], [4, 8, 10], [4, 8, 10]),
+        ({"validation_steps": 2}, [10], [2, 3, 4, 6, 8, 9, 10], [2, 4, 6, 8, 10], [4, 8, 10]),
+        ({"validation_steps": 8}, [10], [3, 4, 6, 8, 9, 10], [8, 10], [4, 8, 10]),
+        ({"max_bad_steps": 8, "log_steps": 100}, [4, 8], [4, 8, 10], [4, 8, 10], [4, 8, 10]),
+        ({"max_bad_steps": 1, "checkpoint_steps": 7}, range(1, 11), [3, 6, 7, 9, 10], [7, 10],
+         [7, 10]),
+    ],
+)  # fmt: skip
+def test_what_is_due_follows_from_step_and_configuration(changes, checks, logs, validates, saves):
+    training = tiny_run.training_config(train_steps=10, **changes)
+    due = {step: Due.after(step, training) for step in range(1, 11)}
+    for name, steps in zip(Due._fields, (checks, logs, validates, saves), strict=False):
+        assert [step for step in due if getattr(due[step], name)] == list(steps), name
+    assert {step for step in due if due[step].ask} == {8, *validates, *saves}
+
+
+def test_extended_run_saves_at_multiples_again():
+    training = tiny_run.training_config(train_steps=25)  # the run had ended at 14
+    assert [step for step in range(15, 26) if Due.after(step, training).save] == [16, 20, 24, 25]
+
+
+@pytest.mark.slow
+def test_metric_that_stalls_stops_run_at_same_step_when_resumed(tmp_path):
+    options = {"train_steps": 36, "stop_metric": "val_loss", "stop_patience": 2}
+    options |= {"learning_rate": 0.0, "validation_time_share": 0.0}
+    run = tiny_run.create(tmp_path / "run", **options)
+    train(run, tiny_run.corpus(), DEV, show=False)
+    assert run.checkpoints().steps() == [4, 8, 12]
+    assert is_finished(run)
+    resumed = copy_of(run, tmp_path / "resumed", until_step=8)
+    assert not is_finished(resumed)
+    for _ in range(2):  # the second time there is nothing to do
+        train(resumed, tiny_run.corpus(), DEV, show=False)
+        assert_same_checkpoint(run, resumed, "average")
+    assert resumed.checkpoints().steps() == [4, 8, 12]
+
+
+def test_gradients_that_stay_non_finite_end_run_with_advice(tmp_path):
+    run = tiny_run.create(tmp_path, learning_rate=1e30, warmup_steps=1, max_bad_steps=4)
+    with pytest.raises(InputError) as caught:
+        train(run, tiny_run.corpus(), show=False)
+    message = str(caught.value)
+    assert re.match(r"no gradient was finite in the [45] updates up to step 6, and the", message)
+    for part in ("last good checkpoint is step-4", "learning_rate", "clip_norm", "max_bad_steps"):
+        assert part in message
+
+
+def test_batch_without_room_for_a_sentence_is_reported(tmp_path):
+    run = tiny_run.create(tmp_path, batch_tokens=3)
+    with pytest.raises(InputError, match="batch_tokens 3 has no room for the longest sentence"):
+        train(run, tiny_run.corpus(), show=False)
 
 
 @pytest.fixture
@@ -497,47 +478,14 @@ def handlers():
     signal.signal(signal.SIGINT, found)
 
 
-def raises(number):
-    return lambda: signal.raise_signal(number)
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize(
-    ("step", "validation_steps", "saved", "rows"),
-    [(6, None, [4, 6], [4, 6]), (8, None, [4, 8], [4, 8]), (2, 2, [2], [2])],
-    ids=["between", "at a checkpoint", "at a validation"],
-)
-def test_signal_saves_its_step_once_and_stops(
-    handlers, tmp_path, number, step, validation_steps, saved, rows
-):
-    loop = Loop(tmp_path, {step: raises(number)}, validation_steps=validation_steps)
-    with pytest.raises(Stopped) as stopped:
-        loop.train(None, show=False)
-    assert (stopped.value.signal, stopped.value.step) == (number, step)
-    assert (loop.saved, loop.rows()) == (saved, rows)
-
-
-def test_second_ctrl_c_stops_at_once(handlers, tmp_path):
-    def press_twice():
-        signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGINT)
-
-    loop = Loop(tmp_path, {6: press_twice})
-    with pytest.raises(KeyboardInterrupt):
-        loop.train(None, show=False)
-    assert loop.saved == [4]
-
-
-def test_loop_without_signal_saves_and_logs_each_interval(handlers, tmp_path):
-    loop = Loop(tmp_path, train_steps=10)
-    loop.train(None, show=False)
-    assert (loop.saved, loop.rows()) == ([4, 8, 10], [4, 8, 10])
-
-
-def test_extended_run_saves_at_multiples_again(handlers, tmp_path):
-    loop = Loop(tmp_path, step=14, train_steps=25)
-    loop.train(None, show=False)
-    assert loop.saved == [16, 20, 24, 25]
+def test_signal_is_noted_and_a_second_ctrl_c_raises(handlers, number):
+    with StopSignals() as signals:
+        assert signals.received is None
+        signal.raise_signal(number)
+        assert signals.received == number
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
 
 
 def test_signal_handlers_are_restored_after_error(handlers):
@@ -545,22 +493,26 @@ def test_signal_handlers_are_restored_after_error(handlers):
         raise ZeroDivisionError  # the fixture looks at the handlers
 
 
-def test_ignored_signal_stays_ignored(tmp_path):
+def test_ignored_signal_stays_ignored():
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as nohup and `&` in scripts do
     try:
-        loop = Loop(tmp_path, {2: raises(signal.SIGINT)})
-        loop.train(None, show=False)
-        assert loop.saved == [4, 8, 12]
+        with StopSignals() as signals:
+            signal.raise_signal(signal.SIGINT)
+        assert signals.received is None
     finally:
         signal.signal(signal.SIGINT, before)
 
 
-def test_other_threads_train_without_handlers(tmp_path):
-    loop = Loop(tmp_path)
-    thread = threading.Thread(target=loop.train, args=(None,), kwargs={"show": False})
+def test_other_threads_train_without_handlers(handlers):
+    def run():
+        with StopSignals():
+            found.append(signal.getsignal(signal.SIGINT))
+
+    found = []
+    thread = threading.Thread(target=run)
     thread.start()
     thread.join()
-    assert loop.saved == [4, 8, 12]
+    assert found == [signal.default_int_handler]
 
 
 # A metric that stalls
@@ -604,49 +556,32 @@ def test_stall_counts_regular_checkpoints_up_to_the_step(tmp_path):
     assert stalled == [300]
 
 
-def test_early_stop_is_at_same_step_when_resumed(tmp_path, monkeypatch):
-    values = {4: 2.0, 8: 3.0, 12: 1.0, 16: 1.0, 20: 9.0}
-    monkeypatch.setattr(trainer, "check_validation", lambda *arguments: None)
-
-    class Scored(Loop):
-        def save(self, dev_values=None):
-            super().save({"bleu": values[self.step]})
-
-    for step, saved in ((0, [4, 8, 12, 16]), (8, [12, 16]), (16, [])):
-        options = {"stop_metric": "bleu", "stop_patience": 2, "train_steps": 36}
-        loop = Scored(tmp_path, step=step, **options)
-        loop.train(None, show=False)
-        assert (loop.step, loop.saved) == (16, saved)
+# Several workers
 
 
-@pytest.mark.parametrize("is_stalled", [True, False])
-def test_first_worker_decides_early_stop(tmp_path, monkeypatch, is_stalled):
-    loop = Loop(tmp_path, stop_metric="bleu", stop_patience=1)
-    loop.step = 8
-    loop.checkpoints.metrics.write(4, {"bleu": 2.0})
-    loop.checkpoints.metrics.write(8, {"bleu": 3.0 if is_stalled else 1.0})  # read by this worker
-    monkeypatch.setattr(trainer, "value_of_chief", lambda strategy, value: is_stalled)
-    assert loop._is_stalled() == is_stalled
+@pytest.fixture
+def second_worker(tmp_path):
+    """A trainer that takes itself for the second of two workers."""
+    created = Trainer(tiny_run.create(tmp_path), tf.distribute.get_strategy())
+    created.worker = Worker(1, 2)
+    return created
 
 
 @pytest.mark.parametrize("can_read", [True, False])
-def test_workers_that_resume_differently_stop(tmp_path, monkeypatch, can_read):
-    loop = Loop(tmp_path)
-    loop.worker = Worker(1, 2)
+def test_workers_that_resume_differently_stop(second_worker, monkeypatch, can_read):
     monkeypatch.setattr(trainer, "value_of_chief", lambda strategy, value: 8)
     reports = []
     monkeypatch.setattr(trainer, "sum_over_workers", lambda strategy, x: reports.append(x) or x)
-    monkeypatch.setattr(loop, "_state", dict)
 
-    def resume(model):
+    def resume(model, **state):
         if not can_read:
             raise InputError("no checkpoint is whole")
         return 4
 
-    monkeypatch.setattr(loop.checkpoints, "resume", resume)
+    monkeypatch.setattr(second_worker.checkpoints, "resume", resume)
     expected = "worker 1 read step 4, the first worker step 8" if can_read else "is whole"
     with pytest.raises(InputError, match=expected):
-        loop._resume()
+        second_worker._resume()
     assert reports == [1.0]  # the other workers learn of it, and stop too
 
 
@@ -680,41 +615,6 @@ def test_two_workers_with_other_checkpoints_stop(undisturbed, tmp_path, free_por
         assert message in worker.communicate(timeout=600)[0]
 
 
-# Gradients that are not finite
-
-
-def bad_step(folder, max_bad_steps, counts):
-    """Gives the step at which bad steps in a row end training, and the message."""
-    loop = Loop(folder, max_bad_steps=max_bad_steps, train_steps=len(counts), checkpoint_steps=99)
-    loop.bad_counts = dict(enumerate(counts, start=1))
-    try:
-        loop.train(None, show=False)
-    except InputError as error:
-        return loop.step, str(error)
-    return None, ""
-
-
-def test_too_many_bad_steps_end_run_with_advice(tmp_path):
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    model.compile(optimizer="adam")
-    Checkpoints(tmp_path).save(model, 30)
-    step, message = bad_step(tmp_path, 8, [0, 0, 0, *range(1, 30)])
-    assert step == 12  # it is read at 4, 8 and 12
-    assert message.startswith("no gradient was finite in the 9 updates up to step 12, and the last")
-    for part in ("step-30", "learning_rate", "clip_norm", "max_bad_steps"):
-        assert part in message
-
-
-def test_bad_steps_between_good_ones_do_not_end_run(tmp_path):
-    assert bad_step(tmp_path, 4, [1, 2, 3, 0, 1, 2, 3, 0, 1, 2])[0] is None
-
-
-def test_one_bad_step_can_be_too_many(tmp_path):
-    step, message = bad_step(tmp_path, 1, [0, 0, 1])
-    assert step == 3
-    assert "no checkpoint yet" in message
-
-
 # Lack of memory
 
 
@@ -724,6 +624,7 @@ def test_one_bad_step_can_be_too_many(tmp_path):
         MemoryError(),
         tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor"),
         tf.errors.InternalError(None, None, "CUDA_ERROR_OUT_OF_MEMORY: so it is"),
+        tf.errors.InternalError(None, None, "Failed to create cuBLAS handle: NOT_INITIALIZED"),
     ],
 )
 def test_out_of_memory_names_flags(error):
@@ -802,7 +703,7 @@ train(run, tiny_run.corpus(), tiny_run.text(16, seed=1), strategy=strategy, show
 
 
 @pytest.mark.slow
-def test_xla_compiles_each_of_few_shapes_once_and_agrees(tmp_path, run_python):
+def test_xla_compiles_each_of_few_shapes_once_before_training(tmp_path, run_python):
     corpus = tiny_run.corpus(300, longest=40)
     fine, few = (
         BatchPlan(corpus, batch_tokens=256, max_shapes=number)
@@ -811,13 +712,19 @@ def test_xla_compiles_each_of_few_shapes_once_and_agrees(tmp_path, run_python):
     assert len(fine.shapes) > 8 >= len(few.shapes) > 5
     options = dict(dropout=0.0, batch_tokens=256, train_steps=few.batches_per_epoch)
     compiled = tiny_run.create(tmp_path / "xla", **options)
-    dump = tmp_path / "dump"
-    flags = f"--xla_dump_to={dump} --xla_dump_hlo_as_text"
-    run_python("-c", TRAIN_WITH_XLA, FOLDER, compiled.path, XLA_FLAGS=flags)
+    dump, cache = tmp_path / "dump", tmp_path / "cache"
+    variables = {
+        "XLA_FLAGS": f"--xla_dump_to={dump} --xla_dump_hlo_as_text",
+        "TF_XLA_FLAGS": f"--tf_xla_persistent_cache_directory={cache} "
+        "--tf_xla_persistent_cache_device_types=CPU,GPU",
+    }
+    output = run_python("-c", TRAIN_WITH_XLA, FOLDER, compiled.path, **variables)
+    lines = [f"Compiling {len(few.shapes)} programs: {n} done" for n in range(len(few.shapes) + 1)]
+    assert output.splitlines()[: len(lines)] == lines
     programs = [
         path.name
         for path in dump.iterdir()
-        if re.search(r"forward_and_backward.*before_optimizations\.txt$", path.name)
+        if re.search(r"_update.*before_optimizations\.txt$", path.name)
     ]
     assert len(programs) == len(few.shapes)
     plain = tiny_run.create(tmp_path / "plain", **options)
@@ -827,6 +734,16 @@ def test_xla_compiles_each_of_few_shapes_once_and_agrees(tmp_path, run_python):
     expected, found = (run.load_model().get_weights() for run in (plain, compiled))
     for one, other in zip(expected, found, strict=True):
         np.testing.assert_allclose(other, one, atol=1e-4)
+
+    # Another process takes the programs from the cache, and compiles one again that is damaged.
+    before = {path.name for path in cache.iterdir()}
+    assert len(before) == len(few.shapes)
+    next(cache.iterdir()).write_bytes(b"cut short")
+    again = tiny_run.create(tmp_path / "again", **options)
+    run_python("-c", TRAIN_WITH_XLA, FOLDER, again.path, **variables)
+    assert {path.name for path in cache.iterdir()} == before
+    for one, other in zip(found, again.load_model().get_weights(), strict=True):
+        np.testing.assert_array_equal(other, one)
 
 
 @pytest.mark.slow

@@ -87,9 +87,10 @@ def train_until_killed(path: str, batches: int, name: str = "SIGKILL") -> None:
     """Trains and sends this process a signal after some batches of the run."""
 
     class Killer(trainer.Trainer):
-        def _check_bad_steps(self) -> None:
+        def _signal_to_any(self, *arguments: Any) -> signal.Signals | None:
             if self.step == batches:
                 os.kill(os.getpid(), signal.Signals[name])
+            return super()._signal_to_any(*arguments)
 
     trainer.Trainer = Killer
     try:
