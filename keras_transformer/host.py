@@ -9,6 +9,7 @@ import os
 import pathlib
 import platform
 import threading
+import zlib
 
 from keras_transformer import __version__
 
@@ -19,6 +20,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
 _KEEP = {_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: -1, _M_ARENA_MAX: 1}
 
 
+NVIDIA_DRIVER = pathlib.Path("/proc/driver/nvidia")
 _PACKAGES = ("tensorflow", "tensorflow-text", "keras", "sentencepiece", "sacrebleu")
 
 
@@ -113,3 +115,23 @@ def keep_freed_memory() -> bool:
         return all([libc.mallopt(name, value) == 1 for name, value in _KEEP.items()])
     except (OSError, AttributeError):  # no glibc
         return False
+
+
+def keep_programs(folder: str | None = None) -> None:
+    """Has XLA keep what it compiles, for later processes; call it before TensorFlow is imported.
+
+    Each version of TensorFlow and kind of machine has its own folder within: XLA would take a
+    program of another one for its own.
+
+    Args:
+        folder: where; None means keras-transformer in $XDG_CACHE_HOME or ~/.cache.
+    """
+    home = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+    root = pathlib.Path(folder or pathlib.Path(home) / "keras-transformer").expanduser()
+    cards = sorted(path.read_text() for path in NVIDIA_DRIVER.glob("gpus/*/information"))
+    machine = zlib.crc32(" ".join([*sorted(cpu_flags()), *cards]).encode())
+    path = root / f"tensorflow-{importlib.metadata.version('tensorflow')}-{machine:08x}"
+    os.environ["TF_XLA_FLAGS"] = (
+        f"--tf_xla_persistent_cache_directory={path.resolve()} "
+        f"--tf_xla_persistent_cache_device_types=CPU,GPU {os.environ.get('TF_XLA_FLAGS', '')}"
+    )

@@ -27,12 +27,11 @@ from keras_transformer.config import (
     architectures,
 )
 from keras_transformer.errors import InputError
+from keras_transformer.host import keep_programs
 from keras_transformer.tasks import get_task, registered_tasks
 from keras_transformer.training import settings
 
 if TYPE_CHECKING:
-    import tensorflow as tf
-
     from keras_transformer.data import ParallelText
     from keras_transformer.training import RunConfigs, RunDirectory
 
@@ -58,7 +57,13 @@ _JIT_COMPILE = flags.DEFINE_enum(
     "jit_compile",
     "auto",
     ["auto", "true", "false"],
-    "Whether XLA compiles the model, once for each shape of a batch; auto means on a GPU.",
+    "Whether XLA compiles the update, once for each shape of a batch; auto means on a GPU.",
+)
+_COMPILE_CACHE = flags.DEFINE_string(
+    "compile_cache",
+    None,
+    "Folder in which XLA keeps compiled programs, so that a resumed run compiles nothing; empty "
+    "for none. Default: keras-transformer in $XDG_CACHE_HOME or ~/.cache.",
 )
 _CACHE_DIR = flags.DEFINE_string(
     "cache_dir",
@@ -107,6 +112,8 @@ def main(arguments: list[str]) -> None:
     if is_new and _START_FROM.value is None:
         settings.new_configs(options)  # reports wrong settings before TensorFlow is loaded
         _check_data(options)
+    if _COMPILE_CACHE.value != "":
+        keep_programs(_COMPILE_CACHE.value)
     keeps_memory = common.load_tensorflow()
     from keras_transformer.training import RunDirectory, distribution, trainer
     from keras_transformer.training.run import TextPreparation, prepare_run
@@ -131,14 +138,17 @@ def main(arguments: list[str]) -> None:
         print(f"Nothing to do: {reason}")
         return
     is_bfloat16 = run.configs().training.precision == "mixed_bfloat16"
-    if is_bfloat16 and not distribution.computes_in_bfloat16():
+    if is_bfloat16 and distribution.auto_precision() != "mixed_bfloat16":
         print(
-            "This processor has no fast instructions for bfloat16, and trains slower in it than "
-            "in float32: at 0.7 of the rate with AVX2. For a new run --precision=auto chooses."
+            "This machine has no fast instructions for bfloat16, and trains slower in it than in "
+            "float32: at 0.7 of the rate with AVX2. For a new run --precision=auto chooses."
         )
+    if line := distribution.why_no_gpu():
+        print(line)
     steps = run.checkpoints().steps()
+    devices = distribution.describe_devices(strategy)
     _say(
-        f"Training on {_devices(strategy)}{', malloc trimming disabled,' * keeps_memory} with "
+        f"Training on {devices}{', malloc trimming disabled,' * keeps_memory} with "
         f"{len(corpus):,} pairs, from step {steps[-1] if steps else 0:,} on ..."
     )
     jit_compile: Any = {"true": True, "false": False}.get(str(_JIT_COMPILE.value), "auto")
@@ -237,14 +247,6 @@ def _read_texts(configs: "RunConfigs") -> "list[ParallelText]":
     if (flags.FLAGS.test_source, flags.FLAGS.test_file) != (None, None):
         read_test_text(configs.corpora, task=configs.task)
     return devs
-
-
-def _devices(strategy: "tf.distribute.Strategy") -> str:
-    import tensorflow as tf
-
-    replicas = strategy.num_replicas_in_sync
-    kind = "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
-    return f"{replicas} {kind}s" if replicas > 1 else f"the {kind}"
 
 
 def _say(line: str) -> None:

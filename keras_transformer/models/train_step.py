@@ -28,7 +28,7 @@ import keras
 from keras_transformer.config import PAD_ID
 from keras_transformer.decoding import Tensor
 from keras_transformer.errors import InputError
-from keras_transformer.objectives import OF_TRAINING_ONLY, check_ids, fused
+from keras_transformer.objectives import TRAINING_PREFIX, check_ids, fused
 
 ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
 if ON_TENSORFLOW:
@@ -112,9 +112,9 @@ class TokenWeightedModel(keras.Model):
             # In a namespace, which Keras does not export with the model.
             self._programs = types.SimpleNamespace(of_replica={})
         super().compile(*args, jit_compile=jit_compile, **kwargs)
-        if ON_TENSORFLOW and self.distribute_strategy.num_replicas_in_sync > 1:
-            # `_update` sums the gradients, once, and the optimizer's sum would be another.
-            optimizer = getattr(self.optimizer, "inner_optimizer", self.optimizer)
+        optimizer: Any = getattr(self.optimizer, "inner_optimizer", self.optimizer)
+        if ON_TENSORFLOW and self.distribute_strategy.num_replicas_in_sync > 1 and optimizer:
+            # `_update` sums the gradients, once; the optimizer's sum would be another.
             optimizer._all_reduce_sum_gradients = lambda grads_and_vars: grads_and_vars
         self.accumulation_steps = accumulation_steps
         self.clip_norm = clip_norm
@@ -159,7 +159,7 @@ class TokenWeightedModel(keras.Model):
             _check_data(self, data)
             _loss_and_metrics(self, data, training=False)
             values = _for_keras(self.metrics_of_all_replicas()).items()
-            return {name: value for name, value in values if not name.startswith(OF_TRAINING_ONLY)}
+            return {name: value for name, value in values if not name.startswith(TRAINING_PREFIX)}
 
         def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
             """Builds metrics and loss under a strategy, from one replica's rows of a batch.
@@ -302,7 +302,8 @@ def _accumulate(model: Any, data: Any, tokens: Tensor) -> list[Tensor | None]:
         return tf.reshape(tf.pad(tensor, padding), shape)
 
     data = keras.tree.map_structure(cut, data)
-    weights, is_reached = model.trainable_weights, []
+    weights = model.trainable_weights
+    is_reached: list[bool] = []
 
     def add_part(part: Tensor, sums: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
         rows_of_part = keras.tree.map_structure(lambda x: None if x is None else x[part], data)
@@ -366,11 +367,11 @@ def _is_overwritten(weight: Any) -> bool:
 def _sum_and_clip(model: Any, gradients: list[Tensor]) -> tuple[list[Tensor], Tensor]:
     """Returns the batch's gradients, clipped, and their global norm before, float32."""
     gradients = _sum_over_replicas(gradients)
-    halves = [
-        tf.nn.l2_loss(each if each.dtype == tf.float64 else tf.cast(each, tf.float32))
-        for each in gradients
-    ]
-    norm = tf.sqrt(2.0 * tf.add_n([tf.cast(half, tf.float32) for half in halves]))
+    halves = [tf.constant(0.0)]
+    for each in gradients:
+        wide = each if each.dtype == tf.float64 else tf.cast(each, tf.float32)
+        halves.append(tf.cast(tf.nn.l2_loss(wide), tf.float32))
+    norm = tf.sqrt(2.0 * tf.add_n(halves))
     if model.clip_norm is None:
         return gradients, norm
     optimizer = model.optimizer

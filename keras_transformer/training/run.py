@@ -40,7 +40,7 @@ from keras_transformer.training.checkpoints import AVERAGE, START, Checkpoints
 from keras_transformer.training.distribution import (
     ONLY_WORKER,
     Worker,
-    computes_in_bfloat16,
+    auto_precision,
     heartbeat,
     wait_for_first_worker,
 )
@@ -195,14 +195,13 @@ class RunDirectory:
     def resolved(self, training: TrainingConfig) -> TrainingConfig:
         """Returns a configuration with the precision that "auto" means for this run.
 
-        That is the precision it has, whatever machine it resumes on. A new run gets
-        mixed_bfloat16 if this machine computes in it, else float32.
+        That is the precision it has, whatever machine it resumes on; see `auto_precision`.
         """
         if training.precision != "auto":
             return training
         if self.exists:
             return training.replace(precision=self.configs().training.precision)
-        return training.replace(precision="mixed_bfloat16" if computes_in_bfloat16() else "float32")
+        return training.replace(precision=auto_precision())
 
     def configs(self) -> RunConfigs:
         """Returns the configurations of the run.

@@ -193,7 +193,9 @@ class Trainer:
             compile_for_training(self.model, self.training, jit_compile)
             self.weight_average = None
             if self.training.ema_decay is not None:
-                self.weight_average = WeightAverage(self.model, self.training.ema_decay)
+                self.weight_average = WeightAverage(
+                    self.model, self.training.ema_decay, self.model.uses_xla
+                )
         self._summed_metrics = tf.function(
             lambda: strategy.run(self.model.metrics_of_all_replicas), autograph=False
         )
@@ -539,12 +541,13 @@ class WeightAverage:
     Args:
         model: built under the strategy that trains it.
         decay: d in the long run, between 0 and 1.
+        jit_compile: whether XLA compiles the update of the averages, on one device.
 
     Attributes:
         variables: the averages by the weights' paths within the model, for checkpoints.
     """
 
-    def __init__(self, model: keras.Model, decay: float) -> None:
+    def __init__(self, model: keras.Model, decay: float, jit_compile: bool = False) -> None:
         self._weights = model.trainable_weights
         self._decay = decay
         self._strategy = model.distribute_strategy
@@ -560,7 +563,7 @@ class WeightAverage:
                 for weight in self._weights
             ]
         self.variables = dict(zip(by_name(model, self._weights), averages, strict=True))
-        is_compiled = model.uses_xla and self._strategy.num_replicas_in_sync == 1
+        is_compiled = jit_compile and self._strategy.num_replicas_in_sync == 1
         self._update = tf.function(self._update_all, autograph=False, jit_compile=is_compiled)
 
     def update(self, step: int) -> None:

@@ -283,7 +283,8 @@ def test_sigterm_to_one_worker_stops_all_at_same_step(start, tmp_path, train_fla
 def test_slow_bfloat16_and_malloc_are_reported(
     call, train_flags, tmp_path, monkeypatch, training_ends, computes, trim_threshold
 ):
-    monkeypatch.setattr(distribution, "computes_in_bfloat16", lambda: computes)
+    precision = "mixed_bfloat16" if computes else "float32"
+    monkeypatch.setattr(distribution, "auto_precision", lambda: precision)
     monkeypatch.delenv("MALLOC_TRIM_THRESHOLD_", raising=False)
     if trim_threshold:  # set by the user
         monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", trim_threshold)

@@ -83,3 +83,63 @@ def test_auto_strategy_without_gpus_is_one_device():
     if len(tf.config.list_physical_devices("GPU")) > 1:
         pytest.skip("needs a machine with at most one GPU")
     assert make_strategy("auto").num_replicas_in_sync == 1
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """Makes TensorFlow show cards of these compute capabilities."""
+
+    def show(*capabilities):
+        details = [
+            {"compute_capability": each, "device_name": f"Card {each[0]}"} for each in capabilities
+        ]
+        monkeypatch.setattr(module.tf.config, "list_physical_devices", lambda kind: details)
+        monkeypatch.setattr(
+            module.tf.config.experimental, "get_device_details", lambda device: device
+        )
+
+    return show
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "has_instructions", "expected"),
+    [
+        ([(9, 0)], False, "mixed_bfloat16"),
+        ([(8, 0)], False, "mixed_bfloat16"),
+        ([(9, 0), (7, 5)], True, "mixed_float16"),
+        ([(7, 0)], True, "mixed_float16"),
+        ([(6, 1)], True, "float32"),
+        ([], True, "mixed_bfloat16"),
+        ([], False, "float32"),
+    ],
+)
+def test_auto_precision_follows_from_the_device(
+    gpus, monkeypatch, capabilities, has_instructions, expected
+):
+    gpus(*capabilities)
+    monkeypatch.setattr(module, "has_bfloat16", lambda: has_instructions)
+    assert module.auto_precision() == expected
+
+
+def test_devices_are_named(gpus):
+    strategy = tf.distribute.get_strategy()
+    gpus((9, 0))
+    assert module.describe_devices(strategy) == "the GPU (Card 9)"
+    gpus()
+    assert module.describe_devices(strategy) == "the CPU"
+
+
+def test_driver_without_a_gpu_in_tensorflow_is_reported(gpus, monkeypatch, tmp_path):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    gpus()
+    monkeypatch.setattr(module, "NVIDIA_DRIVER", tmp_path / "none")
+    assert module.why_no_gpu() == ""
+    monkeypatch.setattr(module, "NVIDIA_DRIVER", tmp_path)
+    assert (
+        'uses the CPU; for the GPU run: pip install "tensorflow[and-cuda]"' in module.why_no_gpu()
+    )
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")  # hidden on purpose
+    assert module.why_no_gpu() == ""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    gpus((9, 0))
+    assert module.why_no_gpu() == ""

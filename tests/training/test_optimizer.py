@@ -10,10 +10,9 @@ from toy_architecture import ToyConfig
 from keras_transformer.config import RecurrentConfig, TransformerConfig, UniversalConfig
 from keras_transformer.errors import InputError
 from keras_transformer.models import Transformer, build_model
-from keras_transformer.training.optimizer import FusedAdam
 from keras_transformer.objectives import InverseSquareRoot, SmoothedCrossEntropy
 from keras_transformer.training import Checkpoints
-from keras_transformer.training.optimizer import compile_for_training, freeze
+from keras_transformer.training.optimizer import FusedAdam, compile_for_training, freeze
 
 
 def compiled(**changes) -> Transformer:

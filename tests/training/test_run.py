@@ -19,7 +19,6 @@ from keras_transformer.training import (
     RunConfigs,
     RunDirectory,
     compile_for_training,
-    distribution,
     train,
 )
 from keras_transformer.training import run as run_module
@@ -412,27 +411,22 @@ def test_changed_stop_metric_must_exist():
 # Precision
 
 
-@pytest.mark.parametrize("has_gpu", [True, False])
-@pytest.mark.parametrize("has_instructions", [True, False])
-def test_auto_precision_is_bfloat16_if_supported(tmp_path, monkeypatch, has_gpu, has_instructions):
-    monkeypatch.setattr(distribution, "has_bfloat16", lambda: has_instructions)
-    devices = ["GPU:0"] if has_gpu else []
-    monkeypatch.setattr(distribution.tf.config, "list_physical_devices", lambda kind: devices)
-    expected = "mixed_bfloat16" if has_gpu or has_instructions else "float32"
-    for asked, precision in (("auto", expected), ("float32", "float32")):
+def test_run_has_the_precision_that_auto_means_here(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_module, "auto_precision", lambda: "mixed_float16")
+    for asked, precision in (("auto", "mixed_float16"), ("float32", "float32")):
         run = tiny_run.create(tmp_path / asked, precision=asked)
         assert run.configs().training.precision == precision
 
 
 @pytest.mark.parametrize("has_checkpoint", [True, False])
 def test_resumed_run_keeps_precision_of_auto(tmp_path, monkeypatch, has_checkpoint):
-    monkeypatch.setattr(run_module, "computes_in_bfloat16", lambda: True)
+    monkeypatch.setattr(run_module, "auto_precision", lambda: "mixed_bfloat16")
     run = tiny_run.create(tmp_path, precision="auto")
     if has_checkpoint:
         model = Transformer(tiny_run.model_config(), dtype="mixed_bfloat16")
         compile_for_training(model, run.configs().training)
         run.checkpoints().save(model, 4)
-    monkeypatch.setattr(run_module, "computes_in_bfloat16", lambda: False)
+    monkeypatch.setattr(run_module, "auto_precision", lambda: "float32")
     run.continue_with(configs(precision="auto", train_steps=16))
     training = run.configs().training
     assert (training.precision, training.train_steps) == ("mixed_bfloat16", 16)

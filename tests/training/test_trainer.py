@@ -27,7 +27,6 @@ from keras_transformer.training import (
     Checkpoints,
     RunConfigs,
     RunDirectory,
-    Stopped,
     compile_for_training,
     train,
     trainer,
