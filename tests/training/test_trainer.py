@@ -244,17 +244,19 @@ def test_float16_overflows_count_as_steps(tmp_path, monkeypatch):
         model.optimizer.dynamic_scale.assign(2.0**24)
 
     monkeypatch.setattr(trainer, "compile_for_training", compile_with_huge_scale)
-    run = tiny_run.create(tmp_path / "run", precision="mixed_float16", **SHORT)
+    run = tiny_run.create(
+        tmp_path / "run", precision="mixed_float16", train_steps=20, checkpoint_steps=10
+    )
     model = train(run, tiny_run.corpus(), show=False)
-    assert 0 < int(model.optimizer.iterations) < 10
-    assert run.checkpoints().steps() == [5, 10]
-    first, last = [row for row in metrics(run) if row["step"] in (5, 10)]
-    assert (first["step"], last["step"]) == (5, 10)
+    assert 0 < int(model.optimizer.iterations) < 20
+    assert run.checkpoints().steps() == [10, 20]
+    first, last = [row for row in metrics(run) if row["step"] in (10, 20)]
+    assert (first["step"], last["step"]) == (10, 20)
     assert last["loss"] < first["loss"]
-    assert all(np.all(np.isfinite(value)) for value in contents(run, "step-10").values())
-    stopped = copy_of(run, tmp_path / "stopped", until_step=5)
+    assert all(np.all(np.isfinite(value)) for value in contents(run, "step-20").values())
+    stopped = copy_of(run, tmp_path / "stopped", until_step=10)
     train(stopped, tiny_run.corpus(), show=False)
-    assert_same_checkpoint(run, stopped, "step-10")
+    assert_same_checkpoint(run, stopped, "step-20")
 
 
 # Runs that start from the weights of another one
