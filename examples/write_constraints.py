@@ -11,24 +11,22 @@ import keras
 import tensorflow as tf
 
 from keras_transformer import Constraint, Transformer, TransformerConfig, beam_search
-from keras_transformer.search import OpenHypotheses
+from keras_transformer.search import OpenHypotheses, forbid_ids
 
 
 class NoTokenTwice(Constraint):
     """No token follows itself."""
 
     inputs = ()  # the same rule for all sentences
-    reads_logits = False  # it only forbids a few tokens
 
-    def forbidden_ids(self, hypotheses: OpenHypotheses) -> tf.Tensor:
+    def forbid(self, logits: tf.Tensor, hypotheses: OpenHypotheses) -> tf.Tensor:
         last = tf.maximum(hypotheses.time - 1, 0)
-        return hypotheses.tokens[:, :, last, None]  # [B, W, 1]; at first PAD, which forbids nothing
+        ids = hypotheses.tokens[:, :, last, None]  # [B, W, 1]; at first PAD, which forbids nothing
+        return forbid_ids(logits, ids)
 
 
 class AtMost(Constraint):
     """Even tokens occur at most `limits` [B] times in a translation."""
-
-    reads_logits = False
 
     def __init__(self, limits: tf.Tensor, even_ids: list[int]) -> None:
         self.inputs = limits  # [B]; methods read what they are given, not self.inputs
@@ -41,9 +39,10 @@ class AtMost(Constraint):
         is_even = tf.reduce_any(ids[:, :, None] == self._even_ids, axis=-1)  # [B, W]
         return state + tf.cast(is_even, tf.int32)
 
-    def forbidden_ids(self, hypotheses: OpenHypotheses) -> tf.Tensor:
+    def forbid(self, logits: tf.Tensor, hypotheses: OpenHypotheses) -> tf.Tensor:
         is_full = hypotheses.state >= hypotheses.inputs[:, None]  # [B, W]
-        return tf.where(is_full[:, :, None], self._even_ids, hypotheses.pad_id)  # [B, W, N]
+        ids = tf.where(is_full[:, :, None], self._even_ids, hypotheses.pad_id)  # [B, W, N]
+        return forbid_ids(logits, ids)
 
 
 def main() -> None:

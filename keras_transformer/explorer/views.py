@@ -202,7 +202,7 @@ class SearchRecorder(Constraint):
     def __init__(self) -> None:
         self.steps: list[SearchStep] = []
 
-    def restrict(self, allowed: Tensor, hypotheses: OpenHypotheses) -> Tensor:
+    def forbid(self, logits: Tensor, hypotheses: OpenHypotheses) -> Tensor:
         rows = hypotheses.tokens[0, :, : hypotheses.time].numpy().tolist()
         # Rows without a hypothesis, all but one at first, contain only PAD.
         places = {
@@ -211,11 +211,9 @@ class SearchRecorder(Constraint):
             if not {PAD_ID, EOS_ID} & {*row}
         }
         prefixes = sorted(places, key=places.__getitem__)
-        log_probs = tf.nn.log_softmax(hypotheses.logits[0])
-        log_probs = tf.where(allowed[0] > -np.inf, log_probs, -np.inf).numpy()
-        log_probs[:, [PAD_ID, BOS_ID]] = -np.inf
+        log_probs = logits[0].numpy()
         self.steps.append(SearchStep(prefixes, log_probs[[places[prefix] for prefix in prefixes]]))
-        return allowed
+        return logits
 
 
 def make_tree(steps: Sequence[SearchStep], found: Hypotheses, target: Vocabulary) -> SearchTree:

@@ -1,11 +1,7 @@
 """Search for the best translations over a step function; knows nothing else of the model."""
 
 from keras_transformer.errors import check_backend
-from keras_transformer.search.beam import (
-    Hypotheses,
-    beam_search,
-    kv_cache_capacities,
-)
+from keras_transformer.search.beam import beam_search
 from keras_transformer.search.constraints import (
     BannedPhrases,
     Constraint,
@@ -15,7 +11,9 @@ from keras_transformer.search.constraints import (
     OpenHypotheses,
     Prefix,
     RepetitionPenalty,
+    forbid_ids,
 )
+from keras_transformer.search.loop import Hypotheses, kv_cache_capacities
 from keras_transformer.search.sampling import sample, sentence_seeds
 
 __all__ = [
@@ -29,6 +27,7 @@ __all__ = [
     "Prefix",
     "RepetitionPenalty",
     "beam_search",
+    "forbid_ids",
     "kv_cache_capacities",
     "sample",
     "sentence_seeds",

@@ -4,8 +4,8 @@ A search takes a list of `Constraint` objects, from a task or a caller. At each 
 in order, with all open hypotheses at once:
 
 1. `adjust` changes the distribution of the next token, before the softmax.
-2. `restrict` and `forbidden_ids` forbid tokens, after it: the others do not get their probability.
-3. `forced_ids` allows a single token, even if another constraint forbids it.
+2. `forbid` makes tokens impossible, after it: the others do not get their probability.
+3. `forced_ids` allows a single token, even if a constraint forbids it.
 
 At its maximum length a translation ends, whatever the constraints are. A hypothesis without an
 allowed token is dropped, so a sentence whose constraints contradict each other may get no
@@ -17,8 +17,8 @@ translation.
         def __init__(self, digits: list[int]) -> None:
             self._digits = digits
 
-        def forbidden_ids(self, hypotheses: OpenHypotheses) -> Tensor:
-            return tf.constant([[self._digits]])  # [1, 1, N]: for every sentence and hypothesis
+        def forbid(self, logits: Tensor, hypotheses: OpenHypotheses) -> Tensor:
+            return forbid_ids(logits, [[self._digits]])  # [1, 1, N]: after every hypothesis
 
 Shapes: B sentences, W hypotheses a sentence, V vocabulary, L longest result, N ids; P phrases a
 sentence, M tokens of the longest phrase. W and V are static.
@@ -43,7 +43,6 @@ class OpenHypotheses(NamedTuple):
         time: int32 [], how many tokens these are.
         max_lengths: int32 [B], tokens that a translation may have before EOS.
         eos_id, pad_id: the tokens that complete a translation and that follow it.
-        logits: float32 [B, W, V] of the next tokens, none of them forbidden.
     """
 
     inputs: Any
@@ -53,7 +52,6 @@ class OpenHypotheses(NamedTuple):
     max_lengths: Tensor
     eos_id: int
     pad_id: int
-    logits: Tensor
 
 
 class Constraint(Protocol):
@@ -91,22 +89,14 @@ class Constraint(Protocol):
         """Returns logits [B, W, V] of the distribution that translations are scored with."""
         return logits
 
-    def restrict(self, allowed: Tensor, hypotheses: OpenHypotheses) -> Tensor:
-        """Returns logits [B, W, V] with those of more tokens at -inf.
+    def forbid(self, logits: Tensor, hypotheses: OpenHypotheses) -> Tensor:
+        """Returns logits [B, W, V] with those of more tokens at -inf; see `forbid_ids`.
 
         Args:
-            allowed: `hypotheses.logits`, with -inf for what constraints before this one forbid.
+            logits: normalized: log-probabilities, with -inf for what is forbidden already.
             hypotheses: to continue.
         """
-        return allowed
-
-    def forbidden_ids(self, hypotheses: OpenHypotheses) -> Tensor | None:
-        """Returns tokens that may not come next, int32 [B, W, N] or [B or 1, 1, N].
-
-        PAD stands for none. For a few tokens, N being static: cheaper than `restrict`, since
-        searches look for them among the most probable tokens only.
-        """
-        return None
+        return logits
 
     def forced_ids(self, hypotheses: OpenHypotheses) -> Tensor | None:
         """Returns the token that must come next in each sentence, int32 [B]; PAD for any.
@@ -114,6 +104,31 @@ class Constraint(Protocol):
         It counts at its true probability. The first constraint that forces a token decides.
         """
         return None
+
+
+def forbid_ids(logits: Tensor, ids: Tensor) -> Tensor:
+    """Returns logits [B, W, V] with those of some tokens at -inf.
+
+    Args:
+        logits: of the next tokens.
+        ids: int32 [B or 1, W or 1, N]. PAD, which is never generated, stands for none.
+    """
+    shape = [*tf.unstack(tf.shape(logits)[:2]), tf.shape(ids)[2]]
+    ids = tf.broadcast_to(ids, shape)
+    return tf.tensor_scatter_nd_update(logits, indices_of(ids), tf.fill(shape, IMPOSSIBLE))
+
+
+def indices_of(ids: Tensor) -> Tensor:
+    """Returns the indices of ids [B, W, N] in logits [B, W, V], int32 [B, W, N, 3]."""
+    sentences = tf.range(tf.shape(ids)[0])[:, None, None]
+    hypotheses = tf.range(tf.shape(ids)[1])[None, :, None]
+    zeros = tf.zeros_like(ids)
+    return tf.stack([zeros + sentences, zeros + hypotheses, ids], axis=-1)
+
+
+def if_any(condition: Tensor, changed: Callable[[], Any], unchanged: Any) -> Any:
+    """Returns `changed()` where the condition is True anywhere, else `unchanged`; both nests."""
+    return tf.cond(tf.reduce_any(condition), changed, lambda: unchanged)
 
 
 # The built-in constraints. Each parameter has an entry for each sentence, or one for all, and a
@@ -134,14 +149,14 @@ class MinLength(Constraint):
         self.inputs = tf.cast(lengths, tf.int32)
         self._space_ids = list(space_ids)
 
-    def forbidden_ids(self, hypotheses: OpenHypotheses) -> Tensor:
+    def forbid(self, logits: Tensor, hypotheses: OpenHypotheses) -> Tensor:
         lengths = hypotheses.inputs[:, None, None]  # [B, 1, 1]
         is_early = hypotheses.time < lengths
         if self._space_ids:
             blank = [*self._space_ids, hypotheses.pad_id]
             is_blank = tf.reduce_any(hypotheses.tokens[..., None] == blank, axis=-1)  # [B, W, L]
             is_early |= tf.reduce_all(is_blank, axis=-1, keepdims=True) & (lengths > 0)
-        return tf.where(is_early, hypotheses.eos_id, hypotheses.pad_id)
+        return forbid_ids(logits, tf.where(is_early, hypotheses.eos_id, hypotheses.pad_id))
 
 
 class ForbidUnknown(Constraint):
@@ -149,8 +164,8 @@ class ForbidUnknown(Constraint):
 
     inputs = ()
 
-    def forbidden_ids(self, hypotheses: OpenHypotheses) -> Tensor:
-        return tf.constant([[[UNK_ID]]])
+    def forbid(self, logits: Tensor, hypotheses: OpenHypotheses) -> Tensor:
+        return forbid_ids(logits, tf.constant([[[UNK_ID]]]))
 
 
 class Prefix(Constraint):
@@ -193,7 +208,7 @@ class RepetitionPenalty(Constraint):
             new = tf.where(old > 0, old / factor, old * factor)
             new = tf.where(tokens == hypotheses.pad_id, old, new)
             # A token that occurs twice is written twice, with the same value.
-            return tf.tensor_scatter_nd_update(logits, _indices(tokens), new)
+            return tf.tensor_scatter_nd_update(logits, indices_of(tokens), new)
 
         return if_any(penalty != 1.0, penalized, logits)
 
@@ -208,12 +223,12 @@ class NoRepeatNgram(Constraint):
     def __init__(self, size: Tensor) -> None:
         self.inputs = tf.cast(size, tf.int32)
 
-    def restrict(self, allowed: Tensor, hypotheses: OpenHypotheses) -> Tensor:
+    def forbid(self, logits: Tensor, hypotheses: OpenHypotheses) -> Tensor:
         time, size, pad_id = hypotheses.time, hypotheses.inputs, hypotheses.pad_id
 
-        def restricted() -> Tensor:
+        def without_repeats() -> Tensor:
             sizes = size[:, None, None]
-            past = recent_tokens(hypotheses.tokens, time, pad_id)  # [B, W, L]
+            past = last_tokens(hypotheses, tf.shape(hypotheses.tokens)[2])  # [B, W, L]
 
             def compare(distance: Tensor, earlier: Tensor, matches: Tensor) -> tuple[Tensor, ...]:
                 # The tokens `distance` before the next token and before each token of the past.
@@ -231,167 +246,48 @@ class NoRepeatNgram(Constraint):
                 compare,
                 (1, past, (past != pad_id) & (sizes > 0)),
             )
-            return forbid(allowed, past, matches)
+            return forbid_ids(logits, tf.where(matches, past, pad_id))
 
-        return if_any(size > 0, restricted, allowed)
-
-
-def recent_tokens(tokens: Tensor, time: Tensor, pad_id: int) -> Tensor:
-    """Moves the `time` tokens of each hypothesis [B, W, L] to the right end, behind PAD.
-
-    Example:
-        >>> recent_tokens(tf.constant([[[7, 8, 9, 0]]]), time=3, pad_id=0).numpy().tolist()
-        [[[0, 7, 8, 9]]]
-    """
-    length = tf.shape(tokens)[2]
-    padded = tf.pad(tokens, [[0, 0], [0, 0], [1, 0]], constant_values=pad_id)
-    return tf.gather(padded, tf.maximum(tf.range(length) + time - length + 1, 0), axis=2)
-
-
-# Phrases that a translation must not contain. Each hypothesis goes through every phrase with the
-# automaton of Knuth, Morris and Pratt 1977: one number a phrase, whatever its length. Phrases are
-# int32 [B, P, M], or [1, P, M] if they are the same for all sentences, each followed by PAD; a
-# phrase of only PAD is neutral.
+        return if_any(size > 0, without_repeats, logits)
 
 
 class BannedPhrases(Constraint):
     """No translation contains any of the phrases.
 
     Args:
-        phrases: int32 [B, P, M].
+        phrases: int32 [B, P, M], or [1, P, M] if they are the same for all sentences, each followed
+            by PAD; a phrase of only PAD is neutral.
         pad_id: the token that follows a phrase.
     """
 
     def __init__(self, phrases: Tensor, pad_id: int = PAD_ID) -> None:
-        self.inputs = _make_automata(phrases, pad_id)
+        phrases = tf.cast(phrases, tf.int32)
+        longest = tf.shape(phrases)[2]  # M
+        lengths = tf.math.count_nonzero(phrases != pad_id, axis=2, keepdims=True, dtype=tf.int32)
+        # Aligned at their ends, behind PAD, and cut into the last token and the others.
+        places = tf.range(longest + 1) + lengths  # [B, P, M + 1]
+        phrases = tf.pad(phrases, [[0, 0], [0, 0], [longest + 1, 0]], constant_values=pad_id)
+        aligned = tf.gather(phrases, places, batch_dims=2)
+        self.inputs = (aligned[..., 1:-1], aligned[..., -1])
 
-    def initial_state(self, inputs: "Phrases", num_hypotheses: int) -> Tensor:
-        return tf.repeat(tf.zeros_like(inputs.lengths)[:, None], num_hypotheses, axis=1)
+    def forbid(self, logits: Tensor, hypotheses: OpenHypotheses) -> Tensor:
+        heads, last = hypotheses.inputs  # [B, P, M - 1], [B, P]
 
-    def update(self, state: Tensor, ids: Tensor, inputs: "Phrases") -> Tensor:
-        def advanced() -> Tensor:
-            matched = _match(inputs, state, ids[..., None])
-            is_complete = (matched == inputs.lengths[:, None]) & (matched > 0)
-            fallback = _look_up(inputs.fallbacks, inputs, matched)
-            return tf.where(is_complete, fallback, matched)
+        def without_phrases() -> Tensor:
+            past = last_tokens(hypotheses, tf.shape(heads)[2])[:, :, None]  # [B, W, 1, M - 1]
+            is_same = tf.equal(heads[:, None], past) | (heads[:, None] == hypotheses.pad_id)
+            is_next = tf.reduce_all(is_same, axis=-1)  # [B, W, P]
+            return forbid_ids(logits, tf.where(is_next, last[:, None], hypotheses.pad_id))
 
-        return if_any(inputs.lengths > 0, advanced, state)
-
-    def restrict(self, allowed: Tensor, hypotheses: OpenHypotheses) -> Tensor:
-        phrases, partial = hypotheses.inputs, hypotheses.state
-
-        def restricted() -> Tensor:
-            lengths = phrases.lengths[:, None]  # [B, 1, P]
-            is_last = (lengths > 0) & (partial == lengths - 1)
-            return forbid(allowed, _look_up(phrases.ids, phrases, partial), is_last)
-
-        return if_any(phrases.lengths > 0, restricted, allowed)
+        return if_any(last != hypotheses.pad_id, without_phrases, logits)
 
 
-class Phrases(NamedTuple):
-    """Phrases as automata, each with the states 0 to M: tokens of the phrase that match.
+def last_tokens(hypotheses: OpenHypotheses, count: Tensor) -> Tensor:
+    """Returns the last tokens of each hypothesis, int32 [B, W, count], behind PAD if it has fewer.
 
-    Attributes:
-        ids: int32 [B, P * (M + 1)], for each state the token that comes next; PAD at the end.
-        fallbacks: int32 [B, P * (M + 1)], for each state the one to try where that token does
-            not come: the longest proper suffix of what matches that begins the phrase.
-        first: int32 [B, P], where the states of each phrase begin in these.
-        lengths: int32 [B, P].
+    Example:
+        Of the tokens 7, 8, 9 and `count` 4, PAD being 0: 0, 7, 8, 9.
     """
-
-    ids: Tensor
-    fallbacks: Tensor
-    first: Tensor
-    lengths: Tensor
-
-
-def _make_automata(phrases: Tensor, pad_id: int) -> Phrases:
-    """Returns the automata of int32 phrases [B, P, M]."""
-    phrases = tf.cast(phrases, tf.int32)
-    batch_size, num_phrases, max_length = tf.unstack(tf.shape(phrases))
-    num_states = max_length + 1
-    ids = tf.pad(phrases, [[0, 0], [0, 0], [0, 1]], constant_values=pad_id)
-    lengths = tf.math.count_nonzero(phrases != pad_id, axis=-1, dtype=tf.int32)
-
-    def make(fallbacks: Tensor) -> Phrases:
-        shape = [batch_size, num_phrases * num_states]
-        first = tf.zeros_like(lengths) + tf.range(num_phrases) * num_states
-        return Phrases(tf.reshape(ids, shape), tf.reshape(fallbacks, shape), first, lengths)
-
-    def extend(length: Tensor, state: Tensor, fallbacks: Tensor) -> tuple[Tensor, ...]:
-        # A phrase falls back to where its own tail would have led from the start.
-        tokens = tf.gather(phrases, length, axis=2)[:, None]  # [B, 1, P]
-        state = _match(make(fallbacks), state, tokens)
-        is_next = tf.range(num_states) == length + 1
-        return length + 1, state, tf.where(is_next, state[:, 0, :, None], fallbacks)
-
-    unknown = tf.TensorShape([None, None, None])
-    *_, fallbacks = tf.while_loop(
-        lambda length, *_: length < max_length,
-        extend,
-        (1, tf.zeros_like(lengths)[:, None], tf.zeros_like(ids)),
-        shape_invariants=(tf.TensorShape([]), unknown, unknown),
-    )
-    return make(fallbacks)
-
-
-def _match(phrases: Phrases, partial: Tensor, tokens: Tensor) -> Tensor:
-    """Returns how many tokens of each phrase match after one more, int32 [B, W, P].
-
-    Args:
-        phrases: the automata.
-        partial: int32 [B, W, P], how many matched before, not yet all of a phrase.
-        tokens: int32 [B, W, 1 or P].
-    """
-
-    def matches(state: Tensor) -> Tensor:
-        is_next = tf.equal(_look_up(phrases.ids, phrases, state), tokens)
-        return is_next & (state < phrases.lengths[:, None])
-
-    def fall_back(state: Tensor, is_stuck: Tensor) -> tuple[Tensor, Tensor]:
-        state = tf.where(is_stuck, _look_up(phrases.fallbacks, phrases, state), state)
-        return state, (state > 0) & ~matches(state)
-
-    unknown = tf.TensorShape([None, None, None])
-    state, _ = tf.while_loop(
-        lambda _, is_stuck: tf.reduce_any(is_stuck),
-        fall_back,
-        (partial, (partial > 0) & ~matches(partial)),
-        shape_invariants=(unknown, unknown),
-    )
-    state = tf.ensure_shape(state, partial.shape)
-    return state + tf.cast(matches(state), tf.int32)
-
-
-def _look_up(table: Tensor, phrases: Phrases, states: Tensor) -> Tensor:
-    """Returns the entries of `ids` or `fallbacks` for states [B, W, P]."""
-    return tf.gather(table, phrases.first[:, None] + states, batch_dims=1)
-
-
-# What constraints do with logits.
-
-
-def if_any(condition: Tensor, changed: Callable[[], Any], unchanged: Any) -> Any:
-    """Returns `changed()` where the condition is True anywhere, else `unchanged`; both nests."""
-    return tf.cond(tf.reduce_any(condition), changed, lambda: unchanged)
-
-
-def forbid(logits: Tensor, ids: Tensor, chosen: Tensor) -> Tensor:
-    """Forbids ids [B, W, N] where `chosen` is True, a bool that broadcasts with them."""
-    bounds = tf.where(chosen, IMPOSSIBLE, tf.fill(tf.shape(ids), -IMPOSSIBLE))
-    return tf.tensor_scatter_nd_min(logits, _indices(ids), bounds)
-
-
-def keep_only(logits: Tensor, ids: Tensor, chosen: Tensor) -> Tensor:
-    """Forbids all but the ids [B, W, N] where `chosen` is True, a bool of that shape."""
-    kept = tf.where(chosen, tf.gather(logits, ids, batch_dims=2), IMPOSSIBLE)
-    nothing = tf.fill(tf.shape(logits), IMPOSSIBLE)
-    return tf.tensor_scatter_nd_max(nothing, _indices(ids), kept)
-
-
-def _indices(ids: Tensor) -> Tensor:
-    """Returns the indices of ids [B, W, N] in logits [B, W, V], int32 [B, W, N, 3]."""
-    sentences = tf.range(tf.shape(ids)[0])[:, None, None]
-    hypotheses = tf.range(tf.shape(ids)[1])[None, :, None]
-    zeros = tf.zeros_like(ids)
-    return tf.stack([zeros + sentences, zeros + hypotheses, ids], axis=-1)
+    padding = [[0, 0], [0, 0], [count, 0]]
+    tokens = tf.pad(hypotheses.tokens, padding, constant_values=hypotheses.pad_id)
+    return tf.gather(tokens, hypotheses.time + tf.range(count), axis=2)

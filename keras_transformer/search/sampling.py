@@ -15,17 +15,17 @@ import tensorflow as tf
 from keras_transformer.config import PAD_ID
 from keras_transformer.decoding import IMPOSSIBLE, DecodingState, StepFunction, Tensor
 from keras_transformer.errors import InputError
-from keras_transformer.search.beam import (
-    ConstrainedLogits,
+from keras_transformer.search.beam import extend, finish, next_log_probs, read
+from keras_transformer.search.constraints import if_any, indices_of
+from keras_transformer.search.loop import (
     Hypotheses,
     SearchSpec,
     SentenceInputs,
     State,
-    search_paths,
+    run_search,
     start_search,
 )
-from keras_transformer.search.constraints import if_any, keep_only
-from keras_transformer.search.scoring import find_top_k
+from keras_transformer.search.scoring import top_k as find_top_k
 
 
 def sample(
@@ -69,7 +69,8 @@ def sample(
         top_p=tf.cast(top_p, tf.float32),
         seed=tf.cast(seed, tf.int64),
     )
-    return search_paths(
+    return run_search(
+        _step,
         *start_search(
             step,
             state,
@@ -78,26 +79,26 @@ def sample(
             options=options,
             **arguments,
         ),
-        _sample_tokens,
     )
 
 
-def _sample_tokens(
-    constrained: ConstrainedLogits, spec: SearchSpec, inputs: SentenceInputs, state: State
-) -> tuple[Tensor, Tensor]:
-    """Returns sampled tokens and their log-probabilities, both [B, W]."""
-    logits, options = constrained.logits, inputs.options
-    ids = tf.range(logits.shape[-1])  # [V]
-    allowed = tf.where(constrained.is_forbidden(ids), IMPOSSIBLE, constrained.allowed)
-    forced = tf.where(ids == constrained.forced_ids[..., None, None], logits, IMPOSSIBLE)
-    allowed = tf.where(constrained.is_forced[:, None, None], forced, allowed)
-    allowed = apply_temperature(allowed, options["temperature"])
-    allowed = keep_most_probable(allowed, options["top_k"], options["top_p"])
-    ids = draw_tokens(allowed, options["seed"], state.time)  # [B, W]
-    log_probs = tf.gather(tf.nn.log_softmax(logits), ids, batch_dims=2)
+def _step(spec: SearchSpec, inputs: SentenceInputs, state: State) -> State:
+    """Continues each hypothesis by one sampled token."""
+    logits, state = read(spec, inputs, state)
+    log_probs = next_log_probs(logits, spec, inputs, state)  # [B, W, V]
+    options = inputs.options
+    filtered = apply_temperature(log_probs, options["temperature"])
+    filtered = keep_most_probable(filtered, options["top_k"], options["top_p"])
+    ids = draw_tokens(filtered, options["seed"], state.time)  # [B, W]
     # Where every token is forbidden, so is the one that was drawn.
-    is_possible = tf.gather(allowed, ids, batch_dims=2) > IMPOSSIBLE
-    return ids, tf.where(is_possible, log_probs, IMPOSSIBLE)
+    totals = state.log_probs + tf.gather(log_probs, ids, batch_dims=2)
+    has_ended = ids == spec.eos_id
+    own_places = tf.zeros_like(ids) + tf.range(spec.num_hypotheses)
+    finishing = tf.where(has_ended, totals, IMPOSSIBLE)
+    finished = finish(spec, inputs, state, finishing, own_places)
+    return extend(spec, inputs, state, ids)._replace(
+        log_probs=tf.where(has_ended, IMPOSSIBLE, totals), finished=finished
+    )
 
 
 _LOWEST_TEMPERATURE = 1e-6  # below it logits might overflow; samples are the best tokens by then
@@ -158,7 +159,9 @@ def _keep_among(logits: Tensor, count: int, top_k: Tensor, top_p: Tensor) -> tup
     is_needed = (tf.cumsum(weights, axis=-1, exclusive=True) < bound) | (share >= 1.0)
     is_kept = is_needed & (tf.range(count) < limit) | (tf.range(count) == 0)
     is_sure = (limit <= count) | ((limit == size) & ~is_kept[..., -1:])
-    return keep_only(logits, ids, is_kept), is_sure
+    kept = tf.where(is_kept, best, IMPOSSIBLE)
+    nothing = tf.fill(tf.shape(logits), IMPOSSIBLE)
+    return tf.tensor_scatter_nd_max(nothing, indices_of(ids), kept), is_sure
 
 
 def draw_tokens(logits: Tensor, seeds: Tensor, time: Tensor) -> Tensor:

@@ -81,8 +81,8 @@ def test_nothing_to_show_is_reported(inspect, make_inspector, trained, monkeypat
     class Nothing(Constraint):
         inputs = ()
 
-        def restrict(self, allowed, hypotheses):
-            return allowed - np.inf
+        def forbid(self, logits, hypotheses):
+            return logits - np.inf
 
     monkeypatch.setattr(TranslationTask, "constraints", lambda *_: [Nothing()])
     with pytest.raises(InputError, match="runs/words: the search found no translation of 'hello'"):

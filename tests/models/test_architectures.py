@@ -39,8 +39,7 @@ from keras_transformer.config import (
 from keras_transformer.errors import InputError
 from keras_transformer.inference import Translator
 from keras_transformer.models import Ensemble, build_model
-from keras_transformer.search import beam_search
-from keras_transformer.search.beam import kv_cache_capacities
+from keras_transformer.search import beam_search, kv_cache_capacities
 from keras_transformer.serving.export import export, load_exported
 from keras_transformer.training import RunDirectory, train
 

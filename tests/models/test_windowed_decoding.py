@@ -8,8 +8,7 @@ from keras import ops
 from keras_transformer.config import TransformerConfig
 from keras_transformer.layers import SelfAttention, WindowedSelfAttention
 from keras_transformer.models import Ensemble, Transformer, transformer
-from keras_transformer.search import beam_search
-from keras_transformer.search.beam import kv_cache_capacities
+from keras_transformer.search import beam_search, kv_cache_capacities
 
 RANDOM = np.random.default_rng(3)
 SOURCE = np.array([[4, 9, 5, 7, 3], [12, 3, 0, 0, 0], [6, 6, 8, 3, 0]])

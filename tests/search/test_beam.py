@@ -11,18 +11,12 @@ from plain_search import (
     greedy,
     narrow_beam,
 )
+from table_model import TableModel
 
 from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID
 from keras_transformer.decoding import DecodingState
 from keras_transformer.errors import InputError
 from keras_transformer.search import beam_search, kv_cache_capacities
-from keras_transformer.search.beam import (
-    Finished,
-    best_continuations,
-    constrain,
-    make_hypotheses,
-    start_search,
-)
 
 
 def search(model, sentences, limits, **options):
@@ -36,9 +30,9 @@ def search(model, sentences, limits, **options):
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0, 2.0, -0.5])
-def test_huge_beam_equals_exhaustive_search(table_model, alpha):
+def test_huge_beam_equals_exhaustive_search(alpha):
     # After two tokens 9 hypotheses are open, with 27 continuations and 9 ends.
-    model = table_model(sentences=3, vocabulary_size=6, seed=1)
+    model = TableModel(sentences=3, vocabulary_size=6, seed=1)
     found = search(
         model, [0, 1, 2], [3, 3, 2], beam_size=36, num_translations=27, length_penalty=alpha
     )
@@ -49,8 +43,8 @@ def test_huge_beam_equals_exhaustive_search(table_model, alpha):
 @pytest.mark.slow
 @pytest.mark.parametrize(("beam_size", "alpha"), [(2, 0.0), (3, 0.6), (4, 1.5), (5, -0.5)])
 @pytest.mark.parametrize("end_bias", [-3.0, 1.5])
-def test_narrow_beam_equals_plain_search(table_model, beam_size, alpha, end_bias):
-    model = table_model(sentences=6, vocabulary_size=11, seed=2, end_bias=end_bias)
+def test_narrow_beam_equals_plain_search(beam_size, alpha, end_bias):
+    model = TableModel(sentences=6, vocabulary_size=11, seed=2, end_bias=end_bias)
     limits = [8, 0, 5, 12, 1, 9]
     found = search(
         model, range(6), limits, beam_size=beam_size, num_translations=2, length_penalty=alpha
@@ -59,15 +53,15 @@ def test_narrow_beam_equals_plain_search(table_model, beam_size, alpha, end_bias
         assert_found(narrow_beam(model, row, Request(limit, alpha), beam_size), found, row)
 
 
-def test_large_vocabulary_is_searched_like_a_small_one(table_model):
-    model = table_model(sentences=2, vocabulary_size=2003, seed=3, end_bias=6.0)
+def test_large_vocabulary_is_searched_like_a_small_one():
+    model = TableModel(sentences=2, vocabulary_size=2003, seed=3, end_bias=6.0)
     found = search(model, [0, 1], [6, 4], beam_size=3, num_translations=3)
     for row, limit in enumerate([6, 4]):
         assert_found(narrow_beam(model, row, Request(limit), 3), found, row)
 
 
-def test_search_stops_when_no_open_hypothesis_can_win(table_model):
-    model = table_model(sentences=4, vocabulary_size=9, seed=6, end_bias=4.0)
+def test_search_stops_when_no_open_hypothesis_can_win():
+    model = TableModel(sentences=4, vocabulary_size=9, seed=6, end_bias=4.0)
     found = search(model, range(4), [40] * 4, beam_size=4)
     assert 2 <= len(model.calls) < 10
     assert model.calls[0] == (4, 4)
@@ -95,16 +89,16 @@ def test_search_goes_on_while_a_longer_one_may_win(alpha, end_at_first):
 
 
 @pytest.mark.parametrize("vocabulary_size", [4, 5, 6])
-def test_vocabulary_smaller_than_the_beam_leaves_empty_places(table_model, vocabulary_size):
-    model = table_model(sentences=2, vocabulary_size=vocabulary_size, seed=9)
+def test_vocabulary_smaller_than_the_beam_leaves_empty_places(vocabulary_size):
+    model = TableModel(sentences=2, vocabulary_size=vocabulary_size, seed=9)
     found = search(model, [0, 1], [2, 0], beam_size=20, num_translations=20)
     for row, limit in enumerate([2, 0]):
         assert_found(every_translation(model, row, Request(limit)), found, row)
 
 
 @pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16])
-def test_half_precision_logits_are_scored_in_float32(table_model, dtype):
-    model = table_model(sentences=2, vocabulary_size=9, seed=10)
+def test_half_precision_logits_are_scored_in_float32(dtype):
+    model = TableModel(sentences=2, vocabulary_size=9, seed=10)
     rounded = tf.cast(tf.cast(model.table, dtype), tf.float32).numpy()
     model.dtype = dtype
     found = search(model, [0, 1], [5, 5], beam_size=3)
@@ -114,8 +108,8 @@ def test_half_precision_logits_are_scored_in_float32(table_model, dtype):
         assert_found(narrow_beam(model, row, Request(5), 3), found, row)
 
 
-def test_huge_logits_give_finite_exact_scores(table_model):
-    model = table_model(sentences=2, vocabulary_size=9, seed=11)
+def test_huge_logits_give_finite_exact_scores():
+    model = TableModel(sentences=2, vocabulary_size=9, seed=11)
     model.table = np.where(model.table > 0, 1e4, -1e4).astype(np.float32)
     model.table += np.random.default_rng(0).integers(0, 99, model.table.shape, endpoint=True)
     found = search(model, [0, 1], [5, 5], beam_size=4, num_translations=4)
@@ -137,8 +131,8 @@ def test_ties_go_to_the_lower_beam_and_the_lower_id():
     np.testing.assert_array_equal(found.ids[0], [[1, 1, EOS_ID], [1, 4, EOS_ID]])
 
 
-def test_pad_and_bos_are_never_generated(table_model):
-    model = table_model(sentences=2, vocabulary_size=9, seed=12)
+def test_pad_and_bos_are_never_generated():
+    model = TableModel(sentences=2, vocabulary_size=9, seed=12)
     model.table[:, :, NEVER] += 9.0
     found = search(model, [0, 1], [5, 5], beam_size=3, num_translations=3)
     for row in range(2):
@@ -182,8 +176,8 @@ def test_static_sizes_of_the_state_stay_static_in_the_loop():
         (dict(beam_size=2, pad_id=3), "eos_id and pad_id must differ, both are 3"),
     ],
 )
-def test_invalid_arguments_are_rejected(table_model, options, message):
-    model = table_model(sentences=1, vocabulary_size=9, seed=13)
+def test_invalid_arguments_are_rejected(options, message):
+    model = TableModel(sentences=1, vocabulary_size=9, seed=13)
     with pytest.raises(InputError, match=message):
         search(model, [0], [3], **options)
 
@@ -191,8 +185,8 @@ def test_invalid_arguments_are_rejected(table_model, options, message):
 @pytest.mark.slow
 @pytest.mark.parametrize(("alpha", "num_translations"), [(0.0, 1), (0.6, 3), (2.0, 3)])
 @pytest.mark.parametrize("end_bias", [-1.0, 1.5])
-def test_early_stop_first_ends_when_enough_finished(table_model, alpha, end_bias, num_translations):
-    model = table_model(sentences=24, vocabulary_size=11, seed=12, end_bias=end_bias)
+def test_early_stop_first_ends_when_enough_finished(alpha, end_bias, num_translations):
+    model = TableModel(sentences=24, vocabulary_size=11, seed=12, end_bias=end_bias)
     limits = [8, 0, 5, 12, 1, 9] * 4
     options = dict(beam_size=3, num_translations=num_translations, length_penalty=alpha)
     found = search(model, range(24), limits, early_stop="first", **options)
@@ -214,8 +208,8 @@ LIMITS = [9, 0, 4, 7]
 
 @pytest.mark.parametrize("in_graph", [False, True])
 @pytest.mark.parametrize("end_bias", [-2.0, 2.0])
-def test_beam_of_one_is_greedy_search(table_model, in_graph, end_bias):
-    model = table_model(sentences=4, vocabulary_size=9, seed=1, end_bias=end_bias)
+def test_beam_of_one_is_greedy_search(in_graph, end_bias):
+    model = TableModel(sentences=4, vocabulary_size=9, seed=1, end_bias=end_bias)
 
     def translate(sentences, limits):
         return beam_search(
@@ -231,8 +225,8 @@ def test_beam_of_one_is_greedy_search(table_model, in_graph, end_bias):
         assert_found([greedy(model, row, Request(limit))], found, row)
 
 
-def test_greedy_search_stops_with_the_last_open_sentence(table_model):
-    model = table_model(sentences=3, vocabulary_size=9, seed=2, end_bias=3.0)
+def test_greedy_search_stops_with_the_last_open_sentence():
+    model = TableModel(sentences=3, vocabulary_size=9, seed=2, end_bias=3.0)
     longest = max(len(greedy(model, row, Request(50)).tokens) for row in range(3))
     found = beam_search(
         model.step, model.state(range(3)), bos_ids=tf.fill([3], BOS_ID),
@@ -241,77 +235,7 @@ def test_greedy_search_stops_with_the_last_open_sentence(table_model):
     assert len(model.calls) == longest == int(tf.reduce_max(found.lengths)) < 50
 
 
-# Parts of a step
-
-
-def best_of_each(logits, count, time, limits):
-    """Returns log-probabilities and ids of the best continuations of each hypothesis alone."""
-    zeros = tf.zeros(tf.shape(logits)[:2])
-    found = continuations(logits, count, time, limits, zeros, logits.shape[1])
-    return found.log_probs, found.ids
-
-
-def continuations(logits, count, time, limits, log_probs, num_sets):
-    """Returns what `best_continuations` gives of sentences with these limits."""
-    spec, inputs, state = start_search(
-        None, DecodingState(), 1, bos_ids=tf.fill([len(limits)], 2),
-        max_lengths=tf.constant(limits), length_penalty=0.6,
-    )  # fmt: skip
-    constrained = constrain(logits, spec, inputs, state._replace(time=tf.constant(time)))
-    return best_continuations(constrained, log_probs, num_sets, count, spec)
-
-
-def test_hypothesis_at_max_length_can_only_end():
-    logits = tf.random.stateless_normal([2, 1, 50], [1, 2])
-    log_probs, ids = best_of_each(logits, 4, 3, [3, 4])
-    assert ids[0][np.isfinite(log_probs[0])].numpy().tolist() == [3]
-    np.testing.assert_allclose(np.max(log_probs[0]), tf.nn.log_softmax(logits)[0, 0, 3], rtol=1e-6)
-    assert np.isfinite(log_probs[1]).sum() >= 4
-
-
-@pytest.mark.parametrize("shift", [-1e4, 0.0, 1e4])
-def test_log_probs_lose_no_digits_to_huge_logits(shift):
-    logits = tf.constant([[[-40.0, -40.0, -40.0, 1.0, 0.5, 0.25, -1.0]]])
-    log_probs, _ = best_of_each(logits + shift, 2, 0, [5])
-    expected, _ = best_of_each(logits, 2, 0, [5])
-    np.testing.assert_allclose(log_probs, expected, rtol=1e-6)
-
-
-@pytest.mark.parametrize("size", [1.0, 90.0])  # beyond 64 logits are shifted before exp()
-@pytest.mark.parametrize("num_sets", [2, 4])
-def test_continuations_are_the_best_of_their_set(size, num_sets):
-    random = np.random.default_rng(2)
-    logits = random.uniform(-size, size, (2, 4, 600)).astype("f")
-    log_probs = np.array([[-1.0, -2.0, -3.0, -np.inf], [-4.0, -1.0, -1.5, -2.0]], "f")
-    found = continuations(tf.constant(logits), 5, 1, [9, 9], tf.constant(log_probs), num_sets)
-    exact = logits.astype("d") - np.logaddexp.reduce(logits.astype("d"), -1, keepdims=True)
-    totals = exact + log_probs[..., None]
-    totals[..., [0, 2]] = -np.inf  # PAD and BOS
-    totals = totals.reshape(2, num_sets, -1)
-    order = np.argsort(-totals, axis=-1)[..., :5]
-    best = np.argsort(-found.log_probs.numpy(), axis=-1)[..., :5]
-    got = [np.take_along_axis(part.numpy(), best, -1) for part in found]
-    np.testing.assert_allclose(got[0], np.take_along_axis(totals, order, -1), rtol=1e-6)
-    is_possible = np.isfinite(got[0])
-    first = np.arange(0, 4, 4 // num_sets)[:, None]
-    np.testing.assert_array_equal(got[1][is_possible], (order // 600 + first)[is_possible])
-    np.testing.assert_array_equal(got[2][is_possible], (order % 600)[is_possible])
-
-
-def test_results_without_a_translation_are_empty_and_finite():
-    spec, _, _ = start_search(
-        None, DecodingState(), 4, bos_ids=tf.constant([2]), max_lengths=tf.constant([3]),
-        length_penalty=1.0,
-    )  # fmt: skip
-    tokens = tf.constant([[[5, 8, 4, 3], [6, 7, 3, 0], [3, 0, 0, 0], [5, 5, 5, 5]]])
-    scores = tf.constant([[-1.0, -2.0, -3.0, -np.inf]])
-    finished = Finished(scores, 2 * scores, tokens)
-    found = make_hypotheses(finished, spec, {})
-    np.testing.assert_array_equal(found.ids[0, :3], tokens[0, :3])
-    np.testing.assert_array_equal(found.ids[0, 3], [0, 0, 0, 0])
-    np.testing.assert_array_equal(found.lengths[0], [4, 3, 1, 0])
-    np.testing.assert_allclose(found.log_probs[0], [-2.0, -4.0, -6.0, -1e9])
-    np.testing.assert_allclose(found.scores[0], [-1.0, -2.0, -3.0, -1e9])
+# KV cache of fixed capacity
 
 
 @pytest.mark.parametrize(

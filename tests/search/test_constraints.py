@@ -15,6 +15,7 @@ from plain_search import (
     tokens_of,
     with_constraints,
 )
+from table_model import TableModel
 
 from keras_transformer.config import EOS_ID, UNK_ID
 from keras_transformer.search import (
@@ -34,27 +35,24 @@ INF = np.inf
 ROOM, VOCABULARY = 10, 9
 
 
-def apply(constraint, logits, tokens, time):
-    """Returns what a constraint without a state makes of logits."""
-    view = OpenHypotheses(constraint.inputs, (), tokens, time, None, EOS, PAD, logits)
-    return constraint.restrict(constraint.adjust(logits, view), view)
+def view_of(constraint, tokens):
+    """Returns what a constraint sees of one hypothesis with these tokens."""
+    padded = tf.constant([[tokens + [PAD] * (ROOM - len(tokens))]])
+    return OpenHypotheses(constraint.inputs, (), padded, len(tokens), None, EOS, PAD)
 
 
-def forbidden(logits):
-    """Returns the ids that are at -inf, of the only hypothesis of the only sentence."""
-    return np.flatnonzero(np.asarray(logits)[0, 0] == -INF).tolist()
-
-
-def one(tokens):
-    """Returns logits of zeros, the tokens as the only hypothesis, and how many there are."""
-    padded = tokens + [PAD] * (ROOM - len(tokens))
-    return tf.zeros([1, 1, VOCABULARY]), tf.constant([[padded]]), len(tokens)
+def forbidden(constraint, tokens):
+    """Returns the ids that a constraint forbids after the tokens, PAD aside."""
+    logits = constraint.forbid(tf.zeros([1, 1, VOCABULARY]), view_of(constraint, tokens))
+    return [token for token in np.flatnonzero(logits[0, 0] == -INF).tolist() if token != PAD]
 
 
 def test_repetition_penalty_counts_a_token_once():
     logits = tf.constant([[[5.0, 1.0, 3.0, -3.0, -INF]]])
     tokens = tf.constant([[[2, 3, 2, 4, 0]]])  # and PAD, which does not count
-    found = apply(RepetitionPenalty([2.0]), logits, tokens, None)
+    constraint = RepetitionPenalty([2.0])
+    view = OpenHypotheses(constraint.inputs, (), tokens, 4, None, EOS, PAD)
+    found = constraint.adjust(logits, view)
     np.testing.assert_array_equal(found, [[[5.0, 1.0, 1.5, -6.0, -INF]]])
 
 
@@ -75,13 +73,36 @@ def test_repetition_penalty_counts_a_token_once():
     ],
 )
 def test_no_repeat_ngram_forbids_repeated_ngrams(tokens, size, expected):
-    logits = apply(NoRepeatNgram([size]), *one(tokens))
-    assert forbidden(logits) == expected
+    assert forbidden(NoRepeatNgram([size]), tokens) == expected
+
+
+@pytest.mark.parametrize(
+    "tokens, banned, expected",
+    [
+        ([4, 5], [[4, 5, 6]], [6]),
+        ([5], [[4, 5, 6]], []),
+        ([], [[4, 5]], []),
+        ([], [[7]], [7]),
+        ([4, 5], [[5, 8], [4, 5, 6], [6, 5, 7]], [6, 8]),
+        ([4, 4], [[4, 4, 4]], [4]),
+        ([4, 4], [[4, 5], [4, 5]], [5]),
+        ([4, 5], [[], []], []),
+        ([4, 5], [], []),
+        ([4, 6, 5], [[4, 5, 7]], []),
+        ([4, 5], [[EOS], [4, 5, EOS]], [EOS]),
+        ([4, 5], [[4] * 20, [5, 6]], [6]),  # longer than any translation
+    ],
+)
+def test_last_token_of_a_banned_phrase_is_forbidden(tokens, banned, expected):
+    longest = max(map(len, banned), default=0)
+    rows = [phrase + [PAD] * (longest - len(phrase)) for phrase in banned]
+    phrases = tf.reshape(tf.constant(rows, tf.int32), [1, len(rows), longest])
+    assert forbidden(BannedPhrases(phrases), tokens) == expected
 
 
 def test_prefix_forces_its_next_token_while_it_lasts():
     prefix = Prefix(tf.constant([[4, 6], [5, 0]]))
-    view = OpenHypotheses(prefix.inputs, (), None, 0, None, EOS, PAD, None)
+    view = OpenHypotheses(prefix.inputs, (), None, 0, None, EOS, PAD)
     forced = [prefix.forced_ids(view._replace(time=time)).numpy().tolist() for time in range(4)]
     assert forced == [[4, 5], [6, PAD], [PAD, PAD], [PAD, PAD]]
     nothing = view._replace(inputs=tf.zeros([2, 0], tf.int32))
@@ -120,9 +141,9 @@ def search(model, requests, beam_size, *, rows=None, everything=False, **options
     ],
     ids=["long", "all rules"],
 )
-def test_huge_beam_finds_all_that_constraints_allow(table_model, limit, beam_size, rules):
+def test_huge_beam_finds_all_that_constraints_allow(limit, beam_size, rules):
     requests = [Request(limit, **rule) for rule in rules]
-    model = table_model(sentences=len(requests), vocabulary_size=6, seed=2, source_length=4)
+    model = TableModel(sentences=len(requests), vocabulary_size=6, seed=2, source_length=4)
     # Of three tokens; the last ones open and all those that end one step earlier.
     found = search(model, requests, beam_size, num_translations=beam_size)
     for row, each in enumerate(requests):
@@ -132,8 +153,8 @@ def test_huge_beam_finds_all_that_constraints_allow(table_model, limit, beam_siz
 @pytest.mark.slow
 @every_rule
 @pytest.mark.parametrize("end_bias", [-1.0, 2.0])
-def test_narrow_beam_with_constraint_equals_plain_search(table_model, rule, end_bias):
-    model = table_model(sentences=6, vocabulary_size=8, seed=3, end_bias=end_bias, source_length=5)
+def test_narrow_beam_with_constraint_equals_plain_search(rule, end_bias):
+    model = TableModel(sentences=6, vocabulary_size=8, seed=3, end_bias=end_bias, source_length=5)
     requests = [Request(limit, **rule) for limit in (7, 0, 4, 8, 2, 6)]
     found = search(model, requests, 3, num_translations=3)
     for row, each in enumerate(requests):
@@ -166,8 +187,8 @@ def random_request(seed):
 
 
 @pytest.mark.parametrize("beam_size", [1, 4])
-def test_random_constraints_together_equal_plain_search(table_model, beam_size):
-    model = table_model(sentences=40, vocabulary_size=8, seed=4, end_bias=1.0, source_length=5)
+def test_random_constraints_together_equal_plain_search(beam_size):
+    model = TableModel(sentences=40, vocabulary_size=8, seed=4, end_bias=1.0, source_length=5)
     requests = [random_request(seed) for seed in range(40)]
     found = search(model, requests, beam_size, num_translations=beam_size)
     num_found = 0
@@ -182,8 +203,8 @@ def test_random_constraints_together_equal_plain_search(table_model, beam_size):
 
 
 @pytest.mark.parametrize("beam_size", [1, 4])
-def test_neutral_constraints_change_nothing(table_model, beam_size):
-    model = table_model(sentences=4, vocabulary_size=30, seed=5, end_bias=2.0)
+def test_neutral_constraints_change_nothing(beam_size):
+    model = TableModel(sentences=4, vocabulary_size=30, seed=5, end_bias=2.0)
     neutral = [Request(6)] * 4
     options = dict(num_translations=beam_size)
     expected = search(model, neutral, beam_size, **options)
@@ -196,8 +217,8 @@ def test_neutral_constraints_change_nothing(table_model, beam_size):
         assert_same(found, expected, 4 + row, row)
 
 
-def test_prefix_overrides_other_constraints(table_model):
-    model = table_model(sentences=1, vocabulary_size=8, seed=6)
+def test_prefix_overrides_other_constraints():
+    model = TableModel(sentences=1, vocabulary_size=8, seed=6)
     requests = [
         Request(4, prefix=(5, 5, 5), no_repeat_ngram=1),
         Request(4, prefix=(5, 6, 7), banned=((5,), (6, 7))),
@@ -209,8 +230,8 @@ def test_prefix_overrides_other_constraints(table_model):
         assert_found(narrow_beam(model, 0, each, 3), found, row)
 
 
-def test_prefix_overrides_constraints_in_any_order(table_model):
-    model = table_model(sentences=3, vocabulary_size=8, seed=6)
+def test_prefix_overrides_constraints_in_any_order():
+    model = TableModel(sentences=3, vocabulary_size=8, seed=6)
     requests = [
         Request(4, min_length=3, prefix=(5, 5), no_repeat_ngram=2, banned=((5,), (4, 6)))
     ] * 3
@@ -228,8 +249,8 @@ def test_prefix_overrides_constraints_in_any_order(table_model):
 
 
 @pytest.mark.parametrize("beam_size", [1, 4])
-def test_prefix_may_contain_the_unknown_token(table_model, beam_size):
-    model = table_model(sentences=2, vocabulary_size=8, seed=6)
+def test_prefix_may_contain_the_unknown_token(beam_size):
+    model = TableModel(sentences=2, vocabulary_size=8, seed=6)
     requests = [Request(5, prefix=(UNK_ID, 5)), Request(5)]
     options = arguments(requests)
     options["constraints"].insert(0, ForbidUnknown())
@@ -248,21 +269,15 @@ def test_prefix_may_contain_the_unknown_token(table_model, beam_size):
 def test_min_length_forbids_eos_before_minimum_or_any_text(minimum):
     rows = [[], [7], [7, 7, 7, 7], [5], [5, 7], [5, 5, 7], [5, 7, 7, 7]]
     constraint = MinLength(tf.constant([minimum]), space_ids=[7, 8])
-
-    def forbids_eos(row):
-        tokens = tf.constant([[row + [PAD] * (ROOM - len(row))]])
-        view = OpenHypotheses(constraint.inputs, (), tokens, len(row), None, EOS, PAD, None)
-        return constraint.forbidden_ids(view).numpy().tolist() == [[[EOS]]]
-
-    assert [forbids_eos(row) for row in rows] == [
+    assert [forbidden(constraint, row) == [EOS] for row in rows] == [
         minimum > 0 and (len(row) < minimum or set(row) <= {7}) for row in rows
     ]
 
 
 @pytest.mark.parametrize("search", ["beam", "greedy", "sampling"])
-def test_eos_may_be_0_and_pad_another_token(table_model, search):
+def test_eos_may_be_0_and_pad_another_token(search):
     # Tokens 0 and 3 change places, everywhere.
-    model = table_model(sentences=4, vocabulary_size=8, seed=3, end_bias=1.0)
+    model = TableModel(sentences=4, vocabulary_size=8, seed=3, end_bias=1.0)
     swap = np.array([3, 1, 2, 0, 4, 5, 6, 7], np.int32)
     rules = [
         dict(min_length=3, repetition_penalty=1.7, no_repeat_ngram=1),
@@ -292,8 +307,8 @@ def test_eos_may_be_0_and_pad_another_token(table_model, search):
 
 
 @pytest.mark.parametrize("beam_size", [1, 4])
-def test_contradictory_constraints_give_no_translation(table_model, beam_size):
-    model = table_model(sentences=1, vocabulary_size=6, seed=7)
+def test_contradictory_constraints_give_no_translation(beam_size):
+    model = TableModel(sentences=1, vocabulary_size=6, seed=7)
     requests = [
         Request(9, min_length=5, no_repeat_ngram=1),  # there are three tokens
         Request(3),
@@ -305,8 +320,8 @@ def test_contradictory_constraints_give_no_translation(table_model, beam_size):
 
 @pytest.mark.parametrize("alpha", [-3.0, -0.5, 0.6, 2.0, 20.0])
 @pytest.mark.parametrize("rule", [{}, dict(beta=0.5, min_length=4)], ids=str)
-def test_exact_early_stop_never_changes_the_result(table_model, alpha, rule):
-    model = table_model(sentences=30, vocabulary_size=8, seed=8, end_bias=1.0, source_length=5)
+def test_exact_early_stop_never_changes_the_result(alpha, rule):
+    model = TableModel(sentences=30, vocabulary_size=8, seed=8, end_bias=1.0, source_length=5)
     requests = [Request(12, alpha, **rule)] * 30
     found = search(model, requests, 4, num_translations=2)
     for row, each in enumerate(requests):
@@ -315,9 +330,9 @@ def test_exact_early_stop_never_changes_the_result(table_model, alpha, rule):
         assert sum(rows for rows, _ in model.calls) < 30 * 13  # some did stop
 
 
-def test_greedy_search_follows_every_constraint(table_model):
+def test_greedy_search_follows_every_constraint():
     requests = [Request(7, **rule) for rule in RULES.values()]
-    model = table_model(sentences=len(requests), vocabulary_size=8, seed=9, source_length=5)
+    model = TableModel(sentences=len(requests), vocabulary_size=8, seed=9, source_length=5)
     found = search(model, requests, 1)
     for row, each in enumerate(requests):
         assert_found([greedy(model, row, each)], found, row)

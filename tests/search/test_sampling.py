@@ -16,6 +16,7 @@ from plain_search import (
     sampled,
     tokens_of,
 )
+from table_model import TableModel
 
 from keras_transformer.errors import InputError
 from keras_transformer.search import sample, sentence_seeds
@@ -85,15 +86,15 @@ def assert_distributed(counts, probabilities):
     ],
     ids=str,
 )
-def test_translations_follow_their_probabilities(table_model, options, rule):
-    model = table_model(sentences=1, vocabulary_size=6, seed=1)
+def test_translations_follow_their_probabilities(options, rule):
+    model = TableModel(sentences=1, vocabulary_size=6, seed=1)
     request = Request(2, **rule)
     found = [tokens for (tokens,) in many(model, request, **options)]
     assert_sampled(found, sampled(model, 0, request, **options))
 
 
-def test_samples_of_a_sentence_are_independent(table_model):
-    model = table_model(sentences=1, vocabulary_size=6, seed=2)
+def test_samples_of_a_sentence_are_independent():
+    model = TableModel(sentences=1, vocabulary_size=6, seed=2)
     request = Request(1)
     single = sampled(model, 0, request)
     pairs = {
@@ -110,8 +111,8 @@ def test_samples_of_a_sentence_are_independent(table_model):
     [{}, dict(beta=0.5), dict(repetition_penalty=1.6), dict(prefix=(6, 5), min_length=4)],
     ids=str,
 )
-def test_scores_are_those_of_the_model_best_first(table_model, rule):
-    model = table_model(sentences=3, vocabulary_size=9, seed=3, source_length=5)
+def test_scores_are_those_of_the_model_best_first(rule):
+    model = TableModel(sentences=3, vocabulary_size=9, seed=3, source_length=5)
     requests = [Request(limit, **rule) for limit in (7, 0, 4)]
     found = search(model, requests, num_translations=5, temperature=1.7, top_k=4, top_p=0.9, seed=3)
     for row, each in enumerate(requests):
@@ -130,8 +131,8 @@ def test_scores_are_those_of_the_model_best_first(table_model, rule):
         assert np.all(tokens_counts >= min(each.min_length, each.limit))
 
 
-def test_a_seed_gives_the_same_samples_in_any_batch(table_model):
-    model = table_model(sentences=4, vocabulary_size=9, seed=4, end_bias=1.0)
+def test_a_seed_gives_the_same_samples_in_any_batch():
+    model = TableModel(sentences=4, vocabulary_size=9, seed=4, end_bias=1.0)
     requests = [Request(limit) for limit in (9, 2, 0, 12)]
     options = dict(
         temperature=[1.0, 0.5, 1.0, 3.0], top_k=[0, 3, 1, 5], top_p=[1.0, 0.9, 1.0, 0.8],
@@ -148,16 +149,16 @@ def test_a_seed_gives_the_same_samples_in_any_batch(table_model):
 
 
 @pytest.mark.parametrize("options", [dict(temperature=1e-6), dict(top_k=1), dict(top_p=1e-6)])
-def test_low_temperature_and_one_candidate_equal_greedy(table_model, options):
-    model = table_model(sentences=4, vocabulary_size=9, seed=5, end_bias=1.0)
+def test_low_temperature_and_one_candidate_equal_greedy(options):
+    model = TableModel(sentences=4, vocabulary_size=9, seed=5, end_bias=1.0)
     requests = [Request(limit) for limit in (9, 2, 0, 12)]
     found = search(model, requests, num_translations=2, **options)
     for row, each in enumerate(requests):
         assert_found([greedy(model, row, each)] * 2, found, row)
 
 
-def test_sample_without_an_allowed_token_is_no_translation(table_model):
-    model = table_model(sentences=1, vocabulary_size=6, seed=6)
+def test_sample_without_an_allowed_token_is_no_translation():
+    model = TableModel(sentences=1, vocabulary_size=6, seed=6)
     requests = [Request(5, min_length=2, banned=((1,), (4,), (5,))), Request(5)]
     found = search(model, requests, rows=[0, 0], num_translations=2)
     assert_found([], found, 0)

@@ -9,10 +9,8 @@ import tensorflow as tf
 from keras_transformer.search.scoring import (
     coverage_penalty,
     final_scores,
-    find_top_k,
-    in_blocks,
     length_penalty,
-    top_k_of_blocks,
+    top_k,
 )
 
 
@@ -60,27 +58,11 @@ def test_top_k_equals_tensorflow_ties_included(width, values):
         "one finite": np.where(np.arange(width) == width - 1, -9.0, np.full(shape, -np.inf)),
     }[values].astype("f")
     expected = tf.math.top_k(rows, 5)
-    found = find_top_k(tf.constant(rows), 5)
+    found = top_k(tf.constant(rows), 5)
     np.testing.assert_array_equal(found[0], expected.values)
     np.testing.assert_array_equal(found[1], expected.indices)
 
 
 def test_top_k_takes_an_empty_batch():
-    values, indices = find_top_k(tf.zeros([0, 4, 8000]), 5)
+    values, indices = top_k(tf.zeros([0, 4, 8000]), 5)
     assert tuple(values.shape) == tuple(indices.shape) == (0, 4, 5)
-
-
-@pytest.mark.parametrize("width", [7, 2048, 8000])
-@pytest.mark.parametrize("num_sets", [1, 2, 4])
-def test_top_k_of_blocks_adds_the_offset_of_each_row(width, num_sets):
-    random = np.random.default_rng(width)
-    rows = random.integers(-9, 9, (3, 4, width)).astype("f")
-    offsets = random.integers(-3, 3, (3, 4)).astype("f")
-    offsets[1, 2] = -np.inf
-    found = top_k_of_blocks(in_blocks(tf.constant(rows), 6), 6, tf.constant(offsets), num_sets)
-    sets = (rows + offsets[..., None]).reshape(3, num_sets, -1)
-    order = np.argsort(-sets, axis=-1, kind="stable")[..., :6]
-    np.testing.assert_array_equal(found[0], np.take_along_axis(sets, order, -1))
-    first_rows = np.arange(0, 4, 4 // num_sets)[:, None]
-    np.testing.assert_array_equal(found[1], order // width + first_rows)
-    np.testing.assert_array_equal(found[2], order % width)

@@ -14,9 +14,10 @@ from plain_search import (
     tokens_of,
     with_constraints,
 )
+from table_model import TableModel
 
 from keras_transformer.decoding import DecodingState
-from keras_transformer.search import BannedPhrases, beam_search, sample
+from keras_transformer.search import Constraint, beam_search, sample
 
 SENTENCES = 60
 
@@ -34,9 +35,9 @@ def width_of(search):
     return search.keywords.get("beam_size") or search.keywords["num_translations"]
 
 
-def translations(table_model, search, requests):
+def translations(search, requests):
     """Yields the request and the tokens without EOS of each translation."""
-    model = table_model(sentences=len(requests), vocabulary_size=12, seed=1, end_bias=2.5)
+    model = TableModel(sentences=len(requests), vocabulary_size=12, seed=1, end_bias=2.5)
     width = width_of(search)
     found = search(model.step, model.state(range(len(requests)), width), **arguments(requests))
     for row, place in np.ndindex(*found.scores.shape):
@@ -53,7 +54,7 @@ def random_phrases(random, count, first, last):
 
 
 @every_search
-def test_forbidden_content_is_in_no_translation(table_model, search):
+def test_forbidden_content_is_in_no_translation(search):
     random = np.random.default_rng(3)
     requests = [
         Request(
@@ -66,7 +67,7 @@ def test_forbidden_content_is_in_no_translation(table_model, search):
         for _ in range(SENTENCES)
     ]
     num_found = 0
-    for each, tokens in translations(table_model, search, requests):
+    for each, tokens in translations(search, requests):
         if tokens is None:  # constraints may contradict each other
             continue
         num_found += 1
@@ -80,9 +81,9 @@ def test_forbidden_content_is_in_no_translation(table_model, search):
 
 @pytest.mark.slow
 @every_search
-def test_details_are_what_the_model_gave_each_token(table_model, search):
+def test_details_are_what_the_model_gave_each_token(search):
     requests = [Request(limit=2 + row % 7) for row in range(SENTENCES)]  # they end at all times
-    model = table_model(
+    model = TableModel(
         sentences=SENTENCES, vocabulary_size=12, seed=3, end_bias=1.0, source_length=5
     )
     state = model.state(range(SENTENCES), width_of(search))
@@ -104,9 +105,9 @@ def test_details_are_what_the_model_gave_each_token(table_model, search):
 
 
 @every_search
-def test_finished_sentences_leave_the_batch(table_model, search):
+def test_finished_sentences_leave_the_batch(search):
     limits = [12, 0, 2, 1, 0, 8, 3, 1]
-    model = table_model(sentences=8, vocabulary_size=12, seed=4, end_bias=-4.0, source_length=3)
+    model = TableModel(sentences=8, vocabulary_size=12, seed=4, end_bias=-4.0, source_length=3)
     width = width_of(search)
     requests = [Request(limit, beta=0.2, no_repeat_ngram=4, banned=((4, 5),)) for limit in limits]
     together = search(model.step, model.state(range(8), width), **arguments(requests))
@@ -138,6 +139,32 @@ def test_nan_logits_end_the_search_without_a_translation(method, max_length_boun
     np.testing.assert_array_equal(found.lengths, 0)
 
 
+@every_search
+def test_state_of_a_constraint_follows_its_hypotheses(search):
+    class Remembers(Constraint):
+        """Forbids nothing; its state counts each token, and must be that of the hypothesis."""
+
+        inputs = 0
+
+        def initial_state(self, inputs, num_hypotheses):
+            return tf.zeros([tf.size(inputs), num_hypotheses, 12], tf.int32)
+
+        def update(self, state, ids, inputs):
+            return state + tf.one_hot(ids, 12, dtype=tf.int32)
+
+        def forbid(self, logits, hypotheses):
+            tokens = hypotheses.tokens[:, :, : hypotheses.time]
+            counts = tf.reduce_sum(tf.one_hot(tokens, 12, dtype=tf.int32), axis=2)
+            tf.debugging.assert_equal(hypotheses.state, counts)
+            return logits
+
+    model = TableModel(sentences=5, vocabulary_size=12, seed=6)
+    options = arguments([Request(limit) for limit in (5, 1, 9, 0, 7)])
+    options["constraints"] = [Remembers()]
+    search(model.step, model.state(range(5), width_of(search)), **options)
+    assert len(model.calls) > 5
+
+
 # Graphs
 
 REQUESTS = [
@@ -149,9 +176,9 @@ REQUESTS = [
 
 @pytest.mark.slow
 @every_search
-def test_graph_of_unknown_sizes_equals_eager_search(table_model, search):
+def test_graph_of_unknown_sizes_equals_eager_search(search):
     width = width_of(search)
-    model = table_model(sentences=3, vocabulary_size=9, seed=1, source_length=4)
+    model = TableModel(sentences=3, vocabulary_size=9, seed=1, source_length=4)
     tensors = columns(REQUESTS, everything=True)
 
     def translate(rows, tensors):
@@ -172,9 +199,9 @@ def test_graph_of_unknown_sizes_equals_eager_search(table_model, search):
 
 
 @pytest.mark.parametrize("name", ["beam", pytest.param("sampling", marks=pytest.mark.slow)])
-def test_xla_compiles_a_search_with_every_constraint(table_model, name):
+def test_xla_compiles_a_search_with_every_constraint(name):
     search, width = SEARCHES[name], 4
-    model = table_model(sentences=3, vocabulary_size=9, seed=2)
+    model = TableModel(sentences=3, vocabulary_size=9, seed=2)
 
     def step(ids, state):  # knows the last token and how many there were; attends to one source
         logits = tf.gather(tf.gather(model.table, state.context), ids, batch_dims=1)
@@ -192,34 +219,3 @@ def test_xla_compiles_a_search_with_every_constraint(table_model, name):
     assert found.ids.shape == (3, expected.scores.shape[1], 9)
     for left, right in zip(tf.nest.flatten(found), tf.nest.flatten(expected), strict=True):
         np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-5)
-
-
-def tensor_sizes(graph):
-    """Yields the size and name of every tensor in a graph and in its loops and branches."""
-    for operation in graph.get_operations():
-        for tensor in operation.outputs:
-            if tensor.shape.is_fully_defined():
-                yield tensor.shape.num_elements(), tensor.name
-    for function in graph._functions.values():
-        yield from tensor_sizes(function.graph)
-
-
-def test_memory_of_phrases_grows_with_the_candidates(table_model):
-    sentences, beam_size, phrases, tokens, vocabulary = 2, 64, 16, 8, 500
-    listed = tf.constant(np.full([sentences, phrases, tokens], 5), tf.int32)
-
-    def translate(rows):
-        def step(ids, state):
-            return tf.one_hot(ids, vocabulary), state
-
-        return beam_search(
-            step, DecodingState(), bos_ids=rows, max_lengths=rows + 90, max_length_bound=99,
-            beam_size=beam_size, constraints=[BannedPhrases(listed)],
-        )  # fmt: skip
-
-    function = tf.function(translate, autograph=False)
-    graph = function.get_concrete_function(tf.TensorSpec([sentences], tf.int32)).graph
-    # Two lots of candidates of each hypothesis, and the phrases' next tokens, PAD, BOS and EOS.
-    num_candidates = beam_size * (2 * beam_size + phrases + 3)
-    largest, name = max(tensor_sizes(graph))
-    assert num_candidates * sentences < largest <= num_candidates * sentences * phrases, name

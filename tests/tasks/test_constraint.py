@@ -17,6 +17,7 @@ from plain_search import (
     greedy,
     tokens_of,
 )
+from table_model import TableModel
 
 from keras_transformer.config import EOS_ID
 from keras_transformer.decoding import DecodingState
@@ -77,8 +78,8 @@ def make_arguments(rows=slice(None)):
 
 
 @pytest.fixture
-def model(table_model):
-    return table_model(sentences=len(CASES), vocabulary_size=len(TOKENS), seed=1)
+def model():
+    return TableModel(sentences=len(CASES), vocabulary_size=len(TOKENS), seed=1)
 
 
 def test_exhaustive_beam_finds_exactly_all_trees(model):
@@ -148,9 +149,9 @@ def test_graph_and_xla_give_the_trees_of_eager_search(model, search, width):
             np.testing.assert_allclose(left, right, rtol=1e-5)
 
 
-def test_punctuation_words_get_punctuation_tags(table_model):
+def test_punctuation_words_get_punctuation_tags():
     tokens = [*TOKENS[:9], ".", "(C"]
-    model = table_model(sentences=3, vocabulary_size=len(tokens), seed=1)
+    model = TableModel(sentences=3, vocabulary_size=len(tokens), seed=1)
     kinds = [[2, 3, 0], [3, 2, 0], [1, 2, 0]]
     constraint = BalancedBrackets(kinds, tokens, range(4), punctuation=(".", ","))
     found = beam_search(
@@ -254,8 +255,8 @@ def log_prob_of_copies(model, row, tokens):
     return total
 
 
-def test_copied_words_come_before_their_tags(table_model):
-    model = table_model(sentences=len(SENTENCES), vocabulary_size=len(COPIES), seed=2)
+def test_copied_words_come_before_their_tags():
+    model = TableModel(sentences=len(SENTENCES), vocabulary_size=len(COPIES), seed=2)
     ids = np.zeros([len(SENTENCES), 4], np.int32)
     for row, (sentence, _) in enumerate(SENTENCES):
         ids[row, : len(sentence)] = sentence

@@ -195,10 +195,10 @@ def test_constraints_hold_in_training_and_translation(tmp_path, data):
     class OneToken(Constraint):
         inputs = ()
 
-        def restrict(self, allowed, hypotheses):
-            is_eos = tf.range(tf.shape(allowed)[-1]) == hypotheses.eos_id
+        def forbid(self, logits, hypotheses):
+            is_eos = tf.range(tf.shape(logits)[-1]) == hypotheses.eos_id
             must_end = hypotheses.time == 1
-            return tf.where(is_eos == must_end, allowed, -float("inf"))
+            return tf.where(is_eos == must_end, logits, -float("inf"))
 
     class Short(Reversal):
         def constraints(self, source, vocabularies):

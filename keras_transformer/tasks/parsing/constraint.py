@@ -1,6 +1,6 @@
 """Outputs that are trees over the words of the sentence: constraints of a search, and repair.
 
-`restrict` of a constraint forbids tokens at each step of a search; the state counts open brackets
+`forbid` of a constraint forbids tokens at each step of a search; the state counts open brackets
 and words. `repair_trees` makes a tree of any output, inside a TensorFlow graph.
 
 Shapes: B sentences, W hypotheses of a sentence, S source length or words of the longest sentence,
@@ -106,10 +106,10 @@ class BalancedBrackets(Constraint):
             words_left=state.words_left - tf.cast(stands_for_word, tf.int32),
         )
 
-    def restrict(self, allowed: Tensor, hypotheses: OpenHypotheses) -> Tensor:
+    def forbid(self, logits: Tensor, hypotheses: OpenHypotheses) -> Tensor:
         words_left, may_read = hypotheses.state.words_left, self._may_read(hypotheses)
         may_come = self._may_come(hypotheses, words_left, may_read)
-        return tf.where(may_come, allowed, IMPOSSIBLE)
+        return tf.where(may_come, logits, IMPOSSIBLE)
 
     def _may_come(
         self, hypotheses: OpenHypotheses, tokens_left: Tensor, may_read: Tensor
@@ -216,7 +216,7 @@ class CopiedWords(BalancedBrackets):
         total = tf.reduce_logsumexp(of_words, axis=-1, keepdims=True)
         return tf.where(is_next, total, tf.where(is_of_word, IMPOSSIBLE, logits))
 
-    def restrict(self, allowed: Tensor, hypotheses: OpenHypotheses) -> Tensor:
+    def forbid(self, logits: Tensor, hypotheses: OpenHypotheses) -> Tensor:
         ids, _, words = hypotheses.inputs
         brackets, num_read, is_reading = hypotheses.state
         of_brackets = hypotheses._replace(inputs=words, state=brackets)
@@ -229,7 +229,7 @@ class CopiedWords(BalancedBrackets):
             self._may_come(of_brackets, tokens_left, copies),
         )
         may_come = tf.where(is_reading[..., None] & is_within_word, copies, may_come)
-        return tf.where(may_come, allowed, IMPOSSIBLE)
+        return tf.where(may_come, logits, IMPOSSIBLE)
 
     def _next_tokens(self, hypotheses: OpenHypotheses) -> tuple[Tensor, Tensor]:
         """Returns the sentence's next token one-hot, and whether it continues a word.

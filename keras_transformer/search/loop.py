@@ -1,0 +1,386 @@
+"""What every search shares: its state, the start, the loop over the steps, and the result.
+
+A search is a function that makes the next `State` from three arguments: `spec` is the same for all
+sentences, `inputs` differ between sentences but never change, and `state` changes at every step.
+
+Shapes: B sentences, W hypotheses of a sentence, N translations of a sentence, L longest result,
+S source length, V vocabulary.
+"""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from keras_transformer.config import EOS_ID, PAD_ID
+from keras_transformer.decoding import (
+    IMPOSSIBLE,
+    NO_SCORE,
+    DecodingState,
+    StepFunction,
+    Tensor,
+)
+from keras_transformer.errors import InputError
+from keras_transformer.search import scoring
+from keras_transformer.search.constraints import Constraint
+
+
+class Hypotheses(NamedTuple):
+    """The best translations of each sentence, best first.
+
+    Where a sentence has fewer than N translations (a tiny vocabulary, a short limit, constraints
+    that contradict each other), the last places are empty: length 0, only PAD, and `NO_SCORE`,
+    which is -1e9, as score and log-probability.
+
+    Attributes:
+        ids: int32 [B, N, L], EOS included, then PAD.
+        scores: float32 [B, N], log-probability divided by the length penalty; always finite.
+        log_probs: float32 [B, N], natural logarithm of the probability; always finite.
+        lengths: int32 [B, N], tokens of the translation, EOS included.
+        details: empty unless asked for. "token_scores", float32 [B, N, L], the log-probability of
+            each token; and, if the model's state has coverage, "attention", float32 [B, N, L, S],
+            what each token was predicted from. Both are 0 for padding.
+    """
+
+    ids: Tensor
+    scores: Tensor
+    log_probs: Tensor
+    lengths: Tensor
+    details: Any = ()
+
+
+class SearchSpec(NamedTuple):
+    """What is the same for all sentences."""
+
+    step: StepFunction
+    shared: Any  # the part of the model's state that serves all sentences,
+    projection: Any  # and this one
+    num_hypotheses: int  # W
+    positions: Tensor  # int32 [L], 0 to L - 1; L is the largest of the max lengths, plus EOS
+    capacities: tuple[int, ...]  # of the KV cache, now and later; empty if it grows at every step
+    constraints: tuple[Constraint, ...]  # in the order in which they are asked
+    eos_id: int
+    pad_id: int
+
+
+class SentenceInputs(NamedTuple):
+    """What differs from sentence to sentence and never changes; a nest of tensors [B, ...]."""
+
+    context: Any  # the part of the model's state that belongs to the source sentences
+    forbidden_ids: Tensor  # int32 [B, 1, 2], never generated: PAD and BOS (unless BOS is EOS)
+    max_lengths: Tensor  # int32 [B], tokens before EOS, 0 or more
+    length_penalties: Tensor  # float32 [B, L + 2, 1], of translations with 0, 1, 2 ... tokens
+    largest_penalties: Tensor  # the same; of the longest translation where that is larger
+    beta: Tensor  # float32 [B, 1], weight of the coverage penalty
+    constraints: tuple[Any, ...]  # the inputs of each constraint
+    options: dict[str, Tensor]  # parameters of one kind of search only, each [B]
+
+
+class Finished(NamedTuple):
+    """Complete translations, best first; those that do not exist have the score -inf."""
+
+    scores: Tensor  # float32 [B, N]
+    log_probs: Tensor  # float32 [B, N]
+    tokens: Tensor  # int32 [B, N, L], EOS included, then PAD
+    ancestors: Any = ()  # int32 [B, N, L], as in `State`; only with `State.history`
+
+
+class State(NamedTuple):
+    """The open hypotheses and the finished ones; changes at every step.
+
+    A sentence whose hypotheses are all at -inf is done, and no longer changes.
+    """
+
+    time: Tensor  # int32 [], how many tokens the open hypotheses have
+    log_probs: Tensor  # float32 [B, W]; -inf for hypotheses that do not exist or are finished
+    ids: Tensor  # int32 [B, W], the newest tokens, not yet read by the model
+    tokens: Tensor  # int32 [B, W, L], all of them without BOS, then PAD
+    ancestors: Tensor  # int32 [B, W, L], see `DecodingState`; -1 where there is no token yet
+    model: dict[str, Any]  # the changing parts of the model's `DecodingState`, by name
+    constraints: tuple[Any, ...]  # the state of each constraint
+    finished: Finished
+    history: dict[str, Tensor]  # [B, L, W, ...], what each step notes for details, see `_trace`
+
+
+Step = Callable[[SearchSpec, SentenceInputs, State], State]
+
+
+def start_search(
+    step: StepFunction,
+    state: DecodingState,
+    num_hypotheses: int,
+    *,
+    bos_ids: Tensor,
+    max_lengths: Tensor,
+    num_finished: int | None = None,
+    length_penalty: Tensor = 0.0,
+    length_penalty_form: str = "gnmt",
+    coverage_penalty: Tensor = 0.0,
+    constraints: Sequence[Constraint] = (),
+    max_length_bound: int | None = None,
+    details: bool = False,
+    eos_id: int = EOS_ID,
+    pad_id: int = PAD_ID,
+    options: Mapping[str, Tensor] | None = None,
+) -> tuple[SearchSpec, SentenceInputs, State]:
+    """Returns the first state of a search, of W empty hypotheses, and what stays the same.
+
+    `num_finished` translations are kept, W by default; `options` are parameters of one kind of
+    search only. For the others see `beam_search`.
+    """
+    if eos_id == pad_id:
+        raise InputError(f"eos_id and pad_id must differ, both are {eos_id}; give PAD its own id")
+    bos_ids = tf.cast(bos_ids, tf.int32)
+    batch_size = tf.shape(bos_ids)[0]
+    max_lengths = tf.maximum(tf.cast(max_lengths, tf.int32), 0)
+    if max_length_bound is None:
+        result_length = tf.maximum(tf.reduce_max(max_lengths), 0) + 1  # 1 where B = 0
+    else:
+        max_lengths = tf.minimum(max_lengths, max_length_bound)
+        result_length = max_length_bound + 1
+    alpha, beta = (
+        repeat_for_each_sentence(tf.cast(each, tf.float32), batch_size)[:, None]
+        for each in (length_penalty, coverage_penalty)
+    )
+    # All that a step looks up. A power of each length in the loop would be several operations.
+    penalties, largest = (
+        scoring.length_penalty(lengths, alpha, length_penalty_form)[..., None]
+        for lengths in (tf.range(result_length + 2), max_lengths[:, None] + 1)
+    )
+    # Some models start with EOS, and EOS must remain allowed.
+    forbidden_bos = tf.where(bos_ids == eos_id, pad_id, bos_ids)
+    inputs = SentenceInputs(
+        context=state.context,
+        forbidden_ids=tf.stack([tf.fill([batch_size], pad_id), forbidden_bos], axis=1)[:, None],
+        max_lengths=max_lengths,
+        length_penalties=penalties,
+        largest_penalties=tf.maximum(penalties, largest),
+        beta=beta,
+        constraints=repeat_for_each_sentence(
+            tuple(each.inputs for each in constraints), batch_size
+        ),
+        options=repeat_for_each_sentence(dict(options or {}), batch_size),
+    )
+    spec = SearchSpec(
+        step=step,
+        shared=state.shared,
+        projection=state.projection,
+        num_hypotheses=num_hypotheses,
+        positions=tf.range(result_length),
+        capacities=() if max_length_bound is None else kv_cache_capacities(max_length_bound),
+        constraints=tuple(constraints),
+        eos_id=eos_id,
+        pad_id=pad_id,
+    )
+    model = {"recurrent_state": state.recurrent_state, "kv_cache": state.kv_cache}
+    if state.coverage is not None:
+        model["coverage"] = state.coverage
+    history = {}
+    if details:
+        noted = [batch_size, result_length, num_hypotheses]
+        history["log_probs"] = tf.zeros(noted)
+        if state.coverage is not None:
+            history["attention"] = tf.zeros([*noted, tf.shape(state.coverage)[2]])
+
+    def filled(count: int, value: int) -> Tensor:  # [B, count, L]
+        tokens = tf.fill([batch_size, count, result_length], value)
+        return tf.ensure_shape(tokens, [None, count, *spec.positions.shape])
+
+    count = num_finished or num_hypotheses
+    first = State(
+        time=tf.constant(0),
+        log_probs=tf.zeros([batch_size, num_hypotheses]),
+        ids=tf.repeat(bos_ids[:, None], num_hypotheses, axis=1),
+        tokens=filled(num_hypotheses, pad_id),
+        ancestors=filled(num_hypotheses, -1),
+        model=model,
+        constraints=tuple(
+            constraint.initial_state(its_inputs, num_hypotheses)
+            for constraint, its_inputs in zip(constraints, inputs.constraints, strict=True)
+        ),
+        finished=Finished(
+            scores=tf.fill([batch_size, count], IMPOSSIBLE),
+            log_probs=tf.fill([batch_size, count], IMPOSSIBLE),
+            tokens=filled(count, pad_id),
+            ancestors=filled(count, -1) if details else (),
+        ),
+        history=history,
+    )
+    return spec, inputs, first
+
+
+def repeat_for_each_sentence(values: Any, batch_size: Tensor) -> Any:
+    """Returns a nest whose leaves are [B, ...]; those of shape [] or [1, ...] are repeated."""
+
+    def repeat(value: Tensor) -> Tensor:
+        value = tf.convert_to_tensor(value)
+        if value.shape.rank == 0:
+            value = value[None]
+        if value.shape.rank is None or value.shape[0] != 1:
+            return value
+        return tf.broadcast_to(value, tf.concat([[batch_size], tf.shape(value)[1:]], axis=0))
+
+    return tf.nest.map_structure(repeat, values)
+
+
+def run_search(step: Step, spec: SearchSpec, inputs: SentenceInputs, state: State) -> Hypotheses:
+    """Runs steps until every sentence is done, and returns what they found."""
+    run = _run_in_stages if spec.capacities else _run_on_shrinking_batch
+    return _make_hypotheses(*run(step, spec, inputs, state), spec)
+
+
+# The finished hypotheses and the history of all sentences.
+_Results = tuple[Finished, dict[str, Tensor]]
+
+
+def _run_on_shrinking_batch(
+    step: Step, spec: SearchSpec, inputs: SentenceInputs, state: State
+) -> _Results:
+    """Runs steps; sentences that are done leave the batch and cost no more work."""
+    max_time = tf.size(spec.positions)  # only reached if the model's logits are NaN
+
+    def shrink_batch(rows: Tensor, inputs: Any, state: State, results: Any) -> Any:
+        # Dropping sentences copies the others, so it waits until a quarter are done.
+        state = _run_steps(functools.partial(step, spec, inputs), state, 0.75, max_time)
+        all_rows = tf.range(tf.shape(results[0].scores)[0])
+        results = tf.nest.map_structure(
+            lambda old, new: tf.dynamic_stitch([all_rows, rows], [old, new]),
+            results,
+            (state.finished, state.history),
+        )
+        open_rows = tf.where(_is_open(state))[:, 0]
+        rows, inputs, state = tf.nest.map_structure(
+            lambda leaf: tf.gather(leaf, open_rows) if leaf.shape.rank else leaf,
+            (rows, inputs, state),
+        )
+        return rows, inputs, state, results
+
+    rows = tf.range(tf.shape(state.ids)[0])
+    variables = (rows, inputs, state, (state.finished, state.history))
+    *_, results = tf.while_loop(
+        lambda rows, inputs, state, _: (tf.shape(rows)[0] > 0) & (state.time < max_time),
+        shrink_batch,
+        variables,
+        shape_invariants=tf.nest.map_structure(_changing_shape, variables),
+    )
+    return results  # type: ignore[no-any-return]
+
+
+def _is_open(state: State) -> Tensor:
+    """Returns which sentences are not done, bool [B]."""
+    return tf.reduce_max(state.log_probs, axis=1) > IMPOSSIBLE
+
+
+def _run_steps(
+    step: Callable[[State], State], state: State, share: float, max_time: Tensor
+) -> State:
+    """Runs steps while more than this share of the sentences are open, up to `max_time`."""
+    shapes = tf.nest.map_structure(lambda leaf: _changing_shape(leaf, leaf.shape[:1]), state)
+    (state,) = tf.while_loop(
+        lambda state: tf.reduce_mean(tf.cast(_is_open(state), tf.float32)) > share,
+        lambda state: (step(state),),
+        (state,),
+        shape_invariants=(shapes,),
+        maximum_iterations=max_time - state.time,
+    )
+    return state
+
+
+def _changing_shape(leaf: Tensor, first: Any = (None,)) -> tf.TensorShape:
+    """Returns a leaf's shape with another first dimension, and sizes of 0, which grow, unknown.
+
+    The others stay known, since models may need them for reshaping.
+    """
+    if leaf.shape.rank == 0:
+        return leaf.shape
+    rest = [None if size == 0 else size for size in leaf.shape[1:]]
+    return tf.TensorShape(first).concatenate(rest)
+
+
+# XLA needs all shapes before the graph runs: the batch does not shrink, and the KV cache has a
+# fixed capacity, which grows in a few stages.
+
+
+def kv_cache_capacities(max_length_bound: int) -> tuple[int, ...]:
+    """Returns how many tokens a KV cache of fixed capacity has room for, stage by stage.
+
+    The first is the `capacity` for `encode`; each next one is twice as large, and the last has
+    room for `max_length_bound` tokens and EOS.
+
+    Args:
+        max_length_bound: the most tokens that a translation may have before EOS.
+    """
+    last = max_length_bound + 1
+    capacities = []
+    capacity = 16
+    while capacity * 3 <= last * 2:  # a last stage that is hardly larger does not pay
+        capacities.append(capacity)
+        capacity *= 2
+    return (*capacities, last)
+
+
+def _run_in_stages(step: Step, spec: SearchSpec, inputs: SentenceInputs, state: State) -> _Results:
+    """Runs within the first capacity, and in the next ones while sentences are open.
+
+    Work grows with the capacity, and most sentences finish before the largest is needed.
+    """
+    capacity, *larger = spec.capacities
+    state = _run_steps(functools.partial(step, spec, inputs), state, 0.0, capacity)
+    if not larger:
+        return state.finished, state.history
+    spec = spec._replace(capacities=tuple(larger))
+    missing = (larger[0] - capacity) * spec.num_hypotheses
+
+    def continue_with_more_room() -> _Results:
+        kv_cache = tf.nest.map_structure(
+            lambda leaf: tf.pad(leaf, [[0, 0]] * (leaf.shape.rank - 2) + [[0, missing], [0, 0]]),
+            state.model["kv_cache"],
+        )
+        model = state.model | {"kv_cache": kv_cache}
+        return _run_in_stages(step, spec, inputs, state._replace(model=model))
+
+    return tf.cond(  # type: ignore[no-any-return]
+        tf.reduce_any(_is_open(state)),
+        continue_with_more_room,
+        lambda: (state.finished, state.history),
+    )
+
+
+def _make_hypotheses(
+    finished: Finished, history: Mapping[str, Tensor], spec: SearchSpec
+) -> Hypotheses:
+    """Returns the result of a search, with finite scores for places without a translation."""
+    exists = tf.math.is_finite(finished.scores)
+    ids = tf.where(exists[..., None], finished.tokens, spec.pad_id)
+    return Hypotheses(
+        ids=ids,
+        scores=tf.where(exists, finished.scores, NO_SCORE),
+        log_probs=tf.where(exists, finished.log_probs, NO_SCORE),
+        lengths=tf.math.count_nonzero(ids != spec.pad_id, axis=-1, dtype=tf.int32),
+        details=_trace(history, finished, ids != spec.pad_id) if history else (),
+    )
+
+
+def _trace(
+    history: Mapping[str, Tensor], finished: Finished, is_token: Tensor
+) -> dict[str, Tensor]:
+    """Returns `Hypotheses.details`: what the steps noted of each translation's ancestors.
+
+    `is_token`, bool [B, N, L], is False for padding.
+    """
+    places = tf.maximum(finished.ancestors, 0)  # -1 after the end
+    places = tf.transpose(places, [0, 2, 1])  # [B, L, N]
+    traced = {
+        name: tf.transpose(
+            tf.gather(noted, places, batch_dims=2), [0, 2, 1, *range(3, noted.shape.rank)]
+        )
+        for name, noted in history.items()
+    }  # [B, N, L, ...]
+    # The steps noted sums: a token's log-probability is what the next step, or the end, has more.
+    before = tf.where(is_token, traced["log_probs"], finished.log_probs[..., None])
+    after = tf.concat([before[..., 1:], finished.log_probs[..., None]], axis=-1)
+    details = {"token_scores": tf.where(is_token, after - before, 0.0)}
+    if "attention" in traced:
+        details["attention"] = tf.where(is_token[..., None], traced["attention"], 0.0)
+    return details
