@@ -1,9 +1,10 @@
 """Files and folders that are written whole or not at all, and lines of text files.
 
-A file or folder is written under a temporary name, inside a folder `.writing-*` beside it, and
+A file or folder is written under a temporary name, inside a folder `.writing-HOST-*` beside it, and
 renamed when it is complete and on the disk: a process that is killed or a machine that loses power
 leaves the old content or all of the new one. A lock marks a folder that is still being written; the
-system releases it when the process dies, and the next writer removes the folder.
+system releases it when the process dies, and the next writer of that machine removes the folder.
+Some file systems do not show locks to other machines: these leave a folder alone for a day.
 """
 
 import abc
@@ -17,9 +18,11 @@ import io
 import itertools
 import os
 import pathlib
+import platform
 import re
 import shutil
 import stat
+import time
 import uuid
 import zlib
 from collections.abc import Callable, Iterator
@@ -33,6 +36,7 @@ CONTROL_CHARACTERS = r"[\x00-\x1f\x7f-\x9f]"  # a pattern of Python and of Tenso
 
 _ASIDE = ".writing-"
 _LOCK = "lock"
+_DAY_S = 24 * 3600
 _GZIP_MAGIC = b"\x1f\x8b"  # RFC 1952, 2.3.1
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _BUFFER_BYTES = 1 << 18
@@ -150,15 +154,18 @@ def temporary_folder(parent: pathlib.Path) -> Iterator[pathlib.Path]:
 
     Also removes the folders beside it that killed processes have left.
     """
+    own = f"{_ASIDE}{platform.node()}-"
     for abandoned in parent.glob(f"{_ASIDE}*"):
         if abandoned.is_symlink():  # never made by this module
+            continue
+        if not abandoned.name.startswith(own) and _seconds_unchanged(abandoned) < _DAY_S:
             continue
         with contextlib.suppress(OSError), _open_lock(abandoned) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails where it is being written
             if _is_lock_of(lock, abandoned):
                 shutil.rmtree(abandoned, ignore_errors=True)
     while True:
-        aside = parent / f"{_ASIDE}{uuid.uuid4().hex}"
+        aside = parent / f"{own}{uuid.uuid4().hex}"
         aside.mkdir()
         try:
             lock = _open_lock(aside)
@@ -174,6 +181,15 @@ def temporary_folder(parent: pathlib.Path) -> Iterator[pathlib.Path]:
             yield aside
         finally:
             shutil.rmtree(aside, ignore_errors=True)
+
+
+def _seconds_unchanged(folder: pathlib.Path) -> float:
+    """Returns how long ago anything in a folder was last written."""
+    times = [0.0]
+    for path in (folder, *folder.rglob("*")):
+        with contextlib.suppress(OSError):  # renamed or removed meanwhile
+            times.append(path.lstat().st_mtime)
+    return time.time() - max(times)
 
 
 def _open_lock(folder: pathlib.Path) -> IO[bytes]:

@@ -6,6 +6,7 @@ import itertools
 import multiprocessing
 import os
 import pathlib
+import platform
 import resource
 import signal
 import subprocess
@@ -25,6 +26,8 @@ from keras_transformer.files import (
     read_lines,
     write_atomically,
 )
+
+ASIDE = f".writing-{platform.node()}-"
 
 
 def names_in(folder):
@@ -188,7 +191,7 @@ def test_concurrent_writers_leave_whole_content(tmp_path, kind):
 
 def test_folder_whose_lock_was_replaced_meanwhile_stays(tmp_path, monkeypatch):
     """Its owner made a new lock between a second writer's opening of the old one and locking it."""
-    folder = tmp_path / ".writing-0"
+    folder = tmp_path / f"{ASIDE}0"
     folder.mkdir()
     (folder / "lock").touch()
     lock_file = fcntl.flock
@@ -200,7 +203,7 @@ def test_folder_whose_lock_was_replaced_meanwhile_stays(tmp_path, monkeypatch):
 
     monkeypatch.setattr(fcntl, "flock", replace_lock_first)
     write_atomically(tmp_path / "file", "text")
-    assert names_in(tmp_path) == [".writing-0", "file"]
+    assert names_in(tmp_path) == [folder.name, "file"]
     monkeypatch.undo()
     write_atomically(tmp_path / "file", "text")
     assert names_in(tmp_path) == ["file"]
@@ -248,13 +251,32 @@ def test_folder_of_another_process_is_kept(tmp_path):
 
 
 def test_only_abandoned_folders_are_removed(tmp_path):
-    for name in (".writing-locked-once", ".writing-before-its-lock"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "file").write_text("text")
-    (tmp_path / ".writing-locked-once" / "lock").touch()
+    for name in ("locked-once", "before-its-lock"):
+        (tmp_path / f"{ASIDE}{name}").mkdir()
+        (tmp_path / f"{ASIDE}{name}" / "file").write_text("text")
+    (tmp_path / f"{ASIDE}locked-once" / "lock").touch()
     with atomic_folder(tmp_path / "one") as first, atomic_folder(tmp_path / "two") as second:
         assert names_in(tmp_path) == sorted([first.name, second.name])
     assert names_in(tmp_path) == ["one", "two"]
+
+
+def test_folder_of_another_machine_is_removed_after_a_day_without_changes(tmp_path):
+    """Where locks are local to a machine, its lock seems to be free."""
+    other = tmp_path / ".writing-another.machine-0"
+    (other / "inner").mkdir(parents=True)
+    for path in (other / "lock", other / "inner" / "file"):
+        path.touch()
+    write_atomically(tmp_path / "file", "text")
+    two_days_ago = time.time() - 2 * 24 * 3600
+    for path in (*other.rglob("*"), other):
+        assert path.exists()
+        os.utime(path, (two_days_ago, two_days_ago))
+    os.utime(other / "inner" / "file")  # it is still being written
+    write_atomically(tmp_path / "file", "text")
+    assert (other / "inner" / "file").exists()
+    os.utime(other / "inner" / "file", (two_days_ago, two_days_ago))
+    write_atomically(tmp_path / "file", "text")
+    assert names_in(tmp_path) == ["file"]
 
 
 def test_folder_removed_before_its_lock_is_made_again(tmp_path, monkeypatch):
@@ -278,9 +300,9 @@ def test_links_like_abandoned_folders_are_not_followed(tmp_path):
     precious.mkdir()
     (precious / "file").write_text("text")
     parent = tmp_path / "parent"
-    (parent / ".writing-folder").mkdir(parents=True)
-    (parent / ".writing-link").symlink_to(precious)
-    (parent / ".writing-folder" / "lock").symlink_to(precious / "made")
+    (parent / f"{ASIDE}folder").mkdir(parents=True)
+    (parent / f"{ASIDE}link").symlink_to(precious)
+    (parent / f"{ASIDE}folder" / "lock").symlink_to(precious / "made")
     with atomic_folder(parent / "folder"):
         pass
     assert names_in(precious) == ["file"]

@@ -3,6 +3,7 @@
 import itertools
 import os
 import pathlib
+import platform
 import re
 import resource
 import shutil
@@ -546,7 +547,7 @@ def test_full_disk_leaves_earlier_checkpoints(tmp_path):
 
 def test_leftovers_of_killed_processes_are_removed(checkpoints):
     checkpoints.save(make_model(seed=1), 1)
-    aside = checkpoints.folder / ".writing-1"
+    aside = checkpoints.folder / f".writing-{platform.node()}-1"
     aside.mkdir()
     (aside / "lock").touch()
     for path in checkpoints.folder.glob("step-1.*"):
