@@ -12,6 +12,7 @@ import threading
 import zlib
 
 from keras_transformer import __version__
+from keras_transformer.errors import InputError
 
 # For mallopt (malloc.h): blocks come from the heap and never from mmap, the heap never shrinks, and
 # all threads share it, since other arenas map what is larger than 64 MiB. M_MMAP_THRESHOLD would
@@ -89,6 +90,25 @@ def end_with_parent() -> None:
         os._exit(1)
 
     threading.Thread(target=wait, daemon=True).start()
+
+
+_first_user: int | None = None  # the process that loaded a model first
+
+
+def check_not_forked() -> None:
+    """Raises `InputError` in a process that was forked after a model was loaded.
+
+    The threads of TensorFlow stay behind in the parent, and who waits for them waits for ever. To
+    be called when a model is loaded and when it is used.
+    """
+    global _first_user
+    _first_user = _first_user or os.getpid()
+    if os.getpid() != _first_user:
+        raise InputError(
+            "this process was forked after a model had been loaded, and would wait for TensorFlow's "
+            "threads for ever; load models in the child process only (gunicorn: without --preload), "
+            "or start it with the method spawn"
+        )
 
 
 def keep_freed_memory() -> bool:

@@ -10,6 +10,8 @@ import pytest
 
 import keras_transformer
 from keras_transformer import host
+from keras_transformer.errors import InputError
+from keras_transformer.inference.translator import BatchTranslator
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 # 5 arrays of 64 MB, one after the other: 16,384 pages each. Threads are those of TensorFlow's
@@ -119,6 +121,40 @@ def test_has_bfloat16_needs_fast_cpu_instructions(monkeypatch, tmp_path, line, r
 def test_cpu_flags_are_empty_on_unknown_systems(monkeypatch, tmp_path):
     monkeypatch.setattr(host.pathlib, "Path", lambda _: tmp_path / "absent")
     assert host.cpu_flags() == frozenset()
+
+
+_FORK = """
+import os, sys
+from keras_transformer.host import check_not_forked
+if {loaded}:
+    check_not_forked()
+if os.fork() == 0:
+    check_not_forked()
+    print("fine", flush=True)
+else:
+    os.wait()
+"""
+
+
+@pytest.mark.parametrize("loaded", [True, False])
+def test_process_forked_after_a_model_was_loaded_is_told_to_load_its_own(loaded):
+    done = subprocess.run(
+        [sys.executable, "-c", _FORK.format(loaded=loaded)],
+        env=os.environ | {"PYTHONPATH": str(_ROOT)},
+        text=True,
+        capture_output=True,
+        timeout=600,
+    )
+    assert done.stdout == ("" if loaded else "fine\n")
+    assert ("load models in the child process only" in done.stderr) is loaded
+
+
+def test_models_are_not_used_in_a_forked_process(monkeypatch):
+    translator = BatchTranslator({}.get)
+    monkeypatch.setattr(host.os, "getpid", lambda: 1)
+    for use in (lambda: translator.translate(["two"]), lambda: BatchTranslator({}.get)):
+        with pytest.raises(InputError, match="forked after a model had been loaded"):
+            use()
 
 
 _POOL = """

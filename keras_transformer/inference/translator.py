@@ -26,7 +26,7 @@ import tensorflow as tf
 from keras_transformer.config import BOS_ID, PAD_ID, SearchConfig
 from keras_transformer.decoding import Tensor, TranslationModel
 from keras_transformer.errors import InputError
-from keras_transformer.host import num_cores
+from keras_transformer.host import check_not_forked, num_cores
 from keras_transformer.inference import scores
 from keras_transformer.inference.acceleration import (
     CompiledSearch,
@@ -101,6 +101,7 @@ class BatchTranslator:
     """
 
     def __init__(self, signature: Callable[[str], Any], target: Vocabulary | None = None) -> None:
+        check_not_forked()
         self._function = functools.cache(signature)
         self._target = target
 
@@ -234,6 +235,7 @@ class BatchTranslator:
         num_workers: int = 1,
     ) -> list[Any]:
         """Returns what `read` makes of the answers of a signature, in the order of the rows."""
+        check_not_forked()
         if batch_size < 1:
             raise InputError(f"batch_size must be at least 1, got {batch_size}")
         function = self._find(name)
