@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.engines import Channel, Engine, Row, Target, Turn, Verdict, take_turns
+from benchmarks.engines import Channel, Engine, Row, Turn, take_turns
 from keras_transformer.commands import common
 from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, ModelConfig, SearchConfig
 from keras_transformer.config.training import preset_size
@@ -400,47 +400,6 @@ def _take_turns(
 
     kinds = (in_batches, one_by_one)
     return take_turns([functools.partial(kind, team) for team in teams for kind in kinds], rounds)
-
-
-def check(rows: Sequence[Row]) -> list[Verdict]:
-    """Compares rows with the targets of decoding speed, for real sentences or their lengths."""
-    rows = [row for row in rows if not row.case["one_length"]]
-    ours, rival = ("ours", "ours_xla"), ("ctranslate2",)
-    many, one = "batches of 64 real sentences", "one real sentence at a time"
-    fast = "as long as a test set's, tiny-fast against tiny"
-    verdicts = []
-    for text, bound, (engines, preset), (rivals, rival_preset), rival_name, batch in (
-        (f"{many} against CTranslate2's float32", 1.0, (ours, "run"), (rival, "run"),
-         "CTranslate2", 64),
-        (f"{one} against CTranslate2's float32", 1.3, (ours, "run"), (rival, "run"),
-         "CTranslate2", 1),
-        ("base, batches of 32 as long as a test set's", 1.0, (ours, "base"), (rival, "base"),
-         "CTranslate2", 32),
-        ("base, one sentence as long as a test set's", 1.3, (ours, "base"), (rival, "base"),
-         "CTranslate2", 1),
-        (f"one sentence {fast}", 0.6, (ours, "tiny-fast"), (ours, "tiny"), "tiny", 1),
-        (f"batches of 64 {fast}", 1.2, (ours, "tiny-fast"), (ours, "tiny"), "tiny", 64),
-    ):  # fmt: skip
-        target = Target(
-            text=text,
-            bound=bound,
-            ours={"preset": (preset,), "batch": (batch,), "engine": engines},
-            rival={"preset": (rival_preset,), "batch": (batch,), "engine": rivals},
-            rival_name=rival_name,
-            measure="times" if batch == 1 else "rates",
-        )
-        verdicts.append(target.verdict(rows))
-    name = "translations that are CTranslate2's, at least 95 % (ties are rounded)"
-    shares = [
-        (row.values["equal"] / row.values["compared"], row)
-        for row in rows
-        if row.matches({"engine": ours, "preset": ("run",)}) and row.values["equal"] is not None
-    ]
-    if not shares:
-        return [*verdicts, Verdict(None, f"{name}: not measured")]
-    share, row = min(shares, key=lambda pair: pair[0])
-    figures = f"{row.values['equal']} of {row.values['compared']} ({row.case['engine']})"
-    return [*verdicts, Verdict(share >= 0.95, f"{name}: {figures}")]
 
 
 # The worker: a process that translates the batches that its parent asks for

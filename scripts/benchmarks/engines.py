@@ -1,4 +1,4 @@
-"""Engines that are measured side by side: their processes, their turns, the table and the targets.
+"""Engines that are measured side by side: their processes, their turns and the table.
 
 Each engine runs in a process of its own. The engines take turns in a random order, so that a slow
 minute of the machine slows all of them. A process answers each line of JSON that it is sent with
@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 _HERE = pathlib.Path(__file__).resolve().parent
 _SEED = 1
@@ -207,10 +207,6 @@ class Row:
             "rounds": self.rates,
         }
 
-    def matches(self, case: Mapping[str, tuple[Any, ...]]) -> bool:
-        """Whether the row's case has, for each name, one of the values."""
-        return all(self.case[name] in values for name, values in case.items())
-
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Returns rows with the same keys as an aligned table: text left, numbers right."""
@@ -232,60 +228,3 @@ def _format(value: Any) -> str:
     if not isinstance(value, float):
         return "-" if value is None else str(value)
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-
-
-class Verdict(NamedTuple):
-    """Whether a target was met; `met` is None if it was not measured."""
-
-    met: bool | None
-    text: str
-
-    def __str__(self) -> str:
-        word = {True: "ok", False: "MISSED", None: "skipped"}[self.met]
-        return f"{word:<8}{self.text}"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Target:
-    """A bound on the ratio of the best of our rows to the best of a rival's.
-
-    Attributes:
-        text: what is compared.
-        bound: least ratio of the rates, or largest one of the times.
-        ours, rival: for each name the values that the rows' cases may have.
-        rival_name: for people to read.
-        measure: "rates" or "times".
-    """
-
-    text: str
-    bound: float
-    ours: Mapping[str, tuple[Any, ...]]
-    rival: Mapping[str, tuple[Any, ...]]
-    rival_name: str
-    measure: str = "rates"
-
-    def verdict(self, rows: Sequence[Row]) -> Verdict:
-        is_rate = self.measure == "rates"
-        name = f"{self.text}, at {'least' if is_rate else 'most'} {self.bound:g} times"
-        best = []
-        for case, engine in ((self.ours, "our side"), (self.rival, self.rival_name)):
-            found = [row for row in rows if row.matches(case)]
-            if not found:
-                return Verdict(None, f"{name}: {engine} was not measured")
-            choose = max if is_rate else min
-            best.append(
-                choose(found, key=lambda row: statistics.median(getattr(row, self.measure)))
-            )
-        # Turns of the same round are compared: a slow minute of the machine slows both.
-        ours, rival = (getattr(row, self.measure) for row in best)
-        ratios = [a / b for a, b in zip(ours, rival, strict=True)]
-        ratio, interval = statistics.median(ratios), confidence_interval(ratios)
-        met = ratio >= self.bound if is_rate else ratio <= self.bound
-        bounds = "" if interval is None else " [{:.2f}, {:.2f}]".format(*interval)
-        settings = " against ".join(map(_setting, best))
-        return Verdict(met, f"{name}: {ratio:.2f}{bounds} ({settings})")
-
-
-def _setting(row: Row) -> str:
-    names = ("engine", "precision", "setting")
-    return " ".join(str(row.case[name]) for name in names if name in row.case)

@@ -9,7 +9,6 @@ self-attention sees, w = (r - 1) / 2 on each side.
 
 import contextlib
 import functools
-import importlib.util
 import itertools
 import json
 import math
@@ -24,8 +23,7 @@ import numpy as np
 import tensorflow as tf
 from keras import ops
 
-from benchmarks.engines import Channel, Engine, Verdict, take_turns
-from keras_transformer.commands import common
+from benchmarks.engines import Channel, Engine, take_turns
 from keras_transformer.errors import InputError
 from keras_transformer.layers import SelfAttention, WindowedSelfAttention
 
@@ -167,7 +165,7 @@ _ENVIRONMENT = {"TF_CPP_MIN_LOG_LEVEL": "3"}
 _PASSES = ("forward", "both")  # both: forward and backward
 
 
-def check_settings(lengths: Sequence[str], window: int, plot_path: str | None) -> list[int]:
+def check_settings(lengths: Sequence[str], window: int) -> list[int]:
     """Returns the lengths as numbers.
 
     Raises:
@@ -177,10 +175,6 @@ def check_settings(lengths: Sequence[str], window: int, plot_path: str | None) -
         raise InputError(f"--lengths must be whole numbers of at least 2, got {bad[0]!r}")
     if window < 3 or window % 2 == 0:
         raise InputError(f"--window must be odd and at least 3, got {window}")
-    if plot_path is not None:
-        common.check_output(pathlib.Path(plot_path))
-        if importlib.util.find_spec("matplotlib") is None:
-            raise InputError("--plot needs matplotlib: pip install matplotlib")
     return [int(each) for each in lengths]
 
 
@@ -281,46 +275,6 @@ def crossings(rows: Sequence[Figures]) -> Iterator[Figures]:
             for figure in ("operations", "forward_ms", "both_ms", "both_megabytes")
         }
         yield {"layer": f"{layer} > recurrent", **found}
-
-
-def check(rows: Sequence[Figures]) -> list[Verdict]:
-    """Compares rows with the targets of restricted self-attention, forward and backward."""
-    measured = {(row["layer"], row["n"]): row for row in rows}
-    verdicts = []
-    for layer in ("self-attention", "with projections"):
-        restricted = "restricted" if layer == "self-attention" else f"{layer}, restricted"
-        pair = [measured.get((name, 4096)) for name in (layer, restricted)]
-        for figure, text, bound in (("both_ms", "time", 8), ("both_megabytes", "memory", 10)):
-            name = f"{layer} at n = 4096 has at least {bound} times the {text} of a window's"
-            if pair[0] is None or pair[1] is None:
-                verdicts.append(Verdict(None, f"{name}: not measured"))
-                continue
-            ratio = pair[0][figure] / pair[1][figure]
-            verdicts.append(Verdict(ratio >= bound, f"{name}: {ratio:.1f}"))
-    return verdicts
-
-
-def plot(rows: Sequence[Figures], path: str) -> None:
-    """Draws time, memory and operations over n, both axes logarithmic."""
-    import matplotlib
-
-    matplotlib.use("Agg")  # needs no screen
-    from matplotlib import pyplot
-
-    figures = {
-        "forward_ms": "forward, ms",
-        "both_ms": "forward and backward, ms",
-        "both_megabytes": "peak memory, MB",
-        "operations": "multiply-adds, forward",
-    }
-    figure, axes = pyplot.subplots(2, 2, figsize=(11, 8), layout="constrained")
-    for axis, (name, title) in zip(axes.flat, figures.items(), strict=True):
-        for layer in dict.fromkeys(row["layer"] for row in rows):
-            own = [row for row in rows if row["layer"] == layer]
-            axis.loglog([row["n"] for row in own], [row[name] for row in own], label=layer)
-        axis.set(title=title, xlabel="n")
-    axes[0, 0].legend()
-    figure.savefig(path, dpi=150)
 
 
 def main() -> None:

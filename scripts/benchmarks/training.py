@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.engines import Channel, Engine, Row, Target, Verdict, take_turns
+from benchmarks.engines import Channel, Engine, Row, take_turns
 from keras_transformer.commands import common
 from keras_transformer.config import EOS_ID, PAD_ID, ModelConfig, TrainingConfig
 from keras_transformer.data import (
@@ -164,46 +164,6 @@ def measure(jobs: Sequence[Job], *, rounds: int, round_seconds: float) -> Iterat
             steps=count,
             version=engine.greetings[0]["version"],
         )
-
-
-def check(rows: Sequence[Row], *, bfloat16: bool) -> list[Verdict]:
-    """Compares rows with the targets of training speed.
-
-    Ours must be as fast as PyTorch's best setting in the same precision, and 1.3 times as fast if
-    each uses its best precision.
-
-    Args:
-        rows: what was measured.
-        bfloat16: whether the processor computes in it; otherwise it is no target.
-    """
-    verdicts = []
-    for preset, batch in (
-        ("tiny", "128x16"), ("tiny", "multi30k:2048"), ("tiny", "multi30k:8192"),
-        ("base", "128x16"),
-    ):  # fmt: skip
-        case = {"preset": (preset,), "batch": (batch,)}
-        ours, theirs = case | {"engine": ("ours",)}, case | {"engine": _PYTORCH}
-        name = f"{preset} {batch}"
-        for precision in ("float32", "mixed_bfloat16")[: 1 + bfloat16]:
-            same = {"precision": (precision,)}
-            target = Target(
-                text=f"{name} in {precision}", bound=1.0, ours=ours | same, rival=theirs | same,
-                rival_name="PyTorch",
-            )  # fmt: skip
-            verdicts.append(target.verdict(rows))
-        target = Target(
-            text=f"{name}, each at its best", bound=1.3, ours=ours, rival=theirs,
-            rival_name="PyTorch",
-        )  # fmt: skip
-        verdicts.append(target.verdict(rows))
-        if is_real(batch):
-            pipeline = case | {"engine": ("input_pipeline",)}
-            target = Target(
-                text=f"{name}, the input pipeline alone", bound=10, ours=pipeline, rival=ours,
-                rival_name="training",
-            )  # fmt: skip
-            verdicts.append(target.verdict(rows))
-    return verdicts
 
 
 def report_steps(channel: Channel, steps: int, tokens: int) -> None:

@@ -17,9 +17,9 @@ _SMALL = ["--presets=tiny", "--rounds=1", "--round_seconds=0", "--threads=1", "-
 
 @pytest.mark.slow
 def test_train_has_a_row_per_installed_engine(run):
-    small = [*_SMALL, "--precisions=float32", "--vocabulary_size=50", "--batch=2x4", "--check"]
+    small = [*_SMALL, "--precisions=float32", "--vocabulary_size=50", "--batch=2x4"]
     result = run("benchmark.py", "train", *small)
-    assert result.code == 1, result.err  # no target is for such a batch
+    assert result.code == 0, result.err
     rows = [json.loads(line) for line in result.out.splitlines()]
     rivals = ["pytorch", "pytorch_kept", "pytorch_kept_sleep", "pytorch_compiled"]
     rivals = rivals if importlib.util.find_spec("torch") else []
@@ -35,14 +35,14 @@ def test_decode_has_rows_per_installed_engine(call, monkeypatch):
     result = call("benchmark.py", "decode", *_SMALL, "--vocabulary_size=60")
     assert result.code == 0, result.err
     rows = [json.loads(line) for line in result.out.splitlines()]
-    engines = ["ours", "ours_xla", "ours_default", "ours_session"]
+    engines = ["ours", "ours_xla", "ours_default"]
     if importlib.util.find_spec("ctranslate2"):
         engines += ["ctranslate2", "ctranslate2_int8"]
     expected = [(engine, batch) for engine in engines for batch in (64, 1)]
     assert [(row["engine"], row["batch"]) for row in rows] == expected
     for row in rows:
         assert 0 < row["latency_p50_ms"] <= row["latency_p99_ms"]
-        ours = ("ours", "ours_xla", "ours_session")
+        ours = ("ours", "ours_xla")
         if row["engine"] in ours and len(engines) > 4:  # but for ties of sums
             assert row["equal"] >= 0.9 * row["compared"] > 0
 
@@ -55,16 +55,14 @@ def test_plan_has_every_pair_once(call):
 
 
 @pytest.mark.slow
-def test_layers_measure_table_1(call, tmp_path):
-    pytest.importorskip("matplotlib")
+def test_layers_measure_table_1(call):
     sizes = ("--lengths=16,32", "--model_dim=8", "--window=5", "--rounds=1")
-    result = call("benchmark.py", "layers", *sizes, "--json", f"--plot={tmp_path}/layers.png")
+    result = call("benchmark.py", "layers", *sizes, "--json")
     assert result.code == 0, result.err
     rows = [json.loads(line) for line in result.out.splitlines()]
     summary = [row for row in rows if "paper_path" in row]
     assert [row["path"] for row in summary] == [row["paper_path"] for row in summary]
     assert len(summary) == 8
-    assert (tmp_path / "layers.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(
