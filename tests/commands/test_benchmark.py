@@ -50,7 +50,7 @@ def test_decode_has_rows_per_installed_engine(call, monkeypatch):
 def test_plan_has_every_pair_once(call):
     result = call("benchmark.py", "plan", "--pairs=30000", "--whole_epoch", "--json")
     lines = [json.loads(line) for line in result.out.splitlines()]
-    assert [line["action"].split()[0] for line in lines] == ["length", "shapes,", "place", "whole"]
+    assert [line["action"].split()[0] for line in lines] == ["plan", "plan", "place", "whole"]
     assert lines[-1]["result"] == "every pair once"
 
 
