@@ -105,9 +105,9 @@ def check_not_forked() -> None:
     _first_user = _first_user or os.getpid()
     if os.getpid() != _first_user:
         raise InputError(
-            "this process was forked after a model had been loaded, and would wait for TensorFlow's "
-            "threads for ever; load models in the child process only (gunicorn: without --preload), "
-            "or start it with the method spawn"
+            "this process was forked after a model had been loaded, so TensorFlow would wait for "
+            "ever; load models in the child process only (gunicorn: without --preload), or start "
+            "it with the method spawn"
         )
 
 

@@ -150,6 +150,29 @@ def value_of_chief(strategy: tf.distribute.Strategy, value: float) -> float:
     return sum_over_workers(strategy, value if worker.is_chief else 0.0) / replicas
 
 
+@contextlib.contextmanager
+def all_or_none(strategy: tf.distribute.Strategy) -> Iterator[None]:
+    """Raises in all workers where the block fails in one: the others would wait for it for ever.
+
+    All workers enter it, and none leaves it before the others.
+
+    Raises:
+        InputError: the block has failed in another worker.
+    """
+    failure = None
+    try:
+        yield
+    except Exception as error:
+        failure = error
+    failures = float(failure is not None)
+    if worker_of(strategy).count > 1:
+        failures = sum_over_workers(strategy, failures)
+    if failure is not None:
+        raise failure
+    if failures:
+        raise InputError("another worker has failed; its last lines of output say why")
+
+
 @tf.function
 def _add(strategy: tf.distribute.Strategy, value: tf.Tensor) -> Any:
     def meet(value: tf.Tensor) -> tf.Tensor:

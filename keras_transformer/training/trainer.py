@@ -36,7 +36,12 @@ from keras_transformer.host import num_cores
 from keras_transformer.models import Seq2SeqModel, build_model
 from keras_transformer.text import SubwordSampler
 from keras_transformer.training.checkpoints import by_name
-from keras_transformer.training.distribution import sum_over_workers, value_of_chief, worker_of
+from keras_transformer.training.distribution import (
+    all_or_none,
+    sum_over_workers,
+    value_of_chief,
+    worker_of,
+)
 from keras_transformer.training.metrics import (
     MetricsFile,
     Row,
@@ -92,7 +97,10 @@ def train(
         >>> model = train(run)
     """
     strategy = strategy or tf.distribute.get_strategy()
-    with run.lock() if worker_of(strategy).is_chief else contextlib.nullcontext():
+    with contextlib.ExitStack() as stack:
+        with all_or_none(strategy):
+            if worker_of(strategy).is_chief:
+                stack.enter_context(run.lock())
         corpus = run.corpus() if corpus is None else corpus
         dev = run.dev_sets() if dev is None else dev
         with strategy.scope():
@@ -315,24 +323,26 @@ class Trainer:
         metrics = [metric for metric, _ in validate.dev_metrics] if validate else []
         listeners: list[Callable[[Row], None]] = []
         meter, progress = TrainingMeter(self.model), None
-        if self.worker.is_chief:
-            file = MetricsFile(self.run.metrics_path, self.step if self.is_measured else -1)
-            rate = self.training.sustained_tflops
-            if rate is not None:
-                rate *= 1e12 * self.strategy.num_replicas_in_sync
-            meter = TrainingMeter(self.model, file.last, rate)
-            listeners.append(file.append)
-            if tensorboard:
-                folder = self.run.path / "tensorboard"
-                listeners.append(TensorBoardLog(folder, file.rows()).write)
-            if show:
-                progress = Progress(meter, metrics, self.training.train_steps)
-                listeners.append(progress.show)
-                stack.callback(progress.finish)
+        with all_or_none(self.strategy):
+            if self.worker.is_chief:
+                file = MetricsFile(self.run.metrics_path, self.step if self.is_measured else -1)
+                rate = self.training.sustained_tflops
+                if rate is not None:
+                    rate *= 1e12 * self.strategy.num_replicas_in_sync
+                meter = TrainingMeter(self.model, file.last, rate)
+                listeners.append(file.append)
+                if tensorboard:
+                    folder = self.run.path / "tensorboard"
+                    listeners.append(TensorBoardLog(folder, file.rows()).write)
+                if show:
+                    progress = Progress(meter, metrics, self.training.train_steps)
+                    listeners.append(progress.show)
+                    stack.callback(progress.finish)
 
         def log(row: Row, dev_values: Mapping[str, float]) -> None:
-            for listener in listeners:
-                listener(with_dev_values(row, dev_values, metrics))
+            with all_or_none(self.strategy):
+                for listener in listeners:
+                    listener(with_dev_values(row, dev_values, metrics))
 
         return meter, progress, log
 
@@ -404,10 +414,9 @@ class Trainer:
         return state
 
     def _on_chief(self, write: Callable[[], None]) -> None:
-        if self.worker.is_chief:
-            write()
-        if self.worker.count > 1:
-            sum_over_workers(self.strategy, 0.0)  # they wait for each other
+        with all_or_none(self.strategy):
+            if self.worker.is_chief:
+                write()
 
     def _compile(self, corpus: TokenizedCorpus, show: bool) -> None:
         """Compiles the program of each shape of batches, side by side, before the first update.

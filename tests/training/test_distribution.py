@@ -143,3 +143,18 @@ def test_driver_without_a_gpu_in_tensorflow_is_reported(gpus, monkeypatch, tmp_p
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     gpus((9, 0))
     assert module.why_no_gpu() == ""
+
+
+@pytest.mark.parametrize("fails_here", [True, False])
+def test_failure_of_one_worker_ends_all(monkeypatch, fails_here):
+    reports = []
+    monkeypatch.setattr(module, "worker_of", lambda strategy: module.Worker(1, 2))
+    monkeypatch.setattr(module, "sum_over_workers", lambda strategy, x: reports.append(x) or 1.0)
+    message = "the disk is full" if fails_here else "another worker has failed"
+    with (
+        pytest.raises(InputError, match=message),
+        module.all_or_none(tf.distribute.get_strategy()),
+    ):
+        if fails_here:
+            raise InputError("the disk is full")
+    assert reports == [float(fails_here)]

@@ -600,18 +600,42 @@ except InputError as error:
 """
 
 
+# The disk of the first worker is full, which the others cannot see.
+SAVE = """
+import sys
+sys.path.insert(0, sys.argv[2])
+import tiny_run
+from keras_transformer.errors import InputError
+from keras_transformer.training import Checkpoints, RunDirectory, make_strategy, train
+def fail(*arguments, **options):
+    raise InputError("the disk is full")
+Checkpoints.save = fail
+try:
+    train(RunDirectory(sys.argv[1]), tiny_run.corpus(), strategy=make_strategy(), show=False)
+except InputError as error:
+    print(error)
+"""
+
+
 @pytest.mark.slow
-def test_two_workers_with_other_checkpoints_stop(undisturbed, tmp_path, free_ports):
+@pytest.mark.parametrize(
+    ("program", "steps", "expected"),
+    [
+        (RESUME, (12, 8), ("worker 0 read step 12, the first", "worker 1 read step 8, the first")),
+        (SAVE, (8, 8), ("the disk is full", "another worker has failed")),
+    ],
+    ids=["resume", "save"],
+)
+def test_two_workers_stop_together(undisturbed, tmp_path, free_ports, program, steps, expected):
     cluster = {"worker": [f"127.0.0.1:{port}" for port in free_ports(2)]}
     workers = []
-    for index, until_step in enumerate((12, 8)):
+    for index, until_step in enumerate(steps):
         run = copy_of(undisturbed[0], tmp_path / str(index), until_step=until_step)
         task = {"cluster": cluster, "task": {"type": "worker", "index": index}}
         environment = {"PYTHONPATH": str(ROOT), "TF_CONFIG": json.dumps(task)}
-        command = [sys.executable, "-c", RESUME, str(run.path)]
+        command = [sys.executable, "-c", program, str(run.path), str(FOLDER)]
         options = {"env": os.environ | environment, "text": True}
         workers.append(subprocess.Popen(command, stdout=subprocess.PIPE, **options))
-    expected = "worker 0 read step 12, the first", "worker 1 read step 8, the first worker step 12"
     for worker, message in zip(workers, expected, strict=True):
         assert message in worker.communicate(timeout=600)[0]
 
