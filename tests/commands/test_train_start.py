@@ -128,3 +128,29 @@ def test_fine_tuning_rate_is_higher_with_lora(origin, options, factor):
     options = {"train_file": "text", **options}
     configs = fine_tuning_configs(origin.configs(), "origin", options)
     assert configs.training.learning_rate == pytest.approx(factor * (16 * 4000) ** -0.5, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--train_source=a", "--train_target=b", "--preset=rnn-base", "--dropout=0.25"],
+        ["--train_file=a", "--vocabulary=v.model", "--noshare_vocabulary", "--clip_norm=3.5"],
+        ["--train_file=a", "--task=parsing", "--freeze=encoder", "--start_from={origin}"],
+    ],
+    ids=["recurrent", "vocabulary", "start"],
+)
+def test_printed_flags_make_the_same_run(call, origin, tmp_path, options):
+    options = [option.format(origin=origin.path) for option in options]
+    printed = call("train.py", f"--run_dir={tmp_path}/new", "--print_flags", *options)
+    assert printed.code == 0, printed.err
+    for option in options:
+        assert option.startswith("--preset") or option in printed.out.splitlines()
+    (tmp_path / "file").write_text(printed.out)
+    flags = [f"--flagfile={tmp_path}/file", f"--run_dir={tmp_path}/other", "--print_flags"]
+    assert call("train.py", *flags) == printed
+    assert not (tmp_path / "new").exists()
+
+
+def test_flags_of_a_run_are_printed(call, origin):
+    printed = call("train.py", f"--run_dir={origin.path}", "--print_flags")
+    assert {"--activation=swish", "--train_source=gone"} <= set(printed.out.splitlines())
