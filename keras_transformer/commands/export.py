@@ -1,11 +1,13 @@
 """Exports a trained model as a SavedModel that takes sentences and returns translations.
 
 keras-transformer export --run_dir=runs/numbers --export_dir=exports/numbers
+keras-transformer export --model=Helsinki-NLP/opus-mt-en-de --export_dir=exports/opus
 keras-transformer export --run_dir=runs/numbers --export_dir=exports/ct2 --format=ctranslate2
 keras-transformer export --run_dir=runs/numbers --export_dir=exports/hf --format=transformers
 """
 
 import pathlib
+import tempfile
 from typing import TYPE_CHECKING, Any
 
 from absl import flags
@@ -25,7 +27,12 @@ _RUN_DIR = flags.DEFINE_string(
     "run_dir",
     None,
     "Directory of a training run. Several, separated by commas, translate together.",
-    required=True,
+)
+_MODEL = flags.DEFINE_string(
+    "model",
+    None,
+    "Instead of --run_dir, a model of another toolkit: a folder or file, or its name on the "
+    "Hugging Face Hub. What import_model has flags for is found from the files.",
 )
 _EXPORT_DIR = flags.DEFINE_string(
     "export_dir", None, "The model's folder, which gets a folder for each version.", required=True
@@ -83,20 +90,26 @@ def main(arguments: list[str]) -> None:
     _check_combinations(given)
     common.load_tensorflow()
 
-    found = common.find_checkpoints(_RUN_DIR.value, _CHECKPOINT.value)
-    if _FORMAT.value == "ctranslate2":
-        path = _export_ctranslate2(found)
-    elif _FORMAT.value == "transformers":
-        path = _export_transformers(found)
-    else:
-        path = _export_saved_model(found, given)
+    with tempfile.TemporaryDirectory() as folder:
+        run_dir = _RUN_DIR.value
+        if _MODEL.value is not None:
+            run_dir = _import(_MODEL.value, pathlib.Path(folder))
+        found = common.find_checkpoints(run_dir, _CHECKPOINT.value)
+        if _FORMAT.value == "ctranslate2":
+            path = _export_ctranslate2(found)
+        elif _FORMAT.value == "transformers":
+            path = _export_transformers(found)
+        else:
+            path = _export_saved_model(found, given)
     size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-    names = ",".join(name for _, name in found)
-    print(f"Exported checkpoint {names} to {path} ({size / 1e6:.1f} MB).")
+    name = _MODEL.value or f"checkpoint {','.join(name for _, name in found)}"
+    print(f"Exported {name} to {path} ({size / 1e6:.1f} MB).")
 
 
 def _check_combinations(search_flags: dict[str, object]) -> None:
     """Raises `InputError` for a flag that another one makes useless."""
+    if (_RUN_DIR.value is None) == (_MODEL.value is None):
+        raise InputError("give either --run_dir or --model, what to export")
     format = f"--format={_FORMAT.value}"
     useless = {} if _FORMAT.value == "ctranslate2" else {"quantization": format}
     if _FORMAT.value != "saved_model":
@@ -107,9 +120,22 @@ def _check_combinations(search_flags: dict[str, object]) -> None:
         useless |= dict.fromkeys(_XLA_SHAPES, "--noxla")
     elif _DETAILS.value:
         useless["details"] = "--xla"
+    if _MODEL.value is not None:
+        useless["checkpoint"] = "--model"
     for name, other in useless.items():
         if flags.FLAGS[name].present:
             raise InputError(f"--{name} cannot be combined with {other}; remove it")
+
+
+def _import(model: str, folder: pathlib.Path) -> str:
+    """Imports a model of another toolkit into a folder; returns its run directory."""
+    from keras_transformer.interop import find_format, import_run, locate, origin_of, read_model
+
+    path = locate(model)
+    format_name = find_format(path)
+    run_dir = folder / "run"
+    import_run(read_model(path, format_name), run_dir, origin_of(model, path, format_name))
+    return str(run_dir)
 
 
 def _export_saved_model(found: "Found", given: dict[str, Any]) -> pathlib.Path:

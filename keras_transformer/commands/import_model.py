@@ -1,6 +1,7 @@
 """Makes a run directory of a model that another toolkit trained: to translate, evaluate or export.
 
-keras-transformer import_model --model=opus-mt-en-de --run_dir=runs/opus
+keras-transformer import_model --model=Helsinki-NLP/opus-mt-en-de --run_dir=runs/opus
+keras-transformer import_model --model=path/to/opus-mt-en-de --run_dir=runs/opus
 keras-transformer import_model --model=model.npz --run_dir=runs/marian \\
     --source_vocabulary=vocab.en.yml --target_vocabulary=vocab.de.yml
 keras-transformer import_model --model=ckpt-folder --run_dir=runs/onmt --num_heads=8 \\
@@ -22,7 +23,15 @@ from keras_transformer.errors import InputError
 if TYPE_CHECKING:
     from keras_transformer.interop.foreign import ForeignModel
 
-_MODEL = flags.DEFINE_string("model", None, "Folder or file of the model.", required=True)
+_MODEL = flags.DEFINE_string(
+    "model",
+    None,
+    "Folder or file of the model, or its name on the Hugging Face Hub (MarianMTModel).",
+    required=True,
+)
+_REVISION = flags.DEFINE_string(
+    "revision", None, "Branch, tag or commit of a model on the Hub. Default: the newest."
+)
 _RUN_DIR = flags.DEFINE_string(
     "run_dir", None, "The run directory to create; it must not exist yet.", required=True
 )
@@ -74,10 +83,10 @@ def main(arguments: list[str]) -> None:
     vocabularies = _pair("vocabulary", _SOURCE_VOCABULARY.value, _TARGET_VOCABULARY.value)
     spms = _pair("spm", _SOURCE_SPM.value, _TARGET_SPM.value)
     common.load_tensorflow()
-    from keras_transformer.interop import find_format, import_run, read_model
-    from keras_transformer.interop.foreign import Given
+    from keras_transformer.interop import find_format, import_run, locate, origin_of, read_model
+    from keras_transformer.interop.foreign import ImportOptions
 
-    path = pathlib.Path(_MODEL.value)
+    path = locate(_MODEL.value, _REVISION.value)
     format_name = _FORMAT.value or find_format(path)
     for name, formats in _READ_BY.items():
         if flags.FLAGS[name].present and format_name not in formats:
@@ -85,12 +94,12 @@ def main(arguments: list[str]) -> None:
                 f"--{name} is for {', '.join(formats)}; a model of {format_name} has its own: "
                 "remove it"
             )
-    given = Given(vocabularies, spms, _NUM_HEADS.value, _POSITIONS.value)
+    given = ImportOptions(vocabularies, spms, _NUM_HEADS.value, _POSITIONS.value)
     model = read_model(path, format_name, given)
     if _SOURCE_EOS.value != "auto":
         reads = _SOURCE_EOS.value == "true"
         model = dataclasses.replace(model, options={**model.options, "source_eos": reads})
-    run = import_run(model, run_dir, {"format": format_name, "model": path.resolve().name})
+    run = import_run(model, run_dir, origin_of(_MODEL.value, path, format_name))
     _summarize(model, format_name)
     print(f"The run is in {run.path}: translate, evaluate or export it.")
 

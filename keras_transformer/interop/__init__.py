@@ -1,6 +1,6 @@
-"""Models of other toolkits: tells the format, reads the model, writes a run directory of it.
+"""Models of other toolkits: finds the model and its format, reads it, writes a run directory of it.
 
-A toolkit's readers are in one file, and describe the model as a `ForeignModel` (`foreign.py`).
+A toolkit's reader is one file, and describes the model as a `ForeignModel` (`foreign.py`).
 `ctranslate2.py` and `transformers.py` also write their format.
 """
 
@@ -13,16 +13,11 @@ from keras_transformer.errors import InputError, check_choice, writing
 from keras_transformer.files import atomic_folder
 from keras_transformer.interop.ctranslate2 import is_ctranslate2, read_ctranslate2
 from keras_transformer.interop.fairseq import is_fairseq, read_fairseq
-from keras_transformer.interop.foreign import ForeignModel, Given
+from keras_transformer.interop.foreign import ForeignModel, ImportOptions
+from keras_transformer.interop.hub import download, is_hub_name
 from keras_transformer.interop.marian import is_marian, read_marian
-from keras_transformer.interop.opennmt import (
-    is_eole,
-    is_opennmt_py,
-    is_opennmt_tf,
-    read_eole,
-    read_opennmt_py,
-    read_opennmt_tf,
-)
+from keras_transformer.interop.opennmt import is_eole, is_opennmt_py, read_eole, read_opennmt_py
+from keras_transformer.interop.opennmt_tf import is_opennmt_tf, read_opennmt_tf
 from keras_transformer.interop.transformers import is_transformers, read_transformers
 from keras_transformer.training import RunConfigs, RunDirectory
 
@@ -31,7 +26,7 @@ class Format(NamedTuple):
     """A format: whether a path holds a model in it, and its reader."""
 
     is_there: Callable[[pathlib.Path], bool]
-    read: Callable[[pathlib.Path, Given], ForeignModel]
+    read: Callable[[pathlib.Path, ImportOptions], ForeignModel]
 
 
 FORMATS = {
@@ -62,8 +57,26 @@ def find_format(path: pathlib.Path) -> str:
     return found[0]
 
 
+def locate(model: str, revision: str | None = None) -> pathlib.Path:
+    """Returns the path of a model: as given, or in the cache after a download from the Hub.
+
+    Args:
+        model: a folder or file; or the name of a model on the Hugging Face Hub, such as
+            "Helsinki-NLP/opus-mt-en-de".
+        revision: of a model on the Hub: a branch, tag or commit.
+
+    Raises:
+        InputError: see `hub.download`; or a revision was given for a path.
+    """
+    if is_hub_name(model):
+        return download(model, revision)
+    if revision is not None:
+        raise InputError(f"a revision is of a model on the Hub, and {model} is a path; remove it")
+    return pathlib.Path(model)
+
+
 def read_model(
-    path: pathlib.Path, format_name: str | None = None, given: Given | None = None
+    path: pathlib.Path, format_name: str | None = None, given: ImportOptions | None = None
 ) -> ForeignModel:
     """Returns the model in a folder or file.
 
@@ -77,7 +90,14 @@ def read_model(
     """
     format_name = format_name or find_format(path)
     check_choice("format", format_name, tuple(FORMATS))
-    return FORMATS[format_name].read(path, given or Given())
+    return FORMATS[format_name].read(path, given or ImportOptions())
+
+
+def origin_of(model: str, path: pathlib.Path, format_name: str) -> dict[str, Any]:
+    """Returns where a model came from, without folders of this machine, for `import_run`."""
+    if is_hub_name(model):
+        return {"format": format_name, "model": model, "revision": path.name}
+    return {"format": format_name, "model": path.resolve().name}
 
 
 def import_run(model: ForeignModel, run_dir: pathlib.Path, origin: dict[str, Any]) -> RunDirectory:
@@ -92,7 +112,8 @@ def import_run(model: ForeignModel, run_dir: pathlib.Path, origin: dict[str, Any
         InputError: the model cannot be imported, or the folder exists or cannot be written.
 
     Example:
-        >>> run = import_run(read_model(path), pathlib.Path("runs/opus"), {"format": "marian"})
+        >>> path = locate("Helsinki-NLP/opus-mt-en-de")
+        >>> run = import_run(read_model(path), pathlib.Path("runs/opus"), {"model": "opus-mt"})
         >>> Translator(run.load_model(), *run.vocabularies()).translate(["Hello"])
     """
     if run_dir.exists():

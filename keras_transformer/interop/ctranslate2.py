@@ -26,20 +26,20 @@ from keras_transformer.config import BOS_ID, EOS_ID, UNK_ID, TransformerConfig
 from keras_transformer.errors import InputError, needs_extra, writing
 from keras_transformer.files import atomic_folder
 from keras_transformer.interop.foreign import (
-    Array,
     ForeignModel,
-    Given,
+    ImportOptions,
     Layout,
+    Part,
+    to_numpy,
+    transformer_parts,
+)
+from keras_transformer.interop.reading import Array, Tensors, map_file, read_json, read_text, reject
+from keras_transformer.interop.vocabularies import (
     Symbols,
-    Tensors,
     check_vocabulary_sizes,
     make_vocabularies,
-    map_file,
-    read_json,
-    read_text,
-    reject,
 )
-from keras_transformer.layers import CrossAttention, SelfAttention, sinusoids
+from keras_transformer.layers import SelfAttention, sinusoids
 from keras_transformer.models import Transformer
 from keras_transformer.text import Vocabulary
 from keras_transformer.text.vocabulary import RESERVED_IDS
@@ -163,30 +163,19 @@ def _specification(model: Transformer, specs: Any) -> Any:
     spec.config.add_source_eos = config.source_eos
 
     # The weights. Equal ones are stored once.
-    encoder.embeddings[0].weight = _numpy(model.source_embedding.table)
-    decoder.embeddings.weight = _numpy(model.target_embedding.table)
+    encoder.embeddings[0].weight = to_numpy(model.source_embedding.table)
+    decoder.embeddings.weight = to_numpy(model.target_embedding.table)
     encoder.position_encodings.encodings = _positions(model.positions, config)
     decoder.position_encodings.encodings = encoder.position_encodings.encodings
     if not config.share_positions:
         decoder.position_encodings.encodings = _positions(model.target_positions, config)
-    for layer_spec, layer in zip(encoder.layer, model.encoder.layers, strict=True):
-        _set_layer(layer_spec, layer)
-    for layer_spec, layer in zip(decoder.layer, model.decoder.layers, strict=True):
-        _set_layer(layer_spec, layer)
-        _set_cross_attention(layer_spec.attention, layer.cross_attention)
-        _set_norm(layer_spec.attention.layer_norm, layer.cross_attention_residual.norm)
-    if config.embedding_norm:
-        _set_norm(encoder.layernorm_embedding, model.source_norm)
-        _set_norm(decoder.layernorm_embedding, model.target_norm)
-    if config.norm_position == "pre":
-        _set_norm(encoder.layer_norm, model.encoder.final_norm)
-        _set_norm(decoder.layer_norm, model.decoder.final_norm)
-
+    for part in transformer_parts(model):
+        _set_part(spec, part, attention)
     decoder.projection.weight = decoder.embeddings.weight
     if model.projection is not None:
-        _set_dense(decoder.projection, model.projection)
+        decoder.projection.weight = to_numpy(model.projection.kernel).T
     if model.output_bias is not None:
-        decoder.projection.bias = _numpy(model.output_bias)
+        decoder.projection.bias = to_numpy(model.output_bias)
     return spec
 
 
@@ -194,77 +183,56 @@ def _positions(layer: Any, config: TransformerConfig) -> Array:
     """Returns the positions of a sentence's tokens, float32 [P, D]."""
     positions = np.arange(_NUM_POSITIONS) + config.first_position
     if layer.table is not None:
-        return _numpy(layer.table)[np.minimum(positions, config.max_positions - 1)]
-    return _numpy(sinusoids(positions, config.model_dim, config.positions))
+        return to_numpy(layer.table)[np.minimum(positions, config.max_positions - 1)]
+    return to_numpy(sinusoids(positions, config.model_dim, config.positions))
 
 
-def _set_layer(spec: Any, layer: Any) -> None:
-    """Sets what layers of encoder and decoder have in common."""
-    _set_self_attention(spec.self_attention, layer.self_attention)
-    _set_norm(spec.self_attention.layer_norm, layer.self_attention_residual.norm)
-    _set_dense(spec.ffn.linear_0, layer.feed_forward.inner)
-    _set_dense(spec.ffn.linear_1, layer.feed_forward.outer)
-    _set_norm(spec.ffn.layer_norm, layer.feed_forward_residual.norm)
+def _set_part(spec: Any, part: Part, attention: SelfAttention) -> None:
+    """Sets a linear layer or a norm; `attention` has the sizes of all heads."""
+    path = _NAMES[part.fused].format(side=part.side, i=part.index, kind="")
+    for name in path.strip("/").split("/"):  # such as layer_0, which is the first of `layer`
+        parent = spec
+        if hasattr(spec, name):
+            spec = getattr(spec, name)
+        else:
+            name, _, number = name.rpartition("_")
+            spec = getattr(spec, name)[int(number)]
+    if part.is_norm:
+        spec.gamma, spec.beta = to_numpy(part.layer.gain), to_numpy(part.layer.bias)
+        return
+    kernel = to_numpy(part.layer.kernel)
+    bias = to_numpy(part.layer.bias) if part.layer.use_bias else None
+    widths = [
+        attention.value_dim if name.endswith("value") else attention.key_dim for name in part.names
+    ]
+    if part.names[0] in ("self.query", "cross.query", "cross.key"):  # D to heads
+        parent.queries_scale = attention.key_dim**-0.5
+        kernel = _widened(kernel, widths, attention)
+        bias = bias if bias is None else _widened(bias, widths, attention)
+    elif part.names[0] in ("self.out", "cross.out"):  # values of all heads to D
+        kernel = _widened(kernel.T, [attention.value_dim], attention).T
+    spec.weight = kernel.T  # CTranslate2's matrices are [out, in]
+    if bias is not None:
+        spec.bias = bias
 
 
-def _set_self_attention(spec: Any, attention: SelfAttention) -> None:
-    key_dim, value_dim = attention.key_dim, attention.value_dim
-    spec.queries_scale = key_dim**-0.5
-    _set_to_heads(spec.linear[0], attention.projection, attention, (key_dim, key_dim, value_dim))
-    _set_from_heads(spec.linear[1], attention)
+def _widened(columns: Array, widths: Sequence[int], attention: SelfAttention) -> Array:
+    """Gives the heads of queries, keys or values one width, with zeros, which add nothing.
 
-
-def _set_cross_attention(spec: Any, attention: CrossAttention) -> None:
-    key_dim, value_dim = attention.key_dim, attention.value_dim
-    spec.queries_scale = key_dim**-0.5
-    _set_to_heads(spec.linear[0], attention.query_projection, attention, (key_dim,))
-    _set_to_heads(spec.linear[1], attention.memory_projection, attention, (key_dim, value_dim))
-    _set_from_heads(spec.linear[2], attention)
-
-
-def _set_to_heads(
-    spec: Any, dense: Any, attention: SelfAttention | CrossAttention, dims: Sequence[int]
-) -> None:
-    """Sets a joint projection of D to heads: of queries, keys or values, as wide as `dims`."""
-    ends = np.cumsum([attention.num_heads * dim for dim in dims])[:-1]
-
-    def widened(columns: Array) -> Array:
-        parts = np.split(columns, ends, axis=-1)
-        return np.concatenate([_widened(part, attention) for part in parts], axis=-1)
-
-    spec.weight = widened(_numpy(dense.kernel)).T
-    if dense.use_bias:
-        spec.bias = widened(_numpy(dense.bias))
-
-
-def _set_from_heads(spec: Any, attention: SelfAttention | CrossAttention) -> None:
-    """Sets the projection of all heads' values to D."""
-    _set_dense(spec, attention.output_projection)
-    spec.weight = _widened(spec.weight, attention)  # [D, H * max(K, U)]
-
-
-def _widened(columns: Array, attention: SelfAttention | CrossAttention) -> Array:
-    """Pads [..., H * K] or [..., H * U] to [..., H * max(K, U)] with zeros, which add nothing."""
-    heads = columns.reshape(*columns.shape[:-1], attention.num_heads, -1)
-    missing = max(attention.key_dim, attention.value_dim) - heads.shape[-1]
-    heads = np.pad(heads, [(0, 0)] * (heads.ndim - 1) + [(0, missing)])
-    return heads.reshape(*columns.shape[:-1], -1)
-
-
-def _set_dense(spec: Any, dense: Any) -> None:
-    spec.weight = _numpy(dense.kernel).T  # CTranslate2's matrices are [out, in]
-    if dense.use_bias:
-        spec.bias = _numpy(dense.bias)
-
-
-def _set_norm(spec: Any, norm: Any) -> None:
-    spec.gamma = _numpy(norm.gain)
-    spec.beta = _numpy(norm.bias)
-
-
-def _numpy(variable: Any) -> Array:
-    """Returns a copy: quantization works in place and must not change the model."""
-    return np.array(ops.convert_to_numpy(variable), "float32")
+    Args:
+        columns: [..., H * K], of several side by side.
+        widths: K of each.
+        attention: has the number of heads, and the largest width.
+    """
+    num_heads, widest = attention.num_heads, max(attention.key_dim, attention.value_dim)
+    ends = np.cumsum([num_heads * width for width in widths])[:-1]
+    parts = []
+    for part in np.split(columns, ends, axis=-1):
+        heads = part.reshape(*part.shape[:-1], num_heads, -1)
+        missing = widest - heads.shape[-1]
+        heads = np.pad(heads, [(0, 0)] * (heads.ndim - 1) + [(0, missing)])
+        parts.append(heads.reshape(*part.shape[:-1], -1))
+    return np.concatenate(parts, axis=-1)
 
 
 # The reader.
@@ -305,7 +273,7 @@ def is_ctranslate2(folder: pathlib.Path) -> bool:
     return (folder / "model.bin").is_file()
 
 
-def read_ctranslate2(folder: pathlib.Path, given: Given) -> ForeignModel:
+def read_ctranslate2(folder: pathlib.Path, given: ImportOptions) -> ForeignModel:
     """Returns the model in a folder, its weights in float32.
 
     The folder has model.bin (options and weights), config.json (names of the special tokens),
@@ -475,7 +443,7 @@ def _options(tensors: Tensors, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_positions(
-    tensors: Tensors, model_dim: int, given: Given
+    tensors: Tensors, model_dim: int, given: ImportOptions
 ) -> tuple[dict[str, Any], list[Array]]:
     """Returns fields of `TransformerConfig`, and the tables if the positions are learned."""
     names = [f"{side}/position_encodings/encodings" for side in ("encoder", "decoder")]

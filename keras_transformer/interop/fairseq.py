@@ -23,20 +23,17 @@ import re
 from typing import Any
 
 from keras_transformer.errors import InputError
-from keras_transformer.interop.foreign import (
+from keras_transformer.interop.foreign import ForeignModel, ImportOptions, Layout
+from keras_transformer.interop.pytorch import read_pytorch, state_tensors
+from keras_transformer.interop.reading import (
     Array,
-    ForeignModel,
-    Given,
-    Layout,
     Options,
-    Symbols,
     Tensors,
     dropout_rate,
-    make_vocabularies,
     read_text,
     reject,
 )
-from keras_transformer.interop.pytorch import read_pytorch, state_tensors
+from keras_transformer.interop.vocabularies import Symbols, make_vocabularies
 
 # {side} is encoder or decoder, {i} the layer from 0, {kind} "weight" or "bias".
 LAYER_NAMES = {
@@ -82,7 +79,7 @@ def is_fairseq(path: pathlib.Path) -> bool:
     return any(folder.glob("dict.*.txt")) and bool(_checkpoints(path))
 
 
-def read_fairseq(path: pathlib.Path, given: Given) -> ForeignModel:
+def read_fairseq(path: pathlib.Path, given: ImportOptions) -> ForeignModel:
     """Returns the model in a folder, of its best checkpoint, or in a file."""
     checkpoints = _checkpoints(path)
     if len(checkpoints) != 1:
@@ -205,7 +202,7 @@ def _projection(tensors: Tensors, args: Options, target_table: Array) -> Array:
     return tensors.get(name, target_table.shape)
 
 
-def _symbols(file: pathlib.Path, args: Options, given: Given) -> tuple[Symbols, Symbols]:
+def _symbols(file: pathlib.Path, args: Options, given: ImportOptions) -> tuple[Symbols, Symbols]:
     paths = given.vocabularies
     if not paths:
         languages = [args.get(f"{side}_lang", str, "") for side in ("source", "target")]

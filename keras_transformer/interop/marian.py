@@ -14,23 +14,19 @@ import numpy as np
 import yaml
 
 from keras_transformer.errors import InputError
-from keras_transformer.interop.foreign import (
+from keras_transformer.interop.foreign import ForeignModel, ImportOptions, Layout
+from keras_transformer.interop.reading import (
     DAMAGED,
     Array,
-    ForeignModel,
-    Given,
-    Layout,
-    Symbols,
     Tensors,
     ids_to_tokens,
-    make_vocabularies,
     map_file,
     open_zip,
     read_json,
-    read_spm,
     read_text,
     reject,
 )
+from keras_transformer.interop.vocabularies import Symbols, make_vocabularies, read_spm
 
 # {side} is encoder or decoder, {n} the layer from 1, {kind} W or b, or that of a norm.
 _NAMES = {
@@ -86,7 +82,7 @@ def is_marian(path: pathlib.Path) -> bool:
     return path.suffix == ".npz" or path.name.endswith("decoder.yml")
 
 
-def read_marian(path: pathlib.Path, given: Given) -> ForeignModel:
+def read_marian(path: pathlib.Path, given: ImportOptions) -> ForeignModel:
     """Returns the model in a folder, or in an .npz file."""
     path, decoder, vocabularies = _files(path, given)
     arrays = _read_npz(path)
@@ -234,7 +230,7 @@ _LOADER: Any = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
 
 
 def _files(
-    path: pathlib.Path, given: Given
+    path: pathlib.Path, given: ImportOptions
 ) -> tuple[pathlib.Path, Mapping[str, Any], tuple[pathlib.Path, ...]]:
     """Returns the .npz file, the options of decoder.yml, and both vocabularies."""
     folder = path if path.is_dir() else path.parent

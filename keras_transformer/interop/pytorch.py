@@ -19,7 +19,7 @@ import ml_dtypes
 import numpy as np
 
 from keras_transformer.errors import InputError
-from keras_transformer.interop.foreign import DAMAGED, Array, Tensors, map_file, open_zip
+from keras_transformer.interop.reading import DAMAGED, Array, Tensors, map_file, open_zip
 
 _LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 _DTYPES = {

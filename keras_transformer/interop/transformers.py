@@ -18,7 +18,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from keras import ops
 from safetensors.numpy import save
 
 from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, WORD_START, SearchConfig
@@ -26,22 +25,29 @@ from keras_transformer.errors import InputError, writing
 from keras_transformer.files import atomic_folder
 from keras_transformer.interop.fairseq import LAYER_NAMES  # whose model this one descends from
 from keras_transformer.interop.foreign import (
-    Array,
     ForeignModel,
-    Given,
+    ImportOptions,
     Layout,
+    Part,
+    to_numpy,
+    transformer_parts,
+)
+from keras_transformer.interop.pytorch import read_pytorch, state_tensors
+from keras_transformer.interop.reading import (
+    Array,
     Options,
-    Symbols,
     Tensors,
-    check_vocabulary_sizes,
     dropout_rate,
     ids_to_tokens,
-    make_vocabularies,
     read_json,
     read_safetensors,
     reject,
 )
-from keras_transformer.interop.pytorch import read_pytorch, state_tensors
+from keras_transformer.interop.vocabularies import (
+    Symbols,
+    check_vocabulary_sizes,
+    make_vocabularies,
+)
 from keras_transformer.models import Transformer
 from keras_transformer.text import Vocabulary
 
@@ -65,19 +71,21 @@ _OTHER_GENERATION_OPTIONS = {
 }  # fmt: skip
 
 
+REQUIRED_FILES = ("vocab.json", "source.spm", "target.spm")
+OPTIONAL_FILES = ("target_vocab.json", "generation_config.json")
+
+
 def is_transformers(folder: pathlib.Path) -> bool:
     """Whether a folder holds such a model."""
     weights = ("model.safetensors", "pytorch_model.bin", "model.safetensors.index.json")
     return any((folder / name).is_file() for name in weights)
 
 
-def read_transformers(folder: pathlib.Path, given: Given) -> ForeignModel:
+def read_transformers(folder: pathlib.Path, given: ImportOptions) -> ForeignModel:
     """Returns the model in a folder."""
-    path, generation = folder / "config.json", folder / "generation_config.json"
-    values = read_json(path)
-    config = Options(values, str(path), "transformers")
+    config = read_config(folder / "config.json")
     options = _options(config, given.positions)
-    path = folder / "model.safetensors"
+    path, generation = folder / "model.safetensors", folder / "generation_config.json"
     if (folder / "pytorch_model.bin").exists() and not path.exists():
         path = folder / "pytorch_model.bin"
         tensors = state_tensors(read_pytorch(path), path)
@@ -93,7 +101,7 @@ def read_transformers(folder: pathlib.Path, given: Given) -> ForeignModel:
     source, target = _symbols(folder, config)
     spms = given.spms or (folder / "source.spm", folder / "target.spm")
     vocabularies = make_vocabularies((source, target), spms, str(folder))
-    values |= read_json(generation) if generation.exists() else {}
+    values = dict(config.values) | (read_json(generation) if generation.exists() else {})
     search, search_notes = _search(
         Options(values, str(folder), "transformers"), target, vocabularies[1]
     )
@@ -113,14 +121,20 @@ def read_transformers(folder: pathlib.Path, given: Given) -> ForeignModel:
     )
 
 
-def _options(config: Options, positions: str) -> dict[str, Any]:
-    """Returns fields of `TransformerConfig`; `InputError` lists all that cannot be imported."""
+def read_config(path: pathlib.Path) -> Options:
+    """Returns the options in config.json; `InputError` if it is of another model than Marian."""
+    config = Options(read_json(path), str(path), "transformers")
     model_type = config.get("model_type", str, "")
     if model_type != "marian":
         raise InputError(
             f"model_type is {model_type!r}, and of the models of transformers only 'marian' "
-            "(MarianMTModel) can be imported"
+            f"(MarianMTModel) can be imported; see {path}"
         )
+    return config
+
+
+def _options(config: Options, positions: str) -> dict[str, Any]:
+    """Returns fields of `TransformerConfig`; `InputError` lists all that cannot be imported."""
     activation = config.get("activation_function", str, "gelu")
     heads = tuple(config.get(f"{side}_attention_heads", int, 16) for side in ("encoder", "decoder"))
     reject(
@@ -422,7 +436,7 @@ def _marian_tensors(model: Transformer) -> dict[str, Array]:
     if config.positions == "sinusoidal":
         order = np.concatenate([order[::2], order[1::2]])  # sines first, then cosines
     source, target = (
-        _numpy(embedding.table)[:, order]
+        to_numpy(embedding.table)[:, order]
         for embedding in (model.source_embedding, model.target_embedding)
     )
     if config.share_embeddings == "all":
@@ -433,53 +447,33 @@ def _marian_tensors(model: Transformer) -> dict[str, Array]:
             "model.decoder.embed_tokens.weight": target,
         }
     if model.projection is not None:
-        tensors["lm_head.weight"] = _numpy(model.projection.kernel)[order].T
+        tensors["lm_head.weight"] = to_numpy(model.projection.kernel)[order].T
     bias = model.output_bias
-    bias = np.zeros(config.target_size, "float32") if bias is None else _numpy(bias)
+    bias = np.zeros(config.target_size, "float32") if bias is None else to_numpy(bias)
     tensors["final_logits_bias"] = bias[None]  # [1, V]
-    for side, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
-        for index, layer in enumerate(stack.layers):
-            for part, weight, bias in _layer_tensors(layer, order, side):
-                for kind, tensor in (("weight", weight), ("bias", bias)):
-                    name = LAYER_NAMES[part].format(side=side, i=index, kind=kind)
-                    tensors[f"model.{name}"] = tensor
+    for part in transformer_parts(model):
+        for name, weight, bias in _pytorch_tensors(part, order):
+            for kind, tensor in (("weight", weight), ("bias", bias)):
+                key = LAYER_NAMES[name].format(side=part.side, i=part.index, kind=kind)
+                tensors[f"model.{key}"] = tensor
     return {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
 
 
-def _layer_tensors(layer: Any, order: Array, side: str) -> Iterator[tuple[str, Array, Array]]:
-    """Yields the parts of a layer by their names in `LAYER_NAMES`, each with weight and bias."""
-
-    def from_model_dim(dense: Any, *parts: str) -> Iterator[tuple[str, Array, Array]]:
-        kernels = np.split(_numpy(dense.kernel)[order], len(parts), axis=1)
-        for part, kernel, bias in zip(parts, kernels, np.split(_bias(dense), len(parts)),
-                                      strict=True):  # fmt: skip
-            yield part, kernel.T, bias
-
-    def to_model_dim(dense: Any, part: str) -> tuple[str, Array, Array]:
-        return part, _numpy(dense.kernel)[:, order].T, _bias(dense)[order]
-
-    def norm(residual: Any, part: str) -> tuple[str, Array, Array]:
-        return part, _numpy(residual.norm.gain)[order], _numpy(residual.norm.bias)[order]
-
-    attention = layer.self_attention
-    yield from from_model_dim(attention.projection, "self.query", "self.key", "self.value")
-    yield to_model_dim(attention.output_projection, "self.out")
-    yield norm(layer.self_attention_residual, "self.norm")
-    if side == "decoder":
-        attention = layer.cross_attention
-        yield from from_model_dim(attention.query_projection, "cross.query")
-        yield from from_model_dim(attention.memory_projection, "cross.key", "cross.value")
-        yield to_model_dim(attention.output_projection, "cross.out")
-        yield norm(layer.cross_attention_residual, "cross.norm")
-    yield from from_model_dim(layer.feed_forward.inner, "ffn.inner")
-    yield to_model_dim(layer.feed_forward.outer, "ffn.outer")
-    yield norm(layer.feed_forward_residual, "ffn.norm")
-
-
-def _bias(dense: Any) -> Array:
-    """Returns the bias of a linear layer, zeros if it has none."""
-    return _numpy(dense.bias) if dense.use_bias else np.zeros(dense.kernel.shape[1], "float32")
-
-
-def _numpy(variable: Any) -> Array:
-    return np.asarray(ops.convert_to_numpy(variable), "float32")
+def _pytorch_tensors(part: Part, order: Array) -> Iterator[tuple[str, Array, Array]]:
+    """Yields the names of a part, each with weight [out, in] and bias [out] in their order of D."""
+    if part.is_norm:
+        yield part.names[0], to_numpy(part.layer.gain)[order], to_numpy(part.layer.bias)[order]
+        return
+    kernel = to_numpy(part.layer.kernel)  # [in, out]
+    bias = to_numpy(part.layer.bias) if part.layer.use_bias else np.zeros(len(kernel.T), "float32")
+    if part.names[0] in ("self.out", "cross.out", "ffn.outer"):
+        kernel, bias = kernel[:, order], bias[order]
+    else:
+        kernel = kernel[order]
+    for name, matrix, offset in zip(
+        part.names,
+        np.split(kernel, len(part.names), axis=1),
+        np.split(bias, len(part.names)),
+        strict=True,
+    ):
+        yield name, matrix.T, offset

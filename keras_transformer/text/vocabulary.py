@@ -530,22 +530,18 @@ def extend_vocabulary(
             words where it is a word.
 
     Raises:
-        InputError: a token cannot be one; or the vocabulary was imported with pieces of its
-            SentencePiece model that are not tokens of the model.
+        InputError: a token cannot be one, or is one already.
 
     Example:
         >>> vocabulary = extend_vocabulary(vocabulary, tokens=["<de>"])
         >>> vocabulary.pieces(vocabulary.encode(["<de> ein Hund"])[0])
         ['▁', '<de>', '▁ein', '▁Hund']
     """
-    if vocabulary.has_more_pieces:
-        raise InputError(
-            "this imported vocabulary cannot be extended: its SentencePiece model has pieces that "
-            "are not tokens of the model, and a new token would take the id of one; train with "
-            "the vocabulary as it is"
-        )
     model = model_message().FromString(vocabulary.model_bytes)
     kind = kind_of(vocabulary)
+    # Pieces that are no tokens come last: new tokens stand before them, or are one of them.
+    surplus = {piece.piece: piece for piece in model.pieces[vocabulary.size :]}
+    del model.pieces[vocabulary.size :]
     known = {piece.piece for piece in model.pieces}
     for token in tokens:
         _check_token(vocabulary, token)
@@ -553,10 +549,14 @@ def extend_vocabulary(
     for index, (token, name) in enumerate(zip(tokens, names, strict=True)):
         if name in known or name in names[:index]:
             raise InputError(f"{token!r} is a token of the vocabulary already; do not add it again")
-    lowest = min((piece.score for piece in model.pieces if piece.type == NORMAL), default=0.0)
+    old = [*model.pieces, *surplus.values()]
+    lowest = min((piece.score for piece in old if piece.type == NORMAL), default=0.0)
     new: list[tuple[str, float, int]] = []
     for piece in _normal_pieces(learned):
-        if piece.piece not in known and piece.piece not in names:
+        if piece.piece in surplus and piece.piece not in names:
+            kept = surplus[piece.piece]  # text is cut as before
+            new.append((kept.piece, kept.score, kept.type))
+        elif piece.piece not in known and piece.piece not in names:
             # Merges have the order of their scores. Of unigram pieces the lowest score decides
             # what an unknown character costs, which must stay as it was.
             score = lowest - len(new) - 1 if kind == "bpe" else max(piece.score, lowest)
@@ -566,10 +566,13 @@ def extend_vocabulary(
     of_tokens = (0.0, USER_DEFINED) if has_type else (_TOKEN_SCORE, NORMAL)
     new += [(name, *of_tokens) for name in names]
     for name, score, type_ in new:
+        surplus.pop(name, None)
         model.pieces.add(piece=name, score=score, type=type_)
-    model.trainer_spec.vocab_size = len(model.pieces)
+    num_tokens = len(model.pieces)
+    model.pieces.extend(surplus.values())
+    model.trainer_spec.vocab_size = num_tokens
     if model.num_tokens:
-        model.num_tokens = len(model.pieces)
+        model.num_tokens = num_tokens
     model.ClearField("self_test_data")
     return Vocabulary(model.SerializeToString()) if new else vocabulary
 

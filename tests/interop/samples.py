@@ -8,7 +8,7 @@ import keras
 import numpy as np
 
 from keras_transformer.interop import read_model
-from keras_transformer.interop.foreign import ForeignModel, Given
+from keras_transformer.interop.foreign import ForeignModel, ImportOptions
 from keras_transformer.models import Transformer
 
 FORMATS = {
@@ -42,16 +42,16 @@ class Sample(NamedTuple):
         return [self.ours(entry[f"{side}_ids"], side) for entry in self.sentences]
 
 
-def given(folder: pathlib.Path) -> Given:
+def given(folder: pathlib.Path) -> ImportOptions:
     """Returns what the files in a sample's folder do not tell."""
     if folder.name == "opennmt_tf":
-        return Given(vocabularies=(folder / "v.src", folder / "v.tgt"), num_heads=4)
+        return ImportOptions(vocabularies=(folder / "v.src", folder / "v.tgt"), num_heads=4)
     if folder.name == "fairseq_pre_gelu":
-        return Given(vocabularies=(folder / "dict.en.txt", folder / "dict.de.txt"))
+        return ImportOptions(vocabularies=(folder / "dict.en.txt", folder / "dict.de.txt"))
     if folder.name == "ct2_float32":
         beside = folder.parent / "hf_marian"
-        return Given(spms=(beside / "source.spm", beside / "target.spm"))
-    return Given()
+        return ImportOptions(spms=(beside / "source.spm", beside / "target.spm"))
+    return ImportOptions()
 
 
 def read_sample(sample_model, name: str) -> Sample:

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from keras_transformer.errors import InputError
-from keras_transformer.interop import foreign, marian, pytorch
-from keras_transformer.interop.foreign import Options
+from keras_transformer.interop import marian, pytorch, vocabularies
 from keras_transformer.interop.pytorch import read_pytorch, state_tensors
+from keras_transformer.interop.reading import Options
 
 Storage = collections.namedtuple("Storage", "kind key data")
 
@@ -264,6 +264,6 @@ def test_errors_of_our_own_code_are_not_damaged_files(torch, tmp_path, monkeypat
     monkeypatch.setattr(pytorch._PickleMachine, "_execute", fail)
     with pytest.raises(KeyError):
         read_pytorch(write_zip(tmp_path / "model.pt", {"step": 7}))
-    monkeypatch.setattr(foreign, "SentencePieceProcessor", fail)
+    monkeypatch.setattr(vocabularies, "SentencePieceProcessor", fail)
     with pytest.raises(KeyError):
-        foreign.read_spm(sample_model("hf_marian") / "source.spm")
+        vocabularies.read_spm(sample_model("hf_marian") / "source.spm")

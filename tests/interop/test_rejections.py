@@ -16,8 +16,10 @@ from keras_transformer.interop import (
     read_model,
     transformers,
 )
-from keras_transformer.interop.foreign import Given, Options, Symbols, Tensors, word_vocabulary
+from keras_transformer.interop.foreign import ImportOptions
 from keras_transformer.interop.marian import model_fields
+from keras_transformer.interop.reading import Options, Tensors
+from keras_transformer.interop.vocabularies import Symbols, word_vocabulary
 
 
 @pytest.fixture
@@ -244,7 +246,7 @@ def test_all_unsupported_options_are_named_at_once():
 def test_factored_vocabulary_is_rejected(copy):
     folder = copy("marian_pre_relu")
     shutil.copy(folder / "vocab.src.yml", folder / "vocab.src.fsv")
-    given = Given(vocabularies=(folder / "vocab.src.fsv", folder / "vocab.trg.yml"))
+    given = ImportOptions(vocabularies=(folder / "vocab.src.fsv", folder / "vocab.trg.yml"))
     with pytest.raises(InputError, match="factored and other vocabularies cannot be imported"):
         read_model(folder, "marian", given)
 

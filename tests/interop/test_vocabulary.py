@@ -6,7 +6,8 @@ import pytest
 import samples
 import tensorflow as tf
 
-from keras_transformer.interop.foreign import Symbols, ids_to_tokens, sentencepiece_vocabulary
+from keras_transformer.interop.reading import ids_to_tokens
+from keras_transformer.interop.vocabularies import Symbols, sentencepiece_vocabulary
 from keras_transformer.text import Tokenizer
 
 

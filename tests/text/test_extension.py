@@ -12,7 +12,7 @@ from keras_transformer.text import (
     extend_vocabulary,
     learn_vocabulary,
 )
-from keras_transformer.text.vocabulary import UNUSED, cut_new_tokens, kind_of, model_message
+from keras_transformer.text.vocabulary import cut_new_tokens, kind_of, model_message
 
 KINDS = ["bpe", "unigram", "char", "word"]
 OLD = [
@@ -140,12 +140,26 @@ def test_tokens_that_cannot_be_added_are_rejected(token, message):
         extend_vocabulary(vocabulary, tokens=["x", "x"])
 
 
-def test_imported_vocabulary_grows_unless_pieces_follow_its_tokens(old):
+def test_imported_vocabulary_grows_before_pieces_that_are_no_tokens(old, learned):
     model = model_message().FromString(old.model_bytes)
-    model.num_tokens = len(model.pieces)
-    new = extend_vocabulary(Vocabulary(model.SerializeToString()), tokens=["<de>"])
-    assert (new.size, new.has_more_pieces) == (old.size + 1, False)
-    assert new.encode(["<de>"])[0][-1] == old.size
-    model.pieces.add(piece="xyz", score=0.0, type=UNUSED)
-    with pytest.raises(InputError, match="imported vocabulary cannot be extended: its Sentence"):
-        extend_vocabulary(Vocabulary(model.SerializeToString()), tokens=["<de>"])
+    # The last tokens become pieces that only have text cut as before.
+    model.num_tokens = len(model.pieces) - 3
+    lost = [piece.piece for piece in model.pieces[-3:]]
+    imported = Vocabulary(model.SerializeToString())
+    assert imported.has_more_pieces
+    texts = [*OLD, *NEW]
+    new = extend_vocabulary(imported, tokens=["<de>"])
+    assert (new.size, new.has_more_pieces) == (imported.size + 1, True)
+    assert new.encode(texts) == imported.encode(texts)
+    found = new.encode(["<de>"])
+    assert found[0][-1] == imported.size
+    assert Tokenizer(new).tokenize(tf.constant(["<de>", *texts])).to_list() == new.encode(
+        ["<de>", *texts]
+    )
+    # A piece that is learned, or added by its name, becomes a token.
+    again = extend_vocabulary(imported, old)
+    assert sorted(again.pieces(range(imported.size, again.size))) == sorted(lost)
+    assert not again.has_more_pieces
+    assert [again.pieces(ids) for ids in again.encode(texts)] == [
+        old.pieces(ids) for ids in old.encode(texts)
+    ]

@@ -1,0 +1,100 @@
+"""Downloads models of the Hugging Face Hub, such as the 1,400 that OPUS-MT published.
+
+`huggingface_hub` keeps files in its cache and resumes a transfer that breaks. It reads HF_ENDPOINT,
+HF_HOME, HF_TOKEN and HF_HUB_OFFLINE: with HF_HUB_OFFLINE=1 the cache must have the model.
+"""
+
+import os
+import pathlib
+import re
+
+from keras_transformer.errors import InputError, needs_extra, one_line
+from keras_transformer.interop.transformers import OPTIONAL_FILES, REQUIRED_FILES, read_config
+
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # the first that the Hub has
+
+
+def is_hub_name(model: str) -> bool:
+    """Whether a model is named as on the Hub, owner/name, and no file or folder has this path."""
+    is_name = re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", model) is not None
+    return is_name and not pathlib.Path(model).exists()
+
+
+def download(name: str, revision: str | None = None) -> pathlib.Path:
+    """Returns the folder in the cache that has a MarianMTModel's files, after downloading it.
+
+    Files that are not needed, such as weights for other frameworks, are not downloaded.
+
+    Args:
+        name: of the model, such as "Helsinki-NLP/opus-mt-en-de".
+        revision: a branch, tag or commit; by default the newest.
+
+    Raises:
+        InputError: huggingface_hub is not installed; the Hub cannot be reached, or has no such
+            model or revision, or one of another kind, or requires its terms to be accepted.
+
+    Example:
+        >>> read_model(download("Helsinki-NLP/opus-mt-en-de"), "transformers")
+    """
+    with needs_extra("hub"):
+        from huggingface_hub import constants, errors, hf_hub_download
+
+    endpoint = os.environ.get("HF_ENDPOINT", constants.ENDPOINT).rstrip("/")
+    page = f"{endpoint}/{name}"
+
+    def fetch(file: str, revision: str | None) -> pathlib.Path | None:
+        """Returns the path of a file, None if the model has none."""
+        try:
+            return pathlib.Path(
+                hf_hub_download(
+                    name,
+                    file,
+                    revision=revision,
+                    cache_dir=constants.HF_HUB_CACHE,
+                    endpoint=endpoint,
+                )
+            )
+        except errors.GatedRepoError as error:
+            raise InputError(
+                f"the model {name} is gated: accept its terms at {page}, and log in with hf auth "
+                "login or HF_TOKEN"
+            ) from error
+        except errors.RepositoryNotFoundError as error:
+            raise InputError(
+                f"there is no file or folder {name}, and no public model {page}; correct the name, "
+                "or log in with hf auth login for a private one"
+            ) from error
+        except errors.RevisionNotFoundError as error:
+            raise InputError(
+                f"{page} has no revision {revision!r}; see {page}/tree/main"
+            ) from error
+        except errors.LocalEntryNotFoundError as error:
+            if constants.HF_HUB_OFFLINE:
+                return None
+            raise InputError(
+                f"cannot reach {endpoint}, and {file} of {name} is not in the cache; "
+                "check the network, or give the folder of a model"
+            ) from error
+        except errors.EntryNotFoundError:
+            return None
+        except (OSError, errors.HFValidationError) as error:
+            raise InputError(f"cannot download {file} of {page} ({one_line(error)})") from error
+
+    config = fetch("config.json", revision)
+    if config is None:
+        if constants.HF_HUB_OFFLINE:
+            raise InputError(
+                f"{name} is not in the cache {constants.HF_HUB_CACHE}; unset HF_HUB_OFFLINE to "
+                "download it"
+            )
+        raise InputError(f"{page} has no config.json, so it is no model of transformers")
+    read_config(config)  # rejects models of other kinds before their weights are downloaded
+    commit = config.parent.name  # the folder in the cache: all files are of one commit
+    for file in REQUIRED_FILES:
+        if fetch(file, commit) is None:
+            raise InputError(f"{page} has no {file}, which a MarianMTModel needs")
+    for file in OPTIONAL_FILES:
+        fetch(file, commit)
+    if not any(fetch(file, commit) for file in WEIGHTS):
+        raise InputError(f"{page} has neither {' nor '.join(WEIGHTS)}")
+    return config.parent

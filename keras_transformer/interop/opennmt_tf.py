@@ -1,0 +1,145 @@
+"""Reads a checkpoint of OpenNMT-tf: ckpt-N.index with its data, and a vocabulary for each side."""
+
+import functools
+import math
+import pathlib
+import re
+
+import tensorflow as tf
+
+from keras_transformer.errors import InputError
+from keras_transformer.interop.foreign import ForeignModel, ImportOptions, Layout
+from keras_transformer.interop.reading import Array, Tensors, map_file, read_text, reject
+from keras_transformer.interop.vocabularies import Symbols, make_vocabularies
+
+_NAMES = {
+    "self.query": "model/{side}/layers/{i}/self_attention/layer/linear_queries/{kind}",
+    "self.key": "model/{side}/layers/{i}/self_attention/layer/linear_keys/{kind}",
+    "self.value": "model/{side}/layers/{i}/self_attention/layer/linear_values/{kind}",
+    "self.out": "model/{side}/layers/{i}/self_attention/layer/linear_output/{kind}",
+    "self.norm": "model/{side}/layers/{i}/self_attention/NORM/{kind}",
+    "cross.query": "model/{side}/layers/{i}/attention/0/layer/linear_queries/{kind}",
+    "cross.key": "model/{side}/layers/{i}/attention/0/layer/linear_keys/{kind}",
+    "cross.value": "model/{side}/layers/{i}/attention/0/layer/linear_values/{kind}",
+    "cross.out": "model/{side}/layers/{i}/attention/0/layer/linear_output/{kind}",
+    "cross.norm": "model/{side}/layers/{i}/attention/0/NORM/{kind}",
+    "ffn.inner": "model/{side}/layers/{i}/ffn/layer/inner/{kind}",
+    "ffn.outer": "model/{side}/layers/{i}/ffn/layer/outer/{kind}",
+    "ffn.norm": "model/{side}/layers/{i}/ffn/NORM/{kind}",
+    "final.norm": "model/{side}/layer_norm/{kind}",
+}
+_SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
+
+
+def is_opennmt_tf(path: pathlib.Path) -> bool:
+    """Whether a folder or file is such a model."""
+    return any(path.glob("ckpt-*.index")) if path.is_dir() else path.suffix == ".index"
+
+
+def read_opennmt_tf(path: pathlib.Path, given: ImportOptions) -> ForeignModel:
+    """Returns the model of a checkpoint, or of the newest one in a folder."""
+    if given.num_heads is None:
+        raise InputError(
+            "a checkpoint of OpenNMT-tf does not tell how many attention heads the model has; give "
+            "--num_heads (8 for Transformer and TransformerBase, 16 for TransformerBig)"
+        )
+    if not given.vocabularies:
+        raise InputError(
+            f"no file beside {path} names the vocabularies; give --source_vocabulary and "
+            "--target_vocabulary"
+        )
+    tensors = _read_checkpoint(_newest(path))
+    source, target = map(_read_vocabulary, given.vocabularies)
+    table = "model/examples_inputter/{}_inputter/embedding"
+    target_table = tensors.get(table.format("labels"), (None, None))
+    source_table = tensors.find(table.format("features"), (None, None))
+    output = "model/decoder/output_layer/"
+    kernel = tensors.find(f"{output}kernel", target_table.shape[::-1])  # [D, V]
+    is_pre = "model/encoder/layer_norm/gamma" in tensors
+    norm = "input_layer_norm" if is_pre else "output_layer_norm"
+    return ForeignModel(
+        options={
+            "num_layers": tensors.count("model/encoder/layers/{}/ffn/layer/inner/kernel"),
+            "decoder_layers": tensors.count("model/decoder/layers/{}/ffn/layer/inner/kernel"),
+            "num_heads": given.num_heads,
+            "norm_position": "pre" if is_pre else "post",
+            "norm_epsilon": 1e-3,
+            "positions": "concatenated",
+            "first_position": 1,
+            "source_eos": False,
+        },
+        tensors=tensors,
+        layout=Layout(
+            names={part: name.replace("NORM", norm) for part, name in _NAMES.items()},
+            kernel="kernel",
+            gain="gamma",
+            offset="beta",
+            transposed=False,
+        ),
+        source_table=target_table if source_table is None else source_table,
+        target_table=target_table,
+        projection=target_table if kernel is None else kernel.T,
+        output_bias=tensors.find(f"{output}bias", (len(target_table),)),
+        source=source,
+        target=target,
+        vocabularies=make_vocabularies((source, target), given.spms, str(path)),
+        search={"length_penalty": 0.0, "beam_size": 4, "min_length": 0},
+    )
+
+
+def _newest(path: pathlib.Path) -> pathlib.Path:
+    if not path.is_dir():
+        return path
+    steps = {
+        int(match[1]): file
+        for file in path.glob("ckpt-*.index")
+        if (match := re.fullmatch(r"ckpt-(\d+)\.index", file.name))
+    }
+    if not steps:
+        raise InputError(f"{path} has no checkpoint ckpt-N.index; give the folder of a model")
+    return steps[max(steps)]
+
+
+def _read_checkpoint(index: pathlib.Path) -> Tensors:
+    map_file(index)
+    size = len(map_file(index.with_suffix(".data-00000-of-00001")))
+
+    def damaged(error: object) -> InputError:
+        return InputError(
+            f"{index} is not a checkpoint of TensorFlow, or a damaged one ({str(error)[:120]}); "
+            "copy it again"
+        )
+
+    try:
+        reader = tf.train.load_checkpoint(str(index.with_suffix("")))
+        shapes = reader.get_variable_to_shape_map()
+        types = reader.get_variable_to_dtype_map()
+    except (tf.errors.OpError, LookupError, ValueError, RuntimeError) as error:
+        raise damaged(error) from error
+
+    def read(name: str) -> Array:
+        if types[name] not in (tf.float32, tf.float16, tf.bfloat16, tf.float64):
+            raise damaged(f"{name} has the type {types[name]!r}")
+        if math.prod(shapes[name]) * types[name].size > size:
+            raise damaged(f"{name} is larger than the file")
+        try:
+            value: Array = reader.get_tensor(name)
+        except (tf.errors.OpError, LookupError, ValueError, RuntimeError) as error:
+            raise damaged(error) from error
+        return value
+
+    # Without what the optimizer keeps of each weight.
+    names = [name for name in shapes if name.startswith("model/") and name.endswith(_SUFFIX)]
+    arrays = {
+        name.removesuffix(_SUFFIX): functools.partial(read, name)
+        for name in names
+        if "/.OPTIMIZER_SLOT/" not in name
+    }
+    return Tensors(arrays, str(index))
+
+
+def _read_vocabulary(path: pathlib.Path) -> Symbols:
+    """Reads a token a line; the unknown token, not in the file, has the last id."""
+    tokens = [*read_text(path).removesuffix("\n").split("\n"), "<unk>"]
+    reject({"a vocabulary with counts": any("\t" in token for token in tokens)})
+    return Symbols.find(tokens, str(path), unk="<unk>", eos="</s>", pad="<blank>", start="<s>")

@@ -1,0 +1,210 @@
+"""Models of the Hugging Face Hub, offered by a server of this machine as the Hub does."""
+
+import hashlib
+import http.server
+import json
+import pathlib
+import re
+import threading
+
+import pytest
+
+from keras_transformer.errors import InputError
+from keras_transformer.interop import hub, import_run, locate, origin_of, read_model
+from keras_transformer.serving.model_folder import read_model_card
+
+constants = pytest.importorskip(
+    "huggingface_hub.constants", reason="needs the package huggingface_hub"
+)
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+NAME = "Helsinki-NLP/opus-mt-en-de"
+LARGE = ("model.safetensors", "pytorch_model.bin")  # on another server, as files of Git LFS are
+
+
+class FakeHub(http.server.ThreadingHTTPServer):
+    """Offers the files of folders by the names of models."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.models: dict[str, pathlib.Path] = {}
+        self.gated = {"someone/gated"}
+        self.requests: list[str] = []  # method and file of each
+        self.bytes_left: int | None = None  # that the next transfer of a large file sends
+        self.url = f"http://127.0.0.1:{self.server_port}"
+        threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    server: FakeHub
+    protocol_version = "HTTP/1.1"
+
+    def do_HEAD(self) -> None:
+        self.answer()
+
+    def do_GET(self) -> None:
+        self.answer()
+
+    def answer(self) -> None:
+        found = re.fullmatch(r"/(large/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)", self.path)
+        assert found, self.path  # only files are asked for
+        is_large, name, revision, file = found.groups()
+        self.server.requests.append(f"{self.command} {file}")
+        folder = self.server.models.get(name)
+        if name in self.server.gated:
+            return self.fail(403, "GatedRepo")
+        if folder is None:
+            return self.fail(401, "RepoNotFound")
+        if revision not in ("main", "v1", COMMIT):
+            return self.fail(404, "RevisionNotFound")
+        if not (folder / file).is_file():
+            return self.fail(404, "EntryNotFound", {"X-Repo-Commit": COMMIT})
+        content = (folder / file).read_bytes()
+        etag, size = f'"{hashlib.sha256(content).hexdigest()}"', str(len(content))
+        if file in LARGE and not is_large:
+            headers = {"X-Repo-Commit": COMMIT, "X-Linked-ETag": etag, "X-Linked-Size": size}
+            return self.send(302, headers | {"Location": f"{self.server.url}/large{self.path}"})
+        headers = {"X-Repo-Commit": COMMIT, "ETag": etag, "Accept-Ranges": "bytes"}
+        start = re.fullmatch(r"bytes=(\d+)-\d*", self.headers.get("Range", ""))
+        if start:
+            begin = int(start[1])
+            headers["Content-Range"] = f"bytes {begin}-{len(content) - 1}/{len(content)}"
+            content = content[begin:]
+        self.send(206 if start else 200, headers, content)
+
+    def fail(self, status: int, code: str, headers: dict[str, str] | None = None) -> None:
+        self.send(status, {"X-Error-Code": code} | (headers or {}))
+
+    def send(self, status: int, headers: dict[str, str], content: bytes = b"") -> None:
+        self.send_response(status)
+        for name, value in (headers | {"Content-Length": str(len(content))}).items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command == "GET":
+            if self.path.startswith("/large") and self.server.bytes_left is not None:
+                content, self.server.bytes_left = content[: self.server.bytes_left], None
+                self.close_connection = True
+            self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def fake_hub(sample_model, monkeypatch, tmp_path):
+    server = FakeHub()
+    server.models[NAME] = sample_model("hf_marian")
+    monkeypatch.setenv("HF_ENDPOINT", server.url)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def files(requests):
+    """Gives the files that were transferred, in order."""
+    return [each.removeprefix("GET ") for each in requests if each.startswith("GET ")]
+
+
+def test_only_needed_files_are_downloaded_once(fake_hub, sample_model, tmp_path, monkeypatch):
+    path = locate(NAME)
+    expected = {"config.json", "generation_config.json", "model.safetensors", "source.spm",
+                "target.spm", "vocab.json"}  # fmt: skip
+    assert {each.name for each in path.iterdir()} == expected
+    assert (sample_model("hf_marian") / "oracle.json").exists()  # which the Hub has besides
+    assert set(files(fake_hub.requests)) == expected
+    assert path.name == COMMIT
+    origin = {"format": "transformers", "model": NAME, "revision": COMMIT}
+    assert origin_of(NAME, path, "transformers") == origin
+    run = import_run(read_model(path), tmp_path / "run", origin)
+    assert run.configs().origin == origin
+
+    fake_hub.requests.clear()
+    assert locate(NAME, revision="v1") == locate(NAME, revision=COMMIT) == path
+    assert files(fake_hub.requests) == []  # of the same commit all are in the cache
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    fake_hub.requests.clear()
+    assert locate(NAME) == path
+    assert fake_hub.requests == []
+    with pytest.raises(InputError, match=r"some/other is not in the cache .*; unset HF_HUB_OFFL"):
+        locate("some/other")
+
+
+def test_pickles_are_downloaded_where_there_are_no_safetensors(fake_hub, sample_model):
+    fake_hub.models[NAME] = sample_model("hf_marian_bin")
+    path = locate(NAME)
+    assert "pytorch_model.bin" in files(fake_hub.requests)
+    assert read_model(path).config == read_model(sample_model("hf_marian_bin")).config
+
+
+def test_broken_transfer_is_resumed(fake_hub, sample_model):
+    fake_hub.bytes_left = 1000
+    path = locate(NAME)
+    assert files(fake_hub.requests).count("model.safetensors") >= 2
+    expected = (sample_model("hf_marian") / "model.safetensors").read_bytes()
+    assert (path / "model.safetensors").read_bytes() == expected
+
+
+def test_models_that_cannot_be_downloaded_are_reported_in_a_line(
+    fake_hub, sample_model, tmp_path, monkeypatch
+):
+    for name, config in (("some/bert", {"model_type": "bert"}), ("some/empty", None)):
+        fake_hub.models[name] = tmp_path / name
+        (tmp_path / name).mkdir(parents=True)
+        if config is not None:
+            (tmp_path / name / "config.json").write_text(json.dumps(config))
+    (tmp_path / "some/bare").mkdir()
+    (tmp_path / "some/bare/config.json").write_text('{"model_type": "marian"}')
+    fake_hub.models["some/bare"] = tmp_path / "some/bare"
+    for name, revision, message in (
+        ("Helsinki-NLP/opus-mt-en-dee", None, "there is no file or folder .*-dee, and no public m"),
+        ("someone/gated", None, "is gated: accept its terms at http.*/someone/gated, and log in"),
+        (NAME, "v9", "has no revision 'v9'; see http.*tree/main"),
+        ("some/bert", None, "model_type is 'bert', and of the models of transformers only"),
+        ("some/empty", None, "some/empty has no config.json, so it is no model of transformers"),
+        ("some/bare", None, "some/bare has no vocab.json, which a MarianMTModel needs"),
+        ("some/--", None, r"cannot download config.json of .*some/--"),
+        (str(tmp_path), "v1", "a revision is of a model on the Hub, and .* is a path; remove it"),
+    ):
+        with pytest.raises(InputError, match=message) as caught:
+            locate(name, revision)
+        assert "\n" not in str(caught.value)
+    assert not {"GET model.safetensors", "GET pytorch_model.bin"} & set(fake_hub.requests)
+
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr("time.sleep", lambda seconds: None)  # between its attempts
+    with pytest.raises(InputError, match=r"cannot reach http://127.0.0.1:9, and config.json of"):
+        locate(NAME)
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [(NAME, True), ("opus-mt-en-de", False), ("/a/b", False), ("../a", False), ("a/b/c", False)],
+)
+def test_names_of_the_hub_are_told_from_paths(model, expected, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert hub.is_hub_name(model) == expected
+    (tmp_path / NAME).mkdir(parents=True)
+    assert not hub.is_hub_name(NAME)
+
+
+@pytest.mark.slow
+def test_name_becomes_a_saved_model_that_keeps_no_run(fake_hub, call, tmp_path):
+    flags = (f"--model={NAME}", f"--export_dir={tmp_path}/opus", "--max_extra_length=5")
+    result = call("export.py", *flags, "--warm_up_file=absent")
+    assert (result.code, "absent does not exist" in result.err) == (1, True)
+    result = call("export.py", *flags)
+    assert result.code == 0, result.err
+    assert f"Exported {NAME} to {tmp_path}/opus/1 (" in result.out
+    card = read_model_card(tmp_path / "opus" / "1")
+    assert card["training"][0]["origin"]["revision"] == COMMIT
+    assert card["search"]["length_penalty_form"] == "power"  # how the model itself searches
+    assert {each.name for each in tmp_path.iterdir()} == {"cache", "opus"}
+    for more, message in (
+        (f"--run_dir={tmp_path}", "give either --run_dir or --model"),
+        ("--checkpoint=average", "--checkpoint cannot be combined with --model"),
+    ):
+        assert message in call("export.py", *flags, more).err
+    assert "give either --run_dir or --model" in call("export.py", f"--export_dir={tmp_path}/x").err
