@@ -91,10 +91,8 @@ def main(arguments: list[str]) -> None:
     common.load_tensorflow()
 
     with tempfile.TemporaryDirectory() as folder:
-        run_dir = _RUN_DIR.value
-        if _MODEL.value is not None:
-            run_dir = _import(_MODEL.value, pathlib.Path(folder))
-        found = common.find_checkpoints(run_dir, _CHECKPOINT.value)
+        run_dirs = _RUN_DIR.value or _import(str(_MODEL.value), pathlib.Path(folder))
+        found = common.find_checkpoints(run_dirs, _CHECKPOINT.value)
         if _FORMAT.value == "ctranslate2":
             path = _export_ctranslate2(found)
         elif _FORMAT.value == "transformers":
