@@ -1,6 +1,7 @@
 """Fixtures shared by all tests."""
 
 import collections
+import fcntl
 import functools
 import gc
 import io
@@ -211,7 +212,8 @@ def call(monkeypatch, capsys):
     return call
 
 
-# Two small models that have learned to translate word by word, in several scripts.
+# A small model that has learned to translate word by word, in several scripts, with a vocabulary
+# for each side: one run and one export of it for all tests.
 _WORDS = {
     "hello": "привет",
     "tree": "木",
@@ -220,55 +222,14 @@ _WORDS = {
     "cat": "γάτα",
     "two": "दो",
 }
+_SETTINGS = dict(
+    preset="tiny", num_layers=1, model_dim=32, feed_forward_dim=32, num_heads=2, dropout=0.0,
+    vocabulary_kind="word", vocabulary_size=30, share_vocabulary=False, precision="float32",
+    batch_tokens=400, learning_rate=0.01, warmup_steps=20, train_steps=200, checkpoint_steps=100,
+    log_steps=50,
+)  # fmt: skip
 # Short, so that no test decodes for long.
 _SEARCH = dict(beam_size=4, max_source_length=12, max_extra_length=5)
-
-
-def _train(share_vocabulary):
-    """Trains for seconds on sentences of one to four words."""
-    import keras
-    import numpy as np
-
-    from keras_transformer.config import BOS_ID, EOS_ID, TransformerConfig
-    from keras_transformer.data import pad_ids
-    from keras_transformer.models import Transformer
-    from keras_transformer.objectives import SmoothedCrossEntropy
-    from keras_transformer.text import learn_vocabulary
-
-    generator = random.Random(1)
-    sentences = [generator.choices(list(_WORDS), k=generator.randint(1, 4)) for _ in range(512)]
-    source_text = [" ".join(words) for words in sentences]
-    target_text = [" ".join(_WORDS[word] for word in words) for words in sentences]
-    if share_vocabulary:
-        source = target = learn_vocabulary(source_text + target_text, size=30, kind="word")
-    else:
-        source = learn_vocabulary(source_text, size=30, kind="word")
-        target = learn_vocabulary(target_text, size=29, kind="word")
-    config = TransformerConfig(
-        vocabulary_size=source.size,
-        target_vocabulary_size=None if share_vocabulary else target.size,
-        share_embeddings="all" if share_vocabulary else "target",
-        num_layers=1,
-        model_dim=32,
-        feed_forward_dim=32,
-        num_heads=2,
-        dropout=0.0,
-    )
-    keras.utils.set_random_seed(1)
-    model = Transformer(config)
-    model.compile(keras.optimizers.Adam(5e-3), loss=SmoothedCrossEntropy(0.1), jit_compile=False)
-    source_ids = pad_ids([[*ids, EOS_ID] for ids in source.encode(source_text)])
-    labels = pad_ids([[*ids, EOS_ID] for ids in target.encode(target_text)])
-    shifted = np.concatenate([np.full_like(labels[:, :1], BOS_ID), labels[:, :-1]], axis=1)
-    model.fit({"source": source_ids, "target": shifted}, labels, 64, epochs=20, verbose=0)
-    return model, source, target
-
-
-def _translator(trained, **changes):
-    from keras_transformer.config import SearchConfig
-    from keras_transformer.inference import Translator
-
-    return Translator(*trained, SearchConfig(**_SEARCH | changes))
 
 
 @pytest.fixture(scope="session")
@@ -278,15 +239,75 @@ def words():
 
 
 @pytest.fixture(scope="session")
-def trained():
-    """A trained model and the vocabularies of its source and target, which are the same one."""
-    return _train(share_vocabulary=True)
+def once(tmp_path_factory):
+    """Makes a folder once for all processes that run tests, and gives its path."""
+    base = tmp_path_factory.getbasetemp()
+    base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+    def once(name, make):
+        folder, done = base / name, base / f"{name}.done"
+        with (base / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not done.exists():
+                shutil.rmtree(folder, ignore_errors=True)
+                make(folder)
+                done.touch()
+        return folder
+
+    return once
+
+
+@pytest.fixture(scope="session")
+def texts(once):
+    """A folder with train, dev and test files of one to four words a line: .en, and .xx."""
+
+    def write(folder):
+        folder.mkdir()
+        generator = random.Random(1)
+        for split, count in (("train", 512), ("dev", 10), ("test", 12)):
+            lines = [
+                generator.choices(list(_WORDS), k=generator.randint(1, 4)) for _ in range(count)
+            ]
+            for ending, table in (("en", {}), ("xx", _WORDS)):
+                rows = (" ".join(table.get(word, word) for word in line) + "\n" for line in lines)
+                (folder / f"{split}.{ending}").write_text("".join(rows), encoding="utf-8")
+
+    return once("texts", write)
+
+
+@pytest.fixture(scope="session")
+def run_dir(once, texts):
+    """The directory of the run; tests that change it take a copy."""
+    from keras_transformer.training import RunDirectory, train
+
+    def create(folder):
+        files = {
+            split: tuple(str(texts / f"{split}.{ending}") for ending in ("en", "xx"))
+            for split in ("train", "dev", "test")
+        }
+        train(RunDirectory.create(folder, **files, **_SETTINGS), jit_compile=False, show=False)
+
+    return once("run", create)
+
+
+@pytest.fixture(scope="session")
+def trained(run_dir):
+    """The model of the run and the vocabularies of its source and target."""
+    from keras_transformer.training import RunDirectory
+
+    run = RunDirectory(run_dir)
+    return run.load_model(), *run.vocabularies()
 
 
 @pytest.fixture(scope="session")
 def make_translator(trained):
     """Gives a translator with that model and some search of its own, traced once."""
-    return functools.cache(lambda **changes: _translator(trained, **changes))
+    from keras_transformer.config import SearchConfig
+    from keras_transformer.inference import Translator
+
+    return functools.cache(
+        lambda **changes: Translator(*trained, SearchConfig(**_SEARCH | changes))
+    )
 
 
 @pytest.fixture(scope="session")
@@ -296,17 +317,20 @@ def translator(make_translator):
 
 
 @pytest.fixture(scope="session")
-def separate_translator():
-    """A trained translator with a vocabulary for each side, which gives two translations."""
-    return _translator(_train(share_vocabulary=False), num_translations=2)
+def separate_translator(make_translator):
+    """A trained translator that gives two translations."""
+    return make_translator(num_translations=2)
 
 
 @pytest.fixture(scope="session")
-def exported(separate_translator, tmp_path_factory):
+def exported(once, run_dir, separate_translator):
     """The second translator as a SavedModel: the folder of version 1."""
-    from keras_transformer.serving.export import export
+    from keras_transformer.serving.export import describe_run, export
+    from keras_transformer.training import RunDirectory
 
-    return export(separate_translator, tmp_path_factory.mktemp("exports"), batch_sizes=(1, 8))
+    training = [describe_run(RunDirectory(run_dir), "average")]
+    options = dict(batch_sizes=(1, 8), training=training)
+    return once("exports", lambda folder: export(separate_translator, folder, **options)) / "1"
 
 
 _HERE = "IP:127.0.0.1,DNS:localhost"
