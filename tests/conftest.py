@@ -225,7 +225,7 @@ _WORDS = {
 _SETTINGS = dict(
     preset="tiny", num_layers=1, model_dim=32, feed_forward_dim=32, num_heads=2, dropout=0.0,
     vocabulary_kind="word", vocabulary_size=30, share_vocabulary=False, precision="float32",
-    batch_tokens=400, learning_rate=0.01, warmup_steps=20, train_steps=200, checkpoint_steps=100,
+    batch_tokens=600, learning_rate=0.006, warmup_steps=50, train_steps=300, checkpoint_steps=150,
     log_steps=50,
 )  # fmt: skip
 # Short, so that no test decodes for long.

@@ -16,7 +16,7 @@ from keras_transformer.errors import InputError
 if TYPE_CHECKING:
     from keras_transformer.training import Checkpoints
 
-_RUN_DIR = flags.DEFINE_string("run_dir", None, "Directory of a training run.", required=True)
+_RUN_DIR = common.define_path("run_dir", None, "Directory of a training run.", required=True)
 _LAST = flags.DEFINE_integer(
     "last",
     None,

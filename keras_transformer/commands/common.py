@@ -29,6 +29,7 @@ from keras_transformer.config import (
     architectures,
 )
 from keras_transformer.errors import InputError, check_backend, needs_extra
+from keras_transformer.files import local_paths
 from keras_transformer.host import keep_freed_memory
 from keras_transformer.paragraphs import SplitParagraphs
 from keras_transformer.tasks import Task, get_task, registered_tasks
@@ -296,6 +297,8 @@ def define_flags(
             flags.DEFINE_float(field.name, None, help_text)
         elif typing.get_origin(field.type) is tuple:
             flags.DEFINE_multi_string(field.name, None, help_text)
+        elif field.metadata.get("is_path"):
+            define_path(field.name, None, help_text)
         else:
             flags.DEFINE_string(field.name, None, help_text)
         _groups.setdefault(_heading(config, field.name), {})[field.name] = None
@@ -327,6 +330,22 @@ def _default_help(field: dataclasses.Field[Any], presets: Mapping[str, Mapping[s
     if field.default in (None, (), dataclasses.MISSING):
         return ""
     return f" Default: {field.default}."
+
+
+def define_path(name: str, default: str | None, help: str, **options: Any) -> Any:
+    """Defines a flag for a path of this machine, or several separated by commas.
+
+    Takes the arguments of `flags.DEFINE_string` and returns the same holder.
+    """
+    serializer: flags.ArgumentSerializer[str] = flags.ArgumentSerializer()
+    return flags.DEFINE(_PathParser(), name, default, help, serializer=serializer, **options)
+
+
+class _PathParser(flags.ArgumentParser[str]):
+    syntactic_help = "a path"
+
+    def parse(self, argument: str) -> str:
+        return local_paths(argument)
 
 
 def define_task_options() -> None:
@@ -450,6 +469,8 @@ def _explain(error: "flags.Error") -> str:
         return f"{' and '.join(missing)} must be given"
     if wrong := re.match(r"flag --(\w+)=(.*?): ", str(error), re.S):
         name, value = wrong.groups()
+        if isinstance(error.__context__, InputError):  # of a parser of this package
+            return f"--{name}: {error.__context__}"
         flag = flags.FLAGS[name]
         if choices := getattr(flag.parser, "enum_values", None):
             expected = f"one of {', '.join(choices)}"

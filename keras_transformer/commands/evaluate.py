@@ -31,23 +31,23 @@ if TYPE_CHECKING:
     # Task, test set, n-best list of each sentence, and what made them, for --json.
     Evaluated = tuple[Task, ParallelText, list[list[str]], dict[str, Any]]
 
-_RUN_DIR = flags.DEFINE_string(
+_RUN_DIR = common.define_path(
     "run_dir",
     None,
     "Directory of a training run. Several, separated by commas, translate together.",
 )
-_ANSWERS = flags.DEFINE_string(
+_ANSWERS = common.define_path(
     "answers", None, "File of outputs to score, instead of those of --run_dir."
 )
 _TASK = flags.DEFINE_enum(
     "task", "translation", registered_tasks(), "Task of --answers; a run has its own."
 )
 _CHECKPOINT = common.define_checkpoint_flag()
-_SOURCE = flags.DEFINE_string(
+_SOURCE = common.define_path(
     "source", None, "File to translate, plain or .gz, instead of the test set of the run."
 )
-_TARGET = flags.DEFINE_string("target", None, "Reference translations of --source.")
-_FILE = flags.DEFINE_string(
+_TARGET = common.define_path("target", None, "Reference translations of --source.")
+_FILE = common.define_path(
     "file",
     None,
     "One file with both sides, as --test_file of train, instead of --source and --target.",
@@ -57,8 +57,8 @@ _SPLIT = flags.DEFINE_string(
     "test",
     "What of the run to translate: test, validation, train, or another split of its data set.",
 )
-_OUTPUT = flags.DEFINE_string("output", None, "Write the translations to this file.")
-_EACH = flags.DEFINE_string(
+_OUTPUT = common.define_path("output", None, "Write the translations to this file.")
+_EACH = common.define_path(
     "each", None, "Write the scores of each sentence to this file, tab-separated."
 )
 _JSON = flags.DEFINE_boolean(

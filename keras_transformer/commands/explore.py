@@ -23,21 +23,21 @@ from keras_transformer.files import write_atomically
 if TYPE_CHECKING:
     from keras_transformer.explorer.views import Inspector, View
 
-_RUN_DIR = flags.DEFINE_string(
+_RUN_DIR = common.define_path(
     "run_dir", None, "Directory of a training run. Several, separated by commas, are compared."
 )
-_SAVED_MODEL = flags.DEFINE_string(
+_SAVED_MODEL = common.define_path(
     "saved_model",
     None,
     "An exported version, or several, with or without --run_dir. It shows only the mean of its "
     "last layer's heads.",
 )
 _CHECKPOINT = common.define_checkpoint_flag()
-_OUTPUT = flags.DEFINE_string("output", None, "Write a page, an .html file.")
-_PNG = flags.DEFINE_string(
+_OUTPUT = common.define_path("output", None, "Write a page, an .html file.")
+_PNG = common.define_path(
     "png", None, "Write a figure of one sentence and one model, a .png, .pdf or .svg file."
 )
-_BERTVIZ = flags.DEFINE_string(
+_BERTVIZ = common.define_path(
     "bertviz", None, "Write BertViz's attn_data, a .json file, of one sentence and one model."
 )
 _ATTENTION = flags.DEFINE_enum(

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     Found = list[tuple[RunDirectory, str]]
 
-_RUN_DIR = flags.DEFINE_string(
+_RUN_DIR = common.define_path(
     "run_dir",
     None,
     "Directory of a training run. Several, separated by commas, translate together.",
@@ -34,7 +34,7 @@ _MODEL = flags.DEFINE_string(
     "Instead of --run_dir, a model of another toolkit: a folder or file, or its name on the "
     "Hugging Face Hub. What import_model has flags for is found from the files.",
 )
-_EXPORT_DIR = flags.DEFINE_string(
+_EXPORT_DIR = common.define_path(
     "export_dir", None, "The model's folder, which gets a folder for each version.", required=True
 )
 _VERSION = flags.DEFINE_integer("model_version", None, "Version to write. Default: the next one.")
@@ -51,7 +51,7 @@ _FORMAT = flags.DEFINE_enum(
 _QUANTIZATION = flags.DEFINE_string(
     "quantization", None, "How CTranslate2 stores weights, such as int8. Default: as float32."
 )
-_WARM_UP_FILE = flags.DEFINE_string(
+_WARM_UP_FILE = common.define_path(
     "warm_up_file",
     None,
     "Sentences, one a line, to check the export and to warm up the server with; the export "

@@ -15,7 +15,7 @@ from keras_transformer.config import DataConfig
 from keras_transformer.errors import InputError
 from keras_transformer.files import iterate_lines
 
-_OUTPUT = flags.DEFINE_string(
+_OUTPUT = common.define_path(
     "output", None, "File to write, for --vocabulary of keras-transformer train.", required=True
 )
 _NORMALIZATION = flags.DEFINE_enum(

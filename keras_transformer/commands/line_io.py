@@ -17,6 +17,7 @@ from typing import Any, TextIO, TypeAlias
 from absl import flags
 
 from keras_transformer.client import ServingError
+from keras_transformer.commands import common
 from keras_transformer.commands.part_file import Progress, Step, open_part
 from keras_transformer.errors import InputError
 from keras_transformer.files import iterate_lines, replace_control_characters
@@ -47,13 +48,13 @@ def define_line_flags() -> dict[str, "flags.FlagHolder[Any]"]:
             "Write line number, score and translation, tab-separated, as is always done for n-best "
             "lists.",
         ),
-        flags.DEFINE_string(
+        common.define_path(
             "references",
             None,
             "A file with a translation of each line, to be scored: writes line number, "
             "log-probability and the log-probability of each token, tab-separated.",
         ),
-        flags.DEFINE_string(
+        common.define_path(
             "prefixes",
             None,
             "A file with the text that the translation of each line must begin with.",
@@ -78,7 +79,7 @@ def define_line_flags() -> dict[str, "flags.FlagHolder[Any]"]:
             "The language of the input, for example en: translate each sentence of a line by "
             "itself and join the translations.",
         ),
-        flags.DEFINE_string(
+        common.define_path(
             "output",
             None,
             "Write to this file instead of standard output. It is complete when it appears; until "

@@ -4,6 +4,7 @@ Each command is a module of this folder with a function `main`, which takes the 
 arguments. Importing it defines its flags, so only the one that runs is imported.
 """
 
+import contextlib
 import difflib
 import importlib.util
 import io
@@ -17,6 +18,7 @@ from absl import flags
 from keras_transformer import __version__
 from keras_transformer.commands.common import define_standard_flags, parse_flags
 from keras_transformer.errors import InputError
+from keras_transformer.files import local_path
 
 _WITHOUT_ONE_DNN = ("evaluate", "explore", "translate")  # see `load_tensorflow`
 COMMANDS = {
@@ -69,12 +71,13 @@ def run_command(name: str, argv: list[str], example: str) -> None:
         argv: how errors name the program, then its arguments.
         example: how the help texts write "keras-transformer NAME".
     """
-    user_module = _user_module(argv)
-    if user_module is not None:
-        try:
+    try:
+        argv = [argv[0], *_with_flag_files(argv[1:])]
+        user_module = _user_module(argv)
+        if user_module is not None:
             _import_user_module(user_module, one_dnn=name not in _WITHOUT_ONE_DNN)
-        except InputError as error:
-            sys.exit(f"{argv[0]}: {error}")
+    except InputError as error:
+        sys.exit(f"{argv[0]}: {error}")
     module = importlib.import_module(f"keras_transformer.commands.{name}")
     flags.DEFINE_flag(
         flags.Flag(
@@ -90,6 +93,16 @@ def run_command(name: str, argv: list[str], example: str) -> None:
     run(module.main, argv, (module.__doc__ or "").replace(f"keras-transformer {name}", example))
 
 
+def _with_flag_files(arguments: list[str]) -> list[str]:
+    """Returns arguments with the flags in the files of --flagfile in its place."""
+    try:
+        found: list[str] = flags.FLAGS.read_flags_from_files(arguments, force_gnu=False)
+    except flags.Error as error:
+        cause = getattr(error.__context__, "strerror", None) or error
+        raise InputError(f"--flagfile cannot be read: {cause}; give a file of flags") from error
+    return found
+
+
 def _user_module(argv: list[str]) -> str | None:
     """Returns the value of --user_module, which is needed before flags can be parsed."""
     for argument, following in zip(argv, [*argv[1:], ""], strict=True):
@@ -103,19 +116,26 @@ def _import_user_module(name: str, one_dnn: bool) -> None:
     """Imports a Python file or a module; it may import TensorFlow, so that is set up first."""
     from keras_transformer.commands.common import load_tensorflow
 
-    path = pathlib.Path(name)
-    folder, module = (path.resolve().parent, path.stem) if path.suffix == ".py" else (".", name)
-    sys.path.insert(0, str(folder))
-    try:
-        found = importlib.util.find_spec(module)
-    except ModuleNotFoundError:  # the package that it would be in
-        found = None
-    if found is None:
+    found = None
+    path = local_path(name)
+    if path.suffix == ".py":  # not by its name, which a module of Python may have too
+        sys.path.append(str(path.resolve().parent))  # for its own imports
+        found = importlib.util.spec_from_file_location(f"user_module_{path.stem}", path)
+        found = found if path.is_file() else None
+    else:
+        sys.path.insert(0, ".")
+        with contextlib.suppress(ModuleNotFoundError):  # the package that it would be in
+            found = importlib.util.find_spec(name)
+    if found is None or found.loader is None:
         raise InputError(
             f"--user_module: there is no module {name!r}; give the path of a Python file"
         )
     load_tensorflow(one_dnn=one_dnn)
-    importlib.import_module(module)
+    if found.name in sys.modules:
+        return
+    module = importlib.util.module_from_spec(found)
+    sys.modules[found.name] = module
+    found.loader.exec_module(module)
 
 
 def run(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_OUTPUT = flags.DEFINE_string("output", "plot.png", "The PNG file to write.")
+_OUTPUT = common.define_path("output", "plot.png", "The PNG file to write.")
 
 _X_LABELS = {
     "step": "step",

@@ -41,13 +41,13 @@ _RETRIES = flags.DEFINE_integer(
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 64, "Sentences in one request.")
 _REQUESTS = flags.DEFINE_integer("requests_in_flight", 4, "Requests that run concurrently.")
 _TLS = flags.DEFINE_boolean("tls", False, "Connect by TLS.")
-_ROOT_CERTIFICATES = flags.DEFINE_string(
+_ROOT_CERTIFICATES = common.define_path(
     "root_certificates", None, "PEM file of the authorities to trust. Default: the usual ones."
 )
-_CLIENT_CERTIFICATE = flags.DEFINE_string(
+_CLIENT_CERTIFICATE = common.define_path(
     "client_certificate", None, "PEM file of the client's certificate chain, for mutual TLS."
 )
-_CLIENT_KEY = flags.DEFINE_string("client_key", None, "PEM file of its key, unencrypted.")
+_CLIENT_KEY = common.define_path("client_key", None, "PEM file of its key, unencrypted.")
 _SERVER_NAME = flags.DEFINE_string(
     "tls_server_name", None, "The name that its certificate must have. Default: the host."
 )
@@ -57,7 +57,7 @@ _KEEP_ALIVE = flags.DEFINE_float(
     "Seconds after which an idle gRPC connection is tested by a ping, which the server must "
     "permit. Default: never.",
 )
-_HEADERS_FILE = flags.DEFINE_string(
+_HEADERS_FILE = common.define_path(
     "headers_file",
     None,
     "A file of HTTP headers or gRPC metadata to send, one a line, as in 'authorization: Bearer "

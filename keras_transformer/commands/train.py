@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from keras_transformer.data import ParallelText
     from keras_transformer.training import RunConfigs, RunDirectory
 
-_RUN_DIR = flags.DEFINE_string("run_dir", None, "Directory of the run.", required=True)
-_START_FROM = flags.DEFINE_string(
+_RUN_DIR = common.define_path("run_dir", None, "Directory of the run.", required=True)
+_START_FROM = common.define_path(
     "start_from",
     None,
     "A run, or one of its checkpoints such as runs/mine/checkpoints/step-1000: the new run begins "
@@ -71,7 +71,7 @@ _COMPILE_CACHE = flags.DEFINE_string(
     "Folder in which XLA keeps compiled programs, so that a resumed run compiles nothing; empty "
     "for none. Default: keras-transformer in $XDG_CACHE_HOME or ~/.cache.",
 )
-_CACHE_DIR = flags.DEFINE_string(
+_CACHE_DIR = common.define_path(
     "cache_dir",
     None,
     "Folder for the tokenized text, which several runs may share. Default: <run_dir>/tokens.",

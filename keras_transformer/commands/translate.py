@@ -23,12 +23,12 @@ from keras_transformer.tasks import Task, TranslationTask, get_task
 if TYPE_CHECKING:
     from keras_transformer.inference import BatchTranslator, Translator
 
-_RUN_DIR = flags.DEFINE_string(
+_RUN_DIR = common.define_path(
     "run_dir",
     None,
     "Directory of a training run. Several, separated by commas, translate together.",
 )
-_SAVED_MODEL = flags.DEFINE_string(
+_SAVED_MODEL = common.define_path(
     "saved_model", None, "An exported version to translate with, instead of --run_dir."
 )
 _CHECKPOINT = common.define_checkpoint_flag()

@@ -1,10 +1,9 @@
-"""Commands and benchmarks, run through scripts/: in a process of their own or, faster, in this."""
+"""Commands, run through scripts/: in a process of their own or, faster, in this one (`call`)."""
 
 import collections
 import functools
 import os
 import pathlib
-import random
 import subprocess
 import sys
 
@@ -13,40 +12,24 @@ import pytest
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 # For the servers that stand in for the real one.
 sys.path.extend(str(_ROOT / "tests" / folder) for folder in ("client", "serving"))
-_SCRIPTS = _ROOT / "scripts"
-_TINY = [
-    "--preset=tiny",
-    "--num_layers=1",
-    "--model_dim=16",
-    "--num_heads=2",
-    "--feed_forward_dim=16",
-    "--dropout=0",
-    "--vocabulary_kind=word",
-    "--vocabulary_size=20",
-    "--train_steps=40",
-    "--checkpoint_steps=20",
-    "--batch_tokens=200",
-    "--warmup_steps=10",
-    "--learning_rate=0.02",
-]
-
+_TINY = (
+    "--preset=tiny", "--num_layers=1", "--model_dim=16", "--num_heads=2", "--feed_forward_dim=16",
+    "--dropout=0", "--vocabulary_kind=word", "--vocabulary_size=20", "--train_steps=4",
+    "--checkpoint_steps=2", "--batch_tokens=200", "--precision=float32",
+)  # fmt: skip
 
 Result = collections.namedtuple("Result", "code out err")
-
-
-def _environment():
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("TF_")}
-    return inherited | {"PYTHONPATH": str(_ROOT)}
 
 
 @pytest.fixture(scope="session")
 def start():
     """Starts a script, given by name or path, in a process of its own."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("TF_")}
 
     def start(script, *arguments, **options):
-        command = [sys.executable, str(_SCRIPTS / script), *map(str, arguments)]
+        command = [sys.executable, str(_ROOT / "scripts" / script), *map(str, arguments)]
         pipes = dict(stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        environment = _environment() | options.pop("env", {})
+        environment = inherited | {"PYTHONPATH": str(_ROOT)} | options.pop("env", {})
         return subprocess.Popen(command, text=True, env=environment, **(pipes | options))
 
     return start
@@ -65,37 +48,14 @@ def run(start):
 
 
 @pytest.fixture(scope="session")
-def texts(tmp_path_factory):
-    """A folder with train, dev and test files: letters in .a, as many of the alphabet in .b."""
-    folder = tmp_path_factory.mktemp("texts")
-    generator = random.Random(1)
-    for split, count in (("train", 200), ("dev", 10), ("test", 12)):
-        lines = [generator.choices("pqrstuvw", k=generator.randint(4, 6)) for _ in range(count)]
-        for ending, text in (("a", lines), ("b", ["abcdef"[: len(line)] for line in lines])):
-            content = "".join(" ".join(letters) + "\n" for letters in text)
-            (folder / f"{split}.{ending}").write_text(content)
-    return folder
-
-
-@pytest.fixture(scope="session")
 def train_flags(texts):
-    """The flags of train for a very small model on these texts."""
+    """The flags of train for two checkpoints of a very small model, which learns nothing."""
     files = [
         f"--{split}_{side}={texts}/{split}.{ending}"
         for split in ("train", "dev", "test")
-        for side, ending in (("source", "a"), ("target", "b"))
+        for side, ending in (("source", "en"), ("target", "xx"))
     ]
     return [*_TINY, *files]
-
-
-@pytest.fixture(scope="session")
-def trained(run, train_flags, tmp_path_factory):
-    """A run directory that train has made; tests that change it take a copy."""
-    run_dir = tmp_path_factory.mktemp("runs") / "tiny"
-    result = run("train.py", f"--run_dir={run_dir}", *train_flags)
-    assert result.code == 0, result.err
-    assert result.err == ""
-    return run_dir
 
 
 @pytest.fixture(scope="session")
@@ -134,6 +94,18 @@ def share_translators(monkeypatch, traced):
 
 
 @pytest.fixture
+def translate(call, run_dir, share_translators):
+    """Runs translate with the trained run."""
+    return functools.partial(call, "translate.py", f"--run_dir={run_dir}")
+
+
+@pytest.fixture
+def evaluate(call, run_dir, share_translators):
+    """Runs evaluate with the trained run."""
+    return functools.partial(call, "evaluate.py", f"--run_dir={run_dir}")
+
+
+@pytest.fixture
 def small_disk(tmp_path):
     """Gives a folder on a disk of its own with so many bytes, where mounting is permitted."""
     mounted = []
@@ -156,15 +128,9 @@ def small_disk(tmp_path):
         subprocess.run(["umount", str(folder)], check=True)
 
 
-@pytest.fixture
-def translate(call, trained, share_translators):
-    """Runs translate with the trained run."""
-    return functools.partial(call, "translate.py", f"--run_dir={trained}")
-
-
 @pytest.fixture(scope="session")
 def refused():
-    """Checks that a command said in one line what is wrong, and found it in time."""
+    """Checks that a command said in one line what is wrong."""
 
     def check(result, *parts):
         assert result.code == 1, result

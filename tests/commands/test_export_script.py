@@ -12,32 +12,32 @@ def _names(folder):
 
 
 @pytest.mark.slow
-def test_export_writes_version_and_model_card(call, trained, texts, tmp_path):
+def test_export_writes_version_and_model_card(call, run_dir, texts, tmp_path):
     folder = tmp_path / "letters"
     result = call(
-        "export.py", f"--run_dir={trained}", f"--export_dir={folder}", "--model_version=3",
-        "--checkpoint=latest,20", "--beam_size=2",
+        "export.py", f"--run_dir={run_dir}", f"--export_dir={folder}", "--model_version=3",
+        "--checkpoint=latest,150", "--beam_size=2",
         "--coverage_penalty=0.2", "--no_repeat_ngram=3", "--min_length=2",
     )  # fmt: skip
     assert (result.code, result.err) == (0, "")
     lines = result.out.splitlines()
     assert lines[0].split() == ["serving_default:", "text", "->", "translations,", "scores"]
-    assert lines[-1].startswith(f"Exported checkpoint step-40,step-20 to {folder}/3 (")
+    assert lines[-1].startswith(f"Exported checkpoint step-300,step-150 to {folder}/3 (")
     assert _names(folder) == ["3", *_SERVER_FILES]
     card = json.loads((folder / "3" / "assets.extra" / "model_card.json").read_text())
-    assert [run["checkpoint"] for run in card["training"]] == ["step-40", "step-20"]
+    assert [run["checkpoint"] for run in card["training"]] == ["step-300", "step-150"]
     assert card["search"]["beam_size"] == 2
     assert card["precision"] == {"weights": ["float32"], "computation": "float32"}
-    assert card["training"][0]["data"]["train_source"] == "train.a"
+    assert card["training"][0]["data"]["train_source"] == "train.en"
     assert str(tmp_path.parent) not in json.dumps(card)
     warm_up = (folder / "3" / "assets.extra" / "tf_serving_warmup_requests").read_bytes()
-    dev = [line for line in (texts / "dev.a").read_bytes().splitlines() if len(line) == 11]
+    dev = [line for line in (texts / "dev.en").read_bytes().splitlines() if line.count(b" ") > 2]
     assert dev and not [line for line in dev if line in warm_up]  # the text is generated
 
 
-def test_invalid_flags_write_nothing(call, trained, tmp_path, refused):
+def test_invalid_flags_write_nothing(call, run_dir, tmp_path, refused):
     (tmp_path / "4").mkdir()
-    export = ("export.py", f"--run_dir={trained}", f"--export_dir={tmp_path}")
+    export = ("export.py", f"--run_dir={run_dir}", f"--export_dir={tmp_path}")
     refused(
         call(*export, "--model_version=4"),
         f"{tmp_path}/4 already exists; choose another",
@@ -56,25 +56,25 @@ def test_invalid_flags_write_nothing(call, trained, tmp_path, refused):
 
 
 @pytest.mark.slow
-def test_full_disk_leaves_nothing(call, trained, small_disk, refused):
+def test_full_disk_leaves_nothing(call, run_dir, small_disk, refused):
     folder = small_disk("100k")
-    result = call("export.py", f"--run_dir={trained}", f"--export_dir={folder}/letters")
+    result = call("export.py", f"--run_dir={run_dir}", f"--export_dir={folder}/letters")
     refused(result, f"cannot write the export to {folder}/letters/1")
     assert list(folder.iterdir()) == []
 
 
-def test_ctranslate2_format_has_versions(call, trained, tmp_path):
+def test_ctranslate2_format_has_versions(call, run_dir, tmp_path):
     pytest.importorskip("ctranslate2", reason="needs the package ctranslate2")
     result = call(
-        "export.py", f"--run_dir={trained}", f"--export_dir={tmp_path}", "--format=ctranslate2"
+        "export.py", f"--run_dir={run_dir}", f"--export_dir={tmp_path}", "--format=ctranslate2"
     )
     assert result.code == 0, result.err
     assert f"to {tmp_path}/1 (" in result.out
     assert "model.bin" in _names(tmp_path / "1")
 
 
-def test_transformers_format_has_versions(call, trained, tmp_path, refused):
-    export = ("export.py", f"--run_dir={trained}", f"--export_dir={tmp_path}")
+def test_transformers_format_has_versions(call, run_dir, tmp_path, refused):
+    export = ("export.py", f"--run_dir={run_dir}", f"--export_dir={tmp_path}")
     for version in ("1", "2"):
         result = call(*export, "--format=transformers")
         assert result.code == 0, result.err

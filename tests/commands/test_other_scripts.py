@@ -7,10 +7,10 @@ import pytest
 
 def test_train_uses_a_learned_vocabulary(call, texts, train_flags, tmp_path):
     output = tmp_path / "own.model"
-    options = (f"--output={output}", "--vocabulary_kind=char", "--vocabulary_size=11")
-    files = (texts / "train.a", texts / "train.b")
+    options = (f"--output={output}", "--vocabulary_kind=char", "--vocabulary_size=17")
+    files = (texts / "train.en", texts / "train.en")
     result = call("learn_vocabulary.py", *options, *files)
-    assert result == (0, f"Wrote 11 tokens to {output}.\n", "")
+    assert result == (0, f"Wrote 17 tokens to {output}.\n", "")
     result = call(
         "train.py",
         f"--run_dir={tmp_path}/run",
@@ -43,25 +43,27 @@ def test_learn_vocabulary_errors_write_nothing(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "text"]
 
 
-def test_average_checkpoints_selects_steps(call, trained, tmp_path, refused):
-    copy = shutil.copytree(trained, tmp_path / "copy")
+def test_average_checkpoints_selects_steps(call, run_dir, tmp_path, refused):
+    copy = shutil.copytree(run_dir, tmp_path / "copy")
     average = copy / "checkpoints" / "average"
     run_dir = f"--run_dir={copy}"
     assert call("average_checkpoints.py", run_dir, "--last=1") == (
         0,
-        f"Averaged steps 40 into {average}.\n",
+        f"Averaged steps 300 into {average}.\n",
         "",
     )
     translate = ("translate.py", run_dir, "--scores")
-    assert call(*translate, stdin=b"p q\n") == call(*translate, "--checkpoint=40", stdin=b"p q\n")
+    assert call(*translate, stdin=b"sun\n") == call(*translate, "--checkpoint=300", stdin=b"sun\n")
     # All there are, though the run would average five.
-    assert call("average_checkpoints.py", run_dir).out == f"Averaged steps 20, 40 into {average}.\n"
-    assert call("average_checkpoints.py", run_dir, "--steps=20").out.startswith(
-        "Averaged steps 20 "
+    assert (
+        call("average_checkpoints.py", run_dir).out == f"Averaged steps 150, 300 into {average}.\n"
+    )
+    assert call("average_checkpoints.py", run_dir, "--steps=150").out.startswith(
+        "Averaged steps 150 "
     )
     refused(call("average_checkpoints.py", run_dir, "--last=3"), "--last=3 is more than the 2")
     refused(
-        call("average_checkpoints.py", run_dir, "--steps=20,15"),
+        call("average_checkpoints.py", run_dir, "--steps=150,15"),
         "no checkpoint step-15",
-        "there is step-20, step-40, average",
+        "there is step-150, step-300, average",
     )

@@ -21,20 +21,23 @@ def _contents(folder):
 
 
 @pytest.fixture
-def copy(trained, tmp_path):
+def copy(run_dir, tmp_path):
     """A copy of the trained run that a test may change."""
-    return shutil.copytree(trained, tmp_path / "copy")
+    return shutil.copytree(run_dir, tmp_path / "copy")
 
 
-@pytest.mark.slow
-def test_train_leaves_a_complete_run_directory(trained):
-    names = {path.name for path in trained.iterdir()}
+def test_process_leaves_a_complete_run_directory(run, train_flags, tmp_path):
+    run_dir = tmp_path / "run"
+    result = run("train.py", f"--run_dir={run_dir}", *train_flags)
+    assert (result.code, result.err) == (0, "")
+    assert "Trained 4 steps on " in result.out
+    names = {path.name for path in run_dir.iterdir()}
     files = {"config.json", "source.model", "metrics.jsonl", "lock"}
     assert names == files | {"checkpoints", "tokens"}
-    stems = {path.name.partition(".")[0] for path in (trained / "checkpoints").iterdir()}
-    assert stems == {"step-20", "step-40", "average", "checkpoint_metrics"}
-    rows = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in rows] == [20, 40]
+    stems = {path.name.partition(".")[0] for path in (run_dir / "checkpoints").iterdir()}
+    assert stems == {"step-2", "step-4", "average", "checkpoint_metrics"}
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [2, 4]
     assert all({"val_loss", "bleu"} < row.keys() for row in rows)
 
 
@@ -47,86 +50,74 @@ def test_early_stop_is_said_when_it_happens_and_afterwards(call, tmp_path, train
         assert f"{start}val_loss stopped the run early, at step " in result.out
 
 
-def test_finished_run_is_reported_and_unchanged(call, copy, train_flags):
+def test_finished_run_is_reported_and_unchanged(call, copy, texts):
     before = _contents(copy)
-    result = call("train.py", f"--run_dir={copy}", *train_flags)
+    same = f"--train_source={texts}/../{texts.name}/train.en"  # the path in another way
+    result = call("train.py", f"--run_dir={copy}", same)
     assert (result.code, result.err) == (0, "")
-    assert "Nothing to do: the run has reached its last step, 40; give more" in result.out
+    assert "Nothing to do: the run has reached its last step, 300; give more" in result.out
     after = _contents(copy)
-    before.pop("config.json"), after.pop("config.json")  # written again, with the same text
+    before.pop("config.json"), after.pop("config.json")  # written again
     assert after == before
 
 
-def test_paths_may_be_written_in_another_way(call, copy, texts, refused):
-    flag = f"--train_source={texts}/../{texts.name}/train.a"
-    result = call("train.py", f"--run_dir={copy}", flag)
-    assert (result.code, result.err) == (0, "")
-    flag = f"--train_source={texts}/dev.a"
-    refused(call("train.py", f"--run_dir={copy}", flag), "train_source is ", "dev.a' here")
-
-
-def test_differing_flags_are_rejected_by_name(call, copy, train_flags, refused):
+def test_differing_flags_are_rejected_by_name(call, copy, texts, refused):
     before = _contents(copy)
     for flags, differences in (
-        ([*train_flags, "--num_layers=2", "--seed=7"],
+        (["--num_layers=2", "--seed=7"],
          "num_layers is 1 there and 2 here; seed is 1 there and 7 here; remove these options"),
-        (["--seed=7"], "seed is 1 there and 7 here; remove these options"),
-        (["--vocabulary_size=30"], "vocabulary_size is 20 there and 30 here; remove"),
+        (["--vocabulary_size=40"], "vocabulary_size is 30 there and 40 here; remove"),
         (["--dataset=number_names/en-de"],
          "dataset is None there and 'number_names/en-de' here; remove"),
-        (["--preset=tiny"], "model_dim is 16 there and 128 here; "),
+        ([f"--train_source={texts}/dev.en"], "train_source is "),
+        (["--preset=tiny"], "model_dim is 32 there and 128 here; "),
     ):  # fmt: skip
-        result = call("train.py", f"--run_dir={copy}", *flags, "--train_steps=50")
+        result = call("train.py", f"--run_dir={copy}", *flags, "--train_steps=350")
         refused(result, f"{copy} holds another run: {differences}", "give another --run_dir")
     assert "dropout is 0.0 there and 0.3 here" in result.err and "seed" not in result.err
-    refused(
-        call("train.py", f"--run_dir={copy}", "--num_steps=3"),
-        "--num_steps is a setting of architecture universal, and this run's is transformer",
-    )
-    refused(
-        call("train.py", f"--run_dir={copy}", "--train_steps=30"),
-        f"train_steps is 30, and the run in {copy} is at step 40 already; give more",
-    )
+    result = call("train.py", f"--run_dir={copy}", "--train_steps=30")
+    refused(result, f"train_steps is 30, and the run in {copy} is at step 300 already; give more")
     assert _contents(copy) == before
 
 
+def test_printed_flags_make_the_same_run(call, copy, tmp_path):
+    """A configuration file: what --print_flags writes, --flagfile reads."""
+    printed = call("train.py", f"--run_dir={copy}", "--print_flags")
+    assert (printed.code, printed.err) == (0, "")
+    (tmp_path / "flags").write_text(f"# the settings\n{printed.out}")
+    again = call("train.py", f"--run_dir={copy}", f"--flagfile={tmp_path}/flags")
+    assert (again.code, again.err) == (0, "")
+    assert "Nothing to do" in again.out
+    result = call("train.py", f"--flagfile={tmp_path}/flags", f"--run_dir={copy}", "--seed=7")
+    assert "seed is 1 there and 7 here" in result.err  # later flags win
+
+
 @pytest.mark.slow
-def test_run_dir_alone_resumes_run(call, copy):
+def test_resumed_run_may_be_extended(call, copy):
     before = json.loads((copy / "config.json").read_text())
-    for path in (copy / "checkpoints").glob("*40*"):
+    for path in (copy / "checkpoints").glob("*300*"):
         path.unlink()
-    result = call("train.py", f"--run_dir={copy}")
+    result = call("train.py", f"--run_dir={copy}", "--train_steps=155", "--log_steps=3")
     assert (result.code, result.err) == (0, "")
-    assert "number names" not in result.out
-    assert "from step 20 on" in result.out
-    assert "Trained 40 steps on " in result.out
-    assert json.loads((copy / "config.json").read_text()) == before
-
-
-@pytest.mark.slow
-def test_train_steps_alone_extends_run(call, copy):
-    before = json.loads((copy / "config.json").read_text())
-    result = call("train.py", f"--run_dir={copy}", "--train_steps=45", "--log_steps=3")
-    assert (result.code, result.err) == (0, "")
-    assert "from step 40 on" in result.out
-    assert "Trained 45 steps on " in result.out
+    assert "from step 150 on" in result.out
+    assert "Trained 155 steps on " in result.out
     rows = [json.loads(line) for line in (copy / "metrics.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in rows] == [20, 40, 42, 45]
+    assert [row["step"] for row in rows] == [50, 100, 150, 153, 155]
     after = json.loads((copy / "config.json").read_text())
-    assert after["training"] == before["training"] | {"train_steps": 45, "log_steps": 3}
+    assert after["training"] == before["training"] | {"train_steps": 155, "log_steps": 3}
     assert (after["model"], after["data"]) == (before["model"], before["data"])
 
 
 @pytest.mark.slow
-def test_damaged_checkpoint_and_missing_tokens_are_reported(call, copy, train_flags):
+def test_damaged_checkpoint_and_missing_tokens_are_reported(call, copy):
     shutil.rmtree(copy / "tokens")
-    (data,) = (copy / "checkpoints").glob("step-40.data*")
+    (data,) = (copy / "checkpoints").glob("step-300.data*")
     data.write_bytes(data.read_bytes()[:1000])
-    result = call("train.py", f"--run_dir={copy}", *train_flags, "--train_steps=45")
+    result = call("train.py", f"--run_dir={copy}", "--train_steps=151")
     assert result.code == 0, result.err
     assert "The text was not in the cache: if it has changed since the run began" in result.out
-    assert "step-40 is damaged" in result.out
-    assert "resuming from step 20" in result.out
+    assert "step-300 is damaged" in result.out
+    assert "resuming from step 150" in result.out
 
 
 @pytest.mark.parametrize(
@@ -201,9 +192,9 @@ def test_full_disk_leaves_whole_checkpoints(run, small_disk, train_flags, refuse
     run_dir = small_disk("1m") / "run"
     result = run("train.py", f"--run_dir={run_dir}", *train_flags, "--model_dim=64")
     place = f"{run_dir}/checkpoints"
-    refused(result, f"cannot write checkpoint step-40 to {place}", "free some space", "is step-20")
+    refused(result, f"cannot write checkpoint step-4 to {place}", "free some space", "is step-2")
     left = {path.name.partition(".")[0] for path in (run_dir / "checkpoints").iterdir()}
-    assert left == {"step-20", "checkpoint_metrics"}
+    assert left == {"step-2", "checkpoint_metrics"}
 
 
 @pytest.fixture
@@ -243,13 +234,14 @@ def start_workers(start, free_ports, *arguments):
 
 
 @pytest.mark.slow
-def test_two_workers_train_the_same_run_as_one(start, tmp_path, trained, train_flags, free_ports):
+def test_two_workers_train_the_same_run_as_one(start, call, tmp_path, train_flags, free_ports):
+    assert call("train.py", f"--run_dir={tmp_path}/alone", *train_flags).code == 0
     for worker in start_workers(start, free_ports, f"--run_dir={tmp_path}/run", *train_flags):
         _, err = worker.communicate(timeout=1200)
         assert worker.returncode == 0, err
     rows, expected = (
         [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-        for path in (tmp_path / "run", trained)
+        for path in (tmp_path / "run", tmp_path / "alone")
     )
     for row, other in zip(rows, expected, strict=True):
         for name in ("step", "target_tokens", "padding", "bleu"):
@@ -257,7 +249,7 @@ def test_two_workers_train_the_same_run_as_one(start, tmp_path, trained, train_f
         for name in ("loss", "accuracy", "val_loss", "val_accuracy"):
             assert row[name] == pytest.approx(other[name], rel=1e-3)
     names = {path.name for path in (tmp_path / "run" / "checkpoints").iterdir()}
-    assert names == {path.name for path in (trained / "checkpoints").iterdir()}
+    assert names == {path.name for path in (tmp_path / "alone" / "checkpoints").iterdir()}
 
 
 @pytest.mark.slow

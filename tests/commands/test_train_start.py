@@ -14,9 +14,9 @@ from keras_transformer.training.settings import fine_tuning_configs
 
 
 @pytest.fixture(scope="module")
-def origin(tmp_path_factory):
-    """A run with weights, of words p to w and a to f, that nothing has trained."""
-    vocabulary = learn_vocabulary(["p q r s t u v w a b c d e f"], size=20, kind="word")
+def origin(words, tmp_path_factory):
+    """A run with weights, of the words of both languages, that nothing has trained."""
+    vocabulary = learn_vocabulary([" ".join(words), " ".join(words.values())], size=20, kind="word")
     config = TransformerConfig(
         vocabulary_size=vocabulary.size, num_layers=1, model_dim=16, num_heads=2,
         feed_forward_dim=16, activation="swish",
@@ -36,7 +36,7 @@ def flags(texts, tmp_path, origin):
     files = [
         f"--{split}_{side}={texts}/{split}.{ending}"
         for split in ("train", "dev")
-        for side, ending in (("source", "a"), ("target", "b"))
+        for side, ending in (("source", "en"), ("target", "xx"))
     ]
     steps = ["--train_steps=2", "--checkpoint_steps=1", "--batch_tokens=200"]
     return [f"--run_dir={tmp_path}/run", f"--start_from={origin.path}", *files, *steps]
@@ -101,7 +101,8 @@ def test_start_from_finds_run_and_checkpoint(origin, tmp_path):
 def test_resumed_random_run_cannot_freeze(call, origin, texts, tmp_path, refused):
     run = RunDirectory(tmp_path / "run")  # killed before its first checkpoint
     files = {
-        f"train_{side}": f"{texts}/train.{end}" for side, end in (("source", "a"), ("target", "b"))
+        f"train_{side}": f"{texts}/train.{end}"
+        for side, end in (("source", "en"), ("target", "xx"))
     }
     data = DataConfig(**files, vocabulary_kind="word")
     vocabulary = origin.vocabularies()[0]

@@ -23,6 +23,16 @@ def test_missing_user_module_is_named(call, refused, monkeypatch, module):
     )
 
 
+def test_file_with_the_name_of_a_standard_module_is_loaded(call, refused, tmp_path):
+    (tmp_path / "sibling.py").write_text("WORD = 'mine'\n")
+    program = (
+        "import sibling, tomllib\nraise SystemExit(f'{sibling.WORD}, {bool(tomllib.loads)}')\n"
+    )
+    (tmp_path / "tomllib.py").write_text(program)
+    result = call("train.py", "--run_dir=x", f"--user_module={tmp_path}/tomllib.py")
+    assert (result.code, result.err) == (1, "mine, True\n")
+
+
 def test_foreign_settings_are_rejected(run, refused, tmp_path):
     own = (f"--user_module={TOY}", "--architecture=toy", "--task=translation")
     refused(

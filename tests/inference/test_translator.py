@@ -69,7 +69,7 @@ def test_megabytes_are_cut_at_the_default_limits(trained, words):
     assert 0 < len(whole[0].text.split()) <= longest
     assert known[0].text == f"{words['two']} {words['cat']}"
     with pytest.warns(UserWarning, match="1 of 2 translations are longer than the model can gen"):
-        score, _ = translator.score([text, "two"], [text, "two"])
+        score, _ = translator.score([text, "two"], [" ".join([words["two"]] * 70_000), "x"])
     assert len(score.token_scores) == longest + 1  # and the end
     assert np.isfinite(score.token_scores).all()
 

@@ -1,0 +1,70 @@
+"""The command evaluate: what it scores, and where it writes."""
+
+import json
+
+import pytest
+
+from keras_transformer.client import Translation
+from keras_transformer.inference import BatchTranslator
+
+
+def test_test_files_are_scored(evaluate):
+    result = evaluate("--beam_size=2")
+    assert (result.code, result.err) == (0, "")
+    lines = dict(line.split(maxsplit=1) for line in result.out.splitlines())
+    assert lines["checkpoint"] == "average"
+    assert lines["sentences"] == "12"
+    assert "nrefs:1|case:mixed|" in lines["sacreBLEU"]
+    assert "|tok:13a|" in lines["sacreBLEU"]
+    assert "nrefs:1" in lines["chrF"]
+    assert lines["exact"].split() == ["match", "1.0000"]
+
+
+def test_json_and_translations_of_given_files(translate, evaluate, texts, tmp_path):
+    files = (f"--source={texts}/dev.en", f"--target={texts}/dev.xx", f"--output={tmp_path}/out")
+    result = evaluate(*files, "--json", "--checkpoint=150")
+    assert (result.code, result.err) == (0, "")
+    scores = json.loads(result.out)
+    assert scores["checkpoint"] == "step-150"
+    assert scores["sentences"] == 10
+    assert {"bleu", "bleu_signature", "chrf", "chrf_signature", "exact_match"} <= set(scores)
+    translations = (tmp_path / "out").read_text(encoding="utf-8")
+    assert translate("--checkpoint=150", texts / "dev.en").out == translations
+
+
+def test_control_characters_and_long_lines(evaluate, monkeypatch, tmp_path):
+    assert "of 12 lines have more than 2 tokens" in evaluate("--max_source_length=2").err
+    answers = lambda self, sentences, *rest: [[Translation("a\nb\tc", 0.0)]] * len(sentences)  # noqa: E731
+    monkeypatch.setattr(BatchTranslator, "translate", answers)
+    result = evaluate(f"--output={tmp_path}/out", f"--each={tmp_path}/each")
+    assert result.code == 0, result.err
+    assert (tmp_path / "out").read_text() == "a b c\n" * 12
+    assert (tmp_path / "each").read_text().count("\n") == 1 + 12
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["--source={}/dev.en", "--target={}/test.xx"], ["dev.en has 10", "test.xx has 12"]),
+        (
+            ["--source={}/dev.en", "--target={}/dev.xx", "--split=test"],
+            ["--split is of the run's own text", "--source"],
+        ),
+        (["--split=dev"], ["split must be one of train, validation, test, got 'dev'"]),
+        (["--output={}/test.xx"], ["test.xx is read and would be replaced"]),  # of the run
+        (["--each={}/run/config.json"], ["config.json is read and would be replaced"]),
+        (["--output=a", "--each=a"], ["--output and --each are one file; give another path"]),
+    ],
+)
+def test_unusable_files_are_named(evaluate, refused, texts, run_dir, arguments, parts):
+    arguments = [each.format(texts).replace(f"{texts}/run", str(run_dir)) for each in arguments]
+    contents = {path: path.read_bytes() for path in (texts / "test.xx", run_dir / "config.json")}
+    refused(evaluate(*arguments), *parts)
+    assert all(path.read_bytes() == content for path, content in contents.items())
+
+
+def test_file_without_sentences_is_rejected(call, refused, tmp_path):
+    (tmp_path / "blank").write_text("\n")
+    files = (f"--answers={tmp_path}/blank", f"--file={tmp_path}/blank")
+    result = call("evaluate.py", "--task=parsing", *files)
+    refused(result, "there is no sentence to evaluate on in", "blank")
