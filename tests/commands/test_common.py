@@ -17,7 +17,7 @@ _FOLDER = pathlib.Path(__file__).resolve().parents[2] / "scripts"
 # Some flags of each script.
 _FLAGS = {
     "average_checkpoints": ["last", "run_dir", "steps"],
-    "benchmark": ["check", "presets", "rounds", "run_dir", "vocabulary_size"],
+    "benchmark": ["presets", "rounds", "run_dir", "vocabulary_size"],
     "evaluate": ["beam_size", "bleu_tokenize", "checkpoint", "json", "length_penalty", "output"],
     "export": ["beam_size", "export_dir", "num_translations", "model_version"],
     "explore": ["output", "png", "run_dir", "serve"],
