@@ -4,8 +4,8 @@
 
 FOLDER has batches.npz and what TensorFlow saved: NAME.keras of each model, and layers.keras. A
 program leaves its results in FOLDER/NAME.npz. "models" calls, steps and trains each model, runs
-README.md's first example, example.py, and calls and differentiates the layers; "distribution"
-trains with `keras.distribution` on eight virtual devices (JAX).
+example.py, the first example of docs/tutorials/keras.md, and calls and differentiates the layers;
+"distribution" trains with `keras.distribution` on eight virtual devices (JAX).
 """
 
 import os
@@ -34,7 +34,7 @@ def run_the_example() -> dict[str, Array]:
     """Runs the example, and reads back the model that it saved."""
     names: dict[str, Any] = {"__name__": "__main__"}
     program = pathlib.Path("example.py").read_text(encoding="utf-8")
-    exec(compile(program, "README.md", "exec"), names)
+    exec(compile(program, "keras.md", "exec"), names)
     inputs = {"source": names["labels"][:200], "target": names["shifted"][:200]}
     again = keras.models.load_model("copy.keras")
     return {

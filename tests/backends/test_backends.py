@@ -121,7 +121,8 @@ def finish(process: subprocess.Popen) -> None:
 def folders(tmp_path_factory) -> dict[str, pathlib.Path]:
     """A folder of results for each backend that is installed, and TensorFlow's."""
     common = tmp_path_factory.mktemp("tensorflow")
-    example = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.S)[1]
+    page = (ROOT / "docs" / "tutorials" / "keras.md").read_text("utf-8")
+    example = re.search(r"```python\n(.*?)```", page, re.S)[1]
     (common / "example.py").write_text(example, encoding="utf-8")
     (common / "tensorflow.py").write_text("raise ModuleNotFoundError('tensorflow was imported')")
     batches = make_batches()

@@ -1,8 +1,9 @@
 """Code blocks of the documentation, and how they run.
 
 A block of bash or python runs as printed, in the page's folder, unless the line before it is
-`<!-- not run: REASON -->`. A block of text after one that ran is its output: numbers may differ,
-and `...` stands for anything. `<!-- not compared: REASON -->` before it means that it differs.
+`<!-- not run: REASON -->`. A block of text after one that ran is its output: losses and scores may
+differ by a tenth, other numbers may be any, and `...` stands for anything.
+`<!-- not compared: REASON -->` before it means that it differs.
 """
 
 import dataclasses
@@ -122,7 +123,7 @@ def run_page(monkeypatch, call, capsys):
 
 
 def compare(expected: str, found: str) -> None:
-    """Compares output but for numbers, progress that is rewritten, and `...`."""
+    """Compares output but for progress that is rewritten, times and speeds, and `...`."""
 
     def masked(text: str) -> str:
         text = "\n".join(line.rpartition("\r")[2] for line in text.splitlines())
@@ -134,6 +135,14 @@ def compare(expected: str, found: str) -> None:
     if not checker.check_output(masked(expected), masked(found), flags):
         example = doctest.Example("", masked(expected))
         raise AssertionError(checker.output_difference(example, masked(found), flags))
+    pairs = list(zip(*map(_FIGURE.findall, (expected, found)), strict=False))
+    for (name, shown), (_, printed) in pairs:
+        tolerance = 15 if name in _IN_PERCENT else 0.1
+        assert float(printed) == pytest.approx(float(shown), rel=0.1, abs=tolerance), name
+
+
+_IN_PERCENT = ("acc", "BLEU", "sacreBLEU", "chrF")
+_FIGURE = re.compile(r"\b(acc|BLEU|sacreBLEU|chrF|loss|ppl|exact match|accuracy:) +([\d.]*\d)")
 
 
 @pytest.fixture(autouse=True)

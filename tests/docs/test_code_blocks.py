@@ -21,6 +21,7 @@ _OF_OTHERS = {  # programs that are not ours
     "rest_api_num_threads",
     "xla_cpu_compilation_enabled", "xla_cpu_prefer_vector_width",
     "model_config_file_poll_wait_seconds", "grpc_channel_arguments", "slow", "help", "version",
+    "flagfile",
     "overlap_with", "categories_of",  # of tasks in examples/
 }  # fmt: skip
 
