@@ -241,6 +241,12 @@ def make_tree(steps: Sequence[SearchStep], found: Hypotheses, target: Vocabulary
                 index[child] = len(nodes)
                 (piece,) = target.pieces([token])
                 nodes.append(Node(index[prefix], piece, float(log_probs[token]), outcome))
+    for row, place in finished.items():
+        if row not in index:  # the search forced an EOS that a constraint forbids
+            parent, total = index[row[:-1]], float(found.log_probs[0, place])
+            index[row] = len(nodes)
+            (piece,) = target.pieces([row[-1]])
+            nodes.append(Node(parent, piece, total - _sum_to(nodes, parent), "finished"))
     texts = target.decode([[*row] for row in finished])
     scores = found.scores[0].numpy()
     return SearchTree(
@@ -250,6 +256,15 @@ def make_tree(steps: Sequence[SearchStep], found: Hypotheses, target: Vocabulary
             for text, (row, place) in zip(texts, finished.items(), strict=True)
         ],
     )
+
+
+def _sum_to(nodes: Sequence[Node], leaf: int) -> float:
+    """Returns the log-probability of all tokens from the root to a node."""
+    total = 0.0
+    while leaf >= 0:
+        total += nodes[leaf].log_prob
+        leaf = nodes[leaf].parent
+    return total
 
 
 def _candidates(prefix: Prefix, log_probs: np.ndarray, chosen: set[Any]) -> list[int]:

@@ -91,11 +91,17 @@ def _read_zip(content: memoryview) -> Any:
     pickles = [name for name in archive.namelist() if name.endswith("data.pkl")]
     _require(len(pickles) == 1, f"it has {len(pickles)} files data.pkl")
     folder = pickles[0].removesuffix("data.pkl")
+    has_order = f"{folder}byteorder" in archive.NameToInfo  # since PyTorch 2.1
+    order = archive.read(f"{folder}byteorder") if has_order else b"little"
+    _require(order in (b"little", b"big"), f"its byte order is {order[:20]!r}")
 
     def read(storage: _Storage) -> bytes:
         name = f"{folder}data/{storage.key}"
         _require(name in archive.NameToInfo, f"it has no {name[:100]}")
-        return archive.read(name)
+        data = archive.read(name)
+        if order == b"little":
+            return data
+        return np.frombuffer(data, f"u{storage.dtype.itemsize}").byteswap().tobytes()
 
     return _PickleMachine(read).run(io.BytesIO(archive.read(pickles[0])))
 

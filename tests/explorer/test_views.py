@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from keras_transformer.config import EOS_ID
 from keras_transformer.config.model import UniversalConfig
 from keras_transformer.errors import InputError
 from keras_transformer.explorer import views
@@ -184,6 +185,22 @@ def test_forbidden_rows_of_a_beam_are_not_in_the_tree(make_inspector, words):
     view = make_inspector(**options)("hello two cat")
     assert set(view.translation.split()) == {words["cat"]}
     assert all(np.isfinite(node.log_prob) for node in view.tree.nodes)
+    assert "Infinity" not in make_page(page_content([view]))
+
+
+@pytest.mark.parametrize("beam_size", [1, 3])
+def test_end_that_is_forced_though_forbidden_is_in_the_tree(make_inspector, monkeypatch, beam_size):
+    class NoEnd(Constraint):
+        inputs = ()
+
+        def forbid(self, logits, hypotheses):
+            return tf.where(tf.range(tf.shape(logits)[-1]) == EOS_ID, -np.inf, logits)
+
+    monkeypatch.setattr(TranslationTask, "constraints", lambda *_: [NoEnd()])
+    view = make_inspector(beam_size=beam_size, max_length=2)("hello")
+    assert [path_of(view.tree, each.node)[-1].token for each in view.tree.translations] == (
+        ["</s>"] * beam_size
+    )
     assert "Infinity" not in make_page(page_content([view]))
 
 

@@ -70,9 +70,11 @@ def pickled(obj):
     return file.getvalue()
 
 
-def write_zip(path, obj, storages=(), pickle_bytes=None):
+def write_zip(path, obj, storages=(), pickle_bytes=None, order=None):
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("archive/data.pkl", pickle_bytes or pickled(obj))
+        if order is not None:
+            archive.writestr("archive/byteorder", order)
         for storage in storages:
             archive.writestr(f"archive/data/{storage.key}", storage.data)
     return path
@@ -154,6 +156,20 @@ def hostile_pickles(command):
 
 
 @pytest.mark.parametrize("name", hostile_pickles(""))
+@pytest.mark.parametrize(
+    ("kind", "dtype"), [("Float", ">f4"), ("Half", ">f2"), ("BFloat16", ">u2")]
+)
+def test_big_endian_archives_are_read_in_their_order(kind, dtype, torch, tmp_path):
+    bits = [0x3F80, 0x4000, 0xC040] if kind == "BFloat16" else [1, 2, -3]  # 1, 2 and -3
+    storage = Storage(getattr(torch, f"{kind}Storage"), "0", np.array(bits, dtype).tobytes())
+    state = {"weight": FakeTensor(storage, 0, (3,), (1,))}
+    path = write_zip(tmp_path / "model.pt", state, [storage], order="big")
+    found = state_tensors(read_pytorch(path), path).get("weight", (3,))
+    np.testing.assert_array_equal(found, [1, 2, -3])
+    with pytest.raises(InputError, match="its byte order is b'middle'"):
+        read_pytorch(write_zip(tmp_path / "odd.pt", state, [storage], order="middle"))
+
+
 @pytest.mark.parametrize("kind", ["zip", "legacy"])
 def test_hostile_pickle_runs_nothing(name, kind, tmp_path):
     marker, path = tmp_path / "ran", tmp_path / "model.pt"
