@@ -16,7 +16,7 @@ find_python() {
 
 make_environment() {
   local extra="${1:+[$1]}" python
-  if [ ! -x .venv/bin/python ]; then
+  if ! .venv/bin/python -m pip --version > /dev/null 2>&1; then  # missing, or half made
     python=$(find_python)
     echo "Making a virtual environment in .venv with $("$python" --version) ..."
     "$python" -m venv .venv

@@ -1,10 +1,16 @@
 #!/usr/bin/env bash
 # From a fresh machine to a model that translates: installs, trains on number names (numbers
 # written out in words, English to German), evaluates, exports, asks the exported SavedModel.
-# Usage: bash scripts/quickstart.sh [folder]; the folder (default runs/quickstart) must be new.
+# Usage: bash scripts/quickstart.sh [folder]; the folder must be new. Default: runs/quickstart here.
 set -euo pipefail
+caller="$PWD"
 cd "$(dirname "$0")/.."
-folder="${1:-runs/quickstart}"
+folder="runs/quickstart"
+case "${1:-}" in
+  "") ;;
+  /*) folder="$1" ;;
+  *) folder="$caller/$1" ;;
+esac
 if [ -e "$folder" ]; then
   echo "quickstart: $folder exists already; remove it, or name a new folder" >&2
   exit 1

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import warnings
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -194,7 +195,7 @@ def call(monkeypatch, capsys):
         code = 0
         try:
             # What a script sets for its TensorFlow is not for the processes of later tests.
-            with mock.patch.dict(os.environ):
+            with mock.patch.dict(os.environ), warnings.catch_warnings():
                 runpy.run_path(path, run_name="__main__")
         except SystemExit as error:  # its text is what Python would print
             code = error.code

@@ -10,6 +10,7 @@ import re
 import textwrap
 import threading
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeVar, overload
 
@@ -169,7 +170,7 @@ class Client:
     ) -> list[list[DetailedTranslation]]: ...
 
     def translate(self, sentences: Sequence[str], *, details: bool = False, **options: Any) -> Any:
-        """Translates any number of sentences.
+        """Translates any number of sentences; warns where the model cuts some.
 
         Args:
             sentences: the sentences, in any order.
@@ -190,8 +191,11 @@ class Client:
                 sentences.
         """
 
+        num_cut = []
+
         def read(answer: Mapping[str, Any], inputs: Mapping[str, InputValues]) -> list[Any]:
             if not details:
+                num_cut.append(sum(answer.get("source_cut", ())))
                 return read_translations(answer)
             check_details(answer)
             return with_alignments(read_details(answer), inputs["text"].values)
@@ -205,7 +209,14 @@ class Client:
             )
             known = signatures.get(signature, {})
             columns |= option_inputs(options, known, len(columns["text"].values))
-        return self._rows(signature, columns, read)
+        rows = self._rows(signature, columns, read)
+        if total := sum(num_cut):
+            warnings.warn(
+                f"{total} of {len(rows)} sentences are longer than the model reads; the rest of "
+                "them was not translated",
+                stacklevel=2,
+            )
+        return rows
 
     def score(self, source: Sequence[str], target: Sequence[str]) -> list[Score]:
         """Returns how probable the model finds given translations.

@@ -93,22 +93,28 @@ def choose_version(
     """Returns the number of the version to write: one more than the highest if it is None.
 
     Raises:
-        InputError: the version exists or is not positive, or the folder has models of another
-            format, since a model server would load each new version.
+        InputError: the version exists, is lower than another or not positive, or the folder has
+            models of another format, since a model server would load each new version.
     """
     for number, (other, file) in itertools.product(_versions_in(base), _FORMAT_FILES.items()):
         if other != format and (base / str(number) / file).exists():
             raise InputError(
                 f"{base / str(number)} is a {other} model; give the {format} model another folder"
             )
+    highest = max(_versions_in(base), default=0)
     if version is None:
-        version = max(_versions_in(base), default=0) + 1
+        version = highest + 1
     if version < 1:
         raise InputError(f"version must be a positive number, got {version}")
     if (base / str(version)).exists():
         raise InputError(
             f"export folder {base / str(version)} already exists; choose another --model_version, "
             "or none for the next"
+        )
+    if version < highest:
+        raise InputError(
+            f"version {version} is lower than {highest}, and a server loads the highest; choose a "
+            "higher --model_version, or none for the next"
         )
     return version
 

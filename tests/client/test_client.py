@@ -210,11 +210,17 @@ def test_scores_have_no_padding(serve):
     assert "source and target must have as many sentences, got 1 and 0" in str(error)
 
 
-def test_cut_translations_are_a_warning(serve, model):
+def test_what_the_model_cuts_is_a_warning(serve, model):
     answer = {"scores": [-1.0], "token_scores": [[-1.0]], "lengths": [1], "is_cut": [True]}
     model.versions[1] = lambda *_: answer
     with pytest.warns(UserWarning, match="1 of 1 translations are longer than the model") as found:
         assert serve().score(["a"], ["b"])[0].is_cut
+    assert found[0].filename == __file__
+    model.versions[1] = lambda *_: {
+        "translations": [["A"], ["B"]], "scores": [[-1.0]] * 2, "source_cut": [False, True],
+    }  # fmt: skip
+    with pytest.warns(UserWarning, match="1 of 2 sentences are longer than the model") as found:
+        serve().translate(["a", "b"])
     assert found[0].filename == __file__
 
 

@@ -1,8 +1,13 @@
-"""scripts/learn_vocabulary.py and scripts/average_checkpoints.py."""
+"""learn_vocabulary, average_checkpoints, and the shell scripts that set up."""
 
+import os
+import pathlib
 import shutil
+import subprocess
 
 import pytest
+
+_SCRIPTS = pathlib.Path(__file__).resolve().parents[2] / "scripts"
 
 
 def test_train_uses_a_learned_vocabulary(call, texts, train_flags, tmp_path):
@@ -67,3 +72,44 @@ def test_average_checkpoints_selects_steps(call, run_dir, tmp_path, refused):
         "no checkpoint step-15",
         "there is step-150, step-300, average",
     )
+
+
+def bash(*arguments, cwd, **environment):
+    command = ["bash", *map(str, arguments)]
+    return subprocess.run(
+        command, cwd=cwd, env=os.environ | environment, capture_output=True, text=True
+    )
+
+
+def test_quickstart_takes_its_folder_relative_to_the_caller(tmp_path):
+    (tmp_path / "mine").mkdir()
+    done = bash(_SCRIPTS / "quickstart.sh", "mine", cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"quickstart: {tmp_path}/mine exists already; remove it, or name a new folder\n"
+    )
+
+
+_PYTHON = """#!/bin/sh
+echo "$@" >> {log}
+case "$*" in
+  "-m venv .venv") mkdir -p .venv/bin; cp "$0" .venv/bin/python; touch .venv/whole ;;
+  "-m pip --version") [ -e .venv/whole ] ;;
+esac
+"""
+
+
+def test_half_made_environment_is_made_again(tmp_path):
+    """The process that made it was killed before pip was installed."""
+    python, log = tmp_path / "python", tmp_path / "log"
+    python.write_text(_PYTHON.format(log=log))
+    python.chmod(0o755)
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    shutil.copy(python, tmp_path / ".venv" / "bin" / "python")
+    for is_made in (True, False):
+        log.unlink(missing_ok=True)
+        program = f". {_SCRIPTS}/environment.sh; set -e; make_environment test"
+        done = bash("-c", program, cwd=tmp_path, PYTHON=str(python))
+        assert done.returncode == 0, done.stderr
+        assert ("-m venv .venv\n" in log.read_text()) == is_made
+        assert log.read_text().endswith("--editable .[test]\n")

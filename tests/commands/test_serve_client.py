@@ -56,6 +56,14 @@ def test_each_sentence_is_one_line(call, server, model):
     assert call("serve_client.py", *server, stdin=b"two\n") == (0, "a b c d e\n", "")
 
 
+def test_lines_that_the_model_cuts_are_counted(call, server, model):
+    answer = model.versions[1]
+    model.versions[1] = lambda *each: answer(*each) | {"source_cut": [True]}
+    result = call("serve_client.py", *server, stdin=b"two\n")
+    expected = "1 of 1 sentences are longer than the model reads; the rest of them was not tran"
+    assert (result.code, result.out, result.err) == (0, "TWO\n", f"{expected}slated\n")
+
+
 def test_options_and_prefixes_are_sent(call, server, model, tmp_path):
     (tmp_path / "prefixes").write_text("Z\n\n")
     options = ("--length_penalty=0.5", "--max_length=7", f"--prefixes={tmp_path}/prefixes")

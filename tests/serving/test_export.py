@@ -145,6 +145,8 @@ def test_versions_are_counted_and_never_overwritten(export_quickly, tmp_path):
     assert _names(tmp_path) == sorted(["7", "8", "notes", *_SERVER_FILES])
     with pytest.raises(InputError, match=r"8 already exists; choose another"):
         export_quickly(tmp_path, version=8)
+    with pytest.raises(InputError, match=r"version 2 is lower than 8, and a server loads the high"):
+        export_quickly(tmp_path, version=2)
 
 
 def test_folder_has_models_of_one_format(export_quickly, tmp_path):
