@@ -1,6 +1,6 @@
 """A run directory: all that later commands need of a training run.
 
-config.json         the configurations and the task; sizes and hashes of the vocabularies
+config.json         the configurations and the task; fingerprints of the vocabularies
 source.model        the source's SentencePiece vocabulary; the target's too if it is shared
 target.model        the target's vocabulary, if it has its own
 checkpoints/        see `checkpoints.py`
@@ -14,7 +14,6 @@ import contextlib
 import dataclasses
 import fcntl
 import functools
-import hashlib
 import json
 import os
 import pathlib
@@ -112,7 +111,6 @@ class RunDirectory:
             >>> Translator(model, *run.vocabularies()).translate(["Hello"])
         """
         run = cls(path)
-        run.check_is_new()
         for split, files in (("train", train), ("dev", dev), ("test", test)):
             if isinstance(files, tuple):
                 options[f"{split}_source"], options[f"{split}_target"] = map(str, files)
@@ -184,14 +182,14 @@ class RunDirectory:
             self._target_path.unlink(missing_ok=True)  # of an attempt that was interrupted here
             self.checkpoints().drop(START)
         source.save(self._source_path)
-        records = {self._source_path.name: _record(source.model_bytes)}
+        fingerprints = {self._source_path.name: source.fingerprint}
         if target.fingerprint != source.fingerprint:
             target.save(self._target_path)
-            records[self._target_path.name] = _record(target.model_bytes)
+            fingerprints[self._target_path.name] = target.fingerprint
         if start is not None:
             self.checkpoints().save_weights(start, START)
         configs = configs._replace(training=self.resolved(configs.training))
-        self._write_config(configs, records)
+        self._write_config(configs, fingerprints)
 
     def resolved(self, training: TrainingConfig) -> TrainingConfig:
         """Returns a configuration with the precision that "auto" means for this run.
@@ -246,7 +244,7 @@ class RunDirectory:
             checkpoints = self.checkpoints()
             if before != after and checkpoints.to_average(*after):
                 checkpoints.drop(AVERAGE)  # made again when the run comes to its end
-            self._write_config(asked, self._vocabulary_records())
+            self._write_config(asked, self._fingerprints())
 
     def change(self, **options: Any) -> None:
         """Changes settings of the run by name; raises as `continue_with` does.
@@ -293,16 +291,21 @@ class RunDirectory:
             InputError: there is no run here, or a file is not the one that the run was created
                 with: truncated, or copied from another run.
         """
-        records = self._vocabulary_records()
-        source = _load_vocabulary(self._source_path, records[self._source_path.name])
-        if record := records.get(self._target_path.name):
-            return source, _load_vocabulary(self._target_path, record)
-        if self._target_path.exists():
+        fingerprints = self._fingerprints()
+        paths = [self._source_path, self._target_path][: len(fingerprints)]
+        vocabularies = [Vocabulary.load(path) for path in paths]
+        for path, vocabulary in zip(paths, vocabularies, strict=True):
+            if vocabulary.fingerprint != fingerprints[path.name]:
+                raise InputError(
+                    f"{path} is not the vocabulary that the run was created with; restore it from "
+                    "a copy"
+                )
+        if len(paths) == 1 and self._target_path.exists():
             raise InputError(
                 f"{self._target_path} does not belong to this run, whose source and target share a "
                 "vocabulary; remove it"
             )
-        return source, source
+        return vocabularies[0], vocabularies[-1]
 
     def checkpoints(self) -> Checkpoints:
         """Returns the run's checkpoints."""
@@ -365,15 +368,15 @@ class RunDirectory:
     def _target_path(self) -> pathlib.Path:
         return self.path / "target.model"
 
-    def _vocabulary_records(self) -> dict[str, dict[str, Any]]:
+    def _fingerprints(self) -> dict[str, str]:
+        """Returns those of the vocabularies, by the names of their files."""
         with self._config() as values:
-            return {
-                name: {"num_bytes": record["num_bytes"], "sha256": record["sha256"]}
-                for name, record in ({"source.model": None} | values["vocabularies"]).items()
-            }
+            stored = dict(values["vocabularies"])
+            names = [self._source_path.name, self._target_path.name]
+            return {name: stored[name] for name in names[: max(1, len(stored))]}
 
-    def _write_config(self, configs: RunConfigs, records: Mapping[str, Any]) -> None:
-        values = configs.to_dict() | {"vocabularies": records}
+    def _write_config(self, configs: RunConfigs, fingerprints: Mapping[str, str]) -> None:
+        values = configs.to_dict() | {"vocabularies": fingerprints}
         with self._writing():
             write_atomically(self._config_path, json.dumps(values, indent=2) + "\n")
 
@@ -561,21 +564,3 @@ def _begin_from_another_run(
 def absolute(path: Path) -> str:
     """Returns the path of what a run starts from as config.json has it."""
     return str(local_path(path).resolve())
-
-
-def _record(content: bytes) -> dict[str, Any]:
-    """Returns what recognizes the file of a vocabulary."""
-    return {"num_bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-
-
-def _load_vocabulary(path: pathlib.Path, record: Mapping[str, Any]) -> Vocabulary:
-    """Reads a vocabulary; `InputError` if the file is missing or not the recorded one."""
-    if path.is_file() and (found := _record(path.read_bytes())) != record:
-        what = "the same size but different content"
-        if found["num_bytes"] != record["num_bytes"]:
-            what = f"{found['num_bytes']:,} bytes instead of {record['num_bytes']:,}"
-        raise InputError(
-            f"{path} is not the vocabulary that the run was created with: it has {what}; "
-            "restore it from a copy"
-        )
-    return Vocabulary.load(path)

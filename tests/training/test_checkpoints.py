@@ -380,9 +380,7 @@ def test_damaged_file_is_detected(checkpoints, end, damage):
     checkpoints.save(make_model(), 1)
     path = checkpoints.folder / f"step-1.{end}"
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(
-        InputError, match=r"^no checkpoint in .* is whole: .*step-1 is damaged"
-    ):
+    with pytest.raises(InputError, match=r"^no checkpoint in .* is whole: .*step-1 is damaged"):
         checkpoints.resume(make_model())
     with pytest.raises(InputError, match=r"^checkpoint .*step-1 is damaged \(.*; use another one"):
         checkpoints.restore(make_model(), "step-1")
