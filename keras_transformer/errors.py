@@ -46,6 +46,16 @@ def check_unicode(name: str, text: str) -> None:
         ) from error
 
 
+def as_text(text: str | bytes) -> str:
+    """Returns text of which TensorFlow gives the UTF-8; `InputError` for other bytes."""
+    if not isinstance(text, bytes):
+        return text
+    try:
+        return text.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"text must be UTF-8, got {text[:40]!r} ({error.reason})") from error
+
+
 def one_line(error: BaseException | str) -> str:
     """Returns an error's message on one line, without the name of a TensorFlow operation."""
     return textwrap.shorten(str(error).rpartition("}} ")[2], 200)

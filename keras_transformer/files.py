@@ -8,6 +8,7 @@ Some file systems do not show locks to other machines: these leave a folder alon
 """
 
 import abc
+import bz2
 import contextlib
 import dataclasses
 import fcntl
@@ -16,6 +17,7 @@ import gzip
 import hashlib
 import io
 import itertools
+import lzma
 import os
 import pathlib
 import platform
@@ -37,7 +39,13 @@ CONTROL_CHARACTERS = r"[\x00-\x1f\x7f-\x9f]"  # a pattern of Python and of Tenso
 _ASIDE = ".writing-"
 _LOCK = "lock"
 _DAY_S = 24 * 3600
-_GZIP_MAGIC = b"\x1f\x8b"  # RFC 1952, 2.3.1
+# Files that are decompressed while they are read: name, suffix, first bytes, reader.
+_PACKED: tuple[tuple[str, str, bytes, Callable[[IO[bytes]], Any]], ...] = (
+    ("gzip", ".gz", b"\x1f\x8b", lambda file: gzip.GzipFile(fileobj=file)),
+    ("bzip2", ".bz2", b"BZh", bz2.BZ2File),
+    ("xz", ".xz", b"\xfd7zXZ\x00", lzma.LZMAFile),
+)
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _BUFFER_BYTES = 1 << 18
 
@@ -242,8 +250,8 @@ def iterate_lines(path: Path) -> Iterator[str]:
     there would shift one side of a parallel corpus against the other.
 
     Args:
-        path: a UTF-8 file, gzip-compressed where it ends in .gz or begins like gzip. A byte order
-            mark at its beginning is no part of the text.
+        path: a UTF-8 file, plain or packed by gzip, bzip2 or xz, as its suffix or its first bytes
+            say. A byte order mark at its beginning is no part of the text.
 
     Raises:
         InputError: the file is missing, a folder, empty, damaged, or not UTF-8.
@@ -313,26 +321,38 @@ def _content_hash(path: pathlib.Path, *change: int) -> str:
 def check_text_file(path: pathlib.Path) -> None:
     """Raises `InputError` where there is no file, or a folder in its place."""
     if not path.exists():
-        raise InputError(f"{path} does not exist; expected a text file or its .gz")
+        raise InputError(f"{path} does not exist; expected a text file, plain, .gz, .bz2 or .xz")
     if path.is_dir():
-        raise InputError(f"{path} is a folder; expected a text file or its .gz")
+        raise InputError(f"{path} is a folder; expected a text file, plain, .gz, .bz2 or .xz")
 
 
 @contextlib.contextmanager
 def _open(path: pathlib.Path) -> Iterator[IO[bytes]]:
-    """Opens a file for reading bytes, decompressed where it is gzip; faults are `InputError`."""
+    """Opens a file for reading bytes, decompressed if it is packed; faults are `InputError`."""
     check_text_file(path)
+    kind = None
     try:
         with io.BufferedReader(io.FileIO(path), _BUFFER_BYTES) as file:
-            if path.suffix == ".gz" or file.peek(2).startswith(_GZIP_MAGIC):
-                # GzipFile finds the ends of lines in Python, a buffer around it does so in C.
-                with gzip.GzipFile(fileobj=file) as unpacked:
+            start = file.peek(len(_ZSTD_MAGIC))
+            if start.startswith(_ZSTD_MAGIC):
+                raise InputError(f"{path} is packed by zstd; unpack it with: zstd -d {path}")
+            found = [
+                each for each in _PACKED if path.suffix == each[1] or start.startswith(each[2])
+            ]
+            if found:
+                kind, *_, unpack = found[0]
+                # These files find the ends of lines in Python, a buffer around them does so in C.
+                with unpack(file) as unpacked:
                     yield io.BufferedReader(unpacked, _BUFFER_BYTES)
             else:
                 yield file
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise InputError(
-            f"{path} is not a whole gzip file ({error}); copy or compress it again"
-        ) from error
     except OSError as error:
+        if error.errno is None:
+            raise _damaged(path, kind, error) from error
         raise InputError(f"{path} cannot be read: {error.strerror}") from error
+    except (EOFError, zlib.error, lzma.LZMAError) as error:
+        raise _damaged(path, kind, error) from error
+
+
+def _damaged(path: pathlib.Path, kind: str | None, error: Exception) -> InputError:
+    return InputError(f"{path} is not a whole {kind} file ({error}); copy or compress it again")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from keras_transformer.config import WORD_START, SearchConfig, check_options
 from keras_transformer.decoding import NO_SCORE
-from keras_transformer.errors import InputError, check_unicode
+from keras_transformer.errors import InputError, as_text, check_unicode
 
 if TYPE_CHECKING:
     import numpy as np
@@ -44,9 +44,9 @@ def text_input(name: str, texts: Sequence[str]) -> InputValues:
     Raises:
         InputError: it is one string instead of a list, or an element is not text.
     """
-    if isinstance(texts, str):
+    if isinstance(texts, str | bytes):
         raise InputError(f"{name} must be a list of sentences, got one: {texts[:40]!r}")
-    values = list(texts)
+    values = [as_text(text) for text in texts]
     for text in values:
         if not isinstance(text, str):
             raise InputError(f"{name} must be text, got {text!r}")

@@ -1,8 +1,10 @@
 """Files and folders that are whole or not there, and lines of text files."""
 
+import bz2
 import fcntl
 import gzip
 import itertools
+import lzma
 import multiprocessing
 import os
 import pathlib
@@ -319,12 +321,15 @@ def test_replaced_folder_keeps_its_mode(tmp_path):
 # Lines
 
 
-def test_plain_and_gzip_files_give_the_same_lines(tmp_path):
+@pytest.mark.parametrize(
+    ("pack", "suffix"), [(gzip.compress, ".gz"), (bz2.compress, ".bz2"), (lzma.compress, ".xz")]
+)
+def test_plain_and_packed_files_give_the_same_lines(tmp_path, pack, suffix):
     content = "Ein Haus.\n\nZwei Häuser.\n".encode()
     (tmp_path / "plain").write_bytes(content)
-    (tmp_path / "packed.gz").write_bytes(gzip.compress(content))
-    (tmp_path / "packed_without_suffix").write_bytes(gzip.compress(content))
-    for name in ("plain", "packed.gz", "packed_without_suffix"):
+    (tmp_path / f"packed{suffix}").write_bytes(pack(content))
+    (tmp_path / "packed_without_suffix").write_bytes(pack(content))
+    for name in ("plain", f"packed{suffix}", "packed_without_suffix"):
         assert read_lines(tmp_path / name) == ["Ein Haus.", "", "Zwei Häuser."]
 
 
@@ -367,6 +372,9 @@ def test_large_file_is_streamed(tmp_path, name, open_):
             r"cut\.gz is not a whole gzip file",
         ),
         ("fake.gz", b"plain text\n", r"fake\.gz is not a whole gzip file"),
+        ("fake.bz2", b"plain text\n", r"fake\.bz2 is not a whole bzip2 file"),
+        ("cut.xz", lzma.compress(b"one\n" * 99)[:-20], r"cut\.xz is not a whole xz file"),
+        ("text.zst", b"\x28\xb5\x2f\xfd...", r"text\.zst is packed by zstd; .*: zstd -d "),
         (
             "bad.gz",
             gzip.compress(bytes(range(100)), mtime=0)[:-9] + bytes(9),

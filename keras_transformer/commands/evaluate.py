@@ -44,7 +44,7 @@ _TASK = flags.DEFINE_enum(
 )
 _CHECKPOINT = common.define_checkpoint_flag()
 _SOURCE = common.define_path(
-    "source", None, "File to translate, plain or .gz, instead of the test set of the run."
+    "source", None, "File to translate, plain or packed, instead of the test set of the run."
 )
 _TARGET = common.define_path("target", None, "Reference translations of --source.")
 _FILE = common.define_path(

@@ -1,4 +1,4 @@
-"""Learns a SentencePiece vocabulary from text files, plain or .gz.
+"""Learns a SentencePiece vocabulary from text files, plain or packed.
 
     keras-transformer learn_vocabulary --output=shared.model --vocabulary_size=8000 \\
         train.en train.de
@@ -20,10 +20,10 @@ _OUTPUT = common.define_path(
 )
 _NORMALIZATION = flags.DEFINE_enum(
     "normalization",
-    "nfkc",
-    ["nfkc", "nfc", "identity"],
-    "Unicode normalization: nfkc, nfc (only composes letters and marks), or none (identity), for "
-    "tokenized text.",
+    "nfc",
+    ["nfc", "nfkc", "identity"],
+    "Unicode normalization: nfc composes letters and marks, nfkc also replaces full-width and "
+    "other compatible characters, identity changes nothing.",
 )
 _MAX_SENTENCES = flags.DEFINE_integer(
     "max_sentences", None, "Learn from a random sample of this many lines.", lower_bound=1

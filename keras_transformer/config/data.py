@@ -9,7 +9,7 @@ from keras_transformer.config.options import JsonConfig, option
 from keras_transformer.errors import InputError
 
 VocabularyKind = Literal["bpe", "unigram", "char", "word"]
-Normalization = Literal["nfkc", "nfc", "identity"]
+Normalization = Literal["nfc", "nfkc", "identity"]
 DEFAULT_VOCABULARY_SIZE = 8000
 LEAST_COVERAGE = 0.98  # of SentencePiece
 EXTEND = "extend"  # a value of `DataConfig.vocabulary`
@@ -27,7 +27,8 @@ class DataConfig(JsonConfig):
     reverse: bool = option(False, "Swap source and target of the data sets.")
     train_source: str | None = option(
         None,
-        "Training text, one sentence per line, plain or .gz; separate several files by commas.",
+        "Training text, one sentence per line, plain, .gz, .bz2 or .xz; separate several files by "
+        "commas.",
         is_path=True,
     )
     train_target: str | None = option(
@@ -35,7 +36,7 @@ class DataConfig(JsonConfig):
     )
     train_file: str | None = option(
         None,
-        "Files that hold both sides in the format of the task, plain or .gz, separated by "
+        "Files that hold both sides in the format of the task, plain or packed, separated by "
         'commas; for translation one "source TAB target" per line. Can be combined with file '
         "pairs and data sets.",
         is_path=True,
@@ -114,9 +115,10 @@ class DataConfig(JsonConfig):
         of_vocabulary=True,
     )
     vocabulary_normalization: Normalization = option(
-        "nfkc",
-        'Unicode normalization: "nfkc" unifies compatible characters, "nfc" only composes '
-        'letters and marks, "identity" leaves preprocessed text alone.',
+        "nfc",
+        'Unicode normalization of both sides: "nfc" only composes letters and marks, "identity" '
+        'changes nothing, "nfkc" also replaces full-width, superscript and other compatible '
+        "characters, no-break spaces and Persian's joiner, which the model can then never write.",
         of_vocabulary=True,
     )
     character_coverage: float = option(

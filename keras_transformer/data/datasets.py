@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from keras_transformer.errors import InputError, needs_extra, one_line
+from keras_transformer.files import file_identity
 
 _READ_EXAMPLES = 1024  # examples to convert at a time
 
@@ -44,12 +45,18 @@ class DatasetSplit:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Kind, full name with the version, split and direction."""
+        """Kind, full name with the version, split, direction, and of each file `file_identity`.
+
+        The data set is prepared first: one that was built anew, or lies in another `data_dir`,
+        may have other sentences under the same name and version.
+        """
+        builder = self._with_split()[0]
         return {
             "kind": "data set",
-            "name": _find_builder(self.name, self.data_dir).info.full_name,
+            "name": builder.info.full_name,
             "split": self.split,
             "reverse": self.reverse,
+            "files": list(map(file_identity, sorted(builder.info.splits[self.split].filepaths))),
         }
 
     def has_split(self) -> bool:
@@ -58,16 +65,21 @@ class DatasetSplit:
         return self._is_in(builder)
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
-        builder, (source, target) = self._prepared()
-        if not self._is_in(builder):
-            known = ", ".join(builder.info.splits)
-            raise InputError(f"{self.name} has no split {self.split!r}; choose one of {known}")
+        builder, (source, target) = self._with_split()
         if self.reverse:
             source, target = target, source
         batches = builder.as_dataset(split=self.split).batch(_READ_EXAMPLES)
         for examples in batches.as_numpy_iterator():
             for pair in zip(examples[source], examples[target], strict=True):
                 yield pair[0].decode("utf-8"), pair[1].decode("utf-8")
+
+    def _with_split(self) -> tuple[Any, tuple[str, str]]:
+        """Returns what `_prepared` does; raises where the data set lacks the split."""
+        builder, languages = self._prepared()
+        if not self._is_in(builder):
+            known = ", ".join(builder.info.splits)
+            raise InputError(f"{self.name} has no split {self.split!r}; choose one of {known}")
+        return builder, languages
 
     def _prepared(self) -> tuple[Any, tuple[str, str]]:
         """Downloads and prepares the data set if need be; returns it and its two languages."""

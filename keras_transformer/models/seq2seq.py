@@ -210,6 +210,12 @@ class Seq2SeqModel(TokenWeightedModel, abc.ABC):
                 'the model takes {"source": ids [B, S], "target": ids [B, T] shifted right}, got '
                 f"{got}; name the two inputs in a dict"
             )
+        for name, ids in inputs.items():
+            if hasattr(ids, "to_tensor"):
+                raise InputError(
+                    f"{name} must be ids padded with 0, got {type(ids).__name__}; pad them with "
+                    ".to_tensor()"
+                )
         return super().__call__(inputs, *args, **kwargs)
 
     @abc.abstractmethod

@@ -23,7 +23,7 @@ class Tokenizer(tf.Module):
     Example:
         >>> tokenizer = Tokenizer(vocabulary)
         >>> ids = tokenizer.tokenize(tf.constant(["ein Hund"]))  # [B, (length)]
-        >>> tokenizer.detokenize(ids.to_tensor())  # [B]
+        >>> tokenizer.detokenize(ids)  # [B]
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -65,7 +65,8 @@ class Tokenizer(tf.Module):
         """Returns the text of each row of ids up to its first EOS; padding and BOS are skipped.
 
         Args:
-            ids: integers [..., L], with any number of leading dimensions.
+            ids: integers [..., L], with any number of leading dimensions; or ragged, as `tokenize`
+                returns them.
 
         Returns:
             string [...], where the unknown token reads "⁇", and control characters read as spaces.
@@ -73,6 +74,8 @@ class Tokenizer(tf.Module):
         Raises:
             tf.errors.OutOfRangeError: an id is outside the vocabulary.
         """
+        if isinstance(ids, tf.RaggedTensor):
+            ids = ids.to_tensor(PAD_ID)
         ids = tf.cast(ids, tf.int32)
         leading_shape = tf.shape(ids)[:-1]
         rows = tf.reshape(ids, [tf.reduce_prod(leading_shape), tf.shape(ids)[-1]])  # [B, L]

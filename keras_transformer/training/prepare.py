@@ -25,6 +25,7 @@ from keras_transformer.text import Vocabulary, extend_vocabulary
 from keras_transformer.text.vocabulary import kind_of
 
 _TRANSLATION = TranslationTask()
+_NORMALIZED_PAIRS = 100_000  # of each corpus, to see what normalization changes
 
 
 def training_corpus(
@@ -96,14 +97,35 @@ def make_vocabularies(
     """Loads or learns the vocabularies of source and target; one object if they share it.
 
     They are learned from the text to train on, see `learn_from_corpus`, and get `add_tokens`
-    besides. `say` is told if the text supports fewer tokens than the default.
+    besides. `say` receives what their normalization changes in the text, and whether that supports
+    fewer tokens than the default.
     """
+    vocabularies = _make_vocabularies(data, task, say)
+    for side, vocabulary in enumerate(vocabularies):
+        sources = (
+            itertools.islice(source, _NORMALIZED_PAIRS) for source in task.train_sources(data)
+        )
+        texts = [pair[side] for source in sources for pair in source]
+        count, changes = vocabulary.normalization_changes(texts)
+        if count:
+            examples = ", ".join(f"{before!r} becomes {after!r}" for before, after in changes)
+            say(
+                f"Normalization changes {count / len(texts):.1%} of the "
+                f"{('source', 'target')[side]} lines: {examples}. The model never writes what is "
+                "replaced; see --vocabulary_normalization."
+            )
+    return extend_vocabularies(data, vocabularies, task)
+
+
+def _make_vocabularies(
+    data: DataConfig, task: Task, say: Callable[[str], None]
+) -> tuple[Vocabulary, Vocabulary]:
     if data.vocabulary is not None:
         source = Vocabulary.load(data.vocabulary)
         path = data.target_vocabulary
         vocabularies = source, source if path is None else Vocabulary.load(path)
         check_symbols(data, task, vocabularies)
-        return extend_vocabularies(data, vocabularies, task)
+        return vocabularies
     sources = task.train_sources(data)
     options = {
         "size": data.vocabulary_size,
@@ -124,7 +146,7 @@ def make_vocabularies(
         is_short = kind in ("bpe", "unigram") and size < DEFAULT_VOCABULARY_SIZE
         if data.vocabulary_size is None and is_short:
             say(f"The {kind} vocabulary has {size:,} tokens: the text supports no more.")
-    return extend_vocabularies(data, (source, target), task)
+    return source, target
 
 
 def extend_vocabularies(

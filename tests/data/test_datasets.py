@@ -1,6 +1,7 @@
 """Reading parallel text through TensorFlow Datasets."""
 
 import itertools
+import shutil
 
 import numpy as np
 import pytest
@@ -100,15 +101,21 @@ def test_has_split(tmp_path):
         assert data_set.has_split() is exists
 
 
-def test_identity_needs_no_preparation(tmp_path):
-    split = DatasetSplit(name="tiny_phrases/de_to_en", split="train[:2]", data_dir=tmp_path)
-    assert split.identity == {
-        "kind": "data set",
-        "name": "tiny_phrases/de_to_en/1.0.0",
-        "split": "train[:2]",
-        "reverse": False,
-    }
-    assert not list(tmp_path.iterdir())
+def test_identity_changes_when_the_data_set_is_built_anew(tmp_path, monkeypatch):
+    def identity(folder, split="train[:2]"):
+        name = "tiny_phrases/de_to_en"
+        return DatasetSplit(name=name, split=split, data_dir=tmp_path / folder).identity
+
+    first = identity("first")
+    assert first["name"] == "tiny_phrases/de_to_en/1.0.0"
+    assert identity("first") == identity("second") == first != identity("first", "train[1:]")
+
+    def others(self, count):  # of the same number and length
+        yield from enumerate([{"de": "Bäumen", "en": "trees?"}] * count)
+
+    monkeypatch.setattr(TinyPhrases, "_generate_examples", others)
+    shutil.rmtree(tmp_path / "first")
+    assert identity("first") == identity("third") != first == identity("second")
 
 
 @pytest.mark.parametrize(

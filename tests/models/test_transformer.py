@@ -410,6 +410,12 @@ def test_inputs_without_their_names_are_refused(model, name_inputs, got):
         trained.predict(name_inputs(ids), verbose=0)
 
 
+def test_ragged_ids_are_rejected(model):
+    ids = tf.ragged.constant([[5, 6, 3], [7, 3]])
+    with pytest.raises(InputError, match=r"target must be ids padded .* with \.to_tensor\(\)"):
+        model({"source": ids.to_tensor(), "target": ids})
+
+
 def test_the_model_is_called_symbolically():
     inputs = {name: keras.Input((None,), dtype="int32", name=name) for name in ("source", "target")}
     model = make_model(ALL_OPTIONS)

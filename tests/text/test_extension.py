@@ -128,7 +128,7 @@ def test_new_tokens_are_spelled_by_the_pieces_they_were_cut_into(old, learned):
         ("", "must be text without spaces, got ''"),
         ("de fr", "must be text without spaces, got 'de fr'; change add_tokens"),
         ("▁de", "must be text without spaces"),
-        ("＜de＞", "would never be found: normalization turns it into '<de>'; add that instead"),
+        ("e\u0301", "would never be found: normalization turns it into 'é'; add that instead"),
         ("E", "'E' is a token of the vocabulary already"),
     ],
 )

@@ -1,6 +1,7 @@
 """Learning, saving and using a vocabulary outside the graph."""
 
 import hashlib
+import io
 import os
 import pathlib
 import re
@@ -9,11 +10,12 @@ import stat
 import unicodedata
 
 import pytest
+import sentencepiece
 
 from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from keras_transformer.errors import InputError
 from keras_transformer.files import read_lines
-from keras_transformer.text import Vocabulary, learn_vocabulary
+from keras_transformer.text import Vocabulary, extend_vocabulary, learn_vocabulary
 
 DATA = pathlib.Path(__file__).parents[1] / "data" / "text"
 KINDS = ["bpe", "unigram", "char", "word"]
@@ -72,7 +74,40 @@ def test_empty_input_gives_empty_output(vocabulary):
     assert vocabulary.decode([[], [EOS_ID]]) == ["", ""]
 
 
-def test_nfkc_folds_compatible_characters_and_drops_controls(vocabulary):
+# In other scripts, and as other toolkits mark text: full-width punctuation, joiners within Persian
+# and Sinhala words and an emoji, Thai "am", fractions, superscripts, signs and a joiner of tokens.
+COMPATIBLE = [
+    "，！（）：？",
+    "می\u200cخواهم",
+    "ශ්\u200dරී",
+    "👩\u200d🌾",
+    "ทำ",
+    "½ ² … № ™",
+    "don￭ 't",
+]
+
+
+@pytest.mark.parametrize("normalization", [None, "nfc", "identity"])
+def test_text_of_other_scripts_comes_back_by_default(normalization):
+    options = {} if normalization is None else {"normalization": normalization}
+    vocabulary = learn_vocabulary(COMPATIBLE, size=100, kind="char", **options)
+    assert vocabulary.decode(vocabulary.encode(COMPATIBLE)) == COMPATIBLE
+    assert vocabulary.normalization_changes(COMPATIBLE) == (0, [])
+
+
+def test_normalization_reports_what_it_changes():
+    vocabulary = learn_vocabulary(COMPATIBLE, size=100, kind="char", normalization="nfkc")
+    count, changes = vocabulary.normalization_changes([*COMPATIBLE, "½!", "½?", "ein  Hund "])
+    assert count == 5 + 2  # the joiner U+200D and an emoji stay
+    assert changes[0] == ("½", "1⁄2")
+    vocabulary = learn_vocabulary(["é"], size=100, kind="char")
+    assert vocabulary.normalization_changes(["ein caf\u0065\u0301", "é"]) == (
+        1, [("caf\u0065\u0301", "café")]
+    )  # fmt: skip
+
+
+def test_nfkc_folds_compatible_characters_and_drops_controls():
+    vocabulary = learn_vocabulary(SENTENCES, size=80, normalization="nfkc")
     assert vocabulary.normalize("  ﬁx…\tＡ１\u200b  e\u0301\x01 ") == "fix... A1 é"
 
 
@@ -215,7 +250,7 @@ def test_too_small_size_error_names_the_smallest(kind):
 @pytest.mark.parametrize("sentences", [[], ["", "  "], ["\u200b"]])
 def test_text_without_characters_is_an_error(kind, sentences):
     with pytest.raises(InputError, match="there is no text"):
-        learn_vocabulary(sentences, size=100, kind=kind)
+        learn_vocabulary(sentences, size=100, kind=kind, normalization="nfkc")
 
 
 @pytest.mark.parametrize(
@@ -224,7 +259,7 @@ def test_text_without_characters_is_an_error(kind, sentences):
         ({"size": 4}, "more than the 4 reserved tokens, got 4"),
         ({"size": 260, "byte_fallback": True}, "more than the 260 reserved tokens"),
         ({"kind": "wordpiece"}, "kind must be one of bpe, unigram, char, word, got 'wordpiece'"),
-        ({"normalization": "nfd"}, "normalization must be one of nfkc, nfc, identity, got 'nfd'"),
+        ({"normalization": "nfd"}, "normalization must be one of nfc, nfkc, identity, got 'nfd'"),
         ({"character_coverage": 1.5}, "character_coverage must be from 0.98 to 1, got 1.5"),
         ({"character_coverage": 0.5}, "character_coverage must be from 0.98 to 1, got 0.5"),
         ({"size": 1 << 31}, "size must be at most 2,147,483,647, got 2,147,483,648"),
@@ -296,17 +331,55 @@ def test_full_disk_error_has_advice(vocabulary, tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize("content", [None, b"", b"no model", "cut", "foreign"])
+@pytest.mark.parametrize("content", [None, b"", b"no model", "cut"])
 def test_missing_or_damaged_file_is_named(vocabulary, tmp_path, content):
     path = tmp_path / "subwords.model"
     if content == "cut":
         content = vocabulary.model_bytes[:-1000]
-    elif content == "foreign":
-        content = _foreign_model()
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(InputError, match=f"cannot read the vocabulary {re.escape(str(path))}: "):
         Vocabulary.load(path)
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+@pytest.mark.parametrize(
+    "ids",
+    [{}, {"unk_id": 1, "bos_id": -1, "eos_id": 0}, {"pad_id": 3}, {"bos_id": 7, "eos_id": 8}],
+    ids=str,
+)
+def test_sentencepiece_model_with_other_ids_is_rewritten(tmp_path, kind, ids):
+    path, model = tmp_path / "ordinary.model", io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(SENTENCES), model_writer=model, vocab_size=60, minloglevel=2,
+        model_type=kind, **ids,
+    )  # fmt: skip
+    path.write_bytes(model.getvalue())
+    theirs = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    vocabulary = Vocabulary.load(path)
+    added = [theirs.pad_id(), theirs.bos_id(), theirs.eos_id()].count(-1)
+    assert vocabulary.size == 60 + added
+    sentences = [*SENTENCES, "ein Ω Hund"]
+    for found, expected in zip(
+        map(vocabulary.pieces, vocabulary.encode(sentences)),
+        theirs.encode(sentences, out_type=int),
+        strict=True,
+    ):
+        assert found == theirs.id_to_piece(expected)
+    assert vocabulary.decode(vocabulary.encode(SENTENCES)) == SENTENCES
+    assert extend_vocabulary(vocabulary, tokens=["<de>"]).size == vocabulary.size + 1
+    vocabulary.save(path)
+    assert Vocabulary.load(path).fingerprint == vocabulary.fingerprint
+
+
+def test_bytes_of_utf8_are_text(vocabulary):
+    packed = [sentence.encode() for sentence in SENTENCES]
+    assert vocabulary.encode(packed) == vocabulary.encode(SENTENCES)
+    learned = learn_vocabulary(packed, size=60)
+    assert learned.fingerprint == learn_vocabulary(SENTENCES, size=60).fingerprint
+    for use in (lambda text: vocabulary.encode([text]), lambda text: learn_vocabulary([text])):
+        with pytest.raises(InputError, match=r"text must be UTF-8, got b'gr\\xfcn'"):
+            use("grün".encode("latin-1"))
 
 
 def test_learning_prints_nothing(capfd):
@@ -334,16 +407,3 @@ def _umask() -> int:
     umask = os.umask(0)
     os.umask(umask)
     return umask
-
-
-def _foreign_model() -> bytes:
-    """A model learned with SentencePiece's own ids: unknown 0, start 1, end 2, no padding."""
-    import io
-
-    import sentencepiece
-
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(SENTENCES), model_writer=model, vocab_size=60, minloglevel=2
-    )
-    return model.getvalue()

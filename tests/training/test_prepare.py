@@ -186,10 +186,21 @@ def test_learning_has_the_options_of_the_data(two_lines):
         vocabulary, _ = make_vocabularies(data.replace(**changes))
         return vocabulary.decode(vocabulary.encode(["½", "é", "木"]))
 
-    assert decoded() == ["1⁄2", "é", "⁇"]
-    assert decoded(vocabulary_normalization="identity") == ["½", "é", "⁇"]
+    assert decoded() == ["½", "é", "⁇"]
+    assert decoded(vocabulary_normalization="nfkc") == ["1⁄2", "é", "⁇"]
     assert decoded(character_coverage=0.98)[1] == "⁇"
-    assert decoded(byte_fallback=True) == ["1⁄2", "é", "木"]
+    assert decoded(byte_fallback=True) == ["½", "é", "木"]
+
+
+def test_changes_by_normalization_are_reported_once(two_lines):
+    pathlib.Path(two_lines.train_source).write_text("Fuß²\nein Haus\n", encoding="utf-8")
+    said = []
+    data = two_lines.replace(vocabulary_kind="char")
+    make_vocabularies(data, say=said.append)
+    assert said == []
+    make_vocabularies(data.replace(vocabulary_normalization="nfkc"), say=said.append)
+    (line,) = said
+    assert line.startswith("Normalization changes 50.0% of the source lines: '²' becomes '2'. The")
 
 
 @pytest.fixture
