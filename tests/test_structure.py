@@ -1,6 +1,7 @@
 """The architecture, checked in the source: who may import whom, and what loads TensorFlow."""
 
 import ast
+import graphlib
 import os
 import pathlib
 import subprocess
@@ -9,9 +10,12 @@ from collections.abc import Iterator
 
 import keras_transformer
 
+TOP = keras_transformer.__name__
 PACKAGE = pathlib.Path(keras_transformer.__file__).parent
 TREES = {
-    path.relative_to(PACKAGE): ast.parse(path.read_text(encoding="utf-8"))
+    ".".join((TOP, *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__"): (
+        ast.parse(path.read_text(encoding="utf-8"))
+    )
     for path in sorted(PACKAGE.rglob("*.py"))
 }
 
@@ -32,98 +36,59 @@ WITHOUT_TENSORFLOW = (
 )  # fmt: skip
 
 
-def place_of(path: pathlib.Path) -> str:
+def place_of(module: str) -> str:
     """Returns the folder of a module, or the name of one at the top level."""
-    return path.parts[0].removesuffix(".py")
+    return module.split(".")[1] if "." in module else "__init__"
 
 
-def imported_names(tree: ast.AST) -> Iterator[str]:
-    """Yields the full dotted name of everything that is imported, inside functions too."""
+def imported_by(tree: ast.AST) -> Iterator[str]:
+    """Yields the modules that a module imports, inside functions too; `__version__` is none."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             origin = "." * node.level + (node.module or "")
-            yield from (f"{origin}.{alias.name}" for alias in node.names)
+            for alias in node.names:
+                whole = f"{origin}.{alias.name}"
+                if whole != f"{TOP}.__version__":
+                    yield whole if whole in TREES else origin
 
 
-def forbidden_imports(path: pathlib.Path, tree: ast.AST) -> list[str]:
-    """Returns the imports of a module that break the order of the floors."""
-    place = place_of(path)
-    forbidden = []
-    for name in imported_names(tree):
-        package, _, rest = name.partition(".")
-        if package not in ("", PACKAGE.name) or rest == "__version__":
-            continue
-        origin = rest.partition(".")[0]
-        is_lower = FLOORS.get(origin, len(FLOORS)) < FLOORS[place]
-        both_at_the_bottom = FLOORS.get(origin) == FLOORS[place] == 0
-        if not (package and (is_lower or both_at_the_bottom or origin == place)):
-            forbidden.append(name)
-    return forbidden
-
-
-def is_for_type_checkers(node: ast.stmt) -> bool:
-    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+IMPORTS = {module: set(imported_by(tree)) for module, tree in TREES.items() if module != TOP}
 
 
 def test_public_names_are_the_same_for_type_checkers():
-    names = {
-        name
-        for node in filter(is_for_type_checkers, TREES[pathlib.Path("__init__.py")].body)
-        for name in imported_names(node)
+    (names_for_checkers,) = (
+        node
+        for node in TREES[TOP].body
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    )
+    homes = {
+        alias.name: str(node.module).removeprefix(f"{TOP}.")
+        for node in names_for_checkers.body
+        for alias in node.names
     }
-    homes = keras_transformer._HOMES
-    assert names == {f"keras_transformer.{home}.{name}" for name, home in homes.items()}
+    assert homes == keras_transformer._HOMES
     for name in homes:
         assert getattr(keras_transformer, name).__name__ == name
 
 
 def test_modules_import_from_lower_floors_only():
-    assert {place_of(path) for path in TREES} - {"__init__"} == FLOORS.keys()
-    forbidden = {
-        str(path): forbidden_imports(path, tree)
-        for path, tree in TREES.items()
-        if path.parts != ("__init__.py",)
-    }
-    assert {path: names for path, names in forbidden.items() if names} == {}
-
-
-def module_name(path: pathlib.Path) -> str:
-    return ".".join((PACKAGE.name, *path.with_suffix("").parts)).removesuffix(".__init__")
-
-
-def find_cycle(trees: dict[str, ast.Module]) -> list[str]:
-    """Returns the modules of an import cycle, imports inside functions included, or []."""
-    # A name counts as the module that it is, and else as the module that it comes from.
-    graph = {
-        importer: {
-            name if name in trees else name.rpartition(".")[0]
-            for name in imported_names(tree)
-            if name in trees or name.rpartition(".")[0] in trees
-        }
-        for importer, tree in trees.items()
-    }
-    done: set[str] = set()
-
-    def visit(module: str, above: list[str]) -> list[str]:
-        if module in above:
-            return [*above[above.index(module) :], module]
-        if module in done:
-            return []
-        for imported in sorted(graph[module]):
-            if cycle := visit(imported, [*above, module]):
-                return cycle
-        done.add(module)
-        return []
-
-    return next(filter(None, (visit(module, []) for module in sorted(graph))), [])
+    assert set(map(place_of, IMPORTS)) == FLOORS.keys()
+    upwards = [
+        f"{module} imports {other}"
+        for module, others in IMPORTS.items()
+        for other in others
+        if other.partition(".")[0] in ("", TOP)
+        and (here := place_of(module)) != (there := place_of(other))
+        and not FLOORS.get(there, 99) < FLOORS[here]
+        and not FLOORS.get(there) == FLOORS[here] == 0
+    ]
+    assert upwards == []
 
 
 def test_no_import_cycles():
-    trees = {module_name(path): tree for path, tree in TREES.items()}
-    del trees[PACKAGE.name]  # no module of the package imports the names at its top
-    assert find_cycle(trees) == []
+    graphlib.TopologicalSorter(IMPORTS).prepare()  # raises CycleError
 
 
 def test_modules_load_without_tensorflow():
@@ -138,8 +103,8 @@ def test_modules_load_without_tensorflow():
 
 def test_only_commands_use_absl_flags():
     users = {
-        place_of(path)
-        for path, tree in TREES.items()
-        if any(name.partition(".")[0] == "absl" for name in imported_names(tree))
+        place_of(module)
+        for module, others in IMPORTS.items()
+        if any(other.partition(".")[0] == "absl" for other in others)
     }
     assert users == {"commands"}
