@@ -21,6 +21,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
 _KEEP = {_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: -1, _M_ARENA_MAX: 1}
 
 
+_KEPT_PROGRAMS = 64  # of a few MB, for eight shapes of batches of the newest runs
 NVIDIA_DRIVER = pathlib.Path("/proc/driver/nvidia")
 _PACKAGES = ("tensorflow", "tensorflow-text", "keras", "sentencepiece", "sacrebleu")
 
@@ -140,18 +141,30 @@ def keep_freed_memory() -> bool:
 def keep_programs(folder: str | None = None) -> None:
     """Has XLA keep what it compiles, for later processes; call it before TensorFlow is imported.
 
-    Each version of TensorFlow and kind of machine has its own folder within: XLA would take a
-    program of another one for its own.
+    Each version of TensorFlow and kind of machine has its own folder within, since XLA would take
+    a program of another one for its own. The newest `_KEPT_PROGRAMS` are kept there; one that was
+    cut short, which XLA would fail to read, is removed.
 
     Args:
         folder: where; None means keras-transformer in $XDG_CACHE_HOME or ~/.cache.
     """
+    from google.protobuf.empty_pb2 import Empty
+    from google.protobuf.message import DecodeError
+
     home = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
-    root = pathlib.Path(folder or pathlib.Path(home) / "keras-transformer").expanduser()
+    root = pathlib.Path(folder or pathlib.Path(home) / "keras-transformer").expanduser().resolve()
     cards = sorted(path.read_text() for path in NVIDIA_DRIVER.glob("gpus/*/information"))
     machine = zlib.crc32(" ".join([*sorted(cpu_flags()), *cards]).encode())
     path = root / f"tensorflow-{importlib.metadata.version('tensorflow')}-{machine:08x}"
+    programs = sorted(path.glob("*.pb"), key=os.path.getmtime, reverse=True)
+    for number, program in enumerate(programs):
+        try:
+            Empty.FromString(program.read_bytes())  # any whole protocol buffer
+        except DecodeError:
+            number = _KEPT_PROGRAMS
+        if number >= _KEPT_PROGRAMS:
+            program.unlink(missing_ok=True)
     os.environ["TF_XLA_FLAGS"] = (
-        f"--tf_xla_persistent_cache_directory={path.resolve()} "
+        f"--tf_xla_persistent_cache_directory={path} "
         f"--tf_xla_persistent_cache_device_types=CPU,GPU {os.environ.get('TF_XLA_FLAGS', '')}"
     )

@@ -53,14 +53,14 @@ def fused(is_fused: bool = True) -> Iterator[None]:
         _IS_FUSED.reset(token)
 
 
-def check_ids(name: str, ids: Tensor, size: int | None) -> None:
-    """Raises an error for ids outside a vocabulary of this size, under TensorFlow.
+def check_ids(name: str, ids: Tensor, size: int | None) -> Tensor:
+    """Returns the ids; under TensorFlow raises an error for ids outside a vocabulary of this size.
 
     It is an `InputError` where the ids are known, `tf.errors.InvalidArgumentError` when a graph
     runs; a program that XLA compiles has no such check.
     """
     if keras.backend.backend() != "tensorflow" or size is None:
-        return
+        return ids
     import tensorflow as tf
 
     largest = tf.reduce_max(tf.bitcast(tf.cast(ids, tf.int32), tf.uint32))  # negative ones too
@@ -71,8 +71,10 @@ def check_ids(name: str, ids: Tensor, size: int | None) -> None:
     if tf.executing_eagerly():
         if int(largest) >= size:
             raise InputError(message)
-    else:
-        tf.debugging.Assert(largest < tf.constant(size, tf.uint32), [message])
+        return ids
+    check = tf.debugging.Assert(largest < tf.constant(size, tf.uint32), [message])
+    with tf.control_dependencies([check]):
+        return tf.identity(ids)
 
 
 def _flat_labels_and_logits(labels: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -81,8 +83,9 @@ def _flat_labels_and_logits(labels: Tensor, logits: Tensor) -> tuple[Tensor, Ten
     Loss and metrics call this and the functions below alike, so that TensorFlow recognizes their
     common passes over the logits and makes each once.
     """
+    logits = ops.cast(logits, "float32")  # first, as `keras.losses.Loss` does
     flat = ops.reshape(logits, (-1, ops.shape(logits)[-1]))
-    return ops.cast(ops.reshape(labels, (-1,)), "int32"), ops.cast(flat, "float32")
+    return ops.cast(ops.reshape(labels, (-1,)), "int32"), flat
 
 
 def _matching_labels(labels: Tensor, logits: Tensor) -> Tensor:
@@ -123,14 +126,7 @@ def _best_logits(logits: Tensor) -> Tensor:
 
 def _label_logits(labels: Tensor, logits: Tensor) -> Tensor:
     """Returns the logits [N] of int32 labels [N], from logits [N, V]."""
-    if _IS_FUSED.get():
-        return ops.sum(ops.where(_is_label(labels, logits), logits, 0.0), axis=-1)
     return ops.squeeze(ops.take_along_axis(logits, labels[:, None], axis=-1), -1)
-
-
-def _is_label(labels: Tensor, logits: Tensor) -> Tensor:
-    """Returns which entry of logits [N, V] is that of the label: bool [N, V]."""
-    return ops.equal(ops.arange(ops.shape(logits)[-1], dtype="int32"), labels[:, None])
 
 
 def smoothed_cross_entropy(labels: Tensor, logits: Tensor, smoothing: float) -> Tensor:
@@ -155,7 +151,8 @@ def smoothed_cross_entropy(labels: Tensor, logits: Tensor, smoothing: float) -> 
             if is_fused:
                 with fused():
                     normalizer = log_normalizer(logits)[:, None]
-                expected = ops.where(_is_label(labels, logits), 1.0 - smoothing, 0.0)
+                is_label = ops.equal(ops.arange(size, dtype="int32"), labels[:, None])  # [N, V]
+                expected = ops.where(is_label, 1.0 - smoothing, 0.0)
                 return (ops.exp(logits - normalizer) - smoothing / size - expected) * slope
             others = (ops.softmax(logits) - smoothing / size) * slope  # [N, V]
             own = ops.take_along_axis(others, labels[:, None], axis=-1) - (1 - smoothing) * slope
@@ -207,8 +204,7 @@ class SmoothedCrossEntropy(keras.losses.Loss):
         self.smoothing = smoothing
 
     def __call__(self, y_true: Tensor, y_pred: Tensor, sample_weight: Any = None) -> Tensor:
-        y_true = _matching_labels(y_true, y_pred)
-        check_ids("labels", y_true, y_pred.shape[-1])
+        y_true = check_ids("labels", _matching_labels(y_true, y_pred), y_pred.shape[-1])
         real = _real(y_true)  # [B, T]
         # Keras divides by the number of all tokens: weights whose sum is that number make the
         # result a mean over the real ones.

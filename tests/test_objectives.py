@@ -17,6 +17,7 @@ from keras_transformer.objectives import (
     TargetTokens,
     TokenAccuracy,
     WarmUp,
+    fused,
     log_normalizer,
 )
 
@@ -357,6 +358,62 @@ def test_schedule_round_trips_in_an_optimizer_config():
     schedule = again._learning_rate
     assert isinstance(schedule, InverseSquareRoot)
     assert schedule.get_config() == {"model_dim": 256, "warmup_steps": 100, "scale": 2.0}
+
+
+@pytest.mark.parametrize("weights", [[1.0, 2.0, 0.0], np.ones((3, 3))], ids=["rows", "tokens"])
+def test_labels_with_a_last_axis_of_1_are_weighted_alike(weights):
+    labels, logits = np.array([[1, 2, 3], [4, 3, 0], [2, 0, 0]]), np.tile(LOGITS, (2, 1, 1))[:3]
+    values = []
+    for shape in ((3, 3), (3, 3, 1)):
+        found = [SmoothedCrossEntropy()(labels.reshape(shape), logits, np.array(weights))]
+        for metric in (TokenAccuracy(), Perplexity()):
+            metric.update_state(labels.reshape(shape), logits, np.array(weights))
+            found.append(metric.result())
+        values.append([float(value) for value in found])
+    np.testing.assert_allclose(*values, rtol=1e-6)
+
+
+def test_labels_outside_the_vocabulary_are_an_error_or_not_a_number():
+    wrong = np.where(LABELS == PAD, -100, LABELS)
+    message = "labels has an id outside of the vocabulary of 5 tokens; .* PAD, 0 .not -100"
+    with pytest.raises(InputError, match=message):
+        SmoothedCrossEntropy()(wrong, LOGITS)
+    run = tf.function(SmoothedCrossEntropy())
+    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+        run(tf.constant(wrong), tf.constant(LOGITS))
+    compiled = tf.function(SmoothedCrossEntropy(), jit_compile=True)
+    assert np.isnan(compiled(tf.constant(wrong), tf.constant(LOGITS)))
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_fused_passes_are_exact(smoothing, jit_compile):
+    random = np.random.default_rng(1)
+    labels = random.integers(1, 4000, (2, 8))
+    logits = random.normal(scale=4.0, size=(2, 8, 4000)).astype("float32")
+
+    @tf.function(jit_compile=jit_compile)
+    def compiled(logits):
+        with tf.GradientTape() as tape, fused():
+            tape.watch(logits)
+            loss = SmoothedCrossEntropy(smoothing)(labels, logits)
+        return loss, tape.gradient(loss, logits)
+
+    loss, gradient = compiled(tf.constant(logits))
+    np.testing.assert_allclose(loss, reference_loss(labels, logits, smoothing), rtol=1e-6)
+    probabilities = np.exp(logits.astype("float64"))
+    probabilities /= probabilities.sum(-1, keepdims=True)
+    slope = probabilities - smoothing / 4000 - (1 - smoothing) * np.eye(4000)[labels]
+    np.testing.assert_allclose(gradient, slope / labels.size, atol=1e-6 / labels.size, rtol=1e-5)
+
+
+def test_callbacks_know_which_way_metrics_improve():
+    model = keras.Sequential([keras.layers.Embedding(5, 5)])
+    model.compile("sgd", SmoothedCrossEntropy(), metrics=[TokenAccuracy(), Perplexity()])
+    stops = [keras.callbacks.EarlyStopping(f"val_{name}") for name in ("accuracy", "perplexity")]
+    ids = np.array([[2, 4, 3], [1, 0, 0]])
+    model.fit(ids, LABELS, validation_data=(ids, LABELS), callbacks=stops, verbose=0)
+    assert [stop.monitor_op(2, 1) for stop in stops] == [True, False]
 
 
 @pytest.mark.parametrize("shape", [(2, 4), (2,), (2, 5, 7)])

@@ -17,7 +17,6 @@ synchronize between gradients and update, so that it compiles the gradients alon
 Shapes: B batch, T target length.
 """
 
-import functools
 import itertools
 import types
 import warnings
@@ -128,8 +127,8 @@ class TokenWeightedModel(keras.Model):
             Returns:
                 The metrics so far; of several replicas none, see `metrics_of_all_replicas`.
             """
-            _check_data(self, data)
-            return _program(self, _update, is_compiled=_num_replicas() == 1)(data)
+            update = _program(self, _update, is_compiled=_num_replicas() == 1)
+            return update(_checked(self, data))
 
         def rehearse(self, data: Any) -> None:
             """Runs all that XLA compiles for rows of this shape; what it leaves is of no use."""
@@ -156,8 +155,7 @@ class TokenWeightedModel(keras.Model):
 
         def test_step(self, data: Any) -> dict[str, Tensor]:
             """Evaluates one replica's rows of a batch."""
-            _check_data(self, data)
-            _loss_and_metrics(self, data, training=False)
+            _loss_and_metrics(self, _checked(self, data), training=False)
             values = _for_keras(self.metrics_of_all_replicas()).items()
             return {name: value for name, value in values if not name.startswith(TRAINING_PREFIX)}
 
@@ -221,9 +219,9 @@ def _counter(name: str) -> Any:
 # The parts of an update under TensorFlow, in their order. Each runs on one replica.
 
 
-def _check_data(model: Any, data: Any) -> None:
-    """Raises an error for labels that are not one array, or ids beyond the vocabulary."""
-    x, labels, _ = keras.utils.unpack_x_y_sample_weight(data)
+def _checked(model: Any, data: Any) -> Any:
+    """Returns the rows of a batch; raises an error for wrong labels, or ids without a token."""
+    x, labels, weight = keras.utils.unpack_x_y_sample_weight(data)
     leaves = [] if isinstance(labels, dict) else keras.tree.flatten(labels)
     if len(leaves) != 1 or leaves[0] is None:
         raise InputError(
@@ -231,10 +229,14 @@ def _check_data(model: Any, data: Any) -> None:
             f"{'none' if labels is None else f'a {type(labels).__name__}'}; give `fit` the inputs "
             "and the labels"
         )
+    source_size, target_size = model.config.vocabulary_size, model.config.target_size
     with tf.device("CPU:0"):  # where the batch comes from: a GPU need not wait
-        check_ids("source", x["source"], model.config.vocabulary_size)
-        check_ids("target", x["target"], model.config.target_size)
-        check_ids("labels", leaves[0], model.config.target_size)
+        ids = {
+            "source": check_ids("source", x["source"], source_size),
+            "target": check_ids("target", x["target"], target_size),
+        }
+        labels = check_ids("labels", leaves[0], target_size)
+    return keras.utils.pack_x_y_sample_weight({**x, **ids}, labels, weight)
 
 
 def _program(model: Any, function: Any, is_compiled: bool) -> Any:
@@ -243,12 +245,16 @@ def _program(model: Any, function: Any, is_compiled: bool) -> Any:
     It is traced once for all batches of a data set, and compiled once for each shape. Several
     replicas synchronize outside of their programs.
     """
-    call = functools.partial(function, model)
+
+    def call(*data: Any) -> Any:
+        return function(model, *data)
+
     if not (is_compiled and _uses_xla(model)):
         return call
     replica = tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group)
     programs = model._programs.of_replica
     if int(replica) not in programs:
+        call.__name__ = function.__name__.strip("_")  # names the program
         programs[int(replica)] = tf.function(call, jit_compile=True, autograph=False)
     return programs[int(replica)]
 
@@ -349,9 +355,8 @@ def _loss_and_metrics(model: Any, data: Any, training: bool) -> Tensor:
     return tf.cast(loss, tf.float32) * own_tokens
 
 
-def _count_tokens(labels: Any) -> Tensor:
+def _count_tokens(labels: Tensor) -> Tensor:
     """Returns the number of real tokens of labels [B, T], float32."""
-    (labels,) = keras.tree.flatten(labels)
     return tf.reduce_sum(tf.cast(tf.not_equal(labels, PAD_ID), tf.float32))
 
 

@@ -107,7 +107,11 @@ class FusedAdam(keras.optimizers.Adam):
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         """Updates a variable and its moments."""
-        index, dtype = self._get_variable_index(variable), variable.dtype
+        dtype = variable.dtype
+        if dtype.size < 4:  # the kernel would round 1 - beta_2 to a weight's half precision
+            super().update_step(gradient, variable, learning_rate)
+            return
+        index = self._get_variable_index(variable)
         step = tf.cast(self.iterations + 1, tf.float32)
         numbers = {
             "beta1_power": tf.pow(self.beta_1, step),

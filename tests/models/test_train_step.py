@@ -3,11 +3,13 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
-from keras_transformer.config import TransformerConfig
+from keras_transformer.config import TransformerConfig, UniversalConfig
 from keras_transformer.errors import InputError
-from keras_transformer.models import Transformer
-from keras_transformer.objectives import SmoothedCrossEntropy, TokenAccuracy
+from keras_transformer.models import Transformer, build_model, train_step
+from keras_transformer.objectives import Perplexity, SmoothedCrossEntropy, TokenAccuracy
+from keras_transformer.training.optimizer import FusedAdam
 
 CONFIG = TransformerConfig(
     vocabulary_size=11, num_layers=1, model_dim=8, feed_forward_dim=16, num_heads=2, dropout=0.0
@@ -104,6 +106,98 @@ def test_labels_must_be_one_array(model, labels, name):
     with pytest.raises(InputError, match=f"one array of ids .* got {name}; give `fit` the inputs"):
         model.fit(INPUTS, labels, verbose=0)
     model.fit(INPUTS, [LABELS], verbose=0)  # which Keras takes too
+
+
+@pytest.mark.parametrize("how", [{"run_eagerly": True}, {}, {"jit_compile": True}], ids=str)
+@pytest.mark.parametrize(("name", "value"), [("source", 11), ("target", -1), ("labels", -100)])
+def test_ids_outside_the_vocabulary_are_rejected(model, how, name, value):
+    batch = {**INPUTS, "labels": LABELS}
+    batch[name] = np.where(batch[name] == 9, value, batch[name])
+    labels = batch.pop("labels")
+    # Nothing but the check is traced, and XLA compiles nothing.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train_step, "_update", lambda model, data: {"loss": tf.constant(0.0)})
+        patch.setattr(train_step, "_loss_and_metrics", lambda *arguments, **options: None)
+        model.compile("sgd", SmoothedCrossEntropy(), **how)
+        for run in (model.train_on_batch, model.test_on_batch):
+            with pytest.raises(
+                (InputError, tf.errors.InvalidArgumentError),
+                match=f"{name} has an id outside of the vocabulary of 11 .*PAD, 0",
+            ):
+                run(batch, labels)
+
+
+class WithUnusedLayer(Transformer):
+    """Has a layer that the loss does not reach."""
+
+    def build(self, input_shape=None):
+        super().build(input_shape)
+        self.unused = keras.layers.Dense(3)
+        self.unused.build((None, 8))
+
+
+@pytest.mark.parametrize("options", [{}, {"accumulation_steps": 2, "clip_norm": 1.0}], ids=str)
+def test_weights_without_gradient_are_reported_and_not_decayed(options):
+    model = WithUnusedLayer(CONFIG)
+    optimizer = keras.optimizers.AdamW(0.1, weight_decay=0.5)
+    model.compile(optimizer, SmoothedCrossEntropy(), run_eagerly=True, **options)
+    before = model.unused.kernel.numpy()
+    table = model.source_embedding.table.numpy()
+    with pytest.warns(UserWarning, match="Gradients do not exist for variables.*kernel"):
+        model.train_on_batch(INPUTS, LABELS)
+    np.testing.assert_array_equal(model.unused.kernel, before)
+    assert np.all(model.source_embedding.table.numpy() != table)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
+@pytest.mark.parametrize("kind", [TransformerConfig, UniversalConfig])
+def test_pure_precisions_train_with_clipping(kind, dtype):
+    sizes = dict(vocabulary_size=11, model_dim=8, feed_forward_dim=16, num_heads=2, dropout=0.0)
+    depth = {"num_steps": 2} if kind is UniversalConfig else {"num_layers": 1}
+    model = build_model(kind(**sizes, **depth), dtype=dtype)
+    optimizer = FusedAdam(0.01, beta_2=0.98)
+    model.compile(optimizer, SmoothedCrossEntropy(), clip_norm=1.0, run_eagerly=True)
+    losses = [model.train_on_batch(INPUTS, LABELS, return_dict=True)["loss"] for _ in range(4)]
+    assert losses[-1] < losses[0]
+    assert int(model.bad_steps) == 0
+    assert model.source_embedding.table.dtype == dtype
+
+
+def test_xla_program_holds_the_whole_update_of_one_device(model):
+    metrics = [TokenAccuracy(), Perplexity()]
+    model.compile(
+        FusedAdam(0.1), SmoothedCrossEntropy(), metrics=metrics, clip_norm=1.0, jit_compile=True
+    )
+    ids = tf.TensorSpec([None, None], tf.int32)
+    traced = tf.function(model.train_step, autograph=False).get_concrete_function(
+        ({"source": ids, "target": ids}, ids)
+    )
+    outside = [
+        operation.type
+        for operation in traced.graph.get_operations()
+        if operation.type not in ("Const", "Placeholder", "NoOp", "Identity")
+    ]
+    assert outside.count("StatefulPartitionedCall") == 1
+    assert len(outside) <= 20, outside
+    (call,) = [each for each in traced.graph.get_operations() if "PartitionedCall" in each.type]
+    definition = traced.graph._get_function(call.get_attr("f").name).cached_definition
+    assert definition.attr["_XlaMustCompile"].b
+    assert {"L2Loss", "IsFinite", "If"} <= {node.op for node in definition.node_def}
+
+
+@pytest.mark.slow
+def test_compiled_updates_equal_those_of_the_graph():
+    weights = []
+    for jit_compile in (False, True):
+        keras.utils.set_random_seed(1)
+        model = Transformer(CONFIG)
+        options = dict(clip_norm=0.5, accumulation_steps=2, jit_compile=jit_compile)
+        model.compile(FusedAdam(0.01), SmoothedCrossEntropy(), **options)
+        for _ in range(3):
+            model.train_on_batch(INPUTS, LABELS)
+        weights.append(model.get_weights())
+    for plain, compiled in zip(*weights, strict=True):
+        np.testing.assert_allclose(compiled, plain, atol=1e-6)
 
 
 @pytest.mark.parametrize("options", [dict(accumulation_steps=0), dict(clip_norm=0.0)], ids=str)

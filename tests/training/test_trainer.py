@@ -705,6 +705,8 @@ def test_weight_average_follows_weights(kind):
 
 TRAIN_WITH_XLA = """
 import sys
+from keras_transformer.host import keep_programs
+keep_programs(sys.argv[3])
 sys.path.insert(0, sys.argv[1])
 import tiny_run
 from keras_transformer.training import RunDirectory, train
@@ -738,18 +740,15 @@ def test_xla_compiles_each_of_few_shapes_once_before_training(tmp_path, run_pyth
     options = dict(dropout=0.0, batch_tokens=256, train_steps=few.batches_per_epoch)
     compiled = tiny_run.create(tmp_path / "xla", **options)
     dump, cache = tmp_path / "dump", tmp_path / "cache"
-    variables = {
-        "XLA_FLAGS": f"--xla_dump_to={dump} --xla_dump_hlo_as_text",
-        "TF_XLA_FLAGS": f"--tf_xla_persistent_cache_directory={cache} "
-        "--tf_xla_persistent_cache_device_types=CPU,GPU",
-    }
-    output = run_python("-c", TRAIN_WITH_XLA, FOLDER, compiled.path, **variables)
+    flags = f"--xla_dump_to={dump} --xla_dump_hlo_as_text"
+    program = "-c", TRAIN_WITH_XLA, FOLDER
+    output = run_python(*program, compiled.path, cache, XLA_FLAGS=flags)
     lines = [f"Compiling {len(few.shapes)} programs: {n} done" for n in range(len(few.shapes) + 1)]
     assert output.splitlines()[: len(lines)] == lines
     programs = [
         path.name
         for path in dump.iterdir()
-        if re.search(r"_update.*before_optimizations\.txt$", path.name)
+        if re.search(r"inference_update_.*before_optimizations\.txt$", path.name)
     ]
     assert len(programs) == len(few.shapes)
     plain = tiny_run.create(tmp_path / "plain", **options)
@@ -761,12 +760,14 @@ def test_xla_compiles_each_of_few_shapes_once_before_training(tmp_path, run_pyth
         np.testing.assert_allclose(other, one, atol=1e-4)
 
     # Another process takes the programs from the cache, and compiles one again that is damaged.
-    before = {path.name for path in cache.iterdir()}
+    before = {path: path.stat().st_mtime_ns for path in cache.glob("*/*.pb")}
     assert len(before) == len(few.shapes)
-    next(cache.iterdir()).write_bytes(b"cut short")
+    damaged = next(iter(before))
+    damaged.write_bytes(damaged.read_bytes()[:-9])
     again = tiny_run.create(tmp_path / "again", **options)
-    run_python("-c", TRAIN_WITH_XLA, FOLDER, again.path, **variables)
-    assert {path.name for path in cache.iterdir()} == before
+    run_python(*program, again.path, cache)
+    after = {path: path.stat().st_mtime_ns for path in cache.glob("*/*.pb")}
+    assert [path for path in after if after[path] != before[path]] == [damaged]
     for one, other in zip(found, again.load_model().get_weights(), strict=True):
         np.testing.assert_array_equal(other, one)
 
