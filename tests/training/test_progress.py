@@ -97,13 +97,6 @@ def test_lines_have_at_most_100_columns(screen, train_steps):
     assert max(map(len, log.lines)) <= 100
 
 
-def test_log_has_nothing_between_rows(screen):
-    log = screen()
-    for _ in range(50):
-        log.batch()
-    assert (log.text, log.looks) == ("", 0)
-
-
 def test_terminal_line_changes_twice_a_second(screen):
     terminal = screen(live=True)
     for _ in range(21):
@@ -111,17 +104,6 @@ def test_terminal_line_changes_twice_a_second(screen):
     assert terminal.text.count("\r") == terminal.looks == 5 + 1
     assert "\n" not in terminal.text
     assert {len(line) for line in terminal.text.split("\r")[1:]} == {99}
-
-
-def test_terminal_prefers_last_whole_row(screen):
-    terminal = screen(live=True)
-    terminal.batch()
-    assert "loss 9.000" in terminal.text
-    terminal.progress.show(ROW)
-    terminal.batch()
-    *_, last = terminal.text.split("\r")
-    assert last.lstrip().startswith("2/100,000  loss 3.457")
-    assert terminal.looks == 1
 
 
 def test_terminal_keeps_dev_lines_apart(screen):
@@ -133,20 +115,3 @@ def test_terminal_keeps_dev_lines_apart(screen):
     first, second, third = terminal.text.split("\n")[:3]
     assert first.startswith("\r") and "BLEU" in second and third.startswith("\r")
     assert terminal.text.endswith("\n") and terminal.text.count("\n") == 3
-
-
-def test_narrow_terminal_truncates_line(screen, monkeypatch):
-    terminal = screen(live=True)
-    monkeypatch.setenv("COLUMNS", "30")
-    terminal.batch()
-    assert len(terminal.text) == 1 + 29
-
-
-def test_time_left_includes_time_between_batches(screen):
-    log = screen(train_steps=1000, step=500)
-    log.batch(100.0)
-    for _ in range(9):
-        log.batch(1.0)
-    log.now += 9.0  # a checkpoint
-    log.progress.show(ROW | {"step": 510})
-    assert log.lines[0].endswith("left 16m20s")  # 490 steps of 2 seconds
