@@ -246,7 +246,7 @@ def test_locked_run_keeps_its_configs(run):
         pass
 
 
-def test_length_limits_can_change_before_checkpoint(run, monkeypatch):
+def test_length_limits_can_change_before_first_checkpoint(run, monkeypatch):
     asked = configs()
     shorter = asked.data.replace(max_length=9, max_length_ratio=2.0)
     run.continue_with(asked._replace(data=shorter))
@@ -296,33 +296,24 @@ def test_missing_run_is_reported(tmp_path):
             RunDirectory(path).configs()
 
 
-def broken(*keys, value):
-    """Gives the configuration of a run with one value replaced."""
-    whole = place = configs().to_dict()
-    for key in keys[:-1]:
-        place = place[key]
-    place[keys[-1]] = value
-    return json.dumps(whole).encode()
+def broken(part, **values):
+    """Gives the configuration of a run with other values in one part."""
+    whole = configs().to_dict()
+    return json.dumps(whole | {part: whole[part] | values}).encode()
 
 
 @pytest.mark.parametrize(
     "content",
     [
         b"",
-        b"{",
-        b"null",
         b"[]",
-        b"{}",
         b'{"model": {}}',
         b"\xff\xfe\x00",
-        broken("model", value=[]),
-        broken("model", "num_layers", value="six"),
-        broken("model", "num_layers", value=0),
-        broken("model", "num_leyers", value=6),
-        broken("training", "precision", value="float8"),
-        broken("task", "bleu_tokenize", value="13b"),
+        broken("model", num_layers=0),
+        broken("model", num_leyers=6),
+        broken("task", bleu_tokenize="13b"),
     ],
-    ids=range(13),
+    ids=range(7),
 )
 def test_damaged_config_is_reported_in_one_line(run, content):
     (run.path / "config.json").write_bytes(content)
@@ -413,14 +404,9 @@ def test_run_has_the_precision_that_auto_means_here(tmp_path, monkeypatch):
         assert run.configs().training.precision == precision
 
 
-@pytest.mark.parametrize("has_checkpoint", [True, False])
-def test_resumed_run_keeps_precision_of_auto(tmp_path, monkeypatch, has_checkpoint):
+def test_resumed_run_keeps_precision_of_auto(tmp_path, monkeypatch):
     monkeypatch.setattr(run_module, "auto_precision", lambda: "mixed_bfloat16")
     run = tiny_run.create(tmp_path, precision="auto")
-    if has_checkpoint:
-        model = Transformer(tiny_run.model_config(), dtype="mixed_bfloat16")
-        compile_for_training(model, run.configs().training)
-        run.checkpoints().save(model, 4)
     monkeypatch.setattr(run_module, "auto_precision", lambda: "float32")
     run.continue_with(configs(precision="auto", train_steps=16))
     training = run.configs().training
