@@ -97,9 +97,6 @@ class Client:
         client_certificate: a PEM file with the client's certificate chain, for mutual TLS.
         client_key: a PEM file with its private key, unencrypted.
         tls_server_name: the name that the server's certificate must have; None means the host.
-        keep_alive_s: seconds after which a gRPC connection without traffic is tested by a ping, so
-            that firewalls keep it and a dead one is noticed; None for no pings. Servers must permit
-            such pings, or they close the connection.
         headers: HTTP headers, or gRPC metadata, of every request, such as
             {"authorization": "Bearer ..."}, which is sent by TLS or to this machine only; others
             may cross the network in clear text.
@@ -130,7 +127,6 @@ class Client:
         client_certificate: str | os.PathLike[str] | None = None,
         client_key: str | os.PathLike[str] | None = None,
         tls_server_name: str | None = None,
-        keep_alive_s: float | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         for name, value, minimum in (
@@ -142,8 +138,6 @@ class Client:
                 raise InputError(f"{name} must be at least {minimum}, got {value}")
         if not 0 < timeout_s <= threading.TIMEOUT_MAX:
             raise InputError(f"timeout_s must be a number of seconds, got {timeout_s}")
-        if keep_alive_s is not None and not 1 <= keep_alive_s <= 86_400:  # gRPC's minimum; a day
-            raise InputError(f"keep_alive_s must be 1 to 86400 seconds, got {keep_alive_s}")
         self._model = _model_name(model, version, label)
         self._timeout_s = timeout_s
         self._retries = retries
@@ -153,9 +147,7 @@ class Client:
         certificates = Certificates(
             root_certificates, client_certificate, client_key, tls_server_name
         )
-        self._transport = _connect(
-            address, protocol, tls, certificates, headers or {}, keep_alive_s
-        )
+        self._transport = _connect(address, protocol, tls, certificates, headers or {})
         self._is_closed = threading.Event()
         self._threads = concurrent.futures.ThreadPoolExecutor(requests_in_flight, "requests")
 
@@ -451,7 +443,6 @@ def _connect(
     tls: bool,
     certificates: Certificates,
     headers: Mapping[str, str],
-    keep_alive_s: float | None,
 ) -> Transport:
     """Returns a connection; a server that is down shows at the first request only."""
     found = re.fullmatch(r"(dns://[^/\s]*/)?\[?([\w.:%-]+)\]?:(\d+)", address)
@@ -467,9 +458,8 @@ def _connect(
     headers = check_headers(headers, host if is_resolved_here else address, tls)
     connection = (host, port, certificates if tls else None, headers)
     if protocol == "rest":
-        if found[1] or keep_alive_s is not None:
-            what = f"the address {address}" if found[1] else f"keep_alive {keep_alive_s}"
-            raise InputError(f"{what} is for gRPC, and protocol is rest; change one of them")
+        if found[1]:
+            raise InputError(f"the address {address} is for gRPC, and protocol is rest")
         with needs_extra("client"):
             from keras_transformer.client.rest import RestTransport
         return RestTransport(*connection)
@@ -482,4 +472,4 @@ def _connect(
             f"protocol grpc needs the package {error.name}; run pip install '.[serving]' in the "
             "clone of keras_transformer, or use protocol rest"
         ) from error
-    return GrpcTransport(*connection, resolver=found[1] or "", keep_alive_s=keep_alive_s)
+    return GrpcTransport(*connection, resolver=found[1] or "")

@@ -47,7 +47,6 @@ class GrpcTransport:
         headers: Mapping[str, str],
         *,
         resolver: str = "",
-        keep_alive_s: float | None = None,
     ) -> None:
         """Makes a channel, which connects at the first request.
 
@@ -57,7 +56,6 @@ class GrpcTransport:
             headers: metadata of every request.
             resolver: the beginning of a target, such as "dns:///", whose addresses are used in
                 turn; empty for one that keeps to the first that answers.
-            keep_alive_s: seconds between pings of a connection without traffic.
         """
         # Credentials may be sent in clear text to this machine, but not to a proxy.
         use_proxy = host not in LOOPBACK
@@ -65,11 +63,6 @@ class GrpcTransport:
         options = [*_OPTIONS, ("grpc.enable_http_proxy", int(use_proxy))]
         if resolver:
             options.append(("grpc.service_config", _ROUND_ROBIN))
-        if keep_alive_s is not None:
-            milliseconds = round(keep_alive_s * 1000)
-            options.append(("grpc.keepalive_time_ms", milliseconds))
-            options.append(("grpc.keepalive_permit_without_calls", 1))
-            options.append(("grpc.http2.max_pings_without_data", 0))  # any number
         if certificates is None:
             self._channel = grpc.insecure_channel(target, options)
         else:

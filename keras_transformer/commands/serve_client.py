@@ -53,12 +53,6 @@ _CLIENT_KEY = common.define_path("client_key", None, "PEM file of its key, unenc
 _SERVER_NAME = flags.DEFINE_string(
     "tls_server_name", None, "The name that its certificate must have. Default: the host."
 )
-_KEEP_ALIVE = flags.DEFINE_float(
-    "keep_alive",
-    None,
-    "Seconds after which an idle gRPC connection is tested by a ping, which the server must "
-    "permit. Default: never.",
-)
 _HEADERS_FILE = common.define_path(
     "headers_file",
     None,
@@ -71,7 +65,7 @@ _STATUS = flags.DEFINE_boolean("status", False, "Only write the versions of the 
 # Flags that make no difference to the output.
 _OF_CONNECTION = (
     "server", "protocol", "timeout", "retries", "requests_in_flight", "tls",
-    "root_certificates", "client_certificate", "client_key", "tls_server_name", "keep_alive",
+    "root_certificates", "client_certificate", "client_key", "tls_server_name",
     "headers_file",
 )  # fmt: skip
 
@@ -112,7 +106,6 @@ def main(arguments: list[str]) -> None:
         client_certificate=_CLIENT_CERTIFICATE.value,
         client_key=_CLIENT_KEY.value,
         tls_server_name=_SERVER_NAME.value,
-        keep_alive_s=_KEEP_ALIVE.value,
         headers=headers,
     ) as client:
         if _STATUS.value:

@@ -1,4 +1,4 @@
-"""What only gRPC has: several addresses of a server, pings, sizes of messages."""
+"""What only gRPC has: several addresses of a server, sizes of messages."""
 
 import contextlib
 import pathlib
@@ -74,60 +74,6 @@ def test_host_by_dns_answers_on_this_machine():
 def test_other_name_servers_do_not_name_this_machine():
     with pytest.raises(InputError, match=r"sent to dns://9\.9\.9\.9/localhost:1 in clear"):
         Client("dns://9.9.9.9/localhost:1", headers={"authorization": "Bearer x"})
-
-
-@contextlib.contextmanager
-def proxy(address):
-    """Passes bytes on to a server; yields its address, and what clients have sent."""
-    host, _, port = address.rpartition(":")
-    sent = bytearray()
-
-    def pass_on(source, target, record):
-        with contextlib.suppress(OSError):
-            while data := source.recv(65536):
-                record.extend(data)
-                target.sendall(data)
-
-    with socket.create_server(("127.0.0.1", 0)) as listening, contextlib.ExitStack() as stack:
-
-        def serve():
-            with contextlib.suppress(OSError):
-                while True:
-                    client = stack.enter_context(listening.accept()[0])
-                    server = stack.enter_context(socket.create_connection((host, int(port))))
-                    for ends in ((client, server, sent), (server, client, bytearray())):
-                        threading.Thread(target=pass_on, args=ends, daemon=True).start()
-
-        threading.Thread(target=serve, daemon=True).start()
-        yield f"127.0.0.1:{listening.getsockname()[1]}", sent
-
-
-_PING = bytes([0, 0, 8, 6, 0, 0, 0, 0, 0])  # the frame of a ping: RFC 9113, 4.1 and 6.7
-
-
-def test_idle_connections_are_kept_by_pings():
-    # Without keep_alive_s, with 1 second, and where the server does not permit so many pings.
-    cases = [(None, True, range(1)), (1, True, range(2, 5)), (1, False, range(1, 5))]
-    permit = [
-        ("grpc.http2.min_ping_interval_without_data_ms", 10),
-        ("grpc.keepalive_permit_without_calls", 1),
-    ]
-    clients, sent = [], []
-    with contextlib.ExitStack() as stack:
-        for keep_alive_s, is_permitted, _ in cases:
-            server = serve_grpc(upper_case_model(), options=permit if is_permitted else ())
-            through, bytes_sent = stack.enter_context(proxy(stack.enter_context(server)))
-            client = Client(through, keep_alive_s=keep_alive_s, timeout_s=20)
-            clients.append(stack.enter_context(client))
-            sent.append(bytes_sent)
-            client.translate(["a"])
-        time.sleep(0.5)  # gRPC sends one to estimate the bandwidth
-        before = [each.count(_PING) for each in sent]
-        time.sleep(3.2)
-        pings = [each.count(_PING) - first for each, first in zip(sent, before, strict=True)]
-        assert [client.translate(["b"])[0][0].text for client in clients] == ["B"] * 3
-    for count, (*_, expected) in zip(pings, cases, strict=True):
-        assert count in expected, pings
 
 
 def test_message_that_is_too_large_is_not_retried():

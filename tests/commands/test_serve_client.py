@@ -439,10 +439,10 @@ def test_killed_jobs_write_the_same_bytes(start, run, call, model, tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["in", "out"]
 
 
-def test_client_reads_tls_name_and_pings(call, model, refused, certificates):
+def test_client_reads_tls_name(call, model, refused, certificates):
     files = [certificates / "elsewhere.pem", certificates / "elsewhere.key", None]
     with SERVE["grpc"](model, tls=files) as address:
-        command = ("serve_client.py", f"--server={address}", "--tls", "--keep_alive=400",
+        command = ("serve_client.py", f"--server={address}", "--tls",
                    f"--root_certificates={certificates}/ca.pem", "--retries=0")  # fmt: skip
         result = call(*command, "--tls_server_name=mt.example.org", stdin=b"two\n")
         assert result == (0, "TWO\n", "")
