@@ -8,7 +8,7 @@
     python scripts/benchmark.py layers
 
 train: real target tokens a second of whole training steps, ours and those of PyTorch's
-nn.Transformer or nn.LSTM (if torch is installed) in the same precisions: with default settings,
+nn.Transformer (if torch is installed) in the same precisions: with default settings,
 with freed memory kept, and with torch.compile.
 decode: sentences a second and latency, from ids to ids, of beam search with 4 hypotheses: our
 exports as a plain graph, with XLA and with the default search, and CTranslate2 with the same
@@ -17,8 +17,7 @@ forced length, or to the lengths of a test set; the model of a training run tran
 Each engine works as one worker with all cores and as workers with one core each.
 plan: time and memory of planning an epoch over made-up lengths, 16 bytes a pair on disk.
 layers: Table 1 of the paper: time, peak memory and operations of one layer over the length n, how
-they grow, sequential operations and path lengths as measured beside the table's, and from which n
-on self-attention is slower than recurrence.
+they grow, sequential operations and path lengths as measured beside the table's.
 
 The engines take turns in a random order, so that whatever else the machine does slows all of them.
 Rates are medians of the turns, with the 95 % confidence interval from low to high. Minor page
@@ -188,7 +187,7 @@ def _layers() -> None:
     sizes = (_DIM.value, _WINDOW.value, _ROUNDS.value)
     names = list(layers.LAYER_TYPES)
     rows = _show(list(layers.measure(names, [length], *sizes)) for length in lengths)
-    _show([list(layers.summarize(rows, *sizes)), list(layers.crossings(rows))])
+    _show([list(layers.summarize(rows, *sizes))])
 
 
 def _show(groups: Iterable[Sequence[Any]]) -> list[Any]:

@@ -9,7 +9,6 @@ self-attention sees, w = (r - 1) / 2 on each side.
 
 import contextlib
 import functools
-import itertools
 import json
 import math
 import pathlib
@@ -247,34 +246,6 @@ def exponent(rows: Sequence[Mapping[str, Any]], figure: str, least: float = 0) -
         return None
     lengths, values = np.log(np.transpose(points))
     return float(np.polyfit(lengths, values, 1)[0])
-
-
-def crossing(rows: Sequence[Mapping[str, Any]], figure: str, one: str, other: str) -> float | None:
-    """Returns the n from which a figure of `one` exceeds that of `other`, interpolated between
-    lengths on a log-log scale; None if it never begins to.
-    """
-    ratios = {
-        row["n"]: math.log(row[figure] / its_other[figure])
-        for row in rows
-        for its_other in rows
-        if (row["layer"], its_other["layer"], row["n"]) == (one, other, its_other["n"])
-    }
-    points = sorted(ratios.items())
-    for (n, ratio), (next_n, next_ratio) in itertools.pairwise(points):
-        if ratio < 0 <= next_ratio:
-            share = -ratio / (next_ratio - ratio)
-            return float(n ** (1 - share) * next_n**share)
-    return None
-
-
-def crossings(rows: Sequence[Figures]) -> Iterator[Figures]:
-    """Yields from which n on self-attention has more of something than recurrence."""
-    for layer in ("self-attention", "with projections"):
-        found = {
-            f"{figure}_from": crossing(rows, figure, layer, "recurrent")
-            for figure in ("operations", "forward_ms", "both_ms", "both_megabytes")
-        }
-        yield {"layer": f"{layer} > recurrent", **found}
 
 
 def main() -> None:

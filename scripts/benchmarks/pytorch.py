@@ -2,11 +2,10 @@
 
 The Transformer is `torch.nn.Transformer` without what ours does not have: norms at the end of the
 stacks, biases in attention, dropout within sub-layers. With equal weights its loss equals ours. The
-recurrent model is `torch.nn.LSTM` with additive attention. The settings are the fastest on two
-cores of those tried: batch first, fused Adam, gradients set to None, denormal numbers flushed;
-`torch.compile` is a row of the table. Batches are made before the clock starts.
+settings are the fastest on two cores of those tried: batch first, fused Adam, gradients set to
+None, denormal numbers flushed. Batches are made before the clock starts.
 
-Shapes: B batch, S source length, T target length, D model dimension, U units, V vocabulary.
+Shapes: B batch, S source length, T target length, D model dimension, V vocabulary.
 """
 
 import itertools
@@ -20,75 +19,17 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.utils import rnn
 
 from benchmarks.engines import Channel
 from benchmarks.training import Job, batches, real_tokens, report_steps
 from keras_transformer.config import (
     PAD_ID,
     ModelConfig,
-    RecurrentConfig,
     TrainingConfig,
     TransformerConfig,
 )
 from keras_transformer.data import Batch
 from keras_transformer.host import keep_freed_memory
-
-
-class TorchRecurrent(nn.Module):
-    """A bidirectional LSTM and one that attends to it, as `RecurrentModel` without its options."""
-
-    def __init__(self, config: RecurrentConfig) -> None:
-        super().__init__()
-        self.dim, units, layers = config.model_dim, config.hidden_dim, config.num_layers
-        self.embedding = nn.Embedding(config.vocabulary_size, self.dim)
-        nn.init.normal_(self.embedding.weight, std=self.dim**-0.5)
-        self.dropout = nn.Dropout(config.dropout)
-        options = dict(batch_first=True, dropout=config.dropout if layers > 1 else 0.0)
-        self.encoder = nn.LSTM(self.dim, units, layers, bidirectional=True, **options)
-        self.decoder = nn.LSTM(self.dim, units, layers, **options)
-        self.bridges = nn.ModuleList(nn.Linear(2 * units, units) for _ in range(2 * layers))
-        width = config.attention_dim or units
-        self.keys = nn.Linear(2 * units, width, bias=False)
-        self.query = nn.Linear(units, width)
-        self.vector = nn.Linear(width, 1, bias=False)
-        self.output = nn.Linear(3 * units, self.dim)
-
-    def forward(self, source: Tensor, target: Tensor) -> Tensor:
-        """Returns logits [B, T, V] for ids [B, S] and [B, T]."""
-        is_padding = source == PAD_ID
-        memory, state = self._encode(source, is_padding)
-        hidden, _ = self.decoder(self._embed(target), state)
-        hidden = self.dropout(hidden)  # [B, T, U]
-        joined = torch.tanh(self.query(hidden)[:, :, None] + self.keys(memory)[:, None])
-        scores = self.vector(joined).squeeze(-1)  # [B, T, S]
-        weights = scores.masked_fill(is_padding[:, None], -math.inf).softmax(-1)
-        context = weights @ memory  # [B, T, 2 U]
-        output = self.dropout(self.output(torch.cat([hidden, context], -1)))
-        return functional.linear(output, self.embedding.weight)
-
-    def _encode(self, source: Tensor, is_padding: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Returns the memory [B, S, 2 U], and the decoder's first state, [layers, B, U] each."""
-        lengths = (~is_padding).sum(1)
-        embedded = self._embed(source)
-        if is_padding.any():
-            packed = rnn.pack_padded_sequence(
-                embedded, lengths, batch_first=True, enforce_sorted=False
-            )
-            packed, states = self.encoder(packed)
-            memory, _ = rnn.pad_packed_sequence(
-                packed, batch_first=True, total_length=source.shape[1]
-            )
-        else:
-            memory, states = self.encoder(embedded)
-        ends = [torch.cat([*pair], -1) for state in states for pair in state.split(2)]
-        firsts = [bridge(end).relu() for bridge, end in zip(self.bridges, ends, strict=True)]
-        hidden, cell = torch.stack(firsts).chunk(2)
-        return self.dropout(memory), (hidden, cell)
-
-    def _embed(self, ids: Tensor) -> Tensor:
-        vectors: Tensor = self.embedding(ids) * math.sqrt(self.dim)
-        return self.dropout(vectors)
 
 
 class TorchTransformer(nn.Module):
@@ -145,7 +86,7 @@ def sinusoids(length: int, dim: int) -> Tensor:
 
 
 def make_step(
-    model: TorchTransformer | TorchRecurrent, training: TrainingConfig, is_compiled: bool = False
+    model: TorchTransformer, training: TrainingConfig, is_compiled: bool = False
 ) -> Callable[[Batch], float]:
     """Returns a function that makes one update with a batch and returns the loss before it."""
     model.train()
@@ -184,14 +125,6 @@ def make_step(
     return step
 
 
-def make_model(job: Job) -> TorchTransformer | TorchRecurrent:
-    """Returns the model of a job's preset."""
-    config = ModelConfig.preset(job["preset"], vocabulary_size=job["vocabulary_size"])
-    if isinstance(config, RecurrentConfig):
-        return TorchRecurrent(config)
-    return TorchTransformer(cast(TransformerConfig, config))
-
-
 def main(job: Job) -> None:
     if job["engine"] != "pytorch":
         keep_freed_memory()
@@ -200,7 +133,9 @@ def main(job: Job) -> None:
     torch.set_flush_denormal(True)
     training = TrainingConfig.preset(job["preset"], precision=job["precision"])
     torch.manual_seed(training.seed)
-    step = make_step(make_model(job), training, job["engine"] == "pytorch_compiled")
+    config = ModelConfig.preset(job["preset"], vocabulary_size=job["vocabulary_size"])
+    model = TorchTransformer(cast(TransformerConfig, config))
+    step = make_step(model, training, job["engine"] == "pytorch_compiled")
     stream = batches(job)
     channel = Channel(f"torch {torch.__version__}")
     while steps := channel.request():

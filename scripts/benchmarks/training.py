@@ -36,18 +36,15 @@ from keras_transformer.data import (
 )
 from keras_transformer.errors import InputError
 
-# The file that an engine runs and its environment. OpenMP's threads spin while they wait, which is
-# right if they have the cores to themselves; beside other programs PyTorch was twice as fast with
-# threads that sleep. "kept" and "compiled" keep freed memory, as ours does.
-ENGINES: dict[str, tuple[str, dict[str, str]]] = {
-    "ours": ("training", {}),
-    "pytorch": ("pytorch", {}),
-    "pytorch_kept": ("pytorch", {}),
-    "pytorch_kept_sleep": ("pytorch", {"OMP_WAIT_POLICY": "PASSIVE"}),
-    "pytorch_compiled": ("pytorch", {}),  # torch.compile
-    "input_pipeline": ("training", {}),
+# The file that an engine runs. "kept" and "compiled" keep freed memory, as ours does.
+ENGINES = {
+    "ours": "training",
+    "pytorch": "pytorch",
+    "pytorch_kept": "pytorch",
+    "pytorch_compiled": "pytorch",  # torch.compile
+    "input_pipeline": "training",
 }
-_PYTORCH = tuple(name for name, (module, _) in ENGINES.items() if module == "pytorch")
+_PYTORCH = tuple(name for name, module in ENGINES.items() if module == "pytorch")
 _WARM_UP_STEPS = 3
 _MIN_STEPS = 30  # of an engine, in all of its turns
 _SEED = 1
@@ -67,8 +64,8 @@ def jobs(
     """Returns what is to be run in turns with one model and batch."""
     architecture = ModelConfig.preset(preset, vocabulary_size=vocabulary_size).architecture
     rivals: list[str] = []
-    if architecture in ("transformer", "recurrent") and importlib.util.find_spec("torch"):
-        can_compile = architecture == "transformer" and (shutil.which("g++") or shutil.which("c++"))
+    if architecture == "transformer" and importlib.util.find_spec("torch"):
+        can_compile = shutil.which("g++") or shutil.which("c++")
         rivals = [name for name in _PYTORCH if name != "pytorch_compiled" or can_compile]
     engines = list(itertools.product(["ours", *rivals], precisions))
     if is_real(batch) and input_pipeline:
@@ -131,8 +128,7 @@ def measure(jobs: Sequence[Job], *, rounds: int, round_seconds: float) -> Iterat
     engines: list[Engine] = []
     try:
         for job in jobs:
-            module, environment = ENGINES[job["engine"]]
-            engines.append(Engine(module, job, environment))
+            engines.append(Engine(ENGINES[job["engine"]], job, {}))
         for engine in engines:
             engine.run(_WARM_UP_STEPS)
         times = [engine.run(_WARM_UP_STEPS)["latencies"][0] for engine in engines]
