@@ -14,7 +14,7 @@ from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, SearchConfig
 from keras_transformer.decoding import Tensor
 from keras_transformer.errors import InputError
 from keras_transformer.inference import BatchTranslator
-from keras_transformer.inference.translator import search_translations
+from keras_transformer.inference.generate import search_translations
 from keras_transformer.search import Constraint, Hypotheses, OpenHypotheses
 from keras_transformer.tasks import Task
 from keras_transformer.text import Vocabulary

@@ -1,11 +1,11 @@
 """Text to text in Python: translations of sentences, and the scores and alignments of given ones.
 
-Start with translator.py, which shows the way of a sentence; options.py makes the settings of its
-search. Beside it stand scores.py (given translations) and acceleration.py (a stored projection,
-XLA).
+Start with translator.py (sentences in, translations out); functions.py has the graphs that it calls
+and that an export has, generate.py the search from ids to ids. Beside them stand scores.py (given
+translations) and compiled_search.py (XLA).
 """
 
-from keras_transformer.inference.acceleration import XlaShapes
+from keras_transformer.inference.compiled_search import XlaShapes
 from keras_transformer.inference.translator import BatchTranslator, Translator
 
 __all__ = ["BatchTranslator", "Translator", "XlaShapes"]

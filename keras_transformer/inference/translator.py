@@ -1,47 +1,32 @@
-"""Text to text in Python: tokenize, encode, search, detokenize, in one TensorFlow graph.
+"""Text to text in Python: any number of sentences, in batches of similar length.
 
-`Translator.translate` sorts sentences by length and runs the graph on batches of them:
+`BatchTranslator` sends batches through functions, which are those of a model (functions.py) or of
+an export. The way of a batch is:
 
 1. `Tokenizer.tokenize` cuts text [B] into ids [B, S] (text/tokenizer.py),
-2. `search_translations` encodes the ids and hands the model's `step` to `beam_search` or `sample`
-   (search/), with the constraints that options.py makes of a `SearchConfig`,
+2. `search_translations` encodes the ids and hands the model's `step` to `beam_search` or `sample`,
+   with the constraints that it makes of a `SearchConfig` (generate.py, search/),
 3. `Tokenizer.detokenize` makes text [B, N] of the ids found, and `Task.finish` completes it.
 
-`export` writes the functions that run here, so that a model server gives the answers of Python.
-Dimension 0 of their inputs and outputs is the batch, as servers that merge requests require; a
-row's answer depends on no other row, except for the padding at its end.
-
-Shapes: B sentences, S source length, T target length, both with EOS; N translations of a sentence,
-L their longest length.
+Shapes: B sentences, S source length, N translations of a sentence.
 """
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from typing import Any, Literal, overload
 
 import numpy as np
 import tensorflow as tf
 
-from keras_transformer.config import BOS_ID, PAD_ID, SearchConfig
+from keras_transformer.config import SearchConfig
 from keras_transformer.decoding import Tensor, TranslationModel
 from keras_transformer.errors import InputError
 from keras_transformer.host import check_not_forked, num_cores
-from keras_transformer.inference import scores
-from keras_transformer.inference.acceleration import (
-    CompiledSearch,
-    XlaShapes,
-    cache_projection,
-    refresh,
-)
-from keras_transformer.inference.options import (
-    encode_phrases,
-    make_constraints,
-    max_lengths,
-    option_types,
-    read_config,
-    read_options,
-)
+from keras_transformer.inference.compiled_search import XlaShapes, gpu_shapes
+from keras_transformer.inference.functions import StoredProjection, TextFunctions, signature_inputs
+from keras_transformer.inference.generate import encode_phrases
 from keras_transformer.results import (
     Attention,
     DetailedTranslation,
@@ -63,17 +48,8 @@ from keras_transformer.results import (
     warn_about_cut,
     with_alignments,
 )
-from keras_transformer.search import (
-    Constraint,
-    Hypotheses,
-    beam_search,
-    kv_cache_capacities,
-    sample,
-    sentence_seeds,
-)
 from keras_transformer.tasks import Task
-from keras_transformer.text import Tokenizer, Vocabulary
-from keras_transformer.text.tokenizer import with_eos
+from keras_transformer.text import Vocabulary
 
 # The memory that search needs grows with the tokens of the batches in progress, padding included.
 # A sentence has no more tokens than bytes; tokens of ordinary text have three to five bytes.
@@ -108,6 +84,21 @@ class BatchTranslator:
     @overload
     def translate(
         self,
+        sentences: str,
+        batch_size: int = ...,
+        *,
+        details: Literal[False] = ...,
+        **options: Any,
+    ) -> Translation: ...
+
+    @overload
+    def translate(
+        self, sentences: str, batch_size: int = ..., *, details: Literal[True], **options: Any
+    ) -> DetailedTranslation: ...
+
+    @overload
+    def translate(
+        self,
         sentences: Sequence[str],
         batch_size: int = ...,
         *,
@@ -127,16 +118,18 @@ class BatchTranslator:
 
     def translate(
         self,
-        sentences: Sequence[str],
+        sentences: str | Sequence[str],
         batch_size: int = 64,
         *,
         details: bool = False,
         **options: Any,
     ) -> Any:
-        """Returns the translations of each sentence, best first.
+        """Returns the translations of each sentence, best first; of a string the best one.
+
+        Warns if a prefix or a phrase cannot be kept as it is, see `read_options`.
 
         Args:
-            sentences: any number of them.
+            sentences: any number of them, or one string.
             batch_size: the maximum number of sentences of a batch; batches of long sentences are
                 smaller.
             details: whether to return each as a `DetailedTranslation`, with the log-probability of
@@ -148,9 +141,11 @@ class BatchTranslator:
 
         Raises:
             InputError: an option is unknown or its value invalid; the vocabulary cannot spell a
-                prefix or phrase; `sentences` is a single string; `batch_size` is below 1; the model
-                was exported without details.
+                prefix or phrase; `batch_size` is below 1; the model was exported without details.
         """
+        if isinstance(sentences, str):
+            found = self.translate([sentences], batch_size, details=details, **options)  # type: ignore[call-overload]
+            return found[0][0]
         columns = {"text": text_input("text", sentences)}
         name = "serving_default"
         if options:
@@ -163,13 +158,23 @@ class BatchTranslator:
                     lines = {line for text in columns[option].values for line in text.split("\n")}
                     phrases = sorted(filter(str.strip, lines))
                     encode_phrases(option, phrases, self._target)
+        ignored: list[bool] = []
+
+        def read(answer: Mapping[str, Any]) -> list[Any]:
+            ignored.extend(answer.get("options_ignored", ()))
+            return read_details(answer) if details else read_translations(answer)
+
+        if details:
+            check_details(self._find(name, details).structured_outputs)
         # A search step is too small for several cores to share: each core takes a batch.
         num_workers = min(_num_workers(), _MAX_BATCHES)
-        read: Callable[[Mapping[str, Any]], list[Any]] = read_translations
-        if details:
-            check_details(self._find(name).structured_outputs)
-            read = read_details
-        found = self._run_in_batches(name, columns, batch_size, read, num_workers)
+        found = self._run_in_batches(name, columns, batch_size, read, num_workers, details)
+        if any(ignored):
+            warnings.warn(
+                f"the prefix or a banned phrase of {sum(ignored)} of {len(found)} sentences is not "
+                "kept as it is: the vocabulary lacks characters of it, or it is too long",
+                stacklevel=2,
+            )
         return with_alignments(found, columns["text"].values) if details else found
 
     def score(
@@ -215,9 +220,10 @@ class BatchTranslator:
         found = self._run_in_batches("attention", columns, batch_size, read_alignments)
         return in_words_of_texts(found, columns["source"].values, columns["target"].values)
 
-    def _find(self, name: str) -> Any:
+    def _find(self, name: str, details: bool = False) -> Any:
+        """Returns a function; one of a model has details if they are asked for."""
         try:
-            return self._function(name)
+            return self._lookup(name, details)
         except KeyError as error:
             if error.args != (name,):  # of the model or the task
                 raise
@@ -226,6 +232,9 @@ class BatchTranslator:
                 "needs it"
             ) from error
 
+    def _lookup(self, name: str, details: bool) -> Any:
+        return self._function(name)  # of an export, which has them or not
+
     def _run_in_batches(
         self,
         name: str,
@@ -233,12 +242,13 @@ class BatchTranslator:
         batch_size: int,
         read: Callable[[Mapping[str, Any]], list[Any]],
         num_workers: int = 1,
+        details: bool = False,
     ) -> list[Any]:
         """Returns what `read` makes of the answers of a signature, in the order of the rows."""
         check_not_forked()
         if batch_size < 1:
             raise InputError(f"batch_size must be at least 1, got {batch_size}")
-        function = self._find(name)
+        function = self._find(name, details)
         inputs = signature_inputs(function)
 
         def answer(rows: Sequence[int]) -> list[Any]:
@@ -264,16 +274,21 @@ class BatchTranslator:
         return in_row_order(batches, _run_parallel(answer, batches, sizes, num_workers))
 
 
-class Translator(tf.Module, BatchTranslator):
+class Translator(BatchTranslator):
     """Translates sentences with a trained model.
 
     Args:
         model: see `TranslationModel`.
         source, target: the vocabularies.
         search: how to search; by default the task's own search, or the paper's.
-        xla: shapes for which XLA compiles the search of sentences without options.
+        xla: shapes for which XLA compiles the search of sentences without options and details; by
+            default six where there is a GPU, see `gpu_shapes`.
         task: of the model; it may constrain searches and complete their outputs.
-        details: whether `signatures` and calls return what a `DetailedTranslation` has, too.
+        details: whether the functions of an export return what a `DetailedTranslation` has, too.
+        stores_projection: see `with_cached_projection`.
+
+    Attributes:
+        functions: what it calls and what `export` writes.
 
     Raises:
         InputError: a coverage penalty needs attention, which the model lacks; details cannot be
@@ -281,7 +296,7 @@ class Translator(tf.Module, BatchTranslator):
 
     Example:
         >>> translator = Translator(run.load_model(), *run.vocabularies())
-        >>> translator.translate(["two hundred"])[0][0].text
+        >>> translator.translate("two hundred").text
         'zweihundert'
     """
 
@@ -294,288 +309,56 @@ class Translator(tf.Module, BatchTranslator):
         xla: XlaShapes | None = None,
         task: Task | None = None,
         details: bool = False,
+        stores_projection: bool = False,
     ) -> None:
-        tf.Module.__init__(self, name="translator")
-        BatchTranslator.__init__(self, self.signature, target)
-        self.search = search or (task.search_config() if task else SearchConfig())
-        self.task = task
-        if self.search.coverage_penalty and not hasattr(model, "attention"):
+        search = search or (task.search_config() if task else SearchConfig())
+        if search.coverage_penalty and not hasattr(model, "attention"):
             raise InputError(
-                f"coverage_penalty={self.search.coverage_penalty} needs a model with attention; "
+                f"coverage_penalty={search.coverage_penalty} needs a model with attention; "
                 "set it to 0"
             )
         if details and xla is not None:
             raise InputError("details cannot be combined with XLA; remove one of them")
-        self.details = details
-        self.source_tokenizer = Tokenizer(source)
-        self.target_tokenizer = self.source_tokenizer
-        if target.fingerprint != source.fingerprint:
-            self.target_tokenizer = Tokenizer(target)
-        # A SavedModel that tracks a Keras model loads in Python and fails in the C++ server: the
-        # module tracks the variables, and reaches the model through a function, never tracked.
-        self.variables_to_save = [variable.value for variable in model.variables]
-        self._get_model = lambda: model
-        parts = source, target, self.search, None, task
-        self._detailed = functools.cache(lambda: Translator(model, *parts, details=True))
-        self.xla = xla
-        self._compiled = xla and CompiledSearch(self._search, xla, self.search.max_extra_length)
-
-    @property
-    def model(self) -> TranslationModel:
-        return self._get_model()
+        self.model, self.search, self.task, self.details = model, search, task, details
+        self.xla = xla or gpu_shapes()
+        self.functions = TextFunctions(
+            model,
+            source,
+            target,
+            search,
+            task=task,
+            xla=self.xla,
+            details=details,
+            projection=StoredProjection(model) if stores_projection else None,
+        )
+        self.source_tokenizer = self.functions.source_tokenizer
+        self.target_tokenizer = self.functions.target_tokenizer
+        super().__init__(self.functions.function, target)
 
     def with_cached_projection(self) -> "Translator":
-        """Returns a faster translator; functions of `signature` do not notice changed weights."""
-        parts = self.source_tokenizer.vocabulary, self.target_tokenizer.vocabulary, self.search
-        model = cache_projection(self.model)
-        return Translator(model, *parts, self.xla, self.task, self.details)
+        """Returns a faster translator, which computes the matrix of the logits only once.
 
-    def translate(self, sentences: Sequence[str], batch_size: int = 64, **options: Any) -> Any:
-        """Translates as `BatchTranslator.translate`; details need no other translator."""
-        if options.get("details") and not self.details:
-            return self._detailed().translate(sentences, batch_size, **options)
-        return super().translate(sentences, batch_size, **options)
+        Calls from Python follow changed weights; functions of `signatures` do not notice them.
+        """
+        vocabularies = self.source_tokenizer.vocabulary, self.target_tokenizer.vocabulary
+        settings = self.search, self.xla, self.task, self.details
+        return Translator(self.model, *vocabularies, *settings, stores_projection=True)
 
     def signatures(self) -> dict[str, Any]:
-        """Returns the functions to export by name, traced; see `signature`.
-
-        serving_default     text to its translations
-        translate_options   text, and options of each sentence, to its translations
-        score               text and a translation of it to the translation's log-probability
-        tokens              ids to the ids of their translations
-        attention           text and a translation to the attention between them, if there is any
-
-        The translator, which tracks the variables, must be the root of a SavedModel of them.
-        """
-        names = ["serving_default", "translate_options", "score", "tokens"]
-        names += ["attention"] * hasattr(self.model, "attention")
-        return {name: self.signature(name) for name in names}
-
-    def signature(self, name: str) -> Any:
-        """Returns one of the functions of `signatures`; raises `KeyError` for another name."""
-        if name == "serving_default":
-            return self._translate_text.get_concrete_function()
-        if name == "attention" and not hasattr(self.model, "attention"):
-            raise KeyError(name)
-        text = _columns({"text": tf.string})
-        pair = _columns({"source": tf.string, "target": tf.string})
-        function, inputs = {
-            "translate_options": (self.translate_options, text | self.option_inputs()),
-            "score": (self._score, pair),
-            "tokens": (self._translate_tokens, _columns({"source": tf.string})),
-            "attention": (self._attention, pair),
-        }[name]
-        return tf.function(function, autograph=False).get_concrete_function(**inputs)
-
-    def option_inputs(self) -> dict[str, tf.TensorSpec]:
-        """Returns the inputs of `translate_options` besides the text, by name."""
-        return _columns(option_types(self.search))
+        """Returns the functions to export by name, traced; see `TextFunctions`."""
+        return {name: self.functions.function(name) for name in self.functions.names}
 
     def __call__(self, text: Tensor) -> dict[str, Tensor]:
         """Returns "translations", string [B, N], best first, and "scores" [B, N] of text [B].
 
-        With details also "tokens", string [B, N, L], and "token_scores" [B, N, L] with EOS, then
-        padding; "source_cut", bool [B], and "output_cut", bool [B, N]; and, if the model has
-        attention, "source_tokens", string [B, S], and "attention" [B, N, L, S].
+        With details also what `TextFunctions` adds then.
         """
-        if tf.executing_eagerly():
-            refresh(self.model)
-        return self._translate_text(text)
+        answer: dict[str, Tensor] = self._find("serving_default")(text=text)
+        return answer
 
-    @tf.function(input_signature=[tf.TensorSpec([None], tf.string, name="text")], autograph=False)
-    def _translate_text(self, text: Tensor) -> dict[str, Tensor]:
-        # A server does not check ranks: it would flatten a matrix.
-        return self._translate(tf.ensure_shape(text, [None]))
-
-    def translate_options(self, text: Tensor, **columns: Tensor) -> dict[str, Tensor]:
-        """Translates text [B] with options [B] of `option_types`.
-
-        A negative number or empty text stands for the value of the configuration; phrases are
-        separated by newlines.
-        """
-        text = _checked(text, columns.values(), "every option must have a value for each row")
-        return self._translate(text, read_options(columns, self.search, self.target_tokenizer))
-
-    def _translate(
-        self, text: Tensor, options: Mapping[str, Tensor] | None = None
-    ) -> dict[str, Tensor]:
-        if self.task is not None:
-            text = self.task.read_text(text)
-        limit = self.search.max_source_length
-        tokens = self.source_tokenizer.tokenize(text, limit + self.details)
-        details = {}
-        if self.details:  # one token more shows whether there is one
-            details["source_cut"] = tokens.row_lengths() > limit
-            tokens = tokens[:, :limit]
-        hypotheses = self._search_tokens(tokens, options)
-        translations = self.target_tokenizer.detokenize(hypotheses.ids)  # [B, N]
-        if self.task is not None:
-            translations = self.task.finish(translations, text)
-        is_blank = (tokens.row_lengths() == 0)[:, None]  # [B, 1]
-        if self.details:
-            ids = tf.where(is_blank[:, :, None], PAD_ID, hypotheses.ids)
-            details["tokens"] = self.target_tokenizer.pieces(ids)
-            for name, values in hypotheses.details.items():
-                blank = tf.reshape(is_blank, [-1, *[1] * (values.shape.rank - 1)])
-                details[name] = tf.where(blank, tf.zeros([], values.dtype), values)
-            if "attention" in details:
-                details["source_tokens"] = self.source_tokenizer.pieces(with_eos(tokens))
-        return details | {
-            "translations": tf.where(is_blank, "", translations),
-            "scores": tf.where(is_blank, 0.0, hypotheses.scores),
-        }
-
-    def _translate_tokens(self, source: Tensor) -> dict[str, Tensor]:
-        """Translates rows of ids, string [B]; see `Tokenizer.read_ids`.
-
-        A matrix of ids would need padding, and model servers may crash when they pad requests of a
-        batch. Returns "ids" [B, N, L] with EOS, then PAD; "lengths" [B, N] with EOS; "scores"
-        [B, N]. A row without ids has translations of length 0 and score 0.
-        """
-        tokens = self.source_tokenizer.read_ids(source)[:, : self.search.max_source_length]
-        hypotheses = self._search_tokens(tokens)
-        is_blank = (tokens.row_lengths() == 0)[:, None]  # [B, 1]
-        return {
-            "ids": tf.where(is_blank[:, :, None], PAD_ID, hypotheses.ids),
-            "lengths": tf.where(is_blank, 0, hypotheses.lengths),
-            "scores": tf.where(is_blank, 0.0, hypotheses.scores),
-        }
-
-    def _search_tokens(
-        self, tokens: tf.RaggedTensor, options: Mapping[str, Tensor] | None = None
-    ) -> Hypotheses:
-        """Returns translations of ids [B, (length)] without EOS."""
-        source = with_eos(tokens)  # [B, S]
-        if self._compiled is not None and options is None:
-            return self._compiled(source)
-        return self._search(source, None, options)
-
-    def _search(
-        self, source: Tensor, longest: int | None, options: Mapping[str, Tensor] | None = None
-    ) -> Hypotheses:
-        vocabularies = self.source_tokenizer.vocabulary, self.target_tokenizer.vocabulary
-        return search_translations(
-            self.model,
-            source,
-            self.search,
-            vocabularies[1],
-            options,
-            max_length_bound=longest,
-            constraints=self.task.constraints(source, vocabularies) if self.task else (),
-            details=self.details,
-        )
-
-    def _score(self, source: Tensor, target: Tensor) -> dict[str, Tensor]:
-        *ids, is_cut = self._read_pair(source, target)
-        return scores.score(self.model, *ids) | {"is_cut": is_cut}
-
-    def _attention(self, source: Tensor, target: Tensor) -> dict[str, Tensor]:
-        ids, shifted, labels, _ = self._read_pair(source, target)
-        return scores.token_values(self.model, ids, shifted) | {
-            "attention": scores.attention(self.model, ids, shifted, labels),
-            "source_pieces": self.source_tokenizer.pieces(ids),
-            "target_pieces": self.target_tokenizer.pieces(labels),
-        }
-
-    def _read_pair(self, source: Tensor, target: Tensor) -> tuple[Tensor, ...]:
-        """Returns ids: the source [B, S], the target [B, T] shifted right, the labels [B, T].
-
-        The last, bool [B], tells which targets were cut to the longest that search can generate.
-        """
-        source = _checked(source, [target], "source and target must have as many rows")
-        if self.task is not None:
-            source = self.task.read_text(source)
-        source = self.source_tokenizer.tokenize(source, self.search.max_source_length)
-        longest = self.search.max_source_length + self.search.max_extra_length
-        tokens = self.target_tokenizer.tokenize(target, longest + 1)
-        labels = with_eos(tokens[:, :longest])
-        shifted = tf.pad(labels[:, :-1], [[0, 0], [1, 0]], constant_values=BOS_ID)
-        return with_eos(source), shifted, labels, tokens.row_lengths() > longest
-
-    def _find(self, name: str) -> Any:
-        refresh(self.model)
-        return super()._find(name)
-
-
-def search_translations(
-    model: TranslationModel,
-    source: Tensor,
-    search: SearchConfig,
-    target: Vocabulary,
-    options: Mapping[str, Tensor] | None = None,
-    max_length_bound: int | None = None,
-    constraints: Sequence[Constraint] = (),
-    details: bool = False,
-) -> Hypotheses:
-    """Returns translations of source ids [B, S], each with EOS, then PAD.
-
-    Args:
-        model: see `TranslationModel`.
-        source: the ids, no longer than the model may read.
-        search: how to search.
-        target: the vocabulary, which gives the tokens of the configuration's phrases.
-        options: what sentences set instead of the configuration, by the names of its fields,
-            numbers as [B]; "prefix" as int32 [B, any], phrases as int32 [B, P, M].
-        max_length_bound: the most tokens that any translation may have before EOS, where shapes
-            must be known before the graph runs, as for XLA.
-        constraints: in addition to those of the configuration, for example a task's.
-        details: whether to return `Hypotheses.details`, and among them "output_cut", bool [B, N]:
-            whether a translation has as many tokens as it may have, after which EOS is forced.
-    """
-    lengths = tf.math.count_nonzero(source, axis=1, dtype=tf.int32) - 1  # [B], without EOS
-    settings = read_config(search, target) | dict(options or {})
-    is_sampled = search.method == "sampling"
-    state = model.encode(
-        source,
-        num_hypotheses=search.num_translations if is_sampled else search.beam_size,
-        capacity=None if max_length_bound is None else kv_cache_capacities(max_length_bound)[0],
-        coverage=details or "coverage_penalty" in settings,  # whose steps are the attention
-    )
-    arguments = dict(
-        bos_ids=tf.fill(tf.shape(lengths), BOS_ID),
-        max_lengths=max_lengths(settings, lengths),
-        length_penalty=settings["length_penalty"],
-        length_penalty_form=search.length_penalty_form,
-        coverage_penalty=settings.get("coverage_penalty", 0.0),
-        constraints=[*make_constraints(settings, search, target), *constraints],
-        num_translations=search.num_translations,
-        max_length_bound=max_length_bound,
-        details=details,
-    )
-    if is_sampled:
-        settings["seed"] = sentence_seeds(settings["seed"], source)
-        sampling = {name: settings[name] for name in SearchConfig.fields_with(method="sampling")}
-        found = sample(model.step, state, **arguments, **sampling)
-    else:
-        found = beam_search(
-            model.step,
-            state,
-            **arguments,
-            beam_size=search.beam_size,
-            early_stop=search.early_stop,
-        )
-    if not details:
-        return found
-    output_cut = found.lengths > arguments["max_lengths"][:, None]  # EOS counts in lengths
-    return found._replace(details=found.details | {"output_cut": output_cut})
-
-
-def signature_inputs(function: Any) -> dict[str, tf.TensorSpec]:
-    """Returns the inputs of a signature's function by name."""
-    positional, keywords = function.structured_input_signature
-    return {spec.name: spec for spec in [*positional, *keywords.values()]}
-
-
-def _checked(first: Tensor, others: Iterable[Tensor], message: str) -> Tensor:
-    """Returns the first of several tensors [B] after a check that all have as many rows."""
-    first, *others = (tf.ensure_shape(each, [None]) for each in (first, *others))
-    sizes = [tf.size(each) == tf.size(first) for each in others]
-    with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(sizes), [message])]):
-        return tf.identity(first)
-
-
-def _columns(types: Mapping[str, tf.DType]) -> dict[str, tf.TensorSpec]:
-    return {name: tf.TensorSpec([None], dtype, name=name) for name, dtype in types.items()}
+    def _lookup(self, name: str, details: bool) -> Any:
+        self.functions.refresh()
+        return self.functions.function(name, details or self.details)
 
 
 def _run_parallel(

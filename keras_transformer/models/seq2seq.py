@@ -325,6 +325,12 @@ class Seq2SeqModel(TokenWeightedModel, abc.ABC):
             return (matrix,)
         return matrix, ops.cast(self.output_bias, self.compute_dtype)
 
+    @property
+    def projection_variables(self) -> list[keras.Variable]:
+        """The variables that `output_projection` depends on."""
+        bias = [] if self.output_bias is None else [self.output_bias]
+        return [*(self.projection or self.target_embedding).variables, *bias]
+
     def _is_projection_quantized(self) -> bool:
         return self.projection is not None and self.projection.quantization_mode is not None
 

@@ -17,7 +17,7 @@ from keras_transformer.config import EOS_ID, SearchConfig, TrainingConfig
 from keras_transformer.data import ParallelText, pad_ids
 from keras_transformer.decoding import Tensor
 from keras_transformer.errors import InputError
-from keras_transformer.inference.translator import search_translations
+from keras_transformer.inference.generate import search_translations
 from keras_transformer.results import batches_by_length, in_row_order
 from keras_transformer.tasks import Task
 from keras_transformer.text import Vocabulary

@@ -247,10 +247,10 @@ def _write_models(
     for name, translator in translators.items():
         # The graph of this signature is the same in an export of all of them.
         translator = translator.with_cached_projection()
-        root = tf.Module()  # a translator as root would have its own function exported too
-        root.variables_to_save = translator.variables_to_save
-        tokens = translator.signature("tokens")
-        tf.saved_model.save(root, folders[name], signatures={"tokens": tokens})
+        tokens = translator.functions.function("tokens")
+        tf.saved_model.save(
+            translator.functions.module(), folders[name], signatures={"tokens": tokens}
+        )
     rival = f"{folder}/ctranslate2"
     try:
         export_ctranslate2(model, source, target, rival)

@@ -41,7 +41,7 @@ def test_attention_rows_are_distributions(view):
 
 
 def test_attention_agrees_with_the_signature(view, translator):
-    answer = translator.signature("attention")(
+    answer = translator.functions.function("attention")(
         source=tf.constant([view.sentence]), target=tf.constant([view.translation])
     )
     mean = view.attentions["cross"][-1].mean(axis=0)
@@ -56,7 +56,7 @@ def test_export_shows_mean_attention(exported, separate_translator):
     view = inspect_export("exports/1", load_exported(exported))(sentence)
     assert view.translation == separate_translator.translate([sentence])[0][0].text
     assert list(view.attentions) == ["cross"]
-    answer = separate_translator.signature("attention")(
+    answer = separate_translator.functions.function("attention")(
         source=tf.constant([sentence]), target=tf.constant([view.translation])
     )
     np.testing.assert_allclose(view.attentions["cross"][0, 0], answer["attention"][0], atol=1e-5)

@@ -152,6 +152,20 @@ def test_batch_without_memory_is_halved(local, functions):
         local.translate(["cat", "sun"])
 
 
+def test_string_has_one_translation(local):
+    assert local.translate("two") == local.translate(["two"])[0][0]
+    assert local.translate("two", prefix="A ").text == "A TWO"
+
+
+def test_ignored_options_are_reported(local, functions):
+    def with_flag(text, **options):
+        return translate(text, **options) | {"options_ignored": [each == "two" for each in text]}
+
+    functions["translate_options"].answer = with_flag
+    with pytest.warns(UserWarning, match="a banned phrase of 1 of 2 sentences is not kept"):
+        local.translate(["two", "three"], banned_phrases="é")
+
+
 def test_no_sentences_call_no_signature(local, functions):
     assert local.translate([]) == local.translate([], max_length=3) == []
     assert local.score([], []) == local.align([], []) == []
@@ -196,8 +210,8 @@ def test_invalid_options_are_rejected(local, functions, options, message):
 
 
 def test_wrong_sentences_and_batch_size_are_rejected(local):
-    with pytest.raises(InputError, match="text must be a list of sentences, got one: 'two'"):
-        local.translate("two")
+    with pytest.raises(InputError, match="text must be text, got 2"):
+        local.translate([2])
     with pytest.raises(InputError, match="batch_size must be at least 1, got 0"):
         local.translate(_SENTENCES, 0)
     for ask in (local.score, local.align):

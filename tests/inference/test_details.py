@@ -125,7 +125,7 @@ def test_details_cannot_be_combined_with_xla(trained):
 
 
 def _operations(translator):
-    graph = translator.signature("serving_default").graph.as_graph_def()
+    graph = translator.functions.function("serving_default").graph.as_graph_def()
     nodes = [*graph.node, *(node for each in graph.library.function for node in each.node_def)]
     return collections.Counter(node.op for node in nodes), [
         len(node.input) for node in nodes if node.op in ("While", "StatelessWhile")
@@ -140,6 +140,6 @@ def test_graph_without_details_has_none_of_their_tensors(trained):
     # The history of log-probabilities and of attention, the ancestors of finished translations and
     # coverage, some of them twice: as they are and as results.
     assert all(few < many for few, many in zip(without[1], with_details[1], strict=True))
-    assert set(Translator(*trained).signature("serving_default").structured_outputs) == {
+    assert set(Translator(*trained).functions.function("serving_default").structured_outputs) == {
         "translations", "scores",
     }  # fmt: skip

@@ -8,8 +8,7 @@ import tensorflow as tf
 from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from keras_transformer.errors import InputError
 from keras_transformer.inference import Translator
-from keras_transformer.inference.acceleration import cache_projection
-from keras_transformer.inference.translator import signature_inputs
+from keras_transformer.inference.functions import signature_inputs
 from keras_transformer.models import Ensemble, Transformer
 from keras_transformer.tasks import TranslationTask
 
@@ -116,7 +115,8 @@ def test_tokens_are_translated_like_their_text(signatures, separate_translator):
     assert np.array_equal(answer["lengths"], (answer["ids"] != PAD_ID).sum(-1))
     assert answer["lengths"][1].tolist() == [0, 0]  # the blank sentence
     blank = _ask(signatures["tokens"], ["", " "])
-    assert not blank["lengths"].any() and not blank["scores"].any()
+    assert not blank["lengths"].any()
+    assert blank["scores"].tolist() == [[0.0, -1e9]] * 2  # one translation
 
 
 @pytest.mark.parametrize(
@@ -192,28 +192,24 @@ class _Without:
         self.__dict__ |= {name: getattr(model, name) for name in names}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("wrap", ["ensemble", "mixed ensemble", "precomputed"])
+def _vocabularies(translator):
+    return [each.vocabulary for each in (translator.source_tokenizer, translator.target_tokenizer)]
+
+
+@pytest.mark.parametrize("wrap", ["alone", "ensemble", "mixed ensemble"])
 def test_attention_needs_all_models_to_have_it(separate_translator, wrap):
     model = separate_translator.model
     bare = _Without(model)
-    wrapped, like_it = {
-        "ensemble": lambda: (Ensemble([bare, bare]), Ensemble([model, model])),
-        "mixed ensemble": lambda: (Ensemble([model, bare]), Ensemble([model])),
-        "precomputed": lambda: (cache_projection(bare), cache_projection(model)),
-    }[wrap]()
-    assert not hasattr(wrapped, "attention")
-    assert not hasattr(cache_projection(wrapped), "attention")
-    assert hasattr(like_it, "attention")
-    vocabularies = [
-        each.vocabulary
-        for each in (separate_translator.source_tokenizer, separate_translator.target_tokenizer)
-    ]
-    translator = Translator(wrapped, *vocabularies, separate_translator.search)
-    with pytest.raises(InputError, match="the model has no signature 'attention'"):
-        translator.align(["two"], ["दो"])
-    names = ["serving_default", "translate_options", "score", "tokens"]
-    assert list(translator.signatures()) == names
+    wrapped = {
+        "alone": bare,
+        "ensemble": Ensemble([bare, bare]),
+        "mixed ensemble": Ensemble([model, bare]),
+    }[wrap]
+    translator = Translator(wrapped, *_vocabularies(separate_translator))
+    for each in (translator, translator.with_cached_projection()):
+        assert each.functions.names == ["serving_default", "translate_options", "score", "tokens"]
+        with pytest.raises(InputError, match="the model has no signature 'attention'"):
+            each.align(["two"], ["दो"])
 
 
 def test_key_error_of_a_task_is_its_own(separate_translator):
@@ -221,10 +217,8 @@ def test_key_error_of_a_task_is_its_own(separate_translator):
         def read_text(self, sources):
             return {}["of the task"]
 
-    vocabularies = [
-        each.vocabulary
-        for each in (separate_translator.source_tokenizer, separate_translator.target_tokenizer)
-    ]
-    translator = Translator(separate_translator.model, *vocabularies, task=Lookup())
+    translator = Translator(
+        separate_translator.model, *_vocabularies(separate_translator), task=Lookup()
+    )
     with pytest.raises(KeyError, match="of the task"):
         translator.translate(["two"])

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from keras_transformer.config import SearchConfig
 from keras_transformer.inference import Translator
 from keras_transformer.models import Transformer
 from keras_transformer.objectives import SmoothedCrossEntropy
@@ -34,6 +35,37 @@ def test_blank_sentences_have_empty_translations(translator, words):
     results = translator.translate(["", "sun", " ", "\t \u3000", "two two"])
     assert _texts(results) == ["", words["sun"], "", "", f"{words['two']} {words['two']}"]
     assert [best.score for (best,) in results if not best.text] == [0.0] * 3
+
+
+@pytest.mark.parametrize("method", ["beam", "sampling"])
+def test_blank_sentence_has_one_translation_of_an_n_best_list(make_translator, method):
+    blank, other = make_translator(num_translations=3, method=method).translate(["", "sun"])
+    assert [(each.text, each.score) for each in blank] == [("", 0.0)]
+    assert len(other) == 3
+
+
+def test_equal_texts_of_an_n_best_list_are_one_translation(trained, monkeypatch):
+    search = SearchConfig(num_translations=4, max_source_length=12, max_extra_length=5)
+    every = Translator(*trained, search).translate(["two cat", "sun"], details=True)
+    translator = Translator(*trained, search)
+    tokenizer = translator.target_tokenizer
+    detokenize = tokenizer.detokenize
+    # As if the other words were segmentations of the first.
+    monkeypatch.setattr(
+        tokenizer, "detokenize", lambda ids: tf.strings.regex_replace(detokenize(ids), " .*", "")
+    )
+    for found, all_of_them in zip(
+        translator.translate(["two cat", "sun"], details=True), every, strict=True
+    ):
+        best = {}
+        for each in all_of_them:
+            best.setdefault(each.text.split()[0], each)
+        assert len(best) < 4
+        assert [each.text for each in found] == list(best)
+        assert [each.tokens for each in found] == [each.tokens for each in best.values()]
+        np.testing.assert_allclose(
+            [each.score for each in found], [each.score for each in best.values()], rtol=1e-5
+        )
 
 
 def test_set_random_seed_keeps_the_tokenizer_alive(translator, words):

@@ -16,7 +16,7 @@ from keras_transformer.config import BOS_ID, PAD_ID, DataConfig, TrainingConfig
 from keras_transformer.data import ParallelText
 from keras_transformer.errors import InputError
 from keras_transformer.inference import Translator
-from keras_transformer.inference.translator import search_translations
+from keras_transformer.inference.generate import search_translations
 from keras_transformer.interop import fairseq, import_run, pytorch, read_model
 from keras_transformer.interop.ctranslate2 import export_ctranslate2
 from keras_transformer.serving.export import export

@@ -361,7 +361,7 @@ def test_translator_uses_the_quantized_weights(mode):
     model.quantize(mode)
     translator = Translator(model, vocabulary, vocabulary, SEARCH)
     (source,) = vocabulary.encode(["abc"])
-    found = translator.signature("tokens")(tf.constant([" ".join(map(str, source))]))
+    found = translator.functions.function("tokens")(tf.constant([" ".join(map(str, source))]))
     ids = found["ids"][:, 0, : int(found["lengths"][0, 0])].numpy()
     inputs = {
         "source": np.array([[*source, EOS_ID]]),
@@ -385,7 +385,9 @@ def test_trained_model_translates_by_steps_as_it_scores(trained, translator):
     assert [row["step"] for row in rows if "bleu" in row] == [10, 20, 30]
     keep = [index for index, sentence in enumerate(SENTENCES) if sentence]
     source = translator.source_tokenizer.vocabulary.encode([SENTENCES[index] for index in keep])
-    found = translator.signature("tokens")(tf.constant([" ".join(map(str, row)) for row in source]))
+    found = translator.functions.function("tokens")(
+        tf.constant([" ".join(map(str, row)) for row in source])
+    )
     ids = found["ids"][:, 0].numpy()  # [B, L], with EOS, then PAD
     inputs = {
         "source": tf.ragged.constant([[*row, EOS_ID] for row in source]).to_tensor(),
@@ -417,7 +419,7 @@ def test_average_is_the_mean_of_the_last_checkpoints(trained):
 @pytest.mark.slow
 def test_empty_batch_has_no_translations(translator):
     assert translator(tf.constant([], tf.string))["translations"].shape == (0, 2)
-    found = translator.signature("tokens")(source=tf.constant([], tf.string))
+    found = translator.functions.function("tokens")(source=tf.constant([], tf.string))
     assert found["scores"].shape == (0, 2)
 
 

@@ -330,7 +330,7 @@ def test_signature_attention_reports_the_steps_of_each_token():
     translator = Translator(model, vocabulary, vocabulary, search)
     text = {"source": tf.constant(["abc", "f"]), "target": tf.constant(["cb", "fed"])}
     answer = {name: np.asarray(value) for name, value in
-              translator.signature("attention")(**text).items()}  # fmt: skip
+              translator.functions.function("attention")(**text).items()}  # fmt: skip
     for side in ("source", "target"):
         is_real = answer[f"{side}_pieces"] != b""
         steps, remainders = (answer[f"{side}_{name}"] for name in ("steps", "remainders"))

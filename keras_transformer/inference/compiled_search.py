@@ -1,4 +1,4 @@
-"""What makes translating faster: a stored output projection, and XLA.
+"""Searches that XLA compiles, for batches of a few shapes.
 
 Shapes: B sentences, S source length, N translations a sentence, L their longest length.
 """
@@ -6,109 +6,14 @@ Shapes: B sentences, S source length, N translations a sentence, L their longest
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import keras
-import numpy as np
 import tensorflow as tf
 
 from keras_transformer.config import EOS_ID, PAD_ID
-from keras_transformer.decoding import DecodingState, Tensor, TranslationModel
+from keras_transformer.decoding import Tensor
 from keras_transformer.errors import InputError
-from keras_transformer.models import Ensemble
 from keras_transformer.search import Hypotheses
-
-
-def cache_projection(model: TranslationModel) -> Any:
-    """Returns a model that shares this one's weights, see `CachedOutputProjection`."""
-    if isinstance(model, Ensemble):
-        return Ensemble([cache_projection(each) for each in model.models])
-    if isinstance(model, CachedOutputProjection):
-        model.refresh()
-        return model
-    return CachedOutputProjection(model)
-
-
-def refresh(model: TranslationModel) -> None:
-    """Updates the projections that `cache_projection` stored, if weights have changed."""
-    for each in model.models if isinstance(model, Ensemble) else [model]:
-        if isinstance(each, CachedOutputProjection):
-            each.refresh()
-
-
-class CachedOutputProjection:
-    """A model that stores the `projection` of its decoding states as variables.
-
-    The matrix of the logits, laid out for decoding, depends on weights alone: stored, it need not
-    be computed for every request. After a change of weights call `refresh`; a `Translator` does so
-    before each call from Python.
-
-    Args:
-        model: see `TranslationModel`. The projection must be differentiable by the weights that it
-            depends on.
-    """
-
-    def __init__(self, model: TranslationModel) -> None:
-        self._model = model
-        weights = [
-            each.value for each in model.variables if keras.backend.is_float_dtype(each.dtype)
-        ]
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            for weight in weights:
-                tape.watch(weight)
-            projection = self._compute()
-        gradients = tape.gradient(tf.nest.flatten(projection), weights)
-        self._weights = [
-            weight for weight, each in zip(weights, gradients, strict=True) if each is not None
-        ]
-        self._values = self._read_weights()
-        self._projection = tf.nest.map_structure(
-            lambda value: keras.Variable(
-                value, trainable=False, dtype=value.dtype, name="projection"
-            ),
-            projection,
-        )
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
-
-    @property
-    def variables(self) -> list[Any]:
-        """The model's variables, and the projection."""
-        return [*self._model.variables, *tf.nest.flatten(self._projection)]
-
-    def encode(self, source: Tensor, **options: Any) -> DecodingState:
-        """Reads the source ids [B, S], see `TranslationModel.encode`."""
-        projection = tf.nest.map_structure(
-            lambda variable: tf.convert_to_tensor(variable.value), self._projection
-        )
-        return self._model.encode(source, **options)._replace(projection=projection)
-
-    def refresh(self) -> None:
-        """Computes the projection again if a weight that it depends on has changed."""
-        values = self._read_weights()
-        if all(map(_are_equal, values, self._values)):
-            return
-        tf.nest.map_structure(
-            lambda variable, value: variable.assign(value), self._projection, self._compute()
-        )
-        self._values = values
-
-    def _compute(self) -> Any:
-        return self._model.encode(tf.constant([[EOS_ID]])).projection
-
-    def _read_weights(self) -> list[np.ndarray[Any, Any]]:
-        return [np.asarray(weight.read_value()) for weight in self._weights]
-
-
-def _are_equal(value: np.ndarray[Any, Any], kept: np.ndarray[Any, Any]) -> bool:
-    """Compares two readings of a variable.
-
-    A reading on a CPU is the variable's own memory, which TensorFlow never writes to while a
-    reading is kept: a change makes a copy, so the same address means the same values.
-    """
-    return value.ctypes.data == kept.ctypes.data or np.array_equal(value, kept)
-
 
 # Takes source ids [B, S] and the maximum length of a translation before EOS (None where shapes may
 # change).
@@ -125,6 +30,16 @@ class XlaShapes(NamedTuple):
 
     batch_sizes: tuple[int, ...] = (1,)
     lengths: tuple[int, ...] = (16, 32, 64)
+
+
+def gpu_shapes() -> XlaShapes | None:
+    """Returns the shapes that are compiled by default: six where there is a GPU, none elsewhere.
+
+    On a GPU the operations of a step that is not compiled take longer to start than to run.
+    """
+    if not tf.config.list_physical_devices("GPU"):
+        return None
+    return XlaShapes(batch_sizes=(1, 64), lengths=(32, 64, 128))
 
 
 class CompiledSearch:
@@ -173,7 +88,7 @@ class CompiledSearch:
         branches.append(functools.partial(self._plain, source))
         return tf.switch_case(tf.where(fits, number, len(self._programs)), branches)
 
-    def _compile(self, size: int, length: int) -> Any:
+    def _compile(self, size: int, length: int) -> Callable[[Tensor], Hypotheses]:
         """Returns the program for ids [size, length]."""
         inputs = [tf.TensorSpec([size, length], tf.int32)]
 
@@ -181,7 +96,7 @@ class CompiledSearch:
         def program(source: Tensor) -> Hypotheses:
             return self._search(source, length - 1 + self._extra)
 
-        return program
+        return program  # type: ignore[no-any-return]
 
     def _plain(self, source: Tensor) -> Hypotheses:
         found = self._search(source, None)

@@ -1,18 +1,13 @@
-"""What makes translating faster: a stored projection, XLA's programs."""
+"""XLA's programs: the same translations in the smallest program that a batch fits into."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_transformer.config import SearchConfig, TransformerConfig
+from keras_transformer.config import SearchConfig
 from keras_transformer.errors import InputError
 from keras_transformer.inference import Translator, XlaShapes
-from keras_transformer.inference.acceleration import (
-    CachedOutputProjection,
-    cache_projection,
-    refresh,
-)
-from keras_transformer.models import Ensemble, Transformer
+from keras_transformer.models import Ensemble
 from keras_transformer.search import kv_cache_capacities
 
 SENTENCES = ["hello two cat", "sun", "tree house tree sun", ""]
@@ -22,59 +17,6 @@ def assert_same_answers(found, expected, **tolerance):
     np.testing.assert_array_equal(found["translations"], expected["translations"])
     np.testing.assert_allclose(found["scores"], expected["scores"], **tolerance)
 
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["one", "ensemble"])
-def test_cached_projection_changes_no_answer(trained, kind):
-    model, *vocabularies = trained
-    model = Ensemble([model, model]) if kind == "ensemble" else model
-    translator = Translator(model, *vocabularies)
-    found, expected = (
-        each(tf.constant(SENTENCES)) for each in (translator.with_cached_projection(), translator)
-    )
-    assert_same_answers(found, expected, rtol=0)
-
-
-def test_projection_is_stored_and_used(trained):
-    model, *_ = trained
-    cached = cache_projection(model)
-    stored = cached.variables[len(model.variables) :]
-    ids = tf.constant([[5, 6, 3]])
-    assert [tuple(each.shape) for each in stored] == [tuple(model.encode(ids).projection[0].shape)]
-    stored[0].assign(tf.ones_like(stored[0]))
-    np.testing.assert_array_equal(cached.encode(ids).projection[0], np.ones(stored[0].shape))
-    assert cache_projection(cached) is cached
-    assert cached.config is model.config
-    inputs = {"source": ids, "target": ids}
-    np.testing.assert_array_equal(cached.attention(inputs), model.attention(inputs))
-
-
-def test_projection_is_recomputed_only_after_a_change(trained, monkeypatch):
-    model, *_ = trained
-    cached = cache_projection(Ensemble([model]))
-    monkeypatch.setattr(
-        CachedOutputProjection, "_compute", lambda self: pytest.fail("computed again")
-    )
-    refresh(cached)
-
-
-def test_caching_again_follows_changed_weights():
-    model = Transformer(TransformerConfig.preset("tiny", vocabulary_size=9, num_layers=1))
-    cached = cache_projection(model)
-    table = model.target_embedding.table
-    table.assign(2 * table.value)
-    ids = tf.constant([[5, 6, 3]])
-    found, expected = (each.encode(ids).projection[0] for each in (cache_projection(cached), model))
-    np.testing.assert_array_equal(found, expected)
-
-
-def test_only_weights_of_the_projection_are_watched(trained):
-    model, *_ = trained
-    (watched,) = cache_projection(model)._weights
-    assert watched is model.target_embedding.table.value
-
-
-# XLA
 
 SHAPES = XlaShapes(batch_sizes=(1, 4), lengths=(3, 6))
 SEARCH = SearchConfig(beam_size=3, num_translations=2, max_extra_length=3, max_source_length=12)
@@ -116,7 +58,7 @@ def test_compiled_search_equals_plain_search(compiled, plain, sentences):
     ],
 )  # fmt: skip
 def test_batches_run_in_the_smallest_fitting_program(compiled, monkeypatch, count, length, program):
-    search, run = compiled._compiled, []
+    search, run = compiled.functions._compiled, []
 
     def plain(source):
         return run.append("plain")
@@ -132,7 +74,7 @@ def test_batches_run_in_the_smallest_fitting_program(compiled, monkeypatch, coun
 
 
 def test_options_use_the_plain_graph(compiled, monkeypatch):
-    monkeypatch.setattr(compiled, "_compiled", lambda source: pytest.fail("uses XLA"))
+    monkeypatch.setattr(compiled.functions, "_compiled", lambda source: pytest.fail("uses XLA"))
     sentences = ["hello two cat", "", "sun " * 9]
     found = compiled.translate(sentences, max_length=[2, -1, 4], prefix=["", "木", "木"])
     short, blank, begun = (best.text.split() for best, *_ in found)

@@ -9,8 +9,8 @@ import tensorflow as tf
 from keras_transformer.config import EOS_ID, SearchConfig
 from keras_transformer.decoding import NO_SCORE, DecodingState
 from keras_transformer.errors import InputError
-from keras_transformer.inference.options import read_phrases
-from keras_transformer.inference.translator import search_translations
+from keras_transformer.inference.functions import signature_inputs
+from keras_transformer.inference.generate import read_phrases, search_translations
 from keras_transformer.search import BannedPhrases
 
 SENTENCES = ["hello two cat", "sun", "tree house tree sun", ""]
@@ -25,16 +25,21 @@ def texts(answer):
     return [[text.decode() for text in row] for row in answer["translations"].numpy().tolist()]
 
 
+def option_inputs(translator):
+    function = translator.functions.function("translate_options")  # traced once
+    return {name: spec for name, spec in signature_inputs(function).items() if name != "text"}
+
+
 def ask(translator, sentences, **constraints):
     """Translates with constraints: a value for all, or a list with one for each."""
     columns = {}
-    for name, spec in translator.option_inputs().items():
+    for name, spec in option_inputs(translator).items():
         neutral = "" if spec.dtype == tf.string else -1
         values = constraints.pop(name, neutral)
         values = values if isinstance(values, list) else [values] * len(sentences)
         columns[name] = tf.constant(values, spec.dtype)
     assert not constraints
-    function = translator._function("translate_options")  # traced once
+    function = translator.functions.function("translate_options")
     return function(text=tf.constant(sentences, tf.string), **columns)
 
 
@@ -146,7 +151,7 @@ class TestAllSearchMethods:
             assert 5 <= len(found) == len(set(found)) <= 6
 
     def test_extreme_numbers_give_finite_scores(self, any_translator):
-        inputs = any_translator.option_inputs()
+        inputs = option_inputs(any_translator)
         names = [name for name, spec in inputs.items() if spec.dtype.is_floating]
         pairs = [(name, value) for name in names for value in (np.inf, 3e38, np.nan, 0.0)]
         options = {name: [-1.0, *(v if name == n else -1.0 for n, v in pairs)] for name in names}
@@ -266,19 +271,63 @@ class CountingTokenizer:
 def test_phrases_beyond_the_limit_are_not_tokenized(translator):
     tokenizer = CountingTokenizer(translator.target_tokenizer)
     many = "\n".join(["木", "", " ", "Haus"] * 50_000)
-    found = read_phrases(tf.constant([many, "木", ""]), tokenizer, 256)
+    found, is_ignored = read_phrases(tf.constant([many, "木", ""]), tokenizer)
     assert tokenizer.count == 256 + 1
+    assert is_ignored.numpy().tolist() == [True, False, False]
     assert found.shape[:2] == (3, 256)
-    expected = read_phrases(tf.constant(["木\nHaus"]), tokenizer, 256)
+    expected, _ = read_phrases(tf.constant(["木\nHaus"]), tokenizer)
     np.testing.assert_array_equal(found[0, :2], expected[0])
     np.testing.assert_array_equal(found[1], np.pad(expected[0, :1], [(0, 255), (0, 0)]))
     assert not np.any(found[2])
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "is_ignored"),
+    [
+        ("banned_phrases", "木\nHaus", False),
+        ("banned_phrases", " \n\n", False),
+        ("banned_phrases", "木\nq😀", True),
+        ("banned_phrases", "木 " * 64, False),
+        ("banned_phrases", "木 " * 65, True),
+        ("banned_phrases", "\n" * 2_000_000, True),  # more than is read
+        ("prefix", "木 Haus", False),
+        ("prefix", "木 q😀", True),
+        ("prefix", "木 " * 17, False),
+        ("prefix", "木 " * 18, True),  # longer than any translation
+    ],
+    ids=lambda value: repr(value)[:20],
+)
+def test_answer_says_that_an_option_is_ignored(translator, column, value, is_ignored):
+    answer = ask(translator, ["hello", "sun"], **{column: [value, ""]})
+    assert answer["options_ignored"].numpy().tolist() == [is_ignored, False]
+
+
+def test_phrase_beyond_64_tokens_bans_no_shorter_one(translator):
+    plain, long = texts(ask(translator, ["hello"] * 2, banned_phrases=["", "привет " * 65]))
+    assert plain == long == ["привет"]
+
+
+def test_megabytes_of_line_ends_are_cut_before_they_are_split(monkeypatch, translator):
+    sizes = []
+    split = tf.strings.split
+
+    def noting(text, *arguments):
+        sizes.append(len(text.numpy()[0]))
+        return split(text, *arguments)
+
+    monkeypatch.setattr(tf.strings, "split", noting)
+    lines = "木\n" + "Haus" * 20_000  # whose last line is not whole
+    found, is_ignored = read_phrases(tf.constant([lines]), translator.target_tokenizer)
+    assert sizes[0] == len("木\n".encode()) and is_ignored.numpy().all()
+    assert found.shape == (1, 1, 1)
 
 
 def test_unspellable_phrases_are_rejected_or_ignored(make_translator, translator):
     name = "banned_phrases"
     with pytest.raises(InputError, match=f"{name}: the vocabulary cannot spell 'q😀'; use"):
         make_translator(**{name: ("木", "q😀")}, num_translations=1)(tf.constant(["hello"]))
+    with pytest.raises(InputError, match="a phrase may have at most 64 tokens, got 65"):
+        make_translator(banned_phrases=("木 " * 65,), num_translations=1)(tf.constant(["hello"]))
     with pytest.raises(InputError, match="the vocabulary cannot spell"):  # normalization drops it
         make_translator(**{name: ("\u200b",)}, num_translations=1)(tf.constant(["hello"]))
     given, without = (

@@ -1,0 +1,342 @@
+"""Text to text as TensorFlow graphs: tokenize, encode, search, detokenize.
+
+A `Translator` calls these functions, and `export` writes them, so that a model server gives the
+answers of Python. Dimension 0 of their inputs and outputs is the batch, as servers that merge
+requests require; a row's answer depends on no other row, except for the padding at its end.
+
+Shapes: B sentences, S source length, T target length, both with EOS; N translations of a sentence,
+L their longest length.
+"""
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, SearchConfig
+from keras_transformer.decoding import NO_SCORE, Tensor, TranslationModel
+from keras_transformer.inference import scores
+from keras_transformer.inference.compiled_search import CompiledSearch, XlaShapes
+from keras_transformer.inference.generate import option_types, read_options, search_translations
+from keras_transformer.search import Hypotheses
+from keras_transformer.tasks import Task
+from keras_transformer.text import Tokenizer, Vocabulary
+from keras_transformer.text.tokenizer import with_eos
+
+
+class TextFunctions:
+    """The functions of a model from text to text.
+
+    serving_default     text to its translations
+    translate_options   text, and options of each sentence, to its translations
+    score               text and a translation of it to the translation's log-probability
+    tokens              ids to the ids of their translations
+    attention           text and a translation to the attention between them, if there is any
+
+    Args: see `Translator`; and
+        projection: what the model's states have as `projection`, if it is stored.
+    """
+
+    def __init__(
+        self,
+        model: TranslationModel,
+        source: Vocabulary,
+        target: Vocabulary,
+        search: SearchConfig,
+        *,
+        task: Task | None = None,
+        xla: XlaShapes | None = None,
+        details: bool = False,
+        projection: "StoredProjection | None" = None,
+    ) -> None:
+        self.model = model
+        self.search = search
+        self.task = task
+        self.details = details
+        self.source_tokenizer = self.target_tokenizer = Tokenizer(source)
+        if target.fingerprint != source.fingerprint:
+            self.target_tokenizer = Tokenizer(target)
+        self._projection = projection
+        self._compiled = xla and CompiledSearch(self._search, xla, search.max_extra_length)
+        self._traced: dict[tuple[str, bool], Any] = {}
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the functions."""
+        names = ["serving_default", "translate_options", "score", "tokens"]
+        return names + ["attention"] * hasattr(self.model, "attention")
+
+    def function(self, name: str, details: bool | None = None) -> Any:
+        """Returns a function, traced once; raises `KeyError` for another name.
+
+        Args:
+            name: one of `names`.
+            details: whether translations come with details; by default as the object says.
+        """
+        details = self.details if details is None else details
+        if name not in self.names:
+            raise KeyError(name)
+        if (name, details) not in self._traced:
+            self._traced[name, details] = self._trace(name, details)
+        return self._traced[name, details]
+
+    def _trace(self, name: str, details: bool) -> Any:
+        pair = {"source": tf.string, "target": tf.string}
+        options = option_types(self.search)
+
+        def translate(text: Tensor, **columns: Tensor) -> dict[str, Tensor]:
+            return self._translate(text, columns, details)
+
+        functions: dict[str, tuple[Callable[..., Any], Mapping[str, tf.DType]]] = {
+            "serving_default": (translate, {"text": tf.string}),
+            "translate_options": (translate, {"text": tf.string} | options),
+            "score": (self._score, pair),
+            "tokens": (self._translate_tokens, {"source": tf.string}),
+            "attention": (self._attention, pair),
+        }
+        function, types = functions[name]
+        columns = {key: tf.TensorSpec([None], dtype, name=key) for key, dtype in types.items()}
+        return tf.function(function, autograph=False).get_concrete_function(**columns)
+
+    def module(self) -> tf.Module:
+        """Returns the root of a SavedModel of the functions: it tracks the variables.
+
+        A SavedModel that tracks a Keras model loads in Python and fails in the C++ server.
+        """
+        module = tf.Module(name="translator")
+        module.variables_to_save = self.variables
+        return module
+
+    @property
+    def variables(self) -> list[tf.Variable]:
+        """All that an export has to save."""
+        stored = self._projection.variables if self._projection else []
+        return [*(variable.value for variable in self.model.variables), *stored]
+
+    def refresh(self) -> None:
+        """Follows changed weights of the model; to be called before a function is."""
+        if self._projection:
+            self._projection.refresh()
+
+    def _translate(
+        self, text: Tensor, columns: Mapping[str, Tensor], details: bool
+    ) -> dict[str, Tensor]:
+        """Translates text [B] with options [B] of `option_types`, or without any.
+
+        A negative number or empty text stands for the value of the configuration; phrases are
+        separated by newlines.
+
+        Returns:
+            "translations", string [B, N], best first, and "scores" [B, N]; with options also
+            "options_ignored", bool [B], see `read_options`. With details also "tokens", string
+            [B, N, L], and "token_scores" [B, N, L] with EOS, then padding; "source_cut", bool [B],
+            and "output_cut", bool [B, N]; and, if the model has attention, "source_tokens", string
+            [B, S], and "attention" [B, N, L, S].
+        """
+        text = _checked(text, columns.values(), "every option must have a value for each row")
+        options, answer = None, {}
+        if columns:
+            options, ignored = read_options(columns, self.search, self.target_tokenizer)
+            answer["options_ignored"] = ignored
+        if self.task is not None:
+            text = self.task.read_text(text)
+        limit = self.search.max_source_length
+        tokens = self.source_tokenizer.tokenize(text, limit + details)
+        if details:  # one token more shows whether there is one
+            answer["source_cut"] = tokens.row_lengths() > limit
+            tokens = tokens[:, :limit]
+        found = self._search_tokens(tokens, options, details)
+        translations = self.target_tokenizer.detokenize(found.ids)  # [B, N]
+        if self.task is not None:
+            translations = self.task.finish(translations, text)
+        is_blank = (tokens.row_lengths() == 0)[:, None]  # [B, 1]
+        translations = tf.where(is_blank, "", translations)
+        lists = {"translations": translations, "scores": _scores(found, is_blank)}
+        if details:
+            ids = tf.where(is_blank[:, :, None], PAD_ID, found.ids)
+            lists["tokens"] = self.target_tokenizer.pieces(ids)
+            for name, values in found.details.items():
+                blank = tf.reshape(is_blank, [-1, *[1] * (values.shape.rank - 1)])
+                lists[name] = tf.where(blank, tf.zeros([], values.dtype), values)
+            if "attention" in lists:
+                answer["source_tokens"] = self.source_tokenizer.pieces(with_eos(tokens))
+        if self.search.method == "beam" and self.search.num_translations > 1:
+            lists = _without_repeats(lists)
+        return answer | lists
+
+    def _translate_tokens(self, source: Tensor) -> dict[str, Tensor]:
+        """Translates rows of ids, string [B]; see `Tokenizer.read_ids`.
+
+        A matrix of ids would need padding, and model servers may crash when they pad requests of a
+        batch. Returns "ids" [B, N, L] with EOS, then PAD; "lengths" [B, N] with EOS; "scores"
+        [B, N]. A row without ids has one translation, of length 0 and score 0.
+        """
+        tokens = self.source_tokenizer.read_ids(source)[:, : self.search.max_source_length]
+        hypotheses = self._search_tokens(tokens)
+        is_blank = (tokens.row_lengths() == 0)[:, None]  # [B, 1]
+        return {
+            "ids": tf.where(is_blank[:, :, None], PAD_ID, hypotheses.ids),
+            "lengths": tf.where(is_blank, 0, hypotheses.lengths),
+            "scores": _scores(hypotheses, is_blank),
+        }
+
+    def _search_tokens(
+        self,
+        tokens: tf.RaggedTensor,
+        options: Mapping[str, Tensor] | None = None,
+        details: bool = False,
+    ) -> Hypotheses:
+        """Returns translations of ids [B, (length)] without EOS."""
+        source = with_eos(tokens)  # [B, S]
+        if self._compiled is not None and options is None and not details:
+            return self._compiled(source)
+        return self._search(source, None, options, details)
+
+    def _search(
+        self,
+        source: Tensor,
+        longest: int | None,
+        options: Mapping[str, Tensor] | None = None,
+        details: bool = False,
+    ) -> Hypotheses:
+        vocabularies = self.source_tokenizer.vocabulary, self.target_tokenizer.vocabulary
+        return search_translations(
+            self.model,
+            source,
+            self.search,
+            vocabularies[1],
+            options,
+            max_length_bound=longest,
+            constraints=self.task.constraints(source, vocabularies) if self.task else (),
+            projection=self._projection.read() if self._projection else None,
+            details=details,
+        )
+
+    def _score(self, source: Tensor, target: Tensor) -> dict[str, Tensor]:
+        *ids, is_cut = self._read_pair(source, target)
+        return scores.score(self.model, *ids) | {"is_cut": is_cut}
+
+    def _attention(self, source: Tensor, target: Tensor) -> dict[str, Tensor]:
+        ids, shifted, labels, _ = self._read_pair(source, target)
+        return scores.token_values(self.model, ids, shifted) | {
+            "attention": scores.attention(self.model, ids, shifted, labels),
+            "source_pieces": self.source_tokenizer.pieces(ids),
+            "target_pieces": self.target_tokenizer.pieces(labels),
+        }
+
+    def _read_pair(self, source: Tensor, target: Tensor) -> tuple[Tensor, ...]:
+        """Returns ids: the source [B, S], the target [B, T] shifted right, the labels [B, T].
+
+        The last, bool [B], tells which targets were cut to the longest that search can generate.
+        """
+        source = _checked(source, [target], "source and target must have as many rows")
+        if self.task is not None:
+            source = self.task.read_text(source)
+        source = self.source_tokenizer.tokenize(source, self.search.max_source_length)
+        longest = self.search.max_source_length + self.search.max_extra_length
+        tokens = self.target_tokenizer.tokenize(target, longest + 1)
+        labels = with_eos(tokens[:, :longest])
+        shifted = tf.pad(labels[:, :-1], [[0, 0], [1, 0]], constant_values=BOS_ID)
+        return with_eos(source), shifted, labels, tokens.row_lengths() > longest
+
+
+def _scores(found: Hypotheses, is_blank: Tensor) -> Tensor:
+    """Returns the scores [B, N]; a blank sentence, bool [B, 1], has one translation of score 0."""
+    of_blank = tf.where(tf.range(tf.shape(found.scores)[1]) == 0, 0.0, NO_SCORE)
+    return tf.where(is_blank, of_blank, found.scores)
+
+
+def _without_repeats(lists: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Empties places of n-best lists whose text is that of a better one, and moves them back.
+
+    Several segmentations of a text are one translation to whoever reads it.
+
+    Args:
+        lists: tensors [B, N, ...], among them "translations" and "scores".
+    """
+    texts = lists["translations"]
+    count = texts.shape[1] or tf.shape(texts)[1]
+    is_earlier = tf.range(count) < tf.range(count)[:, None]  # [N, N]
+    is_same = tf.equal(texts[:, :, None], texts[:, None])  # [B, N, N]
+    is_repeat = tf.reduce_any(is_same & is_earlier, axis=2)  # [B, N]
+    order = tf.argsort(tf.cast(is_repeat, tf.int32), axis=1, stable=True)
+    empty = {name: tf.zeros([], values.dtype) for name, values in lists.items()}
+    empty["scores"] = tf.constant(NO_SCORE)
+    is_repeat = tf.gather(is_repeat, order, batch_dims=1)
+    moved = {}
+    for name, values in lists.items():
+        values = tf.gather(values, order, batch_dims=1)
+        is_empty = tf.reshape(is_repeat, [-1, count, *[1] * (values.shape.rank - 2)])
+        moved[name] = tf.where(is_empty, empty[name], values)
+    return moved
+
+
+class StoredProjection:
+    """The `projection` of a model's decoding states, as variables.
+
+    The matrix of the logits, laid out for decoding, depends on weights alone: stored, it need not
+    be computed for every request.
+    """
+
+    def __init__(self, model: TranslationModel) -> None:
+        self._model = model
+        self._kept = self._read_weights()
+        self._variables = tf.nest.map_structure(
+            lambda value: tf.Variable(value, trainable=False, name="projection"), self._compute()
+        )
+
+    @property
+    def variables(self) -> list[tf.Variable]:
+        """What an export has to save besides the model's variables."""
+        return tf.nest.flatten(self._variables)  # type: ignore[no-any-return]
+
+    def read(self) -> Any:
+        """Returns the projection as tensors."""
+        return tf.nest.map_structure(tf.convert_to_tensor, self._variables)
+
+    def refresh(self) -> None:
+        """Computes the projection again if a weight that it depends on has changed."""
+        weights = self._read_weights()
+        if not all(itertools.starmap(_are_equal, zip(weights, self._kept, strict=True))):
+            self._kept = weights
+            tf.nest.map_structure(
+                lambda variable, value: variable.assign(value), self._variables, self._compute()
+            )
+
+    def _compute(self) -> Any:
+        return self._model.encode(tf.constant([[EOS_ID]])).projection
+
+    def _read_weights(self) -> "list[np.ndarray[Any, Any]]":
+        # A model that does not say which weights these are has to name all.
+        variables = getattr(self._model, "projection_variables", self._model.variables)
+        return [np.asarray(variable.value.read_value()) for variable in variables]
+
+
+def _are_equal(value: "np.ndarray[Any, Any]", kept: "np.ndarray[Any, Any]") -> bool:
+    """Compares two readings of a variable.
+
+    A reading on a CPU is the variable's own memory, which TensorFlow never writes to while a
+    reading is kept: a change makes a copy, so the same address means the same values.
+    """
+    return value.ctypes.data == kept.ctypes.data or np.array_equal(value, kept)
+
+
+def signature_inputs(function: Any) -> dict[str, tf.TensorSpec]:
+    """Returns the inputs of a function by name."""
+    positional, keywords = function.structured_input_signature
+    return {spec.name: spec for spec in [*positional, *keywords.values()]}
+
+
+def _checked(first: Tensor, others: Iterable[Tensor], message: str) -> Tensor:
+    """Returns the first of several tensors [B] after a check that all have as many rows.
+
+    A server does not check ranks: it would flatten a matrix.
+    """
+    first, *others = (tf.ensure_shape(each, [None]) for each in (first, *others))
+    sizes = [tf.size(each) == tf.size(first) for each in others]
+    if not sizes:
+        return first
+    with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(sizes), [message])]):
+        return tf.identity(first)
