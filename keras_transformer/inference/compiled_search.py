@@ -96,7 +96,7 @@ class CompiledSearch:
         def program(source: Tensor) -> Hypotheses:
             return self._search(source, length - 1 + self._extra)
 
-        return program  # type: ignore[no-any-return]
+        return program
 
     def _plain(self, source: Tensor) -> Hypotheses:
         found = self._search(source, None)

@@ -164,7 +164,7 @@ class TextFunctions:
                 answer["source_tokens"] = self.source_tokenizer.pieces(with_eos(tokens))
         if self.search.method == "beam" and self.search.num_translations > 1:
             lists = _without_repeats(lists)
-        return answer | lists
+        return lists | answer
 
     def _translate_tokens(self, source: Tensor) -> dict[str, Tensor]:
         """Translates rows of ids, string [B]; see `Tokenizer.read_ids`.
@@ -290,7 +290,7 @@ class StoredProjection:
     @property
     def variables(self) -> list[tf.Variable]:
         """What an export has to save besides the model's variables."""
-        return tf.nest.flatten(self._variables)  # type: ignore[no-any-return]
+        return tf.nest.flatten(self._variables)
 
     def read(self) -> Any:
         """Returns the projection as tensors."""

@@ -320,7 +320,7 @@ class Translator(BatchTranslator):
         if details and xla is not None:
             raise InputError("details cannot be combined with XLA; remove one of them")
         self.model, self.search, self.task, self.details = model, search, task, details
-        self.xla = xla or gpu_shapes()
+        self.xla = xla or (None if details else gpu_shapes())
         self.functions = TextFunctions(
             model,
             source,
@@ -340,9 +340,16 @@ class Translator(BatchTranslator):
 
         Calls from Python follow changed weights; functions of `signatures` do not notice them.
         """
-        vocabularies = self.source_tokenizer.vocabulary, self.target_tokenizer.vocabulary
-        settings = self.search, self.xla, self.task, self.details
-        return Translator(self.model, *vocabularies, *settings, stores_projection=True)
+        return Translator(
+            self.model,
+            self.source_tokenizer.vocabulary,
+            self.target_tokenizer.vocabulary,
+            self.search,
+            self.xla,
+            self.task,
+            self.details,
+            stores_projection=True,
+        )
 
     def signatures(self) -> dict[str, Any]:
         """Returns the functions to export by name, traced; see `TextFunctions`."""

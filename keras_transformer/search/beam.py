@@ -126,7 +126,7 @@ def beam_search(
     log_probs = tf.where(tf.range(beam_size) == 0, first.log_probs, IMPOSSIBLE)
     first = first._replace(log_probs=log_probs)
     found = run_search(functools.partial(_step, early_stop=early_stop), spec, inputs, first)
-    return tf.nest.map_structure(lambda part: part[:, :num_translations], found)  # type: ignore[no-any-return]
+    return tf.nest.map_structure(lambda part: part[:, :num_translations], found)
 
 
 def _step(spec: SearchSpec, inputs: SentenceInputs, state: State, *, early_stop: str) -> State:
@@ -270,7 +270,7 @@ def finish(
     )
     both = tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=1), old, new)
     _, best = tf.math.top_k(both.scores, old.scores.shape[1])  # ties go to the older one
-    return tf.nest.map_structure(lambda part: tf.gather(part, best, batch_dims=1), both)  # type: ignore[no-any-return]
+    return tf.nest.map_structure(lambda part: tf.gather(part, best, batch_dims=1), both)
 
 
 def extend(

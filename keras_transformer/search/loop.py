@@ -264,7 +264,7 @@ def _run_on_shrinking_batch(
         variables,
         shape_invariants=tf.nest.map_structure(_changing_shape, variables),
     )
-    return results  # type: ignore[no-any-return]
+    return results
 
 
 def _is_open(state: State) -> Tensor:
@@ -340,7 +340,7 @@ def _run_in_stages(step: Step, spec: SearchSpec, inputs: SentenceInputs, state: 
         model = state.model | {"kv_cache": kv_cache}
         return _run_in_stages(step, spec, inputs, state._replace(model=model))
 
-    return tf.cond(  # type: ignore[no-any-return]
+    return tf.cond(
         tf.reduce_any(_is_open(state)),
         continue_with_more_room,
         lambda: (state.finished, state.history),

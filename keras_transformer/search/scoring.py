@@ -82,7 +82,7 @@ def top_k(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
     sizes = (size for size in range(48, 128) if width % size == 0)
     size = min(sizes, key=lambda size: (size % 8 > 0, abs(size - 64)), default=64)
     if width < 4 * k * size:  # so few blocks that most would be chosen
-        return tf.math.top_k(values, k)  # type: ignore[no-any-return]
+        return tf.math.top_k(values, k)
     padding = -width % size
     rows = tf.reshape(values, [-1, width])
     rows = tf.pad(rows, [[0, 0], [0, padding]], constant_values=IMPOSSIBLE) if padding else rows
