@@ -3,6 +3,7 @@
 import itertools
 import json
 import pathlib
+import re
 import runpy
 import sys
 
@@ -47,3 +48,25 @@ def test_python_alone_trains_and_exports(run, tmp_path):
     output = run("train_and_export", tmp_path / "work")
     assert "a small red tree -> ein kleiner roter Baum (" in output
     assert (tmp_path / "work" / "export" / "1" / "saved_model.pb").is_file()
+
+
+def test_notebook_prints_what_it_shows(monkeypatch, capsys):
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    notebook = json.loads((_EXAMPLES / "first_steps.ipynb").read_text(encoding="utf-8"))
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    scope, scores = {}, re.compile(r"-?\d\.\d+")
+    for cell in cells:
+        exec("".join(cell["source"]), scope)
+        shown = "".join(
+            line
+            for out in cell["outputs"]
+            if out["output_type"] == "stream"
+            for line in out["text"]
+        )
+        printed = capsys.readouterr().out
+        assert scores.sub("", printed) == scores.sub("", shown)
+        for new, old in zip(scores.findall(printed), scores.findall(shown), strict=True):
+            assert float(new) == pytest.approx(float(old), abs=0.03)
+    assert (
+        sum(out["output_type"] == "display_data" for cell in cells for out in cell["outputs"]) == 2
+    )
