@@ -1,7 +1,6 @@
 """Constraints find exactly the trees over the words of a sentence; repair as a loop in Python."""
 
 import functools
-import itertools
 import pathlib
 import random
 
@@ -12,7 +11,6 @@ from plain_search import (
     Request,
     arguments,
     assert_found,
-    assert_same,
     every_translation,
     greedy,
     tokens_of,
@@ -23,7 +21,7 @@ from keras_transformer.config import EOS_ID
 from keras_transformer.decoding import DecodingState
 from keras_transformer.files import read_lines
 from keras_transformer.search import NoRepeatNgram, beam_search, sample
-from keras_transformer.tasks.parsing import constraint, trees
+from keras_transformer.tasks.parsing import trees
 from keras_transformer.tasks.parsing.constraint import (
     BalancedBrackets,
     CopiedWords,
@@ -115,15 +113,6 @@ SEARCHES = {
 every_search = pytest.mark.parametrize(("search", "width"), SEARCHES.values(), ids=SEARCHES)
 
 
-@every_search
-def test_sentence_gets_the_same_tree_alone_and_in_a_batch(model, search, width):
-    together = search(model.step, model.state(range(6), width), **make_arguments())
-    for row in range(6):
-        only = slice(row, row + 1)
-        alone = search(model.step, model.state([row], width), **make_arguments(only))
-        assert_same(alone, together, 0, row)
-
-
 @pytest.mark.slow
 @every_search
 def test_graph_and_xla_give_the_trees_of_eager_search(model, search, width):
@@ -170,19 +159,6 @@ def test_punctuation_words_get_punctuation_tags():
     assert words == [{"X."}, {".X"}, {"XX", ".X"}]
     unknown = BalancedBrackets(kinds, TOKENS, range(4), punctuation=(".", ","))
     assert unknown.inputs.numpy().tolist() == [[1, 1, 0]] * 3
-
-
-def test_open_brackets_are_limited(monkeypatch, model):
-    monkeypatch.setattr(constraint, "MOST_OPEN_BRACKETS", 2)
-    found = beam_search(
-        model.step, model.state(range(6), 64), beam_size=64, num_translations=64,
-        **make_arguments() | {"max_lengths": tf.fill([6], 9)},
-    )  # fmt: skip
-    for row, place in itertools.product((0, 1), range(64)):
-        if found.scores[row, place] > -1e8:
-            texts = [TOKENS[token] for token in tokens_of(found, row, place)]
-            depths = np.cumsum([text.startswith("(") - text.startswith(")") for text in texts])
-            assert max(depths) <= 2
 
 
 def test_hopeless_search_ends_after_a_few_brackets_a_word():

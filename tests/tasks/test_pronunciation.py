@@ -41,22 +41,19 @@ def test_error_rates_count_the_nearest_reference():
     }  # fmt: skip
 
 
-def test_references_of_parallel_files_are_normalized():
-    task = PronunciationTask(keep_stress=False)
-    assert task.evaluate(["K AE T"], ["K  AE1 T"], ["cat"])["wer"] == 0
-    assert PronunciationTask().evaluate(["K AE T"], ["K AE1 T"], ["cat"])["wer"] == 100
-
-
-def test_parallel_training_files_are_normalized_too(tmp_path):
+def test_parallel_files_and_answers_are_normalized(tmp_path):
     (tmp_path / "words").write_text("cat\n")
     (tmp_path / "phones").write_text("K  AE1 T\n")
     source, target = str(tmp_path / "words"), str(tmp_path / "phones")
     data = DataConfig(
         train_source=source, train_target=target, dev_source=source, dev_target=target
     )
-    for keeps, phones in ((True, "K AE1 T"), (False, "K AE T")):
-        (pairs,) = PronunciationTask(keep_stress=keeps).train_sources(data)
-        assert list(pairs) == [("cat", phones)]
+    for keeps, text in ((True, "K AE1 T"), (False, "K AE T")):
+        task = PronunciationTask(keep_stress=keeps)
+        (pairs,) = task.train_sources(data)
+        assert list(pairs) == [("cat", text)]
+        assert task.read_answers(tmp_path / "phones") == [text]
+        assert task.evaluate([text], ["K  AE1 T"], ["cat"])["wer"] == 0
 
 
 def test_each_answer_is_compared_with_all_references_of_its_word():
@@ -67,14 +64,9 @@ def test_each_answer_is_compared_with_all_references_of_its_word():
     assert [(row["exact_match"], row["edits"], row["phones"]) for row in rows] == [
         (1, 0, 3), (1, 0, 3), (0, 2, 3),
     ]  # fmt: skip
-
-
-def test_n_best_lists_count_their_best_answer():
     n_best = [["a b", "a c"], ["a", "b d"]]
-    rates = PronunciationTask().evaluate_n_best(n_best, ["a c", "b c"], ["x", "y"])
+    rates = task.evaluate_n_best(n_best, ["a c", "b c"], ["x", "y"])
     assert rates == {"wer": 50.0, "per": 25.0, "words": 2}
-    best = PronunciationTask().evaluate([first for first, _ in n_best], ["a c", "b c"], ["x", "y"])
-    assert best == {"wer": 100.0, "per": 75.0, "words": 2}
 
 
 def test_words_are_held_out_for_dev_and_test(dictionary):
@@ -117,26 +109,6 @@ def test_tokens_are_characters_and_phones(tmp_path):
     assert target.pieces(ids) == ["▁ʔ", "▁aː", "▁n", "▁˧˧"]
 
 
-def test_answers_are_normalized_like_the_dictionary(tmp_path):
-    path = tmp_path / "answers.txt"
-    path.write_text("K  AE1 T\ne\u0301\n", encoding="utf-8")
-    assert PronunciationTask().read_answers(path) == ["K AE1 T", "é"]
-    assert PronunciationTask(keep_stress=False).read_answers(path) == ["K AE T", "é"]
-
-
-def test_parallel_files_need_a_dev_set():
-    data = DataConfig(train_source="a", train_target="b")
-    with pytest.raises(InputError, match="only dictionaries can hold words out as a dev set"):
-        PronunciationTask().check_data(data)
-    PronunciationTask().check_data(data.replace(dev_file="c"))
-
-
-@pytest.mark.parametrize("share", [0.0, 0.5, -1.0])
-def test_held_out_out_of_range_is_rejected(share):
-    with pytest.raises(InputError, match=r"held_out must be above 0 and below 0\.5, got"):
-        PronunciationTask(held_out=share)
-
-
 CMUDICT = """;;; # CMUdict
 'BOUT  B AW1 T
 
@@ -146,61 +118,42 @@ AALBORG  AO1 L B AO0 R G # place, danish
 """
 
 
-@pytest.fixture(name="make")
-def make_dictionary(tmp_path):
-    """Writes a dictionary and reads it."""
-
-    def make(text, **options):
-        path = tmp_path / "dictionary"
-        path.write_text(text, encoding="utf-8")
-        return PronunciationDictionary(path=path, **options)
-
-    return make
-
-
-def test_dictionary_reads_cmudict(make):
-    assert list(make(CMUDICT)) == [
-        ("'BOUT", "B AW1 T"),
-        ("READ", "R EH1 D"),
-        ("READ", "R IY1 D"),
-        ("AALBORG", "AO1 L B AO0 R G"),
-    ]
-    without = [phones for _, phones in make(CMUDICT, keep_stress=False)]
-    assert without == ["B AW T", "R EH D", "R IY D", "AO L B AO R G"]
-
-
-def test_dictionary_with_tabs_has_no_comments(make):
-    assert list(make("an giang\tʔ  aː n # ˧˧\r\nab\ta b \n")) == [
-        ("an giang", "ʔ aː n # ˧˧"),
-        ("ab", "a b"),
-    ]
-
-
-def test_dictionary_composes_characters(make):
-    text = "\u00e9t\u00e9\te t \u00e3\n"
-    assert unicodedata.normalize("NFD", text) != text
-    assert list(make(unicodedata.normalize("NFD", text))) == [("été", "e t ã")]
+@pytest.mark.parametrize(
+    ("text", "entries"),
+    [
+        (CMUDICT, ["'BOUT B AW1 T", "READ R EH1 D", "READ R IY1 D", "AALBORG AO1 L B AO0 R G"]),
+        ("an giang\tʔ  aː n # ˧˧\r\nab\ta b \n", ["an giang ʔ aː n # ˧˧", "ab a b"]),  # no comment
+        (unicodedata.normalize("NFD", "été\te t ã\n"), ["été e t ã"]),
+    ],
+    ids=["CMUdict", "tabs", "composed"],
+)
+def test_dictionaries_are_read(tmp_path, text, entries):
+    (tmp_path / "dictionary").write_text(text, encoding="utf-8")
+    found = PronunciationDictionary(path=tmp_path / "dictionary")
+    assert [" ".join(entry) for entry in found] == entries
+    without = PronunciationDictionary(path=tmp_path / "dictionary", keep_stress=False)
+    assert not any(phones[-1].isdigit() for _, text in without for phones in text.split())
+    assert found.identity["keep_stress"] != without.identity["keep_stress"]
 
 
 @pytest.mark.parametrize("line", ["word", "word\t", "\tw ɜ d", "word # w ɜ d", "word\t0.9\tw ɜ d"])
-def test_dictionary_reports_incomplete_lines(make, line):
-    with pytest.raises(InputError, match=r"dictionary, line 2: expected a word, a tab or spaces"):
-        list(make(f"a\tb\n{line}\n"))
+def test_incomplete_line_is_reported(tmp_path, line):
+    (tmp_path / "words").write_text(f"a\tb\n{line}\n")
+    with pytest.raises(InputError, match=r"words, line 2: expected a word, a tab or spaces"):
+        list(PronunciationDictionary(path=tmp_path / "words"))
 
 
-def test_dictionary_parts_are_disjoint(make):
-    lines = [f"w{number}\t{phone}" for phone in "ab" for number in range(400)]
-    text = "\n".join(lines) + "\n"
-    parts = [list(make(text, part=part)) for part in ((0.0, 0.1), (0.1, 0.2), (0.2, 1.0))]
-    assert sorted(pair for part in parts for pair in part) == sorted(make(text))
-    words = [{word for word, _ in part} for part in parts]
-    assert words[0].isdisjoint(words[1] | words[2]) and words[1].isdisjoint(words[2])
-    assert [len(part) for part in parts] == [2 * len(each) for each in words]
-    assert all(20 < len(each) < 60 for each in words[:2])
-
-
-def test_dictionary_identity(make):
-    first = make("a\tb\n").identity
-    assert make("a\tb\n", part=(0.0, 0.5)).identity["part"] != first["part"]
-    assert make("a\tb\n", keep_stress=False).identity["keep_stress"] != first["keep_stress"]
-    assert make("aa\tb\n").identity["files"] != first["files"]
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: PronunciationTask(held_out=0.5), r"held_out must be above 0 and below 0\.5, got"),
+        (lambda: PronunciationTask(held_out=0.0), r"held_out must be above 0 and below 0\.5, got"),
+        (
+            lambda: PronunciationTask().check_data(DataConfig(train_source="a", train_target="b")),
+            "only dictionaries can hold words out as a dev set",
+        ),
+    ],
+)
+def test_unusable_options_are_rejected(call, message):
+    with pytest.raises(InputError, match=message):
+        call()

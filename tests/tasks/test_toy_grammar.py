@@ -5,11 +5,9 @@ import functools
 import pytest
 
 from keras_transformer.data import DatasetSplit
-from keras_transformer.errors import InputError
 from keras_transformer.tasks.parsing import toy_grammar
 from keras_transformer.tasks.parsing.toy_grammar import sentences_of_split
 from keras_transformer.tasks.parsing.trees import parse_tree, sentence_of
-from keras_transformer.text import learn_vocabulary
 
 
 def count_trees(sentence):
@@ -60,11 +58,3 @@ def test_toy_grammar_is_a_data_set(tmp_path, monkeypatch):
     monkeypatch.setattr(toy_grammar, "_SPLITS", {"test": 3, "validation": 2, "train": 4})
     split = DatasetSplit(name="toy_grammar", split="test", data_dir=tmp_path)
     assert sorted(split) == sorted(sentences_of_split("test"))
-
-
-def test_default_vocabulary_has_what_the_grammar_supports():
-    sentences = [sentence for sentence, _ in sentences_of_split("test")]
-    vocabulary = learn_vocabulary(sentences)
-    assert 200 <= vocabulary.size < 8000
-    with pytest.raises(InputError, match=f"at most {vocabulary.size};"):
-        learn_vocabulary(sentences, size=8000)
