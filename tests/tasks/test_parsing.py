@@ -76,15 +76,6 @@ def test_copied_words_have_the_sentences_tokens(tmp_path):
     assert found == next(iter(task.read_file(str(path))))[1]
 
 
-@pytest.mark.parametrize(
-    "changes", [{"target_level": "word"}, {"subword_sampling": 0.1}, {"share_vocabulary": False}]
-)
-def test_copy_words_needs_one_vocabulary(changes):
-    data = DataConfig(**{"train_file": "a.mrg", "target_level": "bpe"} | changes)
-    with pytest.raises(InputError, match="copy_words needs one vocabulary"):
-        ParsingTask(copy_words=True).check_data(data)
-
-
 def test_vocabulary_without_labels_is_rejected(tree_file):
     task = ParsingTask(copy_words=True)
     data = DataConfig(train_file=str(tree_file), target_level="bpe", vocabulary_size=40)
@@ -155,20 +146,27 @@ def test_n_best_lists_count_their_best_tree():
 
 
 @pytest.mark.parametrize(
-    ("values", "message"),
+    ("values", "message", "options"),
     [
-        (
-            {"dataset": "toy_grammar", "reverse": True},
-            "parsing has no reverse",
+        ({"dataset": "toy_grammar", "reverse": True}, "parsing has no reverse", {}),
+        ({"train_source": "a", "train_target": "b"}, "give train_file, dev_file and test_f", {}),
+        ({"train_file": "a", "target_level": "bpe"}, "needs the target_level word and a sou", {}),
+        ({"train_file": "a", "source_level": "word"}, "unknown words in a row could not be", {}),
+        *(
+            (
+                {"train_file": "a", "target_level": "bpe"} | changes,
+                "copy_words needs one vocabulary",
+                {"copy_words": True},
+            )
+            for changes in (
+                {"target_level": "word"}, {"subword_sampling": 0.1}, {"share_vocabulary": False},
+            )
         ),
-        ({"train_source": "a", "train_target": "b"}, "give train_file, dev_file and test_file ins"),
-        ({"train_file": "a", "target_level": "bpe"}, "needs the target_level word and a source_"),
-        ({"train_file": "a", "source_level": "word"}, "unknown words in a row could not be coun"),
     ],
-)
-def test_unusable_data_options_are_rejected(values, message):
+)  # fmt: skip
+def test_unusable_data_options_are_rejected(values, message, options):
     with pytest.raises(InputError, match=message):
-        ParsingTask().check_data(DataConfig(**ParsingTask.default_data | values))
+        ParsingTask(**options).check_data(DataConfig(**ParsingTask.default_data | values))
 
 
 def test_evaluate_answers_of_a_file(call, tmp_path, tree_file):

@@ -176,7 +176,7 @@ def test_custom_task_is_trained_stopped_and_evaluated(tmp_path, data, task, caps
     assert task().evaluate(answers, text.target, text.source)[name] == goal
 
 
-def test_constraints_hold_in_training_and_translation(tmp_path, data):
+def test_constraints_and_finish_hold_in_training_and_translation(tmp_path, data):
     class OneToken(Constraint):
         inputs = ()
 
@@ -189,35 +189,21 @@ def test_constraints_hold_in_training_and_translation(tmp_path, data):
         def constraints(self, source, vocabularies):
             return [OneToken()]
 
+    task = Short(shout=True)
     run = create(tmp_path, data, Reversal())
     model, vocabularies = build_model(run.configs().model), run.vocabularies()
     text = read_validation_texts(data, Reversal())[0]
-    constrained = Translator(model, *vocabularies, task=Short())
-    free = Translator(model, *vocabularies)  # an untrained model goes on to the longest length
-    for translator, is_short in (
-        (constrained, True),
-        (constrained.with_cached_projection(), True),
-        (free, False),
-    ):
-        outputs = [best.text for (best,) in translator.translate(text.source)]
-        assert {len(output.split()) == 1 for output in outputs} == {is_short}
-    for task, is_short in ((Short(), True), (Reversal(), False)):
-        outputs = DevMetric(model, text, vocabularies, task, run.configs().training).translate()
-        assert {len(output.split()) == 1 for output in outputs} == {is_short}
-
-
-def test_finish_runs_in_training_and_translation(tmp_path, data):
-    run = create(tmp_path, data, Reversal(shout=True))
-    model, vocabularies = build_model(run.configs().model), run.vocabularies()
-    text = read_validation_texts(data, Reversal())[0]
-    translator = Translator(model, *vocabularies, task=Reversal(shout=True))
-    untouched = Translator(model, *vocabularies, translator.search)
-    plain = [best.text for (best,) in untouched.translate(text.source)]
+    plain = Translator(model, *vocabularies)  # an untrained model goes on to the longest length
+    longest = [best.text for (best,) in plain.translate(text.source)]
+    translator = Translator(model, *vocabularies, task=task)
     answers = [best.text for (best,) in translator.translate(text.source)]
+    assert all(len(output.split()) > 1 and output.islower() for output in longest)
+    assert all(len(output.split()) == 1 and output.isupper() for output in answers)
     with_options = translator.translate(text.source, repetition_penalty=1)
-    assert answers == [text.upper() for text in plain] != plain
+    cached = translator.with_cached_projection().translate(text.source)
+    metric = DevMetric(model, text, vocabularies, task, run.configs().training)
     assert [best.text for (best,) in with_options] == answers
-    metric = DevMetric(model, text, vocabularies, translator.task, run.configs().training)
+    assert [best.text for (best,) in cached] == answers
     assert metric.translate() == answers
 
 

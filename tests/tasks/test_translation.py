@@ -10,22 +10,14 @@ def evaluate(outputs, references, **options):
     return task.evaluate(task.postprocess(outputs, references), references, references)
 
 
-def test_equal_text_scores_100():
-    lines = ["a man rides a brown horse .", "two dogs play in the snow ."]
-    scores = evaluate(lines, lines)
-    assert scores["bleu"] == pytest.approx(100)
-    assert scores["chrf"] == pytest.approx(100)
-    assert scores["exact_match"] == 1
-    assert "nrefs:1|case:mixed" in scores["bleu_signature"]
-    assert "tok:13a" in scores["bleu_signature"]
-
-
 def test_bleu_worked_by_hand():
     # 7 of 8 words, 5 of 7 pairs, 3 of 6 triples and 1 of 5 quadruples are in the reference,
     # and both have 8 words, so that there is no brevity penalty.
     scores = evaluate(["a b c x e f g h"], ["a b c d e f g h"])
     assert scores["bleu"] == pytest.approx(100 * (7 / 8 * 5 / 7 * 3 / 6 * 1 / 5) ** 0.25)
     assert scores["exact_match"] == 0
+    assert "nrefs:1|case:mixed" in scores["bleu_signature"]
+    assert "tok:13a" in scores["bleu_signature"]
 
 
 def test_bleu_lowercase_ignores_case():
