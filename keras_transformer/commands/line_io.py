@@ -20,7 +20,7 @@ from keras_transformer.client import ServingError
 from keras_transformer.commands import common
 from keras_transformer.commands.part_file import Progress, Step, open_part
 from keras_transformer.errors import InputError
-from keras_transformer.files import iterate_lines, replace_control_characters
+from keras_transformer.files import iterate_lines, local_path, replace_control_characters
 from keras_transformer.paragraphs import SplitParagraphs
 from keras_transformer.results import DetailedTranslation, Translation
 
@@ -33,6 +33,24 @@ _LINES_PER_STEP = 1_000  # of a job with --output, which loses the last step whe
 _PAUSE_S = 0.05  # a program that writes nothing for so long waits for an answer
 _READ_BYTES = 1 << 16
 _PROMPT = "> "
+_SWITCHES = {
+    "scores": "Write line number, score and translation, tab-separated, as is always done for "
+    "n-best lists.",
+    "alignments": "Write after each best translation, or reference, a tab and its word alignment: "
+    "pairs of source and target word, numbered from 0 in the lines as they are read and written, "
+    "by the model's attention.",
+    "details": "Write each translation as a line of JSON: number of its line, text, score, tokens "
+    "and the log-probability of each, word alignment, and whether source or output was cut. An "
+    "export needs the same flag.",
+    "restart": "Start anew where FILE.part of --output exists.",
+}
+_FILES = {
+    "references": "A file with a translation of each line, to be scored: writes line number, "
+    "log-probability and the log-probability of each token, tab-separated.",
+    "prefixes": "A file with the text that the translation of each line must begin with.",
+    "output": "Write to this file, not to standard output. It is complete when it appears; until "
+    "then it is FILE.part, from which the same command continues after the process was killed.",
+}
 
 
 def define_line_flags() -> dict[str, "flags.FlagHolder[Any]"]:
@@ -41,54 +59,15 @@ def define_line_flags() -> dict[str, "flags.FlagHolder[Any]"]:
     Returns:
         The flags by the names of the fields of `Job`.
     """
-    holders: list[flags.FlagHolder[Any]] = [
-        flags.DEFINE_boolean(
-            "scores",
-            False,
-            "Write line number, score and translation, tab-separated, as is always done for n-best "
-            "lists.",
-        ),
-        common.define_path(
-            "references",
-            None,
-            "A file with a translation of each line, to be scored: writes line number, "
-            "log-probability and the log-probability of each token, tab-separated.",
-        ),
-        common.define_path(
-            "prefixes",
-            None,
-            "A file with the text that the translation of each line must begin with.",
-        ),
-        flags.DEFINE_boolean(
-            "alignments",
-            False,
-            "Write after each best translation, or reference, a tab and its word alignment: pairs "
-            "of source and target word, numbered from 0 in the lines as they are read and written, "
-            "by the model's attention.",
-        ),
-        flags.DEFINE_boolean(
-            "details",
-            False,
-            "Write each translation as a line of JSON: number of its line, text, score, tokens and "
-            "the log-probability of each, word alignment, and whether source or output was cut. An "
-            "export needs the same flag.",
-        ),
-        flags.DEFINE_string(
-            "split_sentences",
-            None,
-            "The language of the input, for example en: translate each sentence of a line by "
-            "itself and join the translations.",
-        ),
-        common.define_path(
-            "output",
-            None,
-            "Write to this file instead of standard output. It is complete when it appears; until "
-            "then it is FILE.part, from which the same command continues after the process was "
-            "killed.",
-        ),
-        flags.DEFINE_boolean("restart", False, "Start anew where FILE.part of --output exists."),
-    ]
-    return {holder.name: holder for holder in holders}
+    holders = [flags.DEFINE_boolean(name, False, help) for name, help in _SWITCHES.items()]
+    holders += [common.define_path(name, None, help) for name, help in _FILES.items()]
+    language = flags.DEFINE_string(
+        "split_sentences",
+        None,
+        "The language of the input, for example en: translate each sentence of a line by itself "
+        "and join the translations.",
+    )
+    return {holder.name: holder for holder in (*holders, language)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -141,7 +120,7 @@ class Job:
         if self.split_sentences:
             SplitParagraphs([], self.split_sentences)  # reports a wrong language now
         for path in self.inputs:
-            if not os.path.exists(path):
+            if not local_path(path).exists():
                 raise InputError(
                     f"the file {path} does not exist; name files, or give sentences on standard "
                     "input"
@@ -286,7 +265,8 @@ class _Answers:
         """Yields the columns of each row; `first` is the number of the first line."""
         if self.job.references is not None:
             scores = self.model.score(sentences, partners, **self.options)
-            alignments = self._alignments(sentences, partners, is_written=True)
+            as_is = dataclasses.replace(self, postprocess=lambda outputs, _: list(outputs))
+            alignments = as_is._alignments(sentences, partners)
             for number, (score, alignment) in enumerate(
                 zip(scores, alignments, strict=True), first
             ):
@@ -334,21 +314,11 @@ class _Answers:
             self.postprocess([text], [line])[0] for text, line in zip(joined, lines, strict=True)
         ]
 
-    def _alignments(
-        self, sentences: list[str], translations: list[str], is_written: bool = False
-    ) -> list[list[str]]:
-        """Returns a column with the alignment of each translation, none unless it is asked for.
-
-        Args:
-            sentences: the sources.
-            translations: of the model, which are written as `postprocess` returns them.
-            is_written: whether they are written as they are.
-        """
+    def _alignments(self, sentences: list[str], translations: list[str]) -> list[list[str]]:
+        """Returns a column with the alignment of each translation, none unless it is asked for."""
         if not self.job.alignments:
             return [[] for _ in sentences]
         found = self.model.align(sentences, translations, **self.options)
-        if is_written:
-            return [[" ".join(f"{source}-{target}" for source, target in row)] for row in found]
         rows = zip(found, sentences, translations, strict=True)
         return [[self._in_written_words(*row)] for row in rows]
 
@@ -367,14 +337,11 @@ class _Answers:
 
     def _in_json(self, number: int, sentence: str, translation: DetailedTranslation) -> str:
         """Returns a translation with its details, but for the attention, for a line of output."""
-        (text,) = self.postprocess([translation.text], [sentence])
         pairs = (translation.alignment, sentence, translation.text)
         values: dict[str, Any] = {"line": number} | translation._asdict()
-        values |= {
-            "text": text,
-            "score": round(translation.score, 4),
-            "token_scores": [round(score, 4) for score in translation.token_scores],
-            "alignment": self._in_written_words(*pairs),
-        }
+        (values["text"],) = self.postprocess([translation.text], [sentence])
+        values["score"] = round(translation.score, 4)
+        values["token_scores"] = [round(score, 4) for score in translation.token_scores]
+        values["alignment"] = self._in_written_words(*pairs)
         del values["attention"]
         return json.dumps(values, ensure_ascii=False)

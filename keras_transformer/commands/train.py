@@ -173,21 +173,21 @@ def main(arguments: list[str]) -> None:
             tensorboard=_TENSORBOARD.value,
         )
     except trainer.Stopped as stopped:
-        text = (
+        report = (
             f"stopped; checkpoint step-{stopped.step} is saved in {run.path / 'checkpoints'}, "
             "and the same command resumes from there"
         )
         if stopped.signal == signal.SIGINT:
-            raise KeyboardInterrupt(text) from None
-        print(text)
+            raise KeyboardInterrupt(report) from None
+        print(report)
         sys.exit(0)
     if worker.is_chief:
         from keras_transformer.training.metrics import cost_summary, read_metrics
 
         for line in cost_summary(read_metrics(run.metrics_path)[-1], run.configs().training):
             print(line)
-        if text := _early_stop(run):
-            print(text)
+        if reason := _early_stop(run):
+            print(reason)
         print(f"The checkpoints, and their average, are in {run.path / 'checkpoints'}.")
 
 

@@ -94,7 +94,7 @@ def test_help_lists_defaults_per_preset(call):
     ("script", "arguments", "parts"),
     [
         ("train", [], ["--run_dir must be given; --help lists the flags"]),
-        ("export", [], ["--run_dir and --export_dir must be given; --help"]),
+        ("export", [], ["--export_dir must be given; --help"]),
         ("train", ["--run_dri=x"], ["unknown flag --run_dri; did you mean --run_dir?"]),
         ("train", ["--run_dir="], ["--run_dir is empty; give it a value, or remove it"]),
         ("train", ["--run_dir"], ["Missing value for flag --run_dir"]),
