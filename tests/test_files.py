@@ -28,6 +28,10 @@ from keras_transformer.files import (
     read_lines,
     write_atomically,
 )
+from keras_transformer.interop import locate
+from keras_transformer.serving.export import load_exported
+from keras_transformer.text import Vocabulary
+from keras_transformer.training import RunDirectory
 
 ASIDE = f".writing-{platform.node()}-"
 
@@ -62,6 +66,13 @@ def test_paths_that_are_not_on_this_machine_are_rejected(path, message):
     for use in (local_path, read_lines, lambda path: write_atomically(path, "text")):
         with pytest.raises(InputError, match=message):
             use(path)
+
+
+def test_addresses_are_rejected_wherever_python_takes_a_path():
+    address = "gs://bucket/it"
+    for use in (Vocabulary.load, RunDirectory, load_exported, locate):
+        with pytest.raises(InputError, match="is not on this machine"):
+            use(address)
 
 
 # Files

@@ -1,13 +1,13 @@
 """What the gRPC and REST transports share: their interface, errors, TLS and headers."""
 
 import os
-import pathlib
 import re
 import ssl
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from keras_transformer.errors import InputError
+from keras_transformer.files import local_path
 from keras_transformer.results import InputValues
 
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
@@ -128,7 +128,7 @@ class Certificates(NamedTuple):
     def contents(self) -> list[bytes | None]:
         """Returns the contents of the files, in the order of the attributes."""
         files = (self.root_certificates, self.client_certificate, self.client_key)
-        return [None if path is None else pathlib.Path(path).read_bytes() for path in files]
+        return [None if path is None else local_path(path).read_bytes() for path in files]
 
 
 def check_headers(headers: Mapping[str, str], host: str, tls: bool) -> dict[str, str]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from keras_transformer.config import SearchConfig, TrainingConfig
 from keras_transformer.errors import InputError, check_choice, writing
-from keras_transformer.files import atomic_folder
+from keras_transformer.files import atomic_folder, local_path
 from keras_transformer.interop.ctranslate2 import is_ctranslate2, read_ctranslate2
 from keras_transformer.interop.fairseq import is_fairseq, read_fairseq
 from keras_transformer.interop.foreign import ForeignModel, ImportOptions
@@ -72,7 +72,7 @@ def locate(model: str, revision: str | None = None) -> pathlib.Path:
         return download(model, revision)
     if revision is not None:
         raise InputError(f"a revision is of a model on the Hub, and {model} is a path; remove it")
-    return pathlib.Path(model)
+    return local_path(model)
 
 
 def read_model(

@@ -24,7 +24,7 @@ from keras import ops
 
 from keras_transformer.config import BOS_ID, EOS_ID, UNK_ID, TransformerConfig
 from keras_transformer.errors import InputError, needs_extra, writing
-from keras_transformer.files import atomic_folder
+from keras_transformer.files import atomic_folder, local_path
 from keras_transformer.interop.foreign import (
     ForeignModel,
     ImportOptions,
@@ -90,7 +90,7 @@ def export_ctranslate2(
     with needs_extra("ctranslate2"):
         from ctranslate2.specs import transformer_spec as specs
     _check(model, source, target)
-    path = pathlib.Path(folder)
+    path = local_path(folder)
     if path.exists():
         raise InputError(f"export folder {path} exists already; give a path that does not")
     spec = _specification(model, specs)

@@ -22,7 +22,7 @@ from safetensors.numpy import save
 
 from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, WORD_START, SearchConfig
 from keras_transformer.errors import InputError, writing
-from keras_transformer.files import atomic_folder
+from keras_transformer.files import atomic_folder, local_path
 from keras_transformer.interop.fairseq import LAYER_NAMES  # whose model this one descends from
 from keras_transformer.interop.foreign import (
     ForeignModel,
@@ -303,7 +303,7 @@ def export_transformers(
             "default options, or export this one as a SavedModel"
         )
     check_vocabulary_sizes(model.config, source, target)
-    path = pathlib.Path(folder)
+    path = local_path(folder)
     if path.exists():
         raise InputError(f"export folder {path} exists already; give a path that does not")
     is_shared, search = model.config.share_embeddings == "all", SearchConfig()

@@ -28,7 +28,7 @@ import tensorflow_text  # noqa: F401  (loads the tokenizer's ops, which the Save
 
 from keras_transformer.config import DataConfig, split_list
 from keras_transformer.errors import InputError
-from keras_transformer.files import atomic_folder, write_atomically
+from keras_transformer.files import atomic_folder, local_path, write_atomically
 from keras_transformer.host import package_versions
 from keras_transformer.inference import BatchTranslator, Translator
 from keras_transformer.inference.functions import signature_inputs
@@ -91,7 +91,7 @@ def export(
         >>> export(translator, "exports/numbers", sentences=["forty-two"])
         PosixPath('exports/numbers/1')
     """
-    base = pathlib.Path(folder)
+    base = local_path(folder)
     published = base / str(choose_version(base, version, "SavedModel"))
     name = base.resolve().name if name is None else name
     check_name(base, name)
@@ -129,7 +129,7 @@ def load_exported(version: str | os.PathLike[str]) -> BatchTranslator:
         >>> load_exported("exports/numbers/1").translate(["forty-two"])[0][0].text
         'zweiundvierzig'
     """
-    path = pathlib.Path(version)
+    path = local_path(version)
     check_version(path)
     try:
         loaded = tf.saved_model.load(str(path))

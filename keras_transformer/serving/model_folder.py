@@ -12,7 +12,7 @@ import re
 from typing import Any, Literal
 
 from keras_transformer.errors import InputError
-from keras_transformer.files import write_atomically
+from keras_transformer.files import local_path, write_atomically
 
 MODEL_CARD = pathlib.PurePath("assets.extra", "model_card.json")
 
@@ -136,7 +136,7 @@ def check_version(path: pathlib.Path) -> None:
 
 def read_model_card(version: str | os.PathLike[str]) -> dict[str, Any]:
     """Returns the card of an exported version; `InputError` where there is none."""
-    path = pathlib.Path(version) / MODEL_CARD
+    path = local_path(version) / MODEL_CARD
     try:
         card = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -11,7 +11,6 @@ import hashlib
 import io
 import itertools
 import os
-import pathlib
 import random
 import re
 import tempfile
@@ -34,7 +33,7 @@ from keras_transformer.config import (
 )
 from keras_transformer.config.data import LEAST_COVERAGE, Normalization, VocabularyKind
 from keras_transformer.errors import InputError, as_text, check_choice, check_unicode, writing
-from keras_transformer.files import replace_control_characters, write_atomically
+from keras_transformer.files import local_path, replace_control_characters, write_atomically
 
 Text: TypeAlias = str | bytes  # TensorFlow Datasets gives bytes
 
@@ -97,7 +96,7 @@ class Vocabulary:
         by SentencePiece's defaults, the reserved pieces come first, then the others in their order.
         """
         try:
-            content = pathlib.Path(path).read_bytes()
+            content = local_path(path).read_bytes()
             return cls(_with_reserved_ids(content))
         except (OSError, InputError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
