@@ -19,8 +19,8 @@ if TYPE_CHECKING:  # what the names below are, for type checkers and editors
     from keras_transformer.errors import InputError as InputError
     from keras_transformer.host import keep_freed_memory as keep_freed_memory
     from keras_transformer.inference import BatchTranslator as BatchTranslator
-    from keras_transformer.inference import Translator as Translator
     from keras_transformer.inference import XlaShapes as XlaShapes
+    from keras_transformer.loading import Translator as Translator
     from keras_transformer.models import Ensemble as Ensemble
     from keras_transformer.models import RecurrentModel as RecurrentModel
     from keras_transformer.models import Seq2SeqModel as Seq2SeqModel
@@ -92,7 +92,7 @@ _HOMES = {
     "Client": "client",
     "BatchTranslator": "inference",
     "ServingError": "client",
-    "Translator": "inference",
+    "Translator": "loading",
     "XlaShapes": "inference",
     "export": "serving.export",
     "load_exported": "serving.export",

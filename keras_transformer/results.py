@@ -200,6 +200,9 @@ class Translation(NamedTuple):
     text: str
     score: float
 
+    def __str__(self) -> str:
+        return self.text
+
 
 class DetailedTranslation(NamedTuple):
     """One translation of a sentence, how probable each of its tokens is, and what was cut.
@@ -227,6 +230,9 @@ class DetailedTranslation(NamedTuple):
     source_tokens: list[str]
     attention: "np.ndarray"
     alignment: list[tuple[int, int]]
+
+    def __str__(self) -> str:
+        return self.text
 
 
 class Score(NamedTuple):

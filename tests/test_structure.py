@@ -27,7 +27,7 @@ FLOORS = {
     "data": 2, "models": 2,
     "tasks": 3, "inference": 4, "training": 5,
     "explorer": 6, "interop": 6, "serving": 6,
-    "commands": 7,
+    "loading": 7, "commands": 8,
 }  # fmt: skip
 # These load without TensorFlow, the last three on other Keras backends.
 WITHOUT_TENSORFLOW = (

@@ -1,0 +1,63 @@
+"""Translators by name: a run, an export, a model of another toolkit."""
+
+import pytest
+
+from keras_transformer import Translator
+from keras_transformer.config import TrainingConfig
+from keras_transformer.errors import InputError
+from keras_transformer.training import RunDirectory
+from keras_transformer.training.settings import RunConfigs
+
+
+@pytest.fixture(scope="module")
+def run(trained, tmp_path_factory):
+    """The run directory of the model that the tests share."""
+    model, source, target = trained
+    run = RunDirectory(tmp_path_factory.mktemp("runs") / "words")
+    search = {"max_source_length": 12, "max_extra_length": 5}
+    run.write(
+        RunConfigs(model.config, None, TrainingConfig(), search=search), source, target, model
+    )
+    return run
+
+
+def test_run_is_loaded_with_its_own_search(run, words):
+    translator = Translator.load(run.path)
+    assert translator.search.max_extra_length == 5
+    best = translator.translate("two cat")
+    assert str(best) == best.text == f"{words['two']} {words['cat']}"
+    assert translator.translate(["two cat"])[0][0].text == best.text
+    n_best = Translator.load(str(run.path), num_translations=2).translate(["two cat"])
+    assert len(n_best[0]) == 2
+
+
+def test_export_is_loaded(exported, separate_translator):
+    translator = Translator.load(exported)
+    assert str(translator.translate("two cat")) == str(separate_translator.translate("two cat"))
+    with pytest.raises(InputError, match=r"beam_size was fixed when .*/1 was exported; remove it"):
+        Translator.load(exported, beam_size=2)
+
+
+def test_model_of_another_toolkit_is_loaded(sample_model):
+    translator = Translator.load(sample_model("hf_marian"), max_extra_length=3)
+    assert str(translator.translate("a"))
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("runs/none", "there is no file or folder runs/none|runs/none|huggingface_hub"),
+        ("nothing", "nothing does not exist; give the folder of a model, or its file"),
+        ("gs://bucket/run", "gs://bucket/run is not on this machine"),
+    ],
+)
+def test_wrong_name_is_reported(name, part, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(InputError, match=part):
+        Translator.load(name)
+
+
+def test_folder_of_several_versions_names_one(exported):
+    with pytest.raises(InputError, match=f"no SavedModel in {exported.parent}.*/1"):
+        Translator.load(exported.parent)
