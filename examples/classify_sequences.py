@@ -27,7 +27,7 @@ def make_model() -> keras.Model:
     is_token = keras.layers.Lambda(lambda x: x != PAD, output_shape=lambda shape: shape)(ids)
     x = PositionalEncoding(DIM)(TokenEmbedding(VOCABULARY, DIM)(ids))
     encoder = Encoder(num_layers=2, num_heads=4, key_dim=8, value_dim=8, feed_forward_dim=64)
-    x = encoder(x, padding_mask=is_token)  # [B, S, DIM]
+    x = encoder(x, mask=is_token)  # [B, S, DIM]
     x = keras.layers.GlobalAveragePooling1D()(x, mask=is_token)
     return keras.Model(ids, keras.layers.Dense(1, activation="sigmoid")(x))
 

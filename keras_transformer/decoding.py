@@ -34,14 +34,14 @@ class DecodingState(NamedTuple):
         recurrent_state: nest of tensors [B, W, ...] of the hypotheses. Search reorders them along
             W when hypotheses branch or are dropped.
         kv_cache: nest of tensors [B, ..., t * W, any] to which the model appends what each step
-            computed for all W hypotheses. Search only adds room at the end of the last dimension
-            but one, if the state has a fixed capacity. If it has none, the model may drop entries
-            that no later token sees.
+            computed for all W hypotheses. `encode` decides whether they grow or have a fixed
+            capacity, and their type says which (`GrowingSlots`, `FixedSlots`). Search only adds
+            room at the end of the last dimension but one, if they have a capacity. Otherwise the
+            model may drop entries that no later token sees.
         coverage: float32 [B, W, S], attention of a hypothesis to each source token, summed over
             its steps, and 1 for padding; None if it was not asked for or the model has no
             attention. Search reorders it.
-        time: int32 [], tokens read before the newest one; search sets it before each step. Outside
-            a search it is None at first, and a model that needs it counts by itself.
+        time: int32 [], tokens read before the newest one. A step counts them; search sets it.
         ancestors: int32 [B, W, t], set by search before each step: the place, from 0 to W - 1, of
             each hypothesis when its j-th token was read. The last is its own place. If the state
             has a fixed capacity, t is that, and places not yet filled hold -1. None if hypotheses
@@ -54,7 +54,7 @@ class DecodingState(NamedTuple):
     recurrent_state: Any = ()
     kv_cache: Any = ()
     coverage: Tensor | None = None
-    time: Tensor | None = None
+    time: Tensor = 0
     ancestors: Tensor | None = None
 
 

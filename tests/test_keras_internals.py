@@ -15,10 +15,12 @@ PACKAGE = pathlib.Path(__file__).resolve().parents[1] / "keras_transformer"
 
 # Private methods by class: the arguments that are given to them, or that they are overridden with.
 METHODS = {
-    # training/checkpoint_contents.py, models/train_step.py: the layers within a layer
+    # layers/base.py, models/train_step.py: the layers within a layer
     (keras.layers.Layer, "_flatten_layers"): ("include_self", "recursive"),
-    # models/transformer.py: overridden, so that subclasses of a built model may add layers
+    # models/seq2seq.py: overridden, so that subclasses of a built model may add layers
     (keras.layers.Layer, "_lock_state"): (),
+    # layers/base.py: overridden, so that the layers of a frozen layer are frozen
+    (keras.layers.Layer, "_post_build"): (),
     # models/train_step.py: overridden, for several workers and uneven batches
     (keras.Model, "_maybe_symbolic_build"): ("iterator", "data_batch"),
     (keras.Model, "_symbolic_build"): ("data_batch",),

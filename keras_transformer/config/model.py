@@ -449,7 +449,9 @@ class RecurrentConfig(ModelConfig):
         False, "Let the decoder attend to its earlier states (Paulus et al. 2018, 2.2)."
     )
     input_feeding: bool = option(
-        False, "Feed the last context to the decoder beside each token (Luong et al. 2015, 3.3)."
+        False,
+        "Feed the last context vector to the decoder beside each token. (Luong et al. 2015, 3.3, "
+        "feed the attentional vector, made of the context and the state.)",
     )
     bridge_activation: Literal["relu", "tanh"] = option(
         "relu",

@@ -265,16 +265,16 @@ def transformer_parts(model: Any) -> Iterator[Part]:
             attention = layer.self_attention
             yield Part(side, index, ("self.query", "self.key", "self.value"), attention.projection)
             yield Part(side, index, ("self.out",), attention.output_projection)
-            yield Part(side, index, ("self.norm",), layer.self_attention_residual.norm)
+            yield Part(side, index, ("self.norm",), layer.self_attention_norm)
             if side == "decoder":
                 attention = layer.cross_attention
                 yield Part(side, index, ("cross.query",), attention.query_projection)
                 yield Part(side, index, ("cross.key", "cross.value"), attention.memory_projection)
                 yield Part(side, index, ("cross.out",), attention.output_projection)
-                yield Part(side, index, ("cross.norm",), layer.cross_attention_residual.norm)
+                yield Part(side, index, ("cross.norm",), layer.cross_attention_norm)
             yield Part(side, index, ("ffn.inner",), layer.feed_forward.inner)
             yield Part(side, index, ("ffn.outer",), layer.feed_forward.outer)
-            yield Part(side, index, ("ffn.norm",), layer.feed_forward_residual.norm)
+            yield Part(side, index, ("ffn.norm",), layer.feed_forward_norm)
         if stack.final_norm is not None:
             yield Part(side, 0, ("final.norm",), stack.final_norm)
     if model.config.embedding_norm:

@@ -5,13 +5,12 @@ Only dropout uses TensorFlow directly: to know which replica it runs on.
 
 from keras_transformer.layers.attention import (
     CrossAttention,
-    KeysValues,
     MultiHeadAttention,
     SelfAttention,
-    WindowedSelfAttention,
 )
 from keras_transformer.layers.base import Dropout
 from keras_transformer.layers.embedding import PositionalEncoding, TokenEmbedding, sinusoids
+from keras_transformer.layers.kv_cache import FixedSlots, GrowingSlots, KeysValues, slot_bias
 from keras_transformer.layers.recurrent import (
     LSTM,
     LSTMState,
@@ -28,9 +27,9 @@ from keras_transformer.layers.transformer import (
     EncoderLayer,
     FeedForward,
     LayerNormalization,
-    Residual,
 )
 from keras_transformer.layers.universal import UniversalDecoder, UniversalEncoder
+from keras_transformer.layers.windowed_attention import WindowedSelfAttention
 
 __all__ = [
     "LSTM",
@@ -41,6 +40,8 @@ __all__ = [
     "Encoder",
     "EncoderLayer",
     "FeedForward",
+    "FixedSlots",
+    "GrowingSlots",
     "KeysValues",
     "LSTMState",
     "LayerNormalization",
@@ -50,7 +51,6 @@ __all__ = [
     "RecurrentEncoder",
     "RecurrentMemory",
     "RecurrentState",
-    "Residual",
     "SelfAttention",
     "SingleHeadAttention",
     "TokenEmbedding",
@@ -58,4 +58,5 @@ __all__ = [
     "UniversalEncoder",
     "WindowedSelfAttention",
     "sinusoids",
+    "slot_bias",
 ]

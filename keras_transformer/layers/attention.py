@@ -1,65 +1,39 @@
-"""Multi-head scaled dot-product attention (Vaswani et al. 2017, 3.2), full, cached and restricted.
-
-`call` attends to a whole sequence. `step` decodes: it reads one token of each hypothesis, and finds
-keys and values of the earlier tokens in a cache. All W hypotheses of a sentence share one cache, in
-which slot i * W + w holds token i of row w. The cache is never reordered: `score_bias` shows each
-hypothesis the slots of its own ancestors, see `masks.ancestor_bias`.
+"""Multi-head scaled dot-product attention (Vaswani et al. 2017, 3.2), whole and cached.
 
 `SelfAttention` and `CrossAttention` are the layers of the models; `MultiHeadAttention` is Keras's
-layer, with cached steps added. In `WindowedSelfAttention` each position sees a window of its
-neighbors (section 4).
+layer, with cached steps added. `call` attends to a whole sequence. `step` decodes: it reads one
+token of each hypothesis, and finds keys and values of the earlier tokens in a cache, see
+`kv_cache.py`.
 
 Shapes: B batch, T queries, S keys, D model dimension, H heads, K key dimension of a head,
-U value dimension of a head; while decoding, W hypotheses a sentence and t tokens read so far;
-in windows, N blocks, b positions of a block, c keys that a block may see.
+U value dimension of a head; while decoding, W hypotheses a sentence and t tokens read so far.
 """
 
-import math
-from numbers import Integral
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import keras
 from keras import ops
 
 from keras_transformer.decoding import Tensor
 from keras_transformer.errors import InputError, check_choice
-from keras_transformer.layers.base import Dropout, Layer
+from keras_transformer.layers.base import Dropout, Layer, full_precision
 from keras_transformer.layers.embedding import relative_scores, relative_values, rotate
-from keras_transformer.layers.masks import MASKED, attention_bias, combine_masks
-
-_FEW_QUERIES = 16  # at most so many in a step with a usual beam
-_MIN_BLOCK = 16  # positions; products of smaller blocks are slow
-_HEADS_AT_ONCE = 2  # the blocks overlap: fewer heads at once take less memory
-
-
-class KeysValues(NamedTuple):
-    """Projected keys and values."""
-
-    keys: Tensor  # [..., H, S, K]
-    values: Tensor  # [..., H, S, U]
+from keras_transformer.layers.kv_cache import KeysValues, empty_slots, sequence_bias
+from keras_transformer.layers.masks import combine_masks
 
 
 def attention_weights(query: Tensor, keys: Tensor, bias: Tensor | None) -> Tensor:
-    """Returns softmax(query keys^T + bias) as [..., H, T, S], computed in float32.
+    """Returns softmax(query keys^T + bias) as [..., H, T, S], computed in float32 at least.
 
     The query [..., H, T, K] is already scaled by 1/sqrt(K) (3.2.1, eq. 1).
     """
-    scores = ops.cast(_products(query, keys), "float32")  # [..., H, T, S]
+    scores = ops.matmul(query, ops.swapaxes(keys, -1, -2))  # [..., H, T, S]
+    scores = ops.cast(scores, full_precision(query.dtype))
     if scores.shape[-1] == 1:  # a single key has all the weight; ops.softmax would warn
         return ops.ones_like(scores, dtype=query.dtype)
     if bias is not None:
-        scores = scores + ops.cast(bias, "float32")
+        scores = scores + ops.cast(bias, scores.dtype)
     return ops.cast(ops.softmax(scores, axis=-1), query.dtype)
-
-
-def _products(query: Tensor, keys: Tensor) -> Tensor:
-    """Returns query keys^T."""
-    num_queries, num_keys = query.shape[-2], keys.shape[-2]
-    if num_queries is None or num_queries > _FEW_QUERIES or num_keys is None:
-        return ops.matmul(query, ops.swapaxes(keys, -1, -2))
-    # XLA, which knows all shapes, copies what it transposes: it is cheaper to transpose a few
-    # products than all keys at each step.
-    return ops.swapaxes(ops.matmul(keys, ops.swapaxes(query, -1, -2)), -1, -2)
 
 
 def split_heads(x: Tensor, num_heads: int, length: int | Tensor | None = None) -> Tensor:
@@ -80,62 +54,6 @@ def merge_heads_to_rows(x: Tensor) -> Tensor:
     return ops.reshape(ops.swapaxes(x, 1, 2), (-1, x.shape[1] * x.shape[3]))
 
 
-def append_slots(cache: Tensor, new: Tensor, time: Tensor, has_capacity: bool) -> Tensor:
-    """Appends the keys or values of the W newest tokens to the cache.
-
-    Args:
-        cache: [B, H, t * W, K]; or, of fixed capacity, [B, H, capacity * W, K].
-        new: [B, H, W, K].
-        time: int32 [], t.
-        has_capacity: whether the cache is of fixed capacity.
-
-    Returns:
-        [B, H, (t + 1) * W, K]; or the cache, its next free slots overwritten.
-    """
-    if not has_capacity:
-        return ops.concatenate([cache, new], axis=2)
-    return ops.slice_update(cache, (0, 0, time * new.shape[2], 0), new)
-
-
-def append_tokens(
-    kv_cache: KeysValues, new: KeysValues, time: Tensor, num_slots: int | None
-) -> tuple[KeysValues, bool]:
-    """Appends the keys and values of the W newest tokens to a cache, see `append_slots`.
-
-    Args:
-        kv_cache: of the tokens before.
-        new: keys [B, H, W, K] and values [B, H, W, U].
-        time: int32 [], t.
-        num_slots: of the step's `score_bias`, which counts the new tokens already; None if unknown.
-
-    Returns:
-        The cache, and whether it is of fixed capacity: one that grows has fewer slots than that.
-    """
-    has_capacity = num_slots is not None and (kv_cache.keys.shape[2] or 0) >= num_slots
-    pairs = zip(kv_cache, new, strict=True)
-    return KeysValues(*(append_slots(*pair, time, has_capacity) for pair in pairs)), has_capacity
-
-
-def unbranched_bias(kv_cache: KeysValues, time: Tensor | int, reach: int | None = None) -> Tensor:
-    """Returns the bias of a step without a beam (W = 1), which hides slots that are not filled yet.
-
-    Args:
-        kv_cache: of a layer, before the new tokens.
-        time: tokens read before; an int if the cache grows.
-        reach: how many tokens before the new one a window can see; None for all.
-    """
-    num_slots = kv_cache.keys.shape[2]
-    grows = num_slots is None  # a cache that grows has exactly the tokens read
-    if isinstance(time, Integral):
-        grows = num_slots == (time if reach is None else min(time, reach))
-    if grows:
-        return ops.zeros((1, 1, 1, ops.shape(kv_cache.keys)[2] + 1))
-    first, size = 0, num_slots
-    if reach is not None:
-        first, size = ops.maximum(time - reach, 0), min(reach + 1, num_slots)
-    return attention_bias(first + ops.arange(size) <= time)[None, None, None]
-
-
 def empty_kv_cache(layer: Any, batch: int | Tensor, num_slots: int = 0) -> KeysValues:
     """Returns the KV cache of an attention layer before the first token.
 
@@ -144,11 +62,19 @@ def empty_kv_cache(layer: Any, batch: int | Tensor, num_slots: int = 0) -> KeysV
         batch: B.
         num_slots: capacity in tokens of all hypotheses together; 0 for a cache that grows.
     """
-    keys, values = (
-        ops.zeros((batch, layer.num_heads, num_slots, width), layer.compute_dtype)
-        for width in (layer.key_dim, layer.value_dim)
+    return KeysValues(
+        *(
+            empty_slots(batch, layer.num_heads, num_slots, width, layer.compute_dtype)
+            for width in (layer.key_dim, layer.value_dim)
+        )
     )
-    return KeysValues(keys, values)
+
+
+def append_tokens(kv_cache: KeysValues, new: list[Tensor], time: Tensor | int) -> KeysValues:
+    """Appends the keys [B, H, W, K] and values [B, H, W, U] of the newest tokens to a cache."""
+    return KeysValues(
+        *(slots.append(each, time) for slots, each in zip(kv_cache, new, strict=True))
+    )
 
 
 class ScaledDotProductAttention(Layer):
@@ -272,9 +198,8 @@ class SelfAttention(ScaledDotProductAttention):
     def call(
         self,
         x: Tensor,
+        mask: Tensor | None = None,
         attention_mask: Tensor | None = None,
-        padding_mask: Tensor | None = None,
-        score_bias: Tensor | None = None,
         use_causal_mask: bool = False,
         training: bool | None = None,
         return_attention_scores: bool = False,
@@ -282,11 +207,9 @@ class SelfAttention(ScaledDotProductAttention):
         """Attends from every position of x [B, T, D] to all that the masks allow.
 
         Args:
-            x: [B, T, D]. Its Keras mask hides padding.
+            x: [B, T, D].
+            mask: bool [B, T], True at real tokens; None for x's Keras mask.
             attention_mask: bool [B, T, T] or broadcastable, True where a query may attend.
-            padding_mask: bool [B, T], True at real tokens.
-            score_bias: float, broadcasts to [B, H, T, T], added to the scores; replaces x's Keras
-                mask.
             use_causal_mask: whether positions see none after them.
             training: whether dropout is on.
             return_attention_scores: whether to return the attention weights [B, H, T, T] too.
@@ -294,17 +217,11 @@ class SelfAttention(ScaledDotProductAttention):
         Returns:
             [B, T, D], or that and the weights.
         """
-        bias = combine_masks(
-            x,
-            attention_mask=attention_mask,
-            padding_mask=padding_mask,
-            use_causal_mask=use_causal_mask,
-            score_bias=score_bias,
-        )
+        bias = combine_masks(x, mask, attention_mask, use_causal_mask)
         positions = ops.arange(ops.shape(x)[1])
         distances = positions[None, :] - positions[:, None]
         query, keys, values = self._project(x, positions)
-        heads, weights = self._attend_at(distances, query, keys, values, bias, training)
+        heads, weights = self._attend(query, keys, values, bias, training, distances)
         output = self.output_projection(merge_heads(heads))
         return (output, weights) if return_attention_scores else output
 
@@ -321,12 +238,10 @@ class SelfAttention(ScaledDotProductAttention):
 
         Args:
             x: [B * W, D], the new tokens.
-            kv_cache: keys [B, H, t * W, K] and values [B, H, t * W, U] of the tokens before them,
-                from `empty_kv_cache` at first.
-            time: tokens read before, t. An int, or int32 [] if the cache is of fixed capacity.
-            score_bias: [B, 1, W, (t + 1) * W], lets each hypothesis see its ancestors and its new
-                token; as many slots as the cache if that is of fixed capacity. None: each row is a
-                sequence and sees all that it has read.
+            kv_cache: of the tokens before them, from `empty_kv_cache` at first.
+            time: tokens read before, t.
+            score_bias: [B, 1, W, S] from `slot_bias`, which lets each hypothesis see its ancestors
+                and its new token. None: each row is a sequence and sees all that it has read.
 
         Returns:
             [B * W, D] and the KV cache with the new tokens added.
@@ -342,18 +257,22 @@ class SelfAttention(ScaledDotProductAttention):
             True
         """
         if score_bias is None:
-            score_bias = unbranched_bias(kv_cache, time)
-        num_hypotheses = score_bias.shape[2]
-        query, kv_cache, _ = self._read(x, kv_cache, time, score_bias)
-        distances = self._step_distances(score_bias, num_hypotheses, time, 0)
-        heads, _ = self._attend_at(distances, query, *kv_cache, score_bias, training=False)
+            score_bias = sequence_bias(kv_cache.keys, time)
+        num_hypotheses = 1 if score_bias is None else score_bias.shape[2]
+        query, *new = self._project(x, time, num_hypotheses)
+        kv_cache = append_tokens(kv_cache, new, time)
+        keys, values = (slots.entries for slots in kv_cache)
+        distances = ops.arange(ops.shape(keys)[2]) // num_hypotheses - time
+        heads, _ = self._attend(query, keys, values, score_bias, False, distances)
         return self.output_projection(merge_heads_to_rows(heads)), kv_cache
 
     def empty_kv_cache(self, batch: int | Tensor, num_slots: int = 0) -> KeysValues:
         """Returns the KV cache before the first token, see `empty_kv_cache`."""
         return empty_kv_cache(self, batch, num_slots)
 
-    def _project(self, x: Tensor, positions: Tensor, length: int | None = None) -> list[Tensor]:
+    def _project(
+        self, x: Tensor, positions: Tensor | int, length: int | None = None
+    ) -> list[Tensor]:
         """Returns query, keys and values [B, H, T, K or U]; rows x [B * T, D] have T = `length`."""
         projected = self.projection(x)
         if self.key_dim == self.value_dim:  # the heads of all three at once
@@ -367,37 +286,21 @@ class SelfAttention(ScaledDotProductAttention):
             query, keys = rotate(query, positions), rotate(keys, positions)
         return [query, keys, values]
 
-    def _read(
-        self, x: Tensor, kv_cache: KeysValues, time: Tensor, score_bias: Tensor
-    ) -> tuple[Tensor, KeysValues, bool]:
-        """Returns the query [B, H, W, K] of new tokens, the cache with them added, and whether it
-        is of fixed capacity; arguments as in `step`.
-        """
-        num_hypotheses, num_slots = score_bias.shape[2:]
-        query, key, value = self._project(x, time, num_hypotheses)
-        return query, *append_tokens(kv_cache, KeysValues(key, value), time, num_slots)
-
-    def _step_distances(
-        self, score_bias: Tensor, num_hypotheses: int, time: Tensor, first: Tensor | int
-    ) -> Tensor:
-        """Returns the distances [S] from new tokens to slots, of which `first` is the oldest."""
-        return first + ops.arange(ops.shape(score_bias)[3]) // num_hypotheses - time
-
-    def _attend_at(
+    def _attend(
         self,
-        distances: Tensor,
         query: Tensor,
         keys: Tensor,
         values: Tensor,
         bias: Tensor | None,
         training: bool | None,
+        distances: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """`_attend`, with vectors for the distances [T, S] or [S] if positions are relative."""
+        """Attends, with a vector for each of the distances [T, S] or [S] if these are relative."""
         if self.positions != "relative":
-            return self._attend(query, keys, values, bias, training)
+            return super()._attend(query, keys, values, bias, training)
         query = query * self.key_dim**-0.5
         scores = relative_scores(query, self.relative_keys, distances)
-        bias = scores if bias is None else scores + ops.cast(bias, "float32")
+        bias = scores if bias is None else scores + ops.cast(bias, scores.dtype)
         weights = attention_weights(query, keys, bias)
         dropped = self.dropout(weights, training=training)
         heads = ops.matmul(dropped, values)
@@ -454,9 +357,8 @@ class CrossAttention(ScaledDotProductAttention):
         self,
         x: Tensor,
         memory: Tensor | KeysValues,
+        memory_mask: Tensor | None = None,
         attention_mask: Tensor | None = None,
-        padding_mask: Tensor | None = None,
-        score_bias: Tensor | None = None,
         training: bool | None = None,
         return_attention_scores: bool = False,
     ) -> Any:
@@ -464,24 +366,18 @@ class CrossAttention(ScaledDotProductAttention):
 
         Args:
             x: [B, T, D].
-            memory: [B, S, any], whose Keras mask hides padding; or `project_memory` of it, for
-                several calls with the same memory.
+            memory: [B, S, any]; or `project_memory` of it, for several calls with the same memory.
+            memory_mask: bool [B, S], True at real tokens; None for the memory's Keras mask.
             attention_mask: bool [B, T, S] or broadcastable, True where a query may attend.
-            padding_mask: bool [B, S], True at real tokens of the memory.
-            score_bias: float, broadcasts to [B, H, T, S], added to the scores; replaces the
-                memory's Keras mask.
             training: whether dropout is on.
             return_attention_scores: whether to return the attention weights [B, H, T, S] too.
 
         Returns:
             [B, T, D], or that and the weights.
         """
-        bias = combine_masks(
-            memory,
-            attention_mask=attention_mask,
-            padding_mask=padding_mask,
-            score_bias=score_bias,
-        )
+        if isinstance(memory_mask, KeysValues):  # Keras gives each part of the memory its mask
+            memory_mask = None
+        bias = combine_masks(memory, memory_mask, attention_mask)
         if not isinstance(memory, KeysValues):
             memory = self.project_memory(memory)
         query = split_heads(self.query_projection(x), self.num_heads)  # [B, H, T, K]
@@ -537,9 +433,9 @@ class MultiHeadAttention(keras.layers.MultiHeadAttention):
         dropout. The layer must have been built.
         """
         if score_bias is None:
-            score_bias = unbranched_bias(kv_cache, time)
-        num_hypotheses, num_slots = score_bias.shape[2:]
-        query, key, value = (
+            score_bias = sequence_bias(kv_cache.keys, time)
+        num_hypotheses = 1 if score_bias is None else score_bias.shape[2]
+        query, *new = (
             ops.swapaxes(
                 ops.reshape(dense(x[:, None]), (-1, num_hypotheses, self.num_heads, width)), 1, 2
             )
@@ -549,10 +445,10 @@ class MultiHeadAttention(keras.layers.MultiHeadAttention):
                 (self.value_dense, self.value_dim),
             )
         )  # [B, H, W, K or U]
-        kv_cache, _ = append_tokens(kv_cache, KeysValues(key, value), time, num_slots)
-        query = query * self.key_dim**-0.5
-        weights = attention_weights(query, kv_cache.keys, score_bias)  # [B, H, W, S]
-        heads = ops.swapaxes(ops.matmul(weights, kv_cache.values), 1, 2)  # [B, W, H, U]
+        kv_cache = append_tokens(kv_cache, new, time)
+        keys, values = (slots.entries for slots in kv_cache)
+        weights = attention_weights(query * self.key_dim**-0.5, keys, score_bias)  # [B, H, W, S]
+        heads = ops.swapaxes(ops.matmul(weights, values), 1, 2)  # [B, W, H, U]
         output = self.output_dense(heads)
         return ops.reshape(output, (-1, *output.shape[2:])), kv_cache
 
@@ -565,226 +461,3 @@ class MultiHeadAttention(keras.layers.MultiHeadAttention):
                     "`call`"
                 )
         return empty_kv_cache(self, batch, num_slots)
-
-
-@keras.saving.register_keras_serializable(package="keras_transformer")
-class WindowedSelfAttention(SelfAttention):
-    """Self-attention to a window of positions (Vaswani et al. 2017, 4).
-
-    `call` computes a band of the attention matrix in blocks: b queries attend to the keys of their
-    own block and of its edges, so time and memory grow with r T and not with T^2. While decoding, a
-    KV cache that grows forgets what no later token sees, and one of fixed capacity is read in part.
-
-    Args:
-        window: positions that a position sees, r in Table 1: its own and (r - 1) / 2 on each side,
-            or, with a causal mask, its own and the (r - 1) / 2 before it.
-        **kwargs: see `SelfAttention`.
-
-    Raises:
-        InputError: the window is even or less than 1.
-
-    Example:
-        >>> x = np.ones((2, 100, 16), "float32")
-        >>> WindowedSelfAttention(window=9, num_heads=4, key_dim=4, value_dim=4)(x).shape
-        TensorShape([2, 100, 16])
-    """
-
-    def __init__(self, *, window: int, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        if window < 1 or window % 2 == 0:
-            raise InputError(f"window must be odd and at least 1, got {window}")
-        self.window = window
-        self.reach = window // 2  # positions seen on a side
-
-    def call(
-        self,
-        x: Tensor,
-        attention_mask: Tensor | None = None,
-        padding_mask: Tensor | None = None,
-        score_bias: Tensor | None = None,
-        use_causal_mask: bool = False,
-        training: bool | None = None,
-        return_attention_scores: bool = False,
-    ) -> Any:
-        """Attends as `SelfAttention.call` within the window.
-
-        Blocks need masks that are the same for all queries and heads. With others, or with
-        `return_attention_scores`, the whole attention matrix is computed.
-        """
-        bias = combine_masks(
-            x, attention_mask=attention_mask, padding_mask=padding_mask, score_bias=score_bias
-        )
-        length = ops.shape(x)[1]
-        is_same_for_all = bias is None or (len(bias.shape) == 4 and bias.shape[1:3] == (1, 1))
-        if return_attention_scores or not is_same_for_all:
-            band = band_bias(length, self.reach, use_causal_mask)
-            return super().call(
-                x,
-                score_bias=band if bias is None else band + ops.cast(bias, "float32"),
-                training=training,
-                return_attention_scores=return_attention_scores,
-            )
-        projected = self._project(x, ops.arange(length))  # [B, H, T, K or U] each
-        num_parts = self.num_heads // math.gcd(self.num_heads, _HEADS_AT_ONCE)
-        parts = [ops.split(each, num_parts, axis=1) for each in projected]
-        heads = []
-        for query, keys, values in zip(*parts, strict=True):
-            blocks = in_blocks(query, keys, values, bias, self.reach, use_causal_mask)
-            attended, _ = self._attend_at(
-                blocks.distances, blocks.query, blocks.keys, blocks.values, blocks.bias, training
-            )  # [N, B, 2, b, U]
-            heads.append(out_of_blocks(attended, length))
-        return self.output_projection(ops.concatenate(heads, axis=-1))
-
-    def step(
-        self,
-        x: Tensor,
-        kv_cache: KeysValues,
-        time: Tensor | int,
-        score_bias: Tensor | None = None,
-    ) -> tuple[Tensor, KeysValues]:
-        """Reads one more token of each hypothesis, as `SelfAttention.step`.
-
-        The bias is that of `visible_ancestors`. A cache that grows keeps the tokens that the next
-        one sees.
-        """
-        if score_bias is None:
-            score_bias = unbranched_bias(kv_cache, time, self.reach)
-        num_hypotheses = score_bias.shape[2]
-        query, kv_cache, has_capacity = self._read(x, kv_cache, time, score_bias)
-        seen, first = kv_cache, ops.maximum(time - self.reach, 0)
-        if has_capacity:
-            start, size = first * num_hypotheses, (self.reach + 1) * num_hypotheses
-            seen = KeysValues(*(slots_from(each, start, size) for each in kv_cache))
-        else:
-            size = self.reach * num_hypotheses
-            kv_cache = KeysValues(*(last_slots(each, size) for each in kv_cache))
-        distances = self._step_distances(score_bias, num_hypotheses, time, first)
-        heads, _ = self._attend_at(distances, query, *seen, score_bias, training=False)
-        return self.output_projection(merge_heads_to_rows(heads)), kv_cache
-
-
-def in_band(distances: Tensor, reach: int, causal: bool) -> Tensor:
-    """Returns whether a window shows keys at these distances from their queries.
-
-    Args:
-        distances: the keys' positions less the queries', of any shape.
-        reach: positions that a position sees before it and, if not causal, after it.
-        causal: whether positions see none after them.
-    """
-    return (distances >= -reach) & (distances <= (0 if causal else reach))
-
-
-def band_bias(length: int | Tensor, reach: int, causal: bool) -> Tensor:
-    """Returns a bias [1, 1, T, T] that lets positions see a window, see `in_band`."""
-    positions = ops.arange(length)
-    distances = positions[None, :] - positions[:, None]
-    return attention_bias(in_band(distances, reach, causal))[None, None]
-
-
-class Blocks(NamedTuple):
-    """A sequence cut up for attention."""
-
-    query: Tensor  # [N, B, H, b, K]
-    keys: Tensor  # [N, B, H, c, K]
-    values: Tensor  # [N, B, H, c, U]
-    bias: Tensor  # [N, B or 1, 1, b, c]
-    distances: Tensor  # int32 [b, c], from queries to keys
-
-
-def in_blocks(
-    query: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, reach: int, causal: bool
-) -> Blocks:
-    """Cuts a sequence into blocks, each with all the keys that its queries may see.
-
-    Args:
-        query, keys: [B, H, T, K].
-        values: [B, H, T, U].
-        bias: [B or 1, 1, 1, T or 1], hides padding; or None.
-        reach, causal: see `in_band`.
-    """
-    length = ops.shape(query)[2]
-    # A block as long as the edges it sees is the best trade of their copies against its products.
-    size = max(reach if causal else 2 * reach, _MIN_BLOCK)
-    size = min(size, length) if isinstance(length, int) else ops.minimum(size, length)
-    edge = min(reach, size) if isinstance(size, int) else ops.minimum(reach, size)
-    if bias is None:
-        bias = ops.zeros((1, 1, 1, 1), "float32")
-    bias = ops.broadcast_to(bias, (ops.shape(bias)[0], 1, 1, length))
-    hidden = _cut(ops.swapaxes(ops.cast(bias, "float32"), 2, 3), size, MASKED)
-    hidden = _with_edges(hidden, size, edge, causal, MASKED)  # [N, B or 1, 1, c, 1]
-    keys, values = (_with_edges(_cut(each, size), size, edge, causal) for each in (keys, values))
-    places = ops.arange(ops.shape(keys)[3]) - edge  # of keys: those of the block itself from 0
-    distances = places[None, :] - ops.arange(size)[:, None]
-    band = attention_bias(in_band(distances, reach, causal))
-    bias = band + ops.swapaxes(hidden, 3, 4)
-    return Blocks(_cut(query, size), keys, values, bias, distances)
-
-
-def out_of_blocks(heads: Tensor, length: int | Tensor) -> Tensor:
-    """Turns blocks [N, B, H, b, U] into [B, T, H * U]."""
-    num_blocks, batch, num_heads, size, width = ops.shape(heads)
-    rows = ops.reshape(
-        ops.transpose(heads, (1, 0, 3, 2, 4)), (batch, num_blocks * size, num_heads * width)
-    )
-    return rows[:, :length]
-
-
-def _cut(x: Tensor, size: int | Tensor, fill: float = 0.0) -> Tensor:
-    """Turns [B, H, T, K] into blocks [N, B, H, b, K], the last one filled up."""
-    batch, num_heads, length, width = ops.shape(x)
-    num_blocks = (length + size - 1) // size
-    missing = num_blocks * size - length
-    x = ops.pad(x, ((0, 0), (0, 0), (0, missing), (0, 0)), constant_values=fill)
-    blocks = ops.reshape(x, (batch, num_heads, num_blocks, size, width))
-    return ops.transpose(blocks, (2, 0, 1, 3, 4))
-
-
-def _with_edges(
-    blocks: Tensor, size: int | Tensor, edge: int | Tensor, causal: bool, fill: float = 0.0
-) -> Tensor:
-    """Turns [N, B, H, b, K] into [N, B, H, c, K]: the end of the block before, each block, and if
-    not causal the beginning of the block after.
-    """
-
-    def shifted(edges: Tensor, first: int, last: int) -> Tensor:
-        return ops.pad(edges, ((first, last), *([(0, 0)] * 4)), constant_values=fill)
-
-    parts = [shifted(blocks[:-1, :, :, size - edge :], 1, 0), blocks]
-    if not causal:
-        parts.append(shifted(blocks[1:, :, :, :edge], 0, 1))
-    return ops.concatenate(parts, axis=3)
-
-
-def visible_ancestors(
-    ancestors: Tensor, kv_cache: KeysValues, time: Tensor, window: int | None
-) -> Tensor:
-    """Returns those of ancestors [B, W, t] that the newest tokens see.
-
-    Args:
-        ancestors: see `DecodingState`.
-        kv_cache: of any layer, before the newest tokens.
-        time: int32 [], tokens read before.
-        window: see `WindowedSelfAttention`; None for all ancestors.
-    """
-    if window is None:
-        return ancestors
-    reach = window // 2
-    capacity, num_slots = ancestors.shape[2], kv_cache.keys.shape[2]
-    if None in (capacity, num_slots) or num_slots < capacity * ancestors.shape[1]:
-        return ancestors[:, :, -(reach + 1) :]
-    return slots_from(ancestors, ops.maximum(time - reach, 0), reach + 1)
-
-
-def slots_from(x: Tensor, first: Tensor, size: int) -> Tensor:
-    """Returns `size` entries of x [B, ., S, ...] from the first, or all if there are fewer."""
-    if x.shape[2] <= size:
-        return x
-    rest = x.shape[3:]
-    start = (0, 0, first, *(0 for _ in rest))
-    return ops.slice(x, start, (ops.shape(x)[0], x.shape[1], size, *rest))
-
-
-def last_slots(x: Tensor, size: int) -> Tensor:
-    """Returns the last `size` entries of x [B, ., S, ...], or all if there are fewer."""
-    return x[:, :, -size:] if size else x[:, :, :0]

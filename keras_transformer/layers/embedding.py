@@ -12,7 +12,7 @@ from keras import ops
 
 from keras_transformer.decoding import Tensor
 from keras_transformer.errors import InputError, check_choice
-from keras_transformer.layers.base import Layer, ReplicaSeeds
+from keras_transformer.layers.base import Layer, ReplicaSeeds, full_precision
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -78,8 +78,10 @@ class TokenEmbedding(Layer):
         return keras.KerasTensor(shape, self.compute_dtype)
 
 
-def sinusoids(positions: Tensor, model_dim: int, layout: str = "sinusoidal") -> Tensor:
-    """Returns the sinusoidal encoding of positions [...] as float32 [..., D].
+def sinusoids(
+    positions: Tensor, model_dim: int, layout: str = "sinusoidal", dtype: str = "float32"
+) -> Tensor:
+    """Returns the sinusoidal encoding of positions [...] as float32 [..., D], or of another dtype.
 
     "sinusoidal" is Vaswani et al. 2017, 3.5, sine and cosine interleaved:
         PE(pos, 2i)   = sin(pos / 10000^(2i / D))
@@ -94,8 +96,8 @@ def sinusoids(positions: Tensor, model_dim: int, layout: str = "sinusoidal") -> 
     check_choice("layout", layout, ("sinusoidal", "concatenated", "halves"))
     num_rates = model_dim // 2
     steps = max(num_rates - 1, 1) if layout == "concatenated" else num_rates
-    rates = ops.exp(ops.arange(num_rates, dtype="float32") * (-math.log(10000.0) / steps))
-    angles = ops.cast(positions, "float32")[..., None] * rates  # [..., D/2]
+    rates = ops.exp(ops.arange(num_rates, dtype=dtype) * (-math.log(10000.0) / steps))
+    angles = ops.expand_dims(ops.cast(positions, dtype), -1) * rates  # [..., D/2]
     sines, cosines = ops.sin(angles), ops.cos(angles)
     if layout != "sinusoidal":
         return ops.concatenate([sines, cosines], axis=-1)
@@ -148,12 +150,13 @@ class PositionalEncoding(Layer):
                 autocast=False,  # its gradient is summed over tokens, in float32
             )
 
-    def call(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
+    def call(self, x: Tensor, offset: Tensor | int = 0, training: bool | None = None) -> Tensor:
         """Returns embeddings x [B, T, D] plus the encodings of their positions.
 
         Args:
             x: the embeddings.
-            positions: int [T] or [B, T], counted from 0; None for 0 to T - 1.
+            offset: what is added to the positions 0 to T - 1, int [] or [B, 1].
+            training: whether a length that is only known when a graph runs is checked, too.
 
         Raises:
             InputError: x is not [B, T, D], or longer than the table of learned positions.
@@ -163,18 +166,21 @@ class PositionalEncoding(Layer):
                 f"positions are added to embeddings [B, T, {self.model_dim}], got {x.shape}; give "
                 "a model batches of ids [B, T], and use `encode` for the encodings of positions"
             )
-        if positions is None:
-            self._check_length(x.shape[1])
-            positions = ops.arange(ops.shape(x)[1])
+        positions = ops.arange(ops.shape(x)[1]) + ops.convert_to_tensor(offset, "int32")
+        if self.kind == "learned":
+            positions = self._checked(positions, x.shape[1], training)
         return x + self.encode(positions)
 
-    def _check_length(self, length: int | None) -> None:
-        last = self.first_position + (length or 0) - 1
-        if self.kind == "learned" and last >= self.max_positions:
-            raise InputError(
-                f"positions up to {last} are beyond the table of max_positions="
-                f"{self.max_positions}; shorten the sequences"
-            )
+    def _checked(self, positions: Tensor, length: int | None, training: bool | None) -> Tensor:
+        """Returns positions that lie in the table."""
+        room = self.max_positions - self.first_position
+        message = (
+            f"the table of max_positions={self.max_positions} has room for {room} tokens; shorten "
+            "the sequences (and max_position_offset), got positions up to"
+        )
+        if length is not None and length > room:
+            raise InputError(f"{message} {length - 1}")
+        return check_in_graph(positions, room, message) if training else positions
 
     def encode(self, positions: Tensor) -> Tensor:
         """Returns the encodings [..., D] of integer positions [...], counted from 0.
@@ -186,7 +192,8 @@ class PositionalEncoding(Layer):
         if self.kind == "learned":
             vectors = ops.take(self.table, ops.minimum(positions, self.max_positions - 1), axis=0)
         else:
-            vectors = sinusoids(positions, self.model_dim, self.kind)
+            dtype = full_precision(self.compute_dtype)
+            vectors = sinusoids(positions, self.model_dim, self.kind, dtype)
         return ops.cast(vectors, self.compute_dtype)
 
 
@@ -222,8 +229,23 @@ class RandomOffset(Layer):
         return (input_shape[0], 1)
 
 
+if keras.backend.backend() == "tensorflow":
+    import tensorflow as tf
+
+    def check_in_graph(positions: Tensor, room: int, message: str) -> Tensor:
+        """Returns positions; a step fails where one is not below `room`. XLA drops the check."""
+        last = tf.reduce_max(positions)
+        with tf.control_dependencies([tf.debugging.Assert(last < room, [message, last])]):
+            return tf.identity(positions)
+
+else:
+
+    def check_in_graph(positions: Tensor, room: int, message: str) -> Tensor:
+        return positions
+
+
 def relative_scores(query: Tensor, table: Tensor, distances: Tensor) -> Tensor:
-    """Returns query a^K, float32 [..., T, S], to be added to query keys^T.
+    """Returns query a^K, [..., T, S] in float32 at least, to be added to query keys^T.
 
     Shaw et al. 2018, 3.2, eq. 4: relative positions as vectors added to the keys.
 
@@ -234,7 +256,7 @@ def relative_scores(query: Tensor, table: Tensor, distances: Tensor) -> Tensor:
     """
     outer, pairs = _labels(query, distances)
     scores = ops.einsum(f"{outer}tk,{pairs}k->{outer}ts", query, _rows(table, distances, query))
-    return ops.cast(scores, "float32")
+    return ops.cast(scores, full_precision(query.dtype))
 
 
 def relative_values(weights: Tensor, table: Tensor, distances: Tensor) -> Tensor:
@@ -277,13 +299,13 @@ def rotate(x: Tensor, positions: Tensor) -> Tensor:
         positions: int, broadcasts to x.shape[:-1].
 
     Returns:
-        [..., K], computed in float32 and rounded to x's dtype.
+        [..., K], computed in float32 at least and rounded to x's dtype.
     """
-    num_pairs = x.shape[-1] // 2
-    rates = ops.exp(ops.arange(num_pairs, dtype="float32") * (-math.log(10000.0) / num_pairs))
-    angles = ops.cast(positions, "float32")[..., None] * rates  # [..., K/2]
+    num_pairs, dtype = x.shape[-1] // 2, full_precision(x.dtype)
+    rates = ops.exp(ops.arange(num_pairs, dtype=dtype) * (-math.log(10000.0) / num_pairs))
+    angles = ops.expand_dims(ops.cast(positions, dtype), -1) * rates  # [..., K/2]
     sines, cosines = ops.sin(angles), ops.cos(angles)
-    pairs = ops.reshape(ops.cast(x, "float32"), (*ops.shape(x)[:-1], num_pairs, 2))
+    pairs = ops.reshape(ops.cast(x, dtype), (*ops.shape(x)[:-1], num_pairs, 2))
     first, second = pairs[..., 0], pairs[..., 1]
     turned = [first * cosines - second * sines, first * sines + second * cosines]
     return ops.cast(ops.reshape(ops.stack(turned, axis=-1), ops.shape(x)), x.dtype)

@@ -17,10 +17,8 @@ from keras import ops
 
 from keras_transformer.decoding import Tensor
 from keras_transformer.errors import check_choice
-from keras_transformer.layers.attention import append_slots
-from keras_transformer.layers.base import Dense, Dropout, Layer
-
-NOTHING = -1e30  # the logarithm of no attention; finite, so that no difference is NaN
+from keras_transformer.layers.base import Dense, Dropout, Layer, full_precision
+from keras_transformer.layers.masks import MASKED
 
 
 class LSTMState(NamedTuple):
@@ -36,7 +34,7 @@ class LSTM(Layer):
 
     Kernel [D, 4 U], recurrent kernel [U, 4 U] and bias [4 U] have the gates in the order of Keras
     and PyTorch: input, forget, cell, output. It runs no cuDNN kernel, which neither XLA nor a CPU
-    supports, and its state stays in float32.
+    supports, and its state stays in float32 at least.
 
     Args:
         units: U.
@@ -89,7 +87,7 @@ class LSTM(Layer):
             Outputs [B, T, U], and the state after the last real token.
         """
         if state is None:
-            zeros = ops.zeros((ops.shape(x)[0], self.units), "float32")
+            zeros = ops.zeros((ops.shape(x)[0], self.units), full_precision(self.compute_dtype))
             state = LSTMState(zeros, zeros)
 
         def step(projected: Tensor, state: LSTMState) -> tuple[Tensor, LSTMState]:
@@ -104,7 +102,8 @@ class LSTM(Layer):
         """Reads one more token, `projection` of it [B, 4 U], and returns the next state."""
         hidden = ops.cast(state.hidden, self.compute_dtype)
         kernel = ops.cast(self.recurrent_kernel, self.compute_dtype)
-        gates = ops.cast(projected + ops.matmul(hidden, kernel), "float32")  # [B, 4 U]
+        gates = projected + ops.matmul(hidden, kernel)  # [B, 4 U]
+        gates = ops.cast(gates, full_precision(self.compute_dtype))
         input_gate, forget_gate, cell, output_gate = ops.split(gates, 4, axis=-1)
         cell = ops.sigmoid(forget_gate) * state.cell + ops.sigmoid(input_gate) * ops.tanh(cell)
         return LSTMState(ops.sigmoid(output_gate) * ops.tanh(cell), cell)
@@ -130,13 +129,15 @@ def scan(
         backwards: whether to begin at the last time.
 
     Returns:
-        The outputs, float32 [B, T, ...], and the state after the last step, in float32.
+        The outputs [B, T, ...] and the state after the last step, in float32 at least.
     """
+
+    dtype = full_precision(keras.tree.flatten(state)[0].dtype)
 
     # Keras's RNN, because `ops.scan` has no gradient under TensorFlow's XLA.
     class Cell:
         state_size = 0  # unused: the state is given
-        compute_dtype = "float32"
+        compute_dtype = dtype
 
         def __call__(self, inputs: Tensor, states: Any) -> tuple[Tensor, list[Any]]:
             output, state = step(inputs, states[0])
@@ -149,7 +150,7 @@ def scan(
         return_sequences=True,
         return_state=True,
         go_backwards=backwards,
-        dtype="float32",
+        dtype=dtype,
         autocast=False,
     )
     outputs, state = loop(inputs, initial_state=[state], mask=mask)
@@ -220,7 +221,7 @@ class RecurrentEncoder(Layer):
 
         def bridge(layer: keras.layers.Dense, *last: Tensor) -> Tensor:
             both = ops.cast(ops.concatenate(last, axis=-1), self.compute_dtype)  # [B, 2 U]
-            return ops.cast(layer(both), "float32")  # [B, U]
+            return ops.cast(layer(both), full_precision(self.compute_dtype))  # [B, U]
 
         states = []
         for i, (forwards, backwards) in enumerate(zip(self.forwards, self.backwards, strict=True)):
@@ -287,14 +288,14 @@ class SingleHeadAttention(Layer):
         return RecurrentMemory(values, self.memory_projection(values), mask)
 
     def scores(self, query: Tensor, memory: RecurrentMemory) -> Tensor:
-        """Returns the scores of each source token for queries [B, T, U], float32 [B, T, S]."""
+        """Returns the scores [B, T, S] of each source token for queries [B, T, U]."""
         if self.attention_type == "dot":
             scores = ops.matmul(query, ops.swapaxes(memory.keys, 1, 2))
         else:
             query = _by_rows(self.query_projection, query)  # [B, T, A]
             hidden = ops.tanh(query[:, :, None] + memory.keys[:, None])  # [B, T, S, A]
             scores = ops.squeeze(_by_rows(self.vector, hidden), -1)
-        return ops.cast(scores, "float32")
+        return ops.cast(scores, full_precision(scores.dtype))
 
     def compute_output_shape(
         self, query_shape: tuple[int | None, ...], *other_shapes: Any
@@ -322,7 +323,7 @@ def weighted_mean(scores: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor,
     Returns:
         [B, T, any], and the weights, float32 [B, T, S].
     """
-    weights = ops.softmax(ops.where(mask, scores, NOTHING), axis=-1)
+    weights = ops.softmax(ops.where(mask, scores, MASKED), axis=-1)
     weights = ops.where(mask, weights, 0.0)
     return ops.matmul(ops.cast(weights, values.dtype), values), weights
 
@@ -334,12 +335,12 @@ def discount_past(scores: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
 
     Args:
         scores: float32 [..., S], e_t.
-        past: float32 [..., S], L_t-1; `NOTHING` at the first step, whose scores stay.
+        past: float32 [..., S], L_t-1; `MASKED` at the first step, whose scores stay.
 
     Returns:
         The new scores, and L_t.
     """
-    discounted = scores - ops.where(past > NOTHING / 2, past, 0.0)
+    discounted = scores - ops.where(past > MASKED / 2, past, 0.0)
     return discounted, ops.logaddexp(past, scores)
 
 
@@ -362,8 +363,8 @@ class RecurrentDecoder(Layer):
         attention_dim: A.
         intra_temporal: whether attention is divided by that of earlier steps (Paulus et al. 2018).
         intra_decoder: whether the decoder attends to its own earlier states (ibid.).
-        input_feeding: whether the last context is an input beside each token (Luong et al. 2015,
-            3.3).
+        input_feeding: whether the last context vector c_t is an input beside each token. (Luong et
+            al. 2015, 3.3, feed the attentional vector, which is made of c_t and the state.)
         dropout: rate on the output of each layer, and on that of the decoder.
 
     Example:
@@ -428,10 +429,11 @@ class RecurrentDecoder(Layer):
             mask: bool [B, S], True at real tokens of the source.
         """
         batch, length, width = ops.shape(values)
+        dtype = full_precision(self.compute_dtype)
         state = RecurrentState(
             states,
-            ops.zeros((batch, width), "float32") if self.input_feeding else (),
-            ops.full((batch, length), NOTHING, "float32") if self.intra_temporal else (),
+            ops.zeros((batch, width), dtype) if self.input_feeding else (),
+            ops.full((batch, length), MASKED, dtype) if self.intra_temporal else (),
         )
         return self.attention.project_memory(values, mask), state
 
@@ -462,7 +464,7 @@ class RecurrentDecoder(Layer):
                 x = self.dropout(lstm.read(x, state=lstm_state)[0], training=training)
             hidden, scores = x, self.attention.scores(x, memory)
             if self.intra_temporal:
-                scores, _ = scan(discount_past, scores, ops.full_like(scores[:, 0], NOTHING))
+                scores, _ = scan(discount_past, scores, ops.full_like(scores[:, 0], MASKED))
             context, weights = weighted_mean(scores, memory.values, memory.mask[:, None])
         parts, past_weights = [hidden, context], None
         if self.intra_decoder:
@@ -488,7 +490,7 @@ class RecurrentDecoder(Layer):
             x: [B, W, D], the new tokens; W is static.
             memory: of the sentences.
             state: of the hypotheses, rows B * W.
-            history: [B, 1, t * W, U], earlier states; () without attention to them.
+            history: slots [B, 1, t * W, U] of earlier states; () without attention to them.
             time: int32 [], t.
             past_mask: bool [B, W, (t + 1) * W], the earlier states of each hypothesis.
 
@@ -500,9 +502,8 @@ class RecurrentDecoder(Layer):
         hidden, context, weights, state = self._advance(projected, memory, state, x.shape[1])
         parts = [hidden, context]
         if self.intra_decoder:
-            has_capacity = history.shape[2] is not None and history.shape[2] == past_mask.shape[2]
-            history = append_slots(history, hidden[:, None], time, has_capacity)
-            parts.append(self._attend_to_past(hidden, history[:, 0], past_mask)[0])
+            history = history.append(hidden[:, None], time)
+            parts.append(self._attend_to_past(hidden, history.entries[:, 0], past_mask)[0])
         return self._output(parts), weights, state, history
 
     def _read_with_feeding(
@@ -518,7 +519,7 @@ class RecurrentDecoder(Layer):
 
         def step(projected: Tensor, state: RecurrentState) -> tuple[Tensor, RecurrentState]:
             *parts, state = self._advance(projected, memory, state, 1, masks)
-            rows = [ops.cast(part[:, 0], "float32") for part in parts]
+            rows = [ops.cast(part[:, 0], full_precision(part.dtype)) for part in parts]
             return ops.concatenate(rows, axis=-1), state  # [B, U + 2 U + S]
 
         joined, _ = scan(step, self.layers[0].projection(x), state)
@@ -557,7 +558,8 @@ class RecurrentDecoder(Layer):
         context, weights = weighted_mean(scores, memory.values, memory.mask[:, None])
         fed: Any = ()
         if self.input_feeding:
-            fed = ops.cast(ops.reshape(context, (-1, 2 * self.units)), "float32")
+            fed = ops.reshape(context, (-1, 2 * self.units))
+            fed = ops.cast(fed, full_precision(fed.dtype))
         return hidden, context, weights, RecurrentState(tuple(layers), fed, past)
 
     def _attend_to_past(self, query: Tensor, states: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -566,7 +568,7 @@ class RecurrentDecoder(Layer):
         Returns their means [B, T, U] for queries [B, T, U], and the weights [B, T, any].
         """
         products = ops.matmul(self.intra_query(query), ops.swapaxes(states, 1, 2))
-        return weighted_mean(ops.cast(products, "float32"), states, mask)
+        return weighted_mean(ops.cast(products, full_precision(products.dtype)), states, mask)
 
     def _output(self, parts: list[Tensor], training: bool | None = None) -> Tensor:
         """Returns V [h; context] + b (See et al. 2017, eq. 4), with the past's mean beside them."""

@@ -1,12 +1,16 @@
 """Encoder and decoder of the Transformer: N layers each (Vaswani et al. 2017, 3.1).
 
-A layer is a row of sub-layers, each within a residual connection. `call` reads whole sequences, as
-in training; the decoder's `step` reads one token of each hypothesis with the same sub-layers.
+A layer is a row of sub-layers, each within a residual connection (3.1, 5.4). With norm_position
+"post" a sub-layer turns x into the paper's LayerNorm(x + Dropout(Sublayer(x))); with "pre" into
+x + Dropout(Sublayer(LayerNorm(x))), which trains deep stacks more easily and needs one more norm at
+the end of the stack. `call` reads whole sequences, as in training; the decoder's `step` reads one
+token of each hypothesis with the same sub-layers.
 
 Shapes: B batch, T target length, S source length, D model dimension, F inner dimension of
 feed-forward, H heads, W hypotheses a sentence.
 """
 
+import functools
 from typing import Any, Literal
 
 import keras
@@ -14,14 +18,11 @@ from keras import ops
 
 from keras_transformer.decoding import Tensor
 from keras_transformer.errors import check_choice
-from keras_transformer.layers.attention import (
-    CrossAttention,
-    KeysValues,
-    SelfAttention,
-    WindowedSelfAttention,
-)
-from keras_transformer.layers.base import Dropout, Layer, ReadsMemory, with_scores
-from keras_transformer.layers.masks import combine_masks
+from keras_transformer.layers.attention import CrossAttention, SelfAttention
+from keras_transformer.layers.base import Dropout, Layer, ReadsMemory, full_precision, with_scores
+from keras_transformer.layers.kv_cache import KeysValues
+from keras_transformer.layers.masks import keras_mask
+from keras_transformer.layers.windowed_attention import WindowedSelfAttention
 
 ACTIVATIONS = {
     "relu": ops.relu,
@@ -101,8 +102,8 @@ class LayerNormalization(Layer):
 
     def call(self, x: Tensor) -> Tensor:
         """Returns x [..., D] normalized, of the same shape and dtype."""
-        # Half precision cannot hold the sum of squares: statistics are always float32.
-        full = ops.cast(x, "float32")
+        # Half precision cannot hold the sum of squares.
+        full = ops.cast(x, full_precision(x.dtype))
         centered = full - ops.mean(full, axis=-1, keepdims=True)
         variance = ops.mean(ops.square(centered), axis=-1, keepdims=True)
         if self.form == "variance":
@@ -110,67 +111,8 @@ class LayerNormalization(Layer):
         else:
             # The square root has no finite slope at 0; a tiny floor keeps gradients finite.
             normal = centered / (ops.sqrt(ops.maximum(variance, 1e-24)) + self.epsilon)
-        gain, bias = ops.cast(self.gain, "float32"), ops.cast(self.bias, "float32")
+        gain, bias = ops.cast(self.gain, full.dtype), ops.cast(self.bias, full.dtype)
         return ops.cast(normal * gain + bias, self.compute_dtype)
-
-
-@keras.saving.register_keras_serializable(package="keras_transformer")
-class Residual(Layer):
-    """The residual connection around a sub-layer, with its normalization and dropout (3.1, 5.4).
-
-    "post" is the paper's LayerNorm(x + Dropout(Sublayer(x))); "pre" is
-    x + Dropout(Sublayer(LayerNorm(x))), which trains deep stacks more easily and needs one more
-    norm at the end of the stack.
-
-    Args:
-        norm_position: "post" or "pre".
-        norm_form, norm_epsilon: see `LayerNormalization`.
-        dropout: rate on the sub-layer's output.
-
-    Example:
-        >>> residual, sublayer = Residual(norm_position="pre"), FeedForward(32)
-        >>> x = np.ones((2, 5, 16), "float32")
-        >>> residual(x, sublayer(residual.pre_norm(x))).shape
-        TensorShape([2, 5, 16])
-    """
-
-    def __init__(
-        self,
-        *,
-        norm_position: Literal["post", "pre"] = "post",
-        norm_form: Literal["variance", "sigma"] = "variance",
-        norm_epsilon: float = 1e-6,
-        dropout: float = 0.0,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(**kwargs)
-        check_choice("norm_position", norm_position, ("post", "pre"))
-        self.norm_position = norm_position
-        self.norm = LayerNormalization(
-            norm_epsilon, norm_form, name="norm", dtype=self.dtype_policy
-        )
-        self.dropout = Dropout(dropout, name="dropout", dtype=self.dtype_policy)
-
-    def build(self, input_shape: tuple[int | None, ...], *other_shapes: Any) -> None:
-        if not self.norm.built:  # by `pre_norm`
-            self.norm.build(input_shape)
-
-    def pre_norm(self, x: Tensor) -> Tensor:
-        """Returns the sub-layer's input for x [B, T, D]: normalized if norm_position is "pre"."""
-        if self.norm_position == "post":
-            return x
-        # A functional model saves the weights of its layers, which the norm is not.
-        return self(x) if isinstance(x, keras.KerasTensor) else self.norm(x)
-
-    def call(self, x: Tensor, output: Tensor | None = None, training: bool | None = None) -> Tensor:
-        """Returns the next x [B, T, D] from x and the sub-layer's output.
-
-        Without an output it returns `pre_norm` of x.
-        """
-        if output is None:
-            return self.pre_norm(x)
-        x = x + self.dropout(output, training=training)
-        return x if self.norm_position == "pre" else self.norm(x)
 
 
 class TransformerLayer(Layer):
@@ -182,7 +124,9 @@ class TransformerLayer(Layer):
         attention_window: see `WindowedSelfAttention`; None for all positions.
         positions, max_relative_distance: see `SelfAttention`.
         feed_forward_dim, feed_forward_dropout, activation: see `FeedForward`.
-        dropout, norm_position, norm_form, norm_epsilon: see `Residual`.
+        dropout: rate on the output of each sub-layer.
+        norm_position: "post" or "pre", where the norms stand.
+        norm_form, norm_epsilon: see `LayerNormalization`.
     """
 
     has_cross_attention = False
@@ -208,14 +152,9 @@ class TransformerLayer(Layer):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        check_choice("norm_position", norm_position, ("post", "pre"))
+        self.is_pre_norm = norm_position == "pre"
         dtype = self.dtype_policy
-        residual: dict[str, Any] = dict(
-            norm_position=norm_position,
-            norm_form=norm_form,
-            norm_epsilon=norm_epsilon,
-            dropout=dropout,
-            dtype=dtype,
-        )
         attention: dict[str, Any] = dict(
             num_heads=num_heads,
             key_dim=key_dim,
@@ -232,24 +171,26 @@ class TransformerLayer(Layer):
             if attention_window is None
             else WindowedSelfAttention(window=attention_window, **of_self)
         )
-        self.self_attention_residual = Residual(**residual, name="self_attention_residual")
+        norm = functools.partial(LayerNormalization, norm_epsilon, norm_form, dtype=dtype)
+        self.self_attention_norm = norm(name="self_attention_norm")
         if self.has_cross_attention:
             self.cross_attention = CrossAttention(**attention, name="cross_attention")
-            self.cross_attention_residual = Residual(**residual, name="cross_attention_residual")
+            self.cross_attention_norm = norm(name="cross_attention_norm")
         self.feed_forward = FeedForward(
             feed_forward_dim, feed_forward_dropout, activation, name="feed_forward", dtype=dtype
         )
-        self.feed_forward_residual = Residual(**residual, name="feed_forward_residual")
+        self.feed_forward_norm = norm(name="feed_forward_norm")
+        self.dropout = Dropout(dropout, name="dropout", dtype=dtype)
 
     def build(self, input_shape: tuple[int | None, ...], *memory_shape: Any) -> None:
         self.self_attention.build(input_shape)
-        self.self_attention_residual.build(input_shape)
+        self.self_attention_norm.build(input_shape)
         if self.has_cross_attention:
             if not self.cross_attention.built:  # by `project_memory`
                 self.cross_attention.build(input_shape, *memory_shape)
-            self.cross_attention_residual.build(input_shape)
+            self.cross_attention_norm.build(input_shape)
         self.feed_forward.build(input_shape)
-        self.feed_forward_residual.build(input_shape)
+        self.feed_forward_norm.build(input_shape)
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -267,9 +208,8 @@ class EncoderLayer(TransformerLayer):
     def call(
         self,
         x: Tensor,
+        mask: Tensor | None = None,
         attention_mask: Tensor | None = None,
-        padding_mask: Tensor | None = None,
-        score_bias: Tensor | None = None,
         use_causal_mask: bool = False,
         training: bool | None = None,
         return_attention_scores: bool = False,
@@ -278,21 +218,23 @@ class EncoderLayer(TransformerLayer):
 
         Args: see `SelfAttention.call`.
         """
-        y = self.self_attention_residual.pre_norm(x)
+        y = self.self_attention_norm(x) if self.is_pre_norm else x
         y, scores = with_scores(
             self.self_attention(
                 y,
+                mask=mask,
                 attention_mask=attention_mask,
-                padding_mask=padding_mask,
-                score_bias=score_bias,
                 use_causal_mask=use_causal_mask,
                 training=training,
                 return_attention_scores=return_attention_scores,
             )
         )
-        x = self.self_attention_residual(x, y, training=training)
-        y = self.feed_forward(self.feed_forward_residual.pre_norm(x), training=training)
-        x = self.feed_forward_residual(x, y, training=training)
+        x = x + self.dropout(y, training=training)
+        x = x if self.is_pre_norm else self.self_attention_norm(x)
+
+        y = self.feed_forward_norm(x) if self.is_pre_norm else x
+        x = x + self.dropout(self.feed_forward(y, training=training), training=training)
+        x = x if self.is_pre_norm else self.feed_forward_norm(x)
         return (x, scores) if return_attention_scores else x
 
     def compute_output_spec(
@@ -322,12 +264,10 @@ class DecoderLayer(ReadsMemory, TransformerLayer):
         self,
         x: Tensor,
         memory: Tensor | KeysValues,
+        mask: Tensor | None = None,
+        memory_mask: Tensor | None = None,
         attention_mask: Tensor | None = None,
-        padding_mask: Tensor | None = None,
-        score_bias: Tensor | None = None,
         memory_attention_mask: Tensor | None = None,
-        memory_padding_mask: Tensor | None = None,
-        memory_score_bias: Tensor | None = None,
         use_causal_mask: bool = True,
         training: bool | None = None,
         return_attention_scores: bool = False,
@@ -337,9 +277,8 @@ class DecoderLayer(ReadsMemory, TransformerLayer):
         Args:
             x: [B, T, D].
             memory: the encoder's output, see `CrossAttention.call`.
-            attention_mask, padding_mask, score_bias: of self-attention, see `SelfAttention.call`.
-            memory_attention_mask, memory_padding_mask, memory_score_bias: of cross-attention, see
-                `CrossAttention.call`.
+            mask, attention_mask: of self-attention, see `SelfAttention.call`.
+            memory_mask, memory_attention_mask: of cross-attention, see `CrossAttention.call`.
             use_causal_mask: whether positions of x see none after them.
             training: whether dropout is on.
             return_attention_scores: whether to return the attention weights too.
@@ -348,34 +287,37 @@ class DecoderLayer(ReadsMemory, TransformerLayer):
             [B, T, D]; or that, the weights of self-attention [B, H, T, T], and those of
             cross-attention [B, H, T, S].
         """
-        y = self.self_attention_residual.pre_norm(x)
+        options = dict(training=training, return_attention_scores=return_attention_scores)
+
+        y = self.self_attention_norm(x) if self.is_pre_norm else x
         y, self_scores = with_scores(
             self.self_attention(
                 y,
+                mask=mask,
                 attention_mask=attention_mask,
-                padding_mask=padding_mask,
-                score_bias=score_bias,
                 use_causal_mask=use_causal_mask,
-                training=training,
-                return_attention_scores=return_attention_scores,
+                **options,
             )
         )
-        x = self.self_attention_residual(x, y, training=training)
-        y = self.cross_attention_residual.pre_norm(x)
+        x = x + self.dropout(y, training=training)
+        x = x if self.is_pre_norm else self.self_attention_norm(x)
+
+        y = self.cross_attention_norm(x) if self.is_pre_norm else x
         y, cross_scores = with_scores(
             self.cross_attention(
                 y,
                 memory,
+                memory_mask=memory_mask,
                 attention_mask=memory_attention_mask,
-                padding_mask=memory_padding_mask,
-                score_bias=memory_score_bias,
-                training=training,
-                return_attention_scores=return_attention_scores,
+                **options,
             )
         )
-        x = self.cross_attention_residual(x, y, training=training)
-        y = self.feed_forward(self.feed_forward_residual.pre_norm(x), training=training)
-        x = self.feed_forward_residual(x, y, training=training)
+        x = x + self.dropout(y, training=training)
+        x = x if self.is_pre_norm else self.cross_attention_norm(x)
+
+        y = self.feed_forward_norm(x) if self.is_pre_norm else x
+        x = x + self.dropout(self.feed_forward(y, training=training), training=training)
+        x = x if self.is_pre_norm else self.feed_forward_norm(x)
         return (x, self_scores, cross_scores) if return_attention_scores else x
 
     def step(
@@ -398,14 +340,18 @@ class DecoderLayer(ReadsMemory, TransformerLayer):
             memory [B, H, W, S].
         """
         num_hypotheses = 1 if score_bias is None else score_bias.shape[2]
-        y = self.self_attention_residual.pre_norm(x)
+
+        y = self.self_attention_norm(x) if self.is_pre_norm else x
         y, kv_cache = self.self_attention.step(y, kv_cache, time, score_bias)
-        x = self.self_attention_residual(x, y, training=False)
-        y = self.cross_attention_residual.pre_norm(x)
+        x = x + y if self.is_pre_norm else self.self_attention_norm(x + y)
+
+        y = self.cross_attention_norm(x) if self.is_pre_norm else x
         y, scores = self.cross_attention.step(y, memory, memory_score_bias, num_hypotheses)
-        x = self.cross_attention_residual(x, y, training=False)
-        y = self.feed_forward(self.feed_forward_residual.pre_norm(x), training=False)
-        return self.feed_forward_residual(x, y, training=False), kv_cache, scores
+        x = x + y if self.is_pre_norm else self.cross_attention_norm(x + y)
+
+        y = self.feed_forward(self.feed_forward_norm(x) if self.is_pre_norm else x)
+        x = x + y if self.is_pre_norm else self.feed_forward_norm(x + y)
+        return x, kv_cache, scores
 
     def compute_output_spec(
         self,
@@ -447,7 +393,7 @@ class TransformerStack(Layer):
             self.layer_class(**layer_options, name=f"layer_{index}", dtype=self.dtype_policy)
             for index in range(num_layers)
         ]
-        self.has_windows = layer_options.get("attention_window") is not None
+        self.window: int | None = layer_options.get("attention_window")
         self.final_norm = final_norm(layer_options, self.dtype_policy)
 
     def build(self, input_shape: tuple[int | None, ...], *memory_shape: Any) -> None:
@@ -476,8 +422,8 @@ class Encoder(TransformerStack):
         >>> encoder = Encoder(
         ...     num_layers=2, num_heads=4, key_dim=4, value_dim=4, feed_forward_dim=32
         ... )
-        >>> x, padding_mask = np.ones((2, 5, 16), "float32"), np.arange(5) < [[5], [3]]
-        >>> encoder(x, padding_mask=padding_mask).shape
+        >>> x, mask = np.ones((2, 5, 16), "float32"), np.arange(5) < [[5], [3]]
+        >>> encoder(x, mask=mask).shape
         TensorShape([2, 5, 16])
     """
 
@@ -486,8 +432,8 @@ class Encoder(TransformerStack):
     def call(
         self,
         x: Tensor,
+        mask: Tensor | None = None,
         attention_mask: Tensor | None = None,
-        padding_mask: Tensor | None = None,
         use_causal_mask: bool = False,
         training: bool | None = None,
         return_attention_scores: bool = False,
@@ -498,16 +444,14 @@ class Encoder(TransformerStack):
 
         Args: see `SelfAttention.call`.
         """
-        # One bias for all layers. Windowed layers apply the causal mask themselves, block by block.
-        masks = dict(attention_mask=attention_mask, padding_mask=padding_mask)
-        bias = combine_masks(x, **masks, use_causal_mask=use_causal_mask and not self.has_windows)
-        scores = []
+        mask, scores = keras_mask(x) if mask is None else mask, []
         for layer in self.layers:
             x, layer_scores = with_scores(
                 layer(
                     x,
-                    score_bias=bias,
-                    use_causal_mask=use_causal_mask and self.has_windows,
+                    mask=mask,
+                    attention_mask=attention_mask,
+                    use_causal_mask=use_causal_mask,
                     training=training,
                     return_attention_scores=return_attention_scores,
                 )
@@ -538,7 +482,7 @@ class Decoder(ReadsMemory, TransformerStack):
         ... )
         >>> x, memory = np.ones((2, 5, 16), "float32"), np.ones((2, 7, 16), "float32")
         >>> output = decoder(x, memory)
-        >>> decoder(x, memory, memory_padding_mask=np.arange(7) < [[7], [4]]).shape
+        >>> decoder(x, memory, memory_mask=np.arange(7) < [[7], [4]]).shape
         TensorShape([2, 5, 16])
 
         Token by token, as in decoding:
@@ -555,10 +499,10 @@ class Decoder(ReadsMemory, TransformerStack):
         self,
         x: Tensor,
         memory: Tensor,
+        mask: Tensor | None = None,
+        memory_mask: Tensor | None = None,
         attention_mask: Tensor | None = None,
-        padding_mask: Tensor | None = None,
         memory_attention_mask: Tensor | None = None,
-        memory_padding_mask: Tensor | None = None,
         use_causal_mask: bool = True,
         training: bool | None = None,
         return_attention_scores: bool = False,
@@ -570,25 +514,19 @@ class Decoder(ReadsMemory, TransformerStack):
 
         Args: see `DecoderLayer.call`.
         """
-        # One bias for all layers. Windowed layers apply the causal mask themselves, block by block.
-        bias = combine_masks(
-            x,
-            attention_mask=attention_mask,
-            padding_mask=padding_mask,
-            use_causal_mask=use_causal_mask and not self.has_windows,
-        )
-        memory_bias = combine_masks(
-            memory, attention_mask=memory_attention_mask, padding_mask=memory_padding_mask
-        )
+        mask = keras_mask(x) if mask is None else mask
+        memory_mask = keras_mask(memory) if memory_mask is None else memory_mask
         self_scores, cross_scores = [], []
         for layer in self.layers:
             x, *scores = with_scores(
                 layer(
                     x,
                     memory,
-                    score_bias=bias,
-                    memory_score_bias=memory_bias,
-                    use_causal_mask=use_causal_mask and self.has_windows,
+                    mask=mask,
+                    memory_mask=memory_mask,
+                    attention_mask=attention_mask,
+                    memory_attention_mask=memory_attention_mask,
+                    use_causal_mask=use_causal_mask,
                     training=training,
                     return_attention_scores=return_attention_scores,
                 )

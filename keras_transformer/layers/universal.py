@@ -15,10 +15,10 @@ from keras import ops
 
 from keras_transformer.decoding import Tensor
 from keras_transformer.errors import check_choice
-from keras_transformer.layers.attention import KeysValues
 from keras_transformer.layers.base import Dense, Layer, ReadsMemory
 from keras_transformer.layers.embedding import sinusoids
-from keras_transformer.layers.masks import combine_masks
+from keras_transformer.layers.kv_cache import KeysValues
+from keras_transformer.layers.masks import as_bool, keras_mask
 from keras_transformer.layers.transformer import DecoderLayer, EncoderLayer, final_norm
 
 
@@ -121,6 +121,7 @@ class UniversalStack(Layer):
         self.halting_output = halting_output
         self.halting_epsilon = halting_epsilon
         self.layer: Any = self.layer_class(**layer_options, name="layer", dtype=self.dtype_policy)
+        self.window: int | None = layer_options.get("attention_window")
         self.final_norm = final_norm(layer_options, self.dtype_policy)
         self.halting_unit = None
         if adaptive_steps:
@@ -177,7 +178,7 @@ class UniversalStack(Layer):
             if self.halting_unit is None:
                 x = output = new
                 continue
-            running = state.is_running[..., None]
+            running = ops.expand_dims(state.is_running, -1)
             weight, state = advance(
                 state,
                 ops.squeeze(self.halting_unit(ops.cast(entering, "float32")), -1),
@@ -207,8 +208,8 @@ class UniversalEncoder(UniversalStack):
         >>> encoder = UniversalEncoder(
         ...     num_steps=3, num_heads=4, key_dim=4, value_dim=4, feed_forward_dim=32
         ... )
-        >>> x, padding_mask = np.ones((2, 5, 16), "float32"), np.arange(5) < [[5], [3]]
-        >>> output, steps = encoder(x, padding_mask=padding_mask, return_steps=True)
+        >>> x, mask = np.ones((2, 5, 16), "float32"), np.arange(5) < [[5], [3]]
+        >>> output, steps = encoder(x, mask=mask, return_steps=True)
         >>> steps.halting.steps.shape
         TensorShape([2, 5])
     """
@@ -218,8 +219,8 @@ class UniversalEncoder(UniversalStack):
     def call(
         self,
         x: Tensor,
+        mask: Tensor | None = None,
         attention_mask: Tensor | None = None,
-        padding_mask: Tensor | None = None,
         positions: Tensor | None = None,
         use_causal_mask: bool = False,
         training: bool | None = None,
@@ -229,26 +230,24 @@ class UniversalEncoder(UniversalStack):
 
         Args:
             x: embeddings [B, S, D].
-            attention_mask, padding_mask, use_causal_mask, training: see `SelfAttention.call`;
-                padding takes no step.
+            mask, attention_mask, use_causal_mask, training: see `SelfAttention.call`; padding takes
+                no step.
             positions: position signals [S, D] or [B, S, D]; None for sinusoids.
             return_steps: whether to return the steps too.
         """
-        if padding_mask is None:
-            padding_mask = getattr(x, "_keras_mask", None)
-        bias = combine_masks(
-            x,
-            attention_mask=attention_mask,
-            padding_mask=padding_mask,
-            use_causal_mask=use_causal_mask,
-        )
+        mask = keras_mask(x) if mask is None else mask
 
         def apply(entering: Tensor, step: int) -> tuple[Tensor, Tensor]:
             return self.layer(
-                entering, score_bias=bias, training=training, return_attention_scores=True
+                entering,
+                mask=mask,
+                attention_mask=attention_mask,
+                use_causal_mask=use_causal_mask,
+                training=training,
+                return_attention_scores=True,
             )
 
-        is_active = _all_true(x) if padding_mask is None else ops.cast(padding_mask, "bool")
+        is_active = _all_true(x) if mask is None else as_bool(mask, "mask")
         output, steps = self.repeat_layer(x, positions, is_active, apply)
         return (output, steps) if return_steps else output
 
@@ -264,7 +263,7 @@ class UniversalDecoder(ReadsMemory, UniversalStack):
         ...     num_steps=3, num_heads=4, key_dim=4, value_dim=4, feed_forward_dim=32
         ... )
         >>> x, memory = np.ones((2, 5, 16), "float32"), np.ones((2, 7, 16), "float32")
-        >>> decoder(x, memory, memory_padding_mask=np.arange(7) < [[7], [4]]).shape
+        >>> decoder(x, memory, memory_mask=np.arange(7) < [[7], [4]]).shape
         TensorShape([2, 5, 16])
     """
 
@@ -274,10 +273,10 @@ class UniversalDecoder(ReadsMemory, UniversalStack):
         self,
         x: Tensor,
         memory: Tensor,
+        mask: Tensor | None = None,
+        memory_mask: Tensor | None = None,
         attention_mask: Tensor | None = None,
-        padding_mask: Tensor | None = None,
         memory_attention_mask: Tensor | None = None,
-        memory_padding_mask: Tensor | None = None,
         positions: Tensor | None = None,
         is_active: Tensor | None = None,
         use_causal_mask: bool = True,
@@ -290,34 +289,27 @@ class UniversalDecoder(ReadsMemory, UniversalStack):
         Args:
             x: embeddings [B, T, D].
             memory: the encoder's output [B, S, D].
-            attention_mask, padding_mask, memory_attention_mask: see `DecoderLayer.call`.
-            memory_padding_mask, use_causal_mask, training: see there, too.
+            mask, memory_mask, attention_mask, memory_attention_mask: see `DecoderLayer.call`.
+            use_causal_mask, training: see there, too.
             positions: position signals [T, D] or [B, T, D]; None for sinusoids.
             is_active: bool [B, T], True at tokens that take steps; None for all but padding.
             return_steps: whether to return the steps too.
         """
-        if padding_mask is None:
-            padding_mask = getattr(x, "_keras_mask", None)
+        mask = keras_mask(x) if mask is None else mask
+        memory_mask = keras_mask(memory) if memory_mask is None else memory_mask
         if is_active is None:
-            is_active = _all_true(x) if padding_mask is None else ops.cast(padding_mask, "bool")
-        bias = combine_masks(
-            x,
-            attention_mask=attention_mask,
-            padding_mask=padding_mask,
-            use_causal_mask=use_causal_mask,
-        )
-        memory_bias = combine_masks(
-            memory, attention_mask=memory_attention_mask, padding_mask=memory_padding_mask
-        )
+            is_active = _all_true(x) if mask is None else as_bool(mask, "mask")
         projected = self.project_memory(memory)
 
         def apply(entering: Tensor, step: int) -> tuple[Tensor, tuple[Tensor, Tensor]]:
             new, *scores = self.layer(
                 entering,
                 projected,
-                score_bias=bias,
-                memory_score_bias=memory_bias,
-                use_causal_mask=False,  # the bias has it
+                mask=mask,
+                memory_mask=memory_mask,
+                attention_mask=attention_mask,
+                memory_attention_mask=memory_attention_mask,
+                use_causal_mask=use_causal_mask,
                 training=training,
                 return_attention_scores=True,
             )

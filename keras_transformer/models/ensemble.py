@@ -104,8 +104,7 @@ class Ensemble:
             recurrent_state=tuple(each.recurrent_state for each in states),
             kv_cache=tuple(each.kv_cache for each in states),
             coverage=coverage,
-            # Without a search, of the first model that counts.
-            time=next((each.time for each in states if each.time is not state.time), None),
+            time=state.time + 1,
         )
 
     def _mean_attention(self, inputs: dict[str, Tensor]) -> Tensor:

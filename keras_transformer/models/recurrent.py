@@ -17,7 +17,8 @@ from keras_transformer.layers import (
     RecurrentMemory,
     RecurrentState,
 )
-from keras_transformer.layers.masks import ancestor_mask, ancestors_of, padding_mask
+from keras_transformer.layers.kv_cache import ancestor_mask, empty_slots, slot_ancestors
+from keras_transformer.layers.masks import padding_mask
 from keras_transformer.models.seq2seq import (
     Seq2SeqModel,
     add_coverage,
@@ -99,8 +100,8 @@ class RecurrentModel(Seq2SeqModel):
         memory, state = self._encode(source, training=False)
         history: Any = ()
         if self.config.intra_decoder_attention:
-            shape = (ops.shape(source)[0], 1, (capacity or 0) * num_hypotheses)
-            history = ops.zeros((*shape, self.config.hidden_dim), self.compute_dtype)
+            num_slots, units = (capacity or 0) * num_hypotheses, self.config.hidden_dim
+            history = empty_slots(ops.shape(source)[0], 1, num_slots, units, self.compute_dtype)
 
         def for_each_hypothesis(leaf: Tensor) -> Tensor:
             return ops.repeat(leaf[:, None], num_hypotheses, axis=1)
@@ -114,9 +115,10 @@ class RecurrentModel(Seq2SeqModel):
         )
 
     def step(self, ids: Tensor, state: DecodingState) -> tuple[Tensor, DecodingState]:
-        num_hypotheses, time, past_mask = ids.shape[1], None, None
+        num_hypotheses, past_mask = ids.shape[1], None
+        time = ops.convert_to_tensor(state.time, "int32")
         if self.config.intra_decoder_attention:
-            time, ancestors = ancestors_of(ids, state)
+            ancestors = slot_ancestors(ids, state, state.kv_cache)
             is_newest = ops.equal(ops.arange(ops.shape(ancestors)[2]), time)
             # A state does not attend to itself: -1 hides its slot.
             past_mask = ancestor_mask(ops.where(is_newest, -1, ancestors), num_hypotheses)
@@ -132,6 +134,7 @@ class RecurrentModel(Seq2SeqModel):
             recurrent_state=_reshape(rows, -1, num_hypotheses),
             kv_cache=history,
             coverage=add_coverage(state.coverage, weights[:, None]),
+            time=time + 1,
         )
 
     def count_flops(self, source_length: Any, target_length: Any) -> Any:

@@ -25,8 +25,15 @@ from keras_transformer.decoding import DecodingState, Tensor
 from keras_transformer.errors import InputError
 from keras_transformer.files import write_atomically
 from keras_transformer.layers import TokenEmbedding
-from keras_transformer.layers.base import Dense, Dropout
-from keras_transformer.layers.masks import padding_mask
+from keras_transformer.layers.base import (
+    Dense,
+    Dropout,
+    layer_states,
+    restore_layer_states,
+    sublayers,
+    weights_by_path,
+)
+from keras_transformer.layers.masks import padding_mask, predicting_mask
 from keras_transformer.models.train_step import TokenWeightedModel
 
 
@@ -56,6 +63,7 @@ class Seq2SeqModel(TokenWeightedModel, abc.ABC):
 
     def __init__(self, config: ModelConfig, **kwargs: Any) -> None:
         super().__init__(autocast=False, **kwargs)  # which would round token ids
+        self.supports_masking = True  # see `compute_mask`
         self.config = config
         dtype = self.dtype_policy
         embedding = dict(model_dim=config.model_dim, scale=config.scale_embeddings, dtype=dtype)
@@ -102,10 +110,10 @@ class Seq2SeqModel(TokenWeightedModel, abc.ABC):
         Raises:
             InputError: the model has such matrices already, or no `Dense` layer.
         """
-        if "lora" in _layer_states(self):
+        if "lora" in layer_states(self):
             raise InputError("the model has LoRA matrices already; enable_lora adds them once")
         options = {"rank": rank, "lora_alpha": lora_alpha}
-        layers = _layers(self).items()
+        layers = sublayers(self).items()
         dense = [path for path, layer in layers if isinstance(layer, keras.layers.Dense)]
         if not dense:
             raise InputError(f"{type(self).__name__} has no Dense layers for LoRA to adapt")
@@ -117,11 +125,11 @@ class Seq2SeqModel(TokenWeightedModel, abc.ABC):
         Raises:
             InputError: the model has none.
         """
-        if not (layers := _layer_states(self).get("lora")):
+        if not (layers := layer_states(self).get("lora")):
             raise InputError("the model has no LoRA weights; call enable_lora first")
         weights = {
             path: np.asarray(ops.convert_to_numpy(weight))
-            for path, weight in _weights(self).items()
+            for path, weight in weights_by_path(self).items()
             if path.endswith(("/lora_kernel_a", "/lora_kernel_b"))
         }
         write_atomically(filepath, save(weights, metadata={"layers": json.dumps(layers)}))
@@ -138,13 +146,13 @@ class Seq2SeqModel(TokenWeightedModel, abc.ABC):
             with safe_open(filepath, framework="numpy") as file:
                 layers = json.loads(file.metadata()["layers"])
                 weights = {path: file.get_tensor(path) for path in file.keys()}  # noqa: SIM118
-            own = _layer_states(self).get("lora")
+            own = layer_states(self).get("lora")
             if own is None:
-                _check_lora_sizes(_layers(self), layers, weights)
+                _check_lora_sizes(sublayers(self), layers, weights)
                 self._add_lora(layers)
             elif own != layers:
                 raise ValueError("layers, ranks or alphas differ from those of the model")
-            for path, weight in _weights(self).items():
+            for path, weight in weights_by_path(self).items():
                 if path in weights:
                     weight.assign(weights[path])
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
@@ -155,7 +163,7 @@ class Seq2SeqModel(TokenWeightedModel, abc.ABC):
 
     def _add_lora(self, layers: Mapping[str, Mapping[str, Any]]) -> None:
         """Adds matrices to layers, given by path, and freezes all other weights."""
-        known = _layers(self)
+        known = sublayers(self)
         chosen = {known[path]: options for path, options in layers.items()}
         self.trainable = True
         for weight in self.weights:
@@ -177,7 +185,7 @@ class Seq2SeqModel(TokenWeightedModel, abc.ABC):
         Raises:
             InputError: the model has LoRA matrices or quantized layers.
         """
-        if {"lora", "quantization"} & _layer_states(self).keys():
+        if {"lora", "quantization"} & layer_states(self).keys():
             raise InputError(
                 "a model with LoRA matrices or quantized layers cannot get more tokens; add them "
                 "before `enable_lora` or `quantize`"
@@ -297,30 +305,30 @@ class Seq2SeqModel(TokenWeightedModel, abc.ABC):
 
         Args:
             x: the outputs.
-            projection: `output_projection()`, if a caller has it, or columns of it.
+            projection: `output_projection()`, if a caller has it.
         """
-        if projection and not self._is_projection_quantized():
+        if projection:
             matrix, *biases = projection
             logits = ops.matmul(x, matrix)
             return logits + biases[0] if biases else logits
         logits = (self.projection or self.target_embedding.project)(x)
         if self.output_bias is not None:
             logits = logits + ops.cast(self.output_bias, logits.dtype)
-        return ops.take(logits, projection[0], axis=-1) if projection else logits
+        return logits
 
     def output_projection(self) -> tuple[Tensor, ...]:
         """Returns the matrix [D, V] that makes logits, and their bias [V] if there is one.
 
         Laid out once for all steps: a product with a matrix that is transposed each time takes up
-        to twice as long. After `Model.quantize` it is the ids of the tokens, int32 [V]: the
-        quantized layer itself computes, in `step` as in `call`.
+        to twice as long. After `Model.quantize` it is empty: the quantized layer itself computes,
+        in `step` as in `call`.
         """
-        if self._is_projection_quantized():
-            return (ops.arange(self.config.target_size, dtype="int32"),)
         if self.projection is None:
             matrix = self.target_embedding.projection()
-        else:
+        elif self.projection.quantization_mode is None:
             matrix = ops.cast(self.projection.kernel, self.compute_dtype)
+        else:
+            return ()
         if self.output_bias is None:
             return (matrix,)
         return matrix, ops.cast(self.output_bias, self.compute_dtype)
@@ -331,15 +339,19 @@ class Seq2SeqModel(TokenWeightedModel, abc.ABC):
         bias = [] if self.output_bias is None else [self.output_bias]
         return [*(self.projection or self.target_embedding).variables, *bias]
 
-    def _is_projection_quantized(self) -> bool:
-        return self.projection is not None and self.projection.quantization_mode is not None
-
     def embedding_tables(self) -> list[keras.Variable]:
         """Returns the matrices whose rows are looked up by index."""
         return [self.source_embedding.table, self.target_embedding.table]
 
     def compute_output_shape(self, input_shape: dict[str, Any]) -> tuple[int | None, ...]:
         return (*input_shape["target"], self.config.target_size)
+
+    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Tensor:
+        """Returns the Keras mask of the logits, bool [B, T]: where a target token is predicted.
+
+        Keras's own metrics and losses then do not count padding.
+        """
+        return predicting_mask(inputs["target"])
 
     def export(self, filepath: str, *args: Any, input_signature: Any = None, **kwargs: Any) -> None:
         """Exports `call`, logits of given targets, as `keras.Model.export` does.
@@ -351,8 +363,9 @@ class Seq2SeqModel(TokenWeightedModel, abc.ABC):
             input_signature: the inputs; None means ids of any shape.
         """
         if input_signature is None:
-            ids = keras.KerasTensor((None, None), "int32")
-            input_signature = [{"source": ids, "target": ids}]
+            names, shape = ("source", "target"), (None, None)
+            ids = {name: keras.KerasTensor(shape, "int32", name=name) for name in names}
+            input_signature = [ids]
         super().export(filepath, *args, input_signature=input_signature, **kwargs)
 
     def save(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
@@ -366,7 +379,7 @@ class Seq2SeqModel(TokenWeightedModel, abc.ABC):
             "name": self.name,
             "trainable": self.trainable,
             "dtype": keras.saving.serialize_keras_object(self.dtype_policy),
-            "layers": _layer_states(self),
+            "layers": layer_states(self),
         }
 
     @classmethod
@@ -376,7 +389,7 @@ class Seq2SeqModel(TokenWeightedModel, abc.ABC):
         is_trainable = values.pop("trainable", True)
         states = values.pop("layers", {})
         model = cls(ModelConfig.from_dict(values.pop("config")), **values)
-        _restore_layer_states(model, states)
+        restore_layer_states(model, states)
         if not is_trainable:
             model.trainable = False  # and all its layers
         return model
@@ -438,47 +451,6 @@ def add_coverage(coverage: Tensor | None, attention: Tensor) -> Tensor | None:
     return coverage + ops.mean(ops.cast(attention, "float32"), axis=1)
 
 
-# What a model's configuration says of its layers, by paths below the model: "quantization", the
-# configuration of each quantized layer, "lora", rank and alpha of each layer with `enable_lora`,
-# and "frozen", the weights that are not trainable in a model that is. Keras stores none of them
-# for a subclassed model: its file would not load after `Model.quantize` or `enable_lora`, and
-# would lose the optimizer's state if a part of the model is frozen.
-
-
-_RESTORABLE_MODES = ("int8", "int4", "float8")  # the others need data to quantize with
-
-
-def _layer_states(model: keras.Model) -> dict[str, Any]:
-    quantization, lora = {}, {}
-    for path, layer in _layers(model).items():
-        mode = getattr(layer, "quantization_mode", None)
-        if mode not in (None, *_RESTORABLE_MODES):
-            raise InputError(
-                f"a model quantized to {mode} cannot be saved; save it before `quantize`, or "
-                f"quantize it to one of {', '.join(_RESTORABLE_MODES)}"
-            )
-        if mode is not None:
-            quantization[path] = keras.saving.serialize_keras_object(layer.quantization_config)
-        if getattr(layer, "lora_enabled", False):
-            lora[path] = {"rank": layer.lora_rank, "lora_alpha": layer.lora_alpha}
-    weights = _weights(model) if model.trainable else {}
-    frozen = [path for path, weight in weights.items() if not weight.trainable]
-    states = {"quantization": quantization, "lora": lora, "frozen": frozen}
-    return {name: state for name, state in states.items() if state}
-
-
-def _restore_layer_states(model: keras.Model, states: dict[str, Any]) -> None:
-    """Prepares the layers of a new model for the weights of the old one."""
-    layers = _layers(model)
-    for path, config in states.get("quantization", {}).items():
-        layers[path].quantize(config=keras.saving.deserialize_keras_object(config))
-    for path, options in states.get("lora", {}).items():
-        layers[path].enable_lora(**options)
-    weights = _weights(model)
-    for path in states.get("frozen", []):
-        weights[path].trainable = False
-
-
 def _check_lora_sizes(
     layers: Mapping[str, Any], states: Mapping[str, Any], weights: Mapping[str, Any]
 ) -> None:
@@ -488,17 +460,3 @@ def _check_lora_sizes(
             found = weights[f"{path}/lora_kernel_{name}"].shape
             if found != shape:
                 raise ValueError(f"lora_kernel_{name} of {path} is {found}, not {shape}")
-
-
-def _layers(model: keras.Model) -> dict[str, Any]:
-    layers = model._flatten_layers(include_self=False)
-    return {_path_below(model, layer.path): layer for layer in layers if layer.path is not None}
-
-
-def _weights(model: keras.Model) -> dict[str, Any]:
-    return {_path_below(model, weight.path): weight for weight in model.weights}
-
-
-def _path_below(model: keras.Model, path: str) -> str:
-    """Returns a path without the model's name and those of layers that the model was built in."""
-    return f"/{path}".partition(f"/{model.name}/")[2] or path.partition("/")[2]

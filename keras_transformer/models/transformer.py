@@ -1,12 +1,13 @@
 """The Transformer as an ordinary Keras model (Vaswani et al. 2017, section 3).
 
 `call` trains it, `encode` and `step` decode with it, `attention` and `attentions` show what it
-looked at; all run the same layers.
+looked at; all run the same layers. `TransformerModel` has what the Universal Transformer shares.
 
 Shapes: B batch, S source length, T target length, W hypotheses a sentence, D model dimension,
 V target vocabulary.
 """
 
+import abc
 from typing import Any
 
 import keras
@@ -19,11 +20,10 @@ from keras_transformer.config import (
     TransformerLayersConfig,
 )
 from keras_transformer.decoding import DecodingState, Tensor
-from keras_transformer.layers import Decoder, Encoder, LayerNormalization
-from keras_transformer.layers.attention import visible_ancestors
+from keras_transformer.layers import Decoder, Encoder, LayerNormalization, slot_bias
 from keras_transformer.layers.base import with_scores
 from keras_transformer.layers.embedding import PositionalEncoding, RandomOffset
-from keras_transformer.layers.masks import ancestor_bias, ancestors_of, padding_bias, padding_mask
+from keras_transformer.layers.masks import padding_bias, padding_mask
 from keras_transformer.models.seq2seq import (
     Seq2SeqModel,
     add_coverage,
@@ -32,8 +32,127 @@ from keras_transformer.models.seq2seq import (
 )
 
 
+class TransformerModel(Seq2SeqModel):
+    """Base of the Transformer and the Universal Transformer: positions and decoding.
+
+    Args:
+        config: the hyperparameters.
+
+    Attributes:
+        positions: None if self-attention has positions.
+        position_offset: draws where positions begin in training; None if they never vary.
+        encoder, decoder: made by the architecture.
+    """
+
+    config: TransformerLayersConfig
+    encoder: Any
+    decoder: Any
+
+    def __init__(self, config: TransformerLayersConfig, **kwargs: Any) -> None:
+        super().__init__(config, **kwargs)
+        self.positions = self._make_positions("positions")
+        self.position_offset = None
+        if config.max_position_offset:
+            self.position_offset = RandomOffset(config.max_position_offset, name="position_offset")
+
+    def build(self, input_shape: Any = None) -> None:
+        if self.built:
+            return
+        super().build(input_shape)
+        for encoding in self._encodings():
+            encoding.build()
+        hidden = (None, None, self.config.model_dim)
+        self.encoder.build(hidden)
+        self.decoder.build(hidden)
+
+    def encode(
+        self,
+        source: Tensor,
+        *,
+        num_hypotheses: int = 1,
+        capacity: int | None = None,
+        coverage: bool = False,
+    ) -> DecodingState:
+        source = self.visible_source(ops.convert_to_tensor(source, "int32"))
+        memory, _ = self._encode(source, padding_mask(source), 0, training=False)
+        num_slots = (capacity or 0) * num_hypotheses
+        return DecodingState(
+            projection=self.output_projection(),
+            # The source, from which `step` computes its padding bias. A bias from outside of the
+            # search's loop meets a bug of TensorFlow's oneDNN remapper: it takes the wrong output
+            # of that tensor's Switch, and the whole search returns empty tensors.
+            context={"memory": self.decoder.project_memory(memory), "source": source},
+            kv_cache=self.decoder.empty_kv_cache(ops.shape(source)[0], num_slots),
+            coverage=start_coverage(source, num_hypotheses) if coverage else None,
+        )
+
+    def step(self, ids: Tensor, state: DecodingState) -> tuple[Tensor, DecodingState]:
+        ids = ops.convert_to_tensor(ids, "int32")
+        state = state._replace(time=ops.convert_to_tensor(state.time, "int32"))
+        score_bias = slot_bias(ids, state, state.kv_cache[0].keys, self.decoder.window)
+        # Rows [B * W, D]: products of two matrices are quicker than those of larger tensors.
+        x, kv_cache, attention = self._step(
+            ops.reshape(ids, (-1,)),
+            state.time,
+            memory=state.context["memory"],
+            kv_cache=state.kv_cache,
+            score_bias=score_bias,
+            memory_score_bias=padding_bias(state.context["source"]),
+        )
+        logits = self.logits(x, state.projection)  # [B * W, V]
+        logits = ops.reshape(logits, (-1, ids.shape[1], ops.shape(logits)[-1]))
+        coverage = add_coverage(state.coverage, attention)
+        return logits, state._replace(kv_cache=kv_cache, coverage=coverage, time=state.time + 1)
+
+    @abc.abstractmethod
+    def _encode(
+        self, source: Tensor, source_mask: Tensor, offset: Tensor | int, training: bool | None
+    ) -> tuple[Tensor, Any]:
+        """Returns the memory [B, S, D] and what else the encoder says of its layers or steps.
+
+        Args:
+            source: ids [B, S]. source_mask: their padding mask.
+            offset: see `_draw_offset`.
+            training: whether dropout is on.
+        """
+
+    @abc.abstractmethod
+    def _step(self, ids: Tensor, time: Tensor, **options: Any) -> tuple[Tensor, Any, Tensor]:
+        """Runs the decoder's step on ids [B * W], with `options` for it.
+
+        Returns its output [B * W, D], the KV cache, and the attention to the memory [B, H, W, S].
+        """
+
+    def embedding_tables(self) -> list[keras.Variable]:
+        tables = [encoding.table for encoding in self._encodings()]
+        return super().embedding_tables() + [table for table in tables if table is not None]
+
+    def _encodings(self) -> list[PositionalEncoding]:
+        """Returns the positional encodings that the model adds to embeddings."""
+        return [] if self.positions is None else [self.positions]
+
+    def _make_positions(self, name: str) -> PositionalEncoding | None:
+        config = self.config
+        if config.attention_positions is not None:
+            return None
+        return PositionalEncoding(
+            config.model_dim,
+            config.positions,
+            config.first_position,
+            config.max_positions,
+            name=name,
+            dtype=self.dtype_policy,
+        )
+
+    def _draw_offset(self, source: Tensor, training: bool | None) -> Any:
+        """Returns the position of the first token: int32 [B, 1] in training, or 0."""
+        if self.position_offset is None or not training:
+            return 0
+        return self.position_offset(source, training=training)
+
+
 @register_architecture(TransformerConfig)
-class Transformer(Seq2SeqModel):
+class Transformer(TransformerModel):
     """Encoder and decoder for sequence transduction.
 
     Args:
@@ -50,10 +169,9 @@ class Transformer(Seq2SeqModel):
 
     def __init__(self, config: TransformerConfig, **kwargs: Any) -> None:
         super().__init__(config, **kwargs)
-        self.positions = self.target_positions = make_positions(config, self.dtype_policy)
+        self.target_positions = self.positions
         if not config.share_positions:
-            self.target_positions = make_positions(config, self.dtype_policy, "target_positions")
-        self.position_offset = make_position_offset(config)
+            self.target_positions = self._make_positions("target_positions")
         self.source_norm = self.target_norm = None
         if config.embedding_norm:
             self.source_norm, self.target_norm = (
@@ -81,15 +199,9 @@ class Transformer(Seq2SeqModel):
         if self.built:
             return
         super().build(input_shape)
-        hidden = (None, None, self.config.model_dim)
-        for encoding in (self.positions, self.target_positions):
-            if encoding is not None and not encoding.built:
-                encoding.build()
         for norm in (self.source_norm, self.target_norm):
             if norm is not None:
-                norm.build(hidden)
-        self.encoder.build(hidden)
-        self.decoder.build(hidden)
+                norm.build((None, None, self.config.model_dim))
 
     def call(self, inputs: dict[str, Tensor], training: bool | None = None) -> Tensor:
         return self.logits(self._run(inputs, training)[0])
@@ -109,53 +221,6 @@ class Transformer(Seq2SeqModel):
     def attention_weights(self, inputs: dict[str, Tensor]) -> dict[str, list[Tensor]]:
         return self._run(inputs, training=False, scores=True)[1]
 
-    def encode(
-        self,
-        source: Tensor,
-        *,
-        num_hypotheses: int = 1,
-        capacity: int | None = None,
-        coverage: bool = False,
-    ) -> DecodingState:
-        source = self.visible_source(ops.convert_to_tensor(source, "int32"))
-        batch = ops.shape(source)[0]
-        memory, _ = self._encode(source, padding_mask(source), 0, training=False)
-        return DecodingState(
-            projection=self.output_projection(),
-            # The source, from which `step` computes its padding bias. A bias from outside of the
-            # search's loop meets a bug of TensorFlow's oneDNN remapper: it takes the wrong output
-            # of that tensor's Switch, and the whole search returns empty tensors.
-            context={"memory": self.decoder.project_memory(memory), "source": source},
-            kv_cache=self.decoder.empty_kv_cache(batch, (capacity or 0) * num_hypotheses),
-            coverage=start_coverage(source, num_hypotheses) if coverage else None,
-        )
-
-    def step(self, ids: Tensor, state: DecodingState) -> tuple[Tensor, DecodingState]:
-        ids = ops.convert_to_tensor(ids, "int32")
-        num_hypotheses = ids.shape[1]
-        # The cache has the tokens of all hypotheses; `ancestors` tells those of each.
-        time, ancestors = ancestors_of(ids, state)
-        time = ops.convert_to_tensor(time, "int32")
-        # Rows [B * W, D]: products of two matrices are quicker than those of larger tensors.
-        x = self.target_embedding(ops.reshape(ids, (-1,)))
-        if self.target_positions is not None:
-            x = x + self.target_positions.encode(time)
-        x = x if self.target_norm is None else self.target_norm(x)
-        window = self.config.decoder_attention_window
-        visible = visible_ancestors(ancestors, state.kv_cache[0], time, window)
-        x, kv_cache, attention = self.decoder.step(
-            x,
-            state.context["memory"],
-            state.kv_cache,
-            time,
-            ancestor_bias(visible, num_hypotheses),
-            padding_bias(state.context["source"]),
-        )
-        coverage = add_coverage(state.coverage, attention[-1])
-        logits = self.logits(x, state.projection)
-        logits = ops.reshape(logits, (-1, num_hypotheses, ops.shape(logits)[-1]))
-        return logits, state._replace(kv_cache=kv_cache, coverage=coverage, time=time + 1)
-
     def visible_source(self, source: Tensor) -> Tensor:
         return source if self.config.source_eos else ops.where(source == EOS_ID, PAD_ID, source)
 
@@ -171,22 +236,26 @@ class Transformer(Seq2SeqModel):
         layers = config.num_layers * encoder + decoder_layers * (decoder + memory)
         return layers + super().count_flops(source_length, target_length)
 
-    def embedding_tables(self) -> list[keras.Variable]:
-        tables = super().embedding_tables()
-        encodings = [self.positions]
-        if not self.config.share_positions:
-            encodings.append(self.target_positions)
-        positions = [getattr(encoding, "table", None) for encoding in encodings]
-        return tables + [table for table in positions if table is not None]
+    def _encodings(self) -> list[PositionalEncoding]:
+        own = [] if self.config.share_positions else [self.target_positions]
+        return super()._encodings() + [each for each in own if each is not None]
 
     def _embed(
-        self, side: str, ids: Tensor, positions: Tensor | None, training: bool | None = None
+        self, side: str, ids: Tensor, offset: Tensor | int = 0, training: bool | None = None
     ) -> Tensor:
-        """Returns what enters the encoder or the decoder, [B, T, D], for ids [B, T] (3.4, 3.5)."""
+        """Returns what enters the encoder or the decoder, [..., D], for ids [...] (3.4, 3.5).
+
+        Args:
+            side: "source" or "target".
+            ids: [B, T]; or rows [R] of one position.
+            offset: position of the first token, int32 [B, 1] or [].
+            training: whether dropout is on.
+        """
         x = getattr(self, f"{side}_embedding")(ids)
         encoding = self.positions if side == "source" else self.target_positions
         if encoding is not None:
-            x = encoding(x, positions)
+            is_row = len(ids.shape) == 1
+            x = x + encoding.encode(offset) if is_row else encoding(x, offset=offset)
         if self.config.embedding_norm:
             x = getattr(self, f"{side}_norm")(x)
         return getattr(self, f"{side}_dropout")(x, training=training)
@@ -200,10 +269,16 @@ class Transformer(Seq2SeqModel):
         scores: bool = False,
     ) -> tuple[Tensor, list[Tensor] | None]:
         """Returns the memory [B, S, D] and, if asked for, each layer's attention [B, H, S, S]."""
-        x = self._embed("source", source, shifted_positions(source, offset), training)
+        x = self._embed("source", source, offset, training)
         options = dict(training=training, return_attention_scores=scores)
-        memory, weights = with_scores(self.encoder(x, padding_mask=source_mask, **options))
+        memory, weights = with_scores(self.encoder(x, mask=source_mask, **options))
         return memory, weights
+
+    def _step(self, ids: Tensor, time: Tensor, **options: Any) -> tuple[Tensor, Any, Tensor]:
+        x, kv_cache, attention = self.decoder.step(
+            self._embed("target", ids, time, training=False), time=time, **options
+        )
+        return x, kv_cache, attention[-1]
 
     def _run(
         self, inputs: dict[str, Tensor], training: bool | None, scores: bool = False
@@ -211,14 +286,14 @@ class Transformer(Seq2SeqModel):
         """Returns the decoder's outputs [B, T, D] and, if asked for, `attention_weights`."""
         source, target = self.visible_source(inputs["source"]), inputs["target"]
         source_mask = padding_mask(source)
-        offset = draw_offset(self.position_offset, source, training)
+        offset = self._draw_offset(source, training)
         memory, encoder_weights = self._encode(source, source_mask, offset, training, scores)
         # The causal mask hides the target's padding too, which follows the real tokens.
         x, *weights = with_scores(
             self.decoder(
-                self._embed("target", target, shifted_positions(target, offset), training),
+                self._embed("target", target, offset, training),
                 memory,
-                memory_padding_mask=source_mask,
+                memory_mask=source_mask,
                 training=training,
                 return_attention_scores=scores,
             )
@@ -288,39 +363,6 @@ def layer_flops(
 def _minimum(length: Any, most: int) -> Any:
     # A product of integer tensors overflows.
     return min(length, most) if isinstance(length, (int, float)) else ops.minimum(length, most)
-
-
-def make_positions(
-    config: TransformerLayersConfig, dtype: Any, name: str = "positions"
-) -> PositionalEncoding | None:
-    """Returns the model's positional encoding; None if self-attention has positions."""
-    if config.attention_positions is not None:
-        return None
-    return PositionalEncoding(
-        config.model_dim,
-        config.positions,
-        config.first_position,
-        config.max_positions,
-        name=name,
-        dtype=dtype,
-    )
-
-
-def make_position_offset(config: TransformerLayersConfig) -> RandomOffset | None:
-    """Returns the layer that draws where positions begin in training; None if they never vary."""
-    if not config.max_position_offset:
-        return None
-    return RandomOffset(config.max_position_offset, name="position_offset")
-
-
-def draw_offset(layer: RandomOffset | None, source: Tensor, training: bool | None) -> Any:
-    """Returns the position of the first token: int32 [B, 1] in training, or 0."""
-    return layer(source, training=training) if layer is not None and training else 0
-
-
-def shifted_positions(ids: Tensor, offset: Tensor | int) -> Tensor | None:
-    """Returns positions that begin at the offset [B, 1]; None for 0 to T - 1, if it is 0."""
-    return None if isinstance(offset, int) else ops.arange(ops.shape(ids)[1]) + offset
 
 
 def select_head(attention: Tensor, head: int | None) -> Tensor:

@@ -12,35 +12,22 @@ import keras
 from keras import ops
 
 from keras_transformer.config import UniversalConfig
-from keras_transformer.decoding import DecodingState, Tensor
+from keras_transformer.decoding import Tensor
 from keras_transformer.layers import UniversalDecoder, UniversalEncoder
-from keras_transformer.layers.masks import (
-    ancestor_bias,
-    ancestors_of,
-    padding_bias,
-    padding_mask,
-    predicting_mask,
-)
+from keras_transformer.layers.masks import padding_mask, predicting_mask
 from keras_transformer.layers.universal import Halting, Steps, mix_attention
-from keras_transformer.models.seq2seq import (
-    Seq2SeqModel,
-    add_coverage,
-    register_architecture,
-    start_coverage,
-)
+from keras_transformer.models.seq2seq import register_architecture
 from keras_transformer.models.transformer import (
-    draw_offset,
+    TransformerModel,
     layer_flops,
     layer_options,
-    make_position_offset,
-    make_positions,
     select_head,
 )
 from keras_transformer.objectives import TRAINING_PREFIX
 
 
 @register_architecture(UniversalConfig)
-class UniversalTransformer(Seq2SeqModel):
+class UniversalTransformer(TransformerModel):
     """Encoder and decoder of one shared layer each, applied until each token halts.
 
     Args:
@@ -57,8 +44,6 @@ class UniversalTransformer(Seq2SeqModel):
 
     def __init__(self, config: UniversalConfig, **kwargs: Any) -> None:
         super().__init__(config, **kwargs)
-        self.positions = make_positions(config, self.dtype_policy)
-        self.position_offset = make_position_offset(config)
         options = layer_options(config) | {
             "num_steps": config.num_steps,
             "adaptive_steps": config.adaptive_steps,
@@ -77,16 +62,6 @@ class UniversalTransformer(Seq2SeqModel):
             for name in (("steps", "remainders") if has_metrics else ())
         }
         self.build()
-
-    def build(self, input_shape: Any = None) -> None:
-        if self.built:
-            return
-        super().build(input_shape)
-        hidden = (None, None, self.config.model_dim)
-        if self.positions is not None:
-            self.positions.build()
-        self.encoder.build(hidden)
-        self.decoder.build(hidden)
 
     def call(self, inputs: dict[str, Tensor], training: bool | None = None) -> Tensor:
         x, encoder_steps, decoder_steps = self._run(inputs, training)
@@ -131,45 +106,6 @@ class UniversalTransformer(Seq2SeqModel):
             for name in ("steps", "remainders")
         }
 
-    def encode(
-        self,
-        source: Tensor,
-        *,
-        num_hypotheses: int = 1,
-        capacity: int | None = None,
-        coverage: bool = False,
-    ) -> DecodingState:
-        source = ops.convert_to_tensor(source, "int32")
-        memory, _ = self._encode(source, padding_mask(source), 0, training=False)
-        batch = ops.shape(source)[0]
-        return DecodingState(
-            projection=self.output_projection(),
-            # Each step computes its bias from the source: see `Transformer.encode`.
-            context={"memory": self.decoder.project_memory(memory), "source": source},
-            kv_cache=self.decoder.empty_kv_cache(batch, (capacity or 0) * num_hypotheses),
-            coverage=start_coverage(source, num_hypotheses) if coverage else None,
-        )
-
-    def step(self, ids: Tensor, state: DecodingState) -> tuple[Tensor, DecodingState]:
-        ids = ops.convert_to_tensor(ids, "int32")
-        num_hypotheses = ids.shape[1]
-        time, ancestors = ancestors_of(ids, state)
-        rows = ops.reshape(ids, (-1,))
-        x, kv_cache, attention = self.decoder.step(
-            self.target_embedding(rows),
-            state.context["memory"],
-            state.kv_cache,
-            time,
-            ancestor_bias(ancestors, num_hypotheses),
-            padding_bias(state.context["source"]),
-            positions=self._position_signals(ops.convert_to_tensor(time, "int32")),
-            is_active=predicting_mask(rows),
-        )
-        coverage = add_coverage(state.coverage, attention)
-        logits = self.logits(x, state.projection)  # [B * W, V]
-        logits = ops.reshape(logits, (-1, num_hypotheses, ops.shape(logits)[-1]))
-        return logits, state._replace(kv_cache=kv_cache, coverage=coverage)
-
     def count_flops(self, source_length: Any, target_length: Any) -> Any:
         """Returns the operations of a forward pass, see `Seq2SeqModel.count_flops`.
 
@@ -183,11 +119,6 @@ class UniversalTransformer(Seq2SeqModel):
         layers = config.num_steps * (encoder + decoder + halting) + memory
         return layers + super().count_flops(source_length, target_length)
 
-    def embedding_tables(self) -> list[keras.Variable]:
-        tables = super().embedding_tables()
-        table = getattr(self.positions, "table", None)
-        return tables if table is None else [*tables, table]
-
     def _position_signals(self, positions: Tensor) -> Tensor:
         """Returns [..., D] for positions [...]; zeros [1] if self-attention has positions."""
         none = ops.zeros((1,), self.compute_dtype)
@@ -199,23 +130,32 @@ class UniversalTransformer(Seq2SeqModel):
         """Returns the memory [B, S, D] and the encoder's steps."""
         return self.encoder(
             self.source_dropout(self.source_embedding(source), training=training),
-            padding_mask=source_mask,
+            mask=source_mask,
             positions=self._position_signals(ops.arange(ops.shape(source)[1]) + offset),
             training=training,
             return_steps=True,
+        )
+
+    def _step(self, ids: Tensor, time: Tensor, **options: Any) -> tuple[Tensor, Any, Tensor]:
+        return self.decoder.step(
+            self.target_embedding(ids),
+            time=time,
+            positions=self._position_signals(time),
+            is_active=predicting_mask(ids),
+            **options,
         )
 
     def _run(self, inputs: dict[str, Tensor], training: bool | None) -> tuple[Tensor, Steps, Steps]:
         """Returns the decoder's outputs [B, T, D], and the steps of encoder and decoder."""
         source, target = inputs["source"], inputs["target"]
         source_mask = padding_mask(source)
-        offset = draw_offset(self.position_offset, source, training)
+        offset = self._draw_offset(source, training)
         memory, encoder_steps = self._encode(source, source_mask, offset, training)
         # The causal mask hides the target's padding too, which follows the real tokens.
         x, decoder_steps = self.decoder(
             self.target_dropout(self.target_embedding(target), training=training),
             memory,
-            memory_padding_mask=source_mask,
+            memory_mask=source_mask,
             positions=self._position_signals(ops.arange(ops.shape(target)[1]) + offset),
             is_active=_real_tokens(inputs)["target"],
             training=training,

@@ -209,7 +209,7 @@ def random_model(preset: str, vocabulary_size: int) -> "tuple[Seq2SeqModel, Voca
         return model, vocabulary
     # Hidden states share a direction, and the embeddings of these tokens point the other way.
     signs = np.random.default_rng(_SEED).choice([-1.0, 1.0], model.config.model_dim)
-    last_norm = model.decoder.final_norm or model.decoder.layers[-1].feed_forward_residual.norm
+    last_norm = model.decoder.final_norm or model.decoder.layers[-1].feed_forward_norm
     last_norm.bias.assign(signs / 2)
     table = np.array(model.target_embedding.table)
     table[[PAD_ID, BOS_ID, EOS_ID]] = -signs * model.config.model_dim**-0.5

@@ -108,7 +108,7 @@ for name, parameter in model.named_parameters():
             residuals = ["self_attention", "cross_attention", "feed_forward"]
             residuals = residuals if side == "decoder" else residuals[::2]
             kind = "gain" if rest == ["weight"] else "bias"
-            value = ours(f"{layer}/{residuals[int(part[-1]) - 1]}_residual/norm/{kind}")
+            value = ours(f"{layer}/{residuals[int(part[-1]) - 1]}_norm/{kind}")
         elif rest == ["in_proj_weight"]:
             names = ["query_key_value"] if part == "self_attn" else ["query", "key_value"]
             value = ours(*(f"{layer}/{attention}/{each}/kernel" for each in names))

@@ -1,5 +1,6 @@
 """What Keras expects of any layer, asked of every layer of the package."""
 
+import doctest
 import json
 from typing import Any, NamedTuple
 
@@ -28,7 +29,6 @@ from keras_transformer.layers import (
     RecurrentEncoder,
     RecurrentMemory,
     RecurrentState,
-    Residual,
     SelfAttention,
     SingleHeadAttention,
     TokenEmbedding,
@@ -36,6 +36,7 @@ from keras_transformer.layers import (
     UniversalEncoder,
     WindowedSelfAttention,
 )
+from keras_transformer.layers.base import Dense
 from keras_transformer.layers.embedding import sinusoids
 
 B, T, S, D, H, K, U = 2, 4, 3, 6, 2, 5, 3
@@ -51,7 +52,7 @@ IDS = np.array([[4, 5, 6, 3], [7, 3, 0, 0]], "int32")
 MEMORY = KeysValues(normal(B, H, S, K), normal(B, H, S, U))
 PADDING, MEMORY_PADDING = IDS != 0, IDS[:, :S] != 0
 CAUSAL = np.tril(np.ones((B, T, T), bool))
-BOTH = dict(padding_mask=PADDING, memory_padding_mask=MEMORY_PADDING)
+BOTH = dict(mask=PADDING, memory_mask=MEMORY_PADDING)
 ENCODED = normal(B, S, D)
 
 ATTENTION = dict(num_heads=H, key_dim=K, value_dim=U, dropout=0.2, use_bias=True)
@@ -115,14 +116,18 @@ CASES = [
     Case(Dropout, dict(rate=0.2, noise_shape=(None, 1, D), seed=3), (X,)),
     Case(LayerNormalization, dict(epsilon=1e-3, form="sigma"), (X,)),
     Case(FeedForward, dict(inner_dim=7, dropout=0.2, activation="gelu"), (X,)),
-    Case(Residual, dict(**NORM, dropout=0.2), (X, X[::-1])),
-    Case(WindowedSelfAttention, ATTENTION | WINDOW, (X,), dict(padding_mask=PADDING)),
-    Case(SelfAttention, ATTENTION | {"positions": "rotary", "key_dim": 4}, (X, CAUSAL)),
-    Case(CrossAttention, ATTENTION, (X, ENCODED), dict(padding_mask=MEMORY_PADDING)),
-    Case(CrossAttention, ATTENTION, (X, MEMORY), dict(padding_mask=MEMORY_PADDING)),
+    Case(WindowedSelfAttention, ATTENTION | WINDOW, (X,), dict(mask=PADDING)),
+    Case(
+        SelfAttention,
+        ATTENTION | {"positions": "rotary", "key_dim": 4},
+        (X,),
+        dict(attention_mask=CAUSAL),
+    ),
+    Case(CrossAttention, ATTENTION, (X, ENCODED), dict(memory_mask=MEMORY_PADDING)),
+    Case(CrossAttention, ATTENTION, (X, MEMORY), dict(memory_mask=MEMORY_PADDING)),
     Case(MultiHeadAttention, dict(num_heads=H, key_dim=K, dropout=0.2), (X, ENCODED)),
-    Case(EncoderLayer, SUBLAYERS | WINDOWS, (X,), dict(padding_mask=PADDING)),
-    Case(DecoderLayer, SUBLAYERS, (X, ENCODED), dict(attention_mask=CAUSAL, padding_mask=PADDING)),
+    Case(EncoderLayer, SUBLAYERS | WINDOWS, (X,), dict(mask=PADDING)),
+    Case(DecoderLayer, SUBLAYERS, (X, ENCODED), dict(attention_mask=CAUSAL, mask=PADDING)),
     Case(LSTM, dict(units=K, backwards=True), (X, IDS != 0)),
     Case(
         RecurrentEncoder,
@@ -151,8 +156,8 @@ CASES = [
         ),
         (X, READ, STATE),
     ),
-    Case(Encoder, dict(num_layers=2, **SUBLAYERS, **WINDOWS), (X,), dict(padding_mask=PADDING)),
-    Case(UniversalEncoder, UNIVERSAL, (X,), dict(padding_mask=PADDING)),
+    Case(Encoder, dict(num_layers=2, **SUBLAYERS, **WINDOWS), (X,), dict(mask=PADDING)),
+    Case(UniversalEncoder, UNIVERSAL, (X,), dict(mask=PADDING)),
     Case(UniversalDecoder, UNIVERSAL, (X, ENCODED), BOTH),
     Case(Decoder, dict(num_layers=2, **SUBLAYERS), (X, ENCODED), BOTH),
 ]
@@ -201,22 +206,8 @@ def test_configuration_survives_the_round_trip(case, dtype):
     assert type(copy) is case.layer
     assert copy.get_config() == layer.get_config()
     assert layer.get_config().items() >= case.arguments.items()
-    assert (copy.name, copy.dtype_policy.name, copy.trainable) == (
-        "some_name",
-        "mixed_bfloat16",
-        False,
-    )
-
-
-def test_copy_from_config_computes_the_same(case):
-    layer = build(case)
-    copy = case.layer.from_config(layer.get_config())
-    case.call(copy)
-    copy.set_weights(layer.get_weights())
-    np.testing.assert_array_equal(case.call(copy), case.call(layer))
-
-
-def test_layer_is_registered_for_saving(case):
+    found = (copy.name, copy.dtype_policy.name, copy.trainable)
+    assert found == ("some_name", "mixed_bfloat16", False)
     name = f"keras_transformer>{case.layer.__name__}"
     assert keras.saving.get_registered_object(name) is case.layer
 
@@ -231,45 +222,77 @@ def test_compute_output_shape_is_the_shape_of_the_output(case):
     assert layer.compute_output_shape(unknown, *others) == (None, None, *result.shape[2:])
 
 
-def test_functional_model_equals_the_layer(case):
-    symbolic = symbolic_case(case)
-    layer = build(case)
-    outputs = symbolic.call(layer)
-    assert outputs.shape == (None, *case.call(layer).shape[1:])
-    model = keras.Model(keras.tree.flatten(symbolic[2:]), outputs)
-    np.testing.assert_allclose(
-        model(keras.tree.flatten(case[2:])), case.call(layer), rtol=1e-5, atol=1e-5
-    )
-
-
-def test_a_layer_can_be_built_by_a_symbolic_call(case):
+def test_functional_model_equals_the_layer_after_a_file_too(case, tmp_path):
     symbolic = symbolic_case(case)
     layer = case.layer(**case.arguments)
-    symbolic.call(layer)
-    shapes = [weight.shape for weight in build(case).weights]
-    assert [weight.shape for weight in layer.weights] == shapes
+    outputs = symbolic.call(layer)  # which builds it
+    layer.set_weights([normal(*w.shape) / 2 for w in layer.weights])
+    expected = case.call(layer)
+    assert outputs.shape == (None, *expected.shape[1:])
+    model = keras.Model(keras.tree.flatten(symbolic[2:]), outputs)
+    arrays = keras.tree.flatten(case[2:])
+    np.testing.assert_allclose(model(arrays), expected, rtol=1e-5, atol=1e-5)
+    if not all(isinstance(each, np.ndarray) for each in case.inputs):
+        return  # Keras's files make lists of named tuples
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(loaded(arrays), model(arrays))
+
+
+@pytest.mark.filterwarnings("ignore:Layer .* does not have a `quantize` method")
+@pytest.mark.parametrize("change", ["int8", "lora", "int8 and lora"])
+def test_changed_layers_of_a_functional_model_survive_a_file(case, change, tmp_path):
+    symbolic = symbolic_case(case)
+    layer = case.layer(**case.arguments)
+    model = keras.Model(keras.tree.flatten(symbolic[2:]), symbolic.call(layer))
+    dense = [each for each in layer._flatten_layers() if isinstance(each, Dense)]
+    if not dense or not all(isinstance(each, np.ndarray) for each in case.inputs):
+        return
+    if "int8" in change:
+        model.quantize("int8")
+    for each in dense if "lora" in change else ():
+        each.enable_lora(2, lora_alpha=3)
+        each.lora_kernel_b.assign(normal(*each.lora_kernel_b.shape))
+    arrays = keras.tree.flatten(case[2:])
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_allclose(loaded(arrays), model(arrays), atol=1e-6)
+    names = [[weight.name for weight in each.trainable_weights] for each in (loaded, model)]
+    assert names[0] == names[1]
 
 
 @pytest.mark.parametrize(
-    ("policy", "tolerance"), [("mixed_bfloat16", 2.0**-5), ("mixed_float16", 2.0**-8)]
+    ("policy", "tolerance"),
+    [("mixed_bfloat16", 2.0**-5), ("mixed_float16", 2.0**-8), ("float64", 2.0**-18)],
 )
-def test_half_precision_is_finite_and_close_to_float32(case, policy, tolerance):
+def test_other_precisions_are_finite_and_close_to_float32(case, policy, tolerance):
     layer = build(case)
-    half = build(case, layer.get_weights(), dtype=policy)
-    result = case.call(half)
-    assert result.dtype == half.compute_dtype
-    assert {weight.dtype for weight in half.weights} <= {"float32"}
-    expected = as_float32(case.call(layer))
-    scale = np.abs(expected).max()
+    other = build(case, layer.get_weights(), dtype=policy)
+    result = case.call(other)
+    assert result.dtype == other.compute_dtype
+    if policy != "float64":
+        assert {weight.dtype for weight in other.weights} <= {"float32"}
     assert np.isfinite(as_float32(result)).all()
-    np.testing.assert_allclose(as_float32(result), expected, atol=tolerance * scale)
+    real = case.masks.get("mask", np.ones(result.shape[:2], bool))  # of padding anything finite
+    found, expected = as_float32(result)[real], as_float32(case.call(layer))[real]
+    np.testing.assert_allclose(found, expected, atol=tolerance * np.abs(expected).max())
 
 
-def test_all_weights_are_trained(case):
+def test_all_weights_are_trained_unless_the_layer_is_frozen(case, tmp_path):
     layer = build(case)
     assert len(layer.trainable_weights) == len(layer.weights)
-    paths = [weight.path for weight in layer.weights]
-    assert len(set(paths)) == len(paths)
+    assert len({weight.path for weight in layer.weights}) == len(layer.weights)
+    symbolic = symbolic_case(case)
+    frozen = case.layer(**case.arguments)
+    inputs = keras.tree.flatten(symbolic[2:])
+    outputs = symbolic.call(frozen)
+    shape = outputs.shape[-1]
+    model = keras.Model(inputs, keras.layers.Dense(1, name="head")(outputs) if shape else outputs)
+    frozen.trainable = False
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    for each in (model, loaded, keras.models.clone_model(model)):
+        assert [weight.path for weight in each.trainable_weights] == ["head/kernel", "head/bias"]
 
 
 def test_dropout_is_off_unless_training(case):
@@ -282,10 +305,9 @@ def test_dropout_is_off_unless_training(case):
     [
         (lambda: sinusoids(np.arange(3), 4, "concat"), "layout must be one of sinusoidal, concat"),
         (lambda: PositionalEncoding(4, "sine"), "kind must be one of sinusoidal, .* got 'sine'"),
-        (lambda: Residual(norm_position="Pre"), "norm_position must be one of post, pre, got 'Pre"),
         (
-            lambda: SelfAttention(num_heads=1, key_dim=2, value_dim=2, positions="sinusoidal"),
-            "positions must be one of relative, rotary, got 'sinusoidal'",
+            lambda: EncoderLayer(**SUBLAYERS | {"norm_position": "Pre"}),
+            "norm_position must be one of post, pre, got 'Pre",
         ),
         (lambda: LayerNormalization(form="std"), "form must be one of variance, sigma, got 'std'"),
     ],
@@ -293,3 +315,12 @@ def test_dropout_is_off_unless_training(case):
 def test_unknown_choice_is_rejected(make, message):
     with pytest.raises(InputError, match=message):
         make()
+
+
+@pytest.mark.parametrize("layer", dict.fromkeys(case.layer for case in CASES))
+def test_docstring_examples_run(layer):
+    names = {"np": np, **vars(keras_transformer.layers)}
+    examples = doctest.DocTestFinder(recurse=True).find(layer, layer.__name__, globs=names)
+    assert any(example.name == layer.__name__ and example.examples for example in examples)
+    for example in examples:
+        assert doctest.DocTestRunner(verbose=False).run(example).failed == 0

@@ -170,9 +170,8 @@ def test_encodings_are_added_to_embeddings():
     x = np.random.default_rng(0).normal(size=(2, 5, D)).astype("float32")
     layer = PositionalEncoding(D)
     np.testing.assert_allclose(layer(x), x + layer.encode(np.arange(5)), rtol=1e-6)
-    positions = np.add([[3], [0]], np.arange(5))
-    expected = x + layer.encode(positions)
-    np.testing.assert_allclose(layer(x, positions), expected, rtol=1e-6)
+    expected = x + layer.encode(np.add([[3], [0]], np.arange(5)))
+    np.testing.assert_allclose(layer(x, offset=np.array([[3], [0]])), expected, rtol=1e-6)
 
 
 def test_ids_are_no_embeddings():
@@ -183,18 +182,20 @@ def test_ids_are_no_embeddings():
 def test_positions_beyond_the_table_are_rejected():
     layer = PositionalEncoding(D, "learned", first_position=1, max_positions=4)
     assert layer(np.ones((1, 3, D), "float32")).shape == (1, 3, D)
-    with pytest.raises(
-        InputError, match="positions up to 4 are beyond the table of max_positions=4"
-    ):
+    with pytest.raises(InputError, match="max_positions=4 has room for 3 tokens; shorten the"):
         layer(np.ones((1, 4, D), "float32"))
 
 
-def test_unknown_lengths_beyond_the_table_have_its_last_row():
+def test_unknown_lengths_beyond_the_table_have_its_last_row_but_cannot_train():
     layer = PositionalEncoding(D, "learned", first_position=1, max_positions=4)
     layer.build()
-    add = tf.function(layer, input_signature=[tf.TensorSpec([None, None, D])])
-    found = add(tf.zeros([1, 5, D]))[0]
+    spec = [tf.TensorSpec([None, None, D])]
+    found = tf.function(layer, input_signature=spec)(tf.zeros([1, 5, D]))[0]
     np.testing.assert_array_equal(found, layer.table.numpy()[[1, 2, 3, 3, 3]])
+    train = tf.function(lambda x: layer(x, training=True), input_signature=spec)
+    assert train(tf.zeros([1, 3, D])).shape == (1, 3, D)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="has room for 3 tokens"):
+        train(tf.zeros([1, 4, D]))
 
 
 @pytest.mark.parametrize("kind", ["sinusoidal", "concatenated", "halves"])

@@ -1,10 +1,29 @@
-"""Masks and the biases made of them."""
+"""Masks, the biases made of them, and how each layer reads them: eager, in graphs, functional.
 
+Shapes: B batch, T target length, S source length, D model dimension.
+"""
+
+import functools
+
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from keras import ops
 
+from keras_transformer.errors import InputError
+from keras_transformer.layers import (
+    CrossAttention,
+    Decoder,
+    DecoderLayer,
+    Encoder,
+    EncoderLayer,
+    PositionalEncoding,
+    SelfAttention,
+    UniversalDecoder,
+    UniversalEncoder,
+    WindowedSelfAttention,
+)
 from keras_transformer.layers.masks import (
     attention_bias,
     causal_mask,
@@ -62,3 +81,199 @@ def test_biases_are_finite_in_half_precision(dtype):
 def test_a_decoder_predicts_after_all_tokens_but_eos():
     found = predicting_mask(np.array([[2, 5, 3, 0]]))
     np.testing.assert_array_equal(found, [[True, True, False, False]])
+
+
+# Each layer with the masks that Keras's layers take
+
+
+B, T, S, D = 2, 5, 4, 8
+HEADS = dict(num_heads=2, key_dim=3, value_dim=5)
+SUBLAYERS = HEADS | dict(feed_forward_dim=12)
+X = np.random.default_rng(1).normal(size=(B, T, D)).astype("float32")
+MEMORY = np.random.default_rng(2).normal(size=(B, S, D)).astype("float32")
+PADDING = np.arange(T) < [[T], [3]]
+MEMORY_PADDING = np.arange(S) < [[S], [2]]
+partial = functools.partial
+ENCODERS = {
+    "self": partial(SelfAttention, **HEADS),
+    "window": partial(WindowedSelfAttention, window=3, **HEADS),
+    "relative": partial(SelfAttention, positions="relative", **HEADS),
+    "encoder layer": partial(EncoderLayer, **SUBLAYERS),
+    "encoder": partial(Encoder, num_layers=2, **SUBLAYERS),
+    "encoder, window": partial(Encoder, num_layers=2, attention_window=3, **SUBLAYERS),
+    "universal encoder": partial(UniversalEncoder, num_steps=2, **SUBLAYERS),
+}
+DECODERS = {
+    "decoder layer": partial(DecoderLayer, **SUBLAYERS),
+    "decoder": partial(Decoder, num_layers=2, **SUBLAYERS),
+    "decoder, window": partial(Decoder, num_layers=2, attention_window=3, **SUBLAYERS),
+    "universal decoder": partial(UniversalDecoder, num_steps=2, **SUBLAYERS),
+}
+LAYERS = ENCODERS | DECODERS
+SYMBOLIC = ["graph", "functional"]  # of unknown sizes
+
+
+def inputs_of(name):
+    return [X, MEMORY] if name in DECODERS else [X]
+
+
+def caller(mode, layer, *inputs, **options):
+    """Returns what calls the layer with such inputs: eagerly, in a graph that knows no sizes but
+    the last, or as a functional model.
+    """
+    masks = {name: value for name, value in options.items() if isinstance(value, np.ndarray)}
+    fixed = {name: value for name, value in options.items() if name not in masks}
+    if mode == "eager":
+        return lambda *inputs: np.asarray(layer(*inputs, **options))
+    if mode == "functional":
+        symbolic, named = keras.tree.map_structure(
+            lambda each: keras.Input(each.shape[1:], dtype=each.dtype.name), (inputs, masks)
+        )
+        model = keras.Model([*symbolic, *named.values()], layer(*symbolic, **named, **fixed))
+        return lambda *inputs: np.asarray(model([*inputs, *masks.values()]))
+
+    def call(inputs, masks):
+        return layer(*inputs, **masks, **fixed)
+
+    def spec(array):
+        last = array.shape[-1] if array.dtype == np.float32 else None
+        return tf.TensorSpec([None] * (array.ndim - 1) + [last], array.dtype)
+
+    call(inputs, masks)  # creates the variables
+    specs = tf.nest.map_structure(spec, (list(inputs), masks))
+    graph = tf.function(call, input_signature=specs)
+    return lambda *inputs: np.asarray(graph(list(inputs), masks))
+
+
+def changed(x, token):
+    other = x.copy()
+    other[:, token] += 1
+    return other
+
+
+def reach(call, token, *memory):
+    """Returns which positions [T] a change of one token reaches."""
+    change = np.abs(call(X, *memory) - call(changed(X, token), *memory))
+    return (change.max(axis=(0, 2)) > 1e-6).tolist()
+
+
+LAST = [False] * 4 + [True]
+
+
+@pytest.mark.parametrize("mode", SYMBOLIC)
+@pytest.mark.parametrize("name", DECODERS)
+def test_decoders_are_causal_by_default(name, mode):
+    layer = DECODERS[name]()
+    assert reach(caller(mode, layer, X, MEMORY), 4, MEMORY) == LAST
+    call = caller(mode, layer, X, MEMORY, use_causal_mask=False)
+    assert reach(call, 4, MEMORY)[3:] == [True, True]
+
+
+@pytest.mark.parametrize("mode", SYMBOLIC)
+@pytest.mark.parametrize("name", ENCODERS)
+def test_encoders_are_causal_with_use_causal_mask(name, mode):
+    layer = ENCODERS[name]()
+    assert reach(caller(mode, layer, X, use_causal_mask=True), 4) == LAST
+    assert reach(caller(mode, layer, X), 4)[3:] == [True, True]
+
+
+@pytest.mark.parametrize("mode", SYMBOLIC)
+@pytest.mark.parametrize("name", LAYERS)
+def test_masks_hide_padding(name, mode):
+    layer, inputs, masks = LAYERS[name](), inputs_of(name), dict(mask=PADDING)
+    if name in DECODERS:
+        masks |= dict(memory_mask=MEMORY_PADDING, use_causal_mask=False)
+    others = [np.where(PADDING[..., None], X, 9), np.where(MEMORY_PADDING[..., None], MEMORY, 9)]
+    call = caller(mode, layer, *inputs, **masks)
+    found, expected = call(*others[: len(inputs)]), call(*inputs)
+    np.testing.assert_allclose(found[PADDING], expected[PADDING], atol=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["eager", "functional"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_keras_masks_equal_masks_as_arguments(name, mode):
+    layer, inputs, masks = LAYERS[name](), inputs_of(name), dict(mask=PADDING)
+    if name in DECODERS:
+        masks |= dict(memory_mask=MEMORY_PADDING)
+    expected = np.asarray(layer(*inputs, **masks))
+    zeros = [np.where(PADDING[..., None], X, 0), np.where(MEMORY_PADDING[..., None], MEMORY, 0)]
+    masking = keras.layers.Masking()
+
+    def with_masks(*inputs):
+        return layer(*map(masking, inputs))
+
+    found = caller(mode, with_masks, *zeros[: len(inputs)])(*zeros[: len(inputs)])
+    np.testing.assert_allclose(found[PADDING], expected[PADDING], atol=1e-5)
+
+
+@pytest.mark.parametrize("name", [name for name in ENCODERS if name != "universal encoder"])
+def test_layers_in_time_distributed_get_its_mask(name):
+    # Rows of words: each row of 5 is a sequence, whose padding must not be attended to.
+    layer, words = ENCODERS[name](), np.array([[[5, 6, 7, 8, 9], [5, 6, 7, 0, 0]]])
+    embedding = keras.layers.Embedding(10, D, mask_zero=True)
+    expected = layer(embedding(words[0]))[1, :3]
+    found = keras.layers.TimeDistributed(layer)(embedding(words))[0, 1, :3]
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_keras_masks_pass_through_layers():
+    embedding = keras.layers.Embedding(10, D, mask_zero=True)
+    x = PositionalEncoding(D)(embedding(np.array([[5, 6, 0]])))
+    output = Encoder(num_layers=1, **SUBLAYERS)(x)
+    np.testing.assert_array_equal(output._keras_mask, [[True, True, False]])
+
+
+@pytest.mark.parametrize("mode", SYMBOLIC)
+@pytest.mark.parametrize("name", ["self", "window", "encoder", "decoder", "universal decoder"])
+def test_attention_masks_are_true_where_a_query_attends(name, mode):
+    mask = np.broadcast_to(np.eye(T, dtype=bool), (B, T, T)).copy()
+    call = caller(mode, LAYERS[name](), *inputs_of(name), attention_mask=mask)
+    assert reach(call, 2, *inputs_of(name)[1:]) == [False, False, True, False, False]
+
+
+@pytest.mark.parametrize("mode", SYMBOLIC)
+@pytest.mark.parametrize("name", ["cross", *DECODERS])
+def test_a_memory_may_have_another_width(name, mode):
+    layer = CrossAttention(**HEADS) if name == "cross" else DECODERS[name]()
+    memory = np.concatenate([MEMORY, MEMORY[..., :3]], axis=-1)
+    call = caller(mode, layer, X, memory)
+    assert call(X, memory).shape == X.shape
+    assert np.abs(call(X, memory) - call(X, changed(memory, 1))).max() > 1e-3
+
+
+@pytest.mark.parametrize("name", [name for name in LAYERS if "universal" not in name])
+def test_scores_are_returned_by_functional_models(name):
+    layer, arrays = LAYERS[name](), inputs_of(name)
+    inputs = [keras.Input((None, D)) for _ in arrays]
+    outputs = layer(*inputs, return_attention_scores=True)
+    found = keras.Model(inputs, outputs)(arrays)
+    expected = layer(*arrays, return_attention_scores=True)
+    pairs = zip(*map(keras.tree.flatten, (found, expected, outputs)), strict=True)
+    assert len(keras.tree.flatten(found)) >= 2
+    for one, other, symbolic in pairs:
+        np.testing.assert_allclose(one, other, atol=1e-6)
+        assert len(symbolic.shape) == len(other.shape)
+        assert all(a in (None, b) for a, b in zip(symbolic.shape, other.shape, strict=True))
+
+
+@pytest.mark.parametrize("name", [name for name in LAYERS if "universal" in name])
+def test_steps_are_returned_by_functional_models(name):
+    layer, arrays = LAYERS[name](), inputs_of(name)
+    inputs = [keras.Input((None, D)) for _ in arrays]
+    output, steps = layer(*inputs, return_steps=True)
+    expected, taken = layer(*arrays, return_steps=True)
+    found = keras.Model(inputs, [output, steps.halting.steps])(arrays)
+    for one, other in zip(found, (expected, taken.halting.steps), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(attention_mask=X), "attention_mask must be boolean, True where a query may attend"),
+        (dict(mask=X[..., 0]), "mask must be boolean, True where a query may attend, got"),
+    ],
+)
+def test_a_bias_is_no_mask(options, message):
+    with pytest.raises(InputError, match=f"^{message}"):  # without the lines that Keras adds
+        SelfAttention(**HEADS)(X, **options)

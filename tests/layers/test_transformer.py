@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras import ops
 
 from keras_transformer.layers import (
     Decoder,
@@ -10,9 +11,7 @@ from keras_transformer.layers import (
     EncoderLayer,
     FeedForward,
     LayerNormalization,
-    Residual,
 )
-from keras_transformer.layers.masks import ancestor_bias, padding_bias
 
 B, T, S, D = 2, 5, 4, 8
 OPTIONS = dict(num_heads=2, key_dim=3, value_dim=5, feed_forward_dim=12)
@@ -21,7 +20,7 @@ X = RANDOM.normal(size=(B, T, D)).astype("float32")
 PADDING = np.arange(T) < [[5], [3]]
 MEMORY = RANDOM.normal(size=(B, S, D)).astype("float32")
 MEMORY_PADDING = np.arange(S) < [[4], [2]]
-MASK = dict(memory_padding_mask=MEMORY_PADDING)
+MASK = dict(memory_mask=MEMORY_PADDING)
 
 
 def randomize(layer):
@@ -141,41 +140,43 @@ def test_half_precision_inputs_have_float32_statistics(policy, form):
     np.testing.assert_allclose(tf.cast(result, tf.float32), exact, rtol=1.1 * digits)
 
 
-# Residual connections, worked by hand
+# Residual connections: the sub-layers of an encoder layer replaced by constants
 
-PAIR = np.array([[[1.0, 2.0]]], "float32")
-OUTPUT = np.array([[[0.0, 5.0]]], "float32")  # of a sub-layer
+
+def layer_with_constants(norm_position, output, dropout=0.0, epsilon=1e-6):
+    """An encoder layer whose attention returns `output`, and whose feed-forward returns 0."""
+    layer = EncoderLayer(
+        num_heads=1, key_dim=2, value_dim=2, feed_forward_dim=2, attention_bias=True,
+        norm_position=norm_position, norm_epsilon=epsilon, dropout=dropout,
+    )  # fmt: skip
+    layer.build((None, None, 2))
+    for weight in (*layer.self_attention.weights, *layer.feed_forward.weights):
+        weight.assign(np.zeros(weight.shape))
+    layer.self_attention.output_projection.bias.assign(output)
+    return layer
 
 
 def test_post_norm_normalizes_the_sum():
-    # x + y = (1, 7): mean 4, deviations -3 and 3, variance 9; with epsilon 7 the root is 4.
-    residual = Residual(norm_epsilon=7.0)
-    np.testing.assert_array_equal(residual.pre_norm(PAIR), PAIR)
-    np.testing.assert_allclose(residual(PAIR, OUTPUT), [[[-0.75, 0.75]]], rtol=1e-6)
+    # x + y = (1, 7): mean 4, deviations -3 and 3, variance 9; with epsilon 7 the root is 4. The
+    # second norm of (-0.75, 0.75), variance 0.5625, divides by the root of 7.5625, 2.75.
+    layer = layer_with_constants("post", [0.0, 5.0], epsilon=7.0)
+    result = layer(np.array([[[1.0, 2.0]]], "float32"))
+    np.testing.assert_allclose(result, [[[-0.75 / 2.75, 0.75 / 2.75]]], rtol=1e-6)
 
 
-def test_pre_norm_normalizes_the_input_but_not_the_sum():
-    # x = (1, 3): mean 2, deviations -1 and 1, variance 1; with epsilon 3 the root is 2.
-    residual = Residual(norm_position="pre", norm_epsilon=3.0)
-    entered = residual.pre_norm(np.array([[[1.0, 3.0]]]))
-    np.testing.assert_allclose(entered, [[[-0.5, 0.5]]], rtol=1e-6)
-    np.testing.assert_array_equal(residual(PAIR, OUTPUT), [[[1, 7]]])
-
-
-def test_dropout_acts_on_the_sub_layers_output_before_the_sum():
-    # At a rate of 1/2 the output 5 becomes 0 or 10, and x = 100 always stays: 100 or 110.
-    residual = Residual(norm_position="pre", dropout=0.5)
-    x, output = np.full((1, 64, 2), 100.0, "float32"), np.full((1, 64, 2), 5.0, "float32")
-    np.testing.assert_array_equal(residual(x, output, training=False), x + output)
-    np.testing.assert_array_equal(np.unique(residual(x, output, training=True)), [100, 110])
+def test_pre_norm_does_not_normalize_the_sum():
+    layer = layer_with_constants("pre", [0.0, 5.0], dropout=0.5)
+    x = np.full((1, 64, 2), 100.0, "float32")
+    np.testing.assert_array_equal(layer(x), x + np.array([0.0, 5.0]))
+    # At a rate of 1/2 the output 5 becomes 0 or 10.
+    np.testing.assert_array_equal(np.unique(layer(x, training=True)), [100, 110])
 
 
 def test_dropout_of_post_norm_comes_before_the_norm():
     # Rows of x + dropout(y) are (0 or 4, 0 or 4). Normalized after it they are (0, 0), (-1, 1) or
     # (1, -1); dropout after the norm would give 2.
-    residual = Residual(dropout=0.5, norm_epsilon=1e-6)
-    x, output = np.zeros((1, 64, 2), "float32"), np.full((1, 64, 2), 2.0, "float32")
-    result = np.asarray(residual(x, output, training=True))[0]
+    layer = layer_with_constants("post", [2.0, 2.0], dropout=0.5)
+    result = np.asarray(layer(np.zeros((1, 64, 2), "float32"), training=True))[0]
     rows = np.unique(result.round(3) + 0.0, axis=0)
     np.testing.assert_array_equal(rows, [[-1, 1], [0, 0], [1, -1]])
 
@@ -187,14 +188,14 @@ def test_dropout_of_post_norm_comes_before_the_norm():
 def test_encoder_layer_attends_then_feeds_forward(norm_position):
     layer = randomize(EncoderLayer(**OPTIONS, norm_position=norm_position))
     is_pre = norm_position == "pre"
-    norms = [layer.self_attention_residual.norm, layer.feed_forward_residual.norm]
+    norms = [layer.self_attention_norm, layer.feed_forward_norm]
     y = normalized(X, norms[0]) if is_pre else X
-    x = X + run(layer.self_attention, y, padding_mask=PADDING)
+    x = X + run(layer.self_attention, y, mask=PADDING)
     x = x if is_pre else normalized(x, norms[0])
     y = normalized(x, norms[1]) if is_pre else x
     x = x + run(layer.feed_forward, y)
     x = x if is_pre else normalized(x, norms[1])
-    assert_close(layer(X, padding_mask=PADDING), x)
+    assert_close(layer(X, mask=PADDING), x)
 
 
 @pytest.mark.parametrize("norm_position", ["post", "pre"])
@@ -202,21 +203,17 @@ def test_decoder_layer_attends_to_itself_then_memory(norm_position):
     layer = randomize(DecoderLayer(**OPTIONS, norm_position=norm_position))
     is_pre = norm_position == "pre"
     sublayers = [
+        (layer.self_attention_norm, lambda y: run(layer.self_attention, y, use_causal_mask=True)),
         (
-            layer.self_attention_residual,
-            lambda y: run(layer.self_attention, y, use_causal_mask=True),
+            layer.cross_attention_norm,
+            lambda y: run(layer.cross_attention, y, MEMORY, memory_mask=MEMORY_PADDING),
         ),
-        (
-            layer.cross_attention_residual,
-            lambda y: run(layer.cross_attention, y, MEMORY, padding_mask=MEMORY_PADDING),
-        ),
-        (layer.feed_forward_residual, lambda y: run(layer.feed_forward, y)),
+        (layer.feed_forward_norm, lambda y: run(layer.feed_forward, y)),
     ]
     x = X
-    for residual, sublayer in sublayers:
-        y = normalized(x, residual.norm) if is_pre else x
-        x = x + sublayer(y)
-        x = x if is_pre else normalized(x, residual.norm)
+    for norm, sublayer in sublayers:
+        x = x + sublayer(normalized(x, norm) if is_pre else x)
+        x = x if is_pre else normalized(x, norm)
     assert_close(layer(X, MEMORY, **MASK), x)
 
 
@@ -237,26 +234,21 @@ def test_project_memory_builds_a_decoder():
     assert decoder(X, MEMORY).shape == X.shape
 
 
-@pytest.mark.parametrize("norm_position", ["post", "pre"])
-@pytest.mark.parametrize("attention_bias", [False, True])
-def test_cached_steps_of_a_beam_equal_the_full_pass(norm_position, attention_bias):
-    beams = 3
-    options = dict(norm_position=norm_position, attention_bias=attention_bias)
-    decoder = randomize(Decoder(num_layers=2, **OPTIONS, **options))
-    x = RANDOM.normal(size=(B, beams, T, D)).astype("float32")
-    full = [
-        decoder(x[:, beam], MEMORY, return_attention_scores=True, **MASK) for beam in range(beams)
-    ]
-    memory, kv_cache = decoder.project_memory(MEMORY), decoder.empty_kv_cache(B)
-    memory_bias = padding_bias(MEMORY_PADDING.astype("int32"))
-    for time in range(T):
-        places = np.broadcast_to(np.arange(beams)[:, None], (B, beams, time + 1))
-        row, kv_cache, scores = decoder.step(
-            x[:, :, time].reshape(-1, D), memory, kv_cache, time, ancestor_bias(places, beams),
-            memory_bias,
-        )  # fmt: skip
-        row = np.asarray(row).reshape(B, beams, D)
-        for beam, (outputs, _, cross_scores) in enumerate(full):
-            assert_close(row[:, beam], outputs[:, time])
-            for layer, expected in zip(scores, cross_scores, strict=True):
-                assert_close(layer[:, :, beam], expected[:, :, time])
+def test_norm_gains_are_float32_in_mixed_precision():
+    layer = LayerNormalization(dtype="mixed_bfloat16")
+    layer.build((None, D))
+    seen = {}
+
+    class Spy(LayerNormalization):
+        def call(self, x):
+            seen["dtype"] = ops.convert_to_tensor(self.gain).dtype
+            return super().call(x)
+
+    Spy(dtype="mixed_bfloat16")(X)
+    assert seen["dtype"] == tf.float32
+    layer.gain.assign(np.full(D, 1.001))  # not a bfloat16 number
+    exact = LayerNormalization()
+    exact.build((None, D))
+    exact.gain.assign(np.full(D, 1.001))
+    x = ops.cast(X, "bfloat16")
+    np.testing.assert_array_equal(layer(x), ops.cast(exact(ops.cast(x, "float32")), "bfloat16"))

@@ -1,8 +1,9 @@
-"""What holds of every architecture, and of one that only the tests define, from model to server.
+"""What holds of every architecture in every variant, from arithmetic to a server: one table.
 
-A new one is a line in `CONFIGS`.
+A new architecture is a line in `CONFIGS`. The oracles are in tests/oracles.
 """
 
+import functools
 import itertools
 import json
 import os
@@ -16,9 +17,11 @@ import keras
 import native_runtime
 import numpy as np
 import pytest
+import recurrent_oracle
 import stand_in_server
 import tensorflow as tf
 import tiny_run
+import transformer_oracle
 from keras import ops
 from toy_architecture import Toy, ToyConfig
 
@@ -39,46 +42,68 @@ from keras_transformer.config import (
 from keras_transformer.errors import InputError
 from keras_transformer.inference import Translator
 from keras_transformer.models import Ensemble, build_model
+from keras_transformer.objectives import SmoothedCrossEntropy, TokenAccuracy
 from keras_transformer.search import beam_search, kv_cache_capacities
 from keras_transformer.serving.export import export, load_exported
 from keras_transformer.training import RunDirectory, train
 
 TESTS = pathlib.Path(__file__).resolve().parents[1]
-SIZES = dict(vocabulary_size=tiny_run.make_vocabulary().size, model_dim=16, dropout=0.1)
-HEADS = SIZES | dict(num_heads=2, feed_forward_dim=24)
+SIZES = dict(vocabulary_size=tiny_run.make_vocabulary().size, model_dim=8, dropout=0.1)
+HEADS = SIZES | dict(num_heads=2, feed_forward_dim=12)
+WIDTHS = dict(key_dim=3, value_dim=5)
+WINDOWS = dict(encoder_attention_window=3, decoder_attention_window=5, max_relative_distance=2)
+SEPARATE = dict(share_embeddings="none", target_vocabulary_size=11, output_bias=True)
 CONFIGS = {
-    "transformer": TransformerConfig(**HEADS, num_layers=1),
+    "transformer": TransformerConfig(**HEADS, num_layers=2),
+    "transformer, pre": TransformerConfig(
+        **HEADS, **SEPARATE, num_layers=2, norm_position="pre", norm_epsilon=1e-5,
+        positions="concatenated", first_position=1, attention_bias=True,
+    ),
+    "transformer, sigma": TransformerConfig(
+        **HEADS, **WIDTHS, num_layers=2, share_embeddings="target", target_vocabulary_size=11,
+        norm_form="sigma", norm_epsilon=1e-3, positions="learned", max_positions=20,
+    ),
+    "transformer, toolkits": TransformerConfig(
+        **HEADS, num_layers=2, decoder_layers=1, activation="swish", positions="halves",
+        embedding_norm=True, scale_embeddings=False, source_eos=False, attention_bias=True,
+    ),
+    "transformer, rotary": TransformerConfig(
+        **HEADS, num_layers=2, positions="rotary", norm_position="pre", norm_form="sigma",
+    ),
+    "transformer, relative": TransformerConfig(**HEADS, num_layers=1, positions="relative"),
     "transformer, window": TransformerConfig(
-        **HEADS,
-        num_layers=2,
-        encoder_attention_window=3,
-        decoder_attention_window=3,
-        positions="relative",
+        **HEADS, **WIDTHS, **WINDOWS, num_layers=2, positions="relative",
     ),
-    "recurrent": RecurrentConfig(**SIZES, hidden_dim=24),
+    "recurrent": RecurrentConfig(**SIZES, hidden_dim=6, attention_dim=5),
+    "recurrent, dot": RecurrentConfig(
+        **SIZES, **SEPARATE, num_layers=2, hidden_dim=6, attention_type="dot",
+        bridge_activation="tanh",
+    ),
+    "recurrent, temporal": RecurrentConfig(**SIZES, hidden_dim=6, intra_temporal_attention=True),
     "recurrent, all": RecurrentConfig(
-        **SIZES,
-        num_layers=2,
-        hidden_dim=12,
-        attention_type="dot",
-        intra_temporal_attention=True,
-        intra_decoder_attention=True,
-        input_feeding=True,
+        **SIZES, num_layers=2, hidden_dim=12, intra_temporal_attention=True,
+        intra_decoder_attention=True, input_feeding=True,
     ),
-    "universal": UniversalConfig(**HEADS, num_steps=3),
-    "universal, fixed": UniversalConfig(**HEADS, num_steps=2, adaptive_steps=False),
+    "universal": UniversalConfig(**HEADS, num_steps=4),
+    "universal, pre": UniversalConfig(
+        **HEADS, num_steps=4, norm_position="pre", positions="learned",
+    ),
+    "universal, fixed": UniversalConfig(
+        **HEADS, num_steps=3, adaptive_steps=False, positions="relative"
+    ),
     "universal, all": UniversalConfig(
-        **HEADS,
-        num_steps=2,
-        halting_output="blend",
-        norm_position="pre",
-        max_position_offset=4,
+        **HEADS, num_steps=3, halting_output="blend", norm_position="pre", max_position_offset=4,
     ),
     "toy": ToyConfig(**SIZES | dict(model_dim=24)),
-}
+}  # fmt: skip
 # Of each architecture the one with most weights and the largest state.
-VARIANT_NAMES = ["transformer, window", "recurrent, all", "universal, all", "toy"]
-VARIANTS = [CONFIGS[name] for name in VARIANT_NAMES]
+VARIANTS = ["transformer, window", "recurrent, all", "universal, all", "toy"]
+RUNS = {
+    "transformer, window": dict(model_dim=16, feed_forward_dim=24),
+    "recurrent, all": dict(model_dim=16),
+    "universal, all": dict(model_dim=16, feed_forward_dim=24, num_steps=2),
+    "toy": {},
+}
 STEPS = {"train_steps": 30, "checkpoint_steps": 10, "learning_rate": 0.02}
 SEARCH = SearchConfig(beam_size=3, max_source_length=8, max_extra_length=4, num_translations=2)
 KILLED_AT_STEP_14 = (
@@ -86,20 +111,41 @@ KILLED_AT_STEP_14 = (
 )
 PATH = os.pathsep.join(map(str, (TESTS.parent, TESTS / "models", TESTS / "training")))
 SENTENCES = ["abc", "fed", "", "aabb", "c"]
-SOURCE = np.array([[5, 6, 7, 3], [8, 3, 0, 0], [4, 4, 3, 0]])
-TARGET = np.array([[2, 9, 4, 6], [2, 5, 5, 0], [2, 4, 0, 0]])
+# Three sentences with targets, EOS and padding included; the targets start with BOS.
+SOURCE = np.array([[4, 9, 5, 7, 3], [8, 3, 0, 0, 0], [6, 6, 8, 3, 0]])
+TARGET = np.array([[2, 5, 6, 10, 4, 9], [2, 7, 7, 8, 0, 0], [2, 4, 0, 0, 0, 0]])
 INPUTS = {"source": SOURCE, "target": TARGET}
 SIGNATURES = {"serving_default", "translate_options", "score", "tokens"}
 
+every_case = pytest.mark.parametrize("name", CONFIGS)
+variants = pytest.mark.parametrize("name", VARIANTS)
 
-def with_random_weights(config, dtype=None):
+
+def random_model(config, dtype=None):
+    """Returns a model with random weights, norms and biases included."""
     model, random = build_model(config, dtype=dtype), np.random.default_rng(3)
     model.set_weights([random.normal(scale=0.4, size=w.shape) for w in model.get_weights()])
     return model
 
 
+@functools.cache
+def model_of(name, dtype=None):
+    return random_model(CONFIGS[name], dtype)
+
+
 def logits_of(model, inputs=INPUTS):
-    return np.asarray(ops.cast(model(inputs), "float32"))
+    logits = model(inputs)
+    return np.asarray(ops.cast(logits, "float64" if logits.dtype == "float64" else "float32"))
+
+
+def steps_of(model, beams=1, **options):
+    """Returns the logits [B, T, V] of the last hypothesis, step by step, and the last state."""
+    state = model.encode(SOURCE, num_hypotheses=beams, **options)
+    rows = []
+    for time in range(TARGET.shape[1]):
+        logits, state = model.step(np.repeat(TARGET[:, time : time + 1], beams, axis=1), state)
+        rows.append(np.asarray(ops.cast(logits[:, -1], "float32")))
+    return np.stack(rows, axis=1), state
 
 
 def scores_of(translations):
@@ -119,45 +165,6 @@ def check_coverage(model, state):
     np.testing.assert_allclose(state.coverage[:, 0], expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.fixture(scope="module", params=CONFIGS.values(), ids=CONFIGS.keys())
-def config(request):
-    return request.param
-
-
-@pytest.fixture(scope="module")
-def model(config):
-    return with_random_weights(config)
-
-
-@pytest.fixture(scope="module")
-def created(config, tmp_path_factory) -> RunDirectory:
-    """A run that nothing has trained."""
-    run, vocabulary = RunDirectory(tmp_path_factory.mktemp("run")), tiny_run.make_vocabulary()
-    training = tiny_run.training_config(**STEPS)
-    configs = tiny_run.RunConfigs(config, tiny_run.DATA, training)
-    run.write(configs, vocabulary, vocabulary)
-    return run
-
-
-@pytest.fixture(scope="module")
-def trained(created, tmp_path_factory) -> RunDirectory:
-    """The run after its steps, which nothing interrupted."""
-    run = RunDirectory(shutil.copytree(created.path, tmp_path_factory.mktemp("trained") / "run"))
-    train(run, tiny_run.corpus(), tiny_run.text(16, seed=1), show=False)
-    return run
-
-
-@pytest.fixture(scope="module")
-def translator(trained) -> Translator:
-    return Translator(trained.load_model(), *trained.vocabularies(), SEARCH)
-
-
-@pytest.fixture(scope="module")
-def exported(translator, tmp_path_factory) -> pathlib.Path:
-    """The translator as a SavedModel, whose answers a fresh process has checked."""
-    return export(translator, tmp_path_factory.mktemp("exports"), batch_sizes=[1, 4])
-
-
 def test_configs_cover_every_architecture():
     assert set(architectures().values()) == {type(config) for config in CONFIGS.values()}
 
@@ -165,34 +172,127 @@ def test_configs_cover_every_architecture():
 # The model
 
 
-def test_steps_equal_the_full_pass(model):
-    full = logits_of(model)
-    state = model.encode(SOURCE, num_hypotheses=2, coverage=True)
-    for time in range(TARGET.shape[1]):
-        logits, state = model.step(np.repeat(TARGET[:, time : time + 1], 2, axis=1), state)
-        np.testing.assert_allclose(logits[:, 1], full[:, time], rtol=1e-4, atol=1e-5)
+@pytest.mark.parametrize("name", [name for name in CONFIGS if name != "toy"])
+def test_logits_and_attention_equal_the_oracle_in_float64(name):
+    model = model_of(name, "float64")
+    # A halting unit computes in float32, whatever the model does.
+    close = functools.partial(np.testing.assert_allclose, rtol=0, atol=1e-5)
+    if "universal" not in name or "fixed" in name:
+        close = functools.partial(np.testing.assert_allclose, rtol=0, atol=1e-9)
+    logits, attention = logits_of(model), np.asarray(model.attention(INPUTS))
+    weights = {kind: np.asarray(each) for kind, each in model.attentions(INPUTS).items()}
+    for row, (source, target) in enumerate(zip(SOURCE, TARGET, strict=True)):
+        source, target = source[source != 0], target[target != 0]
+        if "recurrent" in name:
+            expected, cross = recurrent_oracle.answer(model, source, target)
+            close(logits[row, : len(target)], expected)
+            np.testing.assert_allclose(
+                attention[row, : len(target), : len(source)], cross, atol=1e-6
+            )
+            continue
+        expected = transformer_oracle.answer(model, source, target)
+        close(logits[row, : len(target)], expected.logits)
+        assert list(weights) == list(expected.heads)
+        for kind, heads in expected.heads.items():
+            found = weights[kind][:, row]
+            real = found[..., : heads.shape[2], : heads.shape[3]]
+            np.testing.assert_allclose(real, heads, atol=1e-5)
+            np.testing.assert_allclose(real.sum(axis=-1), 1, atol=1e-6)
+            real[:] = 0
+            assert not found.any()  # of padding
+        for side, halting in expected.halting.items():
+            values = model.token_values(INPUTS)
+            for key, numbers in zip(("steps", "remainders"), halting, strict=True):
+                found = np.asarray(values[f"{side}_{key}"])[row]
+                np.testing.assert_allclose(found[: len(numbers)], numbers, atol=1e-5)
+                assert not found[len(numbers) :].any()
+
+
+@pytest.mark.parametrize("capacity", [None, 8], ids=["growing", "fixed"])
+@pytest.mark.parametrize("beams", [1, 2])
+@every_case
+def test_steps_equal_the_full_pass(name, beams, capacity):
+    model = model_of(name)
+    stepped, state = steps_of(model, beams, capacity=capacity, coverage=True)
+    np.testing.assert_allclose(stepped, logits_of(model), rtol=1e-4, atol=1e-5)
     check_coverage(model, state)
 
 
-def test_padding_and_other_sentences_change_nothing(model):
+@variants
+def test_ensemble_with_a_transformer_steps_as_it_calls(name):
+    model = model_of(name)
+    both = Ensemble([random_model(CONFIGS["transformer"]), model])
+    stepped, state = steps_of(both, 2, coverage=True)
+    np.testing.assert_allclose(stepped, both.call(INPUTS), rtol=1e-4, atol=1e-4)
+    assert hasattr(both, "attention") == hasattr(model, "attention")
+    check_coverage(both, state)
+
+
+@pytest.mark.parametrize(("policy", "error"), [("bfloat16", 0.06), ("mixed_float16", 0.008)])
+@every_case
+def test_half_precision_is_close_to_float32(name, policy, error):
+    model, half = model_of(name), model_of(name, policy)
+    exact = logits_of(model)
+    tolerance = error * exact.std()
+    assert 0 < np.abs(logits_of(half) - exact).max() < tolerance
+    assert np.abs(steps_of(half)[0] - exact).max() < tolerance
+    if hasattr(model, "attention"):
+        attention = np.subtract(half.attention(INPUTS), model.attention(INPUTS))
+        assert np.abs(attention).max() < error / 4
+
+
+@pytest.mark.filterwarnings("ignore:Layer .* does not have a `quantize` method")
+@pytest.mark.parametrize("mode", ["int8", "int4"])
+@variants
+def test_quantized_steps_equal_the_full_pass(name, mode, tmp_path):
+    model = random_model(CONFIGS[name].replace(share_embeddings="none", output_bias=True))
+    exact = logits_of(model)
+    model.quantize(mode)
+    full, is_real = logits_of(model), TARGET != 0
+    error = np.abs(full - exact)[is_real].max()
+    assert 0 < error < {"int8": 0.25, "int4": 1.5}[mode] * exact.std()
+    np.testing.assert_allclose(steps_of(model)[0][is_real], full[is_real], rtol=0, atol=1e-5)
+    model.save(tmp_path / "model.keras")
+    np.testing.assert_array_equal(
+        logits_of(keras.saving.load_model(tmp_path / "model.keras")), full
+    )
+
+
+@every_case
+def test_padding_and_other_sentences_change_nothing(name):
+    model = model_of(name)
     together = logits_of(model)
     for row, (source, target) in enumerate(zip(SOURCE, TARGET, strict=True)):
         source, target = source[source != 0][None], target[target != 0][None]
         alone = logits_of(model, {"source": source, "target": target})[0]
         np.testing.assert_allclose(together[row, : target.size], alone, rtol=1e-4, atol=1e-5)
+    empty = INPUTS | {"source": np.zeros_like(SOURCE)}
+    assert np.isfinite(logits_of(model, empty)).all()
 
 
-def test_future_tokens_do_not_change_earlier_logits(model):
+@every_case
+def test_future_tokens_do_not_change_earlier_logits(name):
     other = TARGET.copy()
-    other[:, 2:] = [[9, 9], [4, 0], [7, 5]]
-    before, after = (logits_of(model, INPUTS | {"target": ids}) for ids in (TARGET, other))
+    other[:, 2:] = [[9, 9, 1, 1], [4, 0, 0, 0], [7, 5, 5, 5]]
+    before, after = (logits_of(model_of(name), INPUTS | {"target": ids}) for ids in (TARGET, other))
     np.testing.assert_allclose(before[:, :2], after[:, :2], atol=1e-6)
     assert np.abs(before[:, 2:] - after[:, 2:]).max() > 1e-4
 
 
-@pytest.mark.parametrize("config", VARIANTS, indirect=True, ids=VARIANT_NAMES)
-def test_wide_beam_equals_enumeration(config):
-    model = with_random_weights(config.replace(vocabulary_size=6))
+@variants
+def test_keras_metrics_do_not_count_padding(name):
+    model = random_model(CONFIGS[name])
+    labels = np.where(TARGET != 0, np.argmax(logits_of(model), axis=-1), 0)
+    labels[:, 0] = 9  # wrong; all others are right
+    model.compile("sgd", SmoothedCrossEntropy(), metrics=["accuracy", TokenAccuracy(name="tokens")])
+    shown = model.evaluate(INPUTS, labels, return_dict=True, verbose=0)
+    assert shown["accuracy"] == pytest.approx(shown["tokens"])
+    assert shown["accuracy"] == pytest.approx(np.mean((labels != 9)[labels != 0]), abs=0.2)
+
+
+@variants
+def test_wide_beam_equals_enumeration(name):
+    model = random_model(CONFIGS[name].replace(vocabulary_size=6))
     sentences = np.array([[4, 5, 3], [5, 3, 0]])
     # Up to three tokens other than padding (0) and BOS (2), then EOS (3).
     tokens = (1, 4, 5)
@@ -218,7 +318,10 @@ def test_wide_beam_equals_enumeration(config):
 
 
 @pytest.mark.slow
-def test_xla_search_equals_the_graph(model):
+@every_case
+def test_xla_search_equals_the_graph(name):
+    model = model_of(name)
+
     def search(source):
         capacity = kv_cache_capacities(5)[0]
         found = beam_search(
@@ -239,59 +342,7 @@ def test_xla_search_equals_the_graph(model):
     np.testing.assert_allclose(compiled[1], plain[1], rtol=1e-6)
 
 
-RELATIVE = {  # without a window, whose blocks add up otherwise
-    "relative": TransformerConfig(**HEADS, num_layers=1, positions="relative"),
-    "universal, relative": UniversalConfig(**HEADS, num_steps=2, positions="relative"),
-}
-
-
-@pytest.mark.parametrize(("policy", "error"), [("bfloat16", 0.05), ("mixed_float16", 0.008)])
-@pytest.mark.parametrize("name", [*CONFIGS, *RELATIVE])
-def test_half_precision_is_close_to_float32(name, policy, error):
-    config = (CONFIGS | RELATIVE)[name]
-    model, half = with_random_weights(config), with_random_weights(config, policy)
-    exact = logits_of(model)
-    tolerance = error * exact.std()
-    assert 0 < np.abs(logits_of(half) - exact).max() < tolerance
-    if hasattr(model, "attention"):
-        attention = np.subtract(half.attention(INPUTS), model.attention(INPUTS))
-        assert np.abs(attention).max() < error / 8
-    state = half.encode(SOURCE)
-    for time in range(TARGET.shape[1]):
-        logits, state = half.step(TARGET[:, time : time + 1], state)
-        stepped = ops.cast(logits[:, 0], "float32")
-        assert np.abs(stepped - exact[:, time]).max() < tolerance
-
-
-@pytest.mark.filterwarnings("ignore:Layer .* does not have a `quantize` method")
-@pytest.mark.parametrize("mode", ["int8", "int4"])
-def test_quantized_steps_equal_the_full_pass(config, mode):
-    model = with_random_weights(config.replace(share_embeddings="none", output_bias=True))
-    exact = logits_of(model)
-    model.quantize(mode)
-    full = logits_of(model)
-    error = np.abs(full - exact)[TARGET != 0].max()
-    assert 0 < error < {"int8": 0.2, "int4": 1.0}[mode] * exact.std()
-    state = model.encode(SOURCE)
-    for time in range(TARGET.shape[1]):
-        logits, state = model.step(TARGET[:, time : time + 1], state)
-        is_real = TARGET[:, time] != 0
-        found = np.asarray(logits)[is_real, 0]
-        np.testing.assert_allclose(found, full[is_real, time], rtol=0, atol=1e-5)
-    some = state._replace(projection=(state.projection[0][4:7],))
-    np.testing.assert_array_equal(
-        model.step(TARGET[:, :1], some)[0], model.step(TARGET[:, :1], state)[0][..., 4:7]
-    )
-
-
-def test_keras_file_round_trip(model, tmp_path):
-    model.save(tmp_path / "model.keras")
-    copy = keras.saving.load_model(tmp_path / "model.keras")
-    assert (type(copy), copy.config) == (type(model), model.config)
-    np.testing.assert_array_equal(logits_of(copy), logits_of(model))
-
-
-@pytest.mark.parametrize("config", VARIANTS, indirect=True, ids=VARIANT_NAMES)
+@variants
 @pytest.mark.parametrize(
     "sharing",
     [
@@ -300,9 +351,9 @@ def test_keras_file_round_trip(model, tmp_path):
         {"share_embeddings": "none", "output_bias": True},
     ],
 )
-def test_extended_model_keeps_logits_and_begins_with_means(config, sharing):
-    config = config.replace(**sharing)
-    model = with_random_weights(config)
+def test_extended_model_keeps_logits_and_begins_with_means(name, sharing):
+    config = CONFIGS[name].replace(**sharing)
+    model = random_model(config)
     model.source_embedding.trainable = False
     source, target = [[5], [6, 7, 7]], [[4, 9], [5, 5, 8], [6]]
     extended = model.extended(source, target)
@@ -336,27 +387,45 @@ def test_adapted_model_cannot_get_more_tokens():
         model.extended([[5]], [[5]])
 
 
-def test_ensemble_with_a_transformer_steps_as_it_calls(model):
-    both = Ensemble([with_random_weights(CONFIGS["transformer"]), model])
-    full = both.call(INPUTS)
-    state = both.encode(SOURCE, num_hypotheses=2, coverage=True)
-    for time in range(TARGET.shape[1]):
-        logits, state = both.step(np.repeat(TARGET[:, time : time + 1], 2, axis=1), state)
-        np.testing.assert_allclose(logits[:, 1], full[:, time], rtol=1e-4, atol=1e-4)
-    assert hasattr(both, "attention") == hasattr(model, "attention")
-    check_coverage(both, state)
+@every_case
+def test_keras_file_round_trip(name, tmp_path):
+    model = random_model(CONFIGS[name], "mixed_bfloat16")
+    model.save(tmp_path / "model.keras")
+    copy = keras.saving.load_model(tmp_path / "model.keras")
+    assert (type(copy), copy.config, copy.name) == (type(model), model.config, model.name)
+    assert copy.dtype_policy.name == "mixed_bfloat16"
+    np.testing.assert_array_equal(logits_of(copy), logits_of(model))
+    before = list(model.weights)
+    model.build({"source": (None, 5), "target": (None, 4)})  # which a built model ignores
+    assert all(one is other for one, other in zip(before, model.weights, strict=True))
 
 
-def test_flops_grow_with_both_lengths(model):
-    counted = [float(model.count_flops(*lengths)) for lengths in [(4, 4), (8, 4), (4, 8)]]
+@every_case
+def test_flops_grow_with_both_lengths(name):
+    count = model_of(name).count_flops
+    counted = [float(count(*lengths)) for lengths in [(4, 4), (8, 4), (4, 8)]]
     assert counted[1] > counted[0] > 0
     assert counted[2] > counted[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format", ["onnx", "litert"])
+@pytest.mark.parametrize("name", ["transformer", "recurrent", "universal, fixed"])
+def test_keras_exports_the_model(name, format, tmp_path):
+    pytest.importorskip("onnx" if format == "onnx" else "ai_edge_litert")
+    model, path = model_of(name), str(tmp_path / f"model.{format}")
+    model.export(path, format=format, verbose=False)
+    ids = {side: each.astype("int32") for side, each in INPUTS.items()}
+    if format == "onnx":
+        onnxruntime = pytest.importorskip("onnxruntime")
+        (found,) = onnxruntime.InferenceSession(path).run(None, ids)
+        np.testing.assert_allclose(found, logits_of(model), rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.filterwarnings("ignore:Layer .* does not have a `quantize` method")
 @pytest.mark.parametrize("mode", ["int8", "int4"])
 def test_translator_uses_the_quantized_weights(mode):
-    model, vocabulary = with_random_weights(CONFIGS["transformer"]), tiny_run.make_vocabulary()
+    model, vocabulary = random_model(CONFIGS["transformer"]), tiny_run.make_vocabulary()
     full_precision = Translator(model, vocabulary, vocabulary, SEARCH)(tf.constant(["abc"]))
     model.quantize(mode)
     translator = Translator(model, vocabulary, vocabulary, SEARCH)
@@ -375,6 +444,40 @@ def test_translator_uses_the_quantized_weights(mode):
 
 
 # A run and its export
+
+
+@pytest.fixture(scope="module", params=RUNS)
+def config(request):
+    return CONFIGS[request.param].replace(**RUNS[request.param])
+
+
+@pytest.fixture(scope="module")
+def created(config, tmp_path_factory) -> RunDirectory:
+    """A run that nothing has trained."""
+    run, vocabulary = RunDirectory(tmp_path_factory.mktemp("run")), tiny_run.make_vocabulary()
+    training = tiny_run.training_config(**STEPS)
+    configs = tiny_run.RunConfigs(config, tiny_run.DATA, training)
+    run.write(configs, vocabulary, vocabulary)
+    return run
+
+
+@pytest.fixture(scope="module")
+def trained(created, tmp_path_factory) -> RunDirectory:
+    """The run after its steps, which nothing interrupted."""
+    run = RunDirectory(shutil.copytree(created.path, tmp_path_factory.mktemp("trained") / "run"))
+    train(run, tiny_run.corpus(), tiny_run.text(16, seed=1), show=False)
+    return run
+
+
+@pytest.fixture(scope="module")
+def translator(trained) -> Translator:
+    return Translator(trained.load_model(), *trained.vocabularies(), SEARCH)
+
+
+@pytest.fixture(scope="module")
+def exported(translator, tmp_path_factory) -> pathlib.Path:
+    """The translator as a SavedModel, whose answers a fresh process has checked."""
+    return export(translator, tmp_path_factory.mktemp("exports"), batch_sizes=[1, 4])
 
 
 @pytest.mark.slow
@@ -467,7 +570,7 @@ def test_c_program_serves_the_export(translator, exported, tmp_path):
 # What only an architecture without attention, or of a user, shows
 
 
-only_toy = pytest.mark.parametrize("config", [CONFIGS["toy"]], indirect=True, ids=["toy"])
+only_toy = pytest.mark.parametrize("config", ["toy"], indirect=True)
 
 
 @pytest.mark.slow

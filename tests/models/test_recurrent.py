@@ -1,4 +1,4 @@
-"""The recurrent model: its arithmetic in every form, and decoding step by step."""
+"""What only the recurrent model has; its arithmetic is in test_architectures.py."""
 
 import numpy as np
 import pytest
@@ -7,25 +7,15 @@ from keras import ops
 
 from keras_transformer.config import RecurrentConfig
 from keras_transformer.errors import InputError
-from keras_transformer.layers.recurrent import NOTHING, discount_past, scan
+from keras_transformer.layers.masks import MASKED
+from keras_transformer.layers.recurrent import discount_past, scan
 from keras_transformer.models import RecurrentModel
 
 RANDOM = np.random.default_rng(5)
 SMALL = dict(vocabulary_size=13, model_dim=4, hidden_dim=6, dropout=0.0)
 CONFIGS = {
     "additive": RecurrentConfig(**SMALL, attention_dim=5),
-    "dot": RecurrentConfig(
-        **SMALL,
-        num_layers=2,
-        attention_type="dot",
-        target_vocabulary_size=11,
-        share_embeddings="none",
-        output_bias=True,
-        bridge_activation="tanh",
-    ),
-    "intra_temporal": RecurrentConfig(**SMALL, intra_temporal_attention=True),
     "intra_decoder": RecurrentConfig(**SMALL, num_layers=2, intra_decoder_attention=True),
-    "fed": RecurrentConfig(**SMALL, input_feeding=True),
     "everything": RecurrentConfig(
         **SMALL,
         num_layers=2,
@@ -47,115 +37,8 @@ def make_model(config: RecurrentConfig, **options) -> RecurrentModel:
     return model
 
 
-@pytest.fixture(scope="module", params=CONFIGS)
-def model(request) -> RecurrentModel:
-    return make_model(CONFIGS[request.param])
-
-
 def logits_of(model, source, target, **options):
     return np.asarray(model({"source": source, "target": target}, **options))
-
-
-# The formulas written out for one sentence in float64
-
-
-def f64(variable):
-    return np.asarray(variable.value, np.float64)
-
-
-def affine(dense, x):
-    return x @ f64(dense.kernel) + (f64(dense.bias) if dense.use_bias else 0)
-
-
-def sigmoid(x):
-    return 1 / (1 + np.exp(-x))
-
-
-def softmax(x):
-    return np.exp(x - x.max()) / np.exp(x - x.max()).sum()
-
-
-def lstm_step(layer, x, hidden, cell, fed=0.0):
-    z = affine(layer.projection, x) + hidden @ f64(layer.recurrent_kernel) + fed
-    i, f, g, o = np.split(z, 4)
-    cell = sigmoid(f) * cell + sigmoid(i) * np.tanh(g)
-    return sigmoid(o) * np.tanh(cell), cell
-
-
-def read_source(model, source):
-    """Returns H [S, 2 U] and the decoder's first states."""
-    encoder = model.encoder
-    x = f64(model.source_embedding.table)[source] * 2.0  # sqrt(D)
-    activation = np.tanh if model.config.bridge_activation == "tanh" else lambda y: np.maximum(y, 0)
-    states = []
-    for layer in range(model.config.num_layers):
-        outputs, last = [], []
-        for lstm in (encoder.forwards[layer], encoder.backwards[layer]):
-            hidden = cell = np.zeros(encoder.units)
-            rows = []
-            for row in x[::-1] if lstm.backwards else x:
-                hidden, cell = lstm_step(lstm, row, hidden, cell)
-                rows.append(hidden)
-            outputs.append(np.array(rows[::-1] if lstm.backwards else rows))
-            last.append((hidden, cell))
-        x = np.concatenate(outputs, axis=1)
-        bridges = encoder.hidden_bridges[layer], encoder.cell_bridges[layer]
-        joined = [np.concatenate(part) for part in zip(*last, strict=True)]
-        states.append([activation(affine(b, j)) for b, j in zip(bridges, joined, strict=True)])
-    return x, states
-
-
-def expected_of(model, source, target):
-    """Returns logits [T, V] and attention [T, S] of one sentence without padding."""
-    config, decoder = model.config, model.decoder
-    memory, states = read_source(model, source)
-    attention = decoder.attention
-    keys = affine(attention.memory_projection, memory)
-    past, context = np.zeros(len(source)), np.zeros(memory.shape[1])
-    hiddens, logits, weights = [], [], []
-    for time, token in enumerate(target):
-        x = f64(model.target_embedding.table)[token] * 2.0
-        for layer, lstm in enumerate(decoder.layers):
-            fed = affine(decoder.feeding, context) if config.input_feeding and layer == 0 else 0.0
-            states[layer] = lstm_step(lstm, x, *states[layer], fed)
-            x = states[layer][0]
-        if config.attention_type == "dot":
-            scores = keys @ x
-        else:
-            hidden = np.tanh(keys + affine(attention.query_projection, x))
-            scores = affine(attention.vector, hidden)[:, 0]
-        exponentials = np.exp(scores)
-        if config.intra_temporal_attention:
-            share = exponentials if time == 0 else exponentials / past
-            past += exponentials
-            exponentials = share
-        weights.append(exponentials / exponentials.sum())
-        context = weights[-1] @ memory
-        parts = [x, context]
-        if config.intra_decoder_attention:
-            earlier = np.array(hiddens)
-            query = affine(decoder.intra_query, x)
-            parts.append(softmax(earlier @ query) @ earlier if time else np.zeros_like(x))
-        hiddens.append(x)
-        output = affine(decoder.output_projection, np.concatenate(parts))
-        if model.projection is None:
-            logits.append(output @ f64(model.target_embedding.table).T)
-        else:
-            logits.append(affine(model.projection, output))
-    bias = 0 if model.output_bias is None else f64(model.output_bias)
-    return np.array(logits) + bias, np.array(weights)
-
-
-def test_model_equals_the_formulas_in_float64(model):
-    logits = logits_of(model, SOURCE, TARGET)
-    attention = np.asarray(model.attention(INPUTS))
-    for row, (source, target) in enumerate(zip(SOURCE, TARGET, strict=True)):
-        source, target = source[source != 0], target[target != 0]
-        expected, weights = expected_of(model, source, target)
-        np.testing.assert_allclose(logits[row, : len(target)], expected, rtol=1e-5, atol=1e-5)
-        found = attention[row, : len(target), : len(source)]
-        np.testing.assert_allclose(found, weights, rtol=1e-5, atol=1e-6)
-    np.testing.assert_array_equal(attention[1, :, 2:], 0)
 
 
 # Attention
@@ -165,7 +48,7 @@ def test_intra_temporal_attention_does_not_overflow():
     scores = tf.constant([[[200.0, -200.0, 0.0], [200.0, -200.0, 1.0], [-200.0, 200.0, 0.0]]])
     with tf.GradientTape() as tape:
         tape.watch(scores)
-        found, _ = scan(discount_past, scores, ops.full_like(scores[:, 0], NOTHING))
+        found, _ = scan(discount_past, scores, ops.full_like(scores[:, 0], MASKED))
         weights = ops.softmax(found, axis=-1)
     assert np.isfinite(tape.gradient(weights, scores)).all()
     # e_t - log(sum over earlier steps of exp(e_j)), by hand: log(2 exp(200)) = 200 + log 2.
@@ -186,27 +69,10 @@ def test_attentions_have_one_head():
     own = np.asarray(weights["decoder"])[0, 0, 0]
     np.testing.assert_array_equal(own[np.triu_indices(6)], 0)
     np.testing.assert_allclose(own.sum(axis=-1), [0, 1, 1, 1, 1, 1], atol=1e-6)
-    assert make_model(CONFIGS["dot"]).attentions(INPUTS).keys() == {"cross"}
+    assert make_model(CONFIGS["additive"]).attentions(INPUTS).keys() == {"cross"}
 
 
 # The whole model
-
-
-def test_empty_source_gives_finite_logits(model):
-    assert np.isfinite(logits_of(model, np.zeros_like(SOURCE), TARGET)).all()
-
-
-def test_steps_of_fixed_capacity_equal_the_full_pass(model):
-    full, capacity = model(INPUTS), 7
-    state = model.encode(SOURCE, num_hypotheses=2, capacity=capacity, coverage=True)
-    for time in range(TARGET.shape[1]):
-        own = np.where(np.arange(capacity) <= time, np.arange(2)[:, None], -1)
-        ancestors = np.broadcast_to(own.astype("int32"), (3, 2, capacity))
-        state = state._replace(time=np.int32(time), ancestors=ancestors)
-        logits, state = model.step(np.repeat(TARGET[:, time : time + 1], 2, axis=1), state)
-        np.testing.assert_allclose(logits[:, 1], full[:, time], rtol=1e-5, atol=1e-5)
-    expected = np.sum(model.attention(INPUTS), axis=1) + (SOURCE == 0)
-    np.testing.assert_allclose(state.coverage[:, 0], expected, rtol=1e-5, atol=1e-5)
 
 
 def test_hypotheses_attend_to_their_own_ancestors():
@@ -272,21 +138,6 @@ def test_flops_are_counted_by_hand():
     assert RecurrentModel(CONFIGS["additive"]).count_flops(3, 2) == expected
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        (dict(attention_type="luong"), "attention_type must be one of additive, dot, got 'luong'"),
-        (dict(hidden_dim=0), "hidden_dim must be at least 1, got 0"),
-        (dict(attention_dim=0), "attention_dim must be at least 1, got 0"),
-        (
-            dict(attention_dim=4, attention_type="dot"),
-            "attention_dim 4 cannot be combined with attention_type 'dot'",
-        ),
-        (dict(bridge_activation="gelu"), "bridge_activation must be one of relu, tanh"),
-        (dict(num_heads=2), "RecurrentConfig has no field num_heads"),
-    ],
-)
-def test_invalid_options_are_rejected(values, message):
-    with pytest.raises(InputError, match=message) as caught:
-        RecurrentConfig.from_dict(dict(vocabulary_size=9) | values)
-    assert "\n" not in str(caught.value)
+def test_attention_dim_of_dot_products_is_rejected():
+    with pytest.raises(InputError, match="attention_dim 4 cannot be combined with attention_type"):
+        RecurrentConfig(vocabulary_size=9, attention_dim=4, attention_type="dot")

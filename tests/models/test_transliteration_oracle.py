@@ -81,15 +81,15 @@ def load_weights(model: Transformer, weights: dict[str, np.ndarray]) -> None:
     for side, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
         for index, layer in enumerate(stack.layers):
             name = f"{side}.layer_{index}"
-            norm(layer.self_attention_residual.norm, f"{name}.self_attention.layer_norm")
+            norm(layer.self_attention_norm, f"{name}.self_attention.layer_norm")
             dense(layer.self_attention.projection, f"{name}.self_attention.linear_0")
             dense(layer.self_attention.output_projection, f"{name}.self_attention.linear_1")
             if side == "decoder":
-                norm(layer.cross_attention_residual.norm, f"{name}.attention.layer_norm")
+                norm(layer.cross_attention_norm, f"{name}.attention.layer_norm")
                 dense(layer.cross_attention.query_projection, f"{name}.attention.linear_0")
                 dense(layer.cross_attention.memory_projection, f"{name}.attention.linear_1")
                 dense(layer.cross_attention.output_projection, f"{name}.attention.linear_2")
-            norm(layer.feed_forward_residual.norm, f"{name}.ffn.layer_norm")
+            norm(layer.feed_forward_norm, f"{name}.ffn.layer_norm")
             dense(layer.feed_forward.inner, f"{name}.ffn.linear_0")
             dense(layer.feed_forward.outer, f"{name}.ffn.linear_1")
         norm(stack.final_norm, f"{side}.layer_norm")

@@ -6,7 +6,7 @@ import tensorflow as tf
 from keras import ops
 
 from keras_transformer.config import TransformerConfig
-from keras_transformer.layers import SelfAttention, WindowedSelfAttention
+from keras_transformer.layers import SelfAttention, WindowedSelfAttention, slot_bias
 from keras_transformer.models import Ensemble, Transformer, transformer
 from keras_transformer.search import beam_search, kv_cache_capacities
 
@@ -37,10 +37,11 @@ def search(model, capacity=None):
     return result.ids, result.scores
 
 
-def masked(ancestors, kv_cache, time, window):
-    """Returns all ancestors; those before the window are hidden and not cut off."""
-    positions = ops.arange(ops.shape(ancestors)[2])
-    return ops.where(positions < time - window // 2, -1, ancestors)
+def masked(ids, state, slots, window):
+    """Shows all slots; those before the window are hidden and not cut off."""
+    positions = ops.arange(ops.shape(state.ancestors)[2])
+    ancestors = ops.where(positions < state.time - window // 2, -1, state.ancestors)
+    return slot_bias(ids, state._replace(ancestors=ancestors), slots)
 
 
 def test_search_with_cache_slices_equals_a_mask(model, monkeypatch):
@@ -49,7 +50,7 @@ def test_search_with_cache_slices_equals_a_mask(model, monkeypatch):
     found = search(model, kv_cache_capacities(LONGEST)[0])
     np.testing.assert_array_equal(found[0], tokens)
     np.testing.assert_allclose(found[1], scores, atol=1e-5)
-    monkeypatch.setattr(transformer, "visible_ancestors", masked)
+    monkeypatch.setattr(transformer, "slot_bias", masked)
     monkeypatch.setattr(WindowedSelfAttention, "step", SelfAttention.step)
     found = search(model)
     np.testing.assert_array_equal(found[0], tokens)

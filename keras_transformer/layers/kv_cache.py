@@ -1,0 +1,147 @@
+"""KV caches: what decoding keeps of the tokens read so far, and which of it a hypothesis sees.
+
+All W hypotheses of a sentence share one cache, in which slot i * W + w holds token i of row w. The
+cache is never reordered: `slot_bias` shows each hypothesis the slots of its own ancestors.
+
+`empty_slots` decides whether a cache grows with each token or has room for a fixed number of them,
+as XLA needs it. Its type says so from then on: `GrowingSlots` or `FixedSlots`.
+
+Shapes: B batch, H heads, S slots, W hypotheses of a sentence, t tokens read so far.
+"""
+
+from typing import Any, NamedTuple
+
+from keras import ops
+
+from keras_transformer.decoding import DecodingState, Tensor
+from keras_transformer.layers.masks import attention_bias
+
+
+class KeysValues(NamedTuple):
+    """Projected keys and values: tensors, or the slots of a KV cache."""
+
+    keys: Any  # [..., H, S, K]
+    values: Any  # [..., H, S, U]
+
+
+class GrowingSlots(NamedTuple):
+    """Slots of the tokens read so far, or of those that a later token can still see."""
+
+    entries: Tensor  # [B, H, t * W, any]
+
+    def append(self, new: Tensor, time: Tensor | int) -> "GrowingSlots":
+        """Returns the slots with the newest tokens' entries [B, H, W, any] added."""
+        return GrowingSlots(ops.concatenate([self.entries, new], axis=2))
+
+    def newest(self, x: Tensor, first: Tensor | int, count: int) -> Tensor:
+        """Returns the `count` newest entries of x [B, ., S, ...], or all if there are fewer."""
+        return x[:, :, -count:] if count else x[:, :, :0]
+
+    def forget(self, count: int) -> "GrowingSlots":
+        """Returns the newest slots, which later tokens can still see."""
+        return GrowingSlots(self.newest(self.entries, 0, count))
+
+
+class FixedSlots(NamedTuple):
+    """Slots for a fixed number of tokens; those after the tokens read so far are free."""
+
+    entries: Tensor  # [B, H, capacity * W, any]
+
+    def append(self, new: Tensor, time: Tensor | int) -> "FixedSlots":
+        """Returns the slots with the newest tokens' entries [B, H, W, any] in the next ones."""
+        return FixedSlots(ops.slice_update(self.entries, (0, 0, time * new.shape[2], 0), new))
+
+    def newest(self, x: Tensor, first: Tensor | int, count: int) -> Tensor:
+        """Returns `count` entries of x [B, ., S, ...] from the first, or all if there are fewer."""
+        if x.shape[2] <= count:
+            return x
+        rest = x.shape[3:]
+        start = (0, 0, first, *(0 for _ in rest))
+        return ops.slice(x, start, (ops.shape(x)[0], x.shape[1], count, *rest))
+
+    def forget(self, count: int) -> "FixedSlots":
+        """Returns all slots: their number never changes."""
+        return self
+
+
+Slots = GrowingSlots | FixedSlots
+
+
+def empty_slots(
+    batch: int | Tensor, num_heads: int, num_slots: int, width: int, dtype: Any
+) -> Slots:
+    """Returns the slots before the first token.
+
+    Args:
+        batch: B.
+        num_heads: H.
+        num_slots: the capacity in tokens of all hypotheses together; 0 for slots that grow.
+        width: of an entry.
+        dtype: of the entries.
+    """
+    entries = ops.zeros((batch, num_heads, num_slots, width), dtype)
+    return FixedSlots(entries) if num_slots else GrowingSlots(entries)
+
+
+def slot_ancestors(ids: Tensor, state: DecodingState, slots: Slots) -> Tensor:
+    """Returns the `ancestors` [B, W, t] of a state; outside a search, hypotheses never branch.
+
+    Args:
+        ids: [B, W], the newest tokens.
+        state: the model's state before them.
+        slots: of the state's KV cache; all have the same tokens.
+    """
+    if state.ancestors is not None:
+        return state.ancestors
+    num_hypotheses = ids.shape[1]
+    num_tokens = ops.shape(slots.entries)[2] // num_hypotheses
+    places = ops.arange(num_hypotheses, dtype="int32")[:, None]
+    if isinstance(slots, FixedSlots):
+        places = ops.where(ops.arange(num_tokens) <= state.time, places, -1)
+    else:
+        num_tokens = num_tokens + 1
+    return ops.broadcast_to(places, (ops.shape(ids)[0], num_hypotheses, num_tokens))
+
+
+def slot_bias(ids: Tensor, state: DecodingState, slots: Slots, window: int | None = None) -> Tensor:
+    """Returns a bias [B, 1, W, S] that shows hypotheses the slots of their own ancestors.
+
+    Args:
+        ids, state, slots: see `slot_ancestors`.
+        window: of `WindowedSelfAttention`, which sees the newest tokens alone; None for all.
+    """
+    ancestors = slot_ancestors(ids, state, slots)
+    if window is not None:
+        reach = window // 2
+        first = ops.maximum(state.time - reach, 0)
+        ancestors = slots.newest(ancestors, first, reach + 1)
+    return attention_bias(ops.expand_dims(ancestor_mask(ancestors, ids.shape[1]), 1))
+
+
+def ancestor_mask(ancestors: Tensor, num_hypotheses: int) -> Tensor:
+    """Returns a mask that is True at the slots of a hypothesis's ancestors.
+
+    Args:
+        ancestors: int32 [B, W, t], index of its ancestor at each step, see `DecodingState`.
+        num_hypotheses: W.
+
+    Returns:
+        bool [B, W, t * W]: the slots of all hypotheses of the first step, then of the second ...
+    """
+    indices = ops.arange(num_hypotheses, dtype="int32")
+    mask = ops.equal(ops.expand_dims(ancestors, -1), indices)  # [B, W, t, W]
+    slots = ops.shape(ancestors)[2] * num_hypotheses
+    return ops.reshape(mask, (-1, num_hypotheses, slots))
+
+
+def sequence_bias(slots: Slots, time: Tensor | int, window: int | None = None) -> Tensor | None:
+    """Returns the bias [1, 1, 1, S] of sequences (W = 1), which hides free slots; None if none is.
+
+    Args:
+        slots: before the new token.
+        time: tokens read before it.
+        window: see `slot_bias`.
+    """
+    if isinstance(slots, GrowingSlots):
+        return None
+    return slot_bias(ops.zeros((1, 1), "int32"), DecodingState(time=time), slots, window)

@@ -1,0 +1,82 @@
+"""The LSTM with attention in float64 NumPy (Bahdanau 2015, See 2017, Paulus 2018, each et al.).
+
+One sentence at a time, without padding. A model gives the weights.
+
+Shapes: S source length, T target length, U units, V vocabulary.
+"""
+
+from typing import Any
+
+import numpy as np
+from transformer_oracle import Array, affine, float64, sigmoid, softmax
+
+
+def lstm_step(layer: Any, x: Array, hidden: Array, cell: Array, fed: Any = 0.0) -> Any:
+    z = affine(layer.projection, x) + hidden @ float64(layer.recurrent_kernel) + fed
+    i, f, g, o = np.split(z, 4)
+    cell = sigmoid(f) * cell + sigmoid(i) * np.tanh(g)
+    return sigmoid(o) * np.tanh(cell), cell
+
+
+def read_source(model: Any, source: Any) -> Any:
+    """Returns H [S, 2 U] and the decoder's first states."""
+    encoder = model.encoder
+    x = float64(model.source_embedding.table)[source] * np.sqrt(model.config.model_dim)
+    activation = np.tanh if model.config.bridge_activation == "tanh" else lambda y: np.maximum(y, 0)
+    states = []
+    for layer in range(model.config.num_layers):
+        outputs, last = [], []
+        for lstm in (encoder.forwards[layer], encoder.backwards[layer]):
+            hidden = cell = np.zeros(encoder.units)
+            rows = []
+            for row in x[::-1] if lstm.backwards else x:
+                hidden, cell = lstm_step(lstm, row, hidden, cell)
+                rows.append(hidden)
+            outputs.append(np.array(rows[::-1] if lstm.backwards else rows))
+            last.append((hidden, cell))
+        x = np.concatenate(outputs, axis=1)
+        bridges = encoder.hidden_bridges[layer], encoder.cell_bridges[layer]
+        joined = [np.concatenate(part) for part in zip(*last, strict=True)]
+        states.append([activation(affine(b, j)) for b, j in zip(bridges, joined, strict=True)])
+    return x, states
+
+
+def answer(model: Any, source: Any, target: Any) -> tuple[Array, Array]:
+    """Returns logits [T, V] and attention [T, S] of one sentence without padding."""
+    config, decoder = model.config, model.decoder
+    memory, states = read_source(model, source)
+    attention = decoder.attention
+    keys = affine(attention.memory_projection, memory)
+    past, context = np.zeros(len(source)), np.zeros(memory.shape[1])
+    hiddens, logits, weights = [], [], []
+    for time, token in enumerate(target):
+        x = float64(model.target_embedding.table)[token] * np.sqrt(config.model_dim)
+        for layer, lstm in enumerate(decoder.layers):
+            fed = affine(decoder.feeding, context) if config.input_feeding and layer == 0 else 0.0
+            states[layer] = lstm_step(lstm, x, *states[layer], fed)
+            x = states[layer][0]
+        if config.attention_type == "dot":
+            scores = keys @ x
+        else:
+            hidden = np.tanh(keys + affine(attention.query_projection, x))
+            scores = affine(attention.vector, hidden)[:, 0]
+        exponentials = np.exp(scores)
+        if config.intra_temporal_attention:
+            share = exponentials if time == 0 else exponentials / past
+            past += exponentials
+            exponentials = share
+        weights.append(exponentials / exponentials.sum())
+        context = weights[-1] @ memory
+        parts = [x, context]
+        if config.intra_decoder_attention:
+            earlier = np.array(hiddens)
+            query = affine(decoder.intra_query, x)
+            parts.append(softmax(earlier @ query) @ earlier if time else np.zeros_like(x))
+        hiddens.append(x)
+        output = affine(decoder.output_projection, np.concatenate(parts))
+        if model.projection is None:
+            logits.append(output @ float64(model.target_embedding.table).T)
+        else:
+            logits.append(affine(model.projection, output))
+    bias = 0 if model.output_bias is None else float64(model.output_bias)
+    return np.array(logits) + bias, np.array(weights)
