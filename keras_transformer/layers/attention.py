@@ -16,7 +16,7 @@ from keras import ops
 
 from keras_transformer.decoding import Tensor
 from keras_transformer.errors import InputError, check_choice
-from keras_transformer.layers.base import Dropout, Layer, full_precision
+from keras_transformer.layers.base import Dropout, Layer, freeze_parts, full_precision
 from keras_transformer.layers.embedding import relative_scores, relative_values, rotate
 from keras_transformer.layers.kv_cache import KeysValues, empty_slots, sequence_bias
 from keras_transformer.layers.masks import combine_masks
@@ -419,6 +419,10 @@ class MultiHeadAttention(keras.layers.MultiHeadAttention):
         >>> bool(np.allclose(y, full[:, 0], atol=1e-6))
         True
     """
+
+    def _post_build(self) -> None:
+        super()._post_build()
+        freeze_parts(self)
 
     def step(
         self,

@@ -45,9 +45,7 @@ class Layer(keras.layers.Layer):
 
     def _post_build(self) -> None:
         super()._post_build()
-        if not self.trainable:  # so are its layers and weights, which are newer than the argument
-            for part in (*self._flatten_layers(include_self=False), *self.weights):
-                part.trainable = False
+        freeze_parts(self)
 
     def _dense(
         self, units: int | None, name: str, input_shape: Any, **options: Any
@@ -56,6 +54,13 @@ class Layer(keras.layers.Layer):
         dense = Dense(units, name=name, dtype=self.dtype_policy, **options)
         dense.build(input_shape)
         return dense
+
+
+def freeze_parts(layer: keras.layers.Layer) -> None:
+    """Freezes the layers and weights of a frozen layer, which it got after its constructor."""
+    if not layer.trainable:
+        for part in (*layer._flatten_layers(include_self=False), *layer.weights):
+            part.trainable = False
 
 
 def full_precision(dtype: Any) -> str:

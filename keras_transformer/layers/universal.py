@@ -15,7 +15,7 @@ from keras import ops
 
 from keras_transformer.decoding import Tensor
 from keras_transformer.errors import check_choice
-from keras_transformer.layers.base import Dense, Layer, ReadsMemory
+from keras_transformer.layers.base import Dense, Layer, ReadsMemory, full_precision
 from keras_transformer.layers.embedding import sinusoids
 from keras_transformer.layers.kv_cache import KeysValues
 from keras_transformer.layers.masks import as_bool, keras_mask
@@ -171,7 +171,8 @@ class UniversalStack(Layer):
         state, output = start(is_active), ops.zeros_like(x)
         outputs, weights = [], []
         for step in range(self.num_steps):
-            signal = sinusoids(ops.convert_to_tensor(step + 1, "int32"), x.shape[-1])  # [D]
+            number = ops.convert_to_tensor(step + 1, "int32")
+            signal = sinusoids(number, x.shape[-1], dtype=full_precision(x.dtype))  # [D]
             entering = x + positions + ops.cast(signal, x.dtype)
             new, other = apply(entering, step)
             outputs.append(other)

@@ -362,7 +362,7 @@ def test_fairseq_learned_positions_are_those_of_each_side(sample_model, monkeypa
             layer.encode(places), table[np.minimum(places + 2, len(table) - 1)]
         )
     ids = np.array([[4, 5, 6, 3]])
-    embedded = model._embed("target", ids, np.arange(4), training=False)
+    embedded = model._embed("target", ids)
     expected = model.target_embedding(ids) + tables["decoder"][2:6]
     np.testing.assert_allclose(embedded, expected, atol=1e-6)
 

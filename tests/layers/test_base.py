@@ -6,7 +6,6 @@ import keras
 import numpy as np
 import pytest
 
-from keras_transformer.errors import InputError
 from keras_transformer.layers import Dropout
 from keras_transformer.layers.base import Dense
 
@@ -107,5 +106,5 @@ def test_plain_layer_reads_the_merged_kernel(tmp_path):
     x = np.random.default_rng(1).normal(size=(5, 3)).astype("float32")
     np.testing.assert_allclose(plain(x), model(x), rtol=1e-5)
     plain.quantize("int8")
-    with pytest.raises(InputError, match="cannot be merged into a kernel of int8; call"):
+    with pytest.raises(ValueError, match="cannot be merged into a kernel of int8; call"):
         plain.load_weights(tmp_path / "lora.weights.h5")
