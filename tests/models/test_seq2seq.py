@@ -24,7 +24,8 @@ PACKAGE = pathlib.Path(__file__).resolve().parents[2] / "keras_transformer"
 # Its own files, lists of public names, and what only this architecture has.
 MAY_NAME_THE_TRANSFORMER = {
     "__init__.py", "config/__init__.py", "config/model.py", "interop/ctranslate2.py",
-    "interop/foreign.py", "interop/transformers.py", "interop/vocabularies.py", "models/__init__.py", "models/transformer.py",
+    "interop/foreign.py", "interop/transformers.py", "interop/vocabularies.py",
+    "models/__init__.py", "models/transformer.py",
 }  # fmt: skip
 SIZES = dict(vocabulary_size=13, model_dim=8, share_embeddings="none")
 HEADS = dict(num_heads=2, feed_forward_dim=12)
