@@ -1,0 +1,195 @@
+"""What a GPU computes, beside a CPU, bit for bit nowhere. This command runs all of it:
+
+    python -m pytest -n 0 -m gpu tests/test_gpu.py
+
+With GPU_TESTS_ON=CPU the "GPU" is a CPU too, which tries the tests themselves.
+"""
+
+import os
+import shutil
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_transformer import RunDirectory, Translator, export, load_exported, train
+from keras_transformer.config import (
+    DataConfig,
+    RecurrentConfig,
+    SearchConfig,
+    TrainingConfig,
+    TransformerConfig,
+    UniversalConfig,
+)
+from keras_transformer.data import ParallelText
+from keras_transformer.models import build_model
+from keras_transformer.text import learn_vocabulary
+from keras_transformer.training import RunConfigs, compile_for_training
+from keras_transformer.training.prepare import tokenize
+
+KIND = os.environ.get("GPU_TESTS_ON", "GPU")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not tf.config.list_physical_devices(KIND), reason="needs a GPU"),
+]
+
+SIZES = dict(vocabulary_size=40, model_dim=32, dropout=0.0)
+CONFIGS = {
+    "transformer": TransformerConfig(**SIZES, num_layers=2, feed_forward_dim=64, num_heads=4),
+    "recurrent": RecurrentConfig(**SIZES, hidden_dim=24),
+    "universal": UniversalConfig(**SIZES, num_steps=3, feed_forward_dim=64, num_heads=4),
+}
+SETTINGS = dict(train_steps=12, batch_tokens=64, warmup_steps=6, learning_rate=0.02)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def exact_products():
+    """Switches TF32 off, whose products have 10 bits."""
+    before = tf.config.experimental.tensor_float_32_execution_enabled()
+    tf.config.experimental.enable_tensor_float_32_execution(False)
+    yield
+    tf.config.experimental.enable_tensor_float_32_execution(before)
+
+
+def batch():
+    random = np.random.default_rng(1)
+    source, target, labels = random.integers(4, 40, (3, 16, 12)).astype("int32")
+    labels[3, 5:] = labels[9:, 2:] = 0
+    return {"source": source, "target": target}, labels
+
+
+def updates(device, kind, start, jit_compile, steps=3, precision="float32", **options):
+    """Gives the model after some updates, and their losses."""
+    with tf.device(f"/{device}:0"):
+        model = build_model(CONFIGS[kind], dtype=precision)
+        if start is not None:  # a GPU draws others
+            model.set_weights(start)
+        training = TrainingConfig(**SETTINGS, precision=precision, **options)
+        compile_for_training(model, training, jit_compile)
+        losses = [model.train_on_batch(*batch(), return_dict=True)["loss"] for _ in range(steps)]
+    return model, [float(loss) for loss in losses]
+
+
+@pytest.mark.parametrize("options", [{}, dict(accumulation_steps=3, clip_norm=0.5)], ids=str)
+@pytest.mark.parametrize("jit_compile", [False, True], ids=["graph", "XLA"])
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_updates_equal_those_of_the_cpu(kind, jit_compile, options):
+    start = build_model(CONFIGS[kind]).get_weights()
+    on_cpu, expected = updates("CPU", kind, start, False, **options)
+    on_gpu, losses = updates(KIND, kind, start, jit_compile, **options)
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+    moved = 0.0
+    for before, cpu, gpu in zip(start, on_cpu.get_weights(), on_gpu.get_weights(), strict=True):
+        moved = max(moved, np.abs(cpu - before).max())
+        np.testing.assert_allclose(gpu, cpu, atol=1e-5)
+    assert moved > 0.005
+
+
+@pytest.mark.parametrize("precision", ["mixed_bfloat16", "mixed_float16"])
+def test_mixed_precision_trains(precision):
+    model, losses = updates(KIND, "transformer", None, True, steps=20, precision=precision)
+    assert losses[-1] < 0.9 * losses[0]
+    assert np.all(np.isfinite(losses))
+    assert {weight.dtype for weight in model.weights} == {"float32"}
+
+
+TWO_DEVICES = """
+import sys
+import numpy as np
+import tensorflow as tf
+kind = sys.argv[1]
+device = tf.config.list_physical_devices(kind)[0]
+memory = 4000 if kind == "GPU" else None
+tf.config.set_logical_device_configuration(
+    device, [tf.config.LogicalDeviceConfiguration(memory_limit=memory)] * 2
+)
+tf.config.experimental.enable_tensor_float_32_execution(False)
+import test_gpu
+from keras_transformer.models import build_model
+from keras_transformer.training import compile_for_training, make_strategy
+from keras_transformer.config import TrainingConfig
+
+start = build_model(test_gpu.CONFIGS["transformer"]).get_weights()
+results = []
+for strategy, jit_compile in (("none", False), ("mirrored", False), ("mirrored", True)):
+    strategy = make_strategy(strategy)
+    with strategy.scope():
+        model = build_model(test_gpu.CONFIGS["transformer"])
+        training = TrainingConfig(**test_gpu.SETTINGS, clip_norm=0.5)
+        compile_for_training(model, training, jit_compile)
+        model.set_weights(start)
+    data = tf.data.Dataset.from_tensors(test_gpu.batch()).repeat()
+    model.fit(data, steps_per_epoch=3, verbose=0)
+    results.append(np.concatenate([weight.ravel() for weight in model.get_weights()]))
+    print(strategy.num_replicas_in_sync, np.abs(results[-1] - results[0]).max())
+"""
+
+
+def test_two_devices_equal_one(run_python):
+    folder = os.path.dirname(__file__)
+    program = f"import sys; sys.path.insert(0, {folder!r})\n{TWO_DEVICES}"
+    lines = [line.split() for line in run_python("-c", program, KIND).splitlines()]
+    assert [int(replicas) for replicas, _ in lines] == [1, 2, 2]
+    assert all(float(difference) < 1e-5 for _, difference in lines)
+
+
+# A run that reads words backwards
+
+
+def words(count, seed):
+    random = np.random.default_rng(seed)
+    source = ["".join(random.choice(list("abcdef"), random.integers(2, 6))) for _ in range(count)]
+    return ParallelText(source, [word[::-1] for word in source])
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A finished run and its corpus."""
+    vocabulary = learn_vocabulary(["abcdef"], size=100, kind="char")
+    model = CONFIGS["transformer"].replace(vocabulary_size=vocabulary.size)
+    data = DataConfig(train_source="forwards.txt", train_target="backwards.txt")
+    training = TrainingConfig(**SETTINGS, checkpoint_steps=4, keep_checkpoints=5)
+    found = RunDirectory(tmp_path_factory.mktemp("gpu") / "run")
+    found.write(RunConfigs(model, data, training), vocabulary, vocabulary)
+    corpus = tokenize(words(48, 0), (vocabulary, vocabulary))
+    with tf.device(f"/{KIND}:0"):
+        train(found, corpus, words(16, 1), show=False)
+    return found, corpus
+
+
+def test_resumed_run_ends_close_to_the_undisturbed_one(run, tmp_path):
+    whole, corpus = run
+    resumed = RunDirectory(shutil.copytree(whole.path, tmp_path / "run"))
+    for path in (resumed.path / "checkpoints").iterdir():
+        if path.name.startswith(("step-12", "average")):
+            path.unlink()
+    with tf.device(f"/{KIND}:0"):
+        train(resumed, corpus, words(16, 1), show=False)
+    expected, found = (each.load_model("step-12").get_weights() for each in (whole, resumed))
+    for one, other in zip(expected, found, strict=True):
+        np.testing.assert_allclose(other, one, atol=1e-4)
+
+
+def test_beam_search_and_export_answer_as_the_cpu_does(run, tmp_path):
+    found, _ = run
+    texts = words(24, 2).source
+    answers = {}
+    for device in ("CPU", KIND):
+        with tf.device(f"/{device}:0"):
+            keras.backend.clear_session()
+            search = SearchConfig(beam_size=4)
+            translator = Translator(found.load_model(), *found.vocabularies(), search)
+            answers[device] = translator.translate(texts)
+    exported = export(translator, tmp_path / "model")
+    answers["export"] = load_exported(exported).translate(texts)
+    expected = answers.pop("CPU")
+    for given in answers.values():
+        assert [hypotheses[0].text for hypotheses in given] == [
+            hypotheses[0].text for hypotheses in expected
+        ]
+        np.testing.assert_allclose(
+            [hypotheses[0].score for hypotheses in given],
+            [hypotheses[0].score for hypotheses in expected],
+            atol=1e-4,
+        )
