@@ -374,7 +374,9 @@ def flip_bit(content: bytes) -> bytes:
 
 @pytest.mark.parametrize("end", [DATA, INDEX])
 @pytest.mark.parametrize(
-    "damage", [lambda content: b"", lambda content: content[:-1], flip_bit], ids=str
+    "damage",
+    [lambda content: b"", lambda content: content[:-1], flip_bit],
+    ids=["empty", "cut", "bit"],
 )
 def test_damaged_file_is_detected(checkpoints, end, damage):
     checkpoints.save(make_model(), 1)
