@@ -120,39 +120,56 @@ def test_damaged_checkpoint_and_missing_tokens_are_reported(call, copy):
     assert "resuming from step 150" in result.out
 
 
+@pytest.fixture
+def odd_files(tmp_path):
+    """A folder with files that cannot be trained on."""
+    for name, content in (
+        ("empty", b""),
+        ("two", b"a\nb\n"),
+        ("three", b"a\nb\nc\n"),
+        ("latin", b"a\nb\xff\n"),
+        ("part.gz", gzip.compress(b"a\n" * 99, mtime=0)[:-9]),
+        ("blank", b"\n \n"),
+    ):
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / "folder").mkdir()
+    return tmp_path
+
+
 @pytest.mark.parametrize(
-    ("source", "target", "parts"),
+    ("files", "parts"),
     [
-        (None, b"a\n", ["source does not exist; expected a text file"]),
-        (b"a\n", None, ["target does not exist; expected a text file"]),
-        (b"", b"a\n", ["source is empty; expected one sentence a line"]),
-        ("folder", b"a\n", ["source is a folder; expected a text file"]),
-        (b"a\nb\n", b"a\nb\nc\n", ["source has 2 and", "target has 3; align them first"]),
-        (b"a\nb\xff\n", b"a\nb\n", ["source, line 2: not UTF-8", "convert"]),
-        (gzip.compress(b"a\n" * 99, mtime=0)[:-9], b"a\n", ["source is not a whole gzip file"]),
-        (b"\n \n", b"a\nb\n", ["no pair of sentences is left of 2 in", "2 have an empty side"]),
+        ("absent two", ["absent does not exist; expected a text file"]),
+        ("two absent", ["absent does not exist; expected a text file"]),
+        ("empty two", ["empty is empty; expected one sentence a line"]),
+        ("folder two", ["folder is a folder; expected a text file"]),
+        ("two three", ["two has 2 and", "three has 3; align them first"]),
+        ("latin two", ["latin, line 2: not UTF-8", "convert"]),
+        ("part.gz two", ["part.gz is not a whole gzip file"]),
+        ("blank two", ["no pair of sentences is left of 2 in", "2 have an empty side"]),
+        ("two two --vocabulary_kind=bpe --vocabulary_size=5000", ["size 5000 was asked for, but"]),
+        ("two two --dev_source=absent --dev_target=two", ["absent does not exist; expected a tex"]),
+        ("two two --test_source=absent --test_target=two", ["absent does not exist; expected a t"]),
+        ("two two --run_dir=two", ["cannot write run directory two: it is a file; give the path"]),
+        ("two two --freeze=encoder", ["--freeze would keep random weights; give --start_from too"]),
+        ("two two --lora_rank=8", ["--lora_rank would keep random weights; give --start_from too"]),
     ],
-    ids=["no-source", "no-target", "empty", "folder", "lengths", "utf-8", "gzip", "blank"],
 )
-def test_unusable_text_is_named(call, tmp_path, refused, source, target, parts):
-    for name, content in (("source", source), ("target", target)):
-        if content == "folder":
-            (tmp_path / name).mkdir()
-        elif content is not None:
-            (tmp_path / name).write_bytes(content)
-    files = (f"--train_source={tmp_path}/source", f"--train_target={tmp_path}/target")
-    options = ("--vocabulary_kind=char", "--vocabulary_size=6")
-    refused(call("train.py", f"--run_dir={tmp_path}/run", *files, *options), *parts)
-    assert not (tmp_path / "run").exists()
+def test_unusable_text_is_named_before_training(
+    call, odd_files, monkeypatch, refused, files, parts
+):
+    monkeypatch.chdir(odd_files)
+    source, target, *more = files.split()
+    flags = (f"--train_source={source}", f"--train_target={target}", "--vocabulary_kind=char")
+    sizes = () if "vocabulary_size" in files else ("--vocabulary_size=6",)
+    refused(call("train.py", "--run_dir=run", *flags, *sizes, *more), *parts)
+    assert not (odd_files / "run").exists()
+    assert (odd_files / "two").read_text() == "a\nb\n"
 
 
-@pytest.mark.parametrize("split", ["dev", "test"])
-def test_missing_dev_or_test_file_is_reported_first(call, tmp_path, train_flags, refused, split):
-    options = (f"--{split}_source=absent.en", f"--{split}_target=absent.de")
-    result = call("train.py", f"--run_dir={tmp_path}/run", *train_flags, *options)
-    refused(result, "absent.en does not exist; expected a text file")
-    assert result.out == ""
-    assert not (tmp_path / "run").exists()
+def test_unknown_data_set_lists_close_names(call, tmp_path, refused):
+    result = call("train.py", f"--run_dir={tmp_path}/run", "--dataset=number_name")
+    refused(result, "there is no data set 'number_name'; close names: ", "number_names")
 
 
 def test_run_without_its_test_files_is_resumed(call, copy, tmp_path):
@@ -162,29 +179,6 @@ def test_run_without_its_test_files_is_resumed(call, copy, tmp_path):
     result = call("train.py", f"--run_dir={copy}")
     assert (result.code, result.err) == (0, "")
     assert "Nothing to do" in result.out
-
-
-def test_too_large_vocabulary_names_a_possible_size(call, tmp_path, train_flags, refused):
-    options = ("--vocabulary_kind=bpe", "--vocabulary_size=5000")
-    result = call("train.py", f"--run_dir={tmp_path}/run", *train_flags, *options)
-    refused(result, "size 5000 was asked for, but this text supports at most", "or give more text")
-    assert not (tmp_path / "run").exists()
-
-
-def test_unknown_data_set_lists_close_names(call, tmp_path, refused):
-    result = call("train.py", f"--run_dir={tmp_path}/run", "--dataset=number_name")
-    refused(result, "there is no data set 'number_name'; close names: ", "number_names")
-    assert not (tmp_path / "run").exists()
-
-
-def test_file_at_run_dir_is_rejected(call, tmp_path, train_flags, refused):
-    (tmp_path / "run").write_text("mine")
-    result = call("train.py", f"--run_dir={tmp_path}/run", *train_flags)
-    refused(
-        result,
-        f"cannot write run directory {tmp_path}/run: it is a file; give the path of a folder",
-    )
-    assert (tmp_path / "run").read_text() == "mine"
 
 
 @pytest.mark.slow
