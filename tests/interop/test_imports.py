@@ -5,8 +5,8 @@ import json
 import pathlib
 import shutil
 
-import import_base
 import numpy as np
+import opus_base
 import pytest
 import samples
 import tensorflow as tf
@@ -216,10 +216,15 @@ def test_fine_tuning_starts_at_the_toolkits_loss(sample_model, tmp_path):
 
 
 @pytest.mark.slow
-def test_importing_takes_three_times_the_weights_memory(tmp_path, run_python):
-    found = json.loads(run_python(import_base.__file__, tmp_path).splitlines()[-1])
-    assert 240 < found["weights_mb"] < 260
-    assert found["peak_mb"] < 3 * found["weights_mb"]
+def test_model_of_opus_size_is_imported_translates_and_is_exported(
+    sample_model, tmp_path, run_python
+):
+    tokenizers = sample_model("opus_tokenizers")
+    found = json.loads(run_python(opus_base.__file__, tokenizers, tmp_path).splitlines()[-1])
+    assert 290 < found["weights_mb"] < 300
+    assert found["import_peak_mb"] < 3 * found["weights_mb"]
+    assert found["translations"] == opus_base.NUM_SENTENCES
+    assert found["export_mb"] < 1.6 * found["weights_mb"]
 
 
 # Options of toolkits that no sample has

@@ -6,7 +6,6 @@ comment at the top of each program describes its input and output.
 
 import functools
 import importlib.util
-import json
 import os
 import pathlib
 import shlex
@@ -14,7 +13,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
@@ -116,29 +115,6 @@ def answer(
     width = len(signature.outputs)
     values = [[_unescaped(value) for value in line.split(b"\t")] for line in printed[:-1]]
     return {name: values[index::width] for index, name in enumerate(signature.outputs)}
-
-
-def load(
-    program: pathlib.Path,
-    signature: Signature,
-    rows: Sequence[Sequence[bytes]],
-    *,
-    threads: int,
-    largest_batch: int,
-    warm_up_seconds: int,
-    seconds: int,
-) -> dict[str, Any]:
-    """Sends rows to a signature from several threads, for some seconds after the warm-up.
-
-    Returns:
-        "requests", "rows", "rows_per_second", "p50_ms", "p99_ms" of that time, and the resident
-        memory before and after it, "start_mb" and "end_mb", in millions of bytes.
-
-    Raises:
-        NativeError: a request failed, or a row got another answer than it got alone.
-    """
-    numbers = (threads, largest_batch, warm_up_seconds, seconds)
-    return json.loads(_run(program, signature, numbers, rows))
 
 
 def _run(

@@ -1,4 +1,4 @@
-"""Exported signatures with thousands of odd inputs."""
+"""Exported signatures with a thousand odd inputs."""
 
 import functools
 import random
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-_COUNT = 2_500
+_COUNT = 1_000
 _BLANKS = [*" \t\n\r\v\f\x1c\x85\xa0\u1680\u2000\u2009\u2028\u2029\u202f\u205f\u3000\u200b\ufeff"]
 _EMOJI = [*"😀👍🏽❤\ufe0f👩\u200d💻🏳🌈🇩🇪1\u20e3", "👩‍👩‍👧‍👦"]
 _JOINERS = [*"\u200c\u200d\u200e\u200f\u202a\u202e\u2066\u2069\ufe0e\ufe0f\u034f\u2060"]
@@ -111,7 +111,7 @@ def test_odd_inputs_get_valid_translations(inputs, answers):
 @pytest.mark.slow
 def test_answers_do_not_depend_on_the_batch(inputs, answers):
     serve, translations, scores = answers
-    sample = sorted(random.Random(13).sample(range(_COUNT), 100))
+    sample = sorted(random.Random(13).sample(range(_COUNT), 50))
     sample += [index for index, text in enumerate(inputs) if len(text) > 100_000]
     for index in sample:
         alone = serve(tf.constant([inputs[index]]))
@@ -128,7 +128,7 @@ def test_odd_options_do_not_affect_other_rows(inputs, exported, words):
     numbers = [-1, -1, 0, 1, 2, 7, 1e9, -3e38, float("inf"), float("nan")]
     sentence = "two cat"
     expected = " ".join(words[word] for word in sentence.split())
-    for _ in range(20):
+    for _ in range(10):
         asked = {"text": [sentence] * 16}
         for name, spec in columns.items():
             if name == "text":

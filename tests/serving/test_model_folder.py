@@ -18,6 +18,7 @@ from keras_transformer.serving.model_folder import (
     check_name,
     newest_version,
     read_batching,
+    read_model_card,
     write_server_files,
 )
 
@@ -164,3 +165,17 @@ def test_valid_names_are_accepted(name, tmp_path):
 def test_names_that_urls_cannot_have_are_rejected(name, tmp_path):
     with pytest.raises(InputError, match=r"the model's name .* must consist of letters"):
         check_name(tmp_path, name)
+
+
+def test_missing_or_invalid_card_is_rejected(tmp_path):
+    with pytest.raises(InputError, match="give the folder of an exported version"):
+        read_model_card(tmp_path)
+    path = tmp_path / "assets.extra" / "model_card.json"
+    path.parent.mkdir()
+    of_older = '{"training": [{}], "search": {}, "signatures": {}, "precision": {}}'
+    for text in ("[]", '{"training": null}', '{"training": []}', of_older):
+        path.write_text(text)
+        with pytest.raises(
+            InputError, match="not a model card of this release; export the model again"
+        ):
+            read_model_card(tmp_path)

@@ -1,6 +1,5 @@
-"""The export in the model server's runtime, called from C: the same answers, also under load."""
+"""The export in the model server's runtime, called from C: the same answers as in Python."""
 
-import json
 import pathlib
 import sys
 
@@ -11,7 +10,6 @@ import tensorflow as tf
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 import native_runtime
-import sustained_load
 
 from keras_transformer.config import EOS_ID, SearchConfig
 from keras_transformer.inference import Translator, XlaShapes
@@ -75,26 +73,27 @@ def _written(value):
 
 
 @pytest.fixture(scope="module")
-def programs(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("programs")
-    return {name: native_runtime.build(name, folder) for name in ("answer", "load")}
+def program(tmp_path_factory):
+    return native_runtime.build("answer", tmp_path_factory.mktemp("program"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("batch_sizes", [[1], [5, 64, 2]], ids=["alone", "mixed batches"])
-def test_c_program_translates_as_python(exported, separate_translator, programs, batch_sizes):
+def test_c_program_translates_as_python(exported, separate_translator, program, batch_sizes):
     signature = native_runtime.read_signature(exported)
     rows = [[sentence] for sentence in _BYTES]
-    answer = native_runtime.answer(programs["answer"], signature, rows, batch_sizes)
+    answer = native_runtime.answer(program, signature, rows, batch_sizes)
     ours = separate_translator(tf.constant(_BYTES))
     assert answer["translations"] == ours["translations"].numpy().tolist()
     scores = np.array(answer["scores"], np.float32)
     np.testing.assert_allclose(scores, ours["scores"], atol=1e-5)
+    empty = native_runtime.answer(program, signature, [])
+    assert empty == {"scores": [], "translations": []}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list(_REQUESTS))
-def test_c_program_answers_every_signature(exported, served, programs, name):
+def test_c_program_answers_every_signature(exported, served, program, name):
     assert set(served.signatures) == {"serving_default", *_REQUESTS}
     function, columns = served.signatures[name], dict(_REQUESTS[name])
     specs = function.structured_input_signature[1]
@@ -105,7 +104,7 @@ def test_c_program_answers_every_signature(exported, served, programs, name):
     signature = native_runtime.read_signature(exported, name, inputs=list(columns))
     written = [[_written(value) for value in column] for column in columns.values()]
     rows = list(zip(*written, strict=True))
-    answer = native_runtime.answer(programs["answer"], signature, rows)
+    answer = native_runtime.answer(program, signature, rows)
     assert answer.keys() == expected.keys()
     for output, values in expected.items():
         values = values.numpy().reshape(len(rows), -1)
@@ -117,7 +116,7 @@ def test_c_program_answers_every_signature(exported, served, programs, name):
 
 
 @pytest.mark.slow
-def test_c_program_runs_compiled_search(trained, programs, tmp_path):
+def test_c_program_runs_compiled_search(trained, program, tmp_path):
     search = SearchConfig(
         beam_size=2, num_translations=2, max_extra_length=3, banned_phrases=("Haus",),
     )  # fmt: skip
@@ -126,27 +125,8 @@ def test_c_program_runs_compiled_search(trained, programs, tmp_path):
     # Two together, one alone, and one that is too long for what is compiled.
     texts = [b"hello two cat", b"house", b"", b"cat " * 6, b"tree " * 20]
     signature = native_runtime.read_signature(version)
-    answer = native_runtime.answer(programs["answer"], signature, [[t] for t in texts], [2, 1])
+    answer = native_runtime.answer(program, signature, [[t] for t in texts], [2, 1])
     plain = Translator(*trained, search)(tf.constant(texts))
     assert answer["translations"] == plain["translations"].numpy().tolist()
     scores = np.array(answer["scores"], np.float32)
     np.testing.assert_allclose(scores, plain["scores"], rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.slow
-def test_empty_batch_has_an_empty_answer(exported, programs):
-    signature = native_runtime.read_signature(exported)
-    empty = native_runtime.answer(programs["answer"], signature, [])
-    assert empty == {"scores": [], "translations": []}
-
-
-@pytest.mark.slow
-def test_load_changes_no_answer_and_needs_no_memory(exported, programs, monkeypatch, capsys):
-    arguments = [f"--export_dir={exported}", "--seconds=5", "--warm_up_seconds=2", "--threads=4"]
-    monkeypatch.setattr(sys, "argv", ["sustained_load.py", *arguments])
-    monkeypatch.setattr(native_runtime, "build", lambda name, folder: programs[name])
-    sustained_load.main()  # exits where anything is wrong
-    figures = json.loads(capsys.readouterr().out)
-    assert figures["rows"] > figures["requests"] > 0
-    assert figures["end_mb"] - figures["start_mb"] < sustained_load.MAX_GROWTH_MB
-    assert figures["p50_ms"] <= figures["p99_ms"]

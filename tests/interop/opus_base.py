@@ -1,0 +1,108 @@
+"""Imports a made-up model of the size of an OPUS-MT one, translates with it, and exports it.
+
+    python opus_base.py TOKENIZERS FOLDER
+
+writes the model into FOLDER in the format of transformers, with the SentencePiece models and tokens
+of the folder TOKENIZERS; prints the processor seconds of each part, the megabytes of the weights,
+and those of memory at the peak of the import, without this program's own.
+"""
+
+import json
+import os
+import pathlib
+import re
+import shutil
+import sys
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from keras_transformer.inference import Translator
+from keras_transformer.interop import import_run, read_model
+from keras_transformer.serving.export import export
+
+LAYERS, DIM, INNER, TOKENS = 6, 512, 2048, 58_101  # of Helsinki-NLP/opus-mt-en-de
+NUM_SENTENCES = 100
+_STATUS = pathlib.Path("/proc/self/status")
+
+
+def shapes():
+    """Yields the names and shapes of the tensors."""
+    yield "model.shared.weight", (TOKENS, DIM)
+    yield "final_logits_bias", (1, TOKENS)
+    for side in ("encoder", "decoder"):
+        for layer in range(LAYERS):
+            start = f"model.{side}.layers.{layer}"
+            for attention in ("self_attn", "encoder_attn")[: 1 + (side == "decoder")]:
+                for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
+                    yield f"{start}.{attention}.{name}.weight", (DIM, DIM)
+                    yield f"{start}.{attention}.{name}.bias", (DIM,)
+                yield f"{start}.{attention}_layer_norm.weight", (DIM,)
+                yield f"{start}.{attention}_layer_norm.bias", (DIM,)
+            for name, shape in (("fc1", (INNER, DIM)), ("fc2", (DIM, INNER))):
+                yield f"{start}.{name}.weight", shape
+                yield f"{start}.{name}.bias", shape[:1]
+            for kind in ("weight", "bias"):
+                yield f"{start}.final_layer_norm.{kind}", (DIM,)
+
+
+def write(tokenizers, folder):
+    """Writes the model and returns the bytes of its weights."""
+    folder.mkdir()
+    for side in ("source", "target"):
+        shutil.copyfile(tokenizers / f"{side}.spm", folder / f"{side}.spm")
+    ids = json.loads((tokenizers / "vocab.json").read_text())
+    ids |= {f"<more{id_}>": id_ for id_ in range(len(ids), TOKENS)}
+    (folder / "vocab.json").write_text(json.dumps(ids))
+    sides = {"encoder": LAYERS, "decoder": LAYERS}
+    config = {"model_type": "marian", "d_model": DIM, "activation_function": "swish"}
+    config |= {f"{side}_layers": count for side, count in sides.items()}
+    config |= {f"{side}_attention_heads": 8 for side in sides} | {"scale_embedding": True}
+    config |= {"decoder_start_token_id": ids["<pad>"], "num_beams": 4}
+    (folder / "config.json").write_text(json.dumps(config))
+    generator = np.random.default_rng(1)
+    tensors = {}
+    for name, shape in shapes():
+        is_gain = name.endswith("norm.weight")
+        tensors[name] = generator.normal(is_gain, 0.05, shape).astype("float32")
+    save_file(tensors, folder / "model.safetensors")
+    return sum(each.nbytes for each in tensors.values())
+
+
+def memory(name):
+    """Returns the bytes that Linux reports; `getrusage` counts the peak of a parent as well."""
+    (line,) = re.findall(rf"^{name}:\s+(\d+) kB$", _STATUS.read_text(), flags=re.MULTILINE)
+    return 1024 * int(line)
+
+
+def main(tokenizers, folder):
+    size = write(tokenizers, folder / "model")
+    with (tokenizers / "source.jsonl").open(encoding="utf-8") as file:
+        sentences = [json.loads(next(file))["text"] for _ in range(NUM_SENTENCES)]
+    found = {"weights_mb": size / 1e6}
+    pathlib.Path("/proc/self/clear_refs").write_text("5")  # forgets the peak until here
+    before, start = memory("VmRSS"), sum(os.times()[:4])
+
+    def note(part):
+        nonlocal start
+        found[f"{part}_seconds"] = sum(os.times()[:4]) - start  # of child processes too
+        start = sum(os.times()[:4])
+
+    run = import_run(read_model(folder / "model"), folder / "run", {})
+    note("import")
+    found["import_peak_mb"] = (memory("VmHWM") - before) / 1e6
+    search = run.configs().search_config({"max_extra_length": 0})
+    translator = Translator(run.load_model(), *run.vocabularies(), search)
+    note("load")
+    rows = translator.translate(sentences)
+    note("translate")
+    found["translations"] = sum(bool(best.text) for best, *_ in rows)
+    version = export(translator, folder / "exports", sentences=sentences[:1], batch_sizes=[1])
+    note("export")
+    files = [each for each in version.rglob("*") if each.is_file()]
+    found["export_mb"] = sum(each.stat().st_size for each in files) / 1e6
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(*map(pathlib.Path, sys.argv[1:]))
