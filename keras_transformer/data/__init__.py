@@ -26,7 +26,6 @@ from keras_transformer.data.datasets import DatasetSplit
 from keras_transformer.data.token_cache import (
     ApacheBeamShards,
     cached_corpus,
-    tokenize_share,
 )
 from keras_transformer.files import iterate_lines, read_lines
 
@@ -53,6 +52,5 @@ __all__ = [
     "read_lines",
     "read_parallel",
     "to_dataset",
-    "tokenize_share",
     "training_batches",
 ]

@@ -8,11 +8,10 @@ A cache folder belongs to one run, or is shared by several. In it:
                           the arrays of `TokenizedCorpus`, little-endian, memory-mapped to be read
     shards-<hash>/        while a large text is tokenized: finished shards
         0-000001.npz      shard 1 of corpus 0: the ids of 50,000 pairs
-        source.model, target.model      the vocabularies, for other workers
 
 A process that is killed loses only the shards that it was working on. A shard has the same bytes
-whichever process makes it, so cores, machines (`tokenize_share`) and the workers of a cluster
-(`ApacheBeamShards`) can share the work. A pair takes 16 bytes and 2 for each token (4 where a
+whichever process makes it, so cores and the workers of a cluster (`ApacheBeamShards`) can share the
+work. A pair takes 16 bytes and 2 for each token (4 where a
 vocabulary has more than 65,536).
 """
 
@@ -54,7 +53,6 @@ Progress = Callable[[int], None]  # called with the number of pairs so far
 _FORMAT = 4
 _TOKENS, _SHARDS = "tokens-", "shards-"
 _MANIFEST = "manifest.json"
-_VOCABULARIES = ("source.model", "target.model")
 _SIDES = ("source", "target")
 _CHUNK_PAIRS = 10_000  # tokenized at a time
 _SHARD_CHUNKS = 5
@@ -70,7 +68,6 @@ def cached_corpus(
     progress: Progress = lambda num_pairs: None,
     keep_others: bool = True,
     processes: int | None = None,
-    worker: tuple[int, int] = (0, 1),
     make_shards: "Callable[[ShardMaker, Sequence[PairSource]], None] | None" = None,
 ) -> TokenizedCorpus:
     """Opens the tokenized corpus of these inputs; tokenizes the text first if there is none.
@@ -82,12 +79,9 @@ def cached_corpus(
         max_length: see `LengthFilter`.
         max_length_ratio: see `LengthFilter`.
         progress: called with the number of pairs tokenized so far, after each chunk of text.
-        keep_others: whether to keep the corpora of other inputs in the folder. Only the first
-            worker ever deletes them.
+        keep_others: whether to keep the corpora of other inputs in the folder.
         processes: how many tokenize a large text; None means one for each core. As with all spawned
             processes, a script must then call this under `if __name__ == "__main__"`.
-        worker: the index of this worker, and the number of workers: the others may tokenize their
-            share with `tokenize_share` meanwhile.
         make_shards: makes shards elsewhere first, as `ApacheBeamShards` does; missing ones are made
             here.
 
@@ -113,48 +107,19 @@ def cached_corpus(
             if make_shards is not None:
                 shards.mkdir(parents=True, exist_ok=True)
                 make_shards(maker._replace(processes=1), sources)
-            write_corpus(aside, inputs, sources, maker, progress, worker)
+            write_corpus(aside, inputs, sources, maker, progress)
     except InputError:
         # Another run may have made the same one meanwhile, and removed the shards.
         if open_corpus(path) is None:
             raise
-    finished = [shards]
-    if not keep_others and worker[0] == 0:
-        finished = [*path.parent.glob(f"{_TOKENS}*"), *path.parent.glob(f"{_SHARDS}*")]
-    for other in finished:
-        if other != path:
-            shutil.rmtree(other, ignore_errors=True)
+    unneeded = {shards}
+    if not keep_others:
+        unneeded.update(path.parent.glob(f"{_TOKENS}*"), path.parent.glob(f"{_SHARDS}*"))
+    for other in unneeded - {path}:
+        shutil.rmtree(other, ignore_errors=True)
     if (corpus := open_corpus(path)) is None:
         raise InputError(f"{path} cannot be read just after it was written; check that disk")
     return corpus
-
-
-def tokenize_share(
-    folder: str | os.PathLike[str],
-    sources: Sequence[PairSource],
-    *,
-    worker: tuple[int, int],
-    max_length: int | None = None,
-    max_length_ratio: float | None = None,
-) -> bool:
-    """Tokenizes a worker's share of a corpus that `cached_corpus` is making on another worker.
-
-    The arguments are those of `cached_corpus`.
-
-    Returns:
-        Whether that corpus was being made.
-    """
-    length_filter = LengthFilter(max_length=max_length, max_length_ratio=max_length_ratio)
-    for shards in pathlib.Path(folder).glob(f"{_SHARDS}*"):
-        with contextlib.suppress(FileNotFoundError):  # the corpus has been finished meanwhile
-            source, target = (Vocabulary((shards / name).read_bytes()) for name in _VOCABULARIES)
-            vocabularies = source, target
-            if shards.name == _SHARDS + _inputs(sources, vocabularies, length_filter)[1]:
-                maker = ShardMaker(shards, vocabularies, length_filter, num_cores())
-                for part, text in enumerate(sources):
-                    maker.make_missing(part, cut_into_shards(text), lambda num_pairs: None, worker)
-                return True
-    return False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,8 +158,7 @@ class ApacheBeamShards:
 
         def make(share: int) -> None:
             for part, source in enumerate(sources):
-                shards = cut_into_shards(source)
-                maker.make_missing(part, shards, lambda num_pairs: None, (share, shares))
+                maker.make_missing(part, cut_into_shards(source), share=(share, shares))
 
         with apache_beam.Pipeline(options=PipelineOptions(list(self.options))) as pipeline:
             created = pipeline | apache_beam.Create(range(shares))
@@ -217,7 +181,7 @@ class ShardMaker(NamedTuple):
     processes: int = 1
 
     def tokenize(
-        self, part: int, source: PairSource, progress: Progress, worker: tuple[int, int] = (0, 1)
+        self, part: int, source: PairSource, progress: Progress
     ) -> Iterator[TokenizedCorpus]:
         """Yields the ids of a corpus in order.
 
@@ -225,8 +189,6 @@ class ShardMaker(NamedTuple):
             part: index of the corpus, which names its files.
             source: the corpus. One of a single shard is tokenized at once, without a file.
             progress: called with the number of pairs that have been tokenized or found.
-            worker: index of the share of the shards to make first, and number of shares; missing
-                shards of other shares follow.
         """
         shards = cut_into_shards(source)
         first, second = next(shards, []), next(shards, None)
@@ -237,23 +199,25 @@ class ShardMaker(NamedTuple):
                 progress(pairs)
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        if worker[1] > 1:  # `tokenize_share` reads them
-            for name, vocabulary in zip(_VOCABULARIES, self.vocabularies, strict=True):
-                vocabulary.save(self.folder / name)
-        shards = itertools.chain([first, second], shards)
-        for share in (worker, (0, 1)):  # then the shards that others have not made
-            count = self.make_missing(part, shards, progress, share)
-            if all(self._shard_path(part, number).exists() for number in range(count)):
-                break
-            shards = cut_into_shards(source)
+        count = self.make_missing(part, itertools.chain([first, second], shards), progress)
         yield from (self._load(part, number) for number in range(count))
 
     def make_missing(
-        self, part: int, shards: Iterable[TextShard], progress: Progress, worker: tuple[int, int]
+        self,
+        part: int,
+        shards: Iterable[TextShard],
+        progress: Progress = lambda num_pairs: None,
+        share: tuple[int, int] = (0, 1),
     ) -> int:
-        """Makes those of a worker's shards that are missing; returns the number of all shards."""
+        """Makes those of a share of the shards that are missing; returns the number of all shards.
+
+        Args:
+            part, progress: as in `tokenize`.
+            shards: the text.
+            share: index of the share, and number of shares.
+        """
         pending: collections.deque[concurrent.futures.Future[int]] = collections.deque()
-        index, workers = worker
+        index, shares = share
         number, done = -1, 0
 
         def collect(keep: int) -> None:
@@ -274,7 +238,7 @@ class ShardMaker(NamedTuple):
         try:
             with executor:
                 for number, shard in enumerate(shards):
-                    if number % workers == index and not self._shard_path(part, number).exists():
+                    if number % shares == index and not self._shard_path(part, number).exists():
                         pending.append(executor.submit(self.write, part, number, shard))
                         collect(self.processes + 1)  # bounds the text in memory
                     else:
@@ -358,7 +322,6 @@ def write_corpus(
     sources: Sequence[PairSource],
     maker: ShardMaker,
     progress: Progress,
-    worker: tuple[int, int],
 ) -> None:
     """Tokenizes the text into the files of a corpus."""
     types = {f"{side}_offsets": "<i8" for side in _SIDES} | {
@@ -382,7 +345,7 @@ def write_corpus(
             dropped: list[dict[str, int]] = []
             before = part_offsets[-1] + sum(sum(counts.values()) for counts in all_dropped)
             report = lambda pairs, before=before: progress(before + pairs)  # noqa: E731
-            for chunk in maker.tokenize(part, source, report, worker):
+            for chunk in maker.tokenize(part, source, report):
                 for side in _SIDES:
                     begin = lengths[f"{side}_ids"]
                     append(f"{side}_ids", getattr(chunk, f"{side}_ids"))

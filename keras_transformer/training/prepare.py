@@ -35,7 +35,6 @@ def training_corpus(
     progress: Callable[[int], None] = lambda num_pairs: None,
     *,
     keep_others: bool = True,
-    worker: tuple[int, int] = (0, 1),
     beam: ApacheBeamShards | None = None,
     task: Task = _TRANSLATION,
 ) -> TokenizedCorpus:
@@ -49,7 +48,6 @@ def training_corpus(
         max_length_ratio=data.max_length_ratio,
         progress=progress,
         keep_others=keep_others,
-        worker=worker,
         make_shards=beam,
     )
 

@@ -13,7 +13,6 @@ tensorboard/        on request
 import contextlib
 import dataclasses
 import fcntl
-import functools
 import json
 import os
 import pathlib
@@ -28,7 +27,6 @@ from keras_transformer.data import (
     ApacheBeamShards,
     ParallelText,
     TokenizedCorpus,
-    tokenize_share,
 )
 from keras_transformer.errors import InputError, NotRegisteredError, writing
 from keras_transformer.files import Path, local_path, write_atomically
@@ -431,8 +429,7 @@ class TextPreparation:
     """How the text of a run is tokenized.
 
     Attributes:
-        worker: this one. The first worker prepares a run; the others wait for it, and meanwhile
-            tokenize their share of a large text.
+        worker: this one. The first worker prepares a run; the others wait for it.
         cache_dir: folder for the tokenized text, which runs may share; None means one in the run
             directory.
         beam_options: of an Apache Beam pipeline that tokenizes; None means no pipeline.
@@ -458,7 +455,6 @@ class TextPreparation:
             self.tokens(run),
             lambda pairs: self.say(f"Tokenizing: {pairs:,} pairs ..."),
             keep_others=self.cache_dir is not None,
-            worker=(self.worker.index, self.worker.count),
             beam=ApacheBeamShards(shlex.split(self.beam_options)) if self.beam_options else None,
             task=configs.task,
         )
@@ -520,21 +516,10 @@ def resume_run(run: RunDirectory, configs: RunConfigs, text: TextPreparation) ->
 
 def wait_for_run(run: RunDirectory, configs: RunConfigs, text: TextPreparation) -> TokenizedCorpus:
     """Waits until the first worker has prepared a run, and returns its text."""
-    share = functools.partial(
-        tokenize_share,
-        text.tokens(run),
-        configs.task.train_sources(configs.corpora),
-        worker=(text.worker.index, text.worker.count),
-        max_length=configs.corpora.max_length,
-        max_length_ratio=configs.corpora.max_length_ratio,
+    wait_for_first_worker(
+        run.path,
+        lambda: run.exists and run.configs().training == run.resolved(configs.training),
     )
-    attempts = iter(share, True)  # until there was something to tokenize
-
-    def is_prepared() -> bool:
-        next(attempts, None)
-        return run.exists and run.configs().training == run.resolved(configs.training)
-
-    wait_for_first_worker(run.path, is_prepared)
     return text.tokenized(run, configs, run.vocabularies())
 
 

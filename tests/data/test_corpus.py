@@ -10,7 +10,6 @@ from keras_transformer.config import EOS_ID
 from keras_transformer.data.corpus import (
     FilePair,
     LengthFilter,
-    ParallelText,
     TokenizedCorpus,
     TsvFile,
     gather_rows,
@@ -37,10 +36,10 @@ def test_files_of_different_length_are_an_error_with_counts(tmp_path, lines):
         read_parallel(tmp_path / "en", tmp_path / "de")
 
 
-def test_tsv_file_has_both_sides_on_each_line(tmp_path):
+def test_tsv_file_has_both_sides_on_each_line_and_can_be_read_again(tmp_path):
     (tmp_path / "text.tsv").write_bytes(b"one\teins\r\n\tzwei\nthree\t\n")
     pairs = TsvFile(tmp_path / "text.tsv")
-    assert ParallelText.from_pairs(pairs) == (["one", "", "three"], ["eins", "zwei", ""])
+    assert list(pairs) == list(pairs) == [("one", "eins"), ("", "zwei"), ("three", "")]
 
 
 @pytest.mark.parametrize(("line", "tabs"), [("two zwei", 0), ("two\tzwei\tdeux", 2), ("", 0)])
@@ -48,12 +47,6 @@ def test_line_without_exactly_one_tab_is_an_error(tmp_path, line, tabs):
     (tmp_path / "text.tsv").write_text(f"one\teins\n{line}\n")
     with pytest.raises(InputError, match=rf"text\.tsv, line 2: expected .* got {tabs} tabs; fix"):
         list(TsvFile(tmp_path / "text.tsv"))
-
-
-def test_source_can_be_iterated_again(tmp_path):
-    (tmp_path / "text.tsv").write_text("one\teins\n")
-    pairs = TsvFile(tmp_path / "text.tsv")
-    assert list(pairs) == list(pairs) == [("one", "eins")]
 
 
 def test_identity_depends_on_content_only(tmp_path, monkeypatch):
@@ -71,15 +64,12 @@ def test_identity_depends_on_content_only(tmp_path, monkeypatch):
 
 
 def test_pipe_is_an_error(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(InputError, match="pipe is read several times; give a file on disk"):
-        TsvFile(tmp_path / "pipe").identity  # noqa: B018
-
-
-def test_vocabulary_from_pipe_is_an_error(tmp_path):
     os.mkfifo(tmp_path / "pipe")  # without a writer, so that reading it would wait
     (tmp_path / "file").write_text("one\n")
-    with pytest.raises(InputError, match="pipe is read several times; give a file on disk"):
+    message = "pipe is read several times; give a file on disk"
+    with pytest.raises(InputError, match=message):
+        TsvFile(tmp_path / "pipe").identity  # noqa: B018
+    with pytest.raises(InputError, match=message):
         learn_from_corpus([FilePair(tmp_path / "file", tmp_path / "pipe")], size=9)
 
 
@@ -87,23 +77,20 @@ SOURCE = np.array([0, 4, 6, 2, 5, 0])
 TARGET = np.array([3, 4, 1, 5, 5, 0])
 
 
-def test_without_limits_only_empty_pairs_are_dropped():
-    keep, dropped = LengthFilter()(SOURCE, TARGET)
-    assert keep.tolist() == [False, True, True, True, True, False]
-    assert dropped == {"empty": 2, "too long": 0, "length ratio": 0}
-
-
-def test_length_limits_are_inclusive():
-    keep, _ = LengthFilter(max_length=6, max_length_ratio=6.0)(SOURCE, TARGET)
-    assert keep.tolist() == [False, True, True, True, True, False]
-    keep, dropped = LengthFilter(max_length=5, max_length_ratio=2.4)(SOURCE, TARGET)
-    assert keep.tolist() == [False, True, False, False, True, False]
-    assert dropped == {"empty": 2, "too long": 1, "length ratio": 1}
-
-
-def test_pair_is_counted_under_its_first_reason_only():
-    _, dropped = LengthFilter(max_length=4, max_length_ratio=2)(np.array([9]), np.array([1]))
-    assert dropped == {"empty": 0, "too long": 1, "length ratio": 0}
+@pytest.mark.parametrize(
+    ("limits", "kept", "dropped"),
+    [
+        ({}, [1, 2, 3, 4], (2, 0, 0)),
+        ({"max_length": 6, "max_length_ratio": 6.0}, [1, 2, 3, 4], (2, 0, 0)),  # inclusive
+        ({"max_length": 5, "max_length_ratio": 2.4}, [1, 4], (2, 1, 1)),
+        ({"max_length": 4, "max_length_ratio": 1.0}, [1], (2, 3, 0)),  # the first reason counts
+    ],
+)
+def test_pairs_are_dropped_by_length(limits, kept, dropped):
+    keep, counts = LengthFilter(**limits)(SOURCE, TARGET)
+    assert np.flatnonzero(keep).tolist() == kept
+    assert tuple(counts.values()) == dropped
+    assert list(counts) == ["empty", "too long", "length ratio"]
 
 
 @pytest.mark.parametrize(
@@ -142,14 +129,6 @@ def test_empty_and_long_pairs_are_dropped_and_counted():
     assert corpus.dropped == {"empty": 3, "too long": 1, "length ratio": 0}
     assert corpus.source_ids.tolist() == [5, EOS_ID, 6, 6, EOS_ID]
     assert corpus.target_ids.tolist() == [5, EOS_ID, 6, 6, EOS_ID]
-
-
-def test_pairs_of_very_different_length_are_dropped_on_request():
-    corpus = TokenizedCorpus.from_ids(
-        [[5] * 4, [6] * 2, [7]], [[5], [6] * 4, [7] * 3], max_length_ratio=2
-    )
-    assert corpus.dropped == {"empty": 0, "too long": 0, "length ratio": 2}
-    assert corpus.source_ids.tolist() == [6, 6, EOS_ID]
 
 
 def test_corpus_without_usable_pairs_is_an_error():

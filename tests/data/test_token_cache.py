@@ -1,21 +1,15 @@
 """Tokenized text on disk: made once, never half, never for other inputs."""
 
 import dataclasses
-import fcntl
 import itertools
 import json
 import os
-import pathlib
 import resource
-import signal
-import subprocess
-import sys
 import tracemalloc
 
 import numpy as np
 import pytest
 
-from keras_transformer import files
 from keras_transformer.config import EOS_ID
 from keras_transformer.data import token_cache
 from keras_transformer.data.corpus import FilePair, TsvFile
@@ -73,13 +67,15 @@ def made(tmp_path):
 # What is in it
 
 
-def test_text_becomes_flat_arrays_of_ids(tmp_path, tsv):
+def test_text_becomes_flat_arrays_that_are_mapped_read_only(tmp_path, tsv):
     corpus = open_corpus(tmp_path, tsv)
     assert sentences(corpus, "source") == ["ab.", "d.", "hi."]
     assert sentences(corpus, "target") == ["c.", "efg.", "jk."]
-    assert corpus.lengths()[0].tolist() == [3, 2, 3]
-    assert corpus.lengths()[1].tolist() == [2, 4, 3]
+    assert [side.tolist() for side in corpus.lengths()] == [[3, 2, 3], [2, 4, 3]]
     assert corpus.part_offsets.tolist() == [0, 3]
+    for array in (corpus.source_ids, corpus.target_ids, corpus.target_offsets):
+        assert isinstance(array.base, np.memmap)
+        assert not array.flags.writeable
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 100])
@@ -92,20 +88,16 @@ def test_chunk_size_makes_no_difference(tmp_path, tsv, monkeypatch, chunk):
     assert corpus.dropped == {"empty": 0, "too long": 0, "length ratio": 2}
 
 
-def test_each_side_has_its_own_vocabulary(tmp_path, tsv):
-    corpus = cached_corpus(tmp_path / "cache", [tsv], (Letters(), Letters(shift=100)))
-    assert corpus.source_ids.max() < FIRST_LETTER + 26
-    assert corpus.target_ids[corpus.target_ids != EOS_ID].min() >= FIRST_LETTER + 100
-
-
-def test_several_corpora_become_parts_in_their_order(tmp_path, tsv):
+def test_several_corpora_become_parts_in_their_order(tmp_path, tsv, monkeypatch):
+    monkeypatch.setattr(token_cache, "_CHUNK_PAIRS", 2)
     (tmp_path / "source").write_text("x\n\n")
     (tmp_path / "target").write_text("y\nz\n")
-    pair = FilePair(tmp_path / "source", tmp_path / "target")
-    corpus = open_corpus(tmp_path, pair, tsv)
+    pair, told = FilePair(tmp_path / "source", tmp_path / "target"), []
+    corpus = open_corpus(tmp_path, pair, tsv, progress=told.append)
     assert corpus.part_offsets.tolist() == [0, 1, 4]
     assert sentences(corpus, "source") == ["x.", "ab.", "d.", "hi."]
     assert corpus.dropped["empty"] == 1
+    assert told == [2, 4, 5]
 
 
 @pytest.mark.parametrize(("size", "dtype"), [(65_536, np.uint16), (65_537, np.int32)])
@@ -114,20 +106,6 @@ def test_ids_take_two_bytes_where_the_vocabulary_permits(tmp_path, tsv, size, dt
     corpus = open_corpus(tmp_path, tsv, vocabulary=last)
     assert corpus.target_ids.dtype == corpus.source_ids.dtype == dtype
     assert corpus.target_ids[0] == size - 24
-
-
-def test_arrays_are_mapped_read_only(tmp_path, tsv):
-    corpus = open_corpus(tmp_path, tsv)
-    for array in (corpus.source_ids, corpus.target_ids, corpus.target_offsets):
-        assert isinstance(array.base, np.memmap)
-        assert not array.flags.writeable
-
-
-def test_progress_is_reported(tmp_path, tsv, monkeypatch):
-    monkeypatch.setattr(token_cache, "_CHUNK_PAIRS", 2)
-    told = []
-    open_corpus(tmp_path, tsv, tsv, max_length=2, progress=told.append)
-    assert told == [2, 3, 5, 6]
 
 
 # When it is made
@@ -143,12 +121,6 @@ def test_text_is_tokenized_once(tmp_path, tsv):
     assert sentences(again, "target") == sentences(first, "target")
     assert again.dropped == first.dropped == {"empty": 0, "too long": 1, "length ratio": 0}
     assert again.part_offsets.tolist() == first.part_offsets.tolist()
-
-
-def test_runs_can_share_a_folder(tmp_path, tsv):
-    for max_length in (2, 3):
-        open_corpus(tmp_path, tsv, max_length=max_length, keep_others=True)
-    assert len(made(tmp_path)) == 2
 
 
 @pytest.mark.parametrize("change", ["text", "vocabulary", "length", "ratio", "order"])
@@ -172,16 +144,14 @@ def test_changed_input_replaces_the_corpus(tmp_path, tsv, change):
     assert made(tmp_path) != old
 
 
-def test_other_workers_find_the_same_text_and_delete_nothing(tmp_path, tsv):
+def test_same_text_elsewhere_is_found_and_others_are_kept(tmp_path, tsv):
     open_corpus(tmp_path, tsv)
-    first = made(tmp_path)
     elsewhere = write_tsv(tmp_path / "another_machine.tsv", ["ab c", "d efg", "hi jk"])
     vocabulary = Letters()
-    options = {"vocabulary": vocabulary, "keep_others": False, "worker": (1, 2)}
-    assert sentences(open_corpus(tmp_path, elsewhere, **options), "source")[0] == "ab."
+    open_corpus(tmp_path, elsewhere, vocabulary=vocabulary)
     assert vocabulary.encoded == 0
-    open_corpus(tmp_path, elsewhere, max_length=99, **options)
-    assert set(first) < set(made(tmp_path))
+    open_corpus(tmp_path, elsewhere, max_length=99)
+    assert len(made(tmp_path)) == 2
 
 
 @pytest.mark.parametrize("damage", ["short", "long", "gone", "manifest", "no_manifest"])
@@ -263,40 +233,6 @@ def test_corpus_of_a_faster_process_is_used(tmp_path, tsv):
     assert len(made(tmp_path)) == 1
 
 
-WRITER = """
-import pathlib, sys, time
-
-from keras_transformer.files import atomic_folder
-
-with atomic_folder(pathlib.Path(sys.argv[1]), pathlib.Path.is_dir) as aside:
-    (aside / "half").write_text("half")
-    print(flush=True)
-    time.sleep(60)
-"""
-
-
-def test_abandoned_corpus_is_removed(tmp_path, tsv):
-    folder = pathlib.Path(files.__file__).parents[1]
-    process = subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(tmp_path / "cache" / "tokens-0")],
-        stdout=subprocess.PIPE,
-        env=os.environ | {"PYTHONPATH": str(folder)},
-    )
-    try:
-        process.stdout.readline()
-        open_corpus(tmp_path, tsv)
-        assert [name[:8] for name in made(tmp_path)] == [
-            ".writing",
-            "tokens-" + made(tmp_path)[1][7],
-        ]
-        process.send_signal(signal.SIGKILL)
-    finally:
-        process.kill()
-        process.communicate()
-    open_corpus(tmp_path, tsv, max_length=99, keep_others=False)
-    assert [name[:7] for name in made(tmp_path)] == ["tokens-"]
-
-
 def test_another_run_may_make_the_same_corpus(tmp_path, tsv, monkeypatch):
     write = token_cache.write_corpus
 
@@ -329,12 +265,3 @@ def test_opening_reads_no_pairs(tmp_path, tsv, count_lines):
     assert len(opened[0]) == 1_000_000
     assert lines < 5_000
     assert peak_bytes < 1_000_000  # the smallest array has 8 million
-
-
-def test_file_system_without_locks(tmp_path, tsv, monkeypatch):
-    def refuse(*_):
-        raise OSError("no locks here")
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    assert len(open_corpus(tmp_path, tsv)) == 3
-    assert [name[:7] for name in made(tmp_path)] == ["tokens-"]

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 import keras_transformer
-from keras_transformer.data import ApacheBeamShards, cached_corpus, token_cache, tokenize_share
+from keras_transformer.data import ApacheBeamShards, cached_corpus, token_cache
 from keras_transformer.data.corpus import TsvFile
 from keras_transformer.errors import InputError
 from keras_transformer.text import learn_vocabulary
@@ -86,29 +86,6 @@ def expected(tmp_path, text, vocabulary, monkeypatch):
 def test_processes_make_the_same_bytes(tmp_path, text, vocabulary, expected, processes):
     tokenize(tmp_path / "cache", text, vocabulary, processes=processes)
     assert content(tmp_path / "cache") == expected
-
-
-def test_first_worker_makes_missing_shards(tmp_path, text, vocabulary, expected, monkeypatch):
-    folder, made, write = tmp_path / "cache", [], token_cache.ShardMaker.write
-
-    def counted(maker, part, number, shard):
-        made.append(number)
-        if number == 0:  # the second worker comes when the first has begun
-            assert tokenize_share(folder, [text], worker=(1, 3), max_length=9)
-        return write(maker, part, number, shard)
-
-    monkeypatch.setattr(token_cache.ShardMaker, "write", counted)
-    monkeypatch.setattr("keras_transformer.data.token_cache.num_cores", lambda: 1)
-    tokenize(folder, text, vocabulary, processes=1, worker=(0, 3))
-    assert content(folder) == expected
-    numbers = range(PAIRS // SHARD)
-    assert made == [0, *numbers[1::3], *numbers[3::3], *numbers[2::3]]
-
-
-def test_no_share_before_and_after(tmp_path, text, vocabulary):
-    assert not tokenize_share(tmp_path / "cache", [text], worker=(1, 2))
-    tokenize(tmp_path / "cache", text, vocabulary, processes=1)
-    assert not tokenize_share(tmp_path / "cache", [text], worker=(1, 2))
 
 
 def test_killed_run_resumes_with_the_same_bytes(tmp_path, text, vocabulary, expected):
