@@ -138,13 +138,6 @@ def test_without_pos_tags_the_references_are_used():
     assert evaluate(TREE, pos_tags=False)["f1"] == 100
 
 
-def test_n_best_lists_count_their_best_tree():
-    half = ANSWER.replace("VP", "NP")
-    n_best = [["", half, ANSWER], [half]]
-    found = ParsingTask().evaluate_n_best(n_best, [TREE] * 2, ["The dog barks ."] * 2)
-    assert found == {"f1": pytest.approx(200 * (3 + 2) / 12)}
-
-
 @pytest.mark.parametrize(
     ("values", "message", "options"),
     [

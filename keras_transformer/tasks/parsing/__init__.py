@@ -174,20 +174,6 @@ class ParsingTask(Task):
         """Returns what EVALB prints of each sentence."""
         return [score._asdict() for score in self._scores(outputs, references)]
 
-    def evaluate_n_best(
-        self, n_best: Sequence[Sequence[str]], references: Sequence[str], sources: Sequence[str]
-    ) -> dict[str, Any]:
-        """Returns what `evaluate` does of the tree in each list with the best F1."""
-
-        def f1(score: trees.SentenceScore) -> float:
-            return 2 * score.matched / max(1, score.reference + score.output)
-
-        best = []
-        for answers, reference in zip(n_best, references, strict=True):
-            scores = self._scores(answers, [reference] * len(answers))
-            best.append(answers[max(range(len(answers)), key=lambda i: f1(scores[i]))])
-        return {"f1": self.evaluate(best, references, sources)["f1"]}
-
     def report(self, results: Mapping[str, Any]) -> dict[str, str]:
         """Returns "f1", and EVALB's summaries of all and of short sentences side by side."""
         every, short = results["evalb"], results[f"evalb_{trees.SHORT}"]
