@@ -183,10 +183,9 @@ def test_standard_output_is_appended_to(tmp_path):
     assert subprocess.run(command, capture_output=True, check=True).stdout == b"a\nbc\n"
 
 
-@pytest.mark.parametrize("kind", [threading.Thread, multiprocessing.get_context("spawn").Process])
-def test_concurrent_writers_leave_whole_content(tmp_path, kind):
-    path = tmp_path / "file"
-    writers = [kind(target=write_often, args=(path, digit)) for digit in "0123"]
+def test_concurrent_writers_leave_whole_content(tmp_path):
+    path, spawn = tmp_path / "file", multiprocessing.get_context("spawn")
+    writers = [spawn.Process(target=write_often, args=(path, digit)) for digit in "0123"]
     for writer in writers:
         writer.start()
     contents = set()
@@ -198,8 +197,7 @@ def test_concurrent_writers_leave_whole_content(tmp_path, kind):
     contents.add(path.read_text())
     assert contents <= {digit * 100_000 for digit in "0123"}
     assert names_in(tmp_path) == ["file"]
-    if kind is not threading.Thread:
-        assert [writer.exitcode for writer in writers] == [0] * 4
+    assert [writer.exitcode for writer in writers] == [0] * 4
 
 
 def test_folder_whose_lock_was_replaced_meanwhile_stays(tmp_path, monkeypatch):

@@ -11,7 +11,6 @@ An existing run is resumed; given flags replace its settings, unless they would 
 been trained for. Numbers such as 5.4 in the help of flags are sections of Vaswani et al. 2017.
 """
 
-import pathlib
 import signal
 import sys
 from typing import TYPE_CHECKING, Any
@@ -27,6 +26,7 @@ from keras_transformer.config import (
     architectures,
 )
 from keras_transformer.errors import InputError
+from keras_transformer.files import local_path
 from keras_transformer.host import keep_programs
 from keras_transformer.tasks import get_task, registered_tasks
 from keras_transformer.training import settings
@@ -45,6 +45,12 @@ _START_FROM = common.define_path(
 )
 _TENSORBOARD = flags.DEFINE_boolean(
     "tensorboard", False, "Write TensorBoard logs to <run_dir>/tensorboard."
+)
+_PRINT_FLAGS = flags.DEFINE_boolean(
+    "print_flags",
+    False,
+    "Print the settings of the run, or of a new one, as flags and exit; a file of them can be "
+    "given to train another run, as in --flagfile=mine.flags.",
 )
 _STRATEGY = flags.DEFINE_enum(
     "strategy",
@@ -108,16 +114,21 @@ common.define_flags(TrainingConfig, presets=TRAINING_PRESETS)
 def main(arguments: list[str]) -> None:
     common.refuse_arguments(arguments)
     options = _given_options()
-    is_new = not (pathlib.Path(_RUN_DIR.value) / "config.json").is_file()
+    is_new = not (local_path(_RUN_DIR.value) / "config.json").is_file()
     if is_new and _START_FROM.value is None:
         settings.new_configs(options)  # reports wrong settings before TensorFlow is loaded
-        _check_data(options)
+        if not _PRINT_FLAGS.value:
+            _check_data(options)
     if _COMPILE_CACHE.value != "":
         keep_programs(_COMPILE_CACHE.value)
     keeps_memory = common.load_tensorflow()
     from keras_transformer.training import RunDirectory, distribution, trainer
     from keras_transformer.training.run import TextPreparation, prepare_run
 
+    if _PRINT_FLAGS.value:
+        for flag in settings.as_flags(_find_configs(RunDirectory(_RUN_DIR.value), options)):
+            print(flag)
+        return
     strategy = distribution.make_strategy(_STRATEGY.value)  # the first thing that TensorFlow does
     worker = distribution.worker_of(strategy)
     run = RunDirectory(_RUN_DIR.value)

@@ -35,6 +35,13 @@ DEFAULT_TASK = "translation"
 # with LoRA the whole of it.
 _FINE_TUNING_RATE = 0.1
 _WARMUP_STEPS = 4000
+# Fields of `DataConfig` that only a vocabulary which is learned has.
+_LEARNING_FIELDS = (
+    "vocabulary_size",
+    "vocabulary_normalization",
+    "character_coverage",
+    "byte_fallback",
+)
 
 
 class RunConfigs(NamedTuple):
@@ -151,8 +158,7 @@ def new_configs(options: Options) -> RunConfigs:
     task = task_type(**task_options(task_type, options))
     data, training = _data(task, options), _training(task, options)
     if data.vocabulary not in (None, EXTEND):
-        for name in ("vocabulary_size", "vocabulary_normalization", "character_coverage",
-                     "byte_fallback"):  # fmt: skip
+        for name in _LEARNING_FIELDS:
             if options.get(name) is not None:
                 raise InputError(
                     f"--{name} is for a vocabulary that is learned, and --vocabulary names one: "
@@ -267,6 +273,27 @@ def changed_configs(configs: RunConfigs, options: Options) -> RunConfigs:
         training=training.replace(**training_values),
         task=task.replace(**task_options(type(task), options)),
     )
+
+
+def as_flags(configs: RunConfigs) -> list[str]:
+    """Returns the flags of a command that trains a new run with these settings."""
+    values = configs._flat()
+    values["target_vocabulary_size"] = None  # follows from the vocabularies
+    start = configs.origin.get("start_from")
+    extends = configs.corpora.vocabulary == EXTEND
+    if start is not None:
+        kept = {"add_tokens"} | ({"vocabulary", "vocabulary_size"} if extends else set())
+        values |= dict.fromkeys({*DataConfig.fields_with(of_vocabulary=True)} - kept)
+        values["start_from"] = start
+    elif configs.corpora.vocabulary is not None:
+        values |= dict.fromkeys(_LEARNING_FIELDS)
+    flags = []
+    for name, value in values.items():
+        if isinstance(value, bool):
+            flags.append(f"--{name}" if value else f"--no{name}")
+        elif value is not None:
+            flags.append(f"--{name}={value}")
+    return flags
 
 
 def names_data(options: Options) -> bool:

@@ -2,7 +2,6 @@
 
 import os
 import pathlib
-import platform
 import re
 import resource
 import shutil
@@ -242,15 +241,6 @@ def test_best_checkpoints_are_kept_beside_newest(checkpoints):
     assert checkpoints.newest(2) == [6, 7]
     assert checkpoints.find("best") == "step-4"
     assert list(checkpoints.metrics.read()) == list(range(8))  # for stopping early
-
-
-def test_checkpoints_without_metric_are_never_best(checkpoints):
-    checkpoints.keep_best = 1
-    checkpoints.save(model := make_model(), 1)
-    checkpoints.save(model, 2, metrics={"val_loss": 3.0})
-    assert checkpoints.best(5) == []
-    checkpoints.save(model, 3, metrics={"bleu": 0.0})
-    assert checkpoints.best(5) == [3]
 
 
 def test_metrics_without_checkpoint_are_harmless(checkpoints):
@@ -508,24 +498,6 @@ def test_failed_write_leaves_earlier_checkpoints(checkpoints):
     for name in ("step-1", "average"):
         checkpoints.restore(restored := make_model(seed=5), name)
         assert_equal(values(restored.weights), values(model.weights))
-
-
-def test_leftovers_of_killed_processes_are_removed(checkpoints):
-    checkpoints.save(make_model(seed=1), 1)
-    aside = checkpoints.folder / f".writing-{platform.node()}-1"
-    aside.mkdir()
-    (aside / "lock").touch()
-    for path in checkpoints.folder.glob("step-1.*"):
-        shutil.copy(path, aside / path.name.replace("step-1", "step-2"))
-    for step in (2, 5):  # without an index
-        data = checkpoints.folder / f"step-{step}.{DATA}"
-        shutil.copy(checkpoints.folder / f"step-1.{DATA}", data)
-    assert checkpoints.steps() == [1]
-    checkpoints.save(model := make_model(seed=2), 2)
-    checkpoints.restore(restored := make_model(seed=3), "step-2")
-    assert_equal(values(model.weights), values(restored.weights))
-    expected = {f"step-{step}.{end}" for step in (1, 2) for end in (DATA, INDEX)}
-    assert names_in(checkpoints.folder) == expected
 
 
 def test_average_can_be_written_during_training(checkpoints, monkeypatch):

@@ -104,10 +104,6 @@ def test_dev_bleu_uses_options_of_task(monkeypatch, bleu):
         assert scored_as(monkeypatch, bleu, other, **options | {name: False}) < 90
 
 
-def test_undefined_bleu_is_zero(monkeypatch, bleu):
-    assert scored_as(monkeypatch, bleu, ["the dog"]) == 0.0
-
-
 # Logical devices must be set up before TensorFlow starts: in a process of their own.
 ON_TWO_DEVICES = """
 import json, sys
