@@ -113,7 +113,7 @@ def test_damaged_checkpoint_and_missing_tokens_are_reported(call, copy):
     shutil.rmtree(copy / "tokens")
     (data,) = (copy / "checkpoints").glob("step-300.data*")
     data.write_bytes(data.read_bytes()[:1000])
-    result = call("train.py", f"--run_dir={copy}", "--train_steps=151")
+    result = call("train.py", f"--run_dir={copy}", "--train_steps=301")
     assert result.code == 0, result.err
     assert "The text was not in the cache: if it has changed since the run began" in result.out
     assert "step-300 is damaged" in result.out
