@@ -28,10 +28,6 @@ from keras_transformer.files import (
     read_lines,
     write_atomically,
 )
-from keras_transformer.interop import locate
-from keras_transformer.serving.export import load_exported
-from keras_transformer.text import Vocabulary
-from keras_transformer.training import RunDirectory
 
 ASIDE = f".writing-{platform.node()}-"
 
@@ -66,13 +62,6 @@ def test_paths_that_are_not_on_this_machine_are_rejected(path, message):
     for use in (local_path, read_lines, lambda path: write_atomically(path, "text")):
         with pytest.raises(InputError, match=message):
             use(path)
-
-
-def test_addresses_are_rejected_wherever_python_takes_a_path():
-    address = "gs://bucket/it"
-    for use in (Vocabulary.load, RunDirectory, load_exported, locate):
-        with pytest.raises(InputError, match="is not on this machine"):
-            use(address)
 
 
 # Files
@@ -221,7 +210,7 @@ def test_folder_whose_lock_was_replaced_meanwhile_stays(tmp_path, monkeypatch):
 
 
 def write_often(path, digit):
-    for _ in range(30):
+    for _ in range(10):
         write_atomically(path, digit * 100_000)
 
 

@@ -12,8 +12,11 @@ import tiny_run
 from keras_transformer.config import DataConfig
 from keras_transformer.errors import InputError
 from keras_transformer.inference import Translator
+from keras_transformer.interop import locate
 from keras_transformer.models import Transformer
+from keras_transformer.serving.export import load_exported
 from keras_transformer.tasks import TranslationTask
+from keras_transformer.text import Vocabulary
 from keras_transformer.training import (
     Checkpoints,
     RunConfigs,
@@ -141,8 +144,12 @@ def test_home_folder_and_addresses_in_paths_of_runs(tmp_path, monkeypatch):
     tiny_run.create("~/run")
     assert RunDirectory(tmp_path / "run").exists
     assert RunDirectory.of_checkpoint("~/run/checkpoints/step-3")[0].path == tmp_path / "run"
-    with pytest.raises(InputError, match="gs://bucket/run is not on this machine"):
-        RunDirectory("gs://bucket/run")
+
+
+def test_addresses_are_rejected_wherever_python_takes_a_path():
+    for use in (RunDirectory, Vocabulary.load, load_exported, locate):
+        with pytest.raises(InputError, match="gs://bucket/it is not on this machine"):
+            use("gs://bucket/it")
 
 
 def test_run_exists_once_written(tmp_path):
