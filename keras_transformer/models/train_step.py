@@ -17,12 +17,14 @@ synchronize between gradients and update, so that it compiles the gradients alon
 Shapes: B batch, T target length.
 """
 
+import contextlib
 import itertools
 import types
 import warnings
 from typing import Any, Literal
 
 import keras
+from keras import ops
 
 from keras_transformer.config import PAD_ID
 from keras_transformer.decoding import Tensor
@@ -185,6 +187,10 @@ class TokenWeightedModel(keras.Model):
         """Updates the metrics as `keras.Model.compute_metrics` does, and `flops_metric`."""
         if self.flops_metric is not None:
             self.flops_metric.update_state(x["source"], y)
+        if getattr(y_pred, "_keras_mask", None) is None:  # metrics of Keras skip padding by it
+            mask = ops.not_equal(ops.reshape(y, ops.shape(y_pred)[:-1]), PAD_ID)
+            with contextlib.suppress(AttributeError):  # a tensor that has no attributes
+                y_pred._keras_mask = mask
         return super().compute_metrics(x, y, y_pred, sample_weight)
 
     def get_compile_config(self) -> dict[str, Any] | None:

@@ -36,6 +36,15 @@ def test_loss_counts_real_tokens_once_for_any_batch_size(model):
         assert accuracy == pytest.approx(right)
 
 
+def test_metrics_of_keras_skip_padding(model):
+    metrics = ["accuracy", TokenAccuracy("ours")]
+    model.compile("sgd", SmoothedCrossEntropy(), metrics=metrics, run_eagerly=True)
+    found = model.evaluate(INPUTS, LABELS, verbose=0, return_dict=True)
+    assert found["accuracy"] == pytest.approx(found["ours"])
+    in_training = model.train_on_batch(INPUTS, LABELS, return_dict=True)
+    assert in_training["accuracy"] == pytest.approx(in_training["ours"])
+
+
 def test_update_is_the_mean_gradient_of_real_tokens(model):
     start = model.get_weights()
     model.compile(keras.optimizers.SGD(1.0), SmoothedCrossEntropy(0.0), run_eagerly=True)

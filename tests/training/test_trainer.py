@@ -765,7 +765,7 @@ def test_xla_compiles_each_of_few_shapes_once_before_training(tmp_path, run_pyth
     damaged = next(iter(before))
     damaged.write_bytes(damaged.read_bytes()[:-9])
     again = tiny_run.create(tmp_path / "again", **options)
-    run_python(*program, again.path, cache)
+    run_python(*program, again.path, cache, XLA_FLAGS=flags)
     after = {path: path.stat().st_mtime_ns for path in cache.glob("*/*.pb")}
     assert [path for path in after if after[path] != before[path]] == [damaged]
     for one, other in zip(found, again.load_model().get_weights(), strict=True):
