@@ -199,7 +199,7 @@ class Checkpoints:
         average_weights: Mapping[str, Variable] | None = None,
         extra: Mapping[str, Variable] | None = None,
     ) -> None:
-        """Writes checkpoint `step-<step>`, then drops the average and those that are not kept.
+        """Writes checkpoint `step-<step>` and drops the average, then those that are not kept.
 
         Args:
             model: gives the weights, the states of dropout and the optimizer.
@@ -333,7 +333,7 @@ class Checkpoints:
     def _write(
         self, name: str, contents: Contents, metrics: tuple[int, Mapping[str, float]] | None = None
     ) -> None:
-        """Writes a checkpoint, replacing any of that name."""
+        """Writes a checkpoint, replacing any of that name and an average."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             if metrics:
