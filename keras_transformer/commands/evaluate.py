@@ -147,7 +147,7 @@ def _answer(run_dirs: str) -> "Evaluated":
     found = common.find_checkpoints(run_dirs, _CHECKPOINT.value)
     configs = found[0][0].configs()
     options = common.given_task_options(type(configs.task))
-    for name in options.keys() & set(configs.task.learned_options):
+    for name in options.keys() & set(configs.task.fields_with(is_learned=True)):
         raise InputError(
             f"--{name} is fixed at training; the run has {getattr(configs.task, name)}; remove it"
         )

@@ -28,6 +28,7 @@ def option(
     is_odd: bool = False,
     is_path: bool = False,
     of_vocabulary: bool = False,
+    is_learned: bool = False,
     may_change: Literal["never", "until_trained", "always"] = "never",
     per_sentence: bool = False,
     method: str | None = None,
@@ -42,6 +43,7 @@ def option(
         is_odd: whether the number must be odd.
         is_path: whether the text is a path on this machine, or several separated by commas.
         of_vocabulary: whether it determines the vocabularies of a run.
+        is_learned: whether an option of a task changes what a model learns; a run keeps it.
         may_change: when a later command for the same run may change it: "until_trained" means
             before its first checkpoint.
         per_sentence: whether each sentence of a request may set it.

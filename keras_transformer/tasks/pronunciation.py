@@ -27,12 +27,17 @@ class PronunciationTask(Task):
     """Pronunciation of words, learned from dictionaries."""
 
     keep_stress: bool = option(
-        True, "Keep the digits that mark stress in CMUdict, for example 1 in AH1."
+        True,
+        "Keep the digits that mark stress in CMUdict, for example 1 in AH1.",
+        is_learned=True,
     )
     held_out: float = option(
         0.05,
         "Share of the words of the training dictionaries that become the dev set, and as many "
         "the test set, if no dev set is given; words keep all their pronunciations.",
+        above=0,
+        below=0.5,
+        is_learned=True,
     )
 
     name = "pronunciation"
@@ -43,7 +48,6 @@ class PronunciationTask(Task):
         "target_level": "word",
         "vocabulary_normalization": "nfc",
     }
-    learned_options = ("keep_stress", "held_out")
     # Large batches, as Wu et al. 2021 found best for characters.
     default_model = {"dropout": 0.2}  # noqa: RUF012
     default_training = {  # noqa: RUF012
@@ -55,11 +59,6 @@ class PronunciationTask(Task):
         "average_last": 10,
         "precision": "auto",
     }
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.held_out < 0.5:
-            raise InputError(f"held_out must be above 0 and below 0.5, got {self.held_out}")
 
     def check_data(self, data: DataConfig) -> None:
         if data.train_source and not self._has_dev_set(data):

@@ -82,7 +82,6 @@ class Task(JsonConfig, abc.ABC):
         default_data: fields of `DataConfig` whose defaults differ.
         default_model, default_training: fields of `ModelConfig` and `TrainingConfig` that differ
             from the default preset, unless a preset is named.
-        learned_options: the options that change what a model learns; a run keeps them.
         built_in_data: fields of `DataConfig` for a run without data: small, and no download.
 
     Example:
@@ -113,7 +112,6 @@ class Task(JsonConfig, abc.ABC):
     default_model: ClassVar[Mapping[str, Any]] = {}
     default_training: ClassVar[Mapping[str, Any]] = {}
     built_in_data: ClassVar[Mapping[str, Any]] = {}
-    learned_options: ClassVar[tuple[str, ...]] = ()
 
     # Reading
 

@@ -39,7 +39,7 @@ def test_model_learns_linearized_trees(tree_file):
         ({"copy_words": True}, "⟨S ⟨NP The ∕DT dog ∕NN ⟩NP ⟨VP barks ∕VBZ ⟩VP . ∕. ⟩S"),
     ):
         task = ParsingTask(**options)
-        assert options.keys() <= set(task.learned_options)
+        assert options.keys() <= set(task.fields_with(is_learned=True))
         (train,), (dev,) = task.train_sources(data), task.pair_sources(data, "validation")
         assert list(train) == [("The dog barks .", text)]
         assert list(dev) == [("The dog barks .", TREE)]

@@ -146,8 +146,8 @@ def test_incomplete_line_is_reported(tmp_path, line):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: PronunciationTask(held_out=0.5), r"held_out must be above 0 and below 0\.5, got"),
-        (lambda: PronunciationTask(held_out=0.0), r"held_out must be above 0 and below 0\.5, got"),
+        (lambda: PronunciationTask(held_out=0.5), r"held_out must be below 0\.5, got"),
+        (lambda: PronunciationTask(held_out=0.0), r"held_out must be above 0, got"),
         (
             lambda: PronunciationTask().check_data(DataConfig(train_source="a", train_target="b")),
             "only dictionaries can hold words out as a dev set",

@@ -34,11 +34,13 @@ class ParsingTask(Task):
         True,
         "Generate the part of speech of each word; otherwise all are XX, and the score takes "
         "those of the reference.",
+        is_learned=True,
     )
     copy_words: bool = option(
         False,
         "Also generate each word, before its tag, so that the model keeps its place in the "
         "sentence; max_extra_length must leave room for them.",
+        is_learned=True,
     )
     constrained: bool = option(
         True, "Constrain the search to trees; otherwise outputs are only repaired."
@@ -51,8 +53,6 @@ class ParsingTask(Task):
     dev_search = {"beam_size": 1}  # noqa: RUF012
     default_data = {"target_level": "word", "vocabulary_normalization": "identity"}  # noqa: RUF012
     built_in_data = {"dataset": "toy_grammar", "vocabulary_size": 200}  # noqa: RUF012
-
-    learned_options = ("pos_tags", "copy_words")
 
     def check_data(self, data: DataConfig) -> None:
         if data.reverse:
