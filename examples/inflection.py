@@ -32,6 +32,7 @@ class Inflection(Task):
         None,
         "Training file: also report exact match by what of a test pair occurs there: both the "
         "lemma and the set of features, only one of them, or neither (unseen).",
+        is_path=True,
     )
 
     name = "inflection"

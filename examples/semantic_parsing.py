@@ -30,6 +30,7 @@ class SemanticParsing(Task):
     categories_of: str | None = option(
         None,
         "File in the format of COGS: also report exact match by the category in its third column.",
+        is_path=True,
     )
 
     name = "semantic_parsing"
