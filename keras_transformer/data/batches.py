@@ -370,7 +370,7 @@ def _cut_into_buckets(
 ) -> list[int]:
     """Returns the first cell of each bucket, [K]: the cuts that leave the least padding.
 
-    Each bucket, if there are several, fills at least half a batch in an average window.
+    A batch that is less than half full counts as half a batch: small updates are worth less.
 
     Args:
         pairs: [W, C], of an epoch.
@@ -383,14 +383,12 @@ def _cut_into_buckets(
     count = len(longest)
     is_bucket = np.triu(np.ones((count, count), bool))
     longest = np.maximum.accumulate(np.where(is_bucket[..., None], longest, 0), axis=1)
-    ends = np.cumsum(pairs, axis=1)  # [W, C]
-    starts = ends - pairs
-    is_bucket &= 2 * (ends.mean(0) - starts.mean(0)[:, None]) >= _most_rows(longest, bounds)
-    is_bucket[0, -1] = True
     batches, rows = np.zeros((2, count, count), int)
-    for start, end in zip(starts, ends, strict=True):
+    for end in np.cumsum(pairs, axis=1):  # [C], of a window
+        start = np.append(0, end[:-1])
         in_window, fullest = _spread(end - start[:, None], longest, bounds)
         batches, rows = batches + in_window, np.maximum(rows, fullest)
+    rows = np.maximum(rows, _most_rows(longest, bounds) / 2)
     entries = np.where(is_bucket, batches * rows * longest.sum(2), np.inf)
 
     # Of the cells up to j in 1, 2, 3, ... buckets: the fewest entries, and where the last begins.

@@ -9,13 +9,10 @@ are sliced without a Python object for each sentence, and can be memory-mapped f
 Shapes: N pairs of sentences from P corpora.
 """
 
-import concurrent.futures
 import dataclasses
 import itertools
-import multiprocessing
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures.process import BrokenProcessPool
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -24,15 +21,12 @@ import numpy.typing as npt
 from keras_transformer.config import EOS_ID, PAD_ID
 from keras_transformer.errors import InputError
 from keras_transformer.files import PairFile, Path, file_identity, iterate_lines
-from keras_transformer.host import end_with_parent
 from keras_transformer.text import Vocabulary, learn_vocabulary
 
 Integers: TypeAlias = npt.NDArray[np.int64]
 
 # A sample of this size gives nearly the tokens that all sentences would, in about 1 GB.
 _MAX_SENTENCES = 1_000_000
-# Up to this size learning takes about 100 MB, and less time than starting a process.
-_SMALL_CHARACTERS = 10_000_000
 
 
 class PairSource(Protocol):
@@ -303,10 +297,7 @@ def _flatten(sentences: Iterable[Sequence[int]], count: int) -> npt.NDArray[np.i
 def learn_from_corpus(
     sources: Sequence[PairSource], sides: Sequence[int] = (0, 1), **options: Any
 ) -> Vocabulary:
-    """Learns one vocabulary from a corpus.
-
-    A large text is learned from in a child process, so that its memory is freed. As with all
-    spawned processes, a script must call this under `if __name__ == "__main__"`.
+    """Learns one vocabulary from a corpus, or from a million of its sentences.
 
     Args:
         sources: the text.
@@ -319,24 +310,4 @@ def learn_from_corpus(
     for source in sources:
         _ = source.identity  # raises for a pipe, which cannot be read twice
     sentences = (pair[side] for pair in itertools.chain.from_iterable(sources) for side in sides)
-    characters = itertools.accumulate(map(len, sentences))
-    if all(count <= _SMALL_CHARACTERS for count in characters):
-        return Vocabulary(_learn(sources, sides, options))
-    spawn = multiprocessing.get_context("spawn")
-    try:
-        with concurrent.futures.ProcessPoolExecutor(
-            1, mp_context=spawn, initializer=end_with_parent
-        ) as process:
-            return Vocabulary(process.submit(_learn, sources, sides, options).result())
-    except BrokenProcessPool as error:
-        raise InputError(
-            "the process that learns the vocabulary died: if a script of yours started it, put "
-            'the call under `if __name__ == "__main__":`; if memory was short, learn a vocabulary '
-            "from fewer sentences with keras-transformer learn_vocabulary --max_sentences and name "
-            "it with --vocabulary"
-        ) from error
-
-
-def _learn(sources: Sequence[PairSource], sides: Sequence[int], options: dict[str, Any]) -> bytes:
-    sentences = (pair[side] for pair in itertools.chain.from_iterable(sources) for side in sides)
-    return learn_vocabulary(sentences, max_sentences=_MAX_SENTENCES, **options).model_bytes
+    return learn_vocabulary(sentences, max_sentences=_MAX_SENTENCES, **options)

@@ -47,15 +47,13 @@ from keras_transformer.files import atomic_folder, write_atomically
 from keras_transformer.host import end_with_parent, num_cores
 from keras_transformer.text import Vocabulary
 
-TextShard = list[ParallelText]  # the text of a shard, in chunks
 Progress = Callable[[int], None]  # called with the number of pairs so far
 
 _FORMAT = 4
 _TOKENS, _SHARDS = "tokens-", "shards-"
 _MANIFEST = "manifest.json"
 _SIDES = ("source", "target")
-_CHUNK_PAIRS = 10_000  # tokenized at a time
-_SHARD_CHUNKS = 5
+_SHARD_PAIRS = 50_000
 
 
 def cached_corpus(
@@ -78,7 +76,7 @@ def cached_corpus(
         vocabularies: of the source and of the target.
         max_length: see `LengthFilter`.
         max_length_ratio: see `LengthFilter`.
-        progress: called with the number of pairs tokenized so far, after each chunk of text.
+        progress: called with the number of pairs tokenized so far, after each shard of text.
         keep_others: whether to keep the corpora of other inputs in the folder.
         processes: how many tokenize a large text; None means one for each core. As with all spawned
             processes, a script must then call this under `if __name__ == "__main__"`.
@@ -191,21 +189,20 @@ class ShardMaker(NamedTuple):
             progress: called with the number of pairs that have been tokenized or found.
         """
         shards = cut_into_shards(source)
-        first, second = next(shards, []), next(shards, None)
-        if second is None:
-            sizes = itertools.accumulate(len(text.source) for text in first)
-            for pairs, ids in zip(sizes, self._ids(first), strict=True):
-                yield ids
-                progress(pairs)
+        first = list(itertools.islice(shards, 2))
+        if len(first) < 2:
+            for shard in first:
+                yield self._ids(shard)
+                progress(len(shard.source))
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        count = self.make_missing(part, itertools.chain([first, second], shards), progress)
+        count = self.make_missing(part, itertools.chain(first, shards), progress)
         yield from (self._load(part, number) for number in range(count))
 
     def make_missing(
         self,
         part: int,
-        shards: Iterable[TextShard],
+        shards: Iterable[ParallelText],
         progress: Progress = lambda num_pairs: None,
         share: tuple[int, int] = (0, 1),
     ) -> int:
@@ -242,7 +239,7 @@ class ShardMaker(NamedTuple):
                         pending.append(executor.submit(self.write, part, number, shard))
                         collect(self.processes + 1)  # bounds the text in memory
                     else:
-                        done += sum(len(text.source) for text in shard)
+                        done += len(shard.source)
                 collect(0)
         except BrokenProcessPool as error:
             raise InputError(
@@ -252,29 +249,25 @@ class ShardMaker(NamedTuple):
             ) from error
         return number + 1
 
-    def write(self, part: int, number: int, shard: TextShard) -> int:
+    def write(self, part: int, number: int, shard: ParallelText) -> int:
         """Tokenizes a shard into its file; returns its number of pairs."""
-        chunks = list(self._ids(shard, num_threads=1))  # other processes have the other cores
+        corpus = self._ids(shard, num_threads=1)  # other processes have the other cores
         arrays: dict[str, Any] = {}
         for side, vocabulary in zip(_SIDES, self.vocabularies, strict=True):
-            ids = np.concatenate([getattr(chunk, f"{side}_ids") for chunk in chunks])
-            arrays[f"{side}_ids"] = ids.astype(_id_type(vocabulary))
-            lengths = [np.diff(getattr(chunk, f"{side}_offsets")) for chunk in chunks]
-            arrays[f"{side}_offsets"] = np.cumsum([0, *np.concatenate(lengths)])
-        dropped = _sum_counts(chunk.dropped for chunk in chunks)
+            arrays[f"{side}_ids"] = getattr(corpus, f"{side}_ids").astype(_id_type(vocabulary))
+            arrays[f"{side}_offsets"] = getattr(corpus, f"{side}_offsets")
         content = io.BytesIO()
-        np.savez(content, dropped=json.dumps(dropped), **arrays)
+        np.savez(content, dropped=json.dumps(corpus.dropped), **arrays)
         write_atomically(self._shard_path(part, number), content.getvalue())
-        return sum(len(text.source) for text in shard)
+        return len(shard.source)
 
-    def _ids(self, shard: TextShard, **options: Any) -> Iterator[TokenizedCorpus]:
-        for text in shard:
-            source, target = (
-                vocabulary.encode(sentences, **options)
-                for vocabulary, sentences in zip(self.vocabularies, text, strict=True)
-            )
-            limits = dataclasses.asdict(self.length_filter)
-            yield TokenizedCorpus.from_ids(source, target, **limits, may_be_empty=True)
+    def _ids(self, shard: ParallelText, **options: Any) -> TokenizedCorpus:
+        source, target = (
+            vocabulary.encode(sentences, **options)
+            for vocabulary, sentences in zip(self.vocabularies, shard, strict=True)
+        )
+        limits = dataclasses.asdict(self.length_filter)
+        return TokenizedCorpus.from_ids(source, target, **limits, may_be_empty=True)
 
     def _load(self, part: int, number: int) -> TokenizedCorpus:
         path = self._shard_path(part, number)
@@ -291,17 +284,10 @@ class ShardMaker(NamedTuple):
         return self.folder / f"{part}-{number:06}.npz"
 
 
-def cut_into_shards(source: PairSource) -> Iterator[TextShard]:
+def cut_into_shards(source: PairSource) -> Iterator[ParallelText]:
     """Yields the text of a corpus, a shard of 50,000 pairs at a time."""
     pairs = iter(source)
-    while True:
-        chunks = (
-            ParallelText.from_pairs(itertools.islice(pairs, _CHUNK_PAIRS))
-            for _ in range(_SHARD_CHUNKS)
-        )
-        shard = [text for text in chunks if text.source]
-        if not shard:
-            return
+    while (shard := ParallelText.from_pairs(itertools.islice(pairs, _SHARD_PAIRS))).source:
         yield shard
 
 

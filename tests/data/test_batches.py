@@ -1,6 +1,5 @@
 """Batches of ids: shapes, the plan of an epoch, mixing, arrays."""
 
-import collections
 import itertools
 import pathlib
 
@@ -59,13 +58,24 @@ def order(planned):
 # Shapes
 
 
-def test_two_lengths_get_two_exact_shapes():
-    lengths = np.array([4] * 16 + [8] * 8)
-    plan = BatchPlan(corpus_of(lengths, lengths), batch_tokens=64)
-    assert plan.shapes == (BatchShape(16, 4, 4), BatchShape(8, 8, 8))
-    found = {batch.shape.rows: sorted(batch.pairs.tolist()) for batch in plan.epoch()}
-    assert found == {16: [*range(16)], 8: [*range(16, 24)]}
-    assert plan.real_share == 1.0
+@pytest.mark.parametrize(
+    ("lengths", "batch_tokens", "shapes", "num_batches"),
+    [
+        ([(4, 4)] * 16 + [(8, 8)] * 8, 64, [(16, 4, 4), (8, 8, 8)], 2),
+        ([(4, 4)] * 33, 128, [(24, 4, 4)], 2),  # 32 rows would fit, but are not needed
+        ([(5, 7)], 7, [(1, 5, 7)], 1),
+        ([(251, 9), (3, 4)], 251, [(8, 3, 4), (1, 251, 9)], 2),  # the exact bound
+        ([(10, 10)] * 99 + [(50, 50)], 200, [(16, 10, 10), (4, 50, 50)], 8),  # alone at the end
+        ([(10, 10)] * 9 + [(11, 11)], 1000, [(16, 11, 11)], 1),  # no batch of a single pair
+    ],
+)
+def test_shapes_worked_by_hand(lengths, batch_tokens, shapes, num_batches):
+    plan = BatchPlan(corpus_of(*zip(*lengths, strict=True)), batch_tokens=batch_tokens)
+    assert list(plan.shapes) == shapes
+    planned = list(plan.epoch())
+    assert len(planned) == plan.batches_per_epoch == num_batches
+    cells = sum(batch.shape.cells for batch in planned)
+    assert plan.real_share == pytest.approx(sum(map(sum, lengths)) / cells)
 
 
 def test_buckets_are_cut_where_the_least_is_padded():
@@ -96,25 +106,14 @@ def test_shapes_keep_to_batch_limits(limits):
 
 
 def test_batches_counted_in_sentences_are_full():
-    lengths = log_normal_lengths()
-    plan = BatchPlan(corpus_of(*lengths), batch_tokens=10**6, batch_sentences=32)
-    sizes = [len(batch.pairs) for batch in plan.epoch(seed=1)]
+    corpus = corpus_of(*log_normal_lengths())
+    options = {"batch_tokens": 10**6, "batch_sentences": 32}
+    sizes = [len(batch.pairs) for batch in BatchPlan(corpus, **options).epoch()]
     assert max(sizes) == 32
     assert np.mean(sizes) > 30.5
-    batches = training_batches(
-        corpus_of(*lengths), batch_tokens=10**6, batch_sentences=32, epochs=1
-    )
-    rows = collections.Counter(len(labels) for _, labels in batches)
+    rows = [len(labels) for _, labels in training_batches(corpus, **options, epochs=1)]
     assert max(rows) == 32
-    assert rows[32] > 0.95 * rows.total()
-
-
-def test_shape_has_no_more_rows_than_its_batches_need():
-    lengths = np.full(33, 4)
-    plan = BatchPlan(corpus_of(lengths, lengths), batch_tokens=128)  # 32 rows would fit
-    assert plan.shapes == (BatchShape(24, 4, 4),)
-    assert plan.batches_per_epoch == 2
-    assert plan.real_share == 33 / 48
+    assert rows.count(32) > 0.95 * len(rows)
 
 
 def test_last_batch_is_never_empty():
@@ -122,23 +121,6 @@ def test_last_batch_is_never_empty():
         lengths = np.full(pairs, 4)
         plan = BatchPlan(corpus_of(lengths, lengths), batch_tokens=160)
         assert all(len(batch.pairs) for batch in plan.epoch())
-
-
-def test_single_pair_makes_a_batch():
-    plan = BatchPlan(corpus_of([5], [7]), batch_tokens=7)
-    assert plan.shapes == (BatchShape(1, 5, 7),)
-    assert plan.batches_per_epoch == 1
-
-
-def test_few_long_sentences_share_a_shape_with_shorter_ones():
-    lengths = np.array([10] * 99 + [50])
-    plan = BatchPlan(corpus_of(lengths, lengths), batch_tokens=200)
-    assert min(len(batch.pairs) for batch in plan.epoch()) > 1
-
-
-def test_long_sentences_get_exact_length_bound():
-    plan = BatchPlan(corpus_of([251, 3], [9, 4]), batch_tokens=251)
-    assert max(shape.source_length for shape in plan.shapes) == 251
 
 
 def test_memory_grows_with_rows_logits_and_attention():
@@ -503,20 +485,18 @@ def test_segmentations_differ_each_epoch_and_repeat_on_resume():
 
 def test_segmentation_that_does_not_fit_is_discarded():
     corpus, _, _ = a_corpus()
-    longer = lambda sentences, seed: [ids + ids for ids in sentences]  # noqa: E731
-    shorter = lambda sentences, seed: [ids[:1] for ids in sentences]  # noqa: E731
-    for (x, y), (old_x, old_y) in zip(
-        batches_of(corpus, resample=(longer, shorter)), batches_of(corpus), strict=True
-    ):
-        assert x["source"].shape == old_x["source"].shape
-        assert y.shape == old_y.shape
-        for new, old in zip(x["source"], old_x["source"], strict=True):
-            length = np.count_nonzero(old) - 1
-            if 2 * length < len(old) and length > 0:
-                assert new[: 2 * length].tolist() == [*old[:length]] * 2
-                assert new[2 * length] == EOS_ID and not new[2 * length + 1 :].any()
+    twice = lambda sentences, seed: [ids + ids for ids in sentences]  # noqa: E731
+    first = lambda sentences, seed: [ids[:1] for ids in sentences]  # noqa: E731
+    batches = zip(batches_of(corpus, resample=(twice, first)), batches_of(corpus), strict=True)
+    for (x, y), (old_x, old_y) in batches:
+        assert (x["source"].shape, y.shape) == (old_x["source"].shape, old_y.shape)
+        for new, old in zip(x["source"].tolist(), old_x["source"].tolist(), strict=True):
+            ids = [id_ for id_ in old if id_ not in (PAD_ID, EOS_ID)]
+            expected = [*ids, *ids, EOS_ID]
+            if ids and len(expected) <= len(old):
+                assert new == expected + [PAD_ID] * (len(old) - len(expected))
             else:
-                assert new.tolist() == old.tolist()
+                assert new == old
         real = old_y.any(axis=1)
         assert (y[real, 1] == EOS_ID).all() and (x["target"][real, 1] == y[real, 0]).all()
         assert not y[:, 2:].any() and not x["target"][:, 2:].any()
@@ -556,10 +536,5 @@ def test_dataset_gives_the_same_batches_each_time():
     expected = as_lists(training_batches(corpus, batch_tokens=128, epochs=1))
     for _ in range(2):
         assert as_lists(dataset.as_numpy_iterator()) == expected
-
-
-def test_deleting_an_iterator_does_not_wait_for_autotuning():
-    corpus, _, _ = a_corpus(pairs=3)
-    dataset = to_dataset(lambda: training_batches(corpus, batch_tokens=128, epochs=1))
-    # The wait itself takes minutes of training to show: tf.data wakes its tuner ever more seldom.
+    # With autotuning tf.data wakes its tuner ever more seldom, for which deletion waits.
     assert dataset.options().autotune.enabled is False

@@ -57,7 +57,9 @@ def tsv(tmp_path):
 
 def open_corpus(tmp_path, *sources, vocabulary=None, **limits):
     vocabulary = vocabulary or Letters()
-    return cached_corpus(tmp_path / "cache", sources, (vocabulary, vocabulary), **limits)
+    return cached_corpus(
+        tmp_path / "cache", sources, (vocabulary, vocabulary), processes=1, **limits
+    )
 
 
 def made(tmp_path):
@@ -78,9 +80,9 @@ def test_text_becomes_flat_arrays_that_are_mapped_read_only(tmp_path, tsv):
         assert not array.flags.writeable
 
 
-@pytest.mark.parametrize("chunk", [1, 2, 3, 100])
-def test_chunk_size_makes_no_difference(tmp_path, tsv, monkeypatch, chunk):
-    monkeypatch.setattr(token_cache, "_CHUNK_PAIRS", chunk)
+@pytest.mark.parametrize("shard", [1, 2, 3, 100])
+def test_shard_size_makes_no_difference(tmp_path, tsv, monkeypatch, shard):
+    monkeypatch.setattr(token_cache, "_SHARD_PAIRS", shard)
     corpus = open_corpus(tmp_path, tsv, tsv, max_length_ratio=2.0)
     assert sentences(corpus, "source") == ["ab.", "hi."] * 2
     assert sentences(corpus, "target") == ["c.", "jk."] * 2
@@ -89,7 +91,7 @@ def test_chunk_size_makes_no_difference(tmp_path, tsv, monkeypatch, chunk):
 
 
 def test_several_corpora_become_parts_in_their_order(tmp_path, tsv, monkeypatch):
-    monkeypatch.setattr(token_cache, "_CHUNK_PAIRS", 2)
+    monkeypatch.setattr(token_cache, "_SHARD_PAIRS", 2)
     (tmp_path / "source").write_text("x\n\n")
     (tmp_path / "target").write_text("y\nz\n")
     pair, told = FilePair(tmp_path / "source", tmp_path / "target"), []

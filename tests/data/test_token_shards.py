@@ -26,7 +26,7 @@ from keras_transformer.data.corpus import TsvFile
 from keras_transformer.text import Vocabulary
 
 if __name__ == "__main__":
-    token_cache._CHUNK_PAIRS, token_cache._SHARD_CHUNKS = {SHARD // 2}, 2
+    token_cache._SHARD_PAIRS = {SHARD}
     folder, text, vocabulary = sys.argv[1:]
     vocabulary = Vocabulary.load(vocabulary)
 
@@ -43,8 +43,7 @@ if __name__ == "__main__":
 
 @pytest.fixture(autouse=True)
 def small_shards(monkeypatch):
-    monkeypatch.setattr(token_cache, "_CHUNK_PAIRS", SHARD // 2)
-    monkeypatch.setattr(token_cache, "_SHARD_CHUNKS", 2)
+    monkeypatch.setattr(token_cache, "_SHARD_PAIRS", SHARD)
 
 
 @pytest.fixture
@@ -76,7 +75,7 @@ def content(folder):
 def expected(tmp_path, text, vocabulary, monkeypatch):
     """What a single process makes of the text as a single shard."""
     with monkeypatch.context() as patch:
-        patch.setattr(token_cache, "_CHUNK_PAIRS", 10_000)
+        patch.setattr(token_cache, "_SHARD_PAIRS", 10_000)
         corpus = tokenize(tmp_path / "whole", text, vocabulary, processes=1)
     assert 0 < corpus.dropped["too long"] < PAIRS
     return content(tmp_path / "whole")

@@ -1,13 +1,9 @@
 """From a data configuration to text, vocabularies and token ids."""
 
-import concurrent.futures
 import functools
 import gzip
 import itertools
-import multiprocessing
 import pathlib
-import types
-from concurrent.futures.process import BrokenProcessPool
 
 import pytest
 
@@ -203,38 +199,10 @@ def test_changes_by_normalization_are_reported_once(two_lines):
     assert line.startswith("Normalization changes 50.0% of the source lines: '²' becomes '2'. The")
 
 
-@pytest.fixture
-def processes(monkeypatch):
-    """Makes any text a large one, and gives a list that grows with each process started."""
-    started = []
-
-    def get_context(method):
-        started.append(method)
-        return multiprocessing.get_context(method)
-
-    monkeypatch.setattr("keras_transformer.data.corpus._SMALL_CHARACTERS", 10)
-    monkeypatch.setattr(
-        "keras_transformer.data.corpus.multiprocessing",
-        types.SimpleNamespace(get_context=get_context),
-    )
-    return started
-
-
-def test_large_text_is_learned_in_another_process(two_lines, processes, monkeypatch):
-    model = learn_vocabulary(["ein Haus", "a house", "ein Baum", "a tree"], size=50, kind="char")
-    for limit in (10, 30):
-        monkeypatch.setattr("keras_transformer.data.corpus._SMALL_CHARACTERS", limit)
-        assert make_vocabularies(two_lines)[0].fingerprint == model.fingerprint
-        assert processes == ["spawn"]  # once, for the first limit
-
-
-def test_killed_vocabulary_process_is_reported(two_lines, processes, monkeypatch):
-    def die(*_, **__):
-        raise BrokenProcessPool("killed")
-
-    monkeypatch.setattr(concurrent.futures, "ProcessPoolExecutor", die)
-    with pytest.raises(InputError, match=r"died: if a script of yours .* learn a vocabula"):
-        make_vocabularies(two_lines)
+def test_vocabulary_is_learned_from_a_sample_of_a_large_text(two_lines, monkeypatch):
+    monkeypatch.setattr("keras_transformer.data.corpus._MAX_SENTENCES", 1)
+    whole = learn_vocabulary(itertools.chain(*TEXT), size=50, kind="char")
+    assert make_vocabularies(two_lines)[0].size < whole.size
 
 
 def test_given_vocabularies_are_used(tmp_path):
