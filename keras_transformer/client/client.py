@@ -73,6 +73,14 @@ _MESSAGES = {
 }
 
 
+# What an answer says of each sentence.
+_REMARKS = {
+    "source_cut": "{} are longer than the model reads; the rest of them was not translated",
+    "options_ignored": "the prefix or a banned phrase of {} is not kept as it is: the vocabulary "
+    "lacks characters of it, or it is too long",
+}
+
+
 class Client:
     """Translates and scores sentences with a model server; thread-safe.
 
@@ -162,7 +170,7 @@ class Client:
     ) -> list[list[DetailedTranslation]]: ...
 
     def translate(self, sentences: Sequence[str], *, details: bool = False, **options: Any) -> Any:
-        """Translates any number of sentences; warns where the model cuts some.
+        """Translates any number of sentences; warns where the model cuts them or ignores an option.
 
         Args:
             sentences: the sentences, in any order.
@@ -183,11 +191,12 @@ class Client:
                 sentences.
         """
 
-        num_cut = []
+        remarks: dict[str, list[bool]] = {name: [] for name in _REMARKS}
 
         def read(answer: Mapping[str, Any], inputs: Mapping[str, InputValues]) -> list[Any]:
+            for name, flags in remarks.items():
+                flags.extend(answer.get(name, ()))
             if not details:
-                num_cut.append(sum(answer.get("source_cut", ())))
                 return read_translations(answer)
             check_details(answer)
             return with_alignments(read_details(answer), inputs["text"].values)
@@ -202,12 +211,10 @@ class Client:
             known = signatures.get(signature, {})
             columns |= option_inputs(options, known, len(columns["text"].values))
         rows = self._rows(signature, columns, read)
-        if total := sum(num_cut):
-            warnings.warn(
-                f"{total} of {len(rows)} sentences are longer than the model reads; the rest of "
-                "them was not translated",
-                stacklevel=2,
-            )
+        for name, flags in remarks.items():
+            if any(flags):
+                message = _REMARKS[name].format(f"{sum(flags)} of {len(rows)} sentences")
+                warnings.warn(message, stacklevel=2)
         return rows
 
     def score(self, source: Sequence[str], target: Sequence[str]) -> list[Score]:

@@ -129,11 +129,11 @@ class TextFunctions:
         separated by newlines.
 
         Returns:
-            "translations", string [B, N], best first, and "scores" [B, N]; with options also
-            "options_ignored", bool [B], see `read_options`. With details also "tokens", string
-            [B, N, L], and "token_scores" [B, N, L] with EOS, then padding; "source_cut", bool [B],
-            and "output_cut", bool [B, N]; and, if the model has attention, "source_tokens", string
-            [B, S], and "attention" [B, N, L, S].
+            "translations", string [B, N], best first, and "scores" [B, N]; "source_cut", bool [B],
+            whether the text is longer than the model reads; with options also "options_ignored",
+            bool [B], see `read_options`. With details also "tokens", string [B, N, L], and
+            "token_scores" [B, N, L] with EOS, then padding; "output_cut", bool [B, N]; and, if the
+            model has attention, "source_tokens", string [B, S], and "attention" [B, N, L, S].
         """
         text = _checked(text, columns.values(), "every option must have a value for each row")
         options, answer = None, {}
@@ -143,10 +143,9 @@ class TextFunctions:
         if self.task is not None:
             text = self.task.read_text(text)
         limit = self.search.max_source_length
-        tokens = self.source_tokenizer.tokenize(text, limit + details)
-        if details:  # one token more shows whether there is one
-            answer["source_cut"] = tokens.row_lengths() > limit
-            tokens = tokens[:, :limit]
+        tokens = self.source_tokenizer.tokenize(text, limit + 1)  # one more shows if there is one
+        answer["source_cut"] = tokens.row_lengths() > limit
+        tokens = tokens[:, :limit]
         found = self._search_tokens(tokens, options, details)
         translations = self.target_tokenizer.detokenize(found.ids)  # [B, N]
         if self.task is not None:

@@ -141,5 +141,5 @@ def test_graph_without_details_has_none_of_their_tensors(trained):
     # coverage, some of them twice: as they are and as results.
     assert all(few < many for few, many in zip(without[1], with_details[1], strict=True))
     assert set(Translator(*trained).functions.function("serving_default").structured_outputs) == {
-        "translations", "scores",
+        "translations", "scores", "source_cut",
     }  # fmt: skip

@@ -91,6 +91,7 @@ def test_serving_default_signature(exported):
     assert {name: (spec.shape.as_list(), spec.dtype) for name, spec in outputs.items()} == {
         "translations": ([None, 2], tf.string),
         "scores": ([None, 2], tf.float32),
+        "source_cut": ([None], tf.bool),
     }
 
 
@@ -348,6 +349,7 @@ def test_model_card_describes_the_export(exported, separate_translator):
         "outputs": {
             "translations": {"type": "string", "shape": [None, 2]},
             "scores": {"type": "float32", "shape": [None, 2]},
+            "source_cut": {"type": "bool", "shape": [None]},
         },
     }
     assert "SentencepieceTokenizeOp" in card["operations_of_tensorflow_text"]
