@@ -18,7 +18,12 @@ from keras_transformer.decoding import Tensor
 from keras_transformer.errors import InputError, check_choice
 from keras_transformer.layers.base import Dropout, Layer, freeze_parts, full_precision
 from keras_transformer.layers.embedding import relative_scores, relative_values, rotate
-from keras_transformer.layers.kv_cache import KeysValues, empty_slots, sequence_bias
+from keras_transformer.layers.kv_cache import (
+    KeysValues,
+    append_tokens,
+    empty_kv_cache,
+    sequence_bias,
+)
 from keras_transformer.layers.masks import combine_masks
 
 
@@ -52,29 +57,6 @@ def merge_heads(x: Tensor) -> Tensor:
 def merge_heads_to_rows(x: Tensor) -> Tensor:
     """Turns [B, H, T, U] into rows [B * T, H * U]."""
     return ops.reshape(ops.swapaxes(x, 1, 2), (-1, x.shape[1] * x.shape[3]))
-
-
-def empty_kv_cache(layer: Any, batch: int | Tensor, num_slots: int = 0) -> KeysValues:
-    """Returns the KV cache of an attention layer before the first token.
-
-    Args:
-        layer: has `num_heads`, `key_dim` and `value_dim`.
-        batch: B.
-        num_slots: capacity in tokens of all hypotheses together; 0 for a cache that grows.
-    """
-    return KeysValues(
-        *(
-            empty_slots(batch, layer.num_heads, num_slots, width, layer.compute_dtype)
-            for width in (layer.key_dim, layer.value_dim)
-        )
-    )
-
-
-def append_tokens(kv_cache: KeysValues, new: list[Tensor], time: Tensor | int) -> KeysValues:
-    """Appends the keys [B, H, W, K] and values [B, H, W, U] of the newest tokens to a cache."""
-    return KeysValues(
-        *(slots.append(each, time) for slots, each in zip(kv_cache, new, strict=True))
-    )
 
 
 class ScaledDotProductAttention(Layer):

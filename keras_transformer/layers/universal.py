@@ -187,7 +187,7 @@ class UniversalStack(Layer):
                 is_last=step == self.num_steps - 1,
             )
             weights.append(weight)
-            weight = ops.cast(weight, new.dtype)[..., None]
+            weight = ops.expand_dims(ops.cast(weight, new.dtype), -1)
             keep = 1.0 - weight if self.halting_output == "blend" else 1.0
             output = keep * output + weight * new
             x = ops.where(running, new, x)  # tokens that have halted keep their state

@@ -17,8 +17,8 @@ from keras import ops
 
 from keras_transformer.decoding import Tensor
 from keras_transformer.errors import InputError
-from keras_transformer.layers.attention import SelfAttention, append_tokens, merge_heads_to_rows
-from keras_transformer.layers.kv_cache import KeysValues, sequence_bias
+from keras_transformer.layers.attention import SelfAttention, merge_heads_to_rows
+from keras_transformer.layers.kv_cache import KeysValues, append_tokens, sequence_bias
 from keras_transformer.layers.masks import MASKED, attention_bias, combine_masks
 
 _MIN_BLOCK = 16  # positions; products of smaller blocks are slow

@@ -89,10 +89,6 @@ def steps(model: Any, step: Any, source: Array, target: Array, capacity: int | N
     state = model.encode(source, capacity=capacity)
     logits = []
     for time in range(target.shape[1]):
-        if capacity is not None:
-            ancestors = np.where(np.arange(capacity) <= time, 0, -1).astype("int32")
-            ancestors = np.broadcast_to(ancestors, (len(source), 1, capacity))
-            state = state._replace(time=np.int32(time), ancestors=ancestors)
         row, state = step(target[:, time : time + 1], state)
         logits.append(keras.ops.convert_to_numpy(row))
     return np.concatenate(logits, axis=1)

@@ -11,14 +11,12 @@ import pytest
 import tensorflow as tf
 from keras import ops
 
-from keras_transformer.decoding import DecodingState
 from keras_transformer.errors import InputError
 from keras_transformer.layers import (
     CrossAttention,
     KeysValues,
     MultiHeadAttention,
     SelfAttention,
-    slot_bias,
 )
 from keras_transformer.layers.attention import attention_weights
 from keras_transformer.layers.embedding import rotate
@@ -157,21 +155,6 @@ def test_gradients_do_not_pass_masked_keys():
     assert not gradient[:, 2:].any()
 
 
-def test_cached_steps_of_a_beam_are_equation_1():
-    beams = 3
-    layer, projections = make_self_attention(use_bias=True)
-    x, kv_cache, rows = normal(B, beams, T, D), layer.empty_kv_cache(B), []
-    for time in range(T):
-        ids, state = np.zeros((B, beams), "int32"), DecodingState(time=time)
-        bias = slot_bias(ids, state, kv_cache.keys)
-        row, kv_cache = layer.step(x[:, :, time].reshape(-1, D), kv_cache, time, bias)
-        rows.append(ops.convert_to_numpy(row).reshape(B, beams, D))
-    see_past = np.tril(np.ones((T, T), bool))
-    expected = multi_head(x[1, 2], x[1, 2], projections, see_past)
-    found = np.stack(rows, axis=2)[1, 2]  # [T, D]
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
-
-
 def test_hypotheses_of_a_sentence_share_its_memory():
     beams = 3
     layer, projections = make_cross_attention()
@@ -186,20 +169,6 @@ def test_hypotheses_of_a_sentence_share_its_memory():
             alone = x[sentence, beam : beam + 1]
             expected = multi_head(alone, memory[sentence], projections, mask[sentence])
             np.testing.assert_allclose(result[sentence, beam], expected[0], rtol=1e-4, atol=1e-4)
-
-
-def test_cross_attention_steps_equal_the_full_pass():
-    beams = 3
-    layer, _ = make_cross_attention()
-    x, memory = normal(B, beams, D), layer.project_memory(normal(B, S, D))
-    mask = np.array([[True] * S, [True] * (S - 2) + [False] * 2])
-    bias = attention_bias(mask[:, None, None])
-    result, weights = layer.step(x.reshape(-1, D), memory, bias, beams)
-    full, full_weights = layer(x, memory, memory_mask=mask, return_attention_scores=True)
-    np.testing.assert_allclose(ops.reshape(result, x.shape), full, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(weights, full_weights, rtol=1e-5, atol=1e-6)
-    assert weights.shape == (B, H, beams, S)
-    np.testing.assert_allclose(ops.sum(weights, axis=-1), np.ones((B, H, beams)), rtol=1e-5)
 
 
 def test_attention_to_a_single_key_does_not_warn():
@@ -237,29 +206,6 @@ def test_float64_is_exact(positions):
     shifted = [rotate(x, ops.arange(T) + first) for first in (0, 100_000)]
     products = [np.einsum("btk,bsk->bts", each, each) for each in shifted]
     np.testing.assert_allclose(*products, rtol=0, atol=1e-10)  # only distances matter
-
-
-@pytest.mark.parametrize("cross", [False, True])
-def test_outputs_equal_those_of_keras(cross):
-    keras_layer = keras.layers.MultiHeadAttention(H, 4, use_bias=False)
-    options = dict(num_heads=H, key_dim=4, value_dim=4)
-    ours = CrossAttention(**options) if cross else SelfAttention(**options)
-    inputs = (normal(B, T, D), normal(B, S, D)) if cross else (normal(B, T, D),)
-    mask = np.random.default_rng(0).random((B, T, S if cross else T)) < 0.5
-    mask[..., 0] = True
-    expected, expected_scores = keras_layer(
-        *inputs[:1], inputs[-1], attention_mask=mask, return_attention_scores=True
-    )
-    query, key, value, output = (np.asarray(weight) for weight in keras_layer.weights)
-    query, key, value = (each.reshape(D, -1) for each in (query, key, value))
-    ours.build((None, None, D))
-    columns = [query, np.concatenate([key, value], 1)] if cross else [
-        np.concatenate([query, key, value], 1)
-    ]  # fmt: skip
-    ours.set_weights([*columns, output.reshape(-1, D)])
-    found, scores = ours(*inputs, attention_mask=mask, return_attention_scores=True)
-    np.testing.assert_allclose(found, expected, atol=1e-5)
-    np.testing.assert_allclose(scores, expected_scores, atol=1e-5)
 
 
 @pytest.mark.parametrize("options", [{}, dict(value_dim=5, use_bias=False, output_shape=7)])

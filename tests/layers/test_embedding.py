@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from keras_transformer.errors import InputError
-from keras_transformer.layers import PositionalEncoding, TokenEmbedding, sinusoids
+from keras_transformer.layers import PositionalEncoding, TokenEmbedding
 from keras_transformer.layers.embedding import RandomOffset, relative_scores, relative_values
 
 D = 8
@@ -24,11 +24,6 @@ def test_vectors_are_rows_scaled_by_sqrt_of_model_dim():
     ids = np.array([[0, 3], [4, 3]])
     # sqrt(4) = 2
     np.testing.assert_allclose(make_embedding()(ids), 2 * TABLE[ids], rtol=1e-6)
-
-
-def test_embedding_without_scaling():
-    ids = np.array([[0, 3], [4, 3]])
-    np.testing.assert_allclose(make_embedding(scale=False)(ids), TABLE[ids], rtol=1e-6)
 
 
 def test_projection_is_the_unscaled_transposed_matrix():
@@ -136,11 +131,6 @@ def test_sinusoids_follow_their_formula(kind, formula, dim):
     np.testing.assert_allclose(result, expected, atol=2e-5)
 
 
-def test_one_concatenated_rate_is_1():
-    result = PositionalEncoding(2, "concatenated").encode(np.array([3]))
-    np.testing.assert_allclose(result, [[np.sin(3), np.cos(3)]], rtol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("kind", "formula"), [("sinusoidal", interleaved), ("concatenated", concatenated)]
 )
@@ -150,12 +140,6 @@ def test_sinusoids_of_any_length(kind, formula):
     assert not layer.weights
     # The float32 angle 5000 is exact to 2^-12, so sines and cosines are to about 5e-4.
     np.testing.assert_allclose(result[[4999, 5000]], [formula(4999), formula(5000)], atol=6e-4)
-
-
-@pytest.mark.parametrize("kind", ["sinusoidal", "concatenated"])
-def test_the_first_position_can_be_one(kind):
-    result = PositionalEncoding(D, kind, first_position=1).encode(np.arange(4))
-    np.testing.assert_array_equal(result, PositionalEncoding(D, kind).encode(np.arange(1, 5)))
 
 
 def test_learned_positions_are_rows_of_a_table():
@@ -213,16 +197,6 @@ def test_learned_positions_are_trained():
     np.testing.assert_array_equal(gradient, [[0] * 3, [2] * 3, [1] * 3, [0] * 3])
 
 
-@pytest.mark.parametrize("kind", ["sinusoidal", "concatenated", "learned"])
-def test_positions_of_any_shape_are_encoded(kind):
-    layer = PositionalEncoding(D, kind)
-    layer.build()
-    row = np.asarray(layer.encode(np.arange(6)))
-    matrix = layer.encode(np.arange(6).reshape(2, 3))
-    np.testing.assert_allclose(matrix, row.reshape(2, 3, D), atol=1e-6)
-    np.testing.assert_allclose(layer.encode(np.array(4)), row[4], atol=1e-6)
-
-
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
 def test_half_precision_rounds_the_result_and_not_the_angles(policy):
     # Position 301 is no bfloat16 number: rounded angles would give sin(302) instead.
@@ -230,11 +204,6 @@ def test_half_precision_rounds_the_result_and_not_the_angles(policy):
         tf.cast(PositionalEncoding(D, dtype=policy).encode(np.array([301])), tf.float32)
     )
     np.testing.assert_allclose(result[0], interleaved(301), atol=4e-3)
-
-
-def test_sinusoids_of_different_positions_differ():
-    rows = np.asarray(sinusoids(np.arange(2000), 16))
-    assert len(np.unique(rows.round(4), axis=0)) == 2000
 
 
 def test_offsets_are_drawn_for_each_sentence_while_training_only():

@@ -74,29 +74,6 @@ def test_outputs_and_states_are_those_that_pytorch_gave(way):
     np.testing.assert_allclose(state.hidden, expected, **TOLERANCE)
 
 
-def test_each_size_and_length_gives_what_pytorch_gives_packed():
-    torch = pytest.importorskip("torch")
-    torch.manual_seed(1)
-    theirs = torch.nn.LSTM(5, 7, bidirectional=True, batch_first=True).double()
-    lengths = [9, 6, 6, 2, 1]
-    x = torch.randn(len(lengths), 9, 5, dtype=torch.float64)
-    packed = torch.nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True)
-    outputs, states = theirs(packed)
-    outputs, _ = torch.nn.utils.rnn.pad_packed_sequence(outputs, batch_first=True)
-    for index, way in enumerate(WAYS):
-        suffix = "_reverse" if index else ""
-        names = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
-        weights = [getattr(theirs, name + suffix).detach().numpy() for name in names]
-        found, state = with_weights_of_torch(way, *weights).read(
-            x.numpy().astype("float32"), mask_of(lengths)
-        )
-        found = np.where(mask_of(lengths)[..., None], found, 0)
-        expected = outputs.detach().numpy()[..., 7 * index : 7 * (index + 1)]
-        np.testing.assert_allclose(found, expected, **TOLERANCE)
-        for ours, their_part in zip(state, states, strict=True):
-            np.testing.assert_allclose(ours, their_part[index].detach(), **TOLERANCE)
-
-
 def test_steps_equal_the_whole_sequence():
     layer = with_weights_of_torch("forwards", *WEIGHTS["forwards"])
     x = np.array(INPUTS, "float32")

@@ -208,14 +208,6 @@ def test_shared_hypotheses_have_the_oracle_scores(oracle, beams):
     assert shared > 0.95 * 4 * len(oracle.items)
 
 
-def test_a_word_alone_is_translated_as_in_the_batch(oracle, search_4, beams):
-    for number in (0, 123, 499):
-        word = oracle.source[number]
-        alone = search_4(word[word != PAD][None])
-        assert spell(oracle, alone.ids[0, 0]) == spell(oracle, beams.ids[number, 0])
-        np.testing.assert_allclose(alone.scores[0], beams.scores[number], atol=1e-5)
-
-
 def test_length_penalty_search_has_the_oracle_probabilities(oracle):
     """Theirs divides by length ** 0.6, so that ranks may differ; what is divided does not."""
     found = make_search(oracle.model, beam_size=5, length_penalty=0.6)(oracle.source)

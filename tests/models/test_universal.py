@@ -66,12 +66,6 @@ def test_extreme_halting_bias_takes_one_step_or_all(bias, steps):
         np.testing.assert_allclose(values[f"{side}_remainders"], ids != 0, atol=1e-6)
 
 
-def test_the_halting_bias_is_where_the_unit_starts():
-    model = UniversalTransformer(PLAIN.replace(halting_bias=-3.0))
-    for stack in (model.encoder, model.decoder):
-        np.testing.assert_array_equal(stack.halting_unit.bias, [-3.0])
-
-
 @pytest.mark.parametrize("name", ["sum", "blend"])
 def test_with_one_step_adaptive_and_fixed_are_the_plain_layer(name):
     config = VARIANTS[name].replace(num_steps=1)
