@@ -216,87 +216,94 @@ def test_every_number_declares_a_range(kind):
 
 # Mistakes
 
-
-@pytest.mark.parametrize(
-    ("kind", "changes", "message"),
-    [
-        # Types
-        (DataConfig, {"dataset": "a/b-c", "reverse": "no"}, "reverse must be True or False, got '"),
-        (DataConfig, {"share_vocabulary": 0}, "share_vocabulary must be True or False, got 0"),
-        (DataConfig, {"dev_source": 3}, "dev_source must be a string, got 3"),
-        (DataConfig, {"vocabulary_size": True}, "vocabulary_size must be a whole number, got True"),
-        (DataConfig, {"vocabulary_kind": 1}, "vocabulary_kind must be one of bpe, unigram, "),
-        (DataConfig, {"max_length_ratio": math.nan}, "max_length_ratio must be a finite number"),
-        (TrainingConfig, {"learning_rate": True}, "learning_rate must be a finite number, got Tr"),
-        (TrainingConfig, {"train_steps": "100"}, "train_steps must be a whole number, got '100'"),
-        (TrainingConfig, {"train_steps": None}, "train_steps must be a whole number, got None"),
-        (TrainingConfig, {"precision": "float16"}, "precision must be one of float32, mixed_bflo"),
-        (SearchConfig, {"banned_phrases": (1,)}, "banned_phrases must be a sequence, each entry "),
-        # Models
-        (TransformerConfig, {"positions": "rope"}, "positions must be one of sinusoidal, concat"),
+ERRORS = {
+    TransformerConfig: [
+        (dict(positions="rope"), "positions must be one of sinusoidal, concatenated, halves, "),
+        (dict(positions="rotary", key_dim=5), "key_dim must be even for rotary positions, got 5"),
         (
-            TransformerConfig,
-            {"positions": "rotary", "key_dim": 5},
-            "key_dim must be even for rotary positions, got 5",
-        ),
-        (
-            TransformerConfig,
-            {"positions": "learned", "max_positions": 64, "max_position_offset": 64},
+            dict(positions="learned", max_positions=64, max_position_offset=64),
             "learned positions end at max_positions 64, and sentences begin as far as 64",
         ),
+        (dict(encoder_attention_window=4), "encoder_attention_window must be odd, got 4; use 3 or"),
+        (dict(num_heads=3), "model_dim 512 is not divisible by num_heads 3"),
+        (dict(num_heads=3, key_dim=64), "model_dim 512 is not divisible by num_heads 3"),
         (
-            TransformerConfig,
-            {"encoder_attention_window": 4},
-            "encoder_attention_window must be odd, got 4; use 3 or 5",
-        ),
-        (TransformerConfig, {"num_heads": 3}, "model_dim 512 is not divisible by num_heads 3"),
-        (
-            TransformerConfig,
-            {"num_heads": 3, "key_dim": 64},
-            "model_dim 512 is not divisible by num_heads 3",
-        ),
-        (
-            TransformerConfig,
-            {"model_dim": 15, "num_heads": 5},
+            dict(model_dim=15, num_heads=5),
             "model_dim must be even for sinusoidal positions, got 15",
         ),
+        (dict(target_vocabulary_size=20), "share_embeddings 'all' needs one vocabulary"),
+    ],
+    DataConfig: [
+        (dict(reverse="no"), "reverse must be True or False, got 'no'"),
+        (dict(share_vocabulary=0), "share_vocabulary must be True or False, got 0"),
+        (dict(dev_source=3), "dev_source must be a string, got 3"),
+        (dict(vocabulary_size=True), "vocabulary_size must be a whole number, got True"),
+        (dict(vocabulary_kind=1), "vocabulary_kind must be one of bpe, unigram, "),
+        (dict(max_length_ratio=math.nan), "max_length_ratio must be a finite number"),
+        (dict(train_source=None, train_target=None), "no training data: give train_source and"),
+        (dict(train_target=None), "train_source and train_target must name the same number of fil"),
+        (dict(train_source="a,b"), "train_source and train_target must name the same number of fi"),
+        (dict(mix_weights="1,2"), "mix_weights must be one positive number per corpus .* '1,2'"),
+        (dict(mix_weights="-1"), "mix_weights must be one positive number per corpus"),
+        (dict(mix_weights="nan"), "mix_weights must be one positive number per corpus"),
         (
-            TransformerConfig,
-            {"target_vocabulary_size": 20},
-            "share_embeddings 'all' needs one vocabulary",
+            dict(subword_sampling=0.1, vocabulary_kind="word"),
+            "subword_sampling needs vocabulary_kind bpe or unigram, got word",
         ),
-        # Training
         (
-            TrainingConfig,
-            {"checkpoint_steps": 6, "validation_steps": 4},
+            dict(subword_sampling=0.1, source_level="char", target_level="word"),
+            "subword_sampling needs vocabulary_kind bpe or unigram",
+        ),
+        (dict(dev_source="a"), "dev_source and dev_target must be given together; one is missing"),
+        (dict(test_target="a"), "test_source and test_target must be given together"),
+        (dict(dev_source="a,b", dev_target="c"), "dev_source and dev_target must name the same"),
+        (dict(dev_source="a", dev_target="b", dev_file="c"), "dev_file cannot be combined"),
+        (dict(target_vocabulary="a"), "target_vocabulary needs vocabulary, that of"),
+        (
+            dict(vocabulary="a", target_level="word"),
+            "vocabulary serves one kind of tokens, but the source has bpe and the target word",
+        ),
+        (dict(reverse=True), "reverse needs a dataset; with files, swap"),
+    ],
+    TrainingConfig: [
+        (dict(learning_rate=True), "learning_rate must be a finite number, got True"),
+        (dict(train_steps="100"), "train_steps must be a whole number, got '100'"),
+        (dict(train_steps=None), "train_steps must be a whole number, got None"),
+        (dict(precision="float16"), "precision must be one of float32, mixed_bfloat16, "),
+        (
+            dict(checkpoint_steps=6, validation_steps=4),
             "validation_steps 4 must divide checkpoint_steps 6 or be a multiple of it",
         ),
         (
-            TrainingConfig,
-            {"average_last": 6, "keep_checkpoints": 5},
-            "average_last 6 is larger than keep_checkpoints 5",
+            dict(average_last=6, keep_checkpoints=5),
+            "average_last 6 is larger than keep_checkpoints",
         ),
+        (dict(average_best=2, keep_best=1), "average_best 2 is larger than keep_best 1"),
         (
-            TrainingConfig,
-            {"average_best": 2, "keep_best": 1},
-            "average_best 2 is larger than keep_best 1",
-        ),
-        (
-            TrainingConfig,
-            {"average_best": 1, "validation_time_share": 0.0},
+            dict(average_best=1, validation_time_share=0.0),
             "average_best needs the dev set to be searched, but validation_time_share is 0; raise",
         ),
         (
-            TrainingConfig,
-            {"stop_metric": "bleu", "validation_time_share": 0.0},
+            dict(stop_metric="bleu", validation_time_share=0.0),
             "bleu needs the dev set to be searched, but validation_time_share is 0; raise it",
         ),
-        (
-            TrainingConfig,
-            {"lora_rank": 8, "freeze": "encoder"},
-            "freeze cannot be combined with lora_rank, which",
-        ),
+        (dict(lora_rank=8, freeze="encoder"), "freeze cannot be combined with lora_rank, which"),
     ],
+    SearchConfig: [
+        (dict(banned_phrases=(1,)), "banned_phrases must be a sequence, each entry "),
+        (dict(banned_phrases=["a", " "]), r"banned_phrases must not be blank, got \('a', ' '\)"),
+        (dict(banned_phrases=["a"] * 257), "the number of banned_phrases must be at most 256, got"),
+        (dict(num_translations=5), "num_translations 5 is larger than beam_size 4"),
+        (dict(temperature=0.5), "temperature cannot be combined with method beam"),
+        (dict(method="sampling", early_stop="first"), "early_stop cannot be combined with method"),
+        (dict(min_length=9, max_length=8), "min_length 9 is larger than max_length 8"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "message"),
+    [(kind, *row) for kind, rows in ERRORS.items() for row in rows],
 )
 def test_mistakes_are_one_clear_line(kind, changes, message):
     with pytest.raises(InputError, match=f"^{message}") as caught:
@@ -307,64 +314,16 @@ def test_mistakes_are_one_clear_line(kind, changes, message):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"num_heads": 3, "key_dim": 64, "value_dim": 64},
-        {"model_dim": 15, "num_heads": 5, "positions": "learned"},
-        {"model_dim": 15, "num_heads": 5, "positions": "relative"},
-        {"encoder_attention_window": 1, "decoder_attention_window": 65},
-        {"target_vocabulary_size": 20, "share_embeddings": "target"},
-        {"dropout": 0.0, "norm_epsilon": 0.0},
+        dict(num_heads=3, key_dim=64, value_dim=64),
+        dict(model_dim=15, num_heads=5, positions="learned"),
+        dict(model_dim=15, num_heads=5, positions="relative"),
+        dict(encoder_attention_window=1, decoder_attention_window=65),
+        dict(target_vocabulary_size=20, share_embeddings="target"),
+        dict(dropout=0.0, norm_epsilon=0.0),
     ],
 )
 def test_unusual_models_are_valid(changes):
-    TransformerConfig(**{"vocabulary_size": 10} | changes)
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({}, "no training data: give train_source and train_target, train_file or dataset"),
-        ({"train_source": "a"}, "must name the same number of files, got a and None"),
-        ({"train_target": "a"}, "must name the same number of files, got None and a"),
-        (FILES | {"train_source": "a,b"}, "must name the same number of files, got a,b and"),
-        (
-            FILES | {"mix_weights": "1,2"},
-            "mix_weights must be one positive number per corpus .* got '1,2'",
-        ),
-        (FILES | {"mix_weights": "-1"}, "mix_weights must be one positive number per corpus"),
-        (FILES | {"mix_weights": "much"}, "mix_weights must be one positive number per corpus"),
-        (FILES | {"mix_weights": "nan"}, "mix_weights must be one positive number per corpus"),
-        (
-            FILES | {"subword_sampling": 0.1, "vocabulary_kind": "word"},
-            "subword_sampling needs vocabulary_kind bpe or unigram, got word",
-        ),
-        (
-            FILES | {"subword_sampling": 0.1, "source_level": "char", "target_level": "word"},
-            "subword_sampling needs vocabulary_kind bpe or unigram",
-        ),
-        (
-            FILES | {"dev_source": "a"},
-            "dev_source and dev_target must be given together; one is missing",
-        ),
-        (FILES | {"test_target": "a"}, "test_source and test_target must be given together"),
-        (
-            FILES | {"dev_source": "a,b", "dev_target": "c"},
-            "dev_source and dev_target must name the same number of files, got a,b and c",
-        ),
-        (
-            FILES | {"dev_source": "a", "dev_target": "b", "dev_file": "c"},
-            "dev_file cannot be combined",
-        ),
-        (FILES | {"target_vocabulary": "a"}, "target_vocabulary needs vocabulary, that of"),
-        (
-            FILES | {"vocabulary": "a", "target_level": "word"},
-            "vocabulary serves one kind of tokens, but the source has bpe and the target word",
-        ),
-        (FILES | {"reverse": True}, "reverse needs a dataset; with files, swap"),
-    ],
-)
-def test_data_config_errors(values, message):
-    with pytest.raises(InputError, match=message):
-        DataConfig(**values)
+    TransformerConfig(**dict(vocabulary_size=10) | changes)
 
 
 def test_corpora_are_counted_and_weighted_in_order():
@@ -377,22 +336,6 @@ def test_corpora_are_counted_and_weighted_in_order():
     )
     assert data.num_corpora == 4
     assert data.weights == (1, 2, 0.5, 4)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"num_translations": 5}, "num_translations 5 is larger than beam_size 4"),
-        ({"temperature": 0.5}, "temperature cannot be combined with method beam"),
-        ({"method": "sampling", "early_stop": "first"}, "early_stop cannot be combined with meth"),
-        ({"min_length": 9, "max_length": 8}, "min_length 9 is larger than max_length 8"),
-        ({"banned_phrases": ["a", " "]}, r"banned_phrases must not be blank, got \('a', ' '\)"),
-        ({"banned_phrases": ["a"] * 257}, "the number of banned_phrases must be at most 256, got"),
-    ],
-)
-def test_search_config_errors(changes, message):
-    with pytest.raises(InputError, match=message):
-        SearchConfig(**changes)
 
 
 @pytest.mark.parametrize(
