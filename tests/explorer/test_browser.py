@@ -220,42 +220,6 @@ def test_sentences_and_models_side_by_side(show):
     assert "no such attention" in second.inner_text()
 
 
-@pytest.mark.parametrize(("width", "count"), [(420, 1), (1000, 1), (1400, 2)])
-def test_head_table_is_not_clipped(show, width, count):
-    views = [make_view(f"runs/{number}") for number in range(count)]
-    page = show(*views, viewport={"width": width, "height": 900})
-    for table in page.locator(".statistics").all():
-        assert table.evaluate("each => each.scrollWidth <= each.clientWidth")
-
-
-def test_search_tree_marks_tokens_within_words(show):
-    nodes = [Node(-1, "", 0.0, "kept"), Node(0, "▁rei", -0.1, "kept"), Node(1, "tet", -0.1, "kept")]
-    tree = SearchTree(
-        [*nodes, Node(2, "</s>", -0.1, "finished")], [FoundTranslation("reitet", -0.3, 3)]
-    )
-    page = show(make_view()._replace(tree=tree))
-    texts = page.locator(".tree .node").evaluate_all("all => all.map((n) => n.textContent)")
-    assert texts == ["start", "rei90%", "·tet90%", "</s>90%"]
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_contrast(show, scheme):
-    page = show(make_view(), color_scheme=scheme)
-    colors = "({color, backgroundColor}) => [color, backgroundColor]"
-    text, ground = page.evaluate(f"({colors})(getComputedStyle(document.body))")
-
-    def luminance(color):
-        channels = np.array(re.findall(r"[\d.]+", color)[:3], float) / 255
-        linear = np.where(
-            channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4
-        )
-        return linear @ [0.2126, 0.7152, 0.0722]
-
-    lighter, darker = sorted([luminance(text), luminance(ground)], reverse=True)
-    assert (lighter + 0.05) / (darker + 0.05) > 7  # WCAG 2.2, level AAA
-    assert (luminance(ground) < 0.1) == (scheme == "dark")
-
-
 def test_typed_sentence_is_answered(browser):
     def inspect(sentence):
         return make_view(sentence=sentence)

@@ -47,9 +47,9 @@ def test_template_marks_in_a_sentence_stay_text():
 
 def test_page_loads_nothing(view):
     page = make_page(page_content([view]))
-    assert not re.findall(
-        r"https?:|//[a-z]|@import|url\(", re.sub(r"^\s*//.*", "", page, flags=re.M)
-    )
+    code = re.sub(r'"data":"[^"]*"', "", page)  # base64 has slashes
+    code = re.sub(r"^\s*//.*", "", code, flags=re.M)
+    assert not re.findall(r"https?:|//[a-z]|@import|url\(", code)
     assert re.findall(r"(?:src|href)=(\S+)", page) == ['"data:,">']
     assert "default-src 'none'" in page
     assert "connect-src 'none'" in page

@@ -9,12 +9,10 @@ import tensorflow as tf
 from keras_transformer.config import EOS_ID
 from keras_transformer.config.model import UniversalConfig
 from keras_transformer.errors import InputError
-from keras_transformer.explorer import views
 from keras_transformer.explorer.page import make_page, page_content
 from keras_transformer.explorer.views import (
     bertviz_attention,
     draw_attention,
-    head_color,
     head_statistics,
     inspect_export,
 )
@@ -223,40 +221,25 @@ def test_recording_changes_no_translation(make_inspector, make_translator):
         assert tree.translations[0].score == pytest.approx(expected.score, abs=1e-4)
 
 
-def statistics_of(*rows, kind="encoder"):
-    weights = np.array(rows, np.float32)[None, None]
-    return {name: values.item() for name, values in head_statistics([weights], kind).items()}
-
-
-def test_statistics_of_a_previous_token_head():
-    found = statistics_of([1, 0, 0], [1, 0, 0], [0, 1, 0])
-    # The first token has no previous one, so it does not count there.
-    assert (found["previous"], found["next"], found["end"]) == (1, 0, 0)
-    assert found["diagonal"] == pytest.approx(1 / 3)
-    assert found["distance"] == pytest.approx(2 / 3)
-    assert found["entropy"] == 0
-
-
-def test_statistics_of_next_token_and_end_heads():
-    found = statistics_of([0, 1, 0], [0, 0, 1], [0, 0, 1])
-    assert (found["previous"], found["next"]) == (0, 1)
-    assert found["end"] == pytest.approx(2 / 3)
-    assert statistics_of([0, 0, 1], [0, 0, 1], [0, 0, 1])["end"] == 1
-
-
-def test_statistics_of_the_decoder_use_bos_as_end():
-    assert statistics_of([1, 0], [1, 0], kind="decoder")["end"] == 1
-
-
-def test_statistics_of_a_head_that_spreads():
-    found = statistics_of(*[[0.25] * 4] * 4)
-    assert found["entropy"] == pytest.approx(2)
-    assert found["distance"] == pytest.approx((1.5 + 1 + 1 + 1.5) / 4)
-
-
-def test_statistics_diagonal_from_corner_to_corner():
-    found = statistics_of([1, 0, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 0, 0, 1], kind="cross")
-    assert (found["diagonal"], found["distance"]) == (1, 0)
+@pytest.mark.parametrize(
+    ("kind", "rows", "expected"),
+    [
+        # The first token has no previous one, so it does not count there.
+        ("encoder", [[1, 0, 0], [1, 0, 0], [0, 1, 0]],
+         {"previous": 1, "next": 0, "end": 0, "diagonal": 1 / 3, "distance": 2 / 3, "entropy": 0}),
+        ("encoder", [[0, 1, 0], [0, 0, 1], [0, 0, 1]], {"previous": 0, "next": 1, "end": 2 / 3}),
+        ("encoder", [[0, 0, 1]] * 3, {"end": 1}),
+        ("decoder", [[1, 0], [1, 0]], {"end": 1}),  # BOS
+        ("encoder", [[0.25] * 4] * 4, {"entropy": 2, "distance": (1.5 + 1 + 1 + 1.5) / 4}),
+        # From corner to corner.
+        ("cross", [[1, 0, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 0, 0, 1]],
+         {"diagonal": 1, "distance": 0}),
+    ],
+)  # fmt: skip
+def test_statistics_of_a_head(kind, rows, expected):
+    found = head_statistics([np.array(rows, np.float32)[None, None]], kind)
+    for name, value in expected.items():
+        assert found[name].item() == pytest.approx(value), name
 
 
 def test_statistics_weight_sentences_by_tokens():
@@ -278,15 +261,3 @@ def test_figure_has_limits_with_and_without_arcs(view, kind, threshold):
     assert f"weights from {threshold:.0%}" in axes.get_legend().get_title().get_text()
     width, _ = drawn.canvas.get_width_height()
     assert drawn.get_tightbbox().width < 2 * width / drawn.dpi
-
-
-def test_loop_of_a_token_that_reads_itself_is_round():
-    x, y = views._arc(2.0, 2.0)
-    assert (np.ptp(x), np.ptp(y)) == pytest.approx((0.32, 0.4), abs=0.01)
-    assert x[[0, -1]] == pytest.approx([2, 2]) and y.min() == y[0]
-    assert np.ptp(x[np.abs(y - 0.45) < 0.05]) > 0.3
-
-
-def test_head_color_is_the_pages():
-    # oklch(0.58 0.17 25) in Chromium.
-    np.testing.assert_allclose(255 * np.array(head_color(0)), [203, 70, 68], atol=1.5)

@@ -202,11 +202,31 @@ MARIAN = {
     "type": "transformer", "enc-depth": "2", "dec-depth": "2", "transformer-heads": "4",
     "transformer-preprocess": "", "transformer-postprocess": "dan",
 }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
+OPENNMT = {
+    "encoder_type": "transformer", "decoder_type": "transformer", "layers": 2, "heads": 4,
+    "position_encoding": True,
+}  # fmt: skip
+FAIRSEQ = {
+    f"{side}_{name}": value
+    for side in ("encoder", "decoder")
+    for name, value in {"layers": 2, "attention_heads": 4, "normalize_before": False}.items()
+} | {"arch": "transformer_iwslt_de_en"}
+CTRANSLATE2 = {
+    "decoder/embeddings/weight": np.zeros([5, 8], np.float32),
+    **{f"{side}/num_heads": np.int32(2) for side in ("encoder", "decoder")},
+    "encoder/layer_0/self_attention/queries_scale": np.float32(0.5),
+}
+# The options of each format, as a function of those that are changed.
+READ = {
+    "marian": lambda changes: model_fields(MARIAN | changes),
+    "opennmt_py": lambda changes: opennmt.opennmt_py_fields(options(OPENNMT | changes)),
+    "fairseq": lambda changes: fairseq._config_fields(options(FAIRSEQ | changes)),
+    "ctranslate2": lambda changes: ctranslate2._options(
+        Tensors(CTRANSLATE2 | changes, "model.bin"), {}
+    ),
+}
+UNSUPPORTED = [
+    *(("marian", {name: value}, f"{name} {value}") for name, value in (
         ("type", "multi-transformer"), ("type", "s2s"),
         ("transformer-decoder-autoreg", "average-attention"),
         ("transformer-decoder-autoreg", "rnn"),
@@ -214,13 +234,39 @@ MARIAN = {
         ("transformer-no-projection", "true"), ("transformer-pool", "true"), ("ulr", "true"),
         ("right-left", "true"), ("transformer-ffn-depth", "3"), ("factors-dim-emb", "8"),
         ("transformer-alibi-shift", "true"), ("input-types", ["sequence", "class"]),
-    ],
-)  # fmt: skip
-def test_unsupported_marian_options_are_named(name, value):
-    model_fields(MARIAN)
+    )),
+    ("marian", {"type": "amun", "ulr": "true", "right-left": "true"},
+     "type amun, ulr true, right-left true"),
+    ("opennmt_py", {"encoder_type": "rnn"}, "encoder_type rnn"),
+    ("opennmt_py", {"max_relative_positions": 16}, "relative positions"),
+    ("opennmt_py", {"copy_attn": True}, "copy_attn"),
+    ("opennmt_py", {"position_encoding_type": "SinusoidalConcat"},
+     "position_encoding_type SinusoidalConcat"),
+    ("opennmt_py", {"generator_function": "sparsemax"}, "generator_function sparsemax"),
+    ("opennmt_py", {"self_attn_type": "average"}, "self_attn_type average"),
+    ("opennmt_py", {"position_encoding": False}, "no position_encoding"),
+    ("opennmt_py", {"layer_norm": "rms"}, "layer_norm rms"),
+    ("opennmt_py", {"sliding_window": 2}, "sliding_window"),
+    ("opennmt_py", {"pos_ffn_activation_fn": "gated-silu"}, "pos_ffn_activation_fn gated-silu"),
+    ("fairseq", {"arch": "fconv_iwslt_de_en"}, "arch fconv_iwslt_de_en"),
+    ("fairseq", {"encoder_normalize_before": True}, "normalize_before True and False"),
+    ("fairseq", {"cross_self_attention": True}, "cross_self_attention"),
+    ("fairseq", {"activation_fn": "linear"}, "activation_fn linear"),
+    ("fairseq", {"no_token_positional_embeddings": True}, "no_token_positional_embeddings"),
+    ("ctranslate2", {"decoder/layer_0/attention/queries_scale": np.float32(0.3)},
+     "queries_scale of another head_dim"),
+    ("ctranslate2", {f"{side}/scale_embeddings": np.float32(scale)
+                     for side, scale in (("encoder", 1), ("decoder", 3))},
+     "scale_embeddings 1 and 3"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("format_name", "changes", "expected"), UNSUPPORTED)
+def test_unsupported_options_are_named(format_name, changes, expected):
+    READ[format_name]({})
     with pytest.raises(InputError, match="translate with the model's own toolkit") as error:
-        model_fields(MARIAN | {name: value})
-    assert f"{name} {value}" in str(error.value)
+        READ[format_name](changes)
+    assert f"the model has {expected}, which" in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -238,66 +284,12 @@ def test_marian_search_options_are_taken_over(options, changes):
     assert marian.search_fields(options)[0] == usual | changes
 
 
-def test_all_unsupported_options_are_named_at_once():
-    with pytest.raises(InputError, match="has type amun, ulr true, right-left true, which"):
-        model_fields(MARIAN | {"type": "amun", "ulr": "true", "right-left": "true"})
-
-
 def test_factored_vocabulary_is_rejected(copy):
     folder = copy("marian_pre_relu")
     shutil.copy(folder / "vocab.src.yml", folder / "vocab.src.fsv")
     given = ImportOptions(vocabularies=(folder / "vocab.src.fsv", folder / "vocab.trg.yml"))
     with pytest.raises(InputError, match="factored and other vocabularies cannot be imported"):
         read_model(folder, "marian", given)
-
-
-OPENNMT = {
-    "encoder_type": "transformer", "decoder_type": "transformer", "layers": 2, "heads": 4,
-    "position_encoding": True,
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({"encoder_type": "rnn"}, "encoder_type rnn"),
-        ({"max_relative_positions": 16}, "relative positions"),
-        ({"copy_attn": True}, "copy_attn"),
-        ({"position_encoding_type": "SinusoidalConcat"}, "position_encoding_type SinusoidalConcat"),
-        ({"generator_function": "sparsemax"}, "generator_function sparsemax"),
-        ({"self_attn_type": "average"}, "self_attn_type average"),
-        ({"position_encoding": False}, "no position_encoding"),
-        ({"layer_norm": "rms"}, "layer_norm rms"),
-        ({"sliding_window": 2}, "sliding_window"),
-        ({"pos_ffn_activation_fn": "gated-silu"}, "pos_ffn_activation_fn gated-silu"),
-    ],
-)
-def test_unsupported_opennmt_py_options_are_named(changes, expected):
-    opennmt.opennmt_py_fields(options(OPENNMT))
-    with pytest.raises(InputError, match=f"the model has {expected}, which"):
-        opennmt.opennmt_py_fields(options(OPENNMT | changes))
-
-
-@pytest.mark.parametrize(
-    ("tensors", "config", "expected"),
-    [
-        ({}, {"add_source_bos": True}, "add_source_bos"),
-        (
-            {"decoder/layer_0/attention/queries_scale": np.float32(0.3)},
-            {},
-            "queries_scale of another head_dim",
-        ),
-    ],
-)
-def test_unsupported_ctranslate2_options_are_named(tensors, config, expected):
-    known = {
-        "decoder/embeddings/weight": np.zeros([5, 8], np.float32),
-        **{f"{side}/num_heads": np.int32(2) for side in ("encoder", "decoder")},
-        "encoder/layer_0/self_attention/queries_scale": np.float32(0.5),
-    }
-    ctranslate2._options(Tensors(known, "model.bin"), {})
-    with pytest.raises(InputError, match=f"the model has {expected}, which"):
-        ctranslate2._options(Tensors(known | tensors, "model.bin"), config)
 
 
 @pytest.mark.parametrize(
@@ -311,18 +303,9 @@ def test_unsupported_ctranslate2_options_are_named(tensors, config, expected):
     ],
 )
 def test_embedding_scale_of_ctranslate2_is_a_flag_or_the_factor(scale, is_scaled):
-    known = {
-        "decoder/embeddings/weight": np.zeros([5, 8], np.float32),
-        **{f"{side}/num_heads": np.int32(2) for side in ("encoder", "decoder")},
-    }
-    if scale is not None:
-        known |= {f"{side}/scale_embeddings": scale for side in ("encoder", "decoder")}
-    found = ctranslate2._options(Tensors(known, "model.bin"), {})
-    assert found["scale_embeddings"] is is_scaled
-    if scale is not None and is_scaled:
-        known["decoder/scale_embeddings"] = np.float32(3)
-        with pytest.raises(InputError, match=r"scale_embeddings 2.82843 and 3"):
-            ctranslate2._options(Tensors(known, "model.bin"), {})
+    sides = {} if scale is None else dict.fromkeys(("encoder", "decoder"), scale)
+    changes = {f"{side}/scale_embeddings": value for side, value in sides.items()}
+    assert READ["ctranslate2"](changes)["scale_embeddings"] is is_scaled
 
 
 def test_ctranslate2_without_a_start_token_is_rejected(copy):
@@ -349,39 +332,12 @@ def test_models_of_several_files_are_reported(copy):
         read_model(folder)
 
 
-@pytest.mark.parametrize(("given", "start"), [({}, 2), ({"decoder_start_token_id": 0}, 0)])
-def test_marianmt_start_token_is_read(given, start, tmp_path):
+def test_marianmt_start_token_is_read(tmp_path):
     tokens = {"</s>": 0, "<unk>": 1, "<pad>": 2, "a": 3}
     (tmp_path / "vocab.json").write_text(json.dumps(tokens))
-    found, _ = transformers._symbols(tmp_path, options(given))
-    assert (found.start, found.order) == (start, [2, 1, start, 0, 3])
-
-
-@pytest.mark.parametrize("start", [-1, 4])
-def test_start_token_outside_the_vocabulary_is_rejected(start, tmp_path):
-    (tmp_path / "vocab.json").write_text(json.dumps({"</s>": 0, "<unk>": 1, "<pad>": 2, "a": 3}))
-    with pytest.raises(InputError, match=f"the id of start is {start}, of 4 tokens"):
-        transformers._symbols(tmp_path, options({"decoder_start_token_id": start}))
-
-
-FAIRSEQ = {
-    f"{side}_{name}": value
-    for side in ("encoder", "decoder")
-    for name, value in {"layers": 2, "attention_heads": 4, "normalize_before": False}.items()
-} | {"arch": "transformer_iwslt_de_en"}
-
-
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({"arch": "fconv_iwslt_de_en"}, "arch fconv_iwslt_de_en"),
-        ({"encoder_normalize_before": True}, "normalize_before True and False"),
-        ({"cross_self_attention": True}, "cross_self_attention"),
-        ({"activation_fn": "linear"}, "activation_fn linear"),
-        ({"no_token_positional_embeddings": True}, "no_token_positional_embeddings"),
-    ],
-)
-def test_unsupported_fairseq_options_are_named(changes, expected):
-    fairseq._config_fields(options(FAIRSEQ))
-    with pytest.raises(InputError, match=f"the model has {expected}, which"):
-        fairseq._config_fields(options(FAIRSEQ | changes))
+    for given, start in (({}, 2), ({"decoder_start_token_id": 0}, 0)):
+        found, _ = transformers._symbols(tmp_path, options(given))
+        assert (found.start, found.order) == (start, [2, 1, start, 0, 3])
+    for start in (-1, 4):
+        with pytest.raises(InputError, match=f"the id of start is {start}, of 4 tokens"):
+            transformers._symbols(tmp_path, options({"decoder_start_token_id": start}))
