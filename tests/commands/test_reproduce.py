@@ -32,7 +32,7 @@ def tasks_of_examples(monkeypatch, tmp_path):
     (tmp_path / "examples").symlink_to(_ROOT / "examples")
     yield
     for path in (_ROOT / "examples").glob("*.py"):
-        sys.modules.pop(path.stem, None)
+        sys.modules.pop(f"user_module_{path.stem}", None)
 
 
 def bash(*arguments, cwd=_ROOT, **environment):

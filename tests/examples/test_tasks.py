@@ -28,6 +28,7 @@ def path_to_examples(monkeypatch):
     yield
     for name in ("inflection", "semantic_parsing"):
         sys.modules.pop(name, None)
+        sys.modules.pop(f"user_module_{name}", None)
 
 
 @pytest.fixture
