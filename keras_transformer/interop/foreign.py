@@ -294,7 +294,7 @@ def _our_rows(table: Array, symbols: Symbols, missing: float = 0.0) -> Array:
             "the vocabulary that it was trained with"
         )
     order = symbols.order
-    rows = table[[0 if id_ is None else id_ for id_ in order]].astype(np.float32)
+    rows = table[[0 if id_ is None else id_ for id_ in order]].astype(np.float32, copy=False)
     rows[[id_ is None for id_ in order]] = missing
     return rows
 
