@@ -49,10 +49,13 @@ def test_serving(trained, run_page, call, free_ports, monkeypatch):
     run_page("docs/guides/formats.md", trained)
     monkeypatch.chdir(trained)
     assert call("export.py", "--run_dir=runs/mine", "--export_dir=exports/served").code == 0
+    models = trained / "exports" / "served" / "models.config"
+    text = models.read_text().replace("/models/served", str(models.parent))
+    models.write_text(text.replace('"served"', '"mine"'))
     grpc, rest = free_ports(2)
     server = subprocess.Popen(
         [sys.executable, "tests/serving/stand_in_server.py", f"--port={grpc}",
-         f"--rest_api_port={rest}", "--model_name=mine", "--model_base_path=exports/served",
+         f"--rest_api_port={rest}", f"--model_config_file={models}",
          "--file_system_poll_wait_seconds=0.2"],
         cwd=trained,
     )  # fmt: skip
