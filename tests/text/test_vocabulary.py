@@ -133,15 +133,6 @@ def test_model_does_not_name_the_file_of_its_rules():
     assert b".tsv" not in models[0].model_bytes
 
 
-@pytest.mark.parametrize("normalization", ["nfkc", "nfc", "identity"])
-def test_tokens_of_a_tokenized_corpus_stay_whole(normalization):
-    line = "a un@@ happy do@@ g &apos;s  ##AT##-##AT## ."
-    vocabulary = learn_vocabulary([line], size=100, kind="word", normalization=normalization)
-    [ids] = vocabulary.encode([line])
-    assert vocabulary.pieces(ids) == ["▁" + token for token in line.split()]
-    assert vocabulary.decode([ids]) == [" ".join(line.split())]
-
-
 def test_byte_fallback_spells_out_characters_never_seen():
     vocabulary = learn_vocabulary(SENTENCES, size=400, byte_fallback=True)
     text = "Ωμέγα 数 🙂"
@@ -160,7 +151,7 @@ def test_symbols_are_one_token_each_however_rare():
     assert vocabulary.decode([ids]) == ["the ∕DT cat ⟨NP"]
 
 
-def test_space_ids():
+def test_space_ids_are_the_tokens_of_nothing_but_spaces():
     characters = learn_vocabulary(["ein Hund"], size=20, kind="char")
     assert characters.pieces(characters.space_ids) == ["▁"]
     assert learn_vocabulary(["ein Hund"], size=20, kind="word").space_ids == ()
