@@ -112,7 +112,7 @@ def _pair(name: str, source: str | None, target: str | None) -> tuple[pathlib.Pa
 
 def _summarize(model: "ForeignModel", format_name: str) -> None:
     """Prints what was found."""
-    from keras_transformer.text.vocabulary import kind_of
+    from keras_transformer.text.learning import kind_of
 
     config = model.config
     values = config.to_dict()

@@ -26,7 +26,7 @@ from keras_transformer.text.vocabulary import (
     UNUSED,
     USER_DEFINED,
     model_message,
-    vocabulary_of_pieces,
+    model_of_pieces,
 )
 
 _SINGLE_CHARACTER = -10.0  # added to the lowest score for a character that SentencePiece lacks
@@ -136,7 +136,7 @@ def sentencepiece_vocabulary(
         for name, piece in by_name.items()
         if piece.type not in (UNKNOWN, CONTROL, UNUSED) and name not in taken
     ]
-    return vocabulary_of_pieces(model, pieces, num_tokens)
+    return Vocabulary(model_of_pieces(model, pieces, num_tokens))
 
 
 def check_vocabulary_sizes(
@@ -201,7 +201,7 @@ def word_vocabulary(symbols: Symbols, where: str) -> Vocabulary:
     model.trainer_spec.unk_surface = " ⁇"
     model.normalizer_spec.name = "identity"
     reserved = _reserved_pieces(symbols)
-    return vocabulary_of_pieces(model, reserved + pieces, len(reserved) + len(pieces))
+    return Vocabulary(model_of_pieces(model, reserved + pieces, len(reserved) + len(pieces)))
 
 
 def read_spm(path: pathlib.Path) -> Any:

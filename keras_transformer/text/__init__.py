@@ -6,12 +6,8 @@ a fraction of the time that TensorFlow takes to load.
 
 from typing import TYPE_CHECKING, Any
 
-from keras_transformer.text.vocabulary import (
-    SubwordSampler,
-    Vocabulary,
-    extend_vocabulary,
-    learn_vocabulary,
-)
+from keras_transformer.text.learning import extend_vocabulary, learn_vocabulary
+from keras_transformer.text.vocabulary import SubwordSampler, Vocabulary
 
 if TYPE_CHECKING:
     from keras_transformer.text.tokenizer import Tokenizer

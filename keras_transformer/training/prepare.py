@@ -22,7 +22,7 @@ from keras_transformer.data import (
 from keras_transformer.errors import InputError
 from keras_transformer.tasks import Task, TranslationTask
 from keras_transformer.text import Vocabulary, extend_vocabulary
-from keras_transformer.text.vocabulary import kind_of
+from keras_transformer.text.learning import kind_of
 
 _TRANSLATION = TranslationTask()
 _NORMALIZED_PAIRS = 100_000  # of each corpus, to see what normalization changes

@@ -33,7 +33,7 @@ from keras_transformer.files import Path, local_path, write_atomically
 from keras_transformer.host import check_not_forked
 from keras_transformer.models import Seq2SeqModel, build_model
 from keras_transformer.text import Vocabulary
-from keras_transformer.text.vocabulary import cut_new_tokens
+from keras_transformer.text.learning import cut_new_tokens
 from keras_transformer.training.checkpoints import AVERAGE, START, Checkpoints
 from keras_transformer.training.distribution import (
     ONLY_WORKER,

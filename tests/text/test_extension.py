@@ -12,7 +12,8 @@ from keras_transformer.text import (
     extend_vocabulary,
     learn_vocabulary,
 )
-from keras_transformer.text.vocabulary import cut_new_tokens, kind_of, model_message
+from keras_transformer.text.learning import cut_new_tokens, kind_of
+from keras_transformer.text.vocabulary import model_message
 
 KINDS = ["bpe", "unigram", "char", "word"]
 OLD = [

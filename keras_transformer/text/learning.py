@@ -1,0 +1,371 @@
+"""Learning a vocabulary from sentences, with SentencePiece's trainer, and adding tokens to it."""
+
+import collections
+import contextlib
+import functools
+import io
+import itertools
+import random
+import re
+import tempfile
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, get_args
+
+import sentencepiece
+
+from keras_transformer.config import (
+    BOS_ID,
+    DEFAULT_VOCABULARY_SIZE,
+    EOS_ID,
+    PAD_ID,
+    UNK_ID,
+    WORD_START,
+)
+from keras_transformer.config.data import LEAST_COVERAGE, Normalization, VocabularyKind
+from keras_transformer.errors import InputError, as_text, check_choice, check_unicode
+from keras_transformer.text.vocabulary import (
+    NORMAL,
+    RESERVED_IDS,
+    RESERVED_TOKENS,
+    USER_DEFINED,
+    Text,
+    Vocabulary,
+    check_not_one_text,
+    model_message,
+)
+
+_MOST_TOKENS = 2**31 - 1  # SentencePiece's integers
+_NUM_BYTES = 256  # tokens that byte_fallback adds
+_RULE_NAMES = {"nfkc": "nmt_nfkc", "identity": "identity"}  # of the trainer's own rules
+# Longer lines are split, because the trainer silently skips them, its unigram model fails on long
+# lines without spaces, and a token holds 8,000 bytes, while NFKC makes up to 18 of a character.
+_MAX_LINE_CHARACTERS = 400
+_MAX_BYTES_A_CHARACTER = 4
+_TRAINER_UNKNOWN = "\u2585"  # the trainer skips every line that holds this character
+# Unigram scores are sums over threads, so they depend on this number; fixed, no machine differs.
+_NUM_TRAINER_THREADS = 16
+_ONLY_ERRORS = 2  # log level
+_SCORE_STEP = 1 / 16  # nats
+_LAST_COMPOSED = 0x30000  # Unicode has no character beyond that normalization changes
+
+
+def learn_vocabulary(
+    sentences: Iterable[Text],
+    *,
+    size: int | None = None,
+    kind: VocabularyKind = "bpe",
+    normalization: Normalization = "nfc",
+    character_coverage: float = 1.0,
+    byte_fallback: bool = False,
+    max_sentences: int | None = None,
+    seed: int = 0,
+    symbols: Sequence[str] = (),
+    tokens: Sequence[str] = (),
+) -> Vocabulary:
+    """Learns a vocabulary; the same input gives the same bytes.
+
+    Args:
+        sentences: the text to learn from, str or UTF-8 in bytes, read once; line ends are dropped.
+        size: number of tokens, the four reserved ones included. "bpe" and "unigram" give exactly
+            that many, "char" and "word" the most frequent ones, fewer if the text has fewer.
+            None means 8,000, or as many as the text supports if these are fewer.
+        kind: "bpe" (Sennrich et al. 2016, the paper's choice), "unigram" (Kudo 2018), "char", or
+            "word" for words between spaces, for example of tokenized text ("un@@ happy").
+        normalization: what a model reads and writes. "nfc" composes letters and marks, see
+            `nfc_rules`, and keeps all else; "identity" changes nothing. "nfkc" is Unicode NFKC as
+            other toolkits have it: it also makes ASCII of full-width characters, digits of ½ and ²,
+            "..." of an ellipsis, spaces of no-break ones and of Persian's joiner, and drops control
+            characters; the model can then write none of these. All turn runs of spaces into one and
+            trim the ends.
+        character_coverage: share of all characters that get a token, from 0.98 to 1; the rarest
+            become unknown.
+        byte_fallback: spells unknown characters as UTF-8 bytes (256 more tokens).
+        max_sentences: learn from a random sample of this many, which bounds the memory.
+        seed: of that sample.
+        symbols: words that are one token each, however rare.
+        tokens: other text that is one token each, and part of no other; not for "word".
+
+    Raises:
+        InputError: an option is out of range, there is no text, or the text cannot support `size`.
+    """
+    check_not_one_text(sentences)
+    check_choice("kind", kind, get_args(VocabularyKind))
+    check_choice("normalization", normalization, get_args(Normalization))
+    is_exact = size is not None and kind in ("bpe", "unigram")
+    size = DEFAULT_VOCABULARY_SIZE if size is None else size
+    num_reserved = len(RESERVED_IDS) + (_NUM_BYTES if byte_fallback else 0)
+    if size <= num_reserved:
+        raise InputError(
+            f"size must be more than the {num_reserved} reserved tokens, got {size}; raise it"
+        )
+    if size > _MOST_TOKENS:
+        raise InputError(f"size must be at most {_MOST_TOKENS:,}, got {size:,}; lower it")
+    if not LEAST_COVERAGE <= character_coverage <= 1:
+        raise InputError(
+            f"character_coverage must be from {LEAST_COVERAGE} to 1, got {character_coverage}"
+        )
+    own = [*(WORD_START + symbol for symbol in symbols), *tokens]
+    for token, count in collections.Counter(own).items():
+        if count > 1 or token in RESERVED_TOKENS:
+            raise InputError(
+                f"{token!r} is {'given twice' if count > 1 else 'a reserved token'}; remove it"
+            )
+    if max_sentences is not None:
+        if max_sentences < 1:
+            raise InputError(f"max_sentences must be at least 1, got {max_sentences}")
+        sentences = _sample(sentences, max_sentences, random.Random(seed))
+    model = io.BytesIO()
+    reader_errors: list[Exception] = []
+    try:
+        with _normalization_options(normalization) as normalization_options:
+            sentencepiece.SentencePieceTrainer.train(
+                sentence_iterator=_training_lines(sentences, reader_errors),
+                model_writer=model,
+                model_type=kind,
+                vocab_size=size,
+                hard_vocab_limit=is_exact,
+                character_coverage=character_coverage,
+                byte_fallback=byte_fallback,
+                pad_id=PAD_ID,
+                unk_id=UNK_ID,
+                bos_id=BOS_ID,
+                eos_id=EOS_ID,
+                # A word's token includes the space before it, an unknown character's does not.
+                unk_surface=" ⁇" if kind == "word" else "⁇",
+                user_defined_symbols=own,
+                max_sentence_length=_MAX_LINE_CHARACTERS * _MAX_BYTES_A_CHARACTER,
+                num_threads=_NUM_TRAINER_THREADS,
+                minloglevel=_ONLY_ERRORS,
+                **normalization_options,
+            )
+    except RuntimeError as error:
+        if reader_errors:
+            raise reader_errors[0] from None
+        if (advice := _advice(str(error))) is None:
+            raise
+        message = f"a {kind} vocabulary of size {size} was asked for, but {advice}"
+        raise InputError(message) from error
+    return Vocabulary(_portable(model.getvalue(), kind))
+
+
+@contextlib.contextmanager
+def _normalization_options(normalization: str) -> Iterator[dict[str, Any]]:
+    """Yields the options of the trainer for a normalization."""
+    if normalization in _RULE_NAMES:
+        yield {"normalization_rule_name": _RULE_NAMES[normalization]}
+        return
+    with tempfile.NamedTemporaryFile("w", encoding="ascii", suffix=".tsv") as file:
+        file.write(nfc_rules())
+        file.flush()
+        yield {"normalization_rule_tsv": file.name}
+
+
+@functools.cache
+def nfc_rules() -> str:
+    """Returns Unicode's normalization form C as rules for SentencePiece, which lacks it.
+
+    A vocabulary with these rules composes characters inside an exported graph too. Each line is a
+    spelling, a tab and its normal form, both as hexadecimal code points. A spelling is a character
+    that NFC replaces, or a way to write a composed character: its base, composed with none or some
+    of its marks, then the other marks in any order. Spellings with an intervening mark that
+    composes with nothing are not covered; `unicodedata` normalizes them.
+    """
+    compose = functools.partial(unicodedata.normalize, "NFC")
+    rules: dict[str, str] = {}
+    for character in map(chr, itertools.chain(range(0xD800), range(0xE000, _LAST_COMPOSED))):
+        if (composed := compose(character)) != character:
+            rules[character] = composed
+            continue
+        base, *marks = list(unicodedata.normalize("NFD", character))
+        for order in itertools.permutations(marks):
+            for count in range(len(order)):
+                spelling = compose(base + "".join(order[:count])) + "".join(order[count:])
+                if compose(spelling) == character:
+                    rules[spelling] = character
+    lines = (
+        "\t".join(" ".join(f"{ord(c):X}" for c in text) for text in rule) for rule in rules.items()
+    )
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _portable(model_bytes: bytes, kind: str) -> bytes:
+    """Returns the model in bytes that depend on the text and the options alone.
+
+    A model names the file that its rules came from. The best segmentation of a unigram model is the
+    one with the largest sum of log-probabilities, and where two are almost equal, float32 rounding
+    makes SentencePiece and the copy of it in TensorFlow Text choose differently. Sums of scores
+    that are rounded to multiples of `_SCORE_STEP` are exact up to 2**24 * _SCORE_STEP, enough for a
+    line of 100,000 characters, so both agree; the log-likelihood of news text changed by 4e-6 of
+    itself.
+    """
+    model = model_message().FromString(model_bytes)
+    model.normalizer_spec.ClearField("normalization_rule_tsv")
+    if kind == "unigram":
+        for piece in model.pieces:
+            piece.score = round(piece.score / _SCORE_STEP) * _SCORE_STEP
+    return bytes(model.SerializeToString())
+
+
+def _sample(sentences: Iterable[Text], count: int, generator: random.Random) -> list[Text]:
+    """Returns `count` sentences, each equally likely to be there (Vitter 1985, algorithm R)."""
+    sample: list[Text] = []
+    for index, sentence in enumerate(sentences):
+        if index < count:
+            sample.append(sentence)
+        elif (slot := generator.randrange(index + 1)) < count:
+            sample[slot] = sentence
+    return sample
+
+
+def _training_lines(sentences: Iterable[Text], errors: list[Exception]) -> Iterator[str]:
+    """Yields sentences in a form that the trainer does not skip, cut before spaces if too long.
+
+    Errors of reading are kept in `errors`, since the trainer passes on only their text.
+    """
+    try:
+        for sentence in sentences:
+            sentence = as_text(sentence)
+            check_unicode("text", sentence)
+            line = sentence.rstrip("\r\n").replace(_TRAINER_UNKNOWN, " ")
+            start = 0
+            while len(line) - start > _MAX_LINE_CHARACTERS:
+                limit = start + _MAX_LINE_CHARACTERS
+                space = line.rfind(" ", start, limit)
+                end = space if space > start else limit
+                yield line[start:end]
+                start = end
+            yield line[start:]
+    except Exception as error:
+        errors.append(error)
+        raise
+
+
+def _advice(trainer_message: str) -> str | None:
+    """Returns the cause of a trainer error and how to fix it; None for an unknown error."""
+    if match := re.search(r"Vocabulary size too high .*<= (\d+)", trainer_message):
+        return f"this text supports at most {match[1]}; use {match[1]} or less, or give more text"
+    if match := re.search(r"smaller than required_chars\. \d+ vs (\d+)", trainer_message):
+        return (
+            f"the characters of this text need at least {match[1]}; use {match[1]} or more, or "
+            f"lower character_coverage (to {LEAST_COVERAGE} at least)"
+        )
+    if "sentences_.empty()" in trainer_message or "all_chars_count" in trainer_message:
+        return "there is no text to learn from; give at least one sentence"
+    return None
+
+
+# More tokens for a vocabulary that a model knows: old tokens keep their ids, new ones follow. A
+# text in which no new token occurs is cut as before.
+
+_KINDS: dict[int, VocabularyKind] = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
+# The score of an added token among unigram pieces, whose scores are log-probabilities: no other
+# segmentation gains as much by a piece that reaches over an end of the token.
+_TOKEN_SCORE = 100.0
+
+
+def kind_of(vocabulary: Vocabulary) -> VocabularyKind:
+    """Returns what the tokens of a vocabulary are, an imported one too."""
+    model = model_message().FromString(vocabulary.model_bytes)
+    return _KINDS[model.trainer_spec.model_type]
+
+
+def extend_vocabulary(
+    vocabulary: Vocabulary, learned: Vocabulary | None = None, tokens: Sequence[str] = ()
+) -> Vocabulary:
+    """Returns a vocabulary with the same ids and more tokens after them.
+
+    Args:
+        vocabulary: of any kind.
+        learned: another one of the same kind, whose pieces are added where they are missing.
+            Byte-pair merges of its own come after all old ones.
+        tokens: text that is one token each, such as "<de>", wherever it occurs; in a vocabulary of
+            words where it is a word.
+
+    Raises:
+        InputError: a token cannot be one, or is one already.
+
+    Example:
+        >>> vocabulary = extend_vocabulary(vocabulary, tokens=["<de>"])
+        >>> vocabulary.pieces(vocabulary.encode(["<de> ein Hund"])[0])
+        ['▁', '<de>', '▁ein', '▁Hund']
+    """
+    model = model_message().FromString(vocabulary.model_bytes)
+    kind = kind_of(vocabulary)
+    # Pieces that are no tokens come last: new tokens stand before them, or are one of them.
+    surplus = {piece.piece: piece for piece in model.pieces[vocabulary.size :]}
+    del model.pieces[vocabulary.size :]
+    known = {piece.piece for piece in model.pieces}
+    for token in tokens:
+        _check_token(vocabulary, token)
+    names = [WORD_START + token if kind == "word" else token for token in tokens]
+    for index, (token, name) in enumerate(zip(tokens, names, strict=True)):
+        if name in known or name in names[:index]:
+            raise InputError(f"{token!r} is a token of the vocabulary already; do not add it again")
+    old = [*model.pieces, *surplus.values()]
+    lowest = min((piece.score for piece in old if piece.type == NORMAL), default=0.0)
+    new: list[tuple[str, float, int]] = []
+    for piece in _normal_pieces(learned):
+        if piece.piece in surplus and piece.piece not in names:
+            kept = surplus[piece.piece]  # text is cut as before
+            new.append((kept.piece, kept.score, kept.type))
+        elif piece.piece not in known and piece.piece not in names:
+            # Merges have the order of their scores. Of unigram pieces the lowest score decides
+            # what an unknown character costs, which must stay as it was.
+            score = lowest - len(new) - 1 if kind == "bpe" else max(piece.score, lowest)
+            new.append((piece.piece, score, NORMAL))
+    # Text of unigram pieces, and of words, is not always cut at pieces of the type for this.
+    has_type = kind in ("bpe", "char")
+    of_tokens = (0.0, USER_DEFINED) if has_type else (_TOKEN_SCORE, NORMAL)
+    new += [(name, *of_tokens) for name in names]
+    for name, score, type_ in new:
+        surplus.pop(name, None)
+        model.pieces.add(piece=name, score=score, type=type_)
+    num_tokens = len(model.pieces)
+    model.pieces.extend(surplus.values())
+    model.trainer_spec.vocab_size = num_tokens
+    if model.num_tokens:
+        model.num_tokens = num_tokens
+    model.ClearField("self_test_data")
+    return Vocabulary(model.SerializeToString()) if new else vocabulary
+
+
+def cut_new_tokens(old: Vocabulary, new: Vocabulary) -> list[list[int]]:
+    """Returns the old tokens that spell each token by which an extended vocabulary is larger.
+
+    Args:
+        old: the vocabulary.
+        new: what `extend_vocabulary` made of it.
+
+    Returns:
+        For each id from `old.size` on one or more old ids; the unknown token where `old` cannot
+        spell it.
+    """
+    model = model_message().FromString(old.model_bytes)
+    # A piece is normalized, and it begins a word only if "▁" says so.
+    model.normalizer_spec.ClearField("precompiled_charsmap")
+    model.normalizer_spec.add_dummy_prefix = False
+    model.normalizer_spec.remove_extra_whitespaces = False
+    pieces = new.pieces(range(old.size, new.size))
+    return [ids or [UNK_ID] for ids in Vocabulary(model.SerializeToString()).encode(pieces)]
+
+
+def _normal_pieces(vocabulary: Vocabulary | None) -> list[Any]:
+    if vocabulary is None:
+        return []
+    pieces = model_message().FromString(vocabulary.model_bytes).pieces
+    return [piece for piece in pieces if piece.type == NORMAL]
+
+
+def _check_token(vocabulary: Vocabulary, token: str) -> None:
+    """Raises `InputError` unless a text with this token still has it after normalization."""
+    if not token or WORD_START in token or len(token.split()) != 1 or token != token.strip():
+        raise InputError(
+            f"a token to add must be text without spaces, got {token!r}; change add_tokens, in "
+            "which commas separate tokens"
+        )
+    if (normalized := vocabulary.normalize(token)) != token:
+        raise InputError(
+            f"the token {token!r} would never be found: normalization turns it into "
+            f"{normalized!r}; add that instead"
+        )
