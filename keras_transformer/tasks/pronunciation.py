@@ -93,7 +93,7 @@ class PronunciationTask(Task):
         """Returns the words and phones of a dictionary."""
         return PronunciationDictionary(path=path, keep_stress=self.keep_stress)
 
-    def learned_text(self, reference: str) -> str:
+    def target_text(self, reference: str) -> str:
         """Returns the phones as a dictionary has them; parallel files can have others."""
         return normalize_phones(reference, self.keep_stress)
 

@@ -155,13 +155,13 @@ class Task(JsonConfig, abc.ABC):
         return [each for each in sets[:1] if not is_dev or each.has_split()]
 
     def train_sources(self, data: DataConfig) -> "list[PairSource]":
-        """Returns the sources of the training pairs, their targets as `learned_text` writes them.
+        """Returns the sources of the training pairs, their targets as `target_text` writes them.
 
         Args:
             data: names files and data sets.
         """
         sources = self.pair_sources(data, "train")
-        if type(self).learned_text is Task.learned_text:
+        if type(self).target_text is Task.target_text:
             return sources
         return [_LearnedPairs(each, self) for each in sources]
 
@@ -175,7 +175,7 @@ class Task(JsonConfig, abc.ABC):
         """Returns the answers of a file to be evaluated; by default one a line."""
         return read_lines(path)
 
-    def learned_text(self, reference: str) -> str:
+    def target_text(self, reference: str) -> str:
         """Returns the target text that a model learns to generate for a reference."""
         return reference
 
@@ -324,7 +324,7 @@ class _LearnedPairs:
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
         for source, reference in self.pairs:
-            yield source, self.task.learned_text(reference)
+            yield source, self.task.target_text(reference)
 
 
 AnyTask = TypeVar("AnyTask", bound=type[Task])

@@ -518,7 +518,7 @@ class Validation:
             for number, dev in enumerate(devs, start=1)
             if training.validation_time_share
         ]
-        learned = devs[0]._replace(target=list(map(task.learned_text, devs[0].target)))
+        learned = devs[0]._replace(target=list(map(task.target_text, devs[0].target)))
         corpus = tokenize(learned, vocabularies, trainer.configs.corpora.max_length)
         # As large as a part of a training batch, which is known to fit in memory, but with room
         # for the longest sentence.

@@ -78,7 +78,7 @@ class DevMetric:
         self._task = task
         self._search = search or task.search_config(task.dev_search)
         tokens = training.event_steps[1] * training.batch_tokens
-        learned = list(map(task.learned_text, text.target))
+        learned = list(map(task.target_text, text.target))
         lengths = [len(ids) + 1 for ids in self._target.encode(learned)]
         affordable = training.validation_time_share * tokens / _SEARCH_COST
         self.num_sentences = count_affordable(lengths, affordable)

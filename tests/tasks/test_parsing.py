@@ -43,7 +43,7 @@ def test_model_learns_linearized_trees(tree_file):
         (train,), (dev,) = task.train_sources(data), task.pair_sources(data, "validation")
         assert list(train) == [("The dog barks .", text)]
         assert list(dev) == [("The dog barks .", TREE)]
-        assert task.learned_text(TREE) == text
+        assert task.target_text(TREE) == text
     (other,) = ParsingTask(pos_tags=False).train_sources(data)
     assert other.identity != ParsingTask().train_sources(data)[0].identity
     assert list(*ParsingTask().pair_sources(data, "train")) == [("The dog barks .", TREE)]

@@ -85,7 +85,7 @@ class ParsingTask(Task):
         """Returns the sentences and trees of a file of bracketed trees."""
         return trees.TreeFile(path)
 
-    def learned_text(self, reference: str) -> str:
+    def target_text(self, reference: str) -> str:
         tree = trees.clean(trees.parse_tree(reference))
         return trees.linearize(tree, pos_tags=self.pos_tags, copy_words=self.copy_words)
 
