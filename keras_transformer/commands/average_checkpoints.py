@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
-from keras_transformer.commands import common
+from keras_transformer.commands import command_flags, common
 from keras_transformer.config import TrainingConfig
 from keras_transformer.errors import InputError
 
 if TYPE_CHECKING:
     from keras_transformer.training import Checkpoints
 
-_RUN_DIR = common.define_path("run_dir", None, "Directory of a training run.", required=True)
+_RUN_DIR = command_flags.define_path("run_dir", None, "Directory of a training run.", required=True)
 _LAST = flags.DEFINE_integer(
     "last",
     None,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
-from keras_transformer.commands import common
+from keras_transformer.commands import command_flags, common
 from keras_transformer.config import SearchConfig, check_options
 from keras_transformer.errors import InputError
 from keras_transformer.files import replace_control_characters, write_atomically
@@ -31,23 +31,23 @@ if TYPE_CHECKING:
     # Task, test set, n-best list of each sentence, and what made them, for --json.
     Evaluated = tuple[Task, ParallelText, list[list[str]], dict[str, Any]]
 
-_RUN_DIR = common.define_path(
+_RUN_DIR = command_flags.define_path(
     "run_dir",
     None,
     "Directory of a training run. Several, separated by commas, translate together.",
 )
-_ANSWERS = common.define_path(
+_ANSWERS = command_flags.define_path(
     "answers", None, "File of outputs to score, instead of those of --run_dir."
 )
 _TASK = flags.DEFINE_enum(
     "task", "translation", registered_tasks(), "Task of --answers; a run has its own."
 )
-_CHECKPOINT = common.define_checkpoint_flag()
-_SOURCE = common.define_path(
+_CHECKPOINT = command_flags.define_checkpoint_flag()
+_SOURCE = command_flags.define_path(
     "source", None, "File to translate, plain or packed, instead of the test set of the run."
 )
-_TARGET = common.define_path("target", None, "Reference translations of --source.")
-_FILE = common.define_path(
+_TARGET = command_flags.define_path("target", None, "Reference translations of --source.")
+_FILE = command_flags.define_path(
     "file",
     None,
     "One file with both sides, as --test_file of train, instead of --source and --target.",
@@ -57,8 +57,8 @@ _SPLIT = flags.DEFINE_string(
     "test",
     "What of the run to translate: test, validation, train, or another split of its data set.",
 )
-_OUTPUT = common.define_path("output", None, "Write the translations to this file.")
-_EACH = common.define_path(
+_OUTPUT = command_flags.define_path("output", None, "Write the translations to this file.")
+_EACH = command_flags.define_path(
     "each", None, "Write the scores of each sentence to this file, tab-separated."
 )
 _JSON = flags.DEFINE_boolean(
@@ -75,8 +75,8 @@ _BATCH_SIZE = flags.DEFINE_integer(
     lower_bound=1,
 )
 _SECONDS_BETWEEN_REPORTS = 10.0  # of progress
-common.define_flags(SearchConfig)
-common.define_task_options()
+command_flags.define_flags(SearchConfig)
+command_flags.define_task_options()
 
 
 def main(arguments: list[str]) -> None:
@@ -129,7 +129,7 @@ def _reject_unused_flags() -> None:
     if _ANSWERS.value is None:
         option, names = "run_dir", ["task"]
     else:
-        search_flags = common.given_flags(SearchConfig)
+        search_flags = command_flags.given_flags(SearchConfig)
         option, names = "answers", ["checkpoint", "split", "batch_size", *search_flags]
     for name in names:
         if flags.FLAGS[name].present:
@@ -138,7 +138,7 @@ def _reject_unused_flags() -> None:
 
 def _answer(run_dirs: str) -> "Evaluated":
     """Translates the test set with the models of runs."""
-    given = common.given_flags(SearchConfig)
+    given = command_flags.given_flags(SearchConfig)
     check_options(given)  # reports a wrong value before loading
     common.load_tensorflow(one_dnn=False)
     from keras_transformer.inference import Translator
@@ -146,7 +146,7 @@ def _answer(run_dirs: str) -> "Evaluated":
 
     found = common.find_checkpoints(run_dirs, _CHECKPOINT.value)
     configs = found[0][0].configs()
-    options = common.given_task_options(type(configs.task))
+    options = command_flags.given_task_options(type(configs.task))
     for name in options.keys() & set(configs.task.fields_with(is_learned=True)):
         raise InputError(
             f"--{name} is fixed at training; the run has {getattr(configs.task, name)}; remove it"
@@ -206,7 +206,7 @@ def _translate(translator: "Translator", sentences: list[str]) -> list[list[Tran
 def _read_answers(path: str) -> "Evaluated":
     """Reads the outputs in a file, and their references."""
     options = get_task(_TASK.value)
-    task = options(**common.given_task_options(options))
+    task = options(**command_flags.given_task_options(options))
     text = _read_pairs(task)
     if text is None:
         raise InputError("--answers needs references: give --source and --target, or --file")

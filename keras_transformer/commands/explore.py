@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
-from keras_transformer.commands import common
+from keras_transformer.commands import command_flags, common
 from keras_transformer.config import SearchConfig
 from keras_transformer.errors import InputError, check_unicode
 from keras_transformer.files import write_atomically
@@ -23,21 +23,21 @@ from keras_transformer.files import write_atomically
 if TYPE_CHECKING:
     from keras_transformer.explorer.views import Inspector, View
 
-_RUN_DIR = common.define_path(
+_RUN_DIR = command_flags.define_path(
     "run_dir", None, "Directory of a training run. Several, separated by commas, are compared."
 )
-_SAVED_MODEL = common.define_path(
+_SAVED_MODEL = command_flags.define_path(
     "saved_model",
     None,
     "An exported version, or several, with or without --run_dir. It shows only the mean of its "
     "last layer's heads.",
 )
-_CHECKPOINT = common.define_checkpoint_flag()
-_OUTPUT = common.define_path("output", None, "Write a page, an .html file.")
-_PNG = common.define_path(
+_CHECKPOINT = command_flags.define_checkpoint_flag()
+_OUTPUT = command_flags.define_path("output", None, "Write a page, an .html file.")
+_PNG = command_flags.define_path(
     "png", None, "Write a figure of one sentence and one model, a .png, .pdf or .svg file."
 )
-_BERTVIZ = common.define_path(
+_BERTVIZ = command_flags.define_path(
     "bertviz", None, "Write BertViz's attn_data, a .json file, of one sentence and one model."
 )
 _ATTENTION = flags.DEFINE_enum(
@@ -59,7 +59,7 @@ _SERVE = flags.DEFINE_boolean("serve", False, "Serve the page on this machine's 
 _PORT = flags.DEFINE_integer(
     "port", 8600, "Port of --serve; 0 for any free one.", lower_bound=0, upper_bound=65535
 )
-common.define_flags(SearchConfig)
+command_flags.define_flags(SearchConfig)
 
 
 def main(arguments: list[str]) -> None:
@@ -82,7 +82,7 @@ def main(arguments: list[str]) -> None:
     if _PNG.value:
         common.load_matplotlib()
     if _RUN_DIR.value is None:
-        for name in ("checkpoint", *common.given_flags(SearchConfig)):
+        for name in ("checkpoint", *command_flags.given_flags(SearchConfig)):
             if flags.FLAGS[name].present:
                 raise InputError(f"--{name} was fixed when the model was exported; remove it")
     common.load_tensorflow(one_dnn=False)
@@ -105,7 +105,7 @@ def _inspectors() -> "list[Inspector]":
     from keras_transformer.serving.export import load_exported
 
     inspectors = []
-    search = common.given_flags(SearchConfig)
+    search = command_flags.given_flags(SearchConfig)
     run_dir = _RUN_DIR.value
     for run, checkpoint in common.find_checkpoints(run_dir, _CHECKPOINT.value) if run_dir else []:
         configs = run.configs()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
-from keras_transformer.commands import common
+from keras_transformer.commands import command_flags, common
 from keras_transformer.config import SearchConfig, check_options
 from keras_transformer.errors import InputError
 from keras_transformer.files import read_lines
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     Found = list[tuple[RunDirectory, str]]
 
-_RUN_DIR = common.define_path(
+_RUN_DIR = command_flags.define_path(
     "run_dir",
     None,
     "Directory of a training run. Several, separated by commas, translate together.",
@@ -34,7 +34,7 @@ _MODEL = flags.DEFINE_string(
     "Instead of --run_dir, a model of another toolkit: a folder or file, or its name on the "
     "Hugging Face Hub. What import_model has flags for is found from the files.",
 )
-_EXPORT_DIR = common.define_path(
+_EXPORT_DIR = command_flags.define_path(
     "export_dir", None, "The model's folder, which gets a folder for each version.", required=True
 )
 _VERSION = flags.DEFINE_integer("model_version", None, "Version to write. Default: the next one.")
@@ -51,7 +51,7 @@ _FORMAT = flags.DEFINE_enum(
 _QUANTIZATION = flags.DEFINE_string(
     "quantization", None, "How CTranslate2 stores weights, such as int8. Default: as float32."
 )
-_WARM_UP_FILE = common.define_path(
+_WARM_UP_FILE = command_flags.define_path(
     "warm_up_file",
     None,
     "Sentences, one a line, to check the export and to warm up the server with; the export "
@@ -79,13 +79,13 @@ _CHECK_TIMEOUT = flags.DEFINE_float(
     "Seconds that a fresh process may take to answer before the export fails.",
     lower_bound=0.0,
 )
-_CHECKPOINT = common.define_checkpoint_flag()
-common.define_flags(SearchConfig)
+_CHECKPOINT = command_flags.define_checkpoint_flag()
+command_flags.define_flags(SearchConfig)
 
 
 def main(arguments: list[str]) -> None:
     common.refuse_arguments(arguments)
-    given = common.given_flags(SearchConfig)
+    given = command_flags.given_flags(SearchConfig)
     check_options(given)  # reports a wrong value before loading
     _check_combinations(given)
     common.load_tensorflow()

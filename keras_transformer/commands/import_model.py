@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
-from keras_transformer.commands import common
+from keras_transformer.commands import command_flags, common
 from keras_transformer.errors import InputError
 
 if TYPE_CHECKING:
     from keras_transformer.interop.foreign import ForeignModel
 
-_MODEL = common.define_path(
+_MODEL = command_flags.define_path(
     "model",
     None,
     "Folder or file of the model, or its name on the Hugging Face Hub (MarianMTModel).",
@@ -32,7 +32,7 @@ _MODEL = common.define_path(
 _REVISION = flags.DEFINE_string(
     "revision", None, "Branch, tag or commit of a model on the Hub. Default: the newest."
 )
-_RUN_DIR = common.define_path(
+_RUN_DIR = command_flags.define_path(
     "run_dir", None, "The run directory to create; it must not exist yet.", required=True
 )
 _FORMAT = flags.DEFINE_enum(
@@ -41,14 +41,16 @@ _FORMAT = flags.DEFINE_enum(
     ["transformers", "marian", "fairseq", "opennmt_py", "eole", "opennmt_tf", "ctranslate2"],
     "The toolkit. Default: found from the files.",
 )
-_SOURCE_VOCABULARY = common.define_path(
+_SOURCE_VOCABULARY = command_flags.define_path(
     "source_vocabulary", None, "The source's vocabulary, where it is not beside the model."
 )
-_TARGET_VOCABULARY = common.define_path("target_vocabulary", None, "The target's vocabulary.")
-_SOURCE_SPM = common.define_path(
+_TARGET_VOCABULARY = command_flags.define_path(
+    "target_vocabulary", None, "The target's vocabulary."
+)
+_SOURCE_SPM = command_flags.define_path(
     "source_spm", None, "The source's SentencePiece model, where it is not beside the model."
 )
-_TARGET_SPM = common.define_path("target_spm", None, "The target's SentencePiece model.")
+_TARGET_SPM = command_flags.define_path("target_spm", None, "The target's SentencePiece model.")
 _NUM_HEADS = flags.DEFINE_integer(
     "num_heads", None, "Attention heads, where the files do not tell (opennmt_tf).", lower_bound=1
 )

@@ -10,12 +10,12 @@ from typing import Any
 
 from absl import flags
 
-from keras_transformer.commands import common
+from keras_transformer.commands import command_flags, common
 from keras_transformer.config import DataConfig
 from keras_transformer.errors import InputError
 from keras_transformer.files import iterate_lines
 
-_OUTPUT = common.define_path(
+_OUTPUT = command_flags.define_path(
     "output", None, "File to write, for --vocabulary of keras-transformer train.", required=True
 )
 _NORMALIZATION = flags.DEFINE_enum(
@@ -35,7 +35,7 @@ _OPTIONS = {
     "character_coverage": "character_coverage",
     "byte_fallback": "byte_fallback",
 }
-common.define_flags(DataConfig, _OPTIONS)
+command_flags.define_flags(DataConfig, _OPTIONS)
 
 
 def main(arguments: list[str]) -> None:
@@ -48,7 +48,7 @@ def main(arguments: list[str]) -> None:
     common.load_tensorflow()
     from keras_transformer.text import learn_vocabulary
 
-    given = common.given_flags(DataConfig)
+    given = command_flags.given_flags(DataConfig)
     options: dict[str, Any] = {_OPTIONS[name]: value for name, value in given.items()}
     vocabulary = learn_vocabulary(
         itertools.chain.from_iterable(map(iterate_lines, arguments)),

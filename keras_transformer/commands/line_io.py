@@ -17,7 +17,7 @@ from typing import Any, TextIO, TypeAlias
 from absl import flags
 
 from keras_transformer.client import ServingError
-from keras_transformer.commands import common
+from keras_transformer.commands import command_flags
 from keras_transformer.commands.part_file import Progress, Step, open_part
 from keras_transformer.errors import InputError
 from keras_transformer.files import iterate_lines, local_path, replace_control_characters
@@ -60,7 +60,7 @@ def define_line_flags() -> dict[str, "flags.FlagHolder[Any]"]:
         The flags by the names of the fields of `Job`.
     """
     holders = [flags.DEFINE_boolean(name, False, help) for name, help in _SWITCHES.items()]
-    holders += [common.define_path(name, None, help) for name, help in _FILES.items()]
+    holders += [command_flags.define_path(name, None, help) for name, help in _FILES.items()]
     language = flags.DEFINE_string(
         "split_sentences",
         None,

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from absl import flags
 
 from keras_transformer import __version__
-from keras_transformer.commands.common import define_standard_flags, parse_flags
+from keras_transformer.commands.command_flags import define_standard_flags, parse_flags
 from keras_transformer.errors import InputError
 from keras_transformer.files import local_path
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
-from keras_transformer.commands import common
+from keras_transformer.commands import command_flags, common
 from keras_transformer.errors import InputError
 from keras_transformer.tasks import get_task, registered_tasks
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_OUTPUT = common.define_path("output", "plot.png", "The PNG file to write.")
+_OUTPUT = command_flags.define_path("output", "plot.png", "The PNG file to write.")
 
 _X_LABELS = {
     "step": "step",

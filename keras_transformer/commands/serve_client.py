@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
-from keras_transformer.commands import common, line_io
+from keras_transformer.commands import command_flags, common, line_io
 from keras_transformer.config import SearchConfig, check_options
 from keras_transformer.errors import InputError
 from keras_transformer.files import iterate_lines
@@ -43,17 +43,17 @@ _RETRIES = flags.DEFINE_integer(
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 64, "Sentences in one request.")
 _REQUESTS = flags.DEFINE_integer("requests_in_flight", 4, "Requests that run concurrently.")
 _TLS = flags.DEFINE_boolean("tls", False, "Connect by TLS.")
-_ROOT_CERTIFICATES = common.define_path(
+_ROOT_CERTIFICATES = command_flags.define_path(
     "root_certificates", None, "PEM file of the authorities to trust. Default: the usual ones."
 )
-_CLIENT_CERTIFICATE = common.define_path(
+_CLIENT_CERTIFICATE = command_flags.define_path(
     "client_certificate", None, "PEM file of the client's certificate chain, for mutual TLS."
 )
-_CLIENT_KEY = common.define_path("client_key", None, "PEM file of its key, unencrypted.")
+_CLIENT_KEY = command_flags.define_path("client_key", None, "PEM file of its key, unencrypted.")
 _SERVER_NAME = flags.DEFINE_string(
     "tls_server_name", None, "The name that its certificate must have. Default: the host."
 )
-_HEADERS_FILE = common.define_path(
+_HEADERS_FILE = command_flags.define_path(
     "headers_file",
     None,
     "A file of HTTP headers or gRPC metadata to send, one a line, as in 'authorization: Bearer "
@@ -71,14 +71,14 @@ _OF_CONNECTION = (
 
 # What may differ from sentence to sentence with an exported model.
 _OPTIONS = SearchConfig.fields_with(per_sentence=True)
-common.define_flags(SearchConfig, _OPTIONS)
+command_flags.define_flags(SearchConfig, _OPTIONS)
 for _name in _OPTIONS:
     _flag = flags.FLAGS[_name]
     _flag.help = re.sub(r" Default: \S+\.$", "", _flag.help) + " Default: as exported."
 
 
 def main(arguments: list[str]) -> None:
-    given = common.given_flags(SearchConfig)
+    given = command_flags.given_flags(SearchConfig)
     values = {name: holder.value for name, holder in _LINE_FLAGS.items()}
     job = line_io.Job(inputs=arguments, search=given, **values)
     common.check_outputs([_LINE_FLAGS["output"]], arguments, are_jobs=True)
@@ -124,7 +124,7 @@ def _identity(client: "Client", search: dict[str, Any]) -> dict[str, Any]:
         SearchConfig.fields_with(method="sampling")
     ):  # samples may depend on the batch
         same_output.append("batch_size")
-    identity = common.flag_values(__name__, without=same_output)
+    identity = command_flags.flag_values(__name__, without=same_output)
     if _VERSION.value is None:
         states = client.status()
         identity["versions of the model"] = [

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
-from keras_transformer.commands import common
+from keras_transformer.commands import command_flags, common
 from keras_transformer.config import (
     TRAINING_PRESETS,
     DataConfig,
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from keras_transformer.data import ParallelText
     from keras_transformer.training import RunConfigs, RunDirectory
 
-_RUN_DIR = common.define_path("run_dir", None, "Directory of the run.", required=True)
-_START_FROM = common.define_path(
+_RUN_DIR = command_flags.define_path("run_dir", None, "Directory of the run.", required=True)
+_START_FROM = command_flags.define_path(
     "start_from",
     None,
     "A run, or one of its checkpoints such as runs/mine/checkpoints/step-1000: the new run begins "
@@ -71,7 +71,7 @@ _COMPILE_CACHE = flags.DEFINE_string(
     "Folder in which XLA keeps compiled programs, so that a resumed run compiles nothing; empty "
     "for none. Default: keras-transformer in $XDG_CACHE_HOME or ~/.cache.",
 )
-_CACHE_DIR = common.define_path(
+_CACHE_DIR = command_flags.define_path(
     "cache_dir",
     None,
     "Folder for the tokenized text, which several runs may share. Default: <run_dir>/tokens.",
@@ -102,13 +102,13 @@ def _define_model_flags() -> None:
     default = settings.DEFAULT_PRESET
     for config in sorted(architectures().values(), key=lambda each: default not in each.presets()):
         names = {name for name in config.__dataclass_fields__ if "vocabulary_size" not in name}
-        common.define_flags(config, names - set(flags.FLAGS), config.presets())
+        command_flags.define_flags(config, names - set(flags.FLAGS), config.presets())
 
 
 _define_model_flags()
-common.define_flags(DataConfig)
-common.define_task_options()
-common.define_flags(TrainingConfig, presets=TRAINING_PRESETS)
+command_flags.define_flags(DataConfig)
+command_flags.define_task_options()
+command_flags.define_flags(TrainingConfig, presets=TRAINING_PRESETS)
 
 
 def main(arguments: list[str]) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
-from keras_transformer.commands import common, line_io
+from keras_transformer.commands import command_flags, common, line_io
 from keras_transformer.config import SearchConfig, check_options
 from keras_transformer.errors import InputError
 from keras_transformer.files import file_identity
@@ -23,15 +23,15 @@ from keras_transformer.tasks import Task, TranslationTask, get_task
 if TYPE_CHECKING:
     from keras_transformer.inference import BatchTranslator, Translator
 
-_RUN_DIR = common.define_path(
+_RUN_DIR = command_flags.define_path(
     "run_dir",
     None,
     "Directory of a training run. Several, separated by commas, translate together.",
 )
-_SAVED_MODEL = common.define_path(
+_SAVED_MODEL = command_flags.define_path(
     "saved_model", None, "An exported version to translate with, instead of --run_dir."
 )
-_CHECKPOINT = common.define_checkpoint_flag()
+_CHECKPOINT = command_flags.define_checkpoint_flag()
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 64, "Sentences translated at once.", lower_bound=1)
 _LINE_FLAGS = line_io.define_line_flags()
 _REMOVE_BPE = flags.DEFINE_boolean(
@@ -39,7 +39,7 @@ _REMOVE_BPE = flags.DEFINE_boolean(
     None,
     'Join pieces marked with "@@ " in the translations. Default: the run\'s remove_bpe.',
 )
-common.define_flags(SearchConfig)
+command_flags.define_flags(SearchConfig)
 
 
 def main(arguments: list[str]) -> None:
@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> None:
         raise InputError("give --run_dir or --saved_model, one of the two")
     if _SAVED_MODEL.value is not None and _CHECKPOINT.present:
         raise InputError("--checkpoint was chosen when the model was exported; remove it")
-    given = common.given_flags(SearchConfig)
+    given = command_flags.given_flags(SearchConfig)
     values = {name: holder.value for name, holder in _LINE_FLAGS.items()}
     job = line_io.Job(inputs=arguments, search=given, **values)
     common.check_outputs([_LINE_FLAGS["output"]], arguments, are_jobs=True)
@@ -104,7 +104,7 @@ def _identity(files: Iterable[pathlib.Path], search: Mapping[str, Any]) -> dict[
     same_output = [] if search.get("method") == "sampling" else ["batch_size"]
     hashes = {str(path): file_identity(path) for path in files if path.exists()}
     return {
-        **common.flag_values(__name__, without=["output", "restart", *same_output]),
+        **command_flags.flag_values(__name__, without=["output", "restart", *same_output]),
         "weights of the model": hashes,
     }
 

@@ -1,0 +1,241 @@
+"""The flags of commands: made from configurations, grouped in --help, and explained when wrong."""
+
+import dataclasses
+import difflib
+import re
+import textwrap
+import typing
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from absl import flags
+
+from keras_transformer import __version__
+from keras_transformer.config import (
+    DataConfig,
+    JsonConfig,
+    ModelConfig,
+    SearchConfig,
+    TrainingConfig,
+    architectures,
+)
+from keras_transformer.errors import InputError
+from keras_transformer.files import local_paths
+from keras_transformer.tasks import Task, get_task, registered_tasks
+from keras_transformer.training.settings import given_options, task_options
+
+flags.disclaim_key_flags()  # these are flags of the command that defines them through here
+
+_HEADINGS = {DataConfig: "Data", TrainingConfig: "Training", SearchConfig: "Search"}
+# The flags under each heading of --help, in the order of their definition.
+_groups: dict[str, dict[str, None]] = {}
+
+
+def define_flags(
+    config: type[JsonConfig],
+    names: Iterable[str] | None = None,
+    presets: Mapping[str, Mapping[str, Any]] | None = None,
+) -> None:
+    """Defines a flag for each field of a configuration.
+
+    Args:
+        config: a dataclass of `keras_transformer.config`, or a task.
+        names: the fields to define. Default: all.
+        presets: named values, whose defaults the help texts list.
+    """
+    for field in dataclasses.fields(config):  # type: ignore[arg-type]
+        if names is not None and field.name not in names:
+            continue
+        help_text = field.metadata.get("help", "") + _default_help(field, presets or {})
+        kinds = [kind for kind in typing.get_args(field.type) if kind is not type(None)]
+        if typing.get_origin(field.type) is typing.Literal:
+            flags.DEFINE_enum(field.name, None, kinds, help_text)
+        elif bool in (field.type, *kinds):
+            flags.DEFINE_boolean(field.name, None, help_text)
+        elif int in (field.type, *kinds):
+            flags.DEFINE_integer(field.name, None, help_text)
+        elif float in (field.type, *kinds):
+            flags.DEFINE_float(field.name, None, help_text)
+        elif typing.get_origin(field.type) is tuple:
+            flags.DEFINE_multi_string(field.name, None, help_text)
+        elif field.metadata.get("is_path"):
+            define_path(field.name, None, help_text)
+        else:
+            flags.DEFINE_string(field.name, None, help_text)
+        _groups.setdefault(_heading(config, field.name), {})[field.name] = None
+
+
+def _heading(config: type[JsonConfig], name: str) -> str:
+    """Returns the heading of --help under which a field stands."""
+    if issubclass(config, Task):
+        return f"Task {config.name}"
+    if name in config.fields_with(of_vocabulary=True):
+        return "Vocabulary"
+    if not issubclass(config, ModelConfig):
+        return next(heading for kind, heading in _HEADINGS.items() if issubclass(config, kind))
+    having = [key for key, each in architectures().items() if name in each.__dataclass_fields__]
+    if len(having) == len(architectures()):
+        return "Model"
+    return f"Model, architecture {' or '.join(having)}"
+
+
+def _default_help(field: dataclasses.Field[Any], presets: Mapping[str, Mapping[str, Any]]) -> str:
+    """Returns the default of a field, or one for each preset, as a sentence."""
+    having: dict[Any, list[str]] = {}
+    for name, preset in presets.items():
+        having.setdefault(preset.get(field.name, field.default), []).append(name)
+    if len(having) > 1:
+        having.pop(None, None)  # whose meaning the help text tells
+        parts = [f"{value} in {' and '.join(names)}" for value, names in having.items()]
+        return f" Default: {', '.join(parts)}."
+    if field.default in (None, (), dataclasses.MISSING):
+        return ""
+    return f" Default: {field.default}."
+
+
+def define_path(name: str, default: str | None, help: str, **options: Any) -> Any:
+    """Defines a flag for a path of this machine, or several separated by commas.
+
+    Takes the arguments of `flags.DEFINE_string` and returns the same holder.
+    """
+    serializer: flags.ArgumentSerializer[str] = flags.ArgumentSerializer()
+    return flags.DEFINE(_PathParser(), name, default, help, serializer=serializer, **options)
+
+
+class _PathParser(flags.ArgumentParser[str]):
+    syntactic_help = "a path"
+
+    def parse(self, argument: str) -> str:
+        return local_paths(argument)
+
+
+def define_task_options() -> None:
+    """Defines a flag for each option of each task."""
+    for name in registered_tasks():
+        options = get_task(name)
+        new = {field.name for field in dataclasses.fields(options)} - set(flags.FLAGS)
+        define_flags(options, new)
+
+
+def define_checkpoint_flag() -> "flags.FlagHolder[str]":
+    """Defines --checkpoint, whose value `Checkpoints.find` understands."""
+    return flags.DEFINE_string(
+        "checkpoint",
+        "auto",
+        "Which checkpoint: average, latest, best (by the dev metric), a step, or auto: the average "
+        "if there is one, else the latest. Several, separated by commas, form an ensemble.",
+    )
+
+
+def given_flags(config: type[JsonConfig]) -> dict[str, Any]:
+    """Returns the fields of a configuration that were given as flags."""
+    return given_options(config, flags.FLAGS.flag_values_dict())
+
+
+def flag_values(module: str, without: Collection[str]) -> dict[str, Any]:
+    """Returns the values of a command's flags by their names, such as "--seed".
+
+    Args:
+        module: of the command.
+        without: flags to leave out.
+    """
+    own = [each for each in flags.FLAGS.get_key_flags_for_module(module) if each.value is not None]
+    return {f"--{each.name}": each.value for each in own if each.name not in without}
+
+
+def given_task_options(task: type[Task]) -> dict[str, Any]:
+    """Returns the options of a task that were given as flags; raises as `task_options` does."""
+    return task_options(task, flags.FLAGS.flag_values_dict())
+
+
+def define_standard_flags(program: str, module: str, description: str) -> None:
+    """Defines --help and --version, which print and exit with status 0.
+
+    Args:
+        program: the name of the program.
+        module: the module that defines its flags.
+        description: what --help prints before the flags.
+    """
+
+    def show_help() -> None:
+        print(f"{description}\n\n{_flags_help(module)}")
+
+    def show_version() -> None:
+        print(f"{program} {__version__}")
+
+    flags.DEFINE_flag(_ActionFlag("help", "Show this help.", show_help, short_name="h"))
+    flags.DEFINE_flag(_ActionFlag("version", "Show the version.", show_version))
+
+
+class _ActionFlag(flags.BooleanFlag):
+    """A flag that runs an action and exits."""
+
+    def __init__(self, name: str, help: str, action: Any, short_name: str | None = None) -> None:
+        super().__init__(name, False, help, short_name=short_name, allow_override=True)
+        self._action = action
+
+    def parse(self, argument: Any) -> None:
+        if self._parse(argument):
+            self._action()
+            raise SystemExit(0)
+
+
+def _flags_help(module: str) -> str:
+    """Returns the help of a module's flags, those of configurations under their headings."""
+    own = [flag.name for flag in flags.FLAGS.get_key_flags_for_module(module)]
+    grouped = {name for names in _groups.values() for name in names}
+    sections = {"Flags": [name for name in own if name not in grouped], **_groups}
+    blocks = []
+    for heading, names in sections.items():
+        if shown := [_flag_help(flags.FLAGS[name]) for name in names if name in own]:
+            blocks.append("\n".join([f"{heading}:", *shown]))
+    return "\n\n".join(blocks)
+
+
+def _flag_help(flag: "flags.Flag[Any]") -> str:
+    # absl puts the choices of a flag before its help text, and a remark on lists after it.
+    text = (flag.help or "").partition(";\n")[0]
+    if choices := getattr(flag.parser, "enum_values", None):
+        text = f"{text.partition('>: ')[2]} One of {', '.join(choices)}."
+    if flag.default_as_str not in (None, "'false'", "''") and "Default:" not in text:
+        text += f" Default: {flag.default_as_str.strip(chr(39))}."
+    name = f"[no]{flag.name}" if flag.boolean else flag.name
+    lines = textwrap.wrap(f"--{name}: {text}", 98, subsequent_indent="    ", break_on_hyphens=False)
+    return textwrap.indent("\n".join(lines), "  ")
+
+
+def parse_flags(argv: list[str]) -> list[str]:
+    """Parses the flags and returns the positional arguments.
+
+    Raises:
+        InputError: a flag is unknown, missing, empty or has a wrong value.
+    """
+    try:
+        arguments = flags.FLAGS(argv)[1:]
+    except flags.Error as error:
+        raise InputError(f"{_explain(error)}; --help lists the flags") from error
+    for name in flags.FLAGS:
+        if flags.FLAGS[name].present and flags.FLAGS[name].value == "":  # as in an unset variable
+            raise InputError(f"--{name} is empty; give it a value, or remove it")
+    return arguments
+
+
+def _explain(error: "flags.Error") -> str:
+    """Returns an error of absl in plain words: which flag, what it takes, what it got."""
+    if isinstance(error, flags.UnrecognizedFlagError):
+        close = difflib.get_close_matches(error.flagname, flags.FLAGS, 1)
+        return f"unknown flag --{error.flagname}" + "".join(f"; did you mean --{x}?" for x in close)
+    # Neither the flags that are missing nor the one that is wrong are attributes of the exception.
+    if missing := re.findall(r"Flag (--\w+) must have a value other than None", str(error)):
+        return f"{' and '.join(missing)} must be given"
+    if wrong := re.match(r"flag --(\w+)=(.*?): ", str(error), re.S):
+        name, value = wrong.groups()
+        if isinstance(error.__context__, InputError):  # of a parser of this package
+            return f"--{name}: {error.__context__}"
+        flag = flags.FLAGS[name]
+        if choices := getattr(flag.parser, "enum_values", None):
+            expected = f"one of {', '.join(choices)}"
+        else:  # for example "a positive integer"
+            expected = "true or false" if flag.boolean else flag.parser.syntactic_help
+        return f"--{name} must be {expected}, got {value!r}"
+    return "; ".join(line.strip(" .") for line in str(error).splitlines() if line)
