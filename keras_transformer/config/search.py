@@ -97,6 +97,11 @@ class SearchConfig(JsonConfig):
         method="sampling",
     )
     forbid_unknown: bool = option(False, "Never generate the unknown token, as in Marian.")
+    replace_unknowns: bool = option(
+        True,
+        "Where a translation has the unknown token, copy the unknown word of the source with the "
+        "most attention, as OpenNMT and CTranslate2 can; without attention no effect.",
+    )
     max_extra_length: int = option(
         50,
         "A translation has at most this many tokens more than its source.",

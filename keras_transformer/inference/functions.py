@@ -20,6 +20,7 @@ from keras_transformer.decoding import NO_SCORE, Tensor, TranslationModel
 from keras_transformer.inference import scores
 from keras_transformer.inference.compiled_search import CompiledSearch, XlaShapes
 from keras_transformer.inference.generate import option_types, read_options, search_translations
+from keras_transformer.inference.unknowns import copy_unknowns
 from keras_transformer.search import Hypotheses
 from keras_transformer.tasks import Task
 from keras_transformer.text import Tokenizer, Vocabulary
@@ -148,6 +149,17 @@ class TextFunctions:
         tokens = tokens[:, :limit]
         found = self._search_tokens(tokens, options, details)
         translations = self.target_tokenizer.detokenize(found.ids)  # [B, N]
+        if self.search.replace_unknowns and hasattr(self.model, "attention"):
+            translations = copy_unknowns(
+                self.model,
+                translations,
+                found.ids,
+                tokens,
+                text,
+                self.source_tokenizer,
+                limit,
+                options["prefix"] if options else None,
+            )
         if self.task is not None:
             translations = self.task.finish(translations, text)
         is_blank = (tokens.row_lengths() == 0)[:, None]  # [B, 1]

@@ -43,6 +43,7 @@ class PronunciationTask(Task):
     name = "pronunciation"
     metric = Metric("wer", "WER", higher_is_better=False)
 
+    default_search = {"replace_unknowns": False}  # noqa: RUF012 (letters are no phones)
     default_data = {  # noqa: RUF012
         "source_level": "char",
         "target_level": "word",

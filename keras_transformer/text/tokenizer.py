@@ -43,11 +43,27 @@ class Tokenizer(tf.Module):
         """
         if max_tokens is None:
             return self._tokenize(text)
+        return self._tokenize(self._cut(text, max_tokens))[:, :max_tokens]
+
+    def surfaces(self, text: tf.Tensor, max_tokens: int) -> tf.RaggedTensor:
+        """Returns the part of the text that each token of `tokenize` is, string [B, (length)]."""
+        text = self._cut(text, max_tokens)
+        words = tf.strings.split(text, " ") if self.vocabulary.cuts_words_apart else text[:, None]
+        if not isinstance(words, tf.RaggedTensor):
+            words = tf.RaggedTensor.from_tensor(words)
+        _, starts, ends = self._sentencepiece().tokenize_with_offsets(words.flat_values)
+        whole = tf.repeat(words.flat_values, starts.row_lengths())
+        parts = tf.strings.substr(whole, starts.flat_values, ends.flat_values - starts.flat_values)
+        return words.with_flat_values(starts.with_flat_values(parts)).merge_dims(1, 2)[
+            :, :max_tokens
+        ]
+
+    def _cut(self, text: tf.Tensor, max_tokens: int) -> tf.Tensor:
+        """Returns the beginning of each text, which has all of its first `max_tokens` tokens."""
         limit = self.vocabulary.max_characters(max_tokens)
         # By bytes first: bytes that are not UTF-8 may count as one character, however many.
         text = tf.strings.substr(text, 0, 4 * limit)
-        text = tf.strings.substr(text, 0, limit, unit="UTF8_CHAR")
-        return self._tokenize(text)[:, :max_tokens]
+        return tf.strings.substr(text, 0, limit, unit="UTF8_CHAR")
 
     def _tokenize(self, text: tf.Tensor) -> tf.RaggedTensor:
         if self.vocabulary.cuts_words_apart:

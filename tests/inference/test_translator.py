@@ -37,6 +37,25 @@ def test_blank_sentences_have_empty_translations(translator, words):
     assert [best.score for (best,) in results if not best.text] == [0.0] * 3
 
 
+def test_unknown_words_are_copied_where_they_are_attended_to(make_translator, trained, words):
+    every_word = [*words.values()]
+    sentences = ["sun Владимир", "sun", "Zoë cat"]
+    options = dict(banned_phrases=every_word, max_length=1)
+    copied = make_translator().translate(sentences, **options)
+    assert _texts(copied) == ["Владимир", "⁇", "Zoë"]
+    kept = make_translator(replace_unknowns=False)
+    assert _texts(kept.translate(sentences, **options)) == ["⁇"] * 3
+    assert [best.score for (best,) in copied] == [
+        best.score for (best,) in kept.translate(sentences, **options)
+    ]
+    # Of several unknown words, the one with the most attention to each.
+    sentence, limit = "Владимир sun Zoë", dict(max_length=2, min_length=2)
+    ((found,),) = make_translator().translate([sentence], banned_phrases=every_word, **limit)
+    ((plain,),) = kept.translate([sentence], banned_phrases=every_word, details=True, **limit)
+    attended = [["Владимир", "Zoë"][int(row[0] < row[2])] for row in plain.attention[:2]]
+    assert found.text.split() == attended
+
+
 @pytest.mark.parametrize("method", ["beam", "sampling"])
 def test_blank_sentence_has_one_translation_of_an_n_best_list(make_translator, method):
     blank, other = make_translator(num_translations=3, method=method).translate(["", "sun"])

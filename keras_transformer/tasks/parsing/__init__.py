@@ -49,7 +49,12 @@ class ParsingTask(Task):
     name = "parsing"
     metric = Metric("f1", "F1")
     # Vaswani et al. 2017, section 6.3.
-    default_search = {"beam_size": 21, "length_penalty": 0.3, "max_extra_length": 300}  # noqa: RUF012
+    default_search = {  # noqa: RUF012
+        "beam_size": 21,
+        "length_penalty": 0.3,
+        "max_extra_length": 300,
+        "replace_unknowns": False,
+    }
     dev_search = {"beam_size": 1}  # noqa: RUF012
     default_data = {"target_level": "word", "vocabulary_normalization": "identity"}  # noqa: RUF012
     built_in_data = {"dataset": "toy_grammar", "vocabulary_size": 200}  # noqa: RUF012
