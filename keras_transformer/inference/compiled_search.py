@@ -32,14 +32,15 @@ class XlaShapes(NamedTuple):
     lengths: tuple[int, ...] = (16, 32, 64)
 
 
-def gpu_shapes() -> XlaShapes | None:
-    """Returns the shapes that are compiled by default: six where there is a GPU, none elsewhere.
+def gpu_shapes(batch_sizes: tuple[int, ...] = (1, 64)) -> XlaShapes | None:
+    """Returns the shapes that are compiled where there is a GPU, None elsewhere.
 
-    On a GPU the operations of a step that is not compiled take longer to start than to run.
+    Three lengths for each batch size. On a GPU the operations of a step that is not compiled take
+    longer to start than to run.
     """
     if not tf.config.list_physical_devices("GPU"):
         return None
-    return XlaShapes(batch_sizes=(1, 64), lengths=(32, 64, 128))
+    return XlaShapes(batch_sizes=batch_sizes, lengths=(32, 64, 128))
 
 
 class CompiledSearch:

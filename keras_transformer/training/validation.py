@@ -6,7 +6,7 @@ gets the same values on any machine.
 Shapes: B sentences, S source length, L length of the longest output.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -17,8 +17,10 @@ from keras_transformer.config import EOS_ID, SearchConfig, TrainingConfig
 from keras_transformer.data import ParallelText, pad_ids
 from keras_transformer.decoding import Tensor
 from keras_transformer.errors import InputError
+from keras_transformer.inference.compiled_search import CompiledSearch, gpu_shapes
 from keras_transformer.inference.generate import search_translations
 from keras_transformer.results import batches_by_length, in_row_order
+from keras_transformer.search import Hypotheses
 from keras_transformer.tasks import Task
 from keras_transformer.text import Vocabulary
 
@@ -95,6 +97,11 @@ class DevMetric:
         self._num_devices = _count_devices(strategy)
         share = self._num_devices / strategy.num_replicas_in_sync
         self._max_tokens = int(training.batch_tokens // training.accumulation_steps * share)
+        shapes = gpu_shapes((_MAX_ROWS,)) if self._num_devices == 1 else None
+        self._search_ids: Callable[[Tensor], Hypotheses] = self._search_plainly
+        if shapes is not None:
+            longest = self._search.max_extra_length
+            self._search_ids = CompiledSearch(self._search_plainly, shapes, longest)
         self._search_batch = tf.function(
             self._search_on_each_device,
             input_signature=[tf.TensorSpec([None, None], tf.int32)],
@@ -141,11 +148,18 @@ class DevMetric:
         return self._model.distribute_strategy.run(search_share)
 
     def _search_rows(self, source: Tensor) -> Tensor:
+        return self._search_ids(source).ids[:, 0]  # [B, L]
+
+    def _search_plainly(self, source: Tensor, longest: int | None = None) -> Hypotheses:
         constraints = self._task.constraints(source, self._vocabularies)
-        found = search_translations(
-            self._model, source, self._search, self._target, constraints=constraints
+        return search_translations(
+            self._model,
+            source,
+            self._search,
+            self._target,
+            max_length_bound=longest,
+            constraints=constraints,
         )
-        return found.ids[:, 0]  # [B, L]
 
     def _decode(self, ids: Any) -> list[str]:
         parts = self._model.distribute_strategy.experimental_local_results(ids)

@@ -100,6 +100,42 @@ def test_other_searches_can_be_compiled(trained, kind):
     assert_same_answers(found, expected, rtol=1e-3)
 
 
+def test_six_shapes_are_compiled_where_there_is_a_gpu(trained, monkeypatch):
+    assert Translator(*trained, SEARCH).xla is None
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: ["GPU:0"])
+    translator = Translator(*trained, SEARCH)
+    assert len(translator.functions._compiled._programs) == 6
+    assert translator.with_cached_projection().xla == translator.xla
+    assert Translator(*trained, SEARCH, details=True).xla is None
+
+
+def operations(graph):
+    """Returns the functions of a graph by name, and the graph itself as "", as lists of nodes."""
+    graph = graph.as_graph_def()
+    functions = {each.signature.name: list(each.node_def) for each in graph.library.function}
+    return {"": list(graph.node)} | functions
+
+
+def test_compiled_loop_is_one_program_and_updates_no_integers(compiled):
+    nodes = operations(compiled.functions.function("tokens").graph)
+    programs = {
+        node.attr["f"].func.name
+        for some in nodes.values()
+        for node in some
+        if node.attr["_XlaMustCompile"].b
+    }
+    assert len(programs) == len(compiled.functions._compiled._programs)
+    for program in programs:  # each has the whole loop
+        assert any("While" in node.op for node in nodes[program])
+    updated = {
+        node.attr["T"].type
+        for some in nodes.values()
+        for node in some
+        if node.op.startswith("TensorScatter")
+    }
+    assert updated == {tf.float32.as_datatype_enum}  # on a GPU others run on the host
+
+
 @pytest.mark.parametrize("shapes", [XlaShapes((), (3,)), XlaShapes((4, 1)), XlaShapes((0, 1))])
 def test_invalid_shapes_are_rejected(trained, shapes):
     with pytest.raises(InputError, match="batch_sizes of XLA must be positive and increasing"):

@@ -153,6 +153,25 @@ def test_detokenizing_keeps_any_leading_shape(tokenizer, dtype):
         assert set(np.ravel(text.numpy()).tolist()) <= {b""}
 
 
+def test_surfaces_are_the_parts_of_the_text(tokenizer):
+    texts = ["the bridge龘龘  of ꙮ", "", "龘", "bridge"]
+    ids, surfaces = (
+        each(tf.constant(texts), 20).to_list() for each in (tokenizer.tokenize, tokenizer.surfaces)
+    )
+    assert [len(row) for row in surfaces] == [len(row) for row in ids]
+    parts = [[part.decode() for part in row] for row in surfaces]
+    assert ["".join(row).replace(" ", "") for row in parts] == [
+        text.replace(" ", "") for text in texts
+    ]
+    unknown = [
+        [part for part, token in zip(*row, strict=True) if token == UNK_ID]
+        for row in zip(parts, ids, strict=True)
+    ]
+    assert unknown[2] == ["龘"] and not unknown[1]
+    # Where all tokens are words, neighbouring unknown words are one.
+    assert "龘龘" in unknown[0][0] and unknown[0][-1].endswith("ꙮ")
+
+
 def test_no_sentences_have_no_ids(tokenizer):
     ids = tokenizer.tokenize(tf.zeros([0], tf.string))
     assert ids.shape.as_list() == [0, None]
