@@ -143,6 +143,8 @@ class TextFunctions:
             answer["options_ignored"] = ignored
         if self.task is not None:
             text = self.task.read_text(text)
+        # Not all vocabularies read a wide space as a space.
+        text = tf.where(tf.strings.regex_full_match(text, r"[\s\pZ]*"), "", text)
         limit = self.search.max_source_length
         tokens = self.source_tokenizer.tokenize(text, limit + 1)  # one more shows if there is one
         answer["source_cut"] = tokens.row_lengths() > limit
