@@ -39,21 +39,16 @@ def test_no_two_numbers_share_a_name(language):
     assert len({number_name(number, language) for number in numbers}) == len(numbers)
 
 
-def test_splits_share_no_number_and_lie_below_a_million():
-    numbers = [number for split in SPLITS for number in numbers_of_split(split)]
+def test_splits_are_disjoint_have_every_magnitude_and_never_change():
+    splits = [numbers_of_split(split) for split in SPLITS]
+    assert list(map(len, splits)) == [37_167, 1_000, 2_000]
+    numbers = list(itertools.chain(*splits))
     assert len(numbers) == len(set(numbers))
     assert 0 <= min(numbers) <= max(numbers) <= 999_999
-
-
-def test_every_split_has_numbers_of_every_magnitude():
-    assert [len(numbers_of_split(split)) for split in SPLITS] == [37_167, 1_000, 2_000]
-    for split in SPLITS:
-        assert {len(str(number)) for number in numbers_of_split(split)} == {1, 2, 3, 4, 5, 6}
-
-
-def test_splits_never_change():
-    assert numbers_of_split("test")[:3] == [4, 8, 23]
-    assert numbers_of_split("train")[6] == 0
+    for split in splits:
+        assert {len(str(number)) for number in split} == {1, 2, 3, 4, 5, 6}
+    assert splits[2][:3] == [4, 8, 23]
+    assert splits[0][6] == 0
 
 
 @pytest.mark.parametrize("language", ["en", "fr"])

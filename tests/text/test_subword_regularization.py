@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import functools
+import itertools
 
 import pytest
 
@@ -40,20 +41,13 @@ def test_sampling_changes_segmentation_not_text(vocabulary, sampler):
     assert sum(new != old for new, old in zip(sampled, ids, strict=True)) > len(ids) / 2
 
 
-def test_segmentation_follows_from_the_seed(vocabulary, sampler):
+def test_segmentation_follows_from_the_seed_in_any_thread(vocabulary, sampler):
     ids = vocabulary.encode(SENTENCES)
-    first = sampler(ids, seed=1)
-    others = [sampler(ids, seed=seed) for seed in (0, 2, 2**31 - 1)]
-    assert sampler(ids, seed=1) == first
-    assert all(other != first for other in others)
-    assert SubwordSampler(vocabulary, alpha=0.2)(ids, seed=1) == first
-
-
-def test_threads_do_not_disturb_each_other(vocabulary, sampler):
-    ids = vocabulary.encode(SENTENCES)
-    alone = [sampler(ids, seed=seed) for seed in range(40)]
+    alone = [sampler(ids, seed=seed) for seed in (*range(20), 2**31 - 1)]
+    assert all(one != other for one, other in itertools.combinations(alone, 2))
+    assert SubwordSampler(vocabulary, alpha=0.2)(ids, seed=1) == alone[1]
     with concurrent.futures.ThreadPoolExecutor(8) as threads:
-        assert list(threads.map(lambda seed: sampler(ids, seed=seed), range(40))) == alone
+        assert list(threads.map(lambda seed: sampler(ids, seed=seed), range(20))) == alone[:20]
 
 
 @pytest.mark.parametrize(
