@@ -170,7 +170,7 @@ def new_configs(options: Options) -> RunConfigs:
             "--vocabulary=extend needs --start_from with the run whose vocabulary to extend; a "
             "file of that name is ./extend"
         )
-    return RunConfigs(_model(task, data, options), data, training, task)
+    return _checked(RunConfigs(_model(task, data, options), data, training, task))
 
 
 def fine_tuning_configs(origin: RunConfigs, path: str, options: Options) -> RunConfigs:
@@ -228,12 +228,14 @@ def fine_tuning_configs(origin: RunConfigs, path: str, options: Options) -> RunC
     data = _data(task, options, kept)
     training = _training(task, options, {"learning_rate": float(f"{rate:.2g}")})
     _check_trains_new_tokens(data, training)
-    return origin._replace(
-        model=origin.model.replace(**rates),
-        data=data,
-        training=training,
-        task=task,
-        origin={**origin.origin, "start_from": path},
+    return _checked(
+        origin._replace(
+            model=origin.model.replace(**rates),
+            data=data,
+            training=training,
+            task=task,
+            origin={**origin.origin, "start_from": path},
+        )
     )
 
 
@@ -267,11 +269,13 @@ def changed_configs(configs: RunConfigs, options: Options) -> RunConfigs:
         if "start_from" not in configs.origin:  # whose model is another run's
             model_values = {**type(model).presets()[name]} | model_values
         training_values = TRAINING_PRESETS[preset_size(name)] | training_values
-    return configs._replace(
-        model=model.replace(**model_values),
-        data=configs.corpora.replace(**given_options(DataConfig, options)),
-        training=training.replace(**training_values),
-        task=task.replace(**task_options(type(task), options)),
+    return _checked(
+        configs._replace(
+            model=model.replace(**model_values),
+            data=configs.corpora.replace(**given_options(DataConfig, options)),
+            training=training.replace(**training_values),
+            task=task.replace(**task_options(type(task), options)),
+        )
     )
 
 
@@ -389,6 +393,21 @@ def given_options(config: type[JsonConfig], options: Options) -> dict[str, Any]:
     """Returns the options that are fields of a configuration and not None."""
     names = config.fields_with()
     return {name: options[name] for name in names if options.get(name) is not None}
+
+
+def _checked(configs: RunConfigs) -> RunConfigs:
+    """Returns the configurations if the model has positions for the longest training pairs."""
+    model: Any = configs.model
+    if getattr(model, "positions", None) == "learned":
+        first = model.first_position + model.max_position_offset
+        needed = first + configs.corpora.max_length + 1  # and EOS
+        if needed > model.max_positions:
+            raise InputError(
+                f"max_length={configs.corpora.max_length} needs {needed} learned positions, with "
+                f"first_position and max_position_offset, and max_positions is "
+                f"{model.max_positions}; lower max_length or raise max_positions"
+            )
+    return configs
 
 
 def _check_trains_random_weights(freeze: str | None, lora_rank: int | None) -> None:

@@ -395,6 +395,16 @@ def test_options_of_learning_contradict_a_vocabulary(options, message):
         new_configs(text | options)
 
 
+def test_training_pairs_must_fit_the_learned_positions():
+    options = {"train_source": "a", "train_target": "b", "positions": "learned"}
+    configs = new_configs(options | {"max_positions": 20, "max_length": 19})
+    message = "max_length=20 needs 21 learned positions, .* and max_positions is 20; lower"
+    with pytest.raises(InputError, match=message):
+        new_configs(options | {"max_positions": 20, "max_length": 20})
+    with pytest.raises(InputError, match=message):
+        changed_configs(configs, {"max_length": 20})
+
+
 def test_changed_stop_metric_must_exist():
     configs = new_configs({"train_source": "a", "train_target": "b"})
     with pytest.raises(InputError, match="stop_metric must be one of"):
