@@ -235,6 +235,8 @@ def _checked(model: Any, data: Any) -> Any:
             f"{'none' if labels is None else f'a {type(labels).__name__}'}; give `fit` the inputs "
             "and the labels"
         )
+    if not isinstance(x, dict) or not {"source", "target"} <= x.keys():
+        return data  # the model says how to name its inputs
     source_size, target_size = model.config.vocabulary_size, model.config.target_size
     with tf.device("CPU:0"):  # where the batch comes from: a GPU need not wait
         ids = {
