@@ -381,7 +381,7 @@ def test_marian_learned_positions_leave_embeddings_unscaled(copy):
     model = read_model(folder).to_model()
     ids = np.array([[4, 5, 6, 3]])
     expected = model.source_embedding.table.numpy()[ids] + table[:4]
-    np.testing.assert_allclose(model._embed("source", ids, np.arange(4)), expected, atol=1e-6)
+    np.testing.assert_allclose(model._embed("source", ids), expected, atol=1e-6)
     # The option of Marian's command line alone makes no table: positions stay sinusoidal.
     assert read_model(copy("marian_embnorm_untied")).config.scale_embeddings
 
