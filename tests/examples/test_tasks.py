@@ -22,13 +22,17 @@ _SIZES = ("--num_layers=1", "--model_dim=32", "--feed_forward_dim=64", "--num_he
 
 @pytest.fixture(autouse=True)
 def path_to_examples(monkeypatch):
-    """The tasks that a test loads are gone afterwards."""
-    monkeypatch.setattr(task_module, "_TASKS", dict(task_module._TASKS))
+    """A test loads the tasks anew, and they are gone afterwards."""
+    examples = ("inflection", "semantic_parsing")
+    others = {name: task for name, task in task_module._TASKS.items() if name not in examples}
+    monkeypatch.setattr(task_module, "_TASKS", others)
     monkeypatch.setattr(sys, "path", [*sys.path, str(_EXAMPLES)])
-    yield
-    for name in ("inflection", "semantic_parsing"):
+    modules = [f"{prefix}{name}" for prefix in ("", "user_module_") for name in examples]
+    for name in modules:
         sys.modules.pop(name, None)
-        sys.modules.pop(f"user_module_{name}", None)
+    yield
+    for name in modules:
+        sys.modules.pop(name, None)
 
 
 @pytest.fixture
