@@ -6,7 +6,8 @@
 #   bash scripts/reproduce.sh g2p-geo data/g2p 1,2,3,4,5     also prints mean and spread over the
 #                                                            seeds, and the figure of the ensemble
 # DATA is the folder with the public files, plain or gzipped. A run that was stopped resumes with the
-# same command; a run lies in runs/ROW-SEED, its curve there in curve.png. DRY_RUN=1 prints the
+# same command; a run lies in runs/ROW-SEED, its curve there in curve.png, and its log (score with
+# digests and versions, metrics, outputs) in docs/results/logs/ROW-SEED. DRY_RUN=1 prints the
 # commands instead of running them.
 set -euo pipefail
 
@@ -154,6 +155,16 @@ run() {  # a script; with DRY_RUN its command is printed
   fi
 }
 
+keep_log() {  # what scripts/results.py compares the pages with: score, curve and outputs of a run
+  run evaluate.py --run_dir="$1" ${evaluate[@]+"${evaluate[@]}"} --json --output="$1/outputs.txt" \
+    > "$1/score.json"
+  mkdir -p "$2"
+  cp "$1/score.json" "$2/score.json"
+  for file in metrics.jsonl outputs.txt; do
+    gzip -9 -n -c "$1/$file" > "$2/$file.gz"
+  done
+}
+
 if [ -z "${DRY_RUN:-}" ]; then
   . scripts/environment.sh
   make_environment plot
@@ -167,6 +178,7 @@ for seed in ${seeds//,/ }; do
   report="$(run evaluate.py --run_dir="$folder" ${evaluate[@]+"${evaluate[@]}"})"
   printf '%s\n' "$report"
   reports+="$report"$'\n'
+  [ -n "${DRY_RUN:-}" ] || keep_log "$folder" "docs/results/logs/$row-$seed"
   for path in ${further[@]+"${further[@]}"}; do
     run evaluate.py --run_dir="$folder" --file="$path"
   done

@@ -1,5 +1,6 @@
 """scripts/reproduce.sh: the commands of its rows, its figures over seeds, and a row by command."""
 
+import gzip
 import itertools
 import os
 import pathlib
@@ -138,12 +139,17 @@ def test_seeds_give_mean_spread_and_an_ensemble(data, tmp_path):
     python.write_text(
         '#!/bin/sh\ncase "$*" in\n'
         + "".join(
-            f'  *evaluate.py*-{runs}) printf "words  9\\nword error rate  {rate} %%\\n" ;;\n'
+            f'  *evaluate.py*-{runs}|*-{runs}/outputs.txt) printf "words  9\\nword error rate  {rate} %%\\n" ;;\n'
             for runs, rate in (("[123],*", "1.50"), ("1", "2.00"), ("2", "4.00"), ("3", "3.00"))
         )
         + "esac\n"
     )
     python.chmod(0o755)
+    for seed in "123":
+        run = tmp_path / "runs" / f"g2p-geo-{seed}"
+        run.mkdir(parents=True)
+        (run / "metrics.jsonl").write_text("{}\n")
+        (run / "outputs.txt").write_text("a b\n")
     done = bash("scripts/reproduce.sh", "g2p-geo", data, "1,2,3", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     found = [line for line in done.stdout.splitlines() if line.startswith("word error rate")]
@@ -154,6 +160,10 @@ def test_seeds_give_mean_spread_and_an_ensemble(data, tmp_path):
         "word error rate, seeds 1,2,3: mean 3.00, standard deviation 1.00",
         "word error rate  1.50 %",
     ]
+    logs = tmp_path / "docs" / "results" / "logs" / "g2p-geo-2"
+    assert gzip.decompress((logs / "outputs.txt.gz").read_bytes()) == b"a b\n"
+    assert gzip.decompress((logs / "metrics.jsonl.gz").read_bytes()) == b"{}\n"
+    assert "4.00" in (logs / "score.json").read_text()
 
 
 @pytest.mark.slow
