@@ -139,7 +139,8 @@ def test_seeds_give_mean_spread_and_an_ensemble(data, tmp_path):
     python.write_text(
         '#!/bin/sh\ncase "$*" in\n'
         + "".join(
-            f'  *evaluate.py*-{runs}|*-{runs}/outputs.txt) printf "words  9\\nword error rate  {rate} %%\\n" ;;\n'
+            f"  *evaluate.py*-{runs}|*-{runs}/outputs.txt) "
+            f'printf "words  9\\nword error rate  {rate} %%\\n" ;;\n'
             for runs, rate in (("[123],*", "1.50"), ("1", "2.00"), ("2", "4.00"), ("3", "3.00"))
         )
         + "esac\n"
