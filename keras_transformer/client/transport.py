@@ -110,14 +110,14 @@ class Certificates(NamedTuple):
         """
         if (self.client_certificate is None) != (self.client_key is None):
             raise InputError("give client_certificate and client_key together, or neither")
-        name, files = "root_certificates", f"{self.root_certificates}"
+        root, certificate, key = (path and local_path(path) for path in self[:3])
+        name, files = "root_certificates", f"{root}"
         try:
-            context = ssl.create_default_context(cafile=self.root_certificates)
-            if self.client_certificate is not None:
-                name = "client_certificate and client_key"
-                files = f"{self.client_certificate} and {self.client_key}"
+            context = ssl.create_default_context(cafile=root)
+            if certificate is not None:
+                name, files = "client_certificate and client_key", f"{certificate} and {key}"
                 # Without a password OpenSSL would ask for that of an encrypted key.
-                context.load_cert_chain(self.client_certificate, self.client_key, password="")
+                context.load_cert_chain(certificate, key, password="")
         except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
             raise InputError(
                 f"{name} must be PEM files, the key unencrypted; cannot use {files}: "

@@ -174,7 +174,10 @@ def check_outputs(
         arguments: positional arguments.
         are_jobs: whether they are jobs of `part_file`, which write two more files.
     """
-    read = {_identity(path): path for path in _read_paths(outputs, arguments) if path.exists()}
+    read = {}
+    for path in _read_paths(outputs, arguments):
+        with contextlib.suppress(OSError, ValueError):  # it names no file, as most texts
+            read[_identity(path)] = path
     if sys.stdin is not None:
         with contextlib.suppress(OSError, ValueError):  # it is no file
             read[_identity(sys.stdin.fileno())] = pathlib.Path("standard input")
@@ -239,6 +242,7 @@ def _paths_in(values: list[Any]) -> Iterator[pathlib.Path]:
     while remaining:
         value = remaining.pop()
         if isinstance(value, str):
-            yield from map(pathlib.Path, {value, *value.split(",")})
+            for part in {value, *value.split(",")}:
+                yield pathlib.Path(os.path.expanduser(part))
         elif isinstance(value, dict | list | tuple):
             remaining += value.values() if isinstance(value, dict) else value

@@ -104,6 +104,14 @@ def test_mutual_tls(serve, connect, certificates, model):
     assert len(model.requests) == 1
 
 
+def test_certificates_lie_in_the_home_folder(serve, connect, certificates, monkeypatch):
+    monkeypatch.setenv("HOME", str(certificates))
+    files = {"root_certificates": "ca.pem", "client_certificate": "client.pem"}
+    paths = {name: f"~/{file}" for name, file in (files | {"client_key": "client.key"}).items()}
+    with serve(mutual=True) as address, connect(address, **paths) as client:
+        assert client.translate(["a"])[0][0].text == "A"
+
+
 def test_tls_mismatch_is_reported(model, protocol, serve, connect):
     with SERVE[protocol](model) as address:
         assert refusal(connect(address))

@@ -81,6 +81,13 @@ def test_options_and_prefixes_are_sent(call, server, model, tmp_path):
     }
 
 
+def test_option_longer_than_any_name_of_a_file_is_sent(call, server, model):
+    result = call("serve_client.py", *server, f"--banned_phrases={'no ' * 999}", stdin=b"two\n")
+    assert (result.code, result.out, result.err) == (0, "TWO\n", "")
+    (request,) = model.requests
+    assert len(request.inputs["banned_phrases"][0]) > 2000
+
+
 def test_references_are_scored(call, server, tmp_path):
     (tmp_path / "references").write_text("eins zwei\ndrei\n")
     references = f"--references={tmp_path}/references"
@@ -217,7 +224,8 @@ def test_program_that_waits_for_an_answer_gets_it(start, model):
         assert process.returncode == 0
 
 
-def test_output_never_replaces_what_is_read(call, server, refused, model, tmp_path):
+def test_output_never_replaces_what_is_read(call, server, refused, model, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
     names = ("in", "out.part", "prefixes")
     for name in names:
         (tmp_path / name).write_text("hello\n")
@@ -225,6 +233,7 @@ def test_output_never_replaces_what_is_read(call, server, refused, model, tmp_pa
     (tmp_path / "hard").hardlink_to(tmp_path / "in")
     for output, arguments in (
         ("in", [tmp_path / "in"]),
+        ("in", ["~/in"]),
         ("link", [tmp_path / "in"]),
         ("hard", [tmp_path / "in"]),
         ("out", ["--restart", tmp_path / "out.part"]),
