@@ -167,7 +167,7 @@ def check_outputs(
     """Raises `InputError`, before long work, where a result could not be written.
 
     Nor may it replace another result or what the command reads: every file that a flag or an
-    argument names, the files of runs, and standard input.
+    argument names, the files of runs and exports, and standard input.
 
     Args:
         outputs: flags that name the files to write, None for those that are not written.
@@ -217,12 +217,14 @@ def _identity(file: pathlib.Path | int) -> tuple[int, int]:
 def _read_paths(
     outputs: Sequence["flags.FlagHolder[Any]"], arguments: Sequence[str]
 ) -> Iterator[pathlib.Path]:
-    """Yields what the flags and arguments of the command name, and the files of its runs."""
+    """Yields what the flags and arguments name, and the files of the runs and exports there."""
     given = {name for name in flags.FLAGS if flags.FLAGS[name].present}
     values = [flags.FLAGS[name].value for name in given - {holder.name for holder in outputs}]
     for path in _paths_in([*arguments, *values]):
         yield path
         yield from _files_of_run(path)
+        if os.path.exists(path / "saved_model.pb"):
+            yield from path.rglob("*")
 
 
 def _files_of_run(folder: pathlib.Path) -> Iterator[pathlib.Path]:

@@ -12,6 +12,7 @@ from absl import flags
 
 from keras_transformer.commands import command_flags, common
 from keras_transformer.errors import InputError
+from keras_transformer.files import local_path
 from keras_transformer.tasks import get_task, registered_tasks
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def main(arguments: list[str]) -> None:
 
 def _by_name(arguments: list[str]) -> dict[str, pathlib.Path]:
     """Returns the runs by the shortest unique ends of their paths."""
-    paths = list(dict.fromkeys(pathlib.Path(argument).resolve() for argument in arguments))
+    paths = list(dict.fromkeys(local_path(argument).resolve() for argument in arguments))
     for parts in range(1, 1 + max(len(path.parts) for path in paths)):
         names = [str(pathlib.Path(*path.parts[-parts:])) for path in paths]
         if len(set(names)) == len(names):

@@ -1,6 +1,9 @@
 """The command evaluate: what it scores, and where it writes."""
 
+import itertools
 import json
+import re
+import time
 
 import pytest
 
@@ -40,6 +43,25 @@ def test_control_characters_and_long_lines(evaluate, monkeypatch, tmp_path):
     assert result.code == 0, result.err
     assert (tmp_path / "out").read_text() == "a b c\n" * 12
     assert (tmp_path / "each").read_text().count("\n") == 1 + 12
+
+
+def test_wide_beams_have_smaller_batches_and_progress_is_shown(evaluate, monkeypatch):
+    sizes = []
+
+    def translate(self, sentences, *rest):
+        sizes.append(len(sentences))
+        return [[Translation("a", 0.0)]] * len(sentences)
+
+    monkeypatch.setattr(BatchTranslator, "translate", translate)
+    clock = itertools.count(0, 20)
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    result = evaluate("--batch_size=10", "--beam_size=8")
+    assert (result.code, sizes) == (0, [5, 5, 2])
+    reports = re.findall(
+        r"^Translated (\d+) of 12 sentences; about (\d+) s left$", result.err, re.M
+    )
+    assert [int(num_done) for num_done, _ in reports] == [5, 10]
+    assert 0 < int(reports[1][1]) < int(reports[0][1])
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,7 @@ def test_missing_matplotlib_is_one_clear_line(call, make_run, monkeypatch, refus
     ("rows", "arguments", "parts"),
     [
         (4, ["none"], ["no metrics in", "metrics.jsonl yet"]),
+        (4, ["gs://bucket/run"], ["gs://bucket/run is not on this machine"]),
         (4, ["run", "--published=wmt14_en_fr"], ["needs FLOPs to compare"]),
         (4, ["run", "--x=sustained_flops"], ["have no sustained_flops; choose a"]),
         (4, ["run", "--output=run/metrics.jsonl"], ["--output must be a .png file"]),

@@ -169,6 +169,14 @@ def test_checkpoints_and_runs_form_an_ensemble(translate, call, run_dir, texts, 
     refused(translate("--checkpoint=7,8"), "no checkpoint step-7")
 
 
+def test_output_never_replaces_a_file_of_the_export(call, tmp_path, refused):
+    (tmp_path / "variables").mkdir()
+    for name in ("saved_model.pb", "variables/variables.index"):
+        (tmp_path / name).write_text("weights")
+        result = call("translate.py", f"--saved_model={tmp_path}", f"--output={tmp_path}/{name}")
+        refused(result, f"{name} is read and would be replaced")
+
+
 def test_missing_and_damaged_models_are_named(call, run_dir, tmp_path, refused):
     copy = shutil.copytree(run_dir, tmp_path / "copy")
     command = ("translate.py", f"--run_dir={copy}")
