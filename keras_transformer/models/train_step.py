@@ -130,7 +130,7 @@ class TokenWeightedModel(keras.Model):
                 The metrics so far; of several replicas none, see `metrics_of_all_replicas`.
             """
             update = _program(self, _update, is_compiled=_num_replicas() == 1)
-            return update(_checked(self, data))
+            return update(_checked(self, data, training=True))
 
         def rehearse(self, data: Any) -> None:
             """Runs all that XLA compiles for rows of this shape; what it leaves is of no use."""
@@ -225,8 +225,12 @@ def _counter(name: str) -> Any:
 # The parts of an update under TensorFlow, in their order. Each runs on one replica.
 
 
-def _checked(model: Any, data: Any) -> Any:
-    """Returns the rows of a batch; raises an error for wrong labels, or ids without a token."""
+def _checked(model: Any, data: Any, training: bool = False) -> Any:
+    """Returns the rows of a batch; raises an error for wrong labels, or ids without a token.
+
+    In training with XLA, which drops the check of `PositionalEncoding`, also for sequences that are
+    longer than its table.
+    """
     x, labels, weight = keras.utils.unpack_x_y_sample_weight(data)
     leaves = [] if isinstance(labels, dict) else keras.tree.flatten(labels)
     if len(leaves) != 1 or leaves[0] is None:
@@ -244,7 +248,21 @@ def _checked(model: Any, data: Any) -> Any:
             "target": check_ids("target", x["target"], target_size),
         }
         labels = check_ids("labels", leaves[0], target_size)
+        if training and _uses_xla(model) and getattr(model.config, "positions", "") == "learned":
+            ids = {name: _within_table(name, each, model.config) for name, each in ids.items()}
     return keras.utils.pack_x_y_sample_weight({**x, **ids}, labels, weight)
+
+
+def _within_table(name: str, ids: Tensor, config: Any) -> Tensor:
+    """Returns ids [B, T]; raises an error if positions up to T may lie beyond the learned ones."""
+    room = config.max_positions - config.first_position - config.max_position_offset
+    message = (
+        f"{name} is longer than the {room} tokens that max_positions={config.max_positions} has "
+        "room for; shorten the sequences (and max_position_offset), got tokens:"
+    )
+    length = tf.shape(ids)[1]
+    with tf.control_dependencies([tf.debugging.Assert(length <= room, [message, length])]):
+        return tf.identity(ids)
 
 
 def _program(model: Any, function: Any, is_compiled: bool) -> Any:

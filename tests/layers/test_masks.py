@@ -206,7 +206,7 @@ def test_keras_masks_equal_masks_as_arguments(name, mode):
     np.testing.assert_allclose(found[PADDING], expected[PADDING], atol=1e-5)
 
 
-@pytest.mark.parametrize("name", [name for name in ENCODERS if name != "universal encoder"])
+@pytest.mark.parametrize("name", ENCODERS)
 def test_layers_in_time_distributed_get_its_mask(name):
     # Rows of words: each row of 5 is a sequence, whose padding must not be attended to.
     layer, words = ENCODERS[name](), np.array([[[5, 6, 7, 8, 9], [5, 6, 7, 0, 0]]])
