@@ -330,4 +330,5 @@ def test_killed_translation_writes_the_same_bytes(start, run, run_dir, words, tm
         done = num_done()
     result = run(*command, output)
     assert result == (0, "", f"Continuing {tmp_path}/out.part after {done:,} lines.\n")
-    assert (tmp_path / "out").read_text() == run(*command)[1]
+    assert run(*command, f"--output={tmp_path}/whole")[0] == 0
+    assert (tmp_path / "out").read_text() == (tmp_path / "whole").read_text()
