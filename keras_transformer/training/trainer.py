@@ -297,7 +297,8 @@ class Trainer:
         if steps:
             if training.lora_rank is not None:  # the average has the LoRA matrices merged into it
                 self.model = build_model(self.configs.model, dtype=training.precision)
-            self.checkpoints.average(self.model, steps)
+            with all_or_none(self.strategy):
+                self.checkpoints.average(self.model, steps)
             self._on_chief(lambda: self.checkpoints.save_weights(self.model))
 
     @property

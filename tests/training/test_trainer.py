@@ -586,6 +586,29 @@ def test_workers_that_resume_differently_stop(second_worker, monkeypatch, can_re
     assert reports == [1.0]  # the other workers learn of it, and stop too
 
 
+def test_checkpoint_that_the_first_worker_cannot_write_ends_all(second_worker, monkeypatch):
+    place = "keras_transformer.training.distribution"
+    monkeypatch.setattr(f"{place}.worker_of", lambda strategy: Worker(1, 2))
+    monkeypatch.setattr(f"{place}.sum_over_workers", lambda strategy, x: x + 1.0)
+    with pytest.raises(InputError, match="another worker has failed"):
+        second_worker.save()
+
+
+def test_checkpoints_that_one_worker_cannot_average_end_all(second_worker, monkeypatch):
+    def average(model, steps):
+        raise InputError("step-4 is damaged")
+
+    reports = []
+    place = "keras_transformer.training.distribution"
+    monkeypatch.setattr(f"{place}.worker_of", lambda strategy: Worker(1, 2))
+    monkeypatch.setattr(f"{place}.sum_over_workers", lambda strategy, x: reports.append(x) or x)
+    monkeypatch.setattr(second_worker.checkpoints, "to_average", lambda *counts: [4])
+    monkeypatch.setattr(second_worker.checkpoints, "average", average)
+    with pytest.raises(InputError, match="step-4 is damaged"):
+        second_worker.average()
+    assert reports == [1.0]
+
+
 RESUME = """
 import sys
 from keras_transformer.data import MAX_COMPILED_SHAPES, MAX_SHAPES, BatchPlan
