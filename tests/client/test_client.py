@@ -196,18 +196,21 @@ def test_scores_have_no_padding(serve):
     assert "source and target must have as many sentences, got 1 and 0" in str(error)
 
 
-def test_what_the_model_cuts_is_a_warning(serve, model):
+def test_what_the_model_cuts_or_ignores_is_a_warning(serve, model):
     answer = {"scores": [-1.0], "token_scores": [[-1.0]], "lengths": [1], "is_cut": [True]}
     model.versions[1] = lambda *_: answer
     with pytest.warns(UserWarning, match="1 of 1 translations are longer than the model") as found:
         assert serve().score(["a"], ["b"])[0].is_cut
     assert found[0].filename == __file__
-    model.versions[1] = lambda *_: {
-        "translations": [["A"], ["B"]], "scores": [[-1.0]] * 2, "source_cut": [False, True],
-    }  # fmt: skip
-    with pytest.warns(UserWarning, match="1 of 2 sentences are longer than the model") as found:
-        serve().translate(["a", "b"])
-    assert found[0].filename == __file__
+    answer = {"translations": [["A"], ["B"]], "scores": [[-1.0]] * 2}
+    for remark, message in (
+        ("source_cut", "1 of 2 sentences are longer than the model"),
+        ("options_ignored", "a banned phrase of 1 of 2 sentences is not kept as it is"),
+    ):
+        model.versions[1] = lambda *_, remark=remark: answer | {remark: [False, True]}
+        with pytest.warns(UserWarning, match=message) as found:
+            serve().translate(["a", "b"])
+        assert found[0].filename == __file__
 
 
 def _detailed_model():

@@ -95,13 +95,17 @@ def test_serving_default_signature(exported):
     }
 
 
-def test_loaded_export_matches_translator(exported, separate_translator):
+def test_loaded_export_matches_translator(exported, separate_translator, words):
     sentences = ["two two", "", "cat sun", "hello tree two"] * 3
-    loaded = load_exported(exported).translate(sentences, batch_size=5)
+    loaded = load_exported(exported)
+    found = loaded.translate(sentences, batch_size=5)
     ours = separate_translator.translate(sentences, batch_size=5)
-    for theirs, mine in zip(loaded, ours, strict=True):
+    for theirs, mine in zip(found, ours, strict=True):
         assert [best.text for best in theirs] == [best.text for best in mine]
         np.testing.assert_allclose([b.score for b in theirs], [b.score for b in mine], rtol=1e-6)
+    none_of_them = dict(banned_phrases=[*words.values()], max_length=1)
+    ((best, *_),) = loaded.translate(["sun Владимир"], **none_of_them)
+    assert best.text == "Владимир"  # the unknown word, copied
 
 
 @pytest.fixture(scope="module")
