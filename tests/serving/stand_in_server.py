@@ -63,7 +63,10 @@ def main() -> None:
 
 
 def load(
-    model: Model, version: int, folder: pathlib.Path, config: tf.compat.v1.ConfigProto
+    model: Model,
+    version: int,
+    folder: pathlib.Path,
+    config: tf.compat.v1.ConfigProto | None = None,
 ) -> None:
     """Serves a version instead of the one before."""
     session = tf.compat.v1.Session(graph=tf.Graph(), config=config)
