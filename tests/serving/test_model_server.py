@@ -186,7 +186,7 @@ def test_missing_model_version_and_label_are_reported(connect, options, message)
 def test_missing_signature_is_reported(connect):
     client = connect()
     with pytest.raises(ServingError, match=r"without signature tell; it has .*serving_default"):
-        client._wait(client._rows("tell", {"text": text_input("text", ["sun"])}, lambda *_: []))
+        client._rows("tell", {"text": text_input("text", ["sun"])}, lambda *_: [])
 
 
 def test_new_version_takes_over_without_failures(server, connect):
