@@ -25,11 +25,11 @@ def _evenly(self, inputs):
 
 
 @pytest.fixture(scope="module")
-def signatures(separate_translator):
-    """The functions, the model's attention replaced by an even one."""
+def signatures(trained, separate_translator):
+    """The functions, the model's attention replaced by an even one; not those that others share."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Transformer, "attention", _evenly, raising=False)
-        return separate_translator.signatures()
+        return Translator(*trained, separate_translator.search).signatures()
 
 
 def _ask(function, *columns):

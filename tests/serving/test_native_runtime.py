@@ -88,7 +88,7 @@ def test_c_program_translates_as_python(exported, separate_translator, program, 
     scores = np.array(answer["scores"], np.float32)
     np.testing.assert_allclose(scores, ours["scores"], atol=1e-5)
     empty = native_runtime.answer(program, signature, [])
-    assert empty == {"scores": [], "translations": []}
+    assert empty == {"scores": [], "translations": [], "source_cut": []}
 
 
 @pytest.mark.slow
