@@ -185,7 +185,7 @@ def test_missing_model_version_and_label_are_reported(connect, options, message)
 
 def test_missing_signature_is_reported(connect):
     client = connect()
-    with pytest.raises(ServingError, match=r"without signature tell; it has .*serving_default"):
+    with pytest.raises(ServingError, match=r'rejects a request of 1 sentence: .*"tell" not found'):
         client._rows("tell", {"text": text_input("text", ["sun"])}, lambda *_: [])
 
 
