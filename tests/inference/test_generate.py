@@ -71,7 +71,7 @@ def test_options_differ_between_sentences(translator, words):
     "options",
     [
         dict(banned_phrases=("привет",), length_penalty=3.0),
-        dict(banned_phrases=("木", "دو"), coverage_penalty=0.4),
+        dict(banned_phrases=("木", "दो"), coverage_penalty=0.4),
         dict(repetition_penalty=4.0, min_length=5),
         dict(no_repeat_ngram=1, max_extra_length=1),
         dict(max_length=2),

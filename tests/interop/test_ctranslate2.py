@@ -154,7 +154,7 @@ def compare(translator, folder, texts, limit=30):
 @pytest.mark.parametrize(("beam_size", "early_stop"), [(1, "exact"), (4, "first")])
 def test_search_of_an_unsure_model_is_the_same(beam_size, early_stop, vocabulary, tmp_path):
     config = SMALL.replace(share_embeddings="none", output_bias=True)
-    model = make_model(config, seed=20, scale=1.0, noise=0.1)
+    model = make_model(config, seed=44, scale=1.0, noise=0.1)
     # Our search never takes padding and start; CTranslate2's would. EOS must be likely enough.
     bias = np.where(np.isin(range(30), [PAD_ID, BOS_ID]), -1000.0, 0.0)
     bias[EOS_ID] = 1.0
