@@ -39,10 +39,12 @@ from keras_transformer.config import (
 from keras_transformer.config import (
     model as config_module,
 )
+from keras_transformer.decoding import NO_SCORE
 from keras_transformer.errors import InputError
 from keras_transformer.inference import Translator
 from keras_transformer.models import Ensemble, build_model
 from keras_transformer.objectives import SmoothedCrossEntropy, TokenAccuracy
+from keras_transformer.results import Translation
 from keras_transformer.search import beam_search, kv_cache_capacities
 from keras_transformer.serving.export import export, load_exported
 from keras_transformer.training import RunDirectory, train
@@ -148,12 +150,18 @@ def steps_of(model, beams=1, **options):
     return np.stack(rows, axis=1), state
 
 
+def _places(translations):
+    """Fills the empty places of n-best lists as an export does."""
+    empty = Translation("", NO_SCORE)
+    return [[*row, *[empty] * (SEARCH.num_translations - len(row))] for row in translations]
+
+
 def scores_of(translations):
-    return np.array([[each.score for each in row] for row in translations])
+    return np.array([[each.score for each in row] for row in _places(translations)])
 
 
 def texts_of(translations):
-    return [[each.text for each in row] for row in translations]
+    return [[each.text for each in row] for row in _places(translations)]
 
 
 def check_coverage(model, state):
