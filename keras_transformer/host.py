@@ -37,13 +37,9 @@ def package_versions() -> dict[str, str]:
 
 def machine() -> str:
     """Returns the processor and how many of its cores this process may use, in words."""
-    try:
-        lines = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    name = " ".join(_cpuinfo("model name")) or platform.machine()
     fast = sorted(cpu_flags() & {"avx2", "avx512f", "avx512_bf16", "amx_bf16", "bf16"})
-    return f"{num_cores()} cores of {(names or [platform.machine()])[0]} ({', '.join(fast)})"
+    return f"{num_cores()} cores of {name} ({', '.join(fast)})"
 
 
 def num_cores() -> int:
@@ -55,17 +51,16 @@ def num_cores() -> int:
 
 def cpu_flags() -> frozenset[str]:
     """Returns the processor's features as Linux names them, such as "avx2"; elsewhere none."""
-    return _cpuinfo("flags", "Features")  # of x86 and Arm
+    return frozenset(_cpuinfo("flags", "Features"))  # of x86 and Arm
 
 
-def _cpuinfo(*names: str) -> frozenset[str]:
+def _cpuinfo(*names: str) -> list[str]:
+    """Returns the words of the first line of one of these names; none elsewhere than on Linux."""
     try:
         lines = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
-        return frozenset()
-    return frozenset(
-        next((line.partition(":")[2].split() for line in lines if line.startswith(names)), ())
-    )
+        return []
+    return next((line.partition(":")[2].split() for line in lines if line.startswith(names)), [])
 
 
 def has_bfloat16() -> bool:
