@@ -304,11 +304,7 @@ def _random(*key: int) -> np.random.Generator:
 
 
 def count_windows(part_offsets: Integers) -> int:
-    """Returns the number of windows W, at least 1.
-
-    Args:
-        part_offsets: [P + 1], index of the first pair of each corpus, then N.
-    """
+    """Returns the number of windows W, at least 1, of corpora whose pairs begin at [P + 1]."""
     return max(1, -(-int(part_offsets[-1]) // WINDOW_PAIRS))
 
 
@@ -322,11 +318,8 @@ def pieces_of(window: int, part: int, part_offsets: Integers) -> list[slice]:
 
 
 def _count_lengths(corpus: TokenizedCorpus) -> tuple[Integers, Integers]:
-    """Counts the pairs of a corpus by their cells, a piece at a time.
-
-    Returns:
-        int64 [W, P, C], pairs by window, corpus and cell; and int64 [C, 2], the longest source and
-        target of each cell.
+    """Returns how many pairs are in each cell of each window, int64 [W, P, C], and the longest
+    source and target of each cell, int64 [C, 2]. It looks at one piece at a time.
     """
     windows, parts = count_windows(corpus.part_offsets), len(corpus.part_offsets) - 1
     counts = np.zeros((windows, parts, _MAX_CELLS), np.int64)
@@ -371,13 +364,8 @@ def _cut_into_buckets(
     """Returns the first cell of each bucket, [K]: the cuts that leave the least padding.
 
     A batch that is less than half full counts as half a batch: small updates are worth less.
-
-    Args:
-        pairs: [W, C], of an epoch.
-        longest: [C, 2], source and target.
-        bounds: on the tokens and rows of a batch.
-        max_shapes: bound on K.
-        enough: entries of an epoch's batches; no more buckets are made than reach it.
+    `pairs` [W, C] are those of an epoch, `longest` [C, 2] source and target, `bounds` are on the
+    tokens and rows of a batch; no more buckets are made than reach `enough` entries an epoch.
     """
     # Of a bucket from cell i to cell j, [C, C]; it needs i <= j.
     count = len(longest)
@@ -444,14 +432,8 @@ def _repeats(sizes: Integers, weights: Sequence[float] | None) -> npt.NDArray[np
 def draw_pairs(pairs: Integers, count: int, epoch: int, key: Sequence[int]) -> Integers:
     """Returns `count` of these pairs for an epoch, in random order.
 
-    They are read from an endless stream of shuffled passes, whose place is computed: over the
-    epochs the numbers of times that two pairs occur differ by at most one.
-
-    Args:
-        pairs: to draw from.
-        count: how many each epoch has.
-        epoch: index of the epoch, from 0.
-        key: non-negative numbers that identify the stream.
+    They are read from an endless stream of shuffled passes, which `key` identifies and whose place
+    is computed: over the epochs the numbers of times that two pairs occur differ by at most one.
     """
     if not count:
         return pairs[:0]
@@ -473,9 +455,8 @@ def _make_batch(
     resample: tuple[Resample | None, Resample | None] | None,
     key: tuple[int, ...],
 ) -> Batch:
-    """Makes one worker's rows of a planned batch; rows without a pair are all PAD_ID.
-
-    Arguments as in `training_batches`; `key` is the seed and the indices that identify the batch.
+    """Makes one worker's rows of a planned batch, which seed and indices in `key` identify; rows
+    without a pair are all PAD_ID. Other arguments as in `training_batches`.
     """
     (rows, source_length, target_length), pairs = batch
     rows = math.ceil(rows / replicas) * replicas
@@ -494,13 +475,7 @@ def _make_batch(
 
 
 def _resample_rows(matrix: Ids, resample: Resample, random: np.random.Generator) -> None:
-    """Replaces sentences in place by sampled segmentations, except where one does not fit.
-
-    Args:
-        matrix: [rows, length], sentences ended by EOS_ID and padded with PAD_ID.
-        resample: samples segmentations from sentences without EOS_ID and a seed below 2**31.
-        random: gives the seed.
-    """
+    """Replaces the sentences of [rows, length] by sampled segmentations where these fit."""
     lengths = np.count_nonzero(matrix, axis=1) - 1
     sentences = [row[:length].tolist() for row, length in zip(matrix, lengths, strict=True)]
     sampled = resample(sentences, int(random.integers(1 << 31)))

@@ -110,7 +110,7 @@ def test_batches_counted_in_sentences_are_full():
     options = {"batch_tokens": 10**6, "batch_sentences": 32}
     sizes = [len(batch.pairs) for batch in BatchPlan(corpus, **options).epoch()]
     assert max(sizes) == 32
-    assert np.mean(sizes) > 30.5
+    assert np.mean(sizes) > 30.8
     rows = [len(labels) for _, labels in training_batches(corpus, **options, epochs=1)]
     assert max(rows) == 32
     assert rows.count(32) > 0.95 * len(rows)
@@ -129,7 +129,7 @@ def test_memory_grows_with_rows_logits_and_attention():
     assert BatchShape(16, 9, 9).memory == 2 * BatchShape(8, 9, 9).memory
 
 
-@pytest.mark.parametrize("batch_tokens", [2048, 8192, 25_000])
+@pytest.mark.parametrize("batch_tokens", [2048, 25_000])
 @pytest.mark.parametrize("corpus", ["multi30k_bpe", "tatoeba_ende", "canlaws_enfr"])
 def test_real_corpora_waste_little_on_padding(corpus, batch_tokens):
     with np.load(DATA / "sentence_lengths.npz") as lengths:
@@ -147,16 +147,9 @@ def test_real_corpora_waste_little_on_padding(corpus, batch_tokens):
 
 def test_no_more_shapes_than_needed():
     lengths = np.arange(2, 42).repeat(500)
-    shapes = BatchPlan(corpus_of(lengths, lengths), batch_tokens=512).shapes
-    assert 0.93 <= BatchPlan(corpus_of(lengths, lengths), batch_tokens=512).real_share < 0.95
-    assert len(shapes) < 15
-
-
-def test_sentence_longer_than_batch_tokens_is_rejected():
-    with pytest.raises(InputError, match=r"batch_tokens 63 has no room .* \(64 tokens\)"):
-        BatchPlan(corpus_of([64], [3]), batch_tokens=63)
-    with pytest.raises(InputError, match="batch_tokens 64 has no room"):
-        training_batches(TokenizedCorpus.from_ids([[5] * 64], [[6]]), batch_tokens=64)
+    plan = BatchPlan(corpus_of(lengths, lengths), batch_tokens=512)
+    assert 0.93 <= plan.real_share < 0.95
+    assert len(plan.shapes) < 15
 
 
 # The plan of an epoch; a corpus of several windows too
@@ -176,7 +169,7 @@ def plan(request, monkeypatch):
 
 def test_every_pair_occurs_once_and_fits_its_batch(plan):
     source, target = correlated_lengths(sum(SIZES))
-    assert plan.real_share > (0.9 if len(plan._batches) == 1 else 0.85)  # windows are tiny here
+    assert plan.real_share > (0.93 if len(plan._batches) == 1 else 0.87)  # windows are tiny here
     for seed in (0, 1):
         planned = list(plan.epoch(2, seed=seed))
         assert len(planned) == plan.batches_per_epoch
@@ -197,6 +190,8 @@ def test_order_follows_from_seed_and_epoch(plan):
         for batches in (first, plan.epoch(2, seed=4))
     )
     assert len(together & in_next_epoch) < len(together) / 20
+    starts = {next(plan.epoch(epoch, seed=1)).pairs.min() for epoch in range(6)}
+    assert len(starts) > 1  # windows come in another order too
 
 
 def test_largest_shape_comes_first_and_shapes_are_mixed(plan):
@@ -225,13 +220,6 @@ def test_place_is_found_by_planning_one_window(plan, monkeypatch, place):
     assert len(looked_at) == 2 and looked_at[0] == looked_at[1]  # both corpora of one window
     rest = order(plan.epoch(3, seed=1, first_batch=place)).tolist()
     assert rest == order(whole[place:]).tolist()
-
-
-def test_windows_come_in_another_order_in_each_epoch(monkeypatch):
-    monkeypatch.setattr(module, "WINDOW_PAIRS", 2048)
-    plan = BatchPlan(corpus_of(*correlated_lengths(sum(SIZES))), batch_tokens=512)
-    starts = {next(plan.epoch(epoch, seed=1)).pairs.min() for epoch in range(6)}
-    assert len(starts) > 1
 
 
 def test_windows_partition_each_corpus_and_spread_over_it(monkeypatch):
@@ -296,17 +284,6 @@ def test_corpora_are_mixed_by_their_weights(monkeypatch, windows):
     # 2,000 of 8,000 and 8,000 of 2,000 an epoch, up to the rounding within a box
     assert 9 <= seen[:8000].min() <= seen[:8000].max() <= 11
     assert 159 <= seen[8000:].min() <= seen[8000:].max() <= 161
-
-
-@pytest.mark.parametrize("weights", [[1], [1, 2, 3], [1, 0], [1, -1], [1, float("nan")], []])
-def test_one_weight_above_zero_a_corpus_is_required(weights):
-    with pytest.raises(InputError, match="one positive number per corpus \(2 here\)"):
-        mixed(weights)
-
-
-def test_corpus_without_pairs_cannot_be_mixed_in():
-    with pytest.raises(InputError, match="corpus 2 of 3 has no pairs"):
-        mixed([1, 1, 1], (3, 0, 4))
 
 
 @pytest.mark.parametrize("count", [1, 3, 7, 10, 25])
@@ -498,18 +475,25 @@ def test_training_is_endless_and_evaluation_keeps_one_order():
 
 
 @pytest.mark.parametrize(
-    ("wrong", "message"),
+    ("changes", "message"),
     [
         ({"seed": -1}, "must be at least 0"),
         ({"first_step": -1}, "must be at least 0"),
         ({"shard": (2, 2), "replicas": 2}, "shard must be the index of a worker"),
         ({"shard": (0, 2)}, "shard must be the index of a worker"),
+        ({"batch_tokens": 63}, r"batch_tokens 63 has no room .* \(64 tokens\)"),
+        *(
+            ({"mix_weights": weights}, r"one positive number per corpus \(2 here\)")
+            for weights in ([1], [1, 2, 3], [1, 0], [1, -1], [1, float("nan")], [])
+        ),
+        ({"mix_weights": [1, 1], "parts": [2, 0]}, "corpus 2 of 2 has no pairs"),
     ],
+    ids=str,
 )
-def test_impossible_arguments_are_rejected_at_once(wrong, message):
-    corpus, _, _ = a_corpus(pairs=3)
+def test_impossible_arguments_are_rejected_at_once(changes, message):
+    corpus = corpus_of([64, 3], [3, 64], changes.pop("parts", [1, 1]))
     with pytest.raises(InputError, match=message):
-        training_batches(corpus, batch_tokens=64, **wrong)
+        training_batches(corpus, **{"batch_tokens": 64, **changes})
 
 
 def test_dataset_gives_the_same_batches_each_time():
