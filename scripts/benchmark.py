@@ -1,7 +1,7 @@
 """Measures speed beside that of other toolkits on the same machine in the same minutes.
 
     python scripts/benchmark.py train
-    python scripts/benchmark.py train --presets=tiny --precisions=float32 --batch=128x16 --json
+    python scripts/benchmark.py train --presets=tiny --precisions=float32 --json=train.json
     python scripts/benchmark.py decode --presets=tiny
     python scripts/benchmark.py decode --presets= --run_dir=runs/multi30k --sentences=test.en
     python scripts/benchmark.py plan --pairs=1000000000
@@ -22,30 +22,38 @@ they grow, sequential operations and path lengths as measured beside the table's
 The engines take turns in a random order, so that whatever else the machine does slows all of them.
 Rates are medians of the turns, with the 95 % confidence interval from low to high. Minor page
 faults and system time are those of a training step or of a sentence.
+
+--json=FILE keeps the table with machine and versions, for the figures of docs/results (see
+scripts/results.py): rows by what they measured, such as
+`rows.ours/tiny/float32/128x16.tokens_per_second`.
 """
 
 import functools
 import itertools
 import json
 import pathlib
+import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from absl import flags
 
 from benchmarks import decoding, training
-from benchmarks.engines import Row, table
-from keras_transformer.commands import common
+from benchmarks.engines import table
+from keras_transformer.commands import command_flags, common
 from keras_transformer.commands.main import run
 from keras_transformer.config import ModelConfig
 from keras_transformer.errors import InputError
-from keras_transformer.host import cpu_flags, num_cores
+from keras_transformer.files import write_atomically
+from keras_transformer.host import machine, num_cores, package_versions
 
 _REAL = ("multi30k:2048", "multi30k:8192")  # the tiny preset's batch_tokens; the recipe's
 _KNOWN_PRECISIONS = ["float32", "mixed_bfloat16", "mixed_float16"]
 _TRAINING_VOCABULARY = 8000
+# What tells the rows of a table apart, as far as they have it.
+_NAMING = ("engine", "setting", "preset", "precision", "sentences", "batch", "action", "layer", "n")
 
 _PRESETS = flags.DEFINE_list("presets", ["tiny", "base"], "Models to measure.")
 _PRECISIONS = flags.DEFINE_list(
@@ -93,7 +101,9 @@ _LENGTHS = flags.DEFINE_list(
 )
 _DIM = flags.DEFINE_integer("model_dim", 512, "Model dimension d of layers.", lower_bound=1)
 _WINDOW = flags.DEFINE_integer("window", 65, "Positions r that restricted self-attention sees.")
-_JSON = flags.DEFINE_boolean("json", False, "Print one JSON object for each row of the table.")
+_JSON = command_flags.define_path(
+    "json", None, "Also write the rows to this file, with machine and versions."
+)
 
 
 def main(arguments: list[str]) -> None:
@@ -122,6 +132,7 @@ def main(arguments: list[str]) -> None:
                 f"--{holder.name} cannot be combined with {arguments[0]}; remove the flag"
             )
     _check_choices(_PRESETS, list(ModelConfig.presets()))
+    common.check_outputs([_JSON])
     commands[arguments[0]]()
 
 
@@ -159,7 +170,7 @@ def _decode() -> None:
     else:
         real = decoding.run_case(_RUN_DIR.value, _CHECKPOINT.value, _SENTENCES.value)
 
-    def groups() -> Iterator[list[Row]]:
+    def groups() -> Iterator[list[dict[str, Any]]]:
         for preset in [*_PRESETS.value, "run"]:
             size, path = _VOCABULARY_SIZE.value, _SENTENCES.value
             case = real if preset == "run" else decoding.random_case(preset, size, path)
@@ -185,23 +196,31 @@ def _layers() -> None:
 
     lengths = layers.check_settings(_LENGTHS.value, _WINDOW.value)
     sizes = (_DIM.value, _WINDOW.value, _ROUNDS.value)
-    names = list(layers.LAYER_TYPES)
-    rows = _show(list(layers.measure(names, [length], *sizes)) for length in lengths)
-    _show([list(layers.summarize(rows, *sizes))])
+
+    def groups() -> Iterator[list[layers.Figures]]:
+        rows: list[layers.Figures] = []
+        for length in lengths:
+            rows += (group := list(layers.measure(list(layers.LAYER_TYPES), [length], *sizes)))
+            yield group
+        yield list(layers.summarize(rows, *sizes))
+
+    _show(groups())
 
 
-def _show(groups: Iterable[Sequence[Any]]) -> list[Any]:
-    """Prints the rows of each group as a table, or as JSON, when it is done; returns all rows."""
-    if not _JSON.value:
-        features = cpu_flags() & {"avx2", "avx512f", "avx512_bf16", "amx_bf16", "bf16"}
-        print(f"{_cores()} cores with {', '.join(sorted(features)) or 'unknown features'}")
-    shown: list[Any] = []
-    for group in groups:
-        values = [row if isinstance(row, dict) else row.to_dict() for row in group]
-        text = "\n".join(map(json.dumps, values)) if _JSON.value else table(values)
-        print(text, end="\n" if _JSON.value else "\n\n", flush=True)
-        shown += group
-    return shown
+def _show(groups: Iterable[Sequence[Mapping[str, Any]]]) -> None:
+    """Prints each group of rows as a table when it is measured, and writes all to --json."""
+    log: dict[str, Any] = {"machine": machine(), "versions": package_versions(), "rows": {}}
+    print(log["machine"])
+    for rows in groups:
+        print(table(rows), end="\n\n", flush=True)
+        log["rows"] |= {_row_name(row): row for row in rows}
+        if _JSON.value is not None:
+            write_atomically(_JSON.value, json.dumps(log, indent=1) + "\n")
+
+
+def _row_name(row: Mapping[str, Any]) -> str:
+    """Returns what a row measured, without the characters that part a key of results.py."""
+    return "/".join(re.sub(r"[^\w-]+", "-", str(row[name])) for name in _NAMING if name in row)
 
 
 def _check_choices(holder: "flags.FlagHolder[list[str]]", choices: Sequence[str]) -> None:

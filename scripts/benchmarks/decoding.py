@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.engines import Channel, Engine, Row, Turn, take_turns
+from benchmarks.engines import Channel, Engine, Turn, make_row, take_turns
 from keras_transformer.commands import common
 from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, ModelConfig, SearchConfig
 from keras_transformer.config.training import preset_size
@@ -325,7 +325,7 @@ def measure(
     cores: int,
     rounds: int,
     round_seconds: float,
-) -> Iterator[Row]:
+) -> Iterator[dict[str, Any]]:
     """Yields two rows for each engine and setting: in batches, and one sentence at a time.
 
     Args:
@@ -361,7 +361,7 @@ def measure(
         if rival is not None:
             equal = sum(a == b for a, b in zip(translations, rival, strict=True))
         latencies = np.concatenate([turn["latencies"] for turn in turns])
-        yield Row.of(
+        yield make_row(
             "sentences",
             team.case
             | {

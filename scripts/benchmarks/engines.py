@@ -5,7 +5,6 @@ minute of the machine slows all of them. A process answers each line of JSON tha
 another line; in between it sleeps.
 """
 
-import dataclasses
 import json
 import math
 import os
@@ -161,60 +160,45 @@ def confidence_interval(values: Sequence[float]) -> tuple[float, float] | None:
     return None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Row:
-    """The turns of an engine with a workload; turns of the same number are of one round.
+def make_row(
+    unit: str, case: Mapping[str, Any], turns: Sequence[Turn], **values: Any
+) -> dict[str, Any]:
+    """Returns a row of the table: the median rate of an engine's turns and what else was measured.
 
-    Attributes:
+    Args:
         unit: "tokens" or "sentences".
         case: what was measured: engine, preset, batch, ...
-        rates: units a second of each turn.
-        times: median seconds of a step or batch in each turn.
-        values: other figures. Page faults and system time are of a step or sentence.
+        turns: of the engine.
+        values: other figures.
+
+    Returns:
+        Also the 95 % confidence interval of the rate, from "low" to "high", and the rate of each
+        turn, "rounds". Page faults and system time are of a step or sentence.
     """
-
-    unit: str
-    case: Mapping[str, Any]
-    rates: tuple[float, ...]
-    times: tuple[float, ...]
-    values: Mapping[str, Any]
-
-    @classmethod
-    def of(cls, unit: str, case: Mapping[str, Any], turns: Sequence[Turn], **values: Any) -> "Row":
-        count = sum(turn["count"] for turn in turns)
-        usage = {
-            name: sum(turn[name] for turn in turns) / count for name in ("faults", "system_seconds")
-        }
-        return cls(
-            unit=unit,
-            case=case,
-            rates=tuple(turn["units"] / turn["seconds"] for turn in turns),
-            times=tuple(statistics.median(turn["latencies"]) for turn in turns),
-            values=usage
-            | {"peak_megabytes": max(turn["peak_megabytes"] for turn in turns)}
-            | values,
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the row as one JSON object: the median rate, its confidence interval, ..."""
-        low, high = confidence_interval(self.rates) or (None, None)
-        return {
-            **self.case,
-            f"{self.unit}_per_second": round(statistics.median(self.rates), 2),
-            "low": low,
-            "high": high,
-            **self.values,
-            "rounds": self.rates,
-        }
+    rates = [turn["units"] / turn["seconds"] for turn in turns]
+    low, high = confidence_interval(rates) or (None, None)
+    count = sum(turn["count"] for turn in turns)
+    return {
+        **case,
+        f"{unit}_per_second": round(statistics.median(rates), 2),
+        "low": low,
+        "high": high,
+        "faults": sum(turn["faults"] for turn in turns) / count,
+        "system_seconds": sum(turn["system_seconds"] for turn in turns) / count,
+        "peak_megabytes": max(turn["peak_megabytes"] for turn in turns),
+        **values,
+        "rounds": rates,
+    }
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Returns rows with the same keys as an aligned table: text left, numbers right."""
-    names = [name for name, value in rows[0].items() if not isinstance(value, tuple | list)]
+    """Returns rows as an aligned table: text left, numbers right, "-" for what a row lacks."""
+    columns = {name: value for row in rows for name, value in row.items()}
+    names = [name for name, value in columns.items() if not isinstance(value, list)]
     lines = [[name.replace("_", " ") for name in names]]
-    lines += [[_format(row[name]) for name in names] for row in rows]
+    lines += [[_format(row.get(name)) for name in names] for row in rows]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    is_text = [isinstance(rows[0][name], str) for name in names]
+    is_text = [isinstance(rows[0].get(name), str) for name in names]
     return "\n".join(
         "  ".join(
             text.ljust(width) if left else text.rjust(width)

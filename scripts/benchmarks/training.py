@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.engines import Channel, Engine, Row, take_turns
+from benchmarks.engines import Channel, Engine, make_row, take_turns
 from keras_transformer.commands import common
 from keras_transformer.config import EOS_ID, PAD_ID, ModelConfig, TrainingConfig
 from keras_transformer.data import (
@@ -119,7 +119,7 @@ def real_tokens(batch: Batch) -> int:
     return int(np.count_nonzero(np.asarray(batch[1]) != PAD_ID))
 
 
-def measure(jobs: Sequence[Job], *, rounds: int, round_seconds: float) -> Iterator[Row]:
+def measure(jobs: Sequence[Job], *, rounds: int, round_seconds: float) -> Iterator[dict[str, Any]]:
     """Has the engines of some jobs take turns, and yields the row of each.
 
     Those that train make as many steps in a turn as each other, so that they see the same batches,
@@ -152,7 +152,7 @@ def measure(jobs: Sequence[Job], *, rounds: int, round_seconds: float) -> Iterat
     for job, engine, count, turns in zip(jobs, engines, steps, results, strict=True):
         names = ("engine", "preset", "precision", "batch", "threads")
         seconds = float(np.median([turn["latencies"][0] for turn in turns]))
-        yield Row.of(
+        yield make_row(
             "tokens",
             {name: job[name] for name in names},
             turns,
@@ -287,22 +287,22 @@ def measure_plan(folder: pathlib.Path, pairs: int, whole_epoch: bool) -> Iterato
         return plan
 
     for max_shapes in (MAX_COMPILED_SHAPES, MAX_SHAPES):
-        action = f"plan in at most {max_shapes} shapes, first batch"
+        action = f"plan in {max_shapes} shapes"
         plan, row = _timed(action, begin, max_shapes)
         batches = plan.batches_per_epoch
         yield row | {
-            "result": f"{len(plan.shapes)} shapes, {batches:,} batches, "
-            f"{plan.real_share:.1%} real tokens"
+            "shapes": len(plan.shapes),
+            "batches": batches,
+            "real_share": plan.real_share,
         }
     place = int(_PLACE * batches)
     _, row = _timed(
-        "place in a later epoch", lambda: next(plan.epoch(2, seed=_SEED, first_batch=place))
+        "first batch after resuming", lambda: next(plan.epoch(2, seed=_SEED, first_batch=place))
     )
-    yield row | {"result": f"batch {place:,} of epoch 3"}
+    yield row
     if whole_epoch:
         times, row = _timed("whole epoch", _occurrences, plan, pairs)
-        once = bool((times == 1).all())
-        yield row | {"result": "every pair once" if once else "NOT every pair once"}
+        yield row | {"pairs_not_seen_once": int(np.count_nonzero(times != 1))}
 
 
 def _offsets(folder: pathlib.Path, pairs: int) -> list[npt.NDArray[np.int64]]:

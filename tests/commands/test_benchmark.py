@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import pathlib
+import runpy
 
 import numpy as np
 import pytest
@@ -12,57 +13,76 @@ from keras_transformer import config
 from keras_transformer.config import ModelConfig, TrainingConfig
 
 _SCRIPTS = pathlib.Path(__file__).resolve().parents[2] / "scripts"
-_SMALL = ["--presets=tiny", "--rounds=1", "--round_seconds=0", "--threads=1", "--json"]
+_SMALL = ["--presets=tiny", "--rounds=1", "--round_seconds=0", "--threads=1"]
+
+
+@pytest.fixture
+def log(tmp_path):
+    """Gives the flag that writes a log, and a function that reads its rows."""
+    path = tmp_path / "log.json"
+
+    def read(result):
+        assert result.code == 0, result.err
+        content = json.loads(path.read_text())
+        assert "cores of" in content["machine"] and "keras" in content["versions"]
+        return content["rows"]
+
+    return f"--json={path}", read
 
 
 @pytest.mark.slow
-def test_train_has_a_row_per_installed_engine(run):
+def test_train_has_a_row_per_installed_engine(run, log):
+    flag, read = log
     small = [*_SMALL, "--precisions=float32", "--vocabulary_size=50", "--batch=2x4"]
-    result = run("benchmark.py", "train", *small)
-    assert result.code == 0, result.err
-    rows = [json.loads(line) for line in result.out.splitlines()]
+    rows = read(run("benchmark.py", "train", *small, flag))
     rivals = ["pytorch", "pytorch_kept", "pytorch_compiled"]
     rivals = rivals if importlib.util.find_spec("torch") else []
-    assert [row["engine"] for row in rows] == ["ours", *rivals]
-    for row in rows:
+    assert list(rows) == [f"{engine}/tiny/float32/2x4" for engine in ["ours", *rivals]]
+    for row in rows.values():
         assert row["tokens_per_second"] == pytest.approx(8 / row["seconds_per_step"], rel=0.01)
 
 
 @pytest.mark.slow
-def test_decode_has_rows_per_installed_engine(call, monkeypatch):
+def test_decode_has_rows_per_installed_engine(call, log, monkeypatch):
+    flag, read = log
     presets = config.TransformerConfig.PRESETS
     monkeypatch.setitem(presets, "tiny", presets["tiny"] | {"num_layers": 1})
-    result = call("benchmark.py", "decode", *_SMALL, "--vocabulary_size=60")
-    assert result.code == 0, result.err
-    rows = [json.loads(line) for line in result.out.splitlines()]
+    rows = read(call("benchmark.py", "decode", *_SMALL, "--vocabulary_size=60", flag))
     engines = ["ours", "ours_xla", "ours_default"]
     if importlib.util.find_spec("ctranslate2"):
         engines += ["ctranslate2", "ctranslate2_int8"]
-    expected = [(engine, batch) for engine in engines for batch in (64, 1)]
-    assert [(row["engine"], row["batch"]) for row in rows] == expected
-    for row in rows:
+    assert list(rows) == [
+        f"{engine}/1x1/tiny/20-forced/{batch}" for engine in engines for batch in (64, 1)
+    ]
+    for row in rows.values():
         assert 0 < row["latency_p50_ms"] <= row["latency_p99_ms"]
         ours = ("ours", "ours_xla")
         if row["engine"] in ours and len(engines) > 4:  # but for ties of sums
             assert row["equal"] >= 0.9 * row["compared"] > 0
 
 
-def test_plan_has_every_pair_once(call):
-    result = call("benchmark.py", "plan", "--pairs=30000", "--whole_epoch", "--json")
-    lines = [json.loads(line) for line in result.out.splitlines()]
-    assert [line["action"].split()[0] for line in lines] == ["plan", "plan", "place", "whole"]
-    assert lines[-1]["result"] == "every pair once"
+def test_plan_has_every_pair_once_and_its_log_is_one_of_the_results(call, log):
+    flag, read = log
+    rows = read(call("benchmark.py", "plan", "--pairs=30000", "--whole_epoch", flag))
+    *plans, resumed, whole = rows.values()
+    assert [row["action"] for row in plans] == ["plan in 8 shapes", "plan in 96 shapes"]
+    assert plans[0]["shapes"] <= 8 < plans[1]["shapes"] <= 96
+    assert plans[0]["real_share"] < plans[1]["real_share"] < 1
+    assert resumed["seconds"] > 0 and whole["pairs_not_seen_once"] == 0
+    results = runpy.run_path(str(_SCRIPTS / "results.py"))
+    path = pathlib.Path(flag.partition("=")[2])
+    figure = results["value_in_log"](path.parent, path.name, "rows.plan-in-8-shapes.real_share")
+    assert figure == plans[0]["real_share"]
 
 
 @pytest.mark.slow
-def test_layers_measure_table_1(call):
+def test_layers_measure_table_1(call, log):
+    flag, read = log
     sizes = ("--lengths=16,32", "--model_dim=8", "--window=5", "--rounds=1")
-    result = call("benchmark.py", "layers", *sizes, "--json")
-    assert result.code == 0, result.err
-    rows = [json.loads(line) for line in result.out.splitlines()]
-    summary = [row for row in rows if "paper_path" in row]
+    rows = read(call("benchmark.py", "layers", *sizes, flag))
+    summary = [row for row in rows.values() if "paper_path" in row]
     assert [row["path"] for row in summary] == [row["paper_path"] for row in summary]
-    assert len(summary) == 8
+    assert len(summary) == 8 and "restricted/32" in rows
 
 
 @pytest.mark.parametrize(
