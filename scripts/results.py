@@ -1,15 +1,20 @@
 """Compares the figures of README.md and docs/results with the logs they come from.
 
 A figure is followed by a comment that names its log under docs/results/logs, a key in it, and,
-where the log has another unit, a factor:
+where needed, the key of a divisor and a factor for another unit:
 
     **41.24**<!-- multi30k-transformer-1/score.json bleu -->
     0.994<!-- multi30k-transformer-1/metrics.jsonl.gz step=8000:val_accuracy -->
     9.66<!-- g2p-*-[1-5]/score.json mean:wer *100 -->
+    1.6<!-- layers.json rows.recurrent/512.both_ms / rows.self-attention/512.both_ms -->
 
 A pattern takes the `mean:` or the sample standard deviation (`std:`) of its logs. The number of
-decimals is that of the page. A table whose numbers are no measurements of ours (settings, published
-figures) stands right under `<!-- not measured here: WHAT -->`.
+decimals is that of the page; `?.??` stands where a log is still to come, and becomes the figure
+once it is there.
+
+Every number in a table and every decimal number in a paragraph needs a log, but for those in a
+table's first row, first column or column "Published", and in a table or paragraph right under
+`<!-- not measured here: WHAT -->`.
 
     python scripts/results.py --check   # lists what disagrees and what has no log; status 1 if any
     python scripts/results.py           # writes the logs' figures into the pages
@@ -17,6 +22,7 @@ figures) stands right under `<!-- not measured here: WHAT -->`.
 
 import argparse
 import gzip
+import itertools
 import json
 import pathlib
 import re
@@ -27,11 +33,17 @@ from typing import Any
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 _FIGURE = re.compile(
-    r"(?P<figure>-?\d[\d,]*(?:\.\d+)?)(?P<end>\**)<!-- (?P<log>\S+) (?P<key>\S+)"
-    r"(?: \*(?P<factor>[\d.]+))? -->"
+    r"(?P<figure>-?\d[\d,]*(?:\.\d+)?|\?[?,]*(?:\.\?+)?)(?P<end>\**)<!-- (?P<log>\S+) (?P<key>\S+)"
+    r"(?: / (?P<divisor>\S+))?(?: \*(?P<factor>[\d.]+))? -->"
 )
 _NUMBER = re.compile(r"(?<![\w.])\d[\d,]*(?:\.\d+)?")
+_DECIMAL = re.compile(r"(?<![\w.])\d+\.\d+(?!\w|\.\d)")  # and no version such as 2.21.0
+_CODE_OR_LINK = re.compile(r"`[^`]*`|\]\([^)]*\)")
 _EXEMPT = "<!-- not measured here: "
+
+
+class MissingLogError(LookupError):
+    """There is no such log."""
 
 
 def value_in_log(logs: pathlib.Path, log: str, key: str) -> float:
@@ -44,11 +56,12 @@ def value_in_log(logs: pathlib.Path, log: str, key: str) -> float:
             `a.b` is `b` within `a`.
 
     Raises:
-        LookupError: there is no such log or value.
+        MissingLogError: there is no such log.
+        LookupError: there is no such value.
     """
     paths = sorted(logs.glob(log))
     if not paths:
-        raise LookupError(f"no log {log}")
+        raise MissingLogError(f"no log {log}")
     *places, name = key.split(":")
     values = [_read(path, places, name) for path in paths]
     if "mean" in places:
@@ -71,7 +84,7 @@ def _read(path: pathlib.Path, places: list[str], name: str) -> float:
     else:
         value = json.loads(text)
     for part in name.split("."):
-        if not isinstance(value, dict) or part not in value:
+        if not isinstance(value, dict) or value.get(part) is None:
             raise LookupError(f"{path.name} has no {':'.join([*places, name])}")
         value = value[part]
     return float(value)
@@ -89,12 +102,19 @@ def update_page(text: str, logs: pathlib.Path) -> tuple[str, list[str]]:
     def from_log(match: re.Match[str]) -> str:
         figure = match["figure"]
         try:
-            value = value_in_log(logs, match["log"], match["key"]) * float(match["factor"] or 1)
+            value = value_in_log(logs, match["log"], match["key"])
+            if match["divisor"]:
+                value /= value_in_log(logs, match["log"], match["divisor"])
+        except MissingLogError as error:
+            if "?" not in figure:
+                faults.append(f"{figure}: {error.args[0]}")
+            return match[0]
         except LookupError as error:
             faults.append(f"{figure}: {error.args[0]}")
             return match[0]
         decimals = len(figure.partition(".")[2])
-        found = f"{value:{',' if ',' in figure else ''}.{decimals}f}"
+        comma = "," if "," in figure else ""
+        found = f"{value * float(match['factor'] or 1):{comma}.{decimals}f}"
         if found != figure:
             faults.append(f"{figure}: {match['log']} has {found}")
         return match[0].replace(figure, found, 1)
@@ -103,21 +123,30 @@ def update_page(text: str, logs: pathlib.Path) -> tuple[str, list[str]]:
 
 
 def figures_without_log(text: str) -> list[str]:
-    """Returns the rows of a page's tables with a number in a cell, other than their first, that
-    names no log."""
-    rows, exempt, fenced = [], False, False
-    for line in text.splitlines():
+    """Returns the rows of a page's tables and the lines of its paragraphs with a number that needs
+    a log and names none."""
+    found, exempt, fenced = [], False, False
+    published: set[int] = set()  # columns of the present table
+    lines = text.splitlines()
+    for line, following in itertools.pairwise([*lines, ""]):
+        cells = _FIGURE.sub("", line).split("|")[2:]
         if line.startswith("```"):
             fenced = not fenced
-        if line.startswith(_EXEMPT):
-            exempt = True
-        elif line.startswith("|") and not fenced:
-            _, _, *cells = _FIGURE.sub("", line).split("|")
-            if not exempt and any(_NUMBER.search(cell) for cell in cells):
-                rows.append(line)
-        else:
-            exempt = False
-    return rows
+        elif fenced or not line.strip():
+            exempt = exempt and fenced
+        elif line.startswith("<!--"):
+            exempt = line.startswith(_EXEMPT)
+        elif following.startswith("|---"):
+            published = {number for number, cell in enumerate(cells) if "Published" in cell}
+        elif exempt:
+            continue
+        elif line.startswith("|"):
+            measured = [cell for number, cell in enumerate(cells) if number not in published]
+            if any(map(_NUMBER.search, measured)):
+                found.append(line)
+        elif _DECIMAL.search(_CODE_OR_LINK.sub("", _FIGURE.sub("", line))):
+            found.append(line)
+    return found
 
 
 def main() -> int:

@@ -9,13 +9,10 @@ from keras_transformer.errors import InputError
 from keras_transformer.files import read_lines
 from keras_transformer.tasks.parsing import trees
 from keras_transformer.tasks.parsing.trees import (
-    PUNCTUATION_TAGS,
-    clean,
     parse_tree,
     read_trees,
     score_tree,
     summarize,
-    words_of,
 )
 
 DATA = pathlib.Path(__file__).parents[1] / "data" / "trees"
@@ -138,20 +135,3 @@ def test_scores_equal_evalbs_on_stored_pairs():
             ],
             abs=0.005001,
         )  # fmt: skip
-
-
-def right_branching(tree):
-    """Returns (S first (VP second (VP third ...)) .) over the words of a tree."""
-    *words, last = words_of(tree)
-    end = [last] if last.tag in PUNCTUATION_TAGS else []
-    words = words if end else [*words, last]
-    opened = [item for word in words for item in ("(VP", word)][1:]
-    return ["(S", *opened, *[")VP"] * (len(words) - 1), *end, ")S"]
-
-
-def test_right_branching_baseline_on_gum():
-    lines = read_lines(DATA / "gum_test.mrg.gz")
-    trees = [clean(tree) for _, tree in read_trees(lines, "GUM")]
-    summary = summarize(score_tree(right_branching(tree), tree) for tree in trees)
-    assert (summary["sentences"], summary["errors"]) == (1464, 0)
-    assert summary["f1"] == pytest.approx(17.10, abs=0.005)
