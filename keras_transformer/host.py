@@ -36,10 +36,16 @@ def package_versions() -> dict[str, str]:
 
 
 def machine() -> str:
-    """Returns the processor and how many of its cores this process may use, in words."""
+    """Returns the processor, how many of its cores this process may use, and the NVIDIA cards."""
     name = " ".join(_cpuinfo("model name")) or platform.machine()
     fast = sorted(cpu_flags() & {"avx2", "avx512f", "avx512_bf16", "amx_bf16", "bf16"})
-    return f"{num_cores()} cores of {name} ({', '.join(fast)})"
+    cards = [
+        line.partition(":")[2].strip()
+        for path in sorted(NVIDIA_DRIVER.glob("gpus/*/information"))
+        for line in path.read_text().splitlines()
+        if line.startswith("Model:")
+    ]
+    return ", ".join([f"{num_cores()} cores of {name} ({', '.join(fast)})", *cards])
 
 
 def num_cores() -> int:

@@ -14,7 +14,7 @@ decode: sentences a second and latency, from ids to ids, of beam search with 4 h
 exports as a plain graph, with XLA and with the default search, and CTranslate2 with the same
 weights in float32 and int8, if it is installed. Random weights translate random sentences to a
 forced length, or to the lengths of a test set; the model of a training run translates the test set.
-Each engine works as one worker with all cores and as workers with one core each.
+Each engine works as one worker with all cores and, on a CPU, as workers with one core each.
 plan: time and memory of planning an epoch over made-up lengths, 16 bytes a pair on disk.
 layers: Table 1 of the paper: time, peak memory and operations of one layer over the length n, how
 they grow, sequential operations and path lengths as measured beside the table's.
@@ -31,6 +31,7 @@ scripts/results.py): rows by what they measured, such as
 import functools
 import itertools
 import json
+import os
 import pathlib
 import re
 import sys
@@ -47,7 +48,7 @@ from keras_transformer.commands.main import run
 from keras_transformer.config import ModelConfig
 from keras_transformer.errors import InputError
 from keras_transformer.files import write_atomically
-from keras_transformer.host import machine, num_cores, package_versions
+from keras_transformer.host import NVIDIA_DRIVER, machine, num_cores, package_versions
 
 _REAL = ("multi30k:2048", "multi30k:8192")  # the tiny preset's batch_tokens; the recipe's
 _KNOWN_PRECISIONS = ["float32", "mixed_bfloat16", "mixed_float16"]
@@ -87,6 +88,12 @@ _SENTENCES = flags.DEFINE_string(
 _PAIRS = flags.DEFINE_integer("pairs", 10**7, "Sentence pairs to plan.", lower_bound=1)
 _WHOLE_EPOCH = flags.DEFINE_boolean("whole_epoch", False, "Plan all batches, not only the first.")
 _ROUNDS = flags.DEFINE_integer("rounds", 10, "Turns of each engine.", lower_bound=1)
+_DEVICE = flags.DEFINE_enum(
+    "device",
+    "auto",
+    ["auto", "cpu", "gpu"],
+    "What train and decode run on; auto is the GPU of a machine with an NVIDIA driver.",
+)
 _SECONDS = flags.DEFINE_float(
     "round_seconds",
     3.0,
@@ -119,8 +126,8 @@ def main(arguments: list[str]) -> None:
             f"{' '.join(arguments) or 'nothing'}"
         )
     own = {
-        "train": (_PRECISIONS, _BATCHES, _DATA_DIR, _INPUT_PIPELINE),
-        "decode": (_RUN_DIR, _CHECKPOINT, _SENTENCES),
+        "train": (_DEVICE, _PRECISIONS, _BATCHES, _DATA_DIR, _INPUT_PIPELINE),
+        "decode": (_DEVICE, _RUN_DIR, _CHECKPOINT, _SENTENCES),
         "plan": (_PAIRS, _WHOLE_EPOCH),
         "layers": (_LENGTHS, _DIM, _WINDOW),
     }
@@ -133,6 +140,9 @@ def main(arguments: list[str]) -> None:
             )
     _check_choices(_PRESETS, list(ModelConfig.presets()))
     common.check_outputs([_JSON])
+    if _DEVICE.value == "gpu" and _device() == "cpu":
+        raise InputError("--device=gpu needs an NVIDIA driver, which this machine does not have")
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # GPUs are for the engines
     commands[arguments[0]]()
 
 
@@ -148,7 +158,12 @@ def _train() -> None:
         are_real = [training.is_real(batch) for _, batch in cases]
         corpus, size = None, _VOCABULARY_SIZE.value or _TRAINING_VOCABULARY
         jobs = functools.partial(
-            training.jobs, _PRECISIONS.value, _INPUT_PIPELINE.value, size, _cores()
+            training.jobs,
+            _PRECISIONS.value,
+            _INPUT_PIPELINE.value,
+            size,
+            _device(),
+            _cores(),
         )
         if any(are_real):
             corpus = training.prepare_corpus(folder, _DATA_DIR.value, size)
@@ -178,7 +193,7 @@ def _decode() -> None:
                 sentences, write = case
                 with tempfile.TemporaryDirectory() as folder:
                     models = write(folder)
-                    options = {"cores": _cores(), **_rounds()}
+                    options = {"device": _device(), "cores": _cores(), **_rounds()}
                     yield list(decoding.measure(preset, sentences, models, **options))
 
     _show(groups())
@@ -230,6 +245,11 @@ def _check_choices(holder: "flags.FlagHolder[list[str]]", choices: Sequence[str]
                 f"--{holder.name} must be of {', '.join(choices)}, separated by commas, "
                 f"got {value!r}"
             )
+
+
+def _device() -> str:
+    has_gpu = _DEVICE.value != "cpu" and NVIDIA_DRIVER.exists()
+    return "gpu" if has_gpu else "cpu"
 
 
 def _cores() -> int:

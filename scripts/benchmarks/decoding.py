@@ -1,8 +1,8 @@
 """Measures decoding: our exports in a session, as a model server runs them, and CTranslate2.
 
-Each engine works as one worker with all cores and as workers with one core each. The clock runs
-from the ids of sentences to the ids of their translations: each engine turns ids into the text
-that it takes, and back. All processes keep freed memory.
+Each engine works as one worker with all cores and, on a CPU, as workers with one core each. The
+clock runs from the ids of sentences to the ids of their translations: each engine turns ids into
+the text that it takes, and back. All processes keep freed memory.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.engines import Channel, Engine, Turn, make_row, take_turns
+from benchmarks.engines import Channel, Engine, Turn, check_gpu, make_row, take_turns
 from keras_transformer.commands import common
 from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, ModelConfig, SearchConfig
 from keras_transformer.config.training import preset_size
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 ENGINES: dict[str, dict[str, str]] = {
     "ours": {"TF_ENABLE_ONEDNN_OPTS": "0"},
     "ours_xla": {"XLA_FLAGS": "--xla_cpu_prefer_vector_width=512"},
-    "ours_default": {"TF_ENABLE_ONEDNN_OPTS": "0"},  # the search that users get
+    "ours_default": {"TF_ENABLE_ONEDNN_OPTS": "0"},  # what users get; on a GPU, the compiled one
     "ctranslate2": {},
     "ctranslate2_int8": {},
 }
@@ -273,14 +273,16 @@ class Team:
         translations: of the sentences.
     """
 
-    def __init__(self, engine: str, model: str, sentences: str, workers: int, threads: int) -> None:
+    def __init__(
+        self, engine: str, device: str, model: str, sentences: str, workers: int, threads: int
+    ) -> None:
         # CTranslate2 has its own workers, of ours each is a process.
         self._at_once = workers if engine.startswith("ctranslate2") else 1
         self._num_processes = workers // self._at_once
-        job = {"engine": engine, "model": model, "sentences": sentences,
+        job = {"engine": engine, "device": device, "model": model, "sentences": sentences,
                "at_once": self._at_once, "threads": threads}  # fmt: skip
-        self.case: dict[str, Any] = {"engine": engine, "workers": workers, "threads": threads,
-                     "setting": f"{workers}x{threads}"}  # fmt: skip
+        self.case: dict[str, Any] = {"engine": engine, "device": device, "workers": workers,
+                     "threads": threads, "setting": f"{workers}x{threads}"}  # fmt: skip
         self._engine = Engine("decoding", job, ENGINES[engine], self._num_processes)
         self.version: str = self._engine.greetings[0]["version"]
         self.load_seconds = max(each["load_seconds"] for each in self._engine.greetings)
@@ -322,6 +324,7 @@ def measure(
     sentences: Sentences,
     models: Mapping[str, str],
     *,
+    device: str,
     cores: int,
     rounds: int,
     round_seconds: float,
@@ -332,7 +335,9 @@ def measure(
         preset: the model's name, for the rows.
         sentences: what to translate.
         models: the model's folder for each engine.
-        cores: that an engine may use, as one worker with all or as workers with one each.
+        device: "cpu" or "gpu".
+        cores: that an engine may use, as one worker with all or, on a CPU, as workers with one
+            each.
         rounds: turns of each engine and setting.
         round_seconds: about how long a turn of the slowest takes.
     """
@@ -340,10 +345,9 @@ def measure(
     path.write_text(json.dumps(dataclasses.asdict(sentences)))
     teams: list[Team] = []
     try:
-        for (workers, threads), engine in itertools.product(
-            sorted({(1, cores), (cores, 1)}), models
-        ):
-            teams.append(Team(engine, models[engine], str(path), workers, threads))
+        settings = {(1, cores), (cores, 1)} if device == "cpu" else {(1, cores)}
+        for (workers, threads), engine in itertools.product(sorted(settings), models):
+            teams.append(Team(engine, device, models[engine], str(path), workers, threads))
             teams[-1].warm_up(sentences)
             lengths, forced = (
                 list(map(len, ids)) for ids in (teams[-1].translations, sentences.ids)
@@ -440,6 +444,7 @@ class SavedModel:
     def __init__(self, job: Mapping[str, Any], forced: bool) -> None:
         import tensorflow as tf
 
+        check_gpu(job, bool(tf.config.list_physical_devices("GPU")), "TensorFlow")
         self.version = f"tensorflow {tf.__version__}"
         config, threads = tf.compat.v1.ConfigProto(), job["threads"]
         config.inter_op_parallelism_threads = threads
@@ -462,10 +467,12 @@ class CTranslate2:
     def __init__(self, job: Mapping[str, Any], forced: bool) -> None:
         import ctranslate2
 
+        check_gpu(job, ctranslate2.get_cuda_device_count() > 0, "CTranslate2")
         keep_freed_memory()  # as ours does
         self.version = f"ctranslate2 {ctranslate2.__version__}"
         self._translator = ctranslate2.Translator(
             job["model"],
+            device="cuda" if job["device"] == "gpu" else "cpu",
             compute_type="int8" if job["engine"].endswith("_int8") else "float32",
             inter_threads=job["at_once"],
             intra_threads=job["threads"],

@@ -18,8 +18,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from keras_transformer.errors import InputError
+
 _HERE = pathlib.Path(__file__).resolve().parent
 _SEED = 1
+# What an engine sees of the machine's GPUs: none, or those that this process sees, by default the
+# first. This process, which only writes models and waits, hides them from itself.
+_VISIBLE = {"cpu": "-1", "gpu": os.environ.get("CUDA_VISIBLE_DEVICES", "0")}
 
 # What a process did in a turn. "units": tokens or sentences; "count": steps or sentences;
 # "latencies": seconds of each batch; and what `Channel.stop` returns.
@@ -31,7 +36,7 @@ class Engine:
 
     Args:
         module: the file of this folder that they run.
-        job: what they do, as JSON has it.
+        job: what they do, as JSON has it; on which "device", the CPU by default.
         environment: variables that they need from the start.
         processes: how many.
 
@@ -40,11 +45,19 @@ class Engine:
     """
 
     def __init__(
-        self, module: str, job: Any, environment: Mapping[str, str], processes: int = 1
+        self,
+        module: str,
+        job: Mapping[str, Any],
+        environment: Mapping[str, str],
+        processes: int = 1,
     ) -> None:
         self._name = f"{module}.py"
         paths = [str(_HERE.parent), os.environ.get("PYTHONPATH", "")]
-        variables = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), **environment}
+        variables = {
+            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+            "CUDA_VISIBLE_DEVICES": _VISIBLE[job.get("device", "cpu")],
+            **environment,
+        }
         self._processes = [
             subprocess.Popen(
                 [sys.executable, str(_HERE / self._name), json.dumps(job)],
@@ -127,6 +140,14 @@ def _peak_megabytes() -> float:
         return int(status.read_text().partition("VmHWM:")[2].split()[0]) / 2**10
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (2**20 if sys.platform == "darwin" else 2**10)
+
+
+def check_gpu(job: Mapping[str, Any], is_seen: bool, library: str) -> None:
+    """Raises `InputError` if a job is for a GPU and the library that does it sees none."""
+    if job["device"] == "gpu" and not is_seen:
+        raise InputError(
+            f"{library} sees no GPU; install its build for CUDA, or measure with --device=cpu"
+        )
 
 
 def take_turns(tasks: Sequence[Callable[[int], Turn]], rounds: int) -> list[tuple[Turn, ...]]:

@@ -1,7 +1,8 @@
 """Measures training: whole steps of ours and PyTorch's, our batches alone, and planning an epoch.
 
 All engines get the same batches: "128x16" are so many rows of so many random tokens, without
-padding, and "multi30k:2048" is the corpus in batches of at most 2,048 tokens a side.
+padding, and "multi30k:2048" is the corpus in batches of at most 2,048 tokens a side. Before the
+clock starts every engine has seen a batch of each shape.
 """
 
 import collections
@@ -23,7 +24,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.engines import Channel, Engine, make_row, take_turns
+from benchmarks.engines import Channel, Engine, check_gpu, make_row, take_turns
 from keras_transformer.commands import common
 from keras_transformer.config import EOS_ID, PAD_ID, ModelConfig, TrainingConfig
 from keras_transformer.data import (
@@ -49,13 +50,14 @@ _WARM_UP_STEPS = 3
 _MIN_STEPS = 30  # of an engine, in all of its turns
 _SEED = 1
 
-Job = dict[str, Any]  # engine, preset, precision, batch, vocabulary_size, corpus, threads
+Job = dict[str, Any]  # engine, device, preset, precision, batch, vocabulary_size, corpus, threads
 
 
 def jobs(
     precisions: Sequence[str],
     input_pipeline: bool,
     vocabulary_size: int,
+    device: str,
     threads: int,
     preset: str,
     batch: str,
@@ -70,7 +72,7 @@ def jobs(
     engines = list(itertools.product(["ours", *rivals], precisions))
     if is_real(batch) and input_pipeline:
         engines.append(("input_pipeline", "-"))
-    same: Job = {"preset": preset, "batch": batch, "corpus": corpus}
+    same: Job = {"device": device, "preset": preset, "batch": batch, "corpus": corpus}
     same |= {"vocabulary_size": vocabulary_size, "threads": threads}
     return [{"engine": engine, "precision": precision, **same} for engine, precision in engines]
 
@@ -99,19 +101,26 @@ def is_real(batch: str) -> bool:
     return parse_batch(batch)[0] == 0
 
 
-def batches(job: Job) -> Iterator[Batch]:
-    """Yields the batches of a job without end."""
-    rows, length = parse_batch(job["batch"])
-    if not rows:
-        with np.load(job["corpus"]) as arrays:
-            corpus = TokenizedCorpus(**arrays)
-        return training_batches(corpus, batch_tokens=length, seed=_SEED)
-    random = np.random.default_rng(_SEED)
-    source, target, labels = (
-        random.integers(EOS_ID + 1, job["vocabulary_size"], (rows, length), np.int32)
-        for _ in range(3)
-    )
-    return itertools.repeat(({"source": source, "target": target}, labels))
+def batches(job: Job) -> tuple[list[Batch], Iterator[Batch]]:
+    """Returns a batch of random tokens of each shape, and the batches of a job without end."""
+    random, (rows, length) = np.random.default_rng(_SEED), parse_batch(job["batch"])
+
+    def random_batch(rows: int, source_length: int, target_length: int) -> Batch:
+        source, target, labels = (
+            random.integers(EOS_ID + 1, job["vocabulary_size"], (rows, length), np.int32)
+            for length in (source_length, target_length, target_length)
+        )
+        return {"source": source, "target": target}, labels
+
+    if rows:
+        batch = random_batch(rows, length, length)
+        return [batch], itertools.repeat(batch)
+    with np.load(job["corpus"]) as arrays:
+        corpus = TokenizedCorpus(**arrays)
+    max_shapes = MAX_COMPILED_SHAPES if job["device"] == "gpu" else MAX_SHAPES
+    bounds: Any = {"batch_tokens": length, "max_shapes": max_shapes}
+    one_of_each = [random_batch(*shape) for shape in BatchPlan(corpus, **bounds).shapes]
+    return one_of_each, training_batches(corpus, **bounds, seed=_SEED)
 
 
 def real_tokens(batch: Batch) -> int:
@@ -130,6 +139,7 @@ def measure(jobs: Sequence[Job], *, rounds: int, round_seconds: float) -> Iterat
         for job in jobs:
             engines.append(Engine(ENGINES[job["engine"]], job, {}))
         for engine in engines:
+            engine.run(engine.greetings[0]["shapes"])
             engine.run(_WARM_UP_STEPS)
         times = [engine.run(_WARM_UP_STEPS)["latencies"][0] for engine in engines]
         trains = [job["engine"] != "input_pipeline" for job in jobs]
@@ -150,7 +160,7 @@ def measure(jobs: Sequence[Job], *, rounds: int, round_seconds: float) -> Iterat
         for engine in engines:
             engine.close()
     for job, engine, count, turns in zip(jobs, engines, steps, results, strict=True):
-        names = ("engine", "preset", "precision", "batch", "threads")
+        names = ("engine", "device", "preset", "precision", "batch", "threads")
         seconds = float(np.median([turn["latencies"][0] for turn in turns]))
         yield make_row(
             "tokens",
@@ -158,15 +168,16 @@ def measure(jobs: Sequence[Job], *, rounds: int, round_seconds: float) -> Iterat
             turns,
             seconds_per_step=seconds,
             steps=count,
+            compiled=sum(turn["compiled"] for turn in turns),
             version=engine.greetings[0]["version"],
         )
 
 
-def report_steps(channel: Channel, steps: int, tokens: int) -> None:
-    """Answers that the steps of a request have been made."""
+def report_steps(channel: Channel, tokens: int, steps: int, compiled: int = 0) -> None:
+    """Answers that the steps of a request have been made, and how many graphs were compiled."""
     usage = channel.stop()
     latencies = [usage["seconds"] / steps]
-    channel.answer(units=tokens, count=steps, latencies=latencies, **usage)
+    channel.answer(units=tokens, count=steps, latencies=latencies, compiled=compiled, **usage)
 
 
 def main(job: Job) -> None:
@@ -177,15 +188,17 @@ def main(job: Job) -> None:
 
     from keras_transformer.data import to_dataset
 
+    check_gpu(job, bool(tf.config.list_physical_devices("GPU")), "TensorFlow")
     tf.config.threading.set_intra_op_parallelism_threads(job["threads"])
     version = f"keras {keras.__version__}, tensorflow {tf.__version__}"
     if job["engine"] == "ours":
         _train(job, version)
         return
-    stream = iter(to_dataset(lambda: batches(job)))
-    channel = Channel(version)
+    one_of_each_shape, stream = batches(job)
+    data = iter(to_dataset(lambda: itertools.chain(one_of_each_shape, stream)))
+    channel = Channel(version, shapes=len(one_of_each_shape))
     while steps := channel.request():
-        report_steps(channel, steps, sum(real_tokens(next(stream)) for _ in range(steps)))
+        report_steps(channel, sum(real_tokens(next(data)) for _ in range(steps)), steps)
 
 
 def _train(job: Job, version: str) -> None:
@@ -200,17 +213,18 @@ def _train(job: Job, version: str) -> None:
     keras.utils.set_random_seed(training.seed)
     model = build_model(config, dtype=training.precision)
     compile_for_training(model, training)
+    one_of_each_shape, stream = batches(job)
     tokens: collections.deque[int] = collections.deque()  # of batches that are prefetched
 
     def counted() -> Iterator[Batch]:
-        for batch in batches(job):
+        for batch in itertools.chain(one_of_each_shape, stream):
             tokens.append(real_tokens(batch))
             yield batch
 
     class Turns(keras.callbacks.Callback):
         """Stops the clock after as many steps as were requested, and `fit` at the last request."""
 
-        channel = Channel(version)
+        channel = Channel(version, shapes=len(one_of_each_shape))
 
         def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
             self._wait()
@@ -218,7 +232,8 @@ def _train(job: Job, version: str) -> None:
         def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
             self.tokens.append(tokens.popleft())
             if len(self.tokens) == self.steps:
-                report_steps(self.channel, self.steps, sum(self.tokens))
+                float((logs or {})["loss"])  # a GPU works on while Python goes on
+                report_steps(self.channel, sum(self.tokens), self.steps)
                 self._wait()
 
         def _wait(self) -> None:

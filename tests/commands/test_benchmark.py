@@ -9,7 +9,7 @@ import runpy
 import numpy as np
 import pytest
 
-from keras_transformer import config
+from keras_transformer import config, host
 from keras_transformer.config import ModelConfig, TrainingConfig
 
 _SCRIPTS = pathlib.Path(__file__).resolve().parents[2] / "scripts"
@@ -33,12 +33,13 @@ def log(tmp_path):
 @pytest.mark.slow
 def test_train_has_a_row_per_installed_engine(run, log):
     flag, read = log
-    small = [*_SMALL, "--precisions=float32", "--vocabulary_size=50", "--batch=2x4"]
+    small = [*_SMALL, "--device=cpu", "--precisions=float32", "--vocabulary_size=50", "--batch=2x4"]
     rows = read(run("benchmark.py", "train", *small, flag))
     rivals = ["pytorch", "pytorch_kept", "pytorch_compiled"]
     rivals = rivals if importlib.util.find_spec("torch") else []
     assert list(rows) == [f"{engine}/tiny/float32/2x4" for engine in ["ours", *rivals]]
     for row in rows.values():
+        assert (row["device"], row["compiled"]) == ("cpu", 0)
         assert row["tokens_per_second"] == pytest.approx(8 / row["seconds_per_step"], rel=0.01)
 
 
@@ -47,7 +48,9 @@ def test_decode_has_rows_per_installed_engine(call, log, monkeypatch):
     flag, read = log
     presets = config.TransformerConfig.PRESETS
     monkeypatch.setitem(presets, "tiny", presets["tiny"] | {"num_layers": 1})
-    rows = read(call("benchmark.py", "decode", *_SMALL, "--vocabulary_size=60", flag))
+    rows = read(
+        call("benchmark.py", "decode", *_SMALL, "--device=cpu", "--vocabulary_size=60", flag)
+    )
     engines = ["ours", "ours_xla", "ours_default"]
     if importlib.util.find_spec("ctranslate2"):
         engines += ["ctranslate2", "ctranslate2_int8"]
@@ -91,12 +94,30 @@ def test_layers_measure_table_1(call, log):
         ([], ["before the flags, one of train, decode, plan, layers; got nothing"]),
         (["train", "--presets=tiny,huge"], ["--presets must be of ", "'huge'"]),
         (["train", "--batch=128"], ["rows x length, such as 128x16", "'128'"]),
+        (["plan", "--device=cpu"], ["--device cannot be combined with plan; remove the flag"]),
+        (["train", "--device=gpu"], ["--device=gpu needs an NVIDIA driver"]),
         (["decode", "--batch=128x16"], ["--batch cannot be combined with decode; remove the flag"]),
         (["layers", "--window=4"], ["--window must be odd and at least 3, got 4"]),
     ],
 )
-def test_wrong_arguments_are_one_line(call, refused, arguments, parts):
+def test_wrong_arguments_are_one_line(call, refused, monkeypatch, tmp_path, arguments, parts):
+    monkeypatch.setattr(host, "NVIDIA_DRIVER", tmp_path / "none")
     refused(call("benchmark.py", *arguments), *parts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("engine", "library"), [("training", "TensorFlow"), ("pytorch", "PyTorch")], ids=str
+)
+def test_engine_that_sees_no_gpu_says_so(run, engine, library):
+    if engine == "pytorch" and importlib.util.find_spec("torch") is None:
+        pytest.skip("needs torch")
+    job = {"engine": engine, "device": "gpu"}
+    paths = os.pathsep.join([str(_SCRIPTS), str(_SCRIPTS.parent)])
+    environment = {"PYTHONPATH": paths, "CUDA_VISIBLE_DEVICES": "-1"}
+    result = run(f"benchmarks/{engine}.py", json.dumps(job), env=environment)
+    assert result.code == 1
+    assert f"{library} sees no GPU; install its build for CUDA" in result.err.splitlines()[-1]
 
 
 # In a process without TensorFlow, beside which PyTorch's optimizers cannot be imported.
@@ -143,7 +164,7 @@ for name, parameter in model.named_parameters():
 
 step = pytorch.make_step(model, settings)
 losses = [
-    step(({"source": source, "target": target}, labels))
+    step(({"source": source, "target": target}, labels)).item()
     for source, target, labels in zip(arrays["source"], arrays["target"], arrays["labels"])
 ]
 unused = sorted(arrays.keys() - used - {"source", "target", "labels"})
