@@ -2,6 +2,7 @@
 # From a fresh machine to a model that translates: installs, trains on number names (numbers
 # written out in words, English to German), evaluates, exports, asks the exported SavedModel.
 # Usage: bash scripts/quickstart.sh [folder]; the folder must be new. Default: runs/quickstart here.
+# Fails if the test numbers are translated badly, or if it takes ten minutes after the installation.
 set -euo pipefail
 caller="$PWD"
 cd "$(dirname "$0")/.."

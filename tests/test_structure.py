@@ -32,7 +32,7 @@ FLOORS = {
 # These load without TensorFlow, the last three on other Keras backends.
 WITHOUT_TENSORFLOW = (
     "client", "commands.main", "config", "decoding", "errors", "files", "host",
-    "paragraphs", "results", "tasks", "layers", "models", "objectives",
+    "paragraphs", "results", "serving.model_folder", "tasks", "layers", "models", "objectives",
 )  # fmt: skip
 
 
