@@ -16,7 +16,13 @@ from keras import ops
 
 from keras_transformer.decoding import Tensor
 from keras_transformer.errors import InputError, check_choice
-from keras_transformer.layers.base import Dropout, Layer, freeze_parts, full_precision
+from keras_transformer.layers.base import (
+    Dropout,
+    Layer,
+    ReturnsScores,
+    freeze_parts,
+    full_precision,
+)
 from keras_transformer.layers.embedding import relative_scores, relative_values, rotate
 from keras_transformer.layers.kv_cache import (
     KeysValues,
@@ -59,7 +65,7 @@ def merge_heads_to_rows(x: Tensor) -> Tensor:
     return ops.reshape(ops.swapaxes(x, 1, 2), (-1, x.shape[1] * x.shape[3]))
 
 
-class ScaledDotProductAttention(Layer):
+class ScaledDotProductAttention(ReturnsScores, Layer):
     """The base of self-attention and cross-attention: several heads of equation 1.
 
     Args:
@@ -108,20 +114,10 @@ class ScaledDotProductAttention(Layer):
         weights = attention_weights(query * self.key_dim**-0.5, keys, bias)
         return ops.matmul(self.dropout(weights, training=training), values), weights
 
-    def compute_output_spec(
-        self,
-        x: Tensor,
-        memory: Tensor | None = None,
-        *masks: Any,
-        return_attention_scores: bool = False,
-        **options: Any,
-    ) -> Any:
-        output = keras.KerasTensor(x.shape, self.compute_dtype)
-        if not return_attention_scores:
-            return output
+    def scores_spec(self, x: Tensor, memory: Any) -> tuple[Any, ...]:
         num_keys = (x if memory is None else memory).shape[1]
         shape = (x.shape[0], self.num_heads, x.shape[1], num_keys)  # [B, H, T, S]
-        return output, keras.KerasTensor(shape, self.compute_dtype)
+        return (keras.KerasTensor(shape, self.compute_dtype),)
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")

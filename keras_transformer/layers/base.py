@@ -87,6 +87,27 @@ class ReadsMemory:
         return tuple(x_shape)
 
 
+class ReturnsScores:
+    """Base of layers whose `call` has `return_attention_scores`: what a functional model returns.
+
+    Without it Keras would trace `call`, for which JAX needs to know the length.
+    """
+
+    compute_dtype: str
+
+    def compute_output_spec(
+        self, x: Tensor, *others: Any, return_attention_scores: bool = False, **options: Any
+    ) -> Any:
+        output = keras.KerasTensor(x.shape, self.compute_dtype)
+        if not return_attention_scores:
+            return output
+        return output, *self.scores_spec(x, options.get("memory", others[0] if others else None))
+
+    def scores_spec(self, x: Tensor, memory: Any) -> tuple[Any, ...]:
+        """Returns the specifications of the scores that `call` returns beside its output."""
+        raise NotImplementedError
+
+
 def with_scores(result: Any) -> tuple[Any, ...]:
     """Returns a layer's output and its attention scores, or None if it was not asked for them."""
     return result if isinstance(result, tuple) else (result, None)

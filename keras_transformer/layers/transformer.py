@@ -19,7 +19,14 @@ from keras import ops
 from keras_transformer.decoding import Tensor
 from keras_transformer.errors import check_choice
 from keras_transformer.layers.attention import CrossAttention, SelfAttention
-from keras_transformer.layers.base import Dropout, Layer, ReadsMemory, full_precision, with_scores
+from keras_transformer.layers.base import (
+    Dropout,
+    Layer,
+    ReadsMemory,
+    ReturnsScores,
+    full_precision,
+    with_scores,
+)
 from keras_transformer.layers.kv_cache import KeysValues
 from keras_transformer.layers.masks import keras_mask
 from keras_transformer.layers.windowed_attention import WindowedSelfAttention
@@ -115,7 +122,7 @@ class LayerNormalization(Layer):
         return ops.cast(normal * gain + bias, self.compute_dtype)
 
 
-class TransformerLayer(Layer):
+class TransformerLayer(ReturnsScores, Layer):
     """The sub-layers of `EncoderLayer` and, with cross-attention, of `DecoderLayer`.
 
     Args:
@@ -237,12 +244,8 @@ class EncoderLayer(TransformerLayer):
         x = x if self.is_pre_norm else self.feed_forward_norm(x)
         return (x, scores) if return_attention_scores else x
 
-    def compute_output_spec(
-        self, x: Tensor, *masks: Any, return_attention_scores: bool = False, **options: Any
-    ) -> Any:
-        return self.self_attention.compute_output_spec(
-            x, return_attention_scores=return_attention_scores
-        )
+    def scores_spec(self, x: Tensor, memory: Any) -> tuple[Any, ...]:
+        return self.self_attention.scores_spec(x, x)
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -267,7 +270,6 @@ class DecoderLayer(ReadsMemory, TransformerLayer):
         mask: Tensor | None = None,
         memory_mask: Tensor | None = None,
         attention_mask: Tensor | None = None,
-        memory_attention_mask: Tensor | None = None,
         use_causal_mask: bool = True,
         training: bool | None = None,
         return_attention_scores: bool = False,
@@ -278,7 +280,7 @@ class DecoderLayer(ReadsMemory, TransformerLayer):
             x: [B, T, D].
             memory: the encoder's output, see `CrossAttention.call`.
             mask, attention_mask: of self-attention, see `SelfAttention.call`.
-            memory_mask, memory_attention_mask: of cross-attention, see `CrossAttention.call`.
+            memory_mask: of cross-attention, see `CrossAttention.call`.
             use_causal_mask: whether positions of x see none after them.
             training: whether dropout is on.
             return_attention_scores: whether to return the attention weights too.
@@ -304,13 +306,7 @@ class DecoderLayer(ReadsMemory, TransformerLayer):
 
         y = self.cross_attention_norm(x) if self.is_pre_norm else x
         y, cross_scores = with_scores(
-            self.cross_attention(
-                y,
-                memory,
-                memory_mask=memory_mask,
-                attention_mask=memory_attention_mask,
-                **options,
-            )
+            self.cross_attention(y, memory, memory_mask=memory_mask, **options)
         )
         x = x + self.dropout(y, training=training)
         x = x if self.is_pre_norm else self.cross_attention_norm(x)
@@ -353,22 +349,12 @@ class DecoderLayer(ReadsMemory, TransformerLayer):
         x = x + y if self.is_pre_norm else self.feed_forward_norm(x + y)
         return x, kv_cache, scores
 
-    def compute_output_spec(
-        self,
-        x: Tensor,
-        memory: Tensor,
-        *masks: Any,
-        return_attention_scores: bool = False,
-        **options: Any,
-    ) -> Any:
-        scores = dict(return_attention_scores=return_attention_scores)
-        of_self = self.self_attention.compute_output_spec(x, **scores)
-        if not return_attention_scores:
-            return of_self
-        return (*of_self, self.cross_attention.compute_output_spec(x, memory, **scores)[1])
+    def scores_spec(self, x: Tensor, memory: Any) -> tuple[Any, ...]:
+        of_self = self.self_attention.scores_spec(x, x)
+        return *of_self, *self.cross_attention.scores_spec(x, memory)
 
 
-class TransformerStack(Layer):
+class TransformerStack(ReturnsScores, Layer):
     """The base of `Encoder` and `Decoder`: N layers, and a last norm if norms stand before the
     sub-layers.
 
@@ -401,6 +387,10 @@ class TransformerStack(Layer):
             layer.build(input_shape, *memory_shape)
         if self.final_norm is not None:
             self.final_norm.build(input_shape)
+
+    def scores_spec(self, x: Tensor, memory: Any) -> tuple[Any, ...]:
+        of_layers = (layer.scores_spec(x, memory) for layer in self.layers)
+        return tuple(map(list, zip(*of_layers, strict=True)))
 
 
 def final_norm(layer_options: dict[str, Any], dtype: Any) -> LayerNormalization | None:
@@ -460,15 +450,6 @@ class Encoder(TransformerStack):
         x = x if self.final_norm is None else self.final_norm(x)
         return (x, scores) if return_attention_scores else x
 
-    def compute_output_spec(
-        self, x: Tensor, *masks: Any, return_attention_scores: bool = False, **options: Any
-    ) -> Any:
-        specs = [
-            layer.compute_output_spec(x, return_attention_scores=True) for layer in self.layers
-        ]
-        output = keras.KerasTensor(x.shape, self.compute_dtype)
-        return (output, [spec[1] for spec in specs]) if return_attention_scores else output
-
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class Decoder(ReadsMemory, TransformerStack):
@@ -502,7 +483,6 @@ class Decoder(ReadsMemory, TransformerStack):
         mask: Tensor | None = None,
         memory_mask: Tensor | None = None,
         attention_mask: Tensor | None = None,
-        memory_attention_mask: Tensor | None = None,
         use_causal_mask: bool = True,
         training: bool | None = None,
         return_attention_scores: bool = False,
@@ -525,7 +505,6 @@ class Decoder(ReadsMemory, TransformerStack):
                     mask=mask,
                     memory_mask=memory_mask,
                     attention_mask=attention_mask,
-                    memory_attention_mask=memory_attention_mask,
                     use_causal_mask=use_causal_mask,
                     training=training,
                     return_attention_scores=return_attention_scores,
@@ -564,18 +543,3 @@ class Decoder(ReadsMemory, TransformerStack):
     def empty_kv_cache(self, batch: int | Tensor, num_slots: int = 0) -> list[KeysValues]:
         """Returns each layer's KV cache before the first token, see `empty_kv_cache`."""
         return [layer.self_attention.empty_kv_cache(batch, num_slots) for layer in self.layers]
-
-    def compute_output_spec(
-        self,
-        x: Tensor,
-        memory: Tensor,
-        *masks: Any,
-        return_attention_scores: bool = False,
-        **options: Any,
-    ) -> Any:
-        scores = dict(return_attention_scores=True)
-        specs = [layer.compute_output_spec(x, memory, **scores) for layer in self.layers]
-        output = keras.KerasTensor(x.shape, self.compute_dtype)
-        if not return_attention_scores:
-            return output
-        return output, [spec[1] for spec in specs], [spec[2] for spec in specs]

@@ -277,7 +277,6 @@ class UniversalDecoder(ReadsMemory, UniversalStack):
         mask: Tensor | None = None,
         memory_mask: Tensor | None = None,
         attention_mask: Tensor | None = None,
-        memory_attention_mask: Tensor | None = None,
         positions: Tensor | None = None,
         is_active: Tensor | None = None,
         use_causal_mask: bool = True,
@@ -290,8 +289,7 @@ class UniversalDecoder(ReadsMemory, UniversalStack):
         Args:
             x: embeddings [B, T, D].
             memory: the encoder's output [B, S, D].
-            mask, memory_mask, attention_mask, memory_attention_mask: see `DecoderLayer.call`.
-            use_causal_mask, training: see there, too.
+            mask, memory_mask, attention_mask, use_causal_mask, training: see `DecoderLayer.call`.
             positions: position signals [T, D] or [B, T, D]; None for sinusoids.
             is_active: bool [B, T], True at tokens that take steps; None for all but padding.
             return_steps: whether to return the steps too.
@@ -309,7 +307,6 @@ class UniversalDecoder(ReadsMemory, UniversalStack):
                 mask=mask,
                 memory_mask=memory_mask,
                 attention_mask=attention_mask,
-                memory_attention_mask=memory_attention_mask,
                 use_causal_mask=use_causal_mask,
                 training=training,
                 return_attention_scores=True,

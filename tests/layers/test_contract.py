@@ -301,20 +301,67 @@ def test_dropout_is_off_unless_training(case):
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("call", "message"),
     [
         (lambda: sinusoids(np.arange(3), 4, "concat"), "layout must be one of sinusoidal, concat"),
         (lambda: PositionalEncoding(4, "sine"), "kind must be one of sinusoidal, .* got 'sine'"),
+        (lambda: LayerNormalization(form="std"), "form must be one of variance, sigma, got 'std'"),
         (
             lambda: EncoderLayer(**SUBLAYERS | {"norm_position": "Pre"}),
             "norm_position must be one of post, pre, got 'Pre",
         ),
-        (lambda: LayerNormalization(form="std"), "form must be one of variance, sigma, got 'std'"),
+        (
+            lambda: SelfAttention(**ATTENTION, positions="sinusoidal"),
+            "positions must be one of relative, rotary, got 'sinusoidal'",
+        ),
+        (
+            lambda: SelfAttention(**ATTENTION, positions="rotary"),
+            "need an even key_dim, got 5",
+        ),
+        *(
+            (
+                lambda window=window: WindowedSelfAttention(window=window, **ATTENTION),
+                f"window must be odd and at least 1, got {window}",
+            )
+            for window in (0, -1, 4)
+        ),
+        *(
+            (
+                lambda kind=kind: PositionalEncoding(7, kind),
+                f"{kind} positions are .* even model_dim, got 7",
+            )
+            for kind in ("sinusoidal", "concatenated", "halves")
+        ),
+        (
+            lambda: PositionalEncoding(8)(IDS),
+            r"positions are added to embeddings \[B, T, 8\], got",
+        ),
+        (
+            lambda: PositionalEncoding(D, "learned", first_position=1, max_positions=4)(X),
+            "max_positions=4 has room for 3 tokens; shorten the",
+        ),
+        (
+            lambda: CrossAttention(**ATTENTION).project_memory(keras.Input((None, D))),
+            "in a functional model call the layer with the memory",
+        ),
+        # Without the lines that Keras adds to errors within a layer.
+        (
+            lambda: SelfAttention(**ATTENTION)(X, attention_mask=X),
+            "^attention_mask must be boolean, True where a query may attend",
+        ),
+        (
+            lambda: SelfAttention(**ATTENTION)(X, mask=X[..., 0]),
+            "^mask must be boolean, True where a query may attend, got",
+        ),
+        (
+            lambda: MultiHeadAttention(H, 4, use_gate=True).empty_kv_cache(B),
+            "`step` does not support use_gate=True; make the layer",
+        ),
     ],
 )
-def test_unknown_choice_is_rejected(make, message):
+def test_wrong_arguments_are_rejected(call, message):
     with pytest.raises(InputError, match=message):
-        make()
+        call()
 
 
 @pytest.mark.parametrize("layer", dict.fromkeys(case.layer for case in CASES))

@@ -11,7 +11,6 @@ import pytest
 import tensorflow as tf
 
 from keras_transformer.decoding import DecodingState
-from keras_transformer.errors import InputError
 from keras_transformer.layers import (
     Decoder,
     FixedSlots,
@@ -147,9 +146,3 @@ def test_caches_have_the_compute_dtype_and_take_an_empty_batch():
     assert kv_cache.keys.entries.shape == (0, H, 1, 4)
     assert kv_cache.values.entries.shape == (0, H, 1, 6)
     assert kv_cache.keys.entries.dtype == "bfloat16"
-
-
-def test_steps_of_gated_attention_are_rejected():
-    layer = MultiHeadAttention(H, 4, use_gate=True)
-    with pytest.raises(InputError, match="`step` does not support use_gate=True; make the layer"):
-        layer.empty_kv_cache(B)

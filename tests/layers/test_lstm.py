@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_transformer.layers import LSTM, LSTMState, RecurrentEncoder
+from keras_transformer.layers import LSTM, LSTMState
 from keras_transformer.layers.recurrent import scan
 
 WAYS = ("forwards", "backwards")
@@ -74,17 +74,6 @@ def test_outputs_and_states_are_those_that_pytorch_gave(way):
     np.testing.assert_allclose(state.hidden, expected, **TOLERANCE)
 
 
-def test_steps_equal_the_whole_sequence():
-    layer = with_weights_of_torch("forwards", *WEIGHTS["forwards"])
-    x = np.array(INPUTS, "float32")
-    outputs, last = layer.read(x)
-    state = LSTMState(ops.zeros((2, 2)), ops.zeros((2, 2)))
-    for time in range(3):
-        state = layer.step(layer.projection(x[:, time]), state)
-        np.testing.assert_allclose(state.hidden, outputs[:, time], rtol=0, atol=1e-7)
-    np.testing.assert_allclose(state.cell, last.cell, rtol=0, atol=1e-7)
-
-
 def test_the_forget_gate_is_open_at_first():
     layer = LSTM(3)
     layer.build((None, None, 2))
@@ -114,22 +103,6 @@ def test_a_loop_may_carry_a_nest_of_states_and_begin_at_the_end():
     outputs, state = scan(step, x, first, backwards=True)
     assert outputs.numpy().tolist() == [[[12.0, 9.0], [10.0, 8.0], [0.0, 5.0]]]
     assert state["seen"].numpy().tolist() == [[4.0, 3.0]]
-
-
-def test_bridges_turn_last_states_into_first_ones():
-    encoder = RecurrentEncoder(2, units=3, bridge_activation="tanh")
-    x = np.random.default_rng(1).normal(size=(2, 4, 5)).astype("float32")
-    mask = mask_of([4, 2])
-    encoder(x, mask)
-    memory, states = encoder.read(x, mask)
-    lower = np.concatenate([encoder.forwards[0](x, mask), encoder.backwards[0](x, mask)], axis=-1)
-    read = [layer.read(lower, mask) for layer in (encoder.forwards[1], encoder.backwards[1])]
-    np.testing.assert_allclose(memory, np.concatenate([read[0][0], read[1][0]], -1), atol=1e-6)
-    for part, bridges in enumerate([encoder.hidden_bridges, encoder.cell_bridges]):
-        last = np.concatenate([read[0][1][part], read[1][1][part]], axis=-1)
-        bridge = bridges[1]
-        expected = np.tanh(last @ bridge.kernel.numpy() + bridge.bias.numpy())
-        np.testing.assert_allclose(states[1][part], expected, rtol=0, atol=1e-6)
 
 
 def test_no_graph_has_a_cudnn_kernel():

@@ -11,7 +11,6 @@ import pytest
 import tensorflow as tf
 from keras import ops
 
-from keras_transformer.errors import InputError
 from keras_transformer.layers import (
     CrossAttention,
     Decoder,
@@ -28,7 +27,6 @@ from keras_transformer.layers.masks import (
     attention_bias,
     causal_mask,
     padding_bias,
-    padding_mask,
     predicting_mask,
 )
 
@@ -37,11 +35,6 @@ IDS = np.array([[5, 3, 0, 0], [7, 8, 9, 3]])
 
 def softmax(scores):
     return ops.convert_to_numpy(ops.softmax(ops.cast(scores, "float32"), axis=-1))
-
-
-def test_padding_mask_is_true_at_real_tokens():
-    expected = [[True, True, False, False], [True, True, True, True]]
-    np.testing.assert_array_equal(padding_mask(IDS), expected)
 
 
 def test_padding_bias_hides_padding_from_every_query():
@@ -56,11 +49,6 @@ def test_causal_mask_shows_each_position_itself_and_the_past():
     weights = softmax(attention_bias(causal_mask(3)))
     expected = [[1, 0, 0], [1 / 2, 1 / 2, 0], [1 / 3, 1 / 3, 1 / 3]]
     np.testing.assert_allclose(weights, expected, rtol=1e-6)
-
-
-def test_causal_mask_of_dynamic_length():
-    make = tf.function(causal_mask, input_signature=[tf.TensorSpec([], tf.int32)])
-    np.testing.assert_array_equal(make(5), causal_mask(5))
 
 
 @pytest.mark.parametrize("score", [-1000.0, 0.0, 1000.0])
@@ -265,15 +253,3 @@ def test_steps_are_returned_by_functional_models(name):
     found = keras.Model(inputs, [output, steps.halting.steps])(arrays)
     for one, other in zip(found, (expected, taken.halting.steps), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (dict(attention_mask=X), "attention_mask must be boolean, True where a query may attend"),
-        (dict(mask=X[..., 0]), "mask must be boolean, True where a query may attend, got"),
-    ],
-)
-def test_a_bias_is_no_mask(options, message):
-    with pytest.raises(InputError, match=f"^{message}"):  # without the lines that Keras adds
-        SelfAttention(**HEADS)(X, **options)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_transformer.errors import InputError
 from keras_transformer.layers import SelfAttention, WindowedSelfAttention
 from keras_transformer.layers.windowed_attention import band_mask, in_blocks
 
@@ -128,9 +127,3 @@ def test_blocks_grow_linearly_with_length():
 def ops_of(spec):
     blocks = functools.partial(in_blocks, bias=None, reach=20, causal=False)
     return tf.function(blocks).get_concrete_function(spec, spec, spec).structured_outputs
-
-
-@pytest.mark.parametrize("window", [0, -1, 4])
-def test_a_window_that_is_even_or_empty_is_refused(window):
-    with pytest.raises(InputError, match=f"window must be odd and at least 1, got {window}"):
-        make_layer(window)

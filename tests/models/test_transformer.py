@@ -1,4 +1,4 @@
-"""The whole model: its arithmetic, its size, decoding step by step, saving and training."""
+"""What only the Transformer shows: its rates and sizes, and what Keras does with a model."""
 
 import warnings
 from typing import NamedTuple
@@ -8,89 +8,42 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import transformer_oracle
+from model_cases import INPUTS, SOURCE, TARGET, logits_of, random_model
 
-from keras_transformer.config import TransformerConfig
+from keras_transformer.config import EOS_ID, TransformerConfig
 from keras_transformer.errors import InputError
 from keras_transformer.models import Transformer
 from keras_transformer.objectives import SmoothedCrossEntropy
 
-BOS, EOS = 2, 3
-RANDOM = np.random.default_rng(5)
-
-SMALL = dict(vocabulary_size=13, num_layers=2, model_dim=8, feed_forward_dim=12, num_heads=2)
-PAPER = TransformerConfig(**SMALL)
-# Three sentences with targets, EOS and padding included; the targets start with BOS.
-SOURCE = np.array([[4, 9, 5, 7, 3], [12, 3, 0, 0, 0], [6, 6, 8, 3, 0]])
-TARGET = np.array([[2, 5, 6, 10, 4, 9], [2, 7, 7, 8, 0, 0], [2, 4, 0, 0, 0, 0]])
-
-
-def make_model(config: TransformerConfig, **options) -> Transformer:
-    """Returns a model with random weights, norms and biases included."""
-    model = Transformer(config, **options)
-    model.set_weights([RANDOM.normal(scale=0.4, size=w.shape) for w in model.weights])
-    return model
-
-
-def logits_of(model, source, target, **options):
-    return np.asarray(model({"source": source, "target": target}, **options))
-
-
-def shifted(labels):
-    """What the decoder reads to predict the labels: BOS and all of them but the last."""
-    return np.pad(labels[:, :-1], ((0, 0), (1, 0)), constant_values=BOS)
-
-
-# Arithmetic
+PAPER = TransformerConfig(
+    vocabulary_size=13, num_layers=2, model_dim=8, feed_forward_dim=12, num_heads=2
+)
+BOS = 2
 
 
 @pytest.mark.parametrize(
     "rate", ["dropout", "embedding_dropout", "attention_dropout", "feed_forward_dropout"]
 )
-def test_each_dropout_rate_acts_alone_and_only_in_training(rate):
+def test_each_dropout_rate_acts_alone(rate):
     none = dict(dropout=0.0, embedding_dropout=0.0)
-    plain = make_model(PAPER.replace(**none))
-    model = Transformer(PAPER.replace(**(none | {rate: 0.4})))
-    model.set_weights(plain.get_weights())
-    expected = logits_of(plain, SOURCE, TARGET, training=True)
-    np.testing.assert_array_equal(logits_of(model, SOURCE, TARGET, training=False), expected)
-    np.testing.assert_array_equal(logits_of(model, SOURCE, TARGET), expected)
-    assert np.abs(logits_of(model, SOURCE, TARGET, training=True) - expected).max() > 0.01
+    plain = random_model(PAPER.replace(**none))
+    model = random_model(PAPER.replace(**(none | {rate: 0.4})))
+    expected = logits_of(plain, training=True)
+    np.testing.assert_array_equal(logits_of(plain), expected)
+    np.testing.assert_array_equal(logits_of(model), expected)
+    assert np.abs(logits_of(model, training=True) - expected).max() > 0.01
 
 
 def test_embedding_dropout_defaults_to_dropout():
     assert Transformer(PAPER.replace(dropout=0.3)).source_dropout.rate == 0.3
-    model = Transformer(PAPER.replace(dropout=0.3, embedding_dropout=0.0))
-    assert (model.source_dropout.rate, model.target_dropout.rate) == (0, 0)
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh", "gelu_sigmoid"])
 def test_activations_follow_their_formulas(activation):
-    model = make_model(PAPER.replace(num_layers=1, activation=activation), dtype="float64")
+    model = random_model(PAPER.replace(num_layers=1, activation=activation), "float64")
     expected = transformer_oracle.answer(model, SOURCE[0], TARGET[0]).logits
     # Keras has the square root of 2 in float32.
-    np.testing.assert_allclose(logits_of(model, SOURCE, TARGET)[0], expected, rtol=0, atol=1e-6)
-
-
-def test_encoder_without_eos_ignores_it():
-    model = make_model(PAPER.replace(source_eos=False))
-    without = np.where(SOURCE == EOS, 0, SOURCE)
-    copy = Transformer(PAPER)
-    copy.set_weights(model.get_weights())
-    expected = logits_of(copy, without, TARGET)
-    np.testing.assert_array_equal(logits_of(model, SOURCE, TARGET), expected)
-    attention = np.asarray(model.attention({"source": SOURCE, "target": TARGET}))
-    assert not attention[:, :, SOURCE[0] == EOS][0].any()
-
-
-# Attention
-
-
-def test_attention_is_the_mean_of_the_heads_of_the_last_layer():
-    model = make_model(PAPER)
-    inputs = {"source": SOURCE[:1], "target": TARGET[:1]}
-    cross = np.asarray(model.attentions(inputs)["cross"])
-    np.testing.assert_allclose(model.attention(inputs), cross[-1].mean(axis=1), atol=1e-6)
-    np.testing.assert_array_equal(model.attention(inputs, head=1), cross[-1][:, 1])
+    np.testing.assert_allclose(logits_of(model)[0], expected, rtol=0, atol=1e-6)
 
 
 # Size
@@ -107,16 +60,14 @@ def expected_parameters(config: TransformerConfig) -> int:
     norm = 2 * d
     encoder = n * (attention + feed_forward + 2 * norm)
     decoder = (config.decoder_layers or n) * (2 * attention + feed_forward + 3 * norm)
-    decoder += 2 * norm if config.embedding_norm else 0
-    if config.norm_position == "pre":
-        decoder += 2 * norm
+    norms = 2 * (config.embedding_norm + (config.norm_position == "pre"))
     target_size = config.target_vocabulary_size or config.vocabulary_size
     matrices = {
         "all": config.vocabulary_size,
         "target": config.vocabulary_size + target_size,
         "none": config.vocabulary_size + 2 * target_size,
     }
-    total = encoder + decoder + matrices[config.share_embeddings] * d
+    total = encoder + decoder + norms * norm + matrices[config.share_embeddings] * d
     total += config.max_positions * d if config.positions == "learned" else 0
     return total + (target_size if config.output_bias else 0)
 
@@ -138,13 +89,10 @@ def test_presets_have_the_parameters_of_the_paper(preset, millions):
 @pytest.mark.parametrize(
     "changes",
     [
-        dict(share_embeddings="none"),
-        dict(share_embeddings="target", target_vocabulary_size=7),
+        dict(share_embeddings="target", target_vocabulary_size=7, positions="learned"),
         dict(share_embeddings="none", target_vocabulary_size=7, output_bias=True),
-        dict(positions="learned", max_positions=30),
-        dict(norm_position="pre"),
-        dict(embedding_norm=True, decoder_layers=1),
-        dict(key_dim=3, value_dim=5, attention_bias=True),
+        dict(norm_position="pre", embedding_norm=True, decoder_layers=1),
+        dict(key_dim=3, value_dim=5, attention_bias=True, share_embeddings="none"),
     ],
     ids=str,
 )
@@ -153,21 +101,9 @@ def test_options_add_the_parameters_that_their_formulas_say(changes):
     assert count_parameters(config) == expected_parameters(config)
 
 
-@pytest.mark.parametrize(("share", "matrices"), [("all", 1), ("target", 2), ("none", 3)])
-def test_shared_embeddings_are_one_variable(share, matrices):
-    model = Transformer(PAPER.replace(share_embeddings=share))
-    shapes = [tuple(weight.shape) for weight in model.weights]
-    assert shapes.count((13, 8)) + shapes.count((8, 13)) == matrices
-    assert (model.source_embedding is model.target_embedding) == (share == "all")
-
-
-# Decoding
-
-
 # Keras
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Skipping variable loading for optimizer")
 def test_subclass_with_own_layers_trains_and_is_saved(tmp_path):
     @keras.saving.register_keras_serializable()
@@ -186,41 +122,31 @@ def test_subclass_with_own_layers_trains_and_is_saved(tmp_path):
 
     model = WithTemperature(PAPER)
     model.uses_late = True  # which is built by the first batch
-    inputs = {"source": SOURCE, "target": TARGET}
     model.compile("adam", SmoothedCrossEntropy())
-    model.fit(inputs, TARGET, verbose=0)
+    model.fit(INPUTS, TARGET, verbose=0)
     assert float(model.temperature) != 1.0
     assert not np.array_equal(model.late.kernel, np.eye(PAPER.target_size))
     model.uses_late = False
     model.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
-    np.testing.assert_array_equal(loaded(inputs), model(inputs))
+    np.testing.assert_array_equal(logits_of(loaded), logits_of(model))
 
 
 def test_keras_exports_the_logits_of_any_batch(tmp_path):
-    model = make_model(PAPER)
+    model = random_model(PAPER)
     model.export(tmp_path / "logits", verbose=False)
     exported = tf.saved_model.load(str(tmp_path / "logits"))
     for rows, length in ((3, 6), (1, 4)):
-        inputs = {"source": SOURCE[:rows, :length], "target": TARGET[:rows, :length]}
-        inputs = {name: tf.constant(ids, tf.int32) for name, ids in inputs.items()}
+        inputs = {name: tf.constant(ids[:rows, :length], tf.int32) for name, ids in INPUTS.items()}
         np.testing.assert_allclose(exported.serve(inputs), model(inputs), atol=1e-5)
-
-
-def test_a_copy_of_a_frozen_model_is_frozen():
-    model = Transformer(PAPER)
-    model.trainable = False
-    assert not Transformer.from_config(model.get_config()).trainable_weights
-    del (config := model.get_config())["trainable"]  # of an older file
-    assert Transformer.from_config(config).trainable_weights
 
 
 def test_frozen_part_survives_saving_with_its_optimizer(tmp_path):
     model = Transformer(PAPER)
     model.encoder.trainable = False
     model.target_embedding.table.trainable = False
-    model.compile(keras.optimizers.Adam(), SmoothedCrossEntropy(0.1))
-    model.fit({"source": SOURCE, "target": TARGET}, TARGET, verbose=0)
+    model.compile(keras.optimizers.Adam(), SmoothedCrossEntropy(0.1), run_eagerly=True)
+    model.fit(INPUTS, TARGET, verbose=0)
     model.save(tmp_path / "some.keras")
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # Keras only warns where it skips an optimizer's state
@@ -230,6 +156,8 @@ def test_frozen_part_survives_saving_with_its_optimizer(tmp_path):
     assert 0 < len(names) < len(model.weights)
     for ours, theirs in zip(model.optimizer.variables, copy.optimizer.variables, strict=True):
         np.testing.assert_array_equal(ours, theirs)
+    model.trainable = False
+    assert not Transformer.from_config(model.get_config()).trainable_weights
 
 
 @pytest.mark.parametrize(
@@ -241,32 +169,27 @@ def test_frozen_part_survives_saving_with_its_optimizer(tmp_path):
         (lambda ids: {"source": ids}, "got the keys 'source'; name the two inputs"),
     ],
 )
-def test_inputs_without_their_names_are_refused(name_inputs, got):
+def test_inputs_without_their_names_are_rejected(name_inputs, got):
     ids, model = np.array([[5, 6, 3], [7, 3, 0]]), Transformer(PAPER)
     model.compile(loss=SmoothedCrossEntropy(), jit_compile=False)
     wanted = r'the model takes {"source": ids \[B, S\], "target": ids \[B, T\] shifted right}, '
-    with pytest.raises(InputError, match=wanted + got):
-        model(name_inputs(ids))
-    with pytest.raises(InputError, match=wanted + got):
-        model.fit(name_inputs(ids), ids, verbose=0)
-    with pytest.raises(InputError, match=wanted + got):
-        model.predict(name_inputs(ids), verbose=0)
+    for use in (model, lambda x: model.fit(x, ids, verbose=0), lambda x: model.predict(x)):
+        with pytest.raises(InputError, match=wanted + got):
+            use(name_inputs(ids))
 
 
 def test_ragged_ids_are_rejected():
-    model = Transformer(PAPER)
     ids = tf.ragged.constant([[5, 6, 3], [7, 3]])
     with pytest.raises(InputError, match=r"target must be ids padded .* with \.to_tensor\(\)"):
-        model({"source": ids.to_tensor(), "target": ids})
+        Transformer(PAPER)({"source": ids.to_tensor(), "target": ids})
 
 
-def test_the_model_is_called_symbolically():
-    inputs = {name: keras.Input((None,), dtype="int32", name=name) for name in ("source", "target")}
-    model = make_model(PAPER)
+def test_model_is_called_symbolically():
+    inputs = {name: keras.Input((None,), dtype="int32", name=name) for name in INPUTS}
+    model = random_model(PAPER)
     outer = keras.Model(inputs, model(inputs))
     assert outer.output_shape == (None, None, 13)
-    result = outer({"source": SOURCE, "target": TARGET})
-    np.testing.assert_allclose(result, logits_of(model, SOURCE, TARGET), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(outer(INPUTS), logits_of(model), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
@@ -285,22 +208,10 @@ def copy_task(count: int, seed: int) -> tuple[dict[str, np.ndarray], np.ndarray]
     generator = np.random.default_rng(seed)
     labels = generator.integers(4, 12, size=(count, 6))
     lengths = generator.integers(2, 6, size=count)
-    positions = np.arange(6)
-    labels = np.where(positions < lengths[:, None], labels, 0)
-    labels[np.arange(count), lengths] = EOS
-    return {"source": labels, "target": shifted(labels)}, labels
-
-
-def greedy(model, source, length):
-    """Decodes with `step` alone, the most probable token at every step."""
-    state = model.encode(source)
-    ids = np.full((len(source), 1), BOS)
-    tokens = []
-    for _ in range(length):
-        logits, state = model.step(ids, state)
-        ids = np.argmax(logits, axis=-1)
-        tokens.append(ids)
-    return np.concatenate(tokens, axis=1)
+    labels = np.where(np.arange(6) < lengths[:, None], labels, 0)
+    labels[np.arange(count), lengths] = EOS_ID
+    target = np.pad(labels[:, :-1], ((0, 0), (1, 0)), constant_values=BOS)
+    return {"source": labels, "target": target}, labels
 
 
 class Copier(NamedTuple):
@@ -314,13 +225,9 @@ class Copier(NamedTuple):
 def copier() -> Copier:
     keras.utils.set_random_seed(1)
     config = TransformerConfig(
-        vocabulary_size=12,
-        num_layers=1,
-        model_dim=32,
-        feed_forward_dim=64,
-        num_heads=4,
+        vocabulary_size=12, num_layers=1, model_dim=32, feed_forward_dim=64, num_heads=4,
         dropout=0.0,
-    )
+    )  # fmt: skip
     model = Transformer(config)
     model.compile(optimizer=keras.optimizers.Adam(0.005), loss=SmoothedCrossEntropy(0.0))
     inputs, labels = copy_task(6400, seed=1)
@@ -330,22 +237,23 @@ def copier() -> Copier:
 
 
 @pytest.mark.slow
-def test_fit_on_plain_arrays_lowers_the_loss(copier):
+def test_fit_on_plain_arrays_lowers_the_loss_and_steps_copy(copier):
     assert copier.losses[0] > np.log(8) - 0.1  # there are 8 letters to choose from
     assert sorted(copier.losses, reverse=True) == copier.losses
     assert copier.losses[-1] < 0.1
-
-
-def test_trained_model_copies_unseen_sentences(copier):
     _, unseen = copy_task(100, seed=2)
-    result = greedy(copier.model, unseen, unseen.shape[1])
-    real = unseen != 0
-    assert (result == unseen)[real].mean() > 0.98
+    state, tokens = copier.model.encode(unseen), [np.full((100, 1), BOS)]
+    for _ in range(unseen.shape[1]):
+        logits, state = copier.model.step(tokens[-1], state)
+        tokens.append(np.argmax(logits, axis=-1))
+    is_same = np.concatenate(tokens[1:], axis=1) == unseen
+    assert is_same[unseen != 0].mean() > 0.98
 
 
+@pytest.mark.slow
 def test_evaluate_and_predict_take_plain_arrays(copier):
     inputs, labels = copy_task(100, seed=2)
-    logits = logits_of(copier.model, **inputs)
+    logits = logits_of(copier.model, inputs)
     predicted = copier.model.predict(inputs, batch_size=40, verbose=0)
     np.testing.assert_allclose(predicted, logits, rtol=1e-4, atol=1e-4)
     loss = copier.model.evaluate(inputs, labels, batch_size=40, verbose=0)
@@ -360,9 +268,8 @@ def test_half_precision_trains_like_float32():
     for policy in ("float32", "mixed_bfloat16", "mixed_float16"):
         model = Transformer(config, dtype=policy)
         model.set_weights(weights)
-        model.compile(
-            optimizer=keras.optimizers.Adam(0.02), loss=SmoothedCrossEntropy(), run_eagerly=True
-        )
+        optimizer = keras.optimizers.Adam(0.02)
+        model.compile(optimizer, SmoothedCrossEntropy(), run_eagerly=True)
         history = model.fit(inputs, labels, batch_size=64, epochs=4, shuffle=False, verbose=0)
         losses[policy] = history.history["loss"]
     assert losses["float32"][-1] < losses["float32"][0] - 0.1
@@ -371,8 +278,8 @@ def test_half_precision_trains_like_float32():
 
 
 @pytest.mark.filterwarnings("ignore:Layer .* does not have a `quantize` method")
-def test_quantization_that_cannot_be_restored_is_refused(tmp_path, monkeypatch):
-    model = Transformer(TransformerConfig.preset("tiny", vocabulary_size=20, num_layers=1))
+def test_quantization_that_cannot_be_restored_is_rejected(tmp_path, monkeypatch):
+    model = Transformer(PAPER)
     model.quantize("int8")
     monkeypatch.setattr("keras_transformer.layers.base._RESTORABLE_MODES", ("float8",))
     with pytest.raises(InputError, match="a model quantized to int8 cannot be saved; save it"):

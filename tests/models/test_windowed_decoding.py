@@ -4,27 +4,19 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import ops
+from model_cases import CONFIGS, SOURCE, random_model
 
-from keras_transformer.config import TransformerConfig
 from keras_transformer.layers import SelfAttention, WindowedSelfAttention, slot_bias
-from keras_transformer.models import Ensemble, Transformer, transformer
+from keras_transformer.models import transformer
 from keras_transformer.search import beam_search, kv_cache_capacities
 
-RANDOM = np.random.default_rng(3)
-SOURCE = np.array([[4, 9, 5, 7, 3], [12, 3, 0, 0, 0], [6, 6, 8, 3, 0]])
 WINDOW, LONGEST = 3, 11
 
 
 @pytest.fixture(params=["sinusoidal", "relative", "rotary"])
 def model(request):
-    model = Transformer(
-        TransformerConfig(
-            vocabulary_size=13, num_layers=2, model_dim=8, feed_forward_dim=12, num_heads=2,
-            positions=request.param, max_relative_distance=2, decoder_attention_window=WINDOW,
-        )
-    )  # fmt: skip
-    model.set_weights([RANDOM.normal(scale=0.6, size=w.shape) for w in model.weights])
-    return model
+    config = CONFIGS["transformer, window"].replace(key_dim=4)
+    return random_model(config.replace(positions=request.param, decoder_attention_window=WINDOW))
 
 
 def search(model, capacity=None):
@@ -58,19 +50,8 @@ def test_search_with_cache_slices_equals_a_mask(model, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_search_finds_the_same_under_xla(model):
+def test_search_finds_the_same_under_xla(model):
     capacity = kv_cache_capacities(LONGEST)[0]
     compiled = tf.function(lambda: search(model, capacity), jit_compile=True, autograph=False)
     for found, expected in zip(compiled(), search(model), strict=True):
         np.testing.assert_allclose(found, expected, atol=1e-5)
-
-
-def test_ensemble_counts_tokens_that_a_window_dropped(model):
-    # Without a search the members say how many tokens were read.
-    targets = np.full((3, 5), 7)
-    expected = np.asarray(Ensemble([model, model]).call({"source": SOURCE, "target": targets}))
-    ensemble = Ensemble([model, model])
-    state = ensemble.encode(ops.array(SOURCE))
-    for position in range(5):
-        logits, state = ensemble.step(ops.array(targets[:, position, None]), state)
-        np.testing.assert_allclose(logits[:, 0], expected[:, position], rtol=1e-4, atol=1e-5)

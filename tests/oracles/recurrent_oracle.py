@@ -8,7 +8,7 @@ Shapes: S source length, T target length, U units, V vocabulary.
 from typing import Any
 
 import numpy as np
-from transformer_oracle import Array, affine, float64, sigmoid, softmax
+from transformer_oracle import Answer, Array, affine, float64, sigmoid, softmax
 
 
 def lstm_step(layer: Any, x: Array, hidden: Array, cell: Array, fed: Any = 0.0) -> Any:
@@ -41,14 +41,15 @@ def read_source(model: Any, source: Any) -> Any:
     return x, states
 
 
-def answer(model: Any, source: Any, target: Any) -> tuple[Array, Array]:
-    """Returns logits [T, V] and attention [T, S] of one sentence without padding."""
+def answer(model: Any, source: Any, target: Any) -> Answer:
+    """Returns what the model says of one sentence pair without padding."""
     config, decoder = model.config, model.decoder
     memory, states = read_source(model, source)
     attention = decoder.attention
     keys = affine(attention.memory_projection, memory)
     past, context = np.zeros(len(source)), np.zeros(memory.shape[1])
     hiddens, logits, weights = [], [], []
+    past_weights = np.zeros((len(target), len(target)))
     for time, token in enumerate(target):
         x = float64(model.target_embedding.table)[token] * np.sqrt(config.model_dim)
         for layer, lstm in enumerate(decoder.layers):
@@ -70,8 +71,9 @@ def answer(model: Any, source: Any, target: Any) -> tuple[Array, Array]:
         parts = [x, context]
         if config.intra_decoder_attention:
             earlier = np.array(hiddens)
-            query = affine(decoder.intra_query, x)
-            parts.append(softmax(earlier @ query) @ earlier if time else np.zeros_like(x))
+            if time:
+                past_weights[time, :time] = softmax(earlier @ affine(decoder.intra_query, x))
+            parts.append(past_weights[time, :time] @ earlier if time else np.zeros_like(x))
         hiddens.append(x)
         output = affine(decoder.output_projection, np.concatenate(parts))
         if model.projection is None:
@@ -79,4 +81,7 @@ def answer(model: Any, source: Any, target: Any) -> tuple[Array, Array]:
         else:
             logits.append(affine(model.projection, output))
     bias = 0 if model.output_bias is None else float64(model.output_bias)
-    return np.array(logits) + bias, np.array(weights)
+    heads = {"cross": np.array(weights)[None, None]}
+    if config.intra_decoder_attention:
+        heads["decoder"] = past_weights[None, None]
+    return Answer(np.array(logits) + bias, heads, {}, np.array(weights))

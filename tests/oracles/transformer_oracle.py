@@ -22,6 +22,7 @@ class Answer(NamedTuple):
     logits: Array  # [T, V]
     heads: dict[str, Array]  # "encoder" [L, H, S, S], "decoder" [L, H, T, T], "cross" [L, H, T, S]
     halting: dict[str, tuple[Array, Array]]  # steps and remainders of each side, if it halts
+    attention: Array  # [T, S], from which words are aligned
 
 
 def answer(model: Any, source: list[int], target: list[int]) -> Answer:
@@ -30,7 +31,8 @@ def answer(model: Any, source: list[int], target: list[int]) -> Answer:
     if not getattr(config, "source_eos", True):
         source = [token for token in source if token != EOS]
     heads: dict[str, list[Array]] = {"encoder": [], "decoder": [], "cross": []}
-    halting = {}
+    halting: dict[str, tuple[Array, Array]] = {}
+    shares: dict[str, Array] = {}  # of each step in the output of each token, [L, T]
 
     def attend(kind: str, layer: Any, x: Array, memory: Array) -> Array:
         attention = layer.cross_attention if kind == "cross" else layer.self_attention
@@ -55,7 +57,7 @@ def answer(model: Any, source: list[int], target: list[int]) -> Answer:
         x = x * (np.sqrt(config.model_dim) if config.scale_embeddings else 1)
         positions = encode_positions(model, len(ids))
         if hasattr(layers, "halting_unit"):
-            x, halting[side] = universal(config, layers, x, positions, apply)
+            x, halting[side], shares[side] = universal(config, layers, x, positions, apply)
         else:
             x = x + positions
             if config.embedding_norm:
@@ -72,17 +74,25 @@ def answer(model: Any, source: list[int], target: list[int]) -> Answer:
         logits = x @ float64(model.projection.kernel)
     if config.output_bias:
         logits = logits + float64(model.output_bias)
-    return Answer(logits, {name: np.array(each) for name, each in heads.items()}, halting)
+    found = {name: np.array(each) for name, each in heads.items()}
+    attention = found["cross"].mean(axis=1)  # [L, T, S]
+    if "target" in shares:
+        attention = np.sum(shares["target"][:, :, None] * attention, axis=0)
+    else:
+        attention = attention[-1]
+    return Answer(logits, found, halting, attention)
 
 
 def universal(
     config: Any, stack: Any, x: Array, positions: Array, apply: Callable[[Any, Array], Array]
-) -> tuple[Array, tuple[Array, Array]]:
-    """Returns the output [T, D] of a stack, and the steps and remainders [T] of its tokens."""
+) -> tuple[Array, tuple[Array, Array], Array]:
+    """Returns the output [T, D] of a stack, the steps and remainders [T] of its tokens, and the
+    share of each step in each token's attention [L, T].
+    """
     unit, length = stack.halting_unit, len(x)
     output = np.zeros_like(x)
     total, steps, remainders = np.zeros((3, length))
-    halted = np.zeros(length, bool)
+    halted, shares = np.zeros(length, bool), np.zeros((config.num_steps, length))
     for step in range(1, config.num_steps + 1):
         angles = step / 10000 ** (np.arange(0, config.model_dim, 2) / config.model_dim)
         signal = np.stack([np.sin(angles), np.cos(angles)], axis=-1).ravel()
@@ -91,6 +101,7 @@ def universal(
         if unit is None:
             x = output = y
             steps += 1
+            shares[-1] = 1
             continue
         old = halted.copy()
         for token in range(length):
@@ -104,10 +115,11 @@ def universal(
                 else:
                     weight = p
                     total[token] += p
+            shares[step - 1, token] = weight
             keep = 1 - weight if config.halting_output == "blend" else 1
             output[token] = keep * output[token] + weight * y[token]
         x = np.where(old[:, None], x, y)
-    return output, (steps, remainders)
+    return output, (steps, remainders), shares
 
 
 def float64(variable: Any) -> Array:

@@ -1,0 +1,182 @@
+"""Training runs of each architecture, what they export, and who answers from it."""
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import native_runtime
+import numpy as np
+import pytest
+import tensorflow as tf
+import tiny_run
+from model_cases import CONFIGS
+from toy_architecture import ToyConfig
+
+from keras_transformer.config import BOS_ID, EOS_ID, ModelConfig, SearchConfig, TransformerConfig
+from keras_transformer.config import model as config_module
+from keras_transformer.decoding import NO_SCORE
+from keras_transformer.errors import InputError
+from keras_transformer.inference import Translator
+from keras_transformer.models import build_model
+from keras_transformer.results import Translation
+from keras_transformer.serving.export import export, load_exported
+from keras_transformer.training import RunDirectory, train
+
+TESTS = pathlib.Path(__file__).resolve().parents[1]
+RUNS = {
+    "transformer, window": dict(model_dim=16, feed_forward_dim=24),
+    "recurrent, all": dict(model_dim=16),
+    "universal, all": dict(model_dim=16, feed_forward_dim=24, num_steps=2),
+    "toy": {},
+}
+STEPS = {"train_steps": 30, "checkpoint_steps": 10, "learning_rate": 0.02}
+SEARCH = SearchConfig(beam_size=3, max_source_length=8, max_extra_length=4, num_translations=2)
+KILLED_AT_STEP_14 = (
+    "import sys, toy_architecture, tiny_run; tiny_run.train_until_killed(sys.argv[1], 14)"
+)
+PATH = os.pathsep.join(map(str, (TESTS.parent, TESTS / "models", TESTS / "training")))
+SENTENCES = ["abc", "fed", "", "aabb", "c"]
+SIGNATURES = {"serving_default", "translate_options", "score", "tokens"}
+only_toy = pytest.mark.parametrize("config", ["toy"], indirect=True)
+
+
+def _places(translations):
+    """Fills the empty places of n-best lists as an export does."""
+    empty = Translation("", NO_SCORE)
+    return [[*row, *[empty] * (SEARCH.num_translations - len(row))] for row in translations]
+
+
+def scores_of(translations):
+    return np.array([[each.score for each in row] for row in _places(translations)])
+
+
+def texts_of(translations):
+    return [[each.text for each in row] for row in _places(translations)]
+
+
+@pytest.fixture(scope="module", params=RUNS)
+def config(request):
+    return CONFIGS[request.param].replace(**RUNS[request.param])
+
+
+@pytest.fixture(scope="module")
+def created(config, tmp_path_factory) -> RunDirectory:
+    """A run that nothing has trained."""
+    run, vocabulary = RunDirectory(tmp_path_factory.mktemp("run")), tiny_run.make_vocabulary()
+    training = tiny_run.training_config(**STEPS)
+    configs = tiny_run.RunConfigs(config, tiny_run.DATA, training)
+    run.write(configs, vocabulary, vocabulary)
+    return run
+
+
+@pytest.fixture(scope="module")
+def trained(created, tmp_path_factory) -> RunDirectory:
+    """The run after its steps, which nothing interrupted."""
+    run = RunDirectory(shutil.copytree(created.path, tmp_path_factory.mktemp("trained") / "run"))
+    train(run, tiny_run.corpus(), tiny_run.text(16, seed=1), show=False)
+    return run
+
+
+@pytest.fixture(scope="module")
+def translator(trained) -> Translator:
+    return Translator(trained.load_model(), *trained.vocabularies(), SEARCH)
+
+
+@pytest.fixture(scope="module")
+def exported(translator, tmp_path_factory) -> pathlib.Path:
+    """The translator as a SavedModel, whose answers a fresh process has checked."""
+    return export(translator, tmp_path_factory.mktemp("exports"), batch_sizes=[1, 4])
+
+
+@pytest.mark.slow
+def test_trained_model_translates_by_steps_as_it_scores(trained, translator):
+    rows = [json.loads(line) for line in trained.metrics_path.read_text().splitlines()]
+    losses = [row["loss"] for row in rows if "loss" in row]
+    assert losses[-1] < losses[0] - 0.1
+    assert [row["step"] for row in rows if "bleu" in row] == [10, 20, 30]
+    keep = [index for index, sentence in enumerate(SENTENCES) if sentence]
+    source = translator.source_tokenizer.vocabulary.encode([SENTENCES[index] for index in keep])
+    found = translator.functions.function("tokens")(
+        tf.constant([" ".join(map(str, row)) for row in source])
+    )
+    ids = found["ids"][:, 0].numpy()  # [B, L], with EOS, then PAD
+    inputs = {
+        "source": tf.ragged.constant([[*row, EOS_ID] for row in source]).to_tensor(),
+        "target": np.pad(ids[:, :-1], [(0, 0), (1, 0)], constant_values=BOS_ID),
+    }
+    scores = tf.nn.log_softmax(translator.model(inputs)).numpy()
+    scores = np.take_along_axis(scores, ids[..., None], axis=2)[..., 0].sum(axis=1, where=ids != 0)
+    lengths = found["lengths"][:, 0].numpy()
+    assert lengths.min() > 0
+    scores = scores / ((5 + lengths) / 6) ** SEARCH.length_penalty
+    np.testing.assert_allclose(found["scores"][:, 0], scores, rtol=1e-4)
+    translations = translator.translate(SENTENCES)
+    assert [index for index, row in enumerate(translations) if row[0].score] == keep
+    np.testing.assert_allclose(scores_of(translations)[keep, 0], scores, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_killed_run_resumes_to_the_same_weights(created, trained, tmp_path):
+    run = RunDirectory(shutil.copytree(created.path, tmp_path / "run"))
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED_AT_STEP_14, run.path],
+        env=os.environ | {"PYTHONPATH": PATH},
+        check=False,
+    )
+    assert killed.returncode == -9
+    assert run.checkpoints().steps() == [10]
+    train(run, tiny_run.corpus(), tiny_run.text(16, seed=1), show=False)
+    for name in ("step-30", "average"):
+        tiny_run.assert_same_checkpoint(trained, run, name)
+
+
+@pytest.mark.slow
+def test_export_answers_as_python_in_a_fresh_process(config, translator, exported):
+    # `export` has asked the fresh process; here is what it was compared with.
+    has_attention = hasattr(translator.model, "attention")
+    expected = SIGNATURES | ({"attention"} if has_attention else set())
+    assert set(tf.saved_model.load(str(exported)).signatures) == expected
+    loaded, ours = (each.translate(SENTENCES) for each in (load_exported(exported), translator))
+    assert texts_of(loaded) == texts_of(ours)
+    np.testing.assert_allclose(scores_of(loaded), scores_of(ours), rtol=1e-5, atol=1e-6)
+    card = json.loads((exported / "assets.extra" / "model_card.json").read_text())
+    assert card["model"]["architecture"] == config.architecture
+    assert set(card["signatures"]) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(native_runtime.missing() is not None, reason=str(native_runtime.missing()))
+def test_c_program_serves_the_export(translator, exported, tmp_path):
+    program = native_runtime.build("answer", tmp_path)
+    signature = native_runtime.read_signature(exported)
+    rows = [[sentence.encode()] for sentence in SENTENCES]
+    found = native_runtime.answer(program, signature, rows, [2, 3])
+    ours = translator.translate(SENTENCES)
+    assert [[text.decode() for text in row] for row in found["translations"]] == texts_of(ours)
+    np.testing.assert_allclose(np.array(found["scores"], np.float32), scores_of(ours), atol=1e-4)
+
+
+@pytest.mark.slow
+@only_toy
+def test_without_attention_no_alignment_and_no_coverage_penalty(translator, exported):
+    with pytest.raises(InputError, match="the model has no signature 'attention'"):
+        translator.align(["abc"], ["cba"])
+    penalized = load_exported(exported).translate(SENTENCES, coverage_penalty=5.0)
+    assert texts_of(penalized) == texts_of(translator.translate(SENTENCES))
+
+
+@only_toy
+def test_run_of_an_unknown_architecture_is_rejected(created, monkeypatch):
+    monkeypatch.setattr(config_module, "_ARCHITECTURES", {"transformer": TransformerConfig})
+    with pytest.raises(InputError) as caught:
+        created.load_model()
+    assert str(caught.value).endswith(
+        "config.json: architecture must be one of transformer, got 'toy'; import the module that "
+        "registers it first (commands: --user_module)"
+    )
+    with pytest.raises(InputError, match="no model is registered for OtherConfig"):
+        build_model(type("OtherConfig", (ToyConfig,), {})(vocabulary_size=10))
+    assert ModelConfig.presets().keys() == TransformerConfig.PRESETS.keys()
