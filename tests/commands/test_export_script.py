@@ -21,7 +21,7 @@ def test_export_writes_version_and_model_card(call, run_dir, texts, tmp_path):
     )  # fmt: skip
     assert (result.code, result.err) == (0, "")
     lines = result.out.splitlines()
-    assert lines[0].split() == "serving_default: text -> translations, scores, source_cut".split()
+    assert " ".join(lines[0].split()) == "serving_default: text -> translations, scores, source_cut"
     assert lines[-1].startswith(f"Exported checkpoint step-300,step-150 to {folder}/3 (")
     assert _names(folder) == ["3", *_SERVER_FILES]
     card = json.loads((folder / "3" / "assets.extra" / "model_card.json").read_text())
