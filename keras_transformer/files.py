@@ -27,7 +27,7 @@ import stat
 import time
 import uuid
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import IO, Any, ClassVar
 
 from keras_transformer.errors import InputError
@@ -311,10 +311,16 @@ def file_identity(path: Path) -> dict[str, Any]:
 @functools.lru_cache
 def _content_hash(path: pathlib.Path, *change: int) -> str:
     """Returns the SHA-256 of a file, read again only if `change` differs."""
+    return sha256([path])
+
+
+def sha256(paths: Iterable[pathlib.Path]) -> str:
+    """Returns the SHA-256 of the contents of files, one after the other."""
     digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
+    for path in paths:
+        with path.open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
     return digest.hexdigest()
 
 

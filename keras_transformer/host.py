@@ -1,5 +1,4 @@
-"""The machine that this process runs on: cores, instructions, package versions, and how malloc
-treats memory."""
+"""This process and its machine: cores, instructions, versions, signals, what malloc keeps."""
 
 import contextlib
 import ctypes
@@ -8,8 +7,12 @@ import multiprocessing.connection
 import os
 import pathlib
 import platform
+import signal
 import threading
 import zlib
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
 
 from keras_transformer import __version__
 from keras_transformer.errors import InputError
@@ -92,6 +95,32 @@ def end_with_parent() -> None:
         os._exit(1)
 
     threading.Thread(target=wait, daemon=True).start()
+
+
+@contextlib.contextmanager
+def noted_signals() -> Iterator[list[signal.Signals]]:
+    """Yields a list of the SIGTERM and Ctrl-C received; a second Ctrl-C raises `KeyboardInterrupt`.
+
+    Outside of the main thread signals cannot be caught, and those that are ignored, as under
+    `nohup`, stay ignored.
+    """
+    received: list[signal.Signals] = []
+
+    def receive(number: int, frame: FrameType | None) -> None:
+        if received and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        received.append(signal.Signals(number))
+
+    handlers: dict[signal.Signals, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGINT):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                handlers[number] = signal.signal(number, receive)
+    try:
+        yield received
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 _first_user: int | None = None  # the process that loaded a model first

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import math
 import typing
 
 import numpy as np
@@ -115,20 +114,16 @@ def test_json_round_trip(config):
 @pytest.mark.parametrize(("kind", "values"), SMALLEST.items())
 def test_configurations_are_frozen_keyword_only_and_know_their_fields(kind, values):
     first = kind.fields_with()[0]
+    assert kind(**values).replace() == kind(**values)
     with pytest.raises(dataclasses.FrozenInstanceError):
         setattr(kind(**values), first, None)
     with pytest.raises(TypeError):
         kind(*values.values(), 1)
-    with pytest.raises(InputError, match=rf"{kind.__name__} has no field colour; it has {first}, "):
-        kind.from_dict(values | {"colour": 3})
-
-
-def test_replace_checks_values():
-    config = TrainingConfig()
-    assert config.replace(seed=5).seed == 5
-    assert config.seed == 1
-    with pytest.raises(InputError, match="seed must be at least 0"):
-        config.replace(seed=-1)
+    for use in (lambda **others: kind.from_dict(values | others), kind(**values).replace):
+        with pytest.raises(
+            InputError, match=rf"{kind.__name__} has no field colour; it has {first}"
+        ):
+            use(colour=3)
 
 
 def test_fields_are_found_by_what_they_declare():
@@ -224,9 +219,7 @@ ERRORS = {
             dict(positions="learned", max_positions=64, max_position_offset=64),
             "learned positions end at max_positions 64, and sentences begin as far as 64",
         ),
-        (dict(encoder_attention_window=4), "encoder_attention_window must be odd, got 4; use 3 or"),
         (dict(num_heads=3), "model_dim 512 is not divisible by num_heads 3"),
-        (dict(num_heads=3, key_dim=64), "model_dim 512 is not divisible by num_heads 3"),
         (
             dict(model_dim=15, num_heads=5),
             "model_dim must be even for sinusoidal positions, got 15",
@@ -234,17 +227,10 @@ ERRORS = {
         (dict(target_vocabulary_size=20), "share_embeddings 'all' needs one vocabulary"),
     ],
     DataConfig: [
-        (dict(reverse="no"), "reverse must be True or False, got 'no'"),
-        (dict(share_vocabulary=0), "share_vocabulary must be True or False, got 0"),
-        (dict(dev_source=3), "dev_source must be a string, got 3"),
-        (dict(vocabulary_size=True), "vocabulary_size must be a whole number, got True"),
-        (dict(vocabulary_kind=1), "vocabulary_kind must be one of bpe, unigram, "),
-        (dict(max_length_ratio=math.nan), "max_length_ratio must be a finite number"),
         (dict(train_source=None, train_target=None), "no training data: give train_source and"),
         (dict(train_target=None), "train_source and train_target must name the same number of fil"),
         (dict(train_source="a,b"), "train_source and train_target must name the same number of fi"),
         (dict(mix_weights="1,2"), "mix_weights must be one positive number per corpus .* '1,2'"),
-        (dict(mix_weights="-1"), "mix_weights must be one positive number per corpus"),
         (dict(mix_weights="nan"), "mix_weights must be one positive number per corpus"),
         (
             dict(subword_sampling=0.1, vocabulary_kind="word"),
@@ -266,9 +252,6 @@ ERRORS = {
         (dict(reverse=True), "reverse needs a dataset; with files, swap"),
     ],
     TrainingConfig: [
-        (dict(learning_rate=True), "learning_rate must be a finite number, got True"),
-        (dict(train_steps="100"), "train_steps must be a whole number, got '100'"),
-        (dict(train_steps=None), "train_steps must be a whole number, got None"),
         (dict(precision="float16"), "precision must be one of float32, mixed_bfloat16, "),
         (
             dict(checkpoint_steps=6, validation_steps=4),
@@ -288,11 +271,15 @@ ERRORS = {
             "bleu needs the dev set to be searched, but validation_time_share is 0; raise it",
         ),
         (dict(lora_rank=8, freeze="encoder"), "freeze cannot be combined with lora_rank, which"),
+        (
+            dict(schedule="cosine", warmup_steps=9, train_steps=9),
+            "schedule cosine needs steps after its warm-up, but warmup_steps is 9 of 9",
+        ),
+        (dict(optimizer="adamw"), "optimizer adamw needs weight_decay above 0, for example"),
+        (dict(schedule="inverse_sqrt"), "schedule inverse_sqrt needs learning_rate, its peak"),
     ],
     SearchConfig: [
-        (dict(banned_phrases=(1,)), "banned_phrases must be a sequence, each entry "),
         (dict(banned_phrases=["a", " "]), r"banned_phrases must not be blank, got \('a', ' '\)"),
-        (dict(banned_phrases=["a"] * 257), "the number of banned_phrases must be at most 256, got"),
         (dict(num_translations=5), "num_translations 5 is larger than beam_size 4"),
         (dict(temperature=0.5), "temperature cannot be combined with method beam"),
         (dict(method="sampling", early_stop="first"), "early_stop cannot be combined with method"),
@@ -339,20 +326,11 @@ def test_corpora_are_counted_and_weighted_in_order():
 
 
 @pytest.mark.parametrize(
-    "options",
-    [
-        {"num_translations": 10},  # of a run whose beam is larger than the default
-        {"top_k": 5},
-        {"method": "sampling", "num_translations": 2000},
-    ],
-)
-def test_check_options_assumes_missing_options_fit(options):
-    check_options(options)
-
-
-@pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"num_translations": 10}, None),  # of a run whose beam is larger than the default
+        ({"top_k": 5}, None),
+        ({"method": "sampling", "num_translations": 2000}, None),
         ({"num_translations": 10, "beam_size": 4}, "num_translations 10 is larger than beam_size"),
         ({"num_translations": 0}, "num_translations must be at least 1"),
         ({"beam_size": "two"}, "beam_size must be a whole number"),
@@ -360,6 +338,9 @@ def test_check_options_assumes_missing_options_fit(options):
         ({"top_k": 5, "early_stop": "first"}, "early_stop cannot be combined with method sampling"),
     ],
 )
-def test_check_options_rejects_impossible_options(options, message):
+def test_check_options_assumes_that_missing_options_fit(options, message):
+    if message is None:
+        check_options(options)
+        return
     with pytest.raises(InputError, match=message):
         check_options(options)

@@ -91,13 +91,13 @@ def test_full_disk_keeps_old_content_and_names_the_file(tmp_path):
     assert names_in(tmp_path) == ["file"]
 
 
-@pytest.mark.parametrize("place", ["absent/file", "folder", "in_the_way/file"])
-def test_impossible_path_is_an_error(tmp_path, place):
+def test_impossible_path_is_an_error(tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "in_the_way").touch()
-    with pytest.raises(OSError):
-        write_atomically(tmp_path / place, "text")
-    assert names_in(tmp_path) == ["folder", "in_the_way"]
+    for place in ("absent/file", "folder", "in_the_way/file"):
+        with pytest.raises(OSError):
+            write_atomically(tmp_path / place, "text")
+        assert names_in(tmp_path) == ["folder", "in_the_way"]
 
 
 def test_content_is_synced_before_renaming(tmp_path, monkeypatch):
@@ -117,7 +117,7 @@ def test_killed_writer_leaves_whole_content(tmp_path):
         "import itertools, sys; from keras_transformer.files import write_atomically\n"
         "for number in itertools.count(): write_atomically(sys.argv[1], f'{number % 10}' * 500_000)"
     )
-    for _ in range(5):
+    for _ in range(3):
         path.unlink(missing_ok=True)
         process = subprocess.Popen([sys.executable, "-c", program, str(path)])
         while not path.exists():
@@ -132,8 +132,7 @@ def test_killed_writer_leaves_whole_content(tmp_path):
     assert names_in(tmp_path) == ["file"]
 
 
-@pytest.mark.parametrize("mode", [0o600, 0o640, 0o755])
-def test_file_mode_is_kept(tmp_path, mode):
+def test_file_mode_is_kept(tmp_path):
     path = tmp_path / "file"
     mask = os.umask(0o027)
     try:
@@ -141,9 +140,9 @@ def test_file_mode_is_kept(tmp_path, mode):
     finally:
         os.umask(mask)
     assert path.stat().st_mode & 0o7777 == 0o640
-    path.chmod(mode)
+    path.chmod(0o755)
     write_atomically(path, "new")
-    assert path.stat().st_mode & 0o7777 == mode
+    assert path.stat().st_mode & 0o7777 == 0o755
 
 
 def test_link_target_is_replaced_whole(tmp_path, monkeypatch):
@@ -174,7 +173,7 @@ def test_standard_output_is_appended_to(tmp_path):
 
 def test_concurrent_writers_leave_whole_content(tmp_path):
     path, spawn = tmp_path / "file", multiprocessing.get_context("spawn")
-    writers = [spawn.Process(target=write_often, args=(path, digit)) for digit in "0123"]
+    writers = [spawn.Process(target=write_often, args=(path, digit)) for digit in "012"]
     for writer in writers:
         writer.start()
     contents = set()
@@ -184,9 +183,9 @@ def test_concurrent_writers_leave_whole_content(tmp_path):
     for writer in writers:
         writer.join()
     contents.add(path.read_text())
-    assert contents <= {digit * 100_000 for digit in "0123"}
+    assert contents <= {digit * 100_000 for digit in "012"}
     assert names_in(tmp_path) == ["file"]
-    assert [writer.exitcode for writer in writers] == [0] * 4
+    assert [writer.exitcode for writer in writers] == [0] * 3
 
 
 def test_folder_whose_lock_was_replaced_meanwhile_stays(tmp_path, monkeypatch):

@@ -1,10 +1,12 @@
-"""Memory that malloc keeps, counted in page faults of fresh processes, and processors."""
+"""Memory that malloc keeps, counted in page faults of fresh processes; processors and signals."""
 
 import os
 import pathlib
 import platform
+import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -58,10 +60,10 @@ def _faults(calls, **variables):
 
 
 @_ON_GLIBC
-@pytest.mark.parametrize("calls", [1, 3])
-def test_kept_memory_takes_no_page_faults(calls):
-    kept, faults = _faults(calls)
-    assert kept == ["True"] * calls
+def test_kept_memory_takes_no_page_faults():
+    other_tunables = "glibc.rtld.optional_static_tls=1024"  # do not matter
+    kept, faults = _faults(2, GLIBC_TUNABLES=other_tunables)
+    assert kept == ["True", "True"]
     assert faults < _PAGES / 50
 
 
@@ -86,11 +88,6 @@ def test_settings_and_malloc_of_the_user_are_kept(monkeypatch, name, value):
     monkeypatch.setenv(name, value)
     monkeypatch.setattr(host.ctypes, "CDLL", None)  # not even loaded
     assert keras_transformer.keep_freed_memory() is False
-
-
-@_ON_GLIBC
-def test_other_glibc_tunables_do_not_matter():
-    assert _faults(1, GLIBC_TUNABLES="glibc.rtld.optional_static_tls=1024")[0] == ["True"]
 
 
 def test_keep_freed_memory_without_glibc_does_nothing(monkeypatch):
@@ -124,29 +121,29 @@ def test_cpu_flags_are_empty_on_unknown_systems(monkeypatch, tmp_path):
 
 
 _FORK = """
-import os, sys
+import os
 from keras_transformer.host import check_not_forked
-if {loaded}:
-    check_not_forked()
-if os.fork() == 0:
-    check_not_forked()
-    print("fine", flush=True)
-else:
+for is_loaded in (False, True):
+    if is_loaded:
+        check_not_forked()
+    if os.fork() == 0:
+        check_not_forked()
+        print("loaded in the parent" if is_loaded else "fine", flush=True)
+        os._exit(0)
     os.wait()
 """
 
 
-@pytest.mark.parametrize("loaded", [True, False])
-def test_process_forked_after_a_model_was_loaded_is_told_to_load_its_own(loaded):
+def test_process_forked_after_a_model_was_loaded_is_told_to_load_its_own():
     done = subprocess.run(
-        [sys.executable, "-c", _FORK.format(loaded=loaded)],
+        [sys.executable, "-c", _FORK],
         env=os.environ | {"PYTHONPATH": str(_ROOT)},
         text=True,
         capture_output=True,
         timeout=600,
     )
-    assert done.stdout == ("" if loaded else "fine\n")
-    assert ("load models in the child process only" in done.stderr) is loaded
+    assert done.stdout == "fine\n"
+    assert done.stderr.count("load models in the child process only") == 1
 
 
 def test_models_are_not_used_in_a_forked_process(monkeypatch):
@@ -191,3 +188,42 @@ def test_machine_names_its_cards(tmp_path, monkeypatch):
     card.parent.mkdir(parents=True)
     card.write_text("Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   \t\t 93\n")
     assert host.machine().endswith("), NVIDIA H100 80GB HBM3")
+
+
+@pytest.fixture
+def handlers():
+    """Handles Ctrl-C as in a terminal, and checks that all handlers are restored."""
+    found = signal.signal(signal.SIGINT, signal.default_int_handler)
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    yield
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+    signal.signal(signal.SIGINT, found)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_is_noted_and_a_second_ctrl_c_raises(handlers, number):
+    with pytest.raises(KeyboardInterrupt), host.noted_signals() as received:
+        assert received == []
+        signal.raise_signal(number)
+        assert received == [number]
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_ignored_signal_stays_ignored(handlers):
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # as nohup and `&` in scripts do
+    with host.noted_signals() as received:
+        signal.raise_signal(signal.SIGINT)
+    assert received == []
+    assert signal.signal(signal.SIGINT, signal.default_int_handler) == signal.SIG_IGN
+
+
+def test_other_threads_note_no_signals(handlers):
+    def run():
+        with host.noted_signals():
+            found.append(signal.getsignal(signal.SIGINT))
+
+    found = []
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert found == [signal.default_int_handler]

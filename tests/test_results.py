@@ -43,74 +43,72 @@ def test_cut_translations_are_reported():
     warn_about_cut(read_scores(answer))  # an export that does not report it
 
 
-def test_target_words_align_to_most_attended_words():
-    attention = [
-        [0.1, 0.8, 0.1],  # zwei
-        [0.7, 0.2, 0.1],  # Katzen
-        [0.0, 0.0, 1.0],
-    ]
-    pairs = align_by_attention(
-        np.array(attention), ["▁cats", "▁two", EOS], ["▁zwei", "▁Katzen", EOS]
-    )
-    assert pairs == [(1, 0), (0, 1)]
-
-
-def test_attention_is_summed_over_a_words_tokens():
-    attention = [
-        # un   happy  cat   EOS
-        [0.3, 0.3, 0.4, 0.0],  # un: 0.6 for "unhappy", though no token has more than "cat"
-        [0.0, 0.1, 0.8, 0.1],  # froh: with "un" 0.35 and 0.6 in the mean
-        [0.0, 0.0, 0.2, 0.8],
-    ]
-    pairs = align_by_attention(np.array(attention[:1]), ["▁un", "happy", "▁cat", EOS], ["▁un", EOS])
-    assert pairs == [(0, 0)]
-    both = align_by_attention(
-        np.array(attention), ["▁un", "happy", "▁cat", EOS], ["▁un", "froh", EOS]
-    )
-    assert both == [(1, 0)]
-
-
-def test_lone_space_token_begins_a_word():
-    source = ["▁", "a", "b", "▁", "c", EOS]
-    target = ["▁", "x", "▁", "y", "z", EOS]
-    attention = np.zeros([6, 6])
-    attention[[0, 1], [3, 4]] = 1.0  # x reads c
-    attention[[2, 3, 4], [0, 1, 2]] = 1.0  # yz reads ab
-    assert align_by_attention(attention, source, target) == [(1, 0), (0, 1)]
-
-
-def test_first_token_begins_a_word():
-    attention = np.array([[0.1, 0.9, 0.0], [0.9, 0.1, 0.0], [0.0, 0.0, 1.0]])
-    assert align_by_attention(attention, ["木", "▁sun", EOS], ["שמש", "▁eins", EOS]) == [
-        (1, 0),
-        (0, 1),
-    ]
-
-
-def test_eos_is_not_aligned():
-    attention = np.array([[0.2, 0.1, 0.7], [0.0, 0.3, 0.7], [0.9, 0.1, 0.0]])
-    assert align_by_attention(attention, ["▁a", "▁b", EOS], ["▁x", "▁y", EOS]) == [(0, 0), (1, 1)]
-
-
-def test_padding_is_not_aligned():
-    attention = np.array([[0.2, 0.8, 0.0, 0.0, 0.0], *np.zeros([3, 5])])
-    pairs = align_by_attention(attention, ["▁a", "▁b", EOS, "", ""], ["▁x", EOS, "", ""])
-    assert pairs == [(1, 0)]
-
-
-def test_ties_go_to_the_first_word():
-    attention = np.array([[0.4, 0.4, 0.2], [0.0, 0.0, 1.0]])
-    assert align_by_attention(attention, ["▁a", "▁b", EOS], ["▁x", EOS]) == [(0, 0)]
-
-
 @pytest.mark.parametrize(
-    ("source", "target"),
-    [([EOS], ["▁x", EOS]), (["▁a", EOS], [EOS]), ([EOS, "", ""], [EOS, ""])],
-    ids=["source", "target", "both"],
+    ("attention", "source", "target", "expected"),
+    [
+        pytest.param(
+            [[0.1, 0.8, 0.1], [0.7, 0.2, 0.1], [0.0, 0.0, 1.0]],
+            ["▁cats", "▁two", EOS],
+            ["▁zwei", "▁Katzen", EOS],
+            [(1, 0), (0, 1)],
+            id="most attended",
+        ),
+        pytest.param(  # 0.6 for "unhappy", though no token has more than "cat"
+            [[0.3, 0.3, 0.4, 0.0]],
+            ["▁un", "happy", "▁cat", EOS],
+            ["▁un", EOS],
+            [(0, 0)],
+            id="sum over the source word",
+        ),
+        pytest.param(  # 0.35 and 0.6 in the mean
+            [[0.3, 0.3, 0.4, 0.0], [0.0, 0.1, 0.8, 0.1], [0.0, 0.0, 0.2, 0.8]],
+            ["▁un", "happy", "▁cat", EOS],
+            ["▁un", "froh", EOS],
+            [(1, 0)],
+            id="mean over the target word",
+        ),
+        pytest.param(  # x reads c, yz reads ab
+            np.eye(6)[[3, 4, 0, 1, 2, 5]] * [[1], [1], [1], [1], [1], [0]],
+            ["▁", "a", "b", "▁", "c", EOS],
+            ["▁", "x", "▁", "y", "z", EOS],
+            [(1, 0), (0, 1)],
+            id="lone spaces begin words",
+        ),
+        pytest.param(
+            [[0.1, 0.9, 0.0], [0.9, 0.1, 0.0], [0.0, 0.0, 1.0]],
+            ["木", "▁sun", EOS],
+            ["שמש", "▁eins", EOS],
+            [(1, 0), (0, 1)],
+            id="the first token begins a word",
+        ),
+        pytest.param(
+            [[0.2, 0.1, 0.7], [0.0, 0.3, 0.7], [0.9, 0.1, 0.0]],
+            ["▁a", "▁b", EOS],
+            ["▁x", "▁y", EOS],
+            [(0, 0), (1, 1)],
+            id="EOS is no word",
+        ),
+        pytest.param(
+            [[0.2, 0.8, 0.0, 0.0, 0.0], *np.zeros([3, 5])],
+            ["▁a", "▁b", EOS, "", ""],
+            ["▁x", EOS, "", ""],
+            [(1, 0)],
+            id="padding is no word",
+        ),
+        pytest.param(
+            [[0.4, 0.4, 0.2], [0.0, 0.0, 1.0]],
+            ["▁a", "▁b", EOS],
+            ["▁x", EOS],
+            [(0, 0)],
+            id="ties go to the first word",
+        ),
+        pytest.param([[0.5], [0.5]], [EOS], ["▁x", EOS], [], id="blank source"),
+        pytest.param([[0.5, 0.5]], ["▁a", EOS], [EOS], [], id="blank target"),
+        pytest.param(np.ones([2, 3]), [EOS, "", ""], [EOS, ""], [], id="both blank"),
+    ],
 )
-def test_blank_sides_have_no_alignment(source, target):
-    attention = np.full([len(target), len(source)], 0.5)
-    assert align_by_attention(attention, source, target) == []
+def test_target_words_align_to_most_attended_words(attention, source, target, expected):
+    assert align_by_attention(np.array(attention), source, target) == expected
 
 
 def test_words_of_texts_differ_from_words_of_the_vocabulary():
@@ -135,14 +133,17 @@ def test_words_of_texts_differ_from_words_of_the_vocabulary():
     assert in_words_of("a dog", "das ist ein Hund") == []
 
 
-def test_longest_rows_come_first():
-    assert batches_by_length([3, 5, 0, 5, 4], 2) == [[1, 3], [4, 0], [2]]
-
-
-def test_long_rows_make_small_batches():
-    lengths = [10, 100, 30, 10, 31, 1000, 10, 0]
-    batches = batches_by_length(lengths, 3, 100)
-    assert batches == [[5], [1], [4, 2, 0], [3, 6, 7]]
+@pytest.mark.parametrize(
+    ("lengths", "size", "most", "batches"),
+    [
+        ([3, 5, 0, 5, 4], 2, None, [[1, 3], [4, 0], [2]]),  # the longest come first
+        ([10, 100, 30, 10, 31, 1000, 10, 0], 3, 100, [[5], [1], [4, 2, 0], [3, 6, 7]]),
+        ([], 4, None, []),
+    ],
+)
+def test_rows_of_similar_length_share_a_batch(lengths, size, most, batches):
+    assert batches_by_length(lengths, size, most) == batches
+    assert in_row_order(batches, [[lengths[row] for row in batch] for batch in batches]) == lengths
 
 
 @pytest.mark.parametrize("most", [None, 1, 50, 10_000])
@@ -155,9 +156,3 @@ def test_each_row_is_in_one_batch_of_limited_size(most):
         assert len(batch) <= 16
         padded = len(batch) * max(lengths[row] for row in batch)
         assert most is None or len(batch) == 1 or padded <= most
-    results = [[lengths[row] for row in batch] for batch in batches]
-    assert in_row_order(batches, results) == lengths
-
-
-def test_no_rows_have_no_batches():
-    assert batches_by_length([], 4) == in_row_order([], []) == []

@@ -141,7 +141,7 @@ def main(arguments: list[str]) -> None:
         say=_say,
     )
     corpus = prepare_run(run, configs, text)
-    if distribution.value_of_chief(strategy, trainer.is_finished(run)):  # for all workers
+    if distribution.value_of_chief(strategy, run.is_finished()):  # for all workers
         step = run.checkpoints().steps()[-1]
         reason = _early_stop(run) or (
             f"the run has reached its last step, {step:,}; give more --train_steps to train on."
@@ -228,14 +228,12 @@ def _find_configs(run: "RunDirectory", options: dict[str, Any]) -> "RunConfigs":
     Raises:
         InputError: a flag has a wrong value, or the run exists and started from something else.
     """
-    from keras_transformer.training.run import absolute
-
     path = _START_FROM.value
     if not run.exists:
         return run.new_configs(options, path)
     configs = settings.changed_configs(run.configs(), options)
     theirs = configs.origin.get("start_from")
-    if path is not None and absolute(path) != theirs:
+    if path is not None and str(local_path(path).resolve()) != theirs:
         raise InputError(
             f"run directory {run.path} holds another run: start_from is {theirs!r} there and "
             f"{path!r} here; remove it to resume the run, or give another --run_dir"

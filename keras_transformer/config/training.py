@@ -177,14 +177,6 @@ class TrainingConfig(JsonConfig):
                 "freeze cannot be combined with lora_rank, which freezes all weights of the start; "
                 "remove one"
             )
-        self._check_averages()
-        if max(self.event_steps) % min(self.event_steps):
-            raise InputError(
-                f"validation_steps {self.validation_steps} must divide checkpoint_steps "
-                f"{self.checkpoint_steps} or be a multiple of it"
-            )
-
-    def _check_averages(self) -> None:
         if self.average_best is not None and self.average_best > self.keep_best:
             raise InputError(
                 f"average_best {self.average_best} is larger than keep_best {self.keep_best}; "
@@ -194,6 +186,11 @@ class TrainingConfig(JsonConfig):
             raise InputError(
                 f"average_last {self.average_last} is larger than keep_checkpoints "
                 f"{self.keep_checkpoints}; keep more checkpoints or average fewer"
+            )
+        if max(self.event_steps) % min(self.event_steps):
+            raise InputError(
+                f"validation_steps {self.validation_steps} must divide checkpoint_steps "
+                f"{self.checkpoint_steps} or be a multiple of it"
             )
 
     @property

@@ -13,7 +13,6 @@ which checkpoints are kept nor their average.
 
 import collections
 import contextlib
-import hashlib
 import json
 import pathlib
 import re
@@ -26,7 +25,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_transformer.errors import InputError, one_line
-from keras_transformer.files import sync, temporary_folder, write_atomically
+from keras_transformer.files import sha256, sync, temporary_folder, write_atomically
 from keras_transformer.tasks import Metric
 
 Variable = Any  # keras.Variable or tf.Variable, also a mirrored one
@@ -176,12 +175,7 @@ class Checkpoints:
 
     def digest(self, name: str) -> str:
         """Returns the SHA-256 of a checkpoint's files."""
-        digest = hashlib.sha256()
-        for path in sorted(self.folder.glob(f"{name}.*")):
-            with path.open("rb") as file:
-                while block := file.read(1 << 20):
-                    digest.update(block)
-        return digest.hexdigest()
+        return sha256(sorted(self.folder.glob(f"{name}.*")))
 
     def listing(self, without: str | None = None) -> str:
         """Returns the names of all checkpoints, or of all but one, for messages."""

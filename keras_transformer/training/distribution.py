@@ -1,10 +1,12 @@
-"""Which devices a run trains on, of this machine and of others."""
+"""Which devices a run trains on, of this machine and of others, and how they work together."""
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import pathlib
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +14,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_transformer.errors import InputError, check_choice, writing
+from keras_transformer.data import Batch, TokenizedCorpus, to_dataset
+from keras_transformer.errors import InputError, check_choice, one_line, writing
 from keras_transformer.host import NVIDIA_DRIVER, has_bfloat16
 
 STRATEGIES = ("auto", "none", "mirrored", "multi_worker")
@@ -135,19 +138,48 @@ def worker_of_environment() -> Worker | None:
     return worker
 
 
+def distributed(
+    strategy: tf.distribute.Strategy,
+    make_batches: Callable[..., Iterator[Batch]],
+    corpus: TokenizedCorpus,
+    **options: Any,
+) -> Any:
+    """Returns a data set of this worker's rows of batches, which its replicas cut up."""
+    worker = worker_of(strategy)
+    shard, replicas = (worker.index, worker.count), strategy.num_replicas_in_sync
+    dataset = to_dataset(
+        functools.partial(make_batches, corpus, shard=shard, replicas=replicas, **options)
+    )
+    if worker.count > 1:
+        return strategy.distribute_datasets_from_function(lambda context: dataset)
+    policy = tf.data.Options()
+    # A strategy is to cut up the batches and not the files that they come from.
+    policy.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    return strategy.experimental_distribute_dataset(dataset.with_options(policy))
+
+
 def sum_over_workers(strategy: tf.distribute.Strategy, value: float) -> float:
-    """Returns the sum of the values of all replicas; waits until all workers have called it."""
-    result = _add(strategy, tf.constant(value, tf.float64))
-    return float(strategy.experimental_local_results(result)[0])
+    """Returns the sum of the workers' values; waits until all of them have called it."""
+    count = worker_of(strategy).count
+    if count == 1:
+        return value
+    sums = _sum_over_replicas(strategy, tf.constant(value, tf.float64))
+    replicas = strategy.num_replicas_in_sync // count
+    return float(strategy.experimental_local_results(sums)[0]) / replicas
+
+
+@tf.function
+def _sum_over_replicas(strategy: tf.distribute.Strategy, value: tf.Tensor) -> Any:
+    def meet(value: tf.Tensor) -> tf.Tensor:
+        context = tf.distribute.get_replica_context()
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.identity(value))
+
+    return strategy.run(meet, args=(value,))
 
 
 def value_of_chief(strategy: tf.distribute.Strategy, value: float) -> float:
-    """Returns the chief's value in every worker; waits until all workers have called it."""
-    worker = worker_of(strategy)
-    if worker.count == 1:
-        return value
-    replicas = strategy.num_replicas_in_sync // worker.count
-    return sum_over_workers(strategy, value if worker.is_chief else 0.0) / replicas
+    """Returns the chief's value in every worker; waits until all of them have called it."""
+    return sum_over_workers(strategy, value if worker_of(strategy).is_chief else 0.0)
 
 
 @contextlib.contextmanager
@@ -164,22 +196,31 @@ def all_or_none(strategy: tf.distribute.Strategy) -> Iterator[None]:
         yield
     except Exception as error:
         failure = error
-    failures = float(failure is not None)
-    if worker_of(strategy).count > 1:
-        failures = sum_over_workers(strategy, failures)
+    failures = sum_over_workers(strategy, float(failure is not None))
     if failure is not None:
         raise failure
     if failures:
         raise InputError("another worker has failed; its last lines of output say why")
 
 
-@tf.function
-def _add(strategy: tf.distribute.Strategy, value: tf.Tensor) -> Any:
-    def meet(value: tf.Tensor) -> tf.Tensor:
-        context = tf.distribute.get_replica_context()
-        return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.identity(value))
+# How libraries beneath TensorFlow report a lack of memory, as an internal error.
+_LACKS_MEMORY = re.compile(r"out.of.memory|(cublas|cudnn).*(not.initialized|handle)", re.IGNORECASE)
 
-    return strategy.run(meet, args=(value,))
+
+@contextlib.contextmanager
+def report_out_of_memory() -> Iterator[None]:
+    """Raises `InputError`, with the flags to change, if memory runs out."""
+    try:
+        yield
+    except (MemoryError, tf.errors.OpError) as error:
+        is_known = isinstance(error, MemoryError | tf.errors.ResourceExhaustedError)
+        if not is_known and not _LACKS_MEMORY.search(str(error)):
+            raise
+        raise InputError(
+            f"out of memory with a batch ({one_line(error)}); end other programs on this GPU if "
+            "there are any, raise --accumulation_steps, which makes the batches of training and of "
+            "the dev set smaller, or lower --batch_tokens in another --run_dir"
+        ) from error
 
 
 # While the first worker prepares a run, it touches a file every few seconds: the others share

@@ -77,11 +77,6 @@ class TrainingMeter:
         self._logs: Mapping[str, Any] = {}  # of the newest batch
 
     @property
-    def has_new_batches(self) -> bool:
-        """Whether there are batches that no row covers."""
-        return self._begin is not None
-
-    @property
     def has_values(self) -> bool:
         """Whether the metrics of any batch are known: of several devices, only for each row."""
         return bool(self._logs)

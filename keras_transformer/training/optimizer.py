@@ -1,12 +1,17 @@
-"""What a run trains with: optimizer, schedule, loss, metrics, and which weights are frozen."""
+"""What a run trains with: optimizer, schedule, loss, metrics, frozen parts, moving average."""
 
+import concurrent.futures
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import keras
 import tensorflow as tf
 
 from keras_transformer.config import TrainingConfig, split_list
+from keras_transformer.data import BatchShape
 from keras_transformer.errors import InputError, check_choice
+from keras_transformer.host import num_cores
 from keras_transformer.models import Seq2SeqModel
 from keras_transformer.objectives import (
     InverseSquareRoot,
@@ -17,6 +22,7 @@ from keras_transformer.objectives import (
     TokenAccuracy,
     WarmUp,
 )
+from keras_transformer.training.checkpoints import by_name
 from keras_transformer.training.metrics import TrainingFlops
 
 
@@ -46,6 +52,45 @@ def compile_for_training(
         jit_compile=jit_compile,
     )
     model.optimizer.build(model.trainable_variables)
+
+
+def compile_shapes(model: Seq2SeqModel, shapes: Sequence[BatchShape], show: bool) -> None:
+    """Lets XLA compile the update for each shape of batches, side by side, before the first one.
+
+    Padding runs through each program once; what that changes is put back.
+
+    Args:
+        model: from `compile_for_training`.
+        shapes: of all batches.
+        show: whether to print how many are done.
+    """
+    strategy = model.distribute_strategy
+    ids = tf.TensorSpec([None, None], tf.int32)
+
+    @tf.function(input_signature=[ids, ids], autograph=False)
+    def rehearse(source: tf.Tensor, target: tf.Tensor) -> None:
+        strategy.run(model.rehearse, args=(({"source": source, "target": target}, target),))
+
+    def compile_shape(shape: BatchShape) -> None:
+        rows = -(-shape.rows // strategy.num_replicas_in_sync)
+        rehearse(*(tf.zeros([rows, length], tf.int32) for length in shape[1:]))
+
+    def report(count: int) -> None:
+        if show:
+            print(f"Compiling {len(shapes)} programs: {count} done", flush=True)
+
+    report(0)
+    variables = [*model.variables, *model.optimizer.variables]
+    variables += [model.bad_steps, model.bad_steps_in_a_row]
+    values = [variable.numpy() for variable in variables]
+    rehearse.get_concrete_function()  # threads would trace it at the same time
+    with concurrent.futures.ThreadPoolExecutor(num_cores()) as pool:
+        futures = [pool.submit(compile_shape, shape) for shape in shapes]
+        for count, future in enumerate(concurrent.futures.as_completed(futures), start=1):
+            future.result()
+            report(count)
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
 
 
 def _schedule(training: TrainingConfig, model_dim: int) -> Any:
@@ -132,3 +177,62 @@ class FusedAdam(keras.optimizers.Adam):
 
 def _handle(variable: Any) -> tf.Tensor:
     return (variable.value if isinstance(variable, keras.Variable) else variable).handle
+
+
+class WeightAverage:
+    """An exponential moving average of a model's trainable weights.
+
+    After step t, average = d * average + (1 - d) * weights with
+    d = min(decay, (1 + t) / (10 + t)), so that the first values are forgotten soon (Abadi et al.
+    2016, tf.train.ExponentialMovingAverage).
+
+    Args:
+        model: built under the strategy that trains it.
+        decay: d in the long run, between 0 and 1.
+        jit_compile: whether XLA compiles the update of the averages, on one device.
+
+    Attributes:
+        variables: the averages by the weights' paths within the model, for checkpoints.
+    """
+
+    def __init__(self, model: keras.Model, decay: float, jit_compile: bool = False) -> None:
+        self._weights = model.trainable_weights
+        self._decay = decay
+        self._strategy = model.distribute_strategy
+        with self._strategy.scope():
+            # Each replica averages its own copy of the weights: they need not communicate.
+            averages = [
+                tf.Variable(
+                    weight.value,
+                    trainable=False,
+                    synchronization=tf.VariableSynchronization.ON_READ,
+                    aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+                )
+                for weight in self._weights
+            ]
+        self.variables = dict(zip(by_name(model, self._weights), averages, strict=True))
+        is_compiled = jit_compile and self._strategy.num_replicas_in_sync == 1
+        self._update = tf.function(self._update_all, autograph=False, jit_compile=is_compiled)
+
+    def update(self, step: int) -> None:
+        """Takes in the weights after a step."""
+        self._update(tf.constant(min(self._decay, (1 + step) / (10 + step)), tf.float32))
+
+    @contextlib.contextmanager
+    def applied(self) -> Iterator[None]:
+        """Gives the model the averages for a while."""
+        trained = [tf.identity(weight.value) for weight in self._weights]
+        for weight, average in zip(self._weights, self.variables.values(), strict=True):
+            weight.assign(average.read_value())
+        try:
+            yield
+        finally:
+            for weight, value in zip(self._weights, trained, strict=True):
+                weight.assign(value)
+
+    def _update_all(self, decay: tf.Tensor) -> None:
+        def update() -> None:
+            for weight, average in zip(self._weights, self.variables.values(), strict=True):
+                average.assign_add((1 - decay) * (tf.convert_to_tensor(weight.value) - average))
+
+        self._strategy.run(update)

@@ -21,7 +21,7 @@ from keras_transformer.data import (
 )
 from keras_transformer.errors import InputError
 from keras_transformer.tasks import Task, TranslationTask
-from keras_transformer.text import Vocabulary, extend_vocabulary
+from keras_transformer.text import SubwordSampler, Vocabulary, extend_vocabulary
 from keras_transformer.text.learning import kind_of
 
 _TRANSLATION = TranslationTask()
@@ -85,6 +85,19 @@ def tokenize(
     return TokenizedCorpus.from_ids(
         source.encode(text.source), target.encode(text.target), max_length=max_length
     )
+
+
+def subword_samplers(
+    data: DataConfig, vocabularies: tuple[Vocabulary, Vocabulary]
+) -> tuple[SubwordSampler | None, SubwordSampler | None] | None:
+    """Returns what segments each side anew in each epoch; None without `subword_sampling`."""
+    if not data.subword_sampling:
+        return None
+    source, target = (
+        SubwordSampler(vocabulary, alpha=data.subword_sampling) if varies else None
+        for vocabulary, varies in zip(vocabularies, data.has_subwords, strict=True)
+    )
+    return source, target
 
 
 def make_vocabularies(

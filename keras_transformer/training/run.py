@@ -1,4 +1,10 @@
-"""A run directory: all that later commands need of a training run.
+"""A run directory, all that later commands need of a training run, and how it is prepared.
+
+`prepare_run` creates a run from text (`create_run`) or, if there is one, takes changed settings
+(`reopen_run`), and returns its tokenized text. Neither touches weights, except that a run which
+starts from another one gets the checkpoint `step-0`. `trainer.train` then locks the run and, in
+`Trainer._resume`, sets weights, optimizer, random numbers and moving averages to those of the
+newest checkpoint (`Checkpoints.resume`), whose step is the place in the data to go on from.
 
 config.json         the configurations and the task; fingerprints of the vocabularies
 source.model        the source's SentencePiece vocabulary; the target's too if it is shared
@@ -66,13 +72,20 @@ class RunDirectory:
 
     Args:
         path: the directory.
+
+    Attributes:
+        path: the directory.
+        metrics_path: the file with a line for each stretch of training; see `metrics.py`.
     """
 
     def __init__(self, path: Path) -> None:
         if not os.fspath(path):
             raise InputError("the path of the run directory is empty; give that of a folder")
         self.path = local_path(path)
+        self.metrics_path = self.path / "metrics.jsonl"
         self._config_path = self.path / "config.json"
+        self._source_path = self.path / "source.model"
+        self._target_path = self.path / "target.model"
 
     @classmethod
     def create(
@@ -132,7 +145,8 @@ class RunDirectory:
         if start_from is None:
             return new_configs(options)
         origin, _ = cls.of_checkpoint(start_from)
-        return fine_tuning_configs(origin.configs(), absolute(start_from), options)
+        path = str(local_path(start_from).resolve())
+        return fine_tuning_configs(origin.configs(), path, options)
 
     @property
     def exists(self) -> bool:
@@ -341,30 +355,30 @@ class RunDirectory:
         checkpoints.restore(model, name)
         return model
 
+    def is_stalled(self, step: int) -> bool:
+        """Whether `stop_metric`, if the run has one, ends it at a step."""
+        configs = self.configs()
+        training = configs.training
+        if training.stop_metric is None:
+            return False
+        metric = configs.task.find_metric(training.stop_metric)
+        return self.checkpoints().is_stalled(step, metric, training.stop_patience)
+
+    def is_finished(self) -> bool:
+        """Whether training has come to its end, by the number of steps or by `stop_metric`."""
+        checkpoints = self.checkpoints()
+        step = max(checkpoints.steps(), default=0)
+        is_at_end = step >= self.configs().training.train_steps or self.is_stalled(step)
+        return is_at_end and checkpoints.has_average()
+
     def corpus(self) -> TokenizedCorpus:
         """Returns the text that the run trains on, from its token cache or tokenized now."""
-        configs = self.configs()
-        return training_corpus(
-            configs.corpora, self.vocabularies(), self.path / "tokens", task=configs.task
-        )
+        return TextPreparation().tokenized(self, self.configs(), self.vocabularies())
 
     def dev_sets(self) -> list[ParallelText]:
         """Returns the run's dev sets, of which the first decides; none if none is named."""
         configs = self.configs()
         return read_validation_texts(configs.corpora, configs.task)
-
-    @property
-    def metrics_path(self) -> pathlib.Path:
-        """The file with a line for each stretch of training; see `metrics.py`."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def _source_path(self) -> pathlib.Path:
-        return self.path / "source.model"
-
-    @property
-    def _target_path(self) -> pathlib.Path:
-        return self.path / "target.model"
 
     def _fingerprints(self) -> dict[str, str]:
         """Returns those of the vocabularies, by the names of their files."""
@@ -476,11 +490,13 @@ def prepare_run(run: RunDirectory, configs: RunConfigs, text: TextPreparation) -
         InputError: the text cannot be used, the run was created with other settings, or the
             directory cannot be written.
     """
-    if not text.worker.is_chief:
-        return wait_for_run(run, configs, text)
-    with heartbeat(run.path) if text.worker.count > 1 else contextlib.nullcontext():
-        prepare = resume_run if run.exists else create_run
-        return prepare(run, configs, text)
+    if text.worker.is_chief:
+        with heartbeat(run.path) if text.worker.count > 1 else contextlib.nullcontext():
+            return (reopen_run if run.exists else create_run)(run, configs, text)
+    wait_for_first_worker(
+        run.path, lambda: run.exists and run.configs().training == run.resolved(configs.training)
+    )
+    return text.tokenized(run, configs, run.vocabularies())
 
 
 def create_run(
@@ -500,7 +516,7 @@ def create_run(
     return corpus
 
 
-def resume_run(run: RunDirectory, configs: RunConfigs, text: TextPreparation) -> TokenizedCorpus:
+def reopen_run(run: RunDirectory, configs: RunConfigs, text: TextPreparation) -> TokenizedCorpus:
     """Changes the settings of a run to those asked for, and returns its text."""
     run.continue_with(configs)
     tokens, steps = text.tokens(run), run.checkpoints().steps()
@@ -512,15 +528,6 @@ def resume_run(run: RunDirectory, configs: RunConfigs, text: TextPreparation) ->
             f"at step {steps[-1]:,} with the text as it is now."
         )
     return corpus
-
-
-def wait_for_run(run: RunDirectory, configs: RunConfigs, text: TextPreparation) -> TokenizedCorpus:
-    """Waits until the first worker has prepared a run, and returns its text."""
-    wait_for_first_worker(
-        run.path,
-        lambda: run.exists and run.configs().training == run.resolved(configs.training),
-    )
-    return text.tokenized(run, configs, run.vocabularies())
 
 
 def _begin_from_another_run(
@@ -544,8 +551,3 @@ def _begin_from_another_run(
         say(f"New tokens: {len(new):,} of source, {len(new_of_target):,} of target.")
     check_symbols(configs.corpora, configs.task, vocabularies)
     return configs, vocabularies, start
-
-
-def absolute(path: Path) -> str:
-    """Returns the path of what a run starts from as config.json has it."""
-    return str(local_path(path).resolve())

@@ -1,11 +1,12 @@
-"""The task's metric on the dev set during training, with the same search as at inference.
+"""The loss and the task's metric on the dev sets, with the same search as at inference.
 
-The number of sentences follows from the configuration, never from wall-clock time: a resumed run
-gets the same values on any machine.
+The number of sentences that are searched follows from the configuration, never from wall-clock
+time: a resumed run gets the same values on any machine.
 
 Shapes: B sentences, S source length, L length of the longest output.
 """
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,15 +15,20 @@ import numpy as np
 import tensorflow as tf
 
 from keras_transformer.config import EOS_ID, SearchConfig, TrainingConfig
-from keras_transformer.data import ParallelText, pad_ids
+from keras_transformer.data import BatchPlan, ParallelText, evaluation_batches, pad_ids
 from keras_transformer.decoding import Tensor
 from keras_transformer.errors import InputError
 from keras_transformer.inference.compiled_search import CompiledSearch, gpu_shapes
 from keras_transformer.inference.generate import search_translations
+from keras_transformer.models import Seq2SeqModel
 from keras_transformer.results import batches_by_length, in_row_order
 from keras_transformer.search import Hypotheses
 from keras_transformer.tasks import Task
 from keras_transformer.text import Vocabulary
+from keras_transformer.training.distribution import distributed
+from keras_transformer.training.optimizer import WeightAverage
+from keras_transformer.training.prepare import tokenize
+from keras_transformer.training.settings import RunConfigs
 
 # How many target tokens can be trained on in the time that a beam search of 4 takes for one
 # reference token: about 5 for `tiny` on two cores, and more at first, when outputs are too long.
@@ -83,7 +89,8 @@ class DevMetric:
         learned = list(map(task.target_text, text.target))
         lengths = [len(ids) + 1 for ids in self._target.encode(learned)]
         affordable = training.validation_time_share * tokens / _SEARCH_COST
-        self.num_sentences = count_affordable(lengths, affordable)
+        count = int(np.searchsorted(np.cumsum(lengths), affordable, side="right"))
+        self.num_sentences = min(max(count, _MAX_ROWS), len(lengths))
         while 0 < self.num_sentences < len(text.source) and (
             text.source[self.num_sentences] == text.source[self.num_sentences - 1]
         ):
@@ -94,7 +101,9 @@ class DevMetric:
             [*ids[: self._search.max_source_length], EOS_ID] for ids in source.encode(self._texts)
         ]
         strategy = model.distribute_strategy
-        self._num_devices = _count_devices(strategy)
+        self._num_devices = 1
+        if strategy.num_replicas_in_sync > 1:  # those of this process: all workers search the same
+            self._num_devices = len(strategy.extended.worker_devices)
         share = self._num_devices / strategy.num_replicas_in_sync
         self._max_tokens = int(training.batch_tokens // training.accumulation_steps * share)
         shapes = gpu_shapes((_MAX_ROWS,)) if self._num_devices == 1 else None
@@ -166,18 +175,60 @@ class DevMetric:
         return [text for part in parts for text in self._target.decode(np.asarray(part).tolist())]
 
 
-def _count_devices(strategy: tf.distribute.Strategy) -> int:
-    """Returns how many devices of this process take part; other workers search the same."""
-    # The strategy of one device does not list its devices.
-    return len(strategy.extended.worker_devices) if strategy.num_replicas_in_sync > 1 else 1
-
-
-def count_affordable(lengths: Sequence[int], tokens: float) -> int:
-    """Returns how many sentences, from the first on, are searched.
+class Validation:
+    """Measures the model on the dev sets: the loss on the first, the task's metric on each.
 
     Args:
-        lengths: target tokens of each sentence.
-        tokens: as many may be searched for, but no less than `_MAX_ROWS` sentences.
+        model: compiled under the strategy that trains it.
+        devs: at least one.
+        vocabularies: of source and target.
+        configs: of the run.
+        max_shapes: how many shapes batches may have.
+        average: the moving average of the weights, which is then measured.
+
+    Attributes:
+        dev_metrics: the metric of each dev set, and what measures it; none where validation is to
+            take no time.
+        batches: of the first dev set, for the loss.
     """
-    within = int(np.searchsorted(np.cumsum(lengths), tokens, side="right"))
-    return min(max(within, _MAX_ROWS), len(lengths))
+
+    def __init__(
+        self,
+        model: Seq2SeqModel,
+        devs: Sequence[ParallelText],
+        vocabularies: tuple[Vocabulary, Vocabulary],
+        configs: RunConfigs,
+        max_shapes: int,
+        average: WeightAverage | None = None,
+    ) -> None:
+        self._model, self._average = model, average
+        task, training = configs.task, configs.training
+        search = configs.search_config(task.dev_search)
+        self.dev_metrics = [
+            (
+                task.metric.of_dev_set(number),
+                DevMetric(model, dev, vocabularies, task, training, search),
+            )
+            for number, dev in enumerate(devs, start=1)
+            if training.validation_time_share
+        ]
+        learned = devs[0]._replace(target=list(map(task.target_text, devs[0].target)))
+        corpus = tokenize(learned, vocabularies, configs.corpora.max_length)
+        # As large as a part of a training batch, which is known to fit in memory, but with room
+        # for the longest sentence.
+        longest = max(int(lengths.max()) for lengths in corpus.lengths())
+        size = max(training.batch_tokens // training.accumulation_steps, longest)
+        bounds: Any = {"batch_tokens": size, "max_shapes": max_shapes}
+        self._num_batches = BatchPlan(corpus, **bounds).batches_per_epoch
+        self.batches = distributed(model.distribute_strategy, evaluation_batches, corpus, **bounds)
+        model.make_test_function()
+
+    def __call__(self) -> dict[str, float]:
+        """Returns the values by name, of the moving averages if the run keeps any."""
+        with self._average.applied() if self._average else contextlib.nullcontext():
+            self._model.reset_metrics()
+            stream, logs = iter(self.batches), {}
+            for _ in range(self._num_batches):
+                logs = self._model.test_function(stream)
+            values = {f"val_{name}": float(value) for name, value in logs.items()}
+            return values | {metric.name: measure() for metric, measure in self.dev_metrics}

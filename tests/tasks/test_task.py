@@ -35,7 +35,6 @@ from keras_transformer.training.prepare import (
     read_validation_texts,
     training_corpus,
 )
-from keras_transformer.training.trainer import is_finished
 from keras_transformer.training.validation import DevMetric
 
 
@@ -159,7 +158,7 @@ def test_custom_task_is_trained_stopped_and_evaluated(tmp_path, data, task, caps
     # It stopped 2 checkpoints after the first with the best value, which none can exceed.
     first = next(step for step, value in values.items() if value == goal)
     assert max(values) == first + 60 < 240
-    assert is_finished(run)
+    assert run.is_finished()
     # Of equal checkpoints the newer is better.
     ranked = sorted(values, key=lambda step: (values[step], step if goal else -step))
     best = ranked[-1] if goal else ranked[0]

@@ -1,5 +1,6 @@
 """Checkpoints: exact, kept in order, and rejected if damaged or of another model."""
 
+import itertools
 import os
 import pathlib
 import re
@@ -12,11 +13,10 @@ import pytest
 import tensorflow as tf
 
 from keras_transformer.errors import InputError
-from keras_transformer.tasks import TranslationTask
+from keras_transformer.tasks import Metric, TranslationTask
 from keras_transformer.training import checkpoints as module
 from keras_transformer.training.checkpoints import Checkpoints
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 BLEU = TranslationTask.metric
 DATA, INDEX = "data-00000-of-00001", "index"
 
@@ -74,29 +74,18 @@ def test_resumed_model_has_same_state(checkpoints):
     model, restored = make_model(seed=1), make_model(seed=2)
     for each in (restored, model):  # the second replaces the first
         checkpoints.save(each, 7)
+    before = values(restored.optimizer.variables)
+    checkpoints.restore(restored, "step-7")  # the weights alone
+    assert_equal(values(model.weights), values(restored.weights))
+    assert_equal(before, values(restored.optimizer.variables))
     assert checkpoints.resume(restored) == 7
     assert_equal(values(everything(model)), values(everything(restored)))
     x = np.ones((4, 3), "float32")
     for _ in range(2):  # the same random numbers now, and the same after them
         np.testing.assert_array_equal(model(x, training=True), restored(x, training=True))
-
-
-def test_restore_leaves_optimizer_alone(checkpoints):
-    model, restored = make_model(seed=1), make_model(seed=2)
-    before = values(restored.optimizer.variables)
-    checkpoints.save(model, 7)
-    checkpoints.restore(restored, "step-7")
-    assert_equal(values(model.weights), values(restored.weights))
-    assert_equal(before, values(restored.optimizer.variables))
-
-
-def test_only_newest_checkpoints_are_kept(checkpoints):
-    model = make_model()
-    for step in (8, 9, 10, 11, 100):
-        checkpoints.save(model, step)
-    assert checkpoints.steps() == [10, 11, 100]  # not in the order of the alphabet
-    expected = {f"step-{step}.{end}" for step in (10, 11, 100) for end in (DATA, INDEX)}
-    assert names_in(checkpoints.folder) == expected
+    stored = tf.train.load_checkpoint(str(checkpoints.folder / "step-7"))  # as TensorFlow has them
+    name = "weights/dense_0.Skernel/.ATTRIBUTES/VARIABLE_VALUE"
+    np.testing.assert_array_equal(stored.get_tensor(name), model.layers[0].kernel)
 
 
 def test_moving_averages_and_counters_are_restored(checkpoints):
@@ -207,19 +196,6 @@ def test_layers_in_another_order_resume(checkpoints):
         assert_equal(values(one.variables), values(other.variables))
 
 
-def test_loss_scale_optimizer_is_restored(checkpoints):
-    models = [make_model(seed=1), make_model(seed=2)]
-    for number, model in enumerate(models):
-        optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam())
-        model.compile(optimizer=optimizer, loss="mse")
-        optimizer.build(model.trainable_variables)
-        for variable in optimizer.variables:
-            variable.assign(np.full(variable.shape, 3 + number, variable.dtype))
-    checkpoints.save(models[0], 1)
-    checkpoints.resume(models[1])
-    assert_equal(values(everything(models[0])), values(everything(models[1])))
-
-
 def test_two_weights_of_one_name_are_rejected(checkpoints):
     tower = Tower(["same", "same"])
     tower(np.ones((1, 3), "float32"))
@@ -233,14 +209,16 @@ def test_two_weights_of_one_name_are_rejected(checkpoints):
 
 def test_best_checkpoints_are_kept_beside_newest(checkpoints):
     checkpoints.keep_best, model = 2, make_model()
-    for step, bleu in enumerate([9.0, 30.0, 8.0, 30.0, 30.0, 7.0, 6.0, 5.0]):
+    for step, bleu in enumerate([9.0, 30.0, 8.0, 30.0, 30.0, 7.0, 6.0, 5.0], start=5):
         checkpoints.save(model, step, metrics={"bleu": bleu, "loss": 1.0})
-    assert checkpoints.steps() == [3, 4, 5, 6, 7]
-    assert checkpoints.best(1) == [4]
-    assert checkpoints.best(9) == [3, 4, 5, 6, 7]
-    assert checkpoints.newest(2) == [6, 7]
-    assert checkpoints.find("best") == "step-4"
-    assert list(checkpoints.metrics.read()) == list(range(8))  # for stopping early
+    assert checkpoints.steps() == [8, 9, 10, 11, 12]  # not in the order of the alphabet
+    kept = {f"step-{step}.{end}" for step in checkpoints.steps() for end in (DATA, INDEX)}
+    assert names_in(checkpoints.folder) == kept | {"checkpoint_metrics.json"}
+    assert checkpoints.best(1) == [9]
+    assert checkpoints.best(9) == [8, 9, 10, 11, 12]
+    assert checkpoints.newest(2) == [11, 12]
+    assert checkpoints.find("best") == "step-9"
+    assert list(checkpoints.metrics.read()) == list(range(5, 13))  # for stopping early
 
 
 def test_metrics_without_checkpoint_are_harmless(checkpoints):
@@ -288,6 +266,41 @@ def test_end_of_extended_run_is_not_regular(tmp_path):
     assert longer.steps() == [20]
 
 
+@pytest.mark.parametrize(
+    ("name", "values", "expected"),
+    [
+        ("bleu", [1, 2, 3, 4], []),
+        ("bleu", [3, 2, 1], [3]),
+        ("bleu", [3, 2, 4, 2, 2], [5]),
+        ("bleu", [3, 3, 3], [3]),  # the same is not better
+        ("wer", [3, 2, 1], []),
+        ("wer", [1, 2, 0.5, float("inf"), 3], [5]),
+        ("val_accuracy", [0.3, 0.2, 0.1], [3]),
+        ("val_loss", [3, 2, 1], []),
+        ("val_loss", [1, 2, 0.5, 2, 3, 4], [5, 6]),
+        ("val_perplexity", [1, float("nan"), float("nan")], [3]),
+        ("val_loss", [float("nan"), float("nan"), 1.0], [2]),
+    ],
+)
+def test_stalled_after_patience_checkpoints(tmp_path, name, values, expected):
+    lower_is_better = Metric(name, higher_is_better=False)
+    metric = lower_is_better if name == "wer" else TranslationTask().find_metric(name)
+    checkpoints = Checkpoints(tmp_path)
+    for step, value in enumerate(values, start=1):
+        checkpoints.metrics.write(step, {name: value, "other": 1.0})
+    steps = range(1, len(values) + 1)
+    assert [step for step in steps if checkpoints.is_stalled(step, metric, 2)] == expected
+
+
+def test_stall_counts_regular_checkpoints_up_to_the_step(tmp_path):
+    checkpoints = Checkpoints(tmp_path, every=100)
+    # At 250 the run had ended before it was extended.
+    for step, value in ((100, 3.0), (200, 2.0), (250, 1.0), (300, 1.5), (400, 4.0)):
+        checkpoints.metrics.write(step, {"bleu": value})
+    steps = (200, 250, 300, 400)
+    assert [step for step in steps if checkpoints.is_stalled(step, BLEU, 2)] == [300]
+
+
 # Which one is meant
 
 
@@ -313,25 +326,12 @@ def test_unknown_checkpoint_name_is_rejected(checkpoints, which):
     checkpoints.save(make_model(seed=1), 11)
     with pytest.raises(InputError, match=r"give auto, latest.*or a step; there is step-11$"):
         checkpoints.find(which)
+    checkpoints.save_weights(make_model())
+    with pytest.raises(InputError, match=r"^no checkpoint step-2 .*; there is step-11, average$"):
+        checkpoints.restore(make_model(), "step-2")
 
 
 # The average
-
-
-def test_average_is_mean_of_weights(checkpoints):
-    models = [make_model(seed) for seed in range(3)]
-    for step, model in enumerate(models):
-        checkpoints.save(model, step)
-    averaged = make_model(seed=9)
-    checkpoints.average(averaged, [0, 2])
-    for first, last, mean in zip(
-        values(models[0].weights), values(models[2].weights), values(averaged.weights), strict=True
-    ):
-        expected = (first.astype(np.float64) + last) / 2
-        np.testing.assert_array_equal(mean, expected.astype(np.float32))
-    checkpoints.save_weights(averaged)
-    checkpoints.restore(restored := make_model(seed=8), "average")
-    assert_equal(values(averaged.weights), values(restored.weights))
 
 
 def test_average_of_many_is_exact(checkpoints):
@@ -342,6 +342,9 @@ def test_average_of_many_is_exact(checkpoints):
         checkpoints.save(model, step)
     checkpoints.average(model, range(9))  # sums in float32 would round to 9
     np.testing.assert_array_equal(model.weights[0], np.float32(1 + 2.0**-23))
+    checkpoints.save_weights(model)
+    checkpoints.restore(restored := make_model(seed=8), "average")
+    assert_equal(values(model.weights), values(restored.weights))
     with pytest.raises(InputError, match="no checkpoints to average"):
         checkpoints.average(model, [])
 
@@ -349,79 +352,51 @@ def test_average_of_many_is_exact(checkpoints):
 # What cannot be read
 
 
-def test_missing_checkpoint_lists_existing_ones(checkpoints):
-    checkpoints.save(make_model(), 1)
-    checkpoints.save_weights(make_model())
-    with pytest.raises(InputError, match=r"^no checkpoint step-2 in .*; there is step-1, average$"):
-        checkpoints.restore(make_model(), "step-2")
-
-
-def flip_bit(content: bytes) -> bytes:
-    changed = bytearray(content)
-    changed[len(content) // 2] ^= 0b100
-    return bytes(changed)
-
-
-@pytest.mark.parametrize("end", [DATA, INDEX])
 @pytest.mark.parametrize(
-    "damage",
-    [lambda content: b"", lambda content: content[:-1], flip_bit],
-    ids=["empty", "cut", "bit"],
+    ("end", "damage"),
+    [(DATA, "missing"), *itertools.product([DATA, INDEX], ["empty", "cut", "bit"])],
 )
 def test_damaged_file_is_detected(checkpoints, end, damage):
     checkpoints.save(make_model(), 1)
     path = checkpoints.folder / f"step-1.{end}"
-    path.write_bytes(damage(path.read_bytes()))
+    content = bytearray(path.read_bytes())
+    if damage == "bit":
+        content[len(content) // 2] ^= 0b100
+    path.write_bytes({"empty": b"", "cut": content[:-1]}.get(damage, content))
+    if damage == "missing":
+        path.unlink()
     with pytest.raises(InputError, match=r"^no checkpoint in .* is whole: .*step-1 is damaged"):
         checkpoints.resume(make_model())
     with pytest.raises(InputError, match=r"^checkpoint .*step-1 is damaged \(.*; use another one"):
         checkpoints.restore(make_model(), "step-1")
 
 
-def test_checkpoint_without_its_data_is_damaged(checkpoints):
-    checkpoints.save(make_model(), 1)
-    (checkpoints.folder / f"step-1.{DATA}").unlink()
-    with pytest.raises(InputError, match=r"^checkpoint .*step-1 is damaged \("):
-        checkpoints.restore(make_model(), "step-1")
-
-
-def with_optimizer(name: str) -> keras.Model:
-    model = make_model()
-    model.compile(optimizer=getattr(keras.optimizers, name)(), loss="mse")
-    model.optimizer.build(model.trainable_variables)
-    return model
-
-
 @pytest.mark.parametrize(
-    ("other", "lacks_weights"),
+    ("changes", "optimizer", "lost"),
     [
-        (lambda: make_model(layers=3), True),
-        (lambda: make_model(layers=1), True),
-        (lambda: make_model(width=5), True),
-        (lambda: with_optimizer("SGD"), False),
-        (lambda: with_optimizer("Adamax"), False),
+        ({"layers": 3}, "Adam", None),
+        ({"layers": 1}, "Adam", None),
+        ({"width": 5}, "Adam", None),
+        ({}, "SGD", None),
+        ({}, "Adamax", None),
+        ({}, "Adam", "average_weights"),
+        ({}, "Adam", "extra"),
     ],
-    ids=["more layers", "fewer layers", "wider", "SGD", "Adamax"],
 )
-def test_checkpoint_of_another_model_is_rejected(checkpoints, other, lacks_weights):
-    checkpoints.save(make_model(), 1)
-    model = other()
+def test_checkpoint_of_another_model_is_rejected(checkpoints, changes, optimizer, lost):
+    model = make_model(**changes)
+    state = {"average_weights": averages_of(model), "extra": {"count": tf.Variable(1)}}
+    stored = {name: state[name] for name in state if lost and name != lost}
+    checkpoints.save(make_model(), 1, **stored)
+    model.compile(optimizer=getattr(keras.optimizers, optimizer)(), loss="mse")
+    model.optimizer.build(model.trainable_variables)
     with pytest.raises(InputError, match=r"^checkpoint .*step-1 is of another model \(") as caught:
-        checkpoints.resume(model)
+        checkpoints.resume(model, **(state if lost else {}))
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 500
-    if lacks_weights:
+    if changes:
         with pytest.raises(InputError, match="is of another model"):
             checkpoints.restore(model, "step-1")
-
-
-@pytest.mark.parametrize("lost", ["average_weights", "extra"])
-def test_checkpoint_without_needed_group_is_rejected(checkpoints, lost):
-    model = make_model()
-    state = {"average_weights": averages_of(model), "extra": {"count": tf.Variable(1)}}
-    checkpoints.save(model, 1, **{name: state[name] for name in state if name != lost})
-    with pytest.raises(InputError, match="is of another model"):
-        checkpoints.resume(make_model(), **state)
 
 
 # Going on
@@ -561,10 +536,3 @@ def test_newest_checkpoint_is_whole_after_any_kill(tmp_path, monkeypatch):
 def wanted_in(checkpoints: Checkpoints) -> set[str]:
     names = {f"step-{step}.{end}" for step in checkpoints.steps() for end in (DATA, INDEX)}
     return names | {"checkpoint_metrics.json"}
-
-
-def test_checkpoints_are_tensorflow_checkpoints(checkpoints):
-    checkpoints.save(model := make_model(), 1)
-    stored = tf.train.load_checkpoint(str(checkpoints.folder / "step-1"))
-    name = "weights/dense_0.Skernel/.ATTRIBUTES/VARIABLE_VALUE"
-    np.testing.assert_array_equal(stored.get_tensor(name), model.layers[0].kernel)

@@ -45,12 +45,6 @@ BATCH = {
     "loss": 3.0, "perplexity": 20.0, "accuracy": 0.25, "padding": 0.1, "target_tokens": 100.0,
     "flops": 7e9, "padded_flops": 8e9,
 }  # fmt: skip
-ROW = {
-    "step": 12_300, "seconds": 999.0, "loss": 3.4567, "perplexity": 12.345, "accuracy": 0.567,
-    "padding": 0.06, "learning_rate": 1.23e-4, "tokens_per_second": 12345.0,
-    "target_tokens": 10**8, "flops": 4_567 * 10**12, "skipped_steps": 0,
-}  # fmt: skip
-DEV = {"val_loss": 3.21, "val_perplexity": 9.876, "val_accuracy": 0.6, "bleu": 23.456}
 BLEU = TranslationTask.metric
 
 
@@ -115,7 +109,7 @@ def test_row_covers_batches_since_previous_row():
             assert row[name] == pytest.approx(expected[name], rel=1e-5), name
 
 
-def test_row_has_time_and_speed_of_its_batches(training):
+def test_row_has_time_and_speed_of_its_batches_alone(training):
     run = training()
     for seconds in (3.0, 1.0):
         run.batch(seconds, target_tokens=200.0)
@@ -124,19 +118,10 @@ def test_row_has_time_and_speed_of_its_batches(training):
         "padding": 0.1, "learning_rate": 0.5, "tokens_per_second": 50.0, "target_tokens": 200,
         "flops": 7 * 10**9, "padded_flops": 8 * 10**9, "skipped_steps": 0,
     }  # fmt: skip
-
-
-def test_time_between_rows_is_not_training_time(training):
-    run = training()
-    run.batch(2.0)
-    run.batch(2.0)
-    first = run.meter.end_row(2)
     run.now += 2000  # validation and checkpoint
     run.batch(1.0)
     second = run.meter.end_row(3)
-    assert [first["seconds"], second["seconds"]] == [4.0, 5.0]
-    assert [first["tokens_per_second"], second["tokens_per_second"]] == [25.0, 100.0]
-    assert run.resets == 2
+    assert (second["seconds"], second["tokens_per_second"], run.resets) == (5.0, 100.0, 2)
 
 
 def test_totals_continue_in_resumed_run(training):
@@ -156,10 +141,10 @@ def test_totals_continue_in_resumed_run(training):
 
 
 def test_dev_values_of_row_are_known_metrics():
-    values = DEV | {"val_target_tokens": 7.0, "bleu_2": 3.0}
-    row = with_dev_values(ROW, values, [BLEU])
-    assert row == ROW | DEV
-    assert metrics.dev_values(row) == DEV
+    row, dev = {"step": 3, "loss": 1.0, "learning_rate": 0.5}, {"val_loss": 3.21, "bleu": 23.456}
+    found = with_dev_values(row, dev | {"val_target_tokens": 7.0, "bleu_2": 3.0}, [BLEU])
+    assert found == row | dev
+    assert metrics.dev_values(found) == dev
 
 
 # metrics.jsonl
@@ -168,14 +153,6 @@ def test_dev_values_of_row_are_known_metrics():
 @pytest.fixture
 def path(tmp_path):
     return tmp_path / "metrics.jsonl"
-
-
-def steps(path) -> list[float]:
-    return [row["step"] for row in read_metrics(path)]
-
-
-def write(path, *rows: int, ending: str = "") -> None:
-    path.write_text("".join(f'{{"step": {step}, "loss": 1.5}}\n' for step in rows) + ending)
 
 
 def test_rows_are_short_json_that_is_read_at_once(path):
@@ -190,49 +167,47 @@ def test_rows_are_short_json_that_is_read_at_once(path):
 
 
 @pytest.mark.parametrize(
-    ("step", "left"), [(300, [100, 200, 300]), (250, [100, 200]), (200, [100, 200]), (0, [])]
+    ("ending", "step", "left"),
+    [
+        ('{"step": 300, "loss": 1.5}\n', 300, [100, 200, 300]),
+        ('{"step": 300, "loss": 1.5}\n', 250, [100, 200]),
+        ('{"step": 300, "loss": 1.5}\n', 200, [100, 200]),
+        ('{"step": 300, "loss": 1.5}\n', 0, []),
+        ('{"step": 300, "loss": 1.5}', 300, [100, 200]),  # cut short
+        ("\x00\x00\n", 300, [100, 200]),
+    ],
 )
-def test_rows_beyond_resumed_step_are_dropped(path, step, left):
-    write(path, 100, 200, 300)
+def test_rows_beyond_resumed_step_and_cut_lines_are_dropped(path, ending, step, left):
+    path.write_text('{"step": 100, "loss": 1.5}\n{"step": 200, "loss": 1.5}\n' + ending)
     before = path.stat().st_ino
     file = MetricsFile(path, step)
     assert (file.last or {}).get("step", 0) == max(left, default=0)
     file.append({"step": 500})
     assert path.stat().st_ino == before  # kept rows are not written again
-    assert steps(path) == [*left, 500]
+    assert [row["step"] for row in read_metrics(path)] == [*left, 500]
 
 
-@pytest.mark.parametrize("ending", ['{"step": 300, "loss": 1.0}', "\x00\x00\n"])
-def test_truncated_last_line_is_rewritten(path, ending):
-    write(path, 100, 200, ending=ending)
-    assert steps(path) == [100, 200]
-    file = MetricsFile(path, 300)
-    assert file.last["step"] == 200
-    file.append({"step": 300})
-    assert steps(path) == [100, 200, 300]
-
-
-@pytest.mark.parametrize("line", ["nonsense", '{"loss": 1}', '"step"'])
-def test_damaged_line_is_named(path, line):
-    path.write_text(f'{{"step": 100}}\n{line}\n{{"step": 300}}\n')
-    with pytest.raises(InputError, match=r"metrics.jsonl is damaged: line 2 is not a JSON object"):
-        MetricsFile(path, 300)
-
-
-@pytest.mark.parametrize("text", [None, "", '{"step"'])
-def test_missing_rows_are_reported_to_readers(path, text):
-    if text is not None:
-        path.write_text(text)
-    assert MetricsFile(path, 300).last is None
-    with pytest.raises(InputError, match=r"no metrics in .* yet; give the directory of a run"):
-        read_metrics(path)
-
-
-def test_unwritable_metrics_file_is_reported(tmp_path):
-    with pytest.raises(InputError, match=r"cannot write .*rows \(No such file"):
-        MetricsFile(tmp_path / "absent" / "rows").append({"step": 1})
-    with pytest.raises(InputError, match=r"cannot read .* \(Is a directory\)"):
-        MetricsFile(tmp_path, 1)
+@pytest.mark.parametrize(
+    ("content", "use", "message"),
+    [
+        *(
+            (f'{{"step": 1}}\n{line}\n{{"step": 3}}\n', read_metrics, "damaged: line 2 is not a ")
+            for line in ("nonsense", '{"loss": 1}', '"step"')
+        ),
+        *((text, read_metrics, "no metrics in .* yet; give the") for text in (None, "", '{"step"')),
+        (None, lambda path: MetricsFile(path.parent), r"cannot read .* \(Is a directory\)"),
+        (
+            None,
+            lambda path: MetricsFile(path.parent / "absent" / "rows").append({"step": 1}),
+            r"cannot write .*rows \(No such file",
+        ),
+    ],
+)
+def test_file_that_cannot_be_used_is_reported(path, content, use, message):
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(InputError, match=message):
+        use(path)
 
 
 # TensorBoard
@@ -253,31 +228,24 @@ def scalars(folder) -> dict[str, list[tuple[int, float]]]:
     }
 
 
-def test_tensorboard_has_train_and_dev_runs(tmp_path):
+def test_tensorboard_of_resumed_run_has_train_and_dev_rows_only_once(tmp_path):
+    rows = [{"step": 100, **TRAIN}, {"step": 150, **TRAIN, **DEV_ROW}]
     log = TensorBoardLog(tmp_path)
-    log.write({"step": 100, **TRAIN})
+    log.write(rows[0])
     assert [path.name for path in tmp_path.iterdir()] == ["train"]
-    log.write({"step": 150, **TRAIN, **DEV_ROW})
+    for row in (rows[1], {"step": 300, **TRAIN, **DEV_ROW, "loss": -1.0}):
+        log.write(row)
+    log = TensorBoardLog(tmp_path, rows)  # resumed from step 150
+    log.write({"step": 300, **TRAIN, "loss": 2.0})
     assert scalars(tmp_path / "train") == {
-        "loss": [(100, 3.0), (150, 3.0)],
-        "learning_rate": [(100, 0.5), (150, 0.5)],
+        "loss": [(100, 3.0), (150, 3.0), (300, 2.0)],
+        "learning_rate": [(100, 0.5), (150, 0.5), (300, 0.5)],
     }
     assert scalars(tmp_path / "dev") == {
         "loss": [(150, 2.5)],
         "accuracy": [(150, 0.5)],
         "bleu": [(150, 20.0)],
     }
-
-
-def test_tensorboard_of_resumed_run_has_its_rows_only(tmp_path):
-    rows = [{"step": step, **TRAIN, "loss": loss} for step, loss in ((100, 5.0), (200, 4.0))]
-    log = TensorBoardLog(tmp_path)
-    for row in (*rows, {"step": 300, **TRAIN, **DEV_ROW, "loss": -1.0}):
-        log.write(row)
-    log = TensorBoardLog(tmp_path, rows)  # resumed from step 200
-    log.write({"step": 300, **TRAIN, "loss": 3.0})
-    assert scalars(tmp_path / "train")["loss"] == [(100, 5.0), (200, 4.0), (300, 3.0)]
-    assert scalars(tmp_path / "dev") == {}
 
 
 def test_full_disk_ends_tensorboard_logs_and_not_training(tmp_path, capsys):

@@ -8,7 +8,6 @@ from keras_transformer.config import DataConfig
 from keras_transformer.errors import InputError
 from keras_transformer.inference import Translator
 from keras_transformer.models import build_model
-from keras_transformer.serving.export import export, load_exported
 from keras_transformer.text import learn_vocabulary
 from keras_transformer.training import RunDirectory, train
 from keras_transformer.training.prepare import extend_vocabularies
@@ -83,14 +82,6 @@ def test_run_begins_with_old_rows_and_learns_the_tags(origin, tuned):
     assert [each[0].text for each in found] == ["Ж<de>", "Ж<fr>"] * len(words)
 
 
-@pytest.mark.slow
-def test_tags_reach_the_export(tuned, tmp_path):
-    translator = Translator(tuned.load_model(), *tuned.vocabularies())
-    exported = load_exported(export(translator, tmp_path / "exports", batch_sizes=[1]))
-    found = exported.translate(["<fr> abcЖ", "<de> abcЖ"])
-    assert [each[0].text for each in found] == ["Ж<fr>", "Ж<de>"]
-
-
 def test_later_run_keeps_added_tokens_and_adds_none(origin, tuned, files, tmp_path):
     again = RunDirectory.create(tmp_path / "again", train=files, start_from=tuned.path, **OPTIONS)
     data = again.configs().corpora
@@ -131,46 +122,54 @@ def test_new_run_adds_tags_to_what_it_learns(files, tmp_path):
     assert run.configs().model.vocabulary_size == vocabulary.size
 
 
+def tuning(**options):
+    """Gives a call that makes the settings of a run which starts from `origin`."""
+    text = {"train_source": "a", "train_target": "b"}
+    return lambda origin, files: fine_tuning_configs(origin.configs(), "origin", text | options)
+
+
+def adding(tokens):
+    """Gives a call that adds tokens to a vocabulary."""
+
+    def add(origin, files):
+        source, target = files
+        data = DataConfig(
+            train_source=source, train_target=target, vocabulary="extend", add_tokens=tokens
+        )
+        extend_vocabularies(data, (learn_vocabulary(["abc abd"], size=10, kind="char"),) * 2)
+
+    return add
+
+
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("use", "message"),
     [
         (
-            {"add_tokens": "<de>", "lora_rank": 4},
+            tuning(add_tokens="<de>", lora_rank=4),
             "--lora_rank=4 would keep the rows of new tokens as they start; remove it, or --add_to",
         ),
         (
-            {"vocabulary": "extend", "freeze": "encoder,target_embedding"},
+            tuning(vocabulary="extend", freeze="encoder,target_embedding"),
             "--freeze=target_embedding would keep the rows .* or --vocabulary=extend",
         ),
         (
-            {"vocabulary": "extend", "vocabulary_kind": "bpe"},
+            tuning(vocabulary="extend", vocabulary_kind="bpe"),
             "--vocabulary_kind cannot be combined with --start_from",
         ),
         (
-            {"vocabulary": "other.model"},
+            tuning(vocabulary="other.model"),
             "--vocabulary cannot be combined with --start_from.* or add tokens with --vocab",
         ),
+        (
+            lambda *_: new_configs(
+                {"train_source": "a", "train_target": "b", "vocabulary": "extend"}
+            ),
+            "--vocabulary=extend needs --start_from with the run",
+        ),
+        (adding("<de>,<de>"), "is a token of the vocabulary already; do not add it"),
+        (adding("<unk>"), "is a token of the vocabulary already; do not add it"),
     ],
 )
-def test_options_that_contradict_new_tokens_are_rejected(origin, options, message):
-    text = {"train_source": "a", "train_target": "b"}
+def test_impossible_new_tokens_are_rejected(origin, files, use, message):
     with pytest.raises(InputError, match=message):
-        fine_tuning_configs(origin.configs(), "origin", text | options)
-
-
-@pytest.mark.parametrize("tokens", ["<de>,<de>", "<unk>"])
-def test_tokens_that_are_there_are_rejected(files, tokens):
-    source, target = files
-    vocabulary = learn_vocabulary(["abc abd"], size=10, kind="char")
-    data = DataConfig(
-        train_source=source, train_target=target, vocabulary="extend", add_tokens=tokens
-    )
-    with pytest.raises(InputError, match="is a token of the vocabulary already; do not add it"):
-        extend_vocabularies(data, (vocabulary, vocabulary))
-
-
-def test_only_a_start_can_be_extended():
-    with pytest.raises(InputError, match="--vocabulary=extend needs --start_from with the run"):
-        new_configs({"train_source": "a", "train_target": "b", "vocabulary": "extend"})
-    data = DataConfig(train_source="a", train_target="b", vocabulary="extend", source_level="char")
-    assert data.adds_tokens
+        use(origin, files)

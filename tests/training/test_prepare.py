@@ -1,7 +1,6 @@
 """From a data configuration to text, vocabularies and token ids."""
 
 import functools
-import gzip
 import itertools
 import pathlib
 
@@ -25,32 +24,22 @@ NUMBERS = DataConfig(dataset="number_names/en-de")
 
 
 @pytest.fixture
-def files(tmp_path) -> dict[str, str]:
-    """Gives the paths of a training, a validation and a test corpus, by their field's name."""
-    contents = {
-        "train_source": "eins\nzwei\n",
-        "train_target": "one\ntwo\n",
-        "dev_source": "drei\n",
-        "dev_target": "three\n",
-        "test_source": "vier\n",
-        "test_target": "four\n",
-    }
-    paths = {}
-    for name, content in contents.items():
-        path = tmp_path / f"{name}.gz" if name.endswith("target") else tmp_path / name
-        data = content.encode()
-        path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
-        paths[name] = str(path)
-    return paths
-
-
-@pytest.fixture
 def few_numbers(tmp_path, monkeypatch):
     """Makes `number_names` a data set of the ten digits, kept in the test's own folder."""
     digits = {1: number_names._Share(train=7, validation=1, test=2)}
     monkeypatch.setattr(number_names, "_SHARES", digits)
     split = functools.partial(DatasetSplit, data_dir=tmp_path)
     monkeypatch.setattr("keras_transformer.data.DatasetSplit", split)
+
+
+@pytest.fixture
+def two_lines(tmp_path):
+    """Gives the configuration of a corpus of the two sentences of `TEXT`."""
+    paths = {}
+    for name, sentences in zip(("train_source", "train_target"), TEXT, strict=True):
+        paths[name] = str(tmp_path / f"text.{name}")
+        pathlib.Path(paths[name]).write_text("".join(f"{line}\n" for line in sentences))
+    return DataConfig(vocabulary_kind="char", vocabulary_size=50, **paths)
 
 
 def read_training_text(data):
@@ -62,33 +51,28 @@ def read_training_text(data):
 # Text
 
 
-def test_each_split_reads_its_files(files):
-    data = DataConfig(**files)
-    assert read_training_text(data) == (["eins", "zwei"], ["one", "two"])
-    assert read_validation_texts(data) == [(["drei"], ["three"])]
-    assert read_test_text(data) == (["vier"], ["four"])
-    two = {f"dev_{side}": f"{files[f'dev_{side}']},{files[f'test_{side}']}"
-           for side in ("source", "target")}  # fmt: skip
-    texts = [(["drei"], ["three"]), (["vier"], ["four"])]
-    assert read_validation_texts(data.replace(**two)) == texts
-
-
-def test_dev_and_test_pairs_in_one_file(tmp_path):
-    path = tmp_path / "pairs.tsv"
-    path.write_text("one\teins\ntwo\tzwei\n")
-    data = DataConfig(train_file="a.tsv", dev_file=str(path), test_file=str(path))
-    text = (["one", "two"], ["eins", "zwei"])
-    assert (read_validation_texts(data), read_test_text(data)) == ([text], text)
-
-
-def test_no_validation_files_means_no_dev_set(files):
-    data = DataConfig(train_source=files["train_source"], train_target=files["train_target"])
-    assert read_validation_texts(data) == []
+def test_each_split_reads_its_files(two_lines, tmp_path):
+    assert read_training_text(two_lines) == TEXT
+    assert read_validation_texts(two_lines) == []
     with pytest.raises(InputError, match="names no test files"):
-        read_test_text(data)
+        read_test_text(two_lines)
+    paths = {side: str(tmp_path / side) for side in ("source", "target")}
+    (tmp_path / "source").write_text("drei\n")
+    (tmp_path / "target").write_text("three\n")
+    pairs = tmp_path / "pairs.tsv"
+    pairs.write_text("vier\tfour\n")
+    first, second = (["drei"], ["three"]), (["vier"], ["four"])
+    dev = {f"dev_{side}": path for side, path in paths.items()}
+    data = two_lines.replace(**dev, test_file=str(pairs))
+    assert (read_validation_texts(data), read_test_text(data)) == ([first], second)
+    test = {f"test_{side}": path for side, path in paths.items()}
+    data = two_lines.replace(**test, dev_file=str(pairs))
+    assert (read_validation_texts(data), read_test_text(data)) == ([second], first)
+    several = {f"dev_{side}": f"{path},{path}" for side, path in paths.items()}
+    assert read_validation_texts(two_lines.replace(**several)) == [first, first]
 
 
-def test_data_set_has_splits(few_numbers):
+def test_data_set_has_splits(few_numbers, monkeypatch):
     texts = [
         read_training_text(NUMBERS),
         read_validation_texts(NUMBERS)[0],
@@ -102,56 +86,38 @@ def test_data_set_has_splits(few_numbers):
     assert read_test_text(NUMBERS, "validation") == texts[1]
     both = NUMBERS.replace(dataset="number_names/en-de,number_names/en-fr")
     assert read_validation_texts(both)[0] == texts[1]
+    monkeypatch.setattr(DatasetSplit, "has_split", lambda split: split.split == "train")
+    assert read_validation_texts(NUMBERS) == []
 
 
-def test_order_of_training_sources(files, tmp_path):
+def test_order_of_training_sources():
     data = DataConfig(
         dataset="number_names/en-de, number_names/en-fr",
-        train_file="a.tsv,b.tsv",
-        train_source=f"{files['train_source']},{files['dev_source']}",
-        train_target=f"{files['train_target']},{files['dev_target']}",
+        train_file="/a.tsv,/b.tsv",
+        train_source="/a.de,/b.de",
+        train_target="/a.en,/b.en",
         reverse=True,
     )
-    assert list(map(str, TranslationTask().pair_sources(data, "train"))) == [
-        f"{files['train_source']} and {files['train_target']}",
-        f"{files['dev_source']} and {files['dev_target']}",
-        "a.tsv",
-        "b.tsv",
+    sources = TranslationTask().pair_sources(data, "train")
+    assert list(map(str, sources)) == [
+        "/a.de and /a.en",
+        "/b.de and /b.en",
+        "/a.tsv",
+        "/b.tsv",
         "data set number_names/en-de, split train",
         "data set number_names/en-fr, split train",
     ]
-    assert [source.reverse for source in TranslationTask().pair_sources(data, "train")[4:]] == [
-        True,
-        True,
-    ]
-
-
-def test_data_set_without_validation_split(few_numbers, monkeypatch):
-    monkeypatch.setattr(DatasetSplit, "has_split", lambda split: split.split == "train")
-    assert read_validation_texts(NUMBERS) == []
+    assert [source.reverse for source in sources[4:]] == [True, True]
 
 
 # Vocabularies
 
 
-@pytest.fixture
-def two_lines(tmp_path):
-    """Gives the configuration of a corpus of the two sentences of `TEXT`."""
-    paths = {}
-    for name, sentences in zip(("train_source", "train_target"), TEXT, strict=True):
-        paths[name] = str(tmp_path / f"text.{name}")
-        pathlib.Path(paths[name]).write_text("".join(f"{line}\n" for line in sentences))
-    return DataConfig(vocabulary_kind="char", vocabulary_size=50, **paths)
-
-
-def test_shared_vocabulary_knows_both_sides(two_lines):
+def test_sides_share_a_vocabulary_or_have_their_kinds_of_tokens(two_lines):
     source, target = make_vocabularies(two_lines)
     assert source is target
     for side in TEXT:
         assert source.decode(source.encode(side)) == side
-
-
-def test_each_side_can_have_its_kind_of_tokens(two_lines):
     source, target = make_vocabularies(two_lines.replace(target_level="word"))
     assert source.pieces(source.encode(["ein"])[0]) == ["▁", "e", "i", "n"]
     assert target.pieces(target.encode(["a tree"])[0]) == ["▁a", "▁tree"]
@@ -177,26 +143,18 @@ def test_learning_has_the_options_of_the_data(two_lines):
     text = f"{'a' * 200}½\né\n"
     pathlib.Path(two_lines.train_source).write_text(text, encoding="utf-8")
     data = two_lines.replace(train_target=two_lines.train_source, vocabulary_size=300)
+    said = []
 
     def decoded(**changes):
-        vocabulary, _ = make_vocabularies(data.replace(**changes))
+        vocabulary, _ = make_vocabularies(data.replace(**changes), say=said.append)
         return vocabulary.decode(vocabulary.encode(["½", "é", "木"]))
 
     assert decoded() == ["½", "é", "⁇"]
-    assert decoded(vocabulary_normalization="nfkc") == ["1⁄2", "é", "⁇"]
     assert decoded(character_coverage=0.98)[1] == "⁇"
     assert decoded(byte_fallback=True) == ["½", "é", "木"]
-
-
-def test_changes_by_normalization_are_reported_once(two_lines):
-    pathlib.Path(two_lines.train_source).write_text("Fuß²\nein Haus\n", encoding="utf-8")
-    said = []
-    data = two_lines.replace(vocabulary_kind="char")
-    make_vocabularies(data, say=said.append)
     assert said == []
-    make_vocabularies(data.replace(vocabulary_normalization="nfkc"), say=said.append)
-    (line,) = said
-    assert line.startswith("Normalization changes 50.0% of the source lines: '²' becomes '2'. The")
+    assert decoded(vocabulary_normalization="nfkc") == ["1⁄2", "é", "⁇"]
+    assert said[0].startswith("Normalization changes 50.0% of the source lines: '½' becomes '1⁄2'.")
 
 
 def test_vocabulary_is_learned_from_a_sample_of_a_large_text(two_lines, monkeypatch):
@@ -205,21 +163,19 @@ def test_vocabulary_is_learned_from_a_sample_of_a_large_text(two_lines, monkeypa
     assert make_vocabularies(two_lines)[0].size < whole.size
 
 
-def test_given_vocabularies_are_used(tmp_path):
-    paths = []
-    for name, letters in (("one", "abc"), ("two", "xyz")):
-        paths.append(tmp_path / f"{name}.model")
-        learn_vocabulary([letters], size=50, kind="char").save(paths[-1])
-    first, second = map(str, paths)
-    source, target = make_vocabularies(NUMBERS.replace(vocabulary=first))
+def test_given_vocabularies_are_used(two_lines, tmp_path):
+    one, two = (str(tmp_path / name) for name in ("one.model", "two.model"))
+    for path, letters in ((one, "abc"), (two, "xyz")):
+        learn_vocabulary([letters], size=50, kind="char").save(path)
+    source, target = make_vocabularies(two_lines.replace(vocabulary=one))
     assert source is target
     assert source.decode(source.encode(["cab"])) == ["cab"]
-    both = NUMBERS.replace(vocabulary=first, target_vocabulary=second)
+    both = two_lines.replace(vocabulary=one, target_vocabulary=two)
     source, target = make_vocabularies(both)
     assert source.decode(source.encode(["cab"])) == ["cab"]
     assert target.decode(target.encode(["zy"])) == ["zy"]
     with pytest.raises(InputError, match=r"cannot read the vocabulary .*none\.model"):
-        make_vocabularies(NUMBERS.replace(vocabulary=str(tmp_path / "none.model")))
+        make_vocabularies(two_lines.replace(vocabulary=str(tmp_path / "none.model")))
 
 
 # Tokens
@@ -241,8 +197,5 @@ def test_training_corpus_applies_both_length_limits(two_lines, tmp_path):
     corpus = training_corpus(limits, models, tmp_path / "tokens")
     assert len(corpus) == 1
     assert corpus.dropped == {"empty": 1, "too long": 1, "length ratio": 1}
-
-
-def test_corpus_without_pairs_is_rejected(two_lines, tmp_path):
-    with pytest.raises(InputError, match=r"no pair of sentences is left of 2 in .*train_source"):
-        training_corpus(two_lines.replace(max_length=2), make_vocabularies(two_lines), tmp_path)
+    with pytest.raises(InputError, match=r"no pair of sentences is left of 4 in .*train_source"):
+        training_corpus(two_lines.replace(max_length=2), models, tmp_path)

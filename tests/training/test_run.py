@@ -11,9 +11,8 @@ import tiny_run
 
 from keras_transformer.config import DataConfig
 from keras_transformer.errors import InputError
-from keras_transformer.inference import Translator
 from keras_transformer.interop import locate
-from keras_transformer.models import Transformer
+from keras_transformer.models import Transformer, build_model
 from keras_transformer.serving.export import load_exported
 from keras_transformer.tasks import TranslationTask
 from keras_transformer.text import Vocabulary
@@ -22,13 +21,13 @@ from keras_transformer.training import (
     RunConfigs,
     RunDirectory,
     compile_for_training,
-    train,
 )
 from keras_transformer.training import run as run_module
-from keras_transformer.training.metrics import read_metrics
 from keras_transformer.training.run import create_run
 from keras_transformer.training.settings import changed_configs, new_configs
-from keras_transformer.training.trainer import is_finished
+
+TEXT = {"train_source": "a", "train_target": "b"}
+LEARNED = {"positions": "learned", "max_positions": 20, "max_length": 19}
 
 
 @pytest.fixture
@@ -42,49 +41,41 @@ def configs(**changes):
 
 
 @pytest.fixture
-def text_files(tmp_path) -> RunConfigs:
-    """Gives the configurations of a run whose text lies in files."""
-    paths = {}
+def files(tmp_path) -> tuple[pathlib.Path, pathlib.Path]:
+    """Gives files of source and target sentences."""
     for side, lines in tiny_run.text(60, seed=3)._asdict().items():
-        paths[f"train_{side}"] = str(tmp_path / side)
         (tmp_path / side).write_text("".join(f"{line}\n" for line in lines))
-    data = DataConfig(**paths, vocabulary_kind="char", vocabulary_size=50)
+    return tmp_path / "source", tmp_path / "target"
+
+
+@pytest.fixture
+def text_files(files) -> RunConfigs:
+    """Gives the configurations of a run whose text lies in files."""
+    source, target = map(str, files)
+    data = DataConfig(
+        train_source=source, train_target=target, vocabulary_kind="char", vocabulary_size=50
+    )
     return configs()._replace(data=data)
 
 
-# From text
+# Creating and opening
 
 
-@pytest.mark.slow
-def test_run_created_from_text_trains_and_translates(tmp_path):
-    """As in a notebook: nothing but files of text, and names of settings."""
-    text = tiny_run.text(60, seed=3)
-    for name, lines in (("forwards", text.source), ("backwards", text.target)):
-        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines))
-    files = tmp_path / "forwards", tmp_path / "backwards"
+def test_run_is_created_from_text_and_names_of_settings(tmp_path, files):
     options = {"vocabulary_kind": "char", "vocabulary_size": 50, "num_layers": 1, "model_dim": 32}
-    options |= {"train_steps": 20, "checkpoint_steps": 20, "batch_tokens": 200, "dropout": 0.0}
     run = RunDirectory.create(tmp_path / "run", train=files, dev=files, preset="tiny", **options)
-    configs = run.configs()
-    assert (configs.model.model_dim, configs.training.train_steps) == (32, 20)
-    assert configs.model.vocabulary_size == run.vocabularies()[0].size == 11
-    model = train(run, show=False)
-    assert is_finished(run)
-    assert read_metrics(run.metrics_path)[-1]["bleu"] >= 0
-    translations = Translator(model, *run.vocabularies()).translate(text.source[:3])
-    assert [len(each) for each in translations] == [1, 1, 1]
+    found = run.configs()
+    assert (found.model.model_dim, found.training.train_steps) == (32, 20_000)
+    assert found.model.vocabulary_size == run.vocabularies()[0].size == 11
+    assert len(run.corpus()) == len(run.dev_sets()[0].source) == 60
+    assert not run.is_finished()
 
+    model = build_model(found.model)
+    run.checkpoints().save_weights(model)
     tuned = RunDirectory.create(tmp_path / "tuned", train=files, start_from=run.path, train_steps=1)
     assert tuned.configs().origin == {"start_from": str(run.path)}
     for weight, start in zip(tuned.load_model().weights, model.weights, strict=True):
         np.testing.assert_array_equal(weight, start)
-
-
-def test_change_sets_options_by_name(run):
-    run.change(train_steps=5000, log_steps=7)
-    assert run.configs() == configs(train_steps=5000, log_steps=7)
-    with pytest.raises(InputError, match="there is no option 'step'"):
-        run.change(step=1)
 
 
 def test_create_rejects_unknown_options_and_existing_runs(tmp_path, run):
@@ -96,9 +87,6 @@ def test_create_rejects_unknown_options_and_existing_runs(tmp_path, run):
         with pytest.raises(InputError, match="holds a run already"):
             create(run.path, seed=2)
     assert (run.path / "config.json").read_bytes() == before
-
-
-# Creating and opening
 
 
 @pytest.mark.parametrize(
@@ -144,9 +132,6 @@ def test_home_folder_and_addresses_in_paths_of_runs(tmp_path, monkeypatch):
     tiny_run.create("~/run")
     assert RunDirectory(tmp_path / "run").exists
     assert RunDirectory.of_checkpoint("~/run/checkpoints/step-3")[0].path == tmp_path / "run"
-
-
-def test_addresses_are_rejected_wherever_python_takes_a_path():
     for use in (RunDirectory, Vocabulary.load, load_exported, locate):
         with pytest.raises(InputError, match="gs://bucket/it is not on this machine"):
             use("gs://bucket/it")
@@ -161,34 +146,6 @@ def test_run_exists_once_written(tmp_path):
     assert {entry.name for entry in path.iterdir()} == {"config.json", "source.model"}
 
 
-def test_search_config_drops_options_of_other_method():
-    imported = configs()._replace(search={"early_stop": "first", "max_extra_length": 7})
-    assert imported.search_config().early_stop == "first"
-    sampling = imported.search_config({"method": "sampling"})
-    assert (sampling.method, sampling.max_extra_length) == ("sampling", 7)
-    with pytest.raises(InputError, match="early_stop cannot be combined with method sampling"):
-        imported.search_config({"method": "sampling", "early_stop": "first"})
-
-
-def test_vocabularies_round_trip(run, tmp_path):
-    source, target = run.vocabularies()
-    assert source is target
-    assert source.fingerprint == tiny_run.make_vocabulary().fingerprint
-    run = RunDirectory(tmp_path / "two")
-    source, target = tiny_run.make_vocabulary("abc"), tiny_run.make_vocabulary("xyz")
-    run.write(configs(), source, target)
-    assert [vocabulary.fingerprint for vocabulary in run.vocabularies()] == [
-        source.fingerprint,
-        target.fingerprint,
-    ]
-
-
-def test_vocabulary_of_interrupted_attempt_is_dropped(tmp_path):
-    tiny_run.make_vocabulary("xyz").save(tmp_path / "target.model")
-    source, target = tiny_run.create(tmp_path).vocabularies()
-    assert target is source
-
-
 def test_unusable_path_is_rejected(tmp_path):
     with pytest.raises(InputError, match="path of the run directory is empty"):
         RunDirectory("")
@@ -198,6 +155,15 @@ def test_unusable_path_is_rejected(tmp_path):
             tiny_run.create(path)
 
 
+def test_search_config_drops_options_of_other_method():
+    imported = configs()._replace(search={"early_stop": "first", "max_extra_length": 7})
+    assert imported.search_config().early_stop == "first"
+    sampling = imported.search_config({"method": "sampling"})
+    assert (sampling.method, sampling.max_extra_length) == ("sampling", 7)
+    with pytest.raises(InputError, match="early_stop cannot be combined with method sampling"):
+        imported.search_config({"method": "sampling", "early_stop": "first"})
+
+
 # Going on with a run
 
 
@@ -205,44 +171,60 @@ def test_run_can_be_extended(run):
     run.continue_with(configs())
     assert run.configs() == configs()
     changes = {"keep_checkpoints": 9, "average_last": 9, "keep_best": 3, "stop_metric": "bleu"}
-    run.continue_with(configs(train_steps=5001, **changes))
-    assert run.configs().training.train_steps == 5001
+    run.change(train_steps=5001, **changes)
+    assert run.configs() == configs(train_steps=5001, **changes)
     checkpoints = run.checkpoints()
     assert (checkpoints.keep, checkpoints.keep_best) == (9, 3)
     regular = [step for step in (1, 2, 3, 4, 5, 8, 5000, 5001) if checkpoints.is_regular(step)]
     assert regular == [4, 8, 5000, 5001]
 
 
+def changed(data=None, model=None, task=None, **training):
+    return RunConfigs(
+        tiny_run.model_config(**(model or {})),
+        tiny_run.DATA.replace(**(data or {})),
+        tiny_run.training_config(**{"train_steps": 200} | training),
+        TranslationTask(**(task or {})),
+    )
+
+
 @pytest.mark.parametrize(
-    ("schedule", "train_steps", "message"),
+    ("step", "asked", "messages"),
     [
-        ("paper", 60, "train_steps is 60, and the run in .* is at step 120 already; give more"),
-        ("cosine", 240, "train_steps is 200 there and 240 here"),
-        ("paper", 240, None),
+        (120, {"train_steps": 60}, ["train_steps is 60, and the run in .* is at step 120 already"]),
+        (120, {"train_steps": 240}, None),
+        (120, {"train_steps": 240, "schedule": "cosine"}, ["train_steps is 200 there and 240 her"]),
+        (4, {"accumulation_steps": 4}, None),
+        (0, {"batch_tokens": 9, "seed": 2}, None),  # before the first checkpoint
+        (4, {"batch_tokens": 9}, ["batch_tokens is 64 there.* --accumulation_steps needs less"]),
+        (0, {"data": {"max_length": 9, "max_length_ratio": 2.0}}, None),
+        (4, {"data": {"max_length": 9}}, ["max_length is 256 there and 9 here"]),
+        (0, {"data": {"vocabulary_size": 99}}, ["vocabulary_size is None there and 99 here"]),
+        (
+            4,
+            dict(model={"num_layers": 3}, data={"max_length": 99}, task={"remove_bpe": True},
+                 seed=8, train_steps=300),
+            ["num_layers is 1 there and 3 here", "max_length is 256 there and 99 here",
+             "seed is 1 there and 8 here", "remove_bpe is False there and True here"],
+        ),
     ],
-)
-def test_train_steps_that_do_not_fit_are_rejected(
-    tmp_path, monkeypatch, schedule, train_steps, message
-):
-    run = tiny_run.create(tmp_path / "run", train_steps=200, schedule=schedule)
-    monkeypatch.setattr(Checkpoints, "steps", lambda self: [120])
-    asked = configs(train_steps=train_steps, schedule=schedule)
-    if message is None:
-        run.continue_with(asked)
-    else:
-        with pytest.raises(InputError, match=message):
-            run.continue_with(asked)
-    assert run.configs().training.train_steps == (train_steps if message is None else 200)
-
-
-def test_training_can_change_before_first_checkpoint(run, monkeypatch):
-    run.continue_with(configs(batch_tokens=999, seed=2))
-    assert run.configs().training.batch_tokens == 999
-    monkeypatch.setattr(Checkpoints, "steps", lambda self: [4])
-    run.continue_with(configs(batch_tokens=999, seed=2, accumulation_steps=4))
-    assert run.configs().training.accumulation_steps == 4
-    with pytest.raises(InputError, match=r"batch_tokens is 999 there.* --accumulation_steps needs"):
-        run.continue_with(configs(seed=2))
+)  # fmt: skip
+def test_settings_that_a_run_can_still_change(tmp_path, monkeypatch, step, asked, messages):
+    schedule = asked.get("schedule", "paper")
+    run, wanted = tiny_run.create(tmp_path, train_steps=200, schedule=schedule), changed(**asked)
+    before = (run.path / "config.json").read_bytes()
+    monkeypatch.setattr(Checkpoints, "steps", lambda self: [step] * bool(step))
+    if messages is None:
+        run.continue_with(wanted)
+        assert run.configs() == wanted
+        return
+    with pytest.raises(InputError) as caught:
+        run.continue_with(wanted)
+    for message in messages:
+        assert caught.match(message)
+    assert ("train_steps" in str(caught.value)) == ("train_steps" in messages[0])
+    assert "\n" not in str(caught.value)
+    assert (run.path / "config.json").read_bytes() == before
 
 
 def test_locked_run_keeps_its_configs(run):
@@ -251,36 +233,6 @@ def test_locked_run_keeps_its_configs(run):
     assert run.configs() == configs()
     with pytest.raises(InputError, match="no training run in"), RunDirectory("nowhere").lock():
         pass
-
-
-def test_length_limits_can_change_before_first_checkpoint(run, monkeypatch):
-    asked = configs()
-    shorter = asked.data.replace(max_length=9, max_length_ratio=2.0)
-    run.continue_with(asked._replace(data=shorter))
-    assert run.configs().data.max_length == 9
-    with pytest.raises(InputError, match="vocabulary_size is None there and 99 here"):
-        run.continue_with(asked._replace(data=shorter.replace(vocabulary_size=99)))
-    monkeypatch.setattr(Checkpoints, "steps", lambda self: [4])
-    with pytest.raises(InputError, match="max_length is 9 there and 256 here"):
-        run.continue_with(asked)
-
-
-def test_differing_configs_are_rejected_by_name(run, monkeypatch):
-    monkeypatch.setattr(Checkpoints, "steps", lambda self: [4])
-    before = (run.path / "config.json").read_bytes()
-    model = tiny_run.model_config(num_layers=3)
-    data = tiny_run.DATA.replace(max_length=99)
-    training = tiny_run.training_config(seed=8, train_steps=99)
-    with pytest.raises(InputError) as caught:
-        run.continue_with(RunConfigs(model, data, training, TranslationTask(remove_bpe=True)))
-    message = str(caught.value)
-    assert "num_layers is 1 there and 3 here" in message
-    assert "max_length is 256 there and 99 here" in message
-    assert "seed is 1 there and 8 here" in message
-    assert "remove_bpe is False there and True here" in message
-    assert "train_steps" not in message
-    assert "\n" not in message
-    assert (run.path / "config.json").read_bytes() == before
 
 
 def test_full_disk_leaves_old_configs(run, monkeypatch):
@@ -294,13 +246,49 @@ def test_full_disk_leaves_old_configs(run, monkeypatch):
     assert {entry.name for entry in run.path.iterdir()} == {"config.json", "lock", "source.model"}
 
 
+def test_run_keeps_the_precision_that_auto_meant_when_it_began(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_module, "auto_precision", lambda: "mixed_bfloat16")
+    assert tiny_run.create(tmp_path / "a").configs().training.precision == "float32"
+    run = tiny_run.create(tmp_path / "b", precision="auto")
+    monkeypatch.setattr(run_module, "auto_precision", lambda: "float32")
+    run.continue_with(configs(precision="auto", train_steps=16))
+    training = run.configs().training
+    assert (training.precision, training.train_steps) == ("mixed_bfloat16", 16)
+    assert run.resolved(tiny_run.training_config(precision="auto", train_steps=16)) == training
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: new_configs(TEXT | {"vocabulary": "some.model", "vocabulary_size": 9}),
+            "--vocabulary_size is for a vocabulary that is learned",
+        ),
+        (
+            lambda: new_configs(TEXT | {"vocabulary": "some.model", "byte_fallback": True}),
+            "--byte_fallback is for a vocabulary that is learned",
+        ),
+        (
+            lambda: new_configs(TEXT | LEARNED | {"max_length": 20}),
+            "max_length=20 needs 21 learned positions, .* and max_positions is 20; lower",
+        ),
+        (
+            lambda: changed_configs(new_configs(TEXT | LEARNED), {"max_length": 20}),
+            "max_length=20 needs 21 learned positions",
+        ),
+        (
+            lambda: changed_configs(new_configs(TEXT), {"stop_metric": "foo"}),
+            "stop_metric must be one of",
+        ),
+        (lambda: changed_configs(new_configs(TEXT), {"step": 1}), "there is no option 'step'"),
+    ],
+)
+def test_contradicting_settings_are_rejected(make, message):
+    with pytest.raises(InputError, match=message):
+        make()
+
+
 # What cannot be opened
-
-
-def test_missing_run_is_reported(tmp_path):
-    for path in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(InputError, match=r"^no training run in .*give the --run_dir"):
-            RunDirectory(path).configs()
 
 
 def broken(part, **values):
@@ -329,109 +317,87 @@ def test_damaged_config_is_reported_in_one_line(run, content):
     assert "\n" not in str(caught.value)
 
 
-def test_missing_vocabulary_is_reported(run):
-    (run.path / "source.model").unlink()
-    with pytest.raises(InputError, match=r"cannot read the vocabulary .*source\.model"):
-        run.vocabularies()
-
-
-def test_unregistered_task_of_a_run_names_user_module(run):
-    path = run.path / "config.json"
-    stored = json.loads(path.read_text())
-    stored["task"]["name"] = "own_task"
-    path.write_text(json.dumps(stored))
+def test_missing_run_and_unregistered_task_are_reported(run, tmp_path):
+    for path in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(InputError, match=r"^no training run in .*give the --run_dir"):
+            RunDirectory(path).configs()
+    (run.path / "config.json").write_bytes(broken("task", name="own_task"))
     with pytest.raises(InputError, match=r"got 'own_task'; import .*--user_module") as caught:
         run.configs()
     assert "damaged" not in str(caught.value)
 
 
-@pytest.mark.parametrize("content", ["null", "{}", '{"target.model": "x"}'])
-def test_config_without_fingerprints_is_damaged(run, content):
-    values = json.loads((run.path / "config.json").read_text())
-    values["vocabularies"] = json.loads(content)
-    (run.path / "config.json").write_text(json.dumps(values))
-    with pytest.raises(InputError, match=r"config\.json is damaged \("):
-        run.vocabularies()
+def test_vocabularies_round_trip(run, tmp_path):
+    source, target = run.vocabularies()
+    assert source is target
+    assert source.fingerprint == tiny_run.make_vocabulary().fingerprint
+    pair = tiny_run.make_vocabulary("abc"), tiny_run.make_vocabulary("xyz")
+    run = RunDirectory(tmp_path / "two")
+    run.write(configs(), *pair)
+    run.change(train_steps=5000)  # which keeps the fingerprints
+    fingerprints = [vocabulary.fingerprint for vocabulary in pair]
+    assert [vocabulary.fingerprint for vocabulary in run.vocabularies()] == fingerprints
+    # Of an attempt that was interrupted.
+    (tmp_path / "new").mkdir()
+    tiny_run.make_vocabulary("xyz").save(tmp_path / "new" / "target.model")
+    source, target = tiny_run.create(tmp_path / "new").vocabularies()
+    assert target is source
 
 
-@pytest.mark.parametrize("share", [0, 0.5, 0.99])
-def test_truncated_vocabulary_is_rejected(run, share):
-    content = (run.path / "source.model").read_bytes()
-    (run.path / "source.model").write_bytes(content[: int(share * len(content))])
-    with pytest.raises(InputError, match=r"source\.model(:| is not the vocabulary)") as caught:
-        run.vocabularies()
-    assert "\n" not in str(caught.value)
+def cut(share):
+    def truncate(path):
+        content = (path / "source.model").read_bytes()
+        (path / "source.model").write_bytes(content[: int(share * len(content))])
+
+    return truncate
 
 
-def test_vocabulary_of_another_run_is_rejected(tmp_path):
-    run = RunDirectory(tmp_path)
-    run.write(configs(), tiny_run.make_vocabulary("abc"), tiny_run.make_vocabulary("xyzv"))
-    run.continue_with(configs(train_steps=5000))  # which keeps the fingerprints
-    assert run.vocabularies()[1].size == tiny_run.make_vocabulary("xyzv").size
-    tiny_run.make_vocabulary("xywv").save(tmp_path / "target.model")
-    with pytest.raises(InputError, match=r"target\.model is not the vocabulary that the run was"):
-        run.vocabularies()
-    (tmp_path / "target.model").unlink()
-    with pytest.raises(InputError, match=r"cannot read the vocabulary .*target\.model"):
-        run.vocabularies()
+def fingerprints(stored):
+    def write(path):
+        values = json.loads((path / "config.json").read_text())
+        (path / "config.json").write_text(json.dumps(values | {"vocabularies": stored}))
 
-
-def test_extra_target_vocabulary_is_rejected(run):
-    tiny_run.make_vocabulary("xyz").save(run.path / "target.model")
-    with pytest.raises(InputError, match=r"target\.model does not belong .*; remove it$"):
-        run.vocabularies()
+    return write
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("letters", "damage", "message"),
     [
-        (dict(vocabulary_size=9), "--vocabulary_size is for a vocabulary that is learned"),
-        (dict(byte_fallback=True), "--byte_fallback is for a vocabulary that is learned"),
+        (
+            None,
+            lambda path: (path / "source.model").unlink(),
+            "cannot read the vocabulary .*source",
+        ),
+        (
+            "xyz",
+            lambda path: (path / "target.model").unlink(),
+            "cannot read the vocabulary .*ta",
+        ),
+        (None, cut(0), r"source\.model(:| is not the vocabulary)"),
+        (None, cut(0.5), r"source\.model(:| is not the vocabulary)"),
+        (None, cut(0.99), r"source\.model(:| is not the vocabulary)"),
+        (
+            "xyzv",
+            lambda path: tiny_run.make_vocabulary("xywv").save(path / "target.model"),
+            r"target\.model is not the vocabulary that the run was",
+        ),
+        (
+            None,
+            lambda path: tiny_run.make_vocabulary("xyz").save(path / "target.model"),
+            r"target\.model does not belong .*; remove it$",
+        ),
+        (None, fingerprints(None), r"config\.json is damaged \("),
+        (None, fingerprints({}), r"config\.json is damaged \("),
+        (None, fingerprints({"target.model": "x"}), r"config\.json is damaged \("),
     ],
 )
-def test_options_of_learning_contradict_a_vocabulary(options, message):
-    text = {"train_source": "a", "train_target": "b", "vocabulary": "some.model"}
-    with pytest.raises(InputError, match=message):
-        new_configs(text | options)
-
-
-def test_training_pairs_must_fit_the_learned_positions():
-    options = {"train_source": "a", "train_target": "b", "positions": "learned"}
-    configs = new_configs(options | {"max_positions": 20, "max_length": 19})
-    message = "max_length=20 needs 21 learned positions, .* and max_positions is 20; lower"
-    with pytest.raises(InputError, match=message):
-        new_configs(options | {"max_positions": 20, "max_length": 20})
-    with pytest.raises(InputError, match=message):
-        changed_configs(configs, {"max_length": 20})
-
-
-def test_changed_stop_metric_must_exist():
-    configs = new_configs({"train_source": "a", "train_target": "b"})
-    with pytest.raises(InputError, match="stop_metric must be one of"):
-        changed_configs(configs, {"stop_metric": "foo"})
-
-
-# Precision
-
-
-def test_run_has_the_precision_that_auto_means_here(tmp_path, monkeypatch):
-    monkeypatch.setattr(run_module, "auto_precision", lambda: "mixed_float16")
-    for asked, precision in (("auto", "mixed_float16"), ("float32", "float32")):
-        run = tiny_run.create(tmp_path / asked, precision=asked)
-        assert run.configs().training.precision == precision
-
-
-def test_resumed_run_keeps_precision_of_auto(tmp_path, monkeypatch):
-    monkeypatch.setattr(run_module, "auto_precision", lambda: "mixed_bfloat16")
-    run = tiny_run.create(tmp_path, precision="auto")
-    monkeypatch.setattr(run_module, "auto_precision", lambda: "float32")
-    run.continue_with(configs(precision="auto", train_steps=16))
-    training = run.configs().training
-    assert (training.precision, training.train_steps) == ("mixed_bfloat16", 16)
-    assert run.resolved(tiny_run.training_config(precision="auto", train_steps=16)) == training
-
-
-# The model
+def test_wrong_vocabulary_is_reported(tmp_path, letters, damage, message):
+    run, source = RunDirectory(tmp_path), tiny_run.make_vocabulary()
+    run.write(configs(), source, tiny_run.make_vocabulary(letters) if letters else source)
+    damage(tmp_path)
+    with pytest.raises(InputError, match=message) as caught:
+        run.vocabularies()
+    assert "\n" not in str(caught.value)
 
 
 def test_load_model_gives_float32_weights(tmp_path):

@@ -10,9 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -22,25 +20,16 @@ from tiny_run import assert_same_checkpoint, contents
 from keras_transformer.data import MAX_COMPILED_SHAPES, MAX_SHAPES, BatchPlan
 from keras_transformer.errors import InputError
 from keras_transformer.models import Transformer, build_model
-from keras_transformer.tasks import Metric, TranslationTask
 from keras_transformer.training import (
-    Checkpoints,
     RunConfigs,
     RunDirectory,
     compile_for_training,
+    distribution,
     train,
     trainer,
 )
 from keras_transformer.training.checkpoints import by_name
-from keras_transformer.training.distribution import Worker
-from keras_transformer.training.trainer import (
-    Due,
-    StopSignals,
-    Trainer,
-    WeightAverage,
-    is_finished,
-    report_out_of_memory,
-)
+from keras_transformer.training.trainer import Due, Trainer
 
 FOLDER = pathlib.Path(__file__).resolve().parent
 ROOT = FOLDER.parents[1]
@@ -61,7 +50,7 @@ LIVELY = {
 def undisturbed(tmp_path_factory) -> tuple[RunDirectory, Transformer]:
     """Gives a run that went through its 12 steps at once, and the model that it returned."""
     run = tiny_run.create(tmp_path_factory.mktemp("undisturbed") / "run", **LIVELY)
-    devs = [tiny_run.text(16, seed=1), tiny_run.text(8, seed=2)]
+    devs = [DEV, tiny_run.text(8, seed=2)]
     return run, train(run, tiny_run.corpus(), devs, show=False)
 
 
@@ -78,7 +67,6 @@ def copy_of(run: RunDirectory, path: pathlib.Path, *, until_step: int) -> RunDir
 # A run from its beginning to its end
 
 
-@pytest.mark.slow
 def test_run_leaves_checkpoints_average_and_metrics(undisturbed):
     run, _ = undisturbed
     names = {path.name for path in (run.path / "checkpoints").iterdir()}
@@ -93,18 +81,14 @@ def test_run_leaves_checkpoints_average_and_metrics(undisturbed):
     assert [row["step"] for row in rows] == [3, 4, 6, 8, 9, 12]
     for row in rows:
         assert {"loss", "accuracy", "perplexity", "padding", "target_tokens"} < row.keys()
-        assert ("bleu" in row) == ("val_loss" in row) == (row["step"] in (8, 12))
-        assert ("bleu_2" in row) == ("bleu" in row)
+        is_validated = row["step"] in (8, 12)
+        for name in ("bleu", "bleu_2", "val_loss"):
+            assert (name in row) == is_validated
         assert np.all(np.isfinite(list(row.values())))
     assert [row["target_tokens"] for row in rows] == sorted(row["target_tokens"] for row in rows)
     assert run.checkpoints().metrics.read().keys() == {8, 12}
-
-
-def test_training_and_dev_loss_decrease(undisturbed):
-    rows = metrics(undisturbed[0])
     assert rows[-1]["loss"] < rows[0]["loss"] - 0.2
-    first, *_, last = [row["val_loss"] for row in rows if "val_loss" in row]
-    assert last < first
+    assert rows[-1]["val_loss"] < rows[3]["val_loss"]
 
 
 def test_returned_model_is_mean_of_last_checkpoints(undisturbed):
@@ -119,31 +103,19 @@ def test_returned_model_is_mean_of_last_checkpoints(undisturbed):
         np.testing.assert_array_equal(averaged[name], mean.astype(np.float32))
     for loaded, weight in zip(run.load_model().weights, model.weights, strict=True):
         np.testing.assert_array_equal(loaded, weight)
+    seeds = [name for name in eighth if name.startswith("seeds/")]  # of dropout
+    assert seeds and all(np.any(eighth[name] != twelfth[name]) for name in seeds)
 
 
-def test_dropout_seeds_advance_between_checkpoints(undisturbed):
-    fourth, eighth = (contents(undisturbed[0], name) for name in ("step-4", "step-8"))
-    seeds = [name for name in fourth if name.startswith("seeds/")]
-    assert seeds
-    assert all(np.any(fourth[name] != eighth[name]) for name in seeds)
-
-
-def test_finished_run_is_not_trained_again(undisturbed, tmp_path):
+def test_finished_run_only_makes_another_average(undisturbed, tmp_path):
     run = RunDirectory(shutil.copytree(undisturbed[0].path, tmp_path / "run"))
     train(run, tiny_run.corpus(), show=False)
-    assert metrics(run) == metrics(undisturbed[0])
-    assert_same_checkpoint(undisturbed[0], run, "step-12")
-    assert_same_checkpoint(undisturbed[0], run, "average")
-
-
-def test_finished_run_makes_another_average(undisturbed, tmp_path):
-    run = RunDirectory(shutil.copytree(undisturbed[0].path, tmp_path / "run"))
-    configs = run.configs()
-    training = configs.training.replace(average_last=1)
-    run.continue_with(configs._replace(training=training))
-    assert not is_finished(run)
+    for name in ("step-12", "average"):
+        assert_same_checkpoint(undisturbed[0], run, name)
+    run.change(average_last=1)
+    assert not run.is_finished()
     train(run, tiny_run.corpus(), show=False)
-    assert is_finished(run)
+    assert run.is_finished()
     assert metrics(run) == metrics(undisturbed[0])
     averaged, last = (contents(run, name) for name in ("average", "step-12"))
     for name in averaged:
@@ -189,7 +161,7 @@ def test_killed_and_stopped_run_ends_with_same_weights(undisturbed, tmp_path):
     stopped = train_until(run, 11, "SIGINT")
     assert (stopped.returncode, stopped.stdout) == (0, "SIGINT 11\n"), stopped.stderr
     assert run.checkpoints().steps() == [4, 8, 11]
-    train(run, tiny_run.corpus(), tiny_run.text(16, seed=1), show=False)
+    train(run, tiny_run.corpus(), DEV, show=False)
     assert run.checkpoints().steps() == [4, 8, 12]
     for name in ("step-8", "step-12", "average"):
         assert_same_checkpoint(undisturbed[0], run, name)
@@ -200,58 +172,28 @@ def test_killed_and_stopped_run_ends_with_same_weights(undisturbed, tmp_path):
 
 def test_resumed_run_is_exact_and_can_be_extended(undisturbed, tmp_path):
     run = copy_of(undisturbed[0], tmp_path / "run", until_step=8)
-    longer = tiny_run.training_config(train_steps=14, **LIVELY)
-    run.continue_with(RunConfigs(tiny_run.model_config(), tiny_run.DATA, longer))
+    run.change(train_steps=14)
     train(run, tiny_run.corpus(), tensorboard=True, show=False)
     assert run.checkpoints().steps() == [4, 8, 12, 14]
     assert_same_checkpoint(undisturbed[0], run, "step-12")
-    last, averaged = contents(run, "step-14"), contents(run, "average")
-    name = "weights/source_embedding.Stable/.ATTRIBUTES/VARIABLE_VALUE"
-    mean = (
-        contents(run, "step-12")[f"average_{name}"].astype(np.float64) + last[f"average_{name}"]
-    ) / 2
-    np.testing.assert_array_equal(averaged[name], mean.astype(np.float32))
     assert list((run.path / "tensorboard").rglob("events.out.tfevents.*"))
 
 
-def test_damaged_newest_checkpoint_resumes_earlier_one(undisturbed, tmp_path, capsys):
-    run = copy_of(undisturbed[0], tmp_path / "run", until_step=8)
-    (run.path / "checkpoints" / "step-8.index").write_bytes(b"")
-    train(run, tiny_run.corpus(), show=False)
-    assert "resuming from step 4" in capsys.readouterr().out
-    assert_same_checkpoint(undisturbed[0], run, "step-12")
-
-
-# Settings
-
-
-SHORT = {"train_steps": 10, "checkpoint_steps": 5}
-
-
-def test_bfloat16_trains_with_float32_weights(tmp_path):
-    run = tiny_run.create(tmp_path, precision="mixed_bfloat16", **SHORT)
-    model = train(run, tiny_run.corpus(), show=False)
-    assert model.compute_dtype == "bfloat16"
-    assert {weight.dtype for weight in model.weights} == {"float32"}
-    first, last = [row for row in metrics(run) if row["step"] in (5, 10)]
-    assert last["loss"] < first["loss"]
-    assert all(np.all(np.isfinite(value)) for value in contents(run, "step-10").values())
-
-
-def test_float16_overflows_count_as_steps(tmp_path, monkeypatch):
+def test_float16_overflows_count_as_steps_and_resume_exactly(tmp_path, monkeypatch):
     def compile_with_huge_scale(model, *options):
         compile_for_training(model, *options)
         model.optimizer.dynamic_scale.assign(2.0**24)
 
     monkeypatch.setattr(trainer, "compile_for_training", compile_with_huge_scale)
-    run = tiny_run.create(
-        tmp_path / "run", precision="mixed_float16", train_steps=20, checkpoint_steps=10
-    )
+    options = {"precision": "mixed_float16", "train_steps": 20, "checkpoint_steps": 10}
+    run = tiny_run.create(tmp_path / "run", **options)
     model = train(run, tiny_run.corpus(), show=False)
     assert 0 < int(model.optimizer.iterations) < 20
+    assert (model.compute_dtype, {weight.dtype for weight in model.weights}) == (
+        "float16", {"float32"},
+    )  # fmt: skip
     assert run.checkpoints().steps() == [10, 20]
     first, last = [row for row in metrics(run) if row["step"] in (10, 20)]
-    assert (first["step"], last["step"]) == (10, 20)
     assert last["loss"] < first["loss"]
     assert all(np.all(np.isfinite(value)) for value in contents(run, "step-20").values())
     stopped = copy_of(run, tmp_path / "stopped", until_step=10)
@@ -308,45 +250,46 @@ def mean_loss(model):
 
 
 def test_start_weights_and_moving_average(create, start):
-    started = Trainer(create(ema_decay=0.9), tf.distribute.get_strategy())
+    run = create(ema_decay=0.9)
+    started = Trainer(run, tf.distribute.get_strategy())
     averages = started.weight_average.variables.values()
     for found in (started.model.weights, averages):
         for weight, expected in zip(found, start.weights, strict=True):
             np.testing.assert_array_equal(weight, expected)
     assert (started.step, started.is_measured) == (0, False)
+    checkpoints = run.checkpoints()  # the start may be the best, but is never the newest
+    checkpoints.save_weights(start, "step-4")
+    for step, bleu in ((0, 12.0), (4, 11.0)):
+        checkpoints.metrics.write(step, {"bleu": bleu})
+    assert (checkpoints.newest(5), checkpoints.best(1)) == ([4], [0])
 
 
 @pytest.mark.slow
 def test_dev_loss_of_start_weights_is_logged(create, start):
-    run = create(label_smoothing=0.0, learning_rate=0.0)
-    model = train(run, tiny_run.corpus(), DEV, show=False)
+    """At a learning rate of 0 all stays as it is, and the moving average without frozen weights."""
+    options = dict(label_smoothing=0.0, learning_rate=0.0, ema_decay=0.9, freeze="encoder")
+    run = create(**options)
+    train(run, tiny_run.corpus(), DEV, show=False)
     first, *_, last = metrics(run)
     assert (first["step"], first["target_tokens"], "loss" in first) == (0, 0, False)
     assert first["val_loss"] == pytest.approx(mean_loss(start), rel=1e-5)
-    assert last["val_loss"] == first["val_loss"]  # at a learning rate of 0
-    for found, expected in zip(model.get_weights(), start.get_weights(), strict=True):
-        np.testing.assert_array_equal(found, expected)
-
-
-@pytest.mark.slow
-def test_moving_average_starts_without_frozen_weights(create, start):
-    run = create(learning_rate=0.0, ema_decay=0.9, freeze="encoder")
-    train(run, tiny_run.corpus(), show=False)
+    assert last["val_loss"] == pytest.approx(first["val_loss"], rel=1e-5)
     averages = weights_of(run, "step-4", "average_weights")
     assert averages and not any(name.startswith("encoder") for name in averages)
-    for name, value in averages.items():
-        np.testing.assert_allclose(value, weights_of(run, "step-0")[name], rtol=1e-6)
     for found, expected in zip(run.load_model("4").weights, start.weights, strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ema_decay", [None, 0.5])
-def test_lora_run_keeps_matrices_and_merges_them(create, start, tmp_path, ema_decay):
-    options = {"checkpoint_steps": 2, "keep_checkpoints": 1, "average_last": 1}
+def test_lora_run_merges_its_matrices_and_resumes_exactly(create, start, tmp_path, ema_decay):
+    options = {"checkpoint_steps": 1, "keep_checkpoints": 2, "average_last": 1}
     run = create(lora_rank=2, ema_decay=ema_decay, precision="mixed_bfloat16", **options)
-    model = train(run, tiny_run.corpus(), show=False)
-    assert run.checkpoints().steps() == [0, 4]
+    model = train(run, tiny_run.corpus(), DEV, show=False)
+    assert run.checkpoints().steps() == [0, 3, 4]
+    assert (model.compute_dtype, {weight.dtype for weight in model.weights}) == (
+        "bfloat16", {"float32"},
+    )  # fmt: skip
     found = weights_of(run, "step-4")
     assert found and all("lora_kernel_" in name for name in found)
     before = {path: np.array(value) for path, value in by_name(start, start.weights).items()}
@@ -354,6 +297,8 @@ def test_lora_run_keeps_matrices_and_merges_them(create, start, tmp_path, ema_de
     after = by_name(merged, merged.weights)
     changed = {path for path in after if np.any(after[path] != before[path])}
     assert changed == {path for path in after if path.endswith("/kernel")}
+    for weight, other in zip(model.weights, run.load_model("average").weights, strict=True):
+        np.testing.assert_array_equal(weight, other)
 
     tuned = run.load_model("4", merge_lora=False)
     tuned.save_lora_weights(tmp_path / "lora")
@@ -363,42 +308,14 @@ def test_lora_run_keeps_matrices_and_merges_them(create, start, tmp_path, ema_de
     expected = run.load_model("average")({"source": ids, "target": ids})
     for each in (tuned, start_model):
         np.testing.assert_allclose(each({"source": ids, "target": ids}), expected, atol=1e-5)
-    for weight, other in zip(model.weights, run.load_model("average").weights, strict=True):
-        np.testing.assert_array_equal(weight, other)
 
-
-@pytest.mark.slow
-def test_resumed_lora_run_is_exact(create, tmp_path):
-    run = create(lora_rank=2, checkpoint_steps=2)
-    train(run, tiny_run.corpus(), show=False)
-    stopped = copy_of(run, tmp_path / "stopped", until_step=2)
-    train(stopped, tiny_run.corpus(), show=False)
-    assert_same_checkpoint(run, stopped, "step-4")
-    assert_same_checkpoint(run, stopped, "average")
-
-
-@pytest.mark.slow
-def test_run_without_checkpoint_starts_again(create):
-    run = create(freeze="embeddings")
-    train(run, tiny_run.corpus(), DEV, show=False)
-    before, rows = weights_of(run, "step-4"), metrics(run)
-    for path in (run.path / "checkpoints").glob("*[4e].[di]*"):  # of step 4, and the average
-        path.unlink()
-    assert run.checkpoints().steps() == [0]
-    train(run, tiny_run.corpus(), DEV, show=False)
-    after = weights_of(run, "step-4")
-    assert after.keys() == before.keys()
-    for name, value in before.items():
-        np.testing.assert_array_equal(after[name], value, err_msg=name)
-    assert [row["step"] for row in metrics(run)] == [row["step"] for row in rows] == [0, 3, 4]
-
-
-def test_start_may_be_best_but_is_never_newest(create, start):
-    checkpoints = create().checkpoints()
-    checkpoints.save_weights(start, "step-4")
-    for step, bleu in ((0, 12.0), (4, 11.0)):
-        checkpoints.metrics.write(step, {"bleu": bleu})
-    assert (checkpoints.newest(5), checkpoints.best(1)) == ([4], [0])
+    # Without a checkpoint it starts again.
+    resumed = copy_of(run, tmp_path / "resumed", until_step=0 if ema_decay else 3)
+    train(resumed, tiny_run.corpus(), DEV, show=False)
+    assert_same_checkpoint(run, resumed, "step-4")
+    assert_same_checkpoint(run, resumed, "average")
+    rows = [[row["step"] for row in metrics(each)] for each in (run, resumed)]
+    assert rows == [[0, 1, 2, 3, 4]] * 2
 
 
 def test_start_of_interrupted_attempt_is_dropped(create, start):
@@ -444,9 +361,9 @@ def test_metric_that_stalls_stops_run_at_same_step_when_resumed(tmp_path):
     run = tiny_run.create(tmp_path / "run", **options)
     train(run, tiny_run.corpus(), DEV, show=False)
     assert run.checkpoints().steps() == [4, 8, 12]
-    assert is_finished(run)
+    assert run.is_finished()
     resumed = copy_of(run, tmp_path / "resumed", until_step=8)
-    assert not is_finished(resumed)
+    assert not resumed.is_finished()
     for _ in range(2):  # the second time there is nothing to do
         train(resumed, tiny_run.corpus(), DEV, show=False)
         assert_same_checkpoint(run, resumed, "average")
@@ -469,259 +386,77 @@ def test_batch_without_room_for_a_sentence_is_reported(tmp_path):
         train(run, tiny_run.corpus(), show=False)
 
 
-@pytest.fixture
-def handlers():
-    """Handles Ctrl-C as in a terminal, and checks that all handlers are restored."""
-    found = signal.signal(signal.SIGINT, signal.default_int_handler)
-    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
-    yield
-    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
-    signal.signal(signal.SIGINT, found)
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signal_is_noted_and_a_second_ctrl_c_raises(handlers, number):
-    with StopSignals() as signals:
-        assert signals.received is None
-        signal.raise_signal(number)
-        assert signals.received == number
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
-
-
-def test_signal_handlers_are_restored_after_error(handlers):
-    with pytest.raises(ZeroDivisionError), StopSignals():
-        raise ZeroDivisionError  # the fixture looks at the handlers
-
-
-def test_ignored_signal_stays_ignored():
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as nohup and `&` in scripts do
-    try:
-        with StopSignals() as signals:
-            signal.raise_signal(signal.SIGINT)
-        assert signals.received is None
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def test_other_threads_train_without_handlers(handlers):
-    def run():
-        with StopSignals():
-            found.append(signal.getsignal(signal.SIGINT))
-
-    found = []
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    assert found == [signal.default_int_handler]
-
-
-# A metric that stalls
-
-BLEU = TranslationTask.metric
-
-
-@pytest.mark.parametrize(
-    ("name", "values", "expected"),
-    [
-        ("bleu", [1, 2, 3, 4], []),
-        ("bleu", [3, 2, 1], [3]),
-        ("bleu", [3, 2, 4, 2, 2], [5]),
-        ("bleu", [3, 3, 3], [3]),  # the same is not better
-        ("wer", [3, 2, 1], []),
-        ("wer", [1, 2, 0.5, float("inf"), 3], [5]),
-        ("val_accuracy", [0.3, 0.2, 0.1], [3]),
-        ("val_loss", [3, 2, 1], []),
-        ("val_loss", [1, 2, 0.5, 2, 3, 4], [5, 6]),
-        ("val_perplexity", [1, float("nan"), float("nan")], [3]),
-        ("val_loss", [float("nan"), float("nan"), 1.0], [2]),
-    ],
-)
-def test_stalled_after_patience_checkpoints(tmp_path, name, values, expected):
-    lower_is_better = Metric(name, higher_is_better=False)
-    metric = lower_is_better if name == "wer" else TranslationTask().find_metric(name)
-    checkpoints = Checkpoints(tmp_path)
-    for step, value in enumerate(values, start=1):
-        checkpoints.metrics.write(step, {name: value, "other": 1.0})
-    steps = range(1, len(values) + 1)
-    assert [step for step in steps if checkpoints.is_stalled(step, metric, 2)] == expected
-
-
-def test_stall_counts_regular_checkpoints_up_to_the_step(tmp_path):
-    checkpoints = Checkpoints(tmp_path, every=100)
-    # At 250 the run had ended before it was extended.
-    for step, value in ((100, 3.0), (200, 2.0), (250, 1.0), (300, 1.5), (400, 4.0)):
-        checkpoints.metrics.write(step, {"bleu": value})
-    steps = (200, 250, 300, 400)
-    stalled = [step for step in steps if checkpoints.is_stalled(step, BLEU, 2)]
-    assert stalled == [300]
-
-
 # Several workers
 
 
-@pytest.fixture
-def second_worker(tmp_path):
-    """A trainer that takes itself for the second of two workers."""
-    created = Trainer(tiny_run.create(tmp_path), tf.distribute.get_strategy())
-    created.worker = Worker(1, 2)
-    return created
+@pytest.mark.parametrize(
+    ("failing", "use"),
+    [("save", Trainer.save), ("average", Trainer.average), ("resume", Trainer._resume)],
+)
+@pytest.mark.parametrize("worker", [0, 1])
+def test_failure_of_a_worker_ends_all(tmp_path, monkeypatch, failing, use, worker):
+    def fail(*arguments, **options):
+        raise InputError("the disk is full")
 
-
-@pytest.mark.parametrize("can_read", [True, False])
-def test_workers_that_resume_differently_stop(second_worker, monkeypatch, can_read):
-    monkeypatch.setattr(trainer, "value_of_chief", lambda strategy, value: 8)
+    trained = Trainer(tiny_run.create(tmp_path), tf.distribute.get_strategy())
+    trained.worker = distribution.Worker(worker, 2)
+    monkeypatch.setattr(trained.checkpoints, failing, fail)
+    monkeypatch.setattr(trained.checkpoints, "to_average", lambda *counts: [4])
+    fails_here = worker == 0 or failing != "save"  # which the first worker does alone
     reports = []
-    monkeypatch.setattr(trainer, "sum_over_workers", lambda strategy, x: reports.append(x) or x)
 
-    def resume(model, **state):
-        if not can_read:
-            raise InputError("no checkpoint is whole")
-        return 4
+    def sum_over_workers(strategy, value):
+        reports.append(value)
+        return 1.0
 
-    monkeypatch.setattr(second_worker.checkpoints, "resume", resume)
-    expected = "worker 1 read step 4, the first worker step 8" if can_read else "is whole"
-    with pytest.raises(InputError, match=expected):
-        second_worker._resume()
-    assert reports == [1.0]  # the other workers learn of it, and stop too
+    monkeypatch.setattr(distribution, "sum_over_workers", sum_over_workers)
+    message = "the disk is full" if fails_here else "another worker has failed"
+    with pytest.raises(InputError, match=message):
+        use(trained)
+    assert reports == [float(fails_here)]  # the others learn of it, and stop too
 
 
-def test_checkpoint_that_the_first_worker_cannot_write_ends_all(second_worker, monkeypatch):
-    place = "keras_transformer.training.distribution"
-    monkeypatch.setattr(f"{place}.worker_of", lambda strategy: Worker(1, 2))
-    monkeypatch.setattr(f"{place}.sum_over_workers", lambda strategy, x: x + 1.0)
-    with pytest.raises(InputError, match="another worker has failed"):
-        second_worker.save()
-
-
-def test_checkpoints_that_one_worker_cannot_average_end_all(second_worker, monkeypatch):
-    def average(model, steps):
-        raise InputError("step-4 is damaged")
-
-    reports = []
-    place = "keras_transformer.training.distribution"
-    monkeypatch.setattr(f"{place}.worker_of", lambda strategy: Worker(1, 2))
-    monkeypatch.setattr(f"{place}.sum_over_workers", lambda strategy, x: reports.append(x) or x)
-    monkeypatch.setattr(second_worker.checkpoints, "to_average", lambda *counts: [4])
-    monkeypatch.setattr(second_worker.checkpoints, "average", average)
-    with pytest.raises(InputError, match="step-4 is damaged"):
-        second_worker.average()
-    assert reports == [1.0]
-
-
-RESUME = """
+# First the workers read different checkpoints, then the disk of the first one, which the other
+# cannot see, is full.
+ON_TWO_WORKERS = """
 import sys
-from keras_transformer.data import MAX_COMPILED_SHAPES, MAX_SHAPES, BatchPlan
-from keras_transformer.errors import InputError
-from keras_transformer.training import RunDirectory, make_strategy
-from keras_transformer.training.trainer import Trainer
-strategy = make_strategy()
-try:
-    Trainer(RunDirectory(sys.argv[1]), strategy)
-except InputError as error:
-    print(error)
-"""
-
-
-# The disk of the first worker is full, which the others cannot see.
-SAVE = """
-import sys
-sys.path.insert(0, sys.argv[2])
+sys.path.insert(0, sys.argv[1])
 import tiny_run
 from keras_transformer.errors import InputError
 from keras_transformer.training import Checkpoints, RunDirectory, make_strategy, train
 def fail(*arguments, **options):
     raise InputError("the disk is full")
 Checkpoints.save = fail
-try:
-    train(RunDirectory(sys.argv[1]), tiny_run.corpus(), strategy=make_strategy(), show=False)
-except InputError as error:
-    print(error)
+strategy = make_strategy()
+for path in sys.argv[2:]:
+    try:
+        train(RunDirectory(path), tiny_run.corpus(), strategy=strategy, show=False)
+    except InputError as error:
+        print(error)
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("program", "steps", "expected"),
-    [
-        (RESUME, (12, 8), ("worker 0 read step 12, the first", "worker 1 read step 8, the first")),
-        (SAVE, (8, 8), ("the disk is full", "another worker has failed")),
-    ],
-    ids=["resume", "save"],
-)
-def test_two_workers_stop_together(undisturbed, tmp_path, free_ports, program, steps, expected):
+def test_two_workers_stop_together(undisturbed, tmp_path, free_ports):
     cluster = {"worker": [f"127.0.0.1:{port}" for port in free_ports(2)]}
     workers = []
-    for index, until_step in enumerate(steps):
-        run = copy_of(undisturbed[0], tmp_path / str(index), until_step=until_step)
+    for index, steps in enumerate([(12, 8), (8, 8)]):
+        runs = [
+            str(copy_of(undisturbed[0], tmp_path / f"{index}-{number}", until_step=step).path)
+            for number, step in enumerate(steps)
+        ]
         task = {"cluster": cluster, "task": {"type": "worker", "index": index}}
         environment = {"PYTHONPATH": str(ROOT), "TF_CONFIG": json.dumps(task)}
-        command = [sys.executable, "-c", program, str(run.path), str(FOLDER)]
+        command = [sys.executable, "-c", ON_TWO_WORKERS, str(FOLDER), *runs]
         options = {"env": os.environ | environment, "text": True}
         workers.append(subprocess.Popen(command, stdout=subprocess.PIPE, **options))
-    for worker, message in zip(workers, expected, strict=True):
-        assert message in worker.communicate(timeout=600)[0]
-
-
-# Lack of memory
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        MemoryError(),
-        tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor"),
-        tf.errors.InternalError(None, None, "CUDA_ERROR_OUT_OF_MEMORY: so it is"),
-        tf.errors.InternalError(None, None, "Failed to create cuBLAS handle: NOT_INITIALIZED"),
-    ],
-)
-def test_out_of_memory_names_flags(error):
-    with pytest.raises(InputError) as caught, report_out_of_memory():
-        raise error
-    for part in ("out of memory", "--accumulation_steps", "--batch_tokens in another --run_dir"):
-        assert part in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.slow
-def test_failed_allocation_is_out_of_memory():
-    expected = r"out of memory with a batch \(.*raise --accumulation_steps"
-    with pytest.raises(InputError, match=expected), report_out_of_memory():
-        tf.zeros([2**25, 2**25])
-
-
-def test_other_errors_are_not_out_of_memory():
-    for error in (tf.errors.InvalidArgumentError(None, None, "shapes"), KeyError("x")):
-        with pytest.raises(type(error)), report_out_of_memory():
-            raise error
-
-
-# The moving average
-
-
-@pytest.mark.parametrize("kind", ["one device", "mirrored"])
-def test_weight_average_follows_weights(kind):
-    strategy = tf.distribute.get_strategy()
-    if kind == "mirrored":
-        strategy = tf.distribute.MirroredStrategy(["CPU:0"])
-    with strategy.scope():
-        model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1, use_bias=False)])
-        average = WeightAverage(model, 0.5)
-    kernel = model.trainable_weights[0]
-    expected = float(kernel.numpy()[0, 0])
-    for step in range(1, 13):
-        kernel.assign([[0.3 * step]])
-        average.update(step)
-        decay = min(0.5, (1 + step) / (10 + step))
-        expected = decay * expected + (1 - decay) * 0.3 * step
-    (value,) = average.variables.values()
-    np.testing.assert_allclose(value.numpy()[0, 0], expected, rtol=1e-5)
-    trained = kernel.numpy()[0, 0]
-    assert abs(trained - expected) > 1e-3
-    with pytest.raises(KeyError), average.applied():
-        np.testing.assert_allclose(kernel.numpy()[0, 0], expected, rtol=1e-5)
-        raise KeyError
-    assert kernel.numpy()[0, 0] == trained
+    differ = "worker {} read step {}, the first worker step 12"
+    expected = [(differ.format(0, 12), "the disk is full"),
+                (differ.format(1, 8), "another worker has failed")]  # fmt: skip
+    for worker, messages in zip(workers, expected, strict=True):
+        lines = worker.communicate(timeout=600)[0].splitlines()
+        for line, message in zip(lines, messages, strict=True):
+            assert message in line
 
 
 # Compiled, and on several devices
@@ -734,21 +469,6 @@ sys.path.insert(0, sys.argv[1])
 import tiny_run
 from keras_transformer.training import RunDirectory, train
 train(RunDirectory(sys.argv[2]), tiny_run.corpus(300, longest=40), jit_compile=True)
-"""
-TRAIN_ON_TWO_DEVICES = """
-import pathlib
-import sys
-import tensorflow as tf
-cpu = tf.config.list_physical_devices("CPU")[0]
-tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-sys.path.insert(0, sys.argv[1])
-import tiny_run
-from keras_transformer.training import make_strategy, train
-
-strategy = make_strategy("mirrored")
-print("replicas", strategy.num_replicas_in_sync)
-run = tiny_run.create(pathlib.Path(sys.argv[2]))
-train(run, tiny_run.corpus(), tiny_run.text(16, seed=1), strategy=strategy, show=False)
 """
 
 
@@ -793,11 +513,3 @@ def test_xla_compiles_each_of_few_shapes_once_before_training(tmp_path, run_pyth
     assert [path for path in after if after[path] != before[path]] == [damaged]
     for one, other in zip(found, again.load_model().get_weights(), strict=True):
         np.testing.assert_array_equal(other, one)
-
-
-@pytest.mark.slow
-def test_mirrored_run_trains_on_two_devices(tmp_path, run_python):
-    output = run_python("-c", TRAIN_ON_TWO_DEVICES, FOLDER, tmp_path / "run")
-    assert "replicas 2" in output
-    names = {path.name for path in (tmp_path / "run" / "checkpoints").glob("*.index")}
-    assert names == {"step-4.index", "step-8.index", "step-12.index", "average.index"}

@@ -5,22 +5,20 @@ import pathlib
 
 import numpy as np
 import pytest
-import tensorflow as tf
 import tiny_run
 
 from keras_transformer.config import SearchConfig
-from keras_transformer.data import ParallelText
+from keras_transformer.data import MAX_SHAPES, ParallelText
 from keras_transformer.errors import InputError
 from keras_transformer.inference import Translator
 from keras_transformer.models import Transformer
 from keras_transformer.tasks import TranslationTask
 from keras_transformer.text import learn_vocabulary
-from keras_transformer.training.run import RunConfigs, RunDirectory
-from keras_transformer.training.trainer import Trainer, Validation
+from keras_transformer.training import RunConfigs, RunDirectory, compile_for_training
 from keras_transformer.training.validation import (
     DevMetric,
+    Validation,
     check_validation,
-    count_affordable,
 )
 
 WORDS = "a b c d e f g h"
@@ -66,13 +64,10 @@ def bleu(vocabulary):
 def test_dev_translations_match_translator(bleu, vocabulary):
     translator = Translator(bleu._model, vocabulary, vocabulary, SEARCH)
     alone = [best.text for (best,) in translator.translate(LINES, batch_size=1)]
+    assert bleu.num_sentences == len(LINES)
     assert bleu.translate() == alone
     assert len(set(alone)) > 3
-
-
-def test_blank_sentence_has_blank_translation(bleu):
-    assert bleu.num_sentences == 6
-    assert bleu.translate()[-1] == ""
+    assert alone[-1] == ""  # of a blank sentence
 
 
 def test_dev_bleu_is_sacrebleu_of_current_weights(vocabulary):
@@ -88,55 +83,49 @@ def test_dev_bleu_is_sacrebleu_of_current_weights(vocabulary):
     assert bleu._search_batch.experimental_get_tracing_count() == 1
 
 
-def scored_as(monkeypatch, bleu, translations, **changes):
-    """Gives the BLEU of some translations under options of the task."""
-    monkeypatch.setattr(bleu, "translate", lambda: translations)
-    monkeypatch.setattr(bleu, "_references", ["the un@@ happy dog ran a@@ way"])
-    monkeypatch.setattr(bleu, "_task", TranslationTask(**changes))
-    return bleu()
-
-
 def test_dev_bleu_uses_options_of_task(monkeypatch, bleu):
-    other = ["THE unha@@ ppy dog ran away"]
-    options = {"remove_bpe": True, "bleu_lowercase": True, "bleu_tokenize": "none"}
-    assert scored_as(monkeypatch, bleu, other, **options) == pytest.approx(100)
-    for name in ("remove_bpe", "bleu_lowercase"):
-        assert scored_as(monkeypatch, bleu, other, **options | {name: False}) < 90
+    monkeypatch.setattr(bleu, "translate", lambda: ["THE unha@@ ppy dog ran away"])
+    monkeypatch.setattr(bleu, "_references", ["the un@@ happy dog ran a@@ way"])
+
+    def scored(**changes):
+        options = {"remove_bpe": True, "bleu_lowercase": True, "bleu_tokenize": "none"}
+        monkeypatch.setattr(bleu, "_task", TranslationTask(**options | changes))
+        return bleu()
+
+    assert scored() == pytest.approx(100)
+    assert scored(remove_bpe=False) < 90
+    assert scored(bleu_lowercase=False) < 90
 
 
 # Logical devices must be set up before TensorFlow starts: in a process of their own.
 ON_TWO_DEVICES = """
-import json, sys
+import json, pathlib, sys
 import tensorflow as tf
 cpu = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
 sys.path.insert(0, sys.argv[1])
 import test_validation as test
-strategy = tf.distribute.MirroredStrategy()
+import tiny_run
+from keras_transformer.training import make_strategy, train
+strategy = make_strategy("mirrored")
 with strategy.scope():
     model = test.make_model(test.make_vocabulary())
 translations = [test.make_bleu(model, pairs).translate() for pairs in (test.TEXT, test.ONE)]
+run = tiny_run.create(pathlib.Path(sys.argv[2]), train_steps=4)
+train(run, tiny_run.corpus(), tiny_run.text(16, seed=1), strategy=strategy, show=False)
 print(json.dumps([strategy.num_replicas_in_sync, *translations]))
 """
 
 
 @pytest.mark.slow
-def test_several_devices_give_same_dev_translations(bleu, run_python):
-    output = run_python("-c", ON_TWO_DEVICES, pathlib.Path(__file__).parent)
+def test_two_devices_train_and_give_same_dev_translations(bleu, run_python, tmp_path):
+    output = run_python("-c", ON_TWO_DEVICES, pathlib.Path(__file__).parent, tmp_path)
     whole = bleu.translate()  # of one sentence, nothing is left for the second device
     assert json.loads(output.splitlines()[-1]) == [2, whole, whole[:1]]
+    assert RunDirectory(tmp_path).is_finished()
 
 
 # How much is translated
-
-
-@pytest.mark.parametrize(
-    ("tokens", "count"),
-    [(0, 128), (10 * 128, 128), (2000, 200), (2009.9, 200), (2010, 201), (1e9, 300)],
-)
-def test_count_affordable_is_at_least_a_batch(tokens, count):
-    assert count_affordable([10] * 300, tokens) == count
-    assert count_affordable([10] * 5, tokens) == 5
 
 
 def test_number_of_dev_sentences_follows_config(vocabulary):
@@ -150,7 +139,8 @@ def test_number_of_dev_sentences_follows_config(vocabulary):
         return DevMetric(model, text, vocabularies, TranslationTask(), training).num_sentences
 
     assert count() == 0.1 * 100 * 2000 / 8 / 10 == 250
-    assert count(validation_time_share=0.2) == 500
+    assert count(validation_time_share=0.1999) == 499
+    assert count(validation_time_share=0.01) == 128  # at least a batch
     assert count(validation_time_share=1.0) == 1000
 
 
@@ -193,24 +183,26 @@ def test_stop_metric_is_of_task_or_validation():
         check_validation(tiny_run.training_config(stop_metric="val_bleu"), task, TEXT)
 
 
-def make_validation(path, text, **changes):
-    """Creates a run, and returns what validates it."""
-    run, vocabulary = RunDirectory(path), tiny_run.make_vocabulary()
+def make_validation(text, **changes):
+    """Gives what validates a run."""
     configs = RunConfigs(tiny_run.model_config(), tiny_run.DATA, tiny_run.training_config())
-    run.write(configs._replace(**changes), vocabulary, vocabulary)
-    return Validation(Trainer(run, tf.distribute.get_strategy()), [text])
+    configs = configs._replace(**changes)
+    model, vocabulary = Transformer(configs.model), tiny_run.make_vocabulary()
+    compile_for_training(model, configs.training)
+    return Validation(model, [text], (vocabulary, vocabulary), configs, MAX_SHAPES)
 
 
-def test_validation_searches_as_task_and_run_say(tmp_path, monkeypatch):
+def test_validation_searches_as_task_and_run_say(monkeypatch):
     monkeypatch.setattr(TranslationTask, "dev_search", {"beam_size": 1})
-    search = {"beam_size": 9, "max_extra_length": 7}
-    (_, metric), *_ = make_validation(tmp_path, ONE, search=search).dev_metrics
+    ((_, metric),) = make_validation(
+        ONE, search={"beam_size": 9, "max_extra_length": 7}
+    ).dev_metrics
     assert (metric._search.beam_size, metric._search.max_extra_length) == (1, 7)
 
 
-def test_overlong_dev_pairs_are_dropped_from_dev_loss(tmp_path):
+def test_overlong_dev_pairs_are_dropped_from_dev_loss():
     text = ParallelText(["abc", "a" * 5000, "cba"], ["abc", "abc", "cba"])
-    found = make_validation(tmp_path, text, data=tiny_run.DATA.replace(max_length=8))
+    found = make_validation(text, data=tiny_run.DATA.replace(max_length=8))
     rows = [row for inputs, *_ in found.batches for row in inputs["source"].numpy() if row.any()]
     assert len(rows) == 2
     assert max(row.size for row in rows) <= 8
