@@ -225,7 +225,8 @@ def test_xla_search_equals_the_graph(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["recurrent", "recurrent, all", "universal", "universal, all"])
 def test_xla_gives_the_logits_and_gradients_of_the_graph(name):
-    model = random_model(CONFIGS[name].replace(dropout=0.0))
+    no_offset = dict(max_position_offset=0) if "universal" in name else {}  # it is drawn
+    model = random_model(CONFIGS[name].replace(dropout=0.0, **no_offset))
 
     def logits_and_gradients(source, target):
         with tf.GradientTape() as tape:
@@ -315,12 +316,11 @@ def test_flops_grow_with_both_lengths(name):
 
 
 @pytest.mark.filterwarnings("ignore:Layer .* does not have a `quantize` method")
-@pytest.mark.parametrize("mode", ["int8", "int4"])
-def test_translator_uses_the_quantized_weights(mode):
+def test_translator_uses_the_quantized_weights():
     model, vocabulary = random_model(CONFIGS["transformer"]), tiny_run.make_vocabulary()
     search = SearchConfig(beam_size=3, max_source_length=8, max_extra_length=4)
     full_precision = Translator(model, vocabulary, vocabulary, search)(tf.constant(["abc"]))
-    model.quantize(mode)
+    model.quantize("int8")
     translator = Translator(model, vocabulary, vocabulary, search)
     (source,) = vocabulary.encode(["abc"])
     found = translator.functions.function("tokens")(tf.constant([" ".join(map(str, source))]))
