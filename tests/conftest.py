@@ -73,7 +73,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 _JUSTIFIED_SKIPS = (
     "tensorflow_model_server", "IPv6", "may not mount", "right to mount",
     "large pages", "at most one GPU", "needs a GPU", "only used with TensorFlow", "gRPC's tensors",
-    "REPRODUCE_DATA",
 )  # fmt: skip
 
 
@@ -193,7 +192,8 @@ def call(monkeypatch, capsys):
     def call(script, *arguments, stdin=b""):
         path = str(_SCRIPTS / script)
         monkeypatch.setattr(sys, "argv", [path, *map(str, arguments)])
-        monkeypatch.setattr(sys, "stdin", _file_of(stdin))
+        file = _file_of(stdin) if isinstance(stdin, bytes) else stdin
+        monkeypatch.setattr(sys, "stdin", file)
         others = set(flags.FLAGS)
         capsys.readouterr()
         code = 0

@@ -146,7 +146,13 @@ class Client:
                 raise InputError(f"{name} must be at least {minimum}, got {value}")
         if not 0 < timeout_s <= threading.TIMEOUT_MAX:
             raise InputError(f"timeout_s must be a number of seconds, got {timeout_s}")
-        self._model = _model_name(model, version, label)
+        for name, text in (("model", model), ("label", label or "")):
+            check_unicode(name, text)
+        if version is not None and not 0 < version < 1 << 63:
+            raise InputError(f"version must be a positive number of 64 bits, got {version!r}")
+        if version is not None and label is not None:
+            raise InputError(f"give version {version} or label {label!r}, not both")
+        self._model = ModelName(model, version, label)
         self._timeout_s = timeout_s
         self._retries = retries
         self._batch_size = batch_size
@@ -429,19 +435,6 @@ class Client:
     def _check_open(self) -> None:
         if self._is_closed.is_set():
             raise InputError("the client is closed; make another one")
-
-
-def _model_name(name: str, version: int | None, label: str | None) -> ModelName:
-    for field, text in (("model", name), ("label", label)):
-        if text is not None:
-            if not isinstance(text, str):
-                raise InputError(f"{field} must be text, got {text!r}")
-            check_unicode(field, text)
-    if version is not None and (not isinstance(version, int) or not 0 < version < 1 << 63):
-        raise InputError(f"version must be a positive number of 64 bits, got {version!r}")
-    if version is not None and label is not None:
-        raise InputError(f"give version {version} or label {label!r}, not both")
-    return ModelName(name, version, label)
 
 
 def _connect(

@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 import urllib.parse
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import urllib3
@@ -110,46 +110,41 @@ class RestTransport:
         except urllib3.exceptions.HTTPError as error:
             if time.monotonic() >= end:
                 raise RequestError("DEADLINE_EXCEEDED", "") from error
-            causes = [
-                each for each in (*error.args, error.__cause__) if isinstance(each, Exception)
-            ]
-            cause = causes[-1] if causes else error
+            cause = error.__cause__ or error
             details = getattr(cause, "strerror", None) or str(cause)
             raise RequestError("UNAVAILABLE", details) from error
         return _parse(response.status, response.data)
 
 
-class _HttpConnection(urllib3.connection.HTTPConnection):
-    def getresponse(self) -> Any:
-        with _deadline(self):
-            return super().getresponse()
-
-
-class _HttpsConnection(urllib3.connection.HTTPSConnection):
-    def getresponse(self) -> Any:
-        with _deadline(self):
-            return super().getresponse()
-
-
-@contextlib.contextmanager
-def _deadline(connection: Any) -> Iterator[None]:
-    """Ends a connection if the block, which reads a whole answer, takes longer than its timeout.
+class _WithDeadline:
+    """A connection that ends where a whole answer takes longer than its timeout.
 
     urllib3's timeout is that of each read: a server that sends a byte from time to time never
     exceeds it.
     """
-    timer = threading.Timer(connection.timeout, _shut_down, [connection.sock])
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
+
+    def getresponse(self) -> Any:
+        connection: Any = self
+        timer = threading.Timer(connection.timeout, self._shut_down, [connection.sock])
+        timer.daemon = True
+        timer.start()
+        try:
+            return super().getresponse()  # type: ignore[misc]  # of urllib3's connection
+        finally:
+            timer.cancel()
+
+    @staticmethod
+    def _shut_down(connection: socket.socket) -> None:
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            connection.shutdown(socket.SHUT_RDWR)
 
 
-def _shut_down(connection: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # it has ended meanwhile
-        connection.shutdown(socket.SHUT_RDWR)
+class _HttpConnection(_WithDeadline, urllib3.connection.HTTPConnection):
+    pass
+
+
+class _HttpsConnection(_WithDeadline, urllib3.connection.HTTPSConnection):
+    pass
 
 
 def _path(model: ModelName) -> str:

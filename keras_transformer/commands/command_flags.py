@@ -39,7 +39,7 @@ def define_flags(
     """Defines a flag for each field of a configuration.
 
     Args:
-        config: a dataclass of `keras_transformer.config`, or a task.
+        config: a dataclass of fields made by `option`, or a task.
         names: the fields to define. Default: all.
         presets: named values, whose defaults the help texts list.
     """
@@ -62,17 +62,18 @@ def define_flags(
             define_path(field.name, None, help_text)
         else:
             flags.DEFINE_string(field.name, None, help_text)
-        _groups.setdefault(_heading(config, field.name), {})[field.name] = None
+        if heading := _heading(config, field.name):
+            _groups.setdefault(heading, {})[field.name] = None
 
 
 def _heading(config: type[JsonConfig], name: str) -> str:
-    """Returns the heading of --help under which a field stands."""
+    """Returns the heading of --help under which a field stands; none if it is the command's own."""
     if issubclass(config, Task):
         return f"Task {config.name}"
     if name in config.fields_with(of_vocabulary=True):
         return "Vocabulary"
     if not issubclass(config, ModelConfig):
-        return next(heading for kind, heading in _HEADINGS.items() if issubclass(config, kind))
+        return next((text for kind, text in _HEADINGS.items() if issubclass(config, kind)), "")
     having = [key for key, each in architectures().items() if name in each.__dataclass_fields__]
     if len(having) == len(architectures()):
         return "Model"
@@ -88,7 +89,7 @@ def _default_help(field: dataclasses.Field[Any], presets: Mapping[str, Mapping[s
         having.pop(None, None)  # whose meaning the help text tells
         parts = [f"{value} in {' and '.join(names)}" for value, names in having.items()]
         return f" Default: {', '.join(parts)}."
-    if field.default in (None, (), dataclasses.MISSING):
+    if field.default is False or field.default in (None, (), dataclasses.MISSING):
         return ""
     return f" Default: {field.default}."
 

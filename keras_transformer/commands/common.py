@@ -159,7 +159,7 @@ def refuse_arguments(arguments: list[str]) -> None:
 
 
 def check_outputs(
-    outputs: Sequence["flags.FlagHolder[Any]"],
+    outputs: Sequence["flags.FlagHolder[Any] | flags.Flag[Any]"],
     arguments: Sequence[str] = (),
     *,
     are_jobs: bool = False,
@@ -215,7 +215,7 @@ def _identity(file: pathlib.Path | int) -> tuple[int, int]:
 
 
 def _read_paths(
-    outputs: Sequence["flags.FlagHolder[Any]"], arguments: Sequence[str]
+    outputs: Sequence["flags.FlagHolder[Any] | flags.Flag[Any]"], arguments: Sequence[str]
 ) -> Iterator[pathlib.Path]:
     """Yields what the flags and arguments name, and the files of the runs and exports there."""
     given = {name for name in flags.FLAGS if flags.FLAGS[name].present}

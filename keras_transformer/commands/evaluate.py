@@ -52,11 +52,6 @@ _FILE = command_flags.define_path(
     None,
     "One file with both sides, as --test_file of train, instead of --source and --target.",
 )
-_SPLIT = flags.DEFINE_string(
-    "split",
-    "test",
-    "What of the run to translate: test, validation, train, or another split of its data set.",
-)
 _OUTPUT = command_flags.define_path("output", None, "Write the translations to this file.")
 _EACH = command_flags.define_path(
     "each", None, "Write the scores of each sentence to this file, tab-separated."
@@ -121,16 +116,11 @@ def main(arguments: list[str]) -> None:
 
 def _reject_unused_flags() -> None:
     """Raises `InputError` for a flag that --run_dir or --answers does not read."""
-    if flags.FLAGS["split"].present and (_FILE.value or _SOURCE.value):
-        raise InputError(
-            f"--split is of the run's own text and cannot be combined with "
-            f"--{'file' if _FILE.value else 'source'}; remove one"
-        )
     if _ANSWERS.value is None:
         option, names = "run_dir", ["task"]
     else:
         search_flags = command_flags.given_flags(SearchConfig)
-        option, names = "answers", ["checkpoint", "split", "batch_size", *search_flags]
+        option, names = "answers", ["checkpoint", "batch_size", *search_flags]
     for name in names:
         if flags.FLAGS[name].present:
             raise InputError(f"--{name} cannot be combined with --{option}; remove it")
@@ -152,7 +142,7 @@ def _answer(run_dirs: str) -> "Evaluated":
             f"--{name} is fixed at training; the run has {getattr(configs.task, name)}; remove it"
         )
     task = configs.task.replace(**options)
-    text = _read_pairs(task) or read_test_text(configs.corpora, _SPLIT.value, task)
+    text = _read_pairs(task) or read_test_text(configs.corpora, task=task)
     search = configs._replace(task=task).search_config(given)
     translator = Translator(*common.load_translator(found), search, task=task)
     tokenize = translator.source_tokenizer.vocabulary.encode

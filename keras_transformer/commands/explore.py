@@ -48,18 +48,13 @@ _ATTENTION = flags.DEFINE_enum(
     "words.",
 )
 _LAYER = flags.DEFINE_integer("layer", None, "Layer in the figure, from 1. Default: the last.")
-_THRESHOLD = flags.DEFINE_float(
-    "threshold",
-    0.15,
-    "The figure hides weights below this share of a word's attention.",
-    lower_bound=0,
-    upper_bound=1,
-)
 _SERVE = flags.DEFINE_boolean("serve", False, "Serve the page on this machine's loopback.")
 _PORT = flags.DEFINE_integer(
     "port", 8600, "Port of --serve; 0 for any free one.", lower_bound=0, upper_bound=65535
 )
 command_flags.define_flags(SearchConfig)
+
+_LEAST_SHARE = 0.15  # of a word's attention; the figure hides weights below it
 
 
 def main(arguments: list[str]) -> None:
@@ -71,7 +66,7 @@ def main(arguments: list[str]) -> None:
             'give sentences and --output=page.html, for example: explore --run_dir=... "A man '
             'rides a horse." --output=page.html; or --serve alone'
         )
-    for name in ("attention", "layer", "threshold"):
+    for name in ("attention", "layer"):
         if flags.FLAGS[name].present and not _PNG.value:
             raise InputError(f"--{name} needs --png; give that too, or remove --{name}")
     common.check_outputs([_OUTPUT, _PNG, _BERTVIZ])
@@ -132,7 +127,7 @@ def _write(views: "list[View]") -> None:
         layer = num_layers if _LAYER.value is None else _LAYER.value
         if not 1 <= layer <= num_layers:
             raise InputError(f"--layer must be from 1 to {num_layers}, got {layer}")
-        drawn = draw_attention(views[0], kind, layer - 1, _THRESHOLD.value)
+        drawn = draw_attention(views[0], kind, layer - 1, _LEAST_SHARE)
         image = io.BytesIO()
         drawn.savefig(image, format=_figure_format(), dpi=300, bbox_inches="tight")
         write_atomically(_PNG.value, image.getvalue())

@@ -60,9 +60,9 @@ _WARM_UP_FILE = command_flags.define_path(
 _XLA = flags.DEFINE_boolean(
     "xla",
     False,
-    "Compile the search with XLA, for the shapes of --xla_batch_sizes and --xla_lengths: a single "
-    "sentence is faster, on CPUs no batch is, and each shape takes memory and seconds of warm-up. "
-    "The stock server needs --xla_cpu_compilation_enabled for it.",
+    "Compile the search of single sentences with XLA, for --xla_lengths: they are faster, and each "
+    "length takes memory and seconds of warm-up. The stock server needs "
+    "--xla_cpu_compilation_enabled for it.",
 )
 _DETAILS = flags.DEFINE_boolean(
     "details",
@@ -70,9 +70,7 @@ _DETAILS = flags.DEFINE_boolean(
     "The SavedModel returns with each translation its tokens, their log-probabilities and "
     "attention, and whether the source or the translation was cut.",
 )
-_XLA_SHAPES = ("xla_batch_sizes", "xla_lengths")
-flags.DEFINE_list("xla_batch_sizes", ["1"], "Sentences of a batch; larger ones are not compiled.")
-flags.DEFINE_list("xla_lengths", ["16", "32", "64"], "Tokens of a source and EOS.")
+_XLA_LENGTHS = flags.DEFINE_list("xla_lengths", ["16", "32", "64"], "Tokens of a source and EOS.")
 _CHECK_TIMEOUT = flags.DEFINE_float(
     "check_timeout",
     1800.0,
@@ -111,11 +109,10 @@ def _check_combinations(search_flags: dict[str, object]) -> None:
     format = f"--format={_FORMAT.value}"
     useless = {} if _FORMAT.value == "ctranslate2" else {"quantization": format}
     if _FORMAT.value != "saved_model":
-        names = ["name", "warm_up_file", "check_timeout", "details", "xla"]
-        names += [*_XLA_SHAPES, *search_flags]
-        useless |= dict.fromkeys(names, format)
+        names = ["name", "warm_up_file", "check_timeout", "details", "xla", "xla_lengths"]
+        useless |= dict.fromkeys([*names, *search_flags], format)
     elif not _XLA.value:
-        useless |= dict.fromkeys(_XLA_SHAPES, "--noxla")
+        useless["xla_lengths"] = "--noxla"
     elif _DETAILS.value:
         useless["details"] = "--xla"
     if _MODEL.value is not None:
@@ -143,7 +140,7 @@ def _export_saved_model(found: "Found", given: dict[str, Any]) -> pathlib.Path:
     configs = found[0][0].configs()
     search = configs.search_config(given)
     sentences = [] if _WARM_UP_FILE.value is None else read_lines(_WARM_UP_FILE.value)
-    xla = XlaShapes(*map(_numbers, _XLA_SHAPES)) if _XLA.value else None
+    xla = XlaShapes(lengths=_xla_lengths()) if _XLA.value else None
     model, source, target = common.load_translator(found)
     path = export(
         Translator(model, source, target, search, xla, configs.task, _DETAILS.value),
@@ -163,26 +160,28 @@ def _export_saved_model(found: "Found", given: dict[str, Any]) -> pathlib.Path:
 def _export_ctranslate2(found: "Found") -> pathlib.Path:
     from keras_transformer.interop.ctranslate2 import export_ctranslate2
 
-    base = pathlib.Path(_EXPORT_DIR.value)
-    version = choose_version(base, _VERSION.value, "CTranslate2")
+    path = _version_folder("CTranslate2")
     return export_ctranslate2(
-        *common.load_translator(found),
-        base / str(version),
-        quantization=_QUANTIZATION.value,
+        *common.load_translator(found), path, quantization=_QUANTIZATION.value
     )
 
 
 def _export_transformers(found: "Found") -> pathlib.Path:
     from keras_transformer.interop.transformers import export_transformers
 
+    path = _version_folder("transformers")
+    return export_transformers(*common.load_translator(found), path)
+
+
+def _version_folder(kind: str) -> pathlib.Path:
     base = pathlib.Path(_EXPORT_DIR.value)
-    version = choose_version(base, _VERSION.value, "transformers")
-    return export_transformers(*common.load_translator(found), base / str(version))
+    return base / str(choose_version(base, _VERSION.value, kind))
 
 
-def _numbers(name: str) -> tuple[int, ...]:
-    """Returns the value of a flag that lists numbers."""
+def _xla_lengths() -> tuple[int, ...]:
     try:
-        return tuple(int(each) for each in flags.FLAGS[name].value or [])
+        return tuple(int(each) for each in _XLA_LENGTHS.value or [])
     except ValueError as error:
-        raise InputError(f"--{name} must be numbers separated by commas, such as 1,8,64") from error
+        raise InputError("--xla_lengths must be numbers separated by commas, such as 16,32") from (
+            error
+        )

@@ -61,13 +61,6 @@ _POSITIONS = flags.DEFINE_enum(
     "Positional encodings: as_stored is what the folder's own software computes; marian is what "
     "Marian trained the model with, from which transformers and ctranslate2 differ a little.",
 )
-_SOURCE_EOS = flags.DEFINE_enum(
-    "source_eos",
-    "auto",
-    ["auto", "true", "false"],
-    "Whether EOS follows the source; auto as in the toolkit.",
-)
-
 
 # The formats that read a flag; for others it would change nothing.
 _READ_BY = {
@@ -98,9 +91,6 @@ def main(arguments: list[str]) -> None:
             )
     given = ImportOptions(vocabularies, spms, _NUM_HEADS.value, _POSITIONS.value)
     model = read_model(path, format_name, given)
-    if _SOURCE_EOS.value != "auto":
-        reads = _SOURCE_EOS.value == "true"
-        model = dataclasses.replace(model, options={**model.options, "source_eos": reads})
     run = import_run(model, run_dir, origin_of(_MODEL.value, path, format_name))
     _summarize(model, format_name)
     print(f"The run is in {run.path}: translate, evaluate or export it.")

@@ -8,8 +8,6 @@ import itertools
 import pathlib
 from typing import Any
 
-from absl import flags
-
 from keras_transformer.commands import command_flags, common
 from keras_transformer.config import DataConfig
 from keras_transformer.errors import InputError
@@ -18,20 +16,11 @@ from keras_transformer.files import iterate_lines
 _OUTPUT = command_flags.define_path(
     "output", None, "File to write, for --vocabulary of keras-transformer train.", required=True
 )
-_NORMALIZATION = flags.DEFINE_enum(
-    "normalization",
-    "nfc",
-    ["nfc", "nfkc", "identity"],
-    "Unicode normalization: nfc composes letters and marks, nfkc also replaces full-width and "
-    "other compatible characters, identity changes nothing.",
-)
-_MAX_SENTENCES = flags.DEFINE_integer(
-    "max_sentences", None, "Learn from a random sample of this many lines.", lower_bound=1
-)
 # Flags of train, and the arguments of `learn_vocabulary` that they set.
 _OPTIONS = {
     "vocabulary_size": "size",
     "vocabulary_kind": "kind",
+    "vocabulary_normalization": "normalization",
     "character_coverage": "character_coverage",
     "byte_fallback": "byte_fallback",
 }
@@ -50,11 +39,7 @@ def main(arguments: list[str]) -> None:
 
     given = command_flags.given_flags(DataConfig)
     options: dict[str, Any] = {_OPTIONS[name]: value for name, value in given.items()}
-    vocabulary = learn_vocabulary(
-        itertools.chain.from_iterable(map(iterate_lines, arguments)),
-        normalization=_NORMALIZATION.value,  # type: ignore[arg-type]  # one of its choices
-        max_sentences=_MAX_SENTENCES.value,
-        **options,
-    )
+    lines = itertools.chain.from_iterable(map(iterate_lines, arguments))
+    vocabulary = learn_vocabulary(lines, **options)
     vocabulary.save(output)
     print(f"Wrote {vocabulary.size:,} tokens to {output}.")

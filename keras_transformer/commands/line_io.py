@@ -14,17 +14,13 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TextIO, TypeAlias
 
-from absl import flags
-
 from keras_transformer.client import ServingError
-from keras_transformer.commands import command_flags
 from keras_transformer.commands.part_file import Progress, Step, open_part
+from keras_transformer.config import JsonConfig, option
 from keras_transformer.errors import InputError
 from keras_transformer.files import iterate_lines, local_path, replace_control_characters
 from keras_transformer.paragraphs import SplitParagraphs
 from keras_transformer.results import DetailedTranslation, Translation
-
-flags.disclaim_key_flags()  # these are flags of the command that defines them through here
 
 Postprocess: TypeAlias = Callable[[Sequence[str], Sequence[str]], list[str]]
 
@@ -33,69 +29,70 @@ _LINES_PER_STEP = 1_000  # of a job with --output, which loses the last step whe
 _PAUSE_S = 0.05  # a program that writes nothing for so long waits for an answer
 _READ_BYTES = 1 << 16
 _PROMPT = "> "
-_SWITCHES = {
-    "scores": "Write line number, score and translation, tab-separated, as is always done for "
-    "n-best lists.",
-    "alignments": "Write after each best translation, or reference, a tab and its word alignment: "
-    "pairs of source and target word, numbered from 0 in the lines as they are read and written, "
-    "by the model's attention.",
-    "details": "Write each translation as a line of JSON: number of its line, text, score, tokens "
-    "and the log-probability of each, word alignment, and whether source or output was cut. An "
-    "export needs the same flag.",
-    "restart": "Start anew where FILE.part of --output exists.",
-}
-_FILES = {
-    "references": "A file with a translation of each line, to be scored: writes line number, "
-    "log-probability and the log-probability of each token, tab-separated.",
-    "prefixes": "A file with the text that the translation of each line must begin with.",
-    "output": "Write to this file, not to standard output. It is complete when it appears; until "
-    "then it is FILE.part, from which the same command continues after the process was killed.",
-}
-
-
-def define_line_flags() -> dict[str, "flags.FlagHolder[Any]"]:
-    """Defines the flags of what is given with each line and what is written for it.
-
-    Returns:
-        The flags by the names of the fields of `Job`.
-    """
-    holders = [flags.DEFINE_boolean(name, False, help) for name, help in _SWITCHES.items()]
-    holders += [command_flags.define_path(name, None, help) for name, help in _FILES.items()]
-    language = flags.DEFINE_string(
-        "split_sentences",
-        None,
-        "The language of the input, for example en: translate each sentence of a line by itself "
-        "and join the translations.",
-    )
-    return {holder.name: holder for holder in (*holders, language)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Job:
-    """What to do with each line of an input.
+class Job(JsonConfig):
+    """What to do with each line of an input; all but the attributes named here are flags.
 
     Attributes:
         inputs: files, one after the other; none for standard input.
         search: search options for all sentences.
-        output, restart, references, prefixes, scores, alignments, details, split_sentences: as the
-            flags.
 
     Raises:
         InputError: options contradict each other, or a file of the input does not exist.
     """
 
-    inputs: Sequence[str] = ()
-    search: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    output: str | None = None
-    restart: bool = False
-    references: str | None = None
-    prefixes: str | None = None
-    scores: bool = False
-    alignments: bool = False
-    details: bool = False
-    split_sentences: str | None = None
+    inputs: tuple[str, ...] = ()
+    search: dict[str, Any] = dataclasses.field(default_factory=dict)
+    scores: bool = option(
+        False,
+        "Write line number, score and translation, tab-separated, as is always done for n-best "
+        "lists.",
+    )
+    alignments: bool = option(
+        False,
+        "Write after each best translation, or reference, a tab and its word alignment: pairs of "
+        "source and target word, numbered from 0 in the lines as they are read and written, by the "
+        "model's attention.",
+    )
+    details: bool = option(
+        False,
+        "Write each translation as a line of JSON: number of its line, text, score, tokens and the "
+        "log-probability of each, word alignment, and whether source or output was cut. An export "
+        "needs the same flag.",
+    )
+    references: str | None = option(
+        None,
+        "A file with a translation of each line, to be scored: writes line number, log-probability "
+        "and the log-probability of each token, tab-separated.",
+        is_path=True,
+    )
+    prefixes: str | None = option(
+        None,
+        "A file with the text that the translation of each line must begin with.",
+        is_path=True,
+    )
+    split_sentences: str | None = option(
+        None,
+        "The language of the input, for example en: translate each sentence of a line by itself "
+        "and join the translations.",
+    )
+    output: str | None = option(
+        None,
+        "Write to this file, not to standard output. It is complete when it appears; until then it "
+        "is FILE.part, from which the same command continues after the process was killed.",
+        is_path=True,
+    )
+    restart: bool = option(False, "Start anew where FILE.part of --output exists.")
+
+    @classmethod
+    def flag_names(cls) -> list[str]:
+        """Returns the fields that are flags."""
+        return [name for name in cls.fields_with() if name not in ("inputs", "search")]
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.references is not None and (self.search or self.prefixes is not None):
             raise InputError(
                 "--references scores given translations and cannot be combined with search "

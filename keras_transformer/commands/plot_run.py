@@ -65,8 +65,6 @@ _PUBLISHED = flags.DEFINE_enum(
 Rows = list[dict[str, float]]
 
 _HEIGHTS = {"loss": 3, "learning_rate": 1}  # relative; 2 for metrics
-_FAINT: dict[str, Any] = {"alpha": 0.45, "linewidth": 1.0}
-_STRONG: dict[str, Any] = {"linewidth": 1.8}
 
 
 def main(arguments: list[str]) -> None:
@@ -82,9 +80,7 @@ def main(arguments: list[str]) -> None:
     common.load_tensorflow()
     from keras_transformer.training.metrics import read_metrics
 
-    runs = {
-        name: read_metrics(path / "metrics.jsonl") for name, path in _by_name(arguments).items()
-    }
+    runs = {name: read_metrics(local_path(name) / "metrics.jsonl") for name in arguments}
     if not any("loss" in row for rows in runs.values() for row in rows):
         raise InputError(f"{', '.join(runs)}: no loss yet; plot a run that has trained for a while")
     for name, rows in runs.items():
@@ -97,17 +93,8 @@ def main(arguments: list[str]) -> None:
     print(f"Wrote {output}.")
 
 
-def _by_name(arguments: list[str]) -> dict[str, pathlib.Path]:
-    """Returns the runs by the shortest unique ends of their paths."""
-    paths = list(dict.fromkeys(local_path(argument).resolve() for argument in arguments))
-    for parts in range(1, 1 + max(len(path.parts) for path in paths)):
-        names = [str(pathlib.Path(*path.parts[-parts:])) for path in paths]
-        if len(set(names)) == len(names):
-            break
-    return dict(zip(names, paths, strict=True))
-
-
 def _draw(runs: Mapping[str, Rows]) -> "Figure":
+    """Draws a panel for each value: lines of a run in its color, train loss faint, dev strong."""
     from matplotlib import pyplot
 
     labels = _panel_labels(runs)
@@ -121,15 +108,28 @@ def _draw(runs: Mapping[str, Rows]) -> "Figure":
         layout="constrained",
     )
     panels = dict(zip(labels, axes[:, 0], strict=True))
-    for index, rows in enumerate(runs.values()):
-        color = f"C{index % 10}"
-        for name, panel in panels.items():
-            _add_line(panel, rows, name, color=color, **(_FAINT if name == "loss" else _STRONG))
-        _add_line(panels["loss"], rows, "val_loss", color=color, **_STRONG)
-    _format_axes(panels, labels)
-    _add_run_legend(figure, panels["loss"], runs)
+    for name, panel in panels.items():
+        panel.set_ylabel(labels[name])
+        panel.grid(color="0.9")
+        for index, (run, rows) in enumerate(runs.items()):
+            color = f"C{index % 10}"
+            if name == "loss":
+                _add_line(panel, rows, "loss", color=color, alpha=0.45, label=f"{run}, train")
+                _add_line(panel, rows, "val_loss", color=color, label=f"{run}, dev")
+            else:
+                _add_line(panel, rows, name, color=color)
+    panels["loss"].legend(frameon=False)
+    panel.set_xlabel(_X_LABELS[str(_X.value)])
     if _PUBLISHED.value is not None:
-        _add_published(panels["published"], _PUBLISHED_SYSTEMS[_PUBLISHED.value])
+        panel.set_xscale("log")
+        # In the legend, since names beside the points would overlap.
+        for marker, (name, (bleu, flops)) in zip(
+            "os^vDP*XH", _PUBLISHED_SYSTEMS[_PUBLISHED.value].items(), strict=False
+        ):
+            panels["published"].plot(flops, bleu, marker, color="0.4", label=name)
+        panels["published"].legend(
+            frameon=False, fontsize="x-small", loc="center left", bbox_to_anchor=(1, 0.5)
+        )
     return figure
 
 
@@ -145,8 +145,9 @@ def _panel_labels(runs: Mapping[str, Rows]) -> dict[str, str]:
     panels |= {name: f"dev {labels.get(name, name)}" for name in metrics}
     if _PUBLISHED.value is not None:
         panels["published"] = "published test BLEU"
-    panels["learning_rate"] = "learning rate"
-    return {name: panels[name] for name in panels if name in recorded or name == "published"}
+    if "learning_rate" in recorded:
+        panels["learning_rate"] = "learning rate"
+    return panels
 
 
 def _add_line(panel: "Axes", rows: Rows, name: str, **style: Any) -> None:
@@ -156,46 +157,3 @@ def _add_line(panel: "Axes", rows: Rows, name: str, **style: Any) -> None:
         is_dev_value = name not in ("loss", "learning_rate")
         marker = "o" if is_dev_value and len(points) <= 40 else None
         panel.plot(*zip(*points, strict=True), marker=marker, markersize=3.5, **style)
-
-
-def _add_published(panel: "Axes", systems: Mapping[str, tuple[float, float]]) -> None:
-    """Plots each system as a marker that the legend names: labels beside points would overlap."""
-    for marker, (name, (bleu, flops)) in zip("os^vDP*XH", systems.items(), strict=False):
-        panel.plot(flops, bleu, marker=marker, color="0.4", linestyle="none", label=name)
-    panel.legend(frameon=False, fontsize="x-small", loc="center left", bbox_to_anchor=(1, 0.5))
-
-
-def _format_axes(panels: Mapping[str, "Axes"], labels: Mapping[str, str]) -> None:
-    from matplotlib.ticker import EngFormatter, FuncFormatter
-
-    for name, panel in panels.items():
-        panel.set_ylabel(labels[name])
-        panel.grid(color="0.9", linewidth=0.8)
-        panel.set_axisbelow(True)
-        panel.spines[["top", "right"]].set_visible(False)
-        if name == "learning_rate":
-            panel.set_ylim(bottom=0)
-            panel.yaxis.set_major_formatter(FuncFormatter(lambda rate, _: f"{rate:.3g}"))
-    panel.set_xlabel(_X_LABELS[str(_X.value)])
-    if _PUBLISHED.value is not None:
-        panel.set_xscale("log")
-    else:
-        panel.set_xlim(left=0)
-        panel.xaxis.set_major_formatter(EngFormatter(sep=""))
-
-
-def _add_run_legend(figure: "Figure", panel: "Axes", runs: Mapping[str, Rows]) -> None:
-    """Explains the strength of lines (train or dev) and the colors (runs)."""
-    from matplotlib.lines import Line2D
-
-    handles = [Line2D([], [], color="0.3", label="train", **_FAINT)]
-    if any("val_loss" in row for rows in runs.values() for row in rows):
-        handles.append(Line2D([], [], color="0.3", label="dev", **_STRONG))
-    if len(runs) == 1:
-        figure.suptitle(*runs, fontsize="large")
-    else:
-        handles += [
-            Line2D([], [], color=f"C{index % 10}", label=name, **_STRONG)
-            for index, name in enumerate(runs)
-        ]
-    panel.legend(handles=handles, frameon=False, ncols=1 + (len(handles) > 6))

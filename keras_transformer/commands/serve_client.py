@@ -59,7 +59,7 @@ _HEADERS_FILE = command_flags.define_path(
     "A file of HTTP headers or gRPC metadata to send, one a line, as in 'authorization: Bearer "
     "TOKEN'. On the command line, other users of the machine could read them.",
 )
-_LINE_FLAGS = line_io.define_line_flags()
+command_flags.define_flags(line_io.Job, line_io.Job.flag_names())
 _STATUS = flags.DEFINE_boolean("status", False, "Only write the versions of the model.")
 
 # Flags that make no difference to the output.
@@ -79,9 +79,9 @@ for _name in _OPTIONS:
 
 def main(arguments: list[str]) -> None:
     given = command_flags.given_flags(SearchConfig)
-    values = {name: holder.value for name, holder in _LINE_FLAGS.items()}
-    job = line_io.Job(inputs=arguments, search=given, **values)
-    common.check_outputs([_LINE_FLAGS["output"]], arguments, are_jobs=True)
+    line_flags = command_flags.given_flags(line_io.Job)
+    job = line_io.Job(inputs=tuple(arguments), search=given, **line_flags)
+    common.check_outputs([flags.FLAGS["output"]], arguments, are_jobs=True)
     check_options(given)  # so that a wrong value is reported at once
     headers = {} if _HEADERS_FILE.value is None else _read_headers(_HEADERS_FILE.value)
     if _PROTOCOL.value == "grpc":

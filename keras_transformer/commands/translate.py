@@ -33,7 +33,7 @@ _SAVED_MODEL = command_flags.define_path(
 )
 _CHECKPOINT = command_flags.define_checkpoint_flag()
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 64, "Sentences translated at once.", lower_bound=1)
-_LINE_FLAGS = line_io.define_line_flags()
+command_flags.define_flags(line_io.Job, line_io.Job.flag_names())
 _REMOVE_BPE = flags.DEFINE_boolean(
     "remove_bpe",
     None,
@@ -48,9 +48,9 @@ def main(arguments: list[str]) -> None:
     if _SAVED_MODEL.value is not None and _CHECKPOINT.present:
         raise InputError("--checkpoint was chosen when the model was exported; remove it")
     given = command_flags.given_flags(SearchConfig)
-    values = {name: holder.value for name, holder in _LINE_FLAGS.items()}
-    job = line_io.Job(inputs=arguments, search=given, **values)
-    common.check_outputs([_LINE_FLAGS["output"]], arguments, are_jobs=True)
+    line_flags = command_flags.given_flags(line_io.Job)
+    job = line_io.Job(inputs=tuple(arguments), search=given, **line_flags)
+    common.check_outputs([flags.FLAGS["output"]], arguments, are_jobs=True)
     version = pathlib.Path(_SAVED_MODEL.value or "")
     card: dict[str, Any] = {}
     if _RUN_DIR.value is not None:

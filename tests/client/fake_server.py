@@ -141,19 +141,10 @@ class Model:
         return version or max(served)
 
 
-SIGNATURES = {
-    "serving_default": {"text": "DT_STRING"},
-    "translate_options": {
-        "text": "DT_STRING",
-        "length_penalty": "DT_FLOAT",
-        "max_length": "DT_INT32",
-        "seed": "DT_INT64",
-        "prefix": "DT_STRING",
-        "banned_phrases": "DT_STRING",
-    },
-    "score": {"source": "DT_STRING", "target": "DT_STRING"},
-    "attention": {"source": "DT_STRING", "target": "DT_STRING"},
-}
+_TEXT = {"text": "DT_STRING"}
+_PAIR = {"source": "DT_STRING", "target": "DT_STRING"}
+_OPTIONS = {"length_penalty": "DT_FLOAT", "max_length": "DT_INT32", "seed": "DT_INT64",
+            "prefix": "DT_STRING", "banned_phrases": "DT_STRING"}  # fmt: skip
 
 
 def upper_case_model() -> Model:
@@ -181,7 +172,8 @@ def upper_case_model() -> Model:
             "scores": [[-float(len(text))] for text in inputs["text"]],
         }
 
-    return Model(SIGNATURES, predict)
+    options = {"serving_default": _TEXT, "translate_options": _TEXT | _OPTIONS}
+    return Model(options | {"score": _PAIR, "attention": _PAIR}, predict)
 
 
 @contextlib.contextmanager
@@ -225,15 +217,6 @@ def serve_grpc(
 def serve_rest(model: Model, port: int = 0, tls: Any = None) -> Iterator[str]:
     """Serves a model over REST while the context lasts, see `serve_grpc`."""
     handler = type("Handler", (_RestHandler,), {"model": model})
-    with serve_http(handler, port, tls) as address:
-        yield address
-
-
-@contextlib.contextmanager
-def serve_http(
-    handler: type[http.server.BaseHTTPRequestHandler], port: int = 0, tls: Any = None
-) -> Iterator[str]:
-    """Runs a server of HTTP while the context lasts; gives the address."""
     server = http.server.ThreadingHTTPServer(("127.0.0.1", port), handler)
     server.handle_error = lambda *_: None  # clients that leave or fail the handshake
     if tls is not None:
@@ -336,18 +319,10 @@ class _RestHandler(http.server.BaseHTTPRequestHandler):
             if found is None:
                 message = f"Malformed request: {self.command} {self.path}"
                 raise FaultError("INVALID_ARGUMENT", message)
-            name, version, label, action = found.groups()
-            which = (
-                urllib.parse.unquote(name),
-                int(version) if version else None,
-                urllib.parse.unquote(label or ""),
-            )
-            answer = {
-                "predict": self._predict,
-                "/metadata": self._metadata,
-                None: self._status,
-            }[action](which, body)
-            self._send(200, json.dumps(answer).encode())
+            name, version, label = (urllib.parse.unquote(each or "") for each in found.groups()[:3])
+            actions = {"predict": self._predict, "/metadata": self._metadata, None: self._status}
+            which = (name, int(version) if version else None, label)
+            self._send(200, json.dumps(actions[found[4]](which, body)).encode())
         except FaultError as fault:
             # Escaped as C does it: \' is no JSON.
             message = fault.message.replace("\\", "\\\\").replace('"', '\\"').replace("'", "\\'")
@@ -367,9 +342,7 @@ class _RestHandler(http.server.BaseHTTPRequestHandler):
         inputs = {}
         for name, dtype in self.model.inputs_of(*which, signature).items():
             if name not in request["inputs"]:
-                raise FaultError(
-                    "INVALID_ARGUMENT", f"Missing named input: {name} in 'inputs' object."
-                )
+                raise FaultError("INVALID_ARGUMENT", f"Missing named input: {name} in 'inputs'.")
             kind = {"DT_STRING": str, "DT_FLOAT": float | int}.get(dtype, int)
             inputs[name] = request["inputs"][name]
             for value in inputs[name]:

@@ -13,79 +13,85 @@ from keras_transformer import config, host
 from keras_transformer.config import ModelConfig, TrainingConfig
 
 _SCRIPTS = pathlib.Path(__file__).resolve().parents[2] / "scripts"
-_SMALL = ["--presets=tiny", "--rounds=1", "--round_seconds=0", "--threads=1"]
 
 
 @pytest.fixture
-def log(tmp_path):
-    """Gives the flag that writes a log, and a function that reads its rows."""
-    path = tmp_path / "log.json"
+def measure(call, tmp_path):
+    """Runs one of the benchmarks in this process and gives the rows of its log by name."""
 
-    def read(result):
+    def measure(*arguments):
+        small = ("--rounds=1", "--threads=1", f"--json={tmp_path}/log.json")
+        result = call("benchmark.py", *arguments, *small)
         assert result.code == 0, result.err
-        content = json.loads(path.read_text())
+        content = json.loads((tmp_path / "log.json").read_text())
         assert "cores of" in content["machine"] and "keras" in content["versions"]
         return content["rows"]
 
-    return f"--json={path}", read
+    return measure
 
 
 @pytest.mark.slow
-def test_train_has_a_row_per_installed_engine(run, log):
-    flag, read = log
-    small = [*_SMALL, "--device=cpu", "--precisions=float32", "--vocabulary_size=50", "--batch=2x4"]
-    rows = read(run("benchmark.py", "train", *small, flag))
-    rivals = ["pytorch", "pytorch_kept", "pytorch_compiled"]
-    rivals = rivals if importlib.util.find_spec("torch") else []
-    assert list(rows) == [f"{engine}/tiny/float32/2x4" for engine in ["ours", *rivals]]
+def test_train_has_a_row_per_installed_engine(measure, monkeypatch):
+    from benchmarks import training
+
+    monkeypatch.setattr(training, "_PYTORCH", ("pytorch",))  # torch.compile takes minutes
+    monkeypatch.setattr(training, "_MIN_STEPS", 1)
+    small = ("--presets=tiny", "--precisions=float32", "--vocabulary_size=50", "--batch=2x4")
+    rows = measure("train", *small, "--device=cpu", "--round_seconds=0")
+    engines = ["ours", "pytorch"] if importlib.util.find_spec("torch") else ["ours"]
+    assert list(rows) == [f"{engine}/tiny/float32/2x4" for engine in engines]
     for row in rows.values():
         assert (row["device"], row["compiled"]) == ("cpu", 0)
         assert row["tokens_per_second"] == pytest.approx(8 / row["seconds_per_step"], rel=0.01)
 
 
 @pytest.mark.slow
-def test_decode_has_rows_per_installed_engine(call, log, monkeypatch):
-    flag, read = log
+def test_decode_has_rows_per_installed_engine(measure, monkeypatch):
+    from benchmarks import decoding
+
     presets = config.TransformerConfig.PRESETS
     monkeypatch.setitem(presets, "tiny", presets["tiny"] | {"num_layers": 1})
-    rows = read(
-        call("benchmark.py", "decode", *_SMALL, "--device=cpu", "--vocabulary_size=60", flag)
-    )
+    monkeypatch.setitem(decoding._FORCED, "tiny", (60, 5, 4))  # tokens, length, batch
+    rows = measure("decode", "--presets=tiny", "--device=cpu", "--round_seconds=0")
     engines = ["ours", "ours_xla", "ours_default"]
     if importlib.util.find_spec("ctranslate2"):
         engines += ["ctranslate2", "ctranslate2_int8"]
     assert list(rows) == [
-        f"{engine}/1x1/tiny/20-forced/{batch}" for engine in engines for batch in (64, 1)
+        f"{engine}/1x1/tiny/5-forced/{batch}" for engine in engines for batch in (4, 1)
     ]
     for row in rows.values():
         assert 0 < row["latency_p50_ms"] <= row["latency_p99_ms"]
-        ours = ("ours", "ours_xla")
-        if row["engine"] in ours and len(engines) > 4:  # but for ties of sums
+        if row["engine"] in ("ours", "ours_xla") and len(engines) > 4:  # but for ties of sums
             assert row["equal"] >= 0.9 * row["compared"] > 0
 
 
-def test_plan_has_every_pair_once_and_its_log_is_one_of_the_results(call, log):
-    flag, read = log
-    rows = read(call("benchmark.py", "plan", "--pairs=30000", "--whole_epoch", flag))
-    *plans, resumed, whole = rows.values()
+def test_plan_has_every_pair_once_and_its_log_is_one_of_the_results(measure, tmp_path):
+    *plans, resumed, whole = measure("plan", "--pairs=30000", "--whole_epoch").values()
     assert [row["action"] for row in plans] == ["plan in 8 shapes", "plan in 96 shapes"]
     assert plans[0]["shapes"] <= 8 < plans[1]["shapes"] <= 96
     assert plans[0]["real_share"] < plans[1]["real_share"] < 1
     assert resumed["seconds"] > 0 and whole["pairs_not_seen_once"] == 0
     results = runpy.run_path(str(_SCRIPTS / "results.py"))
-    path = pathlib.Path(flag.partition("=")[2])
-    figure = results["value_in_log"](path.parent, path.name, "rows.plan-in-8-shapes.real_share")
+    figure = results["value_in_log"](tmp_path, "log.json", "rows.plan-in-8-shapes.real_share")
     assert figure == plans[0]["real_share"]
 
 
 @pytest.mark.slow
-def test_layers_measure_table_1(call, log):
-    flag, read = log
-    sizes = ("--lengths=16,32", "--model_dim=8", "--window=5", "--rounds=1")
-    rows = read(call("benchmark.py", "layers", *sizes, flag))
-    summary = [row for row in rows.values() if "paper_path" in row]
-    assert [row["path"] for row in summary] == [row["paper_path"] for row in summary]
-    assert len(summary) == 8 and "restricted/32" in rows
+def test_layers_measure_table_1(measure, monkeypatch):
+    from benchmarks import layers
+
+    for name, kind in layers.LAYER_TYPES.items():
+        assert layers.longest_path(name, 33, 4, 9) == kind.path(33, 9), name
+    # Each layer and length takes a process.
+    attention = {"self-attention": layers.LAYER_TYPES["self-attention"]}
+    monkeypatch.setattr(layers, "LAYER_TYPES", attention)
+    monkeypatch.setattr(layers, "SEQUENTIAL_LENGTHS", (16, 32))
+    rows = measure("layers", "--lengths=16,32", "--model_dim=8", "--window=5")
+    operations = [rows[f"self-attention/{n}"]["operations"] for n in (16, 32)]
+    assert operations == [2 * 16**2 * 8, 2 * 32**2 * 8]
+    (summary,) = (row for row in rows.values() if "paper_path" in row)
+    assert summary["operations_exponent"] == pytest.approx(2)
+    assert summary["path"] == summary["paper_path"] == 1
 
 
 @pytest.mark.parametrize(

@@ -68,11 +68,6 @@ def test_wide_beams_have_smaller_batches_and_progress_is_shown(evaluate, monkeyp
     ("arguments", "parts"),
     [
         (["--source={}/dev.en", "--target={}/test.xx"], ["dev.en has 10", "test.xx has 12"]),
-        (
-            ["--source={}/dev.en", "--target={}/dev.xx", "--split=test"],
-            ["--split is of the run's own text", "--source"],
-        ),
-        (["--split=dev"], ["split must be one of train, validation, test, got 'dev'"]),
         (["--output={}/test.xx"], ["test.xx is read and would be replaced"]),  # of the run
         (["--each={}/run/config.json"], ["config.json is read and would be replaced"]),
         (["--output=a", "--each=a"], ["--output and --each are one file; give another path"]),

@@ -38,20 +38,17 @@ def test_export_writes_version_and_model_card(call, run_dir, texts, tmp_path):
 def test_invalid_flags_write_nothing(call, run_dir, tmp_path, refused):
     (tmp_path / "4").mkdir()
     export = ("export.py", f"--run_dir={run_dir}", f"--export_dir={tmp_path}")
-    refused(
-        call(*export, "--model_version=4"),
-        f"{tmp_path}/4 already exists; choose another",
-    )
-    refused(call(*export, "--model_version=0"), "must be a positive number, got 0")
-    refused(call(*export, "--name=a/b"), "the model's name 'a/b' must consist of letters")
-    refused(call(*export, "--warm_up_file=absent"), "absent does not exist")
-    refused(call(*export, "--quantization=int8"), "--quantization cannot be combined with --format")
-    refused(call(*export, "--xla_lengths=8"), "--xla_lengths cannot be combined with --noxla")
-    ctranslate2 = (*export, "--format=ctranslate2")
-    refused(call(*ctranslate2, "--check_timeout=9"), "--check_timeout cannot be combined with")
-    refused(call(*ctranslate2, "--beam_size=1"), "--beam_size cannot be combined with")
-    transformers = (*export, "--format=transformers")
-    refused(call(*transformers, "--quantization=int8"), "--quantization cannot be combined with")
+    for flags, message in (
+        (["--model_version=4"], f"{tmp_path}/4 already exists; choose another"),
+        (["--model_version=0"], "must be a positive number, got 0"),
+        (["--name=a/b"], "the model's name 'a/b' must consist of letters"),
+        (["--warm_up_file=absent"], "absent does not exist"),
+        (["--quantization=int8"], "--quantization cannot be combined with --format"),
+        (["--xla_lengths=8"], "--xla_lengths cannot be combined with --noxla"),
+        (["--format=ctranslate2", "--beam_size=1"], "--beam_size cannot be combined with"),
+        (["--format=transformers", "--quantization=int8"], "--quantization cannot be combined"),
+    ):
+        refused(call(*export, *flags), message)
     assert _names(tmp_path) == ["4"]
 
 

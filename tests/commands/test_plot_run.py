@@ -1,7 +1,6 @@
 """scripts/plot_run.py."""
 
 import json
-import struct
 import sys
 
 import pytest
@@ -48,8 +47,10 @@ def curves(panel):
 
 
 def test_loss_metric_and_learning_rate_against_steps(call, make_run, figure, tmp_path):
-    output = tmp_path / "plot.png"
-    result = call("plot_run.py", make_run("mine"), f"--output={output}")
+    output, run = tmp_path / "plot.png", make_run("mine")
+    with (run / "metrics.jsonl").open("a") as file:  # a run that is being written
+        file.write('{"step": 500, "loss": null}\n{"step": 600, "lo')
+    result = call("plot_run.py", run, f"--output={output}")
     assert result == (0, f"Wrote {output}.\n", "")
     loss, bleu, rate = figure().axes
     assert [panel.get_ylabel() for panel in (loss, bleu, rate)] == [
@@ -57,43 +58,24 @@ def test_loss_metric_and_learning_rate_against_steps(call, make_run, figure, tmp
     ]  # fmt: skip
     assert rate.get_xlabel() == "step"
     train, dev = curves(loss)
-    assert train == [(100, 5.0), (200, 2.5), (300, pytest.approx(5 / 3)), (400, 1.25)]
+    assert train[:4] == [(100, 5.0), (200, 2.5), (300, pytest.approx(5 / 3)), (400, 1.25)]
+    assert [step for step, _ in train[4:]] == [500]
     assert dev == [(200, 3.0), (400, 1.5)]
     assert curves(bleu) == [[(200, 20.0), (400, 40.0)]]
     assert curves(rate)[0][0] == (100, 1e-4)
-    header = output.read_bytes()[:24]
-    assert header.startswith(b"\x89PNG")
-    assert min(struct.unpack(">II", header[16:])) > 500
+    assert output.read_bytes().startswith(b"\x89PNG")
 
 
 def test_published_systems_have_their_own_panel(call, make_run, figure, tmp_path):
     output = f"--output={tmp_path}/plot.png"
     runs = [make_run("a"), make_run("b")]
-    assert call("plot_run.py", *runs, "--x=flops", output).code == 0
-    _, bleu, rate = figure().axes
-    assert curves(bleu) == [[(6e12, 20.0), (12e12, 40.0)]] * 2
-    assert rate.get_xlabel().startswith("training FLOPs")
     assert call("plot_run.py", *runs, "--x=flops", "--published=wmt14_en_de", output).code == 0
     _, bleu, published, rate = figure().axes
-    assert rate.get_xscale() == "log"
+    assert (rate.get_xscale(), rate.get_xlabel()[:14]) == ("log", "training FLOPs")
     assert curves(bleu) == [[(6e12, 20.0), (12e12, 40.0)]] * 2
-    points = {
-        line.get_label(): curve
-        for line, curve in zip(published.lines, curves(published), strict=True)
-    }
-    assert points["Transformer base"] == [(3.3e18, 27.3)]
-    assert points["GNMT + RL ensemble"] == [(1.8e20, 26.3)]
-    shown = [text.get_text() for text in published.get_legend().get_texts()]
-    assert shown == list(points)  # a legend, where names beside the points would overlap
-    assert not published.texts
-
-
-def test_run_that_is_being_written_is_plotted(call, make_run, figure, tmp_path):
-    run = make_run("a")
-    with (run / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 500, "loss": null}\n{"step": 600, "lo')
-    assert call("plot_run.py", run, f"--output={tmp_path}/p.png").code == 0
-    assert [step for step, _ in curves(figure().axes[0])[0]] == [100, 200, 300, 400, 500]
+    points = {line.get_label(): line.get_xydata().tolist() for line in published.lines}
+    assert points["Transformer base"] == [[3.3e18, 27.3]]
+    assert points["GNMT + RL ensemble"] == [[1.8e20, 26.3]]
 
 
 def test_missing_matplotlib_is_one_clear_line(call, make_run, monkeypatch, refused):

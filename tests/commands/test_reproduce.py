@@ -179,14 +179,3 @@ def test_row_is_reproduced_on_short_commands(call, monkeypatch, tmp_path):
     assert reproduce(call, "scan-simple-lstm", tmp_path, *steps) >= 90
     curve = tmp_path / "runs" / "scan-simple-lstm-1" / "curve.png"
     assert curve.read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.slow
-def test_row_is_reproduced_on_scan(call, monkeypatch, tmp_path):
-    if "REPRODUCE_DATA" not in os.environ:
-        pytest.skip("needs the files of SCAN in the folder that REPRODUCE_DATA names")
-    pytest.importorskip("matplotlib", reason="needs matplotlib")
-    monkeypatch.chdir(tmp_path)
-    published = 99.8  # Lake and Baroni 2018, experiment 1
-    path = pathlib.Path(os.environ["REPRODUCE_DATA"]).resolve()
-    assert reproduce(call, "scan-simple-lstm", path) >= published

@@ -100,11 +100,9 @@ def test_start_from_finds_run_and_checkpoint(origin, tmp_path):
 
 def test_resumed_random_run_cannot_freeze(call, origin, texts, tmp_path, refused):
     run = RunDirectory(tmp_path / "run")  # killed before its first checkpoint
-    files = {
-        f"train_{side}": f"{texts}/train.{end}"
-        for side, end in (("source", "en"), ("target", "xx"))
-    }
-    data = DataConfig(**files, vocabulary_kind="word")
+    data = DataConfig(
+        train_source=f"{texts}/train.en", train_target=f"{texts}/train.xx", vocabulary_kind="word"
+    )
     vocabulary = origin.vocabularies()[0]
     run.write(origin.configs()._replace(data=data), vocabulary, vocabulary)
     result = call("train.py", f"--run_dir={run.path}", "--freeze=encoder")
@@ -146,8 +144,3 @@ def test_printed_flags_make_the_same_run(call, origin, tmp_path, options):
     flags = [f"--flagfile={tmp_path}/file", f"--run_dir={tmp_path}/other", "--print_flags"]
     assert call("train.py", *flags) == printed
     assert not (tmp_path / "new").exists()
-
-
-def test_flags_of_a_run_are_printed(call, origin):
-    printed = call("train.py", f"--run_dir={origin.path}", "--print_flags")
-    assert {"--activation=swish", "--train_source=gone"} <= set(printed.out.splitlines())
