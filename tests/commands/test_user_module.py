@@ -8,12 +8,6 @@ import pytest
 TOY = pathlib.Path(__file__).parents[1] / "models" / "toy_architecture.py"
 
 
-def test_user_architecture_has_flags(run):
-    result = run("train.py", f"--user_module={TOY}", "--help")
-    assert "--[no]reverse_source" in result.out
-    assert "reverse_source" not in run("train.py", "--help").out
-
-
 @pytest.mark.parametrize("module", ["nowhere.py", "nowhere_at_all", "nowhere.at_all"])
 def test_missing_user_module_is_named(call, refused, monkeypatch, module):
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -33,20 +27,17 @@ def test_file_with_the_name_of_a_standard_module_is_loaded(call, refused, tmp_pa
     assert (result.code, result.err) == (1, "mine, True\n")
 
 
-def test_foreign_settings_are_rejected(run, refused, tmp_path):
-    own = (f"--user_module={TOY}", "--architecture=toy", "--task=translation")
-    refused(
-        run("train.py", f"--run_dir={tmp_path}/run", *own, "--num_steps=3"),
-        "--num_steps is a setting of architecture universal, and this run's is toy; remove it",
-    )
-
-
 @pytest.mark.slow
 def test_user_architecture_trains_and_translates(run, refused, train_flags, tmp_path):
     own = f"--user_module={TOY}"
+    assert "--[no]reverse_source" in run("train.py", own, "--help").out
     not_of_it = ("--preset", "--num_", "--feed_forward")
     flags = [flag for flag in train_flags if not flag.startswith(not_of_it)]
     flags += ["--architecture=toy", f"--run_dir={tmp_path}/run", "--train_steps=2"]
+    refused(
+        run("train.py", own, *flags, "--num_steps=3"),
+        "--num_steps is a setting of architecture universal, and this run's is toy; remove it",
+    )
     result = run("train.py", own, *flags)
     assert result.code == 0, result.err
     (tmp_path / "text").write_text("ein\n")
