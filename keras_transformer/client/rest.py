@@ -28,8 +28,6 @@ _CODES = {
     503: "UNAVAILABLE",
     504: "DEADLINE_EXCEEDED",
 }
-# Proxies answer with these too, without the server's JSON.
-_CODES_OF_PROXIES = (401, 403, 413, 429, 500, 502, 503, 504)
 _CONNECT_TIMEOUT_S = 5.0
 _MAX_IDLE = 64  # connections that are kept open
 
@@ -169,7 +167,8 @@ def _parse(status: int, content: bytes) -> dict[str, Any]:
         answer = {}
     if status == 200 and answer:
         return answer
-    if "error" in answer or status in _CODES_OF_PROXIES:
+    # Proxies answer with most of these too, without the server's JSON.
+    if "error" in answer or status in _CODES.keys() - {400, 404}:
         details = str(answer.get("error", f"HTTP status {status}"))
         raise RequestError(_CODES.get(status, "UNKNOWN"), details)
     raise RequestError("UNIMPLEMENTED", f"HTTP status {status} without a JSON object")

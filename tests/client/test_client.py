@@ -329,9 +329,9 @@ def test_pauses_double_within_the_timeout(serve, model):
     model.faults = [FaultError("UNAVAILABLE", "busy")] * 99
     start = time.monotonic()
     error = refusal(serve(retries=99, timeout_s=1.0).translate, ["a"])
-    assert time.monotonic() - start < 1.0
+    assert time.monotonic() - start < 2.0
     assert 2 <= len(model.requests) <= 4
-    assert re.search(r"busy; tried for 0\.\d s\. Is it running", str(error))
+    assert re.search(r"busy; tried for [01]\.\d s\. Is it running", str(error))
 
 
 def test_slow_server_exceeds_the_deadline(serve, model):
