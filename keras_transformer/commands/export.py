@@ -8,7 +8,7 @@ keras-transformer export --run_dir=runs/numbers --export_dir=exports/hf --format
 
 import pathlib
 import tempfile
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from absl import flags
 
@@ -173,7 +173,7 @@ def _export_transformers(found: "Found") -> pathlib.Path:
     return export_transformers(*common.load_translator(found), path)
 
 
-def _version_folder(kind: str) -> pathlib.Path:
+def _version_folder(kind: Literal["CTranslate2", "transformers"]) -> pathlib.Path:
     base = pathlib.Path(_EXPORT_DIR.value)
     return base / str(choose_version(base, _VERSION.value, kind))
 
