@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # From a fresh machine to a model that translates: installs, trains on number names (numbers
-# written out in words, English to German), evaluates, exports, asks the exported SavedModel.
+# written out in words, English to German), evaluates, exports, translates with the export.
 # Usage: bash scripts/quickstart.sh [folder]; the folder must be new. Default: runs/quickstart here.
 # Fails if the test numbers are translated badly, or if it takes ten minutes after the installation.
 set -euo pipefail
@@ -37,7 +37,7 @@ cat "$folder/checkpoint_metrics.json"
 step "4/5 Exporting a SavedModel"
 "$python" scripts/export.py --run_dir="$folder/run" --export_dir="$folder/export"
 
-step "5/5 Asking the SavedModel"
+step "5/5 Translating with the SavedModel"
 printf '%s\n' "forty-two" "two thousand and seventeen" \
   "nine hundred and ninety-nine thousand, nine hundred and ninety-eight" > "$folder/questions.en"
 "$python" scripts/translate.py --saved_model="$folder/export/1" "$folder/questions.en" \

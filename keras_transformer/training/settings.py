@@ -425,5 +425,5 @@ def _check_trains_new_tokens(data: DataConfig, training: TrainingConfig) -> None
     if data.adds_tokens and frozen:
         what = "vocabulary=extend" if data.vocabulary == EXTEND else "add_tokens"
         raise InputError(
-            f"--{frozen[0]} would keep the rows of new tokens as they start; remove it, or --{what}"
+            f"--{frozen[0]} would leave the rows of new tokens untrained; remove it, or --{what}"
         )

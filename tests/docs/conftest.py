@@ -6,7 +6,6 @@ differ by a tenth, other numbers may be any, and `...` stands for anything.
 `<!-- not compared: REASON -->` before it means that it differs.
 """
 
-import dataclasses
 import doctest
 import os
 import pathlib
@@ -14,78 +13,62 @@ import re
 import shlex
 import subprocess
 import sys
+import urllib.request
 
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "tests" / "interop"))  # has fake_hub
 _BLOCK = re.compile(r"(?:<!-- not (run|compared): [^\n]*-->\n+)?^```(\w+)\n(.*?)^```$", re.M | re.S)
-
-
-@dataclasses.dataclass(frozen=True)
-class Block:
-    """A fenced block of a page."""
-
-    language: str
-    text: str
-    is_exempt: bool  # not run, or not compared
-
-    @property
-    def lines(self) -> list[str]:
-        """The commands of a bash block, continued lines joined, without comments."""
-        joined = self.text.replace("\\\n", " ")
-        return [line for line in joined.splitlines() if line.strip() and line[0] != "#"]
-
-
-def blocks(page: pathlib.Path) -> list[Block]:
-    found = _BLOCK.findall(page.read_text(encoding="utf-8"))
-    return [Block(language, text, bool(mark)) for mark, language, text in found]
-
-
-@pytest.fixture(scope="session")
-def pages() -> dict[str, pathlib.Path]:
-    """The pages with code, by their path below the repository."""
-    folders = ("tutorials", "guides", "explanation")
-    found = [ROOT / "README.md", *(p for f in folders for p in (ROOT / "docs" / f).glob("*.md"))]
-    return {page.relative_to(ROOT).as_posix(): page for page in found}
 
 
 @pytest.fixture
 def run_page(monkeypatch, call, capsys):
     """Runs the blocks of a page in this process, which has loaded TensorFlow already.
 
-    `short` is flags for each training, and shortens evaluations too; `replace` is pairs of text and
-    what replaces it. A block whose first line is `# NAME.py` is saved under that name.
+    `short` is flags for each training, and bounds translations, which then do not end by
+    themselves; `replace` is pairs of text and what replaces it; `serve` takes the line of a
+    `docker run`. A block whose first line is `# NAME.py` is saved under that name.
     """
+    monkeypatch.setenv("PATH", f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}")
+    for name in ("TF_CONFIG", "KERAS_BACKEND"):  # what a page exports is not for later tests
+        if name in os.environ:
+            monkeypatch.setenv(name, os.environ[name])
 
-    def run_page(name: str, folder: pathlib.Path, short: str = "", replace=()) -> None:
+    def run_page(name, folder, short="", replace=(), serve=None):
         monkeypatch.chdir(folder)
         for link in ("scripts", "tests", "examples"):
             if not (folder / link).is_symlink():
                 (folder / link).symlink_to(ROOT / link)
         variables = {"__name__": "__main__"}
         output = None
-        for block in blocks(ROOT / name):
-            text = block.text
+        for mark, language, text in _BLOCK.findall((ROOT / name).read_text("utf-8")):
             for old, new in replace:
                 text = text.replace(old, new)
-            if block.language == "text":
-                if output is not None and not block.is_exempt:
-                    compare(text, output)
-                output = None
-            elif block.is_exempt:
-                output = None
-            elif block.language == "bash":
-                commands = dataclasses.replace(block, text=text).lines
-                output = "".join(run_line(line, short) for line in commands)
-            elif block.language == "python" and (file := re.match(r"# (\w+\.py)\n", text)):
+            if language == "text" and output is not None and not mark:
+                compare(text, output)
+            output = None
+            if language == "text" or mark:
+                continue
+            if language == "bash":
+                lines = text.replace("\\\n", " ").splitlines()
+                commands = [line for line in lines if line.strip() and line[0] != "#"]
+                output = "".join(run_line(line, short, serve) for line in commands)
+            elif file := re.match(r"# (\w+\.py)\n", text):
                 (folder / file[1]).write_text(text, encoding="utf-8")
-                output = None
-            elif block.language == "python":
+            else:
                 capsys.readouterr()
                 exec(compile(text, name, "exec"), variables)
                 output = capsys.readouterr().out
 
-    def run_line(line: str, short: str) -> str:
+    def run_line(line, short, serve):
+        if line.startswith("docker run "):
+            serve(line)
+            return ""
+        if request := re.fullmatch(r"curl (\S+) -d '(.*)'", line):
+            url, body = request.groups()
+            with urllib.request.urlopen(f"http://{url}", body.encode(), timeout=60) as answer:
+                return answer.read().decode()
         command, _, last = line.rpartition(" | ")
         program = re.match(r"(?:python scripts/|keras-transformer )(\w+)(?:\.py)?(.*)", last)
         if program is None or "--user_module" in line:  # registers for the whole process
@@ -93,30 +76,27 @@ def run_page(monkeypatch, call, capsys):
             done = subprocess.run(line, shell=True, capture_output=True, text=True, timeout=300)
             assert done.returncode == 0, done.stderr
             return done.stdout
-        stdin = b""
-        if command:
-            stdin = subprocess.run(command, shell=True, capture_output=True, check=True).stdout
+        stdin = subprocess.run(command, shell=True, capture_output=True, check=True).stdout
         script, arguments = program[1], shlex.split(program[2], comments=True)
-        target = None
-        for sign in "<>":
-            if sign in arguments:
-                index = arguments.index(sign)
-                path = pathlib.Path(arguments[index + 1])
-                del arguments[index : index + 2]
-                if sign == "<":
-                    stdin = path.read_bytes()
-                else:
-                    target = path
+        files = {}
+        for sign in {"<", ">"} & set(arguments):
+            index = arguments.index(sign)
+            files[sign] = pathlib.Path(arguments[index + 1])
+            del arguments[index : index + 2]
+        if "<" in files:
+            stdin = files["<"].read_bytes()
         if script == "train":
             arguments += short.split()
-        elif script == "evaluate" and short and "--answers" not in line:
-            # After few updates, no translation ends by itself.
+        elif script in ("evaluate", "export") and short and "--answers" not in line:
             arguments.append("--max_extra_length=5")
+        if script == "export" and "--format" not in line:  # generated text takes minutes
+            pathlib.Path("warm_up.en").write_text("The dog hears a big wolf.\n")
+            arguments.append("--warm_up_file=warm_up.en")
         result = call(f"{script}.py", *arguments, stdin=stdin)
         assert result.code == 0, f"{line}\n{result.err}"
-        if target is None:
+        if ">" not in files:
             return result.out
-        target.write_text(result.out, encoding="utf-8")
+        files[">"].write_text(result.out, encoding="utf-8")
         return ""
 
     return run_page
@@ -153,11 +133,3 @@ def _is_close(expected: str, found: str) -> bool:
 
 _IN_PERCENT = ("acc", "BLEU", "sacreBLEU", "chrF")
 _FIGURE = re.compile(r"\b(acc|BLEU|sacreBLEU|chrF|loss|ppl|exact match|accuracy:) +([\d.]*\d)")
-
-
-@pytest.fixture(autouse=True)
-def _keep_environment(monkeypatch):
-    """What a page exports is not for later tests."""
-    for name in ("TF_CONFIG", "KERAS_BACKEND"):
-        if name in os.environ:
-            monkeypatch.setenv(name, os.environ[name])

@@ -26,43 +26,43 @@ NUM_SENTENCES = 100
 _STATUS = pathlib.Path("/proc/self/status")
 
 
-def shapes():
+def shapes(layers, dim, inner, tokens):
     """Yields the names and shapes of the tensors."""
-    yield "model.shared.weight", (TOKENS, DIM)
-    yield "final_logits_bias", (1, TOKENS)
+    yield "model.shared.weight", (tokens, dim)
+    yield "final_logits_bias", (1, tokens)
     for side in ("encoder", "decoder"):
-        for layer in range(LAYERS):
+        for layer in range(layers):
             start = f"model.{side}.layers.{layer}"
             for attention in ("self_attn", "encoder_attn")[: 1 + (side == "decoder")]:
                 for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
-                    yield f"{start}.{attention}.{name}.weight", (DIM, DIM)
-                    yield f"{start}.{attention}.{name}.bias", (DIM,)
-                yield f"{start}.{attention}_layer_norm.weight", (DIM,)
-                yield f"{start}.{attention}_layer_norm.bias", (DIM,)
-            for name, shape in (("fc1", (INNER, DIM)), ("fc2", (DIM, INNER))):
+                    yield f"{start}.{attention}.{name}.weight", (dim, dim)
+                    yield f"{start}.{attention}.{name}.bias", (dim,)
+                yield f"{start}.{attention}_layer_norm.weight", (dim,)
+                yield f"{start}.{attention}_layer_norm.bias", (dim,)
+            for name, shape in (("fc1", (inner, dim)), ("fc2", (dim, inner))):
                 yield f"{start}.{name}.weight", shape
                 yield f"{start}.{name}.bias", shape[:1]
             for kind in ("weight", "bias"):
-                yield f"{start}.final_layer_norm.{kind}", (DIM,)
+                yield f"{start}.final_layer_norm.{kind}", (dim,)
 
 
-def write(tokenizers, folder):
-    """Writes the model and returns the bytes of its weights."""
+def write(tokenizers, folder, *, layers=LAYERS, dim=DIM, inner=INNER, tokens=TOKENS):
+    """Writes the model and returns the bytes of its weights; its tokens are never too few."""
     folder.mkdir()
     for side in ("source", "target"):
         shutil.copyfile(tokenizers / f"{side}.spm", folder / f"{side}.spm")
     ids = json.loads((tokenizers / "vocab.json").read_text())
-    ids |= {f"<more{id_}>": id_ for id_ in range(len(ids), TOKENS)}
+    ids |= {f"<more{id_}>": id_ for id_ in range(len(ids), tokens)}
     (folder / "vocab.json").write_text(json.dumps(ids))
-    sides = {"encoder": LAYERS, "decoder": LAYERS}
-    config = {"model_type": "marian", "d_model": DIM, "activation_function": "swish"}
+    sides = {"encoder": layers, "decoder": layers}
+    config = {"model_type": "marian", "d_model": dim, "activation_function": "swish"}
     config |= {f"{side}_layers": count for side, count in sides.items()}
     config |= {f"{side}_attention_heads": 8 for side in sides} | {"scale_embedding": True}
     config |= {"decoder_start_token_id": ids["<pad>"], "num_beams": 4}
     (folder / "config.json").write_text(json.dumps(config))
     generator = np.random.default_rng(1)
     tensors = {}
-    for name, shape in shapes():
+    for name, shape in shapes(layers, dim, inner, len(ids)):
         is_gain = name.endswith("norm.weight")
         tensors[name] = generator.normal(is_gain, 0.05, shape).astype("float32")
     save_file(tensors, folder / "model.safetensors")

@@ -146,11 +146,11 @@ def adding(tokens):
     [
         (
             tuning(add_tokens="<de>", lora_rank=4),
-            "--lora_rank=4 would keep the rows of new tokens as they start; remove it, or --add_to",
+            "--lora_rank=4 would leave the rows of new tokens untrained; remove it, or --add_token",
         ),
         (
             tuning(vocabulary="extend", freeze="encoder,target_embedding"),
-            "--freeze=target_embedding would keep the rows .* or --vocabulary=extend",
+            "--freeze=target_embedding would leave the rows .* or --vocabulary=extend",
         ),
         (
             tuning(vocabulary="extend", vocabulary_kind="bpe"),
