@@ -26,6 +26,8 @@ from absl import flags
 # A process for each core runs tests: further threads of OpenMP (PyTorch, CTranslate2) wait in
 # loops, which took five sixths of the processor time of the models on PyTorch.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# On a GPU this process would take all memory, and leave none to those that a test starts.
+os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
 
 # Files that take longest, by their names: begun last, one of them would keep everyone waiting.
 _LONGEST = (
